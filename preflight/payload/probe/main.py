@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 ANSWER_LIMIT = 60 << 10
-"""Bytes of JSON that one section may answer: less than a pipe holds, so it waits for nobody."""
+"""Bytes of JSON that one section may answer."""
 
 DEEPEST = 16
 """Levels of lists and objects in it: decoders give up at some depth, and with them our facts."""
@@ -50,7 +50,7 @@ def read(
         return {}
     _adopt_orphans()
     began = guard.clock.now()
-    asked = [(each, guard.spawn(_collect, each, node)) for each in wanted]
+    asked = [(each, guard.spawn(_collect, each, node, most=ANSWER_LIMIT)) for each in wanted]
     answers = {}
     for each, child in asked:
         deadline_s = float(each["deadline_s"])
@@ -76,7 +76,7 @@ def _collect(each: dict[str, Any], node: str) -> Any:
 
 def _answer(child: guard.Child, until: float, deadline_s: float) -> dict[str, Any]:
     """Listen to one child, end it and what it has started, and look at what it said."""
-    answered = child.listen(until, ANSWER_LIMIT)
+    answered = child.listen(until)
     gone = child.dismiss(kill=True)
     error = ""
     data = None
@@ -178,7 +178,6 @@ def run(
     held = _held(facts["gpus"] or [])
     facts["processes"] = processes.read(held, until, problems)
     facts["nics"] = _section("nics", nics_asked, soon, problems)
-    facts["kernel_log"] = log_asked.finish(min(until, asked_at + kernel_log.PATIENCE_S), problems)
     facts["software"] = _section("software", software_asked, soon, problems)
     facts["network"] = _section("network", network_asked, soon, problems)
     facts["gpudirect"] = _section("gpudirect", direct_asked, soon, problems)
@@ -189,6 +188,7 @@ def run(
     facts["nccl_conf"] = _section("nccl_conf", conf_asked, soon, problems)
     facts["topo_text"] = nvml.finish(drawing, min(until, guard.clock.now() + driver_s), problems)
     facts["machine"] = machine.finish(soon, problems)
+    facts["kernel_log"] = log_asked.finish(min(until, asked_at + kernel_log.PATIENCE_S), problems)
     # Last and alone: what a site adds can take time from nothing of ours.
     sections = request.get("sections") or []
     facts["extra"] = read(sections, str(request["name"]), until, problems)

@@ -238,7 +238,9 @@ def start() -> guard.Child | None:
     program = _program()
     if program is None:
         return None
-    return guard.spawn_program([program, "topo", "-m"], {**os.environ, "LC_ALL": "C"})
+    return guard.spawn_program(
+        [program, "topo", "-m"], {**os.environ, "LC_ALL": "C"}, most=MOST_BYTES
+    )
 
 
 def _program() -> str | None:
@@ -254,7 +256,7 @@ def finish(drawing: guard.Child | None, until: float, problems: list[str]) -> st
     """Return what it printed; None where it is not there, failed, or did not end in time."""
     if drawing is None:
         return None
-    ended = drawing.listen(until, limit=MOST_BYTES)
+    ended = drawing.listen(until)
     gone = drawing.dismiss(kill=not ended or len(drawing.said) > MOST_BYTES)
     text = clean_block(bytes(drawing.said), MOST_BYTES)
     if ended and gone and drawing.status == 0:
