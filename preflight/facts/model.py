@@ -114,6 +114,10 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True):
     minor: Index | None = None
     """Minor number of its device file: what schedulers number GPUs by (/dev/nvidia3)."""
 
+    def refused(self, *names: str) -> bool:
+        """Whether NVML could not tell any of these just now, be they of the GPU or its health."""
+        return self.health is not None and self.health.refused(*names)
+
 
 class GpuPair(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """What NVML says of two GPUs a < b: distance in nvidia-smi's words, and peer access."""

@@ -259,12 +259,17 @@ def view(facts: Facts, promised: Promise, share: Share) -> View:
     """Leave out what is about GPUs of others. A numbering that fits no GPU here is `unclear`."""
     if share.unclear or share.ids is None or facts.gpus is None:
         return View(facts, promised, share.unclear)
+    untold = [gpu for gpu in facts.gpus if gpu.refused("minor")]
     if any(gpu.mig_enabled for gpu in facts.gpus):
         why = f"a GPU is cut into MIG instances, which {VARIABLE} does not number as the host does"
         return View(facts, promised, why)
-    own = tuple(gpu for gpu in facts.gpus if _number(gpu) in share.ids)
-    gone = len(share.ids) - len(own)
-    if gone > _absent(facts, promised):
+    own = tuple(g for g in facts.gpus if g not in untold and _number(g) in share.ids)
+    gone, absent = len(share.ids) - len(own), _absent(facts, promised)
+    if gone == len(untold) and not absent:  # then those left are the ones that cannot be told
+        own, gone = tuple(g for g in facts.gpus if g in own or g in untold), 0
+    if (gone and untold) or any(gpu.refused("bus_id", "mig_enabled") for gpu in own):
+        return View(facts, promised, "NVML cannot tell just now which GPUs are the job's")
+    if gone > absent:
         seen = ", ".join(str(_number(gpu)) for gpu in facts.gpus) or "none"
         given = ",".join(map(str, share.ids))
         return View(facts, promised, f"{VARIABLE} is {given[:80]}, the GPUs here are {seen}")
