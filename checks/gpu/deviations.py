@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 LOOK: Final = "look for the missing GPU: lspci, Xid 79 in dmesg; power-cycle the node, recheck"
 _USUAL: Final = (4, 8, 16)
-PAIRS: Final = "pairs of GPUs"
+PAIRS: Final = "pairs of GPUs:"
 """Begins a line of the probe's problems: what NVML could not tell of two GPUs."""
 
 
@@ -171,13 +171,13 @@ def lopsided_links(gpus: Sequence[Gpu]) -> Iterator[Oddity]:
 
 def refusals(facts: Facts) -> list[str]:
     """What NVML could not tell just now of how the GPUs are joined: "GPU3: links: Timeout"."""
-    names, pairs = ("links", "mig_enabled", "bus_id"), f"{PAIRS}:"
+    names = ("links", "mig_enabled", "bus_id")
     return [
         f"GPU{gpu.index}: {error}"
         for gpu in facts.gpus or ()
         for error in (gpu.health.errors if gpu.health else ())
         if error.partition(":")[0] in names
-    ] + [line for line in facts.problems if line.startswith(pairs)]
+    ] + [line for line in facts.problems if line.startswith(PAIRS)]
 
 
 def refused_peers(facts: Facts) -> Iterator[Oddity]:

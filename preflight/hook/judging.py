@@ -267,7 +267,8 @@ def view(facts: Facts, promised: Promise, share: Share) -> View:
     gone, absent = len(share.ids) - len(own), _absent(facts, promised)
     if gone == len(untold) and not absent:  # then those left are the ones that cannot be told
         own, gone = tuple(g for g in facts.gpus if g in own or g in untold), 0
-    if (gone and untold) or any(gpu.refused("bus_id", "mig_enabled") for gpu in own):
+    blind = own and all(gpu.refused("mig_enabled") for gpu in facts.gpus)
+    if (gone and untold) or blind or any(gpu.refused("bus_id") for gpu in own):
         return View(facts, promised, "NVML cannot tell just now which GPUs are the job's")
     if gone > absent:
         seen = ", ".join(str(_number(gpu)) for gpu in facts.gpus) or "none"

@@ -54,6 +54,34 @@ def test_an_answer_of_any_length_waits_for_nobody() -> None:
     assert printed.dismiss(kill=False)
 
 
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("dmesg", "[  &.000001] Memory failure: 0x&"),
+        (
+            "journal",
+            '{"MESSAGE":"Memory failure: 0x&","SYSLOG_FACILITY":"0","__MONOTONIC_TIMESTAMP":"&"}',
+        ),
+    ],
+)
+def test_a_long_log_of_programs_is_read_whenever_its_turn_comes(
+    monkeypatch: pytest.MonkeyPatch, source: str, line: str
+) -> None:
+    """Where there is no device: what journalctl and dmesg print is nearly always long."""
+    script = f"seq 1000 9999 | sed 's/.*/{line}/'"
+    monkeypatch.setattr(kernel_log, "_PROGRAMS", {source: ("sh", "-c", script)})
+    asked = kernel_log.Asked("/nowhere", None)
+    ((_, reader),) = asked._children
+    other = guard.spawn(while_they_work, [reader.pid])
+    assert other.listen()
+    assert other.dismiss(kill=False)
+    problems: list[str] = []
+    log = asked.finish(0.0, problems)
+    assert problems == []
+    assert log is not None
+    assert (log["source"], log["seen"]) == (source, 9000)
+
+
 def test_no_more_is_read_of_a_child_than_it_may_say() -> None:
     """Nor while another one is listened to: it would take our memory."""
     endless = guard.spawn_program(["/bin/cat", "/dev/zero"], {}, most=100_000)
