@@ -105,7 +105,7 @@ def test_a_number_that_cannot_be_told_just_now_is_no_other() -> None:
 
 @pytest.mark.parametrize(("error", "gpus_that"), [("mig_enabled", 8), ("bus_id", 1)])
 def test_a_job_whose_gpus_cannot_be_told_just_now(error: str, gpus_that: int) -> None:
-    """They may be MIG instances, or the lines of the kernel's log be theirs; one ill GPU is none."""
+    """They may be MIG instances, or lines of the log be theirs. One ill GPU is no such."""
     blind = GpuHealth(errors=(f"{error}: Insufficient Memory",))
     odd = tuple(gpu(at, health=blind) if at < gpus_that else gpu(at) for at in range(8))
     assert "just now" in view(facts(gpus=odd, driver=ANSWERED), EIGHT, Share((0,))).unclear
