@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 LOOK: Final = "look for the missing GPU: lspci, Xid 79 in dmesg; power-cycle the node, recheck"
 _USUAL: Final = (4, 8, 16)
+PAIRS: Final = "pairs of GPUs:"
+"""Begins a line of the probe's problems: what NVML could not tell of two GPUs."""
 
 
 def unlisted_gpu(gpus: Sequence[Gpu]) -> str:
@@ -137,6 +139,8 @@ def torn_links(facts: Facts, promised: int | None, group: Group) -> Iterator[Odd
 
 def usual_links(gpus: Sequence[Gpu]) -> int | None:
     """The live NVLinks of most GPUs, or of those that have all of theirs; None where few tell."""
+    if any(gpu.refused("links", "mig_enabled") for gpu in gpus):
+        return None
     return _most([up_links(gpu) for gpu in gpus]) or _full(gpus)
 
 
@@ -165,8 +169,21 @@ def lopsided_links(gpus: Sequence[Gpu]) -> Iterator[Oddity]:
                 yield Oddity(sentence, RESEAT)
 
 
+def refusals(facts: Facts) -> list[str]:
+    """What NVML could not tell just now of how the GPUs are joined: "GPU3: links: Timeout"."""
+    names = ("links", "mig_enabled", "bus_id")
+    return [
+        f"GPU{gpu.index}: {error}"
+        for gpu in facts.gpus or ()
+        for error in (gpu.health.errors if gpu.health else ())
+        if error.partition(":")[0] in names
+    ] + [line for line in facts.problems if line.startswith(PAIRS)]
+
+
 def refused_peers(facts: Facts) -> Iterator[Oddity]:
     """Pairs that may not reach each other's memory while pairs joined the same way may."""
+    if any(line.startswith(PAIRS) for line in facts.problems):
+        return
     joined = {(a, b): code for a, b, code in known_codes(facts)}
     if not joined:  # how they are joined is not known: each is every other's peer
         joined = {(pair.a, pair.b): "unknown way" for pair in facts.gpu_pairs or ()}
@@ -224,7 +241,7 @@ def strange_numa(facts: Facts, group: Group) -> Iterator[Oddity]:
     if vote is None or mine is None or len(mine) != len(vote.value):
         return
     for gpu, here, there in zip(facts.gpus or (), mine, vote.value, strict=True):
-        if here != there:
+        if here is not None and here != there:
             whom = on_most(vote, group)
             sentence = f"GPU{gpu.index} is at NUMA node {here} here, at {there} {whom}"
             yield Oddity(sentence, COMPARE_BUILD, grave=False)

@@ -75,6 +75,8 @@ def reading(gpu: Gpu, name: str) -> Any:
 
 
 def _values(facts: Facts, name: str) -> Iterable[Any]:
+    if any(gpu.refused(name) for gpu in facts.gpus or ()):
+        return ()  # what the others have in common is no majority without it
     values = (reading(gpu, name) for gpu in facts.gpus or ())
     return (value for value in values if value is not None and value != "")
 
@@ -111,11 +113,6 @@ def healths(facts: Facts) -> list[tuple[Gpu, GpuHealth]]:
     return [(gpu, gpu.health) for gpu in facts.gpus or () if gpu.health is not None]
 
 
-def refused(name: str, health: GpuHealth) -> bool:
-    """Whether NVML could not tell that reading now: other than lacking, it proves nothing."""
-    return any(error.partition(":")[0] == name for error in health.errors)
-
-
 def uptime_s(facts: Facts) -> float:
     """Seconds since boot, an upper bound of how long the driver has counted; 0 if not known."""
     return max(0.0, facts.time_s - facts.boot_s) if facts.boot_s else 0.0
@@ -127,11 +124,11 @@ class Question(NamedTuple):
     what: str
     """The common name of the readings that it needs."""
     needs: tuple[str, ...]
-    """Fields of `GpuHealth` or `Gpu` of which one must be told."""
+    """Fields of `GpuHealth` or `Gpu` of which one must be told, and none be refused just now."""
     cause: str = ""
     """With it, troubles of one GPU alone join those of other checks that name the same."""
     also: tuple[str, ...] = ()
-    """Those that some boards lack: one that is refused now makes it unknown all the same."""
+    """All others that its judge reads: one that is refused just now makes it unknown, too."""
 
 
 def judge_gpus(node: Node, question: Question, troubles: Iterable[Trouble], fine: str) -> Verdict:
@@ -143,7 +140,7 @@ def judge_gpus(node: Node, question: Question, troubles: Iterable[Trouble], fine
         return not_run("no GPUs promised, none here")
     found = sorted(troubles, key=lambda trouble: not trouble.grave)
     untold = _without_reading(facts.gpus, needs) or [
-        gpu for gpu, health in healths(facts) if any(refused(name, health) for name in also)
+        gpu for gpu in facts.gpus if gpu.refused(*needs, *also)
     ]
     if found and (found[0].grave or not untold):
         return _bad(found, cause)
@@ -208,7 +205,8 @@ def _without_reading(gpus: Sequence[Gpu], needs: Sequence[str]) -> list[Gpu]:
     return [
         gpu
         for gpu in missing
-        if not _lacks(gpu, needs) or (gpu.name in telling and not gpu.mig_enabled)
+        if not _lacks(gpu, needs)
+        or ((gpu.name in telling or gpu.refused("name")) and not gpu.mig_enabled)
     ]
 
 

@@ -136,7 +136,13 @@ _LISTED: Final = 3
 def answer_troubles(facts: Facts) -> Iterator[Trouble]:
     """Readings that came back as an error: so a GPU that is falling off the bus begins."""
     for gpu, health in healths(facts):
-        errors = [error for error in health.errors if not error.endswith(SHORT_OF_MEMORY)]
+        # What is no reading of its health (how its links end) may fail on a GPU that is well.
+        errors = [
+            error
+            for error in health.errors
+            if not error.endswith(SHORT_OF_MEMORY)
+            and error.partition(":")[0] not in gpu.__struct_fields__
+        ]
         if not errors:
             continue
         listed = ", ".join(errors[:_LISTED])
@@ -183,14 +189,17 @@ def judge_driver_slow(promised: int | None, facts: Facts, limit: Thresholds) -> 
         return not_run("no GPUs promised, no NVIDIA driver that answers here")
     if not answered or driver.slowest_s is None or driver.init_s is None:
         return unknown("the driver did not answer, so nobody timed it", advice="recheck")
-    cold = any(health.persistence is False for _, health in healths(facts))
+    off = [health.persistence is False for _, health in healths(facts)]
+    untold = any(health.refused("persistence") for _, health in healths(facts))
     slow = limit("driver_slow_s")
-    what, took = _slowest(driver, cold=cold)
+    what, took = _slowest(driver, cold=any(off) or untold)
     seen = f"{what} took {took:.1f} s"
     if took > slow:
         return _late(f"{seen}, under {slow:g} s expected", took, limit)
     if driver.init_s > slow:
         opened = f"opening the driver took {driver.init_s:.1f} s: persistence mode is off"
+        if not any(off):
+            return unknown(f"{opened}, or not: some GPU could not tell just now", advice="recheck")
         return warn(f"{opened}, under {slow:g} s expected with it", advice=PERSISTENCE)
     return ok(f"{seen} at the most", seconds=took)
 

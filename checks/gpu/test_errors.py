@@ -15,7 +15,6 @@ from preflight.checks.gpu.readings import (
     healths,
     judge_gpus,
     named,
-    refused,
     uptime_s,
 )
 from preflight.core.thresholds import Thresholds
@@ -76,7 +75,7 @@ def ecc_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
 def _newer_word(health: GpuHealth) -> bool:
     """Whether the driver has a word of its own on the SRAM (R550), even if not just now."""
     told = health.sram_threshold_exceeded is not None
-    return told or refused("sram_threshold_exceeded", health)
+    return told or health.refused("sram_threshold_exceeded")
 
 
 def _corrected(number: int, hours: float, limit: Thresholds) -> str:
@@ -153,10 +152,13 @@ _UNCORRECTABLE: Final = Question(
     "count of uncorrectable ECC errors",
     ("ecc_volatile_uncorrected",),
     "memory",
-    ("sram_threshold_exceeded",),
+    ("sram_threshold_exceeded", "sram_aggregate_uncorrected", "ecc_volatile_corrected"),
 )
 _REMAPPING: Final = Question(
-    "state of row remapping or page retirement", ("remap_pending", "retired_pending"), "memory"
+    "state of row remapping or page retirement",
+    ("remap_pending", "retired_pending"),
+    "memory",
+    ("retired_pages", "repair_pending", "banks_without_spares", "remap_failed"),
 )
 _RECOVERY: Final = Question("recovery action", ("recovery_action",), "memory")
 _INFOROM: Final = Question("InfoROM check", ("inforom_valid",))

@@ -111,16 +111,20 @@ def temperature_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
 
 def margin(health: GpuHealth) -> int | None:
     """Degrees until the hardware slows down; None where neither way to know it was told."""
-    if health.margin_c is not None:
+    if health.margin_c is not None or health.refused("margin_c"):
         return health.margin_c
     if health.temperature_c is None or health.slowdown_c is None:
         return None
     return health.slowdown_c - health.temperature_c
 
 
-_MARGIN: Final = Question("temperature and slowdown threshold", ("margin_c", "slowdown_c"), "heat")
-_REASONS: Final = Question("reasons for its clocks", ("clock_reasons",), "heat")
-_POWER: Final = Question("power limit", ("power_limit_w",))
+_MARGIN: Final = Question(
+    "temperature and slowdown threshold", ("margin_c", "slowdown_c"), "heat", ("temperature_c",)
+)
+_REASONS: Final = Question(
+    "reasons for its clocks", ("clock_reasons",), "heat", ("hw_thermal_s", "hw_brake_s")
+)
+_POWER: Final = Question("power limit", ("power_limit_w",), also=("power_default_w",))
 
 
 def test_gpu_temperature(node: Node, conclude: Conclude) -> None:

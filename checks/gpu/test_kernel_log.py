@@ -21,7 +21,6 @@ from preflight.checks.gpu.driver_log import (
     slot_of,
     troubles,
 )
-from preflight.checks.gpu.readings import refused
 from preflight.checks.kernel_log import ago, elapsed_s, maybe_over, unread, whole, window
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
@@ -115,7 +114,7 @@ def _may_be_settled(one: Trouble, facts: Facts) -> bool:
     own = next((gpu for gpu in facts.gpus or () if slot_of(gpu.bus_id) == one.slot), None)
     if own is None:
         return facts.driver.state in ("answered", "error", "hung")
-    return own.health is not None and refused("recovery_action", own.health)
+    return own.refused("recovery_action")
 
 
 def _none_here() -> Verdict:

@@ -18,6 +18,7 @@ from preflight.checks.gpu.deviations import (
     lopsided_links,
     odd_cells,
     on_most,
+    refusals,
     refused_peers,
     strange_codes,
     strange_numa,
@@ -167,6 +168,8 @@ def nvlink_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[T
 
 def link_speed(facts: Facts) -> int | None:
     """The speed that most live NVLinks of a node run at, Mb/s as NVML counts."""
+    if any(gpu.refused("link_errors") for gpu in facts.gpus or ()):
+        return None
     return most(
         link.mbps for _, health in healths(facts) for link in health.link_errors or () if link.mbps
     )
@@ -193,7 +196,14 @@ def fabric_troubles(facts: Facts) -> Iterator[Trouble]:
 _WIDEST: Final = 16
 
 
-_WIDTH: Final = Question("PCIe link width", ("pcie_width",))
+_WIDTH: Final = Question(
+    "PCIe link width",
+    ("pcie_width",),
+    also=(
+        *("pcie_width_max", "pcie_gen", "pcie_gen_max", "pcie_replays", "name"),
+        *("clock_reasons", "performance_state", "utilization_pct"),
+    ),
+)
 _COUNTERS: Final = Question("NVLink counters", ("link_errors",))
 _FABRIC: Final = Question("state of the NVSwitch fabric", ("fabric_state",))
 
@@ -308,11 +318,15 @@ def judge_topology(promised: Promise, facts: Facts, group: Group) -> Verdict:
             return unknown("no GPU matrix: NVML did not answer", advice="load the driver, recheck")
         return not_run("no GPUs promised, none here")
     printed, note = read_matrix(facts)
-    codes = gpu_codes(facts)
+    codes, untold = gpu_codes(facts), refusals(facts)
     odd = oddities(promised, facts, group, codes)
-    if printed is not None and not odd:
+    if printed is not None and not odd and not untold:
         odd = list(disagreements(facts, printed, codes))
-    return conclude_oddities(odd, note=note) or _topology_ok(promised, facts, note, codes)
+    said = conclude_oddities(odd, note=note) or _topology_ok(promised, facts, note, codes)
+    if said.condemns or not untold:
+        return said
+    besides = [said.sentence] if odd else []
+    return unknown("; besides: ".join([untold[0], *besides]), advice="recheck", findings=besides)
 
 
 def oddities(promised: Promise, facts: Facts, group: Group, codes: Codes | None) -> list[Oddity]:

@@ -207,9 +207,15 @@ def _on(value: object) -> str:
 
 
 _MODEL: Final = Question("model", ("name",))
-_VERSIONS: Final = Question("firmware versions", ("vbios", "inforom", "gsp_version"))
-_MODES: Final = Question("modes", ("persistence", "compute_mode", "ecc_on", "mig_enabled"))
-_TOTAL: Final = Question("amount of memory", ("memory_total_mib",))
+_VERSIONS: Final = Question(
+    "firmware versions", ("vbios", "inforom", "gsp_version"), also=("gsp_on", "name")
+)
+_MODES: Final = Question(
+    "modes",
+    ("persistence", "compute_mode", "ecc_on", "mig_enabled"),
+    also=("ecc_pending", "mig_pending"),
+)
+_TOTAL: Final = Question("amount of memory", ("memory_total_mib",), also=("bar1_total_mib", "name"))
 
 
 def test_gpu_model(node: Node, conclude: Conclude) -> None:

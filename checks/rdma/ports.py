@@ -79,7 +79,7 @@ class Port:
     @property
     def kind(self) -> tuple[str, str]:
         """What ports must share to be each other's peers on one node."""
-        return self.layer, self.nic.board or self.nic.hca_type
+        return self.layer, self.nic.kind
 
     @property
     def of_fabric(self) -> bool:
@@ -161,7 +161,7 @@ def chip(nic: Nic) -> str:
 
     The first number of mlx5's firmware is the chip: 20 ConnectX-6, 28 ConnectX-7, 32 BlueField-3.
     """
-    return " ".join(filter(None, (nic.board or nic.hca_type, nic.firmware.partition(".")[0])))
+    return " ".join(filter(None, (nic.kind, nic.firmware.partition(".")[0])))
 
 
 def most(values: Iterable[T]) -> T | None:

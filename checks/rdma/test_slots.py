@@ -70,7 +70,7 @@ def _unlike(nic: Nic, nics: list[Nic], group: Group) -> Oddity | None:
     if mine is None or nic.pcie is None:
         return None
     vote = decided(group.majority(link_of(nic.name)))
-    alike = most(link for n in nics if n.board == nic.board and (link := _link(n)))
+    alike = most(link for n in nics if n.kind == nic.kind and (link := _link(n)))
     own = (nic.pcie.gts_max or 0.0, nic.pcie.width_max or 0)
     grave, expected, origin = True, alike, "on the other NICs of its kind"
     if vote is not None:

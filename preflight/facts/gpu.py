@@ -1,7 +1,8 @@
 """What one GPU says of its own health: each reading None where NVML would not tell it.
 
 Why it would not matters: a board without ECC is no fault, an H100 that cannot read its counters is.
-`lacks`, `denied` and `errors` name the readings (as the fields here) that came back so.
+`lacks`, `denied` and `errors` name the readings (as the fields here, `errors` also as those of
+`Gpu`) that came back so.
 """
 
 from __future__ import annotations
@@ -121,3 +122,7 @@ class GpuHealth(Struct, frozen=True, forbid_unknown_fields=True):
 
     memory_reserved_mib: Count | None = None
     bar1_total_mib: Count | None = None
+
+    def refused(self, *names: str) -> bool:
+        """Whether NVML could not tell any of these now: other than lacking, it proves nothing."""
+        return any(error.partition(":")[0] in names for error in self.errors)

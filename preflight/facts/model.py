@@ -114,6 +114,10 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True):
     minor: Index | None = None
     """Minor number of its device file: what schedulers number GPUs by (/dev/nvidia3)."""
 
+    def refused(self, *names: str) -> bool:
+        """Whether NVML could not tell any of these just now, be they of the GPU or its health."""
+        return self.health is not None and self.health.refused(*names)
+
 
 class GpuPair(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """What NVML says of two GPUs a < b: distance in nvidia-smi's words, and peer access."""
@@ -143,6 +147,11 @@ class Nic(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether its PCIe writes may overtake one another; None where only root may look."""
     pcie: PcieLink | None = None
     """Its PCIe link; None where that could not be read."""
+
+    @property
+    def kind(self) -> str:
+        """What its peers share with it; its own name, so that it has none, where nothing tells."""
+        return self.board or self.hca_type or self.name
 
 
 class NicPort(Struct, frozen=True, forbid_unknown_fields=True):

@@ -302,11 +302,14 @@ def _healed(mine: Drained, known: Known, config: HookConfig) -> bool:
     judged = known.judged
     again = bool(judged.passed) if mine.check == OWN_FAULT else mine.check in judged.passed
     bad = any(each.drains and each.condemns for each in judged.findings)
+    # The others say nothing of a GPU that cannot be opened just now: maybe it is the one.
+    untold = any(each.check == "gpu.count" for each in judged.unknown)
     return (
         known.call.occasion == "healthcheck"
         and mine.heals
         and again
         and not bad
+        and not (untold and mine.check.startswith("gpu."))
         and not judged.trouble
         and known.stood_s >= config.undrain_after_s
     )

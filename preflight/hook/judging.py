@@ -48,6 +48,9 @@ CHECK_S: Final = 1.0
 """Chosen: a judge is a pure function of facts and takes milliseconds; one that does not is ill."""
 
 OF_GPUS: Final = "gpu."
+OF_DRIVER: Final = (HUNG, SLOW)
+"""Checks of the driver of the whole node, whichever GPUs a job has."""
+
 NO_ANSWER: Final = "no answer in time"
 """What the probe says of a section that was not done when its time was up."""
 
@@ -95,7 +98,7 @@ def judge(
         check = registered.check
         if registered.subject != "node" or check.stage != "facts" or not check.within("prolog"):
             continue
-        about_gpus = check.id.startswith(OF_GPUS)
+        about_gpus = check.id.startswith(OF_GPUS) and check.id not in OF_DRIVER
         if about_gpus and view.unclear:
             found.append(_unjudged(check.id, view.unclear))
         elif time.monotonic() >= ends:
@@ -172,7 +175,7 @@ def _in_a_row(
     """
     bad = any(each.condemns for each in found.findings)
     seen = is_hung(driver) if check_id == HUNG else bad and (found.may_pass or check_id == SLOW)
-    of_gpus = check_id not in (HUNG, SLOW)
+    of_gpus = check_id not in OF_DRIVER
     told = bool(found.findings or found.passed) and (bad or not (partly and of_gpus))
     saw = {check_id: seen} if told and seen is not None else {}
     if not bad or seen is False:
@@ -256,12 +259,18 @@ def view(facts: Facts, promised: Promise, share: Share) -> View:
     """Leave out what is about GPUs of others. A numbering that fits no GPU here is `unclear`."""
     if share.unclear or share.ids is None or facts.gpus is None:
         return View(facts, promised, share.unclear)
+    untold = [gpu for gpu in facts.gpus if gpu.refused("minor")]
     if any(gpu.mig_enabled for gpu in facts.gpus):
         why = f"a GPU is cut into MIG instances, which {VARIABLE} does not number as the host does"
         return View(facts, promised, why)
-    own = tuple(gpu for gpu in facts.gpus if _number(gpu) in share.ids)
-    gone = len(share.ids) - len(own)
-    if gone > _absent(facts, promised):
+    own = tuple(g for g in facts.gpus if g not in untold and _number(g) in share.ids)
+    gone, absent = len(share.ids) - len(own), _absent(facts, promised)
+    if gone == len(untold) and not absent:  # then those left are the ones that cannot be told
+        own, gone = tuple(g for g in facts.gpus if g in own or g in untold), 0
+    blind = own and all(gpu.refused("mig_enabled") for gpu in facts.gpus)
+    if (gone and untold) or blind or any(gpu.refused("bus_id") for gpu in own):
+        return View(facts, promised, "NVML cannot tell just now which GPUs are the job's")
+    if gone > absent:
         seen = ", ".join(str(_number(gpu)) for gpu in facts.gpus) or "none"
         given = ",".join(map(str, share.ids))
         return View(facts, promised, f"{VARIABLE} is {given[:80]}, the GPUs here are {seen}")

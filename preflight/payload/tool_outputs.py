@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 from probe import guard
 from probe.redact import setting
@@ -70,23 +69,19 @@ def run(
     began = time.monotonic()
     until = began + float(request["deadline_s"]) - MARGIN_S
     environ = {**os.environ, "LC_ALL": "C"}
-    started = {name: _start(words, environ) for name, words in _COMMANDS.items()}
-    # At once: what prints more than a pipe holds must not wait for one that hangs.
-    with ThreadPoolExecutor(len(started)) as readers:
-        reading = {
-            name: readers.submit(_finish, name, child, began, until)
-            for name, child in started.items()
-        }
-    outputs = {name: each.result() for name, each in reading.items()}
+    started = {name: _start(name, environ) for name in _COMMANDS}
+    outputs = {name: _finish(name, child, began, until) for name, child in started.items()}
     del outputs[_DMESG if outputs[_JOURNAL]["text"] else _JOURNAL]  # two readers of one log
     emit({"outputs": [*outputs.values(), _environment()]})
 
 
-def _start(words: list[str], environ: dict[str, str]) -> guard.Child | None:
+def _start(name: str, environ: dict[str, str]) -> guard.Child | None:
+    words = _COMMANDS[name]
     program = guard.program(words[0], (*environ.get("PATH", "").split(":"), *_FOLDERS))
     if program is None:
         return None
-    return guard.spawn_program([program, *words[1:]], environ, errors=True)
+    most = READ_BYTES if name in (_JOURNAL, _DMESG) else MOST_BYTES
+    return guard.spawn_program([program, *words[1:]], environ, errors=True, most=most)
 
 
 def _finish(name: str, child: guard.Child | None, began: float, until: float) -> dict[str, Any]:
@@ -95,10 +90,9 @@ def _finish(name: str, child: guard.Child | None, began: float, until: float) ->
     one.update(seconds=0.0, cut=False, error="", text="")
     if child is None:
         return dict(one, error=f"{words[0]} is not installed")
-    kernel = name in (_JOURNAL, _DMESG)
-    most = READ_BYTES if kernel else MOST_BYTES
-    ended = child.listen(until, most)
-    one["seconds"] = round(time.monotonic() - began, 3)
+    kernel, most = name in (_JOURNAL, _DMESG), child.most
+    ended = child.listen(until)
+    one["seconds"] = round(min(child.ended, time.monotonic()) - began, 3)
     gone = child.dismiss(kill=not ended or len(child.said) > most)
     said = bytes(child.said[:most])
     one["cut"] = len(child.said) > most

@@ -9,9 +9,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .nvml_calls import Nvml
-
-
 _STATES = {0: "not supported", 1: "not started", 2: "in progress", 3: "completed"}
 """nvmlGpuFabricState_t."""
 
@@ -132,34 +129,27 @@ def read_gpu_links(reader: Reader, known: list[dict[str, Any]] | None) -> None:
     """Fill `link_errors`, of the links that are up; a GPU without NVLinks lacks it."""
     links = [each["link"] for each in known or () if each["up"]]
     if links:
-        _all_at_once(reader, links)
+        reader.derive("link_errors", lambda: _all_at_once(reader, links))
     elif known:
         reader.values["link_errors"] = []
     elif known is not None:
         reader.refuse("link_errors", reader.nvml.lib.NVML_ERROR_NOT_SUPPORTED)
 
 
-def _all_at_once(reader: Reader, links: list[int]) -> None:
+def _all_at_once(reader: Reader, links: list[int]) -> list[dict[str, Any]] | None:
     """Ask for all links in one question, link by link only where that is refused."""
     asked = [(link, name, number) for link in links for name in _FIELDS for number in _FIELDS[name]]
     answers = reader.nvml.fields(reader.handle, [(number, link) for link, _, number in asked])
     found: dict[int, dict[str, Any]] = {link: {"link": link} for link in links}
-    codes = set()
     for (link, name, _), (value, code) in zip(asked, answers):  # noqa: B905 - Python 3.8
         if code is None and 0 <= value <= MOST:
             found[link][name] = max(value, found[link].get(name, 0))
-        elif code is not None:
-            codes.add(code)
     if all(len(one) == 1 for one in found.values()):
-        codes |= _one_by_one(reader, found)
-    if any(len(one) > 1 for one in found.values()):
-        reader.values["link_errors"] = list(found.values())
-    else:
-        reader.refuse("link_errors", min(codes, default=reader.nvml.lib.NVML_ERROR_NOT_SUPPORTED))
+        _one_by_one(reader, found)
+    return list(found.values()) if any(len(one) > 1 for one in found.values()) else None
 
 
-def _one_by_one(reader: Reader, found: dict[int, dict[str, Any]]) -> set[int]:
-    codes = set()
+def _one_by_one(reader: Reader, found: dict[int, dict[str, Any]]) -> None:
     for link, one in found.items():
         for name, (kind,) in _OLD_COUNTERS.items():
             value = reader.nvml.ask_by_name(
@@ -167,9 +157,6 @@ def _one_by_one(reader: Reader, found: dict[int, dict[str, Any]]) -> set[int]:
             )
             if value is not None:
                 one[name] = value
-            elif reader.nvml.refusal is not None:
-                codes.add(reader.nvml.refusal)
-    return codes
 
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
@@ -186,6 +173,7 @@ _RECOVERY = {
 """nvmlDeviceGpuRecoveryAction_t."""
 
 # nvml.h: field ids that older pynvml does not name.
+_RETIRED_SINGLE, _RETIRED_DOUBLE = 29, 30
 _MEMORY_TEMPERATURE, _SLOWDOWN_TLIMIT = 82, 194
 _RESET_STATUS, _DRAIN_STATUS, _RECOVERY_ACTION = 226, 227, 230
 _HW_THERMAL_NS, _HW_BRAKE_NS = 270, 271
@@ -195,9 +183,9 @@ _CORRUPTED_INFOROM = 14
 _PCIE_GEN = "nvmlDeviceGetCurrPcieLinkGeneration"
 
 
-def read(nvml: Nvml, handle: Any, links: list[dict[str, Any]] | None) -> dict[str, Any]:
+def read(reader: Reader, links: list[dict[str, Any]] | None) -> dict[str, Any]:
     """Return one `GpuHealth` of the document; `links` are its NVLinks, None where untold."""
-    reader = Reader(nvml, handle)
+    nvml, handle = reader.nvml, reader.handle
     _software(reader)
     _modes(reader)
     _memory_errors(reader)
@@ -264,10 +252,12 @@ def _memory_errors(reader: Reader) -> None:
     pending = "nvmlDeviceGetRetiredPagesPendingStatus"
     reader.take("retired_pending", pending, via=bool)
     reader.take("repair_pending", "nvmlDeviceGetRepairStatus", via=any)
-    reader.fields({"retired_single": (29, 1), "retired_double": (30, 1)})
-    retired = [reader.values.pop(name, None) for name in ("retired_single", "retired_double")]
-    if None not in retired:
-        reader.values["retired_pages"] = sum(retired)
+    reader.derive("retired_pages", lambda: _retired(reader))
+
+
+def _retired(reader: Reader) -> int | None:
+    told = reader.nvml.fields(reader.handle, [_RETIRED_SINGLE, _RETIRED_DOUBLE])
+    return None if any(code for _, code in told) else sum(pages for pages, _ in told)
 
 
 def _heat_and_power(reader: Reader) -> None:
@@ -283,14 +273,18 @@ def _heat_and_power(reader: Reader) -> None:
     reader.fields(
         {
             "memory_temperature_c": (_MEMORY_TEMPERATURE, 1),
-            "slowdown_at": (_SLOWDOWN_TLIMIT, 1),
             "hw_thermal_s": (_HW_THERMAL_NS, 1e-9),
             "hw_brake_s": (_HW_BRAKE_NS, 1e-9),
         }
     )
-    # T.Limit counts degrees down to the maximum of operation; the slowdown is a little below zero.
-    beyond = reader.values.pop("slowdown_at", None)
-    reader.take("margin_c", "nvmlDeviceGetMarginTemperature", via=lambda left: left - (beyond or 0))
+    reader.derive("margin_c", lambda: _margin(reader))
+
+
+def _margin(reader: Reader) -> int | None:
+    """T.Limit counts down to the maximum of operation; the slowdown is a little below zero."""
+    ((beyond, _),) = reader.nvml.fields(reader.handle, [_SLOWDOWN_TLIMIT])
+    left = reader.nvml.ask_by_name("nvmlDeviceGetMarginTemperature", reader.handle)
+    return None if left is None else int(left) - beyond
 
 
 def _watts(milliwatts: int) -> float:
@@ -310,17 +304,16 @@ def _pcie(reader: Reader, before: int) -> None:
 
 
 def _recovery(reader: Reader) -> None:
+    reader.derive("recovery_action", lambda: _action(reader))
+
+
+def _action(reader: Reader) -> str | None:
     """Ask R570's one word for it, and before that the two that it replaced."""
-    before = {"reset_required": (_RESET_STATUS, 1), "drain": (_DRAIN_STATUS, 1)}
-    reader.fields({"recovery_action": (_RECOVERY_ACTION, 1)})
-    code = reader.values.pop("recovery_action", None)
+    ((action, code),) = reader.nvml.fields(reader.handle, [_RECOVERY_ACTION])
+    if code is None:
+        return _RECOVERY.get(action, f"action {action}")
+    asked = [_RESET_STATUS, _DRAIN_STATUS]
+    (reset, code), (drain, _) = reader.nvml.fields(reader.handle, asked)
     if code is not None:
-        reader.values["recovery_action"] = _RECOVERY.get(code, f"action {code}")
-        return
-    if reader.failed("recovery_action"):
-        return
-    told = dict(zip(before, reader.nvml.fields(reader.handle, [_RESET_STATUS, _DRAIN_STATUS])))  # noqa: B905 - Python 3.8
-    if told["reset_required"][1] is None:
-        reset, drain = told["reset_required"][0], told["drain"][0]
-        action = "GPU reset" if reset else "drain and reset" if drain else "none"
-        reader.values["recovery_action"] = action
+        return None
+    return "GPU reset" if reset else "drain and reset" if drain else "none"

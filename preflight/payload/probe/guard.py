@@ -172,29 +172,39 @@ class BrokenError(Exception):
     """The child ended without an answer; the text says how."""
 
 
-class Child:
-    """One forked helper and what it has said so far."""
+MOST_BYTES = 32 << 20
+"""What one child may say: twice the largest ring buffer of kernels as they are built."""
 
-    def __init__(self, pid: int, pipe: int, calls: Calls | None = None) -> None:
+_talking: dict[int, Child] = {}
+"""Children that have not said everything, by their pipes."""
+
+
+class Child:
+    """One forked helper and what it has said so far.
+
+    Whichever child is listened to, what all of them say is read: so none waits till it is its turn,
+    and one that has done its work in time has told it in time, however much that is.
+    """
+
+    def __init__(self, pid: int, pipe: int, most: int, calls: Calls | None = None) -> None:
         self.pid = pid
         self.said = bytearray()
+        self.ended = math.inf
+        """When it had said everything, or over `most` bytes, of which no more is read."""
         self.status: int | None = None
         """Wait status, once it is gone."""
         self.waiting = Waiting(pid, calls)
-        self._pipe = pipe
+        self._pipe, self.most = pipe, most
+        _talking[pipe] = self
 
-    def listen(
-        self, until: float = math.inf, limit: int = 16 << 20, *, most_s: float = math.inf
-    ) -> bool:
+    def listen(self, until: float = math.inf, *, most_s: float = math.inf) -> bool:
         """Read on till it has said everything (True) or that time has come (False).
 
         `most_s`: or till it has waited that long itself.
         """
-        poll = select.poll()
-        poll.register(self._pipe, select.POLLIN)
-        while len(self.said) <= limit:
+        while self._pipe in _talking:
             tick_s = min(clock.left_s(until), _TICK_S)
-            if not poll.poll(tick_s * 1000):
+            if not self._hear(tick_s):
                 state = self._state()
                 if state in _STOPPED:
                     clock.skip(tick_s)
@@ -202,13 +212,28 @@ class Child:
                 self.waiting.note(state)
                 if not left_s or self.waiting.seconds >= most_s:
                     return False
-                continue
-            chunk = os.read(self._pipe, 65536)
-            if not chunk:
-                clock.now()
-                self.waiting.note("")
+        clock.now()
+        self.waiting.note("")
+        return True
+
+    def _hear(self, seconds: float) -> bool:
+        """Read what the children say till this one did (True), or that time is over (False)."""
+        ends, before = time.monotonic() + seconds, len(self.said)
+        while self._pipe in _talking:
+            poll, left_s = select.poll(), max(0.0, ends - time.monotonic())
+            for pipe in _talking:
+                poll.register(pipe, select.POLLIN)
+            heard = poll.poll(left_s * 1000)
+            for pipe, _ in heard:
+                child, chunk = _talking[pipe], os.read(pipe, 65536)
+                child.said += chunk
+                if not chunk or len(child.said) > child.most:
+                    del _talking[pipe]
+                    child.ended = time.monotonic()
+            if len(self.said) > before:
                 return True
-            self.said += chunk
+            if not (heard and left_s):
+                return False
         return True
 
     def value(self) -> Any:
@@ -225,6 +250,7 @@ class Child:
         """Stop caring, and say whether it is gone: a survivor is not waited on any longer."""
         if kill:
             children.end(self.pid)
+        _talking.pop(self._pipe, None)
         os.close(self._pipe)
         until = clock.now() + GRACE_S
         while not self._reaped():
@@ -249,10 +275,12 @@ class Child:
         return True
 
 
-def spawn(work: Callable[..., Any], *given: object, calls: Calls | None = None) -> Child:
+def spawn(
+    work: Callable[..., Any], *given: object, calls: Calls | None = None, most: int = MOST_BYTES
+) -> Child:
     """Start `work(*given)` in a child of its own; what it returns must be plain JSON.
 
-    `calls`: what the work tells when each of its calls begins.
+    `calls`: what the work tells when each of its calls begins. `most`: bytes that are read of it.
     """
 
     def run(pipe: int) -> None:
@@ -263,7 +291,7 @@ def spawn(work: Callable[..., Any], *given: object, calls: Calls | None = None) 
         with open(pipe, "wb", buffering=1 << 16) as file:
             file.write(json.dumps(answer).encode("ascii"))
 
-    return _fork(run, calls)
+    return _fork(run, most, calls)
 
 
 def answer_of(name: str, asked: Child, until: float, complain: Callable[[str], None]) -> Any:
@@ -280,7 +308,9 @@ def answer_of(name: str, asked: Child, until: float, complain: Callable[[str], N
     return None
 
 
-def spawn_program(argv: list[str], environ: Mapping[str, str], *, errors: bool = False) -> Child:
+def spawn_program(
+    argv: list[str], environ: Mapping[str, str], *, errors: bool = False, most: int = MOST_BYTES
+) -> Child:
     """Start a program whose standard output is the pipe; its standard error too with `errors`."""
 
     def run(pipe: int) -> None:
@@ -289,7 +319,7 @@ def spawn_program(argv: list[str], environ: Mapping[str, str], *, errors: bool =
             os.dup2(pipe, 2)
         os.execve(argv[0], argv, environ)  # noqa: S606 (no shell is wanted)
 
-    return _fork(run)
+    return _fork(run, most)
 
 
 def program(name: str, folders: Iterable[str]) -> str | None:
@@ -298,14 +328,15 @@ def program(name: str, folders: Iterable[str]) -> str | None:
     return next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), None)
 
 
-def _fork(run: Callable[[int], None], calls: Calls | None = None) -> Child:
+def _fork(run: Callable[[int], None], most: int, calls: Calls | None = None) -> Child:
     mine, its = os.pipe()
     pid = os.fork()
     if pid:
         clock.now()
         os.close(its)
-        return Child(pid, mine, calls)
+        return Child(pid, mine, most, calls)
     try:
+        _talking.clear()
         _shed(its)
         run(its)
         os._exit(0)

@@ -259,9 +259,6 @@ READ_S, READ_CPU_S = 2.0, 1.2
 
 _RECORD = 8192
 _LOOK = 64
-_MOST_BYTES = 32 << 20
-"""Twice the largest ring buffer that kernels are built with by default."""
-
 _PROGRAMS = {
     "journal": (
         "journalctl", "-k", "-b", "-q", "--no-pager", "-o", "json",
@@ -297,8 +294,8 @@ class Asked:
         """Return the `KernelLog` of the first reader that saw any of it; None if nobody did."""
         best: dict[str, Any] | None = None
         for source, child in self._children:
-            answered = child.listen(until, _MOST_BYTES)
-            child.dismiss(kill=not answered or len(child.said) > _MOST_BYTES)
+            answered = child.listen(until)
+            child.dismiss(kill=not answered or len(child.said) > child.most)
             if best is not None:
                 continue
             if not answered:

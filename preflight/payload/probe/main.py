@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 ANSWER_LIMIT = 60 << 10
-"""Bytes of JSON that one section may answer: less than a pipe holds, so it waits for nobody."""
+"""Bytes of JSON that one section may answer."""
 
 DEEPEST = 16
 """Levels of lists and objects in it: decoders give up at some depth, and with them our facts."""
@@ -49,7 +49,7 @@ def read(
     with contextlib.suppress(Exception):  # what a section leaves running ends with us
         children.adopt_orphans()
     began = guard.clock.now()
-    asked = [(each, guard.spawn(_collect, each, node)) for each in wanted]
+    asked = [(each, guard.spawn(_collect, each, node, most=ANSWER_LIMIT)) for each in wanted]
     answers = {}
     for each, child in asked:
         deadline_s = float(each["deadline_s"])
@@ -75,7 +75,7 @@ def _collect(each: dict[str, Any], node: str) -> Any:
 
 def _answer(child: guard.Child, until: float, deadline_s: float) -> dict[str, Any]:
     """Listen to one child, end it and what it has started, and look at what it said."""
-    answered = child.listen(until, ANSWER_LIMIT)
+    answered = child.listen(until)
     gone = child.dismiss(kill=True)
     error = ""
     data = None
@@ -180,7 +180,6 @@ def run(
     held = _held(facts["gpus"] or [])
     facts["processes"] = processes.read(held, until, problems)
     facts["nics"] = answer("nics")
-    facts["kernel_log"] = log_asked.finish(min(until, asked_at + kernel_log.PATIENCE_S), problems)
     facts.update((name, answer(name)) for name in ("software", "network", "gpudirect"))
     resolved = network.finish(names_asked, until)
     source = None
@@ -194,6 +193,7 @@ def run(
     facts["nccl_conf"] = answer("nccl_conf")
     facts["topo_text"] = nvml.finish(drawing, min(until, guard.clock.now() + driver_s), problems)
     facts["machine"] = machine.finish(soon, problems)
+    facts["kernel_log"] = log_asked.finish(min(until, asked_at + kernel_log.PATIENCE_S), problems)
     # Last and alone: what a site adds can take time from nothing of ours.
     facts["extra"] = read(request.get("sections") or [], str(request["name"]), until, problems)
     facts["problems"] = [clean(problem, TEXT_LIMIT) for problem in problems[:256]]

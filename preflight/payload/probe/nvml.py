@@ -6,7 +6,7 @@ import os
 import time
 
 from . import gpu_health, guard, sysfs
-from .nvml_calls import NoDriver, Nvml, load
+from .nvml_calls import NoDriver, Nvml, Reader, load
 from .nvml_calls import text as as_text
 from .text import clean, clean_block
 
@@ -25,16 +25,20 @@ def read(nvml: Nvml, index: int, handle: Any, sysfs_root: str) -> dict[str, Any]
     """Return one `Gpu` of the document; None for one that cannot even say who it is."""
     lib = nvml.lib
     uuid = nvml.text(lib.nvmlDeviceGetUUID, handle)
-    pci = nvml.ask(lib.nvmlDeviceGetPciInfo, handle)
+    reader = Reader(nvml, handle)
+    pci = reader.sure("bus_id", lambda: nvml.ask(lib.nvmlDeviceGetPciInfo, handle))
     if not uuid and pci is None:
         return None
     bus_id = sysfs.bus_id(as_text(pci.busId)) if pci is not None else ""
     device = f"{sysfs_root}/bus/pci/devices/{bus_id}" if bus_id else ""
-    memory = _memory(nvml, handle)
-    mig = nvml.ask(lib.nvmlDeviceGetMigMode, handle)
+    memory = reader.sure("memory_total_mib", lambda: _memory(nvml, handle))
+    mig = reader.sure("mig_enabled", lambda: nvml.ask(lib.nvmlDeviceGetMigMode, handle))
     # MIG switches links off: while nobody can tell whether it is on, a link is neither up nor dead.
-    links = None if nvml.failed else _links(nvml, handle)
-    health = gpu_health.read(nvml, handle, links)
+    blind = reader.failed("mig_enabled")
+    links = None if blind else reader.sure("links", lambda: _links(nvml, handle))
+    name = reader.sure("name", lambda: nvml.text(lib.nvmlDeviceGetName, handle))
+    minor = reader.sure("minor", lambda: nvml.ask(lib.nvmlDeviceGetMinorNumber, handle))
+    health = gpu_health.read(reader, links)
     if hasattr(memory, "reserved"):
         health["memory_reserved_mib"] = memory.reserved // MIB
     compute = nvml.ask(lib.nvmlDeviceGetCudaComputeCapability, handle)
@@ -42,7 +46,7 @@ def read(nvml: Nvml, index: int, handle: Any, sysfs_root: str) -> dict[str, Any]
         "index": index,
         "compute": None if compute is None else "{}.{}".format(*compute),
         "uuid": uuid,
-        "name": nvml.text(lib.nvmlDeviceGetName, handle),
+        "name": name or "",
         "bus_id": bus_id,
         "memory_total_mib": memory and memory.total // MIB,
         "memory_used_mib": memory and memory.used // MIB,
@@ -54,7 +58,7 @@ def read(nvml: Nvml, index: int, handle: Any, sysfs_root: str) -> dict[str, Any]
         "numa": sysfs.numa(device) if device else None,
         "cpus": sysfs.local_cpus(device) if device else "",
         "health": health,
-        "minor": nvml.ask(lib.nvmlDeviceGetMinorNumber, handle),
+        "minor": minor,
     }
 
 
@@ -86,20 +90,18 @@ def _links(nvml: Nvml, handle: Any) -> list[dict[str, Any]] | None:
         if state is None:
             return None
         one = {"link": link, "up": state == 1, "remote": "", "remote_kind": "unknown"}
-        if state == 1 and not _far_end(nvml, handle, one):
-            return None
+        if state == 1:
+            _far_end(nvml, handle, one)
         links.append(one)
     return links
 
 
-def _far_end(nvml: Nvml, handle: Any, link: dict[str, Any]) -> bool:
-    """Fill in what a link leads to; False where that is not known for once, as without memory."""
+def _far_end(nvml: Nvml, handle: Any, link: dict[str, Any]) -> None:
+    """Fill in what a link leads to."""
     remote = nvml.ask(nvml.lib.nvmlDeviceGetNvLinkRemotePciInfo, handle, link["link"])
-    told = not nvml.failed
     kind = nvml.ask(nvml.lib.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link["link"])
     link["remote"] = sysfs.bus_id(as_text(remote.busId)) if remote is not None else ""
     link["remote_kind"] = _REMOTE_KINDS.get(kind, "unknown")
-    return told and not nvml.failed
 
 
 def _processes(nvml: Nvml, handle: Any) -> list[dict[str, Any]] | None:
@@ -141,6 +143,7 @@ _CAPS = {"p2p_read": 0, "p2p_write": 1, "p2p_nvlink": 2}
 
 def read_pairs(nvml: Nvml, handles: dict[int, Any]) -> list[dict[str, Any]]:
     """Return one `GpuPair` for each two GPUs that answered, by index."""
+    nvml.subject = "pairs of GPUs"
     return [_pair(nvml, a, b, handles) for a in handles for b in handles if a < b]
 
 
@@ -198,7 +201,6 @@ def _answered(nvml: Nvml, sysfs_root: str) -> dict[str, Any]:
             del handles[index]
         else:
             found.append(gpu)
-    nvml.subject = "GPU pairs"
     gpu_pairs = read_pairs(nvml, handles)
     return {
         "driver": {"state": "answered", "version": version, "counted": counted},
@@ -218,14 +220,16 @@ def start() -> guard.Child | None:
     program = guard.program("nvidia-smi", folders)
     if program is None:
         return None
-    return guard.spawn_program([program, "topo", "-m"], {**os.environ, "LC_ALL": "C"})
+    return guard.spawn_program(
+        [program, "topo", "-m"], {**os.environ, "LC_ALL": "C"}, most=MOST_BYTES
+    )
 
 
 def finish(drawing: guard.Child | None, until: float, problems: list[str]) -> str | None:
     """Return what it printed; None where it is not there, failed, or did not end in time."""
     if drawing is None:
         return None
-    ended = drawing.listen(until, limit=MOST_BYTES)
+    ended = drawing.listen(until)
     gone = drawing.dismiss(kill=not ended or len(drawing.said) > MOST_BYTES)
     text = clean_block(bytes(drawing.said), MOST_BYTES)
     if ended and gone and drawing.status == 0:

@@ -87,6 +87,8 @@ class Nvml:
         self.problems: list[str] = []
         self.refusal: int | None = None
         """NVML's code for why the last call failed; None when it did not."""
+        self.doubts: list[int] = []
+        """The codes of calls and fields that were refused for now: `Reader.sure`."""
         self.timed: list[tuple[float, float, str]] = []
         """When a call began, its seconds and its words: of each that could be the slowest."""
         self._slowest_s = 0.0
@@ -106,7 +108,7 @@ class Nvml:
             answer = call(*given)
         except self.lib.NVMLError as error:
             self._timed(began, call)
-            self.refusal = error.value
+            self._refused(error.value)
             line = f"{self.subject}: {clean(str(error))}"
             if error.value not in self._harmless and line not in self.problems:
                 self.problems.append(line)
@@ -149,7 +151,15 @@ class Nvml:
         answers = self.ask_by_name("nvmlDeviceGetFieldValues", handle, ids)
         if answers is None:
             return [(0, self.refusal)] * len(ids)
+        for one in answers:
+            if one.nvmlReturn:
+                self._refused(one.nvmlReturn)
         return [(_value(one), one.nvmlReturn or None) for one in answers]
+
+    def _refused(self, code: int) -> None:
+        self.refusal = code
+        if not self.harmless(code):
+            self.doubts.append(code)
 
     def _timed(self, began: float, call: Any) -> None:
         took_s = time.monotonic() - began
@@ -192,6 +202,29 @@ class Reader:
         else:
             self.values[field] = via(answer)
 
+    def sure(self, field: str, work: Callable[[], Any]) -> Any:
+        """Return what several answers make; where any of them is refused for now, that is, too."""
+        doubts = len(self.nvml.doubts)
+        value = work()
+        if len(self.nvml.doubts) == doubts:
+            return value
+        self.refuse(field, self.nvml.doubts[-1])
+        return None
+
+    def derive(self, field: str, work: Callable[[], Any]) -> None:
+        """Fill one reading with what several answers make; None is a reading that it lacks."""
+        value = self.sure(field, work)
+        if value is not None:
+            self.values[field] = value
+        elif not self.failed(field):
+            self.refuse(field, self._lacking(self.nvml.refusal or 0))
+
+    def _lacking(self, code: int) -> int:
+        """A number that is new to an old driver is an invalid argument to it."""
+        lib = self.nvml.lib
+        unknown = code in (0, lib.NVML_ERROR_INVALID_ARGUMENT)
+        return int(lib.NVML_ERROR_NOT_SUPPORTED if unknown else code)
+
     def refuse(self, field: str, code: int) -> None:
         """Remember why a reading is missing."""
         lib = self.nvml.lib
@@ -215,10 +248,7 @@ class Reader:
             if code is None:
                 self.values[name] = value if factor == 1 else round(value * factor, 3)
             else:
-                # A number that is new to an old driver is an invalid argument to it.
-                unknown = self.nvml.lib.NVML_ERROR_INVALID_ARGUMENT
-                lacking = self.nvml.lib.NVML_ERROR_NOT_SUPPORTED
-                self.refuse(name, lacking if code == unknown else code)
+                self.refuse(name, self._lacking(code))
 
     def document(self) -> dict[str, Any]:
         """Return one `GpuHealth`: what was told, and what was refused."""

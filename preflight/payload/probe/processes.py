@@ -148,7 +148,10 @@ LOOK_AGAIN_S = 0.2
 LOOK_STEP_S = 0.02
 """Most zombies are reaped at once: a look now and then saves waiting for those."""
 
-_RANK_HINT = re.compile(rb"(?:^|\0)(?:RANK|LOCAL_RANK|TORCHELASTIC_RUN_ID)=")
+MOST_ENVIRONS = 16 << 20
+"""Bytes of environments that are read of all processes: users make them as long as they like."""
+
+_RANK_HINTS = b"RANK=", b"TORCHELASTIC_RUN_ID="
 _STEP = re.compile(rb"slurmstepd: \[(\d+)\D")
 
 
@@ -160,7 +163,7 @@ class Survey:
         self._everyone = procfs.everyone()
         self._ranks: dict[int, bytes] = {}
         self._holders = {pid for pid in gpu_mib if pid in self._everyone}
-        self._unreadable = 0
+        self._unreadable, self._left = 0, MOST_ENVIRONS
         self._describer = Describer(self._everyone, run_pid, care)
 
     def run(self) -> dict[str, Any]:
@@ -188,11 +191,13 @@ class Survey:
 
     def _read(self, pid: int, *, gpus: bool) -> None:
         self._care.mark(pid)
-        environ = procfs.environ(pid)
+        environ = procfs.environ(pid) if self._left > 0 else None
+        self._left -= len(environ or b"")
         opened = procfs.opened(pid) if gpus else None
         hidden = environ is None or (gpus and opened is None)
         self._unreadable += hidden and os.path.exists(f"/proc/{pid}")
-        if environ and _RANK_HINT.search(environ) and rank(procfs.variables(environ)):
+        hinted = environ and any(hint in environ for hint in _RANK_HINTS)
+        if environ and hinted and rank(procfs.variables(environ)):
             self._ranks[pid] = environ
         if opened and opened.gpu:
             self._holders.add(pid)

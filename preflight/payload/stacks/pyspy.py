@@ -187,7 +187,7 @@ class Spy:
                 ends = min(until, time.monotonic() + each_s)
                 running.append((pid, ends, self._start(pid, native=native)))
             pid, ends, child = running.pop(0)
-            answered = child.listen(ends, _LIMIT)
+            answered = child.listen(ends)
             child.dismiss(kill=not answered or len(child.said) > _LIMIT)
             if native and not answered:
                 _let_go(pid)
@@ -199,27 +199,28 @@ class Spy:
         argv = [self._path, "record", "--nonblocking", "--idle", "--threads", "--full-filenames"]
         argv += ["--format", "raw", "--output", "/dev/stdout", "--rate", str(SAMPLES_A_SECOND)]
         argv += ["--duration", str(seconds), "--pid"]
-        return {pid: guard.spawn_program([*argv, str(pid)], _environ()) for pid in pids}
+        return {pid: _begin([*argv, str(pid)]) for pid in pids}
 
     def _start(self, pid: int, *, native: bool) -> guard.Child:
         how = "--native" if native else "--nonblocking"
         argv = [self._path, "dump", how, "--json", "--full-filenames", "--pid", str(pid)]
-        return guard.spawn_program(argv, _environ(), errors=True)
+        return _begin(argv, errors=True)
 
 
 def sampled(samplers: dict[int, guard.Child], until: float) -> dict[int, list[dict[str, Any]]]:
     """Return the `Sighting`s of each process whose sampler is done by then; end the others."""
     told = {}
     for pid, child in samplers.items():
-        answered = child.listen(until, _LIMIT) and len(child.said) <= _LIMIT
+        answered = child.listen(until) and len(child.said) <= _LIMIT
         child.dismiss(kill=not answered)
         if answered:
             told[pid] = parse_samples(bytes(child.said), pid)
     return told
 
 
-def _environ() -> dict[str, str]:
-    return {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C"}
+def _begin(argv: list[str], *, errors: bool = False) -> guard.Child:
+    environ = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C"}
+    return guard.spawn_program(argv, environ, errors=errors, most=_LIMIT)
 
 
 def _heard(child: guard.Child, pid: int, room: int) -> Any:
@@ -259,8 +260,8 @@ def installed(bins: Iterable[str], until: float) -> Spy | None:
 
 def version_of(path: str, until: float) -> str:
     """Return what version it says it is; "" for what cannot be run or is no py-spy."""
-    child = guard.spawn_program([path, "--version"], _environ())
-    answered = child.listen(min(until, time.monotonic() + EACH_S), 4096)
+    child = _begin([path, "--version"])
+    answered = child.listen(min(until, time.monotonic() + EACH_S))
     child.dismiss(kill=not answered)
     found = _VERSION.search(bytes(child.said).decode("ascii", "replace"))
     return found.group(1) if answered and found else ""

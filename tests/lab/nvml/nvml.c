@@ -291,7 +291,8 @@ static void dawdle(void)
 {
     struct timespec pause_s = { here.slow_call_ms / 1000, here.slow_call_ms % 1000 * 1000000L };
 
-    nanosleep(&pause_s, NULL);
+    if (here.slow_call_ms)
+        nanosleep(&pause_s, NULL);
 }
 
 int nvmlDeviceGetPciInfo_v3(device d, struct pci_v3 *into) { ASK(d, "pci"); dawdle(); return pci(d->bus, into); }
@@ -467,7 +468,7 @@ static const struct { unsigned id; const char *name; u64 healthy; } fields[] = {
     { 3, "ecc_corrected", 0 }, { 4, "ecc_uncorrected", 0 },
     { 29, "retired_single", 0 }, { 30, "retired_double", 0 }, { 82, "memory_temperature_c", 45 },
     { 94, "pcie_replay", 0 },
-    { 194, "slowdown_at", (u64)-2 }, { 230, "recovery_action", 0 },
+    { 194, "slowdown_at", (u64)-2 }, { 226, "reset_status", 0 }, { 227, "drain_status", 0 }, { 230, "recovery_action", 0 },
     { 270, "hw_thermal_ns", 0 }, { 271, "hw_brake_ns", 0 } };
 static const struct { unsigned id; const char *kind; } total_fields[] = {
     { 38, "crc_flit" }, { 45, "crc_data" }, { 52, "dl_replay" }, { 59, "dl_recovery" } };

@@ -8,10 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.checks.net.test_nic_log import judge as judge_log
+from preflight.checks.rdma.test_port import judge_rate
 from preflight.checks.rdma.test_slots import judge_pcie
 from preflight.core.thresholds import SHIPPED
 from preflight.facts.machine import KernelLog, LogLine
 from preflight.facts.network import PcieLink
+from preflight.fleet.model import Promise
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import facts, group, nic, rdma_port
 
@@ -102,3 +104,18 @@ def test_unread_links() -> None:
     assert said(facts(nics=(nic(0, pcie=VIRTUAL),))).outcome is Outcome.NOT_RUN
     assert said(facts(nics=())).outcome is Outcome.NOT_RUN
     assert said(facts(nics=None)).outcome is Outcome.NOT_RUN
+
+
+@pytest.mark.parametrize("layer", ["", "InfiniBand"])
+@pytest.mark.parametrize("known", [{}, {"board": ""}, {"board": "", "hca_type": ""}])
+def test_cards_that_nobody_names_are_no_peers(layer: str, known: dict[str, str]) -> None:
+    """Three front ends that can do less, beside five rails: another kind, or none that is told."""
+    fast = rdma_port(link_layer=layer)
+    slow = replace(fast, rate="100 Gb/sec (4X EDR)")
+    rails = [nic(at, ports=(fast,), **known) for at in range(5)]
+    words = {"board": "MT_0000000359", "hca_type": "MT4123", **known}
+    least = PcieLink(16.0, 8, 16.0, 8)
+    front = [nic(at, pcie=least, ports=(slow,), **words) for at in range(5, 8)]
+    one = facts(nics=(*rails, *front))
+    assert said(one).outcome is Outcome.OK
+    assert judge_rate(Promise(), one, group(one)).outcome is not Outcome.FAIL

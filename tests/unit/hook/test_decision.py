@@ -204,6 +204,11 @@ def test_a_drain_of_ours_that_healed_is_undone() -> None:
         pytest.param(judged(passed=("gpu.count",)), None, None, MINE, id="not judged now"),
         pytest.param(judged(passed=("gpu.throttle",)), None, None, None, id="not ours"),
         pytest.param(
+            judged(passed=("gpu.throttle",), unknown=(Unjudged(check="gpu.count", why="7 of 8"),)),
+            *(None, None, MINE),
+            id="maybe not of that GPU",
+        ),
+        pytest.param(
             judged(passed=("gpu.throttle",)), None, None, replace(MINE, heals=False), id="hardware"
         ),
         pytest.param(

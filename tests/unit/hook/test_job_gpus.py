@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from preflight.facts.gpu import GpuHealth
 from preflight.facts.machine import KernelLog, LogLine
 from preflight.facts.model import Driver
 from preflight.fleet.model import Promise
-from preflight.hook.judging import VARIABLE, Share, share_of, view
+from preflight.hook.judging import VARIABLE, Share, View, share_of, view
 from preflight.hook.model import HookConfig
 from tests.unit.facts.builders import facts, gpu, gpus, mig_gpu
 
@@ -82,6 +83,34 @@ def test_the_device_file_numbers_them() -> None:
     crossed = tuple(gpu(at, minor=7 - at) for at in range(8))
     seen = view(facts(gpus=crossed, driver=ANSWERED), EIGHT, Share((0,)))
     assert [one.index for one in seen.facts.gpus or ()] == [7]
+
+
+def test_a_number_that_cannot_be_told_just_now_is_no_other() -> None:
+    """Unless it is the only one that is left: its index would be another GPU's number."""
+    crossed = [gpu(at, minor=7 - at) for at in range(8)]
+    untold = [
+        replace(one, minor=None, health=GpuHealth(errors=("minor: Timeout",))) for one in crossed
+    ]
+
+    def seen(*numbers: int, mute: tuple[int, ...]) -> View:
+        mixed = tuple(untold[at] if at in mute else crossed[at] for at in range(8))
+        return view(facts(gpus=mixed, driver=ANSWERED), EIGHT, Share(numbers))
+
+    assert "just now" in seen(0, mute=tuple(range(8))).unclear
+    assert "just now" in seen(0, mute=(3, 7)).unclear
+    assert [one.index for one in seen(0, 1, mute=(7,)).facts.gpus or ()] == [6, 7]
+    assert [one.index for one in seen(0, 4, mute=(3, 7)).facts.gpus or ()] == [3, 7]
+    assert [one.index for one in seen(1, mute=(7,)).facts.gpus or ()] == [6]
+
+
+@pytest.mark.parametrize(("error", "gpus_that"), [("mig_enabled", 8), ("bus_id", 1)])
+def test_a_job_whose_gpus_cannot_be_told_just_now(error: str, gpus_that: int) -> None:
+    """They may be MIG instances, or lines of the log be theirs. One ill GPU is no such."""
+    blind = GpuHealth(errors=(f"{error}: Insufficient Memory",))
+    odd = tuple(gpu(at, health=blind) if at < gpus_that else gpu(at) for at in range(8))
+    assert "just now" in view(facts(gpus=odd, driver=ANSWERED), EIGHT, Share((0,))).unclear
+    one = (gpu(0, health=GpuHealth(errors=("mig_enabled: Unknown Error",))), *gpus()[1:])
+    assert not view(facts(gpus=one, driver=ANSWERED), EIGHT, Share((0,))).unclear
 
 
 def test_a_lost_gpu_of_the_job_is_missing() -> None:

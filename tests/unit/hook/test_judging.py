@@ -9,11 +9,12 @@ import pytest
 
 from preflight.check import Check
 from preflight.core.registry import Registered, Registry
+from preflight.facts.gpu import GpuHealth
 from preflight.facts.model import Driver
 from preflight.fleet.model import Fleet, Host, Promise
 from preflight.hook.judging import Share, checks, judge, view
-from preflight.verdict import fail, ok, unknown
-from tests.unit.facts.builders import facts, gpus
+from preflight.verdict import Outcome, fail, ok, unknown
+from tests.unit.facts.builders import facts, gpu, gpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,6 +89,17 @@ def test_a_driver_is_hung_at_the_second_look(
     assert failed == ["host.driver_hung"] * (outcome == "drains")
     unjudged = {one.check: one.out_of_time for one in found.unknown}
     assert unjudged.get("host.driver_hung") is {"out of time": True, "unknown": False}.get(outcome)
+
+
+@pytest.mark.parametrize("share", [None, Share(()), Share((0,)), Share(unclear="odd")])
+def test_a_cold_driver_is_so_for_every_job(shipped: Registry, share: Share | None) -> None:
+    """Persistence mode of one GPU is off, so opening takes long: whichever GPUs the job has."""
+    odd = (*gpus(7), gpu(7, health=GpuHealth(persistence=False)))
+    cold = Driver("answered", counted=8, init_s=9.0, slowest_s=0.1)
+    seen = frozenset({"gpu.driver_slow"})
+    found = _found(shipped, facts(gpus=odd, driver=cold), share, before=seen)
+    (slow,) = (one for one in found.findings if one.check == "gpu.driver_slow")
+    assert slow.outcome is Outcome.WARN
 
 
 def test_unclear_gpus_are_unknown_and_the_node_is_judged(shipped: Registry) -> None:

@@ -147,6 +147,24 @@ def test_a_process_whose_memory_cannot_be_read_hides_no_other(
     assert rank.pid in [one["pid"] for one in told["notable"]]
 
 
+def test_environments_without_end_are_not_read(
+    start: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Users make them: beyond so many bytes the others are counted as not readable."""
+    rank = start("sleep", "60", env={**os.environ, **RANK})
+
+    def told() -> tuple[bool, int]:
+        found = processes.Survey(os.getpid(), {}, processes.Care()).run()
+        return rank.pid in [one["pid"] for one in found["notable"]], found["unreadable"]
+
+    until(lambda: told()[0])
+    read = told()
+    monkeypatch.setattr(processes, "MOST_ENVIRONS", 1)
+    assert read[0]
+    assert not told()[0]
+    assert told()[1] > read[1]
+
+
 def test_an_orphaned_rank_is_told_with_its_place_and_port(tmp_path: Path) -> None:
     """A torchrun worker whose agent is gone: rank, run id, parent, age, and the port it holds."""
     code = (
