@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from preflight.captured.captured import Captured, captured
+from preflight.core.text import whole
 from preflight.core.thresholds import SHIPPED
 from preflight.facts.gpu_users import find_stale
 from preflight.facts.model import Process, Processes
@@ -117,7 +118,8 @@ def fuser(text: str) -> tuple[Process, ...] | None:
         pid = int(found["pid"])
         held.setdefault(pid, _process(found.groupdict()))
         opens |= {pid} if _GPU_FILE.match(file) else set()
-        ports[pid] |= {int(file.split("/")[0])} if file[:1].isdecimal() else set()
+        port = whole(file.split("/")[0])
+        ports[pid] |= set() if port is None else {port}
     return _joined(held.values(), opens, ports)
 
 

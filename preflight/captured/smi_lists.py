@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from preflight.captured.smi_fields import Block, Listing, bus, listed
 from preflight.checks.gpu.deviations import usual_links
+from preflight.core.text import whole
 from preflight.facts.boards import board, must_be_up, settled, up_links
 from preflight.facts.gpu import GpuHealth, LinkErrors
 from preflight.facts.model import Gpu, GpuPair, NvLink
@@ -108,8 +109,7 @@ def _rows(columns: list[str], lines: list[str]) -> tuple[list[Block], str]:
             continue
         pairs = [(name, cell.strip()) for name, cell in zip(columns, cells, strict=True)]
         index = dict(pairs).get("index", "")
-        number = int(index) if index.isdecimal() and len(index) < 4 else None  # noqa: PLR2004 - an index
-        rows.append(Block("", pairs, number))
+        rows.append(Block("", pairs, whole(index, 999)))
     return rows, damaged or ("" if rows else "it has no row")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.core.text import whole
 from preflight.facts.boards import known
 from preflight.hang.answer_text import Alternative, rows
 from preflight.hang.explain import watchdog
@@ -142,8 +143,8 @@ def _versions(found: Found) -> list[str]:
 
 def _more_than_all(hit: Hit) -> bool:
     """A group that was started again counts the keys of its first attempt in the same store."""
-    came, of_all = hit.fields.get("came", ""), hit.fields.get("all", "")
-    return came.isdecimal() and of_all.isdecimal() and int(came) > int(of_all)
+    came, of_all = (whole(hit.fields.get(name, "")) for name in ("came", "all"))
+    return came is not None and of_all is not None and came > of_all
 
 
 def _flushed(hit: Hit) -> bool:
