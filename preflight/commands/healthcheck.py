@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from preflight.commands.run import start
@@ -28,4 +29,5 @@ main()
 
 def run(words: Sequence[str]) -> NoReturn:
     """Become an isolated Python that judges and acts; `words` begin with the verb."""
-    start(words, program=PROGRAM)
+    os.umask(0o027)
+    start(words, program=PROGRAM, quiet=True)

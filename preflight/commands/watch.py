@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from preflight.hang.watch.folder import CAP_MIB, SHORTEST_S, STALLED_AFTER_S, Op
 from preflight.hang.watch.settings import DEBUGS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 ALL = "nccl,dist"
@@ -62,13 +61,13 @@ def add_watch_options(watch: argparse.ArgumentParser) -> None:
 _USAGE = "preflight watch [--debug[=nccl,dist]] [--stalled-after=SECONDS] [...] -- COMMAND ..."
 
 
-def run(words: Sequence[str]) -> int:
+def run(words: Sequence[str], environ: Mapping[str, str]) -> int:
     """Start and watch; the launch's exit code. UsageError (exit 4) where nothing was started."""
     own, command = split(words)
     parser = _Parser(prog="preflight watch", usage=_USAGE, allow_abbrev=False)
     add_watch_options(parser)
     told = parser.parse_args(own)
-    options = _options(told, command)
+    options = _options(told, command)._replace(environ=environ)
     if told.print_env:
         sys.stdout.write("".join(f"{line}\n" for line in _exports(options)))
         return 0
@@ -142,13 +141,23 @@ def _number(option: str, typed: str, least: float) -> float:
 
 def _exports(options: Options) -> Iterator[str]:
     """The shell's lines, for `eval "$(preflight watch --print-env)"`."""
-    from preflight.hang.watch.folder import name
+    from preflight.hang.watch.folder import name, settled
     from preflight.hang.watch.settings import FOLDERS, plan, set_in_files
 
-    folder = os.path.join(os.path.realpath(options.base), name())  # noqa: PTH118  a name, no path yet
-    decided = plan(os.environ, set_in_files(os.environ), folder, options.debug)
+    try:
+        base = settled(options.base)
+    except OSError as error:
+        why = error.strerror or error
+        raise UsageError(
+            f"no evidence can be kept in {options.base} ({why}): give --folder"
+        ) from error
+    folder = str(base / name())
+    decided = plan(options.environ, set_in_files(options.environ), folder, options.debug)
     for left in decided.left:
         yield "# " + left.sentence.replace("\n", " ")
-    yield "mkdir -p " + " ".join(shlex.quote(f"{folder}/{below}") for below in FOLDERS)
+    # One that is there already is somebody else's, who could lead what is written into it away.
+    new = " ".join(shlex.quote(f"{folder}/{below}") for below in ("", *FOLDERS))
+    yield f"mkdir -p {shlex.quote(str(base))} && mkdir -m 750 {new} && {{"
     for wish in decided.added:
         yield f"export {wish.name}={shlex.quote(wish.value)}  # {wish.why}"
+    yield "}"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.core.trust import code_in, folders_below, who_may_plant
+from preflight.core.trust import code_in, folders_below, roots_paths, who_may_plant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,6 +37,8 @@ def refuse_strangers(config: pytest.Config) -> None:
         return
     # xdist starts its workers as `python -c`, which would look for modules here first.
     os.environ["PYTHONSAFEPATH"] = "1"
+    for name in {"PATH", "LD_LIBRARY_PATH"} & os.environ.keys():  # as for every verb
+        os.environ[name] = roots_paths(name, os.environ[name])[0]
     # The texts that it runs have any name, and lie in any folder.
     config.pluginmanager.set_blocked("doctest")
     for place in map(Path, config.getini("preflight_checks")):

@@ -17,7 +17,7 @@ from preflight.hang.watch.processes import Reading
 from preflight.hang.watch.settings import FOLDERS, RECORDER_FOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from preflight.hang.watch.settings import Plan
 
@@ -32,16 +32,19 @@ def name() -> str:
     return f"watch-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{host}"
 
 
+def settled(base: Path) -> Path:
+    """The folder itself. OSError where root's could be swapped: torch writes there by its name."""
+    if os.geteuid() == 0 and (said := who_may_change(base)):
+        raise PermissionError(errno.EPERM, said)
+    return Path(os.path.realpath(base))
+
+
 def make(base: Path) -> Path:
     """Make a new one there, named by the time and this host; OSError where that cannot be.
 
-    Two nodes of one job start within a second, often in one shared folder. As root nobody else may
-    be able to swap it: torch and NCCL write there by its name.
+    Two nodes of one job start within a second, often in one shared folder.
     """
-    if os.geteuid() == 0 and (said := who_may_change(base)):
-        raise PermissionError(errno.EPERM, said)
-    stem = name()
-    real = Path(os.path.realpath(base))
+    stem, real = name(), settled(base)
     real.mkdir(parents=True, exist_ok=True)
     for number in range(_AS_MANY):
         folder = real / (f"{stem}-{number + 1}" if number else stem)
@@ -107,6 +110,8 @@ class Options(NamedTuple):
     nodes: str = ""
     """The job's nodes, or `inventory`: looked at too, from the node of rank 0."""
     inventory: str = ""
+    environ: Mapping[str, str] = os.environ
+    """What the launch is started in. As root our own holds less (`preflight.commands.run`)."""
 
 
 COLUMNS = ("at_s", "rank", "pid", *Reading._fields[1:])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from preflight.core.text import whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -185,7 +188,7 @@ def ranks_of(
 def rank_in(environ: Mapping[str, str]) -> int | None:
     """The rank that a process was started as."""
     told = next((environ[name] for name in _RANK if name in environ), "")
-    return int(told) if told.isascii() and told.isdecimal() else None
+    return whole(told)
 
 
 class _Search:
@@ -239,9 +242,9 @@ def _place(environ: Mapping[str, str]) -> tuple[str | None, ...]:
 
 def _everybody() -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208  cheaper
-        if name.isdecimal() and (parent := parent_of(int(name))):
-            found.setdefault(parent, []).append(int(name))
+    for pid in map(whole, os.listdir("/proc")):  # noqa: PTH208  cheaper
+        if pid is not None and (parent := parent_of(pid)):
+            found.setdefault(parent, []).append(pid)
     return {parent: sorted(below) for parent, below in found.items()}
 
 
@@ -270,12 +273,15 @@ class Children:
         blocked: Iterable[int] = (),
         default: Iterable[int] = (),
     ) -> int:
-        """Start one; OSError where it cannot be. `files`: as `os.posix_spawn` takes them.
+        """Start one by the PATH that it gets; OSError where it cannot be.
+
+        `files`: as `os.posix_spawn` takes them.
 
         Descriptors that we inherited are its own too; those that we opened are not.
         """
+        program = shutil.which(words[0], path=environ.get("PATH")) or words[0]
         pid = os.posix_spawnp(
-            words[0], list(words), environ,
+            program, list(words), environ,
             file_actions=list(files),
             setsigmask=self._mask | frozenset(blocked),
             setsigdef=[*_CHANGED_BY_PYTHON, *default],

@@ -6,6 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from preflight.core.text import whole
 from preflight.hang.watch import folder as folders
 from preflight.hang.watch import signals
 from preflight.hang.watch.folder import FOUND, STALLED_AFTER_S, Once, Options, Record, say
@@ -107,6 +108,7 @@ def watch(options: Options) -> int:
     witness = Witness(children, signals.PASSED)
     folder = _make(options.base)
     decided = decide(options, folder)
+    window_s = stalled_after_s(options)
     output, record = Output(), Record(folder, options.command, decided)
     try:
         launch = _start(options, folder, decided, children, output)
@@ -117,7 +119,6 @@ def watch(options: Options) -> int:
         say(f"{options.command[0]} cannot be started: {error.strerror}; check its name and path")
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUNNABLE
     output.let_go()
-    window_s = stalled_after_s(options, os.environ.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"))
     watcher = Watcher(
         launch,
         children,
@@ -150,22 +151,21 @@ def decide(options: Options, folder: Path | None) -> Plan:
         and folders.makes_pipes(folder)
     )
     return plan(
-        os.environ,
-        set_in_files(os.environ),
+        options.environ,
+        set_in_files(options.environ),
         str(folder or ""),
         options.debug,
         pipes=pipes,
-        outdated=outdated(options.command[0], os.environ),
+        outdated=outdated(options.command[0], options.environ),
     )
 
 
-def stalled_after_s(options: Options, heartbeat_s: str | None) -> float:
+def stalled_after_s(options: Options) -> float:
     """As typed; else the usual, or half of a shorter heartbeat, which would end the job before."""
     if options.stalled_after_s is not None:
         return options.stalled_after_s
-    if heartbeat_s and heartbeat_s.isascii() and heartbeat_s.isdecimal() and int(heartbeat_s):
-        return min(STALLED_AFTER_S, int(heartbeat_s) / 2)
-    return STALLED_AFTER_S
+    heartbeat_s = whole(options.environ.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", ""))
+    return min(STALLED_AFTER_S, heartbeat_s / 2) if heartbeat_s else STALLED_AFTER_S
 
 
 def _make(base: Path) -> Path | None:
@@ -185,7 +185,7 @@ def _start(
     actions: list[tuple[Any, ...]] = []
     if options.tee and folder is not None:
         actions = output.tee(children, folder)
-    return children.start(options.command, decided.environ(os.environ), actions)
+    return children.start(options.command, decided.environ(options.environ), actions)
 
 
 def _janitor(options: Options, folder: Path | None) -> Janitor | None:
