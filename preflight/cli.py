@@ -55,24 +55,32 @@ WIDTH = 80
 """Columns of the narrowest terminal people work in."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; wrong usage is one line and exit 4."""
+_AGAIN = "import sys; from preflight.cli import main; sys.exit(main(sys.argv[1:], {}))"
+
+
+def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
+    """Run one verb; wrong usage is one line and exit 4.
+
+    `launch`: a descriptor that holds the environment of what `watch` starts; None where it is ours.
+    """
     words = sys.argv[1:] if argv is None else argv
     _open_streams()
+    if words[:1] in (["prolog"], ["healthcheck"]):
+        _judge_here(words)
     if words[:1] and words[0] in ISOLATED:
         from preflight.commands.run import start
 
+        os.umask(0o027)
         start(words[1:], ISOLATED[words[0]])
-    if argv is None and words[:1] == ["checks"] and os.geteuid() == 0 and not sys.flags.isolated:
+    if argv is None and os.geteuid() == 0:
         from preflight.commands.run import start
 
-        start(words, "preflight.cli")
-    if words[:1] in (["prolog"], ["healthcheck"]):
-        _judge_here(words)
+        launch = _own_environment() if words[:1] == ["watch"] else None
+        start(words, program=_AGAIN.format(launch), quiet=launch is not None)
     from preflight.errors import UsageError
 
     try:
-        return _verb(words)
+        return _verb(words, launch)
     except BrokenPipeError:
         _drop_output()  # the reader (head, less) has seen enough; 0 may mean "all is well"
         return UNHEARD
@@ -94,9 +102,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE
 
 
-def _verb(words: Sequence[str]) -> int:
+def _own_environment() -> int:
+    """A descriptor that holds it, and that the next program in this process inherits."""
+    import json
+
+    handle = os.memfd_create("environment", 0)
+    os.write(handle, json.dumps(dict(os.environ)).encode())
+    os.lseek(handle, 0, os.SEEK_SET)
+    return handle
+
+
+def _verb(words: Sequence[str], launch: int | None) -> int:
     if words[:1] == ["watch"]:
-        return _watch(words[1:])
+        return _watch(words[1:], launch)
     arguments = _parser(next((word for word in words if word in COMMANDS), "")).parse_args(words)
     if arguments.verb == "checks":
         code = _checks(arguments.id)
@@ -110,11 +128,6 @@ def _verb(words: Sequence[str]) -> int:
 
 
 def _command(arguments: argparse.Namespace) -> int:
-    if os.geteuid() == 0:
-        from preflight.commands.run import for_root
-
-        path = {"PATH": os.environ.get("PATH", os.defpath)}
-        os.environ["PATH"] = for_root(path)[0].get("PATH", os.defpath)
     command = importlib.import_module(f"preflight.commands.{arguments.verb}")
     try:
         return int(command.run(arguments))
@@ -144,11 +157,16 @@ def _open_streams() -> None:
             setattr(sys, name, os.fdopen(handle, mode, encoding="utf-8", closefd=False))
 
 
-def _watch(words: Sequence[str]) -> int:
+def _watch(words: Sequence[str], launch: int | None) -> int:
     """Apart from the other verbs: it stays for as long as a job runs, and loads nothing of them."""
     from preflight.commands.watch import run
 
-    return run(words)
+    if launch is None:
+        return run(words, os.environ)
+    import json
+
+    with os.fdopen(launch, encoding="utf-8") as file:
+        return run(words, json.load(file))
 
 
 def _judge_here(words: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from preflight.checks.rdma.ports import ports_of
 from preflight.checks.software.test_versions import version
+from preflight.core.text import whole
 from preflight.facts.node import family as family_of
 from preflight.facts.node import parsed
 
@@ -67,7 +68,7 @@ def parse_filter(text: str) -> Filter:
         name, _, port = word.partition(":")
         if name:
             number = port.partition(":")[0]
-            names.append((name, int(number) if number.isdecimal() else None))
+            names.append((name, whole(number[:18])))
     return Filter(tuple(names), exclude=exclude, exact=exact)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from preflight.check import Check
 from preflight.checks.gpu.deviations import Oddity, conclude_oddities
 from preflight.checks.net.port_blame import Fault, data_fault, master_fault, own_trouble, untold
+from preflight.core.text import whole
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Net, Node, Ports
 from preflight.facts.boards import natural
@@ -155,8 +156,8 @@ def risky_ports(
 def is_reserved(port: int, reserved: str) -> bool:
     """Whether a port is in the kernel's list, such as "29500-29510,30000"."""
     for part in reserved.split(","):
-        first, _, last = part.strip().partition("-")
-        if first.isdecimal() and int(first) <= port <= int(last if last.isdecimal() else first):
+        first, last = (whole(end) for end in (*part.strip().split("-", 1), "")[:2])
+        if first is not None and first <= port <= (first if last is None else last):
             return True
     return False
 

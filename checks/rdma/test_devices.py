@@ -9,6 +9,7 @@ from preflight.check import Check
 from preflight.checks.gpu.deviations import Oddity, conclude_oddities, on_most
 from preflight.checks.net.selected import hca_of, nccl_ports
 from preflight.checks.rdma.ports import chip, firmwares, most
+from preflight.core.text import whole
 from preflight.facts import Facts, Group, Node
 from preflight.facts.network import Switch, SwitchPart
 from preflight.facts.node import decided
@@ -134,7 +135,7 @@ def judge_gid(facts: Facts, environ: Mapping[str, str] | None) -> Verdict:
     if not ports:
         return not_run("no active RoCE port here that the job selects")
     text = (environ or {}).get("NCCL_IB_GID_INDEX", "").strip()
-    index = int(text) if text.isdigit() else None
+    index = whole(text)
     odd = conclude_oddities(wrong_gids(ports, index))
     if odd is not None:
         return odd

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from preflight.captured import Captured, captured, json_of, lines_of, short_error
 from preflight.checks.net.test_ethernet import kind_of
+from preflight.core.text import whole
 from preflight.facts.basics import device_name
 from preflight.facts.network import Counter, Ethernet, Interface, Network
 from preflight.facts.node import parsed
@@ -107,9 +108,8 @@ def _statistics(lines: list[str]) -> Captured:
             found.append((name, {}))
             inside = True
         elif inside and (pair := _COUNTER.match(line)):
-            value = pair.group(2)
-            if value.isdecimal():
-                found[-1][1][pair.group(1)] = min(int(value), _LARGEST)
+            if (value := whole(pair.group(2), 2**64)) is not None:
+                found[-1][1][pair.group(1)] = min(value, _LARGEST)
         elif inside and line.strip() and not _PROMPT.match(line):
             damaged = damaged or f"a line cannot be read: {line.strip()[:40]!a}"
     for who, counts in found:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from preflight.captured import Captured, captured
+from preflight.core.text import whole
 from preflight.core.thresholds import SHIPPED
 from preflight.facts.gpu_users import find_stale
 from preflight.facts.model import Process, Processes
@@ -109,7 +110,8 @@ def fuser(text: str) -> tuple[Process, ...] | None:
         for line in text.splitlines():
             if found := _FUSER.match(line):
                 file = found["file"] or file
-                ports = {int(file.split("/")[0])} if file[:1].isdecimal() else set()
+                port = whole(file.split("/")[0])
+                ports = set() if port is None else {port}
                 yield found, bool(_GPU_FILE.match(file)), ports
 
     return _holders(rows())

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from preflight.captured import Captured, captured, json_of, short_error
-from preflight.core.text import plain
+from preflight.core.text import plain, whole
 from preflight.facts.basics import device_name
 from preflight.facts.boards import natural
 from preflight.facts.model import Nic, NicPort
@@ -33,6 +33,7 @@ _LINE: Final = re.compile(r"^\s*([A-Za-z][A-Za-z0-9]{3,40}):\.*\s*(\S*)\s*$")
 _WORDS: Final = re.compile(r"VL15|QP1|[A-Z]{2,}(?![a-z])|[A-Z][a-z]*|[0-9]+")
 _ERRORS: Final = re.compile(r"error|discard|downed|recovery|dropped|overrun|integrity")
 _MOST: Final = 2**53
+_LONGEST_COUNT: Final = 2**64
 
 
 def parse_perfquery(text: str) -> Captured | None:
@@ -49,8 +50,8 @@ def parse_perfquery(text: str) -> Captured | None:
             standard += [blocks[-1][2]] * bool(_WHOLE.search(line))
         elif blocks and (pair := _LINE.match(line)):
             name, value = snake(pair.group(1)), pair.group(2)
-            if value.isdecimal():
-                blocks[-1][2][name] = min(int(value), _MOST)
+            if (number := whole(value, _LONGEST_COUNT)) is not None:
+                blocks[-1][2][name] = min(number, _MOST)
             elif not re.fullmatch(r"0x[0-9a-fA-F]+", value):
                 damaged = damaged or f"{pair.group(1)} of {blocks[-1][0]} has no value"
         elif blocks and line.strip() and not line.startswith("#"):
@@ -243,9 +244,7 @@ def _damages(kind: str, devices: list[_Device]) -> Iterator[str]:
     wanted = ["state", "physical state", "rate", "link layer"] if kind != "rdma link" else ["state"]
     for device in devices:
         told = device.words.get("number of ports", "")
-        if kind == "ibstat" and (
-            not device.ports or (told.isdecimal() and int(told) > len(device.ports))
-        ):
+        if kind == "ibstat" and (not device.ports or (whole(told) or 0) > len(device.ports)):
             yield f"ports of {device.name} are missing"
         for number, words in sorted(device.ports.items()):
             lacking = [word for word in wanted if not words.get(word)]
@@ -345,13 +344,13 @@ def _sysfs_tree_port(
     over = [name for name, its in nets.items() if _dev_port(its) == number - 1]
     netdev = over[0] if over else ""
     counts = {
-        what.rpartition("/")[2]: int(content)
+        what.rpartition("/")[2]: count
         for what, content in words.items()
-        if "counters/" in what and content.isdecimal()
+        if "counters/" in what and (count := whole(content, _LONGEST_COUNT)) is not None
     }
-    downs = nets.get(netdev, {}).get("carrier_down_count", "")
-    if downs.isdecimal():
-        counts["carrier_downs"] = int(downs)
+    downs = whole(nets.get(netdev, {}).get("carrier_down_count", ""), _LONGEST_COUNT)
+    if downs is not None:
+        counts["carrier_downs"] = downs
     return NicPort(
         port=number,
         state=words.get("state", "")[:_LONGEST_STATE],
@@ -374,12 +373,12 @@ def _interface(name: str, words: Mapping[str, str]) -> Interface:
     mtu, speed, index = (words.get(what, "") for what in ("mtu", "speed", "ifindex"))
     return Interface(
         name=device_name(name),
-        index=int(index) if index.isdecimal() else 0,
+        index=whole(index) or 0,
         up=bool(int(flags if re.fullmatch(r"0x[0-9a-fA-F]{1,8}", flags) else _UNREADABLE, 16) & 1),
         operstate=words.get("operstate", ""),
         physical=True,
-        mtu=int(mtu) if mtu.isdecimal() else None,
-        speed_mbits=int(speed) if speed.isdecimal() else None,
+        mtu=whole(mtu),
+        speed_mbits=whole(speed),
     )
 
 

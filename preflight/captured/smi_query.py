@@ -10,6 +10,7 @@ from xml.etree import ElementTree as ET
 
 from preflight.captured import smi_fields as v
 from preflight.captured.smi_fields import Block, Listing, Pairs, Readings, bus, listed
+from preflight.core.text import whole
 from preflight.facts.model import Gpu, GpuProcess
 
 _GPU: Final = re.compile(r"^GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*$")
@@ -379,6 +380,5 @@ def _rows(columns: list[str], lines: list[str]) -> tuple[list[Block], str]:
             continue
         pairs = [(name, cell.strip()) for name, cell in zip(columns, cells, strict=True)]
         index = dict(pairs).get("index", "")
-        number = int(index) if index.isdecimal() and len(index) < 4 else None  # noqa: PLR2004 - an index
-        rows.append(Block("", pairs, number))
+        rows.append(Block("", pairs, whole(index, 999)))
     return rows, damaged or ("" if rows else "it has no row")

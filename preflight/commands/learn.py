@@ -72,7 +72,7 @@ def _group(group: LearnedGroup, day: date) -> Iterator[str]:
         value = getattr(first, key)
         if value is not None:
             yield f"{key} = {_value(value)}"
-    if first.python != Host(name="", address="").python:
+    if first.python != Host(name="h", address="h").python:
         yield f"python = {_text(shlex.join(first.python))}"
     for key in HAS:
         value = getattr(group.has, key)

@@ -246,7 +246,8 @@ def learned_groups(
 
 def _way(host: Host) -> Host:
     """A host without what is its own: two that are equal then are reached alike."""
-    return replace(host, name="", address="", leaf="", promised=Promise(), group_rank=None, off={})
+    bare = replace(host, name="h", address="h", leaf="", group_rank=None, off={})
+    return replace(bare, promised=Promise())
 
 
 def _kind(has: Promise) -> str:

@@ -32,13 +32,10 @@ _DROPPED = ("PYTHON", "PYTEST_")
 _FOR_ROOT = re.compile(
     r"PATH|LD_LIBRARY_PATH|LANG|LC_\w+|TZ|TERM|NO_COLOR|COLUMNS|LINES|USER|LOGNAME|TMPDIR"
     r"|XDG_RUNTIME_DIR|SSH_AUTH_SOCK|SLURMD?_\w+|PREFLIGHT_\w+"
-    r"|PG(PASSWORD|PASSFILE|SSLMODE|SSLROOTCERT)"
+    r"|PG(PASSWORD|PASSFILE|SSLMODE|SSLROOTCERT)|(OMPI_COMM_WORLD|PMI)_RANK"
 )
 """Variables that root takes over, besides those of a job that checks read: a stranger may have set
 the others."""
-
-_PATHS = ("PATH", "LD_LIBRARY_PATH", "TMPDIR", "XDG_RUNTIME_DIR", "SLURM_CONF")
-"""Any other value is a path where it has a slash in it."""
 
 _NO_PATHS = ("SSH_AUTH_SOCK", "PREFLIGHT_HISTORY")
 """An agent only signs; a history may be the URL of a database."""
@@ -57,19 +54,21 @@ _FLAGS = (("-x", "--exitfirst"), ("-v", "--verbose"), ("-q", "--quiet"), ("--col
 
 
 def start(
-    argv: Sequence[str], module: str = "preflight.commands.run", program: str = ""
+    argv: Sequence[str],
+    module: str = "preflight.commands.run",
+    program: str = "",
+    *,
+    quiet: bool = False,
 ) -> NoReturn:
-    """Become an isolated Python that judges the fleet, by that module. Never returns.
+    """Become an isolated Python, with what `for_root` leaves of the environment. Never returns.
 
     `program`: lines of Python in place of a module; it leaves no compiled files behind, of which a
-    full disk could make broken ones.
+    full disk could make broken ones. `quiet`: what is left out is not named.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
-    os.umask(0o027)
-    _fill_standard()
     if os.geteuid() == 0:
         kept, refused = for_root(kept)
-        if refused and not program:
+        if refused and not quiet:
             from preflight.core.text import printable
 
             said = "; ".join(map(printable, refused))
@@ -99,7 +98,8 @@ def judge_node(words: Sequence[str]) -> NoReturn:
     `preflight healthcheck` judges it with all its GPUs, from time to time, for Slurm or cron;
     `preflight prolog` those of the job that is about to start, in seconds.
     """
-    start(words, program=PROGRAM)
+    os.umask(0o027)
+    start(words, program=PROGRAM, quiet=True)
 
 
 def for_root(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -107,7 +107,7 @@ def for_root(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
 
     Of folders and files only those that nobody else could change or make; HOME is his own.
     """
-    from preflight.core.trust import NAMES_CODE
+    from preflight.core.trust import NAMES_CODE, roots_paths
     from preflight.fleet.job_environment import public
 
     kept, refused = {"HOME": pwd.getpwuid(0).pw_dir}, []
@@ -119,39 +119,11 @@ def for_root(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
             if NAMES_CODE.match(name):
                 refused.append(f"{name} (it names a file or code)")
                 continue
-        if name in _NO_PATHS or not (name in _PATHS or "/" in value):
-            kept[name] = value
-            continue
-        parts = {part: _untrusted(part, name) for part in value.split(os.pathsep)}
-        refused += [f"{name} ({why})" for why in parts.values() if why]
-        if safe := os.pathsep.join(part for part, why in parts.items() if not why):
+        safe, why = (value, []) if name in _NO_PATHS else roots_paths(name, value)
+        refused += [f"{name} ({each})" for each in why]
+        if safe or not value:
             kept[name] = safe
     return kept, refused
-
-
-def _untrusted(part: str, name: str) -> str:
-    """Say why root does not use a path of his environment; "" where he does.
-
-    Whoever owns the Python that we run in has his code run already.
-    """
-    from preflight.core.trust import who_may_change
-
-    if part == str(Path(sys.executable).parent):
-        return ""
-    if not part.startswith("/"):
-        return f"{part!a:.80} is no absolute path"
-    if name != "SLURM_CONF":
-        return who_may_change(Path(part))
-    # The plugins that plugstack.conf names, beside it, are code.
-    places = (Path(part), Path(part).parent)
-    return next(filter(None, (who_may_change(place, and_slurm=True) for place in places)), "")
-
-
-def _fill_standard() -> None:
-    """Give what is closed of the standard descriptors to nobody: Python does not print to these."""
-    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004  standard error
-        os.set_inheritable(opened, True)  # noqa: FBT003  it takes no keywords
-    os.close(opened)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.errors import UsageError
-from preflight.hang.watch.evidence import DEBUGS, FOLDERS, folder_name, plan, set_in_files
+from preflight.hang.watch.evidence import DEBUGS, FOLDERS, folder_name, plan, set_in_files, settled
 from preflight.hang.watch.watch import (
     CAP_MIB,
     EXAMINE,
@@ -21,7 +20,7 @@ from preflight.hang.watch.watch import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 ALL = "nccl,dist"
@@ -69,13 +68,13 @@ def add_watch_options(watch: argparse.ArgumentParser) -> None:
 _USAGE = "preflight watch [--debug[=nccl,dist]] [--stalled-after=SECONDS] [...] -- COMMAND ..."
 
 
-def run(words: Sequence[str]) -> int:
+def run(words: Sequence[str], environ: Mapping[str, str]) -> int:
     """Start and watch; the launch's exit code. UsageError (exit 4) where nothing was started."""
     own, command = split(words)
     parser = _Parser(prog="preflight watch", usage=_USAGE, allow_abbrev=False)
     add_watch_options(parser)
     told = parser.parse_args(own)
-    options = _options(told, command)
+    options = _options(told, command)._replace(environ=environ)
     if told.print_env:
         sys.stdout.write("".join(f"{line}\n" for line in _exports(options)))
         return 0
@@ -147,10 +146,20 @@ def _number(option: str, typed: str, least: float) -> float:
 
 def _exports(options: Options) -> Iterator[str]:
     """The shell's lines, for `eval "$(preflight watch --print-env)"`."""
-    folder = os.path.join(os.path.realpath(options.base), folder_name())  # noqa: PTH118  a name, no path yet
-    decided = plan(os.environ, set_in_files(os.environ), folder, options.debug)
+    try:
+        base = settled(options.base)
+    except OSError as error:
+        why = error.strerror or error
+        raise UsageError(
+            f"no evidence can be kept in {options.base} ({why}): give --folder"
+        ) from error
+    folder = str(base / folder_name())
+    decided = plan(options.environ, set_in_files(options.environ), folder, options.debug)
     for left in decided.left:
         yield "# " + left.sentence.replace("\n", " ")
-    yield "mkdir -p " + " ".join(shlex.quote(f"{folder}/{below}") for below in FOLDERS)
+    # One that is there already is somebody else's, who could lead what is written into it away.
+    new = " ".join(shlex.quote(f"{folder}/{below}") for below in ("", *FOLDERS))
+    yield f"mkdir -p {shlex.quote(str(base))} && mkdir -m 750 {new} && {{"
     for wish in decided.added:
         yield f"export {wish.name}={shlex.quote(wish.value)}  # {wish.why}"
+    yield "}"

@@ -23,6 +23,7 @@ from preflight.core.trust import (
     code_beside,
     entry,
     folders_below,
+    straight,
     user_name,
     walk,
     who_may_plant,
@@ -289,14 +290,18 @@ def _await_text(pipe: int) -> None:
         raise OSError(errno.ETIMEDOUT, f"nothing was written into this pipe in {PIPE_S} s")
 
 
-def refuse_others(path: Path, *, is_run: bool = False) -> None:
-    """UsageError where another than root could change a file or folder; holds for root alone.
+def refuse_others(path: Path, *, is_run: bool = False) -> Path:
+    """Return the path to open, or to name to another program, which is the one that was checked.
 
-    `is_run`: nor may he have, or put, code beside it that Python loads by itself.
+    As root: UsageError where another than root could change it. `is_run`: nor may he have, or put,
+    code beside it that Python loads by itself.
     """
+    path = straight(path)
     if os.geteuid() != 0:
-        return
+        return path
     said = who_may_plant(path)
+    if not said and "$" in str(path.absolute()):
+        said = "Ansible and shells fill in what stands behind a $"
     if is_run and not said and path.is_file():
         try:
             said = next(filter(None, map(who_may_plant, code_beside(path))), "")
@@ -307,14 +312,17 @@ def refuse_others(path: Path, *, is_run: bool = False) -> None:
             f"{path} is not used: {said}; chown root: and chmod go-w it, with the folders above, "
             "or copy it to a folder of root's"
         )
+    return path
 
 
 def refuse_all_below(top: Path) -> None:
     """The same for a folder and all that is in it, whose files are read or run together."""
-    refuse_others(top)
-    for folder in folders_below(top):
-        for file in folder.iterdir():
-            refuse_others(file)
+    seen: set[tuple[Path, Path]] = set()
+    for file in (top, *(file for folder in folders_below(top) for file in folder.iterdir())):
+        folders = (file.parent, file.resolve().parent)
+        is_run = folders not in seen and os.access(file, os.X_OK) and file.is_file()
+        refuse_others(file, is_run=is_run)
+        seen |= {folders} if is_run else set()
 
 
 def _refuse_irregular_input(

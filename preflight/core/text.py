@@ -5,10 +5,7 @@ Names in it become part of sentences; one that holds an escape sequence must not
 
 from __future__ import annotations
 
-import difflib
-import heapq
 import re
-import textwrap
 import unicodedata
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Final
@@ -53,6 +50,8 @@ def and_more(left: int, what: str = "") -> str:
 
 def wrapped(text: str, *, first: str, indent: str, width: int) -> list[str]:
     """Wrap to the terminal's width, with a label in front of the first line."""
+    import textwrap  # a watch that stays for days reads this module, too
+
     return textwrap.wrap(
         printable(text),
         width=max(width, len(indent) + 20),
@@ -96,6 +95,16 @@ def countable(text: str) -> str:
     return _ENDLESS.sub("...", text)
 
 
+def whole(text: str, most: int = 10**18) -> int | None:
+    """Read a whole number that somebody else wrote, from 0 to `most`; None for anything else.
+
+    int() reads other alphabets' digits, signs and underscores, and raises at 4,300 digits.
+    """
+    number = int(text) if _COUNT.fullmatch(text) else most + 1
+    return number if number <= most else None
+
+
+_COUNT: Final = re.compile(r"[0-9]{1,20}")
 _ESCAPE: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
@@ -205,6 +214,9 @@ def many(number: int, word: str) -> str:
 
 def did_you_mean(word: str, known: Any) -> str:
     """End a sentence with the nearest known word, or with all of them if they are few."""
+    import difflib
+    import heapq
+
     tried = names = list(known)
     if len(names) * len(word) ** 2 > _MOST_COMPARED:
         tried = heapq.nlargest(_FEW, names, key=lambda name: _in_common(word, name))

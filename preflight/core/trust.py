@@ -7,6 +7,7 @@ import os
 import pwd
 import re
 import stat
+import sys
 from collections import deque
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,15 @@ _CODE = ("*.py", "*.pyc", "*.so", "__pycache__", "__pycache__/*.pyc", "pyvenv.cf
 _PACKAGES = "lib*/python*/*-packages"
 _CODE_ABOVE = ("pyvenv.cfg", _PACKAGES, f"{_PACKAGES}/*.pth", f"{_PACKAGES}/*custom*.py")
 """site runs the lines of a *.pth, and sitecustomize.py."""
+
+_PARTED = {"PATH": ":", "LD_LIBRARY_PATH": "[:;]"}
+"""Variables that hold several paths, and what parts them; the loader (ld.so) knows two signs."""
+_PATHS = (*_PARTED, "TMPDIR", "XDG_RUNTIME_DIR", "SLURM_CONF")
+"""Any other value is a path where it has a slash in it."""
+_PLAIN = re.compile(r"/[^\s:;,$\"'`\\]*")
+"""The loader fills in $ORIGIN, and others part a list at other signs."""
+_ZONE = re.compile(r"[A-Za-z][\w+-]*(/[A-Za-z][\w+-]*)*")
+"""Europe/Berlin."""
 
 _ENTRY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _USER, _OWN_GROUP, _GROUP, _MASK, _OTHER, _MAY_WRITE = 2, 4, 8, 16, 32, 2
@@ -146,6 +156,47 @@ def who_may_plant(path: Path) -> str:
     package = Path(__file__).resolve().parent.parent
     checkout = package.parent if (package.parent / "checks").is_dir() else package
     return who_may_change(path, checkout if who_may_change(package / "__init__.py") else None)
+
+
+def roots_paths(name: str, value: str) -> tuple[str, list[str]]:
+    """Return what root takes of a variable of his environment, and why not the rest.
+
+    Of a value that names paths only what is written plainly, is there, and is nobody else's.
+    """
+    if name not in _PATHS and ("/" not in value or (name == "TZ" and _ZONE.fullmatch(value))):
+        return value, []
+    parts = re.split(_PARTED[name], value) if name in _PARTED else [value]
+    why = {part: _who_else_has(part, name) for part in parts}
+    if name not in _PARTED and not (why[value] or Path(value).exists()):
+        return "", [f"{value} is not there"]
+    safe = (part for part, said in why.items() if not said and Path(part).exists())
+    return os.pathsep.join(safe), [said for said in why.values() if said]
+
+
+def _who_else_has(part: str, name: str) -> str:
+    """Say why root uses no such path; "" where he does, if it is there.
+
+    Whoever owns the Python that we run in has his code run already.
+    """
+    if part == str(Path(sys.executable).parent):
+        return ""
+    if not _PLAIN.fullmatch(part) or ".." in Path(part).parts:
+        return f"{part!a:.80} is no plain absolute path"
+    if name != "SLURM_CONF":
+        return who_may_change(Path(part))
+    # The plugins that plugstack.conf names, beside it, are code.
+    places = (Path(part), Path(part).parent)
+    return next(filter(None, (who_may_change(place, and_slurm=True) for place in places)), "")
+
+
+def straight(path: Path) -> Path:
+    """Return the same file by a way that all programs read alike.
+
+    Ansible, pytest and others fold `..` as text, also behind a link that leads elsewhere.
+    """
+    if ".." not in path.parts:
+        return path
+    return Path(os.path.realpath(path.parent), path.name) if path.name != ".." else path.resolve()
 
 
 def folders_below(top: Path) -> Iterator[Path]:

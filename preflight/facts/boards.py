@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
+from preflight.core.text import whole
 from preflight.facts.node import DISTANCES, Distance, pci_distance
 
 if TYPE_CHECKING:
@@ -268,7 +269,5 @@ def known(code: int) -> Known:
 def explained(counter: str) -> str:
     """Add its meaning to an Xid that was counted around a load: "Xid 79 0000:1b:00 (...)"."""
     word, _, rest = counter.partition(" ")
-    code = rest.partition(" ")[0]
-    return (
-        f"{counter} ({known(int(code)).meaning})" if word == "Xid" and code.isdecimal() else counter
-    )
+    code = whole(rest.partition(" ")[0])
+    return f"{counter} ({known(code).meaning})" if word == "Xid" and code is not None else counter

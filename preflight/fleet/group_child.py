@@ -15,19 +15,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ClusterShell.Defaults import config_paths
-from ClusterShell.NodeSet import ILLEGAL_GROUP_CHARS, NodeSet, NodeSetException
-from ClusterShell.NodeUtils import (
-    GroupResolverConfig,
-    GroupResolverError,
-    GroupResolverSourceError,
-    GroupSource,
-    GroupSourceError,
-)
-
 from preflight.core.files import refuse_all_below
 from preflight.errors import UsageError
-from preflight.fleet.nodeset import MOST_NODES, as_slurm_reads, refuse_bombs
+from preflight.fleet.nodeset import MOST_NODES, as_slurm_reads, clustershell, refuse_bombs
+
+config_paths = clustershell("Defaults").config_paths
+node_set, groups = clustershell("NodeSet"), clustershell("NodeUtils")
+NodeSet, NodeSetException = node_set.NodeSet, node_set.NodeSetException
+GroupSource, GroupSourceError = groups.GroupSource, groups.GroupSourceError
+GroupResolverError = groups.GroupResolverError
 
 MOST_MEMORY = 4 << 30
 """Bytes of address space, for us and for each command: one may write without end."""
@@ -48,11 +44,11 @@ class Trouble(Exception):  # noqa: N818  told to the parent, not to a person
         }
 
 
-class Resolver(GroupResolverConfig):  # type: ignore[misc]  # the library has no types
+class Resolver(groups.GroupResolverConfig):  # type: ignore[misc,name-defined]  # it has no types
     """ClusterShell's own, which also tells an unknown group from an empty one."""
 
     def __init__(self, own: tuple[str, dict[str, str]] | None, *, may_be_empty: bool) -> None:
-        super().__init__(configs(), illegal_chars=ILLEGAL_GROUP_CHARS)
+        super().__init__(configs(), illegal_chars=node_set.ILLEGAL_GROUP_CHARS)
         self._own = own
         self._may_be_empty = may_be_empty
 
@@ -65,7 +61,7 @@ class Resolver(GroupResolverConfig):  # type: ignore[misc]  # the library has no
     def _source(self, namespace: str | None) -> Any:
         try:
             return super()._source(namespace)
-        except GroupResolverSourceError as error:
+        except groups.GroupResolverSourceError as error:
             known = list(self._sources)
             raise Trouble("source", "", namespace or "", known) from error
 

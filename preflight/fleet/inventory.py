@@ -7,6 +7,7 @@ a false pass.
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
@@ -348,7 +349,7 @@ def open_inventory(path: Path) -> AnyInventory:
     """
     from preflight.fleet.ansible import read_ansible, read_listed
 
-    refuse_others(path)
+    path = refuse_others(path, is_run=os.access(path, os.X_OK))
     suffix = path.suffix.lower()
     if suffix == ".toml":
         return read_inventory(path)

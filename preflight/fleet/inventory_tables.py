@@ -17,7 +17,7 @@ from preflight.core.text import did_you_mean
 from preflight.core.thresholds import Told, shipped
 from preflight.errors import UsageError
 from preflight.fleet.baselines import UNITS, highest_ceiling
-from preflight.fleet.model import NEVER, TRANSPORTS, Promise, Waiver, today
+from preflight.fleet.model import NEVER, TRANSPORTS, Port, Promise, User, Waiver, today
 from preflight.fleet.nodeset import fold
 from preflight.fleet.topology import LEAF_NAME
 
@@ -115,7 +115,6 @@ class CheckTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     enabled: bool = True
 
 
-Port = Annotated[int, Meta(ge=1, le=65535)]
 Positive = Annotated[int, Meta(ge=0, le=1024)]
 Xid = Annotated[int, Meta(ge=1, le=9999)]
 Device = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")]
@@ -125,7 +124,7 @@ class Layer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What may be said of all nodes, of a group, or of one node; the nearest wins."""
 
     transport: str | None = None
-    user: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.][A-Za-z0-9_.@-]*\Z")] | None = None
+    user: User | None = None
     port: Port | None = None
     identity_file: str | None = None
     known_hosts: str | None = None

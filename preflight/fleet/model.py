@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, date, datetime
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from preflight.core.thresholds import Told
 from preflight.errors import UsageError
 from preflight.fleet.job_environment import measured_in
-from preflight.fleet.nodeset import fold
+from preflight.fleet.nodeset import check_host_name, fold
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -155,6 +155,10 @@ class Promise(Struct, frozen=True, kw_only=True):
     """Where the numbers come from: "inventory/train.toml [group.train]"."""
 
 
+Port = Annotated[int, Meta(ge=1, le=65535)]
+User = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.][A-Za-z0-9_.@-]*\Z")]
+
+
 class Host(Struct, frozen=True, kw_only=True):
     """One node: its name, the way in, and the job's Python on it."""
 
@@ -164,8 +168,8 @@ class Host(Struct, frozen=True, kw_only=True):
     group: str = "all"
     transport: str = "ssh"
     """One of TRANSPORTS; "ssh" is paramiko, or OpenSSH for what paramiko cannot do."""
-    user: str | None = None
-    port: int | None = None
+    user: User | None = None
+    port: Port | None = None
     identity_file: str | None = None
     known_hosts: str | None = None
     ssh_config: str | None = None
@@ -179,6 +183,11 @@ class Host(Struct, frozen=True, kw_only=True):
     """Checks that are switched off for it, and where: {"gpu.ecc": "fleet.toml [group.old]"}."""
     group_rank: int | None = None
     """torchrun's number of the node, where the job's own ranks are the way in."""
+
+    def __post_init__(self) -> None:
+        """Hold its names to what they are, whoever gives them; UsageError."""
+        check_host_name(self.address)
+        check_host_name(self.name, resolved=False)
 
 
 NEVER = ("burn.integrity",)
@@ -244,7 +253,8 @@ class Job(Struct, frozen=True, kw_only=True):
     def libraries(self, name: str) -> list[str]:
         """Where the loader of the job looks on a node, as far as its LD_LIBRARY_PATH says."""
         said = (self.environ_of(name) or {}).get("LD_LIBRARY_PATH", "")
-        return [folder for folder in said.split(":") if folder.startswith("/")][:MOST_LIBRARIES]
+        folders = re.split("[:;]", said)  # as ld.so does
+        return [folder for folder in folders if folder.startswith("/")][:MOST_LIBRARIES]
 
     def nccl_conf_file(self, name: str) -> str:
         """The file that the job's NCCL_CONF_FILE names on a node; "" where it is not set."""

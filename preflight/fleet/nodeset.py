@@ -9,8 +9,11 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from typing import TYPE_CHECKING
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+from preflight.core.text import whole
 from preflight.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,6 +47,22 @@ _MOST_NUMBERS = 8
 _EXAMPLE = "type for example 'gpu[001-064]' or 'gpu1,gpu2'"
 
 
+@cache
+def clustershell(module: str) -> Any:
+    """Load a module of ClusterShell: here, as it would read a defaults.conf while it is loaded.
+
+    That may be anybody's, or damaged, and nothing in it is of use.
+    """
+    from configparser import ConfigParser
+
+    read = ConfigParser.read
+    try:
+        setattr(ConfigParser, "read", lambda *_, **__: [])  # noqa: B010  mypy
+        return import_module(f"ClusterShell.{module}")
+    finally:
+        setattr(ConfigParser, "read", read)  # noqa: B010
+
+
 def expand(text: str) -> tuple[str, ...]:
     """Expand a node list; the order is ClusterShell's (numeric within a pattern).
 
@@ -73,8 +92,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 def fold(names: Iterable[str]) -> str:
     """Fold names into one pattern, ready to be pasted after `--exclude=`."""
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
-
+    node_set = clustershell("NodeSet")
     plain: dict[str, list[str]] = {}
     addresses = []
     for name in names:
@@ -86,7 +104,7 @@ def fold(names: Iterable[str]) -> str:
     folded = [
         ",".join(_folded(pattern, own))
         if many and pattern.count("%s") > 1
-        else str(NodeSet.fromlist(own, resolver=RESOLVER_NOGROUP))
+        else str(node_set.NodeSet.fromlist(own, resolver=node_set.RESOLVER_NOGROUP))
         for pattern, own in sorted(plain.items())
     ]
     return ",".join((*folded, *addresses))
@@ -94,15 +112,14 @@ def fold(names: Iterable[str]) -> str:
 
 def _folded(pattern: str, names: Iterable[str]) -> Iterator[str]:
     """Fold names of several numbers in linear time: along the last one, then the one before it."""
-    from ClusterShell.RangeSet import RangeSet
-
+    range_set = clustershell("RangeSet").RangeSet
     vectors = [tuple(_NUMBERS.findall(name)) for name in sorted(set(names), key=natural)]
     for axis in list(reversed(range(len(vectors[0]))))[:_AXES]:
         alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
         for one in vectors:
             alike.setdefault((one[:axis], one[axis + 1 :]), []).append(one[axis])
         vectors = [
-            (*before, str(RangeSet(",".join(own))), *after)
+            (*before, str(range_set(",".join(own))), *after)
             for (before, after), own in alike.items()
         ]
     for one in vectors:
@@ -111,7 +128,8 @@ def _folded(pattern: str, names: Iterable[str]) -> Iterator[str]:
 
 def natural(name: str) -> list[tuple[int, str]]:
     """Sort key of a name as people count: h2 before h10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(name)]
+    numbers = ((whole(part), part) for part in _DIGITS.split(name))
+    return [(-1, part) if number is None else (number, "") for number, part in numbers]
 
 
 def split(text: str) -> list[str]:
@@ -132,8 +150,7 @@ def _as_address(word: str) -> str | None:
 
 
 def _expand_names(pattern: str) -> list[str]:
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
-
+    its = clustershell("NodeSet")
     if "@" in pattern:
         raise UsageError(f"groups such as {_shown(pattern)!a} are not read here: {_EXAMPLE}")
     parts = _OPERATION.findall(pattern)
@@ -141,7 +158,7 @@ def _expand_names(pattern: str) -> list[str]:
     anew = 1 + sum(sign in ("!", "&", "^") for sign, _ in parts)  # each of these folds all anew
     try:
         if max(several, anew) <= _FEW_FOLDED and several * several * anew <= _MOST_COMPARED:
-            found = NodeSet(pattern, resolver=RESOLVER_NOGROUP)
+            found = its.NodeSet(pattern, resolver=its.RESOLVER_NOGROUP)
             if len(found) > MOST_NODES:
                 raise UsageError(
                     f"{_shown(pattern)!a} names more than {MOST_NODES} nodes: {_EXAMPLE}"
@@ -149,9 +166,9 @@ def _expand_names(pattern: str) -> list[str]:
             return [str(name) for name in found]
         names: set[str] = set()
         for sign, part in parts:
-            getattr(names, _CHANGES[sign])(NodeSet(part, resolver=RESOLVER_NOGROUP))
+            getattr(names, _CHANGES[sign])(its.NodeSet(part, resolver=its.RESOLVER_NOGROUP))
         return sorted(names, key=lambda name: (_NUMBERS.sub("%s", name), natural(name)))
-    except (NodeSetException, ValueError, AssertionError) as error:
+    except (its.NodeSetException, ValueError, AssertionError) as error:
         raise UsageError(
             f"cannot read the node list {_shown(pattern)!a} ({_printable(error)}): {_EXAMPLE}"
         ) from error
@@ -225,26 +242,41 @@ def _range_size(ranges: str) -> int:
     return max(size, 1)
 
 
-def check_host_name(name: str) -> None:
-    """Refuse what is neither a host name nor an address, such as an option in disguise."""
+def check_host_name(name: str, *, resolved: bool = True) -> None:
+    """Refuse what is neither a host name nor an address, such as an option in disguise.
+
+    `resolved`: somebody looks up its address, and may take a number for one.
+    """
     if _as_address(name) is not None:
         return
     if not _is_name(name):
         raise UsageError(
             f"{_shown(name)!a} is not a host name: letters, digits, '-' and '.' only, {_EXAMPLE}"
         )
-    if _NUMBER.fullmatch(name.removesuffix(".").split(".")[-1]) and not is_address(name):
+    last = name.removesuffix(".").split(".")[-1]
+    if resolved and _NUMBER.fullmatch(last) and not is_address(name):
         raise UsageError(
             f"{_shown(name)!a} is not a host name: ssh and others read such a number as an IPv4 "
             f"address (1 is 0.0.0.1, 010 is 8); {_EXAMPLE}"
         )
 
 
+def sound_name(name: str, other: str) -> str:
+    """What a machine calls itself; `other` where that is no name of a node, as it may be."""
+    try:
+        check_host_name(name)
+    except UsageError:
+        return other
+    return name
+
+
 def check_names(names: Iterable[str]) -> None:
     """Hold the names in a document, which may be anybody's, to the same; ValueError."""
     for name in names:
-        if not _is_name(name) and _as_address(name) is None:
-            raise ValueError(f"{_shown(name)!a} is no name of a node")
+        try:
+            check_host_name(name)
+        except UsageError as error:
+            raise ValueError(f"{_shown(name)!a} is no name of a node") from error
 
 
 def _is_name(name: str) -> bool:

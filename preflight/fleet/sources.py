@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from preflight.core.files import read_regular, refuse_others
-from preflight.core.text import did_you_mean
+from preflight.core.text import did_you_mean, whole
 from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
 from preflight.fleet.groups import expand_written, groups_in
@@ -35,7 +35,7 @@ from preflight.fleet.launch import (
     read_launch,
 )
 from preflight.fleet.model import Fleet, Host, Job, Shape, shape_of
-from preflight.fleet.nodeset import expand, fold, split
+from preflight.fleet.nodeset import expand, fold, sound_name, split
 from preflight.fleet.topology import with_leaves
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def refuse_many(environ: Mapping[str, str]) -> None:
     Ranks of torchrun are another matter: those know of each other.
     """
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
-    if "TORCHELASTIC_RUN_ID" not in environ and tasks.isdecimal() and int(tasks) > 1:
+    if "TORCHELASTIC_RUN_ID" not in environ and (whole(tasks) or 1) > 1:
         raise UsageError(
             f"this is one of {tasks} tasks of a Slurm step, and each would judge the whole fleet: "
             "run pytest --preflight once, in the batch script or after salloc, without srun"
@@ -370,7 +370,7 @@ def _unless_told(wish: Wish, inventory: AnyInventory | None) -> tuple[tuple[str,
         return *_written(wish.ini_nodes, "preflight_nodes of the ini file", inventory), False
     if inventory is not None:
         return _all_of(inventory), str(inventory.path), False
-    return (socket.gethostname().split(".")[0] or "localhost",), "this machine", True
+    return (sound_name(socket.gethostname().split(".")[0], "localhost"),), "this machine", True
 
 
 def _listed(

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import msgspec
 from msgspec import Struct
 
+from preflight.core.text import whole
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -394,8 +396,8 @@ def _number(value: Any) -> int | None:
     """A number, or a short text of one: torch's JSON has both."""
     if isinstance(value, bool):
         return None
-    if isinstance(value, str) and len(value) <= 20 and value.lstrip("-").isdecimal():  # noqa: PLR2004  64 bits
-        value = int(value)
+    if isinstance(value, str) and (size := whole(value.removeprefix("-"), 2**64)) is not None:
+        value = -size if value.startswith("-") else size
     return value if isinstance(value, int) and _fits(value) else None
 
 

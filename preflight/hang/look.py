@@ -22,6 +22,7 @@ from preflight.core.remote_command import ReachError
 from preflight.errors import WireError
 from preflight.facts.model import decode_look
 from preflight.fleet.model import Host
+from preflight.fleet.nodeset import sound_name
 from preflight.hang.diagnose.model import JobState, NodeState
 from preflight.transport.bundle import offer, start_payload
 from preflight.transport.ways import Gate, TooSlowError, Ways, fan_out
@@ -113,7 +114,7 @@ def look_here(
 def _own_name() -> str:
     import socket
 
-    return socket.gethostname()
+    return sound_name(socket.gethostname(), "localhost")
 
 
 def _one(

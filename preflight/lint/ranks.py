@@ -13,6 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from preflight.core.text import whole
 from preflight.lint.operations import callee, reached
 from preflight.lint.script import Who, constant, dotted, names_in, once
 
@@ -142,7 +143,7 @@ class Ranks:
         if isinstance(op, ast.In | ast.NotIn):
             return _among(op, right)
         value = constant(right)
-        number = int(value) if isinstance(value, str) and value.isdecimal() else value
+        number = whole(value) if isinstance(value, str) else value
         if not isinstance(number, int):
             return NOBODY_KNOWS if number is not None else (Who.SOME, Who.SOME)
         return _ordered(op, number)

@@ -23,7 +23,7 @@ from preflight.checks.net.selected import (
 )
 from preflight.checks.rdma.ports import ports_of
 from preflight.checks.rdma.test_devices import without_gid
-from preflight.core.text import and_more
+from preflight.core.text import and_more, whole
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
 from preflight.fleet.sources import OPTION, machines
@@ -209,16 +209,15 @@ def _rdma(
         return
     origin, text = _source(fleet, environ, one, "NCCL_IB_GID_INDEX")
     roce = [port for port in chosen if port.active and port.layer == "ethernet"]
-    if text.strip().isdecimal() and roce:
-        index = int(text)
-        if all(without_gid(port, index) for port in roce):
-            has = sorted({str(gid.index) for port in roce for gid in port.port.gids or ()})
-            yield _Setting(
-                f"{origin}: ", told("NCCL_IB_GID_INDEX", text),
-                "no RoCE port of any node has that GID", "no RoCE port there has that GID",
-                "take it out (NCCL 2.21 and newer chooses), or write one that is there "
-                "(show_gids)", "",
-            ), has  # fmt: skip
+    index = whole(text.strip())
+    if index is not None and roce and all(without_gid(port, index) for port in roce):
+        has = sorted({str(gid.index) for port in roce for gid in port.port.gids or ()})
+        yield _Setting(
+            f"{origin}: ", told("NCCL_IB_GID_INDEX", text),
+            "no RoCE port of any node has that GID", "no RoCE port there has that GID",
+            "take it out (NCCL 2.21 and newer chooses), or write one that is there "
+            "(show_gids)", "",
+        ), has  # fmt: skip
 
 
 def _measured_in(fleet: Fleet, name: str) -> Mapping[str, str]:

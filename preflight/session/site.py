@@ -24,7 +24,7 @@ import pytest
 
 from preflight.core.files import read_regular
 from preflight.core.registry import load_folder
-from preflight.core.trust import code_in, folders_below, who_may_plant
+from preflight.core.trust import code_in, folders_below, roots_paths, who_may_plant
 from preflight.errors import UsageError
 from preflight.fleet.inventory_tables import refuse_unknown_transport
 from preflight.fleet.model import Host
@@ -227,6 +227,8 @@ def refuse_strangers(config: pytest.Config) -> None:
         return
     # xdist starts its workers as `python -c`, which would look for modules here first.
     os.environ["PYTHONSAFEPATH"] = "1"
+    for name in {"PATH", "LD_LIBRARY_PATH"} & os.environ.keys():  # as for every verb
+        os.environ[name] = roots_paths(name, os.environ[name])[0]
     # The texts that it runs have any name, and lie in any folder.
     config.pluginmanager.set_blocked("doctest")
     for place in map(Path, config.getini("preflight_checks")):

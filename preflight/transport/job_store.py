@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from preflight.core.text import whole
 from preflight.errors import PreflightError, UsageError, WireError
 from preflight.facts.basics import Whole
 
@@ -349,6 +350,7 @@ def _decode(decoder: msgspec.json.Decoder[_K], note: bytes) -> _K:
         raise WireError(f"a note in the job's store is none of preflight's: {reason}") from error
 
 
+_RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
 _NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_PORT")
 
 
@@ -382,16 +384,17 @@ class Place(Struct, frozen=True, kw_only=True):
 
 def read_place(environ: Mapping[str, str]) -> Place:
     """Read it; UsageError when torchrun's variables were changed on the way."""
-    try:
-        number = {name: int(environ[name]) for name in _NUMBERS}
-        restart = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        most = int(environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
-        master = environ["MASTER_ADDR"]
-    except (KeyError, ValueError) as error:
+    told = {**dict.fromkeys(_RESTARTS, "0"), **environ}
+    read = {name: whole(told.get(name, "")) for name in (*_NUMBERS, *_RESTARTS)}
+    number = {name: value for name, value in read.items() if value is not None}
+    odd = [name for name in read if name not in number] + ["MASTER_ADDR"] * (
+        "MASTER_ADDR" not in told
+    )
+    if odd:
         raise UsageError(
-            f"torchrun's environment is not whole ({error}): start pytest as torchrun's own "
+            f"torchrun's environment is not whole ({odd[0]}): start pytest as torchrun's own "
             "program, torchrun ... -m pytest --preflight"
-        ) from error
+        )
     if not 0 <= number["RANK"] < number["WORLD_SIZE"] or number["LOCAL_WORLD_SIZE"] < 1:
         raise UsageError(
             f"RANK {number['RANK']} of WORLD_SIZE {number['WORLD_SIZE']} cannot be: leave the "
@@ -404,9 +407,9 @@ def read_place(environ: Mapping[str, str]) -> Place:
         per_node=number["LOCAL_WORLD_SIZE"],
         group=number["GROUP_RANK"],
         run_id=environ["TORCHELASTIC_RUN_ID"],
-        restart=restart,
-        max_restarts=most,
-        master=master,
+        restart=number[_RESTARTS[0]],
+        max_restarts=number[_RESTARTS[1]],
+        master=told["MASTER_ADDR"],
         port=number["MASTER_PORT"],
         agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE", "True") == "True",
     )

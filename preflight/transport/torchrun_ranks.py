@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from preflight import __version__
 from preflight.core.remote_command import OUTPUT_LIMIT, PipeRemote, ReachError, StreamRemote
-from preflight.errors import PreflightError, UsageError, WireError
+from preflight.errors import PreflightError, WireError
 from preflight.facts.node import Shortfall
 from preflight.fleet.launch import Ranked, RankedNode
-from preflight.fleet.nodeset import check_host_name, fold
+from preflight.fleet.nodeset import fold, sound_name
 from preflight.transport.job_store import (
     CHUNK,
     End,
@@ -343,7 +343,7 @@ class Crew(Struct, frozen=True, kw_only=True):
             group=group,
             label=label,
             hostname=first.hostname,
-            address=_sound(self._address(first)) or label,
+            address=sound_name(self._address(first), label),
             python=(first.python,),
             environ=_joined([one.environ for one in told]),
             uneven=_uneven([one.environ for one in told]),
@@ -360,7 +360,7 @@ class Crew(Struct, frozen=True, kw_only=True):
 def _labels(groups: Mapping[int, Sequence[Member]]) -> dict[int, str]:
     """A name for each node: short where that is enough, numbered where agents share a host."""
     full = {group: _hostname(members, group) for group, members in groups.items()}
-    short = {group: _sound(name.partition(".")[0]) or name for group, name in full.items()}
+    short = {group: sound_name(name.partition(".")[0], name) for group, name in full.items()}
     for labels in (short, full):
         if len(set(labels.values())) == len(labels):
             return labels
@@ -373,16 +373,7 @@ def _labels(groups: Mapping[int, Sequence[Member]]) -> dict[int, str]:
 
 def _hostname(members: Iterable[Member], group: int) -> str:
     told = next((member.present.hostname for member in members if member.present), "")
-    return _sound(told) or f"group-{group}"
-
-
-def _sound(name: str) -> str:
-    """Give the name or address; "" for what is none, which a rank may say all the same."""
-    try:
-        check_host_name(name)
-    except UsageError:
-        return ""
-    return name
+    return sound_name(told, f"group-{group}")
 
 
 def _joined(environs: Sequence[dict[str, str]]) -> dict[str, str]:

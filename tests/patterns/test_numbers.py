@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from msgspec import inspect
 
 from preflight import cli
+from preflight.core.text import whole
+from preflight.errors import UsageError
 from preflight.fabric import agent_events
 from preflight.fabric.observed import Observed
 from preflight.fabric.samples import Sweep
 from preflight.facts import burn, model
 from preflight.facts.job import NodeLook
+from preflight.fleet.sources import Wish, refuse_many, resolve
 from preflight.report.document import Report
 from preflight.transport import job_store
 from tests.unit.fabric.stored_files import long_form, short_form
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 DECODED = (
     model.Facts, model.Ports, NodeLook, burn.Event, agent_events.Event, Sweep, Observed, Report,
@@ -105,3 +112,64 @@ def test_facts_with_a_number_beyond_64_bits_are_no_answer() -> None:
     assert msgspec.convert({**gpu, "numa": -1}, model.Gpu).numa == -1
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(json.dumps({**gpu, "numa": ALIKE[9]}), type=model.Gpu)
+
+
+ASKS = ("isdecimal", "isdigit", "isnumeric")
+
+
+def _read_unbounded(function: ast.AST) -> Iterator[str]:
+    """Numbers that int() makes of a text of any length: of the environment, or of "only digits"."""
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+    if not any(isinstance(call.func, ast.Name) and call.func.id == "int" for call in calls):
+        return
+    asked = {
+        ast.unparse(node)
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ASKS
+        for node in ast.walk(call.func.value)
+    }
+    for call in calls:
+        if isinstance(call.func, ast.Name) and call.func.id == "int" and len(call.args) == 1:
+            text = ast.unparse(call.args[0])
+            if text in asked or "environ" in text:
+                yield f"{call.lineno}: int({text})"
+
+
+def test_every_number_that_others_wrote_is_read_by_one_function() -> None:
+    """`whole` of core.text has a bound: int() raises at 4,300 digits, and takes "²" and "1_0"."""
+    root = Path(__file__).parents[2]
+    files = [*root.glob("preflight/**/*.py"), *root.glob("checks/**/*.py")]
+    texts = {
+        path: path.read_text(encoding="utf-8") for path in files if "payload" not in path.parts
+    }
+    found = [
+        f"{path.relative_to(root)}:{one}"
+        for path, text in texts.items()
+        if "int(" in text and any(word in text for word in (*ASKS, "environ"))
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef)
+        for one in _read_unbounded(node)
+    ]
+    assert not found
+
+
+@given(st.text(st.sampled_from("0129²٣_+- "), max_size=30), st.integers(0, 2**64))
+@example("9" * 5000, 2**64)
+@example("18446744073709551616", 2**64)
+def test_a_number_is_what_it_is_or_none(text: str, most: int) -> None:
+    """Up to 20 digits and nothing else; never an error."""
+    number = whole(text, most)
+    plain = text.isascii() and text.isdigit() and len(text) <= 20
+    assert number == (int(text) if plain and int(text) <= most else None)
+
+
+@pytest.mark.parametrize("name", [
+    "SLURM_STEP_NUM_TASKS", "SLURM_JOB_NUM_NODES", "MASTER_PORT", "RANK", "WORLD_SIZE",
+    "LOCAL_RANK", "NCCL_IB_GID_INDEX", "SLURM_GPUS_ON_NODE", "SLURM_NTASKS_PER_NODE",
+])  # fmt: skip
+def test_a_number_without_end_in_the_environment_is_no_traceback(name: str) -> None:
+    """A fleet is found, or refused in one line."""
+    environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n1", name: "9" * 5000}
+    with suppress(UsageError):
+        assert resolve(Wish(environ=environ)).hosts
+        refuse_many(environ)

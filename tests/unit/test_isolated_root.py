@@ -5,11 +5,20 @@ from __future__ import annotations
 import ast
 import os
 import pwd
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from preflight import cli
+from preflight.core.trust import roots_paths, who_may_change
+from preflight.session.site import refuse_strangers
 
 pytestmark = pytest.mark.slow
 
@@ -64,10 +73,145 @@ def test_root_uses_no_path_of_a_stranger(tmp_path: Path) -> None:
     own.mkdir()
     os.chown(his, 65534, 65534)
     bad = (str(his), str(his / "below"), ".", "bin/x", "", "/tmp/nobody-has-made-it", "~/bin")
-    names = ("PATH", "LD_LIBRARY_PATH", "TMPDIR", "SLURM_CONF", "NCCL_IB_HCA")
-    mixed = _taken(**dict.fromkeys(names, os.pathsep.join((*bad, str(own)))))
-    assert {name: mixed[name] for name in names} == dict.fromkeys(names, str(own))
-    assert not {*names} & _taken(**dict.fromkeys(names, str(his))).keys()
+    lists, names = ("PATH", "LD_LIBRARY_PATH"), ("TMPDIR", "SLURM_CONF", "NCCL_IB_HCA")
+    mixed = _taken(**dict.fromkeys((*lists, *names), os.pathsep.join((*bad, str(own)))))
+    assert {name: mixed.get(name) for name in (*lists, *names)} == {
+        **dict.fromkeys(lists, str(own)), **dict.fromkeys(names)
+    }  # fmt: skip
+    assert not {*lists, *names} & _taken(**dict.fromkeys((*lists, *names), str(his))).keys()
+    assert (
+        dict.fromkeys(names, str(own)).items() <= _taken(**dict.fromkeys(names, str(own))).items()
+    )
+
+
+PIECES = (
+    "{his}",
+    "{own}",
+    "/usr/lib",
+    "$ORIGIN",
+    "${LIB}",
+    "..",
+    ".",
+    ";",
+    ":",
+    ",",
+    " ",
+    "/",
+    "x",
+)
+
+
+@root_only
+@given(pieces=st.lists(st.sampled_from(PIECES), max_size=9))
+@pytest.mark.parametrize("name", ["PATH", "LD_LIBRARY_PATH", "TMPDIR", "SLURM_CONF", "UCX_TLS"])
+def test_no_value_is_a_path_of_a_stranger_to_anybody(
+    tmp_path_factory: pytest.TempPathFactory, name: str, pieces: list[str]
+) -> None:
+    """However it is put together: ld.so parts a value at `;`, too, and fills in $ORIGIN."""
+    top = tmp_path_factory.getbasetemp() / "pieces"
+    for folder in ("his", "own"):
+        (top / folder).mkdir(parents=True, exist_ok=True)
+    os.chown(top / "his", 65534, 65534)
+    value = "".join(pieces).format(his=top / "his", own=top / "own", LIB="${LIB}")
+    kept, _ = roots_paths(name, value)
+    for part in re.split("[:;, ]", kept) if "/" in kept else ():
+        assert part.startswith("/")
+        assert Path(part).exists()
+        assert "$" not in part
+        assert ".." not in part.split("/")
+        assert who_may_change(Path(part)) == ""
+    whole = str(top / "own")
+    assert roots_paths(name, whole) == (whole, [])
+
+
+@root_only
+@pytest.mark.parametrize("verb", sorted(cli.VERBS))
+@pytest.mark.parametrize("words", [(), ("--help",), ("x",)])
+def test_every_verb_begins_with_root_own_environment(
+    monkeypatch: pytest.MonkeyPatch, verb: str, words: tuple[str, ...]
+) -> None:
+    """In one place, before anything of the verb is loaded, also where Python was given -I."""
+    began: list[tuple[str, ...]] = []
+
+    def execve(program: str, argv: list[str], environ: dict[str, str]) -> NoReturn:
+        began.append(tuple(argv))
+        assert program == sys.executable
+        assert argv[1] == "-I"
+        assert environ["HOME"] == pwd.getpwuid(0).pw_dir
+        assert not {*CODE, "XDG_CONFIG_HOME"} & environ.keys()
+        raise SystemExit(7)
+
+    monkeypatch.setattr(os, "execve", execve)
+    monkeypatch.setattr(sys, "argv", ["preflight", verb, *words])
+    for name in (*CODE, "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, "/theirs/file")
+    before = os.umask(0o022)
+    try:
+        with pytest.raises(SystemExit, match="7"):
+            cli.main()
+        assert (os.umask(0o022) == 0o022) or verb != "watch"
+    finally:
+        os.umask(before)
+    assert began
+
+
+@root_only
+def test_a_watch_has_its_tools_from_root_and_the_launch_has_its_own(tmp_path: Path) -> None:
+    """No `cat`, `tee` or `timeout` of a stranger's; the launch has its caller's environment."""
+    his = tmp_path / "his"
+    his.mkdir()
+    for name in ("cat", "tee", "timeout", "env", "own-launch"):
+        (his / name).write_text(f"#!/bin/sh\necho {name} >> {tmp_path}/ran\n/usr/bin/env\numask\n")
+        (his / name).chmod(0o755)
+    os.chown(his, 65534, 65534)
+    (tmp_path / "fleet.toml").write_text('[group.a]\nnodes = "h1"\n')
+    given = {
+        "PATH": f"{his}:/usr/bin:/bin", "MINE": "a\nb", "HOME": "/theirs", "PYTHONPATH": "/theirs",
+        "LD_LIBRARY_PATH": f"/usr/lib;{his}",
+    }  # fmt: skip
+    words = ["watch", "--tee", "--inventory=fleet.toml", "--", "own-launch"]
+    command = str(Path(sys.executable).with_name("preflight"))
+    told = subprocess.run(
+        ["/bin/sh", "-c", 'umask 002; exec "$0" "$@"', command, *words],
+        env=given, cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert (tmp_path / "ran").read_text() == "own-launch\n"
+    for name, value in given.items():
+        assert f"{name}={value}\n" in told.stdout
+    assert told.stdout.endswith("0002\n")
+    assert "PYTHONSAFEPATH" not in told.stdout
+    assert "not taken" not in told.stderr
+
+
+@root_only
+def test_pytest_starts_no_program_of_a_stranger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root what it starts is found, and loads libraries, where no other user could put any."""
+    os.chown(tmp_path, 65534, 65534)
+    for name in ("PATH", "LD_LIBRARY_PATH"):
+        monkeypatch.setenv(name, f"{tmp_path}:/usr/bin:bin")
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    blocked: list[str] = []
+    config = SimpleNamespace(pluginmanager=SimpleNamespace(set_blocked=blocked.append))
+    with pytest.raises(AttributeError, match="getini"):  # by then it begins to look for code
+        refuse_strangers(cast("pytest.Config", config))
+    assert (os.environ["PATH"], os.environ["LD_LIBRARY_PATH"]) == ("/usr/bin", "/usr/bin")
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    with pytest.raises(AttributeError, match="getini"):
+        refuse_strangers(cast("pytest.Config", config))
+    assert "LD_LIBRARY_PATH" not in os.environ
+
+
+@root_only
+def test_no_launch_is_told_of_a_folder_that_a_stranger_could_swap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`watch --print-env` names one where `watch` itself would keep evidence, and no other."""
+    os.chown(tmp_path, 65534, 65534)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["watch", "--print-env"]) == 4
+    assert f"no evidence can be kept in . ({tmp_path} belongs to nobody)" in capsys.readouterr().err
 
 
 @root_only

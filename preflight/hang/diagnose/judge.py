@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from preflight.core.text import whole
 from preflight.hang.answer_text import rows
 from preflight.hang.diagnose import all_wait, call_order, dead_ranks, odd_rank, stragglers
 from preflight.hang.diagnose.job_ranks import Case, case_of, jobs_of
@@ -303,8 +304,9 @@ def lines(told: Diagnosis, width: int) -> list[str]:
 
 def _who(culprits: tuple[str, ...]) -> str:
     """Ranks folded, the rest as it is."""
-    numbers = [int(one[5:]) for one in culprits if one.startswith("rank ") and one[5:].isdecimal()]
-    words = [one for one in culprits if not (one.startswith("rank ") and one[5:].isdecimal())]
+    ranks = {one: whole(one.removeprefix("rank ")) for one in culprits if one.startswith("rank ")}
+    numbers = [number for number in ranks.values() if number is not None]
+    words = [one for one in culprits if ranks.get(one) is None]
     folded_ranks = [f"rank{'s' * (len(numbers) > 1)} {folded(numbers)}"] if numbers else []
     return ", ".join([*folded_ranks, *words])
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from preflight.facts.job import GpuLook, NodeLook, RankLook
+from preflight.fleet.nodeset import clustershell
 from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.places import CODE, OTHERS, Place, channel_words
 
@@ -174,9 +175,7 @@ _FEW = 3
 
 def folded(ranks: Iterable[int]) -> str:
     """`0-15,18-31`."""
-    from ClusterShell.RangeSet import RangeSet
-
-    return str(RangeSet(",".join(map(str, ranks)) or None))
+    return str(clustershell("RangeSet").RangeSet(",".join(map(str, ranks)) or None))
 
 
 def ranks(some: Iterable[int]) -> str:

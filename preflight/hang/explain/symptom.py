@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from preflight.core.files import parse_toml
+from preflight.core.text import whole
 from preflight.errors import UsageError
 from preflight.facts.boards import known
 from preflight.hang.answer_text import Alternative
@@ -347,9 +348,9 @@ def decoded(hit: Hit) -> dict[str, str]:
 
 def number_of(hit: Hit, field: str) -> int:
     """The number of a field, or that which a text stands for; 0 where neither is told."""
-    told = hit.fields.get(field, "")
-    if told.isdecimal():
-        return int(told)
+    told = whole(hit.fields.get(field, ""), 2**64)
+    if told is not None:
+        return told
     names = hit.symptom.numbers.get(field, {})
     texts = hit.fields.values()
     return int(next((names[name] for name in names if any(name in one for one in texts)), 0))

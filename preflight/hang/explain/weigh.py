@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.core.text import whole
 from preflight.facts.boards import known
 from preflight.hang.answer_text import Alternative, rows
 from preflight.hang.explain import watchdog
@@ -123,8 +124,8 @@ def _circumstance(hit: Hit, found: Found) -> Circumstance | None:
 
 def _holds(one: Circumstance, hit: Hit, found: Found) -> bool:
     if one.greater is not None:
-        first, second = (hit.fields.get(name, "") for name in one.greater)
-        if not (first.isdecimal() and second.isdecimal() and int(first) > int(second)):
+        first, second = (whole(hit.fields.get(name, "")) for name in one.greater)
+        if first is None or second is None or first <= second:
             return False
     return (
         all(number_of(hit, field) in some for field, some in one.numbers.items())

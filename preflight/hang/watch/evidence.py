@@ -229,16 +229,19 @@ def folder_name() -> str:
     return f"watch-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{host}"
 
 
+def settled(base: Path) -> Path:
+    """The folder itself. OSError where root's could be swapped: torch writes there by its name."""
+    if os.geteuid() == 0 and (said := who_may_change(base)):
+        raise PermissionError(errno.EPERM, said)
+    return Path(os.path.realpath(base))
+
+
 def make_folder(base: Path) -> Path:
     """Make a new one there, named by the time and this host; OSError where that cannot be.
 
-    Two nodes of one job start within a second, often in one shared folder. As root nobody else may
-    be able to swap it: torch and NCCL write there by its name.
+    Two nodes of one job start within a second, often in one shared folder.
     """
-    if os.geteuid() == 0 and (said := who_may_change(base)):
-        raise PermissionError(errno.EPERM, said)
-    stem = folder_name()
-    real = Path(os.path.realpath(base))
+    stem, real = folder_name(), settled(base)
     real.mkdir(parents=True, exist_ok=True)
     for number in range(_AS_MANY):
         folder = real / (f"{stem}-{number + 1}" if number else stem)

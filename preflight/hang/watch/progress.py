@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from preflight.core.text import whole
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -185,7 +187,7 @@ def ranks_of(
 def rank_in(environ: Mapping[str, str]) -> int | None:
     """The rank that a process was started as."""
     told = next((environ[name] for name in _RANK if name in environ), "")
-    return int(told) if told.isascii() and told.isdecimal() else None
+    return whole(told)
 
 
 class _Search:
@@ -240,9 +242,9 @@ def _place(environ: Mapping[str, str]) -> tuple[str | None, ...]:
 
 def _everybody() -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208  cheaper
-        if name.isdecimal() and (parent := parent_of(int(name))):
-            found.setdefault(parent, []).append(int(name))
+    for pid in map(whole, os.listdir("/proc")):  # noqa: PTH208  cheaper
+        if pid is not None and (parent := parent_of(pid)):
+            found.setdefault(parent, []).append(pid)
     return {parent: sorted(below) for parent, below in found.items()}
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -62,12 +63,14 @@ class Children:
         blocked: Iterable[int] = (),
         default: Iterable[int] = (),
     ) -> int:
-        """Start one; OSError where it cannot be. `files`: as `os.posix_spawn` takes them.
+        """Start one by the PATH that it gets; OSError where it cannot be.
 
+        `files`: as `os.posix_spawn` takes them.
         Descriptors that we inherited are its own too; those that we opened are not.
         """
+        program = shutil.which(words[0], path=environ.get("PATH")) or words[0]
         pid = os.posix_spawnp(
-            words[0], list(words), environ,
+            program, list(words), environ,
             file_actions=list(files),
             setsigmask=self._mask | frozenset(blocked),
             setsigdef=[*_CHANGED_BY_PYTHON, *default],

@@ -9,6 +9,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from preflight.core.text import whole
 from preflight.hang.watch import signals
 from preflight.hang.watch.evidence import (
     FOUND,
@@ -30,7 +31,7 @@ from preflight.hang.watch.progress import RankProcess, Track, ranks_of, reading_
 from preflight.hang.watch.signals import Children, ModuleRun, Relay, Witness, end_as
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from preflight.hang.watch.progress import Known
@@ -58,6 +59,8 @@ class Options(NamedTuple):
     nodes: str = ""
     """The job's nodes, or `inventory`: looked at too, from the node of rank 0."""
     inventory: str = ""
+    environ: Mapping[str, str] = os.environ
+    """What the launch is started in. As root our own holds less (`preflight.commands.run`)."""
 
 
 NOT_FOUND, NOT_RUNNABLE = 127, 126
@@ -75,10 +78,11 @@ def watch(options: Options) -> int:
     witness = Witness(children)
     folder = _make(options.base)
     decided = _decide(options, folder)
+    window_s = stalled_after_s(options)
     output, record = Output(), Record(folder, options.command, decided)
     try:
         copies = output.tee(children, folder) if options.tee and folder is not None else []
-        launch = children.start(options.command, decided.environ(os.environ), copies)
+        launch = children.start(options.command, decided.environ(options.environ), copies)
     except OSError as error:
         witness.dismiss()
         if folder is not None:
@@ -86,7 +90,6 @@ def watch(options: Options) -> int:
         say(f"{options.command[0]} cannot be started: {error.strerror}; check its name and path")
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUNNABLE
     output.let_go()
-    window_s = stalled_after_s(options, os.environ.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"))
     others = (options.nodes, options.inventory)
     watcher = Watcher(launch, children, folder, record, stalled_after_s=window_s, others=others)
     relay = Relay(launch, children, witness)
@@ -147,22 +150,21 @@ def _decide(options: Options, folder: Path | None) -> Plan:
         and makes_pipes(folder)
     )
     return plan(
-        os.environ,
-        set_in_files(os.environ),
+        options.environ,
+        set_in_files(options.environ),
         str(folder or ""),
         options.debug,
         pipes=pipes,
-        outdated=outdated(options.command[0], os.environ),
+        outdated=outdated(options.command[0], options.environ),
     )
 
 
-def stalled_after_s(options: Options, heartbeat_s: str | None) -> float:
+def stalled_after_s(options: Options) -> float:
     """As typed; else the usual, or half of a shorter heartbeat, which would end the job before."""
     if options.stalled_after_s is not None:
         return options.stalled_after_s
-    if heartbeat_s and heartbeat_s.isascii() and heartbeat_s.isdecimal() and int(heartbeat_s):
-        return min(STALLED_AFTER_S, int(heartbeat_s) / 2)
-    return STALLED_AFTER_S
+    heartbeat_s = whole(options.environ.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", ""))
+    return min(STALLED_AFTER_S, heartbeat_s / 2) if heartbeat_s else STALLED_AFTER_S
 
 
 def _make(base: Path) -> Path | None:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import string
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from preflight.errors import UsageError
-from preflight.fleet.nodeset import MOST_NODES, check_host_name, expand, fold
+from preflight.fleet.model import Host
+from preflight.fleet.nodeset import MOST_NODES, check_host_name, check_names, expand, fold
 from tests.cases import MANY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @pytest.mark.parametrize(
@@ -144,3 +155,64 @@ def test_a_name_holds_nothing_that_a_shell_or_a_terminal_reads(text: str, around
         return
     assert set(name) <= set(string.ascii_letters + string.digits + ".:%_-[]")
     assert not name.startswith("-")
+
+
+def _is_name(text: str) -> bool:
+    try:
+        check_host_name(text)
+    except UsageError:
+        return False
+    return True
+
+
+@given(st.text(st.sampled_from("ah.0129x:%-_$ /\x1b'"), max_size=9))
+@example("-oProxyCommand=touch /tmp/x")
+@example("0x7f000001")
+@example("010.1")
+@example("$(id)")
+def test_no_host_has_a_name_or_an_address_that_is_none(text: str) -> None:
+    """Whoever makes one: a hook of the site, an inventory, a change of one, what was decoded."""
+    sound = Host(name="h1", address="h1", user="ann", port=22)
+    makers: tuple[Callable[[], Host], ...] = (
+        lambda: Host(name="h1", address=text),
+        lambda: msgspec.convert({"name": "h1", "address": text}, Host),
+        lambda: msgspec.json.decode(
+            msgspec.json.encode({"name": text, "address": text}), type=Host
+        ),
+        lambda: replace(sound, address=text),
+    )
+    for make in makers:
+        if _is_name(text):
+            assert make()
+        else:
+            with pytest.raises((UsageError, msgspec.ValidationError)):
+                make()
+    if not _is_name(text):
+        with pytest.raises(ValueError, match="no name of a node"):
+            check_names(["h1", text])
+
+
+def test_only_one_place_loads_clustershell() -> None:
+    """It reads a defaults.conf as it is loaded, which may be anybody's, or damaged."""
+    root = Path(__file__).parents[3]
+    loads = re.compile(
+        r"^\s*(?:from|import) ClusterShell|import_module\(f?\"ClusterShell", re.MULTILINE
+    )
+    files = [*root.glob("preflight/**/*.py"), *root.glob("checks/**/*.py")]
+    assert [path.name for path in files if loads.search(path.read_text())] == ["nodeset.py"]
+
+
+@pytest.mark.parametrize(
+    "text", ["[nodeset]\nfold_axis = abc\n", "no ini\n", "[nodeset]\nfold_axis = 1\n"]
+)
+def test_no_defaults_of_clustershell_are_read(tmp_path: Path, text: str) -> None:
+    """Neither its CLUSTERSHELL_CFGDIR nor that of XDG changes how nodes are read and folded."""
+    for folder in (tmp_path, tmp_path / "clustershell"):
+        folder.mkdir(exist_ok=True)
+        (folder / "defaults.conf").write_text(text)
+    code = "from preflight.fleet.nodeset import expand, fold; print(fold(expand('n[1-2]m[1-2]')))"
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+        env={"CLUSTERSHELL_CFGDIR": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert (told.stdout, told.stderr) == ("n[1-2]m[1-2]\n", "")

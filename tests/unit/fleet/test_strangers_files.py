@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from preflight.core.trust import who_may_change, who_may_plant
+from preflight.core.trust import straight, who_may_change, who_may_plant
 from preflight.errors import UsageError
-from preflight.fleet.model import Host
 from preflight.fleet.sources import Wish, resolve
 from tests.unit.core.access_lists import let_write
 
@@ -285,6 +287,66 @@ def test_all_that_ansible_reads_with_an_inventory(tmp_path: Path, place: str) ->
     refused(path, his)
 
 
+@needs_ansible
+@pytest.mark.slow
+@needs_ansible
+def test_ansible_reads_the_inventory_that_was_checked(tmp_path: Path) -> None:
+    """It folds `..` as text, also behind a link, and finds a script of a stranger's there."""
+    (tmp_path / "own" / "below").mkdir(parents=True)
+    written(tmp_path / "own" / "hosts.ini", KINDS["hosts.ini"]).chmod(0o644)
+    (tmp_path / "open").mkdir(mode=0o1777)
+    (tmp_path / "open" / "link").symlink_to(tmp_path / "own" / "below")
+    give_away(written(tmp_path / "open" / "hosts.ini", KINDS["hosts"].replace("gpu1", "evil")))
+    (host,) = resolve(Wish(inventory=f"{tmp_path}/open/link/../hosts.ini")).hosts
+    assert host.name == "gpu1"
+
+
+@given(st.lists(st.sampled_from(("..", "link", "below", "top", "x.ini")), max_size=6))
+def test_a_path_is_the_same_to_who_folds_it(
+    tmp_path_factory: pytest.TempPathFactory, names: list[str]
+) -> None:
+    """Whatever stands before a `..`: the path that is handed on holds none."""
+    top = tmp_path_factory.getbasetemp() / "straight"
+    (top / "a" / "below").mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        (top / "link").symlink_to("a/below")
+    typed = top.joinpath(*names)
+    handed = straight(typed)
+    assert os.path.normpath(handed) == str(handed)
+    assert typed.resolve() == handed.resolve()
+
+
+def test_a_path_that_others_would_fill_in_is_not_used(tmp_path: Path) -> None:
+    """Ansible and shells fill in $NAME: that is not the file that was checked."""
+    refused(written(tmp_path / "$HOME.ini", KINDS["hosts.ini"]))
+
+
+@pytest.mark.parametrize("place", ["beside", "link", "in a folder", "sticky"])
+def test_an_inventory_that_is_run_has_nothing_of_a_stranger_beside_it(
+    tmp_path: Path, place: str
+) -> None:
+    """Python takes modules from a script's folder, and from that of the file it is a link to."""
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    path = written(folder / "inv.py", "#!/usr/bin/python3\nimport json\n")
+    his = written(folder / "json.py", f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
+    give_away(his)
+    typed, said = path, "json.py belongs to nobody"
+    if place == "sticky":
+        his.unlink()
+        folder.chmod(0o1777)
+        said = "everybody may write to"
+    if place != "beside":
+        (tmp_path / "own").mkdir()
+        typed = tmp_path / "own" / "inv.py"
+        typed.symlink_to(path)
+    if place == "in a folder":
+        assert said in refused(typed.parent, typed)
+    else:
+        assert said in refused(typed)
+    assert not (tmp_path / "sprung").exists()
+
+
 def _with_command(path: Path, sprung: Path) -> Path:
     """Variables of a group that have a command run as a node's Python."""
     command = f'["/bin/sh", "-c", "touch {sprung}"]'
@@ -303,7 +365,7 @@ def test_ansible_takes_no_variables_of_the_working_folder(
     (tmp_path / "inventory").mkdir()
     path = written(tmp_path / "inventory" / "hosts.ini", KINDS["hosts.ini"])
     (host,) = resolve(Wish(inventory=str(path))).hosts
-    assert (host.transport, host.python) == (Host(name="", address="").transport, ("python3",))
+    assert (host.transport, host.python) == ("ssh", ("python3",))
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.core.remote_command import ReachError
+from preflight.errors import UsageError
 from preflight.fleet.model import Host
 from preflight.transport.paramiko_ssh import ParamikoTransport
 from preflight.transport.ssh_config import Asked, Route, route_to
@@ -94,7 +95,7 @@ def test_a_broken_configuration_is_named(config: Path) -> None:
 def test_an_address_is_never_an_option(config: Path, tmp_path: Path) -> None:
     """An address that looks like an option of ssh does not become one."""
     config.touch()
-    with pytest.raises(ReachError):
+    with pytest.raises(UsageError, match="is not a host name"):
         route(Host(name="h", address=f"-oProxyCommand=touch {tmp_path}/owned"))
     assert not (tmp_path / "owned").exists()
 

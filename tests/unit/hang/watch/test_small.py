@@ -86,12 +86,13 @@ def test_root_keeps_no_evidence_where_a_stranger_could_lead_it(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("typed", "heartbeat", "seconds"),
     [(None, None, 300), (None, "480", 240), (None, "3600", 300), (None, "0", 300),
-     (None, "soon", 300), (900.0, "480", 900)],
+     (None, "soon", 300), (None, "9" * 5000, 300), (900.0, "480", 900)],
 )  # fmt: skip
 def test_before_the_job_is_ended(typed: float | None, heartbeat: str, seconds: float) -> None:
     """What was typed; else the usual, or half of what would end the job before."""
-    options = Options(("true",), Path(), stalled_after_s=typed)
-    assert stalled_after_s(options, heartbeat) == seconds
+    environ = {} if heartbeat is None else {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": heartbeat}
+    options = Options(("true",), Path(), stalled_after_s=typed, environ=environ)
+    assert stalled_after_s(options) == seconds
 
 
 def test_the_job_on_other_nodes_is_the_one_beneath_us() -> None:

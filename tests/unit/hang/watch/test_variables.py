@@ -111,3 +111,20 @@ def test_the_exports_are_a_shells(tmp_path: Path) -> None:
     assert told.startswith(f"{folder}/watch-")
     assert told.endswith("/recorder/rank_")
     assert (folder / told.removeprefix(f"{folder}/")).parent.is_dir(), shlex.quote(told)
+
+
+def test_a_folder_that_is_there_already_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who made it could have links in it that lead elsewhere: no variable is exported."""
+    from preflight.commands.watch import _exports
+    from preflight.hang.watch.watch import Options
+
+    monkeypatch.setattr("preflight.commands.watch.folder_name", lambda: "watch-1")
+    (tmp_path / "watch-1").mkdir()
+    script = (
+        "\n".join(_exports(Options((), tmp_path))) + '\nprintf "<%s>" "$TORCH_FR_DUMP_TEMP_FILE"'
+    )
+    told = subprocess.run(["sh", "-c", script], env={}, capture_output=True, text=True, check=True)
+    assert told.stdout == "<>"
+    assert "exists" in told.stderr
