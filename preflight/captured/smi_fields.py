@@ -497,8 +497,8 @@ def _processes(pairs: Pairs) -> tuple[GpuProcess, ...] | None:
     found: list[GpuProcess] = []
     listed = False
     for path, value in pairs:
-        if not path.startswith("processes"):
-            continue
+        if not path.startswith("processes") or value.startswith("left out"):
+            continue  # `preflight capture` leaves them out
         listed = True
         number = number_of(value.strip())
         if path.endswith(("/process_id", "/pid")) and number is not None:
