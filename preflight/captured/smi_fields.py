@@ -325,6 +325,16 @@ _BEFORE_R570: Final = (
 _ECC: Final = re.compile(r"(?s)(?:^|/)ecc_errors/(volatile|aggregate)/(.+)$")
 
 
+_LONGEST: Final = 200
+"""Characters of a path; nvidia-smi's own have some 90, and each is in all that stands below it."""
+
+
+def below(path: str, name: str) -> str:
+    """The path of what has this name in a section; "..." for one that is too long to be one."""
+    joined = f"{path}/{name}" if path else name
+    return joined if len(joined) <= _LONGEST else "..."
+
+
 class Block(Struct, frozen=True):
     """One GPU's part of a text."""
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
 
-_COLUMN: Final = re.compile(r"^[a-z][a-z0-9_.]*(?: \[[A-Za-z/%]+\])?$")
+_COLUMN: Final = re.compile(r"^[a-z][a-z0-9_.]{0,99}(?: \[[A-Za-z/%]{1,20}\])?$")
 _OURS: Final = re.compile(
     r"^(?:index|name|gpu_name|uuid|gpu_uuid|gpu_bus_id|pci\.|driver_version|vbios|inforom|ecc\.|mig\."
     r"|retired_pages|remapped_rows|clocks_|power\.|enforced\.|temperature\.|pcie\.|pstate|memory\."
@@ -30,7 +30,7 @@ _OURS: Final = re.compile(
 )
 _ASKED: Final = re.compile(
     r"^(?:\S*[$#>] ?)?(?:sudo )?nvidia-smi (?=[^|;&]*$)[^|;&]*--query-gpu="
-    r"([a-z0-9_.]+(?:,[a-z0-9_.]+)+)(?: [^|;&]*)?$"
+    r"([a-z0-9_.]{1,100}(?:,[a-z0-9_.]{1,100})+)(?: [^|;&]*)?$"
 )
 _LOOP: Final = re.compile(
     r"^(?>.*?--query-gpu=).* (?:-l|-lms|--loop(?:-ms)?)[ =]?[0-9]", re.MULTILINE

@@ -8,7 +8,7 @@ from typing import Final
 from xml.etree import ElementTree as ET
 
 from preflight.captured import smi_fields as v
-from preflight.captured.smi_fields import Block, Listing, Pairs, Readings, bus, listed
+from preflight.captured.smi_fields import Block, Listing, Pairs, Readings, below, bus, listed
 from preflight.facts.model import Gpu, GpuProcess
 
 _GPU: Final = re.compile(r"^GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*$")
@@ -43,8 +43,8 @@ def parse_query(text: str) -> Listing | None:
             continue
         while sections[-1][0] >= indent:
             sections.pop()
-        path = "/".join([name for _, name in sections if name] + [key])
-        sections.append((indent, key))
+        path = below(sections[-1][1], key)
+        sections.append((indent, path))
         if value is not None and len(blocks) == 1 and key in _HEAD:
             head[key] = value
         elif value is not None:
@@ -127,11 +127,11 @@ def _elements(text: str) -> tuple[str, list[ET.Element]]:
 def _flatten(element: ET.Element, path: str, into: Pairs) -> None:
     """Turn a tree into pairs; an empty element still says that it is there."""
     for child in element:
-        below = f"{path}/{child.tag}" if path else str(child.tag)
+        place = below(path, str(child.tag))
         if len(child):
-            _flatten(child, below, into)
+            _flatten(child, place, into)
         else:
-            into.append((below, (child.text or "").strip()))
+            into.append((place, (child.text or "").strip()))
 
 
 _HEADER: Final = re.compile(

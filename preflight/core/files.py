@@ -232,6 +232,14 @@ def read_regular(path: Path, largest: int) -> bytes:
     return content
 
 
+ANYWAY, SWELLS = 32 << 20, 100
+
+
+def unpacks_to(packed: int) -> int:
+    """Bytes that so many of gzip may unpack to: more is a trap."""
+    return ANYWAY + SWELLS * packed
+
+
 def parse_toml(text: str) -> dict[str, Any]:
     """Read TOML; ValueError or RecursionError for what is none.
 

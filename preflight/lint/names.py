@@ -30,6 +30,10 @@ _SAME: Final = (
 """Other addresses of the same functions."""
 
 
+LONGEST_NAME: Final = 256
+"""Characters, with all dots: a call's name is kept with each call, a class's with each method."""
+
+
 def imports_of(tree: ast.Module) -> dict[str, str]:
     """Every name that an import anywhere in the file binds, and what it stands for."""
     found: dict[str, str] = {}
@@ -46,20 +50,22 @@ def imports_of(tree: ast.Module) -> dict[str, str]:
 
 
 def dotted(node: ast.expr, imports: Mapping[str, str]) -> str:
-    """`torch.distributed.barrier` for `dist.barrier`; "" for what has no name.
+    """`torch.distributed.barrier` for `dist.barrier`; "" for what has no name, or an endless one.
 
     The name of a call in the middle stands for its result: `Accelerator().gather`.
     """
     parts: list[str] = []
-    while True:
+    length = 0
+    while length <= LONGEST_NAME:
         if isinstance(node, ast.Attribute):
             parts.append(node.attr)
+            length += 1 + len(node.attr)
             node = node.value
         elif isinstance(node, ast.Call):
             node = node.func
         else:
             break
-    if not isinstance(node, ast.Name):
+    if not isinstance(node, ast.Name) or length > LONGEST_NAME:
         return ""
     parts.append(imports.get(node.id, node.id))
     return canonical(".".join(reversed(parts)))
