@@ -31,7 +31,8 @@ _SAME: Final = (
 
 
 LONGEST_NAME: Final = 256
-"""Characters, with all dots: a call's name is kept with each call, a class's with each method."""
+"""Characters: a call's name is kept with each call, a class's with each method."""
+_MOST_PARTS: Final = 32
 
 
 def imports_of(tree: ast.Module) -> dict[str, str]:
@@ -55,17 +56,15 @@ def dotted(node: ast.expr, imports: Mapping[str, str]) -> str:
     The name of a call in the middle stands for its result: `Accelerator().gather`.
     """
     parts: list[str] = []
-    length = 0
-    while length <= LONGEST_NAME:
+    while len(parts) <= _MOST_PARTS:
         if isinstance(node, ast.Attribute):
             parts.append(node.attr)
-            length += 1 + len(node.attr)
             node = node.value
         elif isinstance(node, ast.Call):
             node = node.func
         else:
             break
-    if not isinstance(node, ast.Name) or length > LONGEST_NAME:
+    if not isinstance(node, ast.Name):
         return ""
     parts.append(imports.get(node.id, node.id))
     return canonical(".".join(reversed(parts)))

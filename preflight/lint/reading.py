@@ -123,8 +123,7 @@ class Walker:
         self._block(node.body, Place(function=name, guards=guards))
 
     def _class(self, node: ast.ClassDef, place: Place) -> None:
-        name = f"{place.function}.{node.name}" if place.function else node.name
-        name = name[-LONGEST_NAME:]
+        name = f"{place.function}.{node.name}".lstrip(".")[-LONGEST_NAME:]
         self.classes[name] = tuple(dotted(base, self._imports) for base in node.bases)
         self._expressions(node.decorator_list, place)
         self._block(node.body, Place(function=name))
@@ -264,20 +263,11 @@ _PYTHON_2: Final = re.compile(
 
 
 _STRING: Final = re.compile(
-    r"#[^\n]*|(?i:(f|rf|fr))?(?:"
-    + "|".join(
-        rf"{q}{{3}}(?:[^{q}\\]|\\.|{q}(?!{q}{q}))*+{q}{{0,3}}|{q}(?:[^{q}\\\n]|\\.)*+{q}?"
-        for q in "'\""
-    )
-    + ")",
-    re.DOTALL,
+    r"""#[^\n]*|(?i:(f|rf|fr))?("{3}|'{3}|"|')(?:\\.|(?!\2).)*+(?:\2)?""", re.DOTALL
 )
 _LONGEST_FSTRING: Final = 16 << 10
 """Characters; Python 3.11 takes time with the square of them, and of a module's dotted name."""
-_MOST_DOTS: Final = 32
-_ENDLESS: Final = re.compile(
-    rf"(?:\.(?:[ \t\f]|\\\r?\n)*+[^\W\d](?:[\w \t\f]|\\\r?\n)*+){{{_MOST_DOTS + 1}}}"
-)
+_ENDLESS: Final = re.compile(r"(?:\.(?:[ \t\f]|\\\r?\n)*+[^\W\d](?:[\w \t\f]|\\\r?\n)*+){33}")
 
 
 class Unread(Struct, frozen=True):
@@ -287,10 +277,8 @@ class Unread(Struct, frozen=True):
     remedy: str
 
 
-_LONG_NAME: Final = Unread(
-    f"it has a name of over {LONGEST_NAME} characters or {_MOST_DOTS} dots",
-    "give the script itself",
-)
+_NO_DATA: Final = "give the script, not its data"
+_LONG_NAME: Final = Unread("it has a name of over 256 characters or 32 dots", _NO_DATA)
 
 
 def read_script(content: bytes, path: str) -> Script | Unread:
@@ -306,8 +294,7 @@ def read_script(content: bytes, path: str) -> Script | Unread:
     if path.endswith(".ipynb") or re.match(r'\s*\{\s*"cells"', text):
         return Unread("it is a notebook", "export it: jupyter nbconvert --to script FILE")
     if any(one[1] and len(one[0]) > _LONGEST_FSTRING for one in _STRING.finditer(text)):
-        said = f"it has an f-string of over {_LONGEST_FSTRING >> 10} KiB"
-        return Unread(said, "give the script, not its data")
+        return Unread("it has an f-string of over 16 KiB", _NO_DATA)
     if _ENDLESS.search(text):
         return _LONG_NAME
     return _parsed(text)
@@ -322,7 +309,7 @@ def _parsed(text: str) -> Script | Unread:
             return _LONG_NAME
         return _script(tree, text)
     except (RecursionError, MemoryError):
-        return Unread("it is nested too deeply to be read", "give the script, not its data")
+        return Unread("it is nested too deeply to be read", _NO_DATA)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         where = f" (line {line})" if line else ""

@@ -35,7 +35,7 @@ WORDS = (
         (b"import a\\\n" + b"." * 1 + b"b\\\n.c" * 200 + b"\n", "a name of over 256 characters"),
         (b"class " + b"a" * 300 + b":\n    pass\n", "a name of over 256 characters"),
         (b"f(" + b"a" * 300 + b"=1)\n", "a name of over 256 characters"),
-        (b"x = f'" + b"{rank}" * 3000 + b"'\n", "an f-string of over 16 KiB"),
+        (b"y = '', 'a'\nx = f'" + b"{rank}" * 3000 + b"'\n", "an f-string of over 16 KiB"),
         (
             b'x = 1  # it\'s\ny = RF"""' + b"{rank}\n" * 3000 + b'"""\n',
             "an f-string of over 16 KiB",
