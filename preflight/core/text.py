@@ -219,8 +219,8 @@ _URL_LOGIN: Final = re.compile(r"(://)(?:[^/\s]*|[^\s:]*:\S*)@")
 _UP_TO_AT: Final = re.compile(r"(?<!\S)\S*@")
 """Of each word: behind its last @ is no login."""
 _ASSIGNED: Final = re.compile(
-    r"((?:token|secret|passw(?:or)?d|passphrase|pwd|api[-_]?key|access[-_]?key|private[-_]?key"
-    r"|credentials?|bearer|jwt|(?<![a-z])(?:pass|pw|auth|psk|otp|sas|sig))"
+    r"((?:(?:token|secret|passw(?:or)?d|passphrase|passcode|pwd|api[-_]?key|access[-_]?key|private[-_]?key"
+    r"|credential|bearer|jwt)\w{0,20}|(?<![a-z])(?:pass|pw|auth|psk|otp|sas|sig|key))"
     r"[\"']?\s*[=:]+\s*[\"']?)(?!/)[^&;,\s\"']+"
     r"|((?<![a-z])(?:token|secret|passw(?:or)?d|passphrase|bearer|basic)\s+)\S+",
     re.IGNORECASE,
