@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from preflight.core.files import unpacks_to
 from preflight.core.text import plain_json
 from preflight.errors import UsageError
 
@@ -117,9 +118,10 @@ def unpack(content: bytes) -> Archive:
 def _inflated(content: bytes) -> bytes:
     """Decompress no more than is read: a small file can hold a large bomb."""
     machine = zlib.decompressobj(wbits=31)
-    whole = machine.decompress(content, LARGEST + 1)
-    if len(whole) > LARGEST:
-        raise ValueError(f"it holds more than {LARGEST >> 20} MiB once it is unpacked")
+    most = min(LARGEST, unpacks_to(len(content)))
+    whole = machine.decompress(content, most + 1)
+    if len(whole) > most:
+        raise ValueError(f"it holds more than {most >> 20} MiB once it is unpacked")
     if not machine.eof:
         raise EOFError("it ends early")
     return whole

@@ -317,6 +317,16 @@ _BEFORE_R570: Final = (
 _ECC: Final = re.compile(r"(?s)(?:^|/)ecc_errors/(volatile|aggregate)/(.+)$")
 
 
+_LONGEST: Final = 200
+"""Characters of a path; nvidia-smi's own have some 90, and each is in all that stands below it."""
+
+
+def below(path: str, name: str) -> str:
+    """The path of what has this name in a section; "..." for one that is too long to be one."""
+    joined = f"{path}/{name}" if path else name
+    return joined if len(joined) <= _LONGEST else "..."
+
+
 class Block(Struct, frozen=True):
     """One GPU's part of a text."""
 
@@ -480,8 +490,8 @@ def _processes(pairs: Pairs) -> tuple[GpuProcess, ...] | None:
     found: list[GpuProcess] = []
     listed = False
     for path, value in pairs:
-        if not path.startswith("processes"):
-            continue
+        if not path.startswith("processes") or value.startswith("left out"):
+            continue  # `preflight capture` leaves them out
         listed = True
         number = number_of(value.strip())
         if path.endswith(("/process_id", "/pid")) and number is not None:

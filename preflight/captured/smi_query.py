@@ -9,7 +9,7 @@ from typing import Final
 from xml.etree import ElementTree as ET
 
 from preflight.captured import smi_fields as v
-from preflight.captured.smi_fields import Block, Listing, Pairs, Readings, bus, listed
+from preflight.captured.smi_fields import Block, Listing, Pairs, Readings, below, bus, listed
 from preflight.core.text import whole
 from preflight.facts.model import Gpu, GpuProcess
 
@@ -45,8 +45,8 @@ def parse_query(text: str) -> Listing | None:
             continue
         while sections[-1][0] >= indent:
             sections.pop()
-        path = "/".join([name for _, name in sections if name] + [key])
-        sections.append((indent, key))
+        path = below(sections[-1][1], key)
+        sections.append((indent, path))
         if value is not None and len(blocks) == 1 and key in _HEAD:
             head[key] = value
         elif value is not None:
@@ -129,11 +129,11 @@ def _elements(text: str) -> tuple[str, list[ET.Element]]:
 def _flatten(element: ET.Element, path: str, into: Pairs) -> None:
     """Turn a tree into pairs; an empty element still says that it is there."""
     for child in element:
-        below = f"{path}/{child.tag}" if path else str(child.tag)
+        place = below(path, str(child.tag))
         if len(child):
-            _flatten(child, below, into)
+            _flatten(child, place, into)
         else:
-            into.append((below, (child.text or "").strip()))
+            into.append((place, (child.text or "").strip()))
 
 
 _HEADER: Final = re.compile(
@@ -313,7 +313,7 @@ def _mig_errors(text: str) -> dict[int, int]:
     return found
 
 
-_COLUMN: Final = re.compile(r"^[a-z][a-z0-9_.]*(?: \[[A-Za-z/%]+\])?$")
+_COLUMN: Final = re.compile(r"^[a-z][a-z0-9_.]{0,99}(?: \[[A-Za-z/%]{1,20}\])?$")
 _OURS: Final = re.compile(
     r"^(?:index|name|gpu_name|uuid|gpu_uuid|gpu_bus_id|pci\.|driver_version|vbios|inforom|ecc\.|mig\."
     r"|retired_pages|remapped_rows|clocks_|power\.|enforced\.|temperature\.|pcie\.|pstate|memory\."
@@ -321,7 +321,7 @@ _OURS: Final = re.compile(
 )
 _CSV_ASKED: Final = re.compile(
     r"^(?:\S*[$#>] ?)?(?:sudo )?nvidia-smi (?=[^|;&]*$)[^|;&]*--query-gpu="
-    r"([a-z0-9_.]+(?:,[a-z0-9_.]+)+)(?: [^|;&]*)?$"
+    r"([a-z0-9_.]{1,100}(?:,[a-z0-9_.]{1,100})+)(?: [^|;&]*)?$"
 )
 _LOOP: Final = re.compile(
     r"^(?>.*?--query-gpu=).* (?:-l|-lms|--loop(?:-ms)?)[ =]?[0-9]", re.MULTILINE

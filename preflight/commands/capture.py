@@ -346,12 +346,16 @@ def in_public(taken: Taken, names: list[str]) -> tuple[Taken, list[str]]:
     values = {name: _value(content, kinds[name]) for name, content in taken.files.items()}
     ours = {"user": getpass.getuser(), "host": os.uname().nodename}
     hider = Hider(secrets_of(names, *values.values(), [*taken.parts], ours), Addresses())
+    told = {part.node for part in taken.parts if isinstance(values.get(part.name), Facts)}
     hidden = Taken()
     for part in taken.parts:
         place = "/".join(map(_file, map(hider.words, part.name.split("/"))))
         shown = replace(hider.all_of(part), name=place)
         content = _encoded(hider.all_of(values.get(part.name, "")))
-        if content and not _legible(content, kinds[part.name]):
+        if content and part.node and part.node not in told:
+            why = "without its facts nobody knows what names it: capture again without --public"
+            shown, content = replace(shown, error=why), b""
+        elif content and not _legible(content, kinds[part.name]):
             shown, content = replace(shown, error="it could not be hidden without damage"), b""
         hidden.add(shown, content)
     return hidden, [hider.words(name) for name in names]

@@ -238,6 +238,14 @@ def unreadable(error: OSError | UnicodeDecodeError) -> str:
     return getattr(error, "strerror", None) or "not UTF-8 text"
 
 
+ANYWAY, SWELLS = 32 << 20, 100
+
+
+def unpacks_to(packed: int) -> int:
+    """Bytes that so many of gzip may unpack to: more is a trap."""
+    return ANYWAY + SWELLS * packed
+
+
 def parse_toml(text: str) -> dict[str, Any]:
     """Read TOML; ValueError or RecursionError for what is none.
 

@@ -236,17 +236,24 @@ _URL_LOGIN: Final = re.compile(r"(://)(?:[^/\s]*|[^\s:]*:\S*)@")
 _UP_TO_AT: Final = re.compile(r"(?<!\S)\S*@")
 """Of each word: behind its last @ is no login."""
 _ASSIGNED: Final = re.compile(
-    r"((?:token|secret|passw(?:or)?d|passphrase|pwd|(?<![a-z])pw|api[-_]?key|access[-_]?key|credentials?|bearer)"
-    r"[\"']?\s*[=:]+\s*[\"']?)(?!/)[^&;,\s\"']+",
+    r"((?:(?:token|secret|passw(?:or)?d|passphrase|passcode|pwd|api[-_]?key|access[-_]?key|private[-_]?key"
+    r"|credential|bearer|jwt)\w{0,20}|(?<![a-z])(?:pass|pw|auth|psk|otp|sas|sig|key))"
+    r"[\"']?\s*[=:]+\s*[\"']?)(?!/)[^&;,\s\"']+"
+    r"|((?<![a-z])(?:token|secret|passw(?:or)?d|passphrase|bearer|basic)\s+)\S+",
     re.IGNORECASE,
 )
+_SHAPE: Final = re.compile(
+    r"(?<![A-Za-z0-9])(?:hf_|sk-|sk_|pk_|rk_|gh[pousr]_|github_pat_|glpat-|xox[a-z]-|nvapi-|AKIA|ASIA|AIza"
+    r"|dop_v1_|npm_|pypi-|wandb_v1_|eyJ)[\w.+=-]{12,}"
+)
+"""What makers of tokens begin them with."""
 
 
 def starred(value: str) -> str:
-    """Star the login in an URL, and what stands behind a word such as token.
+    """Star the login in an URL, what stands behind a word such as token, and tokens by their form.
 
     >>> starred("http://ann:hunter2@proxy:3128")
     'http://***@proxy:3128'
     """
     bare = _UP_TO_AT.sub(lambda found: _URL_LOGIN.sub(r"\1***@", found[0]), value)
-    return _ASSIGNED.sub(r"\1***", bare)
+    return _SHAPE.sub("***", _ASSIGNED.sub(r"\1\2***", bare))

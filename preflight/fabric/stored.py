@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
-from preflight.core.files import read_regular
+from preflight.core.files import read_regular, unpacks_to
 from preflight.core.statistics import grouped
 from preflight.errors import UsageError
 from preflight.fabric.measure import SizeSummary, Summary, lost_words
@@ -138,25 +138,24 @@ def _in_folder(folder: Path) -> Path:
 
 def _unpacked(path: Path, content: bytes) -> bytes:
     """Decompress piece by piece: a small file can hold a large bomb."""
-    pieces: list[bytes] = []
-    size = 0
+    whole = io.BytesIO()
+    most = min(LARGEST, unpacks_to(len(content)))
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
             while piece := file.read1(_CHUNK):  # what is sound, though the rest is not
-                pieces.append(piece)
-                size += len(piece)
-                if size > LARGEST:
+                whole.write(piece)
+                if whole.tell() > most:
                     raise UsageError(
-                        f"{path} holds more than {LARGEST >> 20} MiB once it is unpacked; "
+                        f"{path} holds more than {most >> 20} MiB once it is unpacked; "
                         "store the short form of so many samples (docs/samples.md)"
                     )
     except (EOFError, OSError, zlib.error) as error:
         reason = "it ends early" if isinstance(error, EOFError) else str(error)
         raise UsageError(
-            f"{path} is damaged gzip ({reason}; about {size:,} bytes could be unpacked); "
+            f"{path} is damaged gzip ({reason}; about {whole.tell():,} bytes could be unpacked); "
             "copy it again from where it was written"
         ) from error
-    return b"".join(pieces)
+    return whole.getvalue()
 
 
 T = TypeVar("T")

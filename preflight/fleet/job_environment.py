@@ -114,10 +114,11 @@ nccl_log.py of its payload."""
 
 _LONGEST_VALUE = 8192
 
-_SECRET = re.compile(
-    r"TOKEN|SECRET|(?<!BY)PASS(?!IVE|THR)|CREDENTIAL|_KEY$|_KEY_|_PSK$|JWT|AUTH|BEARER|PWD|_SAS$",
-    re.IGNORECASE,
+SECRET_VARIABLE = re.compile(
+    r"(?i)TOKEN|SECRET|(?<!BY)PASS(?!IVE|THR)|CREDENTIAL|(?:_|API|ACCESS|PRIVATE)KEY(?:_|$)|JWT|AUTH"
+    r"|BEARER|PWD|(?<![A-Z])PW(?![A-Z])|_(?:PSK|SAS|OTP|SIG)$"
 )
+"""The payload has the same expression (probe/redact.py); a test holds that."""
 _LARGEST_FILE = 1 << 20
 
 
@@ -126,7 +127,7 @@ def public(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         key: starred(value)
         for key, value in environ.items()
-        if key.startswith(_PUBLIC) and not _SECRET.search(key)
+        if key.startswith(_PUBLIC) and not SECRET_VARIABLE.search(key)
     }
 
 

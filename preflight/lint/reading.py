@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from preflight.lint.ranks import Ranks
 from preflight.lint.script import (
+    LONGEST_NAME,
     Assign,
     Call,
     Function,
@@ -33,7 +34,7 @@ from preflight.lint.script import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 _FIRST_ONLY: Final = frozenset((
@@ -123,7 +124,7 @@ class Walker:
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, place: Place) -> None:
         around = place.function
         prefix = f"{around}." if around in self.classes else f"{around}.<locals>." if around else ""
-        name = f"{prefix}{node.name}"
+        name = f"{prefix}{node.name}"[-LONGEST_NAME:]
         arguments = node.args
         every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
         decorators = tuple(dotted(one, self._imports) for one in node.decorator_list)
@@ -134,7 +135,7 @@ class Walker:
         self._block(node.body, Place(function=name, guards=guards))
 
     def _class(self, node: ast.ClassDef, place: Place) -> None:
-        name = f"{place.function}.{node.name}" if place.function else node.name
+        name = f"{place.function}.{node.name}".lstrip(".")[-LONGEST_NAME:]
         self.classes[name] = tuple(dotted(base, self._imports) for base in node.bases)
         self._expressions(node.decorator_list, place)
         self._block(node.body, Place(function=name))
@@ -169,7 +170,7 @@ class Walker:
         names = names_in(test)
         function = self.functions.get(place.function)
         own = names & function.parameters if function else frozenset[str]()
-        return own | {""} if len(own) < len(names) else own
+        return frozenset([*sorted(own)[:_MOST_NAMES], *[""] * (len(own) < len(names))])
 
     def _loop(self, node: ast.For | ast.AsyncFor | ast.While, place: Place) -> _Left:
         around = [node.test] if isinstance(node, ast.While) else [node.iter]
@@ -273,11 +274,23 @@ _PYTHON_2: Final = re.compile(
 )
 
 
+_STRING: Final = re.compile(
+    r"""#[^\n]*|(?i:(f|rf|fr))?("{3}|'{3}|"|')(?:\\.|(?!\2).)*+(?:\2)?""", re.DOTALL
+)
+_LONGEST_FSTRING: Final = 16 << 10
+"""Characters; Python 3.11 takes time with the square of them, and of a module's dotted name."""
+_ENDLESS: Final = re.compile(r"(?:\.(?:[ \t\f]|\\\r?\n)*+[^\W\d](?:[\w \t\f]|\\\r?\n)*+){33}")
+
+
 class Unread(Struct, frozen=True):
     """Why a file was not judged, and what to do about it."""
 
     reason: str
     remedy: str
+
+
+_NO_DATA: Final = "give the script, not its data"
+_LONG_NAME: Final = Unread("it has a name of over 256 characters or 32 dots", _NO_DATA)
 
 
 def read_script(content: bytes, path: str) -> Script | Unread:
@@ -292,6 +305,10 @@ def read_script(content: bytes, path: str) -> Script | Unread:
         return Unread(said, "save it as UTF-8, or name its encoding in its first line")
     if path.endswith(".ipynb") or re.match(r'\s*\{\s*"cells"', text):
         return Unread("it is a notebook", "export it: jupyter nbconvert --to script FILE")
+    if any(one[1] and len(one[0]) > _LONGEST_FSTRING for one in _STRING.finditer(text)):
+        return Unread("it has an f-string of over 16 KiB", _NO_DATA)
+    if _ENDLESS.search(text):
+        return _LONG_NAME
     return _parsed(text)
 
 
@@ -300,9 +317,11 @@ def _parsed(text: str) -> Script | Unread:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # its odd escapes are no business of ours
             tree = ast.parse(text)
+        if any(len(name) > LONGEST_NAME for name in _names(tree)):
+            return _LONG_NAME
         return _script(tree, text)
     except (RecursionError, MemoryError):
-        return Unread("it is nested too deeply to be read", "give the script, not its data")
+        return Unread("it is nested too deeply to be read", _NO_DATA)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         where = f" (line {line})" if line else ""
@@ -310,6 +329,11 @@ def _parsed(text: str) -> Script | Unread:
             return Unread(f"it is Python 2{where}", "torch needs Python 3: translate it first")
         said = f"it is no Python that 3.{_minor()} reads{where}: {_short(error)}"
         return Unread(said, "correct it, or run preflight with the job's own Python")
+
+
+def _names(tree: ast.Module) -> Iterator[str]:
+    nodes = (one for one in ast.walk(tree) if not isinstance(one, ast.Constant))
+    return (value for one in nodes for value in vars(one).values() if isinstance(value, str))
 
 
 def _minor() -> int:

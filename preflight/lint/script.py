@@ -229,6 +229,11 @@ _SAME: Final = (
 """Other addresses of the same functions."""
 
 
+LONGEST_NAME: Final = 256
+"""Characters: a call's name is kept with each call, a class's with each method."""
+_MOST_PARTS: Final = 32
+
+
 def imports_of(tree: ast.Module) -> dict[str, str]:
     """Every name that an import anywhere in the file binds, and what it stands for."""
     found: dict[str, str] = {}
@@ -245,12 +250,12 @@ def imports_of(tree: ast.Module) -> dict[str, str]:
 
 
 def dotted(node: ast.expr, imports: Mapping[str, str]) -> str:
-    """`torch.distributed.barrier` for `dist.barrier`; "" for what has no name.
+    """`torch.distributed.barrier` for `dist.barrier`; "" for what has no name, or an endless one.
 
     The name of a call in the middle stands for its result: `Accelerator().gather`.
     """
     parts: list[str] = []
-    while True:
+    while len(parts) <= _MOST_PARTS:
         if isinstance(node, ast.Attribute):
             parts.append(node.attr)
             node = node.value

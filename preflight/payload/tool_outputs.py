@@ -54,8 +54,10 @@ _LINE_END = re.compile(rb"\n(?=[^ \t]|$)")
 _VARIABLE = re.compile(
     r"NCCL_|TORCH_NCCL_|GLOO_|CUDA_|UCX_|FI_|OMP_NUM_THREADS$|LD_LIBRARY_PATH$|NVIDIA_VISIBLE_DEVICES$"
 )
-_TITLE = re.compile(rb"^([ \t]+Name[ \t]+: [\w./+-]*)[^\n]*(?:\n(?!GPU |\s)[^\n]+)*", re.MULTILINE)
-"""Of a process that nvidia-smi lists, with line ends in it; behind the program stand arguments."""
+_ATTACHED = re.compile(rb"^Attached GPUs +: (\d{1,3})$", re.MULTILINE)
+_GPU = re.compile(rb"^(?=GPU [0-9A-Fa-f:]{7,11}:[0-9A-Fa-f]{2}\.[0-7][ \t]*$)", re.MULTILINE)
+_PROCESSES = re.compile(rb"^[ \t]+Processes\b.*", re.MULTILINE | re.DOTALL)
+_LEFT_OUT = b"    Processes                             : left out, see facts.json\n"
 _FOLDERS = ("/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/sbin", "/usr/local/bin")
 
 
@@ -101,7 +103,7 @@ def _finish(name: str, child: guard.Child | None, began: float, until: float) ->
         kept = b"".join(line + b"\n" for line in lines if _KERNEL.search(line))
         one["cut"] = one["cut"] or len(kept) > MOST_BYTES
         said = _LINE_END.split(kept[-MOST_BYTES:], 1)[-1] if len(kept) > MOST_BYTES else kept
-    one["text"] = clean_block(_TITLE.sub(rb"\1", said), MOST_BYTES)
+    one["text"] = clean_block(without_processes(said) if words[1:] == ["-q"] else said, MOST_BYTES)
     if ended and child.status is not None and len(child.said) <= most:
         one["status"] = _exit_status(child.status)
     if not ended:
@@ -109,6 +111,15 @@ def _finish(name: str, child: guard.Child | None, began: float, until: float) ->
     elif kernel and one["status"] != 0 and not said:
         one["error"] = "this login may not read the kernel log"
     return one
+
+
+def without_processes(said: bytes) -> bytes:
+    """All of `nvidia-smi -q` but processes, which may call themselves anything, a GPU too."""
+    head, *gpus = _GPU.split(said)
+    attached = _ATTACHED.search(head)
+    if not attached or len(gpus) > int(attached[1]):
+        gpus = gpus[:1]  # it stands before the first process's name
+    return b"".join(_PROCESSES.sub(_LEFT_OUT, part) for part in (head, *gpus))
 
 
 def _exit_status(status: int) -> int:

@@ -80,6 +80,30 @@ WAYS: Final = (_same, _renumbered, _by_line, _wide)
 """Ways to make a long text of a known one."""
 
 
+_WORD: Final = re.compile(r"[A-Za-z_][\w-]*")
+
+
+def words(text: str) -> list[tuple[int, int]]:
+    """Where names may stand in it: each line's first and last word."""
+    found: list[tuple[int, int]] = []
+    start = 0
+    for line in text.splitlines(keepends=True):
+        spans = [(start + one.start(), start + one.end()) for one in _WORD.finditer(line)]
+        found += dict.fromkeys((*spans[:1], *spans[-1:]))
+        start += len(line)
+    return found
+
+
+def stretched(text: str, word: tuple[int, int], length: int) -> str:
+    """Half of it is that word, and the other half what follows its line, again and again."""
+    begin, end = word
+    line_end = text.find("\n", end) + 1 or len(text)
+    rest = text[line_end:] or f"{text[begin:line_end][:60]}\n"
+    half = length // 2
+    name = (text[begin:end] * half)[:half]
+    return text[:begin] + name + text[end:line_end] + rest * (half // len(rest) + 1)
+
+
 def logs() -> Iterator[tuple[str, str]]:
     """Each symptom's own examples, of a rank each where they name none."""
     for symptom in shipped():

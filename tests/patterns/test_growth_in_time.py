@@ -1,19 +1,23 @@
-"""What strangers write takes time in proportion to its length: names, subjects, schedules."""
+"""What strangers write takes time and memory in proportion to its length, names included."""
 
 from __future__ import annotations
 
 import json
 import random
 import time
+import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
 
 from preflight import cli
+from preflight.commands.read import captured, judge_captured
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import expand, fold
 from preflight.fleet.sources import Wish, resolve
 from preflight.report.document import encode
+from tests.patterns.growth import logs, pasted, stretched, words
+from tests.patterns.test_growth import EVERY_WAY, _explain
 from tests.unit.report.nights import report
 from tests.unit.report.test_public_folders import measured, whose
 
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
 _TIMES = 8.5
 """Of four times the input, 4 is linear and 16 the square."""
 _LEAST_S = 0.005
+_MORE, _LEAST = 6.0, 1 << 18
+"""Of memory, which is the same in each run; below that many bytes it is of what is loaded."""
 _WHOLE = encode(report(("n1", "n2"))).decode()
 
 
@@ -93,7 +99,7 @@ def _suggestion(folder: Path, length: int) -> None:
 
 def _script(folder: Path, text: str) -> None:
     path = folder / "train.py"
-    path.write_text(f"import torch.distributed as dist\n{text}")
+    path.write_text(f"import torch.distributed as dist\ndist.init_process_group('nccl')\n{text}")
     cli.main(["lint", str(path)])
 
 
@@ -145,7 +151,74 @@ def _domain(folder: Path, length: int) -> None:
     _public(folder, f"n1{'.a' * 200 * length} u@b{'.a' * 200 * length}")
 
 
+_GPU = "Attached GPUs : 1\nGPU 00000000:5D:00.0\n    Product Name : NVIDIA H100\n"
+
+
+def _section(folder: Path, length: int) -> None:
+    _judge(f"{_GPU}    {'a' * 40 * length}\n" + "     b : 1\n" * 4 * length, folder)
+
+
+def _sections(folder: Path, length: int) -> None:
+    """Each in the one before."""
+    deep = "".join(f"{' ' * (at % 500)}  {'a' * 40}\n" for at in range(length))
+    _judge(f"{_GPU}{deep}", folder)
+
+
+def _element(folder: Path, length: int) -> None:
+    name = "a" * 40 * length
+    inside = "<b>1</b>" * 4 * length
+    gpu = f'<gpu id="00000000:5D:00.0"><{name}>{inside}</{name}></gpu>'
+    _judge(f"<nvidia_smi_log><attached_gpus>1</attached_gpus>{gpu}</nvidia_smi_log>\n", folder)
+
+
+def _column(folder: Path, length: int) -> None:
+    _judge(f"index, temperature.gpu, {'a' * 40 * length}\n" + "0, 41, 1\n" * 4 * length, folder)
+
+
+def _module(folder: Path, length: int) -> None:
+    _script(folder, f"import {'a.' * 20 * length}a as z\n" + "z.f()\n" * 8 * length)
+
+
+def _from_module(folder: Path, length: int) -> None:
+    names = ",".join(f"z{at}" for at in range(4 * length))
+    _script(folder, f"from {'a' * 40 * length} import {names}\n" + "z1.f()\n" * 8 * length)
+
+
+def _methods(folder: Path, length: int) -> None:
+    defs = "".join(f" def f{at}(): g()\n" for at in range(2 * length))
+    _script(folder, f"class {'a' * 40 * length}:\n{defs}")
+
+
+def _nested(folder: Path, length: int) -> None:
+    deep = "".join(f"{' ' * at}def {'a' * length}():\n" for at in range(30))
+    _script(folder, deep + f"{' ' * 30}f()\n" * length)
+
+
+def _calls(folder: Path, length: int) -> None:
+    _script(folder, f"def {'a' * 40 * length}():\n" + " f()\n" * 8 * length)
+
+
+def _chains(folder: Path, length: int) -> None:
+    _script(folder, f"f(){f'.g{length}()' * (length // 8)}\n" * 4)
+
+
+def _parameters(folder: Path, length: int) -> None:
+    names = ",".join(f"a{at}" for at in range(2 * length))
+    asked = f" if [{names}]:\n  if [{names}]: return\n"
+    _script(folder, f"def f({names}):\n{asked}" + "  x = 1\n" * 2 * length)
+
+
+def _parts_of_a_string(folder: Path, length: int) -> None:
+    _script(folder, f"x = f'{'{rank}' * 40 * length}'\n")
+
+
+NAMED: list[Read] = [
+    _section, _sections, _element, _column, _module, _from_module, _methods, _nested, _calls,
+    _chains, _parameters, _parts_of_a_string,
+]  # fmt: skip
+"""One name is as long as all that stands in it or behind it."""
 READ: list[Read] = [
+    *NAMED,
     _subject_of_dashes, _killed_run, _round, _insides, _inventory, _suggestion, _conditions,
     _classes, _alternatives, _cycle, _labels, _domain,
     lambda _, length: fold(_names(length)),
@@ -159,15 +232,68 @@ def _cost_s(read: Read, folder: Path, length: int) -> float:
     return time.thread_time() - began
 
 
+def _peak(read: Read, folder: Path, length: int) -> int:
+    tracemalloc.start()
+    try:
+        read(folder, length)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def _slow(read: Read, folder: Path, less: int) -> str:
+    """How much more than four times the time it takes for four times the input; "" if it is not."""
+    read(folder, 20)  # modules are loaded once
+    for _ in range(3):
+        before_s, after_s = (_cost_s(read, folder, length) for length in (less, 4 * less))
+        if after_s < _TIMES * max(before_s, _LEAST_S):
+            return ""
+    return f"{after_s / before_s:.1f} times the time for four times the input"
+
+
+def _large(read: Read, folder: Path, less: int) -> str:
+    """The same of memory."""
+    read(folder, 20)
+    before, after = (_peak(read, folder, length) for length in (less, 4 * less))
+    return "" if after < _MORE * max(before, _LEAST) else f"{before:,}, then {after:,} bytes"
+
+
 @pytest.mark.parametrize("read", READ)
 def test_time_is_linear_in_what_is_read(tmp_path: Path, read: Read) -> None:
     """Four times the names, or the length of a name, costs four times; 1,200 at most here."""
-    read(tmp_path, 20)  # modules are loaded once
-    for _ in range(3):
-        before_s, after_s = (_cost_s(read, tmp_path, length) for length in (300, 1200))
-        if after_s < _TIMES * max(before_s, _LEAST_S):
-            return
-    pytest.fail(f"{after_s / before_s:.1f} times the time for four times the input")
+    assert not _slow(read, tmp_path, 300)
+
+
+@pytest.mark.parametrize("read", NAMED)
+def test_memory_is_linear_in_what_is_read(tmp_path: Path, read: Read) -> None:
+    """No name is copied into all that stands behind it."""
+    assert not _large(read, tmp_path, 150)
+
+
+def test_one_long_name_in_a_text_takes_linear_time_and_memory(tmp_path: Path) -> None:
+    """As long as all that stands behind it, in a text of another tool or a log."""
+    texts: list[tuple[str, str, Callable[[str, Path], None]]] = [
+        (name, text, _judge) for name, text in pasted() if captured(text) is not None
+    ]
+    texts += [(name, text, _explain) for name, text in logs()]
+    assert len(texts) > 140
+    cases = [
+        (f"{name} {text[slice(*word)]}", lambda folder, length, run=run, text=text, word=word: run(
+            stretched(text, word, length), folder))
+        for at, (name, text, run) in enumerate(texts)
+        for word in (words(text) if EVERY_WAY else words(text)[at % 3 :: 40] * (at % 10 == 0))
+    ]  # fmt: skip
+    told = {
+        name: said
+        for name, read in cases
+        if (said := _slow(read, tmp_path, 8000) or _large(read, tmp_path, 2000))
+    }
+    assert not told
+
+
+def _judge(text: str, _folder: Path) -> None:
+    if (found := captured(text)) is not None:
+        judge_captured({"pasted": found})
 
 
 def test_names_of_several_numbers_fold_alike_few_or_many() -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
 
-from preflight.core.files import open_stream
+from preflight.core.files import SWELLS, open_stream, unpacks_to
 from preflight.core.text import countable
 from preflight.errors import UsageError
 from preflight.hang.explain.exceptions import (
@@ -104,9 +104,6 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 20
 
-ANYWAY = 32 << 20
-"""Bytes that any file may unpack to; then so many for each byte of it:"""
-_SWELLS = 100
 _MEMBER = 4096
 """What one more gzipped part costs, however empty: 20 bytes can be one."""
 
@@ -153,10 +150,10 @@ def _unzipped(raw: Iterator[bytes], path: Path) -> Iterator[bytes]:
     """Decompress one member after the other; zlib.error or EOFError after all that could be had."""
     member = zlib.decompressobj(_ANY_GZIP)
     whole = False
-    left = ANYWAY
+    left = unpacks_to(0)
     for block in raw:
         rest = block
-        left += len(block) * _SWELLS
+        left += len(block) * SWELLS
         while True:
             if member.eof:
                 rest = rest.lstrip(b"\0")  # tapes and block devices pad
@@ -176,7 +173,7 @@ def _unzipped(raw: Iterator[bytes], path: Path) -> Iterator[bytes]:
             left -= len(text)
             if left < 0:
                 raise EOFError(
-                    f"it unpacks to over {_SWELLS} times its size, or has thousands of parts; "
+                    f"it unpacks to over {SWELLS} times its size, or has thousands of parts; "
                     "where that is no trap: "
                     f"zcat {shlex.quote(str(path))} | preflight explain -"
                 )

@@ -25,13 +25,18 @@ _HARMLESS = frozenset((
 """Options whose values say what a job is; never a name under which anybody would keep a secret."""
 _VERBS = frozenset(("agent", "exec", "launch", "run", "serve", "start", "train"))
 """After a program: vllm serve, ray start."""
-_TELLTALE = re.compile(r"(?i)(?:pass|pwd|secret|token(?!s|iz)|key|auth|cred|pin$|pw(?![a-z]))")
+_TELLTALE = re.compile(
+    r"(?i)(?:pass|pwd|secret|token(?!s|iz)|key|auth|cred|pin$|pw(?![a-z])|bearer|jwt"
+    r"|(?<![a-z])(?:psk|otp|sas|sig)(?![a-z]))"
+)
 """Of these not even a number or a path is shown."""
 _TELLTALE_INSIDE = re.compile(rf"{_TELLTALE.pattern}[\w.-]{{0,60}}[:%+;|~]")
 """key:VALUE, and key%3dVALUE."""
 SECRET_VARIABLE = re.compile(
-    r"(?i)TOKEN|SECRET|(?<!BY)PASS(?!IVE|THR)|CREDENTIAL|_KEY$|_KEY_|_PSK$|JWT|AUTH|BEARER|PWD|(?<![A-Z])PW(?![A-Z])|_SAS$"
+    r"(?i)TOKEN|SECRET|(?<!BY)PASS(?!IVE|THR)|CREDENTIAL|(?:_|API|ACCESS|PRIVATE)KEY(?:_|$)|JWT|AUTH"
+    r"|BEARER|PWD|(?<![A-Z])PW(?![A-Z])|_(?:PSK|SAS|OTP|SIG)$"
 )
+"""The controller has the same expression, for what does not come from a node."""
 _SETTING = re.compile(r"[\^=]{0,2}[\w./:,;+~%^|*\[\]-]{0,4000}")
 """A list of devices, protocols or folders: a value with blanks or a login may hold a secret."""
 _ASSIGNABLE = re.compile(r"(?:--)?[A-Za-z_][A-Za-z0-9_.-]{0,60}")
@@ -145,7 +150,7 @@ def _assignment(name: str, value: str) -> str:
 
 def setting(name: str, value: str) -> str:
     """The value of a variable of NCCL or a library under it, or `***`."""
-    harmless = _SETTING.fullmatch(value) and not _TELLTALE_INSIDE.search(value)
+    harmless = _SETTING.fullmatch(value.strip()) and not _TELLTALE_INSIDE.search(value)
     return CUT if SECRET_VARIABLE.search(name) or not harmless else _without_shapes(value)
 
 

@@ -299,5 +299,4 @@ def _told(name: bytes, value: bytes) -> str:
 
     plain = clean(name).strip()
     plain = plain[len("export ") :].strip() if plain.startswith("export ") else plain
-    public = plain.startswith(_TOLD) and not redact.SECRET_VARIABLE.search(plain)
-    return redact.without_login(clean(value, LONGEST)) if public else "***"
+    return redact.setting(plain, clean(value, LONGEST)) if plain.startswith(_TOLD) else "***"

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from preflight.captured.archive import unpack
+from preflight.core import files
 from preflight.errors import UsageError
 from preflight.fabric import stored
 from preflight.fabric.observed import Observed, observe
@@ -75,6 +77,28 @@ def test_a_bomb_does_not_go_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "larger than 1 MiB" in refused(tmp_path, b" " * (2 << 20))
     monkeypatch.setattr(stored, "MOST_NUMBERS", 1000)
     assert "more than 1,000 entries" in refused(tmp_path, b"[" + b"0," * 1001 + b"0]")
+
+
+def test_a_gzip_may_unpack_to_100_times_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples and archives alike, as logs are; a small file may always hold 32 MiB."""
+    monkeypatch.setattr(files, "ANYWAY", 1 << 20)
+    bomb = gzip.compress(b" " * (9 << 20))
+    assert "holds more than 1 MiB once it is unpacked" in refused(tmp_path, bomb)
+    with pytest.raises(UsageError, match="holds more than 1 MiB once it is unpacked"):
+        unpack(bomb)
+
+
+def test_all_that_is_unpacked_has_a_bound() -> None:
+    """Who reads gzip asks the one function, but for what nodes send, whose size is known."""
+    root = Path(stored.__file__).parents[1]
+    texts = {path: path.read_text() for path in root.rglob("*.py") if "payload" not in path.parts}
+    unpacking = {path for path, text in texts.items() if re.search(r"decompress|gzip\.open", text)}
+    unpacking |= {path for path, text in texts.items() if "GzipFile" in text}
+    unasked = {path.name for path in unpacking if "unpacks_to(" not in texts[path]}
+    assert len(unpacking) > 3
+    assert unasked == {"flight_recorder.py"}
 
 
 JSON = st.recursive(

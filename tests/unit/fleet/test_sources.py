@@ -97,7 +97,7 @@ def test_credentials_are_dropped_where_they_are_read(tmp_path: Path) -> None:
     path.write_text(
         "WANDB_API_KEY=hunter2\nHF_TOKEN=hunter2\nNCCL_SECRET_TOKEN=hunter2\nNCCL_DEBUG=INFO\n"
         "SLURM_JWT=hunter2\nSLURM_SPANK_VNC_PASS=hunter2\nSLURM_JOB_COMMENT=pw=hunter2\n"
-        "CUDA_AUTH=hunter2\nNCCL_PASS=hunter2\nTORCH_NCCL_EXTRA_DUMP_ON_EXEC=1\n"
+        "CUDA_AUTH=hunter2\nNCCL_PW=hunter2\nUCX_APIKEY=hunter2\nNCCL_PASS=hunter2\nTORCH_NCCL_EXTRA_DUMP_ON_EXEC=1\n"
         "SLURM_EXPORT_ENV=ALL,DB_PASS=hunter2\nSLURM_WCKEY=hunter2\nSLURM_COMMENT=hunter2\n"
         "SLURM_JOB_ADMIN_COMMENT=hunter2\nSLURM_JOB_ID=7\nSLURM_GPU_BIND=closest\n"
     )

@@ -31,6 +31,15 @@ WORDS = (
         (b"def f(:\n", "it is no Python that 3."),
         (b'{"cells": []}', "it is a notebook"),
         (b"(" * 5000, "it is no"),
+        (b"import " + b"a." * 200 + b"b as c\n", "a name of over 256 characters"),
+        (b"import a\\\n" + b"." * 1 + b"b\\\n.c" * 200 + b"\n", "a name of over 256 characters"),
+        (b"class " + b"a" * 300 + b":\n    pass\n", "a name of over 256 characters"),
+        (b"f(" + b"a" * 300 + b"=1)\n", "a name of over 256 characters"),
+        (b"y = '', 'a'\nx = f'" + b"{rank}" * 3000 + b"'\n", "an f-string of over 16 KiB"),
+        (
+            b'x = 1  # it\'s\ny = RF"""' + b"{rank}\n" * 3000 + b'"""\n',
+            "an f-string of over 16 KiB",
+        ),
         (b"x = " + b"-" * 100000 + b"1\n", "nested too deeply"),
         (b"x = " + b"1+" * 30000 + b"1\n", "nested too deeply"),
     ],
@@ -41,6 +50,14 @@ def test_a_file_that_cannot_be_read(content: bytes, said: str) -> None:
     assert unread is not None
     assert said in unread.reason
     assert unread.remedy
+
+
+@pytest.mark.parametrize(
+    "data", ["x = 'f{}'\n", '"""{}"""\n', "# f'{}\n", "x = b'{}'\n", "f'a'  # {}\n"]
+)
+def test_long_data_that_is_no_name_is_read(data: str) -> None:
+    """A string or a comment of any length keeps no script from being judged."""
+    assert lint(data.format("import " + "a" * 20000 + " 1.5" * 99).encode(), "a.py").unread is None
 
 
 def test_other_encodings_are_read() -> None:

@@ -53,7 +53,7 @@ def test_lines_come_as_nccl_splits_them_and_secrets_stay(tmp_path: Path) -> None
     read = files(tmp_path, str(tmp_path / "mine.conf"))
     assert read is not None
     user, system = read
-    assert [one.value for one in user.settings] == [*["***"] * 4, "http://***@h", "WARN"]
+    assert [one.value for one in user.settings] == [*["***"] * 5, "WARN"]
     assert (user.path, user.kind) == (str(tmp_path / "mine.conf"), "user")
     assert [(one.name, one.value) for one in system.settings] == [
         ("NCCL_SOCKET_IFNAME", "=ens1f0"),

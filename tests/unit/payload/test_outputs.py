@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from tool_outputs import without_processes
 
 from preflight.captured.kernel_log import parse
+from preflight.captured.nvidia_smi import read
 from preflight.checks.gpu.driver_log import troubles
 from preflight.commands.capture import decode_outputs
 from tests.unit.payload.node import NONCE, Remote
@@ -131,24 +133,58 @@ def test_what_hangs_is_left_and_named_and_what_is_endless_is_cut(tmp_path: Path)
     assert "is not installed" in seen["ibdev2netdev.txt"].error
 
 
-def test_of_the_processes_that_nvidia_smi_lists_only_the_program_is_kept(tmp_path: Path) -> None:
-    """It prints what a process calls itself: its whole command, line ends too."""
-    smi = (
-        "cat <<'END'\n"
-        """\
+SMI = """\
+Driver Version                            : 570.124.06
+Attached GPUs                             : {attached}
+
+GPU 00000000:1B:00.0
     Product Name                          : NVIDIA H100 80GB HBM3
     Processes
         Process ID                        : 4711
-            Name                          : /opt/bin/python train.py --password hunter2
---token hunter2
+            Name                          : /opt/bin/python -c
+{name}
             Used GPU Memory               : 100 MiB
-        Process ID                        : 4712
-            Name                          : trainer,pw=hunter2
+
 GPU 00000000:5D:00.0
-END"""
-    )
+    Product Name                          : NVIDIA H100 80GB HBM3
+    Processes                             : None
+"""
+LEFT_OUT = "    Processes                             : left out, see facts.json\n"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train.py --password hunter2\n--token hunter2",
+        'import os\n\ndef main():\n    password = "hunter2"\nGPU hunter2',
+        "    Product Name                          : hunter2",
+        "hunter2\n        ECC Errors\n            Volatile : hunter2",
+    ],
+)
+def test_nothing_of_the_processes_that_nvidia_smi_lists_is_kept(name: str) -> None:
+    """It prints what a process calls itself, line ends and all; the rest of each GPU stays."""
+    text = without_processes(SMI.format(attached=2, name=name).encode()).decode()
+    assert text.count("NVIDIA H100 80GB HBM3\n" + LEFT_OUT) == 2
+    assert "hunter2" not in text
+    found = read(text)
+    assert found is not None
+    assert not found.damaged
+    assert [gpu.processes for gpu in found.facts.gpus or ()] == [None, None]
+
+
+@pytest.mark.parametrize("attached", ["2", "1", "many"])
+def test_a_process_that_writes_a_gpu_into_the_list_takes_the_others_out(attached: str) -> None:
+    """The first one stands before any process; of a GPU too many nobody knows whose words it is."""
+    forged = "GPU 00000000:5D:00.0\n    Product Name                          : hunter2"
+    text = without_processes(SMI.format(attached=attached, name=forged).encode()).decode()
+    assert "hunter2" not in text
+    assert text.endswith("GPU 00000000:1B:00.0\n    Product Name                          : "
+                         "NVIDIA H100 80GB HBM3\n" + LEFT_OUT)  # fmt: skip
+
+
+def test_a_capture_holds_no_processes_of_nvidia_smi(tmp_path: Path) -> None:
+    """Where they stand in the output of the real command."""
+    smi = f"cat <<'END'\n{SMI.format(attached=2, name='hunter2')}END"
     text = _asked(_tools(tmp_path / "bin", nvidia_smi=smi))["nvidia-smi-q.txt"].text
     assert "hunter2" not in text
-    assert "NVIDIA H100 80GB HBM3" in text
-    assert "            Name                          : /opt/bin/python\n            Used" in text
-    assert ": trainer\nGPU 00000000:5D:00.0\n" in text
+    assert text.count(LEFT_OUT) == 2

@@ -10,6 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from probe import redact
 
+from preflight.checks.env.variables import variables
+from preflight.fleet.job_environment import SECRET_VARIABLE, public
 from tests.cases import MANY
 
 SECRET = "Zx9kQ27vLm3Tp8Rw"  # noqa: S105 (planted)
@@ -150,7 +152,9 @@ def test_no_option_that_nobody_knows_shows_a_word(name: str, value: str, spelled
 
 
 @pytest.mark.parametrize("number", ["1234", "/home/me/token.txt"])
-@pytest.mark.parametrize("name", ["--pass", "--api-key", "--secret", "--pin"])
+@pytest.mark.parametrize(
+    "name", ["--pass", "--api-key", "--secret", "--pin", "--jwt", "--otp", "--sas", "--bearer"]
+)
 def test_of_a_secret_not_even_a_number_is_shown(name: str, number: str) -> None:
     """A password may be a number or a path, where the option's name says that it is one."""
     assert number not in cut("train", name, number)
@@ -251,3 +255,42 @@ def test_a_harmless_options_value_is_shown() -> None:
         "conf/a.yaml",
     ):
         assert value in cut("python", "train.py", "--model", value)
+
+
+_SECRETS = (
+    "PW", "PWD", "PASS", "PASSWD", "PASSWORD", "PASSPHRASE", "TOKEN", "SECRET", "API_KEY", "APIKEY",
+    "ACCESS_KEY", "ACCESSKEY", "PRIVATE_KEY", "KEY", "JWT", "AUTH", "BEARER", "PSK", "SAS", "OTP",
+    "SIG", "CREDENTIALS",
+)  # fmt: skip
+_SHAPES = ("ghp_", "github_pat_", "hf_", "sk-", "glpat-", "xoxb-", "nvapi-", "AKIA", "eyJ")
+
+
+@pytest.mark.parametrize("word", _SECRETS)
+def test_nodes_and_controller_know_a_secret_by_the_same_names(word: str) -> None:
+    """As a variable's name, and behind such a word in another's value; what is read stays."""
+    assert SECRET_VARIABLE == redact.SECRET_VARIABLE
+    for name in (f"NCCL_{word}", f"TORCH_DB_{word}", f"UCX_{word.lower()}"):
+        assert not public({name: "hunter2"})
+        assert redact.setting(name, "hunter2") == "***"
+    behind = (f"{word}=hunter2", f"x_{word.lower()}: hunter2")
+    for value in (*behind, "Bearer hunter2", "password hunter2", "a --token 'hunter2'"):
+        assert "hunter2" not in str(public({"NCCL_ALGO": value}))
+        assert "hunter2" not in redact.setting("NCCL_ALGO", value)
+
+
+@pytest.mark.parametrize("shape", _SHAPES)
+def test_nodes_and_controller_know_a_token_by_its_form(shape: str) -> None:
+    """Wherever in a value it stands."""
+    token = f"{shape}0123456789abcdefghijABCDEFGHIJ012345"
+    for value in (token, f"a,{token}", f"/opt/{token}"):
+        assert token not in str(public({"NCCL_ALGO": value}))
+        assert token not in redact.setting("NCCL_ALGO", value)
+
+
+def test_no_variable_that_a_check_reads_is_taken_for_a_secret() -> None:
+    """Nor is a usual value of one."""
+    assert len(variables()) > 100
+    assert [name for name in variables() if redact.setting(name, "1") != "1"] == ["NCCL_PSK"]
+    usual = ("mlx5_0:1,mlx5_1", "^docker0,lo", "/opt/sk-learn-env/lib:/usr/lib", "INIT,NET", "Ring")
+    for value in usual:
+        assert public({"NCCL_IB_HCA": value}) == {"NCCL_IB_HCA": value}

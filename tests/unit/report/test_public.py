@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from preflight.captured.archive import Part
+from preflight.commands.capture import Taken, in_public
 from preflight.report import hide
 from preflight.report.document import encode
 from preflight.report.exports import junit, metrics
@@ -232,3 +235,18 @@ def test_node_sets_of_more_names_than_any_fleet(monkeypatch: pytest.MonkeyPatch)
     assert hider.words(f"a[1-2] {' '.join(sets)} a[1-2] a[1-3]") == (
         "node-[1-2] b0[1-90] b1[1-90] host-1 host-2 node-[1-2] host-3"
     )
+
+
+@pytest.mark.parametrize("told", [b"", b'{"no": "facts"}'])
+def test_a_public_archive_has_no_text_of_a_node_without_facts(told: bytes) -> None:
+    """Its log names it as nobody else does; of another node, whose facts came, all is there."""
+    log = b"[    1.234567] secretbox kernel: mlx5_core 0000:1a:00.0: firmware version: 28.39.1002\n"
+    taken = Taken()
+    for node, document in (("10.0.0.5", told), ("h2", msgspec.json.encode(facts()))):
+        for name, content in (("facts.json", document), ("journalctl.txt", log)):
+            part = Part(name=f"nodes/{node}/{name}", node=node, error="" if content else "late")
+            taken.add(part, content)
+    hidden, (first, second) = in_public(taken, ["10.0.0.5", "h2"])
+    assert set(hidden.files) == {f"nodes/{second}/facts.json", f"nodes/{second}/journalctl.txt"}
+    errors = {part.name: part.error for part in hidden.parts}
+    assert "capture again without --public" in errors[f"nodes/{first}/journalctl.txt"]
