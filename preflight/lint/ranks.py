@@ -13,7 +13,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from preflight.core.text import whole
 from preflight.lint.operations import callee, reached
 from preflight.lint.script import Who, constant, dotted, names_in, once
 
@@ -49,6 +48,7 @@ _MAIN: Final = re.compile(
 _DISTRIBUTED: Final = re.compile(
     r"dist|world|initialized|n_?gpus?\b|num_?proc|ddp|parallel", re.IGNORECASE
 )
+_NUMBER: Final = re.compile(r"[0-9]{1,18}")
 _LEAVE_OUT: Final = re.compile(r"lora|peft|adapter")
 
 
@@ -143,7 +143,7 @@ class Ranks:
         if isinstance(op, ast.In | ast.NotIn):
             return _among(op, right)
         value = constant(right)
-        number = whole(value) if isinstance(value, str) else value
+        number = int(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
         if not isinstance(number, int):
             return NOBODY_KNOWS if number is not None else (Who.SOME, Who.SOME)
         return _ordered(op, number)
