@@ -266,3 +266,9 @@ def test_a_script_that_spawns_its_ranks_is_not_told_of_local_rank() -> None:
     assert not any("LOCAL_RANK" in one for one in remedies[True])
     assert any("spawn() gives each process" in one for one in remedies[True])
     assert any("LOCAL_RANK" in one for one in remedies[False])
+
+
+def test_a_range_of_nothing_in_a_dataset_is_read() -> None:
+    """Python itself refuses it when the script runs; lint goes on."""
+    assert found("loader = DataLoader([x for x in range()], batch_size=4)\n") == {}
+    assert found("loader = DataLoader(range(), batch_size=4)\n") == {}
