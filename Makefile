@@ -22,6 +22,9 @@ QUICK = -m "not (lab or busy or slow)"
 # machine can upset that. Both results stay on the screen; what fails twice, fails.
 ONCE_MORE = $(BIN)/python -m pytest --lf --last-failed-no-failures=none $(PYTEST_ARGS)
 
+# Tests start Python some thousand times: each finds compiled what the first one has imported.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo quick test parity lint preflight lab bench bench-full bench-scale wheel setup clean system
 
 help: ## show this list

@@ -7,6 +7,8 @@ environment loads this file.
 from __future__ import annotations
 
 import os
+import sys
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +16,21 @@ import pytest
 from preflight.session.flags import add_options
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
+    from importlib.machinery import ModuleSpec
+
+
+class _AsWritten:
+    """Finds preflight's own modules as Python does: from the .pyc that the installation made.
+
+    pytest rewrites the asserts of plugins. There are none here, and an account that may not write
+    beside the installation would rewrite 260 modules at every start.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None, _: object = None, /) -> ModuleSpec | None:
+        """Leave all other modules to whoever is next."""
+        return PathFinder.find_spec(name, path) if name.startswith("preflight.") else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,6 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, None, None]:
     """Look at whose conftest and ini files these are before root runs them; take a rank's part."""
     if early_config.known_args_namespace.preflight:
+        sys.meta_path.insert(0, _AsWritten)
         from preflight.session.site import refuse_strangers
 
         refuse_strangers(early_config)

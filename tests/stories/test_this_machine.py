@@ -245,3 +245,15 @@ def test_help_of_the_command_says_how_to_judge() -> None:
     assert told.returncode == 0
     assert "pytest --preflight --preflight-nodes" in " ".join(told.stdout.split())
     assert _preflight().stdout == told.stdout
+
+
+def test_no_module_of_ours_is_rewritten_at_every_start(here: Here) -> None:
+    """pytest rewrites asserts of plugins; who may not write beside them would wait each time."""
+    here.check(
+        "site.loaded",
+        "import sys\n    loaders = {type(sys.modules[name].__loader__).__name__"
+        " for name in sys.modules if name.startswith('preflight.session.s')}\n"
+        "    conclude(ok(' '.join(sorted(loaders))))",
+    )
+    told = here.judge(env={"PYTHONHASHSEED": "1"})
+    assert {row["sentence"] for row in told.report["verdicts"]} == {"SourceFileLoader"}
