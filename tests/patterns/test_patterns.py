@@ -60,6 +60,7 @@ _MADE_WHEN_RUN = {
     "checks/host/test_host_log.py": "_PATTERNS",
     "checks/net/test_nic_log.py": "_PATTERNS",
     "preflight/captured/environment.py": "_FORMS",
+    "preflight/core/trust.py": "_PARTED",
 }
 """Modules with calls of `re` whose expression is no literal, and what it is made of."""
 

@@ -248,7 +248,7 @@ def test_help_of_the_command_says_how_to_judge() -> None:
 
 
 def test_no_module_of_ours_is_rewritten_at_every_start(here: Here) -> None:
-    """pytest rewrites asserts of plugins; who may not write beside them would wait each time."""
+    """The asserts of plugins are: who may not write beside them would wait each time."""
     here.check(
         "site.loaded",
         "import sys\n    loaders = {type(sys.modules[name].__loader__).__name__"

@@ -222,7 +222,7 @@ NAME = st.one_of(
     LABEL,
     st.builds(lambda name, domain: ".".join([name, *domain]), LABEL, DOMAIN),
     ADDRESS.map(str),
-    st.sampled_from(["node", "read", "re", "out", "gpu", "all", "host-1", "fail-2", "e", "0x1"]),
+    st.sampled_from(["node", "read", "re", "out", "gpu", "all", "host-1", "fail-2", "e"]),
 )
 USER = st.from_regex(r"[a-z][a-z0-9_]{2,9}", fullmatch=True)
 SERIAL = st.from_regex(r"[A-Z]{2}[A-Z0-9]{4,10}", fullmatch=True)
