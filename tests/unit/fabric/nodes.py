@@ -110,7 +110,7 @@ def named(name: str, pids: list[int]) -> list[int]:
 
 def agent(talk: LeasedTalk | None) -> list[int]:
     """An agent's process (below timeout's), and all that it started, agent first."""
-    return below(talk._remote._process.pid) if talk else []  # type: ignore[attr-defined]
+    return below(talk._remote.process.pid) if talk else []  # type: ignore[attr-defined]
 
 
 def measuring(talk: LeasedTalk | None, beyond: int = _ONE) -> list[int]:
