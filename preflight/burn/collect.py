@@ -1,4 +1,4 @@
-"""A burn-in: how long and how large each part is, and what each node says during it."""
+"""A burn-in: the plan of its parts, and what each node sends while it runs, checked and kept."""
 
 from __future__ import annotations
 

@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from preflight.burn import units as looked
 from preflight.burn.units import (
     Bound,
     Names,
     Population,
+    clock_remark,
     earlier_of,
     effect_of,
     floor,
     own_nights,
     speed,
     strictest,
+    throttle,
+    under_load,
     units,
 )
 from preflight.core.statistics import median
@@ -236,7 +238,7 @@ def judge_burn(
 ) -> dict[str, Burn]:
     """Judge every node that was to be loaded, by name.
 
-    `units_past`: what devices without peers reached on earlier nights (`own_past.key_of`).
+    `units_past`: what devices without peers reached on earlier nights (`units.key_of`).
     """
     by_name = {host.name: host for host in hosts}
     raws = [
@@ -287,7 +289,7 @@ def _judged(
         proofs=sum(one.rounds for one in burned.proofs),
         proven=_proven(burned),
         throttled=_throttled(burned, names, host),
-        clocks=sum(bool(looked.under_load(one)) for one in burned.clocks),
+        clocks=sum(bool(under_load(one)) for one in burned.clocks),
         nic_absent=next((one.error for one in burned.absent if one.what == "nic"), ""),
         nics_no_time=tuple(name for one in burned.no_time for name in one.names),
         troubles=tuple(f"{one.what} {one.error}" for one in burned.troubles),
@@ -316,7 +318,7 @@ def _explained(raw: Raw, unit: Unit, names: Names, clocks: Mapping[int, Clocks])
         return unit
     remark = ""
     if raw.kind == "cuda" and raw.measure in _WARMED:
-        remark = looked.remark(clocks.get(raw.device))
+        remark = clock_remark(clocks.get(raw.device))
     return replace(unit, cause=names.of(raw.device), remark=remark)
 
 
@@ -339,5 +341,5 @@ def _proven(burned: Burned) -> int:
 
 def _throttled(burned: Burned, names: Names, host: Host) -> tuple[Throttle, ...]:
     limit = Thresholds(host.promised.limits)
-    found = [looked.throttle(names.of(one.device), one, limit) for one in burned.clocks]
+    found = [throttle(names.of(one.device), one, limit) for one in burned.clocks]
     return tuple(one for one in found if one is not None)

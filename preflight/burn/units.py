@@ -1,7 +1,8 @@
 """Series of a burn-in as units that can be compared, and what each is held against.
 
-Floors, its own earlier nights, the others: a suspect never sits in the population that it is
-compared with. Numbers are speeds, so that more is always better.
+A unit is held against the floor of its model, its own earlier nights, and the other units of its
+kind; a suspect is never part of the population that it is compared with. Numbers are speeds, so
+more is always better. What held a GPU's clocks down during the load is told here, too.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ def under_load(clocks: Clocks | None) -> tuple[Look, ...]:
     return () if clocks is None else tuple(one for one in clocks.looks[1:] if _told(one))
 
 
-def remark(clocks: Clocks | None) -> str:
+def clock_remark(clocks: Clocks | None) -> str:
     """Its medians under load, "1,980 MHz, 61 C, 640 W"; nothing where nothing was told."""
     looks = under_load(clocks)
     words = []
@@ -203,7 +204,7 @@ def throttle(name: str, clocks: Clocks, limit: Thresholds) -> Throttle | None:
         reasons=tuple(_reasons(tuple(held))),
         looks=len(held),
         of=len(looks),
-        remark=remark(clocks),
+        remark=clock_remark(clocks),
         cause=name,
     )
 

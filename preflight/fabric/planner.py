@@ -140,7 +140,7 @@ class Planned(Struct, frozen=True, kw_only=True):
     earlier: dict[str, tuple[float, ...]] = {}
     """What pairs of a fleet without peers reached in earlier runs, GB/s (see `compare`)."""
     units: dict[str, tuple[float, ...]] = {}
-    """What devices that may have no peers reached in earlier runs (`burn.own_past`)."""
+    """What devices that may have no peers reached in earlier runs (`preflight.burn.units`)."""
 
 
 def plan(

@@ -1,1 +1,1 @@
-"""After a hang or a crash: which rank, where, and why, from what the job left behind."""
+"""A hang or a crash: watched while it happens (watch), explained afterwards (diagnose, explain)."""

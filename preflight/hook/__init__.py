@@ -1,1 +1,1 @@
-"""The scheduler's hook: this node judged in seconds, for a prolog or a periodic health check."""
+"""The scheduler's hook: judges this node in seconds (prolog, health check) and may drain it."""

@@ -1,1 +1,1 @@
-"""What people and machines read: the terminal, report.json, ready.hosts."""
+"""What people and machines read: the terminal, report.json, ready.hosts, the exit code."""

@@ -1,1 +1,1 @@
-"""How nodes are reached: paramiko, OpenSSH, srun, the ranks of a torchrun, or this machine."""
+"""How nodes are reached: paramiko, OpenSSH, srun, ranks of torchrun, this machine."""
