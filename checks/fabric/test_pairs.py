@@ -40,7 +40,7 @@ _OF_DOMAIN = (
 
 
 def _evidence(one: Pair | Inside | OverNvlink, keys: Sequence[str], **names: str) -> dict[str, Any]:
-    """What was measured, under the keys of the report; `names`: of fields that have another."""
+    """What was measured, under the keys of the report; `names`: the field where it differs."""
     return {key: getattr(one, names.get(key, key)) for key in keys}
 
 

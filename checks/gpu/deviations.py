@@ -4,8 +4,8 @@ Who the peers are: a promise decides first, then the majority of the node's grou
 neither speaks the other GPUs of the same node. A machine whose whole group is built unevenly is
 as it should be.
 
-Where GPUs are joined directly each link has a GPU at its other end. When one GPU of a usual number
-is not there, and the dead links of the others are as many as one GPU has, they are its links.
+Where GPUs are joined directly, each link has a GPU at its other end. With 3, 7 or 15 GPUs and as
+many dead links as one GPU has, the missing GPU is at the other end of these links.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def test_ib_firmware(node: Node, conclude: Conclude) -> None:
 
 _REFUSED: Final = 'NCCL ends with "ibv_modify_qp failed: Invalid argument"'
 LOOKED_AT: Final = 32
-"""So many entries of a GID table a node tells of (payload/probe/rdma.py)."""
+"""A node reports only this many entries of a GID table (payload/probe/rdma.py)."""
 
 _MAPPED: Final = "0000:0000:0000:0000:0000:ffff:"
 

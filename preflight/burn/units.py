@@ -345,7 +345,7 @@ class Population:
 
 
 _UNSTEADY = frozenset({"p2p_gbs"})
-"""A way between two GPUs is neither one's; two or more of a kind are held against each other."""
+"""A path between two GPUs belongs to neither; two or more of a kind are compared."""
 
 
 def conditions(burned: Burned, facts: Facts | None) -> str:

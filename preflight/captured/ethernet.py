@@ -1,7 +1,7 @@
 """Ethernet links as ethtool prints them, or as ip -j, ethtool --json and lshw write them.
 
-Collectors put such lists beside others, as speeds by interface or its configuration: they are
-looked for at any depth.
+Collectors nest the JSON lists of `ip` and `lshw` in documents of their own, beside speeds or
+configuration: such a list is searched for at any depth.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ _ERROR: Final = re.compile(
     re.MULTILINE,
 )
 _MOST: Final = 256
+"""Counters of one interface that are kept."""
 _LARGEST: Final = 2**53
 
 

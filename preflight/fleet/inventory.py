@@ -231,7 +231,7 @@ class Inventory:
         return off
 
     def switched(self) -> list[tuple[str, str]]:
-        """Every check that a table speaks of, and where; UsageError for the ways in."""
+        """Every check that a table names, and where; UsageError for `reach.*`, which stay on."""
         tables = [(where, layer.checks or {}) for where, layer in _layers(self._content)]
         spoken = [
             (check, f"{self.path} {where}")
@@ -306,7 +306,7 @@ OURS: Final = frozenset(("defaults", "job", "group", "node", "checks", "waive"))
 _AFTER: Final = {"key": "value", "value": "key", "item": "item"}
 _NOTHING: Final = ("", "~", "null")
 _LARGEST: Final = 32 << 20
-"""Bytes of an Ansible inventory whose layout is looked at."""
+"""Bytes of an Ansible inventory, which is only examined for its layout."""
 
 _OF_A_GROUP: Final = frozenset(("hosts", "children", "vars"))
 
