@@ -38,7 +38,7 @@ quick: $(STAMP) ## run the unit tests that need no lab, in under a minute
 		--hypothesis-profile=quick $(PYTEST_ARGS)
 
 test: $(STAMP) ## run every test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -p tests.spread $(LIGHT) --cache-clear $(PYTEST_ARGS) || $(ONCE_MORE) $(LIGHT)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(LIGHT) --cache-clear $(PYTEST_ARGS) || $(ONCE_MORE) $(LIGHT)
 	$(BIN)/python -m pytest -n $(LABS) --dist loadfile $(HEAVY_IN) $(HEAVY) --cache-clear $(PYTEST_ARGS) \
 		|| $(ONCE_MORE) $(HEAVY_IN) $(HEAVY)
 
