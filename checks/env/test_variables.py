@@ -254,5 +254,5 @@ def judge_transports(
 
 
 def test_env_transports(node: Node, conclude: Conclude) -> None:
-    """The job may use the fast transports of the node: debugging has left none switched off."""
+    """The job may use the fast ways that the node has: none is switched off since the last hunt."""
     conclude(judge_transports(node.environ, node.job.environ_origin, node.promised, node.facts))

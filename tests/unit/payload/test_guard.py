@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,6 +130,7 @@ def test_every_section_is_told_whose_deadline_passed_meanwhile(
         monkeypatch.setattr(module, name, lambda *_, **__: dict(long))
     monkeypatch.setattr(host, "read", lambda *_: {"machine": long, "problems": []})
     monkeypatch.setattr(guard, "spawn", noted)
+    monkeypatch.setattr(gc, "disable", lambda: None)  # the node's process ends; this one goes on
     monkeypatch.setattr(processes, "read", surveyed)
     none = {"state": "absent", "error": ""}
     absent: dict[str, Any] = {"driver": none, "gpus": None, "gpu_pairs": None, "problems": []}

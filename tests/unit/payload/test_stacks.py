@@ -412,9 +412,11 @@ def test_a_dump_that_is_no_file_is_not_waited_for(start: Start, tmp_path: Path) 
     process = start(TORCH_FR_DUMP_TEMP_FILE=prefix)
     os.mkfifo(prefix + "3")
     with subprocess.Popen(["sh", "-c", 'echo opened >"$1"', "sh", prefix + "3"]) as waiting:
-        (rank,) = look(process.pid).ranks
-        assert waiting.poll() is None
-        waiting.kill()
+        try:
+            (rank,) = look(process.pid).ranks
+            assert waiting.poll() is None
+        finally:
+            waiting.kill()
     assert rank.dump is not None
     assert (rank.dump.content, rank.dump.why) == (
         "", "it is no regular file of the rank's own user",

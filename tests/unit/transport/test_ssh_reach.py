@@ -162,11 +162,13 @@ def test_a_key_with_a_passphrase_is_taken_from_the_agent(
     assert str(sshd.identity) in refused(way, sshd.host(), "login").sentence
     agent = sshd.folder / "agent"
     with subprocess.Popen(["ssh-agent", "-D", "-a", str(agent)], stdout=subprocess.DEVNULL) as held:
-        wait_until(agent.exists, "the agent listens")
-        monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
-        subprocess.run(["ssh-add", "-q", "-"], input=bare, check=True, capture_output=True)
-        way.connect(sshd.host(), PATIENCE_S).close()
-        held.terminate()
+        try:
+            wait_until(agent.exists, "the agent listens")
+            monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
+            subprocess.run(["ssh-add", "-q", "-"], input=bare, check=True, capture_output=True)
+            way.connect(sshd.host(), PATIENCE_S).close()
+        finally:
+            held.terminate()
 
 
 def test_a_silent_agent_is_left_out(
