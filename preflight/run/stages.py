@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -56,7 +57,7 @@ _NOBODY = "no node's Python has torch; name the job's Python with --preflight-py
 _WITHOUT = "look at its load and at processes in D state, then run again"
 
 
-class _Stage:
+class _Stage(ABC):
     """One conversation per node; a node that is stuck or lies harms no other."""
 
     def __init__(
@@ -77,9 +78,9 @@ class _Stage:
         for name in self._hosts:
             threading.Thread(target=self._serve, args=(name,), daemon=True).start()
 
+    @abstractmethod
     def _serve(self, name: str) -> None:
         """Talk with one node, in its own thread; its end is noted, whatever it is."""
-        raise NotImplementedError
 
 
 class BurnStage(_Stage):
