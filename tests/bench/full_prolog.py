@@ -90,7 +90,7 @@ def fingerprint() -> str:
         *_ROOT.glob("preflight/hook/*.py"),
         *_ROOT.glob("preflight/payload/probe/*.py"),
         *_ROOT.glob("preflight/facts/**/*.py"),
-        *_ROOT.glob("checks/*.py"),
+        *_ROOT.glob("checks/**/*.py"),
         _ROOT / "preflight/commands/run.py",
         _ROOT / "contrib/slurm/prolog.d/50-preflight",
         _ROOT / "contrib/slurm/healthcheck",
