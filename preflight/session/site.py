@@ -254,9 +254,9 @@ def _would_write(config: pytest.Config) -> Iterator[Path]:
         with suppress(ValueError):  # its plugin is switched off
             named.append((folder, config.getini(key)))
     for folder, name in named:
-        if name:  # some are expanded, and some are not
-            yield folder / str(name)
-            yield folder / os.path.expandvars(os.path.expanduser(str(name)))  # noqa: PTH111
+        if name:  # some are expanded, and some are not; of some ".." is folded as text
+            expanded = folder / os.path.expandvars(os.path.expanduser(str(name)))  # noqa: PTH111
+            yield from (folder / str(name), expanded, Path(os.path.abspath(expanded)))  # noqa: PTH100
 
 
 def _refuse(files: Iterable[Path], remedy: str) -> None:

@@ -570,7 +570,8 @@ def test_junit_xml_of_roots_is_written(
 @pytest.mark.parametrize(
     "words",
     ["--log-file={his}/a", "--basetemp={his}/a", "--debug={his}/a", "-o log_file={his}/a",
-     "-o cache_dir={his}/a", "-o cache_dir=$WHERE/a", "-o cache_dir=~/a", "--log-file={all}/a"],
+     "-o cache_dir={his}/a", "-o cache_dir=$WHERE/a", "-o cache_dir=~/a", "--log-file={all}/a",
+     "--basetemp={all}/link/../a"],
 )  # fmt: skip
 def test_root_writes_no_other_file_of_pytests_where_a_stranger_leads(
     tmp_path: Path, words: str
@@ -580,6 +581,9 @@ def test_root_writes_no_other_file_of_pytests_where_a_stranger_leads(
     _give_away(tmp_path / "his")
     (tmp_path / "all").mkdir()
     (tmp_path / "all").chmod(0o1777)
+    (tmp_path / "own" / "below").mkdir(parents=True)
+    for folder in (tmp_path, tmp_path / "all"):  # of ".." behind it pytest makes the link's folder
+        (folder / "link").symlink_to(tmp_path / "own" / "below")
     named = words.format(his=tmp_path / "his", all=tmp_path / "all")
     env = (
         dict.fromkeys(("WHERE", "HOME"), str(tmp_path / "his"))
