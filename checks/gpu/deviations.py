@@ -20,12 +20,12 @@ from preflight.facts.boards import (
     known_codes,
     link_counts,
     link_ends,
+    links_of_board,
     may_be_off,
     must_be_up,
     nearest_nics,
     nic_distances,
     numa_nodes,
-    settled,
     up_links,
 )
 from preflight.facts.node import DISTANCES, Majority, decided, most
@@ -125,9 +125,7 @@ def torn_links(facts: Facts, promised: int | None, group: Group) -> Iterator[Odd
             origin = f"up {on_most(vote, group)}"
         elif promised is None:
             expected, origin = common, "up on its peers"
-        if promised is None and not expected:
-            yield from _short_of_board(gpu, up, gpus, grave=vote is None)
-        elif expected is not None and up < expected:
+        if expected is not None and up < expected:
             alone = promised is None and vote is None and up == 0 and not _has_switch(gpus)
             unbridged = alone and may_be_off(gpu)
             yield Oddity(
@@ -135,6 +133,11 @@ def torn_links(facts: Facts, promised: int | None, group: Group) -> Iterator[Odd
                 "promise nvlinks_per_gpu in the inventory" if unbridged else RESEAT,
                 grave=not unbridged,
             )
+        elif promised is None and (said := links_of_board(gpu, gpus)):
+            # What all of them lack no peer can tell.
+            sentence = f"GPU{gpu.index}{_at(gpu)}: {up} NVLinks up, {said}{_down(gpu)}"
+            grave = vote is None and up == 0 and must_be_up(gpu, gpus)
+            yield Oddity(sentence, RESEAT, grave=grave)
 
 
 def usual_links(gpus: Sequence[Gpu]) -> int | None:
@@ -142,15 +145,6 @@ def usual_links(gpus: Sequence[Gpu]) -> int | None:
     if any(gpu.refused("links", "mig_enabled") for gpu in gpus):
         return None
     return _most([up_links(gpu) for gpu in gpus]) or _full(gpus)
-
-
-def _short_of_board(gpu: Gpu, up: int, gpus: Sequence[Gpu], *, grave: bool) -> Iterator[Oddity]:
-    """Where no promise and no peer has a number, the board's name may."""
-    board = settled(gpu)
-    if board is None or up >= board.links or (up == 0 and len(gpus) == 1 and gpu.index == 0):
-        return
-    sentence = f"GPU{gpu.index}{_at(gpu)}: {up} NVLinks up, {board.links} on its board{_down(gpu)}"
-    yield Oddity(sentence, RESEAT, grave=grave and up == 0 and must_be_up(gpu, gpus))
 
 
 def lopsided_links(gpus: Sequence[Gpu]) -> Iterator[Oddity]:

@@ -80,13 +80,17 @@ def power_troubles(node: Node) -> Iterator[Trouble]:
     usual = wanted(node.promised.power_limit_w, "power_limit_w", facts, node.group)
     for gpu, health in healths(facts):
         now, default = health.power_limit_w, health.power_default_w
-        should = usual
-        if should is None and default:
-            should = Wanted(default, "by default", "default")
-        if now is None or should is None:
+        if now is None:
+            continue
+        slack, should = limit("power_limit_slack_w"), usual
+        # What all of them were capped at no peer can tell, but the board's default does.
+        low = default is not None and now < default - slack
+        if default and (should is None or (low and now >= should.value - slack)):
+            should = should if _promised(should) else Wanted(default, "by default", "default")
+        if should is None:
             continue
         off = now - should.value
-        if abs(off) <= limit("power_limit_slack_w"):
+        if abs(off) <= slack:
             continue
         sentence = f"{named(gpu)}: power limit {now:.0f} W, {should.value:.0f} W {should.origin}"
         set_it = f"nvidia-smi -i {gpu.index} -pl {should.value:.0f}; look for a cap by BMC or rack"
@@ -94,6 +98,10 @@ def power_troubles(node: Node) -> Iterator[Trouble]:
             yield Trouble(gpu, sentence, f"correct the inventory, or: {set_it}", grave=False)
         else:
             yield Trouble(gpu, sentence, set_it, grave=should.by != "default")
+
+
+def _promised(should: Wanted[float] | None) -> bool:
+    return should is not None and should.by == "promise"
 
 
 def temperature_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:

@@ -37,7 +37,7 @@ from preflight.checks.gpu.readings import (
 )
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Node
-from preflight.facts.boards import gpu_codes, up_links
+from preflight.facts.boards import board, gpu_codes, up_links
 from preflight.facts.node import decided, most
 from preflight.facts.topology import Topology, TopologyError, parse_topo
 from preflight.facts.words import count
@@ -112,8 +112,8 @@ def pcie_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[Tro
         if widths is not None and width is not None and width < widths.value:
             sentence = f"{named(gpu)}: PCIe x{width}, x{widths.value} {widths.origin}"
             yield Trouble(gpu, sentence, _RESEAT_GPU)
-        elif width and most and width < most and (widths is None or widths.by != "group"):
-            # A slot may be wired so, or a virtual machine show it so: only other nodes can tell.
+        elif width and most and width < most and (board(gpu.name) or not _of_group(widths)):
+            # A card's slot may be wired so, as other nodes can tell; that of a baseboard is not.
             sentence = f"{named(gpu)}: PCIe x{width}, x{most} is what board and slot can do"
             yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
         yield from _generation(gpu, health, speeds)
@@ -121,13 +121,21 @@ def pcie_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[Tro
 
 
 def _generation(gpu: Gpu, health: GpuHealth, usual: Wanted[Any] | None) -> Iterator[Trouble]:
-    now, most = health.pcie_gen, health.pcie_gen_max
+    now, most, known = health.pcie_gen, health.pcie_gen_max, board(gpu.name)
+    least = known.pcie_gen if known is not None else None
     if usual is not None and most is not None and most < usual.value:
         sentence = f"{named(gpu)}: PCIe generation {most} at most, {usual.value} {usual.origin}"
         yield Trouble(gpu, sentence, _RESEAT_GPU)
+    elif least is not None and most is not None and most < least:
+        sentence = f"{named(gpu)}: PCIe generation {most} at most, {least} or more on its board"
+        yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
     elif now is not None and most is not None and now < most and at_work(health):
         sentence = f"{named(gpu)}: PCIe generation {now} while at work, {most} is what it can do"
         yield Trouble(gpu, sentence, _RESEAT_GPU)
+
+
+def _of_group(usual: Wanted[Any] | None) -> bool:
+    return usual is not None and usual.by == "group"
 
 
 def at_work(health: GpuHealth) -> bool:
@@ -146,6 +154,10 @@ def _replays(gpu: Gpu, health: GpuHealth, uptime: float, limit: Thresholds) -> I
         yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
 
 
+_FULL_SPEED: Final = 0.9
+"""Drivers round: an H100's link of 25 GB/s is told as 26.562."""
+
+
 def nvlink_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[Trouble]:
     """NVLinks that run slower than the others, retrain, or send again what came broken."""
     usual = decided(group.majority(link_speed))
@@ -153,12 +165,17 @@ def nvlink_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[T
     if usual is not None:
         speed, origin = usual.value, on_most(usual, group)
     for gpu, health in healths(facts):
+        known = board(gpu.name)
+        board_gbs = known.link_gbs if known is not None else 0.0
         for link in health.link_errors or ():
             where = f"{named(gpu)} NVLink {link.link}"
             if speed and link.mbps is not None and link.mbps < speed:
                 gbs, should = link.mbps / 1000, speed / 1000
                 sentence = f"{where}: {gbs:.3g} GB/s, {should:.3g} GB/s {origin}"
                 yield Trouble(gpu, sentence, _NVLINK)
+            elif link.mbps is not None and link.mbps / 1000 < _FULL_SPEED * board_gbs:
+                sentence = f"{where}: {link.mbps / 1000:.3g} GB/s, {board_gbs:g} GB/s on its board"
+                yield Trouble(gpu, sentence, _NVLINK, grave=False)
             if link.failed_recoveries:
                 sentence = f"{where}: could not recover {link.failed_recoveries} times, 0 expected"
                 yield Trouble(gpu, sentence, _NVLINK)

@@ -20,6 +20,7 @@ from preflight.checks.gpu.readings import (
 )
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Node
+from preflight.facts.boards import named_memory_gb
 from preflight.facts.words import memory
 from preflight.fleet.model import Promise
 from preflight.verdict import Conclude, Outcome, Verdict, unknown
@@ -41,6 +42,8 @@ _ECC: Final = "nvidia-smi -i {} -e {}; reboot"
 _WORKSTATION: Final = ("GeForce", "RTX", "Quadro", "TITAN")
 """Families of boards that are sold with ECC off, or without."""
 
+_MOST_OF_IT: Final = 0.9
+"""Firmware, and ECC of GDDR boards, keep a part of what a board is sold with: a T4 shows 94 %."""
 _LESS: Final = "drain; reset the GPU, replace it if that stays"
 _COMPARE: Final = "compare ECC, MIG and driver settings with a healthy node"
 _LARGE_BARS: Final = "switch on large BARs (above 4G decoding) in the BIOS: GPUDirect needs them"
@@ -182,6 +185,11 @@ def memory_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[T
         if total is not None and here is not None and here + slack < total.value:
             sentence = f"{memory(here)} of memory, {memory(total.value)} {total.origin}"
             yield Trouble(gpu, f"{named(gpu)}: {sentence}", _LESS)
+        elif here is not None and (gb := named_memory_gb(gpu.name)):
+            whole_mib = gb * 10**9 // 2**20
+            if here < _MOST_OF_IT * whole_mib:
+                sentence = f"{memory(here)} of memory, {memory(whole_mib)} on its board"
+                yield Trouble(gpu, f"{named(gpu)}: {sentence}", _LESS, grave=False)
         if reserved is not None and kept is not None and kept > reserved.value + slack:
             usual = f"{memory(reserved.value)} {reserved.origin}"
             sentence = f"{named(gpu)}: the driver keeps {memory(kept)} for itself, {usual}"

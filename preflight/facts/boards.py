@@ -43,6 +43,19 @@ class Board(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     off_in_mig: bool
     source: str
     date: date
+    parts: tuple[int, ...] = ()
+    """How many are up where a virtual machine has a part of the `mesh` that they join directly."""
+    mesh: int = 0
+    pcie_gen: int | None = None
+    """The lowest generation of any host that it is sold in."""
+
+    memory_gb: int | None = None
+    """In units of 10**9, where the name does not say it."""
+
+    @property
+    def link_gbs(self) -> float:
+        """What one link carries one way, GB/s."""
+        return self.gbs / self.links
 
 
 @cache
@@ -57,6 +70,15 @@ def board(name: str) -> Board | None:
     """The board of that name; None for a card that may do without links, or an unknown one."""
     found = (one for one in boards().values() if re.fullmatch(_MAKER + one.name, name))
     return next(found, None)
+
+
+_NAMED_GB: Final = re.compile(r"(?<![\w.])(\d{1,4}) ?GB\b")
+
+
+def named_memory_gb(name: str) -> int | None:
+    """Memory of the board, units of 10**9 bytes, by its name or the table; None: not known."""
+    said, known = _NAMED_GB.search(name), board(name)
+    return int(said[1]) if said else known.memory_gb if known is not None else None
 
 
 def settled(gpu: Gpu) -> Board | None:
@@ -91,6 +113,39 @@ def must_be_up(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
     one = settled(gpu)
     alone = len(gpus) == 1 and gpu.index == 0
     return one is not None and one.fabric and not alone
+
+
+_WHOLE_MACHINE: Final = 8
+_FEWEST_BEHIND_SWITCHES: Final = 5
+"""Four GPUs and fewer are also joined directly, by as many links as the maker chose."""
+
+
+def links_of_board(gpu: Gpu, gpus: Sequence[Gpu]) -> str:
+    """Say how many NVLinks its board has, where the GPU has fewer and no known machine has so few.
+
+    "18 on its board", "6, 8, 12 or 18 on known boards behind switches"; "" where nothing is wrong
+    or nothing is known: a virtual machine may have a part of a board's GPUs, and lack the links to
+    the others.
+    """
+    up, known = up_links(gpu), board(gpu.name)
+    switched = any(link.remote_kind == "switch" for each in gpus for link in each.links or ())
+    if up is None:
+        return ""
+    if known is None:
+        numbers = sorted({one.links for one in boards().values()})
+        if gpu.name or not switched or len(gpus) < _FEWEST_BEHIND_SWITCHES or up in numbers:
+            return ""
+        return (
+            f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]} on known boards behind switches"
+        )
+    size = max(len(gpus), *(each.index + 1 for each in gpus))
+    alone = up == 0 and size == 1
+    unlinked = not gpu.links and size < _WHOLE_MACHINE
+    alike = not switched and {up_links(each) for each in gpus} == {up}
+    a_part = alike and up in known.parts and size <= known.mesh // 2
+    if up >= known.links or alone or unlinked or a_part:
+        return ""
+    return f"{known.links} on its board"
 
 
 def may_be_off(gpu: Gpu) -> bool:

@@ -339,11 +339,15 @@ def test_peers_decide_before_siblings() -> None:
 
 
 def test_a_group_that_is_built_so_is_as_it_should_be() -> None:
-    """Lanes, limits and modes that all nodes share are no fault of one; a promise still counts."""
+    """Lanes of cards and modes that all nodes share are no fault of one; a promise still counts."""
     same = {"power_limit_w": 350.0, "pcie_width": 8, "ecc_on": False, "ecc_pending": False}
     three = [node(None, **same) for _ in range(3)]
-    for check in ("gpu.power", "gpu.pcie", "gpu.mode"):
-        assert judge(check, *three).outcome == "ok"
+    cards = [
+        replace(one, gpus=tuple(replace(each, name="NVIDIA H100 PCIe") for each in one.gpus or ()))
+        for one in three
+    ]
+    assert judge("gpu.mode", *three).outcome == "ok"
+    assert judge("gpu.pcie", *cards).outcome == "ok"
     promised = Promise(gpus=8, power_limit_w=700, ecc=True, gpu_model="H200")
     assert "350 W, 700 W promised" in judge("gpu.power", *three, promised=promised).sentence
     assert "ECC is off, on promised" in judge("gpu.mode", *three, promised=promised).sentence

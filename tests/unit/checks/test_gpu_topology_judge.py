@@ -65,7 +65,7 @@ def meshed(dead: dict[int, tuple[int, ...]], count: int = 7) -> Facts:
     """GPUs with six links each to others, of which these are dead."""
     told = tuple(
         replace(
-            gpu(at),
+            gpu(at, name="Tesla V100-SXM2-32GB"),
             bus_id="",
             links=tuple(NvLink(n, up=n not in dead.get(at, ())) for n in range(6)),
         )
@@ -117,7 +117,8 @@ def test_a_card_without_a_bridge_is_no_fault() -> None:
     )
     assert alone(facts(gpus=three, gpu_pairs=pairs(3))).outcome is Outcome.OK
     mates = {0: 1, 1: 0, 2: 3, 3: 2}
-    five = tuple(gpu(index, links=bridged(mates.get(index))) for index in range(5))
+    card = "NVIDIA RTX A6000"
+    five = tuple(gpu(at, links=bridged(mates.get(at)), name=card) for at in range(5))
     verdict = alone(facts(gpus=five, gpu_pairs=pairs(5)))
     assert verdict.outcome is Outcome.WARN
     assert "GPU4" in verdict.sentence
@@ -130,7 +131,9 @@ def test_a_gpu_whose_ends_are_not_told_is_joined_in_no_other_way(blind: dict[str
     whole = facts(
         gpus=tuple(
             gpu(
-                a, links=tuple(NvLink(b, up=True, remote=gpu(b).bus_id) for b in range(4) if b != a)
+                a,
+                links=tuple(NvLink(b, up=True, remote=gpu(b).bus_id) for b in range(4) if b != a),
+                name="NVIDIA RTX A6000",
             )
             for a in range(4)
         ),
@@ -145,7 +148,8 @@ def test_a_gpu_whose_ends_are_not_told_is_joined_in_no_other_way(blind: dict[str
 
 def test_links_that_differ_from_both_ends_are_named() -> None:
     """Three live links there and four back cannot be true of one bridge."""
-    two = (gpu(0, links=bridged(1, up=3)), gpu(1, links=bridged(0)))
+    card = "NVIDIA RTX A6000"
+    two = (gpu(0, links=bridged(1, up=3), name=card), gpu(1, links=bridged(0), name=card))
     verdict = alone(facts(gpus=two, gpu_pairs=pairs(2)))
     assert verdict.outcome is Outcome.FAIL
     assert verdict.sentence == "GPU0 has 3 live NVLinks to GPU1, 4 back"
@@ -208,7 +212,7 @@ def test_peer_access_alone() -> None:
 
 def test_a_pair_joined_otherwise_than_in_the_group_is_named() -> None:
     """PCIe GPUs that sit on other sockets than on most nodes: the minority is odd, not the rest."""
-    plain = facts(gpus=tuple(gpu(index, links=()) for index in range(8)))
+    plain = facts(gpus=tuple(gpu(at, links=(), name="NVIDIA H100 PCIe") for at in range(8)))
     moved = replace(plain, gpu_pairs=(replace(pairs()[0], ancestor="SYS"), *pairs()[1:]))
     verdict = among(moved, plain, plain, plain)
     assert verdict.outcome is Outcome.FAIL

@@ -1,0 +1,153 @@
+"""What all GPUs of a node or group lack: no peer can tell it, the board's own numbers can."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from preflight.checks.gpu.test_links import judge_topology
+from preflight.facts.model import NvLink
+from preflight.fleet.model import Promise
+from tests.unit.captured.test_topology_text import matrix
+from tests.unit.captured.test_topology_text import verdict as pasted
+from tests.unit.checks.gpu_judges import judge
+from tests.unit.facts.builders import facts, gpu, group, links, pairs
+from tests.unit.facts.gpu_readings import health, quiet_link
+
+if TYPE_CHECKING:
+    from preflight.facts import Facts
+    from preflight.verdict import Verdict
+
+H100, H200, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA A100-SXM4-80GB"
+V100, B200, GB200 = "Tesla V100-SXM2-32GB", "NVIDIA B200", "NVIDIA GB200"
+WHOLE = {H100: (18, 26562), H200: (18, 26562), A100: (12, 25000), V100: (6, 25781),
+         B200: (18, 53125), GB200: (18, 53125)}  # fmt: skip
+"""NVLinks of a board, and what drivers print for the speed of one, Mb/s."""
+MEMORY_MIB = {H100: 81559, H200: 143771, A100: 81920, V100: 32768, B200: 183359, GB200: 189471}
+CHECKS = ("gpu.topology", "gpu.nvlink", "gpu.power", "gpu.pcie", "gpu.memory")
+CARDS = {"NVIDIA H100 PCIe": 81559, "NVIDIA H100 NVL": 95830, "NVIDIA L40S": 46068,
+         "Tesla T4": 15360, "NVIDIA A100-PCIE-40GB": 40960, "NVIDIA A30": 24576}  # fmt: skip
+
+
+def node(number: int, name: str, readings: dict[str, object] = {}, **changes: object) -> Facts:  # noqa: B006  never changed
+    """GPUs of one kind that all differ in this from whole ones."""
+    up, mbps = WHOLE.get(name, (0, 0))
+    told = {
+        "links": links(up),
+        "memory_total_mib": MEMORY_MIB.get(name) or CARDS[name],
+        "health": health(
+            link_errors=tuple(quiet_link(n, mbps=mbps) for n in range(up)), **readings
+        ),
+        **changes,
+    }
+    each = tuple(gpu(at, name=name, **told) for at in range(number))
+    return facts(gpus=each, gpu_pairs=pairs(number))
+
+
+def verdict(check: str, one: Facts, *peers: Facts, promised: Promise | None = None) -> Verdict:
+    """What a check says of a node and its group, whatever the inventory promises."""
+    if check == "gpu.topology":
+        return judge_topology(promised or Promise(), one, group(one, *peers))
+    return judge(check, one, *peers, promised=promised or Promise())
+
+
+@pytest.mark.parametrize("number", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", [*WHOLE, *CARDS])
+def test_a_whole_machine_or_a_rented_part_of_one_has_no_finding(name: str, number: int) -> None:
+    """Boards and cards, as many as are sold or rented together."""
+    said = {check: verdict(check, node(number, name)) for check in CHECKS}
+    assert {check: one.sentence for check, one in said.items() if one.condemns} == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "up"), [(V100, 4, 4), (V100, 2, 1), (V100, 2, 2), (A100, 2, 4), (H100, 2, 6)]
+)
+def test_a_part_of_a_directly_joined_board_lacks_the_links_to_the_rest(
+    name: str, number: int, up: int
+) -> None:
+    """A virtual machine with some of its GPUs sees those links down."""
+    each = tuple(NvLink(n, up=n < up, remote_kind="gpu") for n in range(WHOLE[name][0]))
+    assert not verdict("gpu.topology", node(number, name, links=each)).condemns
+
+
+SHARED = [
+    *(("gpu.topology", {"links": links(up, 18 - up)}, f"{up} NVLinks up, 18 on its board")
+      for up in (17, 14, 12, 1)),
+    ("gpu.topology", {"links": links(14)}, "14 NVLinks up, 18 on its board"),
+    ("gpu.topology", {"links": links(1)}, "1 NVLinks up, 18 on its board"),
+    ("gpu.topology", {"links": ()}, "0 NVLinks up, 18 on its board"),
+    ("gpu.memory", {"memory_total_mib": 40960}, "40.0 GiB of memory, 74.5 GiB on its board"),
+]  # fmt: skip
+SHARED_READINGS = [
+    ("gpu.nvlink", {"link_errors": tuple(quiet_link(n, mbps=13281) for n in range(18))},
+     "13.3 GB/s, 25 GB/s on its board"),
+    ("gpu.power", {"power_limit_w": 300.0}, "power limit 300 W, 700 W by default"),
+    ("gpu.pcie", {"pcie_width": 8}, "PCIe x8, x16 is what board and slot can do"),
+    ("gpu.pcie", {"pcie_gen": 1, "pcie_gen_max": 3}, "PCIe generation 3 at most, 4 or more on its"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("peers", [0, 4])
+@pytest.mark.parametrize(("check", "changes", "words"), SHARED)
+def test_what_all_gpus_lack_is_a_finding_with_both_numbers(
+    check: str, changes: dict[str, object], words: str, peers: int
+) -> None:
+    """On a node alone, and where every node of its group lacks the same."""
+    odd = node(8, H100, **changes)
+    said = verdict(check, odd, *[odd] * peers)
+    assert (said.outcome, words in said.sentence) == ("warn", True), said.sentence
+
+
+@pytest.mark.parametrize("peers", [0, 4])
+@pytest.mark.parametrize(("check", "readings", "words"), SHARED_READINGS)
+def test_what_all_gpus_read_is_a_finding_with_both_numbers(
+    check: str, readings: dict[str, object], words: str, peers: int
+) -> None:
+    """Half the speed, a cap and lost lanes look well beside peers that have the same."""
+    whole = node(8, H100).gpus or ()
+    each = tuple(
+        replace(one, health=replace(one.health, **readings)) for one in whole if one.health
+    )
+    odd = facts(gpus=each)
+    said = verdict(check, odd, *[odd] * peers)
+    assert (said.outcome, words in said.sentence) == ("warn", True), said.sentence
+
+
+@pytest.mark.parametrize(
+    ("check", "promised", "changes", "words"),
+    [
+        ("gpu.topology", Promise(nvlinks_per_gpu=18), {"links": links(14, 4)}, "18 promised"),
+        (
+            "gpu.power",
+            Promise(power_limit_w=700),
+            {"health": health(power_limit_w=300.0)},
+            "700 W promised",
+        ),
+    ],
+)
+def test_an_expectation_of_the_inventory_makes_it_a_failure(
+    check: str, promised: Promise, changes: dict[str, object], words: str
+) -> None:
+    """And one that is met silences the board: a site may cap its GPUs on purpose."""
+    said = verdict(check, node(8, H100, **changes), promised=promised)
+    assert (said.outcome, words in said.sentence) == ("fail", True)
+    met = Promise(nvlinks_per_gpu=14, power_limit_w=300)
+    assert not verdict(check, node(8, H100, **changes), promised=met).condemns
+
+
+@pytest.mark.parametrize("up", [14, 17, 1, 5])
+def test_a_matrix_of_a_number_that_no_machine_has_is_a_finding(up: int) -> None:
+    """All pairs alike, and still no board behind switches has so many links."""
+    said = pasted(matrix({}, 8, f"NV{up}"))
+    assert said.outcome == "warn"
+    assert f"{up} NVLinks up, 6, 8, 12 or 18 on known boards behind switches" in said.sentence
+
+
+@pytest.mark.parametrize(
+    ("up", "number"), [(6, 8), (8, 8), (12, 8), (18, 8), (6, 16), (4, 4), (6, 4)]
+)
+def test_a_matrix_of_a_known_machine_is_well(up: int, number: int) -> None:
+    """DGX-2, A800, A100 and H100 baseboards, and four GPUs that are joined directly."""
+    assert pasted(matrix({}, number, f"NV{up}")).outcome == "ok"
