@@ -16,11 +16,11 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from preflight.facts.boards import (
+    fewer_links_than_board,
     gpu_codes,
     known_codes,
     link_counts,
     link_ends,
-    links_of_board,
     may_be_off,
     must_be_up,
     nearest_nics,
@@ -114,7 +114,7 @@ def torn_links(facts: Facts, promised: int | None, group: Group) -> Iterator[Odd
     if vote is None and (missing := unlisted_gpu(gpus)):
         yield Oddity(missing, LOOK)
         return
-    common = usual_links(gpus)
+    common, by_board = usual_links(gpus), fewer_links_than_board(gpus)
     for at, gpu in enumerate(gpus):
         up = up_links(gpu)
         if up is None or gpu.mig_enabled:
@@ -133,9 +133,9 @@ def torn_links(facts: Facts, promised: int | None, group: Group) -> Iterator[Odd
                 "promise nvlinks_per_gpu in the inventory" if unbridged else RESEAT,
                 grave=not unbridged,
             )
-        elif promised is None and (said := links_of_board(gpu, gpus)):
+        elif promised is None and by_board[at]:
             # What all of them lack no peer can tell.
-            sentence = f"GPU{gpu.index}{_at(gpu)}: {up} NVLinks up, {said}{_down(gpu)}"
+            sentence = f"GPU{gpu.index}{_at(gpu)}: {up} NVLinks up, {by_board[at]}{_down(gpu)}"
             grave = vote is None and up == 0 and must_be_up(gpu, gpus)
             yield Oddity(sentence, RESEAT, grave=grave)
 

@@ -247,10 +247,12 @@ _FEW, _MANY = 20, 200
 """Lines of a log from boot on, and of any: fewer are an excerpt."""
 
 
-def read(text: str) -> Captured | None:
+def read(text: str, *, alone: bool = True) -> Captured | None:
     """Read a kernel log; None for a text that is none.
 
-    One that only says why there is none is unknown; so is what a damaged one does not tell.
+    `alone`: nothing else is in the text, so that a log of many lines was quiet where it tells of
+    nothing. One that only says why there is none is unknown; so is what a damaged one does not
+    tell.
     """
     text = uncommented(text)
     refused = _REFUSED.search(text[:4096])
@@ -258,10 +260,10 @@ def read(text: str) -> Captured | None:
     if refused is not None and len(lines) <= 4:  # noqa: PLR2004
         problems = (f"kernel log: {refused[0][:200]}",)
         return captured(KIND, CHECKS, "it holds no log", problems=problems)
-    if not _kernels(lines):
+    if not _kernels(lines) and not any(map(_is_kernels, text.splitlines())):
         return None
     log = parse(text)
-    told = CHECKS if _whole(log) else tuple(_told_of(log))
+    told = CHECKS if alone and _whole(log) else tuple(_told_of(log))
     if any(one.kind == "narrow" for one in test_nic_log.events(log.lines)):
         told = (*told, "ib.pcie")
     damaged = _damage(text) or _mixed(lines) or _unread(log) or ("" if told else TELLS_NOTHING)
@@ -291,9 +293,13 @@ def _told_of(log: KernelLog) -> Iterator[str]:
 
 def _kernels(lines: list[str]) -> bool:
     """Whether the kernel wrote this: its own words, or its stamps on most of the lines."""
-    marked = sum(bool(_KERNEL.match(stripped(line)[0]) or _EVENT.search(line)) for line in lines)
+    marked = any(map(_is_kernels, lines))
     stamped = sum(_boot_stamped(line) for line in lines)
-    return bool(lines) and (marked > 0 or stamped / len(lines) > _SHARE)
+    return bool(lines) and (marked or stamped / len(lines) > _SHARE)
+
+
+def _is_kernels(line: str) -> bool:
+    return bool(_KERNEL.match(stripped(line)[0]) or _EVENT.search(line))
 
 
 def _boot_stamped(line: str) -> bool:

@@ -30,7 +30,7 @@ from preflight.facts.gpu import GpuHealth, LinkErrors
 from preflight.facts.model import Driver, Facts, Gpu, NvLink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 _INFOROM: Final = re.compile(r"infoROM is corrupted at gpu\s+([0-9a-fA-F:.]+)", re.IGNORECASE)
 _BUS: Final = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"
@@ -282,22 +282,20 @@ _UNASKED: Final = frozenset(("gpu.count", "gpu.topology"))
 """What would be ok of GPUs that are listed and tell nothing else."""
 
 
-def read(text: str) -> Captured | None:
-    """Read any output of nvidia-smi, or of dcgmi diag; None where it is none."""
+def read(text: str) -> Iterator[Captured]:
+    """Read all outputs of nvidia-smi, and of dcgmi diag, that a text has."""
     lost, failed = lost_gpus(text), failure(text)
-    parsed = ((kind, told) for kind, parse in _PARSERS if (told := parse(text)) is not None)
-    found = next((_captured(*each) for each in parsed), None)
-    if found is None and lost and "NVRM" not in text:  # the kernel's own words are its log's
-        found = _captured("nvidia-smi", Listing((), damaged="it lists no GPU"))
-    if found is None and failed:
-        return _failed(failed)
-    if found is None and only_processes(text):
+    found = [_captured(kind, told) for kind, parse in _PARSERS if (told := parse(text)) is not None]
+    if not found and lost and "NVRM" not in text:  # the kernel's own words are its log's
+        found = [_captured("nvidia-smi", Listing((), damaged="it lists no GPU"))]
+    if not found and failed:
+        yield _failed(failed)
+    elif not found and only_processes(text):
         only = "only its table of processes is there"
-        return _captured("nvidia-smi", Listing((), damaged=only))
-    if found is None:
-        return None
-    found = _with_lost(_with_inforoms(found, corrupted_inforoms(text)), lost)
-    return replace(found, damaged=found.damaged or failed)
+        yield _captured("nvidia-smi", Listing((), damaged=only))
+    for one in found:
+        with_lines = _with_lost(_with_inforoms(one, corrupted_inforoms(text)), lost)
+        yield replace(with_lines, damaged=one.damaged or failed)
 
 
 def _captured(kind: str, told: Listing) -> Captured:

@@ -228,22 +228,26 @@ def _process(told: Mapping[str, str]) -> Process:
 
 KINDS: Final = ("ps", "fuser -v", "lsof", "nvidia-smi pmon")
 _CHECKS: Final = ("host.stale_processes",)
-_TOOLS: Final[tuple[tuple[str, Callable[[str], tuple[Process, ...] | None]], ...]] = (
-    ("fuser -v", fuser),
-    ("lsof", lsof),
-    ("nvidia-smi pmon", pmon),
-    ("ps", ps),
+_TOOLS: Final[
+    tuple[tuple[str, Callable[[str], tuple[Process, ...] | None], re.Pattern[str] | None], ...]
+] = (
+    ("fuser -v", fuser, re.compile(rf"{_FUSER.pattern}|^\s*USER\s+PID\s+ACCESS\b")),
+    ("lsof", lsof, re.compile(rf"{_LSOF.pattern}|^COMMAND\s+PID\b")),
+    ("nvidia-smi pmon", pmon, re.compile(rf"{_PMON.pattern}|^#")),
+    ("ps", ps, None),
 )
+"""Each with its own lines, in which ps would see rows as well."""
 _WHOLE_PS: Final = "ps -eo pid,ppid,user,stat,wchan:24,etime,args"
 
 
-def read(text: str) -> Captured | None:
-    """Take the processes of whichever tool listed them; None where none did."""
-    for kind, rows in _TOOLS:
+def read(text: str) -> Iterator[Captured]:
+    """Take the processes that each tool listed."""
+    for kind, rows, own in _TOOLS:
         found = rows(text)
         if found is not None:
-            return _captured(kind, found, text)
-    return None
+            yield _captured(kind, found, text)
+            if own is not None:
+                text = "\n".join(line for line in text.splitlines() if not own.match(line))
 
 
 def _captured(kind: str, found: tuple[Process, ...], text: str) -> Captured:

@@ -134,29 +134,27 @@ class _Device:
     ports: dict[int, dict[str, str]] = field(default_factory=dict)
 
 
-def parse_ports(text: str) -> Captured | None:
-    """Read the first kind that the text shows; None where it shows none."""
+def parse_ports(text: str) -> Iterator[Captured]:
+    """Read every kind that the text shows; where it only shows an error, that."""
     lines = text.splitlines()
     readers: tuple[tuple[str, Callable[[list[str]], list[_Device]]], ...] = (
         ("ibstat", _ibstat),
         ("ibstatus", _ibstatus),
         ("rdma link", _rdma_link),
     )
-    for kind, read in readers:
-        devices = read(lines)
-        if devices:
-            damaged = _cut_or_failed(text) or next(_damages(kind, devices), "")
-            one_port = any(device.one_port for device in devices)
-            missing = _missing(damaged, "one port was asked for" if one_port else "")
-            checks = _ONE_PORT if one_port else _CHECKS[kind]
-            nics = tuple(_nic(device) for device in devices)
-            return captured(kind, checks, damaged, nics=nics, problems=missing)
-    error = short_error(text, _ERROR)
-    if error is None:
-        return None
-    said = text[error.start() :].strip().splitlines()[0][:120]
-    damaged = f"it holds an error and no port: {said}"
-    return captured("ibstat", _CHECKS["ibstat"], damaged, problems=_missing(damaged))
+    found = {kind: devices for kind, read in readers if (devices := read(lines))}
+    for kind, devices in found.items():
+        damaged = _cut_or_failed(text) or next(_damages(kind, devices), "")
+        one_port = any(device.one_port for device in devices)
+        missing = _missing(damaged, "one port was asked for" if one_port else "")
+        checks = _ONE_PORT if one_port else _CHECKS[kind]
+        nics = tuple(_nic(device) for device in devices)
+        yield captured(kind, checks, damaged, nics=nics, problems=missing)
+    error = short_error(text, _ERROR) if not found else None
+    if error is not None:
+        said = text[error.start() :].strip().splitlines()[0][:120]
+        damaged = f"it holds an error and no port: {said}"
+        yield captured("ibstat", _CHECKS["ibstat"], damaged, problems=_missing(damaged))
 
 
 def _cut_or_failed(text: str) -> str:
@@ -391,12 +389,15 @@ _CHECKS: Final = {
 _ONE_PORT: Final = ("ib.port", "ib.rate")
 
 
-def read(text: str) -> Captured | None:
-    """Take the ports that a text tells of; None where it tells of none."""
+def read(text: str) -> Iterator[Captured]:
+    """Take the ports that each tool's part of a text tells of."""
     if tree := parse_sysfs(text):
-        return tree
+        yield tree
+        return
     text = plain(text)
-    return parse_perfquery(text) or parse_ports(text)
+    if counters := parse_perfquery(text):
+        yield counters
+    yield from parse_ports(text)
 
 
 def _missing(damaged: str, less: str = "") -> tuple[str, ...]:

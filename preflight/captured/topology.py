@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from preflight.captured import Captured, captured, lines_of
@@ -238,6 +239,9 @@ def read(text: str) -> Captured | None:
     """Take a matrix for the GPUs of a node; None where there is nothing like one."""
     if not any(_MATRIX.search(" ".join(line)) for line in readable_lines(text)):
         return None
+    text = next((block for block in _blocks(text) if _of_p2p(block) is None), "")
+    if not text:
+        return None
     try:
         printed = parse_topo(text)
         codes = {
@@ -307,8 +311,23 @@ _P2P_STATUS: Final = {
 }
 
 
+_HEADER: Final = re.compile(r"^\s*(?:\x1b\[[0-9;]*m)*\s*GPU0\s+(?:GPU1|NIC0|mlx|CPU)", re.MULTILINE)
+
+
+def _blocks(text: str) -> list[str]:
+    """Each matrix of a text that has several, with what follows it; else the text."""
+    starts = [found.start() for found in _HEADER.finditer(text)]
+    if len(starts) < 2:  # noqa: PLR2004  one is the text itself
+        return [text]
+    return [text[start:end] for start, end in pairwise([*starts, len(text)])]
+
+
 def parse_p2p(text: str) -> Listing | None:
-    """Read `topo -p2p r`; None where it is no such matrix."""
+    """Read `topo -p2p r`; None where there is no such matrix."""
+    return next(filter(None, map(_of_p2p, _blocks(text))), None)
+
+
+def _of_p2p(text: str) -> Listing | None:
     rows: dict[int, list[str]] = {}
     header: list[str] = []
     for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines():

@@ -49,25 +49,24 @@ from preflight.verdict import Outcome, unknown
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from preflight.captured.archive import Part
     from preflight.verdict import Verdict
 
 
-READERS: Final[tuple[Callable[[str], Captured | None], ...]] = (
-    nvidia_smi.read,
-    topology.read,
-    rdma.read,
-    topology.read_ibnetdiscover,
-    topology.read_ibswinfo,
-    ethernet.read_interfaces_json,
-    ethernet.read_ethtool,
-    processes.read,
-    kernel_log.read,
-    environment.read,
-)
-"""The surest first: whose words no other tool prints."""
+def _parts(text: str) -> Iterator[Captured]:
+    """Whatever tools printed it, the surest first: whose words no other tool prints."""
+    yield from nvidia_smi.read(text)
+    for reader in (topology.read, topology.read_ibnetdiscover, topology.read_ibswinfo):
+        if found := reader(text):
+            yield found
+    yield from rdma.read(text)
+    for reader in (ethernet.read_interfaces_json, ethernet.read_ethtool):
+        if found := reader(text):
+            yield found
+    yield from processes.read(text)
+
 
 KINDS: Final = ", ".join((
     *nvidia_smi.KINDS, topology.TOPOLOGY_KIND, *rdma.KINDS, topology.KIND, topology.IBSWINFO_KIND,
@@ -77,11 +76,24 @@ KINDS: Final = ", ".join((
 """What can be read, for whoever gave something else."""
 
 
-def captured(text: str) -> Captured | None:
-    """Read a text by the first reader whose kind it is; None if it is of no kind that is known."""
+def captured_parts(text: str) -> tuple[Captured, ...]:
+    """Read all that is known in a text: a ticket has a table and, below it, a kernel log."""
     text = countable(text)
-    found = next((found for reader in READERS if (found := reader(text)) is not None), None)
-    if found is None or (many := _crowd(found.facts)) <= _MOST_PORTS:
+    found = list(_parts(text))
+    if log := kernel_log.read(text, alone=not found):
+        found.append(log)
+    if settings := environment.read(text):
+        found.append(settings)
+    return tuple(map(_bounded, found))
+
+
+def captured(text: str) -> Captured | None:
+    """Take what a text tells first; None if it is of no kind that is known."""
+    return next(iter(captured_parts(text)), None)
+
+
+def _bounded(found: Captured) -> Captured:
+    if (many := _crowd(found.facts)) <= _MOST_PORTS:
         return found
     damaged = f"it lists {many} ports, and a node has {_MOST_PORTS} at most: give each node's text"
     return replace(found, facts=bare_facts(), damaged=damaged)
@@ -330,11 +342,14 @@ def run(arguments: argparse.Namespace) -> int:
     for path in arguments.files:
         name, content = printable(str(path)), _content(path)
         if content.startswith(MAGIC):
-            parts, found = read_archive(name, content, alone=len(arguments.files) == 1)
-            read.update(parts)
+            named, found = read_archive(name, content, alone=len(arguments.files) == 1)
+            read.update(named)
             swept += found
         else:
-            read[name] = captured(content.decode("utf-8", "replace"))
+            parts = captured_parts(content.decode("utf-8", "replace"))
+            several = len(parts) > 1
+            read |= {f"{name} ({one.kind})" if several else name: one for one in parts}
+            read |= {} if parts else {name: None}
     entries = (*judge_captured(read), *swept)
     code = exit_code(read, entries)
     told = document(read, entries, code)

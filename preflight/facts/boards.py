@@ -120,32 +120,34 @@ _FEWEST_BEHIND_SWITCHES: Final = 5
 """Four GPUs and fewer are also joined directly, by as many links as the maker chose."""
 
 
-def links_of_board(gpu: Gpu, gpus: Sequence[Gpu]) -> str:
-    """Say how many NVLinks its board has, where the GPU has fewer and no known machine has so few.
+def fewer_links_than_board(gpus: Sequence[Gpu]) -> list[str]:
+    """Say of each GPU how many NVLinks its board has, where no known machine has as few as it.
 
     "18 on its board", "6, 8, 12 or 18 on known boards behind switches"; "" where nothing is wrong
     or nothing is known: a virtual machine may have a part of a board's GPUs, and lack the links to
     the others.
     """
-    up, known = up_links(gpu), board(gpu.name)
-    switched = any(link.remote_kind == "switch" for each in gpus for link in each.links or ())
-    if up is None:
-        return ""
-    if known is None:
-        numbers = sorted({one.links for one in boards().values()})
-        if gpu.name or not switched or len(gpus) < _FEWEST_BEHIND_SWITCHES or up in numbers:
+    ups = [up_links(gpu) for gpu in gpus]
+    switched = any(link.remote_kind == "switch" for gpu in gpus for link in gpu.links or ())
+    size = max([len(gpus), *(gpu.index + 1 for gpu in gpus)])
+    alike = not switched and len(set(ups)) == 1
+    numbers = sorted({one.links for one in boards().values()})
+    listed = f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]}"
+
+    def said(gpu: Gpu, up: int | None) -> str:
+        known = board(gpu.name)
+        if up is None or (known is None and gpu.name):
             return ""
-        return (
-            f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]} on known boards behind switches"
-        )
-    size = max(len(gpus), *(each.index + 1 for each in gpus))
-    alone = up == 0 and size == 1
-    unlinked = not gpu.links and size < _WHOLE_MACHINE
-    alike = not switched and {up_links(each) for each in gpus} == {up}
-    a_part = alike and up in known.parts and size <= known.mesh // 2
-    if up >= known.links or alone or unlinked or a_part:
-        return ""
-    return f"{known.links} on its board"
+        if known is None:
+            few = not switched or size < _FEWEST_BEHIND_SWITCHES
+            return "" if few or up in numbers else f"{listed} on known boards behind switches"
+        alone = up == 0 and size == 1
+        unlinked = not gpu.links and size < _WHOLE_MACHINE
+        a_part = alike and up in known.parts and size <= known.mesh // 2
+        whole = up >= known.links or alone or unlinked or a_part
+        return "" if whole else f"{known.links} on its board"
+
+    return list(map(said, gpus, ups))
 
 
 def may_be_off(gpu: Gpu) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preflight.captured.nvidia_smi import read
+from preflight.captured import nvidia_smi
 from preflight.commands.read import judge_captured
 from preflight.verdict import Outcome
 from tests.unit.captured.sound import sound
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from preflight.captured import Captured
     from preflight.facts.gpu import GpuHealth
     from preflight.verdict import Verdict
+
+
+def read(text: str) -> Captured | None:
+    """The first thing in a text that its tools printed."""
+    return next(nvidia_smi.read(text), None)
+
 
 CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus"
 CASES = sorted((CORPUS / "nvidia_smi").glob("*.json"))

@@ -10,12 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.captured import rdma
-from preflight.captured.rdma import read
+from preflight.captured import Captured, rdma
 from preflight.checks.rdma.ports import ports_of
 from preflight.commands.read import captured, judge_captured
 from preflight.verdict import Outcome
 from tests.unit.captured.sound import sound
+
+
+def read(text: str) -> Captured | None:
+    """The first thing in a text that its tools printed."""
+    return next(rdma.read(text), None)
+
 
 CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus" / "ib"
 CASES = sorted(p for p in CORPUS.glob("*.json") if not p.name.endswith(".sysfs.json"))
@@ -160,7 +165,7 @@ def test_two_hosts_in_one_text() -> None:
     """Ports of one name on two hosts are two ports."""
     line = "link mlx5_0/1 state {} physical_state LINK_UP netdev rdma0 \n"
     text = f"node-a\n{line.format('ACTIVE')}node-b\n{line.format('INIT')}"
-    found = rdma.parse_ports(text)
+    found = next(rdma.parse_ports(text), None)
     assert found is not None
     assert [nic.name for nic in found.facts.nics or ()] == ["mlx5_0", "node-b mlx5_0"]
 

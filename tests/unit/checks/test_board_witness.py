@@ -31,15 +31,13 @@ CARDS = {"NVIDIA H100 PCIe": 81559, "NVIDIA H100 NVL": 95830, "NVIDIA L40S": 460
          "Tesla T4": 15360, "NVIDIA A100-PCIE-40GB": 40960, "NVIDIA A30": 24576}  # fmt: skip
 
 
-def node(number: int, name: str, readings: dict[str, object] = {}, **changes: object) -> Facts:  # noqa: B006  never changed
+def node(number: int, name: str, **changes: object) -> Facts:
     """GPUs of one kind that all differ in this from whole ones."""
     up, mbps = WHOLE.get(name, (0, 0))
     told = {
         "links": links(up),
         "memory_total_mib": MEMORY_MIB.get(name) or CARDS[name],
-        "health": health(
-            link_errors=tuple(quiet_link(n, mbps=mbps) for n in range(up)), **readings
-        ),
+        "health": health(link_errors=tuple(quiet_link(n, mbps=mbps) for n in range(up))),
         **changes,
     }
     each = tuple(gpu(at, name=name, **told) for at in range(number))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from tool_outputs import without_processes
 
+from preflight.captured import nvidia_smi
 from preflight.captured.kernel_log import parse
-from preflight.captured.nvidia_smi import read
 from preflight.checks.gpu.driver_log import troubles
 from preflight.commands.capture import decode_outputs
 from tests.unit.payload.node import NONCE, Remote
@@ -16,9 +16,16 @@ from tests.unit.payload.node import NONCE, Remote
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from preflight.captured import Captured
     from preflight.commands.capture import Output
 
 pytestmark = pytest.mark.slow
+
+
+def read(text: str) -> Captured | None:
+    """The first thing in a text that its tools printed."""
+    return next(nvidia_smi.read(text), None)
+
 
 KERNEL = """\
 [    0.000000] gpu041 kernel: Linux version 5.15.0-105-generic
