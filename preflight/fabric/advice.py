@@ -105,11 +105,6 @@ def unresolved_advice(said: str, among: Collection[str], partners: str) -> str:
     return f"{look}; exclude {every}, or run again {partners} to tell which it is"
 
 
-def partners_words(count: int, only: str = "its only partner") -> str:
-    """Say "each of its 3 partners"."""
-    return f"each of its {count} partners" if count > 1 else only
-
-
 def more_partners(nodes: int, pairs: int) -> str:
     """Say with whom to measure again, where so many pairs of so many nodes did not tell."""
     if nodes <= _TWO:

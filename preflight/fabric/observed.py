@@ -228,6 +228,14 @@ class PairResult(Meeting, frozen=True, kw_only=True):
     stood_a: tuple[StallTotal, ...] = ()
     stood_b: tuple[StallTotal, ...] = ()
 
+    def moved(self, name: str) -> tuple[Moved, ...]:
+        """At that end."""
+        return self.moved_a if name == self.a else self.moved_b
+
+    def stood(self, name: str) -> tuple[StallTotal, ...]:
+        """At that end."""
+        return self.stood_a if name == self.a else self.stood_b
+
     @property
     def bad(self) -> bool:
         """Whether it failed outright; wrong sums are counted elsewhere."""

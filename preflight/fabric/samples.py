@@ -142,6 +142,10 @@ class Meeting(Struct, frozen=True):
         """What tells it from all others."""
         return self.a, self.b, self.rail, self.round
 
+    def partner(self, name: str) -> str:
+        """The other end."""
+        return self.a if name == self.b else self.b
+
     @property
     def name(self) -> str:
         """The pair as reports write it."""

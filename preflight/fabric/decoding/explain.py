@@ -1,6 +1,4 @@
-"""Whose fault it is: a node is bad if even its best pair is, a path if both its ends are fine.
-
-Pure logic over which pairs were good and which bad; what "bad" means is decided elsewhere.
+"""The fewest parts that explain what was observed, by a greedy search.
 
 Independent tests per node blame the partners of a bad one (two wrong blames per run at 4 nodes in
 simulation). Here each accepted part takes its effect out of the observations before the next.
@@ -10,161 +8,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from msgspec import Struct
-
-from preflight.core.statistics import grouped
-from preflight.core.text import either
 from preflight.fabric.decoding.parts import alike
-from preflight.fabric.schedule import Pairing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from preflight.fabric.decoding.parts import Component, Found, Key, Parts
-
-
-_TWO = 2
-_CONFIDENCE = {"node": 0.8, "path": 0.7, "unresolved": 0.3}
-
-
-class Tested(Protocol):
-    """One pair's result, as far as blame is concerned."""
-
-    @property
-    def nodes(self) -> Pairing:
-        """Both of its ends."""
-
-    @property
-    def rail(self) -> int:
-        """On which of its nodes' rails it was measured."""
-
-    @property
-    def bad(self) -> bool:
-        """Somebody is to blame for it."""
-
-    @property
-    def good(self) -> bool:
-        """It clears both ends."""
-
-    @property
-    def suspect(self) -> str:
-        """The end that was seen to fail by itself; nothing if neither was."""
-
-
-class Culprit(Struct, frozen=True):
-    """A component, or the set among which it lies, and the bad pairs that it explains."""
-
-    kind: Literal["node", "path", "unresolved"]
-    among: tuple[str, ...]
-    """One node; both ends of a path; or every node that may be the one."""
-    pairs: tuple[Pairing, ...]
-    cleared_partners: int = 0
-    """Of a node: how many partners are known to be fine by another pair."""
-    silent: bool = False
-    """A node that fell silent during the measurement."""
-
-    @property
-    def component(self) -> str:
-        """Whom to blame, as reports write it: "h3", "pair h1-h2", "h1 or h2"."""
-        return f"pair {'-'.join(self.among)}" if self.kind == "path" else either(self.among)
-
-    @property
-    def suspects(self) -> tuple[str, ...]:
-        """The nodes among which the culprit lies, where no more is known."""
-        return self.among if self.kind == "unresolved" else ()
-
-    @property
-    def confidence(self) -> float:
-        """0 to 1: how far the pairs exclude other explanations."""
-        sure = self.kind == "node" and (self.silent or self.cleared_partners >= _TWO)
-        return 0.95 if sure else _CONFIDENCE[self.kind]
-
-
-def decode(tested: Iterable[Tested], silent: Collection[str] = ()) -> tuple[Culprit, ...]:
-    """Find the fewest components that explain the bad pairs without guessing.
-
-    A node is condemned if all its pairs are bad, it was tried with at least two partners, and at
-    least one of those is cleared by a good pair of its own. A path is condemned if it is bad and
-    both its ends have a good pair. The rest is said as the set among which the culprit lies.
-    A good pair clears a node only on the rails it was measured on.
-    `silent` are nodes that fell silent during the measurement: their bad pairs need no guessing.
-    """
-    tested = tuple(tested)
-    bad = list(dict.fromkeys(one.nodes for one in tested if one.bad))
-    cleared = _cleared(tested, bad)
-    partners: dict[str, set[str]] = {}
-    for a, b in bad:
-        partners.setdefault(a, set()).add(b)
-        partners.setdefault(b, set()).add(a)
-    nodes = {
-        name: len(others & cleared)
-        for name, others in partners.items()
-        if name in silent or _condemned(name, others - set(silent), cleared)
-    }
-    culprits = [
-        Culprit("node", (name,), tuple(pair for pair in bad if name in pair), count, name in silent)
-        for name, count in nodes.items()
-    ]
-    unexplained = [pair for pair in bad if not nodes.keys() & set(pair)]
-    suspects: dict[str, list[Pairing]] = {}
-    for one in tested:
-        if one.bad and one.suspect and one.nodes in unexplained:
-            suspects.setdefault(one.suspect, []).append(one.nodes)
-            unexplained.remove(one.nodes)
-    culprits += [Culprit("node", (name,), tuple(own)) for name, own in suspects.items()]
-    return tuple(culprits + _rest(unexplained, cleared))
-
-
-def decode_rails(
-    tested: Iterable[Tested], silent: Collection[str] = ()
-) -> tuple[dict[int, Culprit], ...]:
-    """Decode each rail by itself; of one component, what each rail that names it says."""
-    found: dict[tuple[str, tuple[str, ...]], dict[int, Culprit]] = {}
-    for rail, own in sorted(grouped((one.rail, one) for one in tested).items()):
-        for culprit in decode(own, silent):
-            found.setdefault((culprit.kind, culprit.among), {})[rail] = culprit
-    return tuple(found.values())
-
-
-def _condemned(name: str, partners: set[str], cleared: set[str]) -> bool:
-    """Whether a node is bad with every partner that did not fall silent, and one is cleared."""
-    return name not in cleared and len(partners) >= _TWO and bool(partners & cleared)
-
-
-def _cleared(tested: Sequence[Tested], bad: Collection[Pairing]) -> set[str]:
-    """The nodes that have a good pair on every rail on which they have a bad one.
-
-    A pair with one bad rail is a bad pair. A partner that lacks a rail says nothing about it.
-    """
-    good = [one for one in tested if one.good and one.nodes not in bad]
-    fine = {(name, one.rail) for one in good for name in one.nodes}
-    ill = {(name, one.rail) for one in tested if one.bad for name in one.nodes}
-    doubtful = {name for name, _ in ill - fine}
-    return {name for name, _ in fine} - doubtful
-
-
-def _rest(unexplained: Sequence[Pairing], cleared: set[str]) -> list[Culprit]:
-    paths = [pair for pair in unexplained if cleared.issuperset(pair)]
-    found = [Culprit("path", pair, (pair,)) for pair in paths]
-    for group in _connected([pair for pair in unexplained if pair not in paths], cleared):
-        names = dict.fromkeys(name for pair in group for name in pair)
-        among = tuple(name for name in names if name not in cleared)
-        found.append(Culprit("unresolved", among, tuple(group)))
-    return found
-
-
-def _connected(pairs: Sequence[Pairing], cleared: set[str]) -> list[list[Pairing]]:
-    """Gather pairs that share a suspect: one culprit may explain them together."""
-    groups: list[tuple[set[str], list[Pairing]]] = []
-    for pair in pairs:
-        suspects = set(pair) - cleared
-        joined = [group for group in groups if group[0] & suspects]
-        groups = [group for group in groups if group not in joined]
-        names = suspects.union(*(group[0] for group in joined))
-        groups.append((names, [each for group in joined for each in group[1]] + [pair]))
-    return [group for _, group in groups]
+    from preflight.fabric.decoding.parts import Key, Parts
 
 
 TIE = 3.0
@@ -410,65 +261,3 @@ def _near(
         if gains > 0 and not (rival and not _whole(other, parts, through, model)):
             near[other] = gains
     return near
-
-
-EVENTS = ("spikes", "late")
-_BY_EVENTS = ("slow", "latency", "hung", "broken")
-"""What so many events can make of a pair; it takes more to keep it from connecting."""
-
-_MOST_SHARE_EXPLAINED = 0.5
-
-
-def known(fresh: Found, found: Sequence[Found]) -> bool:
-    """Whether parts that are named account for it, whatever their symptoms.
-
-    A part accounts for what goes through it, never for what is wider and shows with others too: a
-    path for neither end, a node for no leaf. But a rail accounts for its node, which one repairs
-    at the same place; most of a leaf's nodes for the leaf; and one of a set for the set's wider.
-    """
-    named = [one.named for one in found if one.named is not None]
-    return all(
-        _mostly(part, named) or any(_accounts(other, part, fresh.among) for other in named)
-        for part in fresh.among
-    )
-
-
-def due_to(fresh: Found, one: Found) -> bool:
-    """Whether a path was slow, or hung, for a wider part that loses or holds up what it sends."""
-    path, part = one.named, fresh.named
-    if path is None or path.kind != "path" or part is None or part.kind == "path":
-        return False
-    return one.symptom in _BY_EVENTS and fresh.symptom in EVENTS and within(path, part)
-
-
-def within(part: Component, other: Component) -> bool:
-    """Whether all that goes through `part` goes through `other`."""
-    rails = other.rail is None or part.rail == other.rail
-    if other.kind == "path":
-        return rails and part.kind == "path" and set(part.nodes) == set(other.nodes)
-    if part.kind == "path":
-        return rails and bool(set(part.nodes) & set(other.nodes))
-    return rails and set(part.nodes) <= set(other.nodes)
-
-
-def _accounts(other: Component, part: Component, among: Sequence[Component]) -> bool:
-    """Whether `other`, which is named, accounts for a part of those `among` which a fault lies."""
-    if within(part, other):
-        return True
-    return within(other, part) and any(_same_place(other, one) for one in among)
-
-
-def _same_place(part: Component, whole: Component) -> bool:
-    """Whether it is that part, or a rail of it."""
-    return within(part, whole) and set(part.nodes) == set(whole.nodes)
-
-
-def _mostly(part: Component, named: Sequence[Component]) -> bool:
-    """Whether most nodes under a leaf are named on that rail."""
-    if part.kind != "leaf_rail":
-        return False
-    own = (
-        one for one in named if one.kind in ("node", "endpoint") and one.rail in (None, part.rail)
-    )
-    bad = {name for one in own for name in one.nodes}
-    return len(bad.intersection(part.nodes)) > _MOST_SHARE_EXPLAINED * len(part.nodes)

@@ -127,7 +127,7 @@ def noisy(a: str, b: str, _rail: int) -> int:
 def test_the_map_of_spikes_points_at_whom_the_rule_blames() -> None:
     """Only its row has colour, though others had spikes as well; the title says what counts."""
     observed = fabric(8, spikes=noisy)
-    assert [one.named.name for one in find(observed).found if one.named] == ["n0003"]
+    assert [one.component.name for one in find(observed).culprits if one.component] == ["n0003"]
     page = fabric_page(observed, [slow("n0003", observed)])
     spikes = panel(page, "Spikes (over 20 medians and 8 ms)")
     assert of("n0003", spikes).keys() <= {"c3", "c4"}
