@@ -16,7 +16,7 @@ from preflight.core.text import first_few, gbs, size
 from preflight.fabric.samples import PairState
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from preflight.fabric.samples import End, PairSamples, Timing
 
@@ -100,7 +100,11 @@ def busbw_gbs(size_bytes: int, seconds: float, ranks: int = 2) -> float:
 def summarise(pair: PairSamples) -> Summary:
     """Join both ends' accounts."""
     way = bypass(pair)
-    error = f"its data went over {way}, which measures no NIC" if way else _said(pair.ends)
+    error = (
+        f"its data went over {way}, which measures no NIC"
+        if way
+        else errors_words({end.node: end.error for end in pair.ends})
+    )
     return Summary(joint_state(pair), _sizes(pair.first, pair.second), error)
 
 
@@ -144,12 +148,12 @@ def lost_words(lost: Sequence[str]) -> str:
     return f"{own} lost, which is no reason against anybody: run again"
 
 
-def _said(ends: Sequence[End]) -> str:
-    """What the ends said went wrong, by whom; once, where both say the same."""
-    errors = {end.node: end.error for end in ends if end.error}
-    if len(errors) > 1 and len(set(errors.values())) == 1:
-        return next(iter(errors.values()))
-    return "; ".join(f"{node}: {error}" for node, error in errors.items())
+def errors_words(errors: Mapping[str, str]) -> str:
+    """What went wrong by each end's account, where it has any; once, where both say the same."""
+    known = {node: error for node, error in errors.items() if error}
+    if len(known) > 1 and len(set(known.values())) == 1:
+        return next(iter(known.values()))
+    return "; ".join(f"{node}: {error}" for node, error in known.items())
 
 
 def _sizes(first: End | None, second: End | None) -> tuple[SizeSummary, ...]:

@@ -125,7 +125,7 @@ def counters_again(observed: Observed) -> dict[tuple[str, str, int], dict[str, N
     again = {one.path for one in observed.tried if 0 < observed.retested <= one.round}
     moved: dict[tuple[str, str, int], dict[str, None]] = {}
     for one in observed.tried:
-        for each in (*one.moved_a, *one.moved_b):
+        for each in (*one.first.moved, *one.second.moved):
             if one.path in again and each.proves:
                 moved.setdefault(one.path, {})[each.name] = None
     return moved

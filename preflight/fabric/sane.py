@@ -299,6 +299,10 @@ def refuse_absurd(observed: Observed) -> None:
         if tried.stood_still not in ("", tried.a, tried.b):
             said = f"stood_still is {tried.stood_still[:60]!a}"
             raise absurd(where, said, f"it is {tried.a}, {tried.b}, or empty")
+        if not set(tried.lost) <= set(tried.nodes):
+            raise absurd(
+                where, "lost names another node", f"it names {tried.a}, {tried.b}, or none"
+            )
     kinds: set[tuple[object, ...]] = set()
     for number, digest in enumerate(observed.digests):
         where = _where("digests", number, digest)

@@ -46,7 +46,7 @@ def _standstill(one: Culprit, observed: Observed) -> tuple[str, str] | None:
         stood
         for each in observed.tried
         if rail in (None, each.rail) and name in each.nodes
-        for stood in each.stood(name)
+        for stood in each.end(name).stood
         if stood.what != "starved"
     ]
     times = sum(each.times for each in stood)
@@ -203,7 +203,7 @@ def _moved(one: Culprit, observed: Observed) -> str:
     others: dict[str, None] = {}
     for each in observed.tried:
         if part.rail in (None, each.rail) and name in each.nodes:
-            for moved in each.moved(name):
+            for moved in each.end(name).moved:
                 if moved.assigned:
                     total[moved.name] = total.get(moved.name, 0.0) + moved.by
                 else:

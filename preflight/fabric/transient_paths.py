@@ -142,5 +142,5 @@ def _starved(one: PairJudgement, observed: Observed) -> bool:
         stood.what == "starved" and stood.most_ms >= took_ms
         for tried in observed.tried
         if tried.turn == where
-        for stood in (*tried.stood_a, *tried.stood_b)
+        for stood in (*tried.first.stood, *tried.second.stood)
     )

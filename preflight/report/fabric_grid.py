@@ -272,6 +272,7 @@ def cells(
             row_of(
                 Cell,
                 tried,
+                error=tried.error,
                 bandwidth=_speed(large.get(turn), wire.get(turn), usual),
                 latency=_time(small.get(turn), slow.get(turn)),
                 spikes=spikes.get(turn),

@@ -117,7 +117,7 @@ class RetestComparison:
             if one.round >= self._observed.retested and part.rail in (None, one.rail)
             for name in one.nodes
             if name in part.nodes
-            for moved in one.moved(name)
+            for moved in one.end(name).moved
         )
 
 

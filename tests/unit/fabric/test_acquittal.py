@@ -12,6 +12,7 @@ from preflight.fabric.decoding import find
 from preflight.fabric.decoding.culprit import Component, Culprit
 from preflight.fabric.decoding.find import RetestComparison
 from preflight.fabric.decoding.parts import meetings
+from preflight.fabric.observed import EndResult
 from preflight.fabric.samples import Moved
 from tests.unit.fabric.fabrics import Made
 
@@ -64,7 +65,7 @@ def test_a_counter_that_moved_meanwhile_is_no_clean_look() -> None:
         (Moved("tcp retransmits", 3), None),
     ):
         tried = tuple(
-            replace(one, moved_b=(moved,)) if one.round >= seen.retested else one
+            replace(one, second=EndResult(moved=(moved,))) if one.round >= seen.retested else one
             for one in seen.tried
         )
         kept = second_look(replace(seen, tried=tried))
@@ -95,8 +96,7 @@ def test_clean_retests_do_not_dilute_what_was_proven() -> None:
     again = replace(seen, tried=tried, digests=digests, retested=2)
     assert find(again).culprits == ()
     moved = (Moved("mlx5_0/1 symbol_error", 2),)
-    told = tuple(
-        replace(one, moved_a=moved, moved_b=moved) if one.round >= 2 else one for one in tried
-    )
+    end = EndResult(moved=moved)
+    told = tuple(replace(one, first=end, second=end) if one.round >= 2 else one for one in tried)
     (found,) = find(replace(again, tried=told)).culprits
     assert (found.among[0].name, found.events, found.second_look) == ("n4", 10, "counter_moved")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from preflight.fabric.decoding import find
-from preflight.fabric.observed import Observed, observe
+from preflight.fabric.observed import EndResult, Observed, observe
 from preflight.report.fabric_grid import Accused, accused
 from preflight.report.fabric_page import LARGEST, fabric_page
 from preflight.report.markup import LEGEND, STEPS, step
@@ -261,7 +261,8 @@ def test_hostile_names_are_text() -> None:
         observed,
         nodes=tuple(rename.values()),
         tried=tuple(
-            replace(one, a=rename[one.a], b=rename[one.b], error=HOSTILE) for one in observed.tried
+            replace(one, a=rename[one.a], b=rename[one.b], first=EndResult(HOSTILE))
+            for one in observed.tried
         ),
         digests=tuple(replace(one, a=rename[one.a], b=rename[one.b]) for one in observed.digests),
         leaves=dict.fromkeys(rename.values(), HOSTILE),
