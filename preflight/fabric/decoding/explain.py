@@ -10,6 +10,7 @@ import heapq
 import math
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from preflight.fabric.decoding.culprit import OF_A_NODE
 from preflight.fabric.decoding.parts import alike
 
 if TYPE_CHECKING:
@@ -91,173 +92,166 @@ def explain(
 ) -> Explained:
     """Name parts until nothing is left that beats chance over all that were suspected.
 
-    `false_alarm`: how probable it may be that a healthy fabric has any part named; infinite where
-    no healthy fabric shows anything, and all that was seen must have a cause.
+    `through`: what was observed through each suspect. `false_alarm`: how probable it may be that a
+    healthy fabric has any part named; infinite where no healthy fabric shows anything, and all that
+    was seen must have a cause.
     """
     if not through:
         return Explained([], [])
     # Every observation had the chance to make its parts suspects, so all of those were tested.
     tested = max(len(through), parts.tested)
     threshold = math.log(tested / false_alarm) if math.isfinite(false_alarm) else -math.inf
-    queue = _queue(parts, through, model)
-    found: list[Accepted] = []
-    doubted: list[Key] = []
-    tried_at = -1
-    while queue and len(found) < _MOST:
-        _, key = heapq.heappop(queue)
-        strength, gain = model.fit(through[key])
-        score = gain - parts.penalty(key)
-        if queue and -queue[0][0] > score:
-            heapq.heappush(queue, (-score, key))  # it was better before others were accepted
-            continue
-        if gain <= 0 or score <= threshold:
-            left = [key, *(other for _, other in queue)]
-            by_fit = _doubted(left, lambda own: model.fit(own)[1], parts, through, model)
-            doubted = by_fit[:FEW]
-            if len(found) > tried_at and _several(doubted, parts, through, model, threshold):
-                tried_at = len(found)
-                queue = _queue(parts, {one: through[one] for one in left}, model)
+    return _Suspects(parts, through, model, threshold).explained()
+
+
+class _Suspects:
+    """All parts that something was observed through, and the model that weighs them."""
+
+    def __init__(
+        self, parts: Parts, through: Mapping[Key, list[int]], model: Model, threshold: float
+    ) -> None:
+        self._parts = parts
+        self._through = through
+        self._model = model
+        self._threshold = threshold
+
+    def explained(self) -> Explained:
+        """Accept the likeliest, take its effect out of the observations, and go on."""
+        model, through = self._model, self._through
+        queue = self._queue(through)
+        accepted: list[Accepted] = []
+        doubted: list[Key] = []
+        tried_at = -1
+        while queue and len(accepted) < _MOST:
+            _, key = heapq.heappop(queue)
+            strength, gain = model.fit(through[key])
+            score = gain - self._parts.penalty(key)
+            if queue and -queue[0][0] > score:
+                heapq.heappush(queue, (-score, key))  # it was better before others were accepted
                 continue
-            doubted = list(dict.fromkeys([*_hot_once(left, parts, through, model), *doubted]))
-            break
-        if not model.enough(strength, through[key]) or not _whole(key, parts, through, model):
-            continue
-        near = _near(key, gain, parts, through, model)
-        model.accept(through[key], strength)
-        lags = {
-            other: gain - before
-            for other, before in near.items()
-            if model.fit(through[other])[1] < _SAME * before
-        }
-        ties = tuple(sorted(o for o, lag in lags.items() if lag < _tie(key, o, through)))
-        margin = max(0.0, min(lags.values(), default=gain))
-        found.append(Accepted(key, through[key], ties, strength, gain, margin))
-    return Explained(found, doubted)
+            if gain <= 0 or score <= self._threshold:
+                left = [key, *(other for _, other in queue)]
+                doubted = self._doubted(left, lambda own: model.fit(own)[1])[:FEW]
+                if len(accepted) > tried_at and self._several(doubted):
+                    tried_at = len(accepted)
+                    queue = self._queue(left)
+                    continue
+                doubted = list(dict.fromkeys([*self._hot_once(left), *doubted]))
+                break
+            if not model.enough(strength, through[key]) or not self._whole(key):
+                continue
+            near = self._near(key, gain)
+            model.accept(through[key], strength)
+            lags = {
+                other: gain - before
+                for other, before in near.items()
+                if model.fit(through[other])[1] < _SAME * before
+            }
+            ties = tuple(sorted(o for o, lag in lags.items() if lag < self._tie(key, o)))
+            margin = max(0.0, min(lags.values(), default=gain))
+            accepted.append(Accepted(key, through[key], ties, strength, gain, margin))
+        return Explained(accepted, doubted)
 
+    def _queue(self, keys: Iterable[Key]) -> list[tuple[float, Key]]:
+        fit, penalty = self._model.fit, self._parts.penalty
+        queue = [(penalty(key) - fit(self._through[key])[1], key) for key in keys]
+        heapq.heapify(queue)
+        return queue
 
-def _queue(parts: Parts, through: Mapping[Key, list[int]], model: Model) -> list[tuple[float, Key]]:
-    queue = [(parts.penalty(key) - model.fit(own)[1], key) for key, own in through.items()]
-    heapq.heapify(queue)
-    return queue
+    def _several(self, doubted: Sequence[Key]) -> bool:
+        """Whether parts that spoil each other's yardstick are proven once all are left out of it.
 
+        Each of two late hosts among eight makes the other look usual. All of them must then be
+        proven.
+        """
+        chosen: list[Key] = []
+        aside: set[int] = set()
+        for key in doubted:
+            own = self._through[key]
+            known = any(alike(key, other) for other in chosen)
+            if not known and len(aside.intersection(own)) * 2 < len(own):
+                chosen.append(key)
+                aside.update(own)
+                if len(chosen) > 1:
+                    self._model.leave_out(aside)
+                    if all(map(self._proven, chosen)):
+                        return True
+        self._model.leave_out(())
+        return False
 
-def _several(
-    doubted: Sequence[Key],
-    parts: Parts,
-    through: Mapping[Key, list[int]],
-    model: Model,
-    threshold: float,
-) -> bool:
-    """Whether parts that spoil each other's yardstick are proven once all are left out of it.
+    def _proven(self, key: Key) -> bool:
+        strength, gain = self._model.fit(self._through[key])
+        beyond_chance = gain - self._parts.penalty(key) > self._threshold
+        return beyond_chance and self._model.enough(strength, self._through[key])
 
-    Each of two late hosts among eight makes the other look usual. All of them must then be proven.
-    """
-    chosen: list[Key] = []
-    aside: set[int] = set()
-    for key in doubted:
-        own = through[key]
-        known = any(alike(key, other) for other in chosen)
-        if not known and len(aside.intersection(own)) * 2 < len(own):
-            chosen.append(key)
-            aside.update(own)
-            if len(chosen) > 1:
-                model.leave_out(aside)
-                fits = [(one, *model.fit(through[one])) for one in chosen]
-                if all(
-                    gain - parts.penalty(one) > threshold and model.enough(strength, through[one])
-                    for one, strength, gain in fits
-                ):
-                    return True
-    model.leave_out(())
-    return False
+    def _doubted(self, keys: Iterable[Key], gain: Callable[[Sequence[int]], float]) -> list[Key]:
+        """Those that would convince a reader who had suspected them alone, hottest first."""
+        model, through = self._model, self._through
+        ranked = sorted((self._parts.penalty(key) - gain(through[key]), key) for key in keys)
+        return [
+            key
+            for loss, key in ranked
+            if loss < -DOUBT and model.enough(model.fit(through[key])[0], through[key])
+        ]
 
+    def _hot_once(self, left: Sequence[Key]) -> list[Key]:
+        """Paths that nothing but the limit of what one round may prove keeps from being suspected.
 
-def _doubted(
-    keys: Iterable[Key],
-    gain: Callable[[Sequence[int]], float],
-    parts: Parts,
-    through: Mapping[Key, list[int]],
-    model: Model,
-) -> list[Key]:
-    """Those whose evidence would convince a reader who had suspected them alone, hottest first."""
-    ranked = sorted((parts.penalty(key) - gain(through[key]), key) for key in keys)
-    return [
-        key
-        for loss, key in ranked
-        if loss < -DOUBT and model.enough(model.fit(through[key])[0], through[key])
-    ]
+        The hottest first; of a path and its rails only the hottest.
+        """
+        pairs: dict[tuple[str, str], Key] = {}
+        for key in self._doubted((one for one in left if one.kind == "path"), self._model.hunch):
+            pairs.setdefault((key.one, key.other), key)
+        return list(pairs.values())[:_MOST_PATHS]
 
+    def _whole(self, key: Key) -> bool:
+        """Whether a part is bad as such: most of what it holds shows it, and nobody most of it."""
+        model, through = self._model, self._through
+        members = self._parts.members(key)
+        if not members:
+            return True
+        strength, gain = model.fit(through[key])
+        own, sharing = set(through[key]), members
+        if key.kind == "leaf_rail":
+            nodes = (theirs for other, theirs in through.items() if other.kind in OF_A_NODE)
+            shared = [common for theirs in nodes if len(common := own.intersection(theirs)) > 1]
+            if max((model.fit(sorted(some))[1] for some in shared), default=0.0) >= _SAME * gain:
+                return False
+            sharing = [*members, *self._outside(members)]
+        seen = [(one, sorted(own.intersection(through[one]))) for one in sharing if one in through]
+        seen.sort(key=lambda two: -model.fit(two[1])[1] if two[1] else 0.0)
+        hot = 0
+        left = own
+        for one, theirs in seen:
+            # What two of them share counts for the likelier.
+            mine = [number for number in theirs if number in left]
+            if mine and model.shows(mine, strength, through[key]):
+                hot += one in members
+                left = left.difference(mine)
+        together = [number for number in own if self._parts.whole(number)]
+        if together and model.shows(together, strength, through[key]):
+            return True
+        return hot * 2 > len(members) and (key.kind != "leaf_rail" or hot >= _LEAF)
 
-def _hot_once(
-    left: Sequence[Key], parts: Parts, through: Mapping[Key, list[int]], model: Model
-) -> list[Key]:
-    """Paths that nothing but the limit of what one round may prove keeps from being suspected.
+    def _outside(self, members: Sequence[Key]) -> list[Key]:
+        """What else of their kind is suspected: a bad node elsewhere is met by all of a leaf."""
+        like = members[0].kind, members[0].rail
+        known = set(members)
+        return [one for one in self._through if (one.kind, one.rail) == like and one not in known]
 
-    The hottest first; of a path and its rails only the hottest.
-    """
-    pairs: dict[tuple[str, str], Key] = {}
-    paths = (key for key in left if key.kind == "path")
-    for key in _doubted(paths, model.hunch, parts, through, model):
-        pairs.setdefault((key.one, key.other), key)
-    return list(pairs.values())[:_MOST_PATHS]
+    def _tie(self, key: Key, other: Key) -> float:
+        """How near is as good; a wider part, of which the rest is clean, must do better."""
+        return _WIDER if set(self._through[key]) < set(self._through[other]) else TIE
 
-
-def _whole(key: Key, parts: Parts, through: Mapping[Key, list[int]], model: Model) -> bool:
-    """Whether a part is bad as such: most of what it holds shows it, and nobody most of it."""
-    members = parts.members(key)
-    if not members:
-        return True
-    strength, gain = model.fit(through[key])
-    own = set(through[key])
-    if key.kind == "leaf_rail":
-        nodes = (theirs for other, theirs in through.items() if other.kind in ("node", "endpoint"))
-        shared = [common for theirs in nodes if len(common := own.intersection(theirs)) > 1]
-        if max((model.fit(sorted(common))[1] for common in shared), default=0.0) >= _SAME * gain:
-            return False
-    sharing = [*members, *_outside(members, through)] if key.kind == "leaf_rail" else members
-    seen = [(one, sorted(own.intersection(through[one]))) for one in sharing if one in through]
-    seen.sort(key=lambda two: -model.fit(two[1])[1] if two[1] else 0.0)
-    hot = 0
-    left = own
-    for one, theirs in seen:
-        # What two of them share counts for the likelier.
-        mine = [number for number in theirs if number in left]
-        if mine and model.shows(mine, strength, through[key]):
-            hot += one in members
-            left = left.difference(mine)
-    together = [number for number in own if parts.whole(number)]
-    if together and model.shows(together, strength, through[key]):
-        return True
-    return hot * 2 > len(members) and (key.kind != "leaf_rail" or hot >= _LEAF)
-
-
-def _outside(members: Sequence[Key], through: Mapping[Key, list[int]]) -> list[Key]:
-    """What else of their kind is suspected: a bad node elsewhere is met by all of a leaf."""
-    like = members[0]
-    known = set(members)
-    return [
-        key
-        for key in through
-        if key.kind == like.kind and key.rail == like.rail and key not in known
-    ]
-
-
-def _tie(key: Key, other: Key, through: Mapping[Key, list[int]]) -> float:
-    """How near is as good. A wider part, of which the rest is clean, must do better than a part."""
-    return _WIDER if set(through[key]) < set(through[other]) else TIE
-
-
-def _near(
-    key: Key, gain: float, parts: Parts, through: Mapping[Key, list[int]], model: Model
-) -> dict[Key, float]:
-    """Parts that share observations with it, and what each would gain in its place."""
-    own = set(through[key])
-    near: dict[Key, float] = {}
-    for other, theirs in through.items():
-        if other == key or own.isdisjoint(theirs) or alike(key, other):
-            continue
-        gains = model.fit(theirs)[1]
-        rival = gains > gain - _RIVAL
-        if gains > 0 and not (rival and not _whole(other, parts, through, model)):
-            near[other] = gains
-    return near
+    def _near(self, key: Key, gain: float) -> dict[Key, float]:
+        """Parts that share observations with it, and what each would gain in its place."""
+        own = set(self._through[key])
+        near: dict[Key, float] = {}
+        for other, theirs in self._through.items():
+            if other == key or own.isdisjoint(theirs) or alike(key, other):
+                continue
+            gains = self._model.fit(theirs)[1]
+            rival = gains > gain - _RIVAL
+            if gains > 0 and not (rival and not self._whole(other)):
+                near[other] = gains
+        return near

@@ -11,8 +11,9 @@ pairs: a picture by other rules points at healthy nodes where machines are busy.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import defaultdict
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
@@ -154,16 +155,10 @@ class _Rule:
         return self._events[each, pairs]
 
     def _needed(self, each: int, pairs: int) -> int | None:
-        low, high = LEAST_EVENTS, LEAST_EVENTS
-        while self._rates.gain_of(high, each, pairs) <= self._threshold:
-            low, high = high, high * 2
-            if high > _MOST_EVENTS:
-                return None
-        while low < high:
-            middle = (low + high) // 2
-            enough = self._rates.gain_of(middle, each, pairs) > self._threshold
-            low, high = (low, middle) if enough else (middle + 1, high)
-        return high
+        counts = range(LEAST_EVENTS, _MOST_EVENTS)
+        gain = partial(self._rates.gain_of, operations=each, pairs=pairs)
+        place = bisect_right(counts, self._threshold, key=gain)
+        return counts[place] if place < len(counts) else None
 
     def mean(self, events: int, load: _Load) -> float | None:
         """How many it takes on average, so that so many show, and the rate is one that matters."""
