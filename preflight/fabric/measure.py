@@ -295,7 +295,7 @@ class Silence(Struct, frozen=True):
     """Node name → for whom it waited, in words."""
 
 
-def explain(
+def who_broke_off(
     words: Iterable[Word], *, nodes: Collection[str], host: str, through: Collection[str]
 ) -> Silence:
     """Tell culprits from victims, given the words in the order in which they arrived.
@@ -303,11 +303,11 @@ def explain(
     `host` hosts the store: after its loss, others can only fail. `through` are the nodes that
     measured and finished: where there are any, who is missing was held up by nobody else.
     """
-    heard = _heard(words, host)
-    own = {name: word.reason for name, word in heard.items() if word.own}
-    rest = {name: word for name, word in heard.items() if not word.own}
+    words_by_node = _one_word_each(words, host)
+    own = {name: word.reason for name, word in words_by_node.items() if word.own}
+    rest = {name: word for name, word in words_by_node.items() if not word.own}
     silent = {name: word.reason for name, word in rest.items() if word.kind == "silent"}
-    if through and heard.get(host, _FINE).kind != "gone":
+    if through and words_by_node.get(host, _FINE).kind != "gone":
         own |= {name: silent.get(name, _ALONE) for name in rest}
     elif not own and silent.keys() != set(nodes):
         own = silent
@@ -317,16 +317,16 @@ def explain(
 _FINE = Word("", "said", "")
 
 
-def _heard(words: Iterable[Word], host: str) -> dict[str, Word]:
+def _one_word_each(words: Iterable[Word], host: str) -> dict[str, Word]:
     """One word of each node: its first, unless a later one says more of the node itself."""
-    heard: dict[str, Word] = {}
+    words_by_node: dict[str, Word] = {}
     for word in words:
-        known = heard.get(word.node)
-        storeless = heard.get(host, _FINE).kind == "gone" and word.kind == "said"
+        known = words_by_node.get(word.node)
+        storeless = words_by_node.get(host, _FINE).kind == "gone" and word.kind == "said"
         this = Word(word.node, "silent", word.reason) if storeless else word
         if known is None or (this.own and not known.own):
-            heard[word.node] = this
-    return heard
+            words_by_node[word.node] = this
+    return words_by_node
 
 
 def _for_whom(culprits: Collection[str]) -> str:
