@@ -84,7 +84,7 @@ def unblamed_troubles(
     sweep: Sweep, names: Sequence[str], pairs: Mapping[Pairing, Pair]
 ) -> dict[Pairing, Pair]:
     """One pair for each node in trouble that no pair condemns: it must not come out ready."""
-    condemned = {
+    blamed = {
         name
         for one in pairs.values()
         if one.bad or one.trouble
@@ -92,7 +92,7 @@ def unblamed_troubles(
         if one.blamed == name or name in one.culprits
     }
     found: dict[Pairing, Pair] = {}
-    for name in (each for each in sweep.troubles if each in names and each not in condemned):
+    for name in (each for each in sweep.troubles if each in names and each not in blamed):
         own = [one for ends, one in pairs.items() if name in ends and ends not in found]
         own.sort(key=lambda one: (bool(one.blamed), one.state != "not_run"))
         other = next((each for each in names if each != name), None)
@@ -123,8 +123,8 @@ def _reasons(culprits: Sequence[str], sweep: Sweep) -> str:
     if len(reasons) == 1 and len(alike) > 1 and set(alike).issuperset(culprits):
         return f"{fold(alike)} were left out: {reasons.pop()}"
     if len(culprits) > 1:
-        said = (f"{name}: {_reason(sweep, name)}" for name in culprits)
-        return f"{' and '.join(culprits)} were left out: {'; '.join(said)}"
+        each = "; ".join(f"{name}: {_reason(sweep, name)}" for name in culprits)
+        return f"{' and '.join(culprits)} were left out: {each}"
     (name,) = culprits
     what = "was left out" if name in sweep.left_out else "fell out of the sweep"
     return f"{name} {what}: {_reason(sweep, name)}"

@@ -116,8 +116,8 @@ def cleared_by_retests(
         return tuple(seen)
     again = grouped((one.path, one.good) for one in seen if one.round >= observed.retested)
     moved = counters_again(observed)
-    acquitted = {path for path, good in again.items() if path not in moved and all(good)}
-    return tuple(_taken_back(one) if one.path in acquitted else one for one in seen)
+    cleared = {path for path, good in again.items() if path not in moved and all(good)}
+    return tuple(_taken_back(one) if one.path in cleared else one for one in seen)
 
 
 def counters_again(observed: Observed) -> dict[tuple[str, str, int], dict[str, None]]:
@@ -264,8 +264,8 @@ def unsettled_words(sweep: Sweep) -> str:
     names = [f"{a}-{b}" for a, b in sweep.unsettled]
     if not names:
         return ""
-    told = first_few(names, MOST)
-    return f"not measured again for lack of time: {told}; give --preflight-budget=SECONDS"
+    listed = first_few(names, MOST)
+    return f"not measured again for lack of time: {listed}; give --preflight-budget=SECONDS"
 
 
 def doubts(
