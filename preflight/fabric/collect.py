@@ -246,16 +246,14 @@ class Collected:
         """Who broke off, and who only waited for them."""
         if not self._who.names:  # the time was up before anyone was ready
             return Silence()
+        ends = (end for kept in self._pairs.ends.values() for end in kept.values())
+        measured = {end.node for end in ends if end.state == "measured"}
         return who_broke_off(
             self._words,
             nodes=self._who.names,
             host=self._who.host,
-            through=(self.through - self.lost - self.stuck) & self._measured(),
+            through=(self.through - self.lost - self.stuck) & measured,
         )
-
-    def _measured(self) -> set[str]:
-        ends = (end for kept in self._pairs.ends.values() for end in kept.values())
-        return {end.node for end in ends if end.state == "measured"}
 
     def _excused(
         self, a: str, b: str, ends: dict[str, End], silence: Silence, unfinished: str

@@ -311,8 +311,7 @@ def _missing(name: str, samples: InsideSamples | None, sweep: Sweep) -> Inside |
         return Inside(state="trouble", rails=rails, reason=out, advice=advice or "")
     if name in sweep.left_out:
         return Inside(state="not_run", rails=rails, reason=sweep.left_out[name])
-    if name in sweep.waited or sweep.unfinished:
-        why = sweep.waited.get(name) or sweep.unfinished
+    if why := sweep.waited.get(name) or sweep.unfinished:
         return Inside(state="not_run", rails=rails, reason=why, stopped=True)
     return Inside(state="one_rail") if samples is None else None
 

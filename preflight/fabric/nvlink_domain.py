@@ -112,8 +112,7 @@ def _missing(
     )
     if name in met and (not cut or any(_wrong(name, one) for one in chain(*met[name].values()))):
         return None
-    if name in sweep.waited or sweep.unfinished:
-        why = sweep.waited.get(name) or sweep.unfinished
+    if why := sweep.waited.get(name) or sweep.unfinished:
         return replace(plain, state="not_run", reason=why, stopped=True)
     return plain
 

@@ -282,7 +282,9 @@ def doubts(
         own = [each for ends in one.pairs for each in readings[ends]]
         own = [each for each in own if one.rail in (None, each.rail)]
         sizes = [size for each in own for size in each.summary.sizes[-1:]]
-        if sizes and _only_slow(own):
+        # Nothing else is wrong with it, and all that is known of it is of one round.
+        once = len({each.round for each in own}) == 1
+        if sizes and once and all(each.state == "measured" for each in own):
             waiting = set(sweep.unsettled).issuperset(one.pairs)
             why = "no time to look again" if waiting else "not measured again"
             often = f"slow once in {sizes[0].iterations} operations"
@@ -293,9 +295,3 @@ def doubts(
 def without_doubts(blames: Iterable[Blame], doubted: Collection[Pairing]) -> list[Blame]:
     """Those that are no mere doubt about a path."""
     return [one for one in blames if one.kind != "path" or set(doubted).isdisjoint(one.pairs)]
-
-
-def _only_slow(readings: Sequence[PairJudgement]) -> bool:
-    """Whether nothing else is wrong with a path, and all that is known of it is of one round."""
-    once = len({each.round for each in readings}) == 1
-    return once and all(each.state == "measured" for each in readings)

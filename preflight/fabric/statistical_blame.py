@@ -132,7 +132,8 @@ def _showing(one: Culprit, observed: Observed) -> Sequence[Pairing]:
 
 def _sentence(one: Culprit, observed: Observed, seen: Sequence[PairJudgement]) -> str:
     where = one.among[0].words
-    rows = _through(one, seen)
+    pairs, rails = set(one.pairs), {part.rail for part in one.among}
+    rows = [each for each in seen if each.nodes in pairs and (None in rails or each.rail in rails)]
     if one.symptom == "corrupt":
         error = next((each.summary.error for each in rows if each.summary.error), "")
         often = f"in {one.events} of {one.operations} pairs through {where} sums came out wrong"
@@ -187,11 +188,6 @@ def _with_each(what: str, one: Culprit) -> str:
 
 def _rare(rate: float) -> str:
     return f"1 in {1 / rate:,.0f}" if rate > 0 else "none"
-
-
-def _through(one: Culprit, seen: Sequence[PairJudgement]) -> list[PairJudgement]:
-    pairs, rails = set(one.pairs), {part.rail for part in one.among}
-    return [each for each in seen if each.nodes in pairs and (None in rails or each.rail in rails)]
 
 
 def _moved(one: Culprit, observed: Observed) -> str:
