@@ -22,7 +22,6 @@ from preflight.core.statistics import grouped
 from preflight.core.text import first_few, many, printable
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.errors import UsageError
-from preflight.fabric.blame import Blame
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.planner import unread_words
 from preflight.fabric.retest import unsettled_words
@@ -160,7 +159,7 @@ class Judged(Struct, frozen=True, kw_only=True):
     """Verdicts, and what they rest on."""
 
     entries: tuple[Entry, ...] = ()
-    blames: tuple[Blame, ...] = ()
+    blames: tuple[BlameRow, ...] = ()
     accused: tuple[Accused, ...] = ()
     """The same for the picture."""
     systemic: dict[str, str] = {}
@@ -214,7 +213,8 @@ def judge_short(observed: Observed, hosts: Sequence[Host]) -> Judged:
 def _judged(
     decoded: Decoded, sweep: Sweep, observed: Observed, notes: Iterable[str] = ()
 ) -> Judged:
-    shared = (one for one in decoded.blames if one.kind == "systemic")
+    blames = tuple(map(blame_row, decoded.blames))
+    shared = (one for one in blames if one.kind == "systemic")
     names = dict.fromkeys([*(one.node for one in sweep.inside), *decoded.over_nvlink])
     nodes = {
         (name,): _Node(name, decoded.inside[name], decoded.over_nvlink.get(name))
@@ -225,8 +225,8 @@ def _judged(
     return Judged(
         entries=entries,
         systemic=suspicions(entries, len(observed.nodes)),
-        blames=decoded.blames,
-        accused=accused(decoded.blames, observed),
+        blames=blames,
+        accused=accused(blames, observed),
         notes=(
             *(f"{one.sentence}; {one.advice}" for one in shared),
             *_unjudged_words(observed),
@@ -276,7 +276,6 @@ def tell(stored: Stored, judged: Judged) -> Told:
     cut = stored.sweep.cut_off if stored.sweep else {}  # the ends of a path that is blamed
     known = sorted({*names, *cut, *cut.values()}, key=natural)
     ready = readiness(known, entries, strict=False)
-    blamed = [one.component for one in judged.blames if one.kind in ("node", "endpoint")]
     return Told(
         preflight=__version__,
         samples=str(stored.path),
@@ -296,8 +295,8 @@ def tell(stored: Stored, judged: Judged) -> Told:
             *findings(entries, judged.blames, judged.systemic),
             *(replace(one, condemns=False) for one in findings(unheld)),
         ),
-        blames=tuple(map(blame_row, judged.blames)),
-        missed=missed_words(missed_rows(observed, blamed)),
+        blames=judged.blames,
+        missed=missed_words(missed_rows(observed, judged.blames)),
         notes=(*judged.systemic.values(), *judged.notes),
     )
 

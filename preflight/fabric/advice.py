@@ -96,18 +96,13 @@ def after_signal(error: str) -> str:
     return _LOOK_FOR_OOM if _BY_SIGKILL in error else ""
 
 
-def unresolved_advice(said: str, among: Collection[str], partners: str) -> str:
+def unresolved_advice(advice: str, among: Collection[str], partners: str) -> str:
     """Say what to exclude where it is one of several: `it` would be nobody that can be typed."""
-    look = said.removesuffix("; run again").partition("; exclude it")[0]
+    look = advice.removesuffix("; run again").partition("; exclude it")[0]
     if len(among) < _TWO:
-        return said
+        return advice
     every = "both" if len(among) == _TWO else f"all {len(among)}"
     return f"{look}; exclude {every}, or run again {partners} to tell which it is"
-
-
-def partners_words(count: int, only: str = "its only partner") -> str:
-    """Say "each of its 3 partners"."""
-    return f"each of its {count} partners" if count > 1 else only
 
 
 def more_partners(nodes: int, pairs: int) -> str:

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from preflight.errors import WireError
-from preflight.fabric.samples import Moved, PairState, Stall, Timing
+from preflight.fabric.samples import End
 
 _Error = Annotated[str, Meta(max_length=512)]
 _BusId = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]\Z")]
@@ -53,21 +53,14 @@ class Store(Struct, frozen=True, tag_field="event", tag="store"):
     port: Annotated[int, Meta(ge=1, le=65535)]
 
 
-class Account(Struct, frozen=True, kw_only=True):
-    """What one rail of one node says of one turn of measuring."""
+class Account(End, frozen=True, kw_only=True):
+    """What one rail of one node says of one turn of measuring; whose word it is, we know."""
 
+    node: str = ""
     rail: _Small
     backend: Literal["gloo", "nccl"]
-    state: PairState
-    error: _Error
-    started_s: Annotated[float, Meta(ge=0, le=1e12)]
-    setup_ms: Annotated[float, Meta(ge=0, le=1e12)]
-    timings: Annotated[tuple[Timing, ...], Meta(max_length=64)]
-    moved: Annotated[tuple[Moved, ...], Meta(max_length=64)] = ()
-    unread: _Error = ""
-    net: Annotated[str, Meta(max_length=120, pattern=r"^[ -~]*\Z")] = ""
-    stepped_s: Annotated[float, Meta(ge=-1e12, le=1e12)] = 0.0
-    stalls: Annotated[tuple[Stall, ...], Meta(max_length=256)] = ()
+    error: _Error = ""
+    started_s: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
 
 
 class PairSeen(Account, frozen=True, kw_only=True, tag_field="event", tag="pair"):

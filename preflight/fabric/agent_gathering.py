@@ -56,10 +56,10 @@ class ReadyNodes:
         patience = min(self._cut.ends, self._began + within_s)
         while waiting := [n for n in self._names if n not in self.ready and n not in self.out]:
             progress(len(self._names) - len(waiting), len(self._names), waiting)
-            said = self._agents.next(patience - time.monotonic())
-            if said is None:
+            message = self._agents.next(patience - time.monotonic())
+            if message is None:
                 break
-            name, event = said
+            name, event = message
             if isinstance(event, Ready) and name in waiting:
                 self.ready[name] = event
             elif name in waiting or name in self.ready:  # nobody was asked anything: its end

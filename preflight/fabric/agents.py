@@ -66,7 +66,7 @@ class Agents:
     def __init__(self, most_pairs: int, deadline_s: float) -> None:
         self._most_events = most_pairs + _EVENTS_BESIDE_PAIRS + int(deadline_s)
         self._ends = time.monotonic() + deadline_s
-        self._said: queue.SimpleQueue[tuple[str, Event | Gone]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[str, Event | Gone]] = queue.SimpleQueue()
         self._talks: dict[str, Leased] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._orders: dict[str, queue.SimpleQueue[Mapping[str, object]]] = {}
@@ -88,13 +88,13 @@ class Agents:
         """Return who said what next; None if nobody did in time (less what we stood still)."""
         more_s = min(_FORGIVEN_S, self.own.forgive_s())
         try:
-            return self._said.get(timeout=max(0.0, within_s) + more_s)
+            return self._events.get(timeout=max(0.0, within_s) + more_s)
         except queue.Empty:
             return None
 
     def quiet(self) -> bool:
         """Whether nobody has said anything that `next` has not returned."""
-        return self._said.empty()
+        return self._events.empty()
 
     def send(self, name: str, order: Mapping[str, object]) -> None:
         """Tell an agent something; if it is gone, `next` says so."""
@@ -145,11 +145,11 @@ class Agents:
                 return
             self._converse(host.name, talk)
         except ReachError as error:
-            self._said.put((host.name, Gone(error.sentence, error.advice)))
+            self._events.put((host.name, Gone(error.sentence, error.advice)))
         except TimeoutError:
-            self._said.put((host.name, Gone("it gave no answer in time", late=True)))
+            self._events.put((host.name, Gone("it gave no answer in time", late=True)))
         except (WireError, OSError) as error:
-            self._said.put((host.name, Gone(str(error) or type(error).__name__)))
+            self._events.put((host.name, Gone(str(error) or type(error).__name__)))
         self.dismiss(host.name)
 
     def _converse(self, name: str, talk: Leased) -> None:
@@ -172,7 +172,7 @@ class Agents:
                 talk.watch()  # before, importing torch may keep its Python from saying anything
             if isinstance(event, Ready | Done | Rest):
                 self._idle.add(name)
-            self._said.put((name, event))
+            self._events.put((name, event))
             if isinstance(event, Lapsed):
                 return
         raise WireError("its sweep said more than there was to say")
@@ -211,7 +211,7 @@ class RankAgents:
 
     def __init__(self, talks: Sequence[LeasedTalk]) -> None:
         self._talks = tuple(Leased(talk) for talk in talks)
-        self._said: queue.SimpleQueue[_Words | _Failure] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[_Words | _Failure] = queue.SimpleQueue()
         self._ready: dict[int, Ready] = {}
         self._through: set[int] = set()
         self._resting: set[int] = set()
@@ -226,10 +226,10 @@ class RankAgents:
         ends = time.monotonic() + within_s
         while True:
             try:
-                said = self._said.get(timeout=max(0.0, ends - time.monotonic()))
+                entry = self._events.get(timeout=max(0.0, ends - time.monotonic()))
             except queue.Empty:
                 return None
-            event = self._merge(said)
+            event = self._merge(entry)
             if event is not None:
                 return event
 
@@ -265,16 +265,16 @@ class RankAgents:
                 event = decode_event(document)
                 if isinstance(event, Ready):
                     talk.watch()
-                self._said.put((rail, document, event))
+                self._events.put((rail, document, event))
         except (ReachError, WireError, TimeoutError) as error:
-            self._said.put((rail, error))
+            self._events.put((rail, error))
 
-    def _merge(self, said: _Words | _Failure) -> bytes | None:
+    def _merge(self, entry: _Words | _Failure) -> bytes | None:
         """What the node as a whole says when one of its ranks says this; None for nothing yet."""
-        rail = said[0]
-        if len(said) == 2:  # noqa: PLR2004  a failure
-            return self._broke_off(rail, said[1])
-        _, document, event = said
+        rail = entry[0]
+        if len(entry) == 2:  # noqa: PLR2004  a failure
+            return self._broke_off(rail, entry[1])
+        _, document, event = entry
         if isinstance(event, Alive):  # one rank's word is enough, and the first speaks for all
             return document if rail == min(set(range(len(self._talks))) - self._gone) else None
         if isinstance(event, Ready):
@@ -322,9 +322,9 @@ class RankAgents:
         self._through.add(rail)
         words = str(error) or "gave no answer in time"
         if len(self._through) == len(self._talks):
-            self._said.put((rail, msgspec.json.encode(Done()), Done()))
+            self._events.put((rail, msgspec.json.encode(Done()), Done()))
         elif self._resting:  # the others only waited for it
-            self._said.put((min(self._resting), b"", Rest()))
+            self._events.put((min(self._resting), b"", Rest()))
         return msgspec.json.encode(_of_rank(rail, Trouble(words)))
 
 

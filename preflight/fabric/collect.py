@@ -1,36 +1,32 @@
-"""The accounts of a sweep as they come in: checked, kept, and why they are not complete.
+"""A sweep as it comes in: who is through, whose account is missing, and why.
 
 Durations are counted by steady clocks, so what was measured stands. But libraries wait by the wall
 clock (gloo built for an old glibc does), so a wait that failed meanwhile proves nothing.
-
-Those inside of each node, and those over NVLink between the nodes of a domain.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 from preflight.core.text import span
+from preflight.fabric.accounts import Insides, PairAccounts, iterations
 from preflight.fabric.agent_events import DomainSeen, Lapsed, NcclLog, PairSeen, Trouble
 from preflight.fabric.agents import Gone
-from preflight.fabric.measure import NOBODY, Silence, Word, explain
+from preflight.fabric.measure import NOBODY, Silence, Word, who_broke_off
 from preflight.fabric.plan import LOGS_EACH
-from preflight.fabric.samples import End, InsideSamples, Logged, PairSamples, Phase, TimeInterner
+from preflight.fabric.samples import End, Logged, PairSamples, TimeInterner
 from preflight.transport.payload_session import LEASE_S, RENEW_S
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
-    from preflight.fabric.agent_events import Account, Event, InsideSeen
+    from preflight.fabric.agent_events import Event, InsideSeen
     from preflight.fabric.roster import Roster
     from preflight.fabric.samples import Sweep
     from preflight.fabric.schedule import Pairing, Rounds
     from preflight.transport.payload_session import Standstill
-
-    Key = tuple[int, int, str, str]
-    Kind = tuple[int, Phase]
 
 
 def clock_words(ends: Mapping[str, End]) -> str:
@@ -61,109 +57,6 @@ def _words(name: str, step_s: float) -> str:
     return f"the clock of {name} was set {direction} by {span(abs(step_s))}"
 
 
-Where = TypeVar("Where")
-Whose = TypeVar("Whose")
-
-
-class Accounts(Generic[Where, Whose]):
-    """One account of each end that was asked, of each place where it was."""
-
-    def __init__(self, who: Roster, asked: Mapping[Where, Collection[Whose]]) -> None:
-        self._who = who
-        self._asked = asked
-        self._ends: dict[Where, dict[Whose, End]] = {where: {} for where in asked}
-        sizes = (*who.ladder, *who.inside_sizes)
-        self._most: dict[Kind, int] = {
-            (rung.size_bytes, "ladder"): rung.iterations for rung in sizes
-        }
-
-    def keep(self, where: Where, whose: Whose, name: str, seen: Account) -> bool:
-        """Keep one account; False if that end was never asked for it or cannot have seen it."""
-        ends = self._ends.get(where)
-        asked = ends is not None and whose in self._asked[where] and whose not in ends
-        if ends is None or not asked or not fits(seen, self._who.backend, self._most):
-            return False
-        ends[whose] = end(name, seen)
-        return True
-
-
-class Insides(Accounts[str, int]):
-    """One account per rail of every node that was asked; nobody where nodes have one rail."""
-
-    def __init__(self, who: Roster) -> None:
-        super().__init__(who, {n: who.rails_of(n) for n in who.names if who.looks_inside(n)})
-
-    @property
-    def missing(self) -> Iterator[str]:
-        """Nodes of which not all rails have spoken."""
-        return (name for name, ends in self._ends.items() if len(ends) < len(self._asked[name]))
-
-    def take(self, name: str, seen: InsideSeen) -> bool:
-        """Keep one account; False as above."""
-        return self.keep(name, seen.rail, name, seen)
-
-    def samples(self) -> tuple[InsideSamples, ...]:
-        """All that was told."""
-        return tuple(
-            InsideSamples(
-                name,
-                self._who.backend,
-                tuple(map(ends.get, self._asked[name])),
-                () if rails == tuple(range(len(rails))) else rails,
-            )
-            for name, ends in self._ends.items()
-            for rails in (tuple(self._asked[name]),)
-        )
-
-
-class DomainPairs(Accounts["Key", str]):
-    """One account of each end on every rail of every pair over NVLink between nodes."""
-
-    def __init__(self, who: Roster) -> None:
-        pairs = [(at, pair) for at, around in enumerate(who.domain_rounds) for pair in around]
-        asked = {(at, rail, *pair): pair for at, pair in pairs for rail in who.rails_of(*pair)}
-        super().__init__(who, asked)
-
-    @property
-    def missing(self) -> Iterator[str]:
-        """Nodes of which not all accounts are there."""
-        return (
-            n for where, ends in self._ends.items() for n in self._asked[where] if n not in ends
-        )
-
-    def take(self, name: str, seen: DomainSeen) -> bool:
-        """Keep one account; False as above."""
-        return self.keep((seen.round, seen.rail, seen.a, seen.b), name, name, seen)
-
-    def samples(self) -> tuple[PairSamples, ...]:
-        """All that was told."""
-        return tuple(
-            PairSamples(a, b, rail, number, self._who.backend, ends.get(a), ends.get(b))
-            for (number, rail, a, b), ends in self._ends.items()
-        )
-
-
-def fits(seen: Account, backend: str, most: Mapping[Kind, int]) -> bool:
-    """Whether an account can be: each size that was asked for once, no more iterations."""
-    timings = {(timing.size_bytes, timing.phase): timing for timing in seen.timings}
-    return (
-        seen.backend == backend
-        and len(timings) == len(seen.timings)
-        and (seen.state != "measured" or bool(timings))
-        and all(
-            0 < len(timing.times_us) <= most.get(kind, 0)
-            and len(timing.gaps_us) == len(timing.times_us) >= len(timing.resumed)
-            for kind, timing in timings.items()
-        )
-    )
-
-
-def end(name: str, seen: Account) -> End:
-    """One account, as samples keep it."""
-    own = (each for each in End.__struct_fields__ if each != "node")
-    return End(name, **{each: getattr(seen, each) for each in own})
-
-
 _FEW = 64  # only the last stragglers are looked at pair by pair
 
 
@@ -180,9 +73,9 @@ class Collected:
         self.advice: dict[str, str] = {}
         self._words: list[Word] = []
         self._who = who
-        self._most: list[dict[Kind, int]] = []
-        """By round: how many iterations of what were asked for."""
-        self._ends: dict[Key, dict[str, End]] = {}
+        self._rounds = 0
+        """So many are expected, retests included."""
+        self._pairs = PairAccounts(who)
         self._to_come: dict[tuple[int, str, str], int] = {}
         """By round and pair: how many accounts are still to come."""
         self.scheduled = len(who.rounds)
@@ -195,8 +88,9 @@ class Collected:
         self.inside = Insides(who)
         self.logs: dict[tuple[str, int, int], Logged] = {}
         """By node, rail and process."""
-        self.domain = DomainPairs(who)
-        self.told = 0
+        own = iterations((*who.ladder, *who.inside_sizes))
+        self.domain = PairAccounts(who).expect(who, who.domain_rounds, own)
+        self.complete = 0
         """Pairs of which all ends have spoken, on all rails."""
 
     @property
@@ -212,11 +106,11 @@ class Collected:
     @property
     def retesting(self) -> bool:
         """Whether there are rounds beyond the scheduled ones."""
-        return len(self._most) > self.scheduled
+        return self._rounds > self.scheduled
 
     def ask_more(self, who: Roster) -> None:
         """Expect the rounds that `who` has beyond those known so far, measured as it says."""
-        more = who.rounds[len(self._most) :]
+        more = who.rounds[self._rounds :]
         self._who = who
         self.resting.clear()
         self._expect(who, more)
@@ -237,7 +131,7 @@ class Collected:
             or not under_way.isdisjoint(self.domain.missing)
             or any(
                 not ends and a in under_way and b in under_way
-                for (_, _, a, b), ends in self._ends.items()
+                for (_, _, a, b), ends in self._pairs.ends.items()
             )
         )
 
@@ -251,24 +145,21 @@ class Collected:
             return self.domain.take(name, seen)
         return self.inside.take(name, seen)
 
-    def _take_log(self, name: str, said: NcclLog) -> bool:
+    def _take_log(self, name: str, log: NcclLog) -> bool:
         """Of a rail that logs in process after process, the first ones are kept, as last sent."""
-        asked = self._who.keep_logs and said.rail < self._who.rails
-        earlier = sum(one[:2] == (name, said.rail) for one in self.logs)
-        if asked and ((name, said.rail, said.pid) in self.logs or earlier < LOGS_EACH):
-            self.logs[name, said.rail, said.pid] = Logged(name, said.rail, said.text)
+        asked = self._who.keep_logs and log.rail < self._who.rails
+        earlier = sum(one[:2] == (name, log.rail) for one in self.logs)
+        if asked and ((name, log.rail, log.pid) in self.logs or earlier < LOGS_EACH):
+            self.logs[name, log.rail, log.pid] = Logged(name, log.rail, log.text)
         return asked
 
     def _take_pair(self, name: str, seen: PairSeen) -> bool:
-        ends = self._ends.get((seen.round, seen.rail, seen.a, seen.b))
-        if ends is None or name not in (seen.a, seen.b) or name in ends:
+        if not self._pairs.take(name, seen):
             return False
-        if not fits(seen, self._who.backend, self._most[seen.round]):
-            return False
-        ends[name] = end(name, seen)
+        ends = self._pairs.ends[seen.round, seen.rail, seen.a, seen.b]
         self._untidy.append((ends, name))
         self._to_come[seen.round, seen.a, seen.b] -= 1
-        self.told += not self._to_come[seen.round, seen.a, seen.b]
+        self.complete += not self._to_come[seen.round, seen.a, seen.b]
         return True
 
     def tidy(self) -> bool:
@@ -306,10 +197,10 @@ class Collected:
 
         Such a one was held up by partners that had broken off.
         """
-        owing = self._with_open_accounts()
+        unfinished_nodes = self._with_open_accounts()
         for name in names:
             self.lost.add(name)
-            if name in owing:
+            if name in unfinished_nodes:
                 reason = "its agent said nothing more, and did not finish in time"
                 self._words.append(Word(name, "silent", reason))
 
@@ -318,7 +209,7 @@ class Collected:
         off = self.lost | self.stuck
         return {
             name
-            for (_, _, a, b), ends in self._ends.items()
+            for (_, _, a, b), ends in self._pairs.ends.items()
             for name, other in ((a, b), (b, a))
             if name not in ends and other not in off
         }
@@ -332,7 +223,7 @@ class Collected:
         silence = self.silence()
         return tuple(
             PairSamples(a, b, rail, number, self._who.backend, ends.get(a), ends.get(b))
-            for (number, rail, a, b), kept in self._ends.items()
+            for (number, rail, a, b), kept in self._pairs.ends.items()
             if number < self.scheduled or self._counts(kept, unfinished)
             for ends in (self._excused(a, b, kept, silence, unfinished),)
         )
@@ -344,7 +235,9 @@ class Collected:
 
     def unsettled(self) -> tuple[Pairing, ...]:
         """Pairs whose retests were all cut short for lack of time."""
-        again = [(key[2:], ends) for key, ends in self._ends.items() if key[0] >= self.scheduled]
+        again = [
+            (key[2:], ends) for key, ends in self._pairs.ends.items() if key[0] >= self.scheduled
+        ]
         settled = {pair for pair, ends in again if len(ends) == len(pair)}
         left = dict.fromkeys(pair for pair, _ in again if pair not in settled)
         return tuple(left) if self.cut else ()
@@ -353,16 +246,14 @@ class Collected:
         """Who broke off, and who only waited for them."""
         if not self._who.names:  # the time was up before anyone was ready
             return Silence()
-        return explain(
+        ends = (end for kept in self._pairs.ends.values() for end in kept.values())
+        measured = {end.node for end in ends if end.state == "measured"}
+        return who_broke_off(
             self._words,
             nodes=self._who.names,
             host=self._who.host,
-            through=(self.through - self.lost - self.stuck) & self._measured(),
+            through=(self.through - self.lost - self.stuck) & measured,
         )
-
-    def _measured(self) -> set[str]:
-        ends = (end for kept in self._ends.values() for end in kept.values())
-        return {end.node for end in ends if end.state == "measured"}
 
     def _excused(
         self, a: str, b: str, ends: dict[str, End], silence: Silence, unfinished: str
@@ -384,17 +275,13 @@ class Collected:
         return {name: End(node=name, state="not_run", error=error) for name in (a, b)} | good
 
     def _expect(self, who: Roster, rounds: Rounds) -> None:
-        most: dict[Kind, int] = {(r.size_bytes, "ladder"): r.iterations for r in who.ladder}
-        if who.soak is not None:
-            most[who.soak.size_bytes, "soak"] = who.soak.iterations
-        first = len(self._most)
-        for number, around in enumerate(rounds, first):
-            self._most.append(most)
+        most = iterations(who.ladder, who.soak)
+        self._pairs.expect(who, rounds, most, self._rounds)
+        for number, around in enumerate(rounds, self._rounds):
             for a, b in around:
-                rails = who.rails_of(a, b)
-                if rails:
+                if rails := who.rails_of(a, b):
                     self._to_come[number, a, b] = 2 * len(rails)
-                    self._ends.update({(number, rail, a, b): {} for rail in rails})
+        self._rounds += len(rounds)
 
 
 TIME_UP = "the run's time was up before it was measured; give more: --preflight-budget=SECONDS"

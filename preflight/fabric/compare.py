@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.core.statistics import LeaveOut, median, nearest_rank
+from preflight.core.statistics import LeaveOut, grouped, median, nearest_rank
 from preflight.core.text import gbs, size
 from preflight.fabric.measure import (
     Summary,
@@ -42,14 +42,18 @@ class Peers:
 
     def __init__(self, measured: Sequence[tuple[PairSamples, Summary]]) -> None:
         self._measured = measured
-        speeds: dict[int, list[tuple[float, tuple[str, str]]]] = {}
-        times: dict[int, list[tuple[float, tuple[str, str]]]] = {}
-        for pair, summary in measured:
-            for one in summary.sizes:
-                speeds.setdefault(one.size_bytes, []).append((one.busbw_gbs, pair.nodes))
-                times.setdefault(one.size_bytes, []).append((one.p50_us, pair.nodes))
-        self._speeds = {at: LeaveOut(values) for at, values in speeds.items()}
-        self._times = {at: LeaveOut(values) for at, values in times.items()}
+        by_size = grouped(
+            (one.size_bytes, (one, pair.nodes))
+            for pair, summary in measured
+            for one in summary.sizes
+        )
+        self._speeds = {
+            at: LeaveOut((one.busbw_gbs, nodes) for one, nodes in own)
+            for at, own in by_size.items()
+        }
+        self._times = {
+            at: LeaveOut((one.p50_us, nodes) for one, nodes in own) for at, own in by_size.items()
+        }
 
     def busbw(self, pair: PairSamples, size_bytes: int) -> tuple[float | None, str]:
         """GB/s to compare with, and in words which."""

@@ -17,18 +17,21 @@ from msgspec.structs import replace
 from preflight.core.statistics import grouped, median
 from preflight.core.text import gbs
 from preflight.core.thresholds import SHIPPED, Thresholds
-from preflight.fabric.blame import Blame, blames, components
+from preflight.fabric.blame import Blame, components
 from preflight.fabric.compare import PairJudgement, compare
 from preflight.fabric.decoding import find
-from preflight.fabric.decoding.explain import EVENTS, decode
+from preflight.fabric.decoding.culprit import EVENTS
+from preflight.fabric.decoding.hard_failures import decode
 from preflight.fabric.measure import Pair
 from preflight.fabric.node_allreduce import judge_inside
 from preflight.fabric.nvlink_domain import judge_domains
 from preflight.fabric.observed import Observed, observe
+from preflight.fabric.outright_blame import blames
 from preflight.fabric.retest import cleared_by_retests, doubts, without_doubts
 from preflight.fabric.schedule import Pairing, ordered
 from preflight.fabric.socket_fallback import fallback_blames
-from preflight.fabric.statistical_blame import statistical_blames, transient_paths
+from preflight.fabric.statistical_blame import statistical_blames
+from preflight.fabric.transient_paths import transient_paths
 from preflight.facts.boards import natural
 from preflight.facts.burn import Inside, OverNvlink
 from preflight.facts.gpu_users import BUSY_WORD
@@ -37,8 +40,7 @@ from preflight.fleet.nodeset import fold
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from preflight.fabric.decoding.explain import Culprit
-    from preflight.fabric.decoding.parts import Component, Found
+    from preflight.fabric.decoding.culprit import Component, Culprit
     from preflight.fabric.measure import Summary
     from preflight.fabric.samples import Sweep
     from preflight.fleet.model import Host
@@ -82,7 +84,7 @@ def unblamed_troubles(
     sweep: Sweep, names: Sequence[str], pairs: Mapping[Pairing, Pair]
 ) -> dict[Pairing, Pair]:
     """One pair for each node in trouble that no pair condemns: it must not come out ready."""
-    condemned = {
+    blamed = {
         name
         for one in pairs.values()
         if one.bad or one.trouble
@@ -90,7 +92,7 @@ def unblamed_troubles(
         if one.blamed == name or name in one.culprits
     }
     found: dict[Pairing, Pair] = {}
-    for name in (each for each in sweep.troubles if each in names and each not in condemned):
+    for name in (each for each in sweep.troubles if each in names and each not in blamed):
         own = [one for ends, one in pairs.items() if name in ends and ends not in found]
         own.sort(key=lambda one: (bool(one.blamed), one.state != "not_run"))
         other = next((each for each in names if each != name), None)
@@ -121,8 +123,8 @@ def _reasons(culprits: Sequence[str], sweep: Sweep) -> str:
     if len(reasons) == 1 and len(alike) > 1 and set(alike).issuperset(culprits):
         return f"{fold(alike)} were left out: {reasons.pop()}"
     if len(culprits) > 1:
-        said = (f"{name}: {_reason(sweep, name)}" for name in culprits)
-        return f"{' and '.join(culprits)} were left out: {'; '.join(said)}"
+        each = "; ".join(f"{name}: {_reason(sweep, name)}" for name in culprits)
+        return f"{' and '.join(culprits)} were left out: {each}"
     (name,) = culprits
     what = "was left out" if name in sweep.left_out else "fell out of the sweep"
     return f"{name} {what}: {_reason(sweep, name)}"
@@ -176,20 +178,17 @@ def judge_sweep(
     by_pair = grouped((one.nodes, one) for one in seen)
     backends = {pair.nodes: pair.backend for pair in sweep.pairs}
     blamed = _by_pair(found, by_pair, doubted)
-    subtly = {name for one in hidden for name in one.pairs}
+    shown = {pair for one in hidden for pair in one.pairs}
     pairs = {
         ends: _undetermined(
             _pair(
-                rails,
-                backends[ends],
-                _joined(blamed["-".join(ends)]),
-                hidden="-".join(ends) in subtly,
-                doubt=doubted.get("-".join(ends), ""),
+                rails, backends[ends], blamed[ends],
+                hidden=ends in shown, doubt=doubted.get(ends, ""),
             ),
             sweep,
         )
         for ends, rails in by_pair.items()
-    }
+    }  # fmt: skip
     left = left_out(sweep, names, pairs)
     pairs |= {ends: one if one.trouble else _undetermined(one, sweep) for ends, one in left.items()}
     pairs = {ends: _partial(one, sweep) for ends, one in pairs.items()}
@@ -201,39 +200,18 @@ def judge_sweep(
 
 
 def _by_pair(
-    found: Sequence[Blame], tried: Collection[Pairing], doubted: Collection[str]
-) -> dict[str, list[Blame]]:
+    found: Sequence[Blame], tried: Collection[Pairing], doubted: Collection[Pairing]
+) -> dict[Pairing, list[Blame]]:
     """Who is blamed for each pair. One that only showed what its node has anyway is that node's."""
-    blamed: dict[str, list[Blame]] = {"-".join(ends): [] for ends in tried}
+    blamed: dict[Pairing, list[Blame]] = {ends: [] for ends in tried}
     for one in found:
-        for name in one.pairs:
-            blamed.setdefault(name, []).append(one)
+        for ends in one.pairs:
+            blamed.setdefault(ends, []).append(one)
     for ends in tried:
-        own = blamed["-".join(ends)]
-        if "-".join(ends) not in doubted and all(one.kind == "systemic" for one in own):
+        own = blamed[ends]
+        if ends not in doubted and all(one.kind == "systemic" for one in own):
             own += [one for one in found if not set(ends).isdisjoint(one.nodes)]
     return blamed
-
-
-def _joined(found: Sequence[Blame]) -> Blame | None:
-    """Both culprits of a pair, and a shared cause in place of advice to drain so many."""
-    own = [one for one in found if one.kind != "systemic"]
-    shared = next((one for one in found if one.kind == "systemic"), None)
-    if not own:
-        return None
-    sentences = [one.sentence for one in own] + ([shared.sentence] if shared else [])
-    return replace(
-        own[0],
-        component=components(own),
-        sentence="; ".join(dict.fromkeys(sentences)),
-        advice=shared.advice if shared else "; ".join(dict.fromkeys(one.advice for one in own)),
-        culprits=_together(one.nodes for one in own) if len(own) > 1 else own[0].culprits,
-        suspects=_together(one.suspects for one in own),
-    )
-
-
-def _together(several: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for names in several for name in names))
 
 
 def _partial(pair: Pair, sweep: Sweep) -> Pair:
@@ -268,10 +246,10 @@ _AS_SEEN = (
 def _pair(
     rails: Sequence[PairJudgement],
     backend: str,
-    found: Blame | None,
+    blamed: Sequence[Blame],
     *,
-    hidden: bool = False,
-    doubt: str = "",
+    hidden: bool,
+    doubt: str,
 ) -> Pair:
     """The worst rail stands for the pair."""
     steady = [one for one in rails if not (one.once or one.hung_once)] or rails
@@ -288,22 +266,29 @@ def _pair(
         note=next((f"slow once: {gbs(one.busbw_gbs or 0.0)}" for one in rails if one.once), ""),
         short=worst.how_far if worst.short else "",
     )
-    if found is None or not (worst.bad or hidden):
+    own = [one for one in blamed if one.kind != "systemic"]
+    if not own or not (worst.bad or hidden):
         past = bool(worst.bypass)
         return replace(pair, advice=_PAST_NICS if past else "", trouble=past, doubt=doubt)
+    # A shared cause stands in place of advice to drain so many.
+    shared = [one for one in blamed if one.kind == "systemic"][:1]
+    sentences = dict.fromkeys(one.sentence for one in (*own, *shared))
     return replace(
         pair,
-        blamed=found.component,
-        why="; ".join(filter(None, (found.sentence, doubt))),
-        advice=found.advice,
-        culprits=found.culprits,
-        suspects=found.suspects,
-        events=0 if worst.bad else found.events,
-        operations=0 if worst.bad else found.operations,
+        blamed=components(one.component for one in own),
+        why="; ".join(filter(None, (*sentences, doubt))),
+        advice="; ".join(dict.fromkeys(one.advice for one in shared or own)),
+        culprits=_together(one.nodes for one in own) if len(own) > 1 else own[0].culprits,
+        suspects=_together(one.suspects for one in own),
+        events=0 if worst.bad else own[0].events,
+        operations=0 if worst.bad else own[0].operations,
     )
 
 
-_OF_A_NODE = ("node", "endpoint")
+def _together(several: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for names in several for name in names))
+
+
 _SHIFTS = ("slow", "latency")
 _BY_LOSS = ("hung", "error")
 _FAILURES = ("hung", "no_connect", "broken")
@@ -317,7 +302,7 @@ class _Named(NamedTuple):
     blames: tuple[Blame, ...]
     hidden: tuple[Blame, ...]
     """Of those what a pair by itself need not show."""
-    doubted: dict[str, str]
+    doubted: dict[Pairing, str]
     """By pair: why."""
 
 
@@ -333,44 +318,46 @@ def _named(
     Each is left out where one before it accounts for it; an outright finding also where it only
     shows what the samples prove of a node. Paths that were bad for a while come last.
     """
-    found = find(observed, limit).found
+    proven = find(observed, limit).culprits
     steady = [one for one in seen if one.state != "corrupt"]
-    outright = [one for one in decode(steady, sweep.troubles) if not _slow_anyway(one, seen, found)]
+    outright = decode(steady, sweep.troubles)
+    outright = tuple(one for one in outright if not _slow_anyway(one, seen, proven))
     fallen = fallback_blames(sweep, hosts)
-    plain = blames(outright, seen, sweep, [host.name for host in hosts], found)
+    plain = blames(outright, seen, sweep, [host.name for host in hosts], proven)
     doubted = doubts(plain, seen, sweep)
     gross = _under_their_causes(fallen, without_doubts(plain, doubted))
     left = [
         one
-        for one in found
+        for one in proven
         if one.symptom not in _FAILURES and not _blamed_already(one, (*gross, *plain))
     ]
-    subtle = statistical_blames(left, found, observed, seen)
+    subtle = statistical_blames(left, proven, observed, seen)
     unsure = doubts(subtle, seen, sweep)
     hidden = without_doubts(subtle, unsure)
-    named = {name for one in (*gross, *hidden) for name in (one.component, *one.pairs)}
-    hidden += transient_paths(seen, observed, named, limit)
+    hidden += list(transient_paths(seen, observed, (*gross, *hidden), limit))
     return _Named((*gross, *hidden), (*fallen, *hidden), doubted | unsure)
 
 
-def _slow_anyway(culprit: Culprit, seen: Sequence[PairJudgement], found: Sequence[Found]) -> bool:
+def _slow_anyway(
+    culprit: Culprit, seen: Sequence[PairJudgement], proven: Sequence[Culprit]
+) -> bool:
     """Whether nodes that are named anyway account for it; a pair kept apart takes more."""
-    if culprit.kind == "node":
+    if culprit.node:
         return False
     own = [one for one in seen if one.bad and one.nodes in culprit.pairs]
     own = [one for one in own if one.state != "corrupt"]
-    return all(any(_explains(each, one, seen) for each in found) for one in own)
+    return all(any(_explains(each, one, seen) for each in proven) for one in own)
 
 
-def _explains(found: Found, row: PairJudgement, seen: Sequence[PairJudgement]) -> bool:
-    part = found.named
-    if part is None or part.kind not in _OF_A_NODE or part.nodes[0] not in row.nodes:
+def _explains(culprit: Culprit, row: PairJudgement, seen: Sequence[PairJudgement]) -> bool:
+    part = culprit.component
+    if part is None or culprit.node not in row.nodes:
         return False
-    if found.symptom in EVENTS:
+    if culprit.symptom in EVENTS:
         return bool(row.slow) or row.state in _BY_LOSS
-    if found.symptom not in _SHIFTS or part.rail not in (None, row.rail):
+    if culprit.symptom not in _SHIFTS or part.rail not in (None, row.rail):
         return False
-    return bool(row.slow) and row.nodes in found.pairs and not _worse(row, part, seen)
+    return bool(row.slow) and row.nodes in culprit.pairs and not _worse(row, part, seen)
 
 
 def _worse(row: PairJudgement, part: Component, seen: Sequence[PairJudgement]) -> bool:
@@ -397,14 +384,14 @@ def _times_slower(one: PairJudgement, how: str) -> float | None:
     return more / less if more and less else None
 
 
-def _blamed_already(one: Found, known: Sequence[Blame]) -> bool:
+def _blamed_already(one: Culprit, known: Sequence[Blame]) -> bool:
     """Whether everybody whom it may mean is blamed already, with a grosser sentence."""
-    names = {name for blame in known for name in (blame.component, *blame.culprits)}
-    if one.named is None and one.symptom != "corrupt":
+    names = {name for blame in known for name in (blame.node, *blame.culprits)}
+    if one.component is None and one.symptom != "corrupt":
         names.update(name for blame in known for name in blame.suspects)
     pairs = {pair for blame in known for pair in blame.pairs}
     return all(
-        (part.kind == "path" and "-".join(part.nodes) in pairs) or names.issuperset(part.nodes)
+        (part.kind == "path" and part.nodes in pairs) or names.issuperset(part.nodes)
         for part in one.among
     )
 
@@ -416,6 +403,6 @@ def _under_their_causes(causes: Sequence[Blame], effects: Sequence[Blame]) -> tu
     for cause in causes:
         own = [one for one in left if set(one.pairs) <= set(cause.pairs)]
         left = [one for one in left if one not in own]
-        said = [one.sentence for one in own if one.component == cause.component]
-        found.append(replace(cause, sentence="; ".join([cause.sentence, *said])))
+        same = [one.sentence for one in own if one.component == cause.component]
+        found.append(replace(cause, sentence="; ".join([cause.sentence, *same])))
     return (*found, *left)

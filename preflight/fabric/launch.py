@@ -202,8 +202,8 @@ class _Stage:
 
     def _await_store(self, host: str) -> int | None:
         patience = time.monotonic() + min(self._cut.left_s, _STORE_S)
-        while (said := self.agents.next(patience - time.monotonic())) is not None:
-            name, event = said
+        while (message := self.agents.next(patience - time.monotonic())) is not None:
+            name, event = message
             if name == host and isinstance(event, Store):
                 return event.port
             if name in self._nodes.ready:  # nobody else was asked anything, so this is its end
@@ -228,15 +228,15 @@ class _Stage:
         quiet_s = self._plan.start_s + limits.init_s + 2 * limits.barrier_s + _MARGIN_S
         patience = time.monotonic() + quiet_s
         while waiting := collected.waiting():
-            self._progress(collected.told, collected.expected, waiting)
+            self._progress(collected.complete, collected.expected, waiting)
             if self.agents.quiet() and not self._cut.time_is_up() and collected.tidy():
                 continue
-            said = self.agents.next(min(patience - time.monotonic(), self._cut.left_s))
-            if said is None:
+            message = self.agents.next(min(patience - time.monotonic(), self._cut.left_s))
+            if message is None:
                 if not self._cut.time_is_up():
                     collected.give_up(waiting)
                 return
-            name, event = said[0], self._agreed.held_to(said[1], who)
+            name, event = message[0], self._agreed.held_to(message[1], who)
             if isinstance(event, PairSeen) and event.state != "not_run":
                 self._pace.saw(event.round, time.monotonic())
             if not self._cut.our_fault(event):
@@ -282,7 +282,7 @@ class _Stage:
             return _STORELESS_S
         if not collected.through - collected.stuck:
             # Who failed to meet the others waited about as long as they will, unless some have met.
-            return plan.start_s if collected.stuck and not collected.told else None
+            return plan.start_s if collected.stuck and not collected.complete else None
         if collected.open():
             more = len(who.domain_rounds)
             rest_s = limits.barrier_s * (1 + who.inside + more)

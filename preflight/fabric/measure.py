@@ -16,7 +16,7 @@ from preflight.core.text import first_few, gbs, size
 from preflight.fabric.samples import PairState
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from preflight.fabric.samples import End, PairSamples, Timing
 
@@ -100,7 +100,11 @@ def busbw_gbs(size_bytes: int, seconds: float, ranks: int = 2) -> float:
 def summarise(pair: PairSamples) -> Summary:
     """Join both ends' accounts."""
     way = bypass(pair)
-    error = f"its data went over {way}, which measures no NIC" if way else _said(pair.ends)
+    error = (
+        f"its data went over {way}, which measures no NIC"
+        if way
+        else errors_words({end.node: end.error for end in pair.ends})
+    )
     return Summary(joint_state(pair), _sizes(pair.first, pair.second), error)
 
 
@@ -144,12 +148,12 @@ def lost_words(lost: Sequence[str]) -> str:
     return f"{own} lost, which is no reason against anybody: run again"
 
 
-def _said(ends: Sequence[End]) -> str:
-    """What the ends said went wrong, by whom; once, where both say the same."""
-    errors = {end.node: end.error for end in ends if end.error}
-    if len(errors) > 1 and len(set(errors.values())) == 1:
-        return next(iter(errors.values()))
-    return "; ".join(f"{node}: {error}" for node, error in errors.items())
+def errors_words(errors: Mapping[str, str]) -> str:
+    """What went wrong by each end's account, where it has any; once, where both say the same."""
+    known = {node: error for node, error in errors.items() if error}
+    if len(known) > 1 and len(set(known.values())) == 1:
+        return next(iter(known.values()))
+    return "; ".join(f"{node}: {error}" for node, error in known.items())
 
 
 def _sizes(first: End | None, second: End | None) -> tuple[SizeSummary, ...]:
@@ -291,7 +295,7 @@ class Silence(Struct, frozen=True):
     """Node name → for whom it waited, in words."""
 
 
-def explain(
+def who_broke_off(
     words: Iterable[Word], *, nodes: Collection[str], host: str, through: Collection[str]
 ) -> Silence:
     """Tell culprits from victims, given the words in the order in which they arrived.
@@ -299,11 +303,11 @@ def explain(
     `host` hosts the store: after its loss, others can only fail. `through` are the nodes that
     measured and finished: where there are any, who is missing was held up by nobody else.
     """
-    heard = _heard(words, host)
-    own = {name: word.reason for name, word in heard.items() if word.own}
-    rest = {name: word for name, word in heard.items() if not word.own}
+    words_by_node = _one_word_each(words, host)
+    own = {name: word.reason for name, word in words_by_node.items() if word.own}
+    rest = {name: word for name, word in words_by_node.items() if not word.own}
     silent = {name: word.reason for name, word in rest.items() if word.kind == "silent"}
-    if through and heard.get(host, _FINE).kind != "gone":
+    if through and words_by_node.get(host, _FINE).kind != "gone":
         own |= {name: silent.get(name, _ALONE) for name in rest}
     elif not own and silent.keys() != set(nodes):
         own = silent
@@ -313,16 +317,16 @@ def explain(
 _FINE = Word("", "said", "")
 
 
-def _heard(words: Iterable[Word], host: str) -> dict[str, Word]:
+def _one_word_each(words: Iterable[Word], host: str) -> dict[str, Word]:
     """One word of each node: its first, unless a later one says more of the node itself."""
-    heard: dict[str, Word] = {}
+    words_by_node: dict[str, Word] = {}
     for word in words:
-        known = heard.get(word.node)
-        storeless = heard.get(host, _FINE).kind == "gone" and word.kind == "said"
+        known = words_by_node.get(word.node)
+        storeless = words_by_node.get(host, _FINE).kind == "gone" and word.kind == "said"
         this = Word(word.node, "silent", word.reason) if storeless else word
         if known is None or (this.own and not known.own):
-            heard[word.node] = this
-    return heard
+            words_by_node[word.node] = this
+    return words_by_node
 
 
 def _for_whom(culprits: Collection[str]) -> str:

@@ -304,13 +304,14 @@ def _missing(name: str, samples: InsideSamples | None, sweep: Sweep) -> Inside |
     if whole:
         return None
     if name in sweep.troubles:
-        said, advice = sweep.troubles[name], sweep.advice.get(name, "")
-        out = f"{name} fell out of the sweep: {said}"
-        return Inside(state="trouble", rails=rails, reason=out, advice=advice)
+        out, advice = (
+            f"{name} fell out of the sweep: {sweep.troubles[name]}",
+            sweep.advice.get(name),
+        )
+        return Inside(state="trouble", rails=rails, reason=out, advice=advice or "")
     if name in sweep.left_out:
         return Inside(state="not_run", rails=rails, reason=sweep.left_out[name])
-    if name in sweep.waited or sweep.unfinished:
-        why = sweep.waited.get(name) or sweep.unfinished
+    if why := sweep.waited.get(name) or sweep.unfinished:
         return Inside(state="not_run", rails=rails, reason=why, stopped=True)
     return Inside(state="one_rail") if samples is None else None
 
@@ -348,39 +349,39 @@ def _judged(
 
 def _broken(plain: Inside, own: Measured, samples: InsideSamples) -> Inside:
     """It came to no result: the rail that says so of itself, else the node."""
-    said = {
+    errors = {
         rail: _NEVER if end is None else end.error
         for rail, end in samples.numbered.items()
         if end is None or end.state != "measured"
     }
-    guilty = _guilty(said, own.state)
-    told = next((rail for rail in guilty if rail in said), next(iter(said)))
+    guilty = _guilty(errors, own.state)
+    first = next((rail for rail in guilty if rail in errors), next(iter(errors)))
     if own.state == "corrupt":
         what, advice = "sums came out wrong", _CORRUPT
     else:
-        known = advice_on(own.name, said[told]) if guilty else ""
+        known = advice_on(own.name, errors[first]) if guilty else ""
         did, advice = ("broke off", known) if known else (_DID[own.state], _STUCK)
         what = f"the all-reduce among its {own.rails} rails {did}"
     named = guilty if len(guilty) < own.rails else []
     where = f" on {_rails(named, own.backend)} of {own.name}" if named else ""
-    reason = f"{_rails([told], own.backend)}: {said[told]}"
+    reason = f"{_rails([first], own.backend)}: {errors[first]}"
     return replace(
         plain, reason=reason, why=f"{what}{where} ({reason})", advice=advice.format(own.name)
     )
 
 
-def _guilty(said: Mapping[int, str], state: str) -> list[int]:
+def _guilty(errors: Mapping[int, str], state: str) -> list[int]:
     """The rails at fault by what all of them say, the surest sign first; none: nobody can say."""
     if state == "corrupt":
-        return [rail for rail, error in said.items() if "WRONG" in error] or list(said)
+        return [rail for rail, error in errors.items() if "WRONG" in error] or list(errors)
     signs = [
-        [rail for rail, error in said.items() if error == _NEVER],
+        [rail for rail, error in errors.items() if error == _NEVER],
         *(
-            [rail for rail, error in said.items() if words in error]
+            [rail for rail, error in errors.items() if words in error]
             for words in (*OWN_CAUSES, _STOPPED, STOOD_STILL)
         ),
-        [rail for rail, error in said.items() if _failed_itself(error)],
-        sorted({int(m[1]) for error in said.values() if (m := _AWAITED(error))}),
+        [rail for rail, error in errors.items() if _failed_itself(error)],
+        sorted({int(m[1]) for error in errors.values() if (m := _AWAITED(error))}),
     ]
     return next((rails for rails in signs if rails), [])
 

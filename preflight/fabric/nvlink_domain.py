@@ -112,8 +112,7 @@ def _missing(
     )
     if name in met and (not cut or any(_wrong(name, one) for one in chain(*met[name].values()))):
         return None
-    if name in sweep.waited or sweep.unfinished:
-        why = sweep.waited.get(name) or sweep.unfinished
+    if why := sweep.waited.get(name) or sweep.unfinished:
         return replace(plain, state="not_run", reason=why, stopped=True)
     return plain
 
@@ -123,16 +122,16 @@ def _met(sweep: Sweep, limit: Thresholds) -> dict[str, dict[int, list[_Met]]]:
     found: dict[str, dict[int, list[_Met]]] = {}
     for pair in sweep.domain:
         ends = {pair.a: pair.first, pair.b: pair.second}
-        said = {name: end for name, end in ends.items() if end is not None}
-        if not said or _cut(pair, sweep):
+        reported = {name: end for name, end in ends.items() if end is not None}
+        if not reported or _cut(pair, sweep):
             continue
         both = InsideSamples(f"{pair.a}-{pair.b}", pair.backend, (pair.first, pair.second))
         measured = measure_inside(both, limit)
         if measured.state == "not_run":
             continue
         for name, partner in (pair.nodes, (pair.b, pair.a)):
-            own = said[name].error if name in said else "it never reported"
-            other = said[partner].error if partner in said else "it never reported"
+            own = reported[name].error if name in reported else "it never reported"
+            other = reported[partner].error if partner in reported else "it never reported"
             error = f"{name}: {own}" if own else f"{partner}: {other}" if other else ""
             fault = "MNNVL" in own and "MNNVL" not in other
             one = _Met(partner, measured, error, fault)
@@ -172,7 +171,7 @@ def _judged(
         best_gbs=top.best_gbs if top else None,
         peers_gbs=peers_gbs,
     )
-    with_whom = " and ".join(one.partners)
+    partners = " and ".join(one.partners)
     if wrong:
         why = f"sums over NVLink with {best.partner} came out wrong on GPU {rail} ({best.error})"
         return replace(one, why=why, advice=_CORRUPT.format(name), proven=True)
@@ -181,7 +180,7 @@ def _judged(
     if one.state == "broken":
         state = best.measured.state
         did = {"hung": "hung", "corrupt": "came out wrong"}.get(state, "did not come about")
-        why = f"the all-reduce of GPU {rail} over NVLink with {with_whom} {did} ({best.error})"
+        why = f"the all-reduce of GPU {rail} over NVLink with {partners} {did} ({best.error})"
         return replace(one, why=why, advice=_BROKEN.format(name))
     if not best.best_gbs:
         why = f"{_reached(one)}, not over NVLink, which joins the {one.nodes} nodes of its domain"

@@ -201,9 +201,6 @@ STOOD_STILL = "its measuring process stood still"
 _DIED = ("its measuring process was killed by", "its measuring process ended by itself")
 _STOPPED = "it was stopped by a signal"
 
-BETWEEN_WAYS = " / "
-"""Stands between what carried either end, where they differ."""
-
 
 class StallTotal(Struct, frozen=True, array_like=True):
     """How often and for how long at most one end stood still in a pair."""
@@ -213,6 +210,16 @@ class StallTotal(Struct, frozen=True, array_like=True):
     most_ms: float
 
 
+class EndResult(Struct, frozen=True):
+    """What one end said of a pair on one rail in one round, besides its times."""
+
+    error: str = ""
+    moved: tuple[Moved, ...] = ()
+    net: str = ""
+    """What carried it."""
+    stood: tuple[StallTotal, ...] = ()
+
+
 class PairResult(Meeting, frozen=True, kw_only=True):
     """What became of one pair on one rail in one round, besides its times."""
 
@@ -220,13 +227,22 @@ class PairResult(Meeting, frozen=True, kw_only=True):
     """The worse of both ends'."""
     stood_still: str = ""
     """The one end whose own measuring process hung or died; the other merely lost its partner."""
-    error: str = ""
-    moved_a: tuple[Moved, ...] = ()
-    moved_b: tuple[Moved, ...] = ()
-    net: str = ""
-    """What carried it; both ends' where they differ: "NET/IB mlx5_3 / NET/Socket"."""
-    stood_a: tuple[StallTotal, ...] = ()
-    stood_b: tuple[StallTotal, ...] = ()
+    lost: tuple[str, ...] = ()
+    """The ends whose account of it was lost, which is why it was not judged."""
+    first: EndResult = EndResult()
+    second: EndResult = EndResult()
+
+    def end(self, name: str) -> EndResult:
+        """What that node said."""
+        return self.first if name == self.a else self.second
+
+    @property
+    def error(self) -> str:
+        """What went wrong, in words, by each end's account."""
+        if self.lost:
+            return lost_words(self.lost)
+        ends = (self.a, self.first.error), (self.b, self.second.error)
+        return "; ".join(f"{name}: {error}" for name, error in ends if error)
 
     @property
     def bad(self) -> bool:
@@ -292,15 +308,18 @@ def _tried(pair: PairSamples, lost: tuple[str, ...]) -> PairResult:
         *pair.turn,
         state="not_run" if lost else joint_state(pair),
         stood_still=failed_by_itself(pair),
-        error=lost_words(lost)
-        if lost
-        else "; ".join(dict.fromkeys(f"{end.node}: {end.error}" for end in pair.ends if end.error)),
-        moved_a=_moved(pair.first),
-        moved_b=_moved(pair.second),
-        net=BETWEEN_WAYS.join(dict.fromkeys(end.net for end in pair.ends if end.net)),
-        stood_a=_stood(pair.first),
-        stood_b=_stood(pair.second),
+        lost=lost,
+        first=_besides_times(pair.first),
+        second=_besides_times(pair.second),
     )
+
+
+def _besides_times(end: End | None) -> EndResult:
+    if end is None:
+        return EndResult()
+    stalls = grouped((one.what, one.ms) for one in end.stalls)
+    stood = tuple(StallTotal(what, len(each), max(each)) for what, each in stalls.items())
+    return EndResult(end.error, end.moved, end.net, stood)
 
 
 def failed_by_itself(pair: PairSamples) -> str:
@@ -321,12 +340,3 @@ def _waited(end: End, pair: PairSamples) -> bool:
     fine = other is not None and other.state == "measured"
     known = fine or _STOPPED in end.error
     return pair.backend == "nccl" and STOOD_STILL in end.error and not known
-
-
-def _moved(end: End | None) -> tuple[Moved, ...]:
-    return end.moved if end is not None else ()
-
-
-def _stood(end: End | None) -> tuple[StallTotal, ...]:
-    found = grouped((one.what, one.ms) for one in (end.stalls if end is not None else ()))
-    return tuple(StallTotal(what, len(each), max(each)) for what, each in found.items())

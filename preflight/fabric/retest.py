@@ -21,8 +21,8 @@ from preflight.core.text import first_few
 from preflight.core.thresholds import SHIPPED
 from preflight.fabric.compare import compare
 from preflight.fabric.decoding import find
-from preflight.fabric.decoding.explain import decode
-from preflight.fabric.decoding.parts import Component
+from preflight.fabric.decoding.culprit import OF_A_NODE
+from preflight.fabric.decoding.hard_failures import decode
 from preflight.fabric.observed import observe
 from preflight.fabric.roster import budget
 from preflight.fabric.schedule import ordered
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from preflight.fabric.blame import Blame
     from preflight.fabric.compare import PairJudgement
     from preflight.fabric.decoding import Findings
+    from preflight.fabric.decoding.culprit import Component
     from preflight.fabric.observed import Observed
     from preflight.fabric.plan import Budget, SweepPlan
     from preflight.fabric.roster import Roster
@@ -95,15 +96,13 @@ def slow_parts(sweep: Sweep) -> list[Component]:
     """
     seen = compare(sweep, (), thresholds=SHIPPED)
     slow = {one.nodes for one in seen if one.slow}
-    parts: list[Component] = []
-    for culprit in decode(seen, sweep.troubles):
-        if not set(culprit.pairs) <= slow:
-            continue
-        if culprit.kind == "path":
-            parts.append(Component.of("path", culprit.among))
-        elif culprit.kind == "unresolved":
-            parts += [Component.of("node", (name,)) for name in culprit.among]
-    return parts
+    return [
+        part
+        for one in decode(seen, sweep.troubles)
+        if not one.node and set(one.pairs) <= slow
+        for part in one.among
+        if part.kind == ("path" if one.component else "node")
+    ]
 
 
 def cleared_by_retests(
@@ -117,8 +116,8 @@ def cleared_by_retests(
         return tuple(seen)
     again = grouped((one.path, one.good) for one in seen if one.round >= observed.retested)
     moved = counters_again(observed)
-    acquitted = {path for path, good in again.items() if path not in moved and all(good)}
-    return tuple(_taken_back(one) if one.path in acquitted else one for one in seen)
+    cleared = {path for path, good in again.items() if path not in moved and all(good)}
+    return tuple(_taken_back(one) if one.path in cleared else one for one in seen)
 
 
 def counters_again(observed: Observed) -> dict[tuple[str, str, int], dict[str, None]]:
@@ -126,7 +125,7 @@ def counters_again(observed: Observed) -> dict[tuple[str, str, int], dict[str, N
     again = {one.path for one in observed.tried if 0 < observed.retested <= one.round}
     moved: dict[tuple[str, str, int], dict[str, None]] = {}
     for one in observed.tried:
-        for each in (*one.moved_a, *one.moved_b):
+        for each in (*one.first.moved, *one.second.moved):
             if one.path in again and each.proves:
                 moved.setdefault(one.path, {})[each.name] = None
     return moved
@@ -162,8 +161,8 @@ def suspects(sweep: Sweep) -> Rounds:
         return ()
     open_ones = [
         part
-        for one in findings.found
-        if one.named is None and one.symptom in _SUBTLE
+        for one in findings.culprits
+        if one.component is None and one.symptom in _SUBTLE
         for part in one.among
     ]
     wanted = list(dict.fromkeys([*open_ones, *findings.doubted]))
@@ -186,10 +185,10 @@ def _named_once(findings: Findings, observed: Observed) -> list[Component]:
     """
     paths = [
         part
-        for one in findings.found
+        for one in findings.culprits
         if one.symptom in _LASTING
         for part in one.among
-        if part.kind == "path" and (one.named is not None or one.symptom == "hung")
+        if part.kind == "path" and (one.component is not None or one.symptom == "hung")
     ]
     rounds: dict[frozenset[str], set[int]] = {frozenset(part.nodes): set() for part in paths}
     for each in observed.tried:
@@ -224,7 +223,7 @@ def _with_room(rounds: Rounds, paths: Sequence[Pairing]) -> Rounds:
 def _pairs(part: Component, cleared: Sequence[str], nodes: Sequence[str]) -> Iterator[Pairing]:
     if part.kind == "path":
         yield from [_path(part, nodes)] * PARTNERS
-    elif part.kind in ("node", "endpoint"):
+    elif part.kind in OF_A_NODE:
         # Spread over the fleet, so that not all suspects want the same partners.
         at = nodes.index(part.nodes[0])
         turned = sorted(cleared, key=lambda name: (nodes.index(name) - at) % len(nodes))
@@ -265,37 +264,34 @@ def unsettled_words(sweep: Sweep) -> str:
     names = [f"{a}-{b}" for a, b in sweep.unsettled]
     if not names:
         return ""
-    told = first_few(names, MOST)
-    return f"not measured again for lack of time: {told}; give --preflight-budget=SECONDS"
+    listed = first_few(names, MOST)
+    return f"not measured again for lack of time: {listed}; give --preflight-budget=SECONDS"
 
 
-def doubts(blames: Iterable[Blame], seen: Sequence[PairJudgement], sweep: Sweep) -> dict[str, str]:
+def doubts(
+    blames: Iterable[Blame], seen: Sequence[PairJudgement], sweep: Sweep
+) -> dict[Pairing, str]:
     """By pair: why a path that was slow in its only round cannot be judged."""
     slow = [one for one in blames if one.kind == "path" and not one.events]
-    readings: dict[str, list[PairJudgement]] = {name: [] for one in slow for name in one.pairs}
+    readings: dict[Pairing, list[PairJudgement]] = {ends: [] for one in slow for ends in one.pairs}
     for each in seen:
-        if each.name in readings and each.state != "not_run":
-            readings[each.name].append(each)
-    waiting = {f"{a}-{b}" for a, b in sweep.unsettled}
-    found: dict[str, str] = {}
+        if each.nodes in readings and each.state != "not_run":
+            readings[each.nodes].append(each)
+    found: dict[Pairing, str] = {}
     for one in slow:
-        own = [each for name in one.pairs for each in readings[name]]
+        own = [each for ends in one.pairs for each in readings[ends]]
         own = [each for each in own if one.rail in (None, each.rail)]
         sizes = [size for each in own for size in each.summary.sizes[-1:]]
-        if sizes and _only_slow(own):
-            why = "no time to look again" if waiting.issuperset(one.pairs) else "not measured again"
+        # Nothing else is wrong with it, and all that is known of it is of one round.
+        once = len({each.round for each in own}) == 1
+        if sizes and once and all(each.state == "measured" for each in own):
+            waiting = set(sweep.unsettled).issuperset(one.pairs)
+            why = "no time to look again" if waiting else "not measured again"
             often = f"slow once in {sizes[0].iterations} operations"
             found |= dict.fromkeys(one.pairs, f"{often}, {why}: {one.sentence}")
     return found
 
 
-def without_doubts(blames: Iterable[Blame], doubted: Collection[str]) -> list[Blame]:
+def without_doubts(blames: Iterable[Blame], doubted: Collection[Pairing]) -> list[Blame]:
     """Those that are no mere doubt about a path."""
-    out = frozenset(doubted)
-    return [one for one in blames if one.kind != "path" or out.isdisjoint(one.pairs)]
-
-
-def _only_slow(readings: Sequence[PairJudgement]) -> bool:
-    """Whether nothing else is wrong with a path, and all that is known of it is of one round."""
-    once = len({each.round for each in readings}) == 1
-    return once and all(each.state == "measured" for each in readings)
+    return [one for one in blames if one.kind != "path" or set(doubted).isdisjoint(one.pairs)]

@@ -300,11 +300,11 @@ def go_order(
         "inside": who.looks_inside(name),
         "inside_sizes": [_rung(rung) for rung in who.inside_sizes],
         "keep_log": who.keep_logs,
-        "condemn": _condemn(who.backend) if plan.stop_early else None,
+        "condemn": _stop_early(who.backend) if plan.stop_early else None,
     }
 
 
-def _condemn(backend: str) -> list[float]:
+def _stop_early(backend: str) -> list[float]:
     """Spikes of what length, how often is usual and how often is not, and the evidence wanted.
 
     As Wald's sequential test has it: ten times as often as usual, wrongly in 1 of a million sizes,

@@ -103,15 +103,15 @@ class End(Struct, frozen=True):
 
     node: str
     state: PairState
-    timings: tuple[Timing, ...] = ()
+    timings: Annotated[tuple[Timing, ...], Meta(max_length=64)] = ()
     error: str = ""
     started_s: float = 0.0
     """Wall clock of that node when it met its partner (or gave up)."""
-    setup_ms: float = 0.0
-    moved: tuple[Moved, ...] = ()
-    unread: str = ""
+    setup_ms: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+    moved: Annotated[tuple[Moved, ...], Meta(max_length=64)] = ()
+    unread: Annotated[str, Meta(max_length=512)] = ""
     """Which counters were not read, or are tied to no rail, and why; nothing where all were."""
-    net: str = ""
+    net: Annotated[str, Meta(max_length=120, pattern=r"^[ -~]*\Z")] = ""
     """What carried it, as the library itself says: "tcp eth0", "NET/IB mlx5_3", "NET/Socket"."""
     stepped_s: Annotated[float, Meta(ge=-1e12, le=1e12)] = 0.0
     """How far that node's wall clock was set since its pair before (durations do not go by it)."""
@@ -141,6 +141,10 @@ class Meeting(Struct, frozen=True):
     def turn(self) -> tuple[str, str, int, int]:
         """What tells it from all others."""
         return self.a, self.b, self.rail, self.round
+
+    def partner(self, name: str) -> str:
+        """The other end."""
+        return self.a if name == self.b else self.b
 
     @property
     def name(self) -> str:

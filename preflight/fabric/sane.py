@@ -26,9 +26,9 @@ def within(where: str, what: str, value: int, most: int) -> None:
         raise absurd(where, f"{what} {value}", f"it is between 0 and {most}")
 
 
-def absurd(where: str, said: str, instead: str) -> UsageError:
+def absurd(where: str, what: str, instead: str) -> UsageError:
     """The refusal, to be raised."""
-    return UsageError(f"{where}: {said}; {instead}")
+    return UsageError(f"{where}: {what}; {instead}")
 
 
 _SIZE = 1 << 50
@@ -45,27 +45,27 @@ def refuse_ladder(ladder: Sequence[Ladder]) -> None:
         if not 1 <= one.size_bytes <= _SIZE:
             raise absurd(where, f"a size of {one.size_bytes} bytes", "correct size_bytes")
         if one.iterations < 1 or one.warmup < 0:
-            said = f"{one.warmup} warm-ups and {one.iterations} iterations"
-            raise absurd(where, said, "correct them")
+            what = f"{one.warmup} warm-ups and {one.iterations} iterations"
+            raise absurd(where, what, "correct them")
 
 
 def refuse_end(where: str, end: End, name: str, partner: str = "") -> None:
     """Hold an end to whose account it must be; UsageError that names the place and a way out."""
     if end.node != name:
-        said = f"it is the account of {end.node[:60]!a}, not of {name}"
+        what = f"it is the account of {end.node[:60]!a}, not of {name}"
         both = end.node == partner
-        raise absurd(where, said, "swap them" if both else "correct node, or leave the entry out")
+        raise absurd(where, what, "swap them" if both else "correct node, or leave the entry out")
     if not 0 <= end.started_s <= _LATEST_S:
-        said = f"it started at {end.started_s:g} s"
-        raise absurd(where, said, "correct started_s: seconds since 1970")
+        what = f"it started at {end.started_s:g} s"
+        raise absurd(where, what, "correct started_s: seconds since 1970")
     kinds = [(timing.size_bytes, timing.phase) for timing in end.timings]
     if len(set(kinds)) < len(kinds):
         raise absurd(f"{where}.timings", "a size stands twice", "leave one of them out")
     for number, timing in enumerate(end.timings):
         place = f"{where}.timings[{number}]"
         if len(timing.times_us) != len(timing.gaps_us):
-            said = f"{len(timing.times_us)} times and {len(timing.gaps_us)} gaps"
-            raise absurd(place, said, "each operation has one of both")
+            what = f"{len(timing.times_us)} times and {len(timing.gaps_us)} gaps"
+            raise absurd(place, what, "each operation has one of both")
         if not timing.times_us:
             raise absurd(place, "it has no times", "leave the timing out")
         # A GPU's clock may once say 0; a median of 0 would be an endless speed.
@@ -91,8 +91,8 @@ def refuse_digest(where: str, digest: Digest) -> None:
         or ascending[-1] > _LONGEST_US
         or any(a > b for a, b in pairwise(ascending))
     ):
-        said = "its times do not ascend from best_us over the percentiles to most_us"
-        raise absurd(where, said, "correct them; none is negative or over 1e12 us")
+        what = "its times do not ascend from best_us over the percentiles to most_us"
+        raise absurd(where, what, "correct them; none is negative or over 1e12 us")
     if not digest.p50_us:
         raise absurd(where, "its median is 0 us", "store times as they were measured")
     if any(0 < time_us < _SHORTEST_US for time_us in ascending):
@@ -105,8 +105,8 @@ def refuse_digest(where: str, digest: Digest) -> None:
 def _refuse_standouts(where: str, digest: Digest) -> None:
     count = len(digest.standouts)
     if count > digest.operations:
-        said = f"{count} standouts of {digest.operations} operations"
-        raise absurd(where, said, "correct either")
+        what = f"{count} standouts of {digest.operations} operations"
+        raise absurd(where, what, "correct either")
     if count > KEPT:
         raise absurd(where, f"{count} standouts", f"keep the longest {KEPT}")
     known: set[int] = set()
@@ -120,11 +120,11 @@ def _refuse_standouts(where: str, digest: Digest) -> None:
 
 def _refuse_standout(where: str, one: Standout, digest: Digest) -> None:
     if not 0 <= one.operation < digest.operations:
-        said = f"operation {one.operation} of {digest.operations}"
-        raise absurd(where, said, "they are counted from 0: correct either")
+        what = f"operation {one.operation} of {digest.operations}"
+        raise absurd(where, what, "they are counted from 0: correct either")
     if one.network_us > _ROUNDED * digest.most_us:
-        said = f"{one.network_us:g} us at both ends, and most_us is {digest.most_us:g}"
-        raise absurd(where, said, "correct either")
+        what = f"{one.network_us:g} us at both ends, and most_us is {digest.most_us:g}"
+        raise absurd(where, what, "correct either")
     if not 0 <= one.at_s <= _LATEST_S:
         raise absurd(where, f"at {one.at_s:g} s", "correct at_s: seconds since 1970")
     stalls = (one.first_stall_us, one.second_stall_us)
@@ -149,8 +149,8 @@ def refuse_partakers(sweep: Sweep) -> None:
         for end in pair.ends:
             if end.node in sweep.left_out and end.state != "not_run":
                 where = _where("pairs", number, pair)
-                said = f"{end.node} has an account of it and stands in left_out"
-                raise absurd(where, said, "leave one of them out")
+                what = f"{end.node} has an account of it and stands in left_out"
+                raise absurd(where, what, "leave one of them out")
     for number, one in enumerate(sweep.inside):
         if one.node in sweep.left_out:
             where = f"inside[{number}] ({one.node[:60]!a})"
@@ -164,8 +164,8 @@ def refuse_partakers(sweep: Sweep) -> None:
         if out not in sweep.left_out:
             raise absurd(where, "it does not stand in left_out", "add it there with the reason")
         if host in sweep.left_out or (all_paired and host not in there):
-            said = f"from {host[:60]!a}, which took no part"
-            raise absurd(where, said, "name the host of the sweep's store")
+            what = f"from {host[:60]!a}, which took no part"
+            raise absurd(where, what, "name the host of the sweep's store")
 
 
 _RAILS, _ROUNDS = 1024, 1 << 16
@@ -194,8 +194,8 @@ class _Turns:
         for own, other in ((a, b), (b, a)):
             partner = self._partner.setdefault((rail, number, own), other)
             if partner != other:
-                said = f"{own} is with {partner} and with {other} in the same round on one rail"
-                raise absurd(where, said, "correct the rounds: ranks disagree about them")
+                what = f"{own} is with {partner} and with {other} in the same round on one rail"
+                raise absurd(where, what, "correct the rounds: ranks disagree about them")
         self.taken.add((a, b, rail, number))
 
 
@@ -206,16 +206,16 @@ def refuse_absurd_sweep(sweep: Sweep) -> None:
     turns = _Turns(paired.union(sweep.left_out, sweep.troubles))
     backends = {pair.backend for pair in sweep.pairs}
     if len(backends) > 1:
-        said = f"backends are mixed ({', '.join(sorted(backends))!a})"
-        raise absurd("pairs", said, "store one sweep per file")
+        what = f"backends are mixed ({', '.join(sorted(backends))!a})"
+        raise absurd("pairs", what, "store one sweep per file")
     refuse_ladder(sweep.ladder)
     for number, pair in enumerate(sweep.pairs):
         where = _where("pairs", number, pair)
         refuse_backend(where, pair.backend)
         turns.take(where, pair)
         if pair.round >= len(scheduled) or frozenset(pair.nodes) not in scheduled[pair.round]:
-            said = f"{pair.a}-{pair.b} is not in rounds[{pair.round}]"
-            raise absurd(where, said, "correct the rounds: ranks disagree about them")
+            what = f"{pair.a}-{pair.b} is not in rounds[{pair.round}]"
+            raise absurd(where, what, "correct the rounds: ranks disagree about them")
         _refuse_ends(where, pair)
     _refuse_insides(sweep, backends)
     _refuse_domains(sweep)
@@ -234,8 +234,8 @@ def _refuse_insides(sweep: Sweep, backends: Collection[str]) -> None:
         known.add(one.node)
         refuse_backend(where, one.backend)
         if backends and one.backend not in backends:
-            said = f"its backend is {one.backend[:60]!a}, that of the pairs is not"
-            raise absurd(where, said, "store one sweep per file")
+            what = f"its backend is {one.backend[:60]!a}, that of the pairs is not"
+            raise absurd(where, what, "store one sweep per file")
         within(where, "rail", max((*one.numbers, len(one.rails) - 1)), _RAILS)
         if one.numbers and (
             len(one.numbers) != len(one.rails) or list(one.numbers) != sorted(set(one.numbers))
@@ -271,8 +271,8 @@ def _rounds(sweep: Sweep) -> list[set[frozenset[str]]]:
         often = Counter(name for pair in around for name in pair)
         twice = next((name for name, times in often.items() if times > 1), None)
         if twice is not None:
-            said = f"{twice!a} stands twice"
-            raise absurd(f"rounds[{number}]", said, "pairs of a round are disjoint: correct it")
+            what = f"{twice!a} stands twice"
+            raise absurd(f"rounds[{number}]", what, "pairs of a round are disjoint: correct it")
         found.append({frozenset(pair) for pair in around})
     _refuse_names(
         "rounds", dict.fromkeys(name for around in sweep.rounds for pair in around for name in pair)
@@ -297,8 +297,12 @@ def refuse_absurd(observed: Observed) -> None:
         where = _where("tried", number, tried)
         turns.take(where, tried)
         if tried.stood_still not in ("", tried.a, tried.b):
-            said = f"stood_still is {tried.stood_still[:60]!a}"
-            raise absurd(where, said, f"it is {tried.a}, {tried.b}, or empty")
+            what = f"stood_still is {tried.stood_still[:60]!a}"
+            raise absurd(where, what, f"it is {tried.a}, {tried.b}, or empty")
+        if not set(tried.lost) <= set(tried.nodes):
+            raise absurd(
+                where, "lost names another node", f"it names {tried.a}, {tried.b}, or none"
+            )
     kinds: set[tuple[object, ...]] = set()
     for number, digest in enumerate(observed.digests):
         where = _where("digests", number, digest)
@@ -318,8 +322,8 @@ def _refuse_names(where: str, names: Collection[str]) -> None:
         try:
             check_host_name(name)
         except UsageError as error:
-            said = f"{name[:60]!a} is no host name"
-            raise absurd(where, said, "letters, digits, '-' and '.' only") from error
+            what = f"{name[:60]!a} is no host name"
+            raise absurd(where, what, "letters, digits, '-' and '.' only") from error
 
 
 def _where(what: str, number: int, one: PairSamples | Digest | PairResult) -> str:

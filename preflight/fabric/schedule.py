@@ -10,7 +10,7 @@ across (L if L is odd) join every two leaves.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
@@ -48,6 +48,7 @@ class Circle:
     """All pairs of a fleet in N - 1 rounds (N if N is odd: each node sits out once)."""
 
     in_leaf = 0
+    """So many rounds, the first by number, join no two leaves: none are known here."""
 
     def __init__(self, nodes: Sequence[str]) -> None:
         self._nodes = tuple(nodes)
@@ -202,25 +203,8 @@ DETOUR = 1.5
 """Times the rounds of a circle that rounds by leaf may take to all pairs; three equal ones: 4/3."""
 
 
-class Frame(Protocol):
-    """Disjoint rounds that together hold every pair of a fleet exactly once."""
-
-    @property
-    def numbers(self) -> Sequence[int]:
-        """The number of every round, ascending."""
-
-    @property
-    def in_leaf(self) -> int:
-        """So many rounds, the first by number, join no two leaves; 0 where none are known."""
-
-    def pairs(self, number: int) -> tuple[Pairing, ...]:
-        """Lay out one round."""
-
-    def holding(self, a: str, b: str) -> int:
-        """Return the number of the one round that holds this pair; KeyError for a stranger."""
-
-    def span(self, number: int) -> int:
-        """Tell which leaves a round joins: rounds of one span join the same leaves."""
+Frame = Circle | LeafAware
+"""Disjoint rounds that together hold every pair of a fleet exactly once."""
 
 
 def frame_of(nodes: Sequence[str], leaves: Mapping[str, str]) -> Frame:

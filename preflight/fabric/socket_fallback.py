@@ -10,16 +10,16 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.core.statistics import shared_cause
-from preflight.fabric.advice import partners_words
-from preflight.fabric.blame import Blame
-from preflight.fabric.decoding.explain import decode_rails
+from preflight.core.text import either
+from preflight.fabric.blame import Blame, with_partners
+from preflight.fabric.decoding.culprit import Component
+from preflight.fabric.decoding.hard_failures import decode_rails
 from preflight.fabric.samples import Meeting
-from preflight.fleet.nodeset import fold
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from preflight.fabric.decoding.explain import Culprit
+    from preflight.fabric.decoding.culprit import Culprit
     from preflight.fabric.samples import End, Sweep
     from preflight.fleet.model import Host, Promise
 
@@ -143,38 +143,41 @@ def fallback_blames(sweep: Sweep, hosts: Sequence[Host]) -> tuple[Blame, ...]:
     every = carried(sweep, hosts)
     rails = len({one.rail for one in every})
     seen = _Seen(every, {host.name: host.promised for host in hosts}, rails)
-    found = [(next(iter(same.values())), list(same)) for same in decode_rails(every)]
+    culprits = [(next(iter(same.values())), list(same)) for same in decode_rails(every)]
     nodes = {name for one in every for name in one.nodes}
     out = [host.name for host in hosts if any(host.name in one.fallen for one in every)]
-    blamed = {name for one, _ in found if one.kind == "node" for name in one.among}
+    blamed = {one.node for one, _ in culprits if one.node}
     nobody_else = len(out) >= _TWO and not any(one.good for one in every) and nodes == {*out}
     if nobody_else or shared_cause(len(blamed), len(nodes)):
         return (_everywhere(out, len(nodes), seen),)
-    return tuple(_blame(culprit, own, seen) for culprit, own in found)
+    return tuple(_blame(culprit, own, seen) for culprit, own in culprits)
 
 
 def _blame(culprit: Culprit, rails: list[int], seen: _Seen) -> Blame:
-    kind, among = culprit.kind, {*culprit.among}
-    mine = [one for one in seen.all if one.bad and one.rail in rails and among & {one.a, one.b}]
+    kind, names = culprit.kind, {*culprit.nodes}
+    mine = [one for one in seen.all if one.bad and one.rail in rails and names & {one.a, one.b}]
     if kind != "node":
-        mine = [one for one in mine if {*one.nodes} <= among]
-    partners = {name for one in mine for name in one.nodes} - among
-    whom, rest, advice = culprit.component, "", _HERE.format(culprit.component)
-    if kind == "node":
-        whom = f"{whom} with {partners_words(len(partners), min(partners))}"
-    elif kind == "path":
-        whom = " and ".join(culprit.among)
-        rest, advice = "; both kept it with others", _BETWEEN.format(whom)
+        mine = [one for one in mine if {*one.nodes} <= names] or mine
     endpoint = kind == "node" and len(rails) < seen.rails
+    rail = rails[0] if endpoint and len(rails) == 1 else None
+    parts = [part for part in culprit.among if kind != "unresolved" or part.kind == "node"]
+    between, rest = either(culprit.nodes), ""
+    advice = _HERE.format(between)
+    if kind == "node":
+        partners = {name for one in mine for name in one.nodes} - names
+        between = with_partners(between, len(partners), min(partners))
+    elif kind == "path":
+        between, rest = " and ".join(culprit.nodes), "; both kept it with others"
+        advice = _BETWEEN.format(between)
+    what = _carried(between, mine, culprit.nodes, rails, seen)
     return Blame(
         kind="endpoint" if endpoint else kind,
-        component=culprit.component,
-        sentence=_said(whom, mine, culprit.among, rails, seen) + rest + _elsewhere(rails, seen),
+        among=tuple(Component("endpoint", one.nodes, rail) if endpoint else one for one in parts),
+        sentence=what + rest + _elsewhere(rails, seen),
         confidence=_UNRESOLVED if kind == "unresolved" else _CERTAIN,
         advice=advice,
-        pairs=tuple(dict.fromkeys(one.name for one in mine)),
-        rail=rails[0] if endpoint and len(rails) == 1 else None,
-        suspects=culprit.suspects,
+        pairs=tuple(dict.fromkeys(one.nodes for one in mine)),
+        rail=rail,
     )
 
 
@@ -182,32 +185,27 @@ def _everywhere(names: Sequence[str], nodes: int, seen: _Seen) -> Blame:
     """So many at once have it from what they share."""
     bad = [one for one in seen.all if one.bad]
     rails = sorted({one.rail for one in bad})
-    said = _said(f"{len(names)} of {nodes} nodes", bad, names, rails, seen)
+    what = _carried(f"{len(names)} of {nodes} nodes", bad, names, rails, seen)
     return Blame(
         kind="node",
-        component=fold(names),
-        sentence=f"{said}; {_LIKELIER}",
+        among=tuple(Component("node", (name,)) for name in names),
+        sentence=f"{what}; {_LIKELIER}",
         confidence=_CERTAIN,
         advice=_SHARED,
-        pairs=tuple(dict.fromkeys(one.name for one in bad)),
-        culprits=tuple(names),
+        pairs=tuple(dict.fromkeys(one.nodes for one in bad)),
     )
 
 
-def _said(
-    whom: str, bad: Sequence[Carried], names: Sequence[str], rails: list[int], seen: _Seen
+def _carried(
+    between: str, bad: Sequence[Carried], names: Sequence[str], rails: list[int], seen: _Seen
 ) -> str:
     """What carried the data of these nodes, and what was promised."""
     ways = [one.way(name) for one in bad for name in names if name in one.fallen]
     promised = promised_words(seen.promised[names[0]], rails)
-    return f"{_most_common(ways)} carried {_where(rails, seen)}{whom}; promised: {promised}"
-
-
-def _where(rails: list[int], seen: _Seen) -> str:
-    """Say "rail 5 of ", or nothing where it is all of them."""
-    if len(rails) == seen.rails:
-        return ""
-    return f"rail{'s' * (len(rails) > 1)} {', '.join(map(str, rails))} of "
+    where = ""
+    if len(rails) != seen.rails:
+        where = f"rail{'s' * (len(rails) > 1)} {', '.join(map(str, rails))} of "
+    return f"{_most_common(ways)} carried {where}{between}; promised: {promised}"
 
 
 def _elsewhere(rails: list[int], seen: _Seen) -> str:

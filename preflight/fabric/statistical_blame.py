@@ -1,32 +1,26 @@
-"""Faults that only the samples of the whole fabric show, lasting or healed.
+"""Faults that only the samples of the whole fabric show, in words.
 
-A dead or very slow link condemns its own pairs; 15 per cent on one rail, a spike in a thousand
+A dead or very slow link shows in its own pairs; 15 per cent on one rail, a spike in a thousand
 operations, or a host that is late now and then show against everybody else's.
-
-A reading a little beyond the limit is a busy moment; one far beyond it, over a whole size, is not,
-unless an end waited for a CPU as long as such an operation took.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from preflight.core.statistics import grouped
-from preflight.core.text import either, gbs, size, time_us
-from preflight.fabric.advice import more_partners, partners_words
-from preflight.fabric.blame import Blame, ends_words
-from preflight.fabric.decoding.explain import EVENTS
-from preflight.fabric.retest import counters_again
+from preflight.core.text import gbs, size, time_us
+from preflight.fabric.advice import more_partners
+from preflight.fabric.blame import Blame, both_fine, with_partners
+from preflight.fabric.decoding.culprit import EVENTS
 from preflight.facts.boards import explained
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from preflight.core.thresholds import Thresholds
     from preflight.fabric.compare import PairJudgement
-    from preflight.fabric.decoding.parts import Component, Found, RetestDoubt
+    from preflight.fabric.decoding.culprit import Culprit, RetestDoubt
     from preflight.fabric.observed import Observed
     from preflight.fabric.schedule import Pairing
 
@@ -44,7 +38,7 @@ _FROZEN = (
 )
 
 
-def _standstill(one: Found, observed: Observed) -> tuple[str, str] | None:
+def _standstill(one: Culprit, observed: Observed) -> tuple[str, str] | None:
     """How often a late host stood still and what does that, where it explains most events."""
     part = one.among[0]
     name, rail = part.nodes[0], part.rail
@@ -52,7 +46,7 @@ def _standstill(one: Found, observed: Observed) -> tuple[str, str] | None:
         stood
         for each in observed.tried
         if rail in (None, each.rail) and name in each.nodes
-        for stood in (each.stood_a if each.a == name else each.stood_b)
+        for stood in each.end(name).stood
         if stood.what != "starved"
     ]
     times = sum(each.times for each in stood)
@@ -75,21 +69,18 @@ _AGAIN: Mapping[RetestDoubt, str] = {
 
 
 def statistical_blames(
-    unblamed: Iterable[Found],
-    found: Sequence[Found],
+    unblamed: Iterable[Culprit],
+    proven: Sequence[Culprit],
     observed: Observed,
     seen: Sequence[PairJudgement],
 ) -> list[Blame]:
-    """Word each fault; one blame per node, whatever its rails. `found`: all that samples prove."""
-    blames: list[Blame] = []
+    """Word each fault; one blame per node, whatever its rails. `proven`: all that samples prove."""
+    blames: dict[str, Blame] = {}
     for one in unblamed:
-        fresh = _blame(one, observed, seen, found)
-        same = next((old for old in blames if old.component == fresh.component), None)
-        if same is None:
-            blames.append(fresh)
-        else:
-            blames[blames.index(same)] = _joined(same, fresh)
-    return blames
+        fresh = _blame(one, observed, seen, proven)
+        same = blames.get(fresh.component)
+        blames[fresh.component] = _joined(same, fresh) if same else fresh
+    return list(blames.values())
 
 
 def _joined(one: Blame, other: Blame) -> Blame:
@@ -104,73 +95,49 @@ def _joined(one: Blame, other: Blame) -> Blame:
 
 
 def _blame(
-    one: Found, observed: Observed, seen: Sequence[PairJudgement], found: Sequence[Found]
+    one: Culprit, observed: Observed, seen: Sequence[PairJudgement], proven: Sequence[Culprit]
 ) -> Blame:
-    part = one.named
-    kind: Literal["node", "endpoint", "path", "leaf_rail", "unresolved"]
-    where = _where(one.among[0])
-    sentence = _said(one, observed, seen) + _moved(one, observed) + _AGAIN[one.second_look]
+    part = one.component
+    sentence = _sentence(one, observed, seen) + _moved(one, observed) + _AGAIN[one.second_look]
     if part is None:
-        component, kind = either([_where(each) for each in one.among]), "unresolved"
         sentence += "; the samples do not tell these apart"
     elif part.kind == "path":
-        component, kind = f"pair {'-'.join(part.nodes)}", "path"
-        sentence += f"; {ends_words(part.nodes[0], part.nodes[1], {part.rail}, found)}"
+        sentence += f"; {both_fine(part.nodes, {part.rail}, proven)}"
     elif part.kind == "leaf_rail":
-        component, kind = part.name, "leaf_rail"
         sentence += f"; all {len(part.nodes)} nodes under it have it, so it is not theirs"
-    else:
-        component, kind = part.nodes[0], part.kind
-    nodes = part.nodes if part is not None and part.kind == "leaf_rail" else ()
-    return Blame(
-        kind=kind,
-        component=component,
+    blame = Blame(
+        kind=one.kind,
+        among=one.among,
         sentence=sentence,
         confidence=one.confidence,
-        advice=_advice(one, observed, where),
-        pairs=tuple(f"{a}-{b}" for a, b in _condemned(one, observed)),
+        advice="",
+        pairs=tuple(_showing(one, observed)),
         rail=part.rail if part is not None else None,
-        culprits=nodes,
-        suspects=_suspects(one),
         events=one.events if one.symptom in EVENTS else 0,
         operations=one.operations if one.symptom in EVENTS else 0,
     )
+    return replace(blame, advice=_advice(one, observed, blame.suspects))
 
 
-def _condemned(one: Found, observed: Observed) -> Sequence[Pairing]:
-    """The pairs that show it: a clean one between a suspect and a third node condemns neither."""
+def _showing(one: Culprit, observed: Observed) -> Sequence[Pairing]:
+    """The pairs that show it: a clean one between a suspect and a third node speaks of neither."""
     if one.symptom == "corrupt":
         wrong = {each.nodes for each in observed.tried if each.state == "corrupt"}
         return [pair for pair in one.pairs if pair in wrong] or one.pairs
-    if one.named is not None:
+    if one.component is not None:
         return one.pairs
     each_of = [set(part.nodes) for part in one.among]
     return [pair for pair in one.pairs if all(nodes & {*pair} for nodes in each_of)] or one.pairs
 
 
-def _suspects(one: Found) -> tuple[str, ...]:
-    """The nodes that are left out where the culprit is one of several; a leaf's only if alone."""
-    if one.named is not None:
-        return ()
-    own = [part for part in one.among if part.kind != "leaf_rail"] or one.among
-    return tuple(dict.fromkeys(name for part in own for name in part.nodes))
-
-
-def _where(part: Component) -> str:
-    """The part in an operator's words: "rail 5 of h2", "the path h1-h2"."""
-    rail = f"rail {part.rail} of " if part.rail is not None else ""
-    name = "-".join(part.nodes) if part.kind == "path" else part.name.split(" rail ")[0]
-    return f"the path {name}" if part.kind == "path" and not rail else f"{rail}{name}"
-
-
-def _said(one: Found, observed: Observed, seen: Sequence[PairJudgement]) -> str:
-    where = _where(one.among[0])
-    partners = len(one.pairs)
-    whom = "" if one.among[0].kind == "path" else f" with {partners_words(partners)}"
+def _sentence(one: Culprit, observed: Observed, seen: Sequence[PairJudgement]) -> str:
+    where = one.among[0].words
+    pairs, rails = set(one.pairs), {part.rail for part in one.among}
+    rows = [each for each in seen if each.nodes in pairs and (None in rails or each.rail in rails)]
     if one.symptom == "corrupt":
-        said = next((each.summary.error for each in _through(one, seen) if each.summary.error), "")
+        error = next((each.summary.error for each in rows if each.summary.error), "")
         often = f"in {one.events} of {one.operations} pairs through {where} sums came out wrong"
-        return f"{often} ({said})" if said else often
+        return f"{often} ({error})" if error else often
     if one.symptom == "late":
         often = f"{one.events} of {one.operations} operations"
         still, waited = _standstill(one, observed), "and its partners waited"
@@ -187,70 +154,72 @@ def _said(one: Found, observed: Observed, seen: Sequence[PairJudgement]) -> str:
             f"{time_us(one.worst_us)}: {_rare(one.events / max(1, one.operations))}, elsewhere "
             f"{_rare(one.elsewhere)}"
         )
-    if one.symptom == "latency":
-        worst = max(_through(one, seen), key=lambda each: each.latency_us or 0.0, default=None)
-        if worst is None or worst.latency_us is None or worst.peers_latency_us is None:
-            return f"small messages through {where} are slow{whom}"
-        return (
-            f"{time_us(worst.latency_us)} at 8 B between {worst.a} and {worst.b}, peers' median "
-            f"{time_us(worst.peers_latency_us)}; {where} is slow{whom}"
-        )
-    return _slow(one, seen, where, whom)
+    return _latency(one, rows) if one.symptom == "latency" else _bandwidth(one, rows)
 
 
-def _slow(one: Found, seen: Sequence[PairJudgement], where: str, whom: str) -> str:
-    rows = [each for each in _through(one, seen) if each.busbw_gbs and each.bound.peers_gbs]
+def _latency(one: Culprit, rows: Sequence[PairJudgement]) -> str:
+    where = one.among[0].words
+    worst = max(rows, key=lambda each: each.latency_us or 0.0, default=None)
+    if worst is None or worst.latency_us is None or worst.peers_latency_us is None:
+        return _with_each(f"small messages through {where} are slow", one)
+    return (
+        f"{time_us(worst.latency_us)} at 8 B between {worst.a} and {worst.b}, peers' median "
+        f"{time_us(worst.peers_latency_us)}; {_with_each(f'{where} is slow', one)}"
+    )
+
+
+def _bandwidth(one: Culprit, rows: Sequence[PairJudgement]) -> str:
+    slow = _with_each(f"{one.among[0].words} is slow", one)
+    rows = [each for each in rows if each.busbw_gbs and each.bound.peers_gbs]
     if not rows:
-        return f"{where} is slow{whom}"
+        return slow
     worst = min(rows, key=lambda each: (each.busbw_gbs or 0.0) / (each.bound.peers_gbs or 1.0))
     speed, peers = worst.busbw_gbs or 0.0, worst.bound.peers_gbs or 1.0
-    with_whom = {worst.a: worst.b, worst.b: worst.a}.get(one.among[0].nodes[0], worst.b)
+    partner = worst.partner(one.among[0].nodes[0])
     return (
-        f"{gbs(speed)} at {size(worst.at_bytes)} with {with_whom}, {1 - speed / peers:.0%} less "
-        f"than its peers' median {gbs(peers)}; {where} is slow{whom}"
+        f"{gbs(speed)} at {size(worst.at_bytes)} with {partner}, {1 - speed / peers:.0%} less "
+        f"than its peers' median {gbs(peers)}; {slow}"
     )
+
+
+def _with_each(what: str, one: Culprit) -> str:
+    return what if one.among[0].kind == "path" else with_partners(what, len(one.pairs))
 
 
 def _rare(rate: float) -> str:
     return f"1 in {1 / rate:,.0f}" if rate > 0 else "none"
 
 
-def _through(one: Found, seen: Sequence[PairJudgement]) -> list[PairJudgement]:
-    pairs, rails = set(one.pairs), {part.rail for part in one.among}
-    return [each for each in seen if each.nodes in pairs and (None in rails or each.rail in rails)]
-
-
-def _moved(one: Found, observed: Observed) -> str:
+def _moved(one: Culprit, observed: Observed) -> str:
     """Counters that moved at the culprit's end while it was loaded: a cable confesses there."""
-    part = one.named
-    if part is None or part.kind not in ("node", "endpoint"):
+    part, name = one.component, one.node
+    if part is None or not name:
         return ""
-    (name,) = part.nodes
     total: dict[str, float] = {}
     others: dict[str, None] = {}
     for each in observed.tried:
         if part.rail in (None, each.rail) and name in each.nodes:
-            for moved in each.moved_a if each.a == name else each.moved_b:
+            for moved in each.end(name).moved:
                 if moved.assigned:
                     total[moved.name] = total.get(moved.name, 0.0) + moved.by
                 else:
                     others[moved.name] = None
     # An Xid says more than a thousand retransmissions: it leads, with what it means.
     most = sorted(total.items(), key=lambda item: (not item[0].startswith("Xid "), -item[1]))
-    told = ", ".join(f"{explained(counter)} +{by:g}" for counter, by in most[:_MOST_NAMES])
-    words = f"; counters moved there meanwhile: {told}" if told else ""
+    counters = ", ".join(f"{explained(counter)} +{by:g}" for counter, by in most[:_MOST_NAMES])
+    words = f"; counters moved there meanwhile: {counters}" if counters else ""
     if others:  # every rail reads them, so that what they add up to means nothing
         known = ", ".join(map(explained, list(others)[:_MOST_NAMES]))
         words += f"; counters moved on {name} that are tied to no rail: {known}"
     return words
 
 
-def _advice(one: Found, observed: Observed, where: str) -> str:
-    name = one.among[0].nodes[0]
-    if one.named is None:
+def _advice(one: Culprit, observed: Observed, suspects: Sequence[str]) -> str:
+    name, where = one.among[0].nodes[0], one.among[0].words
+    if one.component is None:
         pairs = {each.nodes for each in observed.tried}
         partners = more_partners(len(observed.nodes), len(pairs))
-        every = {1: "it", 2: "both"}.get(len(_suspects(one)), "them")
+        every = {1: "it", 2: "both"}.get(len(suspects), "them")
         return f"exclude {every}, or run again {partners} to tell them apart"
     if one.symptom == "corrupt":
         return f"take {name} out of service now and run its memory and link diagnostics"
@@ -258,126 +227,9 @@ def _advice(one: Found, observed: Observed, where: str) -> str:
         still = _standstill(one, observed)
         where = f"what {still[1]} on {name}" if still else _BUSY.format(name)
         return f"look at {where}, not at its link"
-    if one.named.kind == "path":
+    if one.component.kind == "path":
         return f"check what lies on {where}: cables, switch ports, routes; keep the two apart"
-    if one.named.kind == "leaf_rail":
+    if one.component.kind == "leaf_rail":
         return f"look at the leaf switch and its uplinks for {where} before its nodes"
     what = "reseat or swap the cable" if one.symptom == "spikes" else "check link rate and cable"
     return f"{what} of {where}, read its port's error counters; exclude {name} until then"
-
-
-FAR = 0.25
-"""Of the limit: below it even the fastest operation was no busy moment (healthy pairs of shared
-cores were seen at half of it)."""
-
-_LEAST = 3  # operations: one alone may have waited for anything
-_CONFIDENCE = 0.5
-_ADVICE = (
-    "what was slow comes and goes; one reading cannot tell {0}'s link, {1}'s and the way between "
-    "apart: port errors of both, flaps in the switch's log, cables; run again"
-)
-_HUNG_ONCE = (
-    "one hang that does not come again cannot tell {0}, {1} and the way between them apart: look "
-    "at Xids and port errors of both; run again"
-)
-
-
-def transient_paths(
-    seen: Sequence[PairJudgement], observed: Observed, blamed: Collection[str], limit: Thresholds
-) -> Iterator[Blame]:
-    """Blame each path that hung once, or whose slow reading was taken back, if it was slow by far.
-
-    Or if it was slower than its peers at all, and an error counter moved there. `blamed`:
-    components and pairs that are named anyway, with what went through them.
-    """
-    readings = grouped((one.path, one) for one in seen)
-    many = len({rail for _, _, rail in readings}) > 1
-    left = {
-        (a, b, rail): own
-        for (a, b, rail), own in readings.items()
-        if {a, b, f"pair {a}-{b}"}.isdisjoint(blamed)
-    }
-    for own in left.values():
-        yield from _hung_once(own, many=many)
-    for own in left.values():
-        far = [one for one in own if _far(one) and not _starved(one, observed)]
-        if far:
-            then = _speeds(one for one in own if not one.once)
-            bound = f"limit {gbs(far[0].bound.gbs or 0.0)}, {far[0].bound.origin}"
-            yield _recovered(far, len(own), f"then {then} ({bound})", many=many)
-    for where, counters in counters_again(observed).items():
-        if where in left and left[where][0].name not in blamed:
-            effect = limit.of(observed.backend)("slow_effect")
-            yield from _confessed(left[where], counters, observed.retested, effect, many=many)
-
-
-def _speeds(readings: Iterable[PairJudgement]) -> str:
-    return " and ".join(gbs(one.busbw_gbs or 0.0) for one in readings)
-
-
-def _hung_once(own: Sequence[PairJudgement], *, many: bool) -> Iterator[Blame]:
-    for one in (each for each in own if each.hung_once):
-        where = f" on rail {one.rail}" if many else ""
-        then = _speeds(each for each in own if each.good)
-        sentence = f"an all-reduce hung once{where} ({one.summary.error}), then {then}"
-        yield _passing([one], len(own), sentence, _HUNG_ONCE, many=many)
-
-
-def _confessed(
-    own: Sequence[PairJudgement], counters: Iterable[str], border: int, effect: float, *, many: bool
-) -> Iterator[Blame]:
-    slow = [one for one in own if one.round < border and _less(one, effect)]
-    quick = [one for one in own if one.round >= border]
-    if slow and quick and all(one.good and not _less(one, effect) for one in quick):
-        peers = f"peers' median {gbs(slow[0].bound.peers_gbs or 0.0)}"
-        rest = f"then {_speeds(quick)} ({peers}), but {', '.join(counters)} moved"
-        yield _recovered(slow, len(own), rest, many=many)
-
-
-def _recovered(slow: Sequence[PairJudgement], readings: int, rest: str, *, many: bool) -> Blame:
-    """A path that was slow in some of its readings; `rest`: how it went on."""
-    sentence = f"slow when first measured, {_speeds(slow[:1])}, {rest}"
-    return _passing(slow, readings, sentence, _ADVICE, many=many)
-
-
-def _passing(
-    bad: Sequence[PairJudgement], readings: int, sentence: str, advice: str, *, many: bool
-) -> Blame:
-    """A path of whose readings some were bad and the others fine; `many`: of several rails."""
-    first = bad[0]
-    return Blame(
-        kind="path",
-        component=f"pair {first.name}",
-        sentence=sentence,
-        confidence=_CONFIDENCE,
-        advice=advice.format(*first.nodes),
-        pairs=(first.name,),
-        rail=first.rail if many else None,
-        events=len(bad),
-        operations=readings,
-    )
-
-
-def _less(one: PairJudgement, effect: float) -> bool:
-    """Whether it is slower than its peers by as much as matters."""
-    peers = one.bound.peers_gbs
-    return bool(peers and one.busbw_gbs) and (one.busbw_gbs or 0.0) < (1 - effect) * (peers or 0.0)
-
-
-def _far(one: PairJudgement) -> bool:
-    if one.once != "bandwidth" or one.bound.gbs is None:
-        return False
-    most = one.summary.sizes[-1]
-    return most.iterations >= _LEAST and most.best_gbs < FAR * one.bound.gbs
-
-
-def _starved(one: PairJudgement, observed: Observed) -> bool:
-    """Whether others had an end's CPU for as long as one of those operations took."""
-    where = one.turn
-    took_ms = one.summary.sizes[-1].p50_us / 1e3
-    return any(
-        stood.what == "starved" and stood.most_ms >= took_ms
-        for tried in observed.tried
-        if tried.turn == where
-        for stood in (*tried.stood_a, *tried.stood_b)
-    )

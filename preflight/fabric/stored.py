@@ -14,7 +14,7 @@ import json
 import re
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -22,16 +22,16 @@ from msgspec import Raw, Struct
 from preflight.core.files import read_regular, unpacks_to
 from preflight.core.statistics import grouped
 from preflight.errors import UsageError
-from preflight.fabric.measure import SizeSummary, Summary, lost_words
-from preflight.fabric.observed import BETWEEN_WAYS, Observed, observe
-from preflight.fabric.samples import End, Ladder, PairSamples, Sweep
+from preflight.fabric.measure import SizeSummary, Summary, errors_words, lost_words
+from preflight.fabric.observed import EndResult, Observed, PairResult, StallTotal, observe
+from preflight.fabric.samples import End, Ladder, Moved, PairSamples, Sweep
 from preflight.fabric.sane import refuse_absurd, refuse_absurd_sweep
 from preflight.fleet.inventory_tables import plainly
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preflight.fabric.observed import Digest, PairResult
+    from preflight.fabric.observed import Digest
     from preflight.fabric.samples import PairState
 
 
@@ -198,7 +198,7 @@ def stored_in(path: Path, content: bytes) -> Stored:
 
 def _stored(path: Path, content: bytes, form: Form, document: Document) -> Stored:
     if form == "short":
-        observed = _decoded(content, Observed)
+        observed = _decoded(content, _Earlier).now
         refuse_absurd(observed)
         return Stored(path=path, form=form, observed=observed)
     swept = bytes(document.sweep) if form == "run" else content
@@ -208,6 +208,50 @@ def _stored(path: Path, content: bytes, form: Form, document: Document) -> Store
     sweep = _decoded(swept, Sweep)
     refuse_absurd_sweep(sweep)
     return Stored(path=path, form=form, sweep=sweep, observed=observe(sweep), run=document.nonce)
+
+
+class _EarlierResult(PairResult, frozen=True, kw_only=True):
+    """Also as files until November 2026 have it: what both ends said in one text."""
+
+    both: str = msgspec.field(default="", name="error")
+    """"h1: reason; h2: reason", or why it was not judged."""
+    net: str = ""
+    """Of both, where they differ: "NET/IB mlx5_3 / NET/Socket"."""
+    moved_a: tuple[Moved, ...] = ()
+    moved_b: tuple[Moved, ...] = ()
+    stood_a: tuple[StallTotal, ...] = ()
+    stood_b: tuple[StallTotal, ...] = ()
+
+    @property
+    def now(self) -> PairResult:
+        """The same with what each end said."""
+        fields = {name: getattr(self, name) for name in PairResult.__struct_fields__}
+        ways = ((self.a,), (self.b,), self.nodes) if self.state == "not_run" else ()
+        lost = next((names for names in ways if self.both == lost_words(names)), ())
+        errors = (self.both, self.both) if not lost else ("", "")
+        if self.both.startswith(f"{self.b}: "):
+            errors = "", self.both.removeprefix(f"{self.b}: ")
+        elif self.both.startswith(f"{self.a}: "):
+            first, _, second = self.both.removeprefix(f"{self.a}: ").partition(f"; {self.b}: ")
+            errors = first, second
+        net = self.net.split(" / ")
+        if any((self.both, self.net, self.moved_a, self.moved_b, self.stood_a, self.stood_b)):
+            fields["lost"] = lost
+            fields["first"] = EndResult(errors[0], self.moved_a, net[0], self.stood_a)
+            fields["second"] = EndResult(errors[1], self.moved_b, net[-1], self.stood_b)
+        return PairResult(**fields)
+
+
+class _Earlier(Observed, frozen=True, kw_only=True):
+    """The short form with such pairs."""
+
+    tried: tuple[_EarlierResult, ...]
+
+    @property
+    def now(self) -> Observed:
+        """The same as it is written now."""
+        fields = {name: getattr(self, name) for name in Observed.__struct_fields__}
+        return Observed(**{**fields, "tried": tuple(one.now for one in self.tried)})
 
 
 def _decoded(content: bytes, kind: type[T]) -> T:
@@ -272,23 +316,19 @@ def _whole(text: str, at: int) -> tuple[int, str]:
 UNTIMED = "none of its times is stored"
 
 
-class Rebuilt(NamedTuple):
-    """A sweep whose ends hold no times, and what those came to, pair by pair."""
+def rebuilt(observed: Observed) -> tuple[Sweep, tuple[Summary, ...]]:
+    """A sweep whose ends hold no times, and what those came to, pair by pair.
 
-    sweep: Sweep
-    summaries: tuple[Summary, ...]
-
-
-def rebuilt(observed: Observed) -> Rebuilt:
-    """Undo what `observe` does, as far as it can be undone."""
+    It undoes what `observe` does, as far as that can be undone.
+    """
     digests = grouped((one.turn, one) for one in observed.digests)
     rungs: dict[int, int] = {}
     for one in observed.digests:
         if one.phase == "ladder":
             rungs[one.size_bytes] = max(rungs.get(one.size_bytes, 0), one.operations)
     whole = [(one, digests.get(one.turn, [])) for one in observed.tried]
-    untimed = any(_came_to(one, own)[1] == UNTIMED for one, own in whole)
-    return Rebuilt(
+    untimed = any(_came_to(one, own)[1] for one, own in whole)
+    return (
         Sweep(
             ladder=tuple(Ladder(size, 0, count) for size, count in sorted(rungs.items())),
             rounds=(),
@@ -303,22 +343,21 @@ def rebuilt(observed: Observed) -> Rebuilt:
 
 
 def _pair(one: PairResult, own: Sequence[Digest], backend: str) -> PairSamples:
-    ways = one.net.split(BETWEEN_WAYS)
-    state, error = _came_to(one, own)
-    lost = _lost(one)
+    state, untimed = _came_to(one, own)
     ends = [
-        None if name in lost else End(name, state, error=said, moved=moved, net=way)
-        for name, moved, way in ((one.a, one.moved_a, ways[0]), (one.b, one.moved_b, ways[-1]))
-        for said in (error if one.stood_still in ("", name) else "",)
+        None
+        if name in one.lost
+        else End(name, state, (), untimed or end.error, moved=end.moved, net=end.net)
+        for name, end in ((one.a, one.first), (one.b, one.second))
     ]
     return PairSamples(*one.turn, backend, *ends)
 
 
 def _summary(one: PairResult, own: Sequence[Digest]) -> Summary:
-    ladder = sorted((each for each in own if each.phase == "ladder"), key=lambda d: d.size_bytes)
-    state, error = _came_to(one, own)
-    if _lost(one):
+    if one.lost:
         return Summary("absent", (), "")
+    state, untimed = _came_to(one, own)
+    ladder = sorted((each for each in own if each.phase == "ladder"), key=lambda d: d.size_bytes)
     return Summary(
         state,
         tuple(
@@ -329,28 +368,14 @@ def _summary(one: PairResult, own: Sequence[Digest]) -> Summary:
             )
             for each in ladder
         ),
-        error,
+        untimed or errors_words({one.a: one.first.error, one.b: one.second.error}),
     )
 
 
-def _lost(one: PairResult) -> tuple[str, ...]:
-    """Whose account of a pair was lost, by what was said of it."""
-    ways = ((one.a,), (one.b,), one.nodes) if one.state == "not_run" else ()
-    return next((names for names in ways if one.error == lost_words(names)), ())
-
-
 def _came_to(one: PairResult, own: Sequence[Digest]) -> tuple[PairState, str]:
-    """Its state, and what was said of it; where an account was lost, by the other end's alone."""
-    if _lost(one):
+    """Its state, by the other end's account where one was lost; and why no times are known."""
+    if one.lost:
         return "measured", ""
     if one.state in ("measured", "not_run") and not own:
         return "not_run", UNTIMED
-    return one.state, _once(one)
-
-
-def _once(one: PairResult) -> str:
-    """What both ends said in the same words is said once."""
-    joint = f"; {one.b}: "
-    body = one.error.removeprefix(f"{one.a}: ")
-    words = body[: max(0, len(body) - len(joint)) // 2]
-    return words if words and one.error == f"{one.a}: {words}{joint}{words}" else one.error
+    return one.state, ""

@@ -29,9 +29,9 @@ from preflight.report.markup import STEPS
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from preflight.fabric.blame import Blame
     from preflight.fabric.decoding.sensitivity import Events, Slower, Turn
     from preflight.fabric.observed import Digest, Observed
+    from preflight.report.document import BlameRow
 
 
 _ROWS = ("node", "endpoint", "leaf_rail")
@@ -68,13 +68,13 @@ def blamed_turns(found: Iterable[Accused], observed: Observed) -> frozenset[Turn
     )
 
 
-def accused(blames: Iterable[Blame], observed: Observed) -> tuple[Accused, ...]:
+def accused(blames: Iterable[BlameRow], observed: Observed) -> tuple[Accused, ...]:
     """Find the rows and cells of each blame."""
     known = {f"{one.a}-{one.b}": (one.a, one.b) for one in observed.tried}
     return tuple(_accused(blame, known, observed.nodes) for blame in blames)
 
 
-def _accused(blame: Blame, known: dict[str, tuple[str, str]], nodes: Sequence[str]) -> Accused:
+def _accused(blame: BlameRow, known: dict[str, tuple[str, str]], nodes: Sequence[str]) -> Accused:
     shared = blame.kind == "systemic"
     pairs = () if shared else (known[name] for name in blame.pairs if name in known)
     rows = blame.culprits or (blame.component,)
@@ -272,6 +272,7 @@ def cells(
             row_of(
                 Cell,
                 tried,
+                error=tried.error,
                 bandwidth=_speed(large.get(turn), wire.get(turn), usual),
                 latency=_time(small.get(turn), slow.get(turn)),
                 spikes=spikes.get(turn),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from preflight.core.registry import Entry
-    from preflight.fabric.blame import Blame
+    from preflight.report.document import BlameRow
 
 COUNTED = (
     (Outcome.OK, "ok"),
@@ -50,7 +50,7 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 def findings(
-    entries: Iterable[Entry], blames: Sequence[Blame] = (), suspected: Collection[str] = ()
+    entries: Iterable[Entry], blames: Sequence[BlameRow] = (), suspected: Collection[str] = ()
 ) -> tuple[Finding, ...]:
     """Group verdicts that are not fine by their cause, then merge identical ones over subjects.
 
@@ -73,10 +73,10 @@ def findings(
     return tuple(sorted(found, key=lambda finding: NOT_FINE.index(finding.outcome)))
 
 
-def _causes(entry: Entry, own: Sequence[Blame]) -> list[tuple[str, str]]:
+def _causes(entry: Entry, own: Sequence[BlameRow]) -> list[tuple[str, str]]:
     """Under each whom it condemns, and why: two checks that name one culprit are one finding."""
     subjects: Sequence[str] = entry.verdict.culprits or (entry.verdict.blame or entry.subject,)
-    if len(own) > 1 and entry.verdict.blame == components(own):
+    if len(own) > 1 and entry.verdict.blame == components(one.component for one in own):
         # A path with a fault of its own, beside that of its end, is a second finding.
         told = (name for one in own for name in one.culprits or (one.component,))
         subjects = tuple(dict.fromkeys(told))
@@ -91,7 +91,7 @@ def _tell_apart(groups: dict[tuple[str, str], list[Entry]]) -> None:
             groups[each[0]] += groups.pop((both, cause))
 
 
-def _joined(subject: str, group: Sequence[Entry], blame: Blame | None) -> Finding:
+def _joined(subject: str, group: Sequence[Entry], blame: BlameRow | None) -> Finding:
     worst = min(group, key=lambda entry: NOT_FINE.index(entry.verdict.outcome))
     from_sweep = blame is not None and len(worst.nodes) > 1
     return Finding(

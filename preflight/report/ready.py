@@ -8,6 +8,7 @@ from msgspec import Struct, convert
 from msgspec.structs import replace
 
 from preflight.core.thresholds import SHIPPED, Thresholds
+from preflight.fabric.decoding.culprit import OF_A_NODE
 from preflight.fabric.decoding.sensitivity import sensitivity
 from preflight.fabric.schedule import turn_of
 from preflight.fleet.nodeset import fold, two_of
@@ -245,22 +246,23 @@ def pair_rows(
 
 def blame_row(one: Blame) -> BlameRow:
     """A component that is to blame."""
-    return row_of(BlameRow, one, pairs=tuple(one.pairs))
+    pairs = tuple("-".join(ends) for ends in one.pairs)
+    return row_of(BlameRow, one, component=one.component, pairs=pairs, culprits=one.culprits)
 
 
 _MISSED_ROWS = 512
 
 
 def missed_rows(
-    observed: Observed | None, blamed: Collection[str] = (), limits: Thresholds = SHIPPED
+    observed: Observed | None, blames: Iterable[BlameRow] = (), limits: Thresholds = SHIPPED
 ) -> tuple[MissedRow, ...]:
     """The dullest looks first: those that only a frequent event would have been seen in.
 
-    `blamed`: nodes that are condemned already; what was measured with them says nothing of others.
+    What was measured with nodes that are blamed says nothing of others.
     """
     if observed is None:
         return ()
-    out = frozenset(blamed)
+    out = frozenset(one.component for one in blames if one.kind in OF_A_NODE)
     left = replace(
         observed,
         nodes=tuple(name for name in observed.nodes if name not in out),

@@ -14,7 +14,6 @@ from msgspec import Meta, Struct
 from preflight.check import FLEET
 from preflight.core.registry import Entry
 from preflight.core.statistics import median, nearest_rank
-from preflight.fabric.blame import Blame
 from preflight.fleet.nodeset import two_of
 from preflight.report.document import row_of
 from preflight.report.findings import Finding, findings, suspicions
@@ -23,7 +22,7 @@ from preflight.verdict import Outcome, Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from preflight.report.document import BlameRow, Report, VerdictRow
+    from preflight.report.document import Report, VerdictRow
 
 
 MOST_BAD = 20_000
@@ -170,7 +169,7 @@ def found_in(report: Report) -> tuple[Finding, ...]:
     """Find the causes again."""
     entries = entries_of(report)
     suspected = suspicions(entries, len(report.fleet.nodes) - len(report.fleet.left_out))
-    return findings(entries, tuple(map(blame_of, report.blames)), suspected)
+    return findings(entries, report.blames, suspected)
 
 
 def entries_of(report: Report) -> tuple[Entry, ...]:
@@ -190,8 +189,3 @@ def nodes_of(subject: str, known: frozenset[str]) -> tuple[str, ...]:
 def verdict_of(row: VerdictRow) -> Verdict:
     """The verdict that a row tells."""
     return msgspec.convert(row, Verdict, from_attributes=True)
-
-
-def blame_of(row: BlameRow) -> Blame:
-    """Whom a row blames."""
-    return row_of(Blame, row)  # of a later preflight also of a kind that we do not know

@@ -104,9 +104,8 @@ def conclude(
     suspected = suspicions(entries, len(names))
     systemic = [f"{b.sentence}; {b.advice}" for b in decoded.blames if b.kind == "systemic"]
     again = filter(None, [unsettled_words(measured), *unread_words(measured)]) if measured else ()
-    blamed = [one.component for one in decoded.blames if one.kind in ("node", "endpoint")]
-    observed = decoded.observed
-    missed = missed_rows(observed, blamed, run.judgement.sweep_limits)
+    blames = tuple(map(blame_row, decoded.blames))
+    missed = missed_rows(decoded.observed, blames, run.judgement.sweep_limits)
     report = Report(
         preflight=__version__,
         run=run.nonce,
@@ -126,7 +125,7 @@ def conclude(
         fleet=fleet_row(names, run.fleet.origin, ready, run.fleet.leaves),
         **of_entries(entries),
         pairs=pair_rows(measured, decoded.seen, pairs_of(run.rounds)) if measured else (),
-        blames=tuple(blame_row(one) for one in decoded.blames),
+        blames=blames,
         suspicions=(*suspected.values(), *systemic, *again),
         coverage=_coverage(run, names, past),
         missed=missed,
@@ -134,7 +133,7 @@ def conclude(
         measured_in=run.fleet.measured_in[0],
     )
     well, unheard = report.exit == 0, ""
-    found = findings(entries, decoded.blames, suspected)
+    found = findings(entries, blames, suspected)
     if entries:
         report = outputs.write_report(report)
         outputs.write(PAGE, _page(run, report, found, outputs).encode())
@@ -144,7 +143,7 @@ def conclude(
     ended = interrupted or broke or report.lost or report.counts.get(Outcome.BROKEN)
     late = run.settings.fail_fast == "never" and not ended
     short_of_s = run.settings.wall_s if late else None
-    hint = next_command(run.fleet, ready, by_pairs=bool(decoded.blames), short_of_s=short_of_s)
+    hint = next_command(run.fleet, ready, by_pairs=bool(blames), short_of_s=short_of_s)
     return Conclusion(report, found, outputs, hint, unheard, unsaved=well and report.exit != 0)
 
 
@@ -164,7 +163,7 @@ def _page(
     if sweep is None or not sweep.pairs:
         return page(report, told)
     observed = decoded.observed if decoded.observed is not None else observe(sweep)
-    blamed = accused(decoded.blames, observed)
+    blamed = accused(report.blames, observed)
     return page(
         report,
         told,

@@ -20,12 +20,12 @@ from tests.simulate.score import score
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from preflight.fabric.decoding.parts import Found
+    from preflight.fabric.decoding.culprit import Culprit
     from preflight.fabric.observed import Observed
     from tests.bench.fabrics import Case
     from tests.simulate.truth import Planted
 
-    Decoder = Callable[[Observed], Sequence[Found]]
+    Decoder = Callable[[Observed], Sequence[Culprit]]
 
 
 class Fault(Struct, frozen=True):
@@ -52,9 +52,9 @@ class Outcome(Struct, frozen=True, kw_only=True):
     cpu_s: float
 
 
-def decoder(observed: Observed) -> Sequence[Found]:
+def decoder(observed: Observed) -> Sequence[Culprit]:
     """Ours, with what it says against the fabric as a whole left out: that names nobody."""
-    return find(observed).found
+    return find(observed).culprits
 
 
 def decode(one: Case, decoder: Decoder = decoder) -> Outcome:
@@ -84,7 +84,7 @@ def decode(one: Case, decoder: Decoder = decoder) -> Outcome:
     )
 
 
-def said(one: Found) -> str:
+def said(one: Culprit) -> str:
     """A finding in a few words."""
     names = " | ".join(part.name for part in one.among)
     return f"{one.symptom}: {names} ({one.confidence:.2f})"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.fabric.decoding.parts import Found
+from preflight.fabric.decoding.culprit import Culprit
 from tests.bench import fabric, full
 from tests.bench.accuracy import by_kind, by_size, rows
 from tests.bench.decoding import decode
@@ -29,19 +29,19 @@ class _Oracle:
     def __init__(self, one: Case) -> None:
         self._planted = make(one).planted
 
-    def __call__(self, observed: Observed) -> Sequence[Found]:
+    def __call__(self, observed: Observed) -> Sequence[Culprit]:
         del observed
         return [
-            Found(among=one.among, symptom=min(SYMPTOMS[one.fault.kind]), confidence=1.0)
+            Culprit(among=one.among, symptom=min(SYMPTOMS[one.fault.kind]), confidence=1.0)
             for one in self._planted
         ]
 
 
-def _wrong(observed: Observed) -> Sequence[Found]:
+def _wrong(observed: Observed) -> Sequence[Culprit]:
     """Blames the first node for whatever there is."""
     from tests.simulate.faults import node
 
-    return [Found(among=(node(observed.nodes[0]),), symptom="late", confidence=1.0)]
+    return [Culprit(among=(node(observed.nodes[0]),), symptom="late", confidence=1.0)]
 
 
 def test_a_case_is_its_id() -> None:

@@ -12,15 +12,15 @@ from tests.bench.decoding import decode
 from tests.bench.fabrics import case, make
 
 if TYPE_CHECKING:
-    from preflight.fabric.decoding.parts import Found
+    from preflight.fabric.decoding.culprit import Culprit
 
 
 def decoded(name: str) -> dict[str, list[str] | str]:
     """What the decoder finds in one simulated fabric, in its own order, and what was planted."""
     findings = find(make(case(name)).observed)
-    scored = decode(case(name), lambda _: findings.found)
+    scored = decode(case(name), lambda _: findings.culprits)
     return {
-        "found": [_text(one) for one in findings.found],
+        "found": [_text(one) for one in findings.culprits],
         "doubted": [f"{part.kind} {part.name}" for part in findings.doubted],
         "systemic": findings.systemic,
         "planted": [f"{one.fate}: {one.what} {one.where}" for one in scored.faults],
@@ -28,7 +28,7 @@ def decoded(name: str) -> dict[str, list[str] | str]:
     }
 
 
-def _text(one: Found) -> str:
+def _text(one: Culprit) -> str:
     """Every field; numbers to six digits, which is beyond what a C library's log() changes."""
     words = [
         f"{one.symptom}: " + " | ".join(f"{part.kind} {part.name}" for part in one.among),

@@ -10,7 +10,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from preflight.fabric.observed import CUT_MEDIANS, KEPT, Digest, Observed, PairResult, Standout
+from preflight.fabric.observed import (
+    CUT_MEDIANS,
+    KEPT,
+    Digest,
+    EndResult,
+    Observed,
+    PairResult,
+    Standout,
+)
 from tests.simulate.stream import middle, rank
 
 if TYPE_CHECKING:
@@ -34,8 +42,8 @@ def observed(scene: Scene) -> Observed:
                 rail=one.rail,
                 round=one.round,
                 state=one.state,
-                error=one.error,
-                net=nets[one.rail],
+                first=EndResult(error=one.error, net=nets[one.rail]),
+                second=EndResult(error=one.error, net=nets[one.rail]),
             )
         )
         digests += [_digest(one, part) for part in one.parts]

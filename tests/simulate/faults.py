@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from preflight.fabric.decoding.parts import Component, Symptom
+from preflight.fabric.decoding.culprit import Component, Symptom
 
 if TYPE_CHECKING:
     from tests.simulate.fabric import Fabric, Spot
@@ -53,22 +53,22 @@ class Fault(Struct, frozen=True, kw_only=True):
 
 def node(name: str) -> Component:
     """All rails of a node."""
-    return Component("node", name, (name,))
+    return Component("node", (name,))
 
 
 def endpoint(name: str, rail: int) -> Component:
     """One rail of a node."""
-    return Component("endpoint", f"{name} rail {rail}", (name,), rail)
+    return Component("endpoint", (name,), rail)
 
 
 def path(a: str, b: str, rail: int | None = None) -> Component:
     """What lies between two nodes, given in fleet order; on one rail, or on all."""
-    return Component("path", f"{a}-{b}" if rail is None else f"{a}-{b} rail {rail}", (a, b), rail)
+    return Component("path", (a, b), rail)
 
 
 def leaf_rail(fabric: Fabric, leaf: str, rail: int) -> Component:
     """One rail of all nodes under a leaf switch."""
-    return Component("leaf_rail", f"{leaf} rail {rail}", fabric.under(leaf), rail)
+    return Component("leaf_rail", fabric.under(leaf), rail, leaf)
 
 
 def spots(component: Component, rails: int) -> frozenset[Spot]:

@@ -11,7 +11,7 @@ from tests.simulate.faults import Fault, endpoint, leaf_rail, node, path, spots
 if TYPE_CHECKING:
     from random import Random
 
-    from preflight.fabric.decoding.parts import Component
+    from preflight.fabric.decoding.culprit import Component
     from tests.simulate.fabric import Fabric, Spot
 
 LEAST_UNDER_LEAF = 4

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from preflight.fabric.decoding.parts import Component, Found
+from preflight.fabric.decoding.culprit import Component, Culprit
 from tests.simulate.faults import SYMPTOMS, spots
 
 if TYPE_CHECKING:
@@ -30,11 +30,11 @@ class Score(Struct, frozen=True):
 
     fates: tuple[Fate, ...]
     """By planted fault, in the order of the truth."""
-    wrong: tuple[Found, ...]
+    wrong: tuple[Culprit, ...]
     """What blames healthy parts."""
 
 
-def score(planted: Sequence[Planted], found: Sequence[Found], rails: int) -> Score:
+def score(planted: Sequence[Planted], found: Sequence[Culprit], rails: int) -> Score:
     """Hold findings against the truth of a fabric with so many rails."""
     plain = [(one, {_plain(part, rails) for part in one.among}) for one in found]
     faulty = {_plain(one.component, rails) for one in planted}
@@ -72,7 +72,7 @@ def _nested(one: Component, faulty: Component, rails: int) -> bool:
     return mine <= its or (mine >= its and set(one.nodes) <= set(faulty.nodes))
 
 
-def _fate(planted: Planted, found: Sequence[tuple[Found, set[Component]]], rails: int) -> Fate:
+def _fate(planted: Planted, found: Sequence[tuple[Culprit, set[Component]]], rails: int) -> Fate:
     part = _plain(planted.component, rails)
     fits = SYMPTOMS[planted.fault.kind]
     allowed = {_plain(one, rails) for one in planted.among}
@@ -98,4 +98,4 @@ def _plain(part: Component, rails: int) -> Component:
         rail, kind = None, "node" if kind == "endpoint" else kind
     if kind == "path":
         nodes = tuple(sorted(nodes))
-    return Component(kind, "", nodes, rail)
+    return Component(kind, nodes, rail)

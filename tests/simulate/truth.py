@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from preflight.fabric.decoding.parts import Component
+from preflight.fabric.decoding.culprit import Component
 from tests.simulate.faults import Fault, endpoint, leaf_rail, node, path, spots
 from tests.simulate.power import Events, apart, of_events, of_shift, together
 from tests.simulate.stream import checked

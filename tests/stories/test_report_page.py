@@ -11,6 +11,7 @@ from preflight.fabric.observed import observe
 from preflight.report.fabric_grid import accused
 from preflight.report.fabric_page import fabric_section
 from preflight.report.page import PAGE, Told, page
+from preflight.report.ready import blame_row
 from preflight.report.since import found_in, night_of
 from preflight.verdict import fail, unknown, warn
 from tests.lab.browser import Browser, why_no_browser
@@ -49,7 +50,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fleet = hosts(4)
     swept = sweep(fleet, lambda a, b: 0.05 if "h3" in (a, b) else 1.0)
     observed = observe(swept)
-    blamed = accused(blame(swept, fleet), observed)
+    blamed = accused(map(blame_row, blame(swept, fleet)), observed)
     beside = Told(found=found_in(told), earlier=tuple(nights), drains=frozenset({"gpu.count"}))
     path = tmp_path_factory.mktemp("page") / PAGE
     drawn = page(

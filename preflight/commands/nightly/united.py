@@ -29,7 +29,7 @@ from preflight.report.findings import Finding, findings, suspicions
 from preflight.report.header import NumberRow, OffRow, Overrides, WaiverRow
 from preflight.report.page import waves_of
 from preflight.report.ready import counts_as_failure, of_entries
-from preflight.report.since import blame_of, entries_of
+from preflight.report.since import entries_of
 from preflight.verdict import WORST_FIRST, Outcome, Verdict, not_run
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def unite(whole: Whole, parts: Sequence[Part]) -> tuple[Report, tuple[Finding, .
         overrides=joined_overrides([report.overrides for report in reports]),
         measured_in=tuple(sorted({name for report in reports for name in report.measured_in})),
     )
-    return united, findings(entries, tuple(map(blame_of, blames)), suspected)
+    return united, findings(entries, blames, suspected)
 
 
 def _entries(whole: Whole, parts: Sequence[Part]) -> tuple[Entry, ...]:
@@ -351,7 +351,7 @@ def fabric_of_waves(
     if seen is None:
         return lambda _: links
     observed = hider.all_of(seen) if hider else seen
-    found = accused(map(blame_of, blames), observed)
+    found = accused(blames, observed)
     room = len(links.encode())
     return lambda most: links + fabric_section(observed, found, told=True, most=most - room)
 

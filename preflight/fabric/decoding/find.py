@@ -16,37 +16,35 @@ from msgspec.structs import astuple, replace
 
 from preflight.core.statistics import shared_cause
 from preflight.core.thresholds import SHIPPED, Thresholds
-from preflight.fabric.decoding.explain import (
-    DOUBT,
+from preflight.fabric.decoding.culprit import (
     EVENTS,
-    FEW,
-    Accepted,
-    Explained,
+    Component,
+    Culprit,
     due_to,
-    explain,
     known,
     within,
 )
+from preflight.fabric.decoding.explain import DOUBT, FEW, Accepted, Explained, explain
+from preflight.fabric.decoding.hard_failures import failures
 from preflight.fabric.decoding.parts import (
     ALL_RAILS,
     SHARE,
-    Component,
     Exposures,
-    Found,
     Key,
     Parts,
     Place,
     Trials,
     meetings,
 )
-from preflight.fabric.decoding.rare_events import Rates, failures, rates_of, watch
+from preflight.fabric.decoding.rare_events import Rates, rates_of, watch
 from preflight.fabric.decoding.shifts import shifts_of
 from preflight.fabric.samples import gc_paused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from preflight.fabric.decoding.parts import Meetings, RetestDoubt, Symptom
+    from preflight.fabric.decoding.culprit import RetestDoubt, Symptom
+    from preflight.fabric.decoding.parts import Meetings
     from preflight.fabric.decoding.rare_events import Watched
     from preflight.fabric.decoding.shifts import LogTimes, Shifts
     from preflight.fabric.observed import Observed
@@ -77,8 +75,8 @@ class RetestComparison:
         """What was seen before anybody was measured again."""
         self.again = watch(met.only(again=True, border=border), least_us)
 
-    def kept(self, one: Found) -> Found | None:
-        """A finding of events in the first rounds, told with all samples; None: it is acquitted.
+    def remaining(self, one: Culprit) -> Culprit | None:
+        """A culprit by events in the first rounds, with all samples; None: the retest clears it.
 
         That takes all who were suspected of it: nobody is named because others were cleared.
         """
@@ -94,12 +92,12 @@ class RetestComparison:
             second_look=next(doubt for doubt in doubts if doubt),
         )
 
-    def _doubt(self, part: Component, one: Found) -> RetestDoubt:
+    def _doubt(self, part: Component, one: Culprit) -> RetestDoubt:
         """Why its second look does not clear it; nothing where it does."""
         first, again = self._looks(part, one)
         if not again.operations or not first.operations:
             return "none"
-        if self._confesses(part):
+        if self._counter_moved(part):
             return "counter_moved"
         share = max(0.0, first.events / first.operations - one.elsewhere)
         expected = share * min(
@@ -108,21 +106,19 @@ class RetestComparison:
         )
         return "" if _at_most(again.events, expected) <= 1 - POWER else "too_short"
 
-    def _looks(self, part: Component, one: Found) -> tuple[_Look, _Look]:
+    def _looks(self, part: Component, one: Culprit) -> tuple[_Look, _Look]:
         late = one.symptom == "late"
         return _look(self.first, part, late=late), _look(self.again, part, late=late)
 
-    def _confesses(self, part: Component) -> bool:
-        again = (one for one in self._observed.tried if one.round >= self._observed.retested)
-        moved = (
-            each
-            for one in again
-            if part.rail in (None, one.rail)
-            for name, theirs in ((one.a, one.moved_a), (one.b, one.moved_b))
+    def _counter_moved(self, part: Component) -> bool:
+        return any(
+            moved.proves
+            for one in self._observed.tried
+            if one.round >= self._observed.retested and part.rail in (None, one.rail)
+            for name in one.nodes
             if name in part.nodes
-            for each in theirs
+            for moved in one.end(name).moved
         )
-        return any(each.proves for each in moved)
 
 
 def _look(watched: Watched, part: Component, *, late: bool) -> _Look:
@@ -195,22 +191,21 @@ _TWO = 2
 _UNPROVEN = 0.3
 
 
-def proven(one: Found, observed: Observed, trials: Trials) -> Found:
+def proven(one: Culprit, observed: Observed, trials: Trials) -> Culprit:
     """Count its cleared partners; with fewer than two partners, or none cleared, name the set.
 
     A partner is cleared that was measured with somebody else whom nothing is found against.
     """
-    part = one.named
-    if part is None or part.kind not in ("node", "endpoint") or one.symptom == "late":
+    part, name = one.component, one.node
+    if part is None or not name or one.symptom == "late":
         return one
-    (name,) = part.nodes
-    partners = {each.b if each.a == name else each.a for each in trials.of(name, part.rail)}
+    partners = {each.partner(name) for each in trials.of(name, part.rail)}
     fine = trials.fine(part.rail)
     cleared = partners & fine
     if name in observed.silent or (len(partners) >= _TWO and cleared):
         return replace(one, cleared_partners=len(cleared))
-    others = [Component.of(part.kind, (each,), part.rail) for each in sorted(partners - fine)]
-    paths = [Component.of("path", (name, each), part.rail) for each in sorted(partners)]
+    others = [Component(part.kind, (each,), part.rail) for each in sorted(partners - fine)]
+    paths = [Component("path", (name, each), part.rail) for each in sorted(partners)]
     among = (part, *others, *paths) if len(partners) < _TWO else (part, *others)
     return replace(one, among=among, confidence=_UNPROVEN, cleared_partners=len(cleared))
 
@@ -218,7 +213,7 @@ def proven(one: Found, observed: Observed, trials: Trials) -> Found:
 class Findings(Struct, frozen=True, kw_only=True):
     """What is wrong with a fabric, worst first within each kind of symptom."""
 
-    found: tuple[Found, ...] = ()
+    culprits: tuple[Culprit, ...] = ()
     systemic: str = ""
     """Why so many faults at once are likelier one shared cause; nothing where they are not."""
     doubted: tuple[Component, ...] = ()
@@ -227,18 +222,12 @@ class Findings(Struct, frozen=True, kw_only=True):
     @property
     def nodes(self) -> frozenset[str]:
         """Every node that is named for sure, or a rail of it."""
-        return _nodes(self.found)
+        return frozenset(one.node for one in self.culprits if one.node)
 
     @property
     def lossy(self) -> frozenset[str]:
         """Those that are named for what they lose or hold up: any of their pairs may suffer."""
-        return _nodes([one for one in self.found if one.symptom in EVENTS])
-
-
-def _nodes(found: Sequence[Found]) -> frozenset[str]:
-    parts = (one.named for one in found if one.named is not None)
-    names = (part.nodes for part in parts if part.kind in ("node", "endpoint"))
-    return frozenset(name for some in names for name in some)
+        return frozenset(one.node for one in self.culprits if one.node and one.symptom in EVENTS)
 
 
 @gc_paused()
@@ -247,33 +236,33 @@ def find(observed: Observed, thresholds: Thresholds = SHIPPED) -> Findings:
     limit = thresholds.of(observed.backend)
     met = meetings(observed)
     searches = list(_searches(observed, met, limit))
-    found = _with_found(failures(observed), searches)
+    culprits = _with_searched(failures(observed), searches)
     doubted = [each.parts.component(key) for each in searches for key in each.explained.doubted]
     if observed.retested:
-        found = _not_acquitted(found, observed, met, limit)
-    trials = _trials(found, observed)
-    found = [_with_pairs(proven(one, observed, trials), trials) for one in found]
+        culprits = _not_acquitted(culprits, observed, met, limit)
+    trials = _trials(culprits, observed)
+    culprits = [_with_pairs(proven(one, observed, trials), trials) for one in culprits]
     return Findings(
-        found=tuple(found),
-        systemic=_systemic(found, observed),
+        culprits=tuple(culprits),
+        systemic=_systemic(culprits, observed),
         doubted=tuple(dict.fromkeys(doubted)),
     )
 
 
 def _not_acquitted(
-    found: Sequence[Found], observed: Observed, met: Meetings, limit: Limit
-) -> list[Found]:
+    culprits: Sequence[Culprit], observed: Observed, met: Meetings, limit: Limit
+) -> list[Culprit]:
     """Keep what the scheduled rounds showed of events, unless a second look has cleared it."""
     second = RetestComparison(observed, met, limit("spike_us"))
-    kept = list(found)
+    kept = list(culprits)
     # By these events the scheduled rounds alone would have named somebody.
-    for one in _with_found([], _events(second.first, observed, limit)):
-        left, among = second.kept(one), set(one.among)
+    for one in _with_searched([], _events(second.first, observed, limit)):
+        left, among = second.remaining(one), set(one.among)
         if left is None:
             kept = [
                 each
                 for each in kept
-                if each.named or each.symptom != one.symptom or not among.issuperset(each.among)
+                if each.component or each.symptom != one.symptom or not among.issuperset(each.among)
             ]
         elif not known(left, kept) and not any(_same_events(one, each) for each in kept):
             kept = [each for each in kept if not due_to(left, each)]
@@ -281,43 +270,42 @@ def _not_acquitted(
     return kept + [one for one in _seen_again(second, observed, limit) if not known(one, kept)]
 
 
-def _same_events(one: Found, other: Found) -> bool:
+def _same_events(one: Culprit, other: Culprit) -> bool:
     """Whether all rounds together already suspect what the first alone do, or a part of it."""
     if one.symptom != other.symptom:
         return False
-    inner = other.named
+    inner = other.component
     return any(part in other.among or (inner and within(inner, part)) for part in one.among)
 
 
-def _seen_again(second: RetestComparison, observed: Observed, limit: Limit) -> list[Found]:
+def _seen_again(second: RetestComparison, observed: Observed, limit: Limit) -> list[Culprit]:
     """Paths whose events came again when they were measured again."""
     counted = joined(second.first.wire, second.again.wire)
     rates, parts = rates_of(counted, limit), Parts(counted.places, observed.leaves)
     accepted = hot_again(parts, rates, len(second.first.wire.places), SHARE)
-    return _with_found([], [_Search("spikes", Explained(accepted, []), parts, counted)])
+    return _with_searched([], [_Search("spikes", Explained(accepted, []), parts, counted)])
 
 
-def _with_found(found: list[Found], searches: Iterable[_Search]) -> list[Found]:
+def _with_searched(culprits: list[Culprit], searches: Iterable[_Search]) -> list[Culprit]:
     """And what these searches add that is not accounted for by what was found before it."""
     for search in searches:
         for one in search.explained.accepted:
-            fresh = _found(search, one)
-            found = [each for each in found if not due_to(fresh, each)]
-            if not known(fresh, found):
-                found.append(fresh)
-    return found
+            fresh = _culprit(search, one)
+            culprits = [each for each in culprits if not due_to(fresh, each)]
+            if not known(fresh, culprits):
+                culprits.append(fresh)
+    return culprits
 
 
-def _trials(found: Sequence[Found], observed: Observed) -> Trials:
-    named = [one.named for one in found if one.named is not None]
+def _trials(culprits: Sequence[Culprit], observed: Observed) -> Trials:
     return Trials(
         observed,
-        suspected={name for one in found for part in one.among for name in part.nodes},
-        blamed={name for part in named if part.kind in ("node", "endpoint") for name in part.nodes},
+        suspected={name for one in culprits for part in one.among for name in part.nodes},
+        blamed={one.node for one in culprits if one.node},
     )
 
 
-def _with_pairs(one: Found, trials: Trials) -> Found:
+def _with_pairs(one: Culprit, trials: Trials) -> Culprit:
     """A late host is seen by its own clock alone: whoever was paired with it waited for it."""
     if one.pairs:
         return one
@@ -385,9 +373,9 @@ def _wrong(observed: Observed) -> Exposures:
     )
 
 
-def _found(search: _Search, one: Accepted) -> Found:
+def _culprit(search: _Search, one: Accepted) -> Culprit:
     parts, counted = search.parts, search.counted
-    found = Found(
+    culprit = Culprit(
         among=tuple(parts.component(key) for key in (one.key, *one.ties)),
         symptom=search.symptom,
         confidence=round(1 - math.exp(-max(0.05, one.margin)), 3),
@@ -395,12 +383,12 @@ def _found(search: _Search, one: Accepted) -> Found:
         strength=one.strength,
     )
     if counted is None:
-        return found
+        return culprit
     events = sum(counted.events[row] for row in one.through)
     operations = sum(counted.operations[row] for row in one.through)
     others = sum(counted.operations) - operations
     return replace(
-        found,
+        culprit,
         events=events,
         operations=operations,
         worst_us=max(counted.worst_us[row] for row in one.through),
@@ -408,12 +396,12 @@ def _found(search: _Search, one: Accepted) -> Found:
     )
 
 
-def _systemic(found: Sequence[Found], observed: Observed) -> str:
+def _systemic(culprits: Sequence[Culprit], observed: Observed) -> str:
     """Counted on nodes after decoding, never on pairs: one slow host makes many pairs bad."""
     causes: dict[str, set[str]] = {}
-    for one in found:
-        if one.named is not None and one.named.kind in ("node", "endpoint"):
-            causes.setdefault(one.symptom, set()).update(one.named.nodes)
+    for one in culprits:
+        if one.node:
+            causes.setdefault(one.symptom, set()).add(one.node)
     everyone = len(observed.nodes)
     for nodes in causes.values():
         if shared_cause(len(nodes), everyone):

@@ -9,78 +9,20 @@ from __future__ import annotations
 from collections import defaultdict
 from functools import cached_property
 from operator import itemgetter
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
-from msgspec.structs import replace
+
+from preflight.fabric.decoding.culprit import Component
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+    from preflight.fabric.decoding.culprit import PartKind
     from preflight.fabric.observed import Digest, Observed, PairResult
     from preflight.fabric.samples import Phase
 
     SizePhase = tuple[int, Phase]
-
-
-PartKind = Literal["node", "endpoint", "path", "leaf_rail"]
-"""`endpoint`: one rail of one node (GPU, PCIe, NIC, cable, leaf port). `path`: between two nodes,
-both of them fine. `leaf_rail`: one rail of all nodes under a leaf switch."""
-
-Symptom = Literal["slow", "latency", "spikes", "late", "corrupt", "hung", "no_connect", "broken"]
-"""`late`: the host began its operations late; the network was as fast as its peers'."""
-
-
-RetestDoubt = Literal["", "none", "too_short", "counter_moved"]
-"""Why a clean second look does not acquit: there was none, it was shorter than what was first seen
-takes to come again, or a counter moved in it."""
-
-
-class Component(Struct, frozen=True, order=True):
-    """One part, at the level at which it can be repaired or left out."""
-
-    kind: PartKind
-    name: str
-    """"h3", "h3 rail 2", "h1-h2", "h1-h2 rail 2", "leaf4 rail 2"."""
-    nodes: tuple[str, ...]
-    """One; two of a path; all under a leaf."""
-    rail: int | None = None
-    """None: on all rails."""
-
-    @classmethod
-    def of(cls, kind: PartKind, nodes: tuple[str, ...], rail: int | None = None) -> Component:
-        """A node or path, or one rail of it, by the name that reports write."""
-        return cls(kind, "-".join(nodes) + ("" if rail is None else f" rail {rail}"), nodes, rail)
-
-
-class Found(Struct, frozen=True, kw_only=True):
-    """One fault: the component, or the set among which it must lie, and what it explains."""
-
-    among: tuple[Component, ...]
-    """Exactly one where it is named; more where the samples do not tell them apart."""
-    symptom: Symptom
-    confidence: float
-    """0 to 1: how far the samples at hand exclude other explanations."""
-    pairs: tuple[tuple[str, str], ...] = ()
-    """The bad pairs that it explains."""
-    cleared_partners: int = 0
-    """How many distinct partners of it are fine with somebody else."""
-    events: int = 0
-    """Of spikes and late starts: how many, in how many operations, and the longest of them."""
-    operations: int = 0
-    worst_us: float = 0.0
-    elsewhere: float = 0.0
-    """Events per operation in the rest of the fabric."""
-    strength: float = 0.0
-    """Of a shift: in log time, 0.1 is 10 % slower. Of events: how many more per operation."""
-
-    second_look: RetestDoubt = ""
-    """Of events that were seen in the scheduled rounds and not again: why that acquits nobody."""
-
-    @property
-    def named(self) -> Component | None:
-        """The culprit, where there is exactly one."""
-        return self.among[0] if len(self.among) == 1 else None
 
 
 PENALTY = {"endpoint": 0.0, "node": 2.0, "leaf_rail": 2.0, "path": 4.0}
@@ -244,9 +186,10 @@ class Parts:
     def component(self, key: Key) -> Component:
         """The part as reports name it."""
         rail = key.rail if key.rail >= 0 else None
+        if key.kind == "leaf_rail":
+            return Component(key.kind, tuple(self._under[key.one]), rail, leaf=key.one)
         ends = (key.one, key.other) if key.kind == "path" else (key.one,)
-        part = Component.of(key.kind, ends, rail)
-        return part if key.kind != "leaf_rail" else replace(part, nodes=tuple(self._under[key.one]))
+        return Component(key.kind, ends, rail)
 
 
 class Exposures(Struct):

@@ -1,4 +1,4 @@
-"""Spikes, late starts and hard failures: what stood out, and how often by chance.
+"""Spikes and late starts: what stood out, and how often by chance.
 
 What both ends saw is the network's. Where only one end waited, the other end's own gap before the
 operation says whether that host began late; if it does not, the delay was on the wire: a loss in
@@ -16,16 +16,13 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.core.statistics import median
-from preflight.fabric.decoding.explain import decode_rails
-from preflight.fabric.decoding.parts import ALL_RAILS, Component, Exposures, Found, Place
+from preflight.fabric.decoding.parts import ALL_RAILS, Exposures, Place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from preflight.fabric.decoding.explain import Culprit
-    from preflight.fabric.decoding.parts import Meetings, PartKind, SizePhase, Symptom
-    from preflight.fabric.observed import Digest, Observed, PairResult, Standout
-    from preflight.fabric.samples import PairState
+    from preflight.fabric.decoding.parts import Meetings, SizePhase
+    from preflight.fabric.observed import Digest, Standout
 
 
 MEDIANS = 20.0
@@ -153,53 +150,6 @@ def _clusters(marks: Sequence[Mark]) -> list[list[Mark]]:
             clusters.append([])
         clusters[-1].append(mark)
     return clusters
-
-
-_SYMPTOMS: Mapping[PairState, Symptom] = {
-    "hung": "hung",
-    "no_connect": "no_connect",
-    "absent": "broken",
-    "error": "broken",
-}
-_WORST_FIRST: tuple[Symptom, ...] = ("hung", "no_connect", "broken")
-_MOST_OF_THE_RAILS = 0.5
-
-
-def failures(observed: Observed) -> list[Found]:
-    """Decode what failed outright: no statistics are needed for it."""
-    bad = {one.path: one for one in observed.tried if one.bad}
-    if not bad:
-        return []
-    near = {name for a, b, _ in bad for name in (a, b)}
-    involved = [bad.get(one.path, one) for one in observed.tried if one.a in near or one.b in near]
-    rails = len({one.rail for one in observed.tried})
-    found: list[Found] = []
-    for same in decode_rails(involved, observed.silent):
-        if len(same) > _MOST_OF_THE_RAILS * rails:
-            found.append(_found(same, bad.values(), None))
-        else:
-            found += [_found({rail: own}, bad.values(), rail) for rail, own in same.items()]
-    return found
-
-
-def _found(same: Mapping[int, Culprit], bad: Iterable[PairResult], rail: int | None) -> Found:
-    """One fault; `same`: what each rail says of it. On most rails at once it is the whole node."""
-    culprit = next(iter(same.values()))
-    pairs = tuple(dict.fromkeys(pair for each in same.values() for pair in each.pairs))
-    seen = {_SYMPTOMS[one.state] for one in bad if one.nodes in pairs and one.rail in same}
-    kind: PartKind = "node" if rail is None else "endpoint"
-    paths = {"node": (), "path": (culprit.among,), "unresolved": pairs}[culprit.kind]
-    nodes = () if culprit.kind == "path" else culprit.among
-    return Found(
-        among=(
-            *(Component.of(kind, (name,), rail) for name in nodes),
-            *(Component.of("path", ends, rail) for ends in paths),
-        ),
-        symptom=min(seen, key=_WORST_FIRST.index),
-        confidence=culprit.confidence,
-        pairs=pairs,
-        cleared_partners=culprit.cleared_partners,
-    )
 
 
 LEAST_RATE = 1e-6

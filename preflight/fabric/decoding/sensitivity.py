@@ -11,8 +11,9 @@ pairs: a picture by other rules points at healthy nodes where machines are busy.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import defaultdict
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
@@ -27,11 +28,11 @@ from preflight.fabric.decoding.rare_events import (
     rates_of,
     watch,
 )
-from preflight.fabric.decoding.shifts import shifts_of, surprise
+from preflight.fabric.decoding.shifts import scales_of, shifts_of
 from preflight.fabric.samples import gc_paused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from preflight.fabric.decoding.parts import Exposures, Meetings, SizePhase
     from preflight.fabric.decoding.rare_events import Rates
@@ -154,16 +155,10 @@ class _Rule:
         return self._events[each, pairs]
 
     def _needed(self, each: int, pairs: int) -> int | None:
-        low, high = LEAST_EVENTS, LEAST_EVENTS
-        while self._rates.gain_of(high, each, pairs) <= self._threshold:
-            low, high = high, high * 2
-            if high > _MOST_EVENTS:
-                return None
-        while low < high:
-            middle = (low + high) // 2
-            enough = self._rates.gain_of(middle, each, pairs) > self._threshold
-            low, high = (low, middle) if enough else (middle + 1, high)
-        return high
+        counts = range(LEAST_EVENTS, _MOST_EVENTS)
+        gain = partial(self._rates.gain_of, operations=each, pairs=pairs)
+        place = bisect_right(counts, self._threshold, key=gain)
+        return counts[place] if place < len(counts) else None
 
     def mean(self, events: int, load: _Load) -> float | None:
         """How many it takes on average, so that so many show, and the rate is one that matters."""
@@ -176,7 +171,7 @@ class _Rule:
         if pairs not in self._slower:
             # A pair's own scatter works against it: two scales, nine times in ten, over the pairs.
             needed = self._threshold / pairs
-            scales = _scales_for(needed) + 2.0 / math.sqrt(pairs)
+            scales = scales_of(needed) + 2.0 / math.sqrt(pairs)
             loss = 1 - math.exp(-max(self._model.effect, scales * self._model.scatter))
             self._slower[pairs] = round(loss, 3) if loss < _ALL else None
         return self._slower[pairs]
@@ -269,14 +264,10 @@ def mean_for(events: int, moments: int, power: float = POWER) -> float | None:
     low, high = 0.0, 10.0 + 4.0 * events
     while _shows(events, moments, high) < power:
         high *= 2
-    return _least(lambda mean: _shows(events, moments, mean) >= power, low, high)
-
-
-def _least(enough: Callable[[float], bool], low: float, high: float) -> float:
-    """The least number that is enough, of those from one that is not to one that is."""
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
+        enough = _shows(events, moments, middle) >= power
+        low, high = (low, middle) if enough else (middle, high)
     return high
 
 
@@ -294,11 +285,6 @@ def _shows(events: int, moments: int, mean: float) -> float:
         for k in range(first, events)
     )
     return 1.0 - math.fsum(map(math.exp, below))
-
-
-def _scales_for(nats: float) -> float:
-    """How many scales above its peers give so much evidence."""
-    return _least(lambda scales: surprise(scales) >= nats, 0.0, 1e6)
 
 
 Turn = tuple[str, str, int, int]

@@ -220,6 +220,11 @@ def surprise(scales: float) -> float:
     return (_DEGREES + 1) / 2 * math.log1p(scales * scales / _DEGREES)
 
 
+def scales_of(nats: float) -> float:
+    """The deviation whose `surprise` is so much."""
+    return math.sqrt(_DEGREES * math.expm1(2 * nats / (_DEGREES + 1)))
+
+
 _LEAST_US = 1e-3
 
 

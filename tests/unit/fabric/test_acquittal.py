@@ -9,16 +9,18 @@ from msgspec.structs import replace
 
 from preflight.core.thresholds import SHIPPED
 from preflight.fabric.decoding import find
+from preflight.fabric.decoding.culprit import Component, Culprit
 from preflight.fabric.decoding.find import RetestComparison
-from preflight.fabric.decoding.parts import Component, Found, meetings
+from preflight.fabric.decoding.parts import meetings
+from preflight.fabric.observed import EndResult
 from preflight.fabric.samples import Moved
 from tests.unit.fabric.fabrics import Made
 
 if TYPE_CHECKING:
     from preflight.fabric.observed import Observed
 
-N2, N5 = (Component("node", name, (name,)) for name in ("n2", "n5"))
-SEEN = Found(among=(N2, N5), symptom="spikes", confidence=0.3, events=5, operations=42_000)
+N2, N5 = (Component("node", (name,)) for name in ("n2", "n5"))
+SEEN = Culprit(among=(N2, N5), symptom="spikes", confidence=0.3, events=5, operations=42_000)
 """Of the one pair that both were in: five events among the operations of seven partners."""
 
 
@@ -31,10 +33,10 @@ def looked_again(times: int) -> Observed:
     ).observed()
 
 
-def second_look(observed: Observed) -> Found | None:
+def second_look(observed: Observed) -> Culprit | None:
     """What is left of the finding after it."""
     least_us = SHIPPED.of(observed.backend)("spike_us")
-    return RetestComparison(observed, meetings(observed), least_us).kept(SEEN)
+    return RetestComparison(observed, meetings(observed), least_us).remaining(SEEN)
 
 
 def test_a_long_clean_look_acquits() -> None:
@@ -63,7 +65,7 @@ def test_a_counter_that_moved_meanwhile_is_no_clean_look() -> None:
         (Moved("tcp retransmits", 3), None),
     ):
         tried = tuple(
-            replace(one, moved_b=(moved,)) if one.round >= seen.retested else one
+            replace(one, second=EndResult(moved=(moved,))) if one.round >= seen.retested else one
             for one in seen.tried
         )
         kept = second_look(replace(seen, tried=tried))
@@ -92,10 +94,9 @@ def test_clean_retests_do_not_dilute_what_was_proven() -> None:
         if one.round < 4
     )
     again = replace(seen, tried=tried, digests=digests, retested=2)
-    assert find(again).found == ()
+    assert find(again).culprits == ()
     moved = (Moved("mlx5_0/1 symbol_error", 2),)
-    told = tuple(
-        replace(one, moved_a=moved, moved_b=moved) if one.round >= 2 else one for one in tried
-    )
-    (found,) = find(replace(again, tried=told)).found
+    end = EndResult(moved=moved)
+    told = tuple(replace(one, first=end, second=end) if one.round >= 2 else one for one in tried)
+    (found,) = find(replace(again, tried=told)).culprits
     assert (found.among[0].name, found.events, found.second_look) == ("n4", 10, "counter_moved")

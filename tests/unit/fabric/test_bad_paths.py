@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def named(seen: Observed) -> set[tuple[str, str]]:
     """Symptom and name of everything that is found, sets joined by `|`."""
-    found = find(seen).found
+    found = find(seen).culprits
     return {(one.symptom, " | ".join(part.name for part in one.among)) for one in found}
 
 

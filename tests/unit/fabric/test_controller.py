@@ -113,9 +113,9 @@ def test_an_end_speaks_once(who: Roster) -> None:
     collected = Collected(who)
     assert collected.take("h1", SEEN)
     assert not collected.take("h1", SEEN)
-    assert (collected.told, collected.expected) == (0, 6)
+    assert (collected.complete, collected.expected) == (0, 6)
     assert collected.take("h4", SEEN)
-    assert collected.told == 1
+    assert collected.complete == 1
 
 
 def test_losing_the_store_excuses_all_but_its_host(who: Roster) -> None:

@@ -8,7 +8,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.fabric.decoding.explain import decode
+from preflight.fabric.decoding.hard_failures import decode
 from preflight.fabric.schedule import circle_rounds
 
 
@@ -50,7 +50,7 @@ def test_one_slow_node_is_found_and_no_other_is_blamed(count: int, data: st.Data
     culprit = data.draw(st.sampled_from(fleet(count)))
     rounds = data.draw(st.integers(3, 20))
     found = decode(results(count, {culprit}, set(), rounds))
-    assert [(one.kind, one.among) for one in found] == [("node", (culprit,))]
+    assert [(one.kind, one.nodes) for one in found] == [("node", (culprit,))]
 
 
 @given(st.integers(5, 30), st.data())
@@ -58,7 +58,7 @@ def test_one_bad_path_blames_neither_end(count: int, data: st.DataObject) -> Non
     """Both ends are fine with others, so it is what lies between them."""
     path = data.draw(st.sampled_from(list(combinations(fleet(count), 2))))
     found = decode(results(count, set(), {path}, 1000))
-    assert [(one.kind, one.among) for one in found] == [("path", path)]
+    assert [(one.kind, one.nodes) for one in found] == [("path", path)]
 
 
 @given(st.integers(4, 30), st.sets(st.integers(0, 29), max_size=8))
@@ -68,26 +68,26 @@ def test_nobody_healthy_is_condemned_whatever_the_number_of_faults(
     """All pairs measured: a condemned node is a bad one, however many are bad."""
     bad = {f"h{n}" for n in numbers if n < count}
     found = decode(results(count, bad, set(), 1000))
-    assert {one.among[0] for one in found if one.kind == "node"} <= bad
+    assert {one.node for one in found if one.kind == "node"} <= bad
     assert not [one for one in found if one.kind == "path"]
 
 
 def test_two_nodes_cannot_be_told_apart() -> None:
     """With a single pair the culprit is one of two, and that is what is said."""
     (found,) = decode([Result("h1", "h2", bad=True)])
-    assert (found.kind, found.among) == ("unresolved", ("h1", "h2"))
+    assert (found.kind, found.nodes) == ("unresolved", ("h1", "h2"))
 
 
 def test_a_node_seen_with_one_partner_only_is_not_condemned() -> None:
     """It may be the node or the path; the partner, cleared elsewhere, is not among the suspects."""
     (found,) = decode([Result("h1", "h2", bad=False), Result("h1", "h3", bad=True)])
-    assert (found.kind, found.among) == ("unresolved", ("h3",))
+    assert (found.kind, found.nodes) == ("unresolved", ("h3",))
 
 
 def test_a_node_that_fell_silent_needs_no_guessing() -> None:
     """Its agent vanished, so even its single pair is its own."""
     (found,) = decode([Result("h1", "h2", bad=True)], {"h2"})
-    assert (found.kind, found.among) == ("node", ("h2",))
+    assert (found.kind, found.nodes) == ("node", ("h2",))
 
 
 def test_a_partner_without_the_bad_rail_clears_nobody_of_it() -> None:
@@ -96,4 +96,4 @@ def test_a_partner_without_the_bad_rail_clears_nobody_of_it() -> None:
     tested = [Result(a, b, bad=False) for a, b in combinations(fleet(4), 2)]
     tested += [Result(a, b, bad, rail=1) for a, b, bad in rail_1]
     found = decode(tested)
-    assert [(one.kind, one.among) for one in found] == [("node", ("h1",))]
+    assert [(one.kind, one.nodes) for one in found] == [("node", ("h1",))]

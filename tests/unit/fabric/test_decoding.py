@@ -15,7 +15,7 @@ from tests.unit.fabric.fabrics import Made
 
 def named(made: Made) -> list[tuple[str, str]]:
     """Symptom and name of everything that is found, sets joined by `|`."""
-    found = find(made.observed()).found
+    found = find(made.observed()).culprits
     return sorted((one.symptom, " | ".join(part.name for part in one.among)) for one in found)
 
 
@@ -47,7 +47,7 @@ def test_bandwidth_is_judged_where_the_wire_decides(
         else one
         for one in digests
     ]
-    found = find(replace(seen, digests=tuple(slower))).found
+    found = find(replace(seen, digests=tuple(slower))).culprits
     assert [one.symptom for one in found] == symptoms
 
 
@@ -123,9 +123,9 @@ def test_wrong_sums_are_fatal_even_now_and_then() -> None:
 
 def test_two_nodes_cannot_tell_the_side() -> None:
     """One pair that hung: either end, or what lies between."""
-    (one,) = find(Made(nodes=2, failed=lambda *_: True).observed()).found
+    (one,) = find(Made(nodes=2, failed=lambda *_: True).observed()).culprits
     assert {part.name for part in one.among} == {"n1", "n2", "n1-n2"}
-    assert one.named is None
+    assert one.component is None
 
 
 def test_a_firewall_between_two_only() -> None:
@@ -176,7 +176,7 @@ def test_two_late_hosts_do_not_make_each_other_look_usual() -> None:
         replace(one, standouts=one.standouts or two.standouts)
         for one, two in zip(seen.digests, other.digests, strict=True)
     ]
-    found = find(replace(seen, digests=tuple(both))).found
+    found = find(replace(seen, digests=tuple(both))).culprits
     assert {(one.symptom, one.among[0].name) for one in found} == {("late", "n4"), ("late", "n2")}
 
 
@@ -193,7 +193,7 @@ def test_a_few_calm_pairs_are_no_yardstick_where_events_are_usual() -> None:
         replace(one, standouts=one.standouts[: 5 if calm(one.a, one.b) else 14])
         for one in seen.digests
     ]
-    assert find(replace(seen, backend="gloo", digests=tuple(thinned))).found == ()
+    assert find(replace(seen, backend="gloo", digests=tuple(thinned))).culprits == ()
 
 
 def test_one_calm_pair_of_three_nodes_blames_nobody() -> None:
@@ -222,7 +222,7 @@ def test_the_order_of_samples_does_not_matter(seed: int, nodes: int) -> None:
     shuffle(tried)
     shuffle(digests)
     mixed = replace(seen, tried=tuple(tried), digests=tuple(digests))
-    assert [one.among for one in find(mixed).found] == [one.among for one in find(seen).found]
+    assert [one.among for one in find(mixed).culprits] == [one.among for one in find(seen).culprits]
 
 
 def test_two_dead_rails_are_two_endpoints() -> None:

@@ -171,6 +171,16 @@ def test_what_is_no_broken_promise(promised: Promise, backend: str, net: str) ->
     assert decoded(4, lambda *_: net, promised=promised, backend=backend).blames == ()
 
 
+def test_a_node_whose_only_judged_pair_fell_back_is_suspected_alone() -> None:
+    """h1 is cleared by h2, and what h2 and h3 did inside their rack says nothing of h3's NICs."""
+    rack, fell = {"h2", "h3"}, {"h1", "h3"}
+    ways = {frozenset(rack): "P2P MNNVL", frozenset(fell): SOCKET}
+    found = decoded(3, lambda a, b, rail: ways.get(frozenset((a, b)), ib(rail)))
+    (one,) = found.blames
+    assert (one.kind, one.component, one.suspects) == ("unresolved", "h3", ("h3",))
+    assert "NET/Socket eth0 carried h3" in one.sentence
+
+
 def test_a_rack_over_nvlink_proves_no_nic() -> None:
     """h3 over sockets with h4; what the others did inside their rack says nothing of their NICs."""
     pair = {"h3", "h4"}

@@ -13,7 +13,7 @@ from preflight.checks.fabric.test_pairs import judge_allreduce
 from preflight.core.registry import Entry
 from preflight.fabric.judge import judge_sweep
 from preflight.report.findings import findings
-from preflight.report.ready import readiness
+from preflight.report.ready import blame_row, readiness
 from tests.unit.fabric.synthetic import blame, end, hosts, sweep
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _told(measured: Sweep, count: int) -> tuple[Readiness, tuple[Finding, ...]]:
     decoded = judge_sweep(measured, fleet)
     entries = _entries(decoded)
     ready = readiness([host.name for host in fleet], entries, strict=False)
-    return ready, findings(entries, decoded.blames)
+    return ready, findings(entries, tuple(map(blame_row, decoded.blames)))
 
 
 def _noisy(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from preflight.fabric.decoding import find
-from preflight.fabric.decoding.parts import Component
+from preflight.fabric.decoding.culprit import Component
 from preflight.fabric.decoding.sensitivity import POWER, mean_for, sensitivity
 from preflight.fabric.observed import Standout
 from tests.unit.fabric.fabrics import Made
@@ -35,9 +35,9 @@ def test_the_rate_that_would_have_been_named_is_named(nodes: int, rails: int) ->
         spikes=each,
         spiky=lambda a, b, rail: rail == 0 and worst.node in (a, b),
     )
-    (found,) = find(made.observed()).found
-    assert found.named is not None
-    assert (found.symptom, found.named.nodes) == ("spikes", (worst.node,))
+    (found,) = find(made.observed()).culprits
+    assert found.component is not None
+    assert (found.symptom, found.component.nodes) == ("spikes", (worst.node,))
 
 
 def test_a_loss_of_bandwidth_that_would_have_been_named_is_named() -> None:
@@ -48,9 +48,9 @@ def test_a_loss_of_bandwidth_that_would_have_been_named_is_named() -> None:
     made = Made(
         nodes=8, rails=2, factor=1.02 / (1 - slower), slow=lambda a, b, r: r == 1 and "n3" in (a, b)
     )
-    (found,) = find(made.observed()).found
-    assert found.named is not None
-    assert found.named.name == "n3 rail 1"
+    (found,) = find(made.observed()).culprits
+    assert found.component is not None
+    assert found.component.name == "n3 rail 1"
 
 
 @pytest.mark.parametrize("nodes", [2, 3])
@@ -109,9 +109,9 @@ def test_spikes_at_one_size_are_named_at_the_rate_that_is_promised(at_bytes: int
     seeds = range(40)
 
     def named(one_in: float) -> int:
-        decoded = (find(_with_spikes(healthy, at_bytes, one_in, seed)).found for seed in seeds)
-        wanted = [Component("endpoint", "n1 rail 0", ("n1",), 0)]
-        return sum([one.named for one in found] == wanted for found in decoded)
+        decoded = (find(_with_spikes(healthy, at_bytes, one_in, seed)).culprits for seed in seeds)
+        wanted = [Component("endpoint", ("n1",), 0)]
+        return sum([one.component for one in found] == wanted for found in decoded)
 
     assert named(at_size.one_in) >= 38
     assert named(at_size.one_in * 5) <= 20

@@ -43,7 +43,7 @@ def over_tcp(made: Made) -> Observed:
 def test_a_lossy_path_is_doubted_after_its_one_round(rails: int) -> None:
     """25 events in 450 operations are no proof in one round, and no reason to keep silent."""
     findings = find(over_tcp(lossy(rails=rails)))
-    assert findings.found == ()
+    assert findings.culprits == ()
     assert {part.nodes for part in findings.doubted} == {PATH}
     assert len(findings.doubted) == 1
 
@@ -56,9 +56,9 @@ def test_few_events_of_a_healthy_pair_are_not_doubted() -> None:
 def test_a_path_that_is_lossy_again_is_named() -> None:
     """Its events came again twice; both ends are fine with everybody else."""
     findings = find(over_tcp(lossy(again=(PATH, PATH))))
-    (one,) = findings.found
-    assert one.named is not None
-    assert (one.symptom, one.named.kind, one.named.nodes) == ("spikes", "path", PATH)
+    (one,) = findings.culprits
+    assert one.component is not None
+    assert (one.symptom, one.component.kind, one.component.nodes) == ("spikes", "path", PATH)
     assert (one.events, one.operations) == (75, 1350)
 
 
@@ -68,13 +68,13 @@ def test_a_path_that_is_quiet_when_measured_again_is_not_named() -> None:
     quiet = tuple(
         replace(one, standouts=()) if one.round >= seen.retested else one for one in seen.digests
     )
-    assert find(replace(seen, digests=quiet)).found == ()
+    assert find(replace(seen, digests=quiet)).culprits == ()
 
 
 def test_a_path_of_a_lossy_host_is_not_named_beside_it() -> None:
     """The host loses with all others, too."""
     made = lossy(again=(PATH, PATH), spiky=lambda a, b, _: "n2" in (a, b))
-    parts = [one.named for one in find(over_tcp(made)).found]
+    parts = [one.component for one in find(over_tcp(made)).culprits]
     assert [part.nodes for part in parts if part is not None] == [("n2",)]
 
 

@@ -276,4 +276,4 @@ def test_a_slow_path_beside_a_worker_that_died_once_is_its_own_finding() -> None
     measured = replace(measured, pairs=pairs)
     assert suspects(measured) == ((SLOW,), (SLOW,))
     found = {one.component: one.pairs for one in blame(again(measured, 0.02), FLEET)}
-    assert found == {"h5": ("h5-h8",), "pair h2-h5": ("h2-h5",)}
+    assert found == {"h5": (("h5", "h8"),), "pair h2-h5": (("h2", "h5"),)}

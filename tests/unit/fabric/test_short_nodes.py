@@ -166,7 +166,7 @@ def swept(who: Roster) -> tuple[Collected, Sweep]:
 def test_the_accounts_fit_and_the_short_node_is_not_passed() -> None:
     """Its lacking rail is neither missing nor ok: pairs say so, and inside it is unknown."""
     collected, found = swept(launch(four(h3=HOLE)))
-    assert collected.told == collected.expected
+    assert collected.complete == collected.expected
     assert not [*collected.inside.missing]
     assert not collected.take("h3", seen(0, 3, *collected._who.rounds[0][0]))
     decoded = judge_sweep(found, hosts(4))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from preflight.fabric.measure import NOBODY, Word, explain
+from preflight.fabric.measure import NOBODY, Word, who_broke_off
 
 NODES = ("h1", "h2", "h3", "h4")
 STORE = "DistStoreError: wait timeout after 20000ms, keys: /torch.rendezvous.preflight-ab12/rank_1"
@@ -50,7 +50,7 @@ def test_only_those_are_blamed_whom_something_proves_it_against(
     words: list[Word], through: tuple[str, ...], culprits: set[str]
 ) -> None:
     """Store host lost first, last or not; one's own error first; all lost; all merely waiting."""
-    found = explain(words, nodes=NODES, host="h1", through=through)
+    found = who_broke_off(words, nodes=NODES, host="h1", through=through)
     assert set(found.culprits) == culprits
     assert set(found.victims) == {word.node for word in words} - culprits
     assert "torch.rendezvous" not in str(found)
@@ -58,7 +58,7 @@ def test_only_those_are_blamed_whom_something_proves_it_against(
 
 def test_victims_say_for_whom_they_waited() -> None:
     """By name, or that nobody is proven."""
-    found = explain([gone("h3"), *waited("h2")], nodes=NODES, host="h1", through=())
+    found = who_broke_off([gone("h3"), *waited("h2")], nodes=NODES, host="h1", through=())
     assert found.victims == {"h2": "waited for h3"}
-    found = explain(waited(*NODES), nodes=NODES, host="h1", through=())
+    found = who_broke_off(waited(*NODES), nodes=NODES, host="h1", through=())
     assert set(found.victims.values()) == {NOBODY}

@@ -6,13 +6,22 @@ import gzip
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
 
 from preflight.commands.blame import Told, json_schema
-from preflight.fabric.observed import Digest, Observed, PairResult, Standout, observe
+from preflight.fabric.measure import lost_words
+from preflight.fabric.observed import (
+    Digest,
+    EndResult,
+    Observed,
+    PairResult,
+    StallTotal,
+    Standout,
+    observe,
+)
 from preflight.fabric.samples import (
     End,
     InsideSamples,
@@ -87,9 +96,44 @@ def test_the_examples_of_the_page_are_read(tmp_path: Path) -> None:
         stored = read_stored(path)
         forms.append(stored.form)
         assert stored.observed.nodes == ("h1", "h2")
-        assert stored.observed.tried[0].net == "tcp eth0"
+        assert stored.observed.tried[0].first.net == "tcp eth0"
         assert stored.observed.digests[0].size_bytes == 8
     assert forms == ["long", "short"]
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now"),
+    [
+        (
+            {"error": "h1: it hung; h2: peer left", "net": "NET/IB mlx5_3 / NET/Socket"},
+            {"first": EndResult("it hung", net="NET/IB mlx5_3"),
+             "second": EndResult("peer left", net="NET/Socket")},
+        ),
+        (
+            {"error": "h2: it hung", "net": "tcp eth0",
+             "moved_b": [{"name": "tcp resets", "by": 2}]},
+            {"first": EndResult(net="tcp eth0"),
+             "second": EndResult("it hung", (Moved("tcp resets", 2),), "tcp eth0")},
+        ),
+        (
+            {"state": "not_run", "error": lost_words(("h2",)), "stood_a": [["host", 2, 40.0]]},
+            {"lost": ("h2",), "first": EndResult(stood=(StallTotal("host", 2, 40.0),)),
+             "second": EndResult()},
+        ),
+    ],
+)  # fmt: skip
+def test_the_short_form_of_earlier_versions_is_read(
+    tmp_path: Path, earlier: dict[str, Any], now: dict[str, Any]
+) -> None:
+    """It has what both ends said in one text; it is read as if each had said its own."""
+    tried = {"a": "h1", "b": "h2", "rail": 0, "round": 0, "state": "hung", **earlier}
+    document = {"nodes": ["h1", "h2"], "backend": "nccl", "tried": [tried], "digests": []}
+    path = tmp_path / "short.json"
+    path.write_text(json.dumps(document))
+    (read,) = read_stored(path).observed.tried
+    assert {name: getattr(read, name) for name in now} == now
+    path.write_bytes(encode_observed(read_stored(path).observed))
+    assert read_stored(path).observed.tried == (read,)
 
 
 def test_every_field_is_explained() -> None:
@@ -99,7 +143,8 @@ def test_every_field_is_explained() -> None:
     assert listed
     assert tuple(listed[1].split(", ")) == Standout.__struct_fields__
     kinds: tuple[type[msgspec.Struct], ...] = (
-        Sweep, Ladder, PairSamples, End, Timing, Moved, Observed, PairResult, Digest, Told,
+        Sweep, Ladder, PairSamples, End, Timing, Moved,
+        Observed, PairResult, EndResult, Digest, Told,
     )  # fmt: skip
     missing = {
         (kind.__name__, n) for kind in kinds for n in kind.__struct_fields__ if n not in named

@@ -8,6 +8,7 @@ from preflight.fabric.observed import Digest, Observed, PairResult, Standout, ob
 from preflight.fabric.schedule import circle_rounds
 from preflight.report.fabric_grid import accused
 from preflight.report.fabric_page import fabric_page
+from preflight.report.ready import blame_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -96,4 +97,4 @@ def _standout(number: int, a: str, b: str, late: str) -> Standout:
 def picture_of(sweep: Sweep, blames: Iterable[Blame]) -> str:
     """The page of a sweep by itself, as it is drawn with every iteration at hand."""
     observed = observe(sweep)
-    return fabric_page(observed, accused(blames, observed), sweep=sweep)
+    return fabric_page(observed, accused(map(blame_row, blames), observed), sweep=sweep)

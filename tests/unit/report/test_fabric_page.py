@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from preflight.fabric.decoding import find
-from preflight.fabric.observed import Observed, observe
+from preflight.fabric.observed import EndResult, Observed, observe
 from preflight.report.fabric_grid import Accused, accused
 from preflight.report.fabric_page import LARGEST, fabric_page
 from preflight.report.markup import LEGEND, STEPS, step
@@ -127,7 +127,7 @@ def noisy(a: str, b: str, _rail: int) -> int:
 def test_the_map_of_spikes_points_at_whom_the_rule_blames() -> None:
     """Only its row has colour, though others had spikes as well; the title says what counts."""
     observed = fabric(8, spikes=noisy)
-    assert [one.named.name for one in find(observed).found if one.named] == ["n0003"]
+    assert [one.component.name for one in find(observed).culprits if one.component] == ["n0003"]
     page = fabric_page(observed, [slow("n0003", observed)])
     spikes = panel(page, "Spikes (over 20 medians and 8 ms)")
     assert of("n0003", spikes).keys() <= {"c3", "c4"}
@@ -261,7 +261,8 @@ def test_hostile_names_are_text() -> None:
         observed,
         nodes=tuple(rename.values()),
         tried=tuple(
-            replace(one, a=rename[one.a], b=rename[one.b], error=HOSTILE) for one in observed.tried
+            replace(one, a=rename[one.a], b=rename[one.b], first=EndResult(HOSTILE))
+            for one in observed.tried
         ),
         digests=tuple(replace(one, a=rename[one.a], b=rename[one.b]) for one in observed.digests),
         leaves=dict.fromkeys(rename.values(), HOSTILE),

@@ -50,7 +50,7 @@ def test_each_kind_of_fault_is_named(name: str) -> None:
     assert fault is not None
     planted = truth(where, _NOISE, [fault])
     assert planted[0].detectable
-    scored = score(planted, find(observed(_scene(where, fault))).found, where.rails)
+    scored = score(planted, find(observed(_scene(where, fault))).culprits, where.rails)
     assert scored.fates == ("named",)
     assert not scored.wrong
 
@@ -58,7 +58,7 @@ def test_each_kind_of_fault_is_named(name: str) -> None:
 def test_a_healthy_fabric_is_left_in_peace() -> None:
     """Bursts of hosts and leaves included, whatever its size."""
     for count in (2, 3, 8, 17):
-        assert not find(observed(_scene(fabric(count, rails=4, per_leaf=8)))).found
+        assert not find(observed(_scene(fabric(count, rails=4, per_leaf=8)))).culprits
 
 
 def test_several_faults_at_once_are_told_apart() -> None:
@@ -71,7 +71,7 @@ def test_several_faults_at_once_are_told_apart() -> None:
     )
     planted = truth(where, _NOISE, faults)
     assert all(one.detectable for one in planted)
-    scored = score(planted, find(observed(_scene(where, *faults))).found, where.rails)
+    scored = score(planted, find(observed(_scene(where, *faults))).culprits, where.rails)
     assert set(scored.fates) == {"named"}
     assert not scored.wrong
 
@@ -81,5 +81,5 @@ def test_every_iteration_of_a_fabric_leads_to_the_same_culprit() -> None:
     where = fabric(6, rails=2)
     fault = Fault(component=endpoint("n4", 1), kind="slow", speed=0.85)
     scene = _scene(where, fault)
-    raw, short = (find(one).found for one in (observe(sweep(scene)), observed(scene)))
-    assert [one.named for one in raw] == [one.named for one in short] == [endpoint("n4", 1)]
+    raw, short = (find(one).culprits for one in (observe(sweep(scene)), observed(scene)))
+    assert [one.component for one in raw] == [one.component for one in short] == [endpoint("n4", 1)]

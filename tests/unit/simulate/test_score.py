@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preflight.fabric.decoding.parts import Component, Found, Symptom
+from preflight.fabric.decoding.culprit import Component, Culprit, Symptom
 from tests.simulate.faults import SYMPTOMS, Fault, endpoint, leaf_rail, node, path
 from tests.simulate.mixture import RDMA, mixture
 from tests.simulate.noise import drawn
@@ -23,8 +23,8 @@ _CASES = given(seed=st.integers(0, 10_000), count=st.sampled_from([2, 3, 4, 8, 1
 _FEW = settings(max_examples=30, deadline=None)
 
 
-def _found(*among: Component, symptom: Symptom = "slow") -> Found:
-    return Found(among=among, symptom=symptom, confidence=0.9)
+def _found(*among: Component, symptom: Symptom = "slow") -> Culprit:
+    return Culprit(among=among, symptom=symptom, confidence=0.9)
 
 
 def _truth(seed: int, count: int) -> tuple[Planted, ...]:
@@ -32,7 +32,7 @@ def _truth(seed: int, count: int) -> tuple[Planted, ...]:
     return truth(where, Rdma(), mixture(where, max(1, count // 4), RDMA, drawn(seed)))
 
 
-def _perfect(planted: Sequence[Planted]) -> list[Found]:
+def _perfect(planted: Sequence[Planted]) -> list[Culprit]:
     """Name what can be known, and the declared set where it cannot."""
     return [_found(*one.among, symptom=min(SYMPTOMS[one.fault.kind])) for one in planted]
 
@@ -66,7 +66,7 @@ def test_a_blamed_neighbour_is_counted_as_wrong(seed: int, count: int) -> None:
     ]
     for part in healthy[:8]:
         scored = score(planted, [*_perfect(planted), _found(part)], 4)
-        assert [one.named for one in scored.wrong] == [part]
+        assert [one.component for one in scored.wrong] == [part]
 
 
 @_FEW

@@ -1,0 +1,160 @@
+"""Who is at fault: a part of the fabric, or the parts among which the samples leave it open.
+
+A culprit that is named accounts for other suspicions: a part accounts for what goes through it,
+never for what is wider and shows with others too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
+
+from preflight.fabric.schedule import Pairing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+PartKind = Literal["node", "endpoint", "path", "leaf_rail"]
+"""`endpoint`: one rail of one node (GPU, PCIe, NIC, cable, leaf port). `path`: between two nodes,
+both of them fine. `leaf_rail`: one rail of all nodes under a leaf switch."""
+
+OF_A_NODE = ("node", "endpoint")
+
+Symptom = Literal["slow", "latency", "spikes", "late", "corrupt", "hung", "no_connect", "broken"]
+"""`late`: the host began its operations late; the network was as fast as its peers'."""
+
+RetestDoubt = Literal["", "none", "too_short", "counter_moved"]
+"""Why a clean second look does not acquit: there was none, it was shorter than what was first seen
+takes to come again, or a counter moved in it."""
+
+
+class Component(Struct, frozen=True):
+    """One part, at the level at which it can be repaired or left out."""
+
+    kind: PartKind
+    nodes: tuple[str, ...]
+    """One; two of a path; all under a leaf."""
+    rail: int | None = None
+    """None: on all rails."""
+    leaf: str = ""
+    """The switch of a `leaf_rail`."""
+
+    @property
+    def name(self) -> str:
+        """As reports write it: "h3", "h3 rail 2", "h1-h2", "leaf4 rail 2"."""
+        return self._whole if self.rail is None else f"{self._whole} rail {self.rail}"
+
+    @property
+    def words(self) -> str:
+        """As an operator says it: "h3", "rail 2 of h3", "the path h1-h2", "rail 2 of leaf4"."""
+        if self.rail is not None:
+            return f"rail {self.rail} of {self._whole}"
+        return f"the path {self._whole}" if self.kind == "path" else self._whole
+
+    @property
+    def _whole(self) -> str:
+        return self.leaf or "-".join(self.nodes)
+
+
+class Culprit(Struct, frozen=True, kw_only=True):
+    """One fault: the component, or the set among which it must lie, and what it explains."""
+
+    among: tuple[Component, ...]
+    """Exactly one where it is named; more where the samples do not tell them apart."""
+    symptom: Symptom = "broken"
+    confidence: float
+    """0 to 1: how far the samples at hand exclude other explanations."""
+    pairs: tuple[Pairing, ...] = ()
+    """The bad pairs that it explains."""
+    cleared_partners: int = 0
+    """How many distinct partners of it are fine with somebody else."""
+    events: int = 0
+    """Of spikes and late starts: how many, in how many operations, and the longest of them."""
+    operations: int = 0
+    worst_us: float = 0.0
+    elsewhere: float = 0.0
+    """Events per operation in the rest of the fabric."""
+    strength: float = 0.0
+    """Of a shift: in log time, 0.1 is 10 % slower. Of events: how many more per operation."""
+    second_look: RetestDoubt = ""
+    """Of events that were seen in the scheduled rounds and not again: why that acquits nobody."""
+
+    @property
+    def component(self) -> Component | None:
+        """The part at fault, where there is exactly one."""
+        return self.among[0] if len(self.among) == 1 else None
+
+    @property
+    def kind(self) -> PartKind | Literal["unresolved"]:
+        """Of the part at fault."""
+        return self.among[0].kind if len(self.among) == 1 else "unresolved"
+
+    @property
+    def node(self) -> str:
+        """The one node that is at fault, on all its rails or on one; nothing if it is no node."""
+        return self.among[0].nodes[0] if self.kind in OF_A_NODE else ""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes at fault or suspected; of a path alone, its two ends."""
+        parts = [part for part in self.among if part.kind != "path"] or self.among
+        return tuple(dict.fromkeys(name for part in parts for name in part.nodes))
+
+
+EVENTS = ("spikes", "late")
+_BY_EVENTS = ("slow", "latency", "hung", "broken")
+"""What so many events can make of a pair; it takes more to keep it from connecting."""
+
+_MOST_SHARE_EXPLAINED = 0.5
+
+
+def known(fresh: Culprit, culprits: Sequence[Culprit]) -> bool:
+    """Whether parts that are named account for it, whatever their symptoms.
+
+    A path accounts for neither end, a node for no leaf. But a rail accounts for its node, which one
+    repairs at the same place; most of a leaf's nodes for the leaf; and one of a set for the set's
+    wider.
+    """
+    named = [one.component for one in culprits if one.component is not None]
+    return all(
+        _mostly(part, named) or any(_accounts(other, part, fresh.among) for other in named)
+        for part in fresh.among
+    )
+
+
+def due_to(fresh: Culprit, one: Culprit) -> bool:
+    """Whether a path was slow, or hung, for a wider part that loses or holds up what it sends."""
+    path, part = one.component, fresh.component
+    if path is None or path.kind != "path" or part is None or part.kind == "path":
+        return False
+    return one.symptom in _BY_EVENTS and fresh.symptom in EVENTS and within(path, part)
+
+
+def within(part: Component, other: Component) -> bool:
+    """Whether all that goes through `part` goes through `other`."""
+    rails = other.rail is None or part.rail == other.rail
+    if other.kind == "path":
+        return rails and part.kind == "path" and set(part.nodes) == set(other.nodes)
+    if part.kind == "path":
+        return rails and bool(set(part.nodes) & set(other.nodes))
+    return rails and set(part.nodes) <= set(other.nodes)
+
+
+def _accounts(other: Component, part: Component, among: Sequence[Component]) -> bool:
+    """Whether `other`, which is named, accounts for a part of those `among` which a fault lies."""
+    if within(part, other):
+        return True
+    return within(other, part) and any(
+        within(other, one) and set(other.nodes) == set(one.nodes) for one in among
+    )
+
+
+def _mostly(part: Component, named: Sequence[Component]) -> bool:
+    """Whether most nodes under a leaf are named on that rail."""
+    if part.kind != "leaf_rail":
+        return False
+    own = (one for one in named if one.kind in OF_A_NODE and one.rail in (None, part.rail))
+    bad = {name for one in own for name in one.nodes}
+    return len(bad.intersection(part.nodes)) > _MOST_SHARE_EXPLAINED * len(part.nodes)

@@ -1,0 +1,198 @@
+"""What failed outright: a node is bad if even its best pair is, a path if both its ends are fine.
+
+Pure logic over which pairs were good and which bad, without statistics; what "bad" means is decided
+elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec.structs import replace
+
+from preflight.core.statistics import grouped
+from preflight.fabric.decoding.culprit import Component, Culprit
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from preflight.fabric.decoding.culprit import Symptom
+    from preflight.fabric.observed import Observed, PairResult
+    from preflight.fabric.samples import PairState
+    from preflight.fabric.schedule import Pairing
+
+
+_TWO = 2
+_CERTAIN, _NODE, _PATH, _UNRESOLVED = 0.95, 0.8, 0.7, 0.3
+
+
+class Tested(Protocol):
+    """One pair's result, as far as blame is concerned."""
+
+    @property
+    def nodes(self) -> Pairing:
+        """Both of its ends."""
+
+    @property
+    def rail(self) -> int:
+        """On which of its nodes' rails it was measured."""
+
+    @property
+    def bad(self) -> bool:
+        """Somebody is to blame for it."""
+
+    @property
+    def good(self) -> bool:
+        """It clears both ends."""
+
+    @property
+    def suspect(self) -> str:
+        """The end that was seen to fail by itself; nothing if neither was."""
+
+
+def decode(tested: Iterable[Tested], silent: Collection[str] = ()) -> tuple[Culprit, ...]:
+    """Find the fewest components that explain the bad pairs without guessing.
+
+    A node is at fault if all its pairs are bad, it was tried with at least two partners, and at
+    least one of those is cleared by a good pair of its own. A path is at fault if it is bad and
+    both its ends have a good pair. The rest is the set among which the culprit lies: nodes that no
+    good pair clears, and the paths of their bad pairs.
+    A good pair clears a node only on the rails it was measured on.
+    `silent` are nodes that fell silent during the measurement: their bad pairs need no guessing.
+    """
+    tested = tuple(tested)
+    bad = list(dict.fromkeys(one.nodes for one in tested if one.bad))
+    cleared = _cleared(tested, bad)
+    partners: dict[str, set[str]] = {}
+    for a, b in bad:
+        partners.setdefault(a, set()).add(b)
+        partners.setdefault(b, set()).add(a)
+    nodes = {
+        name: len(others & cleared)
+        for name, others in partners.items()
+        if name in silent or _bad_itself(name, others - set(silent), cleared)
+    }
+    culprits = [
+        _node(name, [pair for pair in bad if name in pair], count, silent=name in silent)
+        for name, count in nodes.items()
+    ]
+    unexplained = [pair for pair in bad if not nodes.keys() & set(pair)]
+    suspects: dict[str, list[Pairing]] = {}
+    for one in tested:
+        if one.bad and one.suspect and one.nodes in unexplained:
+            suspects.setdefault(one.suspect, []).append(one.nodes)
+            unexplained.remove(one.nodes)
+    culprits += [_node(name, own) for name, own in suspects.items()]
+    return tuple(culprits + _rest(unexplained, cleared))
+
+
+def decode_rails(
+    tested: Iterable[Tested], silent: Collection[str] = ()
+) -> tuple[dict[int, Culprit], ...]:
+    """Decode each rail by itself; of the same nodes, what each rail that names them says."""
+    found: dict[tuple[str, tuple[str, ...]], dict[int, Culprit]] = {}
+    for rail, own in sorted(grouped((one.rail, one) for one in tested).items()):
+        for culprit in decode(own, silent):
+            found.setdefault((culprit.kind, culprit.nodes), {})[rail] = culprit
+    return tuple(found.values())
+
+
+def _node(
+    name: str, pairs: Sequence[Pairing], cleared_partners: int = 0, *, silent: bool = False
+) -> Culprit:
+    return Culprit(
+        among=(Component("node", (name,)),),
+        confidence=_CERTAIN if silent or cleared_partners >= _TWO else _NODE,
+        pairs=tuple(pairs),
+        cleared_partners=cleared_partners,
+    )
+
+
+def _bad_itself(name: str, partners: set[str], cleared: set[str]) -> bool:
+    """Whether a node is bad with every partner that did not fall silent, and one is cleared."""
+    return name not in cleared and len(partners) >= _TWO and bool(partners & cleared)
+
+
+def _cleared(tested: Sequence[Tested], bad: Collection[Pairing]) -> set[str]:
+    """The nodes that have a good pair on every rail on which they have a bad one.
+
+    A pair with one bad rail is a bad pair. A partner that lacks a rail says nothing about it.
+    """
+    good = [one for one in tested if one.good and one.nodes not in bad]
+    fine = {(name, one.rail) for one in good for name in one.nodes}
+    ill = {(name, one.rail) for one in tested if one.bad for name in one.nodes}
+    doubtful = {name for name, _ in ill - fine}
+    return {name for name, _ in fine} - doubtful
+
+
+def _rest(unexplained: Sequence[Pairing], cleared: set[str]) -> list[Culprit]:
+    paths = [pair for pair in unexplained if cleared.issuperset(pair)]
+    culprits = [
+        Culprit(among=(Component("path", pair),), confidence=_PATH, pairs=(pair,)) for pair in paths
+    ]
+    for group in _connected([pair for pair in unexplained if pair not in paths], cleared):
+        names = dict.fromkeys(name for pair in group for name in pair if name not in cleared)
+        nodes = [Component("node", (name,)) for name in names]
+        between = [Component("path", pair) for pair in group]
+        culprits.append(
+            Culprit(among=(*nodes, *between), confidence=_UNRESOLVED, pairs=tuple(group))
+        )
+    return culprits
+
+
+def _connected(pairs: Sequence[Pairing], cleared: set[str]) -> list[list[Pairing]]:
+    """Gather pairs that share a suspect: one culprit may explain them together."""
+    groups: list[tuple[set[str], list[Pairing]]] = []
+    for pair in pairs:
+        suspects = set(pair) - cleared
+        joined = [group for group in groups if group[0] & suspects]
+        groups = [group for group in groups if group not in joined]
+        names = suspects.union(*(group[0] for group in joined))
+        groups.append((names, [each for group in joined for each in group[1]] + [pair]))
+    return [group for _, group in groups]
+
+
+_SYMPTOMS: Mapping[PairState, Symptom] = {
+    "hung": "hung",
+    "no_connect": "no_connect",
+    "absent": "broken",
+    "error": "broken",
+}
+_WORST_FIRST: tuple[Symptom, ...] = ("hung", "no_connect", "broken")
+_MOST_OF_THE_RAILS = 0.5
+
+
+def failures(observed: Observed) -> list[Culprit]:
+    """Decode what failed outright: no statistics are needed for it."""
+    bad = {one.path: one for one in observed.tried if one.bad}
+    if not bad:
+        return []
+    near = {name for a, b, _ in bad for name in (a, b)}
+    involved = [bad.get(one.path, one) for one in observed.tried if one.a in near or one.b in near]
+    rails = len({one.rail for one in observed.tried})
+    culprits: list[Culprit] = []
+    for same in decode_rails(involved, observed.silent):
+        if len(same) > _MOST_OF_THE_RAILS * rails:
+            culprits.append(_joined(same, bad.values(), None))
+        else:
+            culprits += [_joined({rail: own}, bad.values(), rail) for rail, own in same.items()]
+    return culprits
+
+
+def _joined(same: Mapping[int, Culprit], bad: Iterable[PairResult], rail: int | None) -> Culprit:
+    """One fault; `same`: what each rail says of it. On most rails at once it is the whole node."""
+    pairs = tuple(dict.fromkeys(pair for each in same.values() for pair in each.pairs))
+    seen = {_SYMPTOMS[one.state] for one in bad if one.nodes in pairs and one.rail in same}
+    parts = dict.fromkeys(part for each in same.values() for part in each.among)
+    return replace(
+        next(iter(same.values())),
+        among=tuple(_on_rail(part, rail) for part in parts),
+        symptom=min(seen, key=_WORST_FIRST.index),
+        pairs=pairs,
+    )
+
+
+def _on_rail(part: Component, rail: int | None) -> Component:
+    if rail is None:
+        return part
+    return Component("endpoint" if part.kind == "node" else part.kind, part.nodes, rail)

@@ -1,0 +1,264 @@
+"""What failed outright, or is slow by far, in words: seen and expected numbers, and advice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
+
+from preflight.core.statistics import LEAST, shared_cause
+from preflight.core.text import either, gbs, size, time_us
+from preflight.fabric.advice import (
+    OWN_CAUSES,
+    advice_on,
+    after_signal,
+    more_partners,
+    on_port,
+    on_slow_ports,
+    ports,
+    unresolved_advice,
+)
+from preflight.fabric.blame import Blame, both_fine, with_partners
+from preflight.fabric.decoding.culprit import Component
+from preflight.fabric.observed import STOOD_STILL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from preflight.fabric.compare import PairJudgement
+    from preflight.fabric.decoding.culprit import Culprit
+    from preflight.fabric.samples import End, PairState, Sweep
+
+
+_SYSTEMIC = 0.8
+_TWO = 2
+
+_WORST: tuple[PairState, ...] = ("corrupt", "hung", "no_connect", "absent", "error")
+_STATE_WORDS: dict[PairState, str] = {
+    "corrupt": "sums came out wrong",
+    "hung": "all-reduces hung",
+    "no_connect": "no connection came about",
+    "absent": "it did not come to the measurement",
+    "error": "all-reduces broke off",
+}
+_ADVICE: dict[PairState, str] = {
+    "corrupt": "take {0} out of service now and run its memory and link diagnostics",
+    "hung": "look at {0} for stopped or D-state processes and at {1}; exclude it, run again",
+    "no_connect": "check firewall, route and interface (--preflight-interface) of {0}",
+    "absent": "look at {0}: its load, out-of-memory kills, processes in D state; run again",
+    "error": "read what {0} said in report.json; look at its kernel log and link",
+}
+_PATH_ADVICE = (
+    "check what lies between {0}: cables, switch ports, routes, firewall; "
+    "until then keep them in different jobs"
+)
+_SLOW_ADVICE = "check link rate, cable, port errors (ethtool -S) and shaping of {0}; exclude it"
+
+
+def blames(
+    outright: Iterable[Culprit],
+    seen: Sequence[PairJudgement],
+    sweep: Sweep,
+    names: Sequence[str],
+    proven: Sequence[Culprit] = (),
+) -> tuple[Blame, ...]:
+    """Word who is to blame for bad pairs, each judged by itself; `names` is the fleet in order.
+
+    Wrong sums are left to `statistical_blames`: a good pair does not clear a GPU that corrupts now
+    and then.
+    `proven`: what all samples together prove; some pairs of a node that is slow, or loses what it
+    sends, are bad for that, and that is no second fault.
+    """
+    bad = [one for one in seen if one.bad and one.state != "corrupt"]
+    place = {name: number for number, name in enumerate(names)}
+    culprits = [
+        (one, tuple(sorted(one.nodes, key=lambda name: place.get(name, len(place)))))
+        for one in outright
+    ]
+    all_bad = len(bad) > 1 and not any(one.good for one in seen)
+    nodes = {name for one in seen for name in one.nodes}
+    more = more_partners(len(nodes), len({one.nodes for one in seen}))
+    bad_nodes = frozenset(one.node for one, _ in culprits if one.node)
+    why = "no good pair" if all_bad else "too few pairs"
+    context = _Context(bad, sweep, proven, bad_nodes, why, more)
+    worded = [_worded(one, own, context) for one, own in culprits]
+    causes = [_cause(one, bad) for one, _ in culprits]
+    return (*_systemic(worded, causes, bad, len(nodes)), *worded)
+
+
+class _Context(NamedTuple):
+    """What all blames of one sweep are worded from."""
+
+    bad: Sequence[PairJudgement]
+    sweep: Sweep
+    proven: Sequence[Culprit]
+    bad_nodes: frozenset[str]
+    why_open: str
+    """What is lacking to tell a node from a path."""
+    more: str
+    """With whom to measure again then."""
+
+
+def _worded(culprit: Culprit, names: tuple[str, ...], context: _Context) -> Blame:
+    """One culprit; `names`: its nodes in fleet order."""
+    sweep, troubles, name = context.sweep, context.sweep.troubles, culprit.node
+    mine = [one for one in context.bad if one.nodes in culprit.pairs]
+    # Not those that are bad because of their other end, which fell silent.
+    silent = troubles.keys() - set(names)
+    mine = [one for one in mine if silent.isdisjoint(one.nodes)] or mine
+    if name:
+        mine = _on_own_rails(mine)
+    alone = [one for one in mine if len({*one.nodes}.intersection(context.bad_nodes)) < _TWO]
+    worst = _worst(alone or mine)
+    rails = sorted({one.rail for one in mine if one.bad})
+    several = any(pair.rail for pair in sweep.pairs)
+    where = f" on rail {', '.join(map(str, rails))}" if several else ""
+    ends = _ends(worst, sweep, name)
+    cause = _own_cause(ends)
+    if cause is not None:  # the other end merely waited for it, or lost it
+        worst = replace(worst, state=cause.state)
+    what = _what(worst, name, troubles, where)
+    if name:
+        partners = len({one.partner(name) for one in mine})
+        each = with_partners(f"{name} is {'slow' if worst.slow else 'bad'}", partners) + where
+        sentence = f"{what}; {each}"
+        if worst.suspect == name and not culprit.cleared_partners:
+            how = "stood still" if STOOD_STILL in worst.summary.error else "died"
+            how = "failed" if cause is not None else how
+            sentence = f"{what}; only the process on {name} {how}"
+        if worst.state == "absent" and name in troubles:
+            sentence = f"it fell out of the sweep: {troubles[name]}; {each}"
+    elif culprit.kind == "path":
+        sentence = f"{what}; {both_fine(names, {one.rail for one in mine}, context.proven)}"
+    else:
+        sentence = f"{what}; {context.why_open} to tell a node from the path between"
+    one_rail = several and len(rails) == 1 and not name
+    advice = sweep.advice.get(names[0]) if len(names) == 1 else ""
+    return Blame(
+        kind=culprit.kind,
+        among=_parts(culprit.kind, names),
+        sentence=sentence,
+        confidence=culprit.confidence,
+        advice=advice or _advice(culprit, names, worst, context.more, ends),
+        pairs=culprit.pairs,
+        rail=rails[0] if one_rail else None,
+    )
+
+
+def _parts(kind: str, names: tuple[str, ...]) -> tuple[Component, ...]:
+    """The path, or the nodes of which one is meant: that a path may be, the sentence says."""
+    if kind == "path":
+        return (Component("path", names),)
+    return tuple(Component("node", (name,)) for name in names)
+
+
+def _on_own_rails(mine: Sequence[PairJudgement]) -> list[PairJudgement]:
+    """A node's bad pairs without those on a rail that is bad with few partners: theirs, not its."""
+    partners = Counter(one.rail for one in mine)
+    most = max(partners.values())
+    return [one for one in mine if 2 * partners[one.rail] > most]
+
+
+def _ends(worst: PairJudgement, sweep: Sweep, name: str) -> list[End]:
+    """Both ends' accounts of that pair on that rail, the worst last; of two alike that node's."""
+    ends = [end for pair in sweep.pairs if pair.path == worst.path for end in pair.ends]
+    return sorted(
+        ends, key=lambda end: (end.state != "measured", bool(end.error), end.node == name)
+    )
+
+
+def _own_cause(ends: Sequence[End]) -> End | None:
+    """The end that says what went wrong with it, where the other one only ended for that."""
+    owns = [end for end in ends if any(each in end.error for each in OWN_CAUSES)]
+    ports = [end for end in ends if end.error and on_port("", end.error, "")]
+    found = owns or ports
+    return found[-1] if found and found[-1].state != "measured" else None
+
+
+def _advice(
+    culprit: Culprit,
+    names: tuple[str, ...],
+    worst: PairJudgement,
+    more: str,
+    ends: Sequence[End],
+) -> str:
+    """What to do; `more`: with whom to measure again, where the samples do not tell."""
+    cause = _own_cause(ends)
+    advice = ""
+    if cause is not None:
+        other = worst.partner(cause.node)
+        advice = advice_on(cause.node, cause.error) or on_port(cause.node, cause.error, other)
+    # Of a node that is named its own port, else the ports of both ends.
+    own = names if culprit.node else worst.nodes
+    nets = {end.node: end.net for end in ends if end.node in own}
+    if cause is None and worst.slow:
+        advice = on_slow_ports(nets)
+    if culprit.kind == "path" and worst.state != "corrupt":
+        both = " and ".join(names)
+        look = advice.removesuffix("; run again").removesuffix("; exclude it")
+        apart = f"{look}, and what lies between; until then keep {both} in different jobs"
+        return apart if advice else _PATH_ADVICE.format(both)
+    advice = advice or (_SLOW_ADVICE if worst.slow else after_signal(worst.summary.error))
+    advice = (advice or _ADVICE[worst.state]).format(either(names), ports(nets) or "its link")
+    return unresolved_advice(advice, names, more)
+
+
+def _worst(bad: Sequence[PairJudgement]) -> PairJudgement:
+    """Wrong data before hangs before slowness; among the slow, the slowest."""
+    return min(
+        bad,
+        key=lambda one: (
+            _WORST.index(one.state) if one.state in _WORST else len(_WORST),
+            one.busbw_gbs or 0.0,
+        ),
+    )
+
+
+def _what(worst: PairJudgement, name: str, troubles: Mapping[str, str], where: str) -> str:
+    """The number seen and the number expected, or what happened instead.
+
+    `name`: of the node that is at fault; of a pair, `where`: on which rails.
+    """
+    between = f"with {worst.partner(name)}" if name else f"between {worst.a} and {worst.b}{where}"
+    if worst.slow == "reach":
+        return f"{worst.how_far} {between}"
+    if worst.slow == "latency" and worst.latency_us is not None:
+        took = f"{time_us(worst.latency_us)} at {size(worst.summary.sizes[0].size_bytes)}"
+        peers = f"peers' median {time_us(worst.peers_latency_us or 0.0)}"
+        return f"{took} {between}; {peers}, limit {time_us(worst.latency_limit_us or 0.0)}"
+    if worst.slow and worst.busbw_gbs is not None:
+        return f"{gbs(worst.busbw_gbs)} at {size(worst.at_bytes)} {between}; {worst.bound.words}"
+    error = troubles.get(name) or worst.summary.error
+    if error and not name and not error.startswith((f"{worst.a}: ", f"{worst.b}: ")):
+        error = f"each end: {error}"
+    return f"{_STATE_WORDS[worst.state]} {between}" + (f" ({error})" if error else "")
+
+
+def _cause(culprit: Culprit, bad: Sequence[PairJudgement]) -> str:
+    """What the worst of a node's pairs has: faults of different kinds share no cause."""
+    worst = _worst([one for one in bad if one.nodes in culprit.pairs])
+    return ("slow" if worst.slow else worst.state) if culprit.node else ""
+
+
+def _systemic(
+    worded: Sequence[Blame], causes: Sequence[str], bad: Sequence[PairJudgement], nodes: int
+) -> list[Blame]:
+    """Say that so many faults at once are more likely one cause; counted on nodes, not pairs."""
+    most = max((causes.count(cause) for cause in causes if cause), default=0)
+    everyone = bool(worded) and nodes >= LEAST and {n for one in bad for n in one.nodes}
+    if shared_cause(most, nodes):
+        sentence = f"{most} of {nodes} nodes are blamed at once"
+    elif everyone and not most and len(everyone) == nodes:
+        sentence = f"all {nodes} nodes are in bad pairs and no pair clears any of them"
+    else:
+        return []
+    return [
+        Blame(
+            kind="systemic",
+            sentence=f"{sentence}: one shared cause is likelier than that many faults",
+            confidence=_SYSTEMIC,
+            advice="check what they share (switch, configuration, image); drain none for this",
+            pairs=tuple(dict.fromkeys(one.nodes for one in bad)),
+        )
+    ]
