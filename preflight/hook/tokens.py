@@ -64,7 +64,8 @@ def take(folder: Path, node: str, most: int, window_s: float) -> Taken:
         if node in holders:
             # With none allowed the operator stops all drains: also of a node that had its token.
             return Taken(granted=most > 0, used=len(holders))
-        taken = _next(folder, draft, max((one.number for one in found), default=0), holders, most)
+        newest = max((one.number for one in found), default=0)
+        taken = _next(folder, draft, node, newest, holders, most)
         if taken.granted:
             _tidy(folder, found, now_s)
         return taken
@@ -73,15 +74,22 @@ def take(folder: Path, node: str, most: int, window_s: float) -> Taken:
             draft.unlink()
 
 
-def _next(folder: Path, draft: Path, newest: int, holders: set[str], most: int) -> Taken:
-    """Link the next number; every number that is taken by now is another node's fresh token."""
-    used, number = len(holders), newest
-    while used < most:
+def _next(
+    folder: Path, draft: Path, node: str, newest: int, holders: set[str], most: int
+) -> Taken:
+    """Link the next number; every number that is taken by now is somebody's fresh token.
+
+    It may be this node's: another of its hooks asked at the same moment.
+    """
+    number = newest
+    while len(holders) < most:
         number += 1
-        used += 1
-        if _link(draft, folder / f"{number:08d}"):
-            return Taken(granted=True, used=used)
-    return Taken(granted=False, used=used)
+        token = folder / f"{number:08d}"
+        is_ours = _link(draft, token)
+        holders = holders | {node if is_ours else _holder(token) or token.name}
+        if node in holders:
+            return Taken(granted=True, used=len(holders))
+    return Taken(granted=False, used=len(holders))
 
 
 def _link(draft: Path, token: Path) -> bool:

@@ -53,6 +53,19 @@ def test_so_many_and_no_more(folder: Path) -> None:
     assert of(folder) == ["00000001", "00000002", "00000003"]
 
 
+def test_hooks_of_one_node_at_the_same_moment_share_its_token(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each counts before the other has its token: the last one left is the node's all the same."""
+    before = tokens._tokens(folder, 0.0)
+    assert take(folder, "a", 1, HOUR).granted
+    monkeypatch.setattr(tokens, "_tokens", lambda *_: before)
+    assert take(folder, "a", 1, HOUR) == Taken(granted=True, used=1)
+    assert take(folder, "b", 1, HOUR) == Taken(granted=False, used=1)
+    assert take(folder, "b", 2, HOUR) == Taken(granted=True, used=2)
+    assert of(folder) == ["00000001", "00000002"]
+
+
 def test_none_are_allowed(folder: Path) -> None:
     """0 of 0 is a way to hold all drains."""
     assert take(folder, "a", 0, HOUR) == Taken(granted=False, used=0)
