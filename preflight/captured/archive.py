@@ -115,6 +115,18 @@ def unpack(content: bytes) -> Archive:
     return Archive(manifest, files)
 
 
+_TAR_AT, _TAR = 257, b"ustar"
+
+
+def inflated_text(content: bytes) -> bytes | None:
+    """A single text that somebody compressed; None for an archive, or what is no whole gzip."""
+    try:
+        whole = _inflated(content)
+    except (EOFError, zlib.error, ValueError):
+        return None
+    return None if whole[_TAR_AT : _TAR_AT + len(_TAR)] == _TAR else whole
+
+
 def _inflated(content: bytes) -> bytes:
     """Decompress no more than is read: a small file can hold a large bomb."""
     machine = zlib.decompressobj(wbits=31)

@@ -26,7 +26,7 @@ from preflight.captured import (
     rdma,
     topology,
 )
-from preflight.captured.archive import MAGIC, unpack
+from preflight.captured.archive import MAGIC, inflated_text, unpack
 from preflight.captured.kernel_log import TELLS_NOTHING
 from preflight.check import subject
 from preflight.checks.rdma.ports import ADAPTER, SWITCH
@@ -35,7 +35,7 @@ from preflight.commands.blame import hosts_of, judge_stored, names_nobody
 from preflight.core.files import open_stream
 from preflight.core.registry import Entry, Registry, load_folder, shipped_folder
 from preflight.core.statistics import grouped
-from preflight.core.text import countable, printable, wrapped
+from preflight.core.text import countable, decoded, printable, wrapped
 from preflight.errors import UsageError
 from preflight.fabric.stored import stored_in
 from preflight.facts.model import WIRE, Facts
@@ -269,7 +269,7 @@ def read_archive(
 def _captured(part: Part, content: bytes) -> Captured:
     if part.name.endswith("/facts.json"):
         return _facts(content)
-    text = content.decode("utf-8", "replace")
+    text = decoded(content, "replace")
     found = captured(text) if part.name.endswith(".txt") else None
     # Only some lines of a kernel log are kept: that they tell of nothing is no damage.
     if found is not None and found.damaged != TELLS_NOTHING:
@@ -341,12 +341,15 @@ def run(arguments: argparse.Namespace) -> int:
     swept: list[Entry] = []
     for path in arguments.files:
         name, content = printable(str(path)), _content(path)
-        if content.startswith(MAGIC):
+        is_text = not content.startswith(MAGIC)
+        may_be = not path.name.endswith((".tar.gz", ".tgz"))
+        text = content if is_text else inflated_text(content) if may_be else None
+        if text is None:
             named, found = read_archive(name, content, alone=len(arguments.files) == 1)
             read.update(named)
             swept += found
         else:
-            parts = captured_parts(content.decode("utf-8", "replace"))
+            parts = captured_parts(decoded(text, "replace"))
             several = len(parts) > 1
             read |= {f"{name} ({one.kind})" if several else name: one for one in parts}
             read |= {} if parts else {name: None}

@@ -5,10 +5,11 @@ Names in it become part of sentences; one that holds an escape sequence must not
 
 from __future__ import annotations
 
+import codecs
 import re
 import unicodedata
 from os.path import commonprefix
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,6 +61,22 @@ def wrapped(text: str, *, first: str, indent: str, width: int) -> list[str]:
         break_on_hyphens=False,
         break_long_words=False,
     ) or [first.rstrip()]
+
+
+_MARKS: Final = {
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF16_LE: "utf-16-le",
+    codecs.BOM_UTF16_BE: "utf-16-be",
+}
+
+
+def decoded(content: bytes, errors: Literal["strict", "replace"] = "strict") -> str:
+    """A text as people save it: UTF-8 with a byte-order mark or without, or UTF-16 with one.
+
+    PowerShell writes marks; left in the text, one hides the first line from every reader.
+    """
+    mark = next(filter(content.startswith, _MARKS), b"")
+    return content[len(mark) :].decode(_MARKS.get(mark, "utf-8"), errors)
 
 
 WIDTH = 200

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 import msgspec
 
 from preflight.core.files import parse_toml, read_regular, refuse_others, unreadable
-from preflight.core.text import did_you_mean
+from preflight.core.text import decoded, did_you_mean
 from preflight.errors import UsageError
 from preflight.fleet.groups import expand_written
 from preflight.fleet.inventory_tables import (
@@ -253,7 +253,7 @@ class Inventory:
 def read_inventory(path: Path) -> Inventory:
     """Read a TOML or YAML inventory; UsageError that names the file and what to change."""
     try:
-        text = read_regular(path, LARGEST).decode()
+        text = decoded(read_regular(path, LARGEST))
     except (OSError, UnicodeDecodeError) as error:
         reason = unreadable(error)
         raise UsageError(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.core.files import read_regular, unreadable
-from preflight.core.text import starred
+from preflight.core.text import decoded, starred
 from preflight.core.trust import NAMES_CODE
 from preflight.errors import UsageError
 
@@ -170,7 +170,7 @@ def read_env_file(pattern: str, nodes: Sequence[str]) -> dict[str, dict[str, str
 
 def _read_one(path: Path) -> dict[str, str]:
     try:
-        text = read_regular(path, _LARGEST_FILE).decode()
+        text = decoded(read_regular(path, _LARGEST_FILE))
     except (OSError, UnicodeDecodeError) as error:
         reason = unreadable(error)
         raise UsageError(

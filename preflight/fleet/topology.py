@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from preflight.core.files import read_regular, unreadable
 from preflight.core.remote_command import ask_here
+from preflight.core.text import decoded
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import expand, fold
 
@@ -35,7 +36,7 @@ _EXAMPLE = "write lines such as SwitchName=leaf1 Nodes=gpu[001-032]"
 def read_switches(path: Path) -> dict[str, str]:
     """Read a topology.conf into node → leaf switch; UsageError names the file and the line."""
     try:
-        text = read_regular(path, LARGEST).decode()
+        text = decoded(read_regular(path, LARGEST))
     except (OSError, UnicodeDecodeError) as error:
         reason = unreadable(error)
         raise UsageError(

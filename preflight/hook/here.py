@@ -188,11 +188,12 @@ def promised(name: str, config: HookConfig, registry: Registry) -> Fleet:
 
 def _names_in(path: Path) -> tuple[str, ...]:
     """Every node that the inventory names; UsageError in the words of hook.toml, not of a run."""
+    from preflight.core.text import decoded
     from preflight.fleet.inventory import LARGEST, inventory_of
 
     refuse_others(path)
     try:
-        text = read_regular(path, LARGEST).decode()
+        text = decoded(read_regular(path, LARGEST))
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not UTF-8 text"
         said = f"cannot read the inventory of hook.toml, {path}: {why}"

@@ -65,7 +65,7 @@ def take(folder: Path, node: str, most: int, window_s: float) -> Taken:
             # With none allowed the operator stops all drains: also of a node that had its token.
             return Taken(granted=most > 0, used=len(holders))
         newest = max((one.number for one in found), default=0)
-        taken = _next(folder, draft, node, newest, holders, most)
+        taken = _next(draft, node, newest, holders, most)
         if taken.granted:
             _tidy(folder, found, now_s)
         return taken
@@ -74,9 +74,7 @@ def take(folder: Path, node: str, most: int, window_s: float) -> Taken:
             draft.unlink()
 
 
-def _next(
-    folder: Path, draft: Path, node: str, newest: int, holders: set[str], most: int
-) -> Taken:
+def _next(draft: Path, node: str, newest: int, holders: set[str], most: int) -> Taken:
     """Link the next number; every number that is taken by now is somebody's fresh token.
 
     It may be this node's: another of its hooks asked at the same moment.
@@ -84,7 +82,7 @@ def _next(
     number = newest
     while len(holders) < most:
         number += 1
-        token = folder / f"{number:08d}"
+        token = draft.with_name(f"{number:08d}")
         is_ours = _link(draft, token)
         holders = holders | {node if is_ours else _holder(token) or token.name}
         if node in holders:

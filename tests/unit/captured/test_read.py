@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -41,6 +42,26 @@ def texts(tmp_path: Path) -> Path:
     (tmp_path / "cut.txt").write_text(matrix({}, 8)[:150])
     (tmp_path / "other.bin").write_bytes(bytes(range(256)))
     return tmp_path
+
+
+@pytest.mark.parametrize("saved_as", ["utf-8-sig", "utf-16", "gzip"])
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("NCCL_IB_TIMEOUT=1000\nNCCL_DEBUG=INFO\n", "NCCL_IB_TIMEOUT: use 20"),
+        ("[   61.0] NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n", "gpu.xid"),
+        (matrix(both(0, 7, "NV17"), 8), "gpu.topology"),
+    ],
+)
+def test_how_a_text_was_saved_hides_no_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], saved_as: str, text: str, fault: str
+) -> None:
+    """A byte-order mark, two bytes a character, or gzip: the first line is read as any other."""
+    file = tmp_path / "text"
+    packed = gzip.compress(text.encode()) if saved_as == "gzip" else text.encode(saved_as)
+    file.write_bytes(packed)
+    assert main(["read", str(file)]) == 1
+    assert fault in capsys.readouterr().out
 
 
 def test_each_exit_code(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
