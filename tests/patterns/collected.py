@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from preflight.checks.host import test_host_log
+from preflight.checks.net import test_nic_log
 from preflight.hang.diagnose.places import knowledge
 from preflight.hang.explain.symptom import shipped
 from preflight.report.hide import Hider
@@ -100,7 +102,7 @@ def _held(value: object, depth: int = 0) -> Iterator[Regex]:
     if isinstance(value, re.Pattern):
         yield value
     elif isinstance(getattr(value, "__self__", None), re.Pattern):
-        yield value.__self__  # type: ignore[attr-defined]
+        yield value.__self__
     elif isinstance(value, dict) and depth < _DEEP:
         for one in value.values():
             yield from _held(one, depth + 1)
@@ -142,6 +144,9 @@ def _data() -> Iterator[tuple[Regex, tuple[str, str]]]:
                 re.compile(pattern),
                 (f"preflight/hang/explain/symptoms/{symptom.id}.toml", "search"),
             )
+    for module, method in ((test_host_log, "search"), (test_nic_log, "match")):
+        for _, pattern in module._KINDS:
+            yield re.compile(pattern), (f"{module.__name__}:_KINDS", method)
     hider = Hider({"n1": "node", "gpu7": "node", "alice": "user", "on hold": "reason"})
     yield hider._pattern, ("preflight/report/hide.py:Hider", "sub")
     told = knowledge()
