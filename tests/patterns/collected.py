@@ -102,7 +102,7 @@ def _held(value: object, depth: int = 0) -> Iterator[Regex]:
     if isinstance(value, re.Pattern):
         yield value
     elif isinstance(getattr(value, "__self__", None), re.Pattern):
-        yield value.__self__
+        yield value.__self__  # type: ignore[attr-defined]
     elif isinstance(value, dict) and depth < _DEEP:
         for one in value.values():
             yield from _held(one, depth + 1)
@@ -145,8 +145,9 @@ def _data() -> Iterator[tuple[Regex, tuple[str, str]]]:
                 (f"preflight/hang/explain/symptoms/{symptom.id}.toml", "search"),
             )
     for module, method in ((test_host_log, "search"), (test_nic_log, "match")):
+        place = module.__name__.removeprefix("preflight.").replace(".", "/")
         for _, pattern in module._KINDS:
-            yield re.compile(pattern), (f"{module.__name__}:_KINDS", method)
+            yield re.compile(pattern), (f"{place}.py:_KINDS", method)
     hider = Hider({"n1": "node", "gpu7": "node", "alice": "user", "on hold": "reason"})
     yield hider._pattern, ("preflight/report/hide.py:Hider", "sub")
     told = knowledge()
