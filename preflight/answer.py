@@ -97,7 +97,7 @@ def read_call(line: str) -> Call:
         )
     if not 0 < int(seconds) <= LONGEST_S or int(size) > LARGEST:
         raise RefusedError("it asks for too much time, or sends too much")
-    settings = (_SETTING.fullmatch(word) for word in words[4:-4] if not NAMES_CODE.match(word))
+    settings = (_SETTING.fullmatch(word) for word in words[4:-4] if not re.match(NAMES_CODE, word))
     environ = {found[1]: found[2] for found in settings if found and entry in WITH_TORCH}
     return Call(int(seconds), int(size), entry, environ)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+# A hook loads every check: what judges a sweep is imported where one is judged.
 from typing import TYPE_CHECKING, Any
 
 from preflight.check import Check
 from preflight.core.text import gbs, size, time_us
 from preflight.core.thresholds import Thresholds
 from preflight.fabric.measure import Pair
-from preflight.fabric.node_allreduce import held_to_nvlink
-from preflight.fabric.nvlink_domain import over_nvlink
-from preflight.fabric.retest import MORE_TIME
 from preflight.facts import Gpu, Node
 from preflight.facts.burn import Inside, OverNvlink
 from preflight.verdict import Conclude, Verdict, fail, flaky, not_run, ok, unknown
@@ -82,6 +80,8 @@ def judge_allreduce(pair: Pair) -> Verdict:
 
 def _slow_or_broken(pair: Pair, evidence: dict[str, Any]) -> Verdict:
     if pair.doubt:
+        from preflight.fabric.retest import MORE_TIME
+
         return unknown(pair.doubt, advice=MORE_TIME, blame=f"pair {pair.a}-{pair.b}", **evidence)
     # The port stage saw the same way shut: one cause, one finding.
     cause = f"ports of {pair.blamed}" if pair.state == "no_connect" else ""
@@ -109,6 +109,8 @@ def judge_intra_node(
     if inside.state == "trouble":
         advice = inside.advice or f"read what {name} said, run again, or exclude {name}"
         return unknown(inside.reason, advice=advice, cause="sweep")
+    from preflight.fabric.node_allreduce import held_to_nvlink
+
     return _intra_node_verdict(held_to_nvlink(inside, gpus or (), limit("nvlink.inside_share")))
 
 
@@ -156,6 +158,8 @@ def judge_nvlink_domain(
     if one.state == "trouble":
         advice = f"read what {name} said, run again, or exclude {name}"
         return unknown(f"{name} fell out of the sweep: {one.reason}", advice=advice, cause="sweep")
+    from preflight.fabric.nvlink_domain import over_nvlink
+
     return _nvlink_domain_verdict(name, over_nvlink(one, gpus or (), limit("nvlink.inside_share")))
 
 

@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 
 
 _SLOT = r"([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
-XID = re.compile(rf"^NVRM: Xid \((?:PCI:)?{_SLOT}(?:[ ,][^)]*)?\): (\d{{1,4}})\b(.*)")
+XID = rf"^NVRM: Xid \((?:PCI:)?{_SLOT}(?:[ ,][^)]*)?\): (\d{{1,4}})\b(.*)"
 """PCI address, code, and what it says."""
 # A version that a program claims, and a network device called NVRM, bring a user's words behind
 # "NVRM: ": each of these begins as the driver's own line does.
-_FELL = re.compile(rf"^NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?{_SLOT}\b.*fallen off the bus")
-_INIT = re.compile(
+_FELL = rf"^NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?{_SLOT}\b.*fallen off the bus"
+_INIT = (
     rf"^NVRM: GPU (?:at )?(?:PCI:)?{_SLOT}: (?:RmInitAdapter|rm_init_adapter) failed"
     rf"|^nvidia: probe of {_SLOT} failed|^nvidia {_SLOT}: probe with driver nvidia failed"
 )
-_TRAINING = re.compile(r"^NVRM: (GPU\d+) .*Error setting [TR]X sublink")
-_NEEDS_RESET = re.compile(
+_TRAINING = r"^NVRM: (GPU\d+) .*Error setting [TR]X sublink"
+_NEEDS_RESET = (
     rf"^NVRM: Rate limiting GSP RPC error .{{0,40}}PCI:{_SLOT}\b.*GPU likely needs to be reset"
 )
-_LOADED = re.compile(r"^NVRM: loading NVIDIA ")
-_MODULE = re.compile(r"^nvidia-nvlink: (?:Nvlink Core is being|Unregistered)")
-_RECOVERED = re.compile(r"recovery action changed .* to \S+ \(None\)")
-_REBOOT, _RESET = re.compile(r"[Rr]eboot"), re.compile(r"[Rr]eset|Drain")
-_NONFATAL = re.compile(r"[Nn]on-?[Ff]atal")
-_PROCESS = re.compile(r",? pid=[^,]*, name=.{0,15},")
+_LOADED = r"^NVRM: loading NVIDIA "
+_MODULE = r"^nvidia-nvlink: (?:Nvlink Core is being|Unregistered)"
+_RECOVERED = r"recovery action changed .* to \S+ \(None\)"
+_REBOOT, _RESET = r"[Rr]eboot", r"[Rr]eset|Drain"
+_NONFATAL = r"[Nn]on-?[Ff]atal"
+_PROCESS = r",? pid=[^,]*, name=.{0,15},"
 """A user's word, in which a comma may stand."""
-_CAUSED = re.compile(r"caused by previous Xid (\d{1,4})\b")
+_CAUSED = r"caused by previous Xid (\d{1,4})\b"
 
 OFF_THE_BUS = "fell off the bus"
 _LOST = {79, OFF_THE_BUS}
@@ -173,10 +173,10 @@ def _echoes_here(one: Trouble, other: Trouble) -> bool:
 
 def _read_line(order: int, line: LogLine) -> Iterator[Trouble]:
     """What one line tells: also of the Xid that it names as its cause, whose line may be lost."""
-    xid = XID.search(line.text)
+    xid = re.search(XID, line.text)
     if xid is not None:
-        slot, code, said = slot_of(xid[1]), int(xid[2]), _PROCESS.sub("", xid[3], count=1)
-        causes = frozenset(int(each) for each in _CAUSED.findall(said)) - {code, _SUMMARY}
+        slot, code, said = slot_of(xid[1]), int(xid[2]), re.sub(_PROCESS, "", xid[3], count=1)
+        causes = frozenset(int(each) for each in re.findall(_CAUSED, said)) - {code, _SUMMARY}
         for cause in sorted(causes):
             of = known(cause)
             yield Trouble(
@@ -186,7 +186,7 @@ def _read_line(order: int, line: LogLine) -> Iterator[Trouble]:
         grade: Grade = entry.grade
         if code == _SUMMARY:
             grade = _wanted(said)
-        elif entry.worded and _NONFATAL.search(said):
+        elif entry.worded and re.search(_NONFATAL, said):
             grade = "configurable"
         meaning, advice = entry.meaning, entry.advice
         yield Trouble(
@@ -200,18 +200,20 @@ def _read_line(order: int, line: LogLine) -> Iterator[Trouble]:
 def _wanted(said: str) -> Grade:
     """What Xid 154 asks for: it counts where the Xid that caused it is not in the log any more."""
     wants = said.rpartition(" to ")[2] or said
-    return "fatal" if _REBOOT.search(wants) else "reset" if _RESET.search(wants) else "notice"
+    return (
+        "fatal" if re.search(_REBOOT, wants) else "reset" if re.search(_RESET, wants) else "notice"
+    )
 
 
 def _unnumbered(text: str) -> Iterator[tuple[str, str, Grade, str]]:
-    if fell := _FELL.search(text):
+    if fell := re.search(_FELL, text):
         yield slot_of(fell[1]), OFF_THE_BUS, "fatal", known(79).advice
-    elif init := _INIT.search(text):
+    elif init := re.search(_INIT, text):
         slot = next(filter(None, init.groups()))
         yield slot_of(slot), "the driver could not start it", "fatal", known(143).advice
-    elif reset := _NEEDS_RESET.search(text):
+    elif reset := re.search(_NEEDS_RESET, text):
         yield slot_of(reset[1]), "the driver says that it needs a reset", "reset", known(119).advice
-    elif training := _TRAINING.search(text):
+    elif training := re.search(_TRAINING, text):
         advice = "drain, reseat its NVLink bridge or baseboard, look at nvidia-smi nvlink --status"
         yield training[1], "its NVLinks do not train", "reset", advice
 
@@ -223,11 +225,11 @@ _Live = tuple[dict[str, dict[_Key, None]], dict[str, dict[_Key, None]]]
 
 def _over(text: str, live: _Live) -> list[_Key]:
     """Take out what a line says is over: for one GPU, or for all."""
-    xid, over = XID.search(text), list[dict[_Key, None]]()
-    if xid is not None and int(xid[2]) == _SUMMARY and _RECOVERED.search(xid[3]):
+    xid, over = re.search(XID, text), list[dict[_Key, None]]()
+    if xid is not None and int(xid[2]) == _SUMMARY and re.search(_RECOVERED, xid[3]):
         over = [each.pop(slot_of(xid[1]), {}) for each in live]
     # "loading" comes after the GPUs were started: those that then failed are of this driver.
-    for each in live if _MODULE.search(text) else live[1:] if _LOADED.search(text) else ():
+    for each in live if re.search(_MODULE, text) else live[1:] if re.search(_LOADED, text) else ():
         over += each.values()
         each.clear()
     return [key for keys in over for key in keys]
@@ -254,8 +256,8 @@ def _again(one: Trouble, before: Trouble) -> Trouble:
 PROGRAM_EXCEPTION = 13
 """The Xid of a program that failed on the GPU, or of a part of the GPU that is broken."""
 _MARK = f"): {PROGRAM_EXCEPTION},"
-_PLACE = re.compile(r"\((GPC \d+, TPC \d+)\b")
-_PID = re.compile(r"pid=(\d+)")
+_PLACE = r"\((GPC \d+, TPC \d+)\b"
+_PID = r"pid=(\d+)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +305,7 @@ def _bursts(lines: Iterable[LogLine], limit: Thresholds) -> dict[str, Sequence[_
     apart_s, found = limit("same_tpc_apart_s"), dict[str, list[_Burst]]()
     told = [(line.at_s, line) for line in lines if line.at_s is not None and _MARK in line.text]
     for at_s, line in sorted(told, key=lambda each: each[0]):
-        xid = XID.search(line.text)
+        xid = re.search(XID, line.text)
         if xid is None or int(xid[2]) != PROGRAM_EXCEPTION:
             continue
         bursts = found.setdefault(slot_of(xid[1]), [])
@@ -311,8 +313,8 @@ def _bursts(lines: Iterable[LogLine], limit: Thresholds) -> dict[str, Sequence[_
         if not bursts or at_s - bursts[-1].last_s > apart_s:
             bursts.append(_Burst(at_s, last_s, set(), set()))
         bursts[-1].last_s = max(bursts[-1].last_s, last_s)
-        bursts[-1].places |= set(_PLACE.findall(line.text))
-        bursts[-1].pids |= set(_PID.findall(line.text))
+        bursts[-1].places |= set(re.findall(_PLACE, line.text))
+        bursts[-1].pids |= set(re.findall(_PID, line.text))
     located = {slot: [b for b in bursts if b.places] for slot, bursts in found.items()}
     return {slot: bursts for slot, bursts in located.items() if bursts}
 

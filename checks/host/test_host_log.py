@@ -41,14 +41,12 @@ _DRIVER = r"[\w-]{1,40}"
 
 Outcome = Literal["fatal", "unrecovered"]
 
-_CANNOT = re.compile(
+_CANNOT = (
     rf"(?P<driver>{_DRIVER}) (?P<device>{BDF}): (?:AER: )?"
     r"(?:can't recover|device has no AER-aware driver)"
 )
-_ENDED = re.compile(
-    rf"(?:{_DRIVER} )?{BDF}: (?:AER: )?[Dd]evice recovery (?P<how>failed|successful)"
-)
-_BY = re.compile(rf"(?P<driver>{_DRIVER}) {BDF}: PCIe Bus Error")
+_ENDED = rf"(?:{_DRIVER} )?{BDF}: (?:AER: )?[Dd]evice recovery (?P<how>failed|successful)"
+_BY = rf"(?P<driver>{_DRIVER}) {BDF}: PCIe Bus Error"
 _VITAL = {"nvidia", "mlx5_core"}
 """A job dies with these; a node without its audio or USB still works."""
 _APART_S = 10.0
@@ -74,13 +72,13 @@ class Recoveries:
         if self._over or later:
             self._errors, self._drivers, self._over, self._how = set(), set(), False, None
         self._errors.add(where)
-        named = _BY.match(line.text)
+        named = re.match(_BY, line.text)
         if named is not None and named["driver"] != "pcieport":
             self._drivers.add(named["driver"])
 
     def take(self, text: str) -> None:
         """Take any other line: a driver that cannot recover, or how the whole of it ended."""
-        if cannot := _CANNOT.match(text):
+        if cannot := re.match(_CANNOT, text):
             self._over = True
             self._drivers.add(cannot["driver"])
             vital = cannot["driver"] in _VITAL
@@ -88,7 +86,7 @@ class Recoveries:
             self._end("fatal" if vital else "unrecovered")
             if vital and not self._errors:
                 self.ended[cannot["device"]] = "unrecovered"
-        elif ended := _ENDED.match(text):
+        elif ended := re.match(_ENDED, text):
             self._over = True
             if ended["how"] == "failed":
                 others = self._drivers and not self._drivers & _VITAL
@@ -110,7 +108,7 @@ Grade = Literal["fatal", "uncorrected", "unrecovered", "corrected", "earlier"]
 `earlier`: of the boot before this one.
 """
 
-_FAULT_HINT = re.compile(
+_FAULT_HINT = (
     r"PCIe Bus Error|AER: |AER-aware|evice recovery|DPC: |Hardware Error|MCE: |mce: |Memory f"
     r"|BERT: |EDAC "
 )
@@ -118,34 +116,32 @@ _FAULT_HINT = re.compile(
 
 # What a user may name stands in some lines: each pattern begins where the line does.
 _MCE = r"(?:mce: |MCE: )?\[Hardware Error\]: "
-_AER = re.compile(
-    rf"(?:{_DRIVER} )?(?P<agent>{BDF}): PCIe Bus Error: severity="
-    r"(?P<grade>Un)?[Cc]orrect(?:ed|able)(?:,? \(?(?P<fatal>(?:Non-)?Fatal)\)?)?, type=",
-    re.IGNORECASE,
+_AER = (
+    rf"(?i)(?:{_DRIVER} )?(?P<agent>{BDF}): PCIe Bus Error: severity="
+    r"(?P<grade>Un)?[Cc]orrect(?:ed|able)(?:,? \(?(?P<fatal>(?:Non-)?Fatal)\)?)?, type="
 )
-_AER_SUMMARY = re.compile(
-    rf"(?:{_DRIVER} )?(?P<port>{BDF}): AER: (?:Multiple )?(?P<grade>Un)?correct(?:ed|able)"
+_AER_SUMMARY = (
+    rf"(?i)(?:{_DRIVER} )?(?P<port>{BDF}): AER: (?:Multiple )?(?P<grade>Un)?correct(?:ed|able)"
     rf"(?: \((?P<fatal>(?:Non-)?Fatal)\))? error (?:message )?received:? "
-    rf"(?:from )?(?P<agent>{BDF})?",
-    re.IGNORECASE,
+    rf"(?:from )?(?P<agent>{BDF})?"
 )
-_DPC = re.compile(rf"(?:{_DRIVER} )?(?P<agent>{BDF}): DPC: containment event, status:")
-_BANK = re.compile(
+_DPC = rf"(?:{_DRIVER} )?(?P<agent>{BDF}): DPC: containment event, status:"
+_BANK = (
     rf"{_MCE}CPU ?(?P<cpu>\d+): Machine Check(?: Exception)?: [0-9a-f]+ "
     r"Bank (?P<bank>\d+): (?P<status>[0-9a-f]{16})"
 )
 _UNCORRECTED_BIT = 1 << 61
-_DECODED = re.compile(rf"{_MCE}(Corrected error|Uncorrected|Deferred error|System Fatal)")
-_SEVERITY = re.compile(r"\{\d+\}\[Hardware Error\]: event severity: (\w+)")
-_POISON = re.compile(
+_DECODED = rf"{_MCE}(Corrected error|Uncorrected|Deferred error|System Fatal)"
+_SEVERITY = r"\{\d+\}\[Hardware Error\]: event severity: (\w+)"
+_POISON = (
     r"mce: Uncorrected hardware memory error in user-access at [0-9a-f]+"
     r"|Memory failure: 0x[0-9a-f]+: (?!already|recovery action for already)"
     r"|(?P<process>MCE: Killing .{1,15}:\d+ due to hardware memory corruption fault at )"
 )
 """That a process died is no proof: from Linux 6.6 on any process may poison its own pages
 (UFFDIO_POISON), and of memory that is really broken the kernel says so first."""
-_BERT = re.compile(r"BERT: (?:Total records found|\[Hardware Error\])")
-_EDAC = re.compile(
+_BERT = r"BERT: (?:Total records found|\[Hardware Error\])"
+_EDAC = (
     r"EDAC (?P<mc>\S+): (?P<times>\d+) (?P<kind>[CU]E) (?:.{1,200}? )?on (?P<dimm>\S+)"
     r".{0,200}? \(.*page:0x"
 )
@@ -188,7 +184,7 @@ def faults(lines: Sequence[LogLine]) -> list[Fault]:
     summaries: dict[tuple[Part, str, Grade], Fault] = {}
     recoveries = Recoveries()
     for line in lines:
-        if not _FAULT_HINT.search(line.text):
+        if not re.search(_FAULT_HINT, line.text):
             continue
         recoveries.take(line.text)
         for one, summary in _faults(line):
@@ -256,24 +252,24 @@ def _faults(line: LogLine) -> Iterator[tuple[Fault, bool]]:
         return Fault(part, where, grade, line.times * times, line.last_s)
 
     text = line.text
-    if found := _AER.match(text) or _AER_SUMMARY.match(text):
+    if found := re.match(_AER, text) or re.match(_AER_SUMMARY, text):
         named = found.groupdict()
         yield one("pcie", named["agent"] or named["port"], _severity(named)), "port" in named
-    elif found := _DPC.match(text):
+    elif found := re.match(_DPC, text):
         yield one("pcie", found["agent"], "fatal"), False
-    elif found := _BANK.match(text):
+    elif found := re.match(_BANK, text):
         grade: Grade = "fatal" if int(found["status"], 16) & _UNCORRECTED_BIT else "corrected"
         yield one("cpu", f"CPU {found['cpu']} bank {found['bank']}", grade), False
-    elif found := _DECODED.match(text):
+    elif found := re.match(_DECODED, text):
         yield one("cpu", "", "corrected" if found[1].startswith("Corr") else "fatal"), False
-    elif found := _SEVERITY.match(text):
+    elif found := re.match(_SEVERITY, text):
         grades: dict[str, Grade] = {"fatal": "fatal", "recoverable": "uncorrected"}
         yield one("cpu", "", grades.get(found[1], "corrected")), False
-    elif found := _POISON.match(text):
+    elif found := re.match(_POISON, text):
         yield one("memory", "", "uncorrected" if found["process"] else "fatal"), False
-    elif _BERT.match(text):
+    elif re.match(_BERT, text):
         yield one("firmware", "", "earlier"), False
-    elif found := _EDAC.match(text):
+    elif found := re.match(_EDAC, text):
         grade = "fatal" if found["kind"] == "UE" else "corrected"
         times = min(int(found["times"][:9]), 10**9) or 1
         yield one("memory", f"{found['dimm']} ({found['mc']})", grade, times), False
@@ -341,15 +337,13 @@ _KINDS: tuple[tuple[Kind, str], ...] = (
     ("hung", r"^INFO: task (?P<what>.+?):\d+ blocked for more than"),
     ("nfs", r"^nfs: server (?P<what>\S+) not responding"),
 )  # fmt: skip
-_EVENT_HINT = re.compile(
+_EVENT_HINT = (
     r"-fs|XFS|BTRFS|F2FS|error, dev|I/O error|^nvme |ockup|LOCKUP|stall|^BUG|^Oops|^general"
     r"|ut of memory|^INFO: task|^nfs: "
 )
 """Few lines are looked at closely."""
 
-_PATTERNS = tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)
-
-_LOOP = re.compile(r"^(?:loop|sr|fd|zram|ram)\d")
+_LOOP = r"^(?:loop|sr|fd|zram|ram)\d"
 """Devices whose errors tell of an image or an empty drive, not of a disk."""
 _OF_A_DISK: tuple[Kind, ...] = ("read-only", "file system", "disk")
 
@@ -392,14 +386,14 @@ def events(lines: Sequence[LogLine]) -> list[Event]:
     """All that was said, by kind and what it is about; the gravest kind first."""
     found: dict[tuple[Kind, str], Event] = {}
     for line in lines:
-        if not _EVENT_HINT.search(line.text):
+        if not re.search(_EVENT_HINT, line.text):
             continue
-        for kind, pattern in _PATTERNS:
-            hit = pattern.search(line.text)
+        for kind, pattern in _KINDS:
+            hit = re.search(pattern, line.text)
             if hit is None:
                 continue
             what = hit["what"] or ""
-            if not (kind in _OF_A_DISK and _LOOP.match(what)):
+            if not (kind in _OF_A_DISK and re.match(_LOOP, what)):
                 before = found.get((kind, what))
                 times = line.times + (before.times if before else 0)
                 found[kind, what] = Event(kind, what, times, line.last_s)

@@ -13,7 +13,6 @@ from preflight.checks.fleet_view import FleetView
 from preflight.checks.gpu.deviations import Oddity
 from preflight.facts.words import count
 from preflight.fleet.nodeset import fold
-from preflight.lint.script import Severity
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
 if TYPE_CHECKING:
@@ -170,6 +169,8 @@ def judge_script(script: Linted | None) -> Verdict:
     if script.unread is not None:
         said = f"{script.path} was not judged: {script.unread.reason}"
         return unknown(said, advice=script.unread.remedy)
+    from preflight.lint.script import Severity  # it knows the whole language
+
     errors, warnings = script.of(Severity.ERROR), script.of(Severity.WARNING)
     hints = len(script.of(Severity.HINT))
     evidence = {"findings": to_builtins(script.findings), "ignored": script.ignored}

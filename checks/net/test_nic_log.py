@@ -26,7 +26,7 @@ Kind = Literal[
     "firmware", "dead", "recovered", "narrow", "hot", "module", "stalled", "down", "rdma"
 ]
 
-_HINT = re.compile(r"mlx5_core|[Ll]ink (?:is )?(?:[Dd]own|[Uu]p)\b|NETDEV WATCHDOG|nvidia-peermem")
+_HINT = r"mlx5_core|[Ll]ink (?:is )?(?:[Dd]own|[Uu]p)\b|NETDEV WATCHDOG|nvidia-peermem"
 """Few lines are looked at closely."""
 
 _BDF = r"(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
@@ -58,11 +58,8 @@ _KINDS: tuple[tuple[Kind, str], ...] = (
     ("down", rf"mlx5_core {_BDF}:? (?:\S+: )?[Pp]ort:? ?\d+ Link DOWN"),
     ("rdma", r"nvidia-peermem .*ERROR"),
 )
-_PATTERNS = tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)
-_UP = re.compile(
-    rf"(?:[\w-]{{1,40}} {_BDF}:? )?(?P<name>\S{{1,20}}): (?:NIC )?[Ll]ink (?:is )?[Uu]p\b"
-)
-_STARTED = re.compile(rf"{_MLX}firmware version")
+_UP = rf"(?:[\w-]{{1,40}} {_BDF}:? )?(?P<name>\S{{1,20}}): (?:NIC )?[Ll]ink (?:is )?[Uu]p\b"
+_STARTED = rf"{_MLX}firmware version"
 
 _MEANING: dict[Kind, tuple[str, str]] = {
     "firmware": (
@@ -108,11 +105,11 @@ def events(lines: Sequence[LogLine]) -> list[Event]:
     unsaid: list[Event] = []
     downs: dict[str, tuple[int, float]] = defaultdict(lambda: (0, inf))
     for order, line in enumerate(lines):
-        if up := _UP.match(line.text):
+        if up := re.match(_UP, line.text):
             who = up["bus"] or up["name"]
             ups.setdefault(who, _Ups(who, order)).come(line)
             continue
-        started = _STARTED.match(line.text)
+        started = re.match(_STARTED, line.text)
         if started is not None:
             if before := ups.pop(started["bus"], None):
                 unsaid += before.unsaid(*downs[started["bus"]])
@@ -225,10 +222,10 @@ def _without_known(
 
 
 def _read_line(order: int, line: LogLine) -> Event | None:
-    if not _HINT.search(line.text):
+    if not re.search(_HINT, line.text):
         return None
-    for kind, pattern in _PATTERNS:
-        found = pattern.match(line.text)
+    for kind, pattern in _KINDS:
+        found = re.match(pattern, line.text)
         if found is None:
             continue
         named = found.groupdict()

@@ -27,7 +27,7 @@ from preflight.commands import add_targets, fleet_of, remark
 from preflight.core.files import read_regular, write_typed
 from preflight.core.interrupt import Interrupts
 from preflight.errors import PreflightError, UsageError, WireError
-from preflight.facts.model import Facts
+from preflight.facts.model import DRIVER_S, Facts
 from preflight.fleet.nodeset import fold
 from preflight.history.place import VARIABLE
 from preflight.report.document import Report
@@ -35,7 +35,7 @@ from preflight.report.hide import Addresses, Hider
 from preflight.report.secret_names import secrets_of
 from preflight.run.expected_verdicts import BUDGET_S
 from preflight.run.measured import Measured
-from preflight.run.probe_stage import CONNECT_S, DRIVER_S, PROBE_S
+from preflight.run.probe_stage import CONNECT_S, PROBE_S
 from preflight.session.options import LONGEST_BUDGET_S
 from preflight.transport.bundle import start_payload
 from preflight.transport.ways import SETUP_AT_MOST, Ways, fan_out

@@ -116,7 +116,7 @@ def for_root(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
         if not _FOR_ROOT.fullmatch(name):
             if name not in jobs:
                 continue
-            if NAMES_CODE.match(name):
+            if re.match(NAMES_CODE, name):
                 refused.append(f"{name} (it names a file or code)")
                 continue
         safe, why = (value, []) if name in _NO_PATHS else roots_paths(name, value)

@@ -32,6 +32,10 @@ WIRE = 1
 """Version of the document. A change that an older reader would misread raises it."""
 
 
+DRIVER_S = 10.0
+"""After which a driver that has not answered counts as hung (rivals wait 5 to 10 s)."""
+
+
 class Python(Struct, frozen=True, forbid_unknown_fields=True):
     """The Python that answered: the job's own, as the inventory names it."""
 

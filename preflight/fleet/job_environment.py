@@ -114,7 +114,7 @@ nccl_log.py of its payload."""
 
 _LONGEST_VALUE = 8192
 
-SECRET_VARIABLE = re.compile(
+HIDDEN_NAMES = (
     r"(?i)TOKEN|SECRET|(?<!BY)PASS(?!IVE|THR)|CREDENTIAL|(?:_|API|ACCESS|PRIVATE)KEY(?:_|$)|JWT|AUTH"
     r"|BEARER|PWD|(?<![A-Z])PW(?![A-Z])|_(?:PSK|SAS|OTP|SIG)$"
 )
@@ -127,7 +127,7 @@ def public(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         key: starred(value)
         for key, value in environ.items()
-        if key.startswith(_PUBLIC) and not SECRET_VARIABLE.search(key)
+        if key.startswith(_PUBLIC) and not re.search(HIDDEN_NAMES, key)
     }
 
 
@@ -145,7 +145,7 @@ def measured_in(
             continue
         if name in OWN:
             left_out[name] = "the sweep has its own"
-        elif unsafe and (NAMES_CODE.match(name) or "/" in value):
+        elif unsafe and (re.match(NAMES_CODE, name) or "/" in value):
             left_out[name] = unsafe
         elif "$" in value or "`" in value:
             left_out[name] = "a shell has yet to expand it"

@@ -11,6 +11,9 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -65,6 +68,48 @@ def _asking(number: signal.Signals) -> Callable[[], object] | None:
     except (ImportError, OSError, AttributeError):
         return None
     return lambda: prctl(_PR_SET_PDEATHSIG, value, 0, 0, 0)
+
+
+PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
+"""A prolog is started without any."""
+
+PAYLOAD: Final = Path(__file__).resolve().parent.parent / "payload"
+_STARTER: Final = (
+    "import os, sys; sys.path.insert(0, sys.argv[1]); os.write(1, b'@preflight booted\\n'); "
+    "import start, probe.main; start.main('probe')"
+)
+"""Runs the payload where it is installed; its modules are loaded while its request is made."""
+
+LONGEST_S: Final = 600
+"""The longest budget there is; its request, which comes later, tells the probe its own time."""
+
+_PROBE: Final[list[subprocess.Popen[bytes]]] = []
+"""What reads this node, begun before it is known what to ask it."""
+
+
+def begin_probe() -> None:
+    """Start it: it loads its modules while we load ours. OSError if it cannot be started."""
+    os.environ.setdefault("PATH", PATH)
+    pipe, python = subprocess.PIPE, [sys.executable, "-I", "-B"]
+    argv = ["timeout", "-k", "2", str(LONGEST_S), *python, "-c", _STARTER, str(PAYLOAD)]
+    _PROBE.append(
+        subprocess.Popen(
+            argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
+        )
+    )
+
+
+def probe() -> subprocess.Popen[bytes]:
+    """Return the one that was begun, for one request, or another one. OSError."""
+    if not _PROBE:
+        begin_probe()
+    return _PROBE.pop()
+
+
+def end_probe() -> None:
+    """End one that was begun and never asked."""
+    for process in _PROBE:
+        os.killpg(process.pid, signal.SIGTERM)
 
 
 HEALTHY, UNHEALTHY, UNJUDGED = 0, 1, 2

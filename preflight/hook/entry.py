@@ -147,7 +147,7 @@ def _work(words: list[str], began: float, its: int, mine: int, parent: int) -> N
     """
     try:
         signal.signal(signal.SIGTERM, _leave)
-        from preflight.hook.child import bind
+        from preflight.hook.child import begin_probe, bind
 
         bind(parent)
         os.close(mine)
@@ -155,6 +155,8 @@ def _work(words: list[str], began: float, its: int, mine: int, parent: int) -> N
         null = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
             os.dup2(null, standard)
+        with contextlib.suppress(OSError):  # whoever asks it tries again, and says what is wrong
+            begin_probe()
 
         def tell(**fields: object) -> None:
             os.write(its, json.dumps(fields).encode("ascii") + b"\n")
@@ -187,6 +189,8 @@ def _leave(*_: object) -> NoReturn:
         bounded = sys.modules.get("preflight.hook.slurm")
         if bounded is not None:
             bounded.end_what_runs()
+    with contextlib.suppress(BaseException):
+        sys.modules["preflight.hook.child"].end_probe()
     with contextlib.suppress(BaseException):
         pipes = sys.modules.get("preflight.core.remote_command")
         if pipes is not None:

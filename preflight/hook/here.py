@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import sys
 import time
 from contextlib import contextmanager
@@ -14,14 +13,13 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from preflight.core.files import read_regular, refuse_others
-from preflight.core.remote_command import ReachError
+from preflight.core.remote_command import OUTPUT_LIMIT, LocalConnection, PipeRemote, ReachError
 from preflight.errors import PreflightError, UsageError, WireError
-from preflight.facts.model import decode_facts
+from preflight.facts.model import DRIVER_S, decode_facts
 from preflight.fleet.model import Fleet, Host
+from preflight.hook.child import probe
 from preflight.hook.model import Judged, Unjudged
-from preflight.run.probe_stage import DRIVER_S
 from preflight.transport.bundle import start_payload
-from preflight.transport.ways import LocalTransport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -43,6 +41,19 @@ class SilentError(PreflightError):
     """The probe was not done when its time was up: nothing is known of the node, good or bad."""
 
 
+class _Here(LocalConnection):
+    """Runs the payload where it is installed: none is packed for a node that has it."""
+
+    def start_entry(self, entry: str, *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> PipeRemote:
+        """Return the probe, which the hook has begun already; what it reads is its request."""
+        del entry
+        try:
+            return PipeRemote(probe(), timeout_s, limit)
+        except OSError as error:
+            advice = "install coreutils' timeout"
+            raise ReachError("python", f"cannot start a process here: {error}", advice) from error
+
+
 @contextmanager
 def asked(
     name: str, config: HookConfig, deadline_s: float, *, spare: bool
@@ -54,7 +65,7 @@ def asked(
     """
     host = Host(name=name, address="127.0.0.1", transport="local", python=(sys.executable,))
     request = {
-        "nonce": (nonce := secrets.token_hex(16)),
+        "nonce": (nonce := os.urandom(16).hex()),
         "name": name,
         "deadline_s": deadline_s,
         "driver_deadline_s": driver_s(deadline_s),
@@ -64,8 +75,7 @@ def asked(
     }
     began = time.monotonic()
     try:
-        connection = LocalTransport().connect(host, deadline_s)
-        talk = start_payload(connection, host, "probe", request, deadline_s)
+        talk = start_payload(_Here(), host, "probe", request, deadline_s)
         try:
             talk.finish()
             yield lambda: decode_facts(talk.read(deadline_s), nonce)

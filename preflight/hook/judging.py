@@ -21,14 +21,13 @@ from preflight.checks.gpu.driver_log import missing_slots, roots, slot_of, troub
 from preflight.core.files import write_atomically
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.errors import UsageError
-from preflight.facts.model import WIRE, Facts
+from preflight.facts.model import DRIVER_S, WIRE, Facts
 from preflight.facts.node import Reach
 from preflight.hook.config import read_trusted
 from preflight.hook.model import Finding, Unjudged
 from preflight.hook.second_look import FILES, HUNG, SLOW, is_hung, is_late
 from preflight.run.judgement import Judgement
 from preflight.run.measured import Measured
-from preflight.run.probe_stage import DRIVER_S
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:

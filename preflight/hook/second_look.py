@@ -14,9 +14,9 @@ import msgspec
 from preflight.checks.gpu.readings import MAY_PASS
 from preflight.core.files import refuse_others, remove, write_atomically
 from preflight.errors import UsageError
+from preflight.facts.model import DRIVER_S
 from preflight.hook.config import read_trusted
 from preflight.hook.model import Moment, now
-from preflight.run.probe_stage import DRIVER_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -101,10 +101,6 @@ def _prune(folder: Path) -> None:
             remove(folder / name)
 
 
-PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
-"""A prolog is started without any."""
-
-
 class Tell(Protocol):
     """Hands on what the configuration says, before anything can go wrong."""
 
@@ -115,7 +111,6 @@ class Tell(Protocol):
 def work(words: Sequence[str], began: float, tell: Tell) -> Ended:
     """Judge this node and act on it; `began` (time.monotonic) is when the hook was started."""
     options = parsed(words)
-    os.environ.setdefault("PATH", PATH)
     name = node_name(os.environ, options.node)
     call = _call(options)
     try:

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from preflight.burn.judge import judge_burn
 from preflight.checks.fleet_view import FleetView, whole_fleet
 from preflight.core.registry import broken
 from preflight.core.statistics import grouped
 from preflight.core.thresholds import Thresholds, words
-from preflight.fabric.judge import Decoded, judge_sweep
 from preflight.facts.model import WIRE, Driver, Facts, Python
 from preflight.facts.node import Group, Net, Node, Reach
 from preflight.fleet.inventory_tables import SWEPT
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from preflight.check import Check, Stage
     from preflight.core.registry import Registered, Registry
     from preflight.core.thresholds import Told
+    from preflight.fabric.judge import Decoded
     from preflight.fabric.measure import Pair
     from preflight.facts.burn import Burn
     from preflight.facts.model import Ports
@@ -300,7 +299,7 @@ class Judgement:
 
     def _node(self, name: str) -> Node:
         if name not in self._nodes:
-            host = self._hosts[name]
+            host, swept = self._hosts[name], self.sweep if self.measured.sweep else None
             self._nodes[name] = Node(
                 name=name,
                 promised=host.promised,
@@ -309,9 +308,9 @@ class Judgement:
                 group=self._group(host.group),
                 job=self._fleet.job,
                 net=self._net(name),
-                inside=self.sweep.inside.get(name),
-                over_nvlink=self.sweep.over_nvlink.get(name),
-                burn=self.burn.get(name),
+                inside=swept.inside.get(name) if swept else None,
+                over_nvlink=swept.over_nvlink.get(name) if swept else None,
+                burn=self.burn.get(name) if self.measured.burned else None,
                 limit=Thresholds(host.promised.limits),
             )
         return self._nodes[name]
@@ -344,6 +343,8 @@ class Judgement:
     def sweep(self) -> Decoded:
         """The sweep compared, decoded and blamed, once; empty where there was none."""
         if self._decoded is None:
+            from preflight.fabric.judge import Decoded, judge_sweep  # where only facts are judged
+
             measured, planned = self.measured.sweep, self.measured.planned
             earlier = planned.earlier if planned else {}
             hosts = self._fleet.hosts
@@ -363,6 +364,8 @@ class Judgement:
     def burn(self) -> Mapping[str, Burn]:
         """Every node's burn-in held against the others', once; nobody where there was none."""
         if self._burn is None:
+            from preflight.burn.judge import judge_burn  # as above
+
             measured = self.measured
             units = measured.planned.units if measured.planned else {}
             self._burn = judge_burn(measured.burned, self._fleet.hosts, measured.facts, units)

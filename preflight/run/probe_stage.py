@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from preflight.core.remote_command import Connection, ReachError
 from preflight.errors import WireError
-from preflight.facts.model import decode_facts
+from preflight.facts.model import DRIVER_S, decode_facts
 from preflight.facts.node import Clock, Reach
 from preflight.run.site_sections import modules
 from preflight.transport.bundle import start_payload
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 CONNECT_S = 10.0
 """For name, TCP, host key and login together; a healthy node needs well under a second."""
-
-DRIVER_S = 10.0
-"""After which a driver that has not answered counts as hung (rivals wait 5 to 10 s)."""
 
 PROBE_S = 25.0
 """For the whole probe: the driver's deadline, process and sysfs reading, a loaded node."""

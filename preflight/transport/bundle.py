@@ -10,7 +10,6 @@ import re
 import shutil
 import sys
 import threading
-import zipfile
 import zlib
 from functools import lru_cache
 from importlib.machinery import SourceFileLoader
@@ -25,6 +24,7 @@ from preflight.core.trust import who_may_change
 from preflight.transport.payload_session import BOOTED, PYTHON_FLOOR, TOO_OLD, Talk
 
 if TYPE_CHECKING:
+    import zipfile
     from collections.abc import Iterator, Mapping, Sequence
     from types import CodeType
 
@@ -166,6 +166,8 @@ def _bundle(
     parts: tuple[str, ...] | None,
     stays: tuple[str, ...],
 ) -> bytes:
+    import zipfile  # with its kin it takes 3 ms, and where the payload is installed none is made
+
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for name, path in (*_sources(payload), *map(_installed, carried)):
@@ -215,8 +217,10 @@ def _relabelled(code: CodeType, name: str) -> CodeType:
 
 def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
     """With a fixed date, so that the same payload gives the same bytes."""
-    entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
-    entry.compress_type = zipfile.ZIP_DEFLATED
+    from zipfile import ZIP_DEFLATED, ZipInfo
+
+    entry = ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+    entry.compress_type = ZIP_DEFLATED
     archive.writestr(entry, content, compresslevel=6)
 
 

@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from preflight.checks.host import test_host_log
+from preflight.checks.net import test_nic_log
 from preflight.hang.diagnose.places import knowledge
 from preflight.hang.explain.symptom import shipped
 from preflight.report.hide import Hider
@@ -142,6 +144,10 @@ def _data() -> Iterator[tuple[Regex, tuple[str, str]]]:
                 re.compile(pattern),
                 (f"preflight/hang/explain/symptoms/{symptom.id}.toml", "search"),
             )
+    for module, method in ((test_host_log, "search"), (test_nic_log, "match")):
+        place = module.__name__.removeprefix("preflight.").replace(".", "/")
+        for _, pattern in module._KINDS:
+            yield re.compile(pattern), (f"{place}.py:_KINDS", method)
     hider = Hider({"n1": "node", "gpu7": "node", "alice": "user", "on hold": "reason"})
     yield hider._pattern, ("preflight/report/hide.py:Hider", "sub")
     told = knowledge()
