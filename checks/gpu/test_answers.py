@@ -80,13 +80,25 @@ def judge_count(
     if wanted is not None and len(gpus) < wanted:
         gone = sorted(set(ids) - set(bus_ids)) if isinstance(ids, tuple) else list(lost)
         return _too_few(wanted, bus_ids, gone, said, origin)
-    if promised is not None and len(gpus) > promised:
-        return warn(
-            f"{len(gpus)} GPUs, {promised} promised",
-            advice="correct the inventory",
-            bus_ids=bus_ids,
-        )
+    if odd := _odd_number(promised, wanted, len(gpus)):
+        return warn(odd[0], advice=odd[1], bus_ids=bus_ids)
     return ok(count(len(gpus), "GPU"), bus_ids=bus_ids)
+
+
+_LEFT_OF_A_MACHINE: Final = (7, 11, 13, 15)
+"""What is left of 8, 12, 14 or 16 where one is gone. Cards come in any number up to six."""
+
+
+def _odd_number(promised: int | None, wanted: int | None, number: int) -> tuple[str, str] | None:
+    """More than promised, or what is left of a machine where nobody expects a number."""
+    if promised is not None and number > promised:
+        return f"{number} GPUs, {promised} promised", "correct the inventory"
+    if wanted is None and number in _LEFT_OF_A_MACHINE:
+        return (
+            f"{number} GPUs; no known machine, nor a rented part of one, has so many",
+            "look for a missing GPU: lspci, Xid 79 in dmesg; or write gpus into the inventory",
+        )
+    return None
 
 
 def _too_few(
@@ -126,8 +138,20 @@ def lost_of(facts: Facts) -> tuple[str, ...]:
 def test_gpu_count(node: Node, conclude: Conclude) -> None:
     """Every node answers with the GPUs its group promises."""
     facts, usual, lost = node.facts, usual_gpus(node.group), missing_slots(node.facts)
-    counted, said = facts.driver.counted, lost_of(facts)
-    conclude(judge_count(node.promised.gpus, facts.gpus, usual, counted, lost, said=said))
+    gpus, counted, said = facts.gpus, facts.driver.counted, lost_of(facts)
+    if gone := [gpu for gpu in gpus or () if _is_lost(gpu)]:
+        gpus, counted = tuple(gpu for gpu in gpus or () if gpu not in gone), len(gpus or ())
+        lost = lost or tuple(gpu.bus_id for gpu in gone)
+        said = (*said, *(f"{named(gpu)}: {_LOST}" for gpu in gone))
+    conclude(judge_count(node.promised.gpus, gpus, usual, counted, lost, said=said))
+
+
+_LOST: Final = "GPU is lost"
+"""NVML's words (code 15) of a GPU that fell off the bus: it is listed, and answers nothing."""
+
+
+def _is_lost(gpu: Gpu) -> bool:
+    return gpu.health is not None and any(line.endswith(_LOST) for line in gpu.health.errors)
 
 
 _LISTED: Final = 3

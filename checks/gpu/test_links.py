@@ -32,6 +32,7 @@ from preflight.checks.gpu.readings import (
     healths,
     judge_gpus,
     named,
+    reader,
     uptime_s,
     wanted_of_kind,
 )
@@ -93,8 +94,10 @@ def undated(facts: Facts, limit: Thresholds) -> tuple[str, ...]:
 
 def _counts(link: LinkErrors) -> Iterator[tuple[int, str, str]]:
     """(number, what, its limit) of what the link counted."""
-    yield link.replays or 0, "replays", "nvlink_replays_per_hour"
-    yield link.crc or 0, "packets with a wrong checksum", "nvlink_crc_per_hour"
+    if link.replays:
+        yield link.replays, "replays", "nvlink_replays_per_hour"
+    if link.crc:
+        yield link.crc, "packets with a wrong checksum", "nvlink_crc_per_hour"
 
 
 _RESEAT_GPU: Final = "drain; reseat the GPU or its riser, compare BIOS settings with a healthy node"
@@ -192,8 +195,16 @@ def link_speed(facts: Facts) -> int | None:
     )
 
 
-def fabric_troubles(facts: Facts) -> Iterator[Trouble]:
-    """GPUs that have not joined the NVSwitch fabric: CUDA will not start on them (error 802)."""
+def fabric_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
+    """GPUs that have not joined the NVSwitch fabric, or another part of it than all others.
+
+    CUDA will not start on the first (error 802), and reaches the others by no NVLink. Nodes of one
+    group may be in several racks, so that only one that is alone is odd.
+    """
+    usual = wanted_of_kind("fabric_domain", facts, group)
+    vote = decided(group.majority(reader("fabric_domain")))
+    if usual is not None and usual.by == "group" and vote and vote.votes < vote.of - 1:
+        usual = None
     for gpu, health in healths(facts):
         state, status = health.fabric_state, health.fabric_status
         if state is None:
@@ -204,6 +215,9 @@ def fabric_troubles(facts: Facts) -> Iterator[Trouble]:
         elif status not in (None, "Success"):
             sentence = f"{named(gpu)}: it joined the NVSwitch fabric with {status}, not Success"
             yield Trouble(gpu, sentence, _RESTART)
+        elif usual is not None and health.fabric_domain not in (None, usual.value):
+            sentence = f"NVLink clique {health.fabric_domain}, {usual.value} {usual.origin}"
+            yield Trouble(gpu, f"{named(gpu)}: {sentence}", _RESTART, grave=False)
         elif health.fabric_trouble:
             listed = ", ".join(health.fabric_trouble)
             advice = "look at the fabric manager's log and the NVSwitches; drain if it stays"
@@ -222,7 +236,9 @@ _WIDTH: Final = Question(
     ),
 )
 _COUNTERS: Final = Question("NVLink counters", ("link_errors",))
-_FABRIC: Final = Question("state of the NVSwitch fabric", ("fabric_state",))
+_FABRIC: Final = Question(
+    "state of the NVSwitch fabric", ("fabric_state",), also=("fabric_domain", "name")
+)
 
 
 def judge_pcie(node: Node) -> Verdict:
@@ -286,7 +302,7 @@ def test_gpu_nvlink(node: Node, conclude: Conclude) -> None:
 def test_gpu_fabric(node: Node, conclude: Conclude) -> None:
     """Every GPU has joined the NVSwitch fabric: without it CUDA does not start (error 802)."""
     fine = "every GPU has joined the NVSwitch fabric"
-    conclude(judge_gpus(node, _FABRIC, fabric_troubles(node.facts), fine))
+    conclude(judge_gpus(node, _FABRIC, fabric_troubles(node.facts, node.group), fine))
 
 
 _SAME_VERSION = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,17 +24,20 @@ if TYPE_CHECKING:
 
 
 Kind = Literal[
-    "firmware", "dead", "recovered", "narrow", "hot", "module", "stalled", "down", "rdma"
+    "firmware", "dead", "recovered", "narrow", "hot", "module", "stalled", "down", "rdma", "odd"
 ]
 
-_HINT = r"mlx5_core|[Ll]ink (?:is )?(?:[Dd]own|[Uu]p)\b|NETDEV WATCHDOG|nvidia-peermem"
+_HINT = r"mlx5_|[Ll]ink (?:is )?(?:[Dd]own|[Uu]p)\b|NETDEV WATCHDOG|nvidia-peermem"
 """Few lines are looked at closely."""
+
+_NOTE_CHARS = 120
 
 _BDF = r"(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 # Where a blank follows the address, the name of a network device does: any container's own choice.
 _MLX = rf"mlx5_core {_BDF}: "
 _HAVE = r"(?P<have>[\d.]+)"
 _COULD = r"(?P<link>.*?) link at \S+ \(capable of (?P<could>[\d.]+) Gb/s"
+_TROUBLE = r"(?:[Ff]ail|[Ee]rror|[Tt]imed out|[Tt]imeout|[Uu]nable|[Cc]annot)"
 _FAILS: tuple[Kind, ...] = ("firmware", "dead")
 _LINK: tuple[Kind, ...] = ("down", "module")
 _KINDS: tuple[tuple[Kind, str], ...] = (
@@ -57,6 +61,9 @@ _KINDS: tuple[tuple[Kind, str], ...] = (
     ),
     ("down", rf"mlx5_core {_BDF}:? (?:\S+: )?[Pp]ort:? ?\d+ Link DOWN"),
     ("rdma", r"nvidia-peermem .*ERROR"),
+    # What is in no table, and no answer to a program's own command (mlx5_cmd_out_err).
+    ("odd", rf"{_MLX}(?!mlx5_cmd_|.*_cmd_check)(?P<note>.*{_TROUBLE}.*)"),
+    ("odd", rf"infiniband (?P<name>mlx5_\d{{1,3}}): (?P<note>.*{_TROUBLE}.*)"),
 )
 _UP = rf"(?:[\w-]{{1,40}} {_BDF}:? )?(?P<name>\S{{1,20}}): (?:NIC )?[Ll]ink (?:is )?[Uu]p\b"
 _STARTED = rf"{_MLX}firmware version"
@@ -77,6 +84,10 @@ _MEANING: dict[Kind, tuple[str, str]] = {
     "rdma": (
         "GPUDirect RDMA lost a program's context",
         "look at the program that ended then; reload nvidia_peermem, or use dma-buf",
+    ),
+    "odd": (
+        "its driver reports a trouble that is not in preflight's table",
+        "look that line up at NVIDIA; update firmware and driver of the NIC",
     ),
     "recovered": ("its firmware recovered", "watch it; update the NIC's firmware"),
 }
@@ -221,16 +232,21 @@ def _without_known(
     return [one for one in flaps if one in rest], [one for one in notable if one in rest], ""
 
 
+@cache
+def _patterns() -> tuple[tuple[Kind, re.Pattern[str]], ...]:
+    return tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)
+
+
 def _read_line(order: int, line: LogLine) -> Event | None:
     if not re.search(_HINT, line.text):
         return None
-    for kind, pattern in _KINDS:
-        found = re.match(pattern, line.text)
+    for kind, pattern in _patterns():
+        found = pattern.match(line.text)
         if found is None:
             continue
         named = found.groupdict()
         who = named.get("bus") or named.get("name") or ""
-        note, have = "", 0.0
+        note, have = named.get("note", "")[:_NOTE_CHARS], 0.0
         if kind == "narrow":
             have = _number(named["have"])
             note = f"{named['have']} of {named['could']} Gb/s, {named['link']}"

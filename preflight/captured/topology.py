@@ -311,7 +311,9 @@ _P2P_STATUS: Final = {
 }
 
 
-_HEADER: Final = re.compile(r"^\s*(?:\x1b\[[0-9;]*m)*\s*GPU0\s+(?:GPU1|NIC0|mlx|CPU)", re.MULTILINE)
+_HEADER: Final = re.compile(
+    r"^(?:\x1b\[[0-9;]*+m|[ \t])*+GPU0[ \t]++(?:GPU1|NIC0|mlx|CPU)", re.MULTILINE
+)
 
 
 def _blocks(text: str) -> list[str]:

@@ -90,6 +90,7 @@ _KINDS: tuple[tuple[str, str], ...] = (
     ("cmd", _MLX + r": mlx5_cmd_(?:out_err|check):"),
     ("nic", _MLX + r": .*(?:[Hh]ealth|internal error|fatal|failed|limited by|[Tt]emperature)"),
     ("nic", _MLX + r": .*(?:timeout|timed out|[Cc]able error|insufficient power|bad signal)"),
+    ("nic", r"infiniband mlx5_\d{1,3}: .*(?:[Ff]ail|[Ee]rror|[Tt]imed out|[Tt]imeout)"),
     ("nic", _NETDEV + r"(?:TX timeout detected|.*Link (?:[Dd]own|DOWN|[Uu]p\b))"),
     ("nic", r"mlx5_core: probe of " + _BDF + r" failed"),
     ("nic", r"(?:" + _DRIVER + r" )?\S{1,20}: (?:NIC )?Link is Down"),

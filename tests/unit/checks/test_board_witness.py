@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from preflight.checks.gpu.test_answers import judge_count
 from preflight.checks.gpu.test_links import judge_topology
+from preflight.facts.gpu import GpuHealth
 from preflight.facts.model import NvLink
 from preflight.fleet.model import Promise
 from tests.unit.captured.test_topology_text import matrix
 from tests.unit.captured.test_topology_text import verdict as pasted
+from tests.unit.checks.gpu_judges import CHECKS as ALL_CHECKS
 from tests.unit.checks.gpu_judges import judge
-from tests.unit.facts.builders import facts, gpu, group, links, pairs
+from tests.unit.facts.builders import facts, gpu, gpus, group, links, pairs
 from tests.unit.facts.gpu_readings import health, quiet_link
 
 if TYPE_CHECKING:
@@ -149,3 +152,46 @@ def test_a_matrix_of_a_number_that_no_machine_has_is_a_finding(up: int) -> None:
 def test_a_matrix_of_a_known_machine_is_well(up: int, number: int) -> None:
     """DGX-2, A800, A100 and H100 baseboards, and four GPUs that are joined directly."""
     assert pasted(matrix({}, number, f"NV{up}")).outcome == "ok"
+
+
+@pytest.mark.parametrize("number", [7, 15])
+def test_a_number_that_is_left_of_a_machine_is_a_finding(number: int) -> None:
+    """Where nobody expects a number, seven GPUs are an eight-GPU machine that lost one."""
+    said = judge_count(None, node(number, H100).gpus)
+    assert (said.outcome, said.sentence.startswith(f"{number} GPUs; no known")) == ("warn", True)
+    assert judge_count(number, node(number, H100).gpus).outcome == "ok"
+    assert all(judge_count(None, node(n, H100).gpus).outcome == "ok" for n in (1, 2, 3, 4, 6, 8))
+
+
+def _cliques(*cliques: str) -> Facts:
+    return facts(
+        gpus=tuple(gpu(at, health=health(fabric_domain=each)) for at, each in enumerate(cliques))
+    )
+
+
+def test_a_gpu_in_another_clique_is_a_finding() -> None:
+    """It joined a fabric, and not that of the others: no NVLink leads there."""
+    said = verdict("gpu.fabric", _cliques("a/1", "a/1", "a/2", "a/1"))
+    assert (said.outcome, said.sentence.startswith("GPU2 ")) == ("warn", True)
+    assert "NVLink clique a/2, a/1 on 3 of 4 GPUs of this node" in said.sentence
+    whole = _cliques(*["a/1"] * 4)
+    alone = verdict("gpu.fabric", _cliques(*["b/1"] * 4), whole, whole, whole)
+    assert (alone.outcome, "a/1 on 3 of 4 nodes of group" in alone.sentence) == ("warn", True)
+    racks = [_cliques(*["b/1"] * 4)] * 2 + [whole] * 4
+    assert not any(verdict("gpu.fabric", each, *racks).condemns for each in racks)
+
+
+def test_no_check_calls_a_reading_of_a_lost_gpu_ok() -> None:
+    """GPU3 is listed and answers nothing: it is counted as missing, and nothing of it is well."""
+    own: dict[str, object] = {"links": None, "memory_total_mib": None, "mig_enabled": None}
+    names = (*GpuHealth.__struct_fields__, *own)
+    silent = GpuHealth(errors=tuple(f"{name}: GPU is lost" for name in names))
+    lost = gpu(3, health=silent, **own)
+    one = facts(gpus=(*gpus(3), lost, *(gpu(at) for at in range(4, 8))))
+    for promised in (Promise(), Promise(gpus=8)):
+        said = {check: judge(check, one, promised=promised) for check in (*ALL_CHECKS, "gpu.count")}
+        said["gpu.topology"] = verdict("gpu.topology", one, promised=promised)
+        fine = {check for check, each in said.items() if each.outcome in ("ok", "warn")}
+        assert fine <= {"gpu.driver_slow", "gpu.model", "gpu.software"}
+        assert said["gpu.count"].outcome == said["gpu.readings"].outcome == "fail"
+        assert said["gpu.count"].sentence.startswith("7 of 8 GPUs answer")

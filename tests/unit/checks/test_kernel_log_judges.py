@@ -446,6 +446,24 @@ def test_a_nic_that_is_sick_or_did_not_start_fails(line: str) -> None:
     )
 
 
+@pytest.mark.proves("net.kernel_log", finds="a trouble of a NIC's driver that is in no table")
+@pytest.mark.parametrize(
+    ("line", "who"),
+    [
+        (MLX + "cmd_work_handler:1003:(pid 9): failed to allocate command entry", "0000:1a:00.0"),
+        ("infiniband mlx5_5: reg_mr_callback:108:(pid 0): async reg mr failed. status", "mlx5_5"),
+    ],
+)  # fmt: skip
+def test_a_trouble_that_is_in_no_table_is_a_warning_with_its_line(line: str, who: str) -> None:
+    """In doubt the line is shown; what a program's own command was refused is none."""
+    verdict = nic(node(line), limit=SHIPPED)
+    assert verdict.outcome is Outcome.WARN
+    assert verdict.sentence.startswith(f"{who}: its driver reports a trouble")
+    assert line.partition(": ")[2][:40] in verdict.sentence
+    refused = MLX + "mlx5_cmd_out_err:808:(pid 7): CREATE_QP(0x500) op_mod(0x0) failed, status 3"
+    assert nic(node(refused), limit=SHIPPED).outcome is Outcome.OK
+
+
 def test_a_nic_that_healed_itself_is_a_warning() -> None:
     """The driver's own recovery settles the fault."""
     assert nic(node(SICK, MLX + "health recovery succeeded"), limit=SHIPPED).outcome is Outcome.WARN
