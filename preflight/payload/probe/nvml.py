@@ -106,10 +106,10 @@ def _far_end(nvml: Nvml, handle: Any, link: dict[str, Any]) -> None:
 
 def _processes(nvml: Nvml, handle: Any) -> list[dict[str, Any]] | None:
     """Return who holds memory on it; under MIG one process may appear once per instance."""
-    compute = nvml.ask(nvml.lib.nvmlDeviceGetComputeRunningProcesses, handle)
+    compute = _running(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
     if compute is None:
         return None
-    graphics = nvml.ask(nvml.lib.nvmlDeviceGetGraphicsRunningProcesses, handle) or []
+    graphics = _running(nvml, "nvmlDeviceGetGraphicsRunningProcesses", handle) or []
     if nvml.failed:
         return None
     used: dict[int, int | None] = {}
@@ -118,6 +118,13 @@ def _processes(nvml: Nvml, handle: Any) -> list[dict[str, Any]] | None:
     for one in graphics:
         used.setdefault(one.pid, _plus(None, one.usedGpuMemory))
     return [{"pid": pid, "used_mib": used[pid]} for pid in sorted(used)]
+
+
+def _running(nvml: Nvml, call: str, handle: Any) -> Any:
+    """Ask in the binding's own form, which needs R510, else in that of R460."""
+    found = nvml.ask_by_name(call, handle)
+    older = found is None and nvml.refusal == nvml.lib.NVML_ERROR_FUNCTION_NOT_FOUND
+    return nvml.ask_by_name(f"{call}_v2", handle) if older else found
 
 
 def _plus(mib: int | None, used_bytes: int | None) -> int | None:

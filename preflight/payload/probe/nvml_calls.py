@@ -92,6 +92,8 @@ class Nvml:
         self.timed: list[tuple[float, float, str]] = []
         """When a call began, its seconds and its words: of each that could be the slowest."""
         self._slowest_s = 0.0
+        # What the binding raises where only a version of the call is missing, as before R510.
+        self._newer = getattr(pynvml, "NVMLLibraryMismatchError", ())
         self._harmless = {
             pynvml.NVML_ERROR_NOT_SUPPORTED,
             pynvml.NVML_ERROR_NO_PERMISSION,
@@ -112,6 +114,9 @@ class Nvml:
             line = f"{self.subject}: {clean(str(error))}"
             if error.value not in self._harmless and line not in self.problems:
                 self.problems.append(line)
+            return None
+        except self._newer:
+            self.refusal = self.lib.NVML_ERROR_FUNCTION_NOT_FOUND
             return None
         self._timed(began, call)
         self.refusal = None

@@ -718,3 +718,9 @@ int nvmlDeviceGetCurrentClocksEventReasons(device d, u64 *reasons)
     *reasons = (d->idle ? 0 : counted(d, "reasons")) ?: 1; /* GPU idle */
     return OK;
 }
+
+/* Its name till R530. */
+int nvmlDeviceGetCurrentClocksThrottleReasons(device d, u64 *reasons)
+{
+    return nvmlDeviceGetCurrentClocksEventReasons(d, reasons);
+}
