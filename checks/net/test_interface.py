@@ -228,7 +228,8 @@ def judge_interface(
         return unknown("the interfaces could not be read", advice="look at ip address there")
     if alone and not job:
         return not_run("one node alone, and no job environment known")
-    odd = list(hca_choice(facts, env, condemned=bool(down_ports(promised, facts, group))))
+    condemned = any(one.grave for one in down_ports(promised, facts, group))
+    odd = list(hca_choice(facts, env, condemned=condemned))
     if not alone:  # the job has other nodes to reach
         odd += socket_choice(facts, env, group, sure=environ is not None)
         odd += gloo_choice(facts, env, group)

@@ -183,13 +183,17 @@ def _by_number(
 
 
 def _unlike_peers(port: Port, ports: Sequence[Port]) -> Oddity | None:
-    alike = [p for p in ports if p.kind == port.kind and p.physical != "DISABLED"]
+    off = port.physical == "DISABLED"
+    alike = [p for p in ports if p.kind == port.kind and (off or p.physical != "DISABLED")]
     active = sum(p.active for p in alike)
-    if port.physical == "DISABLED" or active < ENOUGH_ALIKE or _few(active, len(alike)):
+    if active < ENOUGH_ALIKE or _few(active, len(alike)):
+        return None
+    # Of two Ethernet ports of a card one often has no cable, and of any two one is switched off.
+    fabric = port.layer == "infiniband"
+    if off and (not fabric or _second(port, ports)):
         return None
     whom = f"{active} of {len(alike)} ports of its kind are ACTIVE"
-    # Of two Ethernet ports of a card one often has no cable: on purpose.
-    return Oddity(f"{port.seen}; {whom}", _advice(port), grave=port.layer == "infiniband")
+    return Oddity(f"{port.seen}; {whom}", _advice(port), grave=fabric and not off)
 
 
 def _few(active: int, alike: int) -> bool:

@@ -17,6 +17,7 @@ from preflight.checks.host.test_host_log import judge_hardware_errors as hardwar
 from preflight.checks.host.test_host_log import judge_kernel_log as host
 from preflight.checks.net.test_nic_log import judge as nic
 from preflight.checks.rdma.test_slots import judge_pcie as pcie
+from preflight.commands.read import judge_captured
 from preflight.core.thresholds import SHIPPED
 from preflight.facts import Group
 from preflight.fleet.model import Promise
@@ -201,3 +202,11 @@ def test_nothing_breaks_the_reader(noise: str) -> None:
     text = "[    1.000000] Linux version 6.1\n" + noise
     assert len(verdicts(text)) == 5
     sound(read(text))
+
+
+@pytest.mark.parametrize("before", ["", "[  912.1] "])
+def test_an_xid_that_a_monitor_quotes_without_the_drivers_name(before: str) -> None:
+    """The line begins with "Xid", behind the log's stamp or without one."""
+    text = f"{before}Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.\n"
+    (said,) = (one for one in judge_captured({"log": read(text)}) if one.check == "gpu.xid")
+    assert said.verdict.outcome is Outcome.FAIL

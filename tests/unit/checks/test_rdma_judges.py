@@ -99,13 +99,24 @@ def test_count_by_peers() -> None:
 @pytest.mark.proves("ib.port", passes="eight ports up, and one that is down on every node")
 @pytest.mark.parametrize(
     ("changes", "promised"),
-    [({}, NOTHING), (OFF, NOTHING), (OFF, Promise(nics=7)), (DOWN, Promise(hcas=("mlx5_0",)))],
+    [({}, NOTHING), (OFF, Promise(nics=7)), (DOWN, Promise(hcas=("mlx5_0",)))],
 )
 def test_a_port_that_nothing_needs(changes: dict[str, Any], promised: Promise) -> None:
-    """A port that is off, or beyond the promise, is only mentioned."""
+    """A port beyond the promise is only mentioned."""
     verdict = port(node(3, **changes), promised)
     assert verdict.outcome is Outcome.OK, verdict.sentence
     assert ("mlx5_3/1" in verdict.sentence) == bool(changes)
+
+
+@pytest.mark.proves("ib.port", finds="a port that is switched off, and its peers are not")
+def test_a_port_that_is_off_among_peers_that_are_not() -> None:
+    """Nobody says which ports a job uses: a warning, unless most nodes have it so."""
+    off = node(3, **OFF)
+    verdict = port(off, NOTHING)
+    assert (verdict.outcome, verdict.sentence) == (
+        Outcome.WARN, "mlx5_3/1 is DOWN (Disabled); 7 of 8 ports of its kind are ACTIVE",
+    )  # fmt: skip
+    assert judge_port(NOTHING, off, group(*[off] * 4)).outcome is Outcome.OK
 
 
 def test_a_port_that_is_down_on_every_node() -> None:
