@@ -135,20 +135,27 @@ class ReadDocument(Struct, frozen=True, kw_only=True):
 
 
 def judge_captured(read: Mapping[str, Captured | None]) -> tuple[Entry, ...]:
-    """Ask the checks that each text is enough for; texts of one kind are each other's peers."""
+    """Ask the checks that each text is enough for.
+
+    Texts of one kind are each other's peers, where they tell of the same models of GPUs.
+    """
     known = {name: one for name, one in read.items() if one is not None}
-    kinds: dict[str, dict[str, Facts]] = {}
+    kinds: dict[tuple[str, frozenset[str]], dict[str, Facts]] = {}
     for name, one in known.items():
-        kinds.setdefault(one.kind, {})[name] = one.facts
+        kinds.setdefault(_peers_of(one), {})[name] = one.facts
     alike = {kind: Group("captured", facts) for kind, facts in kinds.items()}
     return tuple(
         Entry(registered.check.id, subject((name,)) + place, (name,), verdict)
         for name, one in known.items()
-        for place, node in _nodes(name, one, alike[one.kind])
+        for place, node in _nodes(name, one, alike[_peers_of(one)])
         for registered in _shipped()
         if registered.check.id in one.checks
         for verdict in (_held_back(registered.conclude(node), one.damaged),)
     )
+
+
+def _peers_of(one: Captured) -> tuple[str, frozenset[str]]:
+    return one.kind, frozenset(gpu.name for gpu in one.facts.gpus or () if gpu.name)
 
 
 @cache
@@ -201,7 +208,8 @@ def _held_back(verdict: Verdict, damaged: str) -> Verdict:
         return verdict
     seen = f" (what is left of it: {verdict.sentence})" if verdict.outcome is Outcome.WARN else ""
     advice = "capture it again, whole and unedited"
-    return unknown(f"not enough to go by: {damaged}{seen}", advice=advice)
+    sentence = f"not enough to go by: {damaged}{seen}"
+    return unknown(sentence, advice=advice, cause="" if seen else "a text that is not whole")
 
 
 def _nodes(name: str, one: Captured, alike: Group) -> Iterator[tuple[str, Node]]:

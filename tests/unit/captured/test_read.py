@@ -7,15 +7,12 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from preflight.cli import main
 from tests.unit.captured.test_topology_text import both, matrix
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
@@ -165,3 +162,16 @@ def test_what_is_filled_in_is_judged(tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "launch.sh").write_text("A=INF\nexport NCCL_DEBUG=${A}X\ntorchrun a.py\n")
     main(["read", str(tmp_path / "launch.sh")])
     assert "NCCL_DEBUG=INFX" in capsys.readouterr().out
+
+
+def test_hosts_with_other_gpus_are_no_peers(tmp_path: Path) -> None:
+    """Three H100 hosts say nothing of what a TITAN may draw."""
+    row = "{}, {}, 00000000:1B:00.0, {}.00 W, {}.00 W\n"
+    head = "index, name, pci.bus_id, enforced.power.limit [W], power.default_limit [W]\n"
+    for at in range(3):
+        (tmp_path / f"h{at}").write_text(head + row.format(0, "NVIDIA H100 80GB HBM3", 700, 700))
+    (tmp_path / "desk").write_text(head + row.format(0, "NVIDIA TITAN V", 250, 250))
+    done = read(*map(str, sorted(tmp_path.iterdir())), "--json")
+    files = {Path(one["file"]).name: one for one in json.loads(done.stdout)["files"]}
+    said = {one["check"]: one for one in files["desk"]["verdicts"]}
+    assert (said["gpu.power"]["outcome"], said["gpu.model"]["outcome"]) == ("ok", "ok")
