@@ -1,0 +1,195 @@
+"""A machine that got worse never gets a better verdict: random edits, one after another.
+
+The inventory expects a whole machine. 1,000 machines here; PREFLIGHT_CASES says how many.
+"""
+
+# ruff: noqa: E501  a table of edits
+from __future__ import annotations
+
+import os
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from msgspec.structs import replace
+
+from preflight.commands.read import fact_checks
+from preflight.core.registry import Registry, load_folder, shipped_folder
+from preflight.facts.gpu import GpuHealth
+from preflight.facts.machine import Dimm, Edac, Governor, LogLine
+from preflight.facts.network import Counter, Counters
+from preflight.facts.node import Group, Net, Node, Reach
+from preflight.fleet.model import Job, Promise
+from tests.unit.facts.builders import facts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from preflight.facts import Facts
+    from preflight.facts.model import Gpu, Nic
+
+CASES = int(os.environ.get("PREFLIGHT_CASES", "1000"))
+SHARE = 4
+"""Cases are dealt to so many tests, which run beside each other."""
+EXPECTED = Promise(gpus=8, nvlinks_per_gpu=18, nics=8, nic_gbits=400, power_limit_w=700, ecc=True)
+RANK = {"ok": 0, "not_run": 0, "warn": 1, "unknown": 2, "flaky": 3, "fail": 3}
+CHECKS = [one for one in Registry(load_folder(shipped_folder())) if one.check.id in fact_checks()]
+
+Edit = tuple[str, "Callable[[random.Random, Facts], Facts]"]
+
+
+def _gpu(change: Callable[[random.Random, Gpu], Gpu]) -> Callable[[random.Random, Facts], Facts]:
+    def edit(pick: random.Random, one: Facts) -> Facts:
+        gpus = list(one.gpus or ())
+        if gpus:
+            at = pick.randrange(len(gpus))
+            gpus[at] = change(pick, gpus[at])
+        return replace(one, gpus=tuple(gpus))
+
+    return edit
+
+
+def _health(
+    change: Callable[[random.Random, GpuHealth], dict[str, Any]],
+) -> Callable[[random.Random, Facts], Facts]:
+    def of_gpu(pick: random.Random, gpu: Gpu) -> Gpu:
+        health = gpu.health or GpuHealth()
+        return replace(gpu, health=replace(health, **change(pick, health)))
+
+    return _gpu(of_gpu)
+
+
+def _nic(change: Callable[[random.Random, Nic], Nic]) -> Callable[[random.Random, Facts], Facts]:
+    def edit(pick: random.Random, one: Facts) -> Facts:
+        nics = list(one.nics or ())
+        if nics:
+            at = pick.randrange(len(nics))
+            nics[at] = change(pick, nics[at])
+        return replace(one, nics=tuple(nics))
+
+    return edit
+
+
+def _port(**changes: object) -> Callable[[random.Random, Facts], Facts]:
+    return _nic(lambda _, nic: replace(nic, ports=(replace(nic.ports[0], **changes),)))
+
+
+def _link_down(pick: random.Random, gpu: Gpu) -> Gpu:
+    links = list(gpu.links or ())
+    if links:
+        at = pick.randrange(len(links))
+        links[at] = replace(links[at], up=False)
+    return replace(gpu, links=tuple(links))
+
+
+def _slower(pick: random.Random, health: GpuHealth) -> dict[str, Any]:
+    links = list(health.link_errors or ())
+    if links:
+        at = pick.randrange(len(links))
+        links[at] = replace(links[at], mbps=(links[at].mbps or 0) // 2)
+    return {"link_errors": tuple(links)}
+
+
+def _noisy(pick: random.Random, health: GpuHealth) -> dict[str, Any]:
+    links = list(health.link_errors or ())
+    if links:
+        at = pick.randrange(len(links))
+        links[at] = replace(links[at], replays=(links[at].replays or 0) + 10**7)
+    return {"link_errors": tuple(links)}
+
+
+def _without_one(name: str) -> Callable[[random.Random, Facts], Facts]:
+    def edit(pick: random.Random, one: Facts) -> Facts:
+        left = list(getattr(one, name) or ())
+        if left:
+            left.pop(pick.randrange(len(left)))
+        return replace(one, **{name: tuple(left)})
+
+    return edit
+
+
+def _says(*texts: str) -> Callable[[random.Random, Facts], Facts]:
+    def edit(pick: random.Random, one: Facts) -> Facts:
+        log = one.kernel_log
+        assert log is not None
+        return replace(
+            one, kernel_log=replace(log, lines=(*log.lines, LogLine(pick.choice(texts))))
+        )
+
+    return edit
+
+
+def _machine(**changes: object) -> Callable[[random.Random, Facts], Facts]:
+    return lambda _, one: replace(one, machine=one.machine and replace(one.machine, **changes))
+
+
+EDITS: tuple[Edit, ...] = (
+    ("a GPU is gone", _without_one("gpus")),
+    ("a NIC is gone", _without_one("nics")),
+    ("a link is down", _gpu(_link_down)),
+    ("a link is slower", _health(_slower)),
+    ("a link sends again", _health(_noisy)),
+    ("ECC errors", _health(lambda _, h: {"ecc_volatile_uncorrected": (h.ecc_volatile_uncorrected or 0) + 3})),
+    ("a remap failed", _health(lambda *_: {"remap_failed": True})),
+    ("a remap is pending", _health(lambda *_: {"remap_pending": True})),
+    ("half the lanes", _health(lambda _, h: {"pcie_width": max(1, (h.pcie_width or 2) // 2)})),
+    ("a slow slot", _health(lambda *_: {"pcie_gen_max": 1, "pcie_gen": 1})),
+    ("a lower power limit", _health(lambda _, h: {"power_limit_w": (h.power_limit_w or 100.0) / 2})),
+    ("hotter", _health(lambda _, h: {"margin_c": (h.margin_c or 0) - 60})),
+    ("a thermal slowdown", _health(lambda _, h: {"clock_reasons": (*(h.clock_reasons or ()), "hw_thermal")})),
+    ("no fabric", _health(lambda *_: {"fabric_state": "in progress"})),
+    ("a reading fails", _health(lambda _, h: {"errors": (*h.errors, "temperature_c: GPU is lost")})),
+    ("ECC is off", _health(lambda *_: {"ecc_on": False, "ecc_pending": False})),
+    ("less memory", _gpu(lambda _, gpu: replace(gpu, memory_total_mib=(gpu.memory_total_mib or 0) // 2))),
+    ("a port is down", _port(state="1: DOWN", phys_state="2: Polling")),
+    ("a port is off", _port(state="1: DOWN", phys_state="3: Disabled")),
+    ("a port is slow", _port(rate="100 Gb/sec (1X NDR)")),
+    ("a port counts errors", _port(counters=Counters(read=1, nonzero=(Counter("symbol_error", 10**6, 10**6),)))),
+    ("an Xid", _says(*(f"NVRM: Xid (PCI:0000:3b:00): {code}, pid=1, x" for code in (79, 48, 94, 119)))),
+    ("a NIC's firmware", _says("mlx5_core 0000:1a:00.0: poll_health:801:(pid 0): device's health compromised")),
+    ("a NIC's trouble", _says("mlx5_core 0000:1a:00.0: cmd_work_handler:1003:(pid 9): failed to allocate")),
+    ("a machine check", _says("mce: [Hardware Error]: CPU 7: Machine Check: 0 Bank 1: be00000000800400")),
+    ("a lost DIMM word", _machine(edac=Edac(32, (Dimm("P1-DIMMA1", corrected=9, uncorrected=2),)))),
+    ("slow governors", _machine(governors=(Governor("powersave", "intel_pstate", 192),))),
+)  # fmt: skip
+
+
+def _verdicts(one: Facts) -> dict[str, str]:
+    node = Node(
+        name="h1", promised=EXPECTED, reach=Reach("captured"), facts=one,
+        group=Group("group", {"h1": one}), job=Job(),
+        net=Net(own=None, trouble="not asked", master="", is_master=False,
+                master_port_origin="", to_me=(), others_to_master=()),
+    )  # fmt: skip
+    return {each.check.id: str(each.conclude(node).outcome.value) for each in CHECKS}
+
+
+def test_the_whole_machine_is_ready() -> None:
+    """Edits begin at a machine of which nothing is said."""
+    odd = {check: outcome for check, outcome in _verdicts(facts()).items() if RANK[outcome] > 1}
+    assert odd == {}
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit[0])
+def test_each_edit_is_seen(edit: Edit) -> None:
+    """Alone, it makes some check worse than on the whole machine."""
+    before, after = _verdicts(facts()), _verdicts(edit[1](random.Random(7), facts()))  # noqa: S311
+    assert any(RANK[after[check]] > RANK[before[check]] for check in before), edit[0]
+
+
+@pytest.mark.parametrize("share", range(SHARE))
+def test_no_edit_that_makes_a_machine_worse_makes_its_verdict_better(share: int) -> None:
+    """Four edits after another, of any GPU, NIC or line; the gravest outcome never eases."""
+    eased = []
+    for case in range(share, CASES, SHARE):
+        pick = random.Random(case)  # noqa: S311
+        one, done = facts(), list[str]()
+        rank = max(map(RANK.__getitem__, _verdicts(one).values()))
+        for name, edit in pick.choices(EDITS, k=4):
+            one = edit(pick, one)
+            done.append(name)
+            now = max(map(RANK.__getitem__, _verdicts(one).values()))
+            if now < rank:
+                eased.append((case, tuple(done)))
+            rank = now
+    assert eased == []
