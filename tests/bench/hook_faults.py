@@ -373,7 +373,8 @@ def any_sickness(rig: Rig, dice: random.Random) -> str:
     comm = dice.choice(["python3", "Nonfatal", "a, X Nonfatal", "already poisoned", "Fixed"])
     slot = well.gpus[gpu].bus_id[4:-2].lower()
     for each in range(8):  # an older driver: newer ones themselves say what is to be done
-        well = well.refused(each, "recovery_action")
+        for word in ("recovery_action", "reset_status", "drain_status"):
+            well = well.refused(each, word)
     rig.node.become(well)
     rig.node.log(what.format(slot=slot, comm=comm), ago_s=dice.choice([1, 60]))
     return what.format(slot=slot, comm=comm)
