@@ -66,6 +66,12 @@ class RelayConnection:
                 f"two relays called in as this node, from {self._link.rivals}: one poses as it",
                 "look which address is this node's: the other one's node is not to be trusted",
             )
+        if self._link.fault:
+            raise ReachError(
+                "answer",
+                self._link.fault,
+                "no relay of ours does that: look who else can be root on the node",
+            )
         if self._link.lost:
             raise ReachError(
                 "answer",
@@ -123,8 +129,8 @@ class RelayRemote(StreamRemote):
         while channel.arrived and not intake.overflow:
             kind, data = channel.arrived.popleft()
             (intake.add_stdout if kind == relay.OUT else intake.add_stderr)(data)
-            channel.taken += len(data)
-            self._thanks += len(data)
+            channel.taken += relay.FRAME + len(data)
+            self._thanks += relay.FRAME + len(data)
             moved = True
         if self._thanks >= THANKS:
             self._link.say(relay.MORE_OUT, self._number, relay.NUMBER.pack(self._thanks))
