@@ -312,7 +312,7 @@ def _number(body: bytes) -> int:
     return int(NUMBER.unpack(body)[0])
 
 
-TURN, CALLS = 16 << 10, 256
+TURN_BYTES, TURN_CALLS = 16 << 10, 256
 """Bytes that a relay is heard for, and calls that are taken, before all others have their turn."""
 
 GREETING_S = 10.0
@@ -415,7 +415,7 @@ class Hub:
 
     def _accept(self) -> None:
         with suppress(OSError):  # such as BlockingIOError: nobody else is calling
-            for _ in range(CALLS):
+            for _ in range(TURN_CALLS):
                 connection, (address, *_) = self._listener.accept()
                 self._admit(connection, str(address).removeprefix("::ffff:"))
 
@@ -479,7 +479,7 @@ class Hub:
             if events & selectors.EVENT_WRITE:
                 link.flush()
             if events & selectors.EVENT_READ:
-                data = link.connection.recv(TURN)
+                data = link.connection.recv(TURN_BYTES)
                 if data:
                     link.hear(data)
                 else:

@@ -167,7 +167,7 @@ _BOOT = (
 """Says that the task runs before it reads: srun feeds nobody until all nodes are connected."""
 
 KEPT = 200
-READ, READ_PER_NODE = 64 << 10, 4 << 10
+READ_BYTES, READ_BYTES_PER_NODE = 64 << 10, 4 << 10
 """Bytes of each output of the step that are read as words; the rest is only taken off the pipe."""
 
 
@@ -268,12 +268,12 @@ class Step:
         self._changed()
 
     def _read(self, pipe: IO[bytes], take: Callable[[bytes], None]) -> None:
-        room = READ + READ_PER_NODE * len(self._names)
+        room = READ_BYTES + READ_BYTES_PER_NODE * len(self._names)
         with suppress(OSError, ValueError):
             while room > 0 and (line := pipe.readline(LINE)):
                 room -= len(line)
                 take(line.rstrip(b"\n"))
-            while pipe.read(READ):
+            while pipe.read(READ_BYTES):
                 pass
 
     def _read_output(self, line: bytes) -> None:

@@ -99,7 +99,7 @@ def test_a_node_whose_task_ends_costs_the_others_nothing(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step goes on without it, and the finding says where Slurm's words on it came from."""
-    monkeypatch.setattr(srun, "PATIENCE_S", 3.0)
+    monkeypatch.setattr(srun, "PATIENCE_S", 6.0)
     way, launcher = fleet("h1", "h2", "h3", launcher=StandIn("exits=h2"))
     error = refusal(way, "h2")
     assert "our step ended there: Exited with exit code 2" in str(error)
@@ -136,7 +136,7 @@ def test_a_node_that_started_is_not_blamed_by_words(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """h2 never starts, so that nobody is given its input; h1's words on h3 do not cost h3."""
-    monkeypatch.setattr(srun, "PATIENCE_S", 3.0)
+    monkeypatch.setattr(srun, "PATIENCE_S", 6.0)
     lie = "stderr=srun: error: h3: task 2: Exited with exit code 1"
     way, launcher = fleet("h1", "h2", "h3", launcher=StandIn("absent=h2", lie))
     assert "nothing came back" in str(refusal(way, "h2"))
