@@ -312,8 +312,8 @@ def _number(body: bytes) -> int:
     return int(NUMBER.unpack(body)[0])
 
 
-TURN_BYTES, TURN_CALLS = 16 << 10, 256
-"""Bytes that a relay is heard for, and calls that are taken, before all others have their turn."""
+TURN_BYTES = 16 << 10
+"""Bytes that a relay is heard for before all others have their turn."""
 
 GREETING_S = 10.0
 """After which a caller that has not proven itself is hung up on."""
@@ -414,14 +414,16 @@ class Hub:
                 self._wake_out.recv(4096)
 
     def _accept(self) -> None:
+        free = len(self._expected) + STRANGERS - len(self._callers)
+        if free <= 0:
+            self._make_room()
         with suppress(OSError):  # such as BlockingIOError: nobody else is calling
-            for _ in range(TURN_CALLS):
+            # Of callers beyond that one a turn: each may have its say before it makes room.
+            for _ in range(max(1, free)):
                 connection, (address, *_) = self._listener.accept()
                 self._admit(connection, str(address).removeprefix("::ffff:"))
 
     def _admit(self, connection: socket.socket, address: str) -> None:
-        if len(self._callers) >= len(self._expected) + STRANGERS:
-            self._make_room()
         connection.settimeout(0.0)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
