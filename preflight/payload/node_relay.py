@@ -37,6 +37,9 @@ OUT, ERR, OUT_END, EXIT, MORE_IN, DEAF = 16, 17, 18, 19, 20, 21
 HEAD = struct.Struct("!BII")
 NUMBER = struct.Struct("!i")
 TAG = 16
+FRAME = HEAD.size + TAG
+"""Bytes of a frame besides its body."""
+
 LARGEST = 256 << 10
 """Bytes of a body; a longer frame is refused before it is read."""
 
@@ -94,7 +97,7 @@ def _tag(key: bytes, count: int, plain: bytes) -> bytes:
 CHUNK = 64 << 10
 OUT_ROOM = 1 << 20
 IN_ROOM = 256 << 10
-"""Bytes that may be on their way to the controller unread, and to the command."""
+"""Bytes that may be on their way: of frames to the controller unread, of input to the command."""
 
 ASK_S = 0.5
 """What a command gets between SIGTERM and SIGKILL."""
@@ -121,7 +124,7 @@ class Command:
         self.waiting = bytearray()
         """Input that the command has not taken yet."""
         self.input_ends = False
-        self.room = OUT_ROOM
+        self.room = OUT_ROOM - 5 * FRAME  # for the frame that uses it up, and for the last words
         self.exited = False
         self.kill_at: float | None = None
         """When SIGKILL is due, once it was asked to end."""
@@ -159,7 +162,7 @@ class Command:
     def read(self, descriptor: int) -> bytes:
         """Take what one output has; empty at its end, which closes it."""
         data = os.read(descriptor, max(1, min(CHUNK, self.room)))
-        self.room -= len(data)
+        self.room -= FRAME + len(data)
         if not data:
             _close(self.open.pop(descriptor))
         return data

@@ -32,6 +32,9 @@ OUT, ERR, OUT_END, EXIT, MORE_IN, DEAF = 16, 17, 18, 19, 20, 21
 HEAD: Final = struct.Struct("!BII")
 NUMBER: Final = struct.Struct("!i")
 TAG = 16
+FRAME: Final = HEAD.size + TAG
+"""Bytes of a frame besides its body."""
+
 LARGEST = 256 << 10
 """Bytes of a body; a longer frame is refused before it is read."""
 
@@ -151,7 +154,7 @@ class Proven:
 
 IN_ROOM = 256 << 10
 OUT_ROOM = 1 << 20
-"""Bytes that may be on their way to a command, and from it; `payload/node_relay.py` agrees."""
+"""Bytes that may be on their way to a command, and of frames from it, as node_relay.py has it."""
 
 SEND = 256 << 10
 
@@ -175,9 +178,9 @@ class Channel:
         self.sent = 0
         """Bytes of input (the reader's)."""
         self.received = 0
-        """Bytes of output (the hub's)."""
+        """Bytes of the frames of output and ends (the hub's)."""
         self.taken = 0
-        """Bytes of output (the reader's)."""
+        """Bytes of the frames of output (the reader's)."""
 
 
 class Link:
@@ -192,12 +195,16 @@ class Link:
         self.lost = False
         self.rivals = ""
         """From where two relays called in by this name; "" while there is one."""
+        self.fault = ""
+        """What it said that no relay says, so that it was cut off."""
         self._sealer = proven.sealer
         self._opener = proven.opener
         self._outgoing = bytearray(proven.answer)
         self._wake = wake
         self._lock = threading.Lock()
         self._channels: dict[int, Channel] = {}
+        self._late: dict[int, int] = {}
+        """Bytes that may still come of each command that was forgotten, by its channel."""
         self._count = 0
 
     # -- for the threads that talk with commands
@@ -226,6 +233,7 @@ class Link:
     def forget(self, number: int) -> None:
         """End a command and hear no more of it."""
         with self._lock:
+            self._late[number] = 2 * OUT_ROOM
             self._channels.pop(number, None)
         self.say(KILL, number)
 
@@ -250,6 +258,11 @@ class Link:
             if channel is not None:
                 _apply(channel, frame)
                 channel.news.set()
+                continue
+            left = self._late.get(frame.channel, 0) - FRAME - len(frame.body)
+            if left < 0:
+                raise RefusedError("it speaks of a command that does not run")
+            self._late[frame.channel] = left
 
     def lose(self) -> None:
         """Tell every command's reader that nothing more will come."""
@@ -261,29 +274,36 @@ class Link:
             self._lose(channel)
         self.connection.close()
 
-    @staticmethod
-    def _lose(channel: Channel) -> None:
+    def _lose(self, channel: Channel) -> None:
+        if self.fault:
+            channel.arrived.append((ERR, f"\n{self.fault}\n".encode()))
         channel.ended = channel.deaf = True
         channel.exited.set()
         channel.news.set()
 
 
 def _apply(channel: Channel, frame: Frame) -> None:
-    if frame.kind in (OUT, ERR):
-        channel.received += len(frame.body)
-        if channel.received - channel.taken > OUT_ROOM:
-            raise RefusedError("it sent more than there was room for")
+    if frame.kind == MORE_IN:
+        taken = _number(frame.body)
+        if not 0 < taken <= channel.sent + IN_ROOM - channel.granted:
+            raise RefusedError("it took other input than it was sent")
+        channel.granted += taken
+        return
+    channel.received += FRAME + len(frame.body)
+    if channel.received - channel.taken > OUT_ROOM:
+        raise RefusedError("it sent more than there was room for")
+    if frame.kind in (OUT, ERR) and frame.body:
         channel.arrived.append((frame.kind, frame.body))
     elif frame.kind == OUT_END:
         channel.ended = True
     elif frame.kind == DEAF:
         channel.deaf = True
-    elif frame.kind == MORE_IN:
-        channel.granted += max(0, _number(frame.body))
     elif frame.kind == EXIT:
         channel.status = _number(frame.body)
         channel.deaf = True
         channel.exited.set()
+    else:
+        raise RefusedError("it sent a frame that means nothing")
 
 
 def _number(body: bytes) -> int:
@@ -292,7 +312,9 @@ def _number(body: bytes) -> int:
     return int(NUMBER.unpack(body)[0])
 
 
-READ = 256 << 10
+TURN_BYTES = 16 << 10
+"""Bytes that a relay is heard for before all others have their turn."""
+
 GREETING_S = 10.0
 """After which a caller that has not proven itself is hung up on."""
 
@@ -392,20 +414,26 @@ class Hub:
                 self._wake_out.recv(4096)
 
     def _accept(self) -> None:
-        with suppress(OSError):
-            connection, (address, *_) = self._listener.accept()
-            if len(self._callers) >= len(self._expected) + STRANGERS:
-                self._make_room()
-            connection.settimeout(0.0)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            if hasattr(socket, "TCP_USER_TIMEOUT"):
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALL_MS)
-            hello = Hello(self._secret, self._expected)
-            address = str(address).removeprefix("::ffff:")
-            caller = _Caller(connection, address, hello, time.monotonic() + GREETING_S)
-            self._selector.register(connection, selectors.EVENT_READ, caller)
-            self._callers[connection] = caller
+        free = len(self._expected) + STRANGERS - len(self._callers)
+        if free <= 0:
+            self._make_room()
+        with suppress(OSError):  # such as BlockingIOError: nobody else is calling
+            # Of callers beyond that one a turn: each may have its say before it makes room.
+            for _ in range(max(1, free)):
+                connection, (address, *_) = self._listener.accept()
+                self._admit(connection, str(address).removeprefix("::ffff:"))
+
+    def _admit(self, connection: socket.socket, address: str) -> None:
+        connection.settimeout(0.0)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALL_MS)
+        hello = Hello(self._secret, self._expected)
+        caller = _Caller(connection, address, hello, time.monotonic() + GREETING_S)
+        self._selector.register(connection, selectors.EVENT_READ, caller)
+        self._callers[connection] = caller
+        with suppress(OSError):  # it hung up already: `_greet` sees that
             connection.send(hello.opening)  # fits into any empty socket
 
     def _make_room(self) -> None:
@@ -453,14 +481,16 @@ class Hub:
             if events & selectors.EVENT_WRITE:
                 link.flush()
             if events & selectors.EVENT_READ:
-                data = link.connection.recv(READ)
+                data = link.connection.recv(TURN_BYTES)
                 if data:
                     link.hear(data)
                 else:
                     self._lose(link)
         except BlockingIOError:
             return
-        except (OSError, RefusedError):
+        except (OSError, RefusedError) as error:
+            if isinstance(error, RefusedError):
+                link.fault = f"its relay was cut off: {error}"
             self._lose(link)
 
     def _lose(self, link: Link) -> None:

@@ -4,6 +4,9 @@ A step per node would hurt slurmctld, and srun's own pipes give every node the s
 srun starts a small relay on each node; the relays call back, and commands run over their
 connections. srun ends a whole step when one node fails to start it: the step is then started
 again without that node, before any command has run.
+
+What the step prints only explains why a node did not call back. Any of its nodes can print Slurm's
+own words on another: srun passes on what a task writes, and believes a slurmd which task that was.
 """
 
 from __future__ import annotations
@@ -63,6 +66,12 @@ class RelayConnection:
                 f"two relays called in as this node, from {self._link.rivals}: one poses as it",
                 "look which address is this node's: the other one's node is not to be trusted",
             )
+        if self._link.fault:
+            raise ReachError(
+                "answer",
+                self._link.fault,
+                "no relay of ours does that: look who else can be root on the node",
+            )
         if self._link.lost:
             raise ReachError(
                 "answer",
@@ -120,8 +129,8 @@ class RelayRemote(StreamRemote):
         while channel.arrived and not intake.overflow:
             kind, data = channel.arrived.popleft()
             (intake.add_stdout if kind == relay.OUT else intake.add_stderr)(data)
-            channel.taken += len(data)
-            self._thanks += len(data)
+            channel.taken += relay.FRAME + len(data)
+            self._thanks += relay.FRAME + len(data)
             moved = True
         if self._thanks >= THANKS:
             self._link.say(relay.MORE_OUT, self._number, relay.NUMBER.pack(self._thanks))
@@ -158,6 +167,8 @@ _BOOT = (
 """Says that the task runs before it reads: srun feeds nobody until all nodes are connected."""
 
 KEPT = 200
+READ_BYTES, READ_BYTES_PER_NODE = 64 << 10, 4 << 10
+"""Bytes of each output of the step that are read as words; the rest is only taken off the pipe."""
 
 
 class _Trouble(Struct, frozen=True):
@@ -166,20 +177,23 @@ class _Trouble(Struct, frozen=True):
 
 
 class Step:
-    """A running srun. `refused` has a reason for each node that will not come, by name."""
+    """A running srun. `words` has what its output says of a node, by name."""
 
     def __init__(
         self,
+        names: Sequence[str],
         command: Sequence[str],
         python: str,
         request: Mapping[str, object],
         environ: Mapping[str, str],
+        *,
         changed: Callable[[], None],
     ) -> None:
-        self.refused: dict[str, ReachError] = {}
+        self.words: dict[str, ReachError] = {}
         self.started: set[str] = set()
         """Nodes whose task runs, though it may wait for its input."""
-        self.breaking = False
+        self._names = frozenset(names)
+        self._breaking = False
         """srun could not start a node: it is about to end the others too."""
         self.ended = threading.Event()
         """srun is gone, and all that it said has been read."""
@@ -201,8 +215,8 @@ class Step:
         # The secret travels here, not in argv or environment, which others on the node could read.
         opening = packed + msgspec.json.encode(request) + b"\n"
         readers = [
-            self._thread(self._read, self._process.stdout, self._heard),
-            self._thread(self._read, self._process.stderr, self._complained),
+            self._thread(self._read, self._process.stdout, self._read_output),
+            self._thread(self._read, self._process.stderr, self._read_error),
         ]
         self._thread(self._tell, opening)
         self._thread(self._await, readers)
@@ -215,7 +229,7 @@ class Step:
         said = slurm.complaint(self._lines) or legible("".join(self._lines[-1:])) or "nothing"
         return ReachError(
             "route",
-            f"Slurm's launcher gave up; it said: {said}",
+            f"Slurm's launcher gave up; its output says: {said}",
             "try it by hand in the same allocation: srun --overlap --ntasks-per-node=1 hostname",
         )
 
@@ -253,35 +267,46 @@ class Step:
         self.ended.set()
         self._changed()
 
-    @staticmethod
-    def _read(pipe: IO[bytes], take: Callable[[bytes], None]) -> None:
+    def _read(self, pipe: IO[bytes], take: Callable[[bytes], None]) -> None:
+        room = READ_BYTES + READ_BYTES_PER_NODE * len(self._names)
         with suppress(OSError, ValueError):
-            while line := pipe.readline(LINE):
+            while room > 0 and (line := pipe.readline(LINE)):
+                room -= len(line)
                 take(line.rstrip(b"\n"))
+            while pipe.read(READ_BYTES):
+                pass
 
-    def _heard(self, line: bytes) -> None:
+    def _read_output(self, line: bytes) -> None:
         """Take what a task says that has started, or that cannot call us back."""
         if line.startswith(_HERE.encode()):
-            self.started.add(line[len(_HERE) :].decode("utf-8", "replace"))
+            self.started |= self._names & {line[len(_HERE) :].decode("utf-8", "replace")}
         if not line.startswith(self._mark):
             return
         with suppress(msgspec.DecodeError):
             said = msgspec.json.decode(line[len(self._mark) :], type=_Trouble)
-            self.refused[said.node] = _no_way_back(said.trouble)
-            self._changed()
+            self._explain({said.node: _no_way_back(said.trouble)})
 
-    def _complained(self, line: bytes) -> None:
+    def _read_error(self, line: bytes) -> None:
         text = line.decode("utf-8", "replace")
         if len(self._lines) < KEPT:
             self._lines.append(text)
         self._no_python = self._no_python or slurm.missing_python(text, self._python)
-        # Once srun ends the step for one node, the others' ends are its doing.
-        for name, reason in ({} if self.breaking else slurm.exited(text)).items():
-            self.refused.setdefault(name, self._no_python or reason)
         not_started = slurm.not_started(text)
-        self.refused |= not_started
-        self.breaking = self.breaking or bool(not_started)
-        self._changed()
+        self._explain(not_started)
+        self._breaking = self._breaking or bool(not_started)
+        if not self._breaking:  # else srun ends the others' tasks too
+            ends = slurm.exited(text)
+            self._explain({name: self._no_python or reason for name, reason in ends.items()})
+
+    def _explain(self, reasons: Mapping[str, ReachError]) -> None:
+        """Keep the first words on each node of the step, and where they came from."""
+        for name in self._names & reasons.keys():
+            why = reasons[name]
+            sentence = (
+                "it did not call back; the step's output, which any of its nodes can write, says: "
+                f"{why.sentence}"
+            )
+            self.words.setdefault(name, ReachError(why.step, sentence, why.advice))
 
 
 def _no_way_back(trouble: str) -> ReachError:
@@ -298,9 +323,6 @@ PATIENCE_S = 12.0
 
 PER_NODE_S = 0.005
 """What each node adds to that."""
-
-BREAKING_S = 1.0
-"""For srun to name more nodes, once it is about to end the step because of one."""
 
 ATTEMPTS = 4
 """Steps that are started at most; each leaves out the nodes that failed the one before."""
@@ -374,20 +396,21 @@ class SrunTransport:
             self._settled.set()
 
     def _lasts(self, names: list[str], ends: float) -> bool:
-        """Start one step on these nodes; whether all of them are there, or known not to come.
+        """Start one step on these nodes; whether it goes on, with those that called in.
 
         If not, the culprits are in `_refused`, and nothing of the step is left to build on.
         """
         hub, step = self._begin(names)
-        waiting = _missing(hub, step, names, ends)
-        self._refused |= step.refused
-        alone = step.ended.is_set() and hub.links
-        if not (waiting or step.breaking or alone):
+        absent = _missing(hub, step, names, ends)
+        # srun gives no task its input before all tasks are connected: one that called in has it.
+        lasts = bool(hub.links) and not step.ended.is_set()
+        if not lasts:
+            absent = [name for name in absent if name not in step.started] or absent
+            absent = [name for name in absent if name in step.words] or absent
+        silence = step.reason or _silent(PATIENCE_S)
+        self._refused |= {name: step.words.get(name, silence) for name in absent}
+        if lasts:
             return True
-        if not step.breaking:
-            absent = [name for name in waiting if name not in step.started]
-            reason = step.reason or _silent(PATIENCE_S)
-            self._refused |= dict.fromkeys(absent or waiting, reason)
         with self._lock:
             self._hub = None
         hub.close()
@@ -410,7 +433,8 @@ class SrunTransport:
             with self._lock:
                 if self._closed:
                     raise InterruptedError("the run is over")
-                step = Step(command, python, request, self._launcher.environ, hub.notify)
+                environ = self._launcher.environ
+                step = Step(names, command, python, request, environ, changed=hub.notify)
                 self._hub = hub
                 self._steps.append(step)
         except OSError:
@@ -420,12 +444,10 @@ class SrunTransport:
 
 
 def _missing(hub: Hub, step: Step, names: Sequence[str], ends: float) -> list[str]:
-    """Wait for everyone to call in or to be refused; who has done neither when that is over."""
+    """Wait for everyone to call in, as long as anyone may; who has not when that is over."""
     patience = min(ends, time.monotonic() + PATIENCE_S + PER_NODE_S * len(names))
     with hub.changed:
-        while waiting := [n for n in names if n not in hub.links and n not in step.refused]:
-            if step.breaking:
-                patience = min(patience, time.monotonic() + BREAKING_S)
+        while waiting := [name for name in names if name not in hub.links]:
             left_s = patience - time.monotonic()
             if left_s <= 0 or step.ended.is_set():
                 break

@@ -158,6 +158,42 @@ def test_a_way_back_that_is_blocked(slurm: Slurm, monkeypatch: pytest.MonkeyPatc
         assert there.start(["uname", "-n"], timeout_s=10).wait(10).stdout == b"h3\n"
 
 
+_LIAR = """#!/bin/sh
+case $SLURMD_NODENAME in
+h1) echo "srun: error: Task launch for StepId=1.0 failed on node h[2-3]: Refused"
+    echo "srun: error: h[2-3]: tasks 1-2: Exited with exit code 1" ;;
+h4) exit 2 ;;
+esac >&2
+exec "$0.real" "$@"
+"""
+
+
+def test_words_of_one_node_exclude_no_other(
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """h1's task writes srun's words on h2 and h3, which serve all the same; h4's task ends."""
+    python = tmp_path / "python"
+    python.write_text(_LIAR)
+    python.chmod(0o755)
+    (tmp_path / "python.real").symlink_to(sys.executable)
+    with slurm.allocation() as environ, ExitStack() as undo:
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        hosts = [
+            Host(name=name, address=host.address, python=(str(python),))
+            for name, host in slurm.lab.hosts.items()
+        ]
+        way = SrunTransport(hosts, Launcher(os.environ))
+        undo.callback(way.close)
+        *served, ended = hosts
+        for host in served:
+            there = way.connect(host, 10)
+            said = there.start(["uname", "-n"], timeout_s=10).wait(10).stdout
+            assert said == f"{host.name}\n".encode()
+        with pytest.raises(ReachError, match="our step ended there: Exited with exit code 2"):
+            way.connect(ended, 10)
+
+
 @contextmanager
 def _started(
     words: list[str], environ: dict[str, str], folder: Path

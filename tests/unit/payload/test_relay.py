@@ -1,13 +1,29 @@
-"""A relay's frames: both halves agree, and nothing forged, replayed or too long gets in."""
+"""A relay's frames: both halves agree, nothing forged gets in, and no node's talk keeps us busy."""
 
 from __future__ import annotations
+
+import os
+import select
+import selectors
+import socket
+import threading
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING
 
 import node_relay as nodes
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from preflight.core.remote_command import ReachError
 from preflight.transport import relay as ours
+from preflight.transport.relay import Hub
+from preflight.transport.srun import RelayConnection
+from tests.unit.transport.sshd import PATIENCE_S, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator
+    from selectors import SelectorKey
 
 KEY = b"k" * 32
 BODIES = st.lists(
@@ -72,3 +88,130 @@ def test_both_halves_are_one_protocol() -> None:
     for name in names:
         theirs, mine = getattr(nodes, name), getattr(ours, name)
         assert getattr(theirs, "format", theirs) == getattr(mine, "format", mine)
+
+
+SECRET = b"s" * 32
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    """Listen for one relay."""
+    made = Hub(["h1"], SECRET)
+    yield made
+    made.close()
+
+
+def relay_of(hub: Hub, line: socket.socket) -> tuple[RelayConnection, nodes.Sealer]:
+    """Prove to be h1 on a connection, which is then started on and may say frames."""
+    line.settimeout(PATIENCE_S)
+    sealer, _ = nodes.meet(line, "h1", SECRET)
+    wait_until(lambda: "h1" in hub.links, "h1 is let in")
+    return RelayConnection(hub.links["h1"]), sealer
+
+
+NONSENSE = {
+    "a command that nobody started": [(ours.OUT, 2, b"x")],
+    "a kind that there is not": [(99, 1, b"")],
+    "a kind that only we send": [(ours.KILL, 1, b"")],
+    "output of no bytes": [(ours.OUT, 1, b"")],
+    "errors of no bytes": [(ours.ERR, 1, b"")],
+    "more room than it has": [(ours.MORE_IN, 1, ours.NUMBER.pack(1))],
+    "no room": [(ours.MORE_IN, 1, ours.NUMBER.pack(0))],
+    "frames beyond the room": [(ours.OUT, 1, b"x")] * (ours.OUT_ROOM // 26 + 1),
+    "ends without end": [(ours.OUT_END, 1, b"")] * (ours.OUT_ROOM // 25 + 1),
+    "ends of a command that we left": [(ours.OUT_END, 3, b"")] * (ours.OUT_ROOM // 12 + 1),
+}
+
+
+@pytest.mark.parametrize("frames", NONSENSE.values(), ids=NONSENSE)
+def test_a_relay_that_talks_nonsense_is_cut_off(
+    hub: Hub, frames: list[tuple[int, int, bytes]]
+) -> None:
+    """A proven node's relay says what none says, or without end: the line ends, and it is named."""
+    with socket.create_connection(("127.0.0.1", hub.port), PATIENCE_S) as line:
+        there, sealer = relay_of(hub, line)
+        running = there.start(["true"], timeout_s=PATIENCE_S)
+        number = frames[0][1]
+        if number == 3:
+            there.start(["true"], timeout_s=PATIENCE_S).kill()
+            there.start(["true"], timeout_s=PATIENCE_S).kill()
+        with suppress(OSError):
+            line.sendall(b"".join(sealer.seal(*frame) for frame in frames))
+        wait_until(lambda: hub.links["h1"].lost, "it is cut off")
+    assert b"cut off" in running.wait(PATIENCE_S).stderr
+    with pytest.raises(ReachError, match="its relay was cut off: "):
+        there.start(["true"], timeout_s=1)
+
+
+def test_nobody_is_kept_waiting_by_a_relay_that_talks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 200 callers all are let in at once, while one node says as much as it may.
+
+    Between two turns of the hub it is heard for 16 KiB at most.
+    """
+    turns: list[int] = []
+    """How many frames were heard in each."""
+    let_in: list[int] = []
+    """In which turn each caller was."""
+    go, stopped = threading.Event(), threading.Event()
+    go.set()
+
+    class Counted(selectors.DefaultSelector):
+        def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
+            if not go.is_set():
+                stopped.set()
+                go.wait(PATIENCE_S)
+            turns.append(0)
+            return super().select(timeout)
+
+    class Heard(ours.Opener):
+        def feed(self, data: bytes) -> Iterator[ours.Frame]:
+            for frame in super().feed(data):
+                turns[-1] += 1
+                yield frame
+
+    class Met(ours.Hello):
+        def __init__(self, secret: bytes, expected: Container[str]) -> None:
+            super().__init__(secret, expected)
+            let_in.append(len(turns))
+
+    monkeypatch.setattr(ours, "Opener", Heard)
+    monkeypatch.setattr(ours, "Hello", Met)
+    monkeypatch.setattr(selectors, "DefaultSelector", Counted)
+    hub = Hub([f"h{number}" for number in range(1, 300)], SECRET)
+    with ExitStack() as held:
+        held.callback(hub.close)
+        line = held.enter_context(socket.create_connection(("127.0.0.1", hub.port), PATIENCE_S))
+        there, sealer = relay_of(hub, line)
+        there.start(["true"], timeout_s=PATIENCE_S)
+        go.clear()
+        there.start(["true"], timeout_s=PATIENCE_S)  # wakes the hub
+        assert stopped.wait(PATIENCE_S)
+        line.sendall(b"".join(sealer.seal(ours.OUT, 1, b"x") for _ in range(5000)))
+        callers = [
+            held.enter_context(socket.create_connection(("127.0.0.1", hub.port), PATIENCE_S))
+            for _ in range(200)
+        ]
+        turns.clear()
+        let_in.clear()
+        go.set()
+        for caller in callers:
+            assert caller.recv(50, socket.MSG_WAITALL)
+        wait_until(lambda: sum(turns) == 5000, "all is heard")
+    assert let_in == [1] * 200
+    assert max(turns) <= (16 << 10) // 26 + 1
+
+
+@pytest.mark.parametrize("size", [1, 5000])
+def test_a_node_counts_whole_frames_as_we_do(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Output that nobody takes stops where the room ends, also in small frames, with its ends."""
+    monkeypatch.setattr(nodes, "OUT_ROOM", 4096)
+    sealer, sent = nodes.Sealer(KEY), 0
+    command = nodes.Command(["cat"])
+    while command.room > 0:
+        os.write(command.stdin, b"x" * size)
+        select.select([command.stdout], [], [])
+        sent += len(sealer.seal(nodes.OUT, 1, command.read(command.stdout)))
+    command.forget()
+    for kind, body in ((nodes.OUT_END, b""), (nodes.EXIT, b"1234"), (nodes.DEAF, b"")):
+        sent += len(sealer.seal(kind, 1, body))
+    assert 4000 < sent <= 4096

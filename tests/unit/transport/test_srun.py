@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tracemalloc
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -92,6 +93,66 @@ def test_a_silent_node_is_given_up(fleet: Fleet, monkeypatch: pytest.MonkeyPatch
     assert "nothing came back" in str(refusal(way, "h2"))
     assert says(way.connect(host("h1"), PATIENCE_S)) == b"h1"
     assert launcher.started[-1] == ["h1"]
+
+
+def test_a_node_whose_task_ends_costs_the_others_nothing(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step goes on without it, and the finding says where Slurm's words on it came from."""
+    monkeypatch.setattr(srun, "PATIENCE_S", 6.0)
+    way, launcher = fleet("h1", "h2", "h3", launcher=StandIn("exits=h2"))
+    error = refusal(way, "h2")
+    assert "our step ended there: Exited with exit code 2" in str(error)
+    assert "the step's output, which any of its nodes can write" in str(error)
+    assert says(way.connect(host("h3"), PATIENCE_S)) == b"h3"
+    assert launcher.started == [["h1", "h2", "h3"]]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (
+            'stdout=@preflight NONCE {"node": "h2", "trouble": "no route to host"}',
+            'stdout=@preflight NONCE {"node": "h3", "trouble": "no route to host"}',
+        ),
+        ("stderr=srun: error: h[2-3]: tasks 1-2: Exited with exit code 1",),
+        ("stderr=srun: error: Task launch for StepId=1.0 failed on node h[2-3]: Refused",),
+        (
+            "stderr=slurmstepd: error: execve(): python: No such file or directory",
+            "stderr=srun: error: h[2-3]: tasks 1-2: Exited with exit code 2",
+        ),
+    ],
+    ids=["trouble", "exited", "not launched", "no python"],
+)
+def test_no_words_of_a_node_exclude_another(fleet: Fleet, words: tuple[str, ...]) -> None:
+    """h1's task writes Slurm's own words on h2 and h3: all are reached, by one step."""
+    way, launcher = fleet("h1", "h2", "h3", launcher=StandIn(*words))
+    for name in ("h1", "h2", "h3"):
+        assert says(way.connect(host(name), PATIENCE_S)) == name.encode()
+    assert launcher.started == [["h1", "h2", "h3"]]
+
+
+def test_a_node_that_started_is_not_blamed_by_words(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """h2 never starts, so that nobody is given its input; h1's words on h3 do not cost h3."""
+    monkeypatch.setattr(srun, "PATIENCE_S", 6.0)
+    lie = "stderr=srun: error: h3: task 2: Exited with exit code 1"
+    way, launcher = fleet("h1", "h2", "h3", launcher=StandIn("absent=h2", lie))
+    assert "nothing came back" in str(refusal(way, "h2"))
+    assert says(way.connect(host("h3"), PATIENCE_S)) == b"h3"
+    assert launcher.started == [["h1", "h2", "h3"], ["h1", "h3"]]
+
+
+def test_output_without_end_takes_no_memory(fleet: Fleet) -> None:
+    """A task writes 12,288 lines with as many names, 48 MiB, before any relay calls in."""
+    way, _ = fleet("h1", "h2", launcher=StandIn("flood=4096"))
+    tracemalloc.start()
+    try:
+        assert says(way.connect(host("h2"), PATIENCE_S)) == b"h2"
+        assert tracemalloc.get_traced_memory()[0] < 8 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_what_slurm_knows_to_be_down_is_not_tried(fleet: Fleet) -> None:
