@@ -9,6 +9,7 @@ Those that decide what root does, or whom it trusts, must be root's.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import select
@@ -205,6 +206,12 @@ _TEXT_OF_TOML = re.compile(
     re.DOTALL,
 )
 
+_KERNELS_INPUTS = re.compile(r"/proc/\d+/(task/\d+/)?environ")
+"""What commands read of what the kernel makes up: see docs/read.md."""
+
+_BLOCK = 512
+"""Bytes of what `st_blocks` counts (stat(2))."""
+
 PIPE_S = 60
 """For somebody to open the other end of a named pipe."""
 
@@ -223,7 +230,7 @@ def read_regular(path: Path, largest: int) -> bytes:
     with open(handle, "rb") as file:  # noqa: PTH123  a descriptor, not a path
         opened = os.fstat(handle)
         _refuse_irregular_input(opened.st_mode)
-        _refuse_endless(handle)
+        _refuse_kernels_text(handle)
         # What grows meanwhile, or has no size of its own (/proc), is found out by reading; it is
         # None where nothing is there yet.
         content = b"" if opened.st_size > largest else file.read(largest + 1) or b""
@@ -263,7 +270,46 @@ def _only_lines(quoted: re.Match[str]) -> str:
     return "\n" * quoted[0].count("\n")
 
 
-def open_stream(path: Path) -> int:
+class _TextStream(io.FileIO):
+    """A regular file, open from its beginning, without its holes, or a pipe.
+
+    A file of 7 EiB may take no disk at all. OSError (EFBIG) where more was read than its disk space
+    can hold: not every file system says what is a hole, and its owner may make some meanwhile.
+    """
+
+    def __init__(self, handle: int) -> None:
+        super().__init__(handle, "rb")
+        self._is_pipe = stat.S_ISFIFO(os.fstat(handle).st_mode)
+        self._at = self._hole = self._read = 0
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Read data up to the next hole."""
+        if self._is_pipe:
+            return super().readinto(buffer)
+        if self._at >= self._hole and not self._skip():
+            return 0
+        count = super().readinto(memoryview(buffer)[: self._hole - self._at]) or 0
+        self._at += count
+        self._read += count
+        if self._read > unpacks_to(os.fstat(self.fileno()).st_blocks * _BLOCK):
+            said = f"it has over {SWELLS} times what it takes of the disk"
+            raise OSError(errno.EFBIG, f"{said}; where that is no trap, give it by a pipe: cat")
+        return count
+
+    def _skip(self) -> bool:
+        """Go to where data begins, and see where it ends; False where none is left."""
+        try:
+            self._at = os.lseek(self.fileno(), self._at, os.SEEK_DATA)
+            self._hole = os.lseek(self.fileno(), self._at, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno == errno.ENXIO and self._at < os.fstat(self.fileno()).st_size:
+                return False
+            self._hole = sys.maxsize  # it does not say, or has no size (/proc)
+        os.lseek(self.fileno(), self._at, os.SEEK_SET)
+        return True
+
+
+def open_stream(path: Path) -> io.FileIO:
     """Open a regular file, or a pipe that somebody writes to or will within PIPE_S, to its end.
 
     OSError says in words why it cannot be read.
@@ -275,19 +321,19 @@ def open_stream(path: Path) -> int:
         if not stat.S_ISFIFO(kind):
             _refuse_irregular_input(kind, "it is neither a file nor a pipe")
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-        handle = os.open(f"/proc/self/fd/{seen}", flags)
+        stream = _TextStream(os.open(f"/proc/self/fd/{seen}", flags))
     finally:
         os.close(seen)
     try:
         if stat.S_ISFIFO(kind):
-            _await_text(handle)
-            os.set_blocking(handle, True)
+            _await_text(stream.fileno())
+            os.set_blocking(stream.fileno(), True)
         else:
-            _refuse_endless(handle)
+            _refuse_kernels_text(stream.fileno())
     except OSError:
-        os.close(handle)
+        stream.close()
         raise
-    return handle
+    return stream
 
 
 def _await_text(pipe: int) -> None:
@@ -342,16 +388,16 @@ def _refuse_irregular_input(
         raise OSError(errno.EINVAL, said)
 
 
-def _refuse_endless(handle: int) -> None:
-    """OSError for what the kernel makes up, and lets one wait for: /proc/kmsg, trace_pipe.
+def _refuse_kernels_text(handle: int) -> None:
+    """OSError for what lies on no disk: the kernel makes it up as it is read (/proc, /sys).
 
-    Reading has no end there, and takes the text from its usual reader. Files that lie on a file
-    system cannot be waited for, but for those of FUSE, whose file systems have blocks.
+    It may wait without an end, take a text from its usual reader (/proc/kmsg), or have petabytes.
     """
-    if os.fstat(handle).st_size == 0 == os.fstatvfs(handle).f_blocks:
-        with suppress(PermissionError), select.epoll() as waiting:
-            waiting.register(handle)
-            raise OSError(errno.EINVAL, "it is no file that ends, but text that the kernel sends")
+    lies_nowhere = os.fstat(handle).st_blocks == 0 == os.fstatvfs(handle).f_blocks
+    if lies_nowhere and not _KERNELS_INPUTS.fullmatch(
+        str(Path(f"/proc/self/fd/{handle}").readlink())
+    ):
+        raise OSError(errno.EINVAL, "it is no file that ends, but text that the kernel sends")
 
 
 def write_asked(path: Path, content: bytes, mode: int = FILE_MODE) -> None:
