@@ -371,12 +371,21 @@ def refuse_others(path: Path, *, is_run: bool = False) -> Path:
 
 def refuse_all_below(top: Path) -> None:
     """The same for a folder and all that is in it, whose files are read or run together."""
-    seen: set[tuple[Path, Path]] = set()
-    for file in (top, *(file for folder in folders_below(top) for file in folder.iterdir())):
-        folders = (file.parent, file.resolve().parent)
-        is_run = folders not in seen and os.access(file, os.X_OK) and file.is_file()
-        refuse_others(file, is_run=is_run)
-        seen |= {folders} if is_run else set()
+    if os.geteuid() != 0:
+        return
+    seen: set[tuple[Path, str]] = set()
+    try:
+        for file in (top, *(file for _, inside in folders_below(top) for file in inside)):
+            folders = (file.parent, os.path.dirname(os.path.realpath(file)))  # noqa: PTH120  loops
+            is_run = folders not in seen and os.access(file, os.X_OK) and file.is_file()
+            refuse_others(file, is_run=is_run)
+            seen |= {folders} if is_run else set()
+    except OSError as error:
+        said = error.strerror or str(error)
+        raise UsageError(
+            f"{top} is not used: not all that lies in it could be examined ({said}); "
+            "name another folder, or try again"
+        ) from error
 
 
 def _refuse_irregular_input(

@@ -342,5 +342,5 @@ def _code_around(place: Path, config: pytest.Config, *, has_tests: bool) -> Iter
 
 def _code_below(place: Path) -> Iterator[Path]:
     """All the code that pytest finds in a folder, links followed as it follows them."""
-    for folder in folders_below(place):
+    for folder, _ in folders_below(place):
         yield from code_in(folder)
