@@ -47,12 +47,10 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 
         with usage_errors():
             refuse_strangers(early_config)
-        if os.environ.get("TORCHELASTIC_RUN_ID") and os.environ.get("RANK"):
-            from preflight.session.ranks import role_of
+            if os.environ.get("TORCHELASTIC_RUN_ID") and os.environ.get("RANK"):
+                from preflight.session.ranks import role_of
 
-            with usage_errors():
-                role = role_of(os.environ)
-            early_config.pluginmanager.register(role, "preflight-rank")
+                early_config.pluginmanager.register(role_of(os.environ), "preflight-rank")
     return (yield)
 
 

@@ -209,9 +209,6 @@ _TEXT_OF_TOML = re.compile(
 _KERNELS_INPUTS = re.compile(r"/proc/\d+/(task/\d+/)?environ")
 """What commands read of what the kernel makes up: see docs/read.md."""
 
-_BLOCK = 512
-"""Bytes of what `st_blocks` counts (stat(2))."""
-
 PIPE_S = 60
 """For somebody to open the other end of a named pipe."""
 
@@ -270,30 +267,25 @@ def _only_lines(quoted: re.Match[str]) -> str:
     return "\n" * quoted[0].count("\n")
 
 
-class _TextStream(io.FileIO):
-    """A regular file, open from its beginning, without its holes, or a pipe.
+class _WithoutHoles(io.FileIO):
+    """A regular file, open from its beginning, of which a size of 7 EiB may take no disk at all.
 
-    A file of 7 EiB may take no disk at all. OSError (EFBIG) where more was read than its disk space
-    can hold: not every file system says what is a hole, and its owner may make some meanwhile.
+    OSError (EFBIG) where more was read than its disk space can hold: not every file system says
+    what is a hole, and its owner may make some meanwhile.
     """
 
-    def __init__(self, handle: int) -> None:
-        super().__init__(handle, "rb")
-        self._is_pipe = stat.S_ISFIFO(os.fstat(handle).st_mode)
-        self._at = self._hole = self._read = 0
+    _at = _hole = _read = 0
 
     def readinto(self, buffer: Any) -> int | None:
         """Read data up to the next hole."""
-        if self._is_pipe:
-            return super().readinto(buffer)
         if self._at >= self._hole and not self._skip():
             return 0
         count = super().readinto(memoryview(buffer)[: self._hole - self._at]) or 0
         self._at += count
         self._read += count
-        if self._read > unpacks_to(os.fstat(self.fileno()).st_blocks * _BLOCK):
-            said = f"it has over {SWELLS} times what it takes of the disk"
-            raise OSError(errno.EFBIG, f"{said}; where that is no trap, give it by a pipe: cat")
+        if self._read > unpacks_to(os.fstat(self.fileno()).st_blocks * 512):
+            said = f"over {SWELLS} times what it takes of the disk; if that is no trap, use a pipe"
+            raise OSError(errno.EFBIG, said)
         return count
 
     def _skip(self) -> bool:
@@ -318,22 +310,22 @@ def open_stream(path: Path) -> io.FileIO:
     seen = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         kind = os.fstat(seen).st_mode
-        if not stat.S_ISFIFO(kind):
+        is_pipe = stat.S_ISFIFO(kind)
+        if not is_pipe:
             _refuse_irregular_input(kind, "it is neither a file nor a pipe")
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-        stream = _TextStream(os.open(f"/proc/self/fd/{seen}", flags))
+        handle = os.open(f"/proc/self/fd/{seen}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     finally:
         os.close(seen)
     try:
-        if stat.S_ISFIFO(kind):
-            _await_text(stream.fileno())
-            os.set_blocking(stream.fileno(), True)
+        if is_pipe:
+            _await_text(handle)
+            os.set_blocking(handle, True)
         else:
-            _refuse_kernels_text(stream.fileno())
+            _refuse_kernels_text(handle)
     except OSError:
-        stream.close()
+        os.close(handle)
         raise
-    return stream
+    return io.FileIO(handle) if is_pipe else _WithoutHoles(handle)
 
 
 def _await_text(pipe: int) -> None:
@@ -402,10 +394,9 @@ def _refuse_kernels_text(handle: int) -> None:
 
     It may wait without an end, take a text from its usual reader (/proc/kmsg), or have petabytes.
     """
-    lies_nowhere = os.fstat(handle).st_blocks == 0 == os.fstatvfs(handle).f_blocks
-    if lies_nowhere and not _KERNELS_INPUTS.fullmatch(
-        str(Path(f"/proc/self/fd/{handle}").readlink())
-    ):
+    path = str(Path(f"/proc/self/fd/{handle}").readlink())
+    on_no_disk = os.fstat(handle).st_blocks == 0 == os.fstatvfs(handle).f_blocks
+    if on_no_disk and not _KERNELS_INPUTS.fullmatch(path):
         raise OSError(errno.EINVAL, "it is no file that ends, but text that the kernel sends")
 
 

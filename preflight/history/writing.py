@@ -305,12 +305,8 @@ class Who:
         serial, named = serials[name], self._by_name.get(name)
         found = self._by_serial.get(serial)
         before = self._name_of[found.id] if found else name
-        if (
-            found
-            and before != name
-            and not serials.get(before)
-            and self._by_name[before].id == found.id
-        ):
+        had_it = before != name and not serials.get(before)
+        if found and had_it and self._by_name[before].id == found.id:
             found, serial = None, ""  # the node that had this board may have it still
         if found is None and named and not (serials[name] and named.serial):
             found = named  # it tells none, or for the first time
