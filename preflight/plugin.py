@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.session.flags import add_options
+from preflight.session.flags import add_options, usage_errors
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -45,11 +45,12 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
         sys.meta_path.insert(0, _AsWritten)
         from preflight.session.site import refuse_strangers
 
-        refuse_strangers(early_config)
-        if os.environ.get("TORCHELASTIC_RUN_ID") and os.environ.get("RANK"):
-            from preflight.session.ranks import role_of
+        with usage_errors():
+            refuse_strangers(early_config)
+            if os.environ.get("TORCHELASTIC_RUN_ID") and os.environ.get("RANK"):
+                from preflight.session.ranks import role_of
 
-            early_config.pluginmanager.register(role_of(os.environ), "preflight-rank")
+                early_config.pluginmanager.register(role_of(os.environ), "preflight-rank")
     return (yield)
 
 
@@ -69,7 +70,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("preflight"):
         from preflight.session.session import start
 
-        session, tally = start(config)
+        with usage_errors():
+            session, tally = start(config)
         config.pluginmanager.register(session, "preflight-session")
         config.pluginmanager.register(tally, "preflight-tally")
 

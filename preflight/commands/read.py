@@ -6,6 +6,7 @@ tell they do not judge, and nothing in a damaged text is proven healthy.
 
 from __future__ import annotations
 
+import io
 import sys
 from functools import cache
 from pathlib import Path
@@ -373,7 +374,7 @@ def _content(path: Path) -> bytes:
         if str(path) == "-":
             content = sys.stdin.buffer.read(LARGEST + 1)
         else:
-            with open(open_stream(path), "rb") as file:  # noqa: PTH123  a descriptor
+            with io.BufferedReader(open_stream(path)) as file:
                 content = file.read(LARGEST + 1) or b""
     except IsADirectoryError as error:
         folder = f"cannot read {path}: it is a folder; type preflight read {path}/*"

@@ -9,6 +9,7 @@ Those that decide what root does, or whom it trusts, must be root's.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import select
@@ -205,6 +206,9 @@ _TEXT_OF_TOML = re.compile(
     re.DOTALL,
 )
 
+_KERNELS_INPUTS = re.compile(r"/proc/\d+/(task/\d+/)?environ")
+"""What commands read of what the kernel makes up: see docs/read.md."""
+
 PIPE_S = 60
 """For somebody to open the other end of a named pipe."""
 
@@ -223,7 +227,7 @@ def read_regular(path: Path, largest: int) -> bytes:
     with open(handle, "rb") as file:  # noqa: PTH123  a descriptor, not a path
         opened = os.fstat(handle)
         _refuse_irregular_input(opened.st_mode)
-        _refuse_endless(handle)
+        _refuse_kernels_text(handle)
         # What grows meanwhile, or has no size of its own (/proc), is found out by reading; it is
         # None where nothing is there yet.
         content = b"" if opened.st_size > largest else file.read(largest + 1) or b""
@@ -263,7 +267,41 @@ def _only_lines(quoted: re.Match[str]) -> str:
     return "\n" * quoted[0].count("\n")
 
 
-def open_stream(path: Path) -> int:
+class _WithoutHoles(io.FileIO):
+    """A regular file, open from its beginning, of which a size of 7 EiB may take no disk at all.
+
+    OSError (EFBIG) where more was read than its disk space can hold: not every file system says
+    what is a hole, and its owner may make some meanwhile.
+    """
+
+    _at = _hole = _read = 0
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Read data up to the next hole."""
+        if self._at >= self._hole and not self._skip():
+            return 0
+        count = super().readinto(memoryview(buffer)[: self._hole - self._at]) or 0
+        self._at += count
+        self._read += count
+        if self._read > unpacks_to(os.fstat(self.fileno()).st_blocks * 512):
+            said = f"over {SWELLS} times what it takes of the disk; if that is no trap, use a pipe"
+            raise OSError(errno.EFBIG, said)
+        return count
+
+    def _skip(self) -> bool:
+        """Go to where data begins, and see where it ends; False where none is left."""
+        try:
+            self._at = os.lseek(self.fileno(), self._at, os.SEEK_DATA)
+            self._hole = os.lseek(self.fileno(), self._at, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno == errno.ENXIO and self._at < os.fstat(self.fileno()).st_size:
+                return False
+            self._hole = sys.maxsize  # it does not say, or has no size (/proc)
+        os.lseek(self.fileno(), self._at, os.SEEK_SET)
+        return True
+
+
+def open_stream(path: Path) -> io.FileIO:
     """Open a regular file, or a pipe that somebody writes to or will within PIPE_S, to its end.
 
     OSError says in words why it cannot be read.
@@ -272,22 +310,22 @@ def open_stream(path: Path) -> int:
     seen = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         kind = os.fstat(seen).st_mode
-        if not stat.S_ISFIFO(kind):
+        is_pipe = stat.S_ISFIFO(kind)
+        if not is_pipe:
             _refuse_irregular_input(kind, "it is neither a file nor a pipe")
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-        handle = os.open(f"/proc/self/fd/{seen}", flags)
+        handle = os.open(f"/proc/self/fd/{seen}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     finally:
         os.close(seen)
     try:
-        if stat.S_ISFIFO(kind):
+        if is_pipe:
             _await_text(handle)
             os.set_blocking(handle, True)
         else:
-            _refuse_endless(handle)
+            _refuse_kernels_text(handle)
     except OSError:
         os.close(handle)
         raise
-    return handle
+    return io.FileIO(handle) if is_pipe else _WithoutHoles(handle)
 
 
 def _await_text(pipe: int) -> None:
@@ -325,12 +363,21 @@ def refuse_others(path: Path, *, is_run: bool = False) -> Path:
 
 def refuse_all_below(top: Path) -> None:
     """The same for a folder and all that is in it, whose files are read or run together."""
-    seen: set[tuple[Path, Path]] = set()
-    for file in (top, *(file for folder in folders_below(top) for file in folder.iterdir())):
-        folders = (file.parent, file.resolve().parent)
-        is_run = folders not in seen and os.access(file, os.X_OK) and file.is_file()
-        refuse_others(file, is_run=is_run)
-        seen |= {folders} if is_run else set()
+    if os.geteuid() != 0:
+        return
+    seen: set[tuple[Path, str]] = set()
+    try:
+        for file in (top, *(file for _, inside in folders_below(top) for file in inside)):
+            folders = (file.parent, os.path.dirname(os.path.realpath(file)))  # noqa: PTH120  loops
+            is_run = folders not in seen and os.access(file, os.X_OK) and file.is_file()
+            refuse_others(file, is_run=is_run)
+            seen |= {folders} if is_run else set()
+    except OSError as error:
+        said = error.strerror or str(error)
+        raise UsageError(
+            f"{top} is not used: not all that lies in it could be examined ({said}); "
+            "name another folder, or try again"
+        ) from error
 
 
 def _refuse_irregular_input(
@@ -342,16 +389,15 @@ def _refuse_irregular_input(
         raise OSError(errno.EINVAL, said)
 
 
-def _refuse_endless(handle: int) -> None:
-    """OSError for what the kernel makes up, and lets one wait for: /proc/kmsg, trace_pipe.
+def _refuse_kernels_text(handle: int) -> None:
+    """OSError for what lies on no disk: the kernel makes it up as it is read (/proc, /sys).
 
-    Reading has no end there, and takes the text from its usual reader. Files that lie on a file
-    system cannot be waited for, but for those of FUSE, whose file systems have blocks.
+    It may wait without an end, take a text from its usual reader (/proc/kmsg), or have petabytes.
     """
-    if os.fstat(handle).st_size == 0 == os.fstatvfs(handle).f_blocks:
-        with suppress(PermissionError), select.epoll() as waiting:
-            waiting.register(handle)
-            raise OSError(errno.EINVAL, "it is no file that ends, but text that the kernel sends")
+    path = str(Path(f"/proc/self/fd/{handle}").readlink())
+    on_no_disk = os.fstat(handle).st_blocks == 0 == os.fstatvfs(handle).f_blocks
+    if on_no_disk and not _KERNELS_INPUTS.fullmatch(path):
+        raise OSError(errno.EINVAL, "it is no file that ends, but text that the kernel sends")
 
 
 def write_asked(path: Path, content: bytes, mode: int = FILE_MODE) -> None:

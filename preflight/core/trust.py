@@ -10,6 +10,7 @@ import stat
 import sys
 from collections import deque
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -201,16 +202,30 @@ def straight(path: Path) -> Path:
     return Path(os.path.realpath(path.parent), path.name) if path.name != ".." else path.resolve()
 
 
-def folders_below(top: Path) -> Iterator[Path]:
-    """A folder and all below it, each once, links followed as pytest and Ansible follow them."""
-    seen: set[str] = set()
-    for folder, below, _ in os.walk(top, followlinks=True):
+MOST_BELOW = 100_000
+"""Files of a folder, and of all below it; a link may lead from there into all the machine."""
+
+
+def folders_below(top: Path) -> Iterator[tuple[Path, list[Path]]]:
+    """A folder and all below it, each once, with what is in it; nothing for what is no folder.
+
+    Links are followed as pytest and Ansible follow them. OSError where one cannot be listed, or
+    there are more than MOST_BELOW files.
+    """
+    todo, seen, left = [top] if top.is_dir() else [], set[str](), MOST_BELOW
+    while todo:
+        folder = todo.pop()
         real = os.path.realpath(folder)
         if real in seen:
-            below.clear()
             continue
         seen.add(real)
-        yield Path(folder)
+        with os.scandir(folder) as entries:
+            inside = [Path(entry.path) for entry in islice(entries, left + 1)]
+        left -= len(inside)
+        if left < 0:
+            raise OSError(errno.E2BIG, f"more than {MOST_BELOW} files lie in {top}")
+        yield folder, inside
+        todo += filter(os.path.isdir, inside)
 
 
 def code_in(folder: Path, *, packages: bool = False) -> Iterator[Path]:

@@ -35,7 +35,7 @@ from preflight.fleet.model import Host, Promise, Waiver
 from preflight.fleet.nodeset import MOST_NODES, check_host_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from preflight.core.thresholds import Told
     from preflight.fleet.inventory_tables import GroupTable, JobTable, Layer
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 DEEPEST = 32
 """Levels of nesting; an inventory needs four."""
+
+_LONGEST_NUMBER = 64
+"""YAML reads 1:30 as 90: a long one takes time with the square of its length, or is no float."""
 
 _MANY_LINES = ("nodes", "launch")
 """Keys whose text may go over several lines."""
@@ -68,21 +71,35 @@ def _parse_toml(text: str) -> Any:
 def _parse_yaml(text: str) -> Any:
     import yaml
 
-    loader = _strict_loader()
     try:
-        depth = 0
-        for event in yaml.parse(text, Loader=loader):
+        for event in _events(text):
             # A few lines of anchors and aliases can stand for more than all memory.
             if isinstance(event, yaml.AliasEvent):
                 raise UsageError("uses YAML aliases (*name): write the values out")
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > DEEPEST:
-                raise UsageError("not YAML of an inventory: nested too deep; correct the file")
-        return yaml.load(text, Loader=loader) or {}  # noqa: S506  a safe loader, made strict
+            if getattr(event, "tag", None) is not None:
+                raise UsageError("uses YAML tags (!name): write plain values")
+        return yaml.load(text, Loader=_strict_loader()) or {}  # noqa: S506  a safe loader, made strict
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UsageError(f"not YAML: {reason}; correct the file") from error
+
+
+def _events(text: str) -> Iterator[Any]:
+    """Every event of a YAML text, in time and memory that are linear in its length, or UsageError.
+
+    libyaml takes time with the square of the depth, and of the number of %TAG directives.
+    """
+    import yaml
+
+    if text.count("%TAG") > DEEPEST:
+        raise UsageError("not YAML of an inventory: many %TAG directives; correct the file")
+    depth = 0
+    for event in yaml.parse(text, Loader=_strict_loader()):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise UsageError("not YAML of an inventory: nested too deep; correct the file")
+        yield event
 
 
 @lru_cache(maxsize=1)
@@ -101,6 +118,13 @@ def _strict_loader() -> Any:
                     raise UsageError(f"line {line} repeats the key {key.value!a}: keep one of them")
                 seen.add((key.tag, str(key.value)))
             return super().construct_mapping(node, deep)
+
+        def construct_scalar(self, node: Any) -> Any:
+            if node.tag.endswith((":int", ":float")) and len(node.value) > _LONGEST_NUMBER:
+                raise UsageError(
+                    f"a number is longer than {_LONGEST_NUMBER} characters: shorten it"
+                )
+            return super().construct_scalar(node)
 
     return Strict
 
@@ -384,7 +408,7 @@ def _is_ansibles(path: Path) -> bool:
 
     try:
         below = _outline(read_regular(path, _LARGEST).decode())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+    except (OSError, UnicodeDecodeError, UsageError, yaml.YAMLError):
         return False  # read as ours, it gets its sentence
     if OURS.issuperset(below):
         return False
@@ -397,11 +421,10 @@ def _outline(text: str) -> dict[str, set[str]]:
     """The keys at the top of a YAML file, and those right below each; no value is made of it."""
     import yaml
 
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     below: dict[str, set[str]] = {}
     top = ""
     awaited: list[str] = []  # by each open collection: "key", "value" or "item"
-    for event in yaml.parse(text, Loader=loader):
+    for event in _events(text):
         if isinstance(event, yaml.CollectionEndEvent):
             awaited.pop()
         if not isinstance(event, yaml.NodeEvent):

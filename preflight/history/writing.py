@@ -4,7 +4,8 @@ An episode is one finding for as long as it lasts. It ends in the night in which
 on that component; a night in which nobody looked ends nothing.
 
 A node is its board's serial number; while none is told, its name stands for it. A GPU is its UUID,
-wherever it sits.
+wherever it sits. No node takes over what another's record holds on its word alone: a board or a GPU
+has moved once the node that had it tells another board, or GPUs without that one.
 """
 
 from __future__ import annotations
@@ -252,6 +253,7 @@ class Who:
         self._places = Rows(connection, PLACES)
         self._by_serial: dict[str, _Known] = {}
         self._by_name: dict[str, _Known] = {}
+        self._name_of: dict[int, str] = {}
         for row in connection.execute(select(NODES)):
             self._learn(row.name, _Known(row.id, row.serial, row.last_run))
         self._by_uuid: dict[str, int] = {
@@ -264,14 +266,16 @@ class Who:
 
     def take(self, night: Night, run: int) -> dict[str, int]:
         """Note who took part; return the number of each node by its name."""
-        serials = Counter(one.serial[:LONGEST_WORD] for one in night.machines)
+        boards = Counter(one.serial[:LONGEST_WORD] for one in night.machines)
+        # Boards that were made with one serial number, or virtual machines: no identity.
+        serials = {
+            one.name: serial if boards[serial := one.serial[:LONGEST_WORD]] == 1 else ""
+            for one in night.machines
+        }
         numbers: dict[str, int] = {}
         seen: list[dict[str, object]] = []
         for one in night.machines:
-            # Boards that were made with one serial number, or virtual machines: no identity.
-            serial = one.serial[:LONGEST_WORD]
-            serial = serial if serials[serial] == 1 else ""
-            known = self._node(one.name, serial, run)
+            known = self._node(one.name, serials, run)
             numbers[one.name] = known.id
             seen.append({"node": known.id, "name": one.name, "serial": known.serial, "run": run})
         self._nodes.write()
@@ -290,19 +294,22 @@ class Who:
         return numbers
 
     def _learn(self, name: str, known: _Known) -> None:
+        self._name_of[known.id] = name
         if known.serial:
             self._by_serial[known.serial] = known
         if name not in self._by_name or self._by_name[name].last_run <= known.last_run:
             self._by_name[name] = known
 
-    def _node(self, name: str, serial: str, run: int) -> _Known:
-        named = self._by_name.get(name)
-        if serial:
-            found = self._by_serial.get(serial)
-            if found is None and named is not None and named.serial is None:
-                found = named  # it has only now told its serial number
-        else:
-            found = named
+    def _node(self, name: str, serials: Mapping[str, str], run: int) -> _Known:
+        """Find or begin the record of a node: two names of one run never get the same."""
+        serial, named = serials[name], self._by_name.get(name)
+        found = self._by_serial.get(serial)
+        before = self._name_of[found.id] if found else name
+        had_it = before != name and not serials.get(before)
+        if found and had_it and self._by_name[before].id == found.id:
+            found, serial = None, ""  # the node that had this board may have it still
+        if found is None and named and not (serials[name] and named.serial):
+            found = named  # it tells none, or for the first time
         if found is None:
             number = self._nodes.add(name=name, serial=serial or None, first_run=run, last_run=run)
             found = _Known(number, serial or None, run)
@@ -312,19 +319,23 @@ class Who:
 
     def _seat(self, night: Night, run: int, numbers: Mapping[str, int]) -> None:
         """Note which GPU sits where, if that changed."""
-        told = [one for one in night.machines if one.gpus is not None]
-        uuids = Counter(gpu.uuid for one in told for gpu in one.gpus or ())
+        told = {one.name: one.gpus for one in night.machines if one.gpus is not None}
+        uuids = Counter(gpu.uuid[:LONGEST_WORD] for gpus in told.values() for gpu in gpus)
         left: list[int] = []
         sits: dict[int, tuple[int, int]] = {}
-        for one in told:
-            for gpu in one.gpus or ():
-                if gpu.uuid and uuids[gpu.uuid] == 1:
-                    sits[self._gpu(gpu.uuid, gpu.model)] = numbers[one.name], gpu.slot
+        doubtful: set[tuple[str, int]] = set()
+        for name, gpus in told.items():
+            for gpu in gpus:
+                uuid = gpu.uuid[:LONGEST_WORD]
+                if uuid and uuids[uuid] == 1:
+                    sits[self._gpu(uuid, gpu.model)] = numbers[name], gpu.slot
+                elif uuid in self._by_uuid:
+                    doubtful.add((name, self._by_uuid[uuid]))  # another tells it, too
         self._gpus.write()
-        asked = {numbers[one.name] for one in told}
         for gpu_id, place in list(self._sits.items()):
-            now = sits.get(gpu_id)
-            if now == (place.node, place.slot) or (now is None and place.node not in asked):
+            had = self._name_of[place.node]
+            stays = sits.get(gpu_id) == (place.node, place.slot) or (had, gpu_id) in doubtful
+            if stays or had not in told:
                 continue
             left.append(place.id)
             del self._sits[gpu_id]
@@ -340,9 +351,8 @@ class Who:
         self._places.write()
 
     def _gpu(self, uuid: str, model: str) -> int:
-        uuid, model = uuid[:LONGEST_WORD], model[:LONGEST_WORD]
         if uuid not in self._by_uuid:
-            self._by_uuid[uuid] = self._gpus.add(uuid=uuid, model=model)
+            self._by_uuid[uuid] = self._gpus.add(uuid=uuid, model=model[:LONGEST_WORD])
         return self._by_uuid[uuid]
 
 

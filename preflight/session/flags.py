@@ -11,12 +11,15 @@ must also load where preflight is not installed marks them `@pytest.hookimpl(opt
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
+from preflight.errors import UsageError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from preflight.fleet.model import Host
@@ -28,6 +31,17 @@ if TYPE_CHECKING:
     Add = Callable[..., None]
 
 TIERS = ("quick", "standard", "deep", "prolog")
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Have pytest say our UsageError as its own (exit 4): one line that drives no terminal."""
+    try:
+        yield
+    except UsageError as error:
+        from preflight.core.text import printable
+
+        raise pytest.UsageError(printable(str(error))) from error  # noqa: TID251  only here
 
 
 def add_options(parser: pytest.Parser) -> None:

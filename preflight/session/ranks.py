@@ -13,8 +13,10 @@ import msgspec
 import pytest
 
 from preflight import __version__
+from preflight.core.text import printable
 from preflight.errors import PreflightError, UsageError
 from preflight.run.site_sections import modules
+from preflight.session.flags import usage_errors
 from preflight.session.site import ask_sections
 from preflight.transport.job_store import Board, Decoder, Hello, read_place
 from preflight.transport.job_store_hub import Hub
@@ -89,11 +91,8 @@ SAID_S = 10.0
 
 
 def role_of(environ: Mapping[str, str]) -> Leading | Following:
-    """What this process does; pytest.UsageError if torchrun's environment makes no sense."""
-    try:
-        place = read_place(environ)
-    except UsageError as error:
-        raise pytest.UsageError(str(error)) from error
+    """What this process does; UsageError if torchrun's environment makes no sense."""
+    place = read_place(environ)
     return Following(place) if place.rank else Leading(place)
 
 
@@ -137,10 +136,11 @@ class Leading:
             signal.signal(signal.SIGTERM, signal.default_int_handler)
         code = BROKE
         try:
-            self._open(config)
+            with usage_errors():
+                self._open(config)
             result = yield
             code = int(result) if isinstance(result, int) else BROKE
-        except pytest.UsageError:
+        except pytest.UsageError:  # noqa: TID251  ours, or pytest's
             code = WRONG
             raise
         except KeyboardInterrupt:
@@ -166,10 +166,7 @@ class Leading:
         return TorchrunTransport(self.crew, self.hub, _sections(self._config))
 
     def _open(self, config: pytest.Config) -> None:
-        try:
-            refuse(config, self._place)
-        except UsageError as error:
-            raise pytest.UsageError(str(error)) from error
+        refuse(config, self._place)
         self._config = config
         nonce = secrets.token_hex(16)
         listening, speaking = Board.open(self._place), Board.open(self._place)
@@ -180,7 +177,7 @@ class Leading:
         self.hub.man(m.rank for m in self.crew.members if m.present and m.rank)
         uneven = next((m for m in self.crew.members if m.present and not m.is_regular), None)
         if uneven is not None:
-            raise pytest.UsageError(
+            raise UsageError(
                 f"{self.crew.words(uneven)} is one of another number of ranks per node: give the "
                 "same --nproc-per-node on every node"
             )
@@ -206,4 +203,4 @@ def _only_asks(config: pytest.Config) -> bool:
 
 
 def _say(line: str) -> None:
-    print(f"preflight: {line}", file=sys.stderr, flush=True)  # noqa: T201  no terminal reporter yet
+    print(f"preflight: {printable(line)}", file=sys.stderr, flush=True)  # noqa: T201  no terminal reporter yet

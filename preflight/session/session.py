@@ -22,6 +22,7 @@ from preflight.run.judgement import stages_needed
 from preflight.run.measured import Silent
 from preflight.run.run import Run
 from preflight.session import xdist
+from preflight.session.flags import usage_errors
 from preflight.session.items import (
     GROUP_ABOVE,
     CheckFile,
@@ -50,11 +51,8 @@ WAYS_S = 5.0
 
 
 def start(config: pytest.Config) -> tuple[Session, Tally]:
-    """Read options and inventory; pytest.UsageError (exit 4) when something is wrong with them."""
-    try:
-        chosen = read_options(config)
-    except UsageError as error:
-        raise pytest.UsageError(str(error)) from error
+    """Read options and inventory; UsageError when something is wrong with them."""
+    chosen = read_options(config)
     is_worker = hasattr(config, "workerinput")
     run = Run(chosen.fleet, chosen.registry, chosen.settings, Silent(), chosen.planned)
     rank_0 = leading(config)
@@ -116,10 +114,8 @@ class Session:
     def _checks_of(self, path: Path) -> list[Registered]:
         if known := [one for one in self.run.registry if one.path.samefile(path)]:
             return known
-        try:
+        with usage_errors():
             self.run.registry.add(load_file(path))
-        except UsageError as error:
-            raise pytest.UsageError(str(error)) from error
         return self._checks_of(path)
 
     def pytest_collection_modifyitems(
@@ -219,9 +215,8 @@ class Session:
             self._tally.expect_repairs()
         elif keys:
             try:
-                self.run.measure(keys, self._found)
-            except UsageError as error:  # only the nodes could tell that it is wrong
-                raise pytest.UsageError(str(error)) from error
+                with usage_errors():  # only the nodes could tell that it is wrong
+                    self.run.measure(keys, self._found)
             finally:
                 self._tally.expect_repairs()
                 self._write_measured()
@@ -232,7 +227,8 @@ class Session:
         ahead, wall_s = self._chosen.ahead, self.run.settings.wall_s
         why = replace(ahead.known, stages=frozenset(stages)).too_small(wall_s) if ahead else ""
         if why:
-            raise pytest.UsageError(f"--preflight-budget={wall_s:g}: {why}")
+            with usage_errors():
+                raise UsageError(f"--preflight-budget={wall_s:g}: {why}")
 
     def _keep_events(self, keys: Sequence[Key]) -> None:
         """Have every verdict on disk from now on, as soon as it is reached."""

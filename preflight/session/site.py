@@ -241,7 +241,7 @@ def refuse_strangers(config: pytest.Config) -> None:
     )
     for path in _would_write(config):
         if said := who_may_plant(path):
-            raise pytest.UsageError(
+            raise UsageError(
                 f"root would write to {path}, and {said}: name a file in a folder of root's"
             )
 
@@ -263,9 +263,9 @@ def _refuse(files: Iterable[Path], remedy: str) -> None:
     try:
         for path in files:
             if said := who_may_plant(path):
-                raise pytest.UsageError(f"root would run the code of {path}, and {said}: {remedy}")
+                raise UsageError(f"root would run the code of {path}, and {said}: {remedy}")
     except OSError as error:
-        raise pytest.UsageError(f"root cannot look for code: {error}; {remedy}") from error
+        raise UsageError(f"root cannot look for code: {error}; {remedy}") from error
 
 
 def _apart(config: pytest.Config) -> Iterator[tuple[str, str]]:
@@ -342,5 +342,5 @@ def _code_around(place: Path, config: pytest.Config, *, has_tests: bool) -> Iter
 
 def _code_below(place: Path) -> Iterator[Path]:
     """All the code that pytest finds in a folder, links followed as it follows them."""
-    for folder in folders_below(place):
+    for folder, _ in folders_below(place):
         yield from code_in(folder)

@@ -14,6 +14,7 @@ from _pytest.junitxml import xml_key
 from preflight import __version__
 from preflight.core.files import refuse_typed
 from preflight.core.registry import Entry, Ledger
+from preflight.errors import UsageError
 from preflight.fabric.observed import observe
 from preflight.fabric.plan import measured_share
 from preflight.fabric.planner import coverage, pairs_tested, unread_words
@@ -41,6 +42,7 @@ from preflight.report.ready import (
 )
 from preflight.report.since import at, night_of
 from preflight.report.terminal import next_command, summary, title
+from preflight.session.flags import usage_errors
 from preflight.session.items import CheckItem, Reached, is_terse
 from preflight.session.items import tell as terse_words
 from preflight.verdict import Outcome
@@ -243,7 +245,8 @@ class Tally:
             refuse_typed(self._junit)
         except OSError as error:
             words = f"--junitxml={self._junit}: {error.strerror}; give another file"
-            raise pytest.UsageError(words) from error
+            with usage_errors():
+                raise UsageError(words) from error
         self._xml.logfile = f"/proc/self/fd/{os.memfd_create('junit')}"
 
     def _write_junit(self) -> None:

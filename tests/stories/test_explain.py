@@ -50,9 +50,14 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["explain", "read", "lint"])
-@pytest.mark.parametrize("text", ["/proc/kmsg", "/proc/self/mountinfo"])
+@pytest.mark.parametrize("text", [
+    "/proc/kmsg", "/proc/self/mountinfo", "/proc/self/pagemap", "/sys/class/net/lo/mtu",
+])  # fmt: skip
 def test_text_that_the_kernel_sends_is_no_file(tmp_path: Path, verb: str, text: str) -> None:
-    """A link to /proc/kmsg held `explain` and `read` for ever, and took lines from syslogd."""
+    """A link to /proc/kmsg held `explain` and `read` for ever, and took lines from syslogd.
+
+    That to a pagemap had no end.
+    """
     (tmp_path / "stderr.log").symlink_to(text)
     told = subprocess.run(
         [sys.executable, "-m", "preflight.cli", verb, "stderr.log"],

@@ -133,10 +133,10 @@ def _opened(path: Path) -> Iterator[_Peeked]:
         yield cast("_Peeked", sys.stdin.buffer)
         return
     try:
-        handle = open_stream(path)
+        stream = open_stream(path)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; give log files") from error
-    with io.BufferedReader(io.FileIO(handle, "rb"), CHUNK) as file:
+    with io.BufferedReader(stream, CHUNK) as file:
         yield file
 
 

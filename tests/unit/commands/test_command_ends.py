@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from preflight.session.flags import add_options
+from tests import warm
+
 pytestmark = pytest.mark.slow
 
 PREFLIGHT = (sys.executable, "-m", "preflight.cli")
@@ -73,3 +76,31 @@ def test_no_name_of_a_file_drives_the_terminal(tmp_path: Path, words: tuple[str,
     argv = [*PREFLIGHT, *(word.format(folder) for word in words)]
     told = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert (told.stdout + told.stderr).replace("\n", "").isprintable()
+
+
+def _options_with_a_value() -> list[str]:
+    offered: dict[str, bool] = {}
+    parser = pytest.Parser(_ispytest=True)
+    add_options(parser)
+    for group in parser._groups:
+        for option in group.options:
+            attrs = option.attrs()
+            offered |= dict.fromkeys(option.names(), "action" not in attrs)
+    return [option for option, has_value in offered.items() if has_value]
+
+
+@pytest.mark.parametrize("option", _options_with_a_value())
+def test_no_value_of_an_option_drives_the_terminal(tmp_path: Path, option: str) -> None:
+    """Named in pytest's own `ERROR:` line or in the header: a file, a folder, or nothing there."""
+    name = "x\x1b]0;owned\x07\x1b[31m"
+    (tmp_path / name).mkdir()
+    for suffix in (".toml", ".json"):
+        (tmp_path / name).with_suffix(suffix).write_text("[bad")
+    values = [f"{name}.toml", f"{name}.json", name, f"{name}.none/x"]
+    for value in values:
+        words = ["--preflight", "-p", "no:cacheprovider", "--preflight-checks=host.load"]
+        told = warm.run(
+            "pytest", [*words, f"{option}={value}"], cwd=tmp_path, env=os.environ, timeout=60
+        )
+        text = (told.stdout + told.stderr).replace("\n", "")
+        assert text.isprintable(), text

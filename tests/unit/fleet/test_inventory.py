@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from preflight.errors import UsageError
-from preflight.fleet.inventory import read_inventory
+from preflight.fleet.inventory import open_inventory, read_inventory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 TOML = """
 [defaults]
@@ -158,11 +163,46 @@ def test_a_repeated_key_of_yaml_is_refused(tmp_path: Path) -> None:
         read_inventory(_write(tmp_path, text, "fleet.yaml"))
 
 
-@pytest.mark.parametrize("value", ["!!python/object/apply:os.system [reboot]", "!!python/name:os"])
+_TAGGED = (
+    "!!python/object/apply:os.system [reboot]", "!!python/name:os", "!!int ''", "!!bool x",
+    "!!map [1]", "!!timestamp x", "! x",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("value", _TAGGED)
 def test_a_tag_of_yaml_makes_no_object(tmp_path: Path, value: str) -> None:
-    """YAML that asks for a Python object is refused as it is read, and calls nothing."""
-    with pytest.raises(UsageError, match="not YAML: could not determine a constructor"):
+    """YAML that asks for a type, be it a Python object, is refused as it is read."""
+    with pytest.raises(UsageError, match="uses YAML tags"):
         read_inventory(_write(tmp_path, f"defaults:\n  python: {value}\n", "fleet.yaml"))
+
+
+@pytest.mark.parametrize("number", ["1" + ":1" * 200_000, "1" + ":1" * 200 + ".5", "9" * 5000])
+def test_a_number_without_end_in_yaml_is_refused(tmp_path: Path, number: str) -> None:
+    """1:1:1... counts by sixties, which takes the square of its length in time."""
+    with pytest.raises(UsageError, match=r"not YAML|longer than"):
+        read_inventory(_write(tmp_path, f"defaults:\n  gpus: {number}\n", "fleet.yaml"))
+
+
+@pytest.mark.parametrize("read", [open_inventory, read_inventory])
+@pytest.mark.parametrize("text", [
+    "{a: " * 20_000, "[" * 20_000, "? " * 20_000, "".join(f"%TAG !{n}! x\n" for n in range(20_000)),
+], ids=["maps", "lists", "keys", "tags"])  # fmt: skip
+def test_no_more_of_yaml_is_read_than_its_bounds_allow(
+    tmp_path: Path, text: str, read: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where only its layout is examined: libyaml takes the square of the depth in time."""
+    events, real = 0, yaml.parse
+
+    def counted(*given: Any, **named: Any) -> Iterator[Any]:
+        nonlocal events
+        for event in real(*given, **named):
+            events += 1
+            yield event
+
+    monkeypatch.setattr(yaml, "parse", counted)
+    with pytest.raises(UsageError, match=r"fleet.yaml: .*(nested too deep|%TAG)"):
+        read(_write(tmp_path, text, "fleet.yaml"))
+    assert events < 1000
 
 
 def test_a_link_to_something_else_is_no_inventory(tmp_path: Path) -> None:

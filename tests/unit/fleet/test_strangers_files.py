@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,6 @@ from tests.unit.core.access_lists import let_write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 STRANGER = 65534
 needs_ansible = pytest.mark.skipif(
@@ -285,6 +285,43 @@ def test_all_that_ansible_reads_with_an_inventory(tmp_path: Path, place: str) ->
     written(his, "---\n").chmod(0o644)
     give_away(his)
     refused(path, his)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_folder_that_changes_while_it_is_looked_at_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """What is gone before it was looked at is refused, and never a traceback."""
+    path, gone = tmp_path / "inventory", tmp_path / "inventory" / "gone"
+    gone.mkdir(parents=True)
+    written(path / "hosts", KINDS["hosts.ini"])
+    real = os.scandir
+
+    def scandir(folder: Any) -> Any:
+        if Path(folder) == gone and when == "before":
+            gone.rmdir()
+        found = real(folder)
+        if Path(folder) == gone and when == "after":
+            gone.rmdir()
+        return found
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(UsageError) if when == "before" else suppress(UsageError):
+        resolve(Wish(inventory=str(path)))
+    assert not gone.exists()
+
+
+def test_a_folder_without_an_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as /proc, or one that links lead from into all the machine."""
+    monkeypatch.setattr("preflight.core.trust.MOST_BELOW", 10)
+    path = tmp_path / "inventory" / "below"
+    path.mkdir(parents=True)
+    for number in range(11):
+        written(path / f"hosts{number}", KINDS["hosts.ini"])
+    with pytest.raises(UsageError, match="more than 10 files"):
+        resolve(Wish(inventory=str(path.parent)))
 
 
 @needs_ansible

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import gzip
 import os
 import subprocess
@@ -251,6 +252,43 @@ def test_what_is_no_file_is_refused(tmp_path: Path, what: str) -> None:
     path = tmp_path if what == "folder" else tmp_path / "absent.log"
     with pytest.raises(UsageError, match="give log files"):
         Scanner(shipped()).read([path])
+
+
+def test_what_no_disk_holds_is_not_read(tmp_path: Path) -> None:
+    """A log between holes of a TiB, as copytruncate leaves one: only its text counts."""
+    path = tmp_path / "a.log"
+    with path.open("wb") as file:
+        file.seek(1 << 40)
+        file.write(FAILED.encode())
+        file.truncate(2 << 40)
+    size = 0
+    for block in scan.blocks(path, []):
+        size += len(block)
+        assert size < 1 << 20
+    assert explain(Scanner(shipped()).read([path])).category == "port_in_use"
+
+
+def test_no_more_is_read_than_100_times_what_the_disk_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the file system does not say what is a hole, or the owner makes it as it is read."""
+
+    def seek(handle: int, position: int, how: int) -> int:
+        if how in (os.SEEK_DATA, os.SEEK_HOLE):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(handle, position, how)
+
+    real = os.lseek
+    monkeypatch.setattr(os, "lseek", seek)
+    path = tmp_path / "a.log"
+    path.write_text(FAILED)
+    os.truncate(path, 1 << 40)
+    size, troubles = 0, list[str]()
+    for block in scan.blocks(path, troubles):
+        size += len(block)
+        assert size < 64 << 20
+    (trouble,) = troubles
+    assert "if that is no trap, use a pipe" in trouble
 
 
 def test_devices_that_never_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

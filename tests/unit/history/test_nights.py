@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from msgspec.structs import replace
 
 from preflight.history import reading
@@ -23,7 +24,7 @@ from tests.unit.history.nights import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from preflight.history.run_record import State
+    from preflight.history.run_record import Machine, State
 
 
 def test_a_finding_is_new_then_still_there_then_recovered(tmp_path: Path) -> None:
@@ -109,6 +110,75 @@ def test_without_a_serial_number_the_name_stands_for_the_node(tmp_path: Path) ->
     assert two is not None
     assert (one.standing.judged, one.standing.bad, one.standing.serial) == (4, 1, "S1")
     assert (two.standing.judged, two.standing.bad, two.standing.serial) == (4, 0, "S2")
+
+
+_LIES = {
+    "while the other is down": machine("good", "unjudged"),
+    "while the other is not asked": None,
+    "while the other tells it too": machine("good", serial="S1", gpus=slots("A", "B")),
+}
+
+
+@pytest.mark.parametrize("meanwhile", list(_LIES.values()), ids=list(_LIES))
+@pytest.mark.parametrize("first", [True, False])
+def test_a_node_that_claims_anothers_board_has_none_of_its_record(
+    tmp_path: Path, meanwhile: Machine | None, *, first: bool
+) -> None:
+    """Nor of its GPUs': each night is kept, and what it measures is no past of the other's."""
+    place = made(tmp_path)
+    good = machine("good", serial="S1", gpus=slots("A", "B"))
+    bad = machine("bad", serial="S2", gpus=slots("C", "D"))
+    lies = machine("bad", "unfit", serial="S1", gpus=slots("A", "B"))
+    kept(place, night(1, good, bad, numbers=(gemm("good", 700, 701), gemm("bad", 500, 500))))
+    for number in (2, 3, 4):
+        machines = [one for one in (meanwhile, lies) if one is not None]
+        kept(place, night(number, *(reversed(machines) if first else machines),
+                          numbers=(gemm("bad", 7000, 7000),)))  # fmt: skip
+    kept(place, night(5, good, bad, numbers=(gemm("good", 702, 703),)))
+    with reading(place) as history:
+        node, gpu, own = history.node("good"), history.gpu("A"), history.node("bad")
+        past = history.units(["good"], "deep")
+    assert node is not None
+    assert (node.standing.bad, node.standing.serial) == (0, "S1")
+    assert sorted(past.values()) == [(700, 702), (701, 703)]
+    assert gpu is not None
+    assert [(one.node, one.until_s) for one in gpu.seats] == [("good", None)]
+    assert own is not None
+    assert own.standing.serial == "S2"
+
+
+def test_a_board_that_changes_its_name_begins_anew_until_the_old_name_has_another(
+    tmp_path: Path,
+) -> None:
+    """Its own word is not enough; the node that had it says in its turn that it has it no more."""
+    place = made(tmp_path)
+    kept(place, night(1, machine("h1", "unfit", serial="S1", gpus=slots("A")), machine("h2")))
+    moved = machine("h9", serial="S1", gpus=slots("A"))
+    kept(place, night(2, moved, machine("h2")))
+    kept(place, night(3, machine("h1", serial="S3", gpus=slots("B")), machine("h2")))
+    kept(place, night(4, moved, machine("h2")))
+    with reading(place) as history:
+        old, new, gpu = history.node("h9"), history.node("h1"), history.gpu("A")
+    assert old is not None
+    assert new is not None
+    assert (old.standing.judged, old.standing.bad, old.standing.serial) == (2, 1, "S1")
+    assert old.namesakes == ("",)
+    assert (new.standing.judged, new.standing.serial) == (1, "S3")
+    assert gpu is not None
+    assert [one.node for one in gpu.seats] == ["h9", "h9"]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_two_hosts_that_swap_their_boards_swap_their_records(tmp_path: Path, order: int) -> None:
+    """Each says that it has the other's, and none of both that it has its own."""
+    place = made(tmp_path)
+    kept(place, night(1, machine("h1", "unfit", serial="S1"), machine("h2", serial="S2")))
+    swapped = (machine("h1", serial="S2"), machine("h2", serial="S1"))
+    kept(place, night(2, *swapped[::order]))
+    with reading(place) as history:
+        one = history.node("h2")
+    assert one is not None
+    assert (one.standing.judged, one.standing.bad, one.standing.serial) == (2, 1, "S1")
 
 
 def test_the_worst_are_those_that_were_bad_most_often(tmp_path: Path) -> None:
