@@ -84,9 +84,11 @@ def power_troubles(node: Node) -> Iterator[Trouble]:
             continue
         slack, should = limit("power_limit_slack_w"), usual
         # What all of them were capped at no peer can tell, but the board's default does.
-        low = default is not None and now < default - slack
-        if default and (should is None or (low and now >= should.value - slack)):
-            should = should if _promised(should) else Wanted(default, "by default", "default")
+        if default and (
+            usual is None
+            or (usual.by != "promise" and usual.value - slack <= now < default - slack)
+        ):
+            should = Wanted(default, "by default", "default")
         if should is None:
             continue
         off = now - should.value
@@ -98,10 +100,6 @@ def power_troubles(node: Node) -> Iterator[Trouble]:
             yield Trouble(gpu, sentence, f"correct the inventory, or: {set_it}", grave=False)
         else:
             yield Trouble(gpu, sentence, set_it, grave=should.by != "default")
-
-
-def _promised(should: Wanted[float] | None) -> bool:
-    return should is not None and should.by == "promise"
 
 
 def temperature_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:

@@ -7,6 +7,7 @@ judged.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from preflight.check import Check
@@ -115,7 +116,12 @@ def pcie_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[Tro
         if widths is not None and width is not None and width < widths.value:
             sentence = f"{named(gpu)}: PCIe x{width}, x{widths.value} {widths.origin}"
             yield Trouble(gpu, sentence, _RESEAT_GPU)
-        elif width and most and width < most and (board(gpu.name) or not _of_group(widths)):
+        elif (
+            width
+            and most
+            and width < most
+            and (board(gpu.name) or widths is None or widths.by != "group")
+        ):
             # A card's slot may be wired so, as other nodes can tell; that of a baseboard is not.
             sentence = f"{named(gpu)}: PCIe x{width}, x{most} is what board and slot can do"
             yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
@@ -135,10 +141,6 @@ def _generation(gpu: Gpu, health: GpuHealth, usual: Wanted[Any] | None) -> Itera
     elif now is not None and most is not None and now < most and at_work(health):
         sentence = f"{named(gpu)}: PCIe generation {now} while at work, {most} is what it can do"
         yield Trouble(gpu, sentence, _RESEAT_GPU)
-
-
-def _of_group(usual: Wanted[Any] | None) -> bool:
-    return usual is not None and usual.by == "group"
 
 
 def at_work(health: GpuHealth) -> bool:
@@ -201,10 +203,12 @@ def fabric_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
     CUDA will not start on the first (error 802), and reaches the others by no NVLink. Nodes of one
     group may be in several racks, so that only one that is alone is odd.
     """
-    usual = wanted_of_kind("fabric_domain", facts, group)
+    domains = Counter(one.fabric_domain for _, one in healths(facts) if one.fabric_domain)
+    common, alike = next(iter(domains.most_common(1)), ("", 0))
+    origin = f"on {alike} of {domains.total()} GPUs of this node"
     vote = decided(group.majority(reader("fabric_domain")))
-    if usual is not None and usual.by == "group" and vote and vote.votes < vote.of - 1:
-        usual = None
+    if vote is not None and vote.votes == vote.of - 1:
+        common, origin = vote.value, on_most(vote, group)
     for gpu, health in healths(facts):
         state, status = health.fabric_state, health.fabric_status
         if state is None:
@@ -215,8 +219,8 @@ def fabric_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
         elif status not in (None, "Success"):
             sentence = f"{named(gpu)}: it joined the NVSwitch fabric with {status}, not Success"
             yield Trouble(gpu, sentence, _RESTART)
-        elif usual is not None and health.fabric_domain not in (None, usual.value):
-            sentence = f"NVLink clique {health.fabric_domain}, {usual.value} {usual.origin}"
+        elif health.fabric_domain not in (None, common):
+            sentence = f"NVLink clique {health.fabric_domain}, {common} {origin}"
             yield Trouble(gpu, f"{named(gpu)}: {sentence}", _RESTART, grave=False)
         elif health.fabric_trouble:
             listed = ", ".join(health.fabric_trouble)

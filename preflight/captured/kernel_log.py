@@ -233,7 +233,9 @@ _KERNEL = re.compile(
     r"|Command line: |\w+-fs (?:error|\()|BUG: soft lockup|INFO: task .* blocked for|Call Trace:"
     r"|usb \d-\d|audit: type=|pci \w{4}:\w\w:"
 )
-_BARE_XID = re.compile(r"(?<![^\n:\]] )(?<!NVRM: )(?<!S)\bXid \((?=(?:PCI:)?[0-9a-fA-F]{4,8}:)")
+_BARE_XID = re.compile(
+    r"^(\[ {0,9}[\d.]{1,20}\] |)(?=Xid \((?:PCI:)?[0-9a-fA-F]{4,8}:)", re.MULTILINE
+)
 """As monitors quote it, without the driver's name before it."""
 _EVENT = re.compile(r"(?:NVRM: Xid|nvidia-nvswitch\d*: SXid) \([^)\n]{0,99}\): \d")
 _XID = re.compile(r"NVRM: Xid \([^)\n]{0,99}\): \d+,(.*)")
@@ -256,7 +258,7 @@ def read(text: str, *, alone: bool = True) -> Captured | None:
     nothing. One that only says why there is none is unknown; so is what a damaged one does not
     tell.
     """
-    text = _BARE_XID.sub("NVRM: Xid (", uncommented(text))
+    text = _BARE_XID.sub(r"\1NVRM: ", uncommented(text))
     refused = _REFUSED.search(text[:4096])
     lines = [line for line in text[: 1 << 20].splitlines() if line.strip()][:_LOOKED_AT]
     if refused is not None and len(lines) <= 4:  # noqa: PLR2004

@@ -177,6 +177,9 @@ def test_a_gpu_in_another_clique_is_a_finding() -> None:
     whole = _cliques(*["a/1"] * 4)
     alone = verdict("gpu.fabric", _cliques(*["b/1"] * 4), whole, whole, whole)
     assert (alone.outcome, "a/1 on 3 of 4 nodes of group" in alone.sentence) == ("warn", True)
+    torn = _cliques("a/1", "a/2", "a/1", "a/2")
+    two_racks = [_cliques(*["b/1"] * 4)] * 2
+    assert verdict("gpu.fabric", torn, *[whole] * 4, *two_racks).outcome == "warn"
     racks = [_cliques(*["b/1"] * 4)] * 2 + [whole] * 4
     assert not any(verdict("gpu.fabric", each, *racks).condemns for each in racks)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from preflight.facts import Facts
-    from preflight.facts.model import Gpu, Nic
+    from preflight.facts.model import Gpu
 
 CASES = int(os.environ.get("PREFLIGHT_CASES", "1000"))
 SHARE = 4
@@ -38,13 +38,17 @@ CHECKS = [one for one in Registry(load_folder(shipped_folder())) if one.check.id
 Edit = tuple[str, "Callable[[random.Random, Facts], Facts]"]
 
 
-def _gpu(change: Callable[[random.Random, Gpu], Gpu]) -> Callable[[random.Random, Facts], Facts]:
+def _any_of(
+    name: str, change: Callable[[random.Random, Any], Any]
+) -> Callable[[random.Random, Facts], Facts]:
+    """Change one of a node's GPUs or NICs."""
+
     def edit(pick: random.Random, one: Facts) -> Facts:
-        gpus = list(one.gpus or ())
-        if gpus:
-            at = pick.randrange(len(gpus))
-            gpus[at] = change(pick, gpus[at])
-        return replace(one, gpus=tuple(gpus))
+        each = list(getattr(one, name) or ())
+        if each:
+            at = pick.randrange(len(each))
+            each[at] = change(pick, each[at])
+        return replace(one, **{name: tuple(each)})
 
     return edit
 
@@ -56,22 +60,11 @@ def _health(
         health = gpu.health or GpuHealth()
         return replace(gpu, health=replace(health, **change(pick, health)))
 
-    return _gpu(of_gpu)
-
-
-def _nic(change: Callable[[random.Random, Nic], Nic]) -> Callable[[random.Random, Facts], Facts]:
-    def edit(pick: random.Random, one: Facts) -> Facts:
-        nics = list(one.nics or ())
-        if nics:
-            at = pick.randrange(len(nics))
-            nics[at] = change(pick, nics[at])
-        return replace(one, nics=tuple(nics))
-
-    return edit
+    return _any_of("gpus", of_gpu)
 
 
 def _port(**changes: object) -> Callable[[random.Random, Facts], Facts]:
-    return _nic(lambda _, nic: replace(nic, ports=(replace(nic.ports[0], **changes),)))
+    return _any_of("nics", lambda _, nic: replace(nic, ports=(replace(nic.ports[0], **changes),)))
 
 
 def _link_down(pick: random.Random, gpu: Gpu) -> Gpu:
@@ -126,7 +119,7 @@ def _machine(**changes: object) -> Callable[[random.Random, Facts], Facts]:
 EDITS: tuple[Edit, ...] = (
     ("a GPU is gone", _without_one("gpus")),
     ("a NIC is gone", _without_one("nics")),
-    ("a link is down", _gpu(_link_down)),
+    ("a link is down", _any_of("gpus", _link_down)),
     ("a link is slower", _health(_slower)),
     ("a link sends again", _health(_noisy)),
     ("ECC errors", _health(lambda _, h: {"ecc_volatile_uncorrected": (h.ecc_volatile_uncorrected or 0) + 3})),
@@ -140,7 +133,7 @@ EDITS: tuple[Edit, ...] = (
     ("no fabric", _health(lambda *_: {"fabric_state": "in progress"})),
     ("a reading fails", _health(lambda _, h: {"errors": (*h.errors, "temperature_c: GPU is lost")})),
     ("ECC is off", _health(lambda *_: {"ecc_on": False, "ecc_pending": False})),
-    ("less memory", _gpu(lambda _, gpu: replace(gpu, memory_total_mib=(gpu.memory_total_mib or 0) // 2))),
+    ("less memory", _any_of("gpus", lambda _, gpu: replace(gpu, memory_total_mib=(gpu.memory_total_mib or 0) // 2))),
     ("a port is down", _port(state="1: DOWN", phys_state="2: Polling")),
     ("a port is off", _port(state="1: DOWN", phys_state="3: Disabled")),
     ("a port is slow", _port(rate="100 Gb/sec (1X NDR)")),
