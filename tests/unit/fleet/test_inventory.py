@@ -190,7 +190,11 @@ def test_a_number_without_end_in_yaml_is_refused(tmp_path: Path, number: str) ->
 def test_no_more_of_yaml_is_read_than_its_bounds_allow(
     tmp_path: Path, text: str, read: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where only its layout is examined: libyaml takes the square of the depth in time."""
+    """Also where only its layout is examined: libyaml takes the square of the depth in time.
+
+    From libyaml 0.2.6 on it refuses a part of them itself.
+    """
+    refused = r"fleet.yaml: .*(nested too deep|maximum nesting depth|%TAG)"
     events, real = 0, yaml.parse
 
     def counted(*given: Any, **named: Any) -> Iterator[Any]:
@@ -200,7 +204,7 @@ def test_no_more_of_yaml_is_read_than_its_bounds_allow(
             yield event
 
     monkeypatch.setattr(yaml, "parse", counted)
-    with pytest.raises(UsageError, match=r"fleet.yaml: .*(nested too deep|%TAG)"):
+    with pytest.raises(UsageError, match=refused):
         read(_write(tmp_path, text, "fleet.yaml"))
     assert events < 1000
 
