@@ -25,13 +25,13 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown"
     NOT_RUN = "not_run"
     BROKEN = "broken"
-    LOST = "lost"
+    MISSING = "missing"
     WAIVED = "waived"
     """Bad, and the inventory accepts that for a while; it condemns nobody and is always shown."""
 
 
 WORST_FIRST = (
-    *(Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.BROKEN, Outcome.LOST),
+    *(Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.BROKEN, Outcome.MISSING),
     *(Outcome.WARN, Outcome.WAIVED, Outcome.OK, Outcome.NOT_RUN),
 )
 NOT_FINE = WORST_FIRST[:-2]

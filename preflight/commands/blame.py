@@ -34,7 +34,7 @@ from preflight.report.document import BlameRow, schema_of
 from preflight.report.fabric_grid import Accused, accused
 from preflight.report.fabric_page import fabric_page
 from preflight.report.findings import Finding, findings, suspicions
-from preflight.report.ready import blame_row, exit_code, missed_rows, readiness
+from preflight.report.ready import blame_row, exit_code, readiness, sensitivity_rows
 from preflight.report.terminal import finding_lines, labelled, missed_words
 from preflight.verdict import Outcome
 
@@ -296,7 +296,7 @@ def tell(stored: Stored, judged: Judged) -> Told:
             *(replace(one, condemns=False) for one in findings(unheld)),
         ),
         blames=judged.blames,
-        missed=missed_words(missed_rows(observed, judged.blames)),
+        missed=missed_words(sensitivity_rows(observed, judged.blames)),
         notes=(*judged.systemic.values(), *judged.notes),
     )
 

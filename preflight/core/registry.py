@@ -301,7 +301,7 @@ class Entry(Struct, frozen=True):
 
 
 class Ledger:
-    """Knows every verdict that is owed; whatever has not arrived at the end is `lost`."""
+    """Knows every verdict that is owed; whatever has not arrived at the end is `missing`."""
 
     def __init__(self) -> None:
         self._expected: dict[tuple[str, tuple[str, ...]], None] = {}
@@ -318,7 +318,7 @@ class Ledger:
     def lose(self, keys: Iterable[tuple[str, tuple[str, ...]]], why: str) -> None:
         """Note that these will never arrive, whatever else stops the run; arrived ones stand."""
         for key in keys:
-            self._arrived.setdefault(key, _lost(why))
+            self._arrived.setdefault(key, _missing(why))
 
     def __len__(self) -> int:
         return len(self._expected)
@@ -327,8 +327,10 @@ class Ledger:
         return key in self._expected
 
     def settle(self, stopped: str = "") -> tuple[Entry, ...]:
-        """List all verdicts; the missing ones as `lost`, or `not_run` if the operator stopped."""
-        missing = not_run(stopped, stopped=True) if stopped else _lost("its verdict never arrived")
+        """List all verdicts; what has not arrived is `missing`, or `not_run` in a stopped run."""
+        missing = (
+            not_run(stopped, stopped=True) if stopped else _missing("its verdict never arrived")
+        )
         keys = dict.fromkeys([*self._expected, *self._arrived])
         return tuple(
             Entry(check, subject(nodes), nodes, self._arrived.get((check, nodes), missing))
@@ -336,9 +338,9 @@ class Ledger:
         )
 
 
-def _lost(sentence: str) -> Verdict:
+def _missing(sentence: str) -> Verdict:
     return Verdict(
-        outcome=Outcome.LOST,
+        outcome=Outcome.MISSING,
         sentence=sentence,
-        advice="run again; if it is lost again, report it with the output above",
+        advice="run again; if it is missing again, report it with the output above",
     )

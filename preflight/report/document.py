@@ -22,7 +22,7 @@ _TIME = re.compile("[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}(Z|[+-][0-9]{2}
 _DEEPEST = 64
 """Lists and tables within each other."""
 
-SCHEMA = 1
+SCHEMA = 2
 """Raised by a change that an older reader would misread. Additions do not raise it."""
 
 
@@ -142,7 +142,7 @@ class CoverageRow(Struct, frozen=True, kw_only=True):
     """Of the rails' time from their first pair's start to their last one's end: in operations."""
 
 
-class MissedSizeRow(Struct, frozen=True, kw_only=True):
+class SensitivitySizeRow(Struct, frozen=True, kw_only=True):
     """The same for spikes that come at operations of one size only."""
 
     size_bytes: Count
@@ -153,7 +153,7 @@ class MissedSizeRow(Struct, frozen=True, kw_only=True):
     every_s: float | None
 
 
-class MissedRow(Struct, frozen=True, kw_only=True):
+class SensitivityRow(Struct, frozen=True, kw_only=True):
     """How sharp the look at a rail of a node was; null: no rate or loss would have been named."""
 
     node: str
@@ -166,7 +166,7 @@ class MissedRow(Struct, frozen=True, kw_only=True):
     slower: float | None
     events: Count | None = None
     """How many spikes would have been named; null: others had too many to tell them apart."""
-    sizes: tuple[MissedSizeRow, ...] = ()
+    sizes: tuple[SensitivitySizeRow, ...] = ()
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -182,7 +182,7 @@ class Report(Struct, frozen=True, kw_only=True):
     interrupted: bool
     fleet: FleetRow
     expected: Count
-    lost: Count
+    missing: Count
     counts: dict[str, Count]
     verdicts: tuple[VerdictRow, ...]
     pairs: tuple[PairRow, ...]
@@ -190,7 +190,7 @@ class Report(Struct, frozen=True, kw_only=True):
     suspicions: tuple[str, ...]
     coverage: CoverageRow | None = None
     """None where no pairs were to be measured."""
-    missed: tuple[MissedRow, ...] = ()
+    sensitivity: tuple[SensitivityRow, ...] = ()
     """What this run could have missed, per rail of a node: the dullest looks first, at most 512."""
     overrides: Overrides = Overrides()
     """What the inventory laid over the checks: waivers, switches, numbers."""
@@ -227,7 +227,7 @@ def refuse_odd_names(report: Report) -> None:
     check_names(chain(*((row.a, row.b) for row in report.pairs)))
     check_names(chain(*((*row.culprits, *row.suspects) for row in report.verdicts)))
     check_names(chain(*(row.culprits for row in report.blames)))
-    check_names(row.node for row in report.missed)
+    check_names(row.node for row in report.sensitivity)
     for row in report.verdicts:
         if not is_check_id(row.check):
             raise ValueError(f"{row.check[:60]!a} is no id of a check")

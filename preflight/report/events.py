@@ -9,7 +9,7 @@ What such a run had not judged yet was not run, and its exit code is that of an 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from msgspec import Struct
@@ -24,6 +24,7 @@ from preflight.report.document import SCHEMA as DOCUMENT_SCHEMA
 from preflight.report.document import Report, VerdictRow, moment, refuse_odd_names, row_of
 from preflight.report.findings import suspicions
 from preflight.report.ready import fleet_row, of_entries, readiness
+from preflight.report.schema_1 import event_from_schema_1, report_from_schema_1
 from preflight.report.since import Night, nodes_of, verdict_of
 from preflight.verdict import Outcome
 
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
 
 
 NAME = "events.jsonl"
-SCHEMA = 1
+SCHEMA = 2
 EVERY_NODE = ("*",)
-"""In place of the names where a check is owed on every node of the fleet."""
+"""In place of the names where a verdict is expected on every node of the fleet."""
 
 _AT_ONCE = 1000
 """Lines in one `write`, of what is known only when the run ends."""
@@ -56,8 +57,8 @@ class Began(Struct, frozen=True, kw_only=True, tag_field="event", tag="began"):
     nodes: tuple[str, ...]
     origin: str
     leaves: dict[str, str] = {}
-    owed: dict[str, tuple[str, ...]]
-    """By check, the subjects on which a verdict is owed; `EVERY_NODE` for all nodes."""
+    expected: dict[str, tuple[str, ...]]
+    """By check, the subjects on which a verdict is expected; `EVERY_NODE` for all nodes."""
 
     def __post_init__(self) -> None:
         """ValueError for a time that no clock shows."""
@@ -141,8 +142,8 @@ def _said(entry: Entry) -> Said:
     return row_of(Said, entry, entry.verdict, **({"evidence": {}} if fine else {}))
 
 
-def owed(keys: Iterable[Key], nodes: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Say in few words on whom a verdict is owed."""
+def expected_subjects(keys: Iterable[Key], nodes: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """By check, the subjects on which a verdict is expected, as `Began.expected` holds them."""
     by_check = grouped((check, subject(names)) for check, names in keys)
     everyone = list(nodes)
     return {c: EVERY_NODE if own == everyone else tuple(own) for c, own in by_check.items()}
@@ -153,13 +154,22 @@ _DECODER = msgspec.json.Decoder(Event)
 
 def read_events(content: bytes) -> list[Event]:
     """Read the lines; one that is cut or was written by a later preflight is left out."""
-    found: list[Event] = []
-    for line in content.splitlines():
-        try:
-            found.append(_DECODER.decode(line))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            continue
-    return found
+    return [event for line in content.splitlines() if (event := _event(line)) is not None]
+
+
+def _event(line: bytes) -> Event | None:
+    try:
+        return cast("Event", _DECODER.decode(line))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _old_event(line)
+
+
+def _old_event(line: bytes) -> Event | None:
+    try:
+        old = msgspec.json.decode(line, type=dict[str, Any])
+        return cast("Event", msgspec.convert(event_from_schema_1(old), type=Event))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 REPORT = "report.json"
@@ -198,6 +208,9 @@ def reread(folder: Path) -> Report:
 def _written(path: Path, content: bytes) -> Report:
     try:
         dated = msgspec.json.decode(content, type=_Dated)
+        if dated.schema == 1:
+            old = msgspec.json.decode(content, type=dict[str, Any])
+            return msgspec.convert(report_from_schema_1(old), type=Report)
         if dated.schema != DOCUMENT_SCHEMA:
             raise UsageError(
                 f"{path} is of schema {dated.schema}, this preflight reads "
@@ -257,7 +270,7 @@ def _entries(began: Began, said: Sequence[Said]) -> tuple[Entry, ...]:
     ledger = Ledger()
     ledger.expect(
         (check, nodes_of(each, known))
-        for check, subjects in began.owed.items()
+        for check, subjects in began.expected.items()
         for each in (began.nodes if subjects == EVERY_NODE else subjects)
     )
     for one in said:

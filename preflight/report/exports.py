@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _SKIPPED = (Outcome.NOT_RUN, Outcome.WAIVED)
-_ERROR = (Outcome.BROKEN, Outcome.LOST)
+_ERROR = (Outcome.BROKEN, Outcome.MISSING)
 
 
 def class_of(check: str) -> str:
@@ -119,7 +119,7 @@ def _run(registry: CollectorRegistry, report: Report) -> None:
     _one(registry, "last_run_timestamp_seconds", "When the last run ended, Unix time", ended)
     _one(registry, "last_run_duration_seconds", "How long it ran", report.seconds)
     _one(registry, "last_run_exit_code", "Its exit code: 0 ready, 1 not ready", report.exit)
-    whole = not report.interrupted and not report.lost and report.exit in (0, 1)
+    whole = not report.interrupted and not report.missing and report.exit in (0, 1)
     _one(registry, "run_complete", "1: all that it owed was judged", whole)
 
 
@@ -142,7 +142,7 @@ def _nodes(registry: CollectorRegistry, report: Report) -> None:
 
 def _verdicts(registry: CollectorRegistry, report: Report, found: Sequence[Finding]) -> None:
     _one(registry, "verdicts_expected", "Verdicts that the run owed", report.expected)
-    _one(registry, "verdicts_lost", "Verdicts that never arrived", report.lost)
+    _one(registry, "verdicts_missing", "Verdicts that never arrived", report.missing)
     counts = _labelled(registry, "verdicts", "Verdicts by outcome", "outcome")
     for outcome in Outcome:
         counts.labels(str(outcome)).set(report.counts.get(outcome, 0))

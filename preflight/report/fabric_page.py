@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from preflight.fabric.observed import Observed
     from preflight.fabric.samples import Sweep
-    from preflight.report.document import MissedRow
+    from preflight.report.document import SensitivityRow
     from preflight.report.fabric_grid import Accused, Cell
 
 LARGEST = 2 << 20
@@ -38,7 +38,7 @@ def fabric_page(
     *,
     sweep: Sweep | None = None,
     origin: str = "",
-    missed: Sequence[MissedRow] = (),
+    missed: Sequence[SensitivityRow] = (),
 ) -> str:
     """Draw the whole page, at most `LARGEST` bytes of it; the rest is as of `fabric_section`."""
 
@@ -125,7 +125,7 @@ def _blamed(found: Sequence[Accused]) -> str:
 _SHARPNESS_ROWS = 12
 
 
-def sharpness(rows: Sequence[MissedRow], level: int = 2) -> str:
+def sharpness(rows: Sequence[SensitivityRow], level: int = 2) -> str:
     """Group equal looks, the dullest first, and say for each size what would have been caught."""
     if not rows:
         return ""
@@ -137,14 +137,14 @@ def sharpness(rows: Sequence[MissedRow], level: int = 2) -> str:
     return drawn
 
 
-def _sharpness_cells(row: MissedRow, sizes: Sequence[int]) -> tuple[str, ...]:
+def _sharpness_cells(row: SensitivityRow, sizes: Sequence[int]) -> tuple[str, ...]:
     at = {one.size_bytes: at_size(one) for one in row.sizes}
     rate = "no rate" if row.one_in is None else f"1 in {two_digits(row.one_in):,}"
     every = "-" if row.every_s is None else f"one in {row.every_s:.1g} s"
     return (rate, every, *(at.get(one, "not measured") for one in sizes))
 
 
-def _who(rows: Sequence[MissedRow]) -> str:
+def _who(rows: Sequence[SensitivityRow]) -> str:
     """Fold the nodes of each set of rails: "n[1-8] rails 0-7"."""
     rails = grouped((row.node, row.rail) for row in rows)
     nodes = grouped((fold(map(str, sorted(own))), name) for name, own in rails.items())

@@ -27,7 +27,7 @@ COUNTED = (
     (Outcome.WAIVED, "waived"),
     (Outcome.NOT_RUN, "not run"),
     (Outcome.BROKEN, "broken"),
-    (Outcome.LOST, "lost"),
+    (Outcome.MISSING, "missing"),
 )
 """The outcomes in the order in which verdicts are counted, and how each is called there."""
 

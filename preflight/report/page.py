@@ -141,7 +141,7 @@ def _figures(report: Report) -> list[tuple[int | None, str]]:
         (len(fleet.unjudged), "not judged"),
         (report.coverage.pairs_run if report.coverage else None, "pairs measured"),
         (report.expected, "verdicts owed"),
-        (report.lost, "lost"),
+        (report.missing, "missing"),
     ]
 
 
@@ -188,7 +188,7 @@ _LOOK: Mapping[Outcome, tuple[str, str, str]] = {
     Outcome.FLAKY: ("~", "flaky", "flaky"),
     Outcome.UNKNOWN: ("?", "unknown", "unknown"),
     Outcome.BROKEN: ("B", "open", "a fault of preflight"),
-    Outcome.LOST: ("L", "open", "its verdict was lost"),
+    Outcome.MISSING: ("M", "open", "its verdict is missing"),
     Outcome.WARN: ("w", "warn", "warned"),
     Outcome.WAIVED: ("v", "warn", "waived"),
 }
@@ -300,7 +300,7 @@ def _trends(nights: Sequence[Night]) -> dict[str, Any]:
         _card("Findings, by subject", [len(one.bad) for one in nights]),
         _card("Busbw of the typical pair", [n.busbw_p50_gbs for n in nights], " GB/s", 2),
         _card("Busbw that 95 % of pairs reach", [n.busbw_p5_gbs for n in nights], " GB/s", 2),
-        _card("Verdicts lost", [one.lost for one in nights]),
+        _card("Verdicts missing", [one.missing for one in nights]),
         _card("Time taken", [one.seconds / 60 for one in nights], " min", 1),
     )
     first = date_of(nights[0].started)
@@ -355,16 +355,16 @@ def _checked(report: Report) -> dict[str, Any]:
     told = after(report.overrides)
     if report.coverage is not None and report.coverage.pairs:
         told.append(("pairs", coverage_words(report.coverage)))
-    if words := missed_words(report.missed):
+    if words := missed_words(report.sensitivity):
         told.append(("could be missed", words))
-    owed = f"{report.expected:,} verdicts were owed, {report.lost:,} of them lost"
+    owed = f"{report.expected:,} verdicts expected, {report.missing:,} of them missing"
     by_check: dict[str, Counter[Outcome]] = {}
     for row in report.verdicts:
         by_check.setdefault(row.check, Counter())[row.outcome] += 1
     used = {row.outcome for row in report.verdicts}
     return {
         "checked": [*told, ("verdicts", owed)],
-        "sharpness": sharpness(report.missed, level=3),
+        "sharpness": sharpness(report.sensitivity, level=3),
         "reasons": Counter(
             row.sentence for row in report.verdicts if row.outcome is Outcome.NOT_RUN
         ),

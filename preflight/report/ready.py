@@ -15,8 +15,8 @@ from preflight.fleet.nodeset import fold, two_of
 from preflight.report.document import (
     BlameRow,
     FleetRow,
-    MissedRow,
     PairRow,
+    SensitivityRow,
     SizeRow,
     VerdictRow,
     row_of,
@@ -127,7 +127,7 @@ def _held(entry: Entry, key: str) -> set[str]:
 
 
 def _was_judged(entry: Entry) -> bool:
-    return entry.verdict.outcome not in (Outcome.NOT_RUN, Outcome.BROKEN, Outcome.LOST)
+    return entry.verdict.outcome not in (Outcome.NOT_RUN, Outcome.BROKEN, Outcome.MISSING)
 
 
 def _cleared_pair(entry: Entry, nodes: frozenset[str]) -> tuple[str, str] | None:
@@ -144,7 +144,7 @@ def left_open(entry: Entry) -> bool:
     """Whether a verdict is owed still: lost, broken, or the run was stopped before it."""
     outcome = entry.verdict.outcome
     stopped = outcome is Outcome.NOT_RUN and entry.verdict.evidence.get("stopped") is True
-    return stopped or outcome in (Outcome.BROKEN, Outcome.LOST)
+    return stopped or outcome in (Outcome.BROKEN, Outcome.MISSING)
 
 
 def counts_as_failure(entry: Entry, *, strict: bool) -> bool:
@@ -218,7 +218,7 @@ def of_entries(entries: Sequence[Entry]) -> dict[str, Any]:
     by_outcome = counts(entries)
     return {
         "expected": len(entries),
-        "lost": by_outcome[Outcome.LOST],
+        "missing": by_outcome[Outcome.MISSING],
         "counts": {str(outcome): number for outcome, number in by_outcome.items()},
         "verdicts": tuple(map(verdict_row, entries)),
     }
@@ -253,9 +253,9 @@ def blame_row(one: Blame) -> BlameRow:
 _MISSED_ROWS = 512
 
 
-def missed_rows(
+def sensitivity_rows(
     observed: Observed | None, blames: Iterable[BlameRow] = (), limits: Thresholds = SHIPPED
-) -> tuple[MissedRow, ...]:
+) -> tuple[SensitivityRow, ...]:
     """The dullest looks first: those that only a frequent event would have been seen in.
 
     What was measured with nodes that are blamed says nothing of others.
@@ -270,7 +270,7 @@ def missed_rows(
         digests=tuple(one for one in observed.digests if out.isdisjoint((one.a, one.b))),
     )
     return tuple(
-        convert(one, MissedRow, from_attributes=True)
+        convert(one, SensitivityRow, from_attributes=True)
         for one in sensitivity(left, _MISSED_ROWS, limits)
     )
 

@@ -53,7 +53,7 @@ class Night(Struct, frozen=True, kw_only=True):
     nodes: Number
     ready: Number
     not_ready: Annotated[tuple[Name, ...], Meta(max_length=MOST_BAD)]
-    lost: Number
+    missing: Number
     bad: Annotated[tuple[Bad, ...], Meta(max_length=MOST_BAD)]
     busbw_p50_gbs: float | None = None
     busbw_p5_gbs: float | None = None

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from preflight.report.document import (
         CoverageRow,
         FleetRow,
-        MissedRow,
-        MissedSizeRow,
         Report,
+        SensitivityRow,
+        SensitivitySizeRow,
         VerdictRow,
     )
     from preflight.report.findings import Finding
@@ -35,7 +35,7 @@ _WORD = {
     Outcome.FLAKY: "FLAKY",
     Outcome.UNKNOWN: "UNKN",
     Outcome.BROKEN: "BROKE",
-    Outcome.LOST: "LOST",
+    Outcome.MISSING: "MISSING",
     Outcome.WARN: "WARN",
     Outcome.WAIVED: "WAIVED",
 }
@@ -46,8 +46,8 @@ _REASONS = 4
 """So many reasons for verdicts that were not run are shown: where one is still owed, first; then
 the most frequent."""
 
-_ALWAYS = (Outcome.OK, Outcome.FAIL, Outcome.LOST)
-"""Printed even at 0: `lost` above all, as it is the line that makes the others trustworthy."""
+_ALWAYS = (Outcome.OK, Outcome.FAIL, Outcome.MISSING)
+"""Printed even at 0: `missing` above all, as it is the line that makes the others trustworthy."""
 
 
 def finding_line(outcome: Outcome, subject: str, check: str, sentence: str) -> str:
@@ -118,7 +118,7 @@ def _looked_at(report: Report, width: int) -> list[str]:
     told = after(report.overrides)
     if report.coverage is not None and report.coverage.pairs:
         told.append(("coverage", coverage_words(report.coverage)))
-    if words := missed_words(report.missed):
+    if words := missed_words(report.sensitivity):
         told.append(("missed", words))
     return [line for label, words in told for line in labelled(label, words, width)]
 
@@ -220,7 +220,7 @@ def next_command(
     return f"to look again at {these}: add --preflight-nodes='{names}'"
 
 
-def missed_words(rows: Sequence[MissedRow]) -> str:
+def missed_words(rows: Sequence[SensitivityRow]) -> str:
     """Say it of the dullest look; nothing where nothing was measured."""
     if not rows:
         return ""
@@ -243,7 +243,7 @@ def missed_words(rows: Sequence[MissedRow]) -> str:
     )
 
 
-def _why(row: MissedRow) -> str:
+def _why(row: SensitivityRow) -> str:
     """Why no rate of spikes would have been named, and what to type."""
     if row.events is None:
         return "the others had too many; run when the nodes have less to do"
@@ -251,14 +251,14 @@ def _why(row: MissedRow) -> str:
     return f"{needed}; measure longer: --preflight-tier=deep or --preflight-catch-rate"
 
 
-def at_size(one: MissedSizeRow) -> str:
+def at_size(one: SensitivitySizeRow) -> str:
     """What would have been caught at one size alone: "1 in 350 over 1 ms", or "no rate"."""
     if one.one_in is None:
         return "no rate"
     return f"1 in {two_digits(one.one_in):,} over {time_us(one.over_us)}"
 
 
-def _sizes(worst: MissedRow) -> str:
+def _sizes(worst: SensitivityRow) -> str:
     """The ends of the ladder: spikes that come at one size only need to be more frequent."""
     if len(worst.sizes) < 2:  # noqa: PLR2004  one size says nothing new
         return ""

@@ -14,7 +14,7 @@ from preflight.core.registry import declares_check, load_file, shipped_folder
 from preflight.core.text import wrapped
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
-from preflight.report.events import Began, owed
+from preflight.report.events import Began, expected_subjects
 from preflight.report.header import header, reach_words, slurm_job
 from preflight.report.since import at
 from preflight.report.terminal import finding_line
@@ -244,7 +244,7 @@ class Session:
                 nodes=tuple(names),
                 origin=run.fleet.origin,
                 leaves=run.fleet.leaves,
-                owed=owed(keys, names),
+                expected=expected_subjects(keys, names),
             )
         )
         run.heard = events.verdict

@@ -35,10 +35,10 @@ from preflight.report.ready import (
     blame_row,
     exit_code,
     fleet_row,
-    missed_rows,
     of_entries,
     pair_rows,
     readiness,
+    sensitivity_rows,
 )
 from preflight.report.since import at, night_of
 from preflight.report.terminal import next_command, summary, title
@@ -107,7 +107,7 @@ def conclude(
     systemic = [f"{b.sentence}; {b.advice}" for b in decoded.blames if b.kind == "systemic"]
     again = filter(None, [unsettled_words(measured), *unread_words(measured)]) if measured else ()
     blames = tuple(map(blame_row, decoded.blames))
-    missed = missed_rows(decoded.observed, blames, run.judgement.sweep_limits)
+    missed = sensitivity_rows(decoded.observed, blames, run.judgement.sweep_limits)
     report = Report(
         preflight=__version__,
         run=run.nonce,
@@ -130,7 +130,7 @@ def conclude(
         blames=blames,
         suspicions=(*suspected.values(), *systemic, *again),
         coverage=_coverage(run, names, past),
-        missed=missed,
+        sensitivity=missed,
         overrides=overrides(run.fleet, today(), entries),
         measured_in=run.fleet.measured_in[0],
     )
@@ -142,7 +142,7 @@ def conclude(
         outputs.events.end(entries, night_of(report, found))
         outputs.put_away()
         unheard = outputs.tell_prometheus(report, found)
-    ended = interrupted or broke or report.lost or report.counts.get(Outcome.BROKEN)
+    ended = interrupted or broke or report.missing or report.counts.get(Outcome.BROKEN)
     late = run.settings.fail_fast == "never" and not ended
     short_of_s = run.settings.wall_s if late else None
     hint = next_command(run.fleet, ready, by_pairs=bool(blames), short_of_s=short_of_s)
@@ -198,11 +198,11 @@ _STATUS = {
     "warn": ("warned", "", ("WARN", {"yellow": True})),
     "not_run": ("not run", "", "NOT RUN"),
     "waived": ("waived", "", ("WAIVED", {"yellow": True})),
-    "fail": ("unfit", "", ("FAIL", {"red": True})),
+    "fail": ("fail", "", ("FAIL", {"red": True})),
     "flaky": ("flaky", "", ("FLAKY", {"red": True})),
     "unknown": ("unknown", "", ("UNKNOWN", {"red": True})),
     "broken": ("broken", "", ("BROKEN", {"red": True})),
-    "lost": ("lost", "", ("LOST", {"red": True})),
+    "missing": ("missing", "", ("MISSING", {"red": True})),
 }
 
 

@@ -52,7 +52,7 @@ def _subject_of_dashes(folder: Path, length: int) -> None:
 def _killed_run(folder: Path, length: int) -> None:
     began = {
         "event": "began", "preflight": "0.1.0", "run": "ab", "origin": "", "tier": "quick",
-        "started": "2026-11-22T02:00:00+00:00", "owed": {"gpu.count": ["-" * 25 * length]},
+        "started": "2026-11-22T02:00:00+00:00", "expected": {"gpu.count": ["-" * 25 * length]},
         "nodes": _names(length),
     }  # fmt: skip
     bent = {

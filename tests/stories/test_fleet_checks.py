@@ -68,5 +68,5 @@ def test_a_worker_that_dies_over_the_fleet(here: Here) -> None:
     here.check("site.alike", f"{die}\n    conclude(ok('fine'))", subject="fleet")
     told = here.judge(*WORKERS, "--max-worker-restart=0")
     assert told.exit == 3
-    assert told.outcomes() == {("site.alike", "fleet:all", "lost")}
+    assert told.outcomes() == {("site.alike", "fleet:all", "missing")}
     assert told.report["fleet"]["unjudged"] == ["n1", "n2", "n3"]

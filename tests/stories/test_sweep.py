@@ -131,7 +131,7 @@ def test_a_killed_sweep_goes_on(night: Night) -> None:
     }
     assert told["fleet"]["not_ready"] == ["n4"]
     assert told["fleet"]["ready"] == ["n1", "n2", "n3", "n5", "n6"]
-    assert (told["exit"], told["interrupted"], told["lost"]) == (1, False, 0)
+    assert (told["exit"], told["interrupted"], told["missing"]) == (1, False, 0)
     (folder,) = night.sweeps
     waves = json.loads((folder / "sweep.json").read_text())["waves"]
     again = [wave["folder"] for wave in waves if wave["tries"] == 2]

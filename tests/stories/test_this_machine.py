@@ -169,7 +169,7 @@ def test_stopping_a_run_that_waits(
         reaper.cancel()
     assert run.returncode == 2, out
     assert "= interrupted =" in out
-    assert "6 not run, 0 lost" in out
+    assert "6 not run, 0 missing" in out
     assert "not judged n1" in out
     assert (here.folder / "report" / "ready.hosts").read_text() == ""
     assert token not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout  # noqa: PLW1510

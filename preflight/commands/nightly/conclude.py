@@ -19,7 +19,7 @@ from preflight.commands.nightly.united import (
     Whole,
     covered,
     fabric_of_waves,
-    lost,
+    missing,
     owed_later,
     unite,
 )
@@ -115,7 +115,7 @@ def owed_to(sweep: Sweep, parts: Sequence[Part], stopped: str) -> dict[str, Verd
             elif wave.stand == "broken off" and "jobs" in wave.why:
                 owed[name] = owed_later(f"{wave.why} again and again, in {where}")
             else:
-                owed[name] = lost(f"{where}: {wave.why or 'its report is gone'}")
+                owed[name] = missing(f"{where}: {wave.why or 'its report is gone'}")
     return owed
 
 
@@ -250,7 +250,7 @@ def _leave_events(report: Report, found: tuple[Finding, ...], outputs: Outputs) 
             nodes=report.fleet.nodes,
             origin=report.fleet.origin,
             leaves=report.fleet.leaves,
-            owed={},
+            expected={},
         )
     )
     outputs.events.end((), night_of(report, found))

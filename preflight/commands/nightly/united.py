@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from preflight.commands.nightly.choice import Night
-    from preflight.report.document import BlameRow, MissedRow, PairRow, VerdictRow
+    from preflight.report.document import BlameRow, PairRow, SensitivityRow, VerdictRow
     from preflight.report.hide import Hider
 
 
@@ -95,9 +95,9 @@ def joined_pairs(reports: Sequence[Report]) -> tuple[PairRow, ...]:
     return tuple(rows)
 
 
-def most_missed(reports: Sequence[Report]) -> tuple[MissedRow, ...]:
+def least_sensitive(reports: Sequence[Report]) -> tuple[SensitivityRow, ...]:
     """The dullest looks of all; no rate at all is duller than any."""
-    rows = [row for report in reports for row in report.missed]
+    rows = [row for report in reports for row in report.sensitivity]
     return tuple(sorted(rows, key=lambda row: row.one_in or 0.0)[:MOST_MISSED])
 
 
@@ -152,7 +152,7 @@ class Whole(Struct, frozen=True, kw_only=True):
 
     sweep: Sweep
     owed: Mapping[str, Verdict]
-    """Nodes to be looked at of which there is no report: `lost`, or stopped before their turn."""
+    """Nodes to be looked at of which there is no report: missing, or stopped before their turn."""
     interrupted: bool
     coverage: CoverageRow | None
 
@@ -162,10 +162,10 @@ def owed_later(why: str) -> Verdict:
     return not_run(why, stopped=True)
 
 
-def lost(why: str) -> Verdict:
+def missing(why: str) -> Verdict:
     """What stands for a node whose wave left no report."""
     advice = "look into its wave's folder; to do it again: preflight sweep --resume"
-    return Verdict(outcome=Outcome.LOST, sentence=why, advice=advice)
+    return Verdict(outcome=Outcome.MISSING, sentence=why, advice=advice)
 
 
 def unite(whole: Whole, parts: Sequence[Part]) -> tuple[Report, tuple[Finding, ...]]:
@@ -188,7 +188,7 @@ def unite(whole: Whole, parts: Sequence[Part]) -> tuple[Report, tuple[Finding, .
         blames=blames,
         suspicions=(*suspected.values(), *_of_waves(parts, suspected)),
         coverage=whole.coverage,
-        missed=most_missed(reports),
+        sensitivity=least_sensitive(reports),
         overrides=joined_overrides([report.overrides for report in reports]),
         measured_in=tuple(sorted({name for report in reports for name in report.measured_in})),
     )

@@ -44,7 +44,7 @@ def report(
         "preflight": "0", "run": "x", "started": "2026-11-22T01:00:00+00:00", "seconds": 1.0,
         "tier": "deep", "exit": exit_code(every, ready, strict=False, need=None),
         "interrupted": False, "fleet": fleet_row(nodes, "fleet.toml", ready),
-        "expected": len(every), "lost": 0,
+        "expected": len(every), "missing": 0,
         "counts": {str(outcome): number for outcome, number in counts(every).items()},
         "verdicts": tuple(map(verdict_row, every)), "pairs": tuple(pairs), "blames": (),
         "suspicions": (), "coverage": coverage if pairs else None,

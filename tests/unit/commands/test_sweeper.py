@@ -119,7 +119,7 @@ def test_whoever_becomes_idle_meanwhile_gets_a_wave(
         assert [(one.fleet, one.sweep) for one in history.runs()] == [("n2", "s"), ("n1", "s")]
 
 
-def test_a_wave_that_dies_is_lost_and_the_others_go_on(
+def test_a_wave_that_dies_is_missing_and_the_others_go_on(
     sweep: Callable[..., Sweep], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Killed from outside, out of memory say: its nodes are not judged, exit 3, and it is said."""
@@ -127,7 +127,7 @@ def test_a_wave_that_dies_is_lost_and_the_others_go_on(
     _, code = _run(sweep(("n1", "n2"), ("n3",), wait=kill), tmp_path, "all")
     out = " ".join(capsys.readouterr().out.split())
     assert code == 3, out
-    assert "LOST n[1-2] reach.answer wave 1 (wave-001): killed (signal 9), it left no report" in out
+    assert "MISSING n[1-2] reach.answer wave 1 (wave-001): killed (signal 9), it left no report" in out
     assert "ready n3 1 of 4" in out
     assert not read_sweep(tmp_path / "night").finished  # --resume does it again
 

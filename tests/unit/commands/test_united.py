@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from preflight.commands.nightly.state import Sweep
-from preflight.commands.nightly.united import Part, Whole, covered, lost, owed_later, unite
+from preflight.commands.nightly.united import Part, Whole, covered, missing, owed_later, unite
 from preflight.report.document import encode
 from preflight.verdict import Outcome, fail, ok, unknown
 from tests.unit.commands.reports import on, pair, report
@@ -38,7 +38,7 @@ def test_every_node_is_judged_once() -> None:
     fleet = united.fleet
     assert (fleet.ready, fleet.not_ready, fleet.unjudged) == (("h1", "h4"), ("h3",), ("h2",))
     assert (fleet.exclude, fleet.left_out) == ("h3", {"h2": "in use (mixed)"})
-    assert (united.exit, united.expected, united.lost) == (1, 4, 0)
+    assert (united.exit, united.expected, united.missing) == (1, 4, 0)
     assert [(one.subjects, one.check) for one in found] == [(("h3",), "gpu.count")]
     assert encode(united)
 
@@ -100,8 +100,8 @@ def test_checks_of_a_whole_fleet_are_one_verdict() -> None:
         ({"left_out": dict.fromkeys(NODES[:4], "in use")}, [], 5),
         ({"interrupted": True}, [1], 2),
         ({"owed": {"h4": owed_later("before its wave the time was up")}}, [0], 3),
-        ({"owed": {"h4": lost("wave 2: killed")}}, [0], 3),
-        ({"owed": {"h4": lost("wave 2: killed")}}, [1], 1),
+        ({"owed": {"h4": missing("wave 2: killed")}}, [0], 3),
+        ({"owed": {"h4": missing("wave 2: killed")}}, [1], 1),
         ({}, [0, 3], 3),
         ({}, [5, 5], 5),
     ],
@@ -124,10 +124,10 @@ def test_what_lacks_a_privilege_condemns_nobody() -> None:
 
 def test_nodes_without_a_report_are_owed_a_verdict() -> None:
     """Lost and stopped ones are counted, and named as not judged."""
-    owed = {"h3": lost("wave 2: killed"), "h4": owed_later("before its wave the time was up")}
+    owed = {"h3": missing("wave 2: killed"), "h4": owed_later("before its wave the time was up")}
     united, _ = unite(_whole(owed=owed), _parts(report(["h1", "h2"])))
     assert united.fleet.unjudged == ("h3", "h4")
-    assert (united.lost, united.counts[str(Outcome.NOT_RUN)]) == (1, 1)
+    assert (united.missing, united.counts[str(Outcome.NOT_RUN)]) == (1, 1)
 
 
 def test_rounds_are_counted_on_and_coverage_adds_up() -> None:

@@ -55,7 +55,7 @@ def report(
             leaves=dict(leaves or {}),
         ),
         expected=len(entries),
-        lost=by_outcome[Outcome.LOST],
+        missing=by_outcome[Outcome.MISSING],
         counts={str(outcome): number for outcome, number in by_outcome.items()},
         verdicts=tuple(map(verdict_row, entries)),
         pairs=tuple(pairs),

@@ -98,7 +98,7 @@ def test_an_undecided_pair_condemns_both_ends() -> None:
         (unknown("no answer", advice="-"), 1, 1),
         (unknown("hidden", advice="-", grant="sudo"), 0, 1),
         (BROKEN, 3, 3),
-        (Verdict(outcome=Outcome.LOST, sentence="-"), 3, 3),
+        (Verdict(outcome=Outcome.MISSING, sentence="-"), 3, 3),
     ],
 )
 def test_exit_codes(verdict: Verdict, plain: int, strict: int) -> None:
@@ -131,7 +131,7 @@ def test_what_never_arrived_is_lost() -> None:
     ledger.expect([("a", ("h1",)), ("a", ("h2",))])
     ledger.record("a", ("h1",), ok("fine"))
     entries = ledger.settle()
-    assert [entry.verdict.outcome for entry in entries] == [Outcome.OK, Outcome.LOST]
+    assert [entry.verdict.outcome for entry in entries] == [Outcome.OK, Outcome.MISSING]
     assert _exit(*entries) == 3
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from preflight.report.document import MissedRow
+from preflight.report.document import SensitivityRow
 from preflight.report.terminal import missed_words
 
 
 def test_the_dullest_look_is_named() -> None:
     """The rail and the node stand first, then what would have been caught there."""
-    row = MissedRow(
+    row = SensitivityRow(
         node="h1",
         rail=0,
         operations=9000,
@@ -27,7 +27,7 @@ def test_the_dullest_look_is_named() -> None:
 
 def test_a_look_that_would_have_named_no_spikes_says_why_and_what_to_do() -> None:
     """Noise of the others, or too short a time: each with what helps against it."""
-    row = MissedRow(
+    row = SensitivityRow(
         node="h1",
         rail=0,
         operations=90,

@@ -174,7 +174,7 @@ def test_a_killed_run_is_refused(tmp_path: Path) -> None:
     events.begin(
         Began(
             preflight="0", run="r", started=one.started, tier="quick", nodes=one.fleet.nodes,
-            origin="fleet.toml", owed={"gpu.count": ("*",)},
+            origin="fleet.toml", expected={"gpu.count": ("*",)},
         )
     )  # fmt: skip
     assert reread(tmp_path).fleet.unjudged == one.fleet.nodes
@@ -195,7 +195,7 @@ def test_nodes_of_earlier_nights_are_not_named(tmp_path: Path) -> None:
         events.begin(
             Began(
                 preflight="0", run="r", started=one.started, tier="quick", nodes=one.fleet.nodes,
-                origin="", owed={},
+                origin="", expected={},
             )
         )  # fmt: skip
         events.end((), night_of(one, found_in(one)))

@@ -56,7 +56,10 @@ def test_whom_no_verdict_is_about_is_not_judged() -> None:
 def test_a_lost_verdict_outlives_the_stop() -> None:
     """Where -x stops the run because a worker died, that worker's verdict is lost, not stopped."""
     (entry,) = _lost("h2")
-    assert (entry.verdict.outcome, entry.verdict.sentence) == (Outcome.LOST, "worker 'gw0' crashed")
+    assert (entry.verdict.outcome, entry.verdict.sentence) == (
+        Outcome.MISSING,
+        "worker 'gw0' crashed",
+    )
     assert _exit(entry, _on("h1", ok("fine"))) == 3
     assert _judged(entry).ready == ("h1", "h3")
 

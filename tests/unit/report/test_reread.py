@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from preflight import cli
 from preflight.errors import UsageError
-from preflight.report.document import BlameRow, MissedRow, PairRow, encode
+from preflight.report.document import BlameRow, PairRow, SensitivityRow, encode
 from preflight.report.events import Began, reread
-from preflight.verdict import fail
+from preflight.verdict import Outcome, Verdict, fail, ok
 
 from .nights import report
 
@@ -28,7 +28,7 @@ _TEXTS = ("subject", "component", "blame")
 
 WHOLE = encode(report(("n1", "n2"))).decode()
 PAIR = PairRow(a="n1", b="n2", rail=0, round=0, backend="gloo", state="ok", sizes=())
-MISSED = MissedRow(
+MISSED = SensitivityRow(
     node="n1", rail=0, operations=1, loaded_s=1, pairs=1, one_in=None, every_s=None, slower=None
 )
 BLAME = BlameRow(
@@ -41,6 +41,20 @@ def test_a_run_reads_its_own_report(tmp_path: Path) -> None:
     """What it wrote comes back."""
     (tmp_path / "report.json").write_text(WHOLE)
     assert encode(reread(tmp_path)).decode() == WHOLE
+
+
+def test_a_report_of_schema_1_is_read(tmp_path: Path) -> None:
+    """Its keys `lost` and `missed` and its outcome `lost` become those of schema 2."""
+    never = Verdict(outcome=Outcome.MISSING, sentence="its verdict never arrived")
+    new = report(("n1", "n2"), {("gpu.ecc", "n1"): never, ("gpu.ecc", "n2"): ok("0 errors")})
+    new = replace(new, sensitivity=(MISSED,))
+    old = json.loads(encode(new))
+    old.update(schema=1, lost=old.pop("missing"), missed=old.pop("sensitivity"))
+    old["counts"]["lost"] = old["counts"].pop("missing")
+    for row in old["verdicts"]:
+        row["outcome"] = {"missing": "lost"}.get(row["outcome"], row["outcome"])
+    (tmp_path / "report.json").write_text(json.dumps(old))
+    assert encode(reread(tmp_path)) == encode(new)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +70,7 @@ def test_a_time_that_no_clock_shows_is_refused(tmp_path: Path, started: str) -> 
 
 
 @pytest.mark.parametrize("view", ["--public", "--prometheus={0}/x.prom", "--json", "--html=-"])
-@pytest.mark.parametrize("odd", ["counts", "expected", "lost", "coverage", "evidence", "events"])
+@pytest.mark.parametrize("odd", ["counts", "expected", "missing", "coverage", "evidence", "events"])
 def test_numbers_and_evidence_without_bounds_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], odd: str, view: str
 ) -> None:
@@ -81,7 +95,7 @@ def test_numbers_and_evidence_without_bounds_are_refused(
         (tmp_path / "report.json").unlink()
         began = {
             "event": "began", "preflight": "0.1.0", "run": "ab", "tier": "quick", "origin": "",
-            "started": "2026-11-22T02:00:00+00:00", "nodes": ["n1"], "owed": {},
+            "started": "2026-11-22T02:00:00+00:00", "nodes": ["n1"], "expected": {},
         }  # fmt: skip
         said = {"event": "verdict", **document["verdicts"][0]}
         (tmp_path / "events.jsonl").write_text(f"{json.dumps(began)}\n{json.dumps(said)}\n")
@@ -107,7 +121,7 @@ def test_no_field_holds_a_name_that_is_none(tmp_path: Path) -> None:
     bent = fail("bent", advice="drain", culprits=("n1",), suspects=("n1",))
     told = report(("n1", "n2"), {("gpu.ecc", "n1"): bent}, leaves={"n1": "leaf1"}, pairs=[PAIR])
     fleet = replace(told.fleet, apart=(("n1", "n2"),), unjudged=("n1",), left_out={"n1": "busy"})
-    told = replace(told, fleet=fleet, missed=(MISSED,), blames=(BLAME,))
+    told = replace(told, fleet=fleet, sensitivity=(MISSED,), blames=(BLAME,))
     whole = encode(told).decode()
     path = tmp_path / "report.json"
     path.write_text(whole)
@@ -129,7 +143,7 @@ def test_no_killed_run_holds_a_name_that_is_none(tmp_path: Path) -> None:
     """Its events are held to the same."""
     began = Began(
         preflight="0.1.0", run="ab", started="2026-11-22T02:00:00+00:00", tier="quick",
-        nodes=("n1",), origin="", owed={"gpu.count": ("*",)},
+        nodes=("n1",), origin="", expected={"gpu.count": ("*",)},
     )  # fmt: skip
     line = msgspec.json.encode(began).decode()
     (tmp_path / "events.jsonl").write_text(line)
@@ -152,7 +166,8 @@ def test_evidence_may_be_anything(tmp_path: Path, key: str, held: object) -> Non
     """In the events of a killed run, from which is told who is ready."""
     began = Began(
         preflight="0.1.0", run="ab", started="2026-11-22T02:00:00+00:00", tier="quick",
-        nodes=("n1", "n2"), origin="", owed={"fabric.pair": ("n1-n2",), "job.all": ("fleet:all",)},
+        nodes=("n1", "n2"), origin="",
+        expected={"fabric.pair": ("n1-n2",), "job.all": ("fleet:all",)},
     )  # fmt: skip
     lines = [msgspec.json.encode(began)]
     for check, subject in (("fabric.pair", "n1-n2"), ("job.all", "fleet:all")):

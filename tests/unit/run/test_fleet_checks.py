@@ -160,7 +160,7 @@ def test_a_fleet_that_is_unfit_as_a_whole(verdict: Verdict) -> None:
     assert findings(_entries(verdict))[0].subjects == (FLEET,)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.BROKEN, Outcome.LOST])
+@pytest.mark.parametrize("outcome", [Outcome.BROKEN, Outcome.MISSING])
 def test_a_fleet_that_was_not_judged_clears_nobody(outcome: Outcome) -> None:
     """Whom the missing verdict would have named nobody knows."""
     missing = Verdict(outcome=outcome, sentence="-")
