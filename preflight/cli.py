@@ -1,6 +1,6 @@
-"""The `preflight` command: what needs no test session, and `run`, which starts its own.
+"""The `preflight` command: what needs no test session, and `check`, which starts its own.
 
-Imports the standard library only, and the rest on use: `run` must not load what it isolates from.
+Imports the standard library only, and the rest on use: `check` must not load what it isolates from.
 """
 
 from __future__ import annotations
@@ -25,32 +25,45 @@ if TYPE_CHECKING:
 
 INTERRUPTED, USAGE, UNHEARD = 2, 4, 128 + signal.SIGPIPE
 HELP = {
-    "checks": "list the checks, or explain one",
-    "blame": "name who is to blame in stored samples of a sweep",
-    "lint": "say what a training script will hang on; runs nothing",
-    "read": "judge outputs captured on a machine out of reach",
-    "capture": "collect what a machine shows and measures, in one file",
-    "diagnose": "say which rank a job that hangs now waits for",
-    "explain": "say from a dead job's log what ended it",
-    "history": "tell what earlier runs measured",
-    "learn": "write an inventory of what the nodes have",
-    "prolog": "judge this node before a job starts: for schedulers, as root",
-    "healthcheck": "judge this node from time to time: for Slurm or cron",
-    "report": "write any report of a past run again",
-    "run": "judge a fleet, isolated: for root, cron and schedulers",
-    "sweep": "judge a whole fleet by night, in waves of idle nodes",
+    "check": "check a fleet before a job starts, and name what is wrong",
+    "list-checks": "list the checks, or explain one",
+    "nightly": "check a whole fleet by night, in waves of idle nodes",
+    "prolog": "check this node before a job starts: for schedulers, as root",
+    "healthcheck": "check this node from time to time: for Slurm or cron",
+    "lint": "find what a training script will hang on; runs nothing",
     "watch": "start a launch, and keep evidence where it hangs or dies",
+    "diagnose": "name the rank that a hanging job waits for",
+    "explain": "name from a dead job's logs what ended it",
+    "report": "write any report of a past run again",
+    "history": "show what earlier runs measured",
+    "blame": "name the component at fault from stored samples",
+    "learn": "write an inventory of what the nodes have",
+    "capture": "collect what a machine shows and measures, in one file",
+    "read": "check outputs captured on a machine out of reach",
 }
+EXIT_CODES = """\
+exit codes, the same in every verb:
+  0 nothing wrong found        3 could not tell, or preflight broke
+  1 something is wrong, named  4 wrong usage
+  2 interrupted                5 nothing to check
+(`watch` exits as its launch does; `prolog` and `healthcheck`: see their --help)
+"""
+_RENAMED = {"run": "check", "checks": "list-checks", "sweep": "nightly"}
+"""Verbs of version 0.1, and what they are called now."""
+
 COMMANDS = ("blame", "capture", "diagnose", "explain", "history", "learn", "lint", "read", "report")
 """Verbs with a module of their own."""
 
-ISOLATED = {"run": "preflight.commands.run", "sweep": "preflight.commands.sweep"}
+ISOLATED = {
+    "check": "preflight.commands.check",
+    "nightly": "preflight.commands.nightly.command",
+}
 """Verbs that load nothing of the place they are started in: for root, cron and schedulers."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What standard output says where it takes no more; a command names a file of its own itself."""
 
-VERBS = (*COMMANDS, *ISOLATED, "checks", "healthcheck", "prolog", "watch")
+VERBS = tuple(HELP)
 WIDTH = 80
 """Columns of the narrowest terminal people work in."""
 
@@ -68,12 +81,12 @@ def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
     if words[:1] in (["prolog"], ["healthcheck"]):
         _judge_here(words)
     if words[:1] and words[0] in ISOLATED:
-        from preflight.commands.run import start
+        from preflight.commands.check import start
 
         os.umask(0o027)
         start(words[1:], ISOLATED[words[0]])
     if argv is None and os.geteuid() == 0:
-        from preflight.commands.run import start
+        from preflight.commands.check import start
 
         launch = _own_environment() if words[:1] == ["watch"] else None
         start(words, program=_AGAIN.format(launch), quiet=launch is not None)
@@ -116,13 +129,13 @@ def _verb(words: Sequence[str], launch: int | None) -> int:
     if words[:1] == ["watch"]:
         return _watch(words[1:], launch)
     arguments = _parser(next((word for word in words if word in COMMANDS), "")).parse_args(words)
-    if arguments.verb == "checks":
+    if arguments.verb == "list-checks":
         code = _checks(arguments.id)
     elif arguments.verb in COMMANDS:
         code = _command(arguments)
     else:
         _parser().print_help()
-        code = USAGE
+        code = 0
     sys.stdout.flush()  # a full disk is told in a line of ours, and not by Python at exit
     return code
 
@@ -172,7 +185,7 @@ def _watch(words: Sequence[str], launch: int | None) -> int:
 def _judge_here(words: Sequence[str]) -> None:
     """Hand over to the scheduler's hook; where that is broken, exit as for a node not judged."""
     try:
-        importlib.import_module("preflight.commands.run").judge_node(words)
+        importlib.import_module("preflight.commands.check").judge_node(words)
     except Exception as error:  # noqa: BLE001  a traceback would exit 1, which drains the node
         told = f"preflight: {words[0]} cannot be started ({type(error).__name__})"
         print(f"{told}, so this node was not judged; install it again", file=sys.stderr)  # noqa: T201
@@ -186,24 +199,28 @@ class _Parser(argparse.ArgumentParser):
 
         unknown = re.match(r"argument VERB: invalid choice: '([^']*)'", message)
         if unknown:
-            message = f"unknown verb {unknown[1]!a}{did_you_mean(unknown[1], VERBS)}"
+            now = _RENAMED.get(unknown[1])
+            hint = f"; it is called {now} now" if now else did_you_mean(unknown[1], VERBS)
+            message = f"unknown verb {unknown[1]!a}{hint}"
         self.exit(USAGE, f"preflight: {message}; see: preflight --help\n")
 
 
 def _parser(chosen: str = "") -> argparse.ArgumentParser:
     parser = _Parser(
         prog="preflight",
-        description="Prove a GPU fleet fit before the job starts. To judge one, run: "
-        "pytest --preflight --preflight-nodes='gpu[001-064]'",
+        description="Prove a GPU fleet fit before the job starts, and name the culprit when it is\n"
+        "not.\nBegin with: preflight check 'gpu[001-064]'",
+        epilog=EXIT_CODES,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, 2, 16, WIDTH),
     )
     parser.add_argument("--version", action="version", version=f"preflight {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for verb, about in HELP.items():
         options = verbs.add_parser(verb, help=about)
-        if verb == "checks":
+        if verb == "list-checks":
             options.add_argument("id", nargs="?", help="a check id such as gpu.count")
         elif verb == chosen and verb in COMMANDS:
-            # Only this one: loading every verb would take a second, and much that `run` must not.
+            # Only this one: loading every verb would take a second, and much that `check` must not.
             importlib.import_module(f"preflight.commands.{verb}").add_options(options)
     return parser
 

@@ -51,7 +51,24 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
                 from preflight.session.ranks import role_of
 
                 early_config.pluginmanager.register(role_of(os.environ), "preflight-rank")
+    else:
+        _refuse_options_alone(early_config)
     return (yield)
+
+
+def _refuse_options_alone(config: pytest.Config) -> None:
+    """Without --preflight the tests that lie around would run, and exit 0 would look like a pass.
+
+    An option of ours in an ini file, `addopts` or PYTEST_ADDOPTS stays without effect.
+    """
+    for word in map(str, config.invocation_params.args):
+        if word.startswith("--preflight-"):
+            from preflight.core.text import printable
+
+            raise pytest.UsageError(  # noqa: TID251  its text is made printable here
+                f"{printable(word.partition('=')[0])} without --preflight checks nothing; "
+                "add --preflight"
+            )
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:

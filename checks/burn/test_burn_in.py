@@ -91,7 +91,7 @@ def _lost_verdict(burn: Burn) -> Verdict:
 
 
 def test_burn_device(node: Node, conclude: Conclude) -> None:
-    """Every device comes up, and comes through its burn-in: a GPU that hangs takes the job with it."""  # noqa: E501  `preflight checks` prints it
+    """Every device comes up, and comes through its burn-in: a GPU that hangs takes the job with it."""  # noqa: E501  `preflight list-checks` prints it
     conclude(judge_device(node.burn))
 
 
@@ -286,5 +286,5 @@ def _no_time(burn: Burn, failed: int) -> str:
 
 
 def test_burn_nic(node: Node, conclude: Conclude) -> None:
-    """Every RDMA NIC carries to itself what its peers do: its slot and its engine, without a cable."""  # noqa: E501  `preflight checks` prints it
+    """Every RDMA NIC carries to itself what its peers do: its slot and its engine, without a cable."""  # noqa: E501  `preflight list-checks` prints it
     conclude(judge_nic(node.burn))

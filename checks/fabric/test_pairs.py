@@ -177,5 +177,5 @@ def _nvlink_domain_verdict(name: str, one: OverNvlink) -> Verdict:
 
 
 def test_fabric_nvlink_domain(node: Node, conclude: Conclude) -> None:
-    """Every GPU of a node reaches the nodes of its NVLink domain over NVLink, as fast as its peers."""  # noqa: E501  `preflight checks` prints it
+    """Every GPU of a node reaches the nodes of its NVLink domain over NVLink, as fast as its peers."""  # noqa: E501  `preflight list-checks` prints it
     conclude(judge_nvlink_domain(node.name, node.over_nvlink, node.facts.gpus, limit=node.limit))

@@ -244,5 +244,5 @@ def _slowest(driver: Driver, *, cold: bool) -> tuple[str, float]:
 
 
 def test_gpu_driver_slow(node: Node, conclude: Conclude) -> None:
-    """The NVIDIA driver answers at once: an answer that takes seconds is how a wedged one begins."""  # noqa: E501  `preflight checks` prints it
+    """The NVIDIA driver answers at once: an answer that takes seconds is how a wedged one begins."""  # noqa: E501  `preflight list-checks` prints it
     conclude(judge_driver_slow(node.promised.gpus, node.facts, node.limit))

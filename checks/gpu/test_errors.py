@@ -165,7 +165,7 @@ _INFOROM: Final = Question("InfoROM check", ("inforom_valid",))
 
 
 def test_gpu_ecc(node: Node, conclude: Conclude) -> None:
-    """No GPU has met memory errors that ECC could not correct: they crash the job or its numbers."""  # noqa: E501  `preflight checks` prints it
+    """No GPU has met memory errors that ECC could not correct: they crash the job or its numbers."""  # noqa: E501  `preflight list-checks` prints it
     fine = "no uncorrectable ECC errors since the driver was loaded"
     conclude(judge_gpus(node, _UNCORRECTABLE, ecc_troubles(node.facts, node.limit), fine))
 

@@ -141,7 +141,7 @@ def test_gpu_temperature(node: Node, conclude: Conclude) -> None:
 
 
 def test_gpu_throttle(node: Node, conclude: Conclude) -> None:
-    """Neither hardware nor heat holds the clocks of a GPU down: one slow GPU slows the whole job."""  # noqa: E501  `preflight checks` prints it
+    """Neither hardware nor heat holds the clocks of a GPU down: one slow GPU slows the whole job."""  # noqa: E501  `preflight list-checks` prints it
     fine = "neither hardware nor heat holds clocks down"
     conclude(judge_gpus(node, _REASONS, throttle_troubles(node.facts, node.limit), fine))
 

@@ -81,7 +81,7 @@ def judge_drift(facts: Facts, usual: dict[str, Majority[str] | None]) -> Verdict
 
 
 def test_host_drift(node: Node, conclude: Conclude) -> None:
-    """A node that runs another kernel, C library or BIOS than its peers fails in ways they do not."""  # noqa: E501  `preflight checks` prints it
+    """A node that runs another kernel, C library or BIOS than its peers fails in ways they do not."""  # noqa: E501  `preflight list-checks` prints it
     usual = {word: node.group.majority(read) for word, read in READINGS.items()}
     conclude(judge_drift(node.facts, usual))
 
@@ -212,7 +212,7 @@ def _off_verdict(
 
 
 def test_host_clock(fleet: FleetView, conclude: Conclude) -> None:
-    """Nodes whose clocks disagree lose their rendezvous, their tickets, and any order in their logs."""  # noqa: E501  `preflight checks` prints it
+    """Nodes whose clocks disagree lose their rendezvous, their tickets, and any order in their logs."""  # noqa: E501  `preflight list-checks` prints it
     reaches = {name: node.reach for name, node in fleet.nodes.items()}
     conclude(
         judge_clock(reaches, {name: node.facts for name, node in fleet.nodes.items()}, fleet.limit)

@@ -254,5 +254,5 @@ def judge_shm(facts: Facts, limit: Thresholds) -> Verdict:
 
 
 def test_host_shm(node: Node, conclude: Conclude) -> None:
-    """NCCL and loaders talk through /dev/shm: a container's default of 64 MiB kills them at start."""  # noqa: E501  `preflight checks` prints it
+    """NCCL and loaders talk through /dev/shm: a container's default of 64 MiB kills them at start."""  # noqa: E501  `preflight list-checks` prints it
     conclude(judge_shm(node.facts, node.limit))

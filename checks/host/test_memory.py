@@ -126,7 +126,7 @@ def judge_memory(facts: Facts, usual_mib: float | None = None, *, limit: Thresho
 
 
 def test_host_memory(node: Node, conclude: Conclude) -> None:
-    """Memory that others hold, or that swaps, is missing to the ranks: the kernel kills one of them."""  # noqa: E501  `preflight checks` prints it
+    """Memory that others hold, or that swaps, is missing to the ranks: the kernel kills one of them."""  # noqa: E501  `preflight list-checks` prints it
     conclude(judge_memory(node.facts, node.group.middle(available_mib), limit=node.limit))
 
 

@@ -156,7 +156,7 @@ def judge_fits(shape: Shape | None, nodes: int, devices: Mapping[str, int | None
 
 
 def test_launch_fits(fleet: FleetView, conclude: Conclude) -> None:
-    """The launch line comes up as one job on this fleet: nodes, ranks, GPUs, and a place to meet."""  # noqa: E501  `preflight checks` prints it
+    """The launch line comes up as one job on this fleet: nodes, ranks, GPUs, and a place to meet."""  # noqa: E501  `preflight list-checks` prints it
     job = next(iter(fleet.nodes.values())).job
     devices = {name: devices_of(node) for name, node in fleet.nodes.items()}
     conclude(judge_fits(job.launch, len(fleet.nodes) + len(fleet.left_out), devices))

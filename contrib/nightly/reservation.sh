@@ -3,7 +3,7 @@
 # Run once, as a Slurm operator. See docs/nightly.md.
 #
 #   sh reservation.sh gpu[001-064]
-#   preflight sweep --preflight-inventory=fleet.toml --reservation preflight
+#   preflight nightly --preflight-inventory=fleet.toml --reservation preflight
 set -eu
 
 nodes=${1:?give the nodes, as in: sh reservation.sh gpu[001-064]}

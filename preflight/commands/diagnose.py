@@ -65,17 +65,17 @@ class Waited:
         self._stream.flush()
 
 
-PROGRESSES, NAMED, INTERRUPTED, UNKNOWN = 0, 1, 2, 3
+PROGRESSES, NAMED, INTERRUPTED, UNKNOWN, NOTHING = 0, 1, 2, 3, 5
 STATE = "state.json"
 """What `--save` keeps in its folder."""
 
 LARGEST = 1 << 30
 SHORTEST_S, LONGEST_S = 0.2, 10.0
-_EXITS = {"progresses": PROGRESSES, "unknown": UNKNOWN, "no_job": UNKNOWN}
+_EXITS = {"progresses": PROGRESSES, "unknown": UNKNOWN, "no_job": NOTHING}
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print who the job waits for: 0 nobody, it progresses; 1 somebody is named; 3 unknown, no job.
+    """Print who the job waits for: 0 nobody, it progresses; 1 a rank is named; 3 unknown; 5 no job.
 
     UsageError (exit 4) for targets that name nobody, and for a folder that keeps no look.
     """

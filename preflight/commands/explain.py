@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     import argparse
 
 
-FOUND, UNKNOWN = 0, 3
+NAMED, UNCLEAR, EMPTY = 1, 3, 5
+_EXITS = {"no_failure": 0, "unknown": UNCLEAR}
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the explanation; 0 where a cause or a sign was found, 3 where it is unknown.
+    """Print the explanation; 1 a cause is named, 0 no failure, 3 unclear, 5 nothing to read.
 
     UsageError (exit 4) for a file that cannot be read, or a wrong file of symptoms.
     """
@@ -37,7 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(plain_json(told, indent=2))
     else:
         print_lines(lambda width: lines(told, width))
-    return UNKNOWN if told.category == "unknown" else FOUND
+    if not found.lines and not found.troubles:
+        return EMPTY
+    return _EXITS.get(told.category, NAMED)
 
 
 def add_options(explain: argparse.ArgumentParser) -> None:

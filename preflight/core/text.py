@@ -146,7 +146,7 @@ _DRIVES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 def plain_json(document: Struct, indent: int = 1) -> str:
     """Write a document as indented JSON that ends in a newline."""
-    import msgspec  # `preflight run` reads this module before it is isolated
+    import msgspec  # `preflight check` reads this module before it is isolated
 
     text = msgspec.json.format(msgspec.json.encode(document), indent=indent).decode()
     return escaped(text) + "\n"

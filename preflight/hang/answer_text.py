@@ -32,8 +32,7 @@ def rows(
     category: str, confidence: float, labelled: Iterable[tuple[str, Iterable[str]]], width: int
 ) -> list[str]:
     """The category, then every text, wrapped; the first of those with one label has it."""
-    sure = f"{confidence:.0%} sure" if confidence else "not a guess"
-    shown = [f"{category}  ({sure})"]
+    shown = [f"{category}  ({confidence:.0%} sure)" if confidence else category]
     for label, texts in labelled:
         for number, text in enumerate(texts):
             if text:

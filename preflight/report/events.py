@@ -229,7 +229,7 @@ def _instead(folder: Path) -> str:
     if not waves:
         return "give the folder of a run"
     ended = f"its waves have reports, as {folder / waves[0]}"
-    return f"a sweep that did not end; preflight sweep --resume goes on with it, and {ended}"
+    return f"a sweep that did not end; preflight nightly --resume goes on with it, and {ended}"
 
 
 def _content(path: Path) -> bytes | None:

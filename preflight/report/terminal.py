@@ -104,7 +104,7 @@ def summary(
     lines += labelled("report", where, width) if where else []
     lines += labelled("page", page, width) if page else []
     if found:
-        lines.append(f"why        preflight checks {found[0].check}")
+        lines.append(f"why        preflight list-checks {found[0].check}")
     return lines + (labelled("next", hint, width) if hint else [])
 
 
@@ -203,7 +203,7 @@ def next_command(
     """
     failing = nodes.not_ready
     if fleet.origin == "this machine":
-        return "to judge a fleet: pytest --preflight --preflight-nodes='gpu[001-064]'"
+        return "to check a fleet: preflight check 'gpu[001-064]'"
     longer = f"--preflight-budget={2 * short_of_s:.0f}" if short_of_s else ""
     if not failing:
         return f"to judge {fold(nodes.unjudged)}: {longer}" if nodes.unjudged and longer else ""

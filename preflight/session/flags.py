@@ -46,9 +46,13 @@ def usage_errors() -> Iterator[None]:
 
 def add_options(parser: pytest.Parser) -> None:
     """Offer the options; all of them start with --preflight."""
-    group = parser.getgroup("preflight", "prove a GPU fleet fit before the job starts")
-    for offer in (_whom, _what, _job, _pairs):
-        offer(group.addoption)
+    for name, about, offer in (
+        ("preflight", "preflight: which nodes (write --option=value)", _whom),
+        ("preflight-what", "preflight: what is checked, for how long, and the report", _what),
+        ("preflight-job", "preflight: the job that is to start", _job),
+        ("preflight-pairs", "preflight: the sweep over pairs of nodes", _pairs),
+    ):
+        offer(parser.getgroup(name, about).addoption)
     parser.addini("preflight_nodes", "Nodes, as --preflight-nodes", default="")
     parser.addini("preflight_inventory", "Inventory file, as --preflight-inventory", default="")
     parser.addini(
@@ -67,14 +71,13 @@ def _whom(add: Add) -> None:
         "--preflight-nodes",
         metavar="LIST",
         help="Nodes, as in 'gpu[001-064]' or 'a,b,c'; '@gpu' is a group of ClusterShell, "
-        "'@inventory:gpu' one of the inventory; write these with '=': --preflight-nodes=@gpu",
+        "'@inventory:gpu' one of the inventory",
     )
     add(
         "--preflight-inventory",
         metavar="FILE",
-        help="TOML or YAML file: nodes, how to reach them, what they were promised to have; or an "
-        "Ansible inventory (file, folder, script, or FILE.json of ansible-inventory --list); write "
-        "paths with '=', or pytest takes them for tests: --preflight-inventory=FILE",
+        help="TOML or YAML file: nodes, how to reach them, what they are expected to have; or an "
+        "Ansible inventory (file, folder, script, or FILE.json of ansible-inventory --list)",
     )
     add("--preflight-exclude", metavar="LIST", help="Nodes to leave out")
     add(
@@ -103,7 +106,7 @@ def _what(add: Add) -> None:
     add(
         "--preflight-checks",
         metavar="IDS",
-        help="Only these checks, as in 'gpu.count,net.ports' (all: preflight checks)",
+        help="Only these checks, as in 'gpu.count,net.ports' (all: preflight list-checks)",
     )
     add(
         "--preflight-tier",

@@ -2,8 +2,8 @@
 
 Plugins are asked one by one. Root runs nobody else's code, and writes nowhere where somebody else
 leads. What pytest has loaded before it asks its plugins (`-p` in an ini file, `PYTEST_PLUGINS`,
-modules beside `python -m pytest`) cannot be refused here: for that there is `preflight run`. An ini
-file is also found beside what follows an option after a blank: pytest knows no plugin's options
+modules beside `python -m pytest`) cannot be refused here: for that there is `preflight check`. An
+ini file is also found beside what follows an option after a blank: pytest knows no plugin's options
 yet.
 """
 
@@ -151,7 +151,7 @@ def _listed(said: list[Any]) -> Iterator[Section]:
 
 
 _ISOLATED = Path(__file__).with_name("isolated.ini")
-"""Of `preflight run`; it names nothing, and offers no debugger."""
+"""Of `preflight check`; it names nothing, and offers no debugger."""
 
 _QUIET = ("--preflight", "--noconftest", "-o", "addopts=", "-p", "no:cacheprovider")
 """Only to read the ini file: no conftest runs."""
@@ -237,7 +237,7 @@ def refuse_strangers(config: pytest.Config) -> None:
     _refuse(_ini_of_a_value(config), _joined(config))
     _refuse(
         _would_run(config),
-        "type `preflight run` instead of `pytest --preflight`, or go to a folder of root",
+        "type `preflight check` instead of `pytest --preflight`, or go to a folder of root",
     )
     for path in _would_write(config):
         if said := who_may_plant(path):

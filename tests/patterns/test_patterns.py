@@ -56,7 +56,7 @@ _MADE_WHEN_RUN = {
     "preflight/hang/diagnose/places.py": "places.toml, which is read here",
     "preflight/hang/explain/scan.py": "escaped words",
     "preflight/hang/explain/symptom.py": "the symptoms, which are read here",
-    "preflight/commands/run.py": "NAMES_CODE of trust.py",
+    "preflight/commands/check.py": "NAMES_CODE of trust.py",
     # Held in a table of the module, and found there.
     "checks/host/test_host_log.py": "_KINDS",
     "checks/net/test_nic_log.py": "_KINDS",

@@ -25,18 +25,28 @@ def _explain(folder: Path, *words: str, given: str = "") -> subprocess.Completed
 def test_from_a_pipe(tmp_path: Path) -> None:
     """The cause, its proof and what to do; nothing on standard error."""
     told = _explain(tmp_path, "-", given="step 1\n" + LOG)
-    assert (told.returncode, told.stderr) == (0, "")
+    assert (told.returncode, told.stderr) == (1, "")
     assert told.stdout.startswith("port_in_use  (95% sure)\nwhat      port 29511 was taken")
     assert "proof     -:2: RuntimeError" in told.stdout
 
 
+def test_a_log_without_any_failure_is_exit_0(tmp_path: Path) -> None:
+    """It is said so, with what to do where the job hangs; an empty log is nothing to check."""
+    told = _explain(tmp_path, "-", given="epoch 1: loss 0.31\nepoch 2: loss 0.27\n")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "what      no line tells of a failure" in told.stdout
+    assert "preflight diagnose" in told.stdout
+    assert _explain(tmp_path, "-", given="").returncode == 5
+
+
 def test_as_json_and_unknown(tmp_path: Path) -> None:
-    """All keys are there, and a log that tells nothing is exit 3, not a guess."""
-    (tmp_path / "a.log").write_text("epoch 1\n")
+    """All keys are there; a failure of no known cause is exit 3 with its line, not a guess."""
+    (tmp_path / "a.log").write_text("epoch 1\nthe flux capacitor failed\n")
     told = _explain(tmp_path, "a.log", "--json")
     assert told.returncode == 3
     answer = json.loads(told.stdout)
     assert answer["category"] == "unknown"
+    assert [one["text"] for one in answer["evidence"]] == ["the flux capacitor failed"]
     assert {"culprits", "sentence", "advice", "evidence", "confidence", "alternatives"} <= {*answer}
 
 
@@ -75,7 +85,7 @@ def test_no_word_of_a_log_drives_the_terminal_as_json(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text(line)
     for words in (("a.log",), ("a.log", "--json")):
         told = _explain(tmp_path, *words)
-        assert told.returncode == 0, told.stderr
+        assert told.returncode == 1, told.stderr
         assert not any(one in told.stdout for one in "\x9b\u202e\x1b\x07")
         answer = str(json.loads(told.stdout)) if "--json" in words else told.stdout
         assert not any(one in answer for one in ("\x9b", "\\x9b", "\u202e", "\\u202e", "\x1b"))
@@ -102,7 +112,7 @@ def test_the_folder_of_a_launch_under_watch(tmp_path: Path) -> None:
     rank = folder / "torchrun" / "run_x" / "attempt_0" / "1"
     (rank / "stderr.log").write_text("step 1\n" + LOG)
     told = _explain(tmp_path, "watch-1-n3")
-    assert (told.returncode, told.stderr) == (0, "")
+    assert (told.returncode, told.stderr) == (1, "")
     assert "torchrun/run_x/attempt_0/1/stderr.log:2:" in told.stdout.replace("\n          ", "")
     for run in ("watch-1-n3/torchrun", "watch-1-n3/torchrun/run_x"):
         assert _explain(tmp_path, run).stdout.startswith("port_in_use")
@@ -133,6 +143,6 @@ def test_the_symptom_on_the_page_works(tmp_path: Path) -> None:
     (tmp_path / "own" / "quota.toml").write_text(block)
     log = "[rank3]: write failed: quota of project vision exceeded\n"
     told = _explain(tmp_path, "--symptoms", "own", "-", given=log)
-    assert told.returncode == 0
+    assert told.returncode == 1
     assert "the quota of vision is used up" in told.stdout
     assert "who       project vision" in told.stdout

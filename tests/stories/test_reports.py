@@ -109,7 +109,7 @@ def test_what_is_no_run_is_refused_in_one_line(here: Here) -> None:
     (here.folder / "night" / "wave-001").mkdir(parents=True)
     (here.folder / "night" / "wave-001" / "report.json").write_text("{}")
     for folder, said in (
-        ("night", "preflight sweep --resume goes on with it, and its waves have reports"),
+        ("night", "preflight nightly --resume goes on with it, and its waves have reports"),
         ("site", "holds no report.json"),
         ("nowhere", "is no folder"),
         ("odd", "is no report of this preflight"),

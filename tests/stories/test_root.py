@@ -76,7 +76,7 @@ def _run(
     *words: str, folder: Path, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     command = str(Path(sys.executable).with_name("preflight"))
-    return _started(command, "run", *words, folder=folder, env=env)
+    return _started(command, "check", *words, folder=folder, env=env)
 
 
 @root_only
@@ -108,7 +108,7 @@ def test_root_runs_no_strangers_conftest(tmp_path: Path, place: str) -> None:
     told = _pytest(folder=folder)
     assert told.returncode == 4, told.stdout
     assert f"root would run the code of {planted}" in told.stderr
-    assert "type `preflight run` instead" in told.stderr
+    assert "type `preflight check` instead" in told.stderr
     assert "Traceback" not in told.stderr
     assert not (tmp_path / "sprung").exists()
     assert not (folder / "out").exists()
@@ -362,7 +362,7 @@ def test_the_isolated_run_springs_no_trap(
 def test_the_waves_of_a_sweep_spring_no_trap(tmp_path: Path, trap: Path) -> None:
     """Neither the sweep nor the process of a wave loads anything of the folder it is started in."""
     variables = {"PYTHONPATH": str(trap), "PYTEST_ADDOPTS": "-p evil", "PYTEST_PLUGINS": "evil"}
-    command = [str(Path(sys.executable).with_name("preflight")), "sweep", "--whole-fleet"]
+    command = [str(Path(sys.executable).with_name("preflight")), "nightly", "--whole-fleet"]
     alone = ["--preflight-nodes=localhost", "--preflight-tier=quick", "-m", "preflight_reach"]
     told = subprocess.run(
         [*command, *alone, f"--into={tmp_path / 'own'}"], cwd=trap,
@@ -635,15 +635,15 @@ def test_a_checkout_that_somebody_else_owns_still_judges(tmp_path: Path) -> None
 def _checks(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
     command = str(Path(sys.executable).with_name("preflight"))
     return subprocess.run(
-        [command, "checks"], cwd=folder, env={**os.environ, **env}, capture_output=True, text=True,
-        timeout=LONGEST_S, check=False,
+        [command, "list-checks"], cwd=folder, env={**os.environ, **env}, capture_output=True,
+        text=True, timeout=LONGEST_S, check=False,
     )  # fmt: skip
 
 
 @root_only
 @pytest.mark.parametrize("place", ["beside", "above", "table"])
 def test_the_list_of_checks_springs_no_trap(tmp_path: Path, trap: Path, place: str) -> None:
-    """`preflight checks` takes no order from an ini file that another user could change."""
+    """`preflight list-checks` takes no order from an ini file that another user could change."""
     shutil.copy(trap / "evil.py", trap / "xdist.py")
     planted, folder = trap / "pytest.ini", trap
     if place == "above":

@@ -48,8 +48,8 @@ class Night:
 
     def words(self, *more: str) -> list[str]:
         """The sweep of this night."""
-        return [PREFLIGHT, "sweep", "site", "--preflight-inventory=fleet.toml", "--whole-fleet",
-                "--wave=2", "--preflight-checks=site.bent", *more]  # fmt: skip
+        return [PREFLIGHT, "nightly", "--site-checks=site", "--inventory=fleet.toml",
+                "--whole-fleet", "--wave=2", "--preflight-checks=site.bent", *more]  # fmt: skip
 
     def begin(self, *more: str) -> subprocess.Popen[str]:
         """Start it, and return while it goes on."""
@@ -73,7 +73,7 @@ class Night:
     @property
     def sweeps(self) -> list[Path]:
         """The folders of all sweeps."""
-        return sorted((self.folder / "preflight-sweeps").glob("2*/"))
+        return sorted((self.folder / "preflight-nightly").glob("2*/"))
 
     def report(self) -> dict[str, Any]:
         """The united report, held to the schema of every report."""
@@ -123,7 +123,7 @@ def test_a_killed_sweep_goes_on(night: Night) -> None:
     other = night.run(*night.words("--resume", "--preflight-strict"))
     assert (other.returncode, "begun with other options" in other.stderr) == (4, True)
     night.gate.touch()
-    done = night.run(PREFLIGHT, "sweep", "--resume")
+    done = night.run(PREFLIGHT, "nightly", "--resume")
     assert done.returncode == 1, done.stdout + done.stderr
     told = night.report()
     assert Counter(row["subject"] for row in told["verdicts"] if row["check"] == "site.bent") == {
@@ -141,18 +141,18 @@ def test_a_killed_sweep_goes_on(night: Night) -> None:
     assert "= 1 of 6 nodes not ready =" in done.stdout
     assert "FAIL   n4  site.bent" in lines
     assert "not ready  n4  --exclude=n4" in lines
-    assert (night.folder / "preflight-sweeps" / "latest").resolve() == folder
+    assert (night.folder / "preflight-nightly" / "latest").resolve() == folder
     assert "n4" in (folder / "report.html").read_text()
     assert "since" not in {line.partition(" ")[0] for line in lines}
-    nothing = night.run(PREFLIGHT, "sweep", "--resume")
+    nothing = night.run(PREFLIGHT, "nightly", "--resume")
     assert (nothing.returncode, "was cut short lately" in nothing.stderr) == (4, True)
 
 
 def test_a_sweep_of_nobody_is_refused(night: Night) -> None:
     """Without a fleet it would be this machine, which is no fleet: one line, exit 4, no folder."""
-    told = night.run(PREFLIGHT, "sweep", "--whole-fleet")
+    told = night.run(PREFLIGHT, "nightly", "--whole-fleet")
     assert told.returncode == 4
-    assert told.stderr.startswith("preflight sweep: a sweep of which fleet? give ")
+    assert told.stderr.startswith("preflight nightly: a sweep of which fleet? give ")
     assert not night.sweeps
 
 

@@ -212,13 +212,13 @@ def _preflight(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_lists_and_explains_the_checks() -> None:
-    """`preflight checks` lists ids with their stage; with an id it prints that check's page."""
-    told = _preflight("checks")
+    """`preflight list-checks` lists ids with their stage; with an id it prints its page."""
+    told = _preflight("list-checks")
     assert told.returncode == 0
     assert any(
         line.split()[:3] == ["gpu.count", "prolog", "facts"] for line in told.stdout.splitlines()
     )
-    page = _preflight("checks", "gpu.count")
+    page = _preflight("list-checks", "gpu.count")
     assert page.returncode == 0
     assert "## Fix" in page.stdout
 
@@ -226,9 +226,9 @@ def test_the_command_lists_and_explains_the_checks() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("checks", "gpu.cuont"), "did you mean 'gpu.count'?"),
+        (("list-checks", "gpu.cuont"), "did you mean 'gpu.count'?"),
         (("chekcs",), "see: preflight --help"),
-        (("checks", "--nosuch"), "see: preflight --help"),
+        (("list-checks", "--nosuch"), "see: preflight --help"),
     ],
 )
 def test_a_slip_of_the_pen(arguments: tuple[str, ...], said: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -55,6 +57,24 @@ def test_wrong_usage(preflight: Callable[..., Told], arguments: list[str], said:
     assert said in told.err
     assert "Traceback" not in told.out + told.err
     assert not told.folder.exists()
+
+
+@pytest.mark.parametrize("word", ["--preflight-nodes=gpu[001-064]", "--preflight-strict"])
+def test_an_option_without_preflight_is_no_pass(tmp_path: Path, word: str) -> None:
+    """`pytest --preflight-nodes=...` ran the tests that lay around: exit 0 looked like a pass."""
+    (tmp_path / "test_mine.py").write_text("def test_mine():\n    pass\n")
+
+    def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words],
+            cwd=tmp_path, env={**os.environ, **env}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    typed, inert = run(word), run(PYTEST_ADDOPTS=word)
+    option = word.partition("=")[0]
+    assert (typed.returncode, typed.stdout) == (4, "")
+    assert f"{option} without --preflight checks nothing; add --preflight" in typed.stderr
+    assert (inert.returncode, "1 passed" in inert.stdout) == (0, True)
 
 
 def test_an_unknown_key_of_the_inventory(preflight: Callable[..., Told], tmp_path: Path) -> None:
@@ -149,8 +169,8 @@ def test_an_empty_allocation_is_refused(preflight: Callable[..., Told]) -> None:
 
 
 def test_the_command_speaks_to_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """`preflight checks` fits 80 columns; an unknown verb is told with the nearest known one."""
-    assert main(["checks"]) == 0
+    """`preflight list-checks` fits 80 columns; an unknown verb is answered with the nearest."""
+    assert main(["list-checks"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert any(line.startswith("gpu.count ") and " prolog " in line for line in lines)

@@ -1,9 +1,9 @@
 """Runs the waves of a sweep, one after the other, and writes down after each where it stands.
 
-A wave is `preflight run` in a process of its own, which ends when the sweep's does. A sweep that is
-killed cannot tell it: the kernel does, and the wave writes down what it knows and leaves its nodes,
-as after any SIGTERM. It is started as `python -I -m preflight.commands.nightly.sweeper PID LOCK
-WORDS...` by the sweep with that process id.
+A wave is `preflight check` in a process of its own, which ends when the sweep's does. A sweep that
+is killed cannot end it: the kernel does, and the wave writes down what it knows and leaves its
+nodes, as after any SIGTERM. The sweep with the process id PID starts it as
+`python -I -m preflight.commands.nightly.sweeper PID LOCK WORDS...`.
 
 The kernel's own lock on a file: it ends with whoever holds it, however he ended. A wave's process
 holds it as well, so that nobody begins before the wave of a killed sweep has left its nodes.
@@ -83,7 +83,7 @@ class WaveError(PreflightError):
 
 
 class WaveProcess:
-    """`preflight run` of some nodes, with its folder."""
+    """`preflight check` of some nodes, with its folder."""
 
     def __init__(self, words: Sequence[str], folder: Path, cwd: str, lock: int, sweep: str) -> None:
         """Start it; OSError if its folder cannot be written or its working folder is gone."""
@@ -164,12 +164,12 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def main(argv: Sequence[str]) -> int:
-    """Judge as `preflight run WORDS` does; the exit codes are the same."""
+    """Judge as `preflight check WORDS` does; the exit codes are the same."""
     parent, lock, *words = argv
     end_with(int(parent))
     # Held by this process, and by nothing that it starts.
     fcntl.fcntl(int(lock), fcntl.F_SETFD, fcntl.FD_CLOEXEC)
-    from preflight.commands.run import main as judge
+    from preflight.commands.check import main as judge
 
     return judge(words)
 
@@ -215,7 +215,7 @@ _USAGE, _EMPTY = 4, 5
 
 
 class Sweeper:
-    """One call of `preflight sweep`: goes on from a state until it is done, or the time is up."""
+    """One call of `preflight nightly`: goes on from a state until it is done, or the time is up."""
 
     def __init__(
         self, folder: Path, sweep: Sweep, chooser: Chooser, screen: Screen, lock: int
@@ -381,7 +381,7 @@ class Sweeper:
             "fail-fast": "never", "budget": f"{budget_s:.0f}",
         }  # fmt: skip
         own = [f"--preflight-{option}={value}" for option, value in told.items()]
-        return [*self.sweep.folders, *self.sweep.words, *own]
+        return [*(f"--site-checks={one}" for one in self.sweep.folders), *self.sweep.words, *own]
 
 
 NAME = "lock"

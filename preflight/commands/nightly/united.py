@@ -164,7 +164,7 @@ def owed_later(why: str) -> Verdict:
 
 def missing(why: str) -> Verdict:
     """What stands for a node whose wave left no report."""
-    advice = "look into its wave's folder; to do it again: preflight sweep --resume"
+    advice = "look into its wave's folder; to do it again: preflight nightly --resume"
     return Verdict(outcome=Outcome.MISSING, sentence=why, advice=advice)
 
 

@@ -271,6 +271,15 @@ _KEPT = 20_000
 _SHOWN = 400
 """Characters of a line that are kept as proof."""
 
+_FAILURE = (
+    *(b"error", b"fail", b"traceback", b"exception", b"abort", b"fatal", b"kill", b"terminat"),
+    *(b"timed out", b"timeout", b"time-out", b"segmentation", b"core dumped", b"panic", b"xid"),
+    *(b"corrupt", b"out of memory", b"refused", b"cannot", b"unable", b"hang", b"hung", b"stuck"),
+    *(b"lost", b"died", b"dead", b"unreachable", b"exited", b"exit code", b"return code"),
+    *(b"signal", b"no such", b"not found", b"denied", b"invalid", b"mismatch", b"assert"),
+)
+"""A text in which no line has any of these words, in any case, tells of no failure."""
+
 _INFO = b"NCCL INFO "
 _CHATTER = frozenset(
     {
@@ -299,6 +308,8 @@ class Found:
     """The last line, in the order of reading, that says the job came to its end; 0 if none."""
     world: int = 0
     """The greatest number of ranks that anybody told of; 0 if nobody did."""
+    failure: Place | None = None
+    """The first line with a word of failure; None where no line has one."""
     lines: int = 0
     troubles: list[str] = field(default_factory=list)
 
@@ -349,6 +360,7 @@ class Scanner:
         found = self._found
         anchored = self._anchor.search
         for lines in chunks(path, found.troubles):
+            self._look_for_failure(lines, source, number)
             for line in lines:
                 number += 1
                 at = line.find(_INFO)
@@ -371,6 +383,16 @@ class Scanner:
             self._close(each, source, whose)
         found.lines += number
         found.raised += tracebacks.raised
+
+    def _look_for_failure(self, lines: Iterable[bytes], source: str, before: int) -> None:
+        """Keep the first line that has a word of failure; what NCCL calls INFO is none."""
+        if self._found.failure is not None:
+            return
+        for number, line in enumerate(lines, before + 1):
+            text = line.lower()
+            if any(word in text for word in _FAILURE) and _INFO not in line:
+                self._found.failure = Place(source, number, text_of(line)[:_SHOWN])
+                return
 
     def _begun(self, line: bytes, text: str, number: int, order: int) -> list[_Open]:
         """Begin with every symptom of which an anchor is in this line."""

@@ -30,7 +30,7 @@ FOLDER = Path(__file__).resolve().with_name("symptoms")
 Category = Literal[
     "port_in_use", "stale_process", "device_ordinal", "duplicate_gpu", "oom_one_rank",
     "nic_or_ib_link", "wrong_interface", "firewall", "timeout_rank_missing", "collective_mismatch",
-    "gpu_hardware", "version_mismatch", "shm", "env_misconfig", "other", "unknown",
+    "gpu_hardware", "version_mismatch", "shm", "env_misconfig", "other", "no_failure", "unknown",
 ]  # fmt: skip
 
 Role = Literal["cause", "sign", "hint", "echo", "fact"]

@@ -184,6 +184,12 @@ NOTHING = Explanation(
     advice="give the logs of all ranks from start to end; let the next run leave more: "
     "preflight watch -- torchrun --log-dir DIR --redirects 3 ...",
 )
+NO_FAILURE = Explanation(
+    category="no_failure",
+    sentence="no line tells of a failure",
+    advice="if the job hangs: preflight diagnose, on its nodes; if it died: give the logs of all "
+    "ranks, from start to end",
+)
 EMPTY = Explanation(
     sentence="there are no lines in what was given: it is empty",
     advice="look whether the output went elsewhere (srun --output, torchrun --log-dir, "
@@ -194,6 +200,7 @@ UNREAD = Explanation(
     advice="give the files as the job wrote them, or copy them again",
 )
 ENDED = Explanation(
+    category="no_failure",
     sentence="the job came to its end: it says so after all that looks like a failure",
     advice="if another job is meant, give its log; if it was slow: pytest --preflight "
     "--preflight-tier=standard",
@@ -262,7 +269,11 @@ def _of_rest(hits: Sequence[Hit], found: Found) -> Explanation:
     if echoes:
         return _of_hit(in_time(echoes)[0], hits, found)
     hints = [hit for hit in hits if _hints(hit, found)]
-    return of_members(found) or (_of_hit(in_time(hints)[0], hits, found) if hints else NOTHING)
+    if known := of_members(found) or (_of_hit(in_time(hints)[0], hits, found) if hints else None):
+        return known
+    if found.failure is None and not found.troubles:
+        return NO_FAILURE
+    return replace(NOTHING, evidence=proofs((found.failure,) if found.failure else ()))
 
 
 def _of_hints(hits: Sequence[Hit], found: Found) -> Explanation | None:

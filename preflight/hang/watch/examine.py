@@ -57,7 +57,7 @@ def _why_it_ended(folder: Path, files: Sequence[Path]) -> int:
     write(folder / "explanation.json", msgspec.json.format(msgspec.json.encode(told)).decode())
     write(folder / "explanation.txt", text)
     sys.stdout.write(text)
-    return UNKNOWN if told.category == "unknown" else FOUND
+    return UNKNOWN if told.category in ("unknown", "no_failure") else FOUND
 
 
 def _why_it_stands(launch: int, number: str, folder: str, nodes: str, inventory: str) -> int:

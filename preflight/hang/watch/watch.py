@@ -60,7 +60,7 @@ class Options(NamedTuple):
     """The job's nodes, or `inventory`: looked at too, from the node of rank 0."""
     inventory: str = ""
     environ: Mapping[str, str] = os.environ
-    """What the launch is started in. As root our own holds less (`preflight.commands.run`)."""
+    """What the launch is started in. As root our own holds less (`preflight.commands.check`)."""
 
 
 NOT_FOUND, NOT_RUNNABLE = 127, 126

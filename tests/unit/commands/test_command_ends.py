@@ -20,7 +20,7 @@ LOG = "RuntimeError: failed to bind to [::]:29511 (errno: 98 - Address already i
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-@pytest.mark.parametrize("words", [("checks",), ("explain", "a.log"), ("lint", "a.py")])
+@pytest.mark.parametrize("words", [("list-checks",), ("explain", "a.log"), ("lint", "a.py")])
 def test_a_full_disk_is_one_line(tmp_path: Path, words: tuple[str, ...]) -> None:
     """What was found and cannot be told is no success, and no traceback either."""
     (tmp_path / "a.log").write_text(LOG)
@@ -56,7 +56,7 @@ def test_a_reader_that_left_is_no_success(tmp_path: Path) -> None:
     os.close(reading)
     with os.fdopen(writing, "w") as nobody:
         told = subprocess.run(
-            [*PREFLIGHT, "checks"], cwd=tmp_path, stdout=nobody, stderr=subprocess.PIPE,
+            [*PREFLIGHT, "list-checks"], cwd=tmp_path, stdout=nobody, stderr=subprocess.PIPE,
             text=True, timeout=60, check=False,
         )  # fmt: skip
     assert (told.returncode, told.stderr) == (128 + signal.SIGPIPE, "")

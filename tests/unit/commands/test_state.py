@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from preflight.commands.nightly.command import cut_short, read_words
 from preflight.commands.nightly.conclude import unremembered
 from preflight.commands.nightly.state import (
     Sweep,
@@ -16,7 +17,6 @@ from preflight.commands.nightly.state import (
     latest,
     read_sweep,
 )
-from preflight.commands.sweep import cut_short, read_words
 from preflight.errors import UsageError
 from preflight.report.outputs import new_folder
 

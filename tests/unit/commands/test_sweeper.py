@@ -41,7 +41,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Swee
     script.chmod(0o755)
     said.write_text("".join(f"n{number}|idle|none\n" for number in range(1, 5)))
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # as `preflight sweep` is started
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # as `preflight nightly` is started
     nodes = "".join(f'[node.n{i}]\naddress = "127.0.0.1"\n' for i in range(1, 5))
     (tmp_path / "fleet.toml").write_text(
         f'[defaults]\ntransport = "local"\npython = "{sys.executable}"\n{nodes}'
@@ -127,7 +127,9 @@ def test_a_wave_that_dies_is_missing_and_the_others_go_on(
     _, code = _run(sweep(("n1", "n2"), ("n3",), wait=kill), tmp_path, "all")
     out = " ".join(capsys.readouterr().out.split())
     assert code == 3, out
-    assert "MISSING n[1-2] reach.answer wave 1 (wave-001): killed (signal 9), it left no report" in out
+    assert (
+        "MISSING n[1-2] reach.answer wave 1 (wave-001): killed (signal 9), it left no report" in out
+    )
     assert "ready n3 1 of 4" in out
     assert not read_sweep(tmp_path / "night").finished  # --resume does it again
 

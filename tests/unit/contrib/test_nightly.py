@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from preflight.commands.sweep import read_words
+from preflight.commands.nightly.command import read_words
 from preflight.hook.model import HookConfig
 
 NIGHTLY = Path(__file__).parents[3] / "contrib" / "nightly"
-PYTHON = ["/opt/preflight/bin/python", "-I", "-m", "preflight.cli", "sweep"]
+PYTHON = ["/opt/preflight/bin/python", "-I", "-m", "preflight.cli", "nightly"]
 
 
 def _unit() -> configparser.SectionProxy:
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
-    unit.read(NIGHTLY / "preflight-sweep.service")
+    unit.read(NIGHTLY / "preflight-nightly.service")
     return unit["Service"]
 
 
@@ -69,14 +69,14 @@ def test_user_and_folder_are_those_of_the_steps() -> None:
 def test_systemd_takes_the_units(tmp_path: Path) -> None:
     """Every setting is known where it stands; the program itself need not be here."""
     for kind in ("service", "timer"):
-        text = (NIGHTLY / f"preflight-sweep.{kind}").read_text()
+        text = (NIGHTLY / f"preflight-nightly.{kind}").read_text()
         text = text.replace(PYTHON[0], "/bin/true").replace("User=preflight", "User=root")
-        (tmp_path / f"preflight-sweep.{kind}").write_text(text)
+        (tmp_path / f"preflight-nightly.{kind}").write_text(text)
     said = subprocess.run(
-        ["systemd-analyze", "verify", tmp_path / "preflight-sweep.timer"],
+        ["systemd-analyze", "verify", tmp_path / "preflight-nightly.timer"],
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
-    assert not re.findall(r".*preflight-sweep.*", said.stderr)
+    assert not re.findall(r".*preflight-nightly.*", said.stderr)
     assert said.returncode == 0, said.stderr
 
 

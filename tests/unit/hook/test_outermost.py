@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from preflight.commands.run import PROGRAM
+from preflight.commands.check import PROGRAM
 from preflight.hook.options import parsed
 from tests.unit.burn.nodes import until
 from tests.unit.hook.fake_slurm import FakeSlurm

@@ -52,7 +52,7 @@ def test_a_long_table_is_cut_and_says_so() -> None:
     shown = lines(Diagnosis(category="unknown", sentence="s", advice="a", confidence=0.0,
                             standings=rows), 80)  # fmt: skip
     assert shown[-1].strip() == "and 28 more rows: --json"
-    assert shown[0] == "unknown  (not a guess)"
+    assert shown[0] == "unknown"
 
 
 def test_control_characters_and_endless_words_stay_harmless() -> None:

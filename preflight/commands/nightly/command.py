@@ -1,6 +1,6 @@
-"""`preflight sweep`: judge a whole fleet by night, a wave of idle nodes at a time.
+"""`preflight nightly`: judge a whole fleet by night, a wave of idle nodes at a time.
 
-Started isolated, as `preflight run` is: `python -I -m preflight.commands.sweep WORDS...`.
+Started isolated, as `preflight check` is: `python -I -m` this module.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec.structs import replace
 
 from preflight import __version__
+from preflight.commands.check import option_parser
 from preflight.commands.nightly.choice import (
     LEAST,
     MOST,
@@ -39,7 +40,6 @@ from preflight.commands.nightly.state import (
     latest,
 )
 from preflight.commands.nightly.sweeper import LEAVE_S, Sweeper, locked
-from preflight.commands.run import option_parser
 from preflight.core.interrupt import Interrupts
 from preflight.core.text import legible, printable
 from preflight.errors import PreflightError, UsageError
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _gives_up(error: PreflightError, code: int) -> int:
-    print(f"preflight sweep: {printable(str(error))}", file=sys.stderr)  # noqa: T201  a command
+    print(f"preflight nightly: {printable(str(error))}", file=sys.stderr)  # noqa: T201  a command
     return code
 
 
@@ -143,7 +143,7 @@ def _show_plan(asked: Asked, ends: datetime | None, into: Path) -> int:
 WAVE = 16
 """Nodes at once, unless said otherwise: so many have every pair of theirs measured in a run."""
 
-INTO = "preflight-sweeps"
+INTO = "preflight-nightly"
 
 _NOT_HERE = {
     "--preflight-report": "a sweep has a folder of its own: --into=DIR",
@@ -165,9 +165,9 @@ _OURS = (
 
 _EXAMPLES = """\
 examples:
-  preflight sweep --preflight-inventory=fleet.toml
-  preflight sweep --preflight-inventory=fleet.toml --until=06:00 --resume
-  preflight sweep --preflight-inventory=fleet.toml --reservation=nightly --wave=32
+  preflight nightly --preflight-inventory=fleet.toml
+  preflight nightly --preflight-inventory=fleet.toml --until=06:00 --resume
+  preflight nightly --preflight-inventory=fleet.toml --reservation=nightly --wave=32
 """
 
 
@@ -212,15 +212,15 @@ class Asked(argparse.Namespace):
 def read_words(argv: Sequence[str]) -> Asked:
     """Read the command line; wrong usage ends here, with exit 4."""
     parser = option_parser(
-        "preflight sweep",
+        "preflight nightly",
         "Judge a whole fleet in waves of idle nodes, each as deep as a night allows:\n"
         "for cron and timers. Nodes that somebody uses are left out and named.",
         own=_add_own,
     )
-    parser.usage = "preflight sweep [options] [folder ...]"
+    parser.usage = "preflight nightly [NODES ...] [options]"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLES
-    asked = parser.parse_args(argv, Asked(words=[], workers=False))
+    asked = parser.read(argv, Asked())
     given = dict(word.partition("=")[::2] for word in asked.words)
     for name, why in _NOT_HERE.items():
         if name in given:
@@ -405,7 +405,7 @@ def _latest(asked: Asked, into: Path) -> tuple[Path, Sweep] | None:
         if not asked.names_a_fleet:
             raise
         told = printable(str(error).replace(ANEW, "so a new sweep begins"))
-        print(f"preflight sweep: {told}", file=sys.stderr)  # noqa: T201  a command speaks
+        print(f"preflight nightly: {told}", file=sys.stderr)  # noqa: T201  a command speaks
         return None
 
 

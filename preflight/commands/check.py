@@ -1,4 +1,4 @@
-"""`preflight run`: the way in for root, cron and schedulers; runs nobody's code but preflight's.
+"""`preflight check`: the way in for root, cron and schedulers; runs nobody's code but preflight's.
 
 `start` uses the standard library alone, as whatever it imported could have been planted; the rest
 happens in a Python of its own that reads neither PYTHON* variables nor the working folder.
@@ -13,16 +13,18 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     import pytest
 
     Own = Callable[[argparse.ArgumentParser], object]
+    Asked = TypeVar("Asked", bound=argparse.Namespace)
 
 
+BROKE: Final = 3
 USAGE: Final = 4
 CONFIG: Final = Path(__file__).resolve().parent.parent / "session" / "isolated.ini"
 
@@ -55,7 +57,7 @@ _FLAGS = (("-x", "--exitfirst"), ("-v", "--verbose"), ("-q", "--quiet"), ("--col
 
 def start(
     argv: Sequence[str],
-    module: str = "preflight.commands.run",
+    module: str = "preflight.commands.check",
     program: str = "",
     *,
     quiet: bool = False,
@@ -130,14 +132,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run pytest on our own configuration; the exit codes are those of `pytest --preflight`."""
     import pytest
 
-    parser = option_parser(
-        "preflight run",
-        "Judge a fleet as `pytest --preflight` does, but without any conftest.py, ini "
-        "file, plugin or variable of the place it is started in: for root, cron and schedulers.",
-    )
-    told = parser.parse_args(argv, argparse.Namespace(words=[], workers=False))
-    folders = " ".join(shlex.quote(str(Path(each).absolute())) for each in told.folder)
-    return pytest.main(
+    parser = option_parser("preflight check", _ABOUT, own=_add_own)
+    parser.usage = "preflight check [NODES ...] [options]"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXAMPLES
+    asked = parser.read(argv, argparse.Namespace())
+    folders = " ".join(shlex.quote(str(Path(each).absolute())) for each in asked.folder)
+    printed = _PrintedReport() if asked.json else None
+    code = pytest.main(
         [
             f"-c{CONFIG}",
             f"--rootdir={CONFIG.parent}",
@@ -145,17 +147,75 @@ def main(argv: Sequence[str] | None = None) -> int:
             "--assert=plain",
             "-pno:cacheprovider",
             "-pno:doctest",
-            *(["-pxdist.plugin"] if told.workers else []),
+            *(["-pxdist.plugin"] if asked.workers else []),
             "-ppreflight.plugin",
             f"-opreflight_checks={folders}",
             "--preflight",
-            *told.words,
-        ]
+            *asked.words,
+        ],
+        plugins=[printed] if printed else None,
     )
+    return printed.print(int(code)) if printed else int(code)
+
+
+class _PrintedReport:
+    """`--json`: standard output gets report.json alone, standard error what pytest shows."""
+
+    def __init__(self) -> None:
+        sys.stdout.flush()
+        self._stdout = os.dup(1)
+        os.dup2(2, 1)
+        self._folder: Path | None = None
+
+    def pytest_preflight_report(self, folder: Path) -> None:
+        """Remember where the report is; this hook is called once, when it is written."""
+        self._folder = folder
+
+    def print(self, code: int) -> int:
+        """Write the report to standard output; the exit code, 3 where there is no report."""
+        sys.stdout.flush()
+        os.dup2(self._stdout, 1)
+        path = self._folder / "report.json" if self._folder else None
+        if path is None or not path.is_file():
+            return code or BROKE
+        sys.stdout.write(path.read_text(encoding="utf-8"))
+        sys.stdout.flush()
+        return code
+
+
+_ABOUT = """\
+Check a fleet before a job starts, and name what is wrong with which node.
+Without NODES and --inventory: the nodes of the Slurm job, else this machine.
+
+The same as `pytest --preflight`, but nothing of the folder that it is started in takes
+part (no conftest.py, ini file or plugin), so it is also the way for root, cron and
+schedulers. Each option NAME is `--preflight-NAME` there.
+"""
+
+_EXAMPLES = """\
+examples:
+  preflight check                                    this machine, or the Slurm job's nodes
+  preflight check 'gpu[001-064]'                     64 nodes over SSH
+  preflight check -i fleet.toml --tier=standard      what each group must have; a deeper look
+  preflight check 'gpu[001-064]' --json > run.json   the report for a program
+
+exit codes:
+  0 ready   1 a node is not ready   2 interrupted   3 preflight broke, or a result is missing
+  4 wrong usage   5 nothing to check
+"""
+
+
+def _add_own(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--json", action="store_true",
+        help="print report.json on standard output; the rest goes to standard error")  # fmt: skip
 
 
 class _Pass(argparse.Action):
-    """Hands an option on to pytest, which knows its type and its choices."""
+    """Hands an option on to pytest, which knows its type."""
+
+    ours = ""
+    """The name that pytest knows, where another was offered."""
 
     def __call__(
         self,
@@ -164,28 +224,63 @@ class _Pass(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        """Keep it in the order in which it was typed."""
+        """Keep it in the order in which it was typed, by the name that pytest knows."""
         del parser
-        name = str(option_string)
+        name = self.ours or str(option_string)
         valued = f"{name}={values}" if name.startswith("--") else f"{name}{values}"
         namespace.words.append(name if self.nargs == 0 else valued)
         namespace.workers |= bool({*self.option_strings} & {each[0] for each in _WORKERS})
 
 
+_SHORT = {"--preflight-inventory": ("-i",)}
+
+
+class _Group:
+    """Stands in for a group of pytest's options; takes over those that the plugin adds."""
+
+    def __init__(self, place: argparse._ArgumentGroup, taken: Collection[str]) -> None:
+        self._place = place
+        self._taken = taken
+
+    def addoption(self, *names: str, action: str = "store", **settings: Any) -> None:
+        """Offer `--preflight-NAME` as `--NAME` too, where the verb has no option of that name."""
+        if names == ("--preflight",):
+            self._place.add_argument("--preflight", action="store_true", help=argparse.SUPPRESS)
+            return
+        (long,) = names
+        short = f"--{long.removeprefix('--preflight-')}"
+        nargs = 0 if action == "store_true" else None
+        own: dict[str, Any] = {
+            key: settings[key] for key in ("help", "metavar", "choices") if key in settings
+        }
+        if short in self._taken:
+            self._place.add_argument(long, action=_Pass, nargs=nargs, **own)
+            return
+        hidden = {**own, "dest": long, "help": argparse.SUPPRESS}
+        self._place.add_argument(long, action=_Pass, nargs=nargs, **hidden)
+        spelled = (*_SHORT.get(long, ()), short)
+        offered = self._place.add_argument(*spelled, action=_Pass, nargs=nargs, **own)
+        cast("_Pass", offered).ours = long
+
+
 class _Parser(argparse.ArgumentParser):
-    beside: argparse._ArgumentGroup | None = None
-    """Where the plugin's options go, where the verb has some of its own."""
+    taken: Collection[str] = ()
+    """The verb's own options."""
 
-    def getgroup(self, *_: str) -> _Parser:
+    def getgroup(self, name: str, description: str = "") -> _Group:
         """Stand in for pytest's parser, to which the plugin adds its options."""
-        return self
+        del name
+        return _Group(
+            self.add_argument_group(description.partition(": ")[2].partition(" (")[0]), self.taken
+        )
 
-    def addoption(self, *names: str, action: str = "store", **said: Any) -> None:
-        """Take over an option of the plugin; they stand apart from the verb's own."""
-        flag = action == "store_true"
-        known = {key: said[key] for key in ("help", "metavar") if key in said}
-        place = self.beside or self
-        place.add_argument(*names, action=_Pass, nargs=0 if flag else None, **known)
+    def read(self, argv: Sequence[str] | None, into: Asked) -> Asked:
+        """Parse; `words` are the options for pytest, in the order in which they were typed."""
+        into.words, into.workers = [], False
+        asked = self.parse_args(argv, into)
+        if asked.nodes:
+            asked.words.append(f"--preflight-nodes={','.join(asked.nodes)}")
+        return asked
 
     def addini(self, *_: object, **__: object) -> None:
         """Leave the ini keys: there is no ini file."""
@@ -195,25 +290,29 @@ class _Parser(argparse.ArgumentParser):
         self.exit(USAGE, f"{self.prog}: {message}; see: {self.prog} --help\n")
 
 
-def option_parser(prog: str, description: str, own: Own | None = None) -> _Parser:
+def option_parser(prog: str, description: str, own: Own) -> _Parser:
     """Offer every option of the plugin, and those of pytest's that bring in no code.
 
-    What is given lands in `words`, as it was typed; the namespace wants `words` and `workers`.
     `own` adds a verb's own options, to be shown first.
     """
     from preflight.plugin import pytest_addoption
 
     parser = _Parser(prog=prog, allow_abbrev=False, description=description)
-    if own is not None:
-        own(parser)
-        parser.beside = parser.add_argument_group("as for pytest --preflight")
-    place = parser.beside or parser
-    parser.add_argument("folder", nargs="*", help="folders with the site's own checks")
-    for names in (*_WORKERS, *_VALUES):
-        place.add_argument(*names, action=_Pass, help="as pytest's")
-    for names in _FLAGS:
-        place.add_argument(*names, action=_Pass, nargs=0, help="as pytest's")
+    own(parser)
+    parser.add_argument(
+        "nodes", metavar="NODES", nargs="*", help="as --nodes: 'gpu[001-064]', a,b or @group"
+    )
+    parser.taken = frozenset(parser._option_string_actions)  # noqa: SLF001  argparse shows them nowhere else
+    parser.add_argument(
+        "--site-checks", dest="folder", metavar="DIR", action="append", default=[],
+        help="folder with the site's own checks; may be given several times",
+    )  # fmt: skip
     pytest_addoption(cast("pytest.Parser", parser))
+    pytests = parser.add_argument_group("pytest's own, as `pytest --help` explains them")
+    for names in (*_WORKERS, *_VALUES):
+        pytests.add_argument(*names, action=_Pass)
+    for names in _FLAGS:
+        pytests.add_argument(*names, action=_Pass, nargs=0)
     return parser
 
 
