@@ -175,9 +175,13 @@ def test_the_command_speaks_to_a_narrow_terminal(capsys: pytest.CaptureFixture[s
     assert max(map(len, lines)) <= 80
     assert any(line.startswith("gpu.count ") and " prolog " in line for line in lines)
     with pytest.raises(SystemExit) as left:
-        main(["check"])
+        main(["chekc"])
     assert left.value.code == 4
-    assert "unknown verb 'check'; did you mean 'checks'?" in capsys.readouterr().err
+    assert "unknown verb 'chekc'; did you mean 'check'?" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as left:
+        main(["run", "--preflight-tier=deep"])
+    assert left.value.code == 4
+    assert "unknown verb 'run'; it is called check now" in capsys.readouterr().err
     with pytest.raises(SystemExit) as left:
         main(["capture", ".", "--tier=foo"])
     assert left.value.code == 4

@@ -187,9 +187,9 @@ def test_a_hint_matters_where_nothing_failed(tmp_path: Path) -> None:
 
 
 def test_an_uneventful_log_is_not_explained(tmp_path: Path) -> None:
-    """Nothing failed: unknown, with what to leave behind next time."""
+    """Nothing failed, and that is the answer."""
     told = explained(tmp_path, "step 1 loss 2.0\nstep 2 loss 1.9\n" * 50)
-    assert (told.category, told.evidence, told.confidence) == ("unknown", (), 0.0)
+    assert (told.category, told.evidence, told.confidence) == ("no_failure", (), 0.0)
     assert told.lines == 100
 
 
@@ -317,6 +317,6 @@ def test_a_start_that_succeeded_or_of_which_this_is_a_part_only(tmp_path: Path) 
         _came(0, 1) + "All distributed processes registered. Starting with 4 processes\n",
         _came(0, 1) + "step\n" * 40,
     ):
-        assert (explained(tmp_path, log).category, log) == ("unknown", log)
+        assert (explained(tmp_path, log).category, log) == ("no_failure", log)
     failed = _came(0, 1) + "[rank1]: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
     assert explained(tmp_path, failed).category == "oom_one_rank"
