@@ -127,7 +127,8 @@ def test_what_makes_no_sense_for_many_waves_is_refused(words: list[str], why: st
 def test_waves_get_the_options_of_a_run_and_not_those_of_the_sweep() -> None:
     """Nodes, tier, budget and what is written once are the sweep's own to tell."""
     asked = read_words(
-        ["--site-checks", "site", "--preflight-inventory", "f.toml", "--preflight-nodes=a,b", "-k", "gpu",
+        ["--site-checks", "site", "--preflight-inventory", "f.toml", "--preflight-nodes=a,b",
+         "-k", "gpu",
          "--preflight-tier", "standard", "--preflight-prometheus", "x.prom", "--preflight-strict",
          "--preflight-keep=3", "--preflight-exclude", "b", "--preflight-history", "h"]
     )  # fmt: skip
