@@ -26,7 +26,7 @@ def test_from_a_pipe(tmp_path: Path) -> None:
     """The cause, its proof and what to do; nothing on standard error."""
     told = _explain(tmp_path, "-", given="step 1\n" + LOG)
     assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout.startswith("port_in_use  (95% sure)\nwhat      port 29511 was taken")
+    assert told.stdout.startswith("port_in_use  (95% sure)\nwhat      port 29511 was in use")
     assert "proof     -:2: RuntimeError" in told.stdout
 
 

@@ -122,7 +122,7 @@ def test_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
     record = _json(folder / "watch.json")
     assert (record["exit"], record["set"]["NCCL_DEBUG"]["value"]) == (0, "WARN")
     told = (tmp_path / "told").read_text()
-    assert "preflight: half or more of the ranks here did next to nothing for 2 s\n" in told
+    assert "preflight: half or more of the ranks here did almost nothing for 2 s\n" in told
     assert "rank 1" in told
     assert "preflight: the ranks are at work again\n" in told
 
@@ -164,7 +164,7 @@ def test_a_copy_of_the_output(tmp_path: Path) -> None:
     launch = ["sh", "-c", f"{DIES}; echo err >&2; exit 3"]
     told = _watch(tmp_path, launch=launch)
     assert told.returncode == 3
-    assert "with --tee it is kept, and explained" in told.stderr
+    assert "rerun with --tee to explain it" in told.stderr
     (first,) = _left(tmp_path)
     told = _watch(tmp_path, "--tee", launch=launch)
     assert (told.returncode, told.stdout) == (3, DIES[6:-1] + "\n")
@@ -181,8 +181,8 @@ def test_no_place_for_evidence(tmp_path: Path, own: tuple[str, ...]) -> None:
     told = _watch(tmp_path, *own, launch=["sh", "-c", "echo ${NCCL_DEBUG-unset}; exit 5"])
     assert (told.returncode, told.stdout) == (5, "unset\n")
     assert told.stderr == (
-        "preflight: no evidence can be kept in file/below (Not a directory): the launch goes on "
-        "without; --folder names another place\n"
+        "preflight: cannot write evidence to file/below (Not a directory): the launch goes on "
+        "without it; give another place with --folder=DIR\n"
     )
 
 
@@ -193,7 +193,7 @@ def test_the_place_is_taken_away(tmp_path: Path) -> None:
     )
     told = _watch(tmp_path, launch=["sh", "-c", remove])
     assert told.returncode == 6
-    assert told.stderr.startswith("preflight: a part of the watching failed (FileNotFoundError")
+    assert told.stderr.startswith("preflight: a part of the watch failed (FileNotFoundError")
     assert told.stderr.count("\n") == 1
 
 

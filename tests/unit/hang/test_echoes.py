@@ -124,7 +124,7 @@ def test_a_job_that_came_to_its_end_was_ended_by_no_warning(tmp_path: Path) -> N
     end = "`Trainer.fit` stopped: `max_epochs=3` reached.\n"
     told = explained(tmp_path, taken + end)
     assert (told.category, told.confidence) == ("unknown", 0.0)
-    assert "came to its end" in told.sentence
+    assert "ended normally" in told.sentence
     assert explained(tmp_path, end + taken).category == "port_in_use"
     died = taken + RAISED.format(rank=1, line=9, code="f", what="ValueError: x") + end
     assert explained(tmp_path, died).category == "port_in_use"
@@ -274,7 +274,7 @@ def test_a_program_s_xid_names_no_gpu_beside_a_faulty_one(tmp_path: Path) -> Non
         tmp_path, line.format("1a", "") + line.format("5a", " caused by previous Xid 48")
     )
     assert (told.category, told.culprits) == ("gpu_hardware", ("gpu 0000:5a:00",))
-    assert "Xid 45 for the GPU at 0000:5a:00, brought about by Xid 48" in told.sentence
+    assert "Xid 45 for the GPU at 0000:5a:00, caused by Xid 48" in told.sentence
 
 
 def test_a_hint_of_torch_s_after_every_cuda_error_is_no_assert(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_the_tasks_that_did_not_come_to_jax_s_barrier(tmp_path: Path) -> None:
     )
     told = explained(tmp_path, log)
     assert (told.category, told.culprits) == ("timeout_rank_missing", ("task 3", "task 11"))
-    assert told.sentence == "tasks 3, 11 did not come to JAX's barrier ckpt::4"
+    assert told.sentence == "tasks 3, 11 did not reach JAX's barrier ckpt::4"
     full = "CUDA out of memory. Tried to allocate 2.00 GiB\n"
     assert explained(tmp_path, full + log).category == "oom_one_rank"
 
@@ -353,7 +353,7 @@ def test_what_was_gone_round_did_not_end_a_job_that_ended_well(tmp_path: Path) -
     plugin = "n1:1:2 [0] NCCL WARN NET/OFI Could not find any optimal provider\n"
     assert explained(tmp_path, plugin).culprits == ("node n1",)
     end = "`Trainer.fit` stopped: `max_epochs=3` reached.\n"
-    assert "came to its end" in explained(tmp_path, plugin + end).sentence
+    assert "ended normally" in explained(tmp_path, plugin + end).sentence
 
 
 def test_a_pair_that_gloo_closed_is_no_fault_of_the_line_that_waits(tmp_path: Path) -> None:

@@ -49,16 +49,14 @@ def test_one_rank_that_was_not_there(tmp_path: Path) -> None:
         + "[rank2]: NCCL WARN x ncclRemoteError\n",
     )
     assert (told.category, told.culprits) == ("timeout_rank_missing", ("rank 2",))
-    assert (
-        told.sentence == "rank 2 did not come to ALLREDUCE number 9, in which ranks 0, 1, 3 waited"
-    )
+    assert told.sentence == "rank 2 did not reach ALLREDUCE number 9, in which ranks 0, 1, 3 waited"
 
 
 def test_a_rank_whose_log_is_not_here_is_not_accused(tmp_path: Path) -> None:
     """Silence in these files is no proof of absence."""
     told = explained(tmp_path, communicator(0, 4) + timed_out(0, 9) + timed_out(1, 9))
     assert (told.category, told.culprits) == ("unknown", ())
-    assert "who did not come is not in these lines" in told.sentence
+    assert "these lines do not show which rank is missing" in told.sentence
 
 
 def test_all_waited_for_each_other(tmp_path: Path) -> None:
@@ -73,7 +71,7 @@ def test_a_rank_that_is_behind(tmp_path: Path) -> None:
     """It says itself how far it had come."""
     told = explained(tmp_path, timed_out(0, 40) + status(0, 41) + status(1, 12))
     assert (told.category, told.culprits) == ("timeout_rank_missing", ("rank 1",))
-    assert "rank 1 had come to collective 12 only" in told.sentence
+    assert "rank 1 had only reached collective 12" in told.sentence
 
 
 def test_the_same_number_and_another_collective(tmp_path: Path) -> None:
@@ -145,7 +143,7 @@ def test_memory_that_others_hold(tmp_path: Path) -> None:
         "memory, this process has 20.00 GiB memory in use.\n",
     )
     assert (told.category, told.culprits) == ("oom_one_rank", ("rank 4",))
-    assert "59.5 GiB of it belong to others" in told.sentence
+    assert "59.5 GiB of it belong to other processes" in told.sentence
 
 
 def test_memory_of_all_ranks_is_no_rank_s_fault(tmp_path: Path) -> None:
@@ -229,7 +227,7 @@ def test_an_empty_log_is_told_to_be_one(tmp_path: Path) -> None:
 def test_a_log_of_which_nothing_can_be_read(tmp_path: Path) -> None:
     """It is not called empty."""
     told = explained(tmp_path, b"\x1f\x8b\x08\x00")
-    assert told.sentence == "no line of what was given could be read"
+    assert told.sentence == "no line of the given logs could be read"
 
 
 RAISES = """\
@@ -302,7 +300,7 @@ def test_a_start_to_which_not_all_came(tmp_path: Path) -> None:
     """Lightning's processes say who they are; where the lines end with that, some are awaited."""
     told = explained(tmp_path, _came(1, 0))
     assert (told.category, told.culprits, told.confidence) == ("timeout_rank_missing", (), 0.5)
-    assert told.sentence == "2 of 4 ranks came, and the lines end there; not so: 2, 3"
+    assert told.sentence == "2 of 4 ranks joined, and the log ends there; missing: 2, 3"
     twice = explained(tmp_path, _came(0, 1, 0, 1))
     assert (twice.category, twice.confidence) == ("env_misconfig", 0.7)
     assert [one.category for one in twice.alternatives] == ["timeout_rank_missing"]

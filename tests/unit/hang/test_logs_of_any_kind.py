@@ -114,7 +114,7 @@ def test_the_end_of_a_torn_gzip_is_what_tells(
     told = explain(found)
     assert (told.category, told.evidence[0].line) == ("oom_one_rank", 20_001)
     assert len(found.troubles) == 1
-    assert "read up to a fault" in found.troubles[0]
+    assert "read up to an error" in found.troubles[0]
 
 
 def test_a_fault_within_a_gzip_keeps_all_before_it(tmp_path: Path) -> None:

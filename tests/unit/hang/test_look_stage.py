@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.fleet.model import Host
-from preflight.hang.look import Wanted, look, look_here
+from preflight.hang.look import LookRequest, look, look_here
 from preflight.transport import bundle
 from preflight.transport.ways import Ways
 
@@ -37,7 +37,7 @@ def node(name: str, *python: str) -> Host:
 
 def seen(hosts: Sequence[Host], *pids: int, deadline_s: float = 20.0) -> JobState:
     """Look at nodes that are this machine."""
-    wanted = Wanted(pids=pids, look_s=0.2, native=False)
+    wanted = LookRequest(pids=pids, look_s=0.2, native=False)
     return look(hosts, Ways(hosts), "n", wanted=wanted, deadline_s=deadline_s)
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from preflight.facts.job import Dump
 from preflight.hang import flight_recorder
-from preflight.hang.flight_recorder import Allowance, Recording, Unreadable, opened, read
+from preflight.hang.flight_recorder import Allowance, Recording, Unreadable, open_dump, read
 from tests.unit.hang.recordings import document, entry, pending
 
 if TYPE_CHECKING:
@@ -192,10 +192,12 @@ def test_what_travelled_is_opened_within_bounds(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(flight_recorder, "MOST_BYTES", 2 << 20)
     bomb = base64.b64encode(zlib.compress(bytes((2 << 20) + 9), 9)).decode()
     for content, words in ((bomb, "larger than"), ("%%%", "damaged"), ("AAAA", "damaged")):
-        told = opened(Dump(path="x", written_s=0.0, size=1, content=content), Allowance())
+        told = open_dump(Dump(path="x", written_s=0.0, size=1, content=content), Allowance())
         assert isinstance(told, Unreadable)
         assert words in told.why
-    told = opened(Dump(path="x", written_s=0.0, size=1, why="it is of another user"), Allowance())
+    told = open_dump(
+        Dump(path="x", written_s=0.0, size=1, why="it is of another user"), Allowance()
+    )
     assert told == Unreadable("it is of another user")
 
 
@@ -219,8 +221,8 @@ def test_the_dumps_of_one_node_share_what_they_may_take() -> None:
         path="x", written_s=0.0, size=1, content=base64.b64encode(zlib.compress(bomb)).decode()
     )
     for allowed, first in ((Allowance(steps=610), spinning), (Allowance(bytes=700), spinning)):
-        assert isinstance(opened(first, allowed), Recording)
-        assert isinstance(opened(spinning, allowed), Unreadable)
-        assert opened(whole, allowed) == Unreadable(
+        assert isinstance(open_dump(first, allowed), Recording)
+        assert isinstance(open_dump(spinning, allowed), Unreadable)
+        assert open_dump(whole, allowed) == Unreadable(
             "the dumps of its node are too many or too large"
         )

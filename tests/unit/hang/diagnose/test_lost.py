@@ -156,7 +156,9 @@ def test_where_the_only_node_is_slow_none_is_named() -> None:
     slow = NodeState(node="here", sentence="no answer in 20 s", late=True)
     told = diagnose(JobState(nodes=(slow,)))
     assert (told.category, told.culprits) == ("unknown", ())
-    assert told.sentence == "here is there, and could not look in time: no answer in 20 s"
+    assert (
+        told.sentence == "here was reached, but its answer did not come in time: no answer in 20 s"
+    )
 
 
 def test_a_job_that_ends_during_the_look_is_over() -> None:
@@ -164,7 +166,7 @@ def test_a_job_that_ends_during_the_look_is_over() -> None:
     frames = collective("all_reduce", 41)
     told = diagnose(job(4, lambda _: standing(frames, state="gone")))
     assert (told.category, told.culprits, told.next) == ("no_job", (), "preflight explain LOG")
-    assert told.sentence == "the job ended while it was looked at: 4 ranks are gone"
+    assert told.sentence == "the job ended during the look: 4 ranks are gone"
 
 
 def test_anothers_job_is_not_called_unstarted() -> None:
@@ -175,13 +177,13 @@ def test_anothers_job_is_not_called_unstarted() -> None:
     )  # fmt: skip
     told = diagnose(JobState(nodes=(NodeState(node="a", look=look),)))
     assert told.category == "unknown"
-    assert "3 processes of other users may not be read" in told.sentence
-    assert told.advice == "ask as the user whose job it is, or as root"
+    assert "3 processes of other users cannot be read" in told.sentence
+    assert told.advice == "run this as the job's user or as root"
 
 
 def test_ranks_that_cannot_be_read_say_why() -> None:
     """Looking longer would not help, so it is not told to."""
     why = "it belongs to alice: run preflight diagnose as root"
     told = diagnose(job(4, lambda _: {"no_stacks": why}))
-    assert told.sentence == f"none of 4 ranks shows where it stands: {why}"
+    assert told.sentence == f"none of 4 ranks shows where it is: {why}"
     assert told.next == "sudo preflight diagnose"

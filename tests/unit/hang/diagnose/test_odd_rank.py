@@ -63,7 +63,7 @@ def test_a_rank_that_works_may_come_by_itself() -> None:
     busy = diagnose(job(8, odd(0, at(88, "evaluate"), state="running", main_cpu_s=2.9)))
     still = diagnose(job(8, odd(0, at(88, "evaluate"), wait_channel="hrtimer_nanosleep")))
     assert busy.confidence < 0.7 < still.confidence
-    assert busy.sentence.endswith("; it is at work and may come")
+    assert busy.sentence.endswith("; it is at work and may still arrive")
     assert busy.advice.startswith("look again in a minute")
     assert busy.alternatives[0].category == "progresses"
     assert "may come" not in still.sentence

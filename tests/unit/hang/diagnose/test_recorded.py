@@ -54,7 +54,7 @@ def test_one_that_has_not_come_to_a_call() -> None:
     """All its calls have ended; the others wait in the next."""
     told = diagnose(job(8, all_but(5, of=(pending(7),))))
     assert told.culprits == ("rank 5",)
-    assert "has not come to call 7 of group 0 (default_pg): all_reduce" in told.sentence
+    assert "has not reached call 7 of group 0 (default_pg): all_reduce" in told.sentence
 
 
 def test_ranks_whose_stacks_nobody_may_read() -> None:
