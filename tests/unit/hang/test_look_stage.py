@@ -52,10 +52,10 @@ def test_a_node_that_cannot_be_asked_costs_the_others_nothing(rank: int) -> None
     assert [one.pid for one in sound.look.ranks] == [rank]
 
 
-@pytest.mark.parametrize("said", ['{"lacks": 1}', '{"lacks":"x","machine":7}', "[]", "{}"])
-def test_a_node_that_talks_nonsense_is_refused(said: str) -> None:
+@pytest.mark.parametrize("reply", ['{"lacks": 1}', '{"lacks":"x","machine":7}', "[]", "{}"])
+def test_a_node_that_talks_nonsense_is_refused(reply: str) -> None:
     """Neither a wish nor an answer that fits no schema is taken."""
-    talk = f"head -c $4 > /dev/null; read -r request; echo '@preflight n {said}'"
+    talk = f"head -c $4 > /dev/null; read -r request; echo '@preflight n {reply}'"
     liar = node("liar", "sh", "-c", talk, "sh")
     (state,) = seen([liar]).nodes
     assert state.look is None
@@ -71,6 +71,6 @@ def test_this_machine_alone_needs_no_fleet(rank: int) -> None:
 
 
 def test_py_spy_goes_only_where_it_can_run() -> None:
-    """A node of another architecture is told why none comes."""
+    """A node of another architecture gets the reason why none comes."""
     (message,) = bundle.offer("pdp11")
     assert "none" in message
