@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from preflight.facts.node import Node
     from preflight.fleet.model import Shape
-    from preflight.lint.lint import Linted
+    from preflight.lint.lint import LintResult
 
 _DRIVER = ("reach.answer", "host.driver_hung")
 CHECKS = (
@@ -162,7 +162,7 @@ def test_launch_fits(fleet: FleetView, conclude: Conclude) -> None:
     conclude(judge_fits(job.launch, len(fleet.nodes) + len(fleet.left_out), devices))
 
 
-def judge_script(script: Linted | None) -> Verdict:
+def judge_script(script: LintResult | None) -> Verdict:
     """The gravest finding speaks; the others are counted here and told by `preflight lint`."""
     if script is None:
         return not_run("no training script known; give --preflight-script")

@@ -20,7 +20,7 @@ from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
 from preflight.hang.diagnose.judge import diagnose, lines
 from preflight.hang.diagnose.model import Diagnosis, JobState
-from preflight.hang.look import Wanted, look, look_here
+from preflight.hang.look import LookRequest, look, look_here
 from preflight.transport.ways import Ways
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _seen(arguments: argparse.Namespace) -> JobState:
     waited = Waited(sys.stderr, len(fleet.hosts))
     try:
         return look(
-            fleet.hosts, ways, secrets.token_hex(16), wanted=Wanted(look_s=arguments.look_s),
+            fleet.hosts, ways, secrets.token_hex(16), wanted=LookRequest(look_s=arguments.look_s),
             job=arguments.job, progress=waited.tell,
         )  # fmt: skip
     finally:

@@ -20,15 +20,15 @@ from preflight.core.text import did_you_mean, many, plain_json, printable
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import expand, fold
 from preflight.history import reading
-from preflight.history.answers import Changes, GpuPast, NodePast, Ran, Standing
-from preflight.history.place import VARIABLE, place_of
+from preflight.history.answers import Changes, GpuPast, NodePast, NodeRecord, PastRun
+from preflight.history.place import VARIABLE, parse_place
 from preflight.report.terminal import labelled
 from preflight.verdict import NOT_FINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from preflight.history.answers import Episode, Seat, Trend
+    from preflight.history.answers import Episode, GpuPlacement, Trend
     from preflight.history.place import Place
     from preflight.history.queries import History
 
@@ -152,7 +152,7 @@ def document_lines(told: Told, width: int) -> list[str]:
     return [line for piece in pieces for line in labelled(*piece, width)]
 
 
-def _fleet(told: Told, last: Ran) -> Iterator[tuple[str, str]]:
+def _fleet(told: Told, last: PastRun) -> Iterator[tuple[str, str]]:
     since = f", runs since {day(told.first.started_s)}" if told.first is not None else ""
     yield "history", f"{told.history}{since}"
     runs = told.night
@@ -164,7 +164,7 @@ def _fleet(told: Told, last: Ran) -> Iterator[tuple[str, str]]:
     yield from _worst(told.worst or (), told.nights)
 
 
-def _ran(runs: Sequence[Ran]) -> str:
+def _ran(runs: Sequence[PastRun]) -> str:
     """One run, or the waves of one night together; of one that was done again, the last."""
     runs = tuple({one.fleet: one for one in runs}.values())
     nodes, ready = sum(one.nodes for one in runs), sum(one.ready for one in runs)
@@ -182,7 +182,7 @@ def _ran(runs: Sequence[Ran]) -> str:
     )
 
 
-def _coverage(last: Ran) -> str:
+def _coverage(last: PastRun) -> str:
     now = last.covered
     if now is None:
         return ""
@@ -220,13 +220,13 @@ def _folded(episodes: Sequence[Episode]) -> list[str]:
     return [f"{about or fold(names)}  {said}" for (about, said), names in alike.items()]
 
 
-def _worst(worst: Sequence[Standing], nights: int) -> Iterator[tuple[str, str]]:
+def _worst(worst: Sequence[NodeRecord], nights: int) -> Iterator[tuple[str, str]]:
     if not worst:
         yield "worst", f"no node was not ready in {nights} nights"
     yield from _listed("worst", [f"{one.node}  {_standing(one)}" for one in worst], most=len(worst))
 
 
-def _standing(one: Standing) -> str:
+def _standing(one: NodeRecord) -> str:
     if not one.judged:
         return "was judged in no run of these nights"
     runs = many(one.judged, "run")
@@ -298,11 +298,11 @@ def _episode(one: Episode, *, with_about: bool = False) -> str:
     return f"{about}{one.check} {one.outcome}, {runs} {when}: {one.sentence}"
 
 
-def _seat(one: Seat) -> str:
+def _seat(one: GpuPlacement) -> str:
     return f"{one.slot}  {one.uuid}  {one.model}, {_while(one)}"
 
 
-def _while(one: Seat) -> str:
+def _while(one: GpuPlacement) -> str:
     until = "" if one.until_s is None else f" until {day(one.until_s)}"
     return f"since {day(one.since_s)}{until}"
 
@@ -362,13 +362,13 @@ class Told(Struct, frozen=True, kw_only=True):
     """The file or database it was read from."""
     nights: int
     """So many before the last run count for `worst`, standings and trends."""
-    last: Ran | None
+    last: PastRun | None
     """The last run; null where none is remembered."""
-    night: tuple[Ran, ...] = ()
+    night: tuple[PastRun, ...] = ()
     """The runs of the last night, the last one among them: a sweep has one per wave."""
-    first: Ran | None = None
+    first: PastRun | None = None
     changes: Changes | None = None
-    worst: tuple[Standing, ...] | None = None
+    worst: tuple[NodeRecord, ...] | None = None
     node: NodePast | None = None
     gpu: GpuPast | None = None
 
@@ -382,7 +382,7 @@ _WIDTH = 100
 def run(arguments: argparse.Namespace) -> int:
     """Print what is asked for; 0 told, 5 no run is remembered. UsageError (exit 4) otherwise."""
     _refuse(arguments)
-    place = place_of(arguments.history or os.environ.get(VARIABLE, ""), Path.cwd())
+    place = parse_place(arguments.history or os.environ.get(VARIABLE, ""), Path.cwd())
     try:
         with reading(place) as history:
             told = _told(arguments, history, _shown(place))

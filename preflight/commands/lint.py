@@ -11,7 +11,7 @@ from preflight import __version__
 from preflight.commands import add_json, print_answer
 from preflight.core.text import many, printable, wrapped
 from preflight.fleet.sources import lint_file
-from preflight.lint.lint import Linted
+from preflight.lint.lint import LintResult
 from preflight.lint.script import Severity
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Document(Struct, frozen=True, kw_only=True):
 
     preflight: str
     exit: int
-    files: tuple[Linted, ...]
+    files: tuple[LintResult, ...]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _exit_code(files: Sequence[Linted]) -> int:
+def _exit_code(files: Sequence[LintResult]) -> int:
     if any(one.of(Severity.ERROR) or one.of(Severity.WARNING) for one in files):
         return FOUND
     if any(one.unread for one in files):
@@ -56,7 +56,7 @@ def _exit_code(files: Sequence[Linted]) -> int:
     return FINE if any(one.distributed for one in files) else NOTHING
 
 
-def _lines(files: Sequence[Linted], code: int, width: int) -> Iterator[str]:
+def _lines(files: Sequence[LintResult], code: int, width: int) -> Iterator[str]:
     for one in files:
         yield from _file(one, width)
     counted = [
@@ -68,7 +68,7 @@ def _lines(files: Sequence[Linted], code: int, width: int) -> Iterator[str]:
     yield f"{told}    exit {code}"
 
 
-def _file(one: Linted, width: int) -> Iterator[str]:
+def _file(one: LintResult, width: int) -> Iterator[str]:
     path = printable(one.path)
     if one.unread is not None:
         said = f"{path} was not judged: {one.unread.reason}; {one.unread.remedy}"

@@ -28,7 +28,7 @@ from preflight.captured import (
     topology,
 )
 from preflight.captured.archive import MAGIC, inflated_text, unpack
-from preflight.captured.kernel_log import TELLS_NOTHING
+from preflight.captured.kernel_log import SHOWS_NOTHING
 from preflight.check import subject
 from preflight.checks.rdma.ports import ADAPTER, SWITCH
 from preflight.commands import add_json, print_answer
@@ -281,7 +281,7 @@ def _captured(part: Part, content: bytes) -> Captured:
     text = decoded(content, "replace")
     found = captured(text) if part.name.endswith(".txt") else None
     # Only some lines of a kernel log are kept: that they tell of nothing is no damage.
-    if found is not None and found.damaged != TELLS_NOTHING:
+    if found is not None and found.damaged != SHOWS_NOTHING:
         cut = "it is longer than what was kept" if part.cut else ""
         return replace(found, damaged=found.damaged or cut)
     kind = LOG if part.name.endswith(".log") else _KEPT.get(part.name, part.command)

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.errors import UsageError
-from preflight.hang.watch.evidence import DEBUGS, FOLDERS, folder_name, plan, set_in_files, settled
+from preflight.hang.watch.evidence import (
+    DEBUGS,
+    FOLDERS,
+    folder_name,
+    plan,
+    safe_base,
+    set_in_files,
+)
 from preflight.hang.watch.watch import (
     CAP_MIB,
     EXAMINE,
@@ -147,11 +154,11 @@ def _number(option: str, typed: str, least: float) -> float:
 def _exports(options: Options) -> Iterator[str]:
     """The shell's lines, for `eval "$(preflight watch --print-env)"`."""
     try:
-        base = settled(options.base)
+        base = safe_base(options.base)
     except OSError as error:
         why = error.strerror or error
         raise UsageError(
-            f"no evidence can be kept in {options.base} ({why}): give --folder"
+            f"cannot write evidence to {options.base} ({why}): give --folder"
         ) from error
     folder = str(base / folder_name())
     decided = plan(options.environ, set_in_files(options.environ), folder, options.debug)

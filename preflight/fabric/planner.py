@@ -28,7 +28,7 @@ from preflight.fabric.schedule import (
     ordered,
     rounds_among,
 )
-from preflight.history.run_record import Cost, Done, Past
+from preflight.history.run_record import Cost, Past, RoundRecord
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -328,7 +328,7 @@ def after(
         if found[number] * 2 >= len(frame.pairs(number)):
             before = done[number].pairs if number in done else 0
             # Who was down tonight may have been measured before.
-            done[number] = Done(run, max(found[number], before))
+            done[number] = RoundRecord(run, max(found[number], before))
     still = [pair for pair in past.suspects if pair not in tested]
     suspects = tuple(dict.fromkeys([*bad, *still]))[:MOST_SUSPECTS]
     cost = _cost(sweep, seconds)

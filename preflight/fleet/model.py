@@ -16,7 +16,7 @@ from preflight.fleet.nodeset import check_host_name, fold
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preflight.lint.lint import Linted  # noqa: TC004  never decoded; its rules take 25 ms
+    from preflight.lint.lint import LintResult  # noqa: TC004  never decoded; its rules take 25 ms
 
 
 _ENVIRONMENT: Final = "PET_"
@@ -237,7 +237,7 @@ class Job(Struct, frozen=True, kw_only=True):
     """What the launch line starts; None where there is none, or its launcher is not known."""
     environ_unsafe: str = ""
     """Where root runs: who else could have written it, "job.env belongs to alice"; "" if nobody."""
-    script: Linted | None = None
+    script: LintResult | None = None
     """What the training script says of itself; None where none was named."""
 
     def environ_of(self, name: str) -> dict[str, str] | None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from preflight.fleet.inventory import AnyInventory
-    from preflight.lint.lint import Linted
+    from preflight.lint.lint import LintResult
 
 
 def offers_srun(environ: Mapping[str, str]) -> bool:
@@ -140,7 +140,7 @@ def _is_here(address: str) -> bool:
         return address == "localhost"
 
 
-def lint_file(path: Path) -> Linted:
+def lint_file(path: Path) -> LintResult:
     """Read and judge one file; UsageError where there is none to read."""
     from preflight.lint.lint import lint
     from preflight.lint.reading import LARGEST
@@ -498,7 +498,7 @@ def _shape(launch: Launch | None, environ: Mapping[str, str]) -> Shape | None:
     return shape_of(launch.launcher, launch.options, launch.before, environ, launch.nproc_per_node)
 
 
-def _script(wish: Wish) -> Linted | None:
+def _script(wish: Wish) -> LintResult | None:
     if wish.script is None:
         return None
     if not wish.script:

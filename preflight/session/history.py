@@ -21,17 +21,17 @@ from preflight.fabric.measure import LATENCY_BELOW, wire_from
 from preflight.fabric.planner import after, coverage, pairs_tested
 from preflight.fleet.nodeset import fold
 from preflight.history import reading
-from preflight.history.place import SWEEP, in_words, make, place_of, there
+from preflight.history.place import SWEEP, create, exists, explain_refusal, parse_place
 from preflight.history.run_record import (
-    Covered,
-    Found,
     HistoryError,
     Machine,
     Night,
+    NightFinding,
     Numbers,
+    PairCoverage,
     Slot,
+    no_coverage_update,
     read_coverage,
-    unswept,
 )
 from preflight.report.document import row_of
 from preflight.report.ready import counts_as_failure, readiness
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from preflight.facts.model import Facts
     from preflight.fleet.model import Fleet
     from preflight.history.place import Place
-    from preflight.history.run_record import Past, State, Swept
+    from preflight.history.run_record import CoverageUpdate, Past, State
     from preflight.run.run import Run
 
 
@@ -153,7 +153,7 @@ def night_of(run: Run, entries: Sequence[Entry], began_s: float, sweep: str = ""
         preflight=__version__,
         leaves=run.fleet.leaves,
         machines=tuple(_machines(run, names, entries)),
-        found=tuple(found_in(entries, frozenset(names))),
+        findings=tuple(found_in(entries, frozenset(names))),
         fine=fine_in(entries, frozenset(names)),
         counts={check: dict(by_outcome) for check, by_outcome in counts.items()},
         numbers=numbers_of(run),
@@ -192,7 +192,7 @@ def _gpus(facts: Facts | None) -> tuple[Slot, ...] | None:
     return tuple(Slot(slot=gpu.index, uuid=gpu.uuid, model=gpu.name) for gpu in facts.gpus)
 
 
-def found_in(entries: Iterable[Entry], known: frozenset[str]) -> Iterable[Found]:
+def found_in(entries: Iterable[Entry], known: frozenset[str]) -> Iterable[NightFinding]:
     """Whatever is not fine, once per check and component, in the words of the worst verdict."""
     groups = grouped(
         ((entry.check, about), entry)
@@ -203,7 +203,7 @@ def found_in(entries: Iterable[Entry], known: frozenset[str]) -> Iterable[Found]
     for (check, about), group in groups.items():
         worst = min(group, key=lambda one: NOT_FINE.index(one.verdict.outcome))
         nodes = [name for one in group for name in _condemned(one, about, known)]
-        yield Found(
+        yield NightFinding(
             check=check,
             about=about[:600],
             outcome=str(worst.verdict.outcome),
@@ -300,9 +300,9 @@ def prepared(place: Place) -> None:
         return
     try:
         with open_folder(place.file.parent, make=True) as folder:
-            make(place, folder)
+            create(place, folder)
     except OSError as error:
-        raise HistoryError(in_words(place, error.strerror or str(error))) from error
+        raise HistoryError(explain_refusal(place, error.strerror or str(error))) from error
 
 
 def open_history(text: str, working: Path, fleet: Fleet, tier: Tier) -> Nightly:
@@ -311,7 +311,7 @@ def open_history(text: str, working: Path, fleet: Fleet, tier: Tier) -> Nightly:
     UsageError for what is neither a folder nor a database, and for a folder that others may write
     to; a history that cannot be read is a `trouble`, and the run goes on without it.
     """
-    place = place_of(text, working)
+    place = parse_place(text, working)
     nodes = tuple(host.name for host in fleet.hosts)
     _refuse_unsafe(place)
     try:
@@ -342,7 +342,7 @@ def _refuse_unsafe(place: Place) -> None:
 
 
 def _past(place: Place, nodes: tuple[str, ...], fleet: Fleet, tier: Tier) -> Past:
-    if place.folder is not None and not there(place):
+    if place.folder is not None and not exists(place):
         return read_coverage(place.folder).past(nodes, fleet.leaves)  # taken in by the first write
     from msgspec.structs import replace
 
@@ -358,22 +358,22 @@ def _without_peers(fleet: Fleet) -> list[str]:
     return few[:MOST_NODES]
 
 
-def _swept(run: Run, nodes: tuple[str, ...]) -> Swept:
+def _swept(run: Run, nodes: tuple[str, ...]) -> CoverageUpdate:
     """What this run adds to the rounds that are known."""
     sweep, planned = run.judgement.measured.sweep, run.judgement.measured.planned
     if sweep is None or planned is None or not sweep.pairs:
-        return unswept
+        return no_coverage_update
     tested = pairs_tested(sweep)
     bad = sorted(_suspected(run) & tested)
 
-    def swept(past: Past) -> tuple[Past, Covered | None]:
+    def swept(past: Past) -> tuple[Past, PairCoverage | None]:
         new = after(
             past, planned, sweep, nodes,
             bad=bad, tier=run.settings.tier, seconds=run.swept_s,
         )  # fmt: skip
         now = coverage(planned, tested, nodes, new)
         known = {"pairs_known": now.pairs_known or 0, "leaf_pairs_known": now.leaf_pairs_known or 0}
-        return new, row_of(Covered, now, **known)
+        return new, row_of(PairCoverage, now, **known)
 
     return swept
 

@@ -128,7 +128,7 @@ def switch(*fans: str, chassis: str = "OK", supply: str = "OK", end: str = "-" *
         (switch("8493", supply="FAILED"), "fail", "PSU1 status says FAILED"),
         (switch("8493", supply="not present"), "warn", "PSU1 status says not present"),
         (switch("8493", supply="??"), "unknown", "PSU1 status says ??"),
-        (switch("8493", end=""), "unknown", "does not end as the tool does"),
+        (switch("8493", end=""), "unknown", "it lacks the tool's last line"),
         (switch("8493")[:-120], "unknown", ""),
     ],
 )

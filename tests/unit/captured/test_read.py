@@ -137,7 +137,7 @@ def test_what_is_too_much_for_a_node_is_refused(
     assert main(["read", str(texts / "ports.txt"), str(texts / "launches.sh")]) == 3
     told = " ".join(capsys.readouterr().out.split())
     assert "it lists 1025 ports, and a node has 1024 at most: give each node's text" in told
-    assert "it starts ranks over 64 times: give each script by itself" in told
+    assert "it starts ranks over 64 times: give each script separately" in told
 
 
 @pytest.mark.parametrize("line", [

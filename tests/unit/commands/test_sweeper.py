@@ -16,7 +16,7 @@ from preflight.commands.nightly.conclude import conclude
 from preflight.commands.nightly.state import Screen, Sweep, WaveState, former_nights, read_sweep
 from preflight.commands.nightly.sweeper import Sweeper, locked
 from preflight.history import reading
-from preflight.history.place import place_of
+from preflight.history.place import parse_place
 from tests.unit.core.site_checks import write_check
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def test_whoever_becomes_idle_meanwhile_gets_a_wave(
     ready = [line for line in prom.read_text().splitlines() if "node_ready{" in line]
     assert [line.rpartition(" ")[2] for line in ready][:2] == ["1.0", "1.0"]
     assert [night.waves for night in former_nights(tmp_path)] == [(("n1",), ("n2",))]
-    with reading(place_of(str(tmp_path / "nights"), tmp_path)) as history:
+    with reading(parse_place(str(tmp_path / "nights"), tmp_path)) as history:
         assert [(one.fleet, one.sweep) for one in history.runs()] == [("n2", "s"), ("n1", "s")]
 
 

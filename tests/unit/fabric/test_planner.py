@@ -22,7 +22,7 @@ from preflight.fabric.planner import (
     within,
 )
 from preflight.fabric.samples import End, PairSamples, Sweep, Timing
-from preflight.history.run_record import Cost, Done, Past
+from preflight.history.run_record import Cost, Past, RoundRecord
 from tests.unit.fabric.test_leaves import fabric
 
 COST = Cost(round_s=2.0, other_s=25.0)
@@ -162,7 +162,7 @@ def test_the_longest_untested_come_first(
     frame = frame_of_fleet(names, leaves)
     ages = data.draw(st.lists(st.integers(0, nights), min_size=len(frame.numbers),
                               max_size=len(frame.numbers)))  # fmt: skip
-    done = {n: Done(age, 1) for n, age in zip(frame.numbers, ages, strict=True) if age}
+    done = {n: RoundRecord(age, 1) for n, age in zip(frame.numbers, ages, strict=True) if age}
     past = Past(runs=nights, done=done)
     chosen = choose(frame, past, rounds, seed=7)
     assert len(chosen) == len(set(chosen)) == min(rounds, len(frame.numbers))
@@ -285,7 +285,7 @@ def test_a_history_with_absurd_numbers_disturbs_nobody() -> None:
     names = [f"h{n:02}" for n in range(20)]
     past = Past(
         runs=7,
-        done={3: Done(1 << 40, 1 << 40), 999: Done(1, 1)},
+        done={3: RoundRecord(1 << 40, 1 << 40), 999: RoundRecord(1, 1)},
         suspects=tuple((name, name) for name in names),
     )
     planned = _plan(names, past=past, cost=Cost(0.0, 1e7))
@@ -300,11 +300,11 @@ def test_a_pair_of_leaves_counts_as_joined_only_when_it_surely_was() -> None:
     frame = frame_of_fleet(names, leaves)
     across = frame.numbers[frame.in_leaf]
     planned = Planned(rounds=(frame.pairs(across),), total=31, leaves=leaves)
-    whole = Past(runs=1, done={across: Done(1, 16)})
+    whole = Past(runs=1, done={across: RoundRecord(1, 16)})
     assert coverage(planned, (), names, whole).leaf_pairs_known == 2
-    most = Past(runs=1, done={across: Done(1, 9)})
+    most = Past(runs=1, done={across: RoundRecord(1, 9)})
     assert coverage(planned, (), names, most).leaf_pairs_known == 2
-    half = Past(runs=1, done={across: Done(1, 8)})
+    half = Past(runs=1, done={across: RoundRecord(1, 8)})
     assert coverage(planned, (), names, half).leaf_pairs_known == 1
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from preflight import cli
 from preflight.fleet.nodeset import fold
 from preflight.history.place import NAME
-from preflight.history.run_record import Covered, Numbers, Past
+from preflight.history.run_record import Numbers, PairCoverage, Past
 from preflight.history.writing import writing
 from tests.unit.history.nights import UNDER, found, gemm, kept, machine, made, night, slots
 
@@ -38,7 +38,7 @@ def _night(number: int) -> Night:
         machine("h2", "flaky" if number in (4, 5) else "ready"),
         machine("h3"),
         machine("h4"),
-        found=(ECC,) if is_bad else (),
+        findings=(ECC,) if is_bad else (),
         fine={} if is_bad else {"gpu.ecc": frozenset({"h1"})},
         numbers=(gemm("h1", 705.0, slow), times),
         folded="h[1-4]",
@@ -52,7 +52,7 @@ def nights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = made(folder)
     kept(place, *map(_night, range(11)))
     with writing(place) as writer:
-        pairs = Covered(pairs=6, pairs_run=2, pairs_known=4, leaf_pairs=1, leaf_pairs_known=1)
+        pairs = PairCoverage(pairs=6, pairs_run=2, pairs_known=4, leaf_pairs=1, leaf_pairs_known=1)
         writer.add(_night(11), lambda _: (Past(runs=1), pairs))
     return folder
 
@@ -96,7 +96,8 @@ def test_what_was_not_looked_at_again_is_dated(
     """Its last number is not last night's, and an old finding is neither open news nor gone."""
     place = made(folder)
     kept(
-        place, night(12, machine("h1", "unfit"), found=(ECC,), numbers=(gemm("h1", 705.0, 700.0),))
+        place,
+        night(12, machine("h1", "unfit"), findings=(ECC,), numbers=(gemm("h1", 705.0, 700.0),)),
     )
     kept(place, night(13, machine("h1"), numbers=(gemm("h1", 705.0, 701.0),)))
     lines = _told(capsys, "h1")
@@ -130,7 +131,7 @@ def test_one_cause_in_two_waves_is_one_line(
     for at, names in enumerate((("h1", "h2"), ("h3", "h4"))):
         bent = [found("gpu.ecc", name, sentence="bent") for name in names]
         mixed = found("host.drift", "fleet:all", "warn", sentence="mixed", nodes=(), own=False)
-        one = night(20, *(machine(name, "unfit") for name in names), found=(*bent, mixed))
+        one = night(20, *(machine(name, "unfit") for name in names), findings=(*bent, mixed))
         kept(
             place, replace(one, sweep="s", started_s=one.started_s + 1800 * at, folded=fold(names))
         )
