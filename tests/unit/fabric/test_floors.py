@@ -46,7 +46,7 @@ def test_without_peers_the_floor_of_the_promised_nics_decides(nodes: int) -> Non
     """A rail of 400 Gb/s at 46 GB/s is fine, at 30 it is not; the sentence says by what."""
     fleet = hosts(nodes, NDR)
     fine, slow = _judge(_nccl(fleet, 46.0), fleet), _judge(_nccl(fleet, 30.0), fleet)
-    which = "floor for 400 Gb/s InfiniBand NICs, promised in fleet.toml [group.train]"
+    which = "floor for 400 Gb/s InfiniBand NICs, expected by fleet.toml [group.train]"
     assert (fine.outcome, fine.sentence) == (
         Outcome.OK,
         f"46 GB/s at 64 MiB (limit 40 GB/s, {which}), 0.2 ms",
