@@ -31,13 +31,13 @@ from preflight.fabric.agent_events import (
     decode_event,
 )
 from preflight.transport.bundle import start_payload
-from preflight.transport.payload_session import Leased, LeasedTalk, Standstill
+from preflight.transport.payload_session import LeasedSession, MessageSession, SuspendDetector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from preflight.fleet.model import Host
-    from preflight.transport.ways import Manned
+    from preflight.transport.ways import RankConnections
 
 
 _LEAVING_S = 1.5
@@ -67,15 +67,15 @@ class Agents:
         self._most_events = most_pairs + _EVENTS_BESIDE_PAIRS + int(deadline_s)
         self._ends = time.monotonic() + deadline_s
         self._events: queue.SimpleQueue[tuple[str, Event | Gone]] = queue.SimpleQueue()
-        self._talks: dict[str, Leased] = {}
+        self._talks: dict[str, LeasedSession] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._orders: dict[str, queue.SimpleQueue[Mapping[str, object]]] = {}
         self._idle: set[str] = set()
         self._lock = threading.Lock()
         self._closed = False
-        self.own = Standstill()
+        self.own = SuspendDetector()
 
-    def start(self, hosts: Iterable[Host], begin: Callable[[Host], LeasedTalk]) -> None:
+    def start(self, hosts: Iterable[Host], begin: Callable[[Host], MessageSession]) -> None:
         """Begin a conversation with each host, in a thread of its own."""
         self.own.watch()
         for host in hosts:
@@ -133,9 +133,9 @@ class Agents:
         for thread in threads:
             thread.join(max(0.0, ends - time.monotonic()))
 
-    def _serve(self, host: Host, begin: Callable[[Host], LeasedTalk]) -> None:
+    def _serve(self, host: Host, begin: Callable[[Host], MessageSession]) -> None:
         try:
-            talk = Leased(begin(host))
+            talk = LeasedSession(begin(host))
             with self._lock:
                 closed = self._closed
                 if not closed:
@@ -152,7 +152,7 @@ class Agents:
             self._events.put((host.name, Gone(str(error) or type(error).__name__)))
         self.dismiss(host.name)
 
-    def _converse(self, name: str, talk: Leased) -> None:
+    def _converse(self, name: str, talk: LeasedSession) -> None:
         """Pass on what the agent says and what it is told, until it has no more to say."""
         orders = self._orders[name]
         events = 0
@@ -186,18 +186,18 @@ _Failure = tuple[int, ReachError | WireError | TimeoutError]
 
 
 def start_rank_agents(
-    node: Manned,
+    node: RankConnections,
     host: Host,
     request: Mapping[str, object],
     deadline_s: float,
     *,
     limit: int = OUTPUT_LIMIT,
-) -> LeasedTalk:
+) -> MessageSession:
     """Start the sweep in each rank of a node; ReachError names a rank that cannot."""
-    talks: list[LeasedTalk] = []
+    talks: list[MessageSession] = []
     try:
-        for rail, seat in enumerate(node.seats):
-            own = {**request, "seat": {"rail": rail, "rails": len(node.seats)}}
+        for rail, seat in enumerate(node.ranks):
+            own = {**request, "seat": {"rail": rail, "rails": len(node.ranks)}}
             talks.append(start_payload(seat, host, "sweep", own, deadline_s, limit=limit))
     except BaseException:
         for talk in talks:
@@ -209,8 +209,8 @@ def start_rank_agents(
 class RankAgents:
     """The conversations with all ranks of one node as one. Each has a lease of its own."""
 
-    def __init__(self, talks: Sequence[LeasedTalk]) -> None:
-        self._talks = tuple(Leased(talk) for talk in talks)
+    def __init__(self, talks: Sequence[MessageSession]) -> None:
+        self._talks = tuple(LeasedSession(talk) for talk in talks)
         self._events: queue.SimpleQueue[_Words | _Failure] = queue.SimpleQueue()
         self._ready: dict[int, Ready] = {}
         self._through: set[int] = set()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from preflight.fabric.roster import Roster
     from preflight.fabric.samples import Sweep
     from preflight.fabric.schedule import Pairing, Rounds
-    from preflight.transport.payload_session import Standstill
+    from preflight.transport.payload_session import SuspendDetector
 
 
 def clock_words(ends: Mapping[str, End]) -> str:
@@ -295,7 +295,7 @@ _STOOD_STILL = (
 class CutShort:
     """Whether and why one sweep ends before all that was planned is measured."""
 
-    def __init__(self, ends: float, own: Standstill) -> None:
+    def __init__(self, ends: float, own: SuspendDetector) -> None:
         """`ends`: when the time is up, by the monotonic clock. `own`: watches this process."""
         self.ends = ends
         self.why = ""

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from preflight.fabric.plan import Budget, SweepPlan
     from preflight.fabric.schedule import Pairing, Rounds
     from preflight.fleet.model import Host
-    from preflight.transport.payload_session import LeasedTalk
+    from preflight.transport.payload_session import MessageSession
 
-    Start = Callable[[Host, Mapping[str, object]], LeasedTalk]
+    Start = Callable[[Host, Mapping[str, object]], MessageSession]
     Suspects = Callable[[Sweep], Rounds]
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from preflight.core.remote_command import Connection
     from preflight.facts.job import NodeLook
-    from preflight.transport.payload_session import Talk
+    from preflight.transport.payload_session import PayloadSession
 
 LOOK_S = 3.0
 """Between the two looks: long enough to see progress in steps of a second."""
@@ -165,7 +165,7 @@ def _ask(
         talk.close()
 
 
-def _give(talk: Talk, document: bytes) -> None:
+def _give(talk: PayloadSession, document: bytes) -> None:
     """Send what the node lacks, or say that we have none for it."""
     try:
         lacks = msgspec.json.decode(document, type=_Lacks)

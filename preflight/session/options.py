@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from preflight.run.estimate import Expected
     from preflight.run.expected_verdicts import FailFast
     from preflight.session.history import Nightly
-    from preflight.transport.torchrun_ranks import Crew
+    from preflight.transport.torchrun_ranks import JobRanks
 
 
 LARGEST_SEED = (1 << 32) - 1
@@ -318,7 +318,9 @@ _TYPED = (
 """What the fleet is made of, and the options of these names say."""
 
 
-def _wish(config: pytest.Config, found: SiteNodes | None, crew: Crew | None = None) -> FleetRequest:
+def _wish(
+    config: pytest.Config, found: SiteNodes | None, crew: JobRanks | None = None
+) -> FleetRequest:
     def said(name: str) -> str | None:
         value = config.getoption(f"preflight_{name}")
         return None if value is None else str(value)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from preflight.fleet.model import Host
-    from preflight.transport.payload_session import LeasedTalk
+    from preflight.transport.payload_session import MessageSession
 
     Change = Callable[[dict[str, Any]], object]
 
@@ -42,7 +42,7 @@ FINE = ("measured", "measured")
 class Tampered:
     """A real node whose order is another one than it was given."""
 
-    def __init__(self, talk: LeasedTalk, change: Change) -> None:
+    def __init__(self, talk: MessageSession, change: Change) -> None:
         self._talk = talk
         self._change = change
 
@@ -84,7 +84,7 @@ def test_the_odd_one_is_named_and_the_others_are_measured(
     """Sums of another seed look wrong, another round hangs; neither is taken for the network's."""
     hosts = [replace(host, name=f"a{host.name}") for host in fleet(4)]
 
-    def start(host: Host, request: Mapping[str, object]) -> LeasedTalk:
+    def start(host: Host, request: Mapping[str, object]) -> MessageSession:
         return Tampered(real(host, request), change)
 
     name = hosts[odd].name

@@ -16,7 +16,7 @@ import pytest
 
 from preflight.core.remote_command import ReachError
 from preflight.transport import payload_session
-from preflight.transport.payload_session import Leased
+from preflight.transport.payload_session import LeasedSession
 from tests.unit.fabric.nodes import HAS_TORCH, below, wait_for
 
 ROOT = Path(__file__).parents[3]
@@ -112,7 +112,7 @@ def test_who_did_not_listen_gives_a_line_some_more_time(monkeypatch: pytest.Monk
     monkeypatch.setattr(payload_session, "LOST_S", 1.0)
     monkeypatch.setattr(payload_session, "_HELD_UP_S", 0.5)
     mute = Mute()
-    line = Leased(mute)
+    line = LeasedSession(mute)
     line.watch()
     mute.stopped_s = 2.0
     assert line.hear(0.01) is None

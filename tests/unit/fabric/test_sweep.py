@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from preflight.fleet.model import Host
-    from preflight.transport.payload_session import LeasedTalk
+    from preflight.transport.payload_session import MessageSession
 
     Meanwhile = Callable[[Callable[[], None]], None]
 
@@ -193,7 +193,7 @@ def test_a_node_that_falls_silent_is_lost_and_named(
     found = sweep(plan(hosts, long_s=2.0), hosts, start, nonce="frozen", deadline_s=DEADLINE_S)
     seen = states(found)
     assert all(seen[name] == FINE for name in ("h1-h2", "h1-h3", "h2-h3"))
-    assert found.troubles == {"h4": "the connection to it was lost: it said nothing for 3 s"}
+    assert found.troubles == {"h4": "the connection to it was lost: no message for 3 s"}
     assert [one.component for one in blame(found, hosts)] == ["h4"]
 
 
@@ -230,7 +230,7 @@ def test_a_node_that_never_joins_is_left_out_by_the_others() -> None:
     """It has torch, gets the order and does nothing: the others go on after one wait."""
 
     class Idle:
-        def __init__(self, talk: LeasedTalk) -> None:
+        def __init__(self, talk: MessageSession) -> None:
             self._talk = talk
 
         def hear(self, within_s: float) -> bytes | None:
@@ -243,7 +243,7 @@ def test_a_node_that_never_joins_is_left_out_by_the_others() -> None:
         def close(self) -> None:
             self._talk.close()
 
-    def idle(host: Host, request: Mapping[str, object]) -> LeasedTalk:
+    def idle(host: Host, request: Mapping[str, object]) -> MessageSession:
         return Idle(real(host, request))
 
     hosts = fleet(3)
