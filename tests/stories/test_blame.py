@@ -252,7 +252,7 @@ def test_pairs_without_times_clear_nobody(tmp_path: Path) -> None:
         (gzip.compress(encode_sweep(SLOW))[:-50], "damaged gzip"),
         (encode_sweep(SLOW).replace(b"200.0", b"-200.0", 1), "at pairs[0].first.timings[0]"),
         (encode_sweep(SLOW).replace(b'"round":0', b'"round":3', 1), "ranks disagree"),
-        (b"\x00\xff\x1b[31m", "no JSON at byte 0"),
+        (b"\x00\xff\x1b[31m", "not JSON at byte 0"),
     ],
     ids=["truncated", "damaged", "negative", "rounds", "binary"],
 )

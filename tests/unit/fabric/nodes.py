@@ -83,7 +83,7 @@ def real(host: Host, request: Mapping[str, object]) -> MessageSession:
 
 
 def states(sweep: Sweep) -> dict[str, tuple[str | None, str | None]]:
-    """What the two ends of each pair said."""
+    """What the two ends of each pair reported."""
     return {
         f"{pair.a}-{pair.b}": (
             pair.first.state if pair.first else None,
