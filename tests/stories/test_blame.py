@@ -154,11 +154,11 @@ def test_the_fabric_of_that_night_can_be_drawn(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_lost_account_is_no_reason_against_anybody(tmp_path: Path) -> None:
+def test_a_missing_account_blames_no_node(tmp_path: Path) -> None:
     """One end measured all of it: the pair is not judged, the others are; both forms say so."""
     first, *rest = HEALTHY.pairs
     lost = replace(HEALTHY, pairs=(replace(first, second=None), *rest))
-    said = f"not judged: {first.a}-{first.b}: {first.b}'s account of it was lost"
+    said = f"not judged: {first.a}-{first.b}: {first.b}'s account of it is missing"
     for content in (encode_sweep(lost), encode_observed(observe(lost))):
         told = blame(stored(tmp_path, content))
         assert (told.exit, told.found) == (3, []), told.out
