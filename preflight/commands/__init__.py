@@ -34,10 +34,10 @@ def add_targets(parser: argparse.ArgumentParser, inventory: str = "") -> None:
 
 def fleet_of(arguments: argparse.Namespace) -> Fleet:
     """Find the nodes that these options name; UsageError if they name nobody."""
-    from preflight.fleet.sources import Wish, resolve
+    from preflight.fleet.sources import FleetRequest, resolve
 
     named = {name: getattr(arguments, name) for name in _TARGETS}
-    return resolve(Wish(**named, environ=dict(os.environ)))
+    return resolve(FleetRequest(**named, environ=dict(os.environ)))
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from preflight.fabric.measure import Pair
     from preflight.fabric.observed import Observed
     from preflight.fabric.samples import Sweep
-    from preflight.fabric.stored import Stored
+    from preflight.fabric.stored import StoredSamples
     from preflight.facts.burn import Inside, OverNvlink
     from preflight.report.ready import Readiness
 
@@ -116,7 +116,7 @@ def lines(told: Told, width: int) -> list[str]:
 _INVENTORIES = (".toml", ".yaml", ".yml")
 
 
-def hosts_of(stored: Stored, topology: Path | None) -> list[Host]:
+def hosts_of(stored: StoredSamples, topology: Path | None) -> list[Host]:
     """Every node of the samples, with its leaf and what an inventory promises.
 
     `topology`: a Slurm topology.conf, or an inventory by its suffix. Without one the leaves are
@@ -148,7 +148,7 @@ def _leaf(name: str, leaves: dict[str, str]) -> str:
     return leaves.get(name, leaves.get(name.partition(".")[0], ""))
 
 
-def placed(stored: Stored, hosts: list[Host]) -> Stored:
+def placed(stored: StoredSamples, hosts: list[Host]) -> StoredSamples:
     """The same samples with these leaves."""
     leaves = {host.name: host.leaf for host in hosts if host.leaf}
     sweep = replace(stored.sweep, leaves=leaves) if stored.sweep else None
@@ -257,14 +257,14 @@ BLAMED, UNJUDGED, EMPTY = 1, 3, 5
 """The exit codes where somebody is blamed, where not all was judged, and where nothing was."""
 
 
-def judge_stored(stored: Stored, hosts: Sequence[Host]) -> Judged:
+def judge_stored(stored: StoredSamples, hosts: Sequence[Host]) -> Judged:
     """Judge samples of either form; `hosts` is the fleet in order."""
     if stored.sweep is not None:
         return judge_long(stored.sweep, stored.observed, hosts)
     return judge_short(stored.observed, hosts)
 
 
-def tell(stored: Stored, judged: Judged) -> Told:
+def tell(stored: StoredSamples, judged: Judged) -> Told:
     """Join what was judged as the report of a run does; but nobody is excluded for want of peers.
 
     A run may launch on nobody of whom nothing is known. Here nobody is launched on.
@@ -308,7 +308,7 @@ def names_nobody(entry: Entry) -> bool:
 
 
 def _exit(
-    stored: Stored, entries: Sequence[Entry], ready: Readiness, unheld: Sequence[Entry]
+    stored: StoredSamples, entries: Sequence[Entry], ready: Readiness, unheld: Sequence[Entry]
 ) -> int:
     """As of a run, but 1 only where somebody is named; of nothing measured, nobody comes clear."""
     code = exit_code(entries, ready, strict=False, need=None)
@@ -352,7 +352,7 @@ def run(arguments: argparse.Namespace) -> int:
     return told.exit
 
 
-def _draw(path: Path, stored: Stored, judged: Judged) -> None:
+def _draw(path: Path, stored: StoredSamples, judged: Judged) -> None:
     origin = str(stored.path)
     page = fabric_page(stored.observed, judged.accused, sweep=stored.sweep, origin=origin)
     write_asked(path, page.encode())

@@ -24,7 +24,7 @@ from preflight.fleet.baselines import UNITS
 from preflight.fleet.inventory import inventory_of
 from preflight.fleet.model import Host
 from preflight.fleet.nodeset import fold
-from preflight.fleet.sources import Wish, resolve
+from preflight.fleet.sources import FleetRequest, resolve
 from preflight.run.measured import LARGEST, Measured
 from preflight.run.probe_stage import probe_fleet
 from preflight.transport.ways import SETUP_AT_MOST, Ways
@@ -197,7 +197,7 @@ def _stored(arguments: argparse.Namespace) -> _Seen:
 def _hosts_of(measured: Measured, arguments: argparse.Namespace) -> tuple[Host, ...]:
     names = tuple(measured.reach)
     if arguments.inventory is not None:
-        wish = Wish(nodes=",".join(names), inventory=arguments.inventory, ask_slurm=False)
+        wish = FleetRequest(nodes=",".join(names), inventory=arguments.inventory, ask_slurm=False)
         return resolve(wish).hosts
     return tuple(_host(name, measured) for name in names)
 

@@ -118,7 +118,7 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Floor(Struct, frozen=True, kw_only=True):
-    """The least of one measure (of a time the most), and in words of what and by whom.
+    """The least of one measure (for a time: the most), the part it is for, and its source.
 
     "0.85 of 702 learned 2026-11-22 (fleet.toml [group.train])", "floor for H100 SXM, ...".
     """
@@ -126,7 +126,7 @@ class Floor(Struct, frozen=True, kw_only=True):
     value: float
     unit: str
     platform: str
-    """Of which part, in words: "H100 SXM", "400 Gb/s InfiniBand NICs"."""
+    """The part: "H100 SXM", "400 Gb/s InfiniBand NICs"."""
     origin: str
     """Which number decides, ready for a sentence."""
     decided_by: Literal["limit", "site", "platform"] = "platform"
@@ -154,9 +154,9 @@ def highest_ceiling(measure: str) -> float | None:
 
 
 def gpu_floor(promise: Promise, measure: Measure, *, algorithm: str = "") -> Floor | None:
-    """The least of a measure with the promised GPU; None where nothing is promised or known.
+    """Return the floor of a measure for the expected GPU; None if none is expected or known.
 
-    Without an algorithm the lowest of those known counts. In the unit of `UNITS`.
+    Without an algorithm the lowest known floor counts. The unit is that of `UNITS`.
     """
     if own := _site(promise, measure):
         return own
@@ -175,40 +175,40 @@ def gpu_floor(promise: Promise, measure: Measure, *, algorithm: str = "") -> Flo
         value=least.least,
         unit=least.unit,
         platform=least.gpu,
-        origin=f"floor for {least.gpu}{how}, as promised in {promise.origin or 'the inventory'}; "
+        origin=f"floor for {least.gpu}{how}, as expected by {promise.origin or 'the inventory'}; "
         f"healthy ones reach {least.value:g} ({least.kind})",
         from_bytes=least.from_mib << 20,
     )
 
 
 def _site(promise: Promise, measure: str) -> Floor | None:
-    """What the site itself says: a limit as it is, a baseline with its share."""
+    """Return the site's floor: its limit, else its baseline times the share that must be met."""
     unit, part = UNITS[measure], promise.gpu_model or "this group"
-    if told := promise.limits.get(measure):
+    if override := promise.limits.get(measure):
         return Floor(
-            value=told.value,
+            value=override.value,
             unit=unit,
             platform=part,
-            origin=f"limit {measure} of {told.where}",
+            origin=f"limit {measure} of {override.where}",
             decided_by="limit",
         )
-    if not (told := promise.baselines.get(measure)):
+    if not (override := promise.baselines.get(measure)):
         return None
     share = baselines().site.most if measure in TIMES else baselines().site.share
     return Floor(
-        value=told.value * share,
+        value=override.value * share,
         unit=unit,
         platform=part,
-        origin=f"{share:g} of the baseline {told.value:g} of {told.where}",
+        origin=f"{share:g} of the baseline {override.value:g} of {override.where}",
         decided_by="site",
     )
 
 
 def rail_floor(promise: Promise) -> Floor | None:
-    """The floor of a rail with the promised NIC, GB/s; None where none is promised or known.
+    """Return the floor of a rail with the expected NIC, GB/s; None if none is expected or known.
 
-    Without a promised link the lower of both counts. Where fewer NICs than GPUs are promised,
-    rails share them, as all rails run at once.
+    Without an expected link type the lower floor counts. All rails run at once: if fewer NICs
+    than GPUs are expected, rails share them.
     """
     if own := _site(promise, "rail"):
         return own
@@ -225,7 +225,7 @@ def rail_floor(promise: Promise) -> Floor | None:
         share, shared = promise.nics / promise.gpus, f", {promise.nics} for {promise.gpus} GPUs"
     least = min(one.value for one in known)
     platform = f"{rate} Gb/s {link}NICs{shared}"
-    where = f", promised in {promise.origin}" if promise.origin else ""
+    where = f", expected by {promise.origin}" if promise.origin else ""
     return Floor(
         value=least * share,
         unit=UNITS["rail"],

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from preflight.core.remote_command import Connection
     from preflight.facts.job import NodeLook
-    from preflight.transport.payload_session import Talk
+    from preflight.transport.payload_session import PayloadSession
 
 LOOK_S = 3.0
 """Seconds between the two looks: enough to see progress in steps of a second."""
@@ -165,7 +165,7 @@ def _ask(
         talk.close()
 
 
-def _send_missing_file(talk: Talk, document: bytes) -> None:
+def _send_missing_file(talk: PayloadSession, document: bytes) -> None:
     """Send the file that the node lacks, or the answer that there is none."""
     try:
         lacks = msgspec.json.decode(document, type=_Lacks)

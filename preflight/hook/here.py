@@ -176,14 +176,14 @@ def promised(name: str, config: HookConfig, registry: Registry) -> Fleet:
         fleet = Fleet(hosts=(Host(name=name, address="127.0.0.1"),), origin="this machine")
     else:
         from preflight.core.text import did_you_mean
-        from preflight.fleet.sources import Wish, resolve
+        from preflight.fleet.sources import FleetRequest, resolve
 
         names = _names_in(config.inventory)
         if name not in names:
             # A run may judge nodes of no group; here that would promise nothing, and hide a loss.
             said = f"{config.inventory} does not name {name}{did_you_mean(name, names)}"
             raise UsageError(f"{said}; add it there, or give its name with --node")
-        fleet = resolve(Wish(nodes=name, inventory=str(config.inventory), ask_slurm=False))
+        fleet = resolve(FleetRequest(nodes=name, inventory=str(config.inventory), ask_slurm=False))
     (host,) = fleet.hosts
     skipped = {registry.find(check_id).check.id: "hook.toml" for check_id in config.skip}
     here = replace(

@@ -12,7 +12,7 @@ from preflight.facts.model import DRIVER_S, decode_facts
 from preflight.facts.node import Clock, Reach
 from preflight.run.site_sections import modules
 from preflight.transport.bundle import start_payload
-from preflight.transport.ways import Manned, fan_out
+from preflight.transport.ways import RankConnections, fan_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -142,7 +142,7 @@ def _probe(
             out_of_time=turn.was_cut,
         )
     else:
-        shortfall = connection.shortfall if isinstance(connection, Manned) else None
+        shortfall = connection.shortfall if isinstance(connection, RankConnections) else None
         reach = Reach(
             ways.way(host), seconds=time.monotonic() - began, shortfall=shortfall, clock=clock
         )

@@ -26,8 +26,8 @@ from preflight.facts.burn import Alive, Burned, Ready, decode_burned
 from preflight.facts.model import decode_ports
 from preflight.fleet.nodeset import fold
 from preflight.transport.bundle import start_payload
-from preflight.transport.payload_session import LEASE_S, Leased
-from preflight.transport.ways import Manned
+from preflight.transport.payload_session import LEASE_S, LeasedSession
+from preflight.transport.ways import RankConnections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from preflight.fabric.schedule import Rounds
     from preflight.facts.model import Facts, Ports
     from preflight.fleet.model import Host, Job
-    from preflight.transport.payload_session import LeasedTalk
+    from preflight.transport.payload_session import MessageSession
 
     Progress = Callable[[int, int, list[str]], None]
 
@@ -104,7 +104,7 @@ class BurnStage(_Stage):
         self._slots = min(MOST_SLOTS, job.nproc_per_node or SLOTS)
         self._said = {name: Collected() for name in self._hosts}
         self._burned: dict[str, Burned] = {}
-        self._talks: dict[str, Leased] = {}
+        self._talks: dict[str, LeasedSession] = {}
         self._over = False
 
     def run(self, progress: Progress) -> dict[str, Burned]:
@@ -192,7 +192,9 @@ class BurnStage(_Stage):
         }
         environ = self._job.measured_in(name)
         connection = self._connections[name]
-        talk = Leased(start_payload(connection, host, "burn", request, left_s, environ=environ))
+        talk = LeasedSession(
+            start_payload(connection, host, "burn", request, left_s, environ=environ)
+        )
         with self._moved:
             self._talks[name] = talk
             over = self._over
@@ -206,7 +208,7 @@ class BurnStage(_Stage):
         finally:
             talk.close()
 
-    def _take(self, said: Collected, talk: Leased, document: bytes) -> None:
+    def _take(self, said: Collected, talk: LeasedSession, document: bytes) -> None:
         event = decode_burned(document)
         if isinstance(event, Alive):
             return
@@ -239,7 +241,7 @@ READY_S, READY_SHARE, READY_MOST_S = 45.0, 3, 300.0
 def may_have_rails(connection: Connection, facts: Facts | None) -> bool:
     """Whether a node can have two rails or more: ranks of the job, or GPUs that answered."""
     gpus = facts.gpus if facts is not None else None
-    seats = len(connection.seats) if isinstance(connection, Manned) else 0
+    seats = len(connection.ranks) if isinstance(connection, RankConnections) else 0
     return max(seats, len(gpus or ())) > 1
 
 
@@ -271,9 +273,9 @@ def sweep_fleet(
         plan = catching(plan, catch_rate)
     limit = OUTPUT_LIMIT + plan.most_words
 
-    def start(host: Host, request: Mapping[str, object]) -> LeasedTalk:
+    def start(host: Host, request: Mapping[str, object]) -> MessageSession:
         connection = connections[host.name]
-        if isinstance(connection, Manned):
+        if isinstance(connection, RankConnections):
             return start_rank_agents(connection, host, request, deadline_s, limit=limit)
         environ = job.measured_in(host.name)
         return start_payload(
@@ -395,7 +397,7 @@ class PortStage(_Stage):
             "master_port": self._plan.master_port if name == self._plan.master else None,
             "data_ports": DATA_PORTS if len(self._hosts) > 1 else 0,
         }
-        talk = Leased(
+        talk = LeasedSession(
             start_payload(
                 self._connections[name], self._hosts[name], "ports", request, self._left_s()
             )
@@ -416,7 +418,7 @@ class PortStage(_Stage):
         finally:
             talk.close()
 
-    def _hear(self, talk: Leased) -> bytes:
+    def _hear(self, talk: LeasedSession) -> bytes:
         """Return its next answer; TimeoutError when the stage's time is up."""
         while time.monotonic() < self._ends:
             document = talk.hear(min(_TURN_S, self._left_s()))
@@ -424,7 +426,7 @@ class PortStage(_Stage):
                 return document
         raise TimeoutError("gave no answer in time")
 
-    def _wait(self, step: threading.Event, talk: Leased) -> None:
+    def _wait(self, step: threading.Event, talk: LeasedSession) -> None:
         """Wait until all may take the next step, so that meanwhile the node does not leave."""
         while time.monotonic() < self._ends and not step.wait(min(_TURN_S, self._left_s())):
             talk.renew()

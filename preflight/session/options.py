@@ -20,7 +20,7 @@ from preflight.fabric.sane import refuse_absurd_sweep
 from preflight.fabric.schedule import default_rounds
 from preflight.fleet.inventory_tables import refuse_unknown
 from preflight.fleet.nodeset import fold
-from preflight.fleet.sources import Wish, resolve
+from preflight.fleet.sources import FleetRequest, resolve
 from preflight.history.place import VARIABLE
 from preflight.report.outputs import KEEP, Outputs
 from preflight.run.estimate import expected
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from preflight.check import Stage
     from preflight.fabric.planner import Extent, Planned
     from preflight.fleet.model import Fleet
-    from preflight.fleet.sources import Found
+    from preflight.fleet.sources import SiteNodes
     from preflight.run.estimate import Expected
     from preflight.run.expected_verdicts import FailFast
     from preflight.session.history import Nightly
-    from preflight.transport.torchrun_ranks import Crew
+    from preflight.transport.torchrun_ranks import JobRanks
 
 
 LARGEST_SEED = (1 << 32) - 1
@@ -163,7 +163,7 @@ class Chosen:
     """A run as it was asked for. `wanted`: only these checks; None for all of the tier."""
 
     fleet: Fleet
-    found: Found | None
+    found: SiteNodes | None
     """What a hook of the site answered, for the workers."""
     registry: Registry
     wanted: frozenset[str] | None
@@ -209,7 +209,7 @@ def read_options(config: pytest.Config) -> Chosen:
     rank_0 = leading(config)
     found = handoff.found if handoff else None if rank_0 else _found(config)
     fleet = resolve(_wish(config, found, rank_0.crew if rank_0 else None))
-    refuse_unknown(fleet.spoken, [one.check.id for one in registry])
+    refuse_unknown(fleet.mentioned_checks, [one.check.id for one in registry])
     need = config.getoption("preflight_need")
     if need is not None and need > len(fleet.hosts):
         raise UsageError(f"--preflight-need={need}: the fleet has {len(fleet.hosts)} nodes only")
@@ -305,7 +305,7 @@ def _patience(config: pytest.Config) -> FailFast:
     return "never" if config.getoption("preflight_need") is not None else "stage"
 
 
-def _found(config: pytest.Config) -> Found | None:
+def _found(config: pytest.Config) -> SiteNodes | None:
     """Ask the site's plugins, unless the operator named the nodes."""
     named = any(config.getoption(f"preflight_{how}") is not None for how in ("nodes", "inventory"))
     return None if named or "PREFLIGHT_NODES" in os.environ else ask_nodes(config)
@@ -318,12 +318,14 @@ _TYPED = (
 """What the fleet is made of, and the options of these names say."""
 
 
-def _wish(config: pytest.Config, found: Found | None, crew: Crew | None = None) -> Wish:
+def _wish(
+    config: pytest.Config, found: SiteNodes | None, crew: JobRanks | None = None
+) -> FleetRequest:
     def said(name: str) -> str | None:
         value = config.getoption(f"preflight_{name}")
         return None if value is None else str(value)
 
-    return Wish(
+    return FleetRequest(
         **{name: said(name) for name in _TYPED},
         ask_slurm=not hasattr(config, "workerinput"),
         logs_in=config.getoption("preflight_replay") is None,

@@ -18,7 +18,7 @@ from preflight.errors import PreflightError, UsageError
 from preflight.run.site_sections import modules
 from preflight.session.flags import usage_errors
 from preflight.session.site import ask_sections
-from preflight.transport.job_store import Board, Decoder, Hello, read_place
+from preflight.transport.job_store import Decoder, Hello, JobStore, read_place
 from preflight.transport.job_store_hub import Hub
 from preflight.transport.rank_follower import follow
 from preflight.transport.torchrun_ranks import TorchrunTransport, gather
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from preflight.transport.bundle import Beside
     from preflight.transport.job_store import Place
-    from preflight.transport.torchrun_ranks import Crew
+    from preflight.transport.torchrun_ranks import JobRanks
 
 
 _THEIRS = "under torchrun every rank is a pytest, and rank 0 alone judges"
@@ -124,7 +124,7 @@ class Leading:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._config: pytest.Config
-        self.crew: Crew | None = None
+        self.crew: JobRanks | None = None
         self.hub: Hub | None = None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -169,12 +169,12 @@ class Leading:
         refuse(config, self._place)
         self._config = config
         nonce = secrets.token_hex(16)
-        listening, speaking = Board.open(self._place), Board.open(self._place)
+        listening, speaking = JobStore.open(self._place), JobStore.open(self._place)
         self.hub = Hub(listening, speaking, nonce)
         self.hub.begin()
         speaking.write("hello", msgspec.json.encode(Hello(nonce, __version__)))
         self.crew = gather(self._place, speaking, Decoder(nonce), nonce, _say)
-        self.hub.man(m.rank for m in self.crew.members if m.present and m.rank)
+        self.hub.watch(m.rank for m in self.crew.members if m.present and m.rank)
         uneven = next((m for m in self.crew.members if m.present and not m.is_regular), None)
         if uneven is not None:
             raise UsageError(

@@ -29,7 +29,7 @@ from preflight.errors import UsageError
 from preflight.fleet.inventory_tables import refuse_unknown_transport
 from preflight.fleet.model import Host
 from preflight.fleet.nodeset import check_host_name, expand
-from preflight.fleet.sources import Found
+from preflight.fleet.sources import SiteNodes
 from preflight.run.site_sections import Carried, Section, add
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ NODES, SECTIONS, REPORT = (
 )
 
 
-def ask_nodes(config: pytest.Config) -> Found | None:
+def ask_nodes(config: pytest.Config) -> SiteNodes | None:
     """Return the nodes that the first plugin names; None if none does."""
     for who, call in _plugins(config, NODES):
         origin = f"hook {NODES} of {who}"
@@ -110,21 +110,21 @@ def _called(call: Any, **given: object) -> Any:
         raise UsageError(f"raised {type(error).__name__}: {error}"[:300]) from error
 
 
-def _found(said: Any, origin: str) -> Found:
+def _found(said: Any, origin: str) -> SiteNodes:
     if isinstance(said, str):
-        return Found(names=expand(said), origin=origin)
+        return SiteNodes(names=expand(said), origin=origin)
     try:
         listed = list(said)
     except TypeError:
         raise UsageError(f"returned {said!r:.80}, expected names or Hosts") from None
     if listed and all(isinstance(one, str) for one in listed):
-        return Found(names=expand(",".join(listed)), origin=origin)
+        return SiteNodes(names=expand(",".join(listed)), origin=origin)
     if not listed or not all(isinstance(one, Host) for one in listed):
         raise UsageError(f"returned {said!r:.80}, expected names or Hosts")
     hosts = {host.name: host for host in map(_sound_host, listed)}
     if len(hosts) < len(listed):
         raise UsageError("returned two Hosts of one name")
-    return Found(names=tuple(hosts), hosts=hosts, origin=origin)
+    return SiteNodes(names=tuple(hosts), hosts=hosts, origin=origin)
 
 
 def _sound_host(host: Host) -> Host:

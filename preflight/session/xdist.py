@@ -15,7 +15,7 @@ from preflight.check import STAGES
 from preflight.core.files import read_regular
 from preflight.errors import WireError
 from preflight.fabric.planner import Planned
-from preflight.fleet.sources import Found
+from preflight.fleet.sources import SiteNodes
 from preflight.run.judgement import Key
 from preflight.run.measured import LARGEST, Measured
 from preflight.run.run import STOPPED_AT_FIRST, Run
@@ -38,7 +38,7 @@ class Handoff(Struct, frozen=True, kw_only=True):
     content: bytes
     """What it would hold then."""
     sha256: str
-    found: Found | None
+    found: SiteNodes | None
     """The nodes that the site's plugins named: only the controller asks them."""
     planned: Planned
     """Which pairs there are: a worker's own seed and clock would choose others."""
@@ -77,7 +77,7 @@ class Handoff(Struct, frozen=True, kw_only=True):
         return read
 
 
-def give(workerinput: dict[str, Any], run: Run, outputs: Outputs, found: Found | None) -> None:
+def give(workerinput: dict[str, Any], run: Run, outputs: Outputs, found: SiteNodes | None) -> None:
     """Tell a worker."""
     path = outputs.path / "measured.json"
     content = run.judgement.measured.encode()

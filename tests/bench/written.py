@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from preflight.core.registry import Ledger, Registry, load_folder, shipped_folder
-from preflight.fleet.sources import Wish, resolve
+from preflight.fleet.sources import FleetRequest, resolve
 from preflight.report.events import NAME, Began, Ended, expected_subjects, read_events
 from preflight.report.outputs import Outputs
 from preflight.report.page import PAGE
@@ -32,7 +32,7 @@ def main() -> None:
     """Judge, then write the files of the first night; beside 29 copies, those of the last."""
     measured = Measured.decode(Path(sys.argv[1]).read_bytes())
     run = Run(
-        resolve(Wish(inventory=sys.argv[2])),
+        resolve(FleetRequest(inventory=sys.argv[2])),
         Registry(load_folder(shipped_folder())),
         Settings(),
         Silent(),

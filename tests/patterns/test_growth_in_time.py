@@ -14,7 +14,7 @@ from preflight import cli
 from preflight.commands.read import captured, judge_captured
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import expand, fold
-from preflight.fleet.sources import Wish, resolve
+from preflight.fleet.sources import FleetRequest, resolve
 from preflight.report.document import encode
 from tests.patterns.growth import logs, pasted, stretched, words
 from tests.patterns.test_growth import EVERY_WAY, _explain
@@ -84,7 +84,7 @@ def _insides(folder: Path, length: int) -> None:
 def _inventory(folder: Path, length: int) -> None:
     path = folder / "fleet.toml"
     path.write_text(f'[group.gpu]\nnodes = "{",".join(_names(length))}"\n')
-    assert resolve(Wish(inventory=str(path))).hosts
+    assert resolve(FleetRequest(inventory=str(path))).hosts
 
 
 def _suggestion(folder: Path, length: int) -> None:
@@ -94,7 +94,7 @@ def _suggestion(folder: Path, length: int) -> None:
     nodes, odd = f"{label}.{label}.n[1-1000]", f"{label}.{label[::-1]}.m7"
     path.write_text(f'[group.gpu]\nnodes = "{nodes}"\n[node."{odd}"]\nuser = "x"\n')
     with pytest.raises(UsageError):
-        resolve(Wish(inventory=str(path)))
+        resolve(FleetRequest(inventory=str(path)))
 
 
 def _script(folder: Path, text: str) -> None:

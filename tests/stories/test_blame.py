@@ -154,11 +154,11 @@ def test_the_fabric_of_that_night_can_be_drawn(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_lost_account_is_no_reason_against_anybody(tmp_path: Path) -> None:
+def test_a_missing_account_blames_no_node(tmp_path: Path) -> None:
     """One end measured all of it: the pair is not judged, the others are; both forms say so."""
     first, *rest = HEALTHY.pairs
     lost = replace(HEALTHY, pairs=(replace(first, second=None), *rest))
-    said = f"not judged: {first.a}-{first.b}: {first.b}'s account of it was lost"
+    said = f"not judged: {first.a}-{first.b}: {first.b}'s account of it is missing"
     for content in (encode_sweep(lost), encode_observed(observe(lost))):
         told = blame(stored(tmp_path, content))
         assert (told.exit, told.found) == (3, []), told.out
@@ -252,7 +252,7 @@ def test_pairs_without_times_clear_nobody(tmp_path: Path) -> None:
         (gzip.compress(encode_sweep(SLOW))[:-50], "damaged gzip"),
         (encode_sweep(SLOW).replace(b"200.0", b"-200.0", 1), "at pairs[0].first.timings[0]"),
         (encode_sweep(SLOW).replace(b'"round":0', b'"round":3', 1), "ranks disagree"),
-        (b"\x00\xff\x1b[31m", "no JSON at byte 0"),
+        (b"\x00\xff\x1b[31m", "not JSON at byte 0"),
     ],
     ids=["truncated", "damaged", "negative", "rounds", "binary"],
 )

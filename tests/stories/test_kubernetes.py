@@ -115,7 +115,7 @@ def test_a_rank_that_dies_fails_every_pod(job: Job) -> None:
     job.run(PYTEST_PLUGINS="dies", PYTHONPATH="/job")
     assert _exits(job) == [{"preflight": 1}] * PODS, job.said()
     log = re.sub(r"\s+", " ", _log(job))
-    assert "rank 3 (preflight-1, local rank 1) started and fell silent" in log
+    assert "rank 3 (preflight-1, local rank 1) started, then stopped answering" in log
     assert " not ready preflight-1 --exclude=preflight-1 " in log
 
 

@@ -82,7 +82,7 @@ def test_a_rank_that_dies_is_named(job: Agents, tmp_path: Path) -> None:
     node = told.report["fleet"]["nodes"][1]
     assert told.found() == {("reach.answer", node)}, told.out + told.err
     flat = re.sub(r"\s+", " ", told.out)
-    assert re.search(r"rank 3 \(\S+, local rank 1\) started and fell silent", flat)
+    assert re.search(r"rank 3 \(\S+, local rank 1\) started, then stopped answering", flat)
     assert told.report["fleet"]["ready"] == [told.report["fleet"]["nodes"][0]]
 
 

@@ -37,11 +37,11 @@ _FIRST_STAGES = "preflight_reach or preflight_facts"
         (["--preflight-kernel-log-since", "yesterday"], "give boot, an age such as 90m"),
         (
             ["--preflight-nodes", "a,b", "--preflight-interface", "lo"],
-            "--preflight-interface = lo: no node reaches another by loopback; leave it away",
+            "--preflight-interface = lo: no node reaches another by loopback; leave it out",
         ),
         (["--preflight-catch-rate", "0"], "give events per second of load"),
         (["--preflight-need", "0"], "number of nodes the job needs"),
-        (["--preflight-nodes", "a", "--preflight-exclude", "b"], "not of this fleet"),
+        (["--preflight-nodes", "a", "--preflight-exclude", "b"], "is not in this fleet"),
         (["--preflight-env-file", "/nonexistent.env"], "env > job.env"),
         (["--preflight-env-file=/dev/null"], "env > job.env"),
         (["--preflight-launch", "torchrun --nproc-per-node=none t.py"], "number of ranks"),

@@ -44,7 +44,7 @@ from preflight.core.interrupt import Interrupts
 from preflight.core.text import legible, printable
 from preflight.errors import PreflightError, UsageError
 from preflight.fleet.nodeset import fold
-from preflight.fleet.sources import Wish, resolve
+from preflight.fleet.sources import FleetRequest, resolve
 from preflight.report.outputs import KEEP, new_folder
 from preflight.run.expected_verdicts import BUDGET_S
 
@@ -309,7 +309,7 @@ def who_for(asked: Asked, before: Sweep | None) -> Chooser:
 def begin(asked: Asked, who: Chooser, into: Path) -> Sweep:
     """Find the fleet, leave out whoever is busy, and plan the waves; UsageError."""
     given: dict[str, Any] = {name: asked.said(name) for name in _AS_GIVEN}
-    fleet = resolve(Wish(**given, environ=dict(os.environ)))
+    fleet = resolve(FleetRequest(**given, environ=dict(os.environ)))
     if fleet.origin == "this machine":
         raise UsageError(
             "a sweep of which fleet? give --preflight-inventory=FILE, or --preflight-nodes=LIST; "

@@ -114,9 +114,11 @@ def nodes_problem(nodes: str, inventory: str, environ: Mapping[str, str]) -> str
 
 
 def _fleet(nodes: str, inventory: str, environ: Mapping[str, str]) -> Fleet:
-    from preflight.fleet.sources import Wish, resolve
+    from preflight.fleet.sources import FleetRequest, resolve
 
-    return resolve(Wish(nodes=nodes or None, inventory=inventory or None, environ=dict(environ)))
+    return resolve(
+        FleetRequest(nodes=nodes or None, inventory=inventory or None, environ=dict(environ))
+    )
 
 
 def _look_everywhere(launch: int, nodes: str, inventory: str) -> JobState | None:

@@ -71,7 +71,7 @@ def test_only_idle_nodes_are_looked_at(says: Path) -> None:
             "h3": "drained: IB flapping [root@2026-11-20]",
             "h4": "idle, does not respond: Not responding",
             "h5": "reserved for others (reserved)",
-            "h6": "promised to a waiting job (planned)",
+            "h6": "planned for a waiting job (planned)",
             "h7": "idle, powered down",
             "h8": "in use (completing)",
             "h9": "reserved for others (maint)",

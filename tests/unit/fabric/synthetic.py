@@ -65,11 +65,11 @@ def sweep(
     pairs = []
     for number, around in enumerate(rounds):
         for a, b in around:
-            said = speed(a, b)
+            value = speed(a, b)
             ends = [
-                end(name, said, backend=backend)
-                if isinstance(said, float)
-                else end(name, 1.0, state=said)
+                end(name, value, backend=backend)
+                if isinstance(value, float)
+                else end(name, 1.0, state=value)
                 for name in (a, b)
             ]
             pairs += [PairSamples(a, b, rail, number, backend, *ends) for rail in range(rails)]

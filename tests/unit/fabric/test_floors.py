@@ -1,4 +1,4 @@
-"""Peers first, then the promised platform's floor, then history; else nobody can say."""
+"""Peers first, then the expected platform's floor, then history; else it is unknown."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_without_peers_the_floor_of_the_promised_nics_decides(nodes: int) -> Non
     """A rail of 400 Gb/s at 46 GB/s is fine, at 30 it is not; the sentence says by what."""
     fleet = hosts(nodes, NDR)
     fine, slow = _judge(_nccl(fleet, 46.0), fleet), _judge(_nccl(fleet, 30.0), fleet)
-    which = "floor for 400 Gb/s InfiniBand NICs, promised in fleet.toml [group.train]"
+    which = "floor for 400 Gb/s InfiniBand NICs, expected by fleet.toml [group.train]"
     assert (fine.outcome, fine.sentence) == (
         Outcome.OK,
         f"46 GB/s at 64 MiB (limit 40 GB/s, {which}), 0.2 ms",
@@ -57,13 +57,13 @@ def test_without_peers_the_floor_of_the_promised_nics_decides(nodes: int) -> Non
     assert slow.evidence["decided_by"] == "platform"
 
 
-def test_of_an_unknown_network_without_peers_nobody_can_say() -> None:
+def test_an_unknown_network_without_peers_is_not_judged() -> None:
     """46 GB/s may be good or bad: that is unknown, no pass; below any network's least is bad."""
     fleet = hosts(2)
     verdict = _judge(_nccl(fleet, 46.0), fleet)
     assert (verdict.outcome, verdict.sentence) == (
         Outcome.UNKNOWN,
-        "46 GB/s at 64 MiB: no peers, nothing promised and no earlier runs to hold it against",
+        "46 GB/s at 64 MiB: no peers, no expected value and no earlier runs to compare with",
     )
     assert "nic_gbits" in verdict.advice
     assert _judge(_nccl(fleet, 0.3), fleet).outcome is Outcome.FAIL
@@ -90,7 +90,7 @@ def test_three_nodes_are_compared_with_each_other(rails: int, lost: tuple[str, .
 
 
 def test_three_nodes_that_all_got_slower_are_held_to_their_own_past() -> None:
-    """That they are alike clears nobody of what all of them have lost."""
+    """That they are alike clears no node of what all of them have lost."""
     fleet = hosts(3)
     measured = _nccl(fleet, 30.0)
     earlier = {speed_key(pair, TOP["nccl"]): [46.0] * 3 for pair in measured.pairs}
@@ -105,7 +105,7 @@ def test_a_promise_overrides_the_floor_and_the_slower_end_counts() -> None:
     fleet = hosts(2, low)
     verdict = _judge(_nccl(fleet, 30.0), fleet)
     assert verdict.outcome is Outcome.OK
-    assert "limit 25 GB/s, promised in fleet.toml" in verdict.sentence
+    assert "limit 25 GB/s, expected by fleet.toml" in verdict.sentence
     older = Promise(nic_gbits=200, nic_link="ib", origin="fleet.toml [group.old]")
     mixed = [replace(hosts(2)[0], promised=NDR), replace(hosts(2)[1], promised=older)]
     verdict = _judge(_nccl(mixed, 23.0), mixed)

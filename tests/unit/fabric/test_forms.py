@@ -28,8 +28,8 @@ def _died() -> Sweep:
     def ended(end: End | None) -> End | None:
         if end is None or end.state == "measured":
             return end
-        said = DIED if end.node == "h5" else "connection reset by peer"
-        return replace(end, error=said, moved=(Moved("mlx5_0/1 symbol_error", 2),))
+        error = DIED if end.node == "h5" else "connection reset by peer"
+        return replace(end, error=error, moved=(Moved("mlx5_0/1 symbol_error", 2),))
 
     pairs = (
         replace(one, first=ended(one.first), second=ended(one.second)) for one in measured.pairs
@@ -70,7 +70,7 @@ CASES = {
 }
 
 
-def _said(judged: Judged) -> list[tuple[object, ...]]:
+def _judgement(judged: Judged) -> list[tuple[object, ...]]:
     rows = ((one.subject, one.verdict.outcome, one.verdict.sentence) for one in judged.entries)
     culprits = ((one.verdict.blame, one.verdict.culprits) for one in judged.entries)
     return [(*row, *culprit) for row, culprit in zip(rows, culprits, strict=True)]
@@ -85,6 +85,6 @@ def test_both_forms_say_the_same(case: str) -> None:
         fleet = hosts(len(names), promised)
         long = judge_long(measured, observe(measured), fleet)
         short = judge_short(observe(measured), fleet)
-        assert _said(short) == _said(long)
+        assert _judgement(short) == _judgement(long)
         assert short.blames == long.blames
         assert short.systemic == long.systemic

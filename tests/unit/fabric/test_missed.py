@@ -1,4 +1,4 @@
-"""What a clean sweep could have shown: no more than the rule that condemns would have seen."""
+"""What a clean sweep could have shown: no more than the rule of blame would have seen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize(("nodes", "rails"), [(4, 1), (4, 8), (8, 1), (17, 2), (64, 8)])
 def test_the_rate_that_would_have_been_named_is_named(nodes: int, rails: int) -> None:
-    """Spikes at just the rate that is promised, put into the same fabric, condemn the endpoint."""
+    """Spikes at just the stated rate, put into the same fabric, name the endpoint."""
     worst = next(
         one for one in sensitivity(Made(nodes=nodes, rails=rails).observed()) if one.rail == 0
     )
@@ -55,7 +55,7 @@ def test_a_loss_of_bandwidth_that_would_have_been_named_is_named() -> None:
 
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_without_peers_nothing_is_promised(nodes: int) -> None:
-    """Two or three nodes with one rail have nobody to be compared with."""
+    """Two or three nodes with one rail have nothing to be compared with."""
     found = sensitivity(Made(nodes=nodes).observed())
     assert {(one.one_in, one.every_s, one.slower) for one in found} == {(None, None, None)}
 

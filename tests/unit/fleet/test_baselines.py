@@ -28,7 +28,7 @@ GPU_NUMBERS = [
 
 @pytest.mark.parametrize("one", GPU_NUMBERS)
 def test_each_number_of_a_gpu_is_within_half_and_all_of_its_ceiling(one: Any) -> None:
-    """A unit or a decimal point that slipped would pass or condemn every GPU of its kind."""
+    """A wrong unit or decimal point would pass or fail every GPU of its kind."""
     if one.measure in TIMES:
         assert 0.5 <= one.ceiling / one.value <= 1
         assert one.value < one.least < 10 * one.ceiling
@@ -93,7 +93,7 @@ def test_each_floor_of_a_rail_is_within_half_and_all_of_its_line_rate(name: str,
 def test_a_platform_is_chosen_by_what_is_promised(
     promised: dict[str, Any], platform: str | None
 ) -> None:
-    """A promise that may mean a slower board gets no number, rather than one that condemns it."""
+    """A GPU model that may mean a slower board gets no floor, rather than one that fails it."""
     assert gpu_platform(Promise(**promised)) == platform
 
 
@@ -104,7 +104,7 @@ def test_the_floor_says_which_number_it_is() -> None:
     assert floor is not None
     assert (floor.value, floor.unit, floor.decided_by) == (556, "TFLOP/s", "platform")
     assert floor.origin == (
-        "floor for H200 SXM, as promised in fleet.toml [group.train]; "
+        "floor for H200 SXM, as expected by fleet.toml [group.train]; "
         "healthy ones reach 794.5 (measured)"
     )
     assert not floor.holds(500)

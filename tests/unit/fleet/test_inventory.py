@@ -80,7 +80,7 @@ def test_yaml_says_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('[group.t]\nnodes = "h1"\ngpu = 8', r"unknown key 'gpu' in \[group.t\].*'gpus'"),
         ('[grop.t]\nnodes = "h1"', "unknown key 'grop'.*did you mean 'group'"),
@@ -122,18 +122,18 @@ def test_yaml_says_the_same(tmp_path: Path) -> None:
     ],
 )
 def test_faults_are_one_line_with_the_file_and_the_remedy(
-    tmp_path: Path, text: str, said: str
+    tmp_path: Path, text: str, message: str
 ) -> None:
     """Every fault of an inventory names the file and what to change, in one line."""
     path = _write(tmp_path, text)
-    with pytest.raises(UsageError, match=said) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         read_inventory(path)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
 
 
-def test_an_unreadable_file_is_said_so(tmp_path: Path) -> None:
-    """A file that is not there, a folder, and bytes that are no text are told apart from syntax."""
+def test_an_unreadable_file_gets_its_own_message(tmp_path: Path) -> None:
+    """A missing file, a folder and bytes that are not text get other messages than bad syntax."""
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe\x00")
     for path in (tmp_path / "none.toml", tmp_path, binary):

@@ -11,7 +11,7 @@ from preflight.errors import UsageError
 from preflight.fabric.judge import judge_sweep
 from preflight.facts.network import ConfFile, ConfSetting, Gid
 from preflight.fleet.model import Fleet
-from preflight.fleet.sources import Wish, resolve
+from preflight.fleet.sources import FleetRequest, resolve
 from preflight.run.interface_stage import Strangers, strangers, told_of
 from tests.unit.fabric.synthetic import hosts, sweep
 from tests.unit.facts.builders import facts, interface, network, nic, rdma_port
@@ -42,19 +42,19 @@ def told(*with_bond: str) -> dict[str, Facts]:
 
 def test_loopback_between_machines_is_refused_at_once(tmp_path: Path) -> None:
     """Nobody is contacted; the sentence says who named it and what to type."""
-    with pytest.raises(UsageError, match=r"--preflight-interface = lo: .* leave it away .*=eth0"):
-        resolve(Wish(nodes="h1,h2", interface="lo"))
+    with pytest.raises(UsageError, match=r"--preflight-interface = lo: .* leave it out .*=eth0"):
+        resolve(FleetRequest(nodes="h1,h2", interface="lo"))
     path = tmp_path / "fleet.toml"
     path.write_text('[job]\ninterface = "lo"\n[group.g]\nnodes = "h[1-2]"\n')
     with pytest.raises(UsageError, match=r"fleet.toml: \[job\] interface = lo: no node reaches"):
-        resolve(Wish(inventory=str(path)))
+        resolve(FleetRequest(inventory=str(path)))
 
 
 def test_loopback_on_one_machine_is_fine() -> None:
     """Several nodes that are processes of this machine, or one node, reach themselves by it."""
-    assert resolve(Wish(nodes="localhost", interface="lo")).interface == "lo"
-    assert resolve(Wish(nodes="h1", interface="lo")).interface == "lo"
-    assert resolve(Wish(nodes="h1,h2", transport="local", interface="lo")).interface == "lo"
+    assert resolve(FleetRequest(nodes="localhost", interface="lo")).interface == "lo"
+    assert resolve(FleetRequest(nodes="h1", interface="lo")).interface == "lo"
+    assert resolve(FleetRequest(nodes="h1,h2", transport="local", interface="lo")).interface == "lo"
 
 
 def test_an_interface_that_no_node_has_is_a_wrong_setting() -> None:
@@ -102,7 +102,7 @@ def test_a_node_that_told_of_as_many_as_it_may_is_not_doubted() -> None:
 def job(environ: str, path: Path, count: int = 4) -> Fleet:
     """As many nodes, and a job whose environment is in a file."""
     (path / "job.env").write_text(environ)
-    return resolve(Wish(nodes=f"h[1-{count}]", env_file=str(path / "job.env")))
+    return resolve(FleetRequest(nodes=f"h[1-{count}]", env_file=str(path / "job.env")))
 
 
 def nodes(*of_h3: str, **changes: object) -> dict[str, Facts]:
