@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from preflight.core.text import did_you_mean
-from preflight.core.thresholds import Told, shipped
+from preflight.core.thresholds import Override, shipped
 from preflight.errors import UsageError
 from preflight.fleet.baselines import UNITS, highest_ceiling
 from preflight.fleet.model import NEVER, TRANSPORTS, Port, Promise, User, Waiver, today
@@ -47,25 +47,25 @@ Limits = dict[str, float | dict[str, float]]
 Baselines = dict[str, float | BaselineTable]
 
 
-def told_limits(said: Limits | None, origin: str, *, for_all: bool) -> dict[str, Told]:
+def told_limits(said: Limits | None, origin: str, *, for_all: bool) -> dict[str, Override]:
     """The limits of one table by full name; UsageError names the table and the nearest name.
 
     `for_all`: the table is said of all nodes, so that it may set the numbers of a sweep.
     """
-    told: dict[str, Told] = {}
+    told: dict[str, Override] = {}
     known = {*shipped(), *UNITS}
     for name, value in _flat(said or {}):
         if name not in known:
             raise UsageError(f"unknown limit {name[:80]!a} in {origin}{did_you_mean(name, known)}")
         if name.startswith(SWEPT) and not for_all:
             raise UsageError(f"{name} in {origin}: {_FLEET_WIDE}")
-        told[name] = Told(_sound(name, value, origin), origin)
+        told[name] = Override(_sound(name, value, origin), origin)
     return told
 
 
-def told_baselines(said: Baselines | None, origin: str) -> dict[str, Told]:
+def told_baselines(said: Baselines | None, origin: str) -> dict[str, Override]:
     """The baselines of one table by measure."""
-    told: dict[str, Told] = {}
+    told: dict[str, Override] = {}
     for name, value in (said or {}).items():
         if name not in UNITS:
             hint = did_you_mean(name, UNITS)
@@ -75,7 +75,7 @@ def told_baselines(said: Baselines | None, origin: str) -> dict[str, Told]:
         if one.learned and one.learned > datetime.now(UTC).date() + _TIME_ZONES:
             come = f"{name} in {origin} was learned {one.learned}, a day that is to come"
             raise UsageError(f"{come}: correct it")
-        told[name] = Told(_sound(name, one.value, origin), origin, learned)
+        told[name] = Override(_sound(name, one.value, origin), origin, learned)
     return told
 
 
@@ -292,7 +292,9 @@ def refuse_impossible(where: str, layer: Layer) -> None:
             raise UsageError(f"{key} in {where} is {number}: give a number of GB/s")
 
 
-def own_numbers(layer: Layer, kind: Literal["limits", "baselines"], origin: str) -> dict[str, Told]:
+def own_numbers(
+    layer: Layer, kind: Literal["limits", "baselines"], origin: str
+) -> dict[str, Override]:
     """The numbers that one table sets; only what is said of all nodes may set a sweep's."""
     if kind == "baselines":
         return told_baselines(layer.baselines, origin)

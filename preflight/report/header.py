@@ -9,8 +9,7 @@ from msgspec import Struct
 
 from preflight.core.statistics import grouped
 from preflight.core.text import many
-from preflight.core.thresholds import Told, shipped
-from preflight.core.thresholds import words as words_of
+from preflight.core.thresholds import Override, describe_override, shipped
 from preflight.facts.basics import Count
 from preflight.fleet.model import today
 from preflight.fleet.nodeset import fold
@@ -129,7 +128,7 @@ def before(fleet: Fleet, day: date) -> list[str]:
     lines = [f"{label:<8} {_waiver(one)}{end}" for one, label, end in _waivers(told)]
     lines += [f"off      {words}" for words in _switches(told)]
     for one in told.numbers:
-        said = words_of(one.name, Told(one.value, one.by))
+        said = describe_override(one.name, Override(one.value, one.by))
         lines.append(f"number   {said} for {fold(one.nodes)}")
     return lines
 

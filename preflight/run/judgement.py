@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from preflight.checks.fleet_view import FleetView, whole_fleet
 from preflight.core.registry import broken
 from preflight.core.statistics import grouped
-from preflight.core.thresholds import Thresholds, words
+from preflight.core.thresholds import Thresholds, describe_override
 from preflight.facts.model import WIRE, Driver, Facts, Python
 from preflight.facts.node import Group, Net, Node, Reach
 from preflight.fleet.inventory_tables import SWEPT
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from preflight.check import Check, Stage
     from preflight.core.registry import Registered, Registry
-    from preflight.core.thresholds import Told
+    from preflight.core.thresholds import Override
     from preflight.fabric.judge import Decoded
     from preflight.fabric.measure import Pair
     from preflight.facts.burn import Burn
@@ -54,11 +54,11 @@ def off_for(check: str, hosts: Sequence[Host]) -> dict[str, str]:
     }
 
 
-def with_numbers(verdict: Verdict, used: Mapping[str, Told]) -> Verdict:
+def with_numbers(verdict: Verdict, used: Mapping[str, Override]) -> Verdict:
     """Say which numbers of the site's decided in place of shipped ones."""
     if not used or verdict.outcome in (Outcome.NOT_RUN, Outcome.BROKEN):
         return verdict
-    said = "; ".join(words(name, told) for name, told in sorted(used.items()))
+    said = "; ".join(describe_override(name, told) for name, told in sorted(used.items()))
     numbers = {name: {"value": told.value, "by": told.where} for name, told in used.items()}
     return replace(
         verdict,
@@ -151,7 +151,7 @@ class Judgement:
         self._verdicts: dict[tuple[str, Names], Verdict] = {}
         self._nodes: dict[str, Node] = {}
         self._decoded: Decoded | None = None
-        self._used: dict[str, Told] = {}
+        self._used: dict[str, Override] = {}
         """The site's numbers that the sweep was decoded by."""
         self._burn: dict[str, Burn] | None = None
         self._groups: dict[str, Group] = {}
@@ -372,7 +372,7 @@ class Judgement:
         return self._burn
 
 
-def _of_all(hosts: Sequence[Host]) -> dict[str, Told]:
+def _of_all(hosts: Sequence[Host]) -> dict[str, Override]:
     """The numbers that the site set for all nodes alike: sweep and fleet are judged by these."""
     told = {name: one for host in hosts for name, one in host.promised.limits.items()}
     return {

@@ -139,7 +139,7 @@ class OpenSSHRemote(PipeRemote):
 
     def _took_stderr(self, data: bytes) -> None:
         super()._took_stderr(data)
-        if self._told is None and (said := self._intake.cut_stderr(self._mark)):
+        if self._told is None and (said := self._buffer.cut_stderr(self._mark)):
             self._told = int(said[1])
 
     def _exited(self, wait_s: float) -> bool:
