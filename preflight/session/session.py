@@ -247,7 +247,7 @@ class Session:
                 owed=owed(keys, names),
             )
         )
-        run.heard = events.verdict
+        run.on_verdict = events.verdict
 
     def _write_measured(self) -> None:
         """Write what a replay needs; it cost minutes of a whole fleet, so Ctrl-C waits for it."""

@@ -30,7 +30,7 @@ from preflight.fleet.inventory_tables import refuse_unknown_transport
 from preflight.fleet.model import Host
 from preflight.fleet.nodeset import check_host_name, expand
 from preflight.fleet.sources import Found
-from preflight.run.site_sections import Carried, Section, add
+from preflight.run.site_sections import LoadedSection, Section, add
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -57,9 +57,9 @@ def ask_nodes(config: pytest.Config) -> Found | None:
     return None
 
 
-def ask_sections(config: pytest.Config) -> tuple[Carried, ...]:
+def ask_sections(config: pytest.Config) -> tuple[LoadedSection, ...]:
     """Return all sections that plugins name, each found sound."""
-    carried: dict[str, Carried] = {}
+    carried: dict[str, LoadedSection] = {}
     for who, call in _plugins(config, SECTIONS):
         try:
             for section in _listed(_called(call, config=config)):

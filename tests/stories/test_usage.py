@@ -114,7 +114,7 @@ def test_a_budget_without_time_for_one_round_is_refused(
     )
     assert told.exit == 4
     assert re.search(
-        r"--preflight-budget=20: 20 s are too few: the smallest useful run takes about 2\d s; "
+        r"--preflight-budget=20: 20 s is too short: the smallest useful run takes about 2\d s; "
         r"give --preflight-budget=30\n",
         told.err,
     ), told.err

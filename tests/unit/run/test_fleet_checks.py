@@ -97,7 +97,7 @@ def test_a_fleet_of_which_nobody_is_left(tmp_path: Path) -> None:
     nobody = replace(HEALTHY, facts={}, reach=dict.fromkeys(NAMES, DOWN))
     _, verdict = _judged(tmp_path, nobody)
     assert verdict.outcome is Outcome.NOT_RUN
-    assert verdict.sentence.startswith("nobody to judge: reach.route of h1")
+    assert verdict.sentence.startswith("no node to judge: reach.route of h1")
 
 
 @pytest.mark.parametrize("culprits", ["['h9']", "'h9'", "['h1', 'h9']", "[7]", "[['h1']]"])
