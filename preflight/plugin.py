@@ -71,9 +71,9 @@ def pytest_configure(config: pytest.Config) -> None:
         from preflight.session.session import start
 
         with usage_errors():
-            session, tally = start(config)
+            session, collector = start(config)
         config.pluginmanager.register(session, "preflight-session")
-        config.pluginmanager.register(tally, "preflight-tally")
+        config.pluginmanager.register(collector, "preflight-verdicts")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -254,7 +254,7 @@ class Judgement:
         verdict = self._known_only(registered, self._conclude(registered, view, limit))
         if verdict.outcome is Outcome.BROKEN:
             return verdict
-        unseen = f"; not looked at: {fold(view.left_out)}" if view.left_out else ""
+        unseen = f"; not checked: {fold(view.left_out)}" if view.left_out else ""
         return replace(
             verdict,
             sentence=verdict.sentence + unseen,

@@ -99,9 +99,9 @@ def test_who_outranks_the_hook(here: Here) -> None:
         ("7", "returned 7, expected names or Hosts"),
         ("'n[1-'", "correct it, or give --preflight-nodes"),
         ("['n1', host('n2')]", "expected names or Hosts"),
-        ("[host('n1'), host('n1')]", "returned two Hosts of one name"),
+        ("[host('n1'), host('n1')]", "returned two Hosts with the same name"),
         ("[host('-x')]", "correct it"),
-        ("[Host(name='n1', address='n1', python='python3')]", "returned a Host that is none"),
+        ("[Host(name='n1', address='n1', python='python3')]", "returned an invalid Host"),
         ("[Host(name='n1', address='n1', transport='shh')]", "correct it"),
     ],
 )

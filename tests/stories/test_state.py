@@ -143,5 +143,5 @@ def test_a_replay_of_who_was_not_measured_is_refused(here: Here) -> None:
     kept.write_bytes((here.judge("--preflight-exclude=n3").folder / "measured.json").read_bytes())
     told = here.judge(f"--preflight-replay={kept}")
     assert told.exit == 4
-    assert "kept.json: it holds nothing of n3: leave out by --preflight-exclude=n3" in told.err
+    assert "kept.json: it holds no data of n3: leave it out with --preflight-exclude=n3" in told.err
     assert here.judge(f"--preflight-replay={kept}", "--preflight-exclude=n3").exit == 0
