@@ -52,7 +52,7 @@ def who_may_change(path: Path, ours: Path | None = None, *, and_slurm: bool = Fa
 
     `and_slurm`: the user `slurm` may; he starts programs as root on every node anyway. `ours`: a
     folder whose owner is trusted, with all folders above. A sticky folder above that every user
-    can write to, such as /tmp, is harmless: nobody but root can move root's files there. A missing
+    can write to, such as /tmp, is harmless: only root can move root's files there. A missing
     file belongs to any user who can make it.
     """
     held: list[int] = []

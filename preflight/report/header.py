@@ -199,7 +199,7 @@ def header(
     total = len(fleet.hosts)
     nodes = many(total, "node")
     gpus = sum(host.promised.gpus or 0 for host in fleet.hosts)
-    hardware = f", {gpus} GPUs expected" if gpus else ", no hardware expected"
+    hardware = f", {gpus} GPUs expected" if gpus else ", nothing expected"
     sources = sorted({host.promised.origin.split(" [")[0] for host in fleet.hosts} - {""})
     inventory = (
         f"; expected by {', '.join(sources)}" if sources and fleet.origin not in sources else ""

@@ -33,7 +33,7 @@ NAMING: Final = r"""
 | (?P<server>\b(?P<server_host>[A-Za-z][\w.-]{1,253})(?=:/[A-Za-z]))
 | (?P<jump>\bjump\ host\ (?P<jump_host>[A-Za-z0-9](?:[\w.-]*\w)?)(?=$|\ is\ in\ the\ way))
 """
-"""Forms that name somebody or something; the name is then hidden wherever it appears."""
+"""Forms that hold a secret name, which is then hidden wherever it appears."""
 
 PLAIN: Final = rf"""
   (?P<uuid>(?:GPU-|MIG-)?{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}})

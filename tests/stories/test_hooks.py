@@ -123,7 +123,7 @@ def test_sections_that_cannot_be_asked(here: Here) -> None:
         ("7", "returned 7, expected a list of Sections"),
         ("['site.image']", "returned 'site.image', expected preflight.run.site_sections.Section"),
         (f"[{one}, {one}]", "names site.image a second time: rename one"),
-        (one.replace("image.py", "nosuch.py"), "which is no file: correct the path"),
+        (one.replace("image.py", "nosuch.py"), "which is not a file: correct the path"),
         (one.replace("image.py", "bad.py"), "which cannot be read: "),
         (one.replace("image.py", "empty.py"), "which lacks collect(request): define it"),
         (one.replace("site.image", "../x"), "write one such as site.image"),

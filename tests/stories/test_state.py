@@ -73,7 +73,7 @@ def test_workers_judge_what_was_measured_and_nothing_else(here: Here) -> None:
     told = here.judge("-n", "2")
     assert told.exit == 3, told.out
     assert told.outcomes() == {("site.a", f"n{i}", "broken") for i in (1, 2, 3)}
-    assert "while the run went on" in " ".join(told.out.split())
+    assert "was changed during the run" in " ".join(told.out.split())
     assert "Traceback" not in told.out
     assert told.report["fleet"]["ready"] == []
 
