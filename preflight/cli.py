@@ -1,6 +1,6 @@
-"""The `preflight` command: what needs no test session, and `check`, which starts its own.
+"""The `preflight` command: the verbs that need no pytest session, and `run`, which starts its own.
 
-Imports the standard library only, and the rest on use: `check` must not load what it isolates from.
+Imports only the standard library at the top: `run` must not load what it isolates itself from.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from preflight.core.registry import Registered
 
-INTERRUPTED, USAGE, UNHEARD = 2, 4, 128 + signal.SIGPIPE
+INTERRUPTED, USAGE, PIPE_CLOSED = 2, 4, 128 + signal.SIGPIPE
 HELP = {
     "check": "check a fleet before a job starts, and name what is wrong",
     "list-checks": "list the checks, or explain one",
@@ -58,14 +58,14 @@ ISOLATED = {
     "check": "preflight.commands.check",
     "nightly": "preflight.commands.nightly.command",
 }
-"""Verbs that load nothing of the place they are started in: for root, cron and schedulers."""
+"""Verbs that load nothing from the current folder: for root, cron and schedulers."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What standard output says where it takes no more; a command names a file of its own itself."""
+"""Errors of standard output when it is full; a command that writes a file names it itself."""
 
 VERBS = tuple(HELP)
 WIDTH = 80
-"""Columns of the narrowest terminal people work in."""
+"""Columns of the narrowest terminal that people use."""
 
 
 _AGAIN = "import sys; from preflight.cli import main; sys.exit(main(sys.argv[1:], {}))"
@@ -74,7 +74,8 @@ _AGAIN = "import sys; from preflight.cli import main; sys.exit(main(sys.argv[1:]
 def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
     """Run one verb; wrong usage is one line and exit 4.
 
-    `launch`: a descriptor that holds the environment of what `watch` starts; None where it is ours.
+    `launch`: a descriptor that holds the environment for the launch that `watch` starts; None to
+    pass on this process's own.
     """
     words = sys.argv[1:] if argv is None else argv
     _open_streams()
@@ -96,7 +97,7 @@ def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
         return _verb(words, launch)
     except BrokenPipeError:
         _drop_output()  # the reader (head, less) has seen enough; 0 may mean "all is well"
-        return UNHEARD
+        return PIPE_CLOSED
     except KeyboardInterrupt:
         print("\npreflight: interrupted", file=sys.stderr)  # noqa: T201  a command speaks on its terminal
         _drop_output()
@@ -104,8 +105,8 @@ def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
     except UsageError as error:
         from preflight.core.text import printable
 
-        said = printable(str(error))  # it may name a file whose name is an escape sequence
-        print(f"preflight: {said}", file=sys.stderr)  # noqa: T201
+        message = printable(str(error))  # it may name a file whose name is an escape sequence
+        print(f"preflight: {message}", file=sys.stderr)  # noqa: T201
         return USAGE
     except OSError as error:
         if error.errno not in _FULL or error.filename is not None:
@@ -116,7 +117,7 @@ def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
 
 
 def _own_environment() -> int:
-    """A descriptor that holds it, and that the next program in this process inherits."""
+    """A descriptor that holds the environment; the program that this process execs inherits it."""
     import json
 
     handle = os.memfd_create("environment", 0)
@@ -135,8 +136,8 @@ def _verb(words: Sequence[str], launch: int | None) -> int:
         code = _command(arguments)
     else:
         _parser().print_help()
-        code = 0
-    sys.stdout.flush()  # a full disk is told in a line of ours, and not by Python at exit
+        code = USAGE
+    sys.stdout.flush()  # so that `main` reports a full disk, and not Python at exit
     return code
 
 
@@ -149,16 +150,18 @@ def _command(arguments: argparse.Namespace) -> int:
             raise
         from preflight.errors import UsageError
 
-        raise UsageError("what was given holds a number of over 4,300 digits") from error
+        raise UsageError(
+            "the input holds a number of more than 4,300 digits; correct it and run again"
+        ) from error
 
 
 def _drop_output() -> None:
-    """Let go what standard output holds: Python's own flush at exit must not complain."""
+    """Discard what standard output still buffers: Python's flush at exit must not complain."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_streams() -> None:
-    """Nothing behind a stream that the caller closed: else our next file takes its number.
+    """Open /dev/null for each stream that the caller closed: our next file would take its number.
 
     A watched launch would then write its output into that file.
     """
@@ -171,7 +174,7 @@ def _open_streams() -> None:
 
 
 def _watch(words: Sequence[str], launch: int | None) -> int:
-    """Apart from the other verbs: it stays for as long as a job runs, and loads nothing of them."""
+    """Run `watch` without loading the other verbs: it stays as long as the job runs."""
     from preflight.commands.watch import run
 
     if launch is None:
@@ -183,18 +186,18 @@ def _watch(words: Sequence[str], launch: int | None) -> int:
 
 
 def _judge_here(words: Sequence[str]) -> None:
-    """Hand over to the scheduler's hook; where that is broken, exit as for a node not judged."""
+    """Hand over to the scheduler's hook; if that is broken, exit as for a node not judged."""
     try:
         importlib.import_module("preflight.commands.check").judge_node(words)
     except Exception as error:  # noqa: BLE001  a traceback would exit 1, which drains the node
-        told = f"preflight: {words[0]} cannot be started ({type(error).__name__})"
-        print(f"{told}, so this node was not judged; install it again", file=sys.stderr)  # noqa: T201
+        message = f"preflight: {words[0]} cannot be started ({type(error).__name__})"
+        print(f"{message}, so this node was not judged; install it again", file=sys.stderr)  # noqa: T201
         sys.exit(2 if "--plain" in words else int("--fail-closed" in words))
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
-        """Exit 4 as everywhere else in preflight; argparse would say 2, which means interrupted."""
+        """Exit 4 as everywhere in preflight; argparse would exit 2, which means interrupted."""
         from preflight.core.text import did_you_mean
 
         unknown = re.match(r"argument VERB: invalid choice: '([^']*)'", message)
@@ -220,7 +223,7 @@ def _parser(chosen: str = "") -> argparse.ArgumentParser:
         if verb == "list-checks":
             options.add_argument("id", nargs="?", help="a check id such as gpu.count")
         elif verb == chosen and verb in COMMANDS:
-            # Only this one: loading every verb would take a second, and much that `check` must not.
+            # Only this one: all verbs take a second to load, and load what `check` must not.
             importlib.import_module(f"preflight.commands.{verb}").add_options(options)
     return parser
 

@@ -23,7 +23,7 @@ from preflight.burn.units import (
     units,
 )
 from preflight.core.statistics import median
-from preflight.core.thresholds import Thresholds, words
+from preflight.core.thresholds import Thresholds, describe_override
 from preflight.facts.burn import Burn, Flaw, Unit
 from preflight.facts.words import count
 
@@ -69,7 +69,7 @@ def hold(
         promise = hosts[next(iter(by_node))].promised
         limit = Thresholds(promise.limits)
         judged = _hold_class(by_node, hosts, earlier or {}, limit)
-        told = "".join(f"; {words(name, one)}" for name, one in limit.used.items())
+        told = "".join(f"; {describe_override(name, one)}" for name, one in limit.used.items())
         for raw, unit in judged:
             own = replace(unit, limit_origin=unit.limit_origin + told) if told else unit
             found.setdefault(raw.node, []).append((raw, own))

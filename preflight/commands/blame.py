@@ -31,7 +31,7 @@ from preflight.fleet.model import Host
 from preflight.fleet.nodeset import fold, natural
 from preflight.fleet.topology import read_switches
 from preflight.report.document import BlameRow, schema_of
-from preflight.report.fabric_grid import Accused, accused
+from preflight.report.fabric_grid import LocatedBlame, locate_blames
 from preflight.report.fabric_page import fabric_page
 from preflight.report.findings import Finding, findings, suspicions
 from preflight.report.ready import blame_row, exit_code, readiness, sensitivity_rows
@@ -160,7 +160,7 @@ class Judged(Struct, frozen=True, kw_only=True):
 
     entries: tuple[Entry, ...] = ()
     blames: tuple[BlameRow, ...] = ()
-    accused: tuple[Accused, ...] = ()
+    accused: tuple[LocatedBlame, ...] = ()
     """The same for the picture."""
     systemic: dict[str, str] = {}
     """Check → why so many nodes at once are likelier one cause, so that none is to be drained."""
@@ -226,7 +226,7 @@ def _judged(
         entries=entries,
         systemic=suspicions(entries, len(observed.nodes)),
         blames=blames,
-        accused=accused(blames, observed),
+        accused=locate_blames(blames, observed),
         notes=(
             *(f"{one.sentence}; {one.advice}" for one in shared),
             *_unjudged_words(observed),

@@ -28,7 +28,7 @@ from preflight.report.exports import MODE, junit, metrics, refuse_unread
 from preflight.report.fabric_page import fabric_section
 from preflight.report.hide import Hider
 from preflight.report.outputs import earlier
-from preflight.report.page import Told, page
+from preflight.report.page import PageContext, page
 from preflight.report.secret_names import secrets
 from preflight.report.since import found_in, nodes_in
 from preflight.report.terminal import summary, title
@@ -124,7 +124,9 @@ def fabric_of(
     observed, accused, sweep = stored.observed, judged.accused, stored.sweep
     if hider is not None:
         observed, accused, sweep = hider.all_of(observed), hider.all_of(accused), None
-    return lambda most: fabric_section(observed, accused, sweep=sweep, told=True, most=most)
+    return lambda most: fabric_section(
+        observed, accused, sweep=sweep, with_findings=False, most=most
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -158,7 +160,7 @@ def _unplaced(report: Report) -> Report:
 
 
 def _page(folder: Path, report: Report, nights: tuple[Night, ...], hider: Hider | None) -> str:
-    told = Told(
+    told = PageContext(
         found=found_in(report),
         earlier=hider.all_of(nights) if hider else nights,
         drains=draining(),

@@ -36,7 +36,7 @@ from preflight.fleet.nodeset import MOST_NODES, check_host_name
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from preflight.core.thresholds import Told
+    from preflight.core.thresholds import Override
     from preflight.fleet.inventory_tables import GroupTable, JobTable, Layer
 
 
@@ -237,9 +237,9 @@ class Inventory:
             layers.append((f"[group.{group}]", self._content.group[group]))
         return layers if own is None else [*layers, (f"[node.{name}]", own)]
 
-    def _joined(self, name: str, kind: Literal["limits", "baselines"]) -> dict[str, Told]:
+    def _joined(self, name: str, kind: Literal["limits", "baselines"]) -> dict[str, Override]:
         """Return a node's own limits or baselines; for each name the most specific table wins."""
-        numbers: dict[str, Told] = {}
+        numbers: dict[str, Override] = {}
         for where, layer in self._named_layers(name):
             numbers |= own_numbers(layer, kind, f"{self.path} {where}")
         return numbers

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from preflight.core.text import did_you_mean
-from preflight.core.thresholds import Told, shipped
+from preflight.core.thresholds import Override, shipped
 from preflight.errors import UsageError
 from preflight.fleet.baselines import UNITS, highest_ceiling
 from preflight.fleet.model import NEVER, TRANSPORTS, Port, Promise, User, Waiver, today
@@ -47,25 +47,25 @@ Limits = dict[str, float | dict[str, float]]
 Baselines = dict[str, float | BaselineTable]
 
 
-def limit_overrides(table: Limits | None, origin: str, *, for_all: bool) -> dict[str, Told]:
+def limit_overrides(table: Limits | None, origin: str, *, for_all: bool) -> dict[str, Override]:
     """The limits of one table by full name; UsageError names the table and the nearest name.
 
     `for_all`: the table applies to all nodes, so it may set a sweep's limits.
     """
-    overrides: dict[str, Told] = {}
+    overrides: dict[str, Override] = {}
     known = {*shipped(), *UNITS}
     for name, value in _flat(table or {}):
         if name not in known:
             raise UsageError(f"unknown limit {name[:80]!a} in {origin}{did_you_mean(name, known)}")
         if name.startswith(SWEPT) and not for_all:
             raise UsageError(f"{name} in {origin}: {_FLEET_WIDE}")
-        overrides[name] = Told(_sound(name, value, origin), origin)
+        overrides[name] = Override(_sound(name, value, origin), origin)
     return overrides
 
 
-def baseline_overrides(table: Baselines | None, origin: str) -> dict[str, Told]:
+def baseline_overrides(table: Baselines | None, origin: str) -> dict[str, Override]:
     """The baselines of one table by measure."""
-    overrides: dict[str, Told] = {}
+    overrides: dict[str, Override] = {}
     for name, value in (table or {}).items():
         if name not in UNITS:
             hint = did_you_mean(name, UNITS)
@@ -75,7 +75,7 @@ def baseline_overrides(table: Baselines | None, origin: str) -> dict[str, Told]:
         if one.learned and one.learned > datetime.now(UTC).date() + _TIME_ZONES:
             when = f"{name} in {origin} was learned {one.learned}, a day in the future"
             raise UsageError(f"{when}: correct it")
-        overrides[name] = Told(_sound(name, one.value, origin), origin, learned)
+        overrides[name] = Override(_sound(name, one.value, origin), origin, learned)
     return overrides
 
 
@@ -292,7 +292,9 @@ def refuse_impossible(where: str, layer: Layer) -> None:
             raise UsageError(f"{key} in {where} is {number}: give a number of GB/s")
 
 
-def own_numbers(layer: Layer, kind: Literal["limits", "baselines"], origin: str) -> dict[str, Told]:
+def own_numbers(
+    layer: Layer, kind: Literal["limits", "baselines"], origin: str
+) -> dict[str, Override]:
     """Return the numbers that one table sets; only [defaults] may set a sweep's."""
     if kind == "baselines":
         return baseline_overrides(layer.baselines, origin)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from preflight.core.thresholds import Told
+from preflight.core.thresholds import Override
 from preflight.errors import UsageError
 from preflight.fleet.job_environment import measured_in
 from preflight.fleet.nodeset import check_host_name, fold
@@ -144,9 +144,9 @@ class Promise(Struct, frozen=True, kw_only=True):
     """Least busbw of one pair on one rail, at the largest size of the ladder, GB/s."""
     intra_node_min_gbs: float | None = None
     """Least busbw among all GPUs of one node, at the largest size that it reaches, GB/s."""
-    limits: dict[str, Told] = {}
+    limits: dict[str, Override] = {}
     """Numbers that replace shipped ones, by name: "zombie_age_s", "gemm_bf16"."""
-    baselines: dict[str, Told] = {}
+    baselines: dict[str, Override] = {}
     """What good nodes of this group reach, by measure ("gemm_bf16"); learned or written."""
     fatal_xids: tuple[int, ...] | None = None
     tolerated_xids: tuple[int, ...] | None = None

@@ -1,4 +1,4 @@
-"""One finding per cause: a dead node is one line, not nineteen; a bad host, not its pairs."""
+"""Groups verdicts into one finding per cause: a dead node, or a bad host, is one line, not many."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ COUNTED = (
     (Outcome.BROKEN, "broken"),
     (Outcome.MISSING, "missing"),
 )
-"""The outcomes in the order in which verdicts are counted, and how each is called there."""
+"""The outcomes in the order in which they are counted, and the word for each."""
 
 _AND = " and "
-_WAIT = "look for what these nodes share before you touch any of them (see the note)"
+_WAIT = "find what these nodes share before you change any of them (see the note)"
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """What is shown for one cause; `subjects` are nodes or pairs that share it word for word."""
+    """What is shown for one cause; `subjects`: nodes or pairs with exactly the same finding."""
 
     outcome: Outcome
     subjects: tuple[str, ...]
@@ -44,7 +44,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     sentence: str
     advice: str
     also: tuple[str, ...] = ()
-    """Other checks whose verdict on the same subject has the same cause."""
+    """Other checks whose verdicts on the subject have the same cause."""
     verdicts: int = 1
     condemns: bool = False
 
@@ -54,7 +54,7 @@ def findings(
 ) -> tuple[Finding, ...]:
     """Group verdicts that are not fine by their cause, then merge identical ones over subjects.
 
-    `suspected`: checks that condemn so many nodes that no node should be taken out for it.
+    `suspected`: checks that fail on so many nodes that no node should be drained for them.
     """
     single = [blame for blame in blames if blame.kind != "systemic"]
     by_pair = grouped((name, blame) for blame in single for name in blame.pairs)
@@ -64,7 +64,7 @@ def findings(
         if entry.verdict.outcome in NOT_FINE
         for cause in _causes(entry, by_pair.get(entry.subject, ()))
     )
-    _tell_apart(groups)
+    _merge_double_culprits(groups)
     by_component = {blame.component: blame for blame in blames}
     each = (_joined(who, own, by_component.get(who)) for (who, _), own in groups.items())
     merged = grouped(((one.check, one.sentence, one.advice, one.outcome), one) for one in each)
@@ -74,17 +74,17 @@ def findings(
 
 
 def _causes(entry: Entry, own: Sequence[BlameRow]) -> list[tuple[str, str]]:
-    """Under each whom it condemns, and why: two checks that name one culprit are one finding."""
+    """(subject at fault, cause) of a verdict: two checks with the same culprit are one finding."""
     subjects: Sequence[str] = entry.verdict.culprits or (entry.verdict.blame or entry.subject,)
     if len(own) > 1 and entry.verdict.blame == components(one.component for one in own):
-        # A path with a fault of its own, beside that of its end, is a second finding.
-        told = (name for one in own for name in one.culprits or (one.component,))
-        subjects = tuple(dict.fromkeys(told))
+        # A path with a fault of its own, besides that of its end, is a second finding.
+        names = (name for one in own for name in one.culprits or (one.component,))
+        subjects = tuple(dict.fromkeys(names))
     return [(subject, entry.verdict.cause or entry.check) for subject in subjects]
 
 
-def _tell_apart(groups: dict[tuple[str, str], list[Entry]]) -> None:
-    """A pair of two culprits that are found anyway is no third finding."""
+def _merge_double_culprits(groups: dict[tuple[str, str], list[Entry]]) -> None:
+    """Merge "a and b" into a's finding, if a and b have findings of their own."""
     for both, cause in [key for key in groups if _AND in key[0]]:
         each = [(name, cause) for name in both.split(_AND)]
         if all(key in groups for key in each):
@@ -117,21 +117,21 @@ def _over_subjects(same: Sequence[Finding]) -> Finding:
 
 
 def suspicions(entries: Iterable[Entry], nodes: int) -> dict[str, str]:
-    """Say of checks that condemn so many nodes that the fleet is not the likely culprit.
+    """A note for each check that fails on so many nodes that one shared cause is likelier.
 
     Counted on nodes, never on pairs: one slow host makes half of the pairs bad at N = 4.
     """
-    condemned: dict[str, set[str]] = {}
+    at_fault: dict[str, set[str]] = {}
     for entry in entries:
         names = entry.verdict.culprits
         if not names and len(entry.nodes) == 1:
             names = (entry.verdict.blame or entry.subject,)
         if entry.verdict.condemns and names:
-            condemned.setdefault(entry.check, set()).update(names)
+            at_fault.setdefault(entry.check, set()).update(names)
     return {
-        check: f"{check} condemns {len(names)} of {nodes} nodes: this looks like the inventory, "
-        "the check or one shared cause rather than that many faults; do not drain on it"
-        for check, names in condemned.items()
+        check: f"{check} fails on {len(names)} of {nodes} nodes: the inventory, the check or one "
+        "shared cause is likelier than that many faults; do not drain nodes for it"
+        for check, names in at_fault.items()
         if shared_cause(len(names), nodes)
     }
 

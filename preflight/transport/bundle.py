@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from preflight import __version__
-from preflight.core.remote_command import OUTPUT_LIMIT, Furnished, ReachError
+from preflight.core.remote_command import OUTPUT_LIMIT, HasPayload, ReachError
 from preflight.core.trust import who_may_change
 from preflight.transport.payload_session import BOOTED, PYTHON_FLOOR, TOO_OLD, PayloadSession
 
@@ -120,7 +120,7 @@ def start_payload(
     """
     line = request if isinstance(request, bytes) else msgspec.json.encode(request)
     nonce = msgspec.json.decode(line, type=_Bound).nonce
-    if isinstance(connection, Furnished):
+    if isinstance(connection, HasPayload):
         packed = b""
         remote = connection.start_entry(entry, timeout_s=timeout_s, limit=limit)
     else:

@@ -139,7 +139,7 @@ class OpenSSHRemote(PipeRemote):
 
     def _took_stderr(self, data: bytes) -> None:
         super()._took_stderr(data)
-        if self._node_status is None and (match := self._intake.cut_stderr(self._mark)):
+        if self._node_status is None and (match := self._buffer.cut_stderr(self._mark)):
             self._node_status = int(match[1])
 
     def _exited(self, wait_s: float) -> bool:

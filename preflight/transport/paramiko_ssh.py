@@ -398,23 +398,23 @@ class ParamikoRemote(StreamRemote):
             return True
         if writing:
             time.sleep(min(wait_s, ROOM_TICK_S))
-        elif not self._intake.ended:
+        elif not self._buffer.ended:
             self._news.wait(wait_s)
         return self._drained()
 
     def _drained(self) -> bool:
         """Take all output that has arrived; return whether there was any."""
-        channel, intake = self._channel, self._intake
+        channel, buffer = self._channel, self._buffer
         over = bool(channel.eof_received or channel.closed)  # read first: no data follows it
         moved = False
         with suppress(OSError, EOFError):
-            while channel.recv_ready() and not intake.overflow:
-                intake.add_stdout(channel.recv(CHUNK))
+            while channel.recv_ready() and not buffer.overflow:
+                buffer.add_stdout(channel.recv(CHUNK))
                 moved = True
-            while channel.recv_stderr_ready() and not intake.overflow:
-                intake.add_stderr(channel.recv_stderr(CHUNK))
+            while channel.recv_stderr_ready() and not buffer.overflow:
+                buffer.add_stderr(channel.recv_stderr(CHUNK))
                 moved = True
-        intake.ended = intake.ended or over
+        buffer.ended = buffer.ended or over
         return moved
 
     def _exited(self, wait_s: float) -> bool:
@@ -431,7 +431,7 @@ class ParamikoRemote(StreamRemote):
             self._status = status if ended_there else None
             with suppress(OSError, EOFError, paramiko.SSHException):
                 self._channel.close()
-            self._intake.ended = True
+            self._buffer.ended = True
         return self._status
 
 

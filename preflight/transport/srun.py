@@ -123,19 +123,19 @@ class RelayRemote(StreamRemote):
 
     def _drained(self) -> bool:
         """Take all that has arrived; return whether there was any."""
-        channel, intake = self._channel, self._intake
+        channel, buffer = self._channel, self._buffer
         over = channel.ended  # read first: no data follows it
         moved = False
-        while channel.arrived and not intake.overflow:
+        while channel.arrived and not buffer.overflow:
             kind, data = channel.arrived.popleft()
-            (intake.add_stdout if kind == relay.OUT else intake.add_stderr)(data)
+            (buffer.add_stdout if kind == relay.OUT else buffer.add_stderr)(data)
             channel.taken += relay.FRAME + len(data)
             self._thanks += relay.FRAME + len(data)
             moved = True
         if self._thanks >= THANKS:
             self._link.say(relay.MORE_OUT, self._number, relay.NUMBER.pack(self._thanks))
             self._thanks = 0
-        intake.ended = intake.ended or (over and not channel.arrived)
+        buffer.ended = buffer.ended or (over and not channel.arrived)
         return moved
 
     def _exited(self, wait_s: float) -> bool:
@@ -146,7 +146,7 @@ class RelayRemote(StreamRemote):
             self._left = True
             self._status = self._channel.status
             self._link.forget(self._number)
-            self._intake.ended = True
+            self._buffer.ended = True
         return self._status
 
 

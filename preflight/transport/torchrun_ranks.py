@@ -237,10 +237,10 @@ class RankRemote(StreamRemote):
             raise ReachError("answer", f"{self._words}: {reply.sentence}", reply.advice)
         if isinstance(reply, Ended):
             self._ended = reply
-            self._intake.ended = True
+            self._buffer.ended = True
         elif isinstance(reply, Output):
-            self._intake.add_stdout(reply.out)
-            self._intake.add_stderr(reply.err)
+            self._buffer.add_stdout(reply.out)
+            self._buffer.add_stderr(reply.err)
         return True
 
     def _gone(self, why: str) -> ReachError:
@@ -262,7 +262,7 @@ class RankRemote(StreamRemote):
             if self._ended is None:
                 with suppress(PreflightError):
                     self._hub.send(self._rank, End(self._child))
-            self._intake.ended = True
+            self._buffer.ended = True
         return self._ended.status if self._ended else None
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from preflight.core.registry import Ledger, Registry, load_folder, shipped_folder
 from preflight.fleet.sources import FleetRequest, resolve
-from preflight.report.events import NAME, Began, Ended, expected_subjects, read_events
+from preflight.report.events import NAME, Began, Ended, by_check, read_events
 from preflight.report.outputs import Outputs
 from preflight.report.page import PAGE
 from preflight.report.since import at
@@ -71,7 +71,7 @@ def _write(run: Run, folder: Path) -> tuple[float, float]:
     outputs.events.begin(
         Began(
             preflight="0", run=run.nonce, started=at(_BEGAN_S), tier="quick", nodes=tuple(nodes),
-            origin=run.fleet.origin, expected=expected_subjects(keys, nodes),
+            origin=run.fleet.origin, expected=by_check(keys, nodes),
         )
     )  # fmt: skip
     conclude(

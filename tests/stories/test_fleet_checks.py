@@ -58,7 +58,7 @@ def test_a_node_that_is_down_does_not_hide_the_rest(here: Here) -> None:
             ("site.alike", "fleet:all", "ok"), ("reach.python", "n2", "fail"),
         }  # fmt: skip
         (row,) = [v for v in told.report["verdicts"] if v["outcome"] == "ok"]
-        assert row["sentence"] == "2 alike; not looked at: n2"
+        assert row["sentence"] == "2 alike; not checked: n2"
         assert told.report["fleet"]["ready"] == ["n1", "n3"]
 
 

@@ -43,7 +43,7 @@ def judged(here: Here, folder: Path, *arguments: str) -> tuple[Told, Path]:
     said = "".join(line.strip() for line in told.out.splitlines())
     assert told.exit == 3, told.out
     assert "3 ok, 0 failed, 0 missing" in told.out
-    assert " all was judged, but not saved where it belongs " in told.out
+    assert " everything was judged, but not saved where it belongs " in told.out
     assert "No space left on device" in " ".join(told.out.split())
     kept = re.search(rf"kept in ?({elsewhere}/preflight-\w+);", said)
     assert kept, told.out

@@ -90,7 +90,7 @@ def test_training_starts_when_all_nodes_are_fit(job: Job) -> None:
         ranks = {f"rank {GPUS * index + i} trains with {PODS * GPUS}" for i in range(GPUS)}
         assert set(pod.ran["train"].out.splitlines()) == ranks
     log = _log(job)
-    assert "\nfleet    train-[0-1]  2 nodes, 4 GPUs promised  (from torchrun" in log
+    assert "\nfleet    train-[0-1]  2 nodes, 4 GPUs expected  (from torchrun" in log
     assert "\nready      train-[0-1]  2 of 2\n" in log
     kept = [job.volume(pod, "report") / "preflight" / "report.json" for pod in job.pods]
     assert [file.exists() for file in kept] == [True, False]

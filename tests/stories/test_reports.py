@@ -111,8 +111,8 @@ def test_what_is_no_run_is_refused_in_one_line(here: Here) -> None:
     for folder, said in (
         ("night", "preflight nightly --resume goes on with it, and its waves have reports"),
         ("site", "holds no report.json"),
-        ("nowhere", "is no folder"),
-        ("odd", "is no report of this preflight"),
+        ("nowhere", "is not a folder"),
+        ("odd", "is not a report of this preflight"),
         ("newer", "is of schema 2, this preflight reads 1: use the one that wrote it (9.1)"),
     ):
         told = again(folder, cwd=here.folder)

@@ -295,7 +295,7 @@ def test_root_takes_no_conftest_that_may_yet_be_made(tmp_path: Path, folder: str
     (tmp_path / folder).chmod(0o1777)
     told = _pytest(folder=tmp_path)
     assert told.returncode == 4
-    assert f"root would run the code of {tmp_path / folder}, and everybody may" in told.stderr
+    assert f"root would run the code of {tmp_path / folder}, and every user may" in told.stderr
 
 
 @root_only
@@ -433,7 +433,7 @@ def test_the_isolated_run_takes_no_package_above_roots_checks(tmp_path: Path) ->
     told = _run("--site-checks=all/site", folder=tmp_path)
     assert not (tmp_path / "sprung").exists()
     assert told.returncode == 4
-    assert f"root would run the code of {tmp_path / 'all'}, and everybody may" in told.stderr
+    assert f"root would run the code of {tmp_path / 'all'}, and every user may" in told.stderr
 
 
 @root_only

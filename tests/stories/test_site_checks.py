@@ -75,7 +75,7 @@ def test_a_site_folder_that_cannot_be_used(here: Here) -> None:
     (here.folder / "pytest.ini").write_text("[pytest]\npreflight_checks = nosuch\n")
     told = here.judge_all()
     assert told.exit == 4
-    assert "is no folder: correct the ini file" in told.err
+    assert "is not a folder: correct the ini file" in told.err
 
 
 def test_lenient_strict_and_enough(here: Here) -> None:

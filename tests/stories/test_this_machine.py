@@ -139,7 +139,7 @@ def test_a_report_that_cannot_be_written(here: Here, place: str) -> None:
     here.check("site.a", "conclude(ok('fine'))")
     told = here.judge(f"--preflight-report={place}")
     assert told.exit == 4
-    assert "is no folder: give another one" in told.err
+    assert "is not a folder: give another one" in told.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

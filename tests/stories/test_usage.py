@@ -73,7 +73,7 @@ def test_an_option_without_preflight_is_no_pass(tmp_path: Path, word: str) -> No
     typed, inert = run(word), run(PYTEST_ADDOPTS=word)
     option = word.partition("=")[0]
     assert (typed.returncode, typed.stdout) == (4, "")
-    assert f"{option} without --preflight checks nothing; add --preflight" in typed.stderr
+    assert f"{option} without --preflight list-checks nothing; add --preflight" in typed.stderr
     assert (inert.returncode, "1 passed" in inert.stdout) == (0, True)
 
 
@@ -134,7 +134,7 @@ def test_a_budget_without_time_for_one_round_is_refused(
     )
     assert told.exit == 4
     assert re.search(
-        r"--preflight-budget=20: 20 s are too few: the smallest useful run takes about 2\d s; "
+        r"--preflight-budget=20: 20 s is too short: the smallest useful run takes about 2\d s; "
         r"give --preflight-budget=30\n",
         told.err,
     ), told.err

@@ -38,7 +38,7 @@ from preflight.report.outputs import (
     point_at,
     remove_folder,
 )
-from preflight.report.page import PAGE, Told, page
+from preflight.report.page import PAGE, PageContext, page
 from preflight.report.since import before, night_of, since
 from preflight.report.terminal import summary, title
 
@@ -204,7 +204,7 @@ def conclude(
     screen.line()
     changes = change_lines(report, found, earlier(folder))
     screen.title(title(report, unsaved=fine and report.exit != 0))
-    where = "; ".join(filter(None, (outputs.at(REPORT), outputs.told, unheard)))
+    where = "; ".join(filter(None, (outputs.at(REPORT), outputs.trouble_words, unheard)))
     drawn, hint = outputs.at(PAGE), _hint(sweep, report)
     for line in summary(report, found, where=where, page=drawn, hint=hint, width=screen.width):
         screen.line(line)
@@ -229,14 +229,14 @@ def _written(
 ) -> tuple[Report, str]:
     """Write the files, as a run does; return also why Prometheus was not told, if so."""
     report = outputs.write_report(report)
-    told = Told(found=found, earlier=earlier(outputs.path), drains=draining())
+    told = PageContext(found=found, earlier=earlier(outputs.path), drains=draining())
     waves = [outputs.path / wave.folder for wave in sweep.waves if wave.folder]
     drawn = fabric_of_waves(waves, report.blames)
     outputs.write(PAGE, page(report, told, drawn).encode())
     _leave_events(report, found, outputs)
     with suppress(OSError):
         point_at(outputs.path)
-    return report, outputs.tell_prometheus(report, found)
+    return report, outputs.write_metrics(report, found)
 
 
 def _leave_events(report: Report, found: tuple[Finding, ...], outputs: Outputs) -> None:

@@ -23,7 +23,7 @@ from preflight.fabric.observed import Observed
 from preflight.fabric.stored import read_stored
 from preflight.fleet.nodeset import fold
 from preflight.report.document import CoverageRow, FleetRow, Report
-from preflight.report.fabric_grid import accused
+from preflight.report.fabric_grid import locate_blames
 from preflight.report.fabric_page import fabric_section
 from preflight.report.findings import Finding, findings, suspicions
 from preflight.report.header import NumberRow, OffRow, Overrides, WaiverRow
@@ -351,9 +351,11 @@ def fabric_of_waves(
     if seen is None:
         return lambda _: links
     observed = hider.all_of(seen) if hider else seen
-    found = accused(blames, observed)
+    found = locate_blames(blames, observed)
     room = len(links.encode())
-    return lambda most: links + fabric_section(observed, found, told=True, most=most - room)
+    return lambda most: (
+        links + fabric_section(observed, found, with_findings=False, most=most - room)
+    )
 
 
 def seen_in(waves: Iterable[Path]) -> Observed | None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from preflight.burn.units import among
-from preflight.core.thresholds import SHIPPED, Told
+from preflight.core.thresholds import SHIPPED, Override
 from preflight.fleet.model import Promise
 from tests.unit.burn.builders import burned, judged
 
@@ -76,7 +76,7 @@ def test_a_promised_model_has_a_floor() -> None:
 
 def test_a_site_may_set_another_number() -> None:
     """What the inventory sets is in force for its group, and is named."""
-    told = Told(0.5, "fleet.toml [group.train]")
+    told = Override(0.5, "fleet.toml [group.train]")
     promise = Promise(gpus=8, limits={"cuda.gemm_tflops": told})
     (burn,) = judged(burned({("gemm_tflops", 5): 0.6}), promise=promise)
     assert odd(burn, "gemm_tflops") == []

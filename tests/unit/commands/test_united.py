@@ -64,15 +64,15 @@ def test_a_fault_of_over_a_quarter_of_the_fleet_is_said() -> None:
     waves = [NODES[0:3], NODES[3:6], NODES[6:9], NODES[9:12]]
     parts = [report(wave, [on("gpu.software", wave[0], verdict=bad)]) for wave in waves]
     united, (found,) = unite(_whole(nodes=NODES), _parts(*parts))
-    assert "gpu.software condemns 4 of 12 nodes" in united.suspicions[0]
-    assert found.advice.startswith("look for what these nodes share")
+    assert "gpu.software fails on 4 of 12 nodes" in united.suspicions[0]
+    assert found.advice.startswith("find what these nodes share")
 
 
 def test_what_looked_shared_to_one_wave_is_kept_with_its_number() -> None:
     """A note of a wave is not the fleet's, and not lost either."""
-    noted = report(["h1", "h2"], suspicions=("gpu.count condemns 2 of 2 nodes: ...",))
+    noted = report(["h1", "h2"], suspicions=("gpu.count fails on 2 of 2 nodes: ...",))
     united, _ = unite(_whole(), _parts(report(["h3"]), noted))
-    assert united.suspicions == ("wave 2, of 2 nodes: gpu.count condemns 2 of 2 nodes: ...",)
+    assert united.suspicions == ("wave 2, of 2 nodes: gpu.count fails on 2 of 2 nodes: ...",)
 
 
 def test_checks_of_a_whole_fleet_are_one_verdict() -> None:

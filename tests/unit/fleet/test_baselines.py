@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from preflight.core.thresholds import Told
+from preflight.core.thresholds import Override
 from preflight.fabric.measure import wire_from
 from preflight.fleet.baselines import (
     LINKS,
@@ -108,7 +108,7 @@ def test_the_floor_says_which_number_it_is() -> None:
         "healthy ones reach 794.5 (measured)"
     )
     assert not floor.holds(500)
-    learned = Told(700.0, "fleet.toml [group.train]", "2026-11-22, 8 GPUs of h1")
+    learned = Override(700.0, "fleet.toml [group.train]", "2026-11-22, 8 GPUs of h1")
     site = gpu_floor(Promise(gpu_model="H200", baselines={"gemm_bf16": learned}), "gemm_bf16")
     assert site is not None
     assert site.value == pytest.approx(595)
@@ -117,7 +117,7 @@ def test_the_floor_says_which_number_it_is() -> None:
         "0.85 of the baseline 700 of fleet.toml [group.train], learned 2026-11-22, 8 GPUs of h1"
     )
     both = Promise(
-        baselines={"gemm_bf16": learned}, limits={"gemm_bf16": Told(650.0, "fleet.toml")}
+        baselines={"gemm_bf16": learned}, limits={"gemm_bf16": Override(650.0, "fleet.toml")}
     )
     limit = gpu_floor(both, "gemm_bf16")
     assert limit is not None
@@ -139,14 +139,14 @@ def test_times_are_held_from_above_and_small_messages_not_at_all() -> None:
     assert either is not None
     assert nvls is not None
     assert either.value < nvls.value
-    slow = gpu_floor(Promise(baselines={"launch": Told(8.0, "fleet.toml")}), "launch")
+    slow = gpu_floor(Promise(baselines={"launch": Override(8.0, "fleet.toml")}), "launch")
     assert slow is not None
     assert slow.value == pytest.approx(12)
 
 
 def test_a_rail_of_the_site_comes_before_the_promised_nic() -> None:
     """46 GB/s learned on these very rails say more than 400 Gb/s of their data sheet."""
-    learned = Told(46.0, "fleet.toml [group.train]", "2026-11-22, 28 pairs")
+    learned = Override(46.0, "fleet.toml [group.train]", "2026-11-22, 28 pairs")
     floor = rail_floor(Promise(nic_gbits=400, baselines={"rail": learned}))
     assert floor is not None
     assert floor.value == pytest.approx(39.1)

@@ -69,7 +69,7 @@ def open_to_group(path: Path) -> None:
 
 SPOILED: dict[str, Callable[[Path], object]] = {
     "belongs to nobody": give_away,
-    "everybody may write to": lambda path: path.chmod(0o666),
+    "every user may write to": lambda path: path.chmod(0o666),
     "its group may write to": open_to_group,
     "user nobody may write to": let_write,
     "group 65534 may write to": lambda path: let_write(path, group=True),
@@ -133,7 +133,7 @@ def test_the_way_to_an_inventory_counts_too(tmp_path: Path, place: str) -> None:
         give_away(path)
     else:
         folder.chmod(0o1777)
-        assert "it is not there, and everybody may" in refused(folder / "soon.toml")
+        assert "it is missing, and every user may" in refused(folder / "soon.toml")
         return
     refused(path)
 

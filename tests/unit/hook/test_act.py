@@ -247,7 +247,7 @@ def test_a_program_of_somebody_else_is_not_run(slurm: FakeSlurm) -> None:
     """Root does not start what another could have written; and a missing one is named."""
     (slurm.folder / "scontrol").chmod(0o777)
     asked = Slurm(slurm.folder, time.monotonic() + 60)
-    with pytest.raises(SlurmError, match="everybody may write"):
+    with pytest.raises(SlurmError, match="every user may write"):
         asked.node(NODE)
     (slurm.folder / "scontrol").unlink()
     with pytest.raises(SlurmError, match=r"no scontrol in .*: set slurm_bin"):

@@ -117,7 +117,7 @@ def test_a_strangers_word_decides_nothing(tmp_path: Path) -> None:
     path.write_bytes(WHOLE)
     assert load(path).enforce
     path.chmod(0o666)
-    with pytest.raises(UsageError, match="everybody may write to"):
+    with pytest.raises(UsageError, match="every user may write to"):
         load(path)
     path.chmod(0o644)
     os.chown(tmp_path, 65534, 65534)

@@ -11,7 +11,7 @@ import pytest
 
 from preflight.fleet.model import Host
 from preflight.run.probe_stage import probe_fleet
-from preflight.run.site_sections import Carried
+from preflight.run.site_sections import LoadedSection
 from preflight.transport.ways import Ways
 from tests.unit.facts.builders import facts as made_up
 
@@ -52,7 +52,7 @@ def collect(request):
 
 def _probe(**bodies: str) -> Facts:
     sections = [
-        Carried(f"site.{name}", (START + body + "\n").encode(), 2.0)
+        LoadedSection(f"site.{name}", (START + body + "\n").encode(), 2.0)
         for name, body in bodies.items()
     ]
     host = Host(name="n1", address="n1", transport="local", python=(sys.executable,))

@@ -9,7 +9,7 @@ import pytest
 
 from preflight.core.registry import Entry
 from preflight.errors import UsageError
-from preflight.report.events import NAME, Began, Events, expected_subjects, read_events, reread
+from preflight.report.events import NAME, Began, Events, by_check, read_events, reread
 from preflight.report.since import Night
 from preflight.verdict import Outcome, Verdict, fail, ok
 
@@ -35,7 +35,7 @@ def began(path: Path) -> Events:
             tier="quick",
             nodes=NODES,
             origin="fleet.toml",
-            expected=expected_subjects(KEYS, NODES),
+            expected=by_check(KEYS, NODES),
         )
     )
     return events
@@ -101,7 +101,7 @@ def test_the_last_line_of_a_whole_run_is_what_the_next_compares_with(tmp_path: P
     late = Entry("gpu.count", "n3", ("n3",), ok("8 GPUs"))
     events.end([late], told)
     read = read_events((tmp_path / NAME).read_bytes())
-    assert [type(one).__name__ for one in read] == ["Began", "Said", "Ended"]
+    assert [type(one).__name__ for one in read] == ["Began", "Reached", "Ended"]
     assert reread(tmp_path).exit == 1
 
 

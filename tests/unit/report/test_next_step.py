@@ -27,14 +27,14 @@ def nodes(*failing: str, unjudged: tuple[str, ...] = ()) -> Readiness:
     [
         (nodes(), False, ""),
         (nodes(), True, ""),
-        (nodes("h3"), False, "to look again at these alone: add --preflight-nodes='h3'"),
+        (nodes("h3"), False, "to check these alone again: add --preflight-nodes='h3'"),
         (
             nodes("h3", "h5"),
             True,
-            "to look again at these beside h[1-2], ready: add --preflight-nodes='h[1-3,5]'",
+            "to check these beside h[1-2], ready again: add --preflight-nodes='h[1-3,5]'",
         ),
-        (nodes(*NAMES[1:]), True, "to look again: the same command"),
-        (nodes(*NAMES), False, "to look again: the same command"),
+        (nodes(*NAMES[1:]), True, "to check again: the same command"),
+        (nodes(*NAMES), False, "to check again: the same command"),
         (
             nodes("h3", unjudged=("h4",)),
             True,
@@ -58,7 +58,7 @@ def test_this_machine_is_told_how_to_judge_a_fleet() -> None:
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (nodes("h3"), "to look again at these alone: add --preflight-nodes='h3'"),
+        (nodes("h3"), "to check these alone again: add --preflight-nodes='h3'"),
         (
             nodes("h3", unjudged=("h4",)),
             "to judge the others: add --preflight-exclude='h3', or --preflight-budget=120",

@@ -50,9 +50,9 @@ def test_a_report_of_schema_1_is_read(tmp_path: Path) -> None:
     new = replace(new, sensitivity=(MISSED,))
     old = json.loads(encode(new))
     old.update(schema=1, lost=old.pop("missing"), missed=old.pop("sensitivity"))
-    old["counts"]["lost"] = old["counts"].pop("missing")
+    old["counts"]["missing"] = old["counts"].pop("missing")
     for row in old["verdicts"]:
-        row["outcome"] = {"missing": "lost"}.get(row["outcome"], row["outcome"])
+        row["outcome"] = {"missing": "missing"}.get(row["outcome"], row["outcome"])
     (tmp_path / "report.json").write_text(json.dumps(old))
     assert encode(reread(tmp_path)) == encode(new)
 
@@ -65,7 +65,7 @@ def test_a_report_of_schema_1_is_read(tmp_path: Path) -> None:
 def test_a_time_that_no_clock_shows_is_refused(tmp_path: Path, started: str) -> None:
     """Also before a page or a metric is made of it, or a JUnit file, which would hold its text."""
     (tmp_path / "report.json").write_text(json.dumps({**json.loads(WHOLE), "started": started}))
-    with pytest.raises(UsageError, match=r"is no report of this preflight .*give another run"):
+    with pytest.raises(UsageError, match=r"is not a report of this preflight .*give another run"):
         reread(tmp_path)
 
 
@@ -102,7 +102,7 @@ def test_numbers_and_evidence_without_bounds_are_refused(
     words = view.format(tmp_path).split("=")
     assert cli.main(["report", str(tmp_path), *words]) == 4
     told = capsys.readouterr().err
-    assert "is no report of this preflight" in told
+    assert "is not a report of this preflight" in told
     assert len(told.splitlines()) == 1
 
 
@@ -134,7 +134,7 @@ def test_no_field_holds_a_name_that_is_none(tmp_path: Path) -> None:
         value = table.pop(last) if last == "n1" else HOSTILE
         table[HOSTILE if last == "n1" else last] = value
         path.write_text(json.dumps(document))
-        with pytest.raises(UsageError, match="is no report of this preflight") as caught:
+        with pytest.raises(UsageError, match="is not a report of this preflight") as caught:
             reread(tmp_path)
         assert str(caught.value).isprintable(), (above, last)
 
@@ -149,14 +149,14 @@ def test_no_killed_run_holds_a_name_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text(line)
     assert reread(tmp_path).fleet.nodes == ("n1",)
     (tmp_path / "events.jsonl").write_text(line.replace('"n1"', json.dumps(HOSTILE)))
-    with pytest.raises(UsageError, match="is no report of this preflight"):
+    with pytest.raises(UsageError, match="is not a report of this preflight"):
         reread(tmp_path)
 
 
 def test_a_check_has_an_id(tmp_path: Path) -> None:
     """It is printed as it is; a stranger's report has no other words there."""
     (tmp_path / "report.json").write_text(WHOLE.replace("gpu.ecc", "\\u001b[31m</pre>"))
-    with pytest.raises(UsageError, match="is no id of a check"):
+    with pytest.raises(UsageError, match="is not the id of a check"):
         reread(tmp_path)
 
 

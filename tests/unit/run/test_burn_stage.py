@@ -95,8 +95,8 @@ def test_a_node_that_somebody_works_on_is_not_loaded() -> None:
     for one in (run, bold):
         one.judgement.advance(measured)
     others = [host for host in run.fleet.hosts if host.name != "h2"]
-    assert run._partakers().left_out("local", others)["h2"].startswith("busy: pid 7 ")
-    assert not bold._partakers().hindered("h2")
+    assert run._eligibility().left_out("local", others)["h2"].startswith("busy: pid 7 ")
+    assert not bold._eligibility().why_not_loaded("h2")
 
 
 def test_a_lost_node_is_one_finding() -> None:

@@ -20,7 +20,7 @@ from preflight.history.run_record import Cost, Coverage, Past, RoundRecord
 from preflight.run.expected_verdicts import Settings
 from preflight.run.measured import Measured, Silent
 from preflight.run.run import Run
-from preflight.session.history import Nightly, open_history
+from preflight.session.history import HistorySession, open_history
 from preflight.verdict import fail, ok
 from tests.unit.fabric.synthetic import hosts, sweep
 from tests.unit.facts.builders import facts
@@ -59,7 +59,7 @@ def _swept_run() -> Run:
     return run
 
 
-def _open(folder: Path, fleet: Fleet = FLEET) -> Nightly:
+def _open(folder: Path, fleet: Fleet = FLEET) -> HistorySession:
     return open_history(str(folder), folder, fleet, "quick")
 
 
