@@ -49,7 +49,7 @@ def test_a_healthy_machine_tells_every_reading(
     assert first.lacks == ("repair_pending", "fan_pct")
     assert (first.denied, first.errors) == ((), ())
     missing = {name for name, value in msgspec.structs.asdict(first).items() if value is None}
-    told_of_others = {"uncorrected_said", "unrepairable"}
+    told_of_others = {"uncorrected_seen", "unrepairable"}
     assert missing == {"repair_pending", "fan_pct", "fabric_domain", *told_of_others}
     assert first.clock_reasons == ("idle",)
     assert (first.margin_c, first.power_limit_w, first.recovery_action) == (57, 700.0, "none")
