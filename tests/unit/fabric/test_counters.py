@@ -134,9 +134,9 @@ def test_a_nic_that_never_answers_costs_four_waits_and_no_pair(
         said = [watching.read(ALL)["unread"] for _ in range(6)]
         assert watching._number == 4
         late = "error counters were not read: no answer within 0.3 s"
-        given_up = late + ", nor from a second process: none is asked any more"
+        given_up = late + ", nor from a second process: no further readings"
         assert said == [late] * 3 + [given_up] * 3
-        told = watching.since(watching.read(ALL), transports.Means(None, gloo_rail(), str))
+        told = watching.since(watching.read(ALL), transports.Transport(None, gloo_rail(), str))
         assert told == {"moved": [], "unread": given_up}
 
 
@@ -190,7 +190,7 @@ def gloo_rail() -> Any:
 
 def nccl_means(
     tree: Path, monkeypatch: pytest.MonkeyPatch, rail: int, log: str, *, known: bool = True
-) -> transports.Means:
+) -> transports.Transport:
     """A rail of a machine under NCCL, after a pair of which its log says this."""
     for name in ("NCCL_IB_HCA", "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"):
         monkeypatch.setenv(name, "")
@@ -201,7 +201,7 @@ def nccl_means(
     monkeypatch.setattr(transports, "_by_driver", lambda _: None)
     go = SimpleNamespace(backend="nccl", sysfs=str(tree))
     own: Any = SimpleNamespace(go=go, rail=rail, gpu=None, cuda=rail)
-    found = transports.Means(torch, own, lambda _: None)
+    found = transports.Transport(torch, own, lambda _: None)
     found.prepare()
     Path(os.environ["NCCL_DEBUG_FILE"]).write_text(log)
     found.words()
