@@ -261,7 +261,7 @@ GRADES: tuple[Grade, ...] = ("fatal", "reset", "configurable", "application", "n
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class XidInfo:
     """One code of `xids.toml`."""
 
     code: int
@@ -293,11 +293,11 @@ def advice_again() -> str:
 
 
 @cache
-def catalog() -> dict[int, Known]:
+def catalog() -> dict[int, XidInfo]:
     """Every code of `xids.toml`."""
     table = _table()
     return {
-        code: Known(
+        code: XidInfo(
             code=code,
             grade=entry["class"],
             meaning=entry["meaning"],
@@ -311,9 +311,9 @@ def catalog() -> dict[int, Known]:
     }
 
 
-def known(code: int) -> Known:
+def xid_info(code: int) -> XidInfo:
     """The entry of a code; an unknown code gets the advice to look it up."""
-    return catalog().get(code) or Known(
+    return catalog().get(code) or XidInfo(
         code=code,
         grade="configurable",
         meaning="not in preflight's catalog",
@@ -327,4 +327,6 @@ def with_meaning(counter: str) -> str:
     """Append the meaning to an Xid counted around a load: "Xid 79 0000:1b:00 (...)"."""
     word, _, rest = counter.partition(" ")
     code = whole(rest.partition(" ")[0])
-    return f"{counter} ({known(code).meaning})" if word == "Xid" and code is not None else counter
+    return (
+        f"{counter} ({xid_info(code).meaning})" if word == "Xid" and code is not None else counter
+    )

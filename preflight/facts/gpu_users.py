@@ -204,13 +204,15 @@ def _orphans(notable: Sequence[Process]) -> Iterator[Stale]:
             runs.setdefault((one.rank.elastic_run_id, one.rank.master_port), []).append(one)
     for (run_id, _), ranks in runs.items():
         if len(ranks) == 1:
-            who = f"{process(ranks[0])} is a rank whose torchrun is gone"
+            sentence = f"{process(ranks[0])} is a rank whose torchrun is gone"
         else:
             pids = ", ".join(str(one.pid) for one in ranks)
             since = age(max(one.age_s for one in ranks))
-            who = f"{len(ranks)} ranks of run {run_id!r} whose torchrun is gone"
-            who += f" (pids {pids}, user {ranks[0].user}, since {since})"
-        yield Stale(who + _holdings(ranks), kill_command(one.pid for one in ranks), tuple(ranks))
+            sentence = f"{len(ranks)} ranks of run {run_id!r} whose torchrun is gone"
+            sentence += f" (pids {pids}, user {ranks[0].user}, since {since})"
+        yield Stale(
+            sentence + _holdings(ranks), kill_command(one.pid for one in ranks), tuple(ranks)
+        )
 
 
 def _jobless(rest: Iterable[Process], scheduler: str, *, with_nvml: bool) -> Iterator[Stale]:

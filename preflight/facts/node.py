@@ -196,7 +196,7 @@ Interface = IPv4Interface | IPv6Interface
 
 
 @lru_cache(maxsize=4096)  # every node of a fleet names the same few over and over
-def parsed(text: str) -> Interface | None:
+def parse_address(text: str) -> Interface | None:
     """An address with or without the length of its network; None for anything else."""
     try:
         return ip_interface(text)
@@ -206,13 +206,13 @@ def parsed(text: str) -> Interface | None:
 
 def is_loopback(text: str) -> bool:
     """Whether it is an address of the loopback: 127.0.1.1, ::1."""
-    found = parsed(text)
+    found = parse_address(text)
     return found is not None and found.ip.is_loopback
 
 
 def family(text: str) -> int:
     """4 or 6; 0 for any other text."""
-    found = parsed(text)
+    found = parse_address(text)
     return 0 if found is None else found.version
 
 

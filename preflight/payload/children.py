@@ -99,7 +99,7 @@ def fork_surely(name: str, work: Callable[[], object], what: str = "") -> int:
         if alive:
             return pid
         os.kill(pid, signal.SIGKILL)
-        reaped(pid, UP_S)
+        wait_for_exit(pid, UP_S)
     raise OSError(f"none of {_TRIES} processes{what} came up")
 
 
@@ -150,7 +150,7 @@ def leave(status: int = 0) -> None:
     os._exit(status)
 
 
-def reaped(pid: int, within_s: float) -> int | None:
+def wait_for_exit(pid: int, within_s: float) -> int | None:
     """Wait for the end of a child; return its wait status, or None if it still runs."""
     deadline = time.monotonic() + within_s
     while True:
@@ -195,7 +195,7 @@ def default_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def ending(status: int) -> str:
+def describe_exit(status: int) -> str:
     """Describe how a process ended, by its wait status: "was killed by SIGKILL"."""
     if not os.WIFSIGNALED(status):
         return f"ended by itself with status {os.WEXITSTATUS(status)}"

@@ -367,7 +367,7 @@ def _holder(held: procfs.Socket, run_pid: int) -> dict[str, Any]:
     everyone = procfs.everyone()
     describer = Describer(everyone, run_pid, Care())
     for pid in sorted(everyone):
-        opened = procfs.opened(pid)
+        opened = procfs.open_files(pid)
         if opened and held.inode in opened.sockets:
             process = describer.describe(everyone[pid], procfs.environ(pid))
             process["listens"] = [held.port] if held.state == procfs.LISTEN else []

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from preflight.core.files import parse_toml
 from preflight.core.text import whole
 from preflight.errors import UsageError
-from preflight.facts.boards import known
+from preflight.facts.boards import xid_info
 from preflight.hang.answer_text import Alternative
 
 if TYPE_CHECKING:
@@ -342,7 +342,7 @@ def decoded(hit: Hit) -> dict[str, str]:
         if words:
             told[f"{field}_words"] = words.format(number=number)
     if "xid" in told:
-        told["xid_words"] = known(int(told["xid"])).meaning
+        told["xid_words"] = xid_info(int(told["xid"])).meaning
     return told
 
 

@@ -92,11 +92,11 @@ class Worker:
     def end(self, *, kill: bool = False) -> str:
         """End it, and describe how it ended by itself; do not wait for one in D state."""
         self.close()
-        status = None if kill else children.reaped(self.pid, children.EXIT_S)
+        status = None if kill else children.wait_for_exit(self.pid, children.EXIT_S)
         if status is not None:
-            return f"its process {children.ending(status)}" if status else ""
+            return f"its process {children.describe_exit(status)}" if status else ""
         os.kill(self.pid, signal.SIGKILL)
-        if children.reaped(self.pid, _KILLED_S) is not None:
+        if children.wait_for_exit(self.pid, _KILLED_S) is not None:
             return ""
         return f"; it is still there{' in D state' * clocks.in_d_state(self.pid)}"
 
@@ -177,10 +177,10 @@ class Crew:
         return True
 
     def _lose(self, index: int, phase: str, how: str, error: str, *, starved: bool = False) -> None:
-        self._emit(lost(index, phase, how, error, starved=starved))
+        self._emit(lost_event(index, phase, how, error, starved=starved))
 
 
-def lost(
+def lost_event(
     index: int, phase: str, how: str, error: str, *, to: int | None = None, starved: bool = False
 ) -> dict[str, Any]:
     """The event for a device that failed."""

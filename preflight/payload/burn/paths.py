@@ -287,7 +287,7 @@ def _measure_in_one_process(
     try:
         one = crew.Worker("preflight-p2p", partial(_copy_pairs, kind, plan["p2p"]))
     except OSError as error:
-        emit(crew.lost(left[0][0], "p2p", "error", str(error), to=left[0][1]))
+        emit(crew.lost_event(left[0][0], "p2p", "error", str(error), to=left[0][1]))
         return False
     new = sorted({index for pair in left for index in pair}) if kind == "cuda" else []
     limit_s += float(plan["limit_s"]["open"]) if new else 0.0
@@ -296,13 +296,13 @@ def _measure_in_one_process(
         try:
             one.order({"open": new, "a": a, "b": b})
         except OSError:
-            emit(crew.lost(a, "p2p", "died", one.end() or "its process ended", to=b))
+            emit(crew.lost_event(a, "p2p", "died", one.end() or "its process ended", to=b))
             return True
         answer = one.answer(time.monotonic() + limit_s, limit_s)
         for event in answer.events:
             emit(event)
         if answer.how:
-            emit(crew.lost(a, "p2p", answer.how, answer.error, to=b, starved=answer.starved))
+            emit(crew.lost_event(a, "p2p", answer.how, answer.error, to=b, starved=answer.starved))
             return True
         new, limit_s = [], float(plan["limit_s"]["p2p"])
     one.end()

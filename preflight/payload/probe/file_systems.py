@@ -94,7 +94,7 @@ def _describe(mount: sysfs.Mount, mounts: list[sysfs.Mount]) -> dict[str, Any]:
     if shared:
         from . import redact  # its patterns take milliseconds
 
-        source = clean(redact.redacted([mount.source])[0])
+        source = clean(redact.redact_words([mount.source])[0])
     above = [one for one in mounts if one.kind == "autofs"]
     return {
         "mount": clean(mount.point),

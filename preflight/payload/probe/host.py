@@ -10,7 +10,7 @@ import time
 from . import file_systems, guard, procfs, sysfs
 from .processes import ancestors
 from .procfs import TICKS, Users
-from .sysfs import attempt_lines, keyed, lines, numbered, whole
+from .sysfs import attempt_lines, lines, numbered, parse_key_values, whole
 from .text import attempt, clean, words
 
 TYPE_CHECKING = False
@@ -191,7 +191,7 @@ def own() -> dict[str, int]:
 
 def locks_any() -> bool:
     """Whether this process may lock memory beyond its limit."""
-    effective = int(keyed(lines("/proc/self/status"))["CapEff"], 16)
+    effective = int(parse_key_values(lines("/proc/self/status"))["CapEff"], 16)
     return bool(effective >> _IPC_LOCK & 1) and lines("/proc/self/uid_map")[0].split() == _ALL_IDS
 
 
@@ -311,7 +311,7 @@ def read_memory() -> dict[str, Any]:
 
 def parse_memory(meminfo: list[str], pressure: list[str]) -> dict[str, Any]:
     """Read /proc/meminfo and /proc/pressure/memory."""
-    known = {name: value.split() for name, value in keyed(meminfo).items()}
+    known = {name: value.split() for name, value in parse_key_values(meminfo).items()}
 
     def mib(name: str) -> int:
         return int(known[name][0]) // _KIB if name in known else 0
@@ -408,7 +408,7 @@ def system(found: list[str]) -> str:
 
 def cpu(found: list[str]) -> str:
     """Return the CPU's model: its name on x86, implementer and part on Arm."""
-    known = sysfs.keyed(found)
+    known = sysfs.parse_key_values(found)
     if "model name" in known:
         return clean(known["model name"])
     words = (

@@ -284,7 +284,7 @@ class Readers:
         self._refused = ""
         self._children: list[tuple[str, guard.Child]] = []
         try:
-            os.close(text.opened(path)[0])
+            os.close(text.open_regular(path)[0])
         except OSError as error:
             self._refused = words(error)
             self._begin_programs()
@@ -348,7 +348,7 @@ class _Device:
 
     def __init__(self, path: str) -> None:
         self.unread = 0
-        self._file, self._end = text.opened(path)[0], text.opened(path)[0]
+        self._file, self._end = text.open_regular(path)[0], text.open_regular(path)[0]
         # A plain file has a size; the device's is 0.
         self._size = os.lseek(self._end, 0, os.SEEK_END)
 

@@ -193,7 +193,7 @@ class Survey:
         self._care.mark(pid)
         environ = procfs.environ(pid) if self._left > 0 else None
         self._left -= len(environ or b"")
-        opened = procfs.opened(pid) if gpus else None
+        opened = procfs.open_files(pid) if gpus else None
         hidden = environ is None or (gpus and opened is None)
         self._unreadable += hidden and os.path.exists(f"/proc/{pid}")
         hinted = environ and any(hint in environ for hint in _RANK_HINTS)
@@ -241,7 +241,7 @@ class Survey:
         self, one: Stat, alive: set[str] | None, ports: Mapping[str, int]
     ) -> dict[str, Any]:
         process = self._describer.describe(one, self._ranks.get(one.pid))
-        opened = procfs.opened(one.pid)
+        opened = procfs.open_files(one.pid)
         listens = {ports[inode] for inode in opened.sockets if inode in ports} if opened else ()
         job = process["job"]
         process["wchan"] = procfs.wchan(one.pid) if one.state == "D" else ""

@@ -78,7 +78,7 @@ def job(pid: int) -> str:
     return found.group(1).decode("ascii") if found else ""
 
 
-class Open:
+class OpenFiles:
     """The GPUs and sockets that a process has open."""
 
     def __init__(self, targets: list[str]) -> None:
@@ -86,7 +86,7 @@ class Open:
         self.sockets = {one[len(_SOCKET) : -1] for one in targets if one.startswith(_SOCKET)}
 
 
-def opened(pid: int) -> Open | None:
+def open_files(pid: int) -> OpenFiles | None:
     """Return what it has open; None where this login may not read that."""
     folder = f"/proc/{pid}/fd"
     targets = []
@@ -96,7 +96,7 @@ def opened(pid: int) -> Open | None:
                 targets.append(os.readlink(f"{folder}/{name}"))
     except OSError:
         return None
-    return Open(targets)
+    return OpenFiles(targets)
 
 
 PF_KTHREAD = 0x00200000

@@ -140,7 +140,7 @@ def read_all(folder: str) -> list[dict[str, Any]]:
     return [_port(number, f"{folder}/ports/{number}", folder) for number in _numbers(folder)]
 
 
-def counted(root: str, folder: str) -> dict[int, Counts]:
+def read_counters(root: str, folder: str) -> dict[int, Counts]:
     """Return the error counters of each port that has any."""
     found: dict[int, Counts] = {}
     for number in _numbers(folder):
@@ -239,13 +239,13 @@ def read(root: str) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     began = time.monotonic()
-    before = {name: counted(root, f"{folder}/{name}") for name in devices}
+    before = {name: read_counters(root, f"{folder}/{name}") for name in devices}
     found = [_nic(name, f"{folder}/{name}") for name in devices]
     if not any(before.values()):
         return found
     time.sleep(max(0.0, LOOKS_APART_S - (time.monotonic() - began)))
     for nic in found:
-        after = counted(root, f"{folder}/{nic['name']}")
+        after = read_counters(root, f"{folder}/{nic['name']}")
         apart_s = round(time.monotonic() - began, 3)
         for port in nic["ports"]:
             first = before[nic["name"]].get(port["port"], {})

@@ -86,7 +86,7 @@ def command(argv: list[bytes], *, whole: bool) -> str:
     words = [clean(word, TEXT_LIMIT) for word in argv[:256]]
     # A title set by the process itself is a whole command in one word.
     words = [*words[0].split(), *words[1:]] if whole and words else program(words)
-    return clean(" ".join(redacted(words)), TEXT_LIMIT)
+    return clean(" ".join(redact_words(words)), TEXT_LIMIT)
 
 
 def program(words: list[str]) -> list[str]:
@@ -105,7 +105,7 @@ def program(words: list[str]) -> list[str]:
     return [*shown, words[at]] if is_script else shown
 
 
-def redacted(words: list[str]) -> list[str]:
+def redact_words(words: list[str]) -> list[str]:
     """Return a command's words, with `***` for all that is not known to be harmless."""
     shell = bool(words) and _SHELLS.fullmatch(os.path.basename(words[0])) is not None
     safe: list[str] = []

@@ -278,7 +278,7 @@ def _file(path: str, kind: str) -> dict[str, Any] | None:
 
 def _opener(path: str, flags: int) -> int:
     del flags  # always "rb"
-    return text.opened(path)[0]
+    return text.open_regular(path)[0]
 
 
 def _settings(raw: bytes) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def cpus_in(text: str) -> int:
     return total
 
 
-def keyed(found: list[str]) -> dict[str, str]:
+def parse_key_values(found: list[str]) -> dict[str, str]:
     """Return "Name: value" lines of /proc as a dict; the first of a name counts."""
     table: dict[str, str] = {}
     for line in found:

@@ -82,7 +82,7 @@ _HARMLESS = (os.makedev(1, 3), os.makedev(1, 11))
 """/dev/null and /dev/kmsg. Opening and closing /dev/watchdog0 would restart the node."""
 
 
-def opened(path: str, *, follow: bool = True) -> tuple[int, os.stat_result]:
+def open_regular(path: str, *, follow: bool = True) -> tuple[int, os.stat_result]:
     """Open a regular file for reading; OSError with EINVAL for anything else."""
     seen = os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     try:

@@ -68,7 +68,7 @@ def _newest(one: Document, path: str) -> list[Document]:
 def _dump(place: str, path: str, uid: int | None, began_s: float) -> Document | None:
     """Return the file, or why it is not read; None where there is none of this job."""
     try:
-        file, status = text.opened(place, follow=False)
+        file, status = text.open_regular(place, follow=False)
     except OSError as error:
         if error.errno == errno.EINVAL:
             return _refused(path, _NOT_THEIRS)
@@ -143,7 +143,7 @@ class StackReader:
             return
         if self._own:
             folders = (folder for one in pythons for folder in one["bins"])
-            self._spy = pyspy.installed(folders, self._patience.within(SPY_S))
+            self._spy = pyspy.find_installed(folders, self._patience.within(SPY_S))
         if self._spy is None and not pyspy.asks(emit):
             self._no_spy = _INSTALLED
         elif self._spy is None:
@@ -171,7 +171,7 @@ class StackReader:
 
     def read_again(self) -> None:
         """Collect the samples, and read the stacks a second time where the first read succeeded."""
-        self._sampled = pyspy.sampled(self._samplers, self._patience.within(pyspy.LATE_S))
+        self._sampled = pyspy.collect_samples(self._samplers, self._patience.within(pyspy.LATE_S))
         self._later = self._dump(pid for pid, stack in self._first.items() if _read(stack))
 
     def read_native(self, rows: list[Document]) -> None:

@@ -95,7 +95,7 @@ def moment(pid: int, start: int) -> Document:
 
 def _numbers(path: str) -> dict[str, int]:
     """Return the whole numbers of a file of "Name: number" lines; {} where it may not be read."""
-    table = sysfs.keyed(sysfs.attempt_lines(path))
+    table = sysfs.parse_key_values(sysfs.attempt_lines(path))
     return {name: int(value) for name, value in table.items() if value.isdigit()}
 
 
@@ -109,7 +109,7 @@ def look(root: str) -> dict[str, Document]:
     folder = root + "/class/infiniband"
     found: dict[str, Document] = {}
     for device in names(folder)[:MOST]:
-        for number, counts in rdma.counted(root, f"{folder}/{device}").items():
+        for number, counts in rdma.read_counters(root, f"{folder}/{device}").items():
             name = clean(f"{device}/{number}")
             found[name] = _port(name, f"{folder}/{device}/ports/{number}", counts)
     return found
@@ -132,12 +132,12 @@ def _bytes(path: str) -> int:
     return min(int(text) * _WORD, 2**53) if text.isdigit() else 0
 
 
-def moved(before: dict[str, Document], after: dict[str, Document]) -> list[Document]:
+def changes(before: dict[str, Document], after: dict[str, Document]) -> list[Document]:
     """Return a `PortLook` of the document for each port: its changes between two looks."""
-    return [_moved(before.get(name, now), now) for name, now in sorted(after.items())]
+    return [_change(before.get(name, now), now) for name, now in sorted(after.items())]
 
 
-def _moved(before: Document, now: Document) -> Document:
+def _change(before: Document, now: Document) -> Document:
     grown = {
         name: value - before["errors"].get(name, value) for name, value in now["errors"].items()
     }
@@ -196,7 +196,7 @@ class Instant:
         for name in _MOVED:
             if then.get(name) is not None and now.get(name) is not None:
                 row[name] = max(0, round(now[name] - then[name], 3))
-        row["connections"] = sockets.moved(
+        row["connections"] = sockets.changes(
             before._wires.get(str(pid), []), self._wires.get(str(pid), [])
         )
         return row
@@ -207,7 +207,7 @@ class Instant:
         read = [(then, now) for then, now in pairs if then is not None and now is not None]
         if not read:
             return None
-        return [port for then, now in read for port in moved(then, now)][:512]
+        return [port for then, now in read for port in changes(then, now)][:512]
 
 
 _IDLE = "idle"

@@ -207,7 +207,9 @@ class Spy:
         return _begin(argv, errors=True)
 
 
-def sampled(samplers: dict[int, guard.Child], until: float) -> dict[int, list[dict[str, Any]]]:
+def collect_samples(
+    samplers: dict[int, guard.Child], until: float
+) -> dict[int, list[dict[str, Any]]]:
     """Return the `Sighting`s of each process whose sampler ends by `until`; end the others."""
     sightings = {}
     for pid, child in samplers.items():
@@ -244,13 +246,13 @@ def _continue(pid: int) -> None:
                 os.kill(pid, signal.SIGCONT)
 
 
-def installed(bins: Iterable[str], until: float) -> Spy | None:
+def find_installed(bins: Iterable[str], until: float) -> Spy | None:
     """Return the first py-spy that runs: next to the ranks' Python, on PATH, in common folders."""
     common = [*os.environ.get("PATH", "").split(os.pathsep), *_PLACES]
     for folder in filter(os.path.isabs, dict.fromkeys([*bins, *common])):
         path = os.path.join(folder, "py-spy")
         if os.geteuid() == 0 or folder not in common:  # users choose the folders of their ranks
-            path = resolved(path)
+            path = resolve_path(path)
         if path and os.access(path, os.X_OK):
             version = version_of(path, until)
             if version:
@@ -267,7 +269,7 @@ def version_of(path: str, until: float) -> str:
     return found.group(1) if answered and found else ""
 
 
-def resolved(path: str) -> str:
+def resolve_path(path: str) -> str:
     """Return the file that an absolute path leads to; "" if another user could change that.
 
     Each step, including links, is checked after those before it: no other user can replace it then.

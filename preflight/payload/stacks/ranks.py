@@ -50,7 +50,7 @@ def describe(table: ProcessTable, pid: int, identity: Identity | None) -> Docume
         "age_s": round(stat.age_s(), 3),
         "user": "?" if uid is None else clean(_users.name(uid)),
         "uid": uid,
-        "program": clean(" ".join(redact.redacted(redact.program(words)))),
+        "program": clean(" ".join(redact.redact_words(redact.program(words)))),
         "python": table.is_python(pid),
         "stuck": table.stuck(pid),
         "visible": None if visible is None else clean(visible),
@@ -278,7 +278,7 @@ def _is_spawned(table: ProcessTable, pid: int) -> bool:
 
 
 def _has_gpu(pid: int) -> bool:
-    opened = procfs.opened(pid)
+    opened = procfs.open_files(pid)
     return opened is not None and opened.gpu
 
 

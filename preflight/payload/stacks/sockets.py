@@ -214,7 +214,7 @@ def look(pids: Iterable[int]) -> dict[str, Any]:
                 document["ports"] = {**look_interfaces(), **document["ports"]}
         found = _connections(members[0], document["problems"], inside=inside)
         for pid in members:
-            opened = procfs.opened(pid)
+            opened = procfs.open_files(pid)
             its = opened.sockets if opened else set()
             wires = [found[inode] for inode in sorted(its) if inode in found]
             document["wires"][str(pid)] = wires[:most]
@@ -268,13 +268,13 @@ def _enter(pid: int) -> bool:
         os.close(handle)
 
 
-def moved(before: list[Wire], after: list[Wire]) -> list[Wire]:
+def changes(before: list[Wire], after: list[Wire]) -> list[Wire]:
     """Return a `Connection` of the document for each that exists at the second look."""
     first = {one["inode"]: one for one in before}
-    return [_moved(first.get(one["inode"], {}), one) for one in after]
+    return [_change(first.get(one["inode"], {}), one) for one in after]
 
 
-def _moved(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+def _change(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     document = {name: after[name] for name in ("local", "peer", "state", "unacked", "waiting")}
     document.update(retries=after["retries"], probes=after["probes"])
     for name in ("sent", "received", "resent"):

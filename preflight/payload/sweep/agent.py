@@ -155,7 +155,7 @@ def why_taken(name: str) -> tuple[str, str]:
 def _oldest(address: str) -> procfs.Stat | None:
     """Return the oldest process that has the socket; None where processes are hidden."""
     inode = _inode(address)
-    opened = ((stat, procfs.opened(pid)) for pid, stat in procfs.everyone().items() if inode)
+    opened = ((stat, procfs.open_files(pid)) for pid, stat in procfs.everyone().items() if inode)
     stats = [stat for stat, its in opened if its and inode in its.sockets]
     return min(stats, key=lambda stat: stat.start) if stats else None
 

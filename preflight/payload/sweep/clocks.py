@@ -392,7 +392,7 @@ def waited_s(pid: int) -> dict[str, float]:
     return found
 
 
-def stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
     """Whether it is stopped by a signal or a debugger."""
     its = procfs.look(pid)
     return its is not None and its.state in ("T", "t")
@@ -406,7 +406,7 @@ def in_d_state(pid: int) -> bool:
 
 def excuse(before: dict[str, float], pid: int, within_s: float) -> str:
     """Explain the silence of the last `within_s`, as the end of a sentence; "" if not known."""
-    if stopped(pid):
+    if is_stopped(pid):
         return "; it was stopped by a signal"
     now = waited_s(pid)
     most = max((now[thread] - before.get(thread, 0.0) for thread in now), default=0.0)

@@ -366,7 +366,7 @@ class Watch:
         after = before if "unread" in before else self.read(transport.question())
         why = [transport.unplaced, after.get("unread", "")]
         return {
-            "moved": [] if "unread" in after else moved(before, after, transport),
+            "moved": [] if "unread" in after else changes(before, after, transport),
             "unread": "; ".join(filter(None, why)),
         }
 
@@ -434,10 +434,10 @@ class _Reader:
         os.close(self._asking)
         os.close(self._answers.descriptor)
         os.kill(self._pid, signal.SIGKILL)
-        children.reaped(self._pid, _ENDING_S)
+        children.wait_for_exit(self._pid, _ENDING_S)
 
 
-def moved(
+def changes(
     before: dict[str, Any], after: dict[str, Any], transport: Transport
 ) -> list[dict[str, Any]]:
     """Return the counters that rose, and the current throttle reasons, for an account.

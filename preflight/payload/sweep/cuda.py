@@ -146,7 +146,7 @@ def _cuda(torch: Any) -> dict[str, Any]:
     answer = os.read(reading, _ANSWER_BYTES) if answered else b""
     os.close(reading)
     os.kill(pid, signal.SIGKILL)
-    children.reaped(pid, _REAP_S)  # a child stuck in the driver never ends
+    children.wait_for_exit(pid, _REAP_S)  # a child stuck in the driver never ends
     found: dict[str, Any] = json.loads(answer.decode("ascii")) if answer else {}
     return found
 

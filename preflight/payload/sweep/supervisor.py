@@ -83,7 +83,7 @@ class _Exit:
 
 def _reap(pid: int, within_s: float) -> None:
     """Wait for a child to exit; kill it if that takes longer, and wait for that."""
-    if children.reaped(pid, within_s) is None:
+    if children.wait_for_exit(pid, within_s) is None:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
@@ -247,9 +247,9 @@ def _end(pid: int, error: str, last_exit: _Exit) -> str:
     """Kill and reap the measuring process; in the background if that takes time."""
     if error:
         os.kill(pid, signal.SIGKILL)
-    status = children.reaped(pid, _REAP_S)
+    status = children.wait_for_exit(pid, _REAP_S)
     if status is not None:
         # This text tells the controller that this end failed by itself.
-        return error or f"its measuring process {children.ending(status)}"
+        return error or f"its measuring process {children.describe_exit(status)}"
     last_exit.begins(pid)
     return error or "its measuring process ended by itself, but has not exited yet"

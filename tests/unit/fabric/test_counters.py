@@ -80,14 +80,14 @@ def test_what_moved_is_told_once_and_bounded() -> None:
         "throttled": ["GPU 3 throttle hw_thermal"],
     }
     own: Any = SimpleNamespace(owns=lambda name: name != "a")
-    assert counters.moved(before, after, own) == [
+    assert counters.changes(before, after, own) == [
         {"name": "Xid 79 0000:1b:00", "by": 1.0},
         {"name": "GPU 3 throttle hw_thermal", "by": 1},
         {"name": "a", "by": 1.0, "assigned": False},
     ]
     many = {"counters": dict.fromkeys(map(str, range(500)), 0.0), "throttled": []}
     more = {"counters": dict.fromkeys(map(str, range(500)), 1.0), "throttled": []}
-    assert len(counters.moved(many, more, own)) == counters.MOST
+    assert len(counters.changes(many, more, own)) == counters.MOST
 
 
 def test_xids_are_counted_from_when_the_log_was_opened(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def test_a_killed_process_that_does_not_go_is_told_and_not_waited_for(
 ) -> None:
     """In whatever state it is: the next process would wait for its GPU, and be called hung."""
     go_on = threading.Event()
-    monkeypatch.setattr(children, "reaped", lambda *_: None)
+    monkeypatch.setattr(children, "wait_for_exit", lambda *_: None)
     monkeypatch.setattr(children, "EXIT_S", 0.0)
     monkeypatch.setattr(supervisor, "_REAP_S", 0.0)
     monkeypatch.setattr(supervisor, "_reap", lambda *_: go_on.wait())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from preflight.captured.kernel_log import parse, stripped
 from preflight.checks.gpu.driver_log import roots, troubles
-from preflight.facts.boards import GRADES, catalog, known
+from preflight.facts.boards import GRADES, catalog, xid_info
 
 SAID = "NVRM: Xid (PCI:0000:1b:00): 79, pid=7, name=x, GPU has fallen off the bus."
 
@@ -151,8 +151,8 @@ def test_an_echo_always_has_a_cause(codes: list[int]) -> None:
 def test_the_catalog_agrees_with_what_all_vendors_say() -> None:
     """Every list read calls these grave, and none drains for what a program does."""
     for code in (48, 62, 64, 74, 79, 119, 120):
-        assert known(code).grade in ("fatal", "reset")
+        assert xid_info(code).grade in ("fatal", "reset")
     for code in (13, 31, 43, 45):
-        assert known(code).grade == "application"
+        assert xid_info(code).grade == "application"
     assert {each.grade for each in catalog().values()} == set(GRADES)
     assert all(each.meaning and each.advice and each.source for each in catalog().values())

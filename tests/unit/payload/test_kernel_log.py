@@ -205,7 +205,7 @@ class Ring:
         self.at: list[int] = []
         self.room, self.grows = room, grows
 
-    def opened(self, _path: str) -> tuple[int, None]:
+    def open_regular(self, _path: str) -> tuple[int, None]:
         """Stand at the oldest record."""
         self.at.append(max(0, len(self.records) - self.room))
         return len(self.at) - 1, None
@@ -234,7 +234,7 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Callable[[Ring], KernelLog]:
     """Reads such a device."""
 
     def read(ring: Ring) -> KernelLog:
-        monkeypatch.setattr(text, "opened", ring.opened)
+        monkeypatch.setattr(text, "open_regular", ring.open_regular)
         monkeypatch.setattr(os, "read", ring.read)
         monkeypatch.setattr(os, "lseek", ring.lseek)
         log = kernel_log._read(kernel_log.LOG, 0.0)

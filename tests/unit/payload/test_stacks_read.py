@@ -204,10 +204,10 @@ def test_a_connection_counts_what_moved() -> None:
              "waiting": 0, "retries": 0, "probes": 0, "sent": 10, "received": 5, "resent": 1,
              "quiet_ms": 40}  # fmt: skip
     later = {**first, "sent": 30, "resent": 4, "retries": 2, "quiet_ms": 3500}
-    (moved,) = sockets.moved([first], [later])
+    (moved,) = sockets.changes([first], [later])
     assert (moved["sent"], moved["received"], moved["resent"]) == (20, 0, 3)
     assert (moved["retries"], moved["quiet_s"]) == (2, 3.5)
-    (new,) = sockets.moved([], [later])
+    (new,) = sockets.changes([], [later])
     assert new["sent"] == 30
 
 
@@ -222,7 +222,7 @@ def test_ports_count_what_moved(tmp_path: Path) -> None:
     before = moments.look(str(tmp_path))
     (port / "counters" / "port_xmit_data").write_text("350\n")
     (port / "counters" / "link_downed").write_text("3\n")
-    (moved,) = moments.moved(before, moments.look(str(tmp_path)))
+    (moved,) = moments.changes(before, moments.look(str(tmp_path)))
     assert (moved["name"], moved["up"]) == ("mlx5_0/1", True)
     assert (moved["sent"], moved["received"]) == (1000, 0)
     assert (moved["errors"], moved["lost_link"]) == ({"link_downed": 1}, 3)
@@ -277,10 +277,10 @@ def test_root_runs_no_py_spy_of_a_users(tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\necho py-spy 9.9\n")
     program.chmod(0o755)
     os.chown(program, 65534, -1)
-    assert not pyspy.resolved(str(program))
-    found = pyspy.installed([str(tmp_path)], time.monotonic() + 20)
+    assert not pyspy.resolve_path(str(program))
+    found = pyspy.find_installed([str(tmp_path)], time.monotonic() + 20)
     assert found is None or "9.9" not in found.by
-    assert pyspy.resolved("/bin/sh") == os.path.realpath("/bin/sh")
+    assert pyspy.resolve_path("/bin/sh") == os.path.realpath("/bin/sh")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -294,10 +294,10 @@ def test_an_account_runs_no_py_spy_that_another_user_names(
     for path in (tmp_path, program):
         os.chown(path, 65534, -1)
     monkeypatch.setattr(os, "geteuid", lambda: 65533)
-    found = pyspy.installed([str(tmp_path)], time.monotonic() + 20)
+    found = pyspy.find_installed([str(tmp_path)], time.monotonic() + 20)
     assert found is None or "9.9" not in found.by
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = pyspy.installed([], time.monotonic() + 20)
+    found = pyspy.find_installed([], time.monotonic() + 20)
     assert found is not None
     assert "9.9" in found.by
 
@@ -309,18 +309,18 @@ def test_root_runs_no_py_spy_of_a_strangers_mount(tmp_path: Path, name: str, use
     """Its server says that the program is root's."""
     with strangers_mount.mounted(tmp_path / name, user):
         program = str(tmp_path / name / "py-spy")
-        assert pyspy.resolved(program) == ("" if user else program)
+        assert pyspy.resolve_path(program) == ("" if user else program)
 
 
 def test_a_link_that_leads_in_a_circle_is_no_py_spy(tmp_path: Path) -> None:
     """It ends, and what it names is not run."""
     (tmp_path / "py-spy").symlink_to("py-spy")
-    assert not pyspy.resolved(f"{tmp_path}/py-spy")
-    assert not pyspy.resolved(f"{tmp_path}/absent")
+    assert not pyspy.resolve_path(f"{tmp_path}/py-spy")
+    assert not pyspy.resolve_path(f"{tmp_path}/absent")
     (tmp_path / "sticky").mkdir()
     (tmp_path / "sticky").chmod(0o1777)
     (tmp_path / "sticky" / "py-spy").symlink_to("/bin/sh")
-    assert not pyspy.resolved(f"{tmp_path}/sticky/py-spy")
+    assert not pyspy.resolve_path(f"{tmp_path}/sticky/py-spy")
 
 
 def test_an_installed_payload_runs_nothing_that_it_was_sent(
