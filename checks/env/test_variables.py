@@ -126,7 +126,7 @@ def judge_debugging(environ: Mapping[str, str] | None, origin: str, facts: Facts
     if environ is None:
         return not_run(UNKNOWN_JOB)
     loud = too_loud(environ)
-    if not loud and facts.gpus is None and facts.driver.state == "untold":
+    if not loud and facts.gpus is None and facts.driver.state == "unknown":
         return not_run("nothing here tells whether that node has GPUs, of which NCCL would tell")
     if not loud and not facts.gpus:
         return not_run("no GPUs here: no NCCL to explain")
@@ -161,7 +161,7 @@ def switched_off(environ: Mapping[str, str], promised: Promise, facts: Facts) ->
 
 def unjudged(environ: Mapping[str, str], facts: Facts) -> str:
     """The setting that switches a way off where nothing tells whether there is one."""
-    if facts.driver.state != "untold" or facts.nics is not None or facts.gpus is not None:
+    if facts.driver.state != "unknown" or facts.nics is not None or facts.gpus is not None:
         return ""
     return _rdma(environ) or _direct(environ) or _shared(environ) or _gdr_level(environ)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from preflight.core.thresholds import Thresholds
-from preflight.facts.boards import GRADES, known
+from preflight.facts.boards import GRADES, xid_info
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -178,11 +178,11 @@ def _read_line(order: int, line: LogLine) -> Iterator[Trouble]:
         slot, code, said = slot_of(xid[1]), int(xid[2]), re.sub(_PROCESS, "", xid[3], count=1)
         causes = frozenset(int(each) for each in re.findall(_CAUSED, said)) - {code, _SUMMARY}
         for cause in sorted(causes):
-            of = known(cause)
+            of = xid_info(cause)
             yield Trouble(
                 slot, cause, of.grade, of.meaning, of.advice, order, 1, line.last_s, named_by=code
             )
-        entry = known(code)
+        entry = xid_info(code)
         grade: Grade = entry.grade
         if code == _SUMMARY:
             grade = _wanted(said)
@@ -207,12 +207,17 @@ def _wanted(said: str) -> Grade:
 
 def _unnumbered(text: str) -> Iterator[tuple[str, str, Grade, str]]:
     if fell := re.search(_FELL, text):
-        yield slot_of(fell[1]), OFF_THE_BUS, "fatal", known(79).advice
+        yield slot_of(fell[1]), OFF_THE_BUS, "fatal", xid_info(79).advice
     elif init := re.search(_INIT, text):
         slot = next(filter(None, init.groups()))
-        yield slot_of(slot), "the driver could not start it", "fatal", known(143).advice
+        yield slot_of(slot), "the driver could not start it", "fatal", xid_info(143).advice
     elif reset := re.search(_NEEDS_RESET, text):
-        yield slot_of(reset[1]), "the driver says that it needs a reset", "reset", known(119).advice
+        yield (
+            slot_of(reset[1]),
+            "the driver says that it needs a reset",
+            "reset",
+            xid_info(119).advice,
+        )
     elif training := re.search(_TRAINING, text):
         advice = "drain, reseat its NVLink bridge or baseboard, look at nvidia-smi nvlink --status"
         yield training[1], "its NVLinks do not train", "reset", advice

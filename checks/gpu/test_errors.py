@@ -55,7 +55,7 @@ def ecc_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
             errors = count(health.ecc_volatile_uncorrected, "uncorrectable ECC error")
             since = "since its driver was loaded, 0 expected"
             yield Trouble(gpu, f"{named(gpu)}: {errors} {since}", _RESET)
-        elif health.uncorrected_said:
+        elif health.uncorrected_seen:
             told = "uncorrectable memory errors are reported, their number is not; 0 expected"
             yield Trouble(gpu, f"{named(gpu)}: {told}", _RESET)
         sram, most = health.sram_aggregate_uncorrected or 0, limit("sram_uncorrected")

@@ -53,7 +53,7 @@ def judge_xid(promised: Promise, facts: Facts, limit: Thresholds) -> Verdict:
     log = facts.kernel_log
     expects = bool(promised.gpus) or bool(facts.gpus)
     if log is None:
-        return unread(facts) if expects or facts.driver.state == "untold" else _none_here()
+        return unread(facts) if expects or facts.driver.state == "unknown" else _none_here()
     settled = _mark_settled(troubles(log.lines), facts)
     said = [_site_grade(each, promised) for each in settled]
     if not said and not expects and log.source != "text":
@@ -300,7 +300,7 @@ def judge_sxid(facts: Facts) -> Verdict:
         link.remote_kind == "switch" for gpu in facts.gpus or () for link in gpu.links or ()
     )
     if log is None:
-        return unread(facts) if switched or facts.driver.state == "untold" else _no_switch()
+        return unread(facts) if switched or facts.driver.state == "unknown" else _no_switch()
     old, new = faults(log.lines)
     if not old and not new and not switched and log.source != "text":
         return _no_switch()

@@ -16,7 +16,7 @@ from preflight.checks.rdma.ports import ports_of
 from preflight.checks.software.test_versions import version
 from preflight.core.text import whole
 from preflight.facts.node import family as family_of
-from preflight.facts.node import parsed
+from preflight.facts.node import parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -122,7 +122,7 @@ def hca_of(environ: Mapping[str, str] | None) -> str:
 
 def subnet(interface: Interface) -> str:
     """The network of its first address: "10.77.0.0/24"; "" without one."""
-    found = parsed(interface.addresses[0]) if interface.addresses else None
+    found = parse_address(interface.addresses[0]) if interface.addresses else None
     return "" if found is None else str(found.network)
 
 

@@ -19,7 +19,7 @@ from preflight.checks.net.selected import (
 )
 from preflight.checks.rdma.port_faults import down_ports
 from preflight.facts import Facts, Group, Node
-from preflight.facts.node import addresses_of, family, is_loopback, parsed
+from preflight.facts.node import addresses_of, family, is_loopback, parse_address
 from preflight.facts.words import count
 from preflight.fleet.model import Promise
 from preflight.verdict import Conclude, Verdict, not_run, ok, unknown
@@ -176,7 +176,7 @@ def _not_to_others(first: Interface, facts: Facts, group: Group, environ: Mappin
 
 def _shared(interface: Interface, facts: Facts, group: Group) -> bool:
     """Whether another node has an address of its own in the interface's subnet."""
-    mine = parsed(interface.addresses[0])
+    mine = parse_address(interface.addresses[0])
     if mine is None or mine.ip.is_link_local:  # such as the USB link to a node's own BMC
         return False
     theirs = [
@@ -185,7 +185,7 @@ def _shared(interface: Interface, facts: Facts, group: Group) -> bool:
         if other.host != facts.host
         for one in other.interfaces
         for each in one.addresses
-        if (found := parsed(each)) is not None and found.network == mine.network
+        if (found := parse_address(each)) is not None and found.network == mine.network
     ]
     return bool(theirs) and mine.ip not in theirs
 

@@ -53,7 +53,7 @@ def bare_facts(host: str = "captured") -> Facts:
         root=False,
         kernel="",
         python=Python("", ""),
-        driver=Driver("untold"),
+        driver=Driver("unknown"),
     )
 
 

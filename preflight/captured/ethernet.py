@@ -14,7 +14,7 @@ from preflight.checks.net.test_ethernet import kind_of
 from preflight.core.text import whole
 from preflight.facts.basics import device_name
 from preflight.facts.network import Counter, Ethernet, Interface, Network
-from preflight.facts.node import parsed
+from preflight.facts.node import parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -262,7 +262,7 @@ def _fastest(modes: Any) -> int | None:
 def _addresses(rows: Any) -> Iterator[str]:
     for one in rows if isinstance(rows, list) else ():
         text = f"{one.get('local')}/{one.get('prefixlen')}" if isinstance(one, dict) else ""
-        if parsed(text) is not None:
+        if parse_address(text) is not None:
             yield text
 
 

@@ -25,7 +25,7 @@ from preflight.captured.topology import parse_p2p
 from preflight.checks.gpu.deviations import usual_links
 from preflight.checks.gpu.readings import reading
 from preflight.checks.gpu.test_answers import twins
-from preflight.facts.boards import board, must_be_up, settled, up_links
+from preflight.facts.boards import board, fully_linked_board, must_be_up, up_links
 from preflight.facts.gpu import GpuHealth, LinkErrors
 from preflight.facts.model import Driver, Facts, Gpu, NvLink
 
@@ -109,7 +109,7 @@ def _gpu_of_dcgm(number: int, lines: list[str]) -> Gpu:
     health = GpuHealth(
         remap_pending=True if pending else None,
         remap_failed=True if "remap" in text and "fail" in text else None,
-        uncorrected_said=True if uncorrected else None,
+        uncorrected_seen=True if uncorrected else None,
         errors=() if plain else tuple(f"dcgmi diag: {line}"[:300] for line in lines[:8]),
     )
     return Gpu(index=number, uuid="", name="", bus_id="", health=health)
@@ -127,10 +127,10 @@ def unsettled(gpus: Sequence[Gpu], dark: Collection[int]) -> str:
         up, down = up_links(gpu) or 0, [link.link for link in gpu.links or () if not link.up]
         if not down and gpu.index not in dark:
             continue
-        judged = settled(gpu) is not None and (up > 0 or len(gpus) > 1 or must_be_up(gpu, gpus))
-        unbridged = (
-            not up and gpu.name in lit
-        )  # a bridged pair with a third card is a usual machine
+        several = up > 0 or len(gpus) > 1 or must_be_up(gpu, gpus)
+        judged = fully_linked_board(gpu) is not None and several
+        # A bridged pair with a third card is a usual machine.
+        unbridged = not up and gpu.name in lit
         if not judged and not unbridged:
             which = f"its NVLink {', '.join(map(str, down))}" if up else "no NVLink of it"
             state = "is down" if up else "is up"
@@ -260,7 +260,7 @@ KINDS: Final = tuple(_PARSERS[at][0] for at in (2, 1, 0, 3, 5, 6, 4))
 """The most used first."""
 
 _NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "gpu.ecc": ("ecc_volatile_uncorrected", "uncorrected_said", "sram_threshold_exceeded"),
+    "gpu.ecc": ("ecc_volatile_uncorrected", "uncorrected_seen", "sram_threshold_exceeded"),
     "gpu.fabric": ("fabric_state",),
     "gpu.inforom": ("inforom_valid",),
     "gpu.memory": ("memory_total_mib",),

@@ -14,7 +14,7 @@ from preflight.core.text import gbs, size, time_us
 from preflight.fabric.advice import more_partners
 from preflight.fabric.blame import Blame, both_fine, with_partners
 from preflight.fabric.decoding.culprit import EVENTS
-from preflight.facts.boards import explained
+from preflight.facts.boards import with_meaning
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -206,10 +206,10 @@ def _moved(one: Culprit, observed: Observed) -> str:
                     others[moved.name] = None
     # An Xid is stronger evidence than a thousand retransmissions: it comes first, explained.
     most = sorted(total.items(), key=lambda item: (not item[0].startswith("Xid "), -item[1]))
-    counters = ", ".join(f"{explained(counter)} +{by:g}" for counter, by in most[:_MOST_NAMES])
+    counters = ", ".join(f"{with_meaning(counter)} +{by:g}" for counter, by in most[:_MOST_NAMES])
     words = f"; counters moved there meanwhile: {counters}" if counters else ""
     if others:  # every rail reads them, so their sum means nothing
-        known = ", ".join(map(explained, list(others)[:_MOST_NAMES]))
+        known = ", ".join(map(with_meaning, list(others)[:_MOST_NAMES]))
         words += f"; counters moved on {name} that are tied to no rail: {known}"
     return words
 

@@ -134,7 +134,7 @@ _NOBODY_TELLS = {
     "gpus.health.fan_pct",
     "gpus.health.repair_pending",
     "gpus.health.retired_pages",
-    "gpus.health.uncorrected_said",
+    "gpus.health.uncorrected_seen",
     "gpus.health.unrepairable",
     "machine.cgroup.cpus",
     "machine.cgroup.memory_mib",

@@ -79,7 +79,7 @@ def test_an_interrupted_burn_in_tells_what_it_found(tmp_path: Path) -> None:
     finally:
         run.end()
     assert told.exit == 2, told.out
-    assert "slot 1 was lost in" in told.out
+    assert "slot 1 died in" in told.out
     assert "SIGKILL" in told.out
     assert ("burn.device", "n1", "fail") in told.outcomes()
     judged = ("burn.device", "burn.integrity")  # the other slot's proofs are whole by then

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from preflight.core.files import parse_toml
 from preflight.core.text import whole
 from preflight.errors import UsageError
-from preflight.facts.boards import known
+from preflight.facts.boards import xid_info
 from preflight.hang.answer_text import Alternative
 
 if TYPE_CHECKING:
@@ -344,7 +344,7 @@ def with_meanings(hit: Hit) -> dict[str, str]:
         if words:
             fields[f"{field}_words"] = words.format(number=number)
     if "xid" in fields:
-        fields["xid_words"] = known(int(fields["xid"])).meaning
+        fields["xid_words"] = xid_info(int(fields["xid"])).meaning
     return fields
 
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.core.text import whole
-from preflight.facts.boards import known
+from preflight.facts.boards import xid_info
 from preflight.hang.answer_text import Alternative, rows
 from preflight.hang.explain import watchdog
 from preflight.hang.explain.exceptions import (
@@ -145,7 +145,7 @@ def _values(field: str, found: ScanResult) -> list[str]:
 
 
 def _grade(hit: Hit) -> Grade:
-    code = known(int(hit.fields.get("xid", "0")))
+    code = xid_info(int(hit.fields.get("xid", "0")))
     if code.worded and _NOT_FATAL.search(hit.place.text):
         return "configurable"
     return code.grade

@@ -128,9 +128,9 @@ def judged(*nodes: Burned, promise: Promise = PROMISE) -> Sequence[Burn]:
     """The nodes h1, h2, ... of one group, judged together."""
     fleet = {f"h{number}": one for number, one in enumerate(nodes, 1)}
     hosts = [Host(name=name, address=name, promised=promise) for name in fleet]
-    told = {
+    node_facts = {
         name: facts(name, gpus=None) if one.ready and one.ready.kind == "cpu" else facts(name)
         for name, one in fleet.items()
     }
-    found = judge_burn(fleet, hosts, told)
+    found = judge_burn(fleet, hosts, node_facts)
     return [found[name] for name in fleet]

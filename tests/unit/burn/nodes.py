@@ -74,7 +74,7 @@ class Node:
         self._thread.start()
 
     def burned(self) -> Burned:
-        """What the node said in the end."""
+        """The node's last event."""
         self._thread.join(DEADLINE_S + 30)
         assert not self._thread.is_alive()
         return self._found[self._name]

@@ -54,14 +54,14 @@ def test_a_node_all_of_whose_gpus_are_slow_shows_beside_other_nodes() -> None:
     assert "8 others on another node" in slow.of("gemm_tflops")[0].limit_origin
 
 
-def test_one_that_is_fast_makes_nobody_slow() -> None:
+def test_a_fast_gpu_makes_no_other_slow() -> None:
     """Of two others the slower counts: three GPUs, one of them twice as fast."""
     (burn,) = judged(burned({("gemm_tflops", 0): 2.0}, gpus=3), promise=Promise(gpus=3))
     assert odd(burn, "gemm_tflops") == []
 
 
 def test_without_peers_and_floors_nothing_is_known() -> None:
-    """Two GPUs of an unknown kind on the only node: neither can be said to be the slow one."""
+    """Two GPUs of an unknown model on the only node: neither can be called the slow one."""
     (burn,) = judged(burned({("gemm_tflops", 1): 0.5}, gpus=2), promise=Promise(gpus=2))
     assert {held for _, _, held in odd(burn, "gemm_tflops")} == {"unheld"}
 
@@ -133,7 +133,7 @@ def test_far_sides_are_held_against_far_sides() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_healthy_noise_condemns_nobody(seed: int) -> None:
+def test_healthy_noise_counts_against_no_unit(seed: int) -> None:
     """GPUs that differ by up to 3 % are all fine, whatever the draw."""
     noise = random.Random(seed)  # noqa: S311 - no secret
     fleet = [_shaken(noise) for _ in range(1 + seed % 4)]

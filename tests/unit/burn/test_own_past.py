@@ -45,7 +45,7 @@ STEADY = (1.0, 1.002, 0.998, 1.001, 0.999, 1.0)
 
 
 def test_a_gpu_alone_is_held_against_its_own_nights() -> None:
-    """A third of its speed is gone since last night, and there is nobody to compare it with."""
+    """A third of its speed is gone since last night, and it has no peers."""
     slow = judge(burned({("gemm_tflops", 0): 0.66}, gpus=1), nights(ALONE, *STEADY))
     (gemm,) = slow.of("gemm_tflops")
     assert gemm.held == "slow"
@@ -76,8 +76,8 @@ def test_peers_and_floors_come_first() -> None:
     """Eight equal GPUs that were all faster last year: their peers say that they are fine."""
     whole = burned()
     faster = nights(whole, *(2 * share for share in STEADY))
-    told = judge(whole, faster, Promise(gpus=8))
-    assert {one.held for one in told.of("gemm_tflops")} == {"ok"}
+    burn = judge(whole, faster, Promise(gpus=8))
+    assert {one.held for one in burn.of("gemm_tflops")} == {"ok"}
     promised = Promise(gpus=1, gpu_model="H100 SXM", origin="fleet.toml")
     (gemm,) = judge(ALONE, nights(ALONE, *(2 * s for s in STEADY)), promised).of("gemm_tflops")
     assert gemm.held == "ok"

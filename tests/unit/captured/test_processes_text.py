@@ -121,7 +121,7 @@ def test_who_waits_is_told_without_parents_and_header(row: str) -> None:
     assert said.outcome is Outcome.WARN
     assert "pid 4343 (" in said.sentence
     assert "nvidia-smi" in said.sentence
-    assert "is in D state at the one look there was" in said.sentence
+    assert "is in D state in the only sample" in said.sentence
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ def test_a_gpu_that_another_process_has_to_itself_is_not_run() -> None:
     held = lost(3, how="held", phase="open")
     verdict = judge_device(judged(replace(burned(), lost=(held,)), burned())[0])
     assert verdict.outcome is Outcome.NOT_RUN
-    assert verdict.sentence.startswith("GPU 3 was not to be had in coming up: ")
+    assert verdict.sentence.startswith("GPU 3 was not available in coming up: ")
     both = judge_device(judged(replace(burned(), lost=(held, lost(2))), burned())[0])
     assert (both.outcome, both.cause) == (Outcome.FAIL, "GPU 2")
 
@@ -258,7 +258,7 @@ def test_gpus_that_were_not_loaded_are_told() -> None:
         (Burned(trouble="the connection to it was lost"), "the connection to it was lost"),
         (
             Burned(ready=Ready(torch="2.9.0+cpu", kind="cpu", devices=2), done=True),
-            "none of 8 GPUs",
+            "0 of 8 GPUs",
         ),
         (Burned(ready=Ready(torch="2.9.0", kind="cuda", devices=0), done=True), "no device"),
     ],

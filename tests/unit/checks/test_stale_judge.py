@@ -180,7 +180,7 @@ def test_without_a_scheduler_a_gpu_user_is_only_told() -> None:
     verdict = left(holder(6114, 3072, command="ray::ServeReplica"))
     assert verdict.outcome is Outcome.WARN
     assert "uses a GPU, holds 3.0 GiB of GPU memory" in verdict.sentence
-    assert "if nobody needs it: kill 6114" in verdict.advice
+    assert "if it is not needed: kill 6114" in verdict.advice
 
 
 def used(*notable: Process, unreadable: int = 0, mib: int = 12288) -> Verdict:
@@ -195,7 +195,7 @@ def test_memory_of_nobody_visible() -> None:
     """A container's leftovers: the one with the device open is named, else where to look."""
     verdict = used()
     assert verdict.outcome is Outcome.FAIL
-    assert verdict.sentence == "GPU0 12.0 GiB in use by nobody visible"
+    assert verdict.sentence == "GPU0 12.0 GiB in use by no visible process"
     assert "fuser -v /dev/nvidia*" in verdict.advice
     opener = process(6114, command="python3", holds_gpu=True)
     named = used(process(2216, command="Xorg", holds_gpu=True), opener)

@@ -115,7 +115,7 @@ def test_both_sides_make_the_same_digest_of_a_plan() -> None:
         kept.add_order(order)
         kept.add_order(more, len(who.rounds))
         go = orders.read(_as_json(order))
-        later = orders.extended(go, _as_json(more))
+        later = orders.extend(go, _as_json(more))
         for turn in filter(None, later.turns):
             seen = PairSeen(
                 round=turn.round, rail=0, a=turn.a, b=turn.b, backend="gloo", state="measured",

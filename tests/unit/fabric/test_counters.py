@@ -80,14 +80,14 @@ def test_what_moved_is_reported_once_and_bounded() -> None:
         "throttled": ["GPU 3 throttle hw_thermal"],
     }
     own: Any = SimpleNamespace(owns=lambda name: name != "a")
-    assert counters.moved(before, after, own) == [
+    assert counters.changes(before, after, own) == [
         {"name": "Xid 79 0000:1b:00", "by": 1.0},
         {"name": "GPU 3 throttle hw_thermal", "by": 1},
         {"name": "a", "by": 1.0, "assigned": False},
     ]
     many = {"counters": dict.fromkeys(map(str, range(500)), 0.0), "throttled": []}
     more = {"counters": dict.fromkeys(map(str, range(500)), 1.0), "throttled": []}
-    assert len(counters.moved(many, more, own)) == counters.MOST
+    assert len(counters.changes(many, more, own)) == counters.MOST
 
 
 def test_xids_are_counted_from_when_the_log_was_opened(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_nic_that_never_answers_costs_four_waits_and_no_pair(
         late = "error counters were not read: no answer within 0.3 s"
         given_up = late + ", nor from a second process: none is asked any more"
         assert unread == [late] * 3 + [given_up] * 3
-        reported = watching.since(watching.read(ALL), transports.Means(None, gloo_rail(), str))
+        reported = watching.since(watching.read(ALL), transports.Transport(None, gloo_rail(), str))
         assert reported == {"moved": [], "unread": given_up}
 
 
@@ -190,7 +190,7 @@ def gloo_rail() -> Any:
 
 def nccl_means(
     tree: Path, monkeypatch: pytest.MonkeyPatch, rail: int, log: str, *, known: bool = True
-) -> transports.Means:
+) -> transports.Transport:
     """A rail of a machine under NCCL, after a pair of which its log says this."""
     for name in ("NCCL_IB_HCA", "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"):
         monkeypatch.setenv(name, "")
@@ -201,7 +201,7 @@ def nccl_means(
     monkeypatch.setattr(transports, "_by_driver", lambda _: None)
     go = SimpleNamespace(backend="nccl", sysfs=str(tree))
     own: Any = SimpleNamespace(go=go, rail=rail, gpu=None, cuda=rail)
-    found = transports.Means(torch, own, lambda _: None)
+    found = transports.Transport(torch, own, lambda _: None)
     found.prepare()
     Path(os.environ["NCCL_DEBUG_FILE"]).write_text(log)
     found.words()

@@ -30,7 +30,7 @@ _SOCKET = log_of(
     "Using network Socket",
     "Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0",
 )
-SOCKET = transports.carried(_SOCKET, _SOCKET)
+SOCKET = transports.parse_log(_SOCKET, _SOCKET)
 
 
 def ib(number: int) -> str:
@@ -39,7 +39,7 @@ def ib(number: int) -> str:
         f"NET/IB : Using [0]mlx5_{number}:1/IB [RO]; OOB eth0:10.0.0.41<0>",
         "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA",
     )
-    return transports.carried(log, log)
+    return transports.parse_log(log, log)
 
 
 def decoded(

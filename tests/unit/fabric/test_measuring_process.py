@@ -223,7 +223,7 @@ def test_a_killed_process_that_stays_is_reported_and_not_waited_for(
 ) -> None:
     """In whatever state it is: the next process would wait for its GPU, and be called hung."""
     go_on = threading.Event()
-    monkeypatch.setattr(children, "reaped", lambda *_: None)
+    monkeypatch.setattr(children, "wait_for_exit", lambda *_: None)
     monkeypatch.setattr(children, "EXIT_S", 0.0)
     monkeypatch.setattr(supervisor, "_REAP_S", 0.0)
     monkeypatch.setattr(supervisor, "_reap", lambda *_: go_on.wait())
@@ -306,7 +306,7 @@ def test_a_gpu_that_the_process_before_still_holds_is_waited_for(
     [
         (True, [1], True, r"^exclusive process: pid 1 \(.+\) holds GPU 2$"),
         (True, [], True, "^exclusive process: another process holds GPU 2$"),
-        (None, [], True, "^GPU 2 is busy or unavailable; NVML does not tell whether a process hol"),
+        (None, [], True, "^GPU 2 is busy or unavailable; NVML does not report whether a process"),
         (False, [], False, r"^CUDA did not initialise: .*device\(s\) is/are busy or unavailable$"),
     ],
 )
@@ -402,7 +402,7 @@ def test_an_error_of_nccl_keeps_its_reason() -> None:
 
 def test_a_log_without_warnings_has_no_reason() -> None:
     """Nor is there one where no log was made."""
-    log = transports.made()
+    log = transports.new_log_file()
     os.write(log, b"gpu041:4711:4711 [3] NCCL INFO Using network IB\n")
     assert transports.reason(log) == transports.reason(None) == ""
     os.close(log)
@@ -426,6 +426,6 @@ def test_a_held_device_of_the_burn_in_is_distinguished_from_a_failed_one(
         raise error
 
     one = crew.Worker("preflight-held", serve)
-    one.tell({})
+    one.order({})
     answer = one.answer(time.monotonic() + 60, 60)
     assert (answer.how, answer.error.startswith(message)) == (how, True)

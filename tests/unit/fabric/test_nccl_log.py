@@ -159,7 +159,7 @@ SOCKET = (
 def test_what_carried_the_data(lines: tuple[str, ...], words: str) -> None:
     """InfiniBand with its device, sockets with their interface, or whatever else it names."""
     text = log_of(*lines)
-    assert transports.carried(text, text) == words
+    assert transports.parse_log(text, text) == words
 
 
 def test_each_communicator_is_known_by_its_own_lines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_the_log_of_every_version_says_the_same(
         carrier=carrier,
     )
     new = "\n".join(channels) + "\n"
-    assert transports.carried(before + new, new) == words
+    assert transports.parse_log(before + new, new) == words
 
 
 ORDER: dict[str, Any] = {
@@ -303,9 +303,9 @@ def supervised(*, keep: bool) -> list[dict[str, Any]]:
 
 def test_of_a_long_log_both_ends_are_kept() -> None:
     """How it began, and its last lines; how much is missing stands between."""
-    file = transports.made()
+    file = transports.new_log_file()
     os.write(file, b"first line\n" + b"x" * 400_000 + b"\nlast line\n")
-    text = transports.kept(file)
+    text = transports.read_log(file)
     assert text.startswith("first line\n")
     assert text.endswith("\nlast line\n")
     assert "bytes are left out here]" in text

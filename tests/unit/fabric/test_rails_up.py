@@ -201,7 +201,7 @@ def test_a_starved_process_is_distinguished_from_one_that_hangs() -> None:
         assert re.search(r"it waited \d\.\d s for a CPU", clocks.excuse(before, starved, 1.0))
         assert clocks.excuse(clocks.waited_s(sleeping), sleeping, 1.0) == ""
         os.kill(sleeping, signal.SIGSTOP)
-        assert wait_for(lambda: [1] if clocks.stopped(sleeping) else [])
+        assert wait_for(lambda: [1] if clocks.is_stopped(sleeping) else [])
         assert clocks.excuse({}, sleeping, 1.0) == "; it was stopped by a signal"
     assert clocks.excuse({}, starved, 1.0) == ""
 

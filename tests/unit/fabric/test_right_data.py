@@ -138,7 +138,7 @@ def test_what_a_pair_that_broke_off_meant_to_use_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """NCCL names its network before it connects: sockets at one end only explain the failure."""
-    monkeypatch.setattr(transports.Means, "words", lambda _: "NET/Socket")
+    monkeypatch.setattr(transports.Transport, "words", lambda _: "NET/Socket")
 
     def refused(*_: Any) -> None:
         raise RuntimeError("no way to the partner")

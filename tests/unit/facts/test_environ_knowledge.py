@@ -44,7 +44,7 @@ GOOD_SETTINGS = (
 
 
 def test_every_entry_can_be_read_and_says_where_it_is_from() -> None:
-    """A type that nobody reads, or an entry without source, would judge nothing."""
+    """A type without a reader, or an entry without source, would judge nothing."""
     assert {one.type for one in KNOWN.values()} <= set(TYPES)
     for one in KNOWN.values():
         assert one.source
@@ -64,15 +64,15 @@ def test_what_replaces_an_old_name_is_known() -> None:
 
 
 def test_versions_are_numbers_and_a_new_name_is_as_old_as_the_end_of_the_old_one() -> None:
-    """They are compared: a name told too young is called useless where it works."""
+    """Versions are compared: with a wrong one, a name that works would be called useless."""
     for one in KNOWN.values():
-        for told in (one.since, one.removed, one.deprecated):
-            assert not told or re.fullmatch(r"\d+\.\d+(\.\d+)?", told), one.name
+        for version in (one.since, one.removed, one.deprecated):
+            assert not version or re.fullmatch(r"\d+\.\d+(\.\d+)?", version), one.name
         if one.owner == "torch" and one.deprecated:
             assert KNOWN[one.use].since == one.deprecated, one.name
 
 
-def test_nobodys_names_are_nobodys() -> None:
+def test_names_that_nothing_reads_are_not_known_names() -> None:
     """A name cannot be both read and unread; what is advised in its place is read."""
     assert not set(nobody()) & set(KNOWN)
     for name, one in nobody().items():

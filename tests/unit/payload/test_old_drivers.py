@@ -41,7 +41,7 @@ ESSENTIAL = ("nvmlInitWithFlags", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleB
 """Every supported driver (R450 and later) has these."""
 
 
-def _told(folder: Path, without: tuple[str, ...]) -> Facts:
+def _probe(folder: Path, without: tuple[str, ...]) -> Facts:
     """What the probe says of eight H100 whose library lacks these."""
     library, scenario = build(folder / "nvml", without), h100("h1")
     (folder / "scenario").write_text(scenario.text())
@@ -57,18 +57,20 @@ def _told(folder: Path, without: tuple[str, ...]) -> Facts:
     "without", [(), SINCE_R470, SINCE_R450], ids=["this driver", "R470", "R450"]
 )
 def test_an_old_driver_is_read_as_far_as_it_goes(tmp_path: Path, without: tuple[str, ...]) -> None:
-    """GPUs, memory, links, processes and clocks; what it never heard of is not run, not broken."""
+    """GPUs, memory, links, processes and clocks; what it does not know is not run, not broken."""
     assert set(without) <= set(functions())
-    told = _told(tmp_path, without)
-    assert (told.driver.state, told.driver.error, len(told.gpus or ())) == ("answered", "", 8)
-    assert told.problems == ()
-    said = {check: judge(check, told, promised=Promise(gpus=8)) for check in (*CHECKS, "gpu.count")}
+    facts = _probe(tmp_path, without)
+    assert (facts.driver.state, facts.driver.error, len(facts.gpus or ())) == ("answered", "", 8)
+    assert facts.problems == ()
+    found = {
+        check: judge(check, facts, promised=Promise(gpus=8)) for check in (*CHECKS, "gpu.count")
+    }
     assert {
-        check: one.sentence for check, one in said.items() if one.outcome not in ("ok", "not_run")
+        check: one.sentence for check, one in found.items() if one.outcome not in ("ok", "not_run")
     } == {}
-    not_run = {check for check, one in said.items() if one.outcome == "not_run"}
+    not_run = {check for check, one in found.items() if one.outcome == "not_run"}
     assert not_run == ({"gpu.fabric"} if without else set())
-    for gpu in told.gpus or ():
+    for gpu in facts.gpus or ():
         assert (gpu.processes is None) is (without == SINCE_R450)
         assert gpu.memory_total_mib
         assert gpu.health is not None
@@ -79,6 +81,6 @@ def test_a_driver_that_lacks_any_function_is_no_broken_reader(tmp_path: Path) ->
     """Four at a time, so that all of them are missed once."""
     rest = [name for name in functions() if name not in ESSENTIAL]
     for at in range(0, len(rest), 4):
-        told = _told(tmp_path / str(at), tuple(rest[at : at + 4]))
-        assert (told.driver.state, told.driver.error) == ("answered", ""), rest[at : at + 4]
-        assert len(told.gpus or ()) == 8
+        facts = _probe(tmp_path / str(at), tuple(rest[at : at + 4]))
+        assert (facts.driver.state, facts.driver.error) == ("answered", ""), rest[at : at + 4]
+        assert len(facts.gpus or ()) == 8

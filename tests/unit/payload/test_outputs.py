@@ -181,7 +181,7 @@ def test_nothing_of_the_processes_that_nvidia_smi_lists_is_kept(name: str) -> No
 
 @pytest.mark.parametrize("attached", ["2", "1", "many"])
 def test_a_process_that_writes_a_gpu_into_the_list_takes_the_others_out(attached: str) -> None:
-    """The first one stands before any process; of a GPU too many nobody knows whose words it is."""
+    """The first one stands before any process; a GPU too many may be the text of a process."""
     forged = "GPU 00000000:5D:00.0\n    Product Name                          : hunter2"
     text = without_processes(SMI.format(attached=attached, name=forged).encode()).decode()
     assert "hunter2" not in text
