@@ -32,7 +32,7 @@ Kind = Literal["unset", "index", "gpu-uuid", "mig"]
 
 _STRTOUL: Final = re.compile(r"\s*([+-]?[0-9]+)")
 _TAIL: Final = re.compile(r"\s*+(?:[A-Za-z_][A-Za-z0-9_]*)?\s*")
-"""What CUDA drops behind a number and nobody misses: "0gpu". "-7", ";1" and ".5" were meant."""
+"""What CUDA may drop behind a number, as in "0gpu"; "-7", ";1" and ".5" have a meaning."""
 
 _HEX: Final = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")
 _RANGE: Final = re.compile(r"\s*([0-9]{1,3})\s*(?:-|:|\.\.+)\s*([0-9]{1,3})\s*")
@@ -98,7 +98,7 @@ def read_visible(value: str | None, gpus: Sequence[Gpu]) -> Visible:
 
 
 def _loses(entry: str) -> bool:
-    """Whether CUDA reads a number and drops what somebody meant behind it."""
+    """Whether CUDA reads a number and drops a meaningful text behind it."""
     number = _STRTOUL.match(entry)
     if number is None:
         return False
@@ -300,12 +300,12 @@ def unlike_other_nodes(visible: Visible, job: Job) -> Oddity | None:
     mine = len(visible.entries)
     if mine == usual or votes < 2 or 2 * votes <= lengths.total():  # noqa: PLR2004 - a majority
         return None
-    whom = f"{votes} of {lengths.total()} nodes"
+    holders = f"{votes} of {lengths.total()} nodes"
     here, there = (
         count(number, "entry", "entries") if number else "unset" for number in (mine, usual)
     )
     return Oddity(
-        f"{here} here, {there} on {whom}", "give every node a list of one length", grave=False
+        f"{here} here, {there} on {holders}", "give every node a list of one length", grave=False
     )
 
 
@@ -335,14 +335,14 @@ def judge(
         return not_run("no GPUs here to hold CUDA_VISIBLE_DEVICES against")
     value = environ.get("CUDA_VISIBLE_DEVICES")
     visible = read_visible(value, facts.gpus)
-    told = "CUDA_VISIBLE_DEVICES " + ("is not set" if value is None else f"is {value[:80]!r}")
-    told += f" ({job.environ_origin})" if job.environ_origin else ""
+    setting = "CUDA_VISIBLE_DEVICES " + ("is not set" if value is None else f"is {value[:80]!r}")
+    setting += f" ({job.environ_origin})" if job.environ_origin else ""
     devices = [device.mig or device.gpu for device in visible.devices]
     complaint = first_complaint(environ, visible, job, facts, others)
     if complaint is None:
-        return ok(f"{told}: {count(len(visible.devices), 'device')} visible", visible=devices)
+        return ok(f"{setting}: {count(len(visible.devices), 'device')} visible", visible=devices)
     conclude = fail if complaint.grave else warn
-    return conclude(f"{told}: {complaint.sentence}", advice=complaint.advice, visible=devices)
+    return conclude(f"{setting}: {complaint.sentence}", advice=complaint.advice, visible=devices)
 
 
 def first_complaint(

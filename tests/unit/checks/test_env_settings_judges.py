@@ -108,7 +108,7 @@ def test_what_a_setting_will_do_is_said(environ: dict[str, str], does: str) -> N
         ("NCCL_IB_RETRY_CNT", "13", "is not 0 to 7"),
         ("NCCL_NTHREADS", "300", "is not one of 64, 128, 256, 512"),
         ("NCCL_MAX_CTAS", "9" * 5000, "is too large a number, and is ignored"),
-        ("NCCL_P2P_LEVEL", "nvl", "is ignored without a word"),
+        ("NCCL_P2P_LEVEL", "nvl", "is silently ignored"),
         ("NCCL_ALGO", "rign", "since 2.24 NCCL refuses to start"),
         ("NCCL_PROTO", "allreduce:LL256", "'LL256' is not one of LL, LL128, SIMPLE"),
         ("NCCL_SOCKET_IFNAME", "eth0, eth1", "the blank in ' eth1' is part of the name"),
@@ -116,7 +116,7 @@ def test_what_a_setting_will_do_is_said(environ: dict[str, str], does: str) -> N
         ("NCCL_SOCKET_IFNAME", "e", "a value of one character is ignored"),
         ("NCCL_IB_HCA", "mlx5_0;mlx5_1", "only a comma separates names"),
         ("NCCL_IB_HCA", "mlx5_0:one", "is not NAME:PORT"),
-        ("NCCL_IB_HCA", "<your hca>", "is a placeholder that nobody filled in"),
+        ("NCCL_IB_HCA", "<your hca>", "is a placeholder that was never filled in"),
         ("NCCL_RAS_ADDR", "28028", "is not HOST:PORT"),
         ("GLOO_SOCKET_IFNAME", "^lo", "gloo takes exact names"),
         ("TORCH_NCCL_BLOCKING_WAIT", "on", "is neither 0 nor 1, and torch stops with it"),
@@ -227,7 +227,7 @@ def test_thousands_of_unknown_names_cost_no_comparison_each() -> None:
         ("NCCL_TIMEOUT_IB", "did you mean NCCL_IB_TIMEOUT?"),
         ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SECS", "did you mean TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC?"),
         ("PYTORCH_CUDA_ALOC_CONF", "did you mean PYTORCH_CUDA_ALLOC_CONF?"),
-        ("NCCL_GO_FASTER", "ask whoever set it what reads it"),
+        ("NCCL_GO_FASTER", "ask the person who set it which program reads it"),
     ],
 )
 def test_a_name_that_nothing_reads_warns(name: str, advice: str) -> None:
