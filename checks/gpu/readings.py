@@ -137,7 +137,7 @@ def judge_gpus(node: Node, question: Question, troubles: Iterable[Trouble], fine
     if not facts.gpus:
         if node.promised.gpus:
             return unknown(f"no {what}: NVML did not answer", advice="load the driver, recheck")
-        return not_run("no GPUs promised, none here")
+        return not_run("no GPUs expected, none here")
     found = sorted(troubles, key=lambda trouble: not trouble.grave)
     untold = _without_reading(facts.gpus, needs) or [
         gpu for gpu in facts.gpus if gpu.refused(*needs, *also)

@@ -71,7 +71,7 @@ def judge_count(
     if wanted is None and counted is not None:
         wanted, origin = counted, "; NVML counts the others too"
     if not gpus and not wanted:
-        return not_run("no GPUs promised, none here")
+        return not_run("no GPUs expected, none here")
     if gpus is None:
         return unknown("NVML did not answer", advice="load the driver, then recheck")
     if twice := twins(gpus):
@@ -210,7 +210,7 @@ def judge_driver_slow(promised: int | None, facts: Facts, limit: Thresholds) -> 
     driver = facts.driver
     answered = driver.state == "answered"
     if not answered and not promised:
-        return not_run("no GPUs promised, no NVIDIA driver that answers here")
+        return not_run("no GPUs expected, no NVIDIA driver that answers here")
     if not answered or driver.slowest_s is None or driver.init_s is None:
         return unknown("the driver did not answer, so nobody timed it", advice="recheck")
     off = [health.persistence is False for _, health in healths(facts)]

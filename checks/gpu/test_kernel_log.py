@@ -118,7 +118,7 @@ def _may_be_settled(one: Trouble, facts: Facts) -> bool:
 
 
 def _none_here() -> Verdict:
-    return not_run("no GPUs promised, none here, no Xid in its kernel log")
+    return not_run("no GPUs expected, none here, no Xid in its kernel log")
 
 
 def _site_grade(one: Trouble, promised: Promise) -> Trouble:

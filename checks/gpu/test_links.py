@@ -353,7 +353,7 @@ def judge_topology(promised: Promise, facts: Facts, group: Group) -> Verdict:
     if not facts.gpus:
         if promised.gpus or promised.nvlinks_per_gpu:
             return unknown("no GPU matrix: NVML did not answer", advice="load the driver, recheck")
-        return not_run("no GPUs promised, none here")
+        return not_run("no GPUs expected, none here")
     printed, note = read_matrix(facts)
     codes, untold = gpu_codes(facts), refusals(facts)
     odd = oddities(promised, facts, group, codes)

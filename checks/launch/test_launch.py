@@ -1,4 +1,4 @@
-"""The launch line comes up on this fleet, and its script hangs no rank."""
+"""The launch line starts one job on this fleet, and its script hangs no rank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHECKS = (
 
 
 def devices_of(node: Node) -> int | None:
-    """How many GPUs the job will see on a node; None where the node could not tell."""
+    """How many GPUs the job will see on a node; None where the node reported none."""
     gpus = node.facts.gpus
     if gpus is None:
         return 0 if node.facts.driver.state == "absent" else None
@@ -89,12 +89,12 @@ def _meeting(shape: Shape) -> Oddity | None:
     if shape.launcher != "torchrun" or shape.nnodes is None or shape.nnodes[1] == 1:
         return None
     if not shape.endpoint:
-        said = "neither --rdzv-endpoint nor --master-addr"
+        problem = "neither --rdzv-endpoint nor --master-addr"
         if shape.ignored:
-            said = f"{' and '.join(shape.ignored)} count for the static rendezvous only, and no "
-            said += "--rdzv-endpoint is given"
+            problem = f"{' and '.join(shape.ignored)} count for the static rendezvous only, and no "
+            problem += "--rdzv-endpoint is given"
         return Oddity(
-            f"{said}: each of {_range(shape.nnodes)} nodes waits for the others on itself",
+            f"{problem}: each of {_range(shape.nnodes)} nodes waits for the others on itself",
             "--rdzv-backend=c10d --rdzv-endpoint=HOST:29500, HOST being one of the nodes",
         )
     if shape.endpoint.endswith(":0"):
@@ -109,13 +109,13 @@ def _meeting(shape: Shape) -> Oddity | None:
             "--rdzv-backend=c10d, or --node-rank=0, 1, ... on each node",
         )
     if shape.ignored:
-        said = f"{' and '.join(shape.ignored)} beside --rdzv-endpoint: torchrun ignores it"
-        return Oddity(said, "leave it out, or it will mislead its readers", grave=False)
+        problem = f"{' and '.join(shape.ignored)} beside --rdzv-endpoint: torchrun ignores it"
+        return Oddity(problem, "leave it out: it has no effect", grave=False)
     return None
 
 
 def _idle(shape: Shape, devices: Mapping[str, int | None]) -> Oddity | None:
-    """GPUs that no rank will use; too few of them is what `env.cuda_visible_devices` says."""
+    """GPUs that no rank will use; `env.cuda_visible_devices` reports too few of them."""
     known = Counter(number for number in devices.values() if number)
     if shape.nproc is None or not known:
         return None
@@ -136,39 +136,42 @@ def _range(nnodes: tuple[int, int]) -> str:
 
 
 def judge_fits(shape: Shape | None, nodes: int, devices: Mapping[str, int | None]) -> Verdict:
-    """Hold the line against the nodes of this run. `devices`: GPUs that the job sees on each."""
+    """Compare the launch line with the nodes. `devices`: GPUs that the job sees on each."""
     if shape is None:
         return not_run("no launch line of torchrun, accelerate or deepspeed is known")
     bad = misfit(shape, nodes, devices)
     if bad is not None and bad.grave:
         return fail(bad.sentence, advice=bad.advice)
-    untold = [name for name, number in devices.items() if number is None]
-    if shape.nproc is not None and untold:
-        said = f"{count(shape.nproc, 'rank')} per node, and {fold(untold)} did not tell its GPUs"
-        return unknown(said, advice="see gpu.count of it; then run again", culprits=untold)
+    silent_nodes = [name for name, number in devices.items() if number is None]
+    if shape.nproc is not None and silent_nodes:
+        summary = (
+            f"{count(shape.nproc, 'rank')} per node, and {fold(silent_nodes)} did not report its "
+            "GPUs"
+        )
+        return unknown(summary, advice="see gpu.count of it; then run again", culprits=silent_nodes)
     if bad is not None:
         return warn(bad.sentence, advice=bad.advice)
-    said = f"{shape.launcher} for {count(nodes, 'node')}"
+    summary = f"{shape.launcher} for {count(nodes, 'node')}"
     if shape.nproc is not None:
-        said += f", {count(shape.nproc, 'rank')} on each"
+        summary += f", {count(shape.nproc, 'rank')} on each"
     seen = sorted({number for number in devices.values() if number})
-    return ok(said + (f" with {' or '.join(map(str, seen))} GPUs" if seen else ""))
+    return ok(summary + (f" with {' or '.join(map(str, seen))} GPUs" if seen else ""))
 
 
 def test_launch_fits(fleet: FleetView, conclude: Conclude) -> None:
-    """The launch line comes up as one job on this fleet: nodes, ranks, GPUs, and a place to meet."""  # noqa: E501  `preflight checks` prints it
+    """The launch line starts one job on this fleet: nodes, ranks, GPUs and rendezvous fit."""
     job = next(iter(fleet.nodes.values())).job
     devices = {name: devices_of(node) for name, node in fleet.nodes.items()}
     conclude(judge_fits(job.launch, len(fleet.nodes) + len(fleet.left_out), devices))
 
 
 def judge_script(script: Linted | None) -> Verdict:
-    """The gravest finding speaks; the others are counted here and told by `preflight lint`."""
+    """Report the gravest finding and count the others, which `preflight lint` shows."""
     if script is None:
         return not_run("no training script known; give --preflight-script")
     if script.unread is not None:
-        said = f"{script.path} was not judged: {script.unread.reason}"
-        return unknown(said, advice=script.unread.remedy)
+        sentence = f"{script.path} was not judged: {script.unread.reason}"
+        return unknown(sentence, advice=script.unread.remedy)
     from preflight.lint.script import Severity  # it knows the whole language
 
     errors, warnings = script.of(Severity.ERROR), script.of(Severity.WARNING)
@@ -181,12 +184,12 @@ def judge_script(script: Linted | None) -> Verdict:
         return ok(f"{script.path}: nothing found{see}", **evidence)
     first = (errors or warnings)[0]
     rest = len(errors) + len(warnings) - 1
-    said = f"{script.path} line {first.line}: {first.sentence}; {first.will}"
+    sentence = f"{script.path} line {first.line}: {first.sentence}; {first.will}"
     more = f"; {count(rest, 'more finding')}: preflight lint {script.path}" if rest else ""
     conclude = fail if errors else warn
-    return conclude(said, advice=first.remedy + more, **evidence)
+    return conclude(sentence, advice=first.remedy + more, **evidence)
 
 
 def test_launch_script(fleet: FleetView, conclude: Conclude) -> None:
-    """Nothing in the training script will hang its ranks, as far as its text tells."""
+    """Nothing in the training script will hang its ranks, as far as its text shows."""
     conclude(judge_script(next(iter(fleet.nodes.values())).job.script))

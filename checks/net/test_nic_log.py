@@ -28,7 +28,7 @@ Kind = Literal[
 ]
 
 _HINT = r"mlx5_|[Ll]ink (?:is )?(?:[Dd]own|[Uu]p)\b|NETDEV WATCHDOG|nvidia-peermem"
-"""Few lines are looked at closely."""
+"""Only lines with one of these words are parsed."""
 
 _NOTE_CHARS = 120
 

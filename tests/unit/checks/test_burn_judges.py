@@ -317,7 +317,7 @@ def test_a_device_that_told_nothing_is_unknown(name: str) -> None:
     readings = tuple(one for one in node.readings if one.device != 7)
     verdict = JUDGES[name](judged(replace(node, readings=readings))[0])
     assert verdict.outcome is Outcome.UNKNOWN
-    assert "1 device of 8 told nothing" in verdict.sentence
+    assert "1 device of 8 returned no result" in verdict.sentence
 
 
 def test_a_nic_that_fails_is_unknown_and_none_is_not_run() -> None:

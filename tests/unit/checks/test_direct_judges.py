@@ -92,7 +92,7 @@ def test_a_short_way(one: Facts) -> None:
 @pytest.mark.parametrize(
     ("one", "words"),
     [
-        (node(acs=(PORT,)), "ACS redirects what GPUs and NICs say to each other at 0000:17:00.0"),
+        (node(acs=(PORT,)), "ACS redirects the traffic between GPUs and NICs at 0000:17:00.0"),
         (node(iommu="DMA-FQ"), "the IOMMU translates for GPUs and NICs (DMA-FQ)"),
     ],
 )

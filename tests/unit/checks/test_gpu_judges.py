@@ -23,9 +23,9 @@ from tests.unit.facts.builders import facts, gpus, process
         (8, 0, "fail", "0 of 8 GPUs answer"),
         (4, 8, "warn", "8 GPUs, 4 promised"),
         (8, None, "unknown", "NVML did not answer"),
-        (None, None, "not_run", "no GPUs promised, none here"),
-        (None, 0, "not_run", "no GPUs promised, none here"),
-        (0, None, "not_run", "no GPUs promised, none here"),
+        (None, None, "not_run", "no GPUs expected, none here"),
+        (None, 0, "not_run", "no GPUs expected, none here"),
+        (0, None, "not_run", "no GPUs expected, none here"),
     ],
 )
 def test_gpu_count(promised: int | None, answered: int | None, outcome: str, words: str) -> None:
@@ -105,10 +105,10 @@ def test_the_missing_gpu_is_named_by_its_peers() -> None:
         (8, Driver("hung", seconds=5), "fail", "no answer within 5 s"),
         (None, Driver("hung", seconds=5), "fail", "no answer within 5 s"),
         (8, Driver("hung", seconds=5, paused_s=9), "unknown", "itself could not run for 9 s"),
-        (8, Driver("absent"), "unknown", "no NVIDIA driver library here, 8 GPUs promised"),
-        (None, Driver("absent"), "not_run", "no GPUs promised, no NVIDIA driver here"),
+        (8, Driver("absent"), "unknown", "no NVIDIA driver library here, 8 GPUs expected"),
+        (None, Driver("absent"), "not_run", "no GPUs expected, no NVIDIA driver here"),
         (8, Driver("error", error="Driver Not Loaded"), "fail", "Driver Not Loaded; 8 GPUs"),
-        (None, Driver("error", error="Driver Not Loaded"), "not_run", "no GPUs promised"),
+        (None, Driver("error", error="Driver Not Loaded"), "not_run", "no GPUs expected"),
         (
             None,
             Driver("error", error="Driver/library version mismatch"),

@@ -41,7 +41,7 @@ def test_a_clock_that_is_off() -> None:
     assert verdict.outcome is Outcome.FAIL
     assert verdict.culprits == ("h2",)
     assert verdict.sentence.startswith(
-        "the clock of h2 is 40.0 s ahead of the 3 of 4 that agree; nobody keeps it in step; "
+        "the clock of h2 is 40.0 s ahead of the 3 of 4 that agree; no time service adjusts it; "
         "beyond 10 s torchrun's c10d rendezvous"
     )
 

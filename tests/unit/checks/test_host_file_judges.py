@@ -116,9 +116,7 @@ def test_a_disk_that_is_nearly_full() -> None:
     assert judge_disk(on(file_system(free_mib=25_000)), limit=SHIPPED).outcome is Outcome.OK
 
 
-@pytest.mark.proves(
-    "host.disk", unknown="the mounts could not be read, or a disk may not be looked at"
-)
+@pytest.mark.proves("host.disk", unknown="the mounts could not be read, or a disk may not be read")
 def test_an_unseen_disk_is_unknown() -> None:
     """Neither is a disk with room."""
     hidden = file_system(state="hidden", free_mib=None, size_mib=None, error="Permission denied")
@@ -177,7 +175,7 @@ def test_a_slow_server_is_a_warning() -> None:
     """Milliseconds are usual; over a second makes a job's start slow."""
     verdict = judge_mounts(on(nfs(seconds=2.5)), limit=SHIPPED)
     assert verdict.outcome is Outcome.WARN
-    assert "took 2.5 s to tell its size" in verdict.sentence
+    assert "took 2.5 s to report its size" in verdict.sentence
 
 
 @pytest.mark.proves("host.mounts", unknown="the mounts could not be read")

@@ -123,7 +123,7 @@ def test_gpus_that_were_not_told() -> None:
     line = f"torchrun --nnodes=2 --nproc-per-node=8 {MEET} t.py"
     verdict = _fits(line, {"h1": 8, "h2": None})
     assert verdict.outcome is Outcome.UNKNOWN
-    assert verdict.sentence == "8 ranks per node, and h2 did not tell its GPUs"
+    assert verdict.sentence == "8 ranks per node, and h2 did not report its GPUs"
     assert _fits("torchrun --nnodes=9 t.py", {"h1": None}).outcome is Outcome.FAIL
 
 
