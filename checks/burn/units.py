@@ -32,7 +32,7 @@ _PARTS: dict[Measure, str] = {
 }
 _LESS_IS_BETTER = ("launch_us",)
 _BASELINE = "set or learn a baseline (preflight learn), or judge more nodes at once"
-_PROMISE = f"promise gpu_model, or {_BASELINE}"
+_PROMISE = f"set gpu_model in the inventory, or {_BASELINE}"
 _OF_HOSTS = frozenset({"host_copy_gbs", "host_gflops"})
 _BUSY = "look at what else runs on this node, then run again"
 _HUNDRED, _MOST_NAMED = 100, 4

@@ -67,7 +67,7 @@ def judge_allreduce(pair: Pair) -> Verdict:
             pair.short or pair.unheld,
             advice=f"look for loss and errors on the links of {pair.a} and {pair.b} (ip -s link)"
             if pair.short
-            else "promise nic_gbits (400, ...) or allreduce_min_gbs in the inventory",
+            else "set nic_gbits (400, ...) or allreduce_min_gbs in the inventory",
             **evidence,
         )
     return ok(
@@ -129,8 +129,8 @@ def _intra_node_verdict(inside: Inside) -> Verdict:
         )
     if inside.best_gbs is None or inside.limit_gbs is None or inside.latency_us is None:
         return unknown(
-            f"no peers: {inside.peers} other nodes like it, no promise and no floor",
-            advice="promise intra_node_min_gbs in the inventory",
+            f"no peers: {inside.peers} other nodes like it, and no expected bandwidth",
+            advice="set intra_node_min_gbs in the inventory",
             **evidence,
         )
     return ok(

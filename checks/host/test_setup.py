@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
-from preflight.checks.gpu.deviations import Oddity, conclude_oddities
+from preflight.checks.gpu.deviations import Deviation, conclude_deviations
 from preflight.checks.rdma.test_slots import uses_rdma
 from preflight.facts import Facts, Group, Majority, Node
 from preflight.facts.machine import Governor
@@ -147,7 +147,7 @@ def strict_nics(facts: Facts) -> tuple[str, ...] | None:
     return tuple(nic.name for nic in nics if not nic.relaxed_ordering)
 
 
-def obstacles(facts: Facts, group: Group) -> Iterator[Oddity]:
+def obstacles(facts: Facts, group: Group) -> Iterator[Deviation]:
     """Settings that send traffic between GPUs and NICs on a detour."""
     mine, vote = redirects(facts), group.majority(redirects)
     if mine:
@@ -158,7 +158,7 @@ def obstacles(facts: Facts, group: Group) -> Iterator[Oddity]:
         sentence = (
             f"ACS redirects the traffic between GPUs and NICs at {_few(mine)}; {usual_setting}"
         )
-        yield Oddity(sentence, _CLEAR.format(mine[0]), grave=bool(unlike))
+        yield Deviation(sentence, _CLEAR.format(mine[0]), grave=bool(unlike))
     how, usual = mapping(facts), group.majority(mapping)
     if how is not None and how.startswith("DMA"):
         plain = usual is not None and usual.decides and not usual.value.startswith("DMA")
@@ -169,12 +169,12 @@ def obstacles(facts: Facts, group: Group) -> Iterator[Oddity]:
             f"the IOMMU translates for GPUs and NICs ({how}), "
             f"{usual_setting or 'identity expected'}"
         )
-        yield Oddity(sentence, _THROUGH, grave=bool(plain))
+        yield Deviation(sentence, _THROUGH, grave=bool(plain))
     strict, lax = strict_nics(facts), decided(group.majority(strict_nics))
     if strict and lax is not None and not lax.value:
         usual_setting = f"on for all on {lax.votes} of {lax.of} nodes"
         advice = "set PCI_WR_ORDERING=1 (mlxconfig), or relaxed ordering in the BIOS"
-        yield Oddity(
+        yield Deviation(
             f"relaxed ordering is off for {_few(strict)}, {usual_setting}", advice, grave=False
         )
 
@@ -190,7 +190,7 @@ def judge_pci_acs(facts: Facts, group: Group) -> Verdict:
     if facts.gpudirect is None:
         sentence = "the PCIe settings between GPUs and NICs could not be read"
         return unknown(sentence, advice="look at /sys/bus/pci and /sys/kernel/iommu_groups")
-    odd = conclude_oddities(obstacles(facts, group))
+    odd = conclude_deviations(obstacles(facts, group))
     if odd is not None:
         return odd
     if redirects(facts) is None:

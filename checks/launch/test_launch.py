@@ -10,7 +10,7 @@ from msgspec import to_builtins
 from preflight.check import Check
 from preflight.checks.env.test_cuda_visible_devices import read_visible
 from preflight.checks.fleet_view import FleetView
-from preflight.checks.gpu.deviations import Oddity
+from preflight.checks.gpu.deviations import Deviation
 from preflight.facts.words import count
 from preflight.fleet.nodeset import fold
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
@@ -37,33 +37,33 @@ def devices_of(node: Node) -> int | None:
     return len(read_visible((node.environ or {}).get("CUDA_VISIBLE_DEVICES"), gpus).devices)
 
 
-def misfit(shape: Shape, nodes: int, devices: Mapping[str, int | None]) -> Oddity | None:
+def misfit(shape: Shape, nodes: int, devices: Mapping[str, int | None]) -> Deviation | None:
     """The first reason why the launch will not become one job on all of these nodes and GPUs."""
     return _by_srun(shape) or _nodes(shape, nodes) or _meeting(shape) or _idle(shape, devices)
 
 
-def _by_srun(shape: Shape) -> Oddity | None:
+def _by_srun(shape: Shape) -> Deviation | None:
     tasks, nodes = shape.srun_tasks, shape.srun_nodes
     if shape.launcher == "torchrun" and tasks is not None and tasks > 1:
-        return Oddity(
+        return Deviation(
             f"srun starts torchrun {tasks} times on each node, 1 is expected: it starts the ranks "
             "there itself",
             "--ntasks-per-node=1, and --nproc-per-node for the ranks",
         )
     if nodes is None or shape.nnodes is None or shape.nnodes[0] <= nodes <= shape.nnodes[1]:
         return None
-    return Oddity(
+    return Deviation(
         f"srun starts it on {count(nodes, 'node')}, and --nnodes expects {_range(shape.nnodes)}",
         f"--nnodes={nodes}",
     )
 
 
-def _nodes(shape: Shape, nodes: int) -> Oddity | None:
+def _nodes(shape: Shape, nodes: int) -> Deviation | None:
     if shape.nnodes is None:
         return None
     fewest, most = shape.nnodes
     if fewest > nodes:
-        return Oddity(
+        return Deviation(
             f"--nnodes={_range(shape.nnodes)} waits for {fewest} nodes, and this run has {nodes}",
             f"give --nnodes={nodes}, or name all nodes of the job here",
         )
@@ -71,12 +71,12 @@ def _nodes(shape: Shape, nodes: int) -> Oddity | None:
         return None
     if most == 1:
         how = "--standalone" if shape.standalone else "--nnodes is 1, torchrun's default"
-        return Oddity(
+        return Deviation(
             f"{how}: each of {nodes} nodes would train by itself, one job is expected",
             f"--nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500",
             grave=False,
         )
-    return Oddity(
+    return Deviation(
         f"--nnodes={_range(shape.nnodes)}, and this run has {nodes}: {nodes - most} will not be "
         "part of the job",
         f"--nnodes={nodes}, or --preflight-need={most} if spare nodes are meant",
@@ -84,7 +84,7 @@ def _nodes(shape: Shape, nodes: int) -> Oddity | None:
     )
 
 
-def _meeting(shape: Shape) -> Oddity | None:
+def _meeting(shape: Shape) -> Deviation | None:
     """Where the nodes of torchrun find each other."""
     if shape.launcher != "torchrun" or shape.nnodes is None or shape.nnodes[1] == 1:
         return None
@@ -93,28 +93,28 @@ def _meeting(shape: Shape) -> Oddity | None:
         if shape.ignored:
             problem = f"{' and '.join(shape.ignored)} count for the static rendezvous only, and no "
             problem += "--rdzv-endpoint is given"
-        return Oddity(
+        return Deviation(
             f"{problem}: each of {_range(shape.nnodes)} nodes waits for the others on itself",
             "--rdzv-backend=c10d --rdzv-endpoint=HOST:29500, HOST being one of the nodes",
         )
     if shape.endpoint.endswith(":0"):
-        return Oddity(
+        return Deviation(
             f"--rdzv-endpoint={shape.endpoint[:60]}: port 0 is a random one, which the other nodes "
             "cannot know",
             "give a port, such as 29500",
         )
     if shape.static and not shape.node_rank:
-        return Oddity(
+        return Deviation(
             "the static rendezvous without --node-rank: every node takes itself for node 0",
             "--rdzv-backend=c10d, or --node-rank=0, 1, ... on each node",
         )
     if shape.ignored:
         problem = f"{' and '.join(shape.ignored)} beside --rdzv-endpoint: torchrun ignores it"
-        return Oddity(problem, "leave it out: it has no effect", grave=False)
+        return Deviation(problem, "leave it out: it has no effect", grave=False)
     return None
 
 
-def _idle(shape: Shape, devices: Mapping[str, int | None]) -> Oddity | None:
+def _idle(shape: Shape, devices: Mapping[str, int | None]) -> Deviation | None:
     """GPUs that no rank will use; `env.cuda_visible_devices` reports too few of them."""
     known = Counter(number for number in devices.values() if number)
     if shape.nproc is None or not known:
@@ -122,7 +122,7 @@ def _idle(shape: Shape, devices: Mapping[str, int | None]) -> Oddity | None:
     usual, votes = known.most_common(1)[0]
     if usual <= shape.nproc:
         return None
-    return Oddity(
+    return Deviation(
         f"{count(shape.nproc, 'rank')} per node, and the job sees {usual} GPUs on {votes} of "
         f"{len(devices)} nodes: {usual - shape.nproc} idle on each",
         f"--nproc-per-node={usual} (or =gpu)",

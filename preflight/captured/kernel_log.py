@@ -282,8 +282,8 @@ def _whole(log: KernelLog) -> bool:
 
 def _told_of(log: KernelLog) -> Iterator[str]:
     """Of an excerpt: the checks whose part it tells of. Who greps for one thing hides others."""
-    old, new = test_kernel_log.faults(log.lines)
-    if driver_log.troubles(log.lines):
+    old, new = test_kernel_log.switch_faults(log.lines)
+    if driver_log.gpu_faults(log.lines):
         yield "gpu.xid"
     if old or new:
         yield "gpu.sxid"

@@ -24,7 +24,7 @@ from preflight.captured.smi_query import (
 from preflight.captured.topology import parse_p2p
 from preflight.checks.gpu.deviations import usual_links
 from preflight.checks.gpu.readings import reading
-from preflight.checks.gpu.test_answers import twins
+from preflight.checks.gpu.test_answers import duplicate_ids
 from preflight.facts.boards import board, must_be_up, settled, up_links
 from preflight.facts.gpu import GpuHealth, LinkErrors
 from preflight.facts.model import Driver, Facts, Gpu, NvLink
@@ -307,7 +307,7 @@ def _captured(kind: str, told: Listing) -> Captured:
     )
     of_gpus = _checks(facts, {doubt.field for doubt in told.doubts})
     checks = of_gpus if told.pairs is None else ("gpu.topology",)
-    damaged = told.damaged or next((doubt.why for doubt in told.doubts), twins(told.gpus))
+    damaged = told.damaged or next((doubt.why for doubt in told.doubts), duplicate_ids(told.gpus))
     return Captured(kind=kind, facts=facts, checks=checks, damaged=damaged)
 
 

@@ -119,12 +119,12 @@ def test_what_all_gpus_read_is_a_finding_with_both_numbers(
 @pytest.mark.parametrize(
     ("check", "promised", "changes", "words"),
     [
-        ("gpu.topology", Promise(nvlinks_per_gpu=18), {"links": links(14, 4)}, "18 promised"),
+        ("gpu.topology", Promise(nvlinks_per_gpu=18), {"links": links(14, 4)}, "18 expected"),
         (
             "gpu.power",
             Promise(power_limit_w=700),
             {"health": health(power_limit_w=300.0)},
-            "700 W promised",
+            "700 W expected",
         ),
     ],
 )

@@ -309,7 +309,7 @@ def test_one_gpu_has_no_other_to_copy_to() -> None:
     assert verdict.sentence == "1 GPU here: no other to copy to"
 
 
-@pytest.mark.proves("burn.sustained", unknown="a load that told nothing")
+@pytest.mark.proves("burn.sustained", unknown="a load without a result")
 @pytest.mark.parametrize("name", ["gemm", "memory", "launch", "sustained"])
 def test_a_device_that_told_nothing_is_unknown(name: str) -> None:
     """Seven of eight are fine; the eighth was neither measured nor lost."""

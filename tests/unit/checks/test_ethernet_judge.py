@@ -66,9 +66,9 @@ def test_sound_links() -> None:
     assert said(bonded()).sentence.startswith("bond0: 200 Gb/s, full duplex, MTU 9000; eth1: 100")
     port = rdma_port(link_layer="Ethernet", netdev="eth0")
     roce = replace(node(mtu=1500), nics=(nic(0, ports=(port,)),))
-    assert said(roce, node(2), node(3)).sentence == "eth0: over RDMA ports, judged as those"
+    assert said(roce, node(2), node(3)).sentence == "eth0: over RDMA ports, which ib.* checks"
     virtual = node(speed_mbits=None, physical=False, ethernet=Ethernet(most_mbits=0))
-    assert said(virtual).sentence == "eth0: speed not told, MTU 9000"
+    assert said(virtual).sentence == "eth0: speed not reported, MTU 9000"
     spare = link("eth9", index=9, mtu=1500, operstate="down")
     assert said(node(1, spare), node(2), node(3)).outcome is Outcome.OK
 

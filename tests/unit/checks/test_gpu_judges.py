@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from preflight.checks.gpu.test_answers import judge_count, lost_of
+from preflight.checks.gpu.test_answers import judge_count, open_errors
 from preflight.checks.host.test_driver import judge as judge_driver
 from preflight.facts import Majority
 from preflight.facts.model import Driver
@@ -21,7 +21,7 @@ from tests.unit.facts.builders import facts, gpus, process
         (None, 8, "ok", "8 GPUs"),
         (8, 7, "fail", "7 of 8 GPUs answer"),
         (8, 0, "fail", "0 of 8 GPUs answer"),
-        (4, 8, "warn", "8 GPUs, 4 promised"),
+        (4, 8, "warn", "8 GPUs, 4 expected"),
         (8, None, "unknown", "NVML did not answer"),
         (None, None, "not_run", "no GPUs expected, none here"),
         (None, 0, "not_run", "no GPUs expected, none here"),
@@ -70,7 +70,7 @@ def test_a_gpu_that_the_node_has_no_memory_to_open_is_not_missing(
     answered: int, words: str, outcome: str
 ) -> None:
     """One that NVML could not ask for want of memory; another beside it still is."""
-    verdict = judge_count(8, gpus(answered), None, 8, said=(f"GPU 7: {words}",))
+    verdict = judge_count(8, gpus(answered), None, 8, errors=(f"GPU 7: {words}",))
     assert verdict.outcome == outcome
     assert f"{answered} of 8 GPUs answer; " in verdict.sentence or outcome == "fail"
 
@@ -79,9 +79,9 @@ def test_a_lost_gpu_is_told_in_the_words_of_nvml() -> None:
     """What NVML says of the one that is missing is in the sentence, and of no other."""
     said = ("GPU 1: Corrupted infoROM", "GPU 3: GPU is lost", "nics: no answer in time")
     seven = tuple(gpu for gpu in gpus(8) if gpu.index != 3)
-    lost = lost_of(facts(gpus=seven, problems=said))
+    lost = open_errors(facts(gpus=seven, problems=said))
     assert lost == ("GPU 3: GPU is lost",)
-    verdict = judge_count(8, seven, None, 8, said=lost)
+    verdict = judge_count(8, seven, None, 8, errors=lost)
     assert verdict.sentence == "7 of 8 GPUs answer; GPU 3: GPU is lost"
 
 

@@ -50,7 +50,7 @@ def test_a_link_that_is_down_is_named() -> None:
     """Promised, by the group, or by the other GPUs: 17 of 18 links fail with GPU and link."""
     torn = with_gpu(3, links=links(17, 1))
     for verdict, origin in (
-        (alone(torn, HGX), "18 promised"),
+        (alone(torn, HGX), "18 expected"),
         (among(torn), "18 up on 3 of 4 nodes of group train"),
         (alone(torn), "18 up on its peers"),
     ):
@@ -101,7 +101,7 @@ def test_every_torn_gpu_is_counted_and_listed() -> None:
     assert [line[:4] for line in verdict.evidence["findings"]] == ["GPU3", "GPU5"]
 
 
-@pytest.mark.proves("gpu.topology", unknown="NVML does not tell the NVLinks")
+@pytest.mark.proves("gpu.topology", unknown="NVML does not report the NVLinks")
 def test_unread_links_with_a_promise_are_unknown() -> None:
     """A promise that could not be checked is not kept."""
     verdict = alone(with_gpu(0, links=None), HGX)

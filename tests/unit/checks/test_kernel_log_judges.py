@@ -458,7 +458,7 @@ def test_a_trouble_that_is_in_no_table_is_a_warning_with_its_line(line: str, who
     """In doubt the line is shown; what a program's own command was refused is none."""
     verdict = nic(node(line), limit=SHIPPED)
     assert verdict.outcome is Outcome.WARN
-    assert verdict.sentence.startswith(f"{who}: its driver reports a trouble")
+    assert verdict.sentence.startswith(f"{who}: its driver reports an error")
     assert line.partition(": ")[2][:40] in verdict.sentence
     refused = MLX + "mlx5_cmd_out_err:808:(pid 7): CREATE_QP(0x500) op_mod(0x0) failed, status 3"
     assert nic(node(refused), limit=SHIPPED).outcome is Outcome.OK
@@ -490,7 +490,7 @@ def test_a_link_that_comes_up_again_and_again_was_down_between() -> None:
     few = nic(node(LogLine(up, NOW_S - 90, NOW_S - 60, 4)), limit=SHIPPED)
     assert few.outcome is Outcome.OK
     assert few.sentence == "links went down 3 times since boot, under 5 in a day"
-    assert "no NIC in trouble" in nic(node(up), limit=SHIPPED).sentence
+    assert "no NIC with errors" in nic(node(up), limit=SHIPPED).sentence
     down = up.replace("up", "down")
     paired = node(LogLine(up, 90.0, NOW_S - 60, 4), LogLine(down, 95.0, NOW_S - 70, 3))
     assert [each["times"] for each in nic(paired, limit=SHIPPED).evidence["events"]] == [3]

@@ -117,7 +117,7 @@ def test_torchrun_takes_its_options_from_the_environment_too() -> None:
     assert _fits("torchrun --nnodes=4 t.py", EIGHT, **pet).outcome is Outcome.FAIL
 
 
-@pytest.mark.proves("launch.fits", unknown="a node did not tell how many GPUs it has")
+@pytest.mark.proves("launch.fits", unknown="a node did not report how many GPUs it has")
 def test_gpus_that_were_not_told() -> None:
     """Whether the ranks fit is not known then; a line that cannot come up fails all the same."""
     line = f"torchrun --nnodes=2 --nproc-per-node=8 {MEET} t.py"

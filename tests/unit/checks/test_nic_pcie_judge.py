@@ -97,7 +97,7 @@ def test_one_finding_of_a_narrow_link() -> None:
     assert judge_log(logged(node(0), bus), limit=SHIPPED).outcome is Outcome.OK
 
 
-@pytest.mark.proves("ib.pcie", unknown="a NIC whose link the kernel does not tell")
+@pytest.mark.proves("ib.pcie", unknown="a NIC whose link the kernel does not report")
 def test_unread_links() -> None:
     """Missing files are unknown; a virtual function has none to tell, a node without NICs too."""
     assert said(node(2, link=None)).outcome is Outcome.UNKNOWN

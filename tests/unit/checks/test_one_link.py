@@ -69,7 +69,7 @@ CABLE = (
         (node(LOST, flaps=40, **DOWN), "ib.port", "mlx5_3/1 is DOWN (Polling)"),
         (node(LOST, CABLE, flaps=40, **DOWN), "ib.port", "mlx5_3/1 is DOWN (Polling)"),
         (node(LOST), "net.kernel_log", f"{BUS} 40 times"),
-        (node(CABLE), "net.kernel_log", "cable or optical module is in trouble"),
+        (node(CABLE), "net.kernel_log", "cable or optical module reports a fault"),
     ],
 )
 def test_one_link_is_one_finding(one: Facts, check: str, words: str) -> None:

@@ -73,12 +73,12 @@ def rate(one: Facts, promised: Promise = NOTHING, *others: Facts) -> Verdict:
     [
         (Promise(nics=8), 8, "ok", "8 RDMA devices"),
         (Promise(nics=7), 8, "ok", "8 RDMA devices"),
-        (Promise(nics=8), 7, "fail", "7 RDMA devices, 8 promised"),
-        (Promise(hcas=("mlx5_0", "mlx5_9")), 8, "fail", "1 RDMA devices, 2 promised; missing"),
+        (Promise(nics=8), 7, "fail", "7 RDMA devices, 8 expected"),
+        (Promise(hcas=("mlx5_0", "mlx5_9")), 8, "fail", "1 RDMA devices, 2 expected; missing"),
         (Promise(nics=8), None, "unknown", "could not be read"),
         (NOTHING, None, "not_run", "none here"),
         (NOTHING, 0, "not_run", "none here"),
-        (Promise(nics=1, nic_link="roce"), 8, "fail", "0 RDMA devices, 1 promised"),
+        (Promise(nics=1, nic_link="roce"), 8, "fail", "0 RDMA devices, 1 expected"),
     ],
 )  # fmt: skip
 def test_count(promised: Promise, number: int | None, outcome: str, words: str) -> None:
@@ -129,9 +129,9 @@ def test_a_port_that_is_down_on_every_node() -> None:
 @pytest.mark.parametrize(
     ("promised", "others", "words"),
     [
-        (Promise(hcas=("mlx5_2", "mlx5_3")), 0, "mlx5_3/1 is DOWN (Polling), promised as rail 1"),
+        (Promise(hcas=("mlx5_2", "mlx5_3")), 0, "mlx5_3/1 is DOWN (Polling), expected as rail 1"),
         (NOTHING, 3, "mlx5_3/1 is DOWN (Polling), ACTIVE on 3 of 4 nodes of group train"),
-        (Promise(nics=8), 0, "mlx5_3/1 is DOWN (Polling): 7 of 8 promised ports are ACTIVE"),
+        (Promise(nics=8), 0, "mlx5_3/1 is DOWN (Polling): 7 of 8 expected ports are ACTIVE"),
         (NOTHING, 0, "mlx5_3/1 is DOWN (Polling); 7 of 8 ports of its kind are ACTIVE"),
     ],
 )
@@ -266,7 +266,7 @@ def test_an_unread_port_may_be_the_one_that_is_up(unread: dict[str, Any] | None)
         one = replace(one, nics=mute)
     assert port(one, Promise(nics=8)).outcome is Outcome.UNKNOWN
     worse = node(4, base=one, **DOWN)
-    assert "6 of 8 promised ports are ACTIVE" in port(worse, Promise(nics=8)).sentence
+    assert "6 of 8 expected ports are ACTIVE" in port(worse, Promise(nics=8)).sentence
 
 
 HALF: dict[str, Any] = {"rate": "200 Gb/sec (2X NDR)"}
@@ -276,7 +276,7 @@ HALF: dict[str, Any] = {"rate": "200 Gb/sec (2X NDR)"}
 @pytest.mark.parametrize(
     ("promised", "others", "words"),
     [
-        (Promise(nic_gbits=400), 0, "mlx5_3/1 runs at 200 Gb/sec (2X NDR), 400 promised"),
+        (Promise(nic_gbits=400), 0, "mlx5_3/1 runs at 200 Gb/sec (2X NDR), 400 expected"),
         (NOTHING, 3, "200 Gb/sec (2X NDR), 400 on 3 of 4 nodes of group train"),
         (NOTHING, 0, "200 Gb/sec (2X NDR), 400 on its peers"),
     ],
