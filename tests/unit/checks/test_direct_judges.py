@@ -117,7 +117,7 @@ def test_strict_ordering() -> None:
 
 @pytest.mark.proves("host.pci_acs", unknown="only root may read PCIe configuration space")
 def test_settings_for_root_alone() -> None:
-    """It says what to grant, and does not condemn; what shows without root is judged."""
+    """It says what to grant, and does not fail; what shows without root is judged."""
     verdict = acs(node(acs=None))
     assert verdict.outcome is Outcome.UNKNOWN
     assert "root" in verdict.grant

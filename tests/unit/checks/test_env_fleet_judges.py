@@ -39,7 +39,7 @@ def test_rdma_switched_off_where_it_is_promised_fails() -> None:
 def test_a_fast_way_switched_off_where_it_is_there_warns(
     environ: dict[str, str], node: object, words: str
 ) -> None:
-    """Nobody promised it, but the node has it."""
+    """The inventory does not expect it, but the node has it."""
     verdict = test_variables.judge_transports(environ, "", Promise(), node)  # type: ignore[arg-type]
     assert verdict.outcome is Outcome.WARN
     assert words in verdict.sentence

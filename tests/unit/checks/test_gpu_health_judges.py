@@ -35,7 +35,7 @@ READINGS: dict[str, tuple[str, ...]] = {
 
 
 def fault(check: str, outcome: str, words: str, finds: str, **changes: Any) -> Any:
-    """One line of the table: what is wrong with GPU3, and what is said of it."""
+    """One line of the table: what is wrong with GPU3, and the expected sentence."""
     return pytest.param(check, changes, outcome, words, id=f"{check}-{finds}")
 
 
@@ -253,14 +253,14 @@ def test_a_healthy_node_passes(check: str) -> None:
 @pytest.mark.proves("gpu.temperature", unknown="a GPU that does not report it")
 @pytest.mark.proves("gpu.throttle", unknown="a GPU that does not report it")
 @pytest.mark.parametrize("check", READINGS)
-def test_a_reading_that_one_gpu_would_not_tell(check: str) -> None:
+def test_a_reading_that_one_gpu_does_not_report(check: str) -> None:
     """What seven GPUs tell and one does not, for no reason, is unknown; so is what none tells."""
-    untold = dict.fromkeys(READINGS[check])
-    one = judge(check, node(3, **untold))
+    missing = dict.fromkeys(READINGS[check])
+    one = judge(check, node(3, **missing))
     assert (one.outcome, one.condemns) == ("unknown", True)
     assert "GPU3" in one.sentence
     assert "7 others did" in one.sentence
-    all_of_them = judge(check, node(None, **untold))
+    all_of_them = judge(check, node(None, **missing))
     assert all_of_them.outcome == "unknown"
     assert all_of_them.sentence.startswith("no GPU reports its ")
 
@@ -355,7 +355,7 @@ def test_a_group_that_is_built_so_is_as_it_should_be() -> None:
 
 
 def test_alone_a_whole_node_with_half_its_lanes_is_worth_a_look() -> None:
-    """Without other nodes nobody knows whether it is wired so: a warning, with the board's own."""
+    """Without other nodes the wiring is not known: a warning, with the board's own width."""
     verdict = judge("gpu.pcie", node(None, pcie_width=8))
     assert verdict.outcome == "warn"
     assert "PCIe x8, x16 is what board and slot can do (and 7 more)" in verdict.sentence
@@ -395,18 +395,18 @@ def test_a_failing_reading_that_a_judge_needs_has_one_cause() -> None:
     """The error is the finding; what could not be judged for it joins it."""
     ill = node(3, ecc_volatile_uncorrected=None, errors=("ecc_volatile_uncorrected: GPU is lost",))
     assert judge("gpu.readings", ill).cause == "readings of GPU3"
-    untold = judge("gpu.ecc", ill)
-    assert (untold.outcome, untold.cause) == ("unknown", "readings of GPU3")
+    unread = judge("gpu.ecc", ill)
+    assert (unread.outcome, unread.cause) == ("unknown", "readings of GPU3")
 
 
 def test_mig_hides_some_counters_of_its_gpu() -> None:
     """NVML tells no row remapping while instances are there: that GPU is passed over."""
-    told = node(3, mig_enabled=True, remap_pending=None, retired_pending=None,
+    split = node(3, mig_enabled=True, remap_pending=None, retired_pending=None,
                 lacks=("remap_pending", "retired_pending"))  # fmt: skip
-    assert judge("gpu.remap", told).outcome == "ok"
+    assert judge("gpu.remap", split).outcome == "ok"
 
 
-def test_ecc_that_is_off_where_nobody_decides() -> None:
+def test_ecc_that_is_off_without_an_expected_mode() -> None:
     """A board for computing is warned of; a graphics card is sold so."""
     off: dict[str, Any] = {"ecc_on": False, "ecc_pending": False}
     two = node(None, **off)
