@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from preflight.captured import Captured, bare_facts
 from preflight.checks.env.values import read as value_remark
-from preflight.checks.env.variables import nobody, unread, variables
+from preflight.checks.env.variables import unread, unread_names, variables
 from preflight.core.text import starred
 from preflight.fleet.job_environment import ASSIGNMENT
 
@@ -155,7 +155,7 @@ LAUNCH_NAMES: Final = (
 
 def is_ours(name: str) -> bool:
     """Whether a check reads this variable, or reports that no program reads it."""
-    if name in LAUNCH_NAMES or name in variables() or name in nobody():
+    if name in LAUNCH_NAMES or name in variables() or name in unread_names():
         return True
     return name.startswith(("NCCL_", "GLOO_", "TORCH_NCCL_")) or bool(unread({name: ""}))
 

@@ -281,8 +281,8 @@ def _whole(log: KernelLog) -> bool:
 
 def _checks_shown(log: KernelLog) -> Iterator[str]:
     """The checks for which an excerpt has lines: a grep for one thing hides others."""
-    old, new = test_kernel_log.faults(log.lines)
-    if driver_log.troubles(log.lines):
+    old, new = test_kernel_log.switch_faults(log.lines)
+    if driver_log.gpu_faults(log.lines):
         yield "gpu.xid"
     if old or new:
         yield "gpu.sxid"

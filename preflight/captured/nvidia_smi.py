@@ -24,7 +24,7 @@ from preflight.captured.smi_query import (
 from preflight.captured.topology import parse_p2p
 from preflight.checks.gpu.deviations import usual_links
 from preflight.checks.gpu.readings import reading
-from preflight.checks.gpu.test_answers import twins
+from preflight.checks.gpu.test_answers import duplicate_ids
 from preflight.facts.boards import board, fully_linked_board, must_be_up, up_links
 from preflight.facts.gpu import GpuHealth, LinkErrors
 from preflight.facts.model import Driver, Facts, Gpu, NvLink
@@ -311,7 +311,9 @@ def _captured(kind: str, listing: Listing) -> Captured:
     )
     of_gpus = _checks(facts, {doubt.field for doubt in listing.doubts})
     checks = of_gpus if listing.pairs is None else ("gpu.topology",)
-    damaged = listing.damaged or next((doubt.why for doubt in listing.doubts), twins(listing.gpus))
+    damaged = listing.damaged or next(
+        (doubt.why for doubt in listing.doubts), duplicate_ids(listing.gpus)
+    )
     return Captured(kind=kind, facts=facts, checks=checks, damaged=damaged)
 
 

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.checks.gpu.driver_log import missing_slots, roots, slot_of, troubles
+from preflight.checks.gpu.driver_log import gpu_faults, missing_slots, root_causes, slot_of
 from preflight.core.files import write_atomically
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.errors import UsageError
@@ -311,11 +311,13 @@ def _log_of(log: KernelLog, facts: Facts, own: tuple[Gpu, ...], gone: int) -> Ke
     """
     mine = {slot_of(gpu.bus_id) for gpu in own} | {f"GPU{_number(gpu)}" for gpu in own}
     mine |= set(missing_slots(facts)) if gone else set()
-    theirs = [one for one in troubles(log.lines) if one.slot not in mine]
+    theirs = [one for one in gpu_faults(log.lines) if one.slot not in mine]
     lines = tuple(
         line
         for line in log.lines
-        if all(one.slot in mine and one in roots([one, *theirs]) for one in troubles((line,)))
+        if all(
+            one.slot in mine and one in root_causes([one, *theirs]) for one in gpu_faults((line,))
+        )
     )
     return replace(log, lines=lines)
 

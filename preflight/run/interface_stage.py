@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.checks.env.remark import told
+from preflight.checks.env.remark import show
 from preflight.checks.env.test_nccl_conf import settings
 from preflight.checks.net.selected import (
     gloo_interfaces,
@@ -157,7 +157,7 @@ def _nccl_socket(
     loops = bool(found) and found[0].loopback and machines(fleet.hosts) >= _SEVERAL
     if not found or loops:
         yield (
-            _socket(origin, told(name, value), f"{name}={usual}", usual, loops=loops),
+            _socket(origin, show(name, value), f"{name}={usual}", usual, loops=loops),
             _leading(has),
         )
 
@@ -175,7 +175,7 @@ def _gloo_socket(
     if missing or loops:
         origin = fleet.job.environ_origin
         yield (
-            _socket(origin, told(name, value), f"{name}={usual}", usual, loops=not missing),
+            _socket(origin, show(name, value), f"{name}={usual}", usual, loops=not missing),
             _leading(has),
         )
 
@@ -203,7 +203,7 @@ def _rdma(
     if not chosen:
         devices = [port.nic.name for port in ports]
         yield _Setting(
-            f"{fleet.job.environ_origin}: ", told("NCCL_IB_HCA", hca),
+            f"{fleet.job.environ_origin}: ", show("NCCL_IB_HCA", hca),
             "it selects no RDMA device of any node", "no RDMA device there that the job selects",
             f"write one that is there (as in NCCL_IB_HCA={devices[0]}), or take it out", "",
         ), devices  # fmt: skip
@@ -214,7 +214,7 @@ def _rdma(
     if index is not None and roce and all(without_gid(port, index) for port in roce):
         has = sorted({str(gid.index) for port in roce for gid in port.port.gids or ()})
         yield _Setting(
-            f"{origin}: ", told("NCCL_IB_GID_INDEX", text),
+            f"{origin}: ", show("NCCL_IB_GID_INDEX", text),
             "no RoCE port of any node has that GID", "no RoCE port there has that GID",
             "take it out (NCCL 2.21 and newer chooses), or write one that is there "
             "(show_gids)", "",

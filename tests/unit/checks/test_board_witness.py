@@ -37,13 +37,13 @@ CARDS = {"NVIDIA H100 PCIe": 81559, "NVIDIA H100 NVL": 95830, "NVIDIA L40S": 460
 def node(number: int, name: str, **changes: object) -> Facts:
     """GPUs of one kind that all differ in this from whole ones."""
     up, mbps = WHOLE.get(name, (0, 0))
-    told = {
+    readings = {
         "links": links(up),
         "memory_total_mib": MEMORY_MIB.get(name) or CARDS[name],
         "health": health(link_errors=tuple(quiet_link(n, mbps=mbps) for n in range(up))),
         **changes,
     }
-    each = tuple(gpu(at, name=name, **told) for at in range(number))
+    each = tuple(gpu(at, name=name, **readings) for at in range(number))
     return facts(gpus=each, gpu_pairs=pairs(number))
 
 
@@ -58,8 +58,8 @@ def verdict(check: str, one: Facts, *peers: Facts, promised: Promise | None = No
 @pytest.mark.parametrize("name", [*WHOLE, *CARDS])
 def test_a_whole_machine_or_a_rented_part_of_one_has_no_finding(name: str, number: int) -> None:
     """Boards and cards, as many as are sold or rented together."""
-    said = {check: verdict(check, node(number, name)) for check in CHECKS}
-    assert {check: one.sentence for check, one in said.items() if one.condemns} == {}
+    verdicts = {check: verdict(check, node(number, name)) for check in CHECKS}
+    assert {check: one.sentence for check, one in verdicts.items() if one.condemns} == {}
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_what_all_gpus_lack_is_a_finding_with_both_numbers(
 ) -> None:
     """On a node alone, and where every node of its group lacks the same."""
     odd = node(8, H100, **changes)
-    said = verdict(check, odd, *[odd] * peers)
-    assert (said.outcome, words in said.sentence) == ("warn", True), said.sentence
+    result = verdict(check, odd, *[odd] * peers)
+    assert (result.outcome, words in result.sentence) == ("warn", True), result.sentence
 
 
 @pytest.mark.parametrize("peers", [0, 4])
@@ -112,19 +112,19 @@ def test_what_all_gpus_read_is_a_finding_with_both_numbers(
         replace(one, health=replace(one.health, **readings)) for one in whole if one.health
     )
     odd = facts(gpus=each)
-    said = verdict(check, odd, *[odd] * peers)
-    assert (said.outcome, words in said.sentence) == ("warn", True), said.sentence
+    result = verdict(check, odd, *[odd] * peers)
+    assert (result.outcome, words in result.sentence) == ("warn", True), result.sentence
 
 
 @pytest.mark.parametrize(
     ("check", "promised", "changes", "words"),
     [
-        ("gpu.topology", Promise(nvlinks_per_gpu=18), {"links": links(14, 4)}, "18 promised"),
+        ("gpu.topology", Promise(nvlinks_per_gpu=18), {"links": links(14, 4)}, "18 expected"),
         (
             "gpu.power",
             Promise(power_limit_w=700),
             {"health": health(power_limit_w=300.0)},
-            "700 W promised",
+            "700 W expected",
         ),
     ],
 )
@@ -132,8 +132,8 @@ def test_an_expectation_of_the_inventory_makes_it_a_failure(
     check: str, promised: Promise, changes: dict[str, object], words: str
 ) -> None:
     """And one that is met silences the board: a site may cap its GPUs on purpose."""
-    said = verdict(check, node(8, H100, **changes), promised=promised)
-    assert (said.outcome, words in said.sentence) == ("fail", True)
+    result = verdict(check, node(8, H100, **changes), promised=promised)
+    assert (result.outcome, words in result.sentence) == ("fail", True)
     met = Promise(nvlinks_per_gpu=14, power_limit_w=300)
     assert not verdict(check, node(8, H100, **changes), promised=met).condemns
 
@@ -141,9 +141,9 @@ def test_an_expectation_of_the_inventory_makes_it_a_failure(
 @pytest.mark.parametrize("up", [14, 17, 1, 5])
 def test_a_matrix_of_a_number_that_no_machine_has_is_a_finding(up: int) -> None:
     """All pairs alike, and still no board behind switches has so many links."""
-    said = pasted(matrix({}, 8, f"NV{up}"))
-    assert said.outcome == "warn"
-    assert f"{up} NVLinks up, 6, 8, 12 or 18 on known boards behind switches" in said.sentence
+    result = pasted(matrix({}, 8, f"NV{up}"))
+    assert result.outcome == "warn"
+    assert f"{up} NVLinks up, 6, 8, 12 or 18 on known boards behind switches" in result.sentence
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,12 @@ def test_a_matrix_of_a_known_machine_is_well(up: int, number: int) -> None:
 
 @pytest.mark.parametrize("number", [7, 15])
 def test_a_number_that_is_left_of_a_machine_is_a_finding(number: int) -> None:
-    """Where nobody expects a number, seven GPUs are an eight-GPU machine that lost one."""
-    said = judge_count(None, node(number, H100).gpus)
-    assert (said.outcome, said.sentence.startswith(f"{number} GPUs; no known")) == ("warn", True)
+    """Where no number is expected, seven GPUs are an eight-GPU machine that lost one."""
+    result = judge_count(None, node(number, H100).gpus)
+    assert (result.outcome, result.sentence.startswith(f"{number} GPUs; no known")) == (
+        "warn",
+        True,
+    )
     assert judge_count(number, node(number, H100).gpus).outcome == "ok"
     assert all(judge_count(None, node(n, H100).gpus).outcome == "ok" for n in (1, 2, 3, 4, 6, 8))
 
@@ -171,9 +174,9 @@ def _cliques(*cliques: str) -> Facts:
 
 def test_a_gpu_in_another_clique_is_a_finding() -> None:
     """It joined a fabric, and not that of the others: no NVLink leads there."""
-    said = verdict("gpu.fabric", _cliques("a/1", "a/1", "a/2", "a/1"))
-    assert (said.outcome, said.sentence.startswith("GPU2 ")) == ("warn", True)
-    assert "NVLink clique a/2, a/1 on 3 of 4 GPUs of this node" in said.sentence
+    result = verdict("gpu.fabric", _cliques("a/1", "a/1", "a/2", "a/1"))
+    assert (result.outcome, result.sentence.startswith("GPU2 ")) == ("warn", True)
+    assert "NVLink clique a/2, a/1 on 3 of 4 GPUs of this node" in result.sentence
     whole = _cliques(*["a/1"] * 4)
     alone = verdict("gpu.fabric", _cliques(*["b/1"] * 4), whole, whole, whole)
     assert (alone.outcome, "a/1 on 3 of 4 nodes of group" in alone.sentence) == ("warn", True)
@@ -192,9 +195,11 @@ def test_no_check_calls_a_reading_of_a_lost_gpu_ok() -> None:
     lost = gpu(3, health=silent, **own)
     one = facts(gpus=(*gpus(3), lost, *(gpu(at) for at in range(4, 8))))
     for promised in (Promise(), Promise(gpus=8)):
-        said = {check: judge(check, one, promised=promised) for check in (*ALL_CHECKS, "gpu.count")}
-        said["gpu.topology"] = verdict("gpu.topology", one, promised=promised)
-        fine = {check for check, each in said.items() if each.outcome in ("ok", "warn")}
+        verdicts = {
+            check: judge(check, one, promised=promised) for check in (*ALL_CHECKS, "gpu.count")
+        }
+        verdicts["gpu.topology"] = verdict("gpu.topology", one, promised=promised)
+        fine = {check for check, each in verdicts.items() if each.outcome in ("ok", "warn")}
         assert fine <= {"gpu.driver_slow", "gpu.model", "gpu.software"}
-        assert said["gpu.count"].outcome == said["gpu.readings"].outcome == "fail"
-        assert said["gpu.count"].sentence.startswith("7 of 8 GPUs answer")
+        assert verdicts["gpu.count"].outcome == verdicts["gpu.readings"].outcome == "fail"
+        assert verdicts["gpu.count"].sentence.startswith("7 of 8 GPUs answer")

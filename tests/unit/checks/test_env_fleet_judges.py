@@ -22,7 +22,7 @@ def test_rdma_switched_off_where_it_is_promised_fails() -> None:
     """The promise decides, and is named with its number."""
     verdict = test_variables.judge_transports({"NCCL_IB_DISABLE": "1"}, "job.env", PROMISED, NODE)
     assert verdict.outcome is Outcome.FAIL
-    assert "8 RDMA NICs per node promised (fleet.toml [group.train])" in verdict.sentence
+    assert "8 RDMA NICs per node expected (fleet.toml [group.train])" in verdict.sentence
 
 
 @pytest.mark.parametrize(
@@ -33,13 +33,13 @@ def test_rdma_switched_off_where_it_is_promised_fails() -> None:
         ({"NCCL_P2P_DISABLE": "1"}, NODE, "8 GPUs here with links up"),
         ({"NCCL_P2P_LEVEL": "LOC"}, NODE, "keeps the GPUs off NVLink"),
         ({"NCCL_NET_GDR_LEVEL": "LOC"}, NODE, "switches GPUDirect off"),
-        (OFF, BARE, "all fast ways are switched off"),
+        (OFF, BARE, "all fast paths are switched off"),
     ],
 )
 def test_a_fast_way_switched_off_where_it_is_there_warns(
     environ: dict[str, str], node: object, words: str
 ) -> None:
-    """Nobody promised it, but the node has it."""
+    """The inventory does not expect it, but the node has it."""
     verdict = test_variables.judge_transports(environ, "", Promise(), node)  # type: ignore[arg-type]
     assert verdict.outcome is Outcome.WARN
     assert words in verdict.sentence

@@ -20,9 +20,9 @@ ETC, USER = "/etc/nccl.conf", "/home/a/.nccl.conf"
 
 def conf(path: str = ETC, skipped: int = 0, /, **settings: str) -> ConfFile:
     """One file."""
-    told = tuple(ConfSetting(name, value) for name, value in settings.items())
+    judged = tuple(ConfSetting(name, value) for name, value in settings.items())
     kind = "system" if path == ETC else "user"
-    return ConfFile(path, kind, told, skipped)  # type: ignore[arg-type]
+    return ConfFile(path, kind, judged, skipped)  # type: ignore[arg-type]
 
 
 def node(*files: ConfFile) -> Facts:
@@ -30,7 +30,7 @@ def node(*files: ConfFile) -> Facts:
     return facts(nccl_conf=files)
 
 
-def told(*files: ConfFile, promised: Promise | None = None, **environ: str) -> Verdict:
+def verdict_of(*files: ConfFile, promised: Promise | None = None, **environ: str) -> Verdict:
     """The verdict on a node that is alone in its group."""
     here = node(*files)
     return judge(environ, promised or Promise(), here, group(here))
@@ -39,8 +39,8 @@ def told(*files: ConfFile, promised: Promise | None = None, **environ: str) -> V
 @pytest.mark.proves("env.nccl_conf", passes="no file, and a file of good settings")
 def test_no_file_and_good_settings_pass() -> None:
     """The sentence says which files there are, and how much is in them."""
-    assert told().sentence == "no nccl.conf here"
-    verdict = told(conf(NCCL_DEBUG="WARN", NCCL_SOCKET_IFNAME="=ens1f0"))
+    assert verdict_of().sentence == "no nccl.conf here"
+    verdict = verdict_of(conf(NCCL_DEBUG="WARN", NCCL_SOCKET_IFNAME="=ens1f0"))
     assert verdict.outcome is Outcome.OK
     assert verdict.sentence == "/etc/nccl.conf: 2 settings, all right"
 
@@ -48,7 +48,7 @@ def test_no_file_and_good_settings_pass() -> None:
 @pytest.mark.proves("env.nccl_conf", finds="NCCL_IB_DISABLE=1 in /etc/nccl.conf, NICs promised")
 def test_a_fast_way_that_the_file_switches_off() -> None:
     """The job never named it: the file does."""
-    verdict = told(conf(NCCL_IB_DISABLE="1"), promised=Promise(nics=8))
+    verdict = verdict_of(conf(NCCL_IB_DISABLE="1"), promised=Promise(nics=8))
     assert verdict.outcome is Outcome.FAIL
     assert verdict.sentence.startswith("/etc/nccl.conf: NCCL_IB_DISABLE=1 sends all over TCP")
 
@@ -68,17 +68,17 @@ def test_a_line_that_nccl_reads_otherwise_than_meant_fails(
     name: str, value: str, words: str
 ) -> None:
     """NCCL splits at the first = and trims nothing."""
-    verdict = told(conf(**{name: value}))
+    verdict = verdict_of(conf(**{name: value}))
     assert verdict.outcome is Outcome.FAIL
     assert words in verdict.sentence
 
 
 def test_what_has_no_effect_warns() -> None:
     """Names of others, lines without =, and what the environment overrides."""
-    assert "nothing reads it" in told(conf(NCCL_TIMEOUT="1")).sentence
-    assert "comes too late" in told(conf(TORCH_NCCL_NAN_CHECK="1")).sentence
-    assert "are not NAME=VALUE" in told(conf(ETC, 2)).sentence
-    verdict = told(conf(NCCL_DEBUG="INFO"), NCCL_DEBUG="WARN")
+    assert "nothing reads it" in verdict_of(conf(NCCL_TIMEOUT="1")).sentence
+    assert "comes too late" in verdict_of(conf(TORCH_NCCL_NAN_CHECK="1")).sentence
+    assert "are not NAME=VALUE" in verdict_of(conf(ETC, 2)).sentence
+    verdict = verdict_of(conf(NCCL_DEBUG="INFO"), NCCL_DEBUG="WARN")
     assert verdict.outcome is Outcome.WARN
     assert "NCCL_DEBUG=INFO has no effect: the environment has NCCL_DEBUG=WARN" in verdict.sentence
 
@@ -87,7 +87,7 @@ def test_the_users_file_wins_over_the_systems() -> None:
     """A switch that the user's file lifts is not switched."""
     promised = Promise(nics=8)
     both = (conf(USER, NCCL_IB_DISABLE="0"), conf(NCCL_IB_DISABLE="1"))
-    assert told(*both, promised=promised).outcome is Outcome.OK
+    assert verdict_of(*both, promised=promised).outcome is Outcome.OK
 
 
 def test_a_node_whose_file_differs_from_most() -> None:
@@ -108,6 +108,6 @@ def test_what_could_not_be_read_is_unknown() -> None:
     """A hung home is unknown; a file that this login may not read says what to grant."""
     silent = facts(nccl_conf=None)
     assert judge({}, Promise(), silent, group(silent)).outcome is Outcome.UNKNOWN
-    verdict = told(ConfFile(ETC, "system", error="Permission denied"))
+    verdict = verdict_of(ConfFile(ETC, "system", error="Permission denied"))
     assert verdict.outcome is Outcome.UNKNOWN
     assert verdict.grant

@@ -38,7 +38,7 @@ def with_limits(own: Limits, *daemons: Limits, **changes: object) -> Facts:
 
 @pytest.mark.proves("host.memlock", passes="a login without a limit, and one with CAP_IPC_LOCK")
 def test_unlimited_memory_may_be_locked() -> None:
-    """No limit is as it should be; root needs none, and it is said that others may."""
+    """No limit is as it should be; root needs none, and the sentence says that others may."""
     assert judge_memlock(NONE, facts(), "paramiko", limit=SHIPPED).outcome is Outcome.OK
     root = judge_memlock(
         NONE, with_limits(limits(64 << 10), locks_any=True), "paramiko", limit=SHIPPED
@@ -98,7 +98,7 @@ def test_a_limit_between_the_least_and_enough_is_a_warning() -> None:
 
 
 @pytest.mark.proves("host.memlock", unknown="the limits could not be read")
-def test_without_rdma_nobody_locks_and_without_a_reading_nobody_knows() -> None:
+def test_memlock_without_rdma_is_not_run_and_unread_is_unknown() -> None:
     """Not promised and absent is not run; promised or there and unread is unknown."""
     none = facts(nics=(), machine=None)
     assert judge_memlock(NONE, none, "paramiko", limit=SHIPPED).outcome is Outcome.NOT_RUN

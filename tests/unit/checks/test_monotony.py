@@ -158,7 +158,7 @@ def _verdicts(one: Facts) -> dict[str, str]:
 
 
 def test_the_whole_machine_is_ready() -> None:
-    """Edits begin at a machine of which nothing is said."""
+    """Edits begin at a machine without findings."""
     odd = {check: outcome for check, outcome in _verdicts(facts()).items() if RANK[outcome] > 1}
     assert odd == {}
 

@@ -90,7 +90,7 @@ def test_no_list_breaks_the_reader(text: str, name: str) -> None:
     ],
 )
 def test_a_sound_choice(environ: dict[str, str] | None, words: str) -> None:
-    """Docker's bridge beside it harms nobody: NCCL takes it last."""
+    """Docker's bridge beside it does no harm: NCCL takes it last."""
     verdict = choice(host(1, DOCKER), environ, host(2, DOCKER))
     assert (verdict.outcome, words in verdict.sentence) == ("ok", True), verdict.sentence
 
@@ -213,7 +213,7 @@ def test_another_way_than_to_the_others(
 
 
 def test_sockets_over_another_network_than_the_one_measured() -> None:
-    """Without RDMA the job's data go there: a network that all nodes have is told of, too."""
+    """Without RDMA the job's data go there: a network that all nodes have is reported, too."""
     nodes = [
         replace(
             facts(f"h{number}", nics=()),
@@ -241,7 +241,7 @@ def test_nccl_reads_its_files_too() -> None:
 
 @pytest.mark.proves("net.interface", unknown="the interfaces cannot be read")
 def test_unread_interfaces() -> None:
-    """Without interfaces nothing is selected; a node alone has nobody to reach."""
+    """Without interfaces nothing is selected; a node alone has no other to reach."""
     assert choice(facts(network=None), {"NCCL_SOCKET_IFNAME": "eth0"}).outcome is Outcome.UNKNOWN
     hung = facts(network=None, problems=("network: no answer in time",))
     assert choice(hung, None).outcome is Outcome.UNKNOWN
@@ -271,7 +271,7 @@ def test_the_master_is_found() -> None:
 
 @pytest.mark.proves("net.master_name", unknown="facts of a node that was asked alone")
 def test_no_lookups() -> None:
-    """A node alone has no master to find; of a fleet's node, nobody looked and nobody knows."""
+    """A node alone has no master to find; for a node of a fleet no lookup means unknown."""
     asked_alone = host(2, names=(), own_name=None)
     lone = judge_name(asked_alone, None, group(asked_alone), alone=True)
     assert (lone.outcome, "one node alone" in lone.sentence) == (Outcome.NOT_RUN, True)
@@ -284,7 +284,7 @@ def test_no_lookups() -> None:
 
 
 @pytest.mark.proves(
-    "net.master_name", finds="a master's name that is the loopback, another node or nobody"
+    "net.master_name", finds="a master's name that leads to the loopback, another node or nowhere"
 )
 @pytest.mark.parametrize(
     ("one", "outcome", "words"),
@@ -297,7 +297,7 @@ def test_no_lookups() -> None:
     ],
 )
 def test_the_master_is_not_found(one: Facts, outcome: str, words: str) -> None:
-    """Told with where most other nodes are led."""
+    """Reported with the address on most other nodes."""
     verdict = name(one, host(1), host(3), host(4))
     assert (verdict.outcome, words in verdict.sentence) == (outcome, True), verdict.sentence
     assert verdict.advice

@@ -1,4 +1,4 @@
-"""`ib.*`: a port is judged by promise, group and peers, and one that nobody uses by nobody."""
+"""`ib.*`: a port is judged by inventory, group and peers; an unused one is not judged."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def rate(one: Facts, promised: Promise = NOTHING, *others: Facts) -> Verdict:
     [
         (Promise(nics=8), 8, "ok", "8 RDMA devices"),
         (Promise(nics=7), 8, "ok", "8 RDMA devices"),
-        (Promise(nics=8), 7, "fail", "7 RDMA devices, 8 promised"),
-        (Promise(hcas=("mlx5_0", "mlx5_9")), 8, "fail", "1 RDMA devices, 2 promised; missing"),
+        (Promise(nics=8), 7, "fail", "7 RDMA devices, 8 expected"),
+        (Promise(hcas=("mlx5_0", "mlx5_9")), 8, "fail", "1 RDMA devices, 2 expected; missing"),
         (Promise(nics=8), None, "unknown", "could not be read"),
         (NOTHING, None, "not_run", "none here"),
         (NOTHING, 0, "not_run", "none here"),
-        (Promise(nics=1, nic_link="roce"), 8, "fail", "0 RDMA devices, 1 promised"),
+        (Promise(nics=1, nic_link="roce"), 8, "fail", "0 RDMA devices, 1 expected"),
     ],
 )  # fmt: skip
 def test_count(promised: Promise, number: int | None, outcome: str, words: str) -> None:
@@ -110,7 +110,7 @@ def test_a_port_that_nothing_needs(changes: dict[str, Any], promised: Promise) -
 
 @pytest.mark.proves("ib.port", finds="a port that is switched off, and its peers are not")
 def test_a_port_that_is_off_among_peers_that_are_not() -> None:
-    """Nobody says which ports a job uses: a warning, unless most nodes have it so."""
+    """Which ports a job uses is not known: a warning, unless most nodes have it so."""
     off = node(3, **OFF)
     verdict = port(off, NOTHING)
     assert (verdict.outcome, verdict.sentence) == (
@@ -129,9 +129,9 @@ def test_a_port_that_is_down_on_every_node() -> None:
 @pytest.mark.parametrize(
     ("promised", "others", "words"),
     [
-        (Promise(hcas=("mlx5_2", "mlx5_3")), 0, "mlx5_3/1 is DOWN (Polling), promised as rail 1"),
+        (Promise(hcas=("mlx5_2", "mlx5_3")), 0, "mlx5_3/1 is DOWN (Polling), expected as rail 1"),
         (NOTHING, 3, "mlx5_3/1 is DOWN (Polling), ACTIVE on 3 of 4 nodes of group train"),
-        (Promise(nics=8), 0, "mlx5_3/1 is DOWN (Polling): 7 of 8 promised ports are ACTIVE"),
+        (Promise(nics=8), 0, "mlx5_3/1 is DOWN (Polling): 7 of 8 expected ports are ACTIVE"),
         (NOTHING, 0, "mlx5_3/1 is DOWN (Polling); 7 of 8 ports of its kind are ACTIVE"),
     ],
 )
@@ -154,7 +154,7 @@ def test_stuck_ports() -> None:
 @pytest.mark.proves("ib.port", finds="InfiniBand ports of which none is up")
 @pytest.mark.parametrize("number", [1, 2, 8])
 def test_no_infiniband_port_is_up(number: int) -> None:
-    """Nobody is left to vote, and that is no sign of health."""
+    """No port is left to vote, and that is no sign of health."""
     verdict = port(facts(nics=tuple(nic(at, ports=(rdma_port(**DOWN),)) for at in range(number))))
     assert verdict.outcome is Outcome.FAIL
     assert "mlx5_0/1 is DOWN (Polling), and no InfiniBand port is ACTIVE" in verdict.sentence
@@ -172,7 +172,7 @@ def test_one_infiniband_card_beside_ethernet() -> None:
 
 @pytest.mark.parametrize(("up", "down"), [(1, 1), (2, 1), (4, 4), (3, 5)])
 def test_too_few_to_vote(up: int, down: int) -> None:
-    """Ports of which many search for a partner are not told healthy; who is right is open."""
+    """Ports of which many search for a partner are not reported healthy; which is right is open."""
     states = [*[DOWN] * down, *[{}] * up]
     verdict = port(
         facts(nics=tuple(nic(at, ports=(rdma_port(**one),)) for at, one in enumerate(states)))
@@ -207,7 +207,7 @@ def test_second_ports_without_a_cable() -> None:
     [{**DOWN, "link_layer": "Ethernet"}, {**DOWN, "link_layer": ""}, OFF],
 )
 def test_nothing_is_up(changes: dict[str, Any]) -> None:
-    """Used by nobody, or all lost: only a promise, or a group that is so, can tell."""
+    """All unused, or all lost: only the inventory, or a group that is so, can show which."""
     cards = (nic(0, ports=(rdma_port(**changes),)),)
     one, two, three = (facts(f"h{at}", nics=cards, time_s=DAY_S) for at in range(3))
     verdict = port(one)
@@ -231,7 +231,7 @@ def test_a_card_that_is_spare_on_every_node() -> None:
 
 @pytest.mark.proves("ib.port", finds="an active port whose interface is down, unlike its peers'")
 def test_an_interface_that_is_down() -> None:
-    """Where no interface is up, nobody uses them, and nothing is said."""
+    """Where no interface is up, they are unused, and nothing is reported."""
     cables = [interface(f"ib{at}", operstate="down" if at == 3 else "up") for at in range(8)]
     one = facts(network=network(*cables))
     for at in range(8):
@@ -256,7 +256,7 @@ def test_unread_ports() -> None:
 
 @pytest.mark.parametrize("unread", [{"state": ""}, None])
 def test_an_unread_port_may_be_the_one_that_is_up(unread: dict[str, Any] | None) -> None:
-    """A spare port is down, and one of the eight promised ones told nothing: none is missing."""
+    """A spare port is down, and one of the eight expected ones is unread: none is missing."""
     spare = facts(nics=(*(facts().nics or ()), nic(8, ports=(rdma_port(**DOWN),))))
     one = node(3, base=spare, **(unread or {}))
     if unread is None:
@@ -266,7 +266,7 @@ def test_an_unread_port_may_be_the_one_that_is_up(unread: dict[str, Any] | None)
         one = replace(one, nics=mute)
     assert port(one, Promise(nics=8)).outcome is Outcome.UNKNOWN
     worse = node(4, base=one, **DOWN)
-    assert "6 of 8 promised ports are ACTIVE" in port(worse, Promise(nics=8)).sentence
+    assert "6 of 8 expected ports are ACTIVE" in port(worse, Promise(nics=8)).sentence
 
 
 HALF: dict[str, Any] = {"rate": "200 Gb/sec (2X NDR)"}
@@ -276,7 +276,7 @@ HALF: dict[str, Any] = {"rate": "200 Gb/sec (2X NDR)"}
 @pytest.mark.parametrize(
     ("promised", "others", "words"),
     [
-        (Promise(nic_gbits=400), 0, "mlx5_3/1 runs at 200 Gb/sec (2X NDR), 400 promised"),
+        (Promise(nic_gbits=400), 0, "mlx5_3/1 runs at 200 Gb/sec (2X NDR), 400 expected"),
         (NOTHING, 3, "200 Gb/sec (2X NDR), 400 on 3 of 4 nodes of group train"),
         (NOTHING, 0, "200 Gb/sec (2X NDR), 400 on its peers"),
     ],
@@ -341,7 +341,7 @@ def _firmware(*versions: str, host: str = "h1") -> Facts:
 @pytest.mark.proves("ib.firmware", passes="NICs of two chips, each with its own firmware")
 @pytest.mark.proves("ib.firmware", unknown="fw_ver is empty")
 def test_firmware() -> None:
-    """Chips are told apart by firmware's first number; the group decides before the node."""
+    """The firmware's first number distinguishes chips; the group decides before the node."""
     new, old, other = "28.41.1000", "28.39.1002", "22.38.1002"
     alone = _firmware(*[new] * 7, old)
     verdict = judge_firmware(alone, group(alone))

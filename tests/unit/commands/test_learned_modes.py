@@ -54,11 +54,11 @@ def test_what_all_gpus_of_a_group_share_becomes_its_promise() -> None:
 @pytest.mark.parametrize(
     ("change", "check", "said"),
     [
-        ({"mig_enabled": True, "mig_pending": True}, "gpu.mode", "MIG is on, off promised"),
-        ({"ecc_on": False, "ecc_pending": False}, "gpu.mode", "ECC is off, on promised"),
-        ({"persistence": False}, "gpu.mode", "persistence mode is off, on promised"),
-        ({"compute_mode": "exclusive_process"}, "gpu.mode", "is exclusive_process, default prom"),
-        ({"power_limit_w": 500.0}, "gpu.power", "power limit 500 W, 700 W promised"),
+        ({"mig_enabled": True, "mig_pending": True}, "gpu.mode", "MIG is on, off expected"),
+        ({"ecc_on": False, "ecc_pending": False}, "gpu.mode", "ECC is off, on expected"),
+        ({"persistence": False}, "gpu.mode", "persistence mode is off, on expected"),
+        ({"compute_mode": "exclusive_process"}, "gpu.mode", "is exclusive_process, default exp"),
+        ({"power_limit_w": 500.0}, "gpu.power", "power limit 500 W, 700 W expected"),
     ],
 )
 def test_the_fleet_is_all_right_by_what_was_learned_of_it_until_one_node_is_changed(

@@ -116,7 +116,7 @@ def test_no_name_of_a_process_hides_a_fault(comm: str) -> None:
         (145, "RLW_REMAP Fatal XC0 i0 Link 02"),
         (45, "Ch 00000001, errorString CTX SWITCH TIMEOUT, caused by previous Xid 79"),
     ):
-        line = xid(code, said=f"pid=4711, name={comm[:15]}, {words}")
+        line = xid(code, text=f"pid=4711, name={comm[:15]}, {words}")
         assert (
             judge_xid(HGX, replace(node(), kernel_log=live(line)), limit=SHIPPED).outcome
             is Outcome.FAIL
@@ -203,8 +203,8 @@ def test_no_name_of_a_network_device_hides_a_fault(name: str, event: str) -> Non
 @pytest.mark.parametrize("word", ["Nonfatal", "Non-fatal", "NonFatal"])
 def test_the_drivers_own_word_still_counts(word: str) -> None:
     """What the driver itself calls not fatal needs no reset."""
-    whole = xid(145, said=f"pid=4711, name=python3, RLW_REMAP {word} XC0 i0 Link 02")
-    for line in (whole, xid(145, said=f"RLW_REMAP {word} XC0 i0 Link 02")):
+    said = xid(145, text=f"pid=4711, name=python3, RLW_REMAP {word} XC0 i0 Link 02")
+    for line in (said, xid(145, text=f"RLW_REMAP {word} XC0 i0 Link 02")):
         assert (
             judge_xid(HGX, replace(node(), kernel_log=live(line)), limit=SHIPPED).outcome
             is Outcome.WARN
@@ -225,9 +225,9 @@ XFS = "XFS (nvme0n1p2): {} should use fallocate; XFS_IOC_{{ALLOC,FREE}}SP ioctl 
     [
         ([OF_A_PROCESS[3].format(comm=f"MCE: Killing {each}") for each in WORDS], MCE),
         ([f"MCE: Killing {each}:4 due to hardware memory corruption at 1" for each in WORDS], MCE),
-        ([xid(31, said=MMU.format("recovery action") + each) for each in WORDS], xid(95)),
-        ([xid(31, said=MMU.format(f"previous Xid {n}")) for n in range(99)], xid(95)),
-        ([xid(45, said=f"caused by previous Xid {n}") for n in range(200)], xid(95)),
+        ([xid(31, text=MMU.format("recovery action") + each) for each in WORDS], xid(95)),
+        ([xid(31, text=MMU.format(f"previous Xid {n}")) for n in range(99)], xid(95)),
+        ([xid(45, text=f"caused by previous Xid {n}") for n in range(200)], xid(95)),
         ([f"mlx5_core: option mode: invalid value (failed {each})" for each in WORDS], UNWELL),
         ([REFUSED.format(n, "CREATE_MKEY") + "status bad" for n in range(120)], UNWELL),
         ([REFUSED.format(4711, each) + "status bad" for each in WORDS], UNWELL),

@@ -42,7 +42,7 @@ def test_a_stopped_run_leaves_nobody_ready_whom_it_did_not_judge() -> None:
     assert judged.launchable == ()
 
 
-@pytest.mark.parametrize("reason", ["no GPUs promised", "blocked: reach.route of h1"])
+@pytest.mark.parametrize("reason", ["no GPUs expected", "blocked: reach.route of h1"])
 def test_what_does_not_apply_leaves_a_node_ready(reason: str) -> None:
     """A check that has nothing to judge here is no reason to keep a node back."""
     assert _judged(_on("h1", not_run(reason)), _on("h2", ok("fine"))).ready == NODES
