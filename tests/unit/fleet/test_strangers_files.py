@@ -234,7 +234,7 @@ def test_executed_files_lie_where_no_one_else_can_add_files(
     )
     resolve(request)
     (top / open_to_all).chmod(0o1777)
-    with pytest.raises(UsageError, match=f"everybody may write to {top / open_to_all};"):
+    with pytest.raises(UsageError, match=f"every user may write to {top / open_to_all};"):
         resolve(request)
 
 
@@ -374,7 +374,7 @@ def test_an_inventory_that_is_run_has_nothing_of_a_stranger_beside_it(
     if place == "sticky":
         his.unlink()
         folder.chmod(0o1777)
-        fault = "everybody may write to"
+        fault = "every user may write to"
     if place != "beside":
         (tmp_path / "own").mkdir()
         typed = tmp_path / "own" / "inv.py"

@@ -52,7 +52,7 @@ def test_pairs_need_partners_that_are_ready(
 def test_this_machine_is_told_how_to_judge_a_fleet() -> None:
     """Fit or not, the next step from one machine is the fleet."""
     alone = fleet(("h1",), "this machine")
-    assert "--preflight-nodes='gpu[001-064]'" in next_command(alone, nodes("h1"), by_pairs=False)
+    assert "preflight check 'gpu[001-064]'" in next_command(alone, nodes("h1"), by_pairs=False)
 
 
 @pytest.mark.parametrize(
