@@ -175,7 +175,7 @@ def _judge_here(words: Sequence[str]) -> None:
         importlib.import_module("preflight.commands.run").judge_node(words)
     except Exception as error:  # noqa: BLE001  a traceback would exit 1, which drains the node
         told = f"preflight: {words[0]} cannot be started ({type(error).__name__})"
-        print(f"{told}, so this node was not judged; install it again", file=sys.stderr)  # noqa: T201
+        print(f"{told}, so this node was not checked; install it again", file=sys.stderr)  # noqa: T201
         sys.exit(2 if "--plain" in words else int("--fail-closed" in words))
 
 

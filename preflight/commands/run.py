@@ -84,7 +84,7 @@ import os, sys
 try:
     from preflight.hook.entry import main
 except BaseException as error:
-    told = "preflight: it cannot be loaded (%s), so this node was not judged; install it again"
+    told = "preflight: it cannot be loaded (%s), so this node was not checked; install it again"
     sys.stderr.write(told % type(error).__name__ + chr(10))
     os._exit(2 if "--plain" in sys.argv else int("--fail-closed" in sys.argv))
 main()

@@ -72,12 +72,12 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
         text = (NIGHTLY / f"preflight-sweep.{kind}").read_text()
         text = text.replace(PYTHON[0], "/bin/true").replace("User=preflight", "User=root")
         (tmp_path / f"preflight-sweep.{kind}").write_text(text)
-    said = subprocess.run(
+    done = subprocess.run(
         ["systemd-analyze", "verify", tmp_path / "preflight-sweep.timer"],
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
-    assert not re.findall(r".*preflight-sweep.*", said.stderr)
-    assert said.returncode == 0, said.stderr
+    assert not re.findall(r".*preflight-sweep.*", done.stderr)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_reservation_leaves_running_jobs_alone() -> None:
