@@ -1,7 +1,7 @@
-"""`preflight run`: the way in for root, cron and schedulers; runs nobody's code but preflight's.
+"""`preflight run`: the entry for root, cron and schedulers; runs no code but preflight's.
 
-`start` uses the standard library alone, as whatever it imported could have been planted; the rest
-happens in a Python of its own that reads neither PYTHON* variables nor the working folder.
+`start` uses only the standard library, as other imports could have been planted; the rest runs in a
+separate Python that reads neither PYTHON* variables nor the working folder.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ USAGE: Final = 4
 CONFIG: Final = Path(__file__).resolve().parent.parent / "session" / "isolated.ini"
 
 _DROPPED = ("PYTHON", "PYTEST_")
-"""Variables that make Python or pytest take code or options from elsewhere."""
+"""Variables that make Python or pytest load code or options from elsewhere."""
 
 _FOR_ROOT = re.compile(
     r"PATH|LD_LIBRARY_PATH|LANG|LC_\w+|TZ|TERM|NO_COLOR|COLUMNS|LINES|USER|LOGNAME|TMPDIR"
     r"|XDG_RUNTIME_DIR|SSH_AUTH_SOCK|SLURMD?_\w+|PREFLIGHT_\w+"
     r"|PG(PASSWORD|PASSFILE|SSLMODE|SSLROOTCERT)|(OMPI_COMM_WORLD|PMI)_RANK"
 )
-"""Variables that root takes over, besides those of a job that checks read: a stranger may have set
-the others."""
+"""Variables that root keeps, besides those of a job that checks read: another user may have set the
+others."""
 
 _NO_PATHS = ("SSH_AUTH_SOCK", "PREFLIGHT_HISTORY")
-"""An agent only signs; a history may be the URL of a database."""
+"""Variables that are not checked as paths: an agent only signs, a history may be a database URL."""
 
 _SET = {
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -50,7 +50,7 @@ _SET = {
 _WORKERS = (("-n", "--numprocesses"), ("--dist",), ("--max-worker-restart",))
 _VALUES = (("-k",), ("-m",), ("--maxfail",), ("--junitxml",), ("--color",), ("-r",))
 _FLAGS = (("-x", "--exitfirst"), ("-v", "--verbose"), ("-q", "--quiet"), ("--collect-only", "--co"))
-"""pytest's own options that can be given; none of them brings in code or another configuration."""
+"""pytest's own options that are allowed; none of them loads code or another configuration."""
 
 
 def start(
@@ -60,10 +60,10 @@ def start(
     *,
     quiet: bool = False,
 ) -> NoReturn:
-    """Become an isolated Python, with what `for_root` leaves of the environment. Never returns.
+    """Become an isolated Python, with the environment that `for_root` leaves. Never returns.
 
-    `program`: lines of Python in place of a module; it leaves no compiled files behind, of which a
-    full disk could make broken ones. `quiet`: what is left out is not named.
+    `program`: lines of Python instead of a module; it writes no compiled files, which a full disk
+    could damage. `quiet`: do not name the removed variables.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
     if os.geteuid() == 0:
@@ -71,8 +71,8 @@ def start(
         if refused and not quiet:
             from preflight.core.text import printable
 
-            said = "; ".join(map(printable, refused))
-            print("preflight: not taken from the environment:", said, file=sys.stderr)  # noqa: T201
+            names = "; ".join(map(printable, refused))
+            print("preflight: not taken from the environment:", names, file=sys.stderr)  # noqa: T201
     if sys.stdout is not None:
         sys.stdout.flush()
     words = [sys.executable, "-I", *(("-B", "-c", program) if program else ("-m", module)), *argv]
@@ -84,28 +84,28 @@ import os, sys
 try:
     from preflight.hook.entry import main
 except BaseException as error:
-    told = "preflight: it cannot be loaded (%s), so this node was not checked; install it again"
-    sys.stderr.write(told % type(error).__name__ + chr(10))
+    line = "preflight: it cannot be loaded (%s), so this node was not checked; install it again"
+    sys.stderr.write(line % type(error).__name__ + chr(10))
     os._exit(2 if "--plain" in sys.argv else int("--fail-closed" in sys.argv))
 main()
 """
-"""For `python -I -c`: Python itself exits 1 where a module cannot be loaded, as for a sick node."""
+"""For `python -I -c`: Python exits 1 where a module cannot be loaded, which means a bad node."""
 
 
 def judge_node(words: Sequence[str]) -> NoReturn:
-    """Become an isolated Python that judges this node; `words` begin with the verb.
+    """Become an isolated Python that checks this node; `words` begin with the verb.
 
-    `preflight healthcheck` judges it with all its GPUs, from time to time, for Slurm or cron;
-    `preflight prolog` those of the job that is about to start, in seconds.
+    `preflight healthcheck` checks all GPUs, periodically, for Slurm or cron; `preflight prolog`
+    those of the job that is about to start, in seconds.
     """
     os.umask(0o027)
     start(words, program=PROGRAM, quiet=True)
 
 
 def for_root(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return what root takes over of an environment, and which of it he does not, with why.
+    """Return the variables that root keeps of an environment, and the others with the reason.
 
-    Of folders and files only those that nobody else could change or make; HOME is his own.
+    Kept folders and files are those that no other user can change or make; HOME is root's own.
     """
     from preflight.core.trust import NAMES_CODE, roots_paths
     from preflight.fleet.job_environment import public
@@ -127,16 +127,16 @@ def for_root(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run pytest on our own configuration; the exit codes are those of `pytest --preflight`."""
+    """Run pytest on preflight's configuration; the exit codes are those of `pytest --preflight`."""
     import pytest
 
     parser = option_parser(
         "preflight run",
-        "Judge a fleet as `pytest --preflight` does, but without any conftest.py, ini "
-        "file, plugin or variable of the place it is started in: for root, cron and schedulers.",
+        "Check a fleet as `pytest --preflight` does, but ignore any conftest.py, ini file, plugin "
+        "and variable of the working folder: for root, cron and schedulers.",
     )
-    told = parser.parse_args(argv, argparse.Namespace(words=[], workers=False))
-    folders = " ".join(shlex.quote(str(Path(each).absolute())) for each in told.folder)
+    arguments = parser.parse_args(argv, argparse.Namespace(words=[], workers=False))
+    folders = " ".join(shlex.quote(str(Path(each).absolute())) for each in arguments.folder)
     return pytest.main(
         [
             f"-c{CONFIG}",
@@ -145,17 +145,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             "--assert=plain",
             "-pno:cacheprovider",
             "-pno:doctest",
-            *(["-pxdist.plugin"] if told.workers else []),
+            *(["-pxdist.plugin"] if arguments.workers else []),
             "-ppreflight.plugin",
             f"-opreflight_checks={folders}",
             "--preflight",
-            *told.words,
+            *arguments.words,
         ]
     )
 
 
 class _Pass(argparse.Action):
-    """Hands an option on to pytest, which knows its type and its choices."""
+    """Passes an option on to pytest, which knows its type and choices."""
 
     def __call__(
         self,
@@ -164,7 +164,7 @@ class _Pass(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        """Keep it in the order in which it was typed."""
+        """Store the option in the typed order."""
         del parser
         name = str(option_string)
         valued = f"{name}={values}" if name.startswith("--") else f"{name}{values}"
@@ -174,32 +174,32 @@ class _Pass(argparse.Action):
 
 class _Parser(argparse.ArgumentParser):
     beside: argparse._ArgumentGroup | None = None
-    """Where the plugin's options go, where the verb has some of its own."""
+    """The group for the plugin's options, if the verb has its own options too."""
 
     def getgroup(self, *_: str) -> _Parser:
-        """Stand in for pytest's parser, to which the plugin adds its options."""
+        """Act as pytest's parser, to which the plugin adds its options."""
         return self
 
-    def addoption(self, *names: str, action: str = "store", **said: Any) -> None:
-        """Take over an option of the plugin; they stand apart from the verb's own."""
+    def addoption(self, *names: str, action: str = "store", **options: Any) -> None:
+        """Add an option of the plugin, apart from the verb's own."""
         flag = action == "store_true"
-        known = {key: said[key] for key in ("help", "metavar") if key in said}
+        known = {key: options[key] for key in ("help", "metavar") if key in options}
         place = self.beside or self
         place.add_argument(*names, action=_Pass, nargs=0 if flag else None, **known)
 
     def addini(self, *_: object, **__: object) -> None:
-        """Leave the ini keys: there is no ini file."""
+        """Ignore the ini keys: there is no ini file."""
 
     def error(self, message: str) -> NoReturn:
-        """Exit 4 as everywhere else in preflight; argparse would say 2, which means interrupted."""
+        """Exit 4, as everywhere in preflight; argparse would exit 2, which means interrupted."""
         self.exit(USAGE, f"{self.prog}: {message}; see: {self.prog} --help\n")
 
 
 def option_parser(prog: str, description: str, own: Own | None = None) -> _Parser:
-    """Offer every option of the plugin, and those of pytest's that bring in no code.
+    """Return a parser with every option of the plugin, and those of pytest that load no code.
 
-    What is given lands in `words`, as it was typed; the namespace wants `words` and `workers`.
-    `own` adds a verb's own options, to be shown first.
+    Typed options are stored in `words`; the namespace needs `words` and `workers`. `own` adds the
+    verb's own options, which are shown first.
     """
     from preflight.plugin import pytest_addoption
 
