@@ -141,7 +141,7 @@ def document_lines(document: HistoryDocument, width: int) -> list[str]:
     """Lay out the document."""
     if document.last is None:
         place = printable(document.history)
-        return [f"{place}: no run is stored here; store one: --preflight-history={place}"]
+        return [f"{place}: no run is stored here; give it to a run: --preflight-history=DIR"]
     pieces: Iterator[tuple[str, str]]
     if document.node is not None:
         pieces = _node(document.node, document.nights)
