@@ -40,7 +40,7 @@ IN_A_ROW_S: Final = 3600.0
 APART_S: Final = 30.0
 """Looks that are closer may see the same bad moment, as two prologs that start together."""
 
-_NOT_LOADED: Final = ("OSError: ", "NVML Shared Library Not CheckResults")
+_NOT_LOADED: Final = ("OSError: ", "NVML Shared Library Not Found")
 """Errors of the loader and of pynvml, which also appear while the driver is being replaced."""
 
 _FULL_S: Final = DRIVER_S - 1
