@@ -1,7 +1,7 @@
 """`preflight check`: the way in for root, cron and schedulers; runs nobody's code but preflight's.
 
-`start` uses the standard library alone, as whatever it imported could have been planted; the rest
-happens in a Python of its own that reads neither PYTHON* variables nor the working folder.
+`start` uses only the standard library, as other imports could have been planted; the rest runs in a
+separate Python that reads neither PYTHON* variables nor the working folder.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ USAGE: Final = 4
 CONFIG: Final = Path(__file__).resolve().parent.parent / "session" / "isolated.ini"
 
 _DROPPED = ("PYTHON", "PYTEST_")
-"""Variables that make Python or pytest take code or options from elsewhere."""
+"""Variables that make Python or pytest load code or options from elsewhere."""
 
 _FOR_ROOT = re.compile(
     r"PATH|LD_LIBRARY_PATH|LANG|LC_\w+|TZ|TERM|NO_COLOR|COLUMNS|LINES|USER|LOGNAME|TMPDIR"
     r"|XDG_RUNTIME_DIR|SSH_AUTH_SOCK|SLURMD?_\w+|PREFLIGHT_\w+"
     r"|PG(PASSWORD|PASSFILE|SSLMODE|SSLROOTCERT)|(OMPI_COMM_WORLD|PMI)_RANK"
 )
-"""Variables that root takes over, besides those of a job that checks read: a stranger may have set
-the others."""
+"""Variables that root keeps, besides those of a job that checks read: another user may have set the
+others."""
 
 _NO_PATHS = ("SSH_AUTH_SOCK", "PREFLIGHT_HISTORY")
-"""An agent only signs; a history may be the URL of a database."""
+"""Variables that are not checked as paths: an agent only signs, a history may be a database URL."""
 
 _SET = {
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -52,7 +52,7 @@ _SET = {
 _WORKERS = (("-n", "--numprocesses"), ("--dist",), ("--max-worker-restart",))
 _VALUES = (("-k",), ("-m",), ("--maxfail",), ("--junitxml",), ("--color",), ("-r",))
 _FLAGS = (("-x", "--exitfirst"), ("-v", "--verbose"), ("-q", "--quiet"), ("--collect-only", "--co"))
-"""pytest's own options that can be given; none of them brings in code or another configuration."""
+"""pytest's own options that are allowed; none of them loads code or another configuration."""
 
 
 def start(
@@ -62,10 +62,10 @@ def start(
     *,
     quiet: bool = False,
 ) -> NoReturn:
-    """Become an isolated Python, with what `for_root` leaves of the environment. Never returns.
+    """Become an isolated Python, with the environment that `for_root` leaves. Never returns.
 
-    `program`: lines of Python in place of a module; it leaves no compiled files behind, of which a
-    full disk could make broken ones. `quiet`: what is left out is not named.
+    `program`: lines of Python instead of a module; it writes no compiled files, which a full disk
+    could damage. `quiet`: do not name the removed variables.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
     if os.geteuid() == 0:
@@ -73,8 +73,8 @@ def start(
         if refused and not quiet:
             from preflight.core.text import printable
 
-            said = "; ".join(map(printable, refused))
-            print("preflight: not taken from the environment:", said, file=sys.stderr)  # noqa: T201
+            names = "; ".join(map(printable, refused))
+            print("preflight: not taken from the environment:", names, file=sys.stderr)  # noqa: T201
     if sys.stdout is not None:
         sys.stdout.flush()
     words = [sys.executable, "-I", *(("-B", "-c", program) if program else ("-m", module)), *argv]
@@ -86,28 +86,28 @@ import os, sys
 try:
     from preflight.hook.entry import main
 except BaseException as error:
-    told = "preflight: it cannot be loaded (%s), so this node was not judged; install it again"
-    sys.stderr.write(told % type(error).__name__ + chr(10))
+    line = "preflight: it cannot be loaded (%s), so this node was not checked; install it again"
+    sys.stderr.write(line % type(error).__name__ + chr(10))
     os._exit(2 if "--plain" in sys.argv else int("--fail-closed" in sys.argv))
 main()
 """
-"""For `python -I -c`: Python itself exits 1 where a module cannot be loaded, as for a sick node."""
+"""For `python -I -c`: Python exits 1 where a module cannot be loaded, which means a bad node."""
 
 
 def judge_node(words: Sequence[str]) -> NoReturn:
-    """Become an isolated Python that judges this node; `words` begin with the verb.
+    """Become an isolated Python that checks this node; `words` begin with the verb.
 
-    `preflight healthcheck` judges it with all its GPUs, from time to time, for Slurm or cron;
-    `preflight prolog` those of the job that is about to start, in seconds.
+    `preflight healthcheck` checks all GPUs, periodically, for Slurm or cron; `preflight prolog`
+    those of the job that is about to start, in seconds.
     """
     os.umask(0o027)
     start(words, program=PROGRAM, quiet=True)
 
 
 def for_root(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return what root takes over of an environment, and which of it he does not, with why.
+    """Return the variables that root keeps of an environment, and the others with the reason.
 
-    Of folders and files only those that nobody else could change or make; HOME is his own.
+    Kept folders and files are those that no other user can change or make; HOME is root's own.
     """
     from preflight.core.trust import NAMES_CODE, roots_paths
     from preflight.fleet.job_environment import public
@@ -129,7 +129,7 @@ def for_root(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run pytest on our own configuration; the exit codes are those of `pytest --preflight`."""
+    """Run pytest on preflight's configuration; the exit codes are those of `pytest --preflight`."""
     import pytest
 
     parser = option_parser("preflight check", _ABOUT, own=_add_own)
@@ -283,10 +283,10 @@ class _Parser(argparse.ArgumentParser):
         return asked
 
     def addini(self, *_: object, **__: object) -> None:
-        """Leave the ini keys: there is no ini file."""
+        """Ignore the ini keys: there is no ini file."""
 
     def error(self, message: str) -> NoReturn:
-        """Exit 4 as everywhere else in preflight; argparse would say 2, which means interrupted."""
+        """Exit 4, as everywhere in preflight; argparse would exit 2, which means interrupted."""
         self.exit(USAGE, f"{self.prog}: {message}; see: {self.prog} --help\n")
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from preflight.commands.check import PROGRAM
 from preflight.core.registry import Registry, load_folder, shipped_folder
-from preflight.hook.second_look import FILES
+from preflight.hook.confirmation import FILES
 from tests.lab import kernel_log, sysfs
 from tests.lab.nvml.build import build
 from tests.lab.nvml.scenario import Scenario, h100

@@ -125,7 +125,7 @@ def test_a_topology_that_is_no_use_is_one_line(tmp_path: Path) -> None:
     samples = stored(tmp_path, encode_sweep(SLOW))
     conf = tmp_path / "topology.conf"
     conf.write_text("SwitchName=leaf1 Nodes=gpu[1-8]\n")
-    assert "knows no leaf of h[1-5]" in refused(blame(samples, "--topology", str(conf)))
+    assert "names no leaf of h[1-5]" in refused(blame(samples, "--topology", str(conf)))
     conf.write_text("SwitchName=leaf1 Nodes=gpu[1-99999999]\n")
     assert "line 1" in refused(blame(samples, "--topology", str(conf)))
     assert "cannot read" in refused(blame(samples, "--topology", str(tmp_path / "none.toml")))
@@ -179,7 +179,7 @@ def test_a_healthy_night_blames_nobody(tmp_path: Path) -> None:
     told = blame(tmp_path)
     assert (told.exit, told.found) == (0, [])
     assert told.document["run"] == "ab" * 16
-    assert "nobody is blamed    exit 0" in blame(tmp_path, as_json=False).out
+    assert "nothing is blamed    exit 0" in blame(tmp_path, as_json=False).out
 
 
 def test_two_nccl_nodes_with_nothing_to_hold_them_against_are_not_excluded(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_two_nccl_nodes_with_nothing_to_hold_them_against_are_not_excluded(tmp_p
         said = blame(path, as_json=False).out
         assert "UNKN   h1-h2  fabric.allreduce\n" in said
         assert "missed     too few healthy pairs to compare with" in said
-        assert said.endswith("nobody is blamed    exit 3\n")
+        assert said.endswith("nothing is blamed    exit 3\n")
 
 
 def test_the_examples_of_the_page_say_what_the_page_says(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_a_killed_sweep_goes_on(night: Night) -> None:
     killed.send_signal(signal.SIGKILL)
     until(lambda: not Path(f"/proc/{wave}").exists(), "the wave to leave", 30)
     other = night.run(*night.words("--resume", "--preflight-strict"))
-    assert (other.returncode, "begun with other options" in other.stderr) == (4, True)
+    assert (other.returncode, "began with other options" in other.stderr) == (4, True)
     night.gate.touch()
     done = night.run(PREFLIGHT, "nightly", "--resume")
     assert done.returncode == 1, done.stdout + done.stderr
@@ -144,15 +144,15 @@ def test_a_killed_sweep_goes_on(night: Night) -> None:
     assert (night.folder / "preflight-nightly" / "latest").resolve() == folder
     assert "n4" in (folder / "report.html").read_text()
     assert "since" not in {line.partition(" ")[0] for line in lines}
-    nothing = night.run(PREFLIGHT, "nightly", "--resume")
-    assert (nothing.returncode, "was cut short lately" in nothing.stderr) == (4, True)
+    nothing = night.run(PREFLIGHT, "sweep", "--resume")
+    assert (nothing.returncode, "was interrupted in the last 12 h" in nothing.stderr) == (4, True)
 
 
 def test_a_sweep_of_nobody_is_refused(night: Night) -> None:
     """Without a fleet it would be this machine, which is no fleet: one line, exit 4, no folder."""
     told = night.run(PREFLIGHT, "nightly", "--whole-fleet")
     assert told.returncode == 4
-    assert told.stderr.startswith("preflight nightly: a sweep of which fleet? give ")
+    assert told.stderr.startswith("preflight nightly: no fleet is given: give ")
     assert not night.sweeps
 
 
@@ -164,7 +164,7 @@ def test_an_interrupted_sweep_tells_what_it_knows(night: Night) -> None:
     out, _ = sweep.communicate(timeout=LONGEST_S)
     assert sweep.returncode == 2, out
     assert "= interrupted =" in out
-    assert "to go on: the same command with --resume" in out
+    assert "to continue: repeat the command with --resume" in out
     told = night.report()
     assert (told["exit"], told["interrupted"]) == (2, True)
     assert {"n3", "n4"} & set(told["fleet"]["unjudged"])

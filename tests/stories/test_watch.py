@@ -222,10 +222,14 @@ def test_debug_files_keep_to_their_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "error"),
     [
-        (["watch"], 4, "nothing to watch: put the launch behind --, as in -- torchrun train.py"),
+        (["watch"], 4, "no launch is given: put it after --, as in -- torchrun train.py"),
         (["watch", "--debug=nvls", "--", "true"], 4, "--debug=nvls is unknown; type --debug="),
-        (["watch", "--stalled-after=x", "--", "true"], 4, "--stalled-after=x is no number from 2"),
-        (["watch", "--stalled-after=nan", "--", "true"], 4, "is no number from 2"),
+        (
+            ["watch", "--stalled-after=x", "--", "true"],
+            4,
+            "--stalled-after=x: give a number of at least 2",
+        ),
+        (["watch", "--stalled-after=nan", "--", "true"], 4, "give a number of at least 2"),
         (["watch", "--inventory=none.toml", "--", "true"], 4, "none.toml"),
         (["watch", "torchrun", "train.py"], 4, "unrecognized arguments: torchrun train.py; type: "),
         (["watch", "--", "no-such-launcher"], 127, "No such file or directory; check its name"),

@@ -31,7 +31,7 @@ def test_until_is_the_next_time_the_clock_shows_it() -> None:
 )  # fmt: skip
 def test_odd_times_are_refused(until: str | None, budget: str | None) -> None:
     """What is no time, has passed, or is no length for a sweep: one line that says what to type."""
-    with pytest.raises(UsageError, match=r"give a time|give the sweep's time"):
+    with pytest.raises(UsageError, match=r"give a (later )?time|give 1 minute to 30 days"):
         ends_at(until, budget, NOW)
 
 

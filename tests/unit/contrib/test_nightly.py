@@ -46,7 +46,7 @@ def test_the_service_and_cron_start_the_same_sweep() -> None:
         True,
         "/var/lib/preflight-nightly/runs",
     )
-    assert asked.said("history") == "/var/lib/preflight-nightly/history"
+    assert asked.option("history") == "/var/lib/preflight-sweep/history"
     again = read_words(at_boot[5 : at_boot.index("2>/dev/null")])
     assert (again.resume, again.names_a_fleet, again.into) == (True, False, asked.into)
 
@@ -62,7 +62,7 @@ def test_user_and_folder_are_those_of_the_steps() -> None:
     assert unit["WorkingDirectory"] == home != str(HookConfig().state_dir)
     assert f"cd {home} && " in _crontab()[0]
     asked = read_words(shlex.split(_service())[5:])
-    assert f"install -D -m 0644 fleet.toml {asked.said('inventory')}\n" in page
+    assert f"install -D -m 0644 fleet.toml {asked.option('inventory')}\n" in page
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd here")
@@ -72,12 +72,12 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
         text = (NIGHTLY / f"preflight-nightly.{kind}").read_text()
         text = text.replace(PYTHON[0], "/bin/true").replace("User=preflight", "User=root")
         (tmp_path / f"preflight-nightly.{kind}").write_text(text)
-    said = subprocess.run(
+    done = subprocess.run(
         ["systemd-analyze", "verify", tmp_path / "preflight-nightly.timer"],
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
-    assert not re.findall(r".*preflight-nightly.*", said.stderr)
-    assert said.returncode == 0, said.stderr
+    assert not re.findall(r".*preflight-nightly.*", done.stderr)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_reservation_leaves_running_jobs_alone() -> None:

@@ -14,7 +14,7 @@ from preflight.fleet.model import Promise
 from tests.unit.fabric.synthetic import hosts, sweep
 
 if TYPE_CHECKING:
-    from preflight.commands.blame import Judged
+    from preflight.commands.blame import StoredVerdicts
     from preflight.fabric.samples import Sweep
 
 FLEET = hosts(8)
@@ -70,7 +70,7 @@ CASES = {
 }
 
 
-def _judgement(judged: Judged) -> list[tuple[object, ...]]:
+def _judgement(judged: StoredVerdicts) -> list[tuple[object, ...]]:
     rows = ((one.subject, one.verdict.outcome, one.verdict.sentence) for one in judged.entries)
     culprits = ((one.verdict.blame, one.verdict.culprits) for one in judged.entries)
     return [(*row, *culprit) for row, culprit in zip(rows, culprits, strict=True)]

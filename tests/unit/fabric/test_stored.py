@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from preflight.commands.blame import Told, json_schema
+from preflight.commands.blame import BlameDocument, json_schema
 from preflight.fabric.measure import lost_words
 from preflight.fabric.observed import (
     Digest,
@@ -144,7 +144,7 @@ def test_every_field_is_explained() -> None:
     assert tuple(listed[1].split(", ")) == Standout.__struct_fields__
     kinds: tuple[type[msgspec.Struct], ...] = (
         Sweep, Ladder, PairSamples, End, Timing, Moved,
-        Observed, PairResult, EndResult, Digest, Told,
+        Observed, PairResult, EndResult, Digest, BlameDocument,
     )  # fmt: skip
     missing = {
         (kind.__name__, n) for kind in kinds for n in kind.__struct_fields__ if n not in named

@@ -23,8 +23,8 @@ from preflight.core.registry import Registry
 from preflight.facts.machine import KernelLog, LogLine
 from preflight.facts.model import Driver, Gpu, GpuPair
 from preflight.fleet.model import Fleet, Host, Promise
+from preflight.hook.confirmation import FILES
 from preflight.hook.judging import Share, checks, judge, view
-from preflight.hook.second_look import FILES
 from preflight.verdict import Outcome
 from tests.lab import sysfs
 from tests.lab.nvml.machine import Link

@@ -81,7 +81,7 @@ def test_a_node_is_told_with_its_trends(capsys: pytest.CaptureFixture[str]) -> N
         "30 nights  not ready in 4 of 12 runs; last 2023-11-23: gpu.ecc 4",
         "GPUs       0  GPU-a  H100, since 2023-11-14",
         "           1  GPU-b  H100, since 2023-11-14",
-        "past       gpu.ecc fail, came 4 times, 4 runs 2023-11-14 to 2023-11-23, fine on",
+        "past       gpu.ecc fail, 4 times, 4 runs 2023-11-14 to 2023-11-23, ok on",
         "           2023-11-24: GPU 1 has 4 uncorrectable errors, 0 expected",
         "trends     allreduce_p50: 20 to 31 us (nccl, 8 B); WORSE: rail 1 31, -35.5 % of",
         "           speed against its median 20 of 11 nights",
@@ -104,7 +104,7 @@ def test_what_was_not_looked_at_again_is_dated(
     assert any("allreduce_p50 on 2023-11-25: 20 to 31 us" in line for line in lines)
     assert any(line.startswith("           gemm: 701 to 705 TFLOPS") for line in lines)
     assert any(
-        line.startswith("not asked  h1  gpu.ecc fail, 1 run since") for line in _told(capsys)
+        line.startswith("not judged h1  gpu.ecc fail, 1 run since") for line in _told(capsys)
     )
 
 
@@ -137,7 +137,7 @@ def test_one_cause_in_two_waves_is_one_line(
         )
     said = [
         "last night 2023-12-04 22:13 UTC, deep, 4 nodes h[1-4] in 2 runs: 0 ready, 4 not",
-        "           ready, one shared cause is likely: it counts against nobody",
+        "           ready, one shared cause is likely: it counts against no node",
     ]
     lines = _told(capsys)
     assert lines[1:3] == said
@@ -154,8 +154,8 @@ def test_a_gpu_is_told_wherever_it_sat(capsys: pytest.CaptureFixture[str]) -> No
     lines = _told(capsys, "--gpu", "GPU-b")
     assert lines[:3] == [
         "GPU        GPU-b, H100",
-        "sat in     h1, GPU 1, since 2023-11-14",
-        "past       h1  gpu.ecc fail, came 4 times, 4 runs 2023-11-14 to 2023-11-23, fine",
+        "was in     h1, GPU 1, since 2023-11-14",
+        "past       h1  gpu.ecc fail, 4 times, 4 runs 2023-11-14 to 2023-11-23, ok on",
     ]
     assert _told(capsys, "--gpu", "GPU-a")[2] == "findings   none in any run"
 
@@ -174,8 +174,8 @@ def test_everything_is_data_as_well(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "which history? give the folder of --preflight-history"),
-        (["--history", "n", "h1", "--worst"], "give a NODE, --gpu or --worst: one at a time"),
+        ([], "no history is given: type preflight history --history=DIR"),
+        (["--history", "n", "h1", "--worst"], "give only one of NODE, --gpu and --worst"),
         (["--history", "n", "--nights", "0"], "--nights=0: give a number, 1 to 3660"),
         (["--history", "n", "h11"], "had a node 'h11'; did you mean 'h1'?"),
         (["--history", "n", "--gpu", "x"], "had a GPU 'x': give its UUID, as"),
@@ -200,7 +200,7 @@ def test_what_no_run_wrote_is_a_line(folder: Path, capsys: pytest.CaptureFixture
         other.execute("UPDATE runs SET started_s = 'yesterday'")
         other.commit()
     assert cli.main(["history", "--history", "n"]) == 4
-    assert "holds what no run wrote" in capsys.readouterr().err
+    assert "holds values that no run wrote" in capsys.readouterr().err
 
 
 def test_help_teaches_in_80_columns(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from preflight.captured.archive import Part
-from preflight.commands.capture import Taken, in_public
+from preflight.commands.capture import ArchiveParts, in_public
 from preflight.report import hide
 from preflight.report.document import encode
 from preflight.report.exports import junit, metrics
@@ -241,7 +241,7 @@ def test_node_sets_of_more_names_than_any_fleet(monkeypatch: pytest.MonkeyPatch)
 def test_a_public_archive_has_no_text_of_a_node_without_facts(told: bytes) -> None:
     """Its log names it as nobody else does; of another node, whose facts came, all is there."""
     log = b"[    1.234567] secretbox kernel: mlx5_core 0000:1a:00.0: firmware version: 28.39.1002\n"
-    taken = Taken()
+    taken = ArchiveParts()
     for node, document in (("10.0.0.5", told), ("h2", msgspec.json.encode(facts()))):
         for name, content in (("facts.json", document), ("journalctl.txt", log)):
             part = Part(name=f"nodes/{node}/{name}", node=node, error="" if content else "late")
