@@ -264,7 +264,7 @@ def read(text: str, *, alone: bool = True) -> Captured | None:
     if refused is not None and len(lines) <= 4:  # noqa: PLR2004
         problems = (f"kernel log: {refused[0][:200]}",)
         return captured(KIND, CHECKS, "it holds no log", problems=problems)
-    if not _kernels(lines) and not any(map(_is_kernels, text.splitlines())):
+    if not _kernels(lines) and not any(map(is_kernels, text.splitlines())):
         return None
     log = parse(text)
     told = CHECKS if alone and _whole(log) else tuple(_told_of(log))
@@ -297,12 +297,13 @@ def _told_of(log: KernelLog) -> Iterator[str]:
 
 def _kernels(lines: list[str]) -> bool:
     """Whether the kernel wrote this: its own words, or its stamps on most of the lines."""
-    marked = any(map(_is_kernels, lines))
+    marked = any(map(is_kernels, lines))
     stamped = sum(_boot_stamped(line) for line in lines)
     return bool(lines) and (marked or stamped / len(lines) > _SHARE)
 
 
-def _is_kernels(line: str) -> bool:
+def is_kernels(line: str) -> bool:
+    """Whether it begins as lines of the kernel do, or quotes a fault of the driver."""
     return bool(_KERNEL.match(stripped(line)[0]) or _EVENT.search(line))
 
 

@@ -368,17 +368,32 @@ def _errors(row: Block) -> int:
     return sum(_ERROR.search(value) is not None for _, value in row.pairs)
 
 
+_PROMPT: Final = re.compile(r"\S{0,80}[$#>%](?:\s|$)")
+
+
 def _rows(columns: list[str], lines: list[str]) -> tuple[list[Block], str]:
-    rows, damaged = [], ""
-    for line in lines:
+    rows: list[Block] = []
+    odd: list[int] = []
+    last = -1
+    for at, line in enumerate(lines):
         try:
             cells = next(csv.reader([line], skipinitialspace=True), [])
         except csv.Error:
             cells = []
         if len(cells) != len(columns):
-            damaged = damaged or ("a row of it is cut off" if line.strip() else "")
+            odd += [at] * bool(line.strip())
             continue
+        last = at
         pairs = [(name, cell.strip()) for name, cell in zip(columns, cells, strict=True)]
         index = dict(pairs).get("index", "")
         rows.append(Block("", pairs, whole(index, 999)))
-    return rows, damaged or ("" if rows else "it has no row")
+    if not rows:
+        return rows, "a row of it is cut off" if odd else "it has no row"
+    cut = any(at < last for at in odd) or (last + 1 in odd and _half_row(lines[last + 1 :]))
+    return rows, "a row of it is cut off" if cut else ""
+
+
+def _half_row(lines: list[str]) -> bool:
+    """Whether what follows the last whole row is half of one: not a prompt or another output."""
+    ends = not any(line.strip() for line in lines[1:])
+    return "," in lines[0] or (ends and not _PROMPT.match(lines[0]))

@@ -29,6 +29,7 @@ from preflight.captured import (
 )
 from preflight.captured.archive import MAGIC, inflated_text, unpack
 from preflight.captured.kernel_log import TELLS_NOTHING
+from preflight.captured.unread import unread
 from preflight.check import subject
 from preflight.checks.rdma.ports import ADAPTER, SWITCH
 from preflight.commands import add_json, print_answer
@@ -91,6 +92,21 @@ def captured_parts(text: str) -> tuple[Captured, ...]:
 def captured(text: str) -> Captured | None:
     """Take what a text tells first; None if it is of no kind that is known."""
     return next(iter(captured_parts(text)), None)
+
+
+def _of_text(name: str, text: str) -> dict[str, Captured | None]:
+    """By name what a text holds: each output, and each part of it that is none that is known."""
+    parts = captured_parts(text)
+    if not parts:
+        return {name: None}
+    known = {f"{name} ({one.kind})" if len(parts) > 1 else name: one for one in parts}
+    strange = unread(text, [one.kind for one in parts])
+    return {**known, **{f"{name} (lines {first}-{last})": _UNREAD for first, last in strange}}
+
+
+_UNREAD: Final = Captured(
+    kind="", facts=bare_facts(), checks=(), damaged="not read: no reader knows these lines"
+)
 
 
 def _bounded(found: Captured) -> Captured:
@@ -179,7 +195,8 @@ def exit_code(read: Mapping[str, Captured | None], entries: Sequence[Entry]) -> 
     if outcomes & {Outcome.FAIL, Outcome.FLAKY}:
         return CONDEMNED
     missed = bool(outcomes & {Outcome.UNKNOWN, Outcome.BROKEN})
-    return UNJUDGED if missed or None in read.values() else 0
+    strange = any(one is None or not one.kind for one in read.values())
+    return UNJUDGED if missed or strange else 0
 
 
 def document(
@@ -358,10 +375,7 @@ def run(arguments: argparse.Namespace) -> int:
             read.update(named)
             swept += found
         else:
-            parts = captured_parts(decoded(text, "replace"))
-            several = len(parts) > 1
-            read |= {f"{name} ({one.kind})" if several else name: one for one in parts}
-            read |= {} if parts else {name: None}
+            read |= _of_text(name, decoded(text, "replace"))
     entries = (*judge_captured(read), *swept)
     code = exit_code(read, entries)
     told = document(read, entries, code)
@@ -392,7 +406,11 @@ def _lines(
     by_file = _by_file(entries)
     for name, one in read.items():
         yield printable(name)
-        what = one.kind if one else f"nothing that can be read here, which is: {KINDS}"
+        what = (
+            (one.kind or one.damaged)
+            if one
+            else f"nothing that can be read here, which is: {KINDS}"
+        )
         yield from wrapped(printable(what), first=" " * 7, indent=" " * 7, width=width)
         for each in by_file.get((name,), ()):
             if (word := _QUIET.get(each.verdict.outcome)) is not None:
