@@ -32,12 +32,21 @@ class Captured(Struct, frozen=True, kw_only=True):
     """Whether `environs` are the nodes of one job, rather than commands in turn."""
     damaged: str = ""
     """What is cut off or garbled, in words. Nothing in a damaged text is proven healthy."""
+    advice: str = "capture it again, whole and unedited"
+    """What helps: a text may be whole and yet not tell enough."""
 
 
-def captured(kind: str, checks: tuple[str, ...], damaged: str = "", **sections: Any) -> Captured:
+def captured(
+    kind: str, checks: tuple[str, ...], damaged: str = "", *, advice: str = "", **sections: Any
+) -> Captured:
     """A text that fills these sections of the facts, which are enough for these checks."""
     facts = replace(bare_facts(), **sections)
-    return Captured(kind=kind, facts=facts, checks=checks, damaged=damaged)
+    return advised(Captured(kind=kind, facts=facts, checks=checks, damaged=damaged), advice)
+
+
+def advised(one: Captured, advice: str) -> Captured:
+    """With this advice, if it is any, in place of capturing the text again."""
+    return replace(one, advice=advice) if advice else one
 
 
 def bare_facts(host: str = "captured") -> Facts:

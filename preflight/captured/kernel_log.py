@@ -234,7 +234,8 @@ _KERNEL = re.compile(
     r"|usb \d-\d|audit: type=|pci \w{4}:\w\w:"
 )
 _BARE_XID = re.compile(
-    r"^(\[ {0,9}[\d.]{1,20}\] |)(?=Xid \((?:PCI:)?[0-9a-fA-F]{4,8}:)", re.MULTILINE
+    r"^((?:.{1,80} kernel: )?(?:\[ {0,9}[\d.]{1,20}\] )?)(?=Xid \((?:PCI:)?[0-9a-fA-F]{4,8}:)",
+    re.MULTILINE,
 )
 """As monitors quote it, without the driver's name before it."""
 _EVENT = re.compile(r"(?:NVRM: Xid|nvidia-nvswitch\d*: SXid) \([^)\n]{0,99}\): \d")
@@ -270,8 +271,20 @@ def read(text: str, *, alone: bool = True) -> Captured | None:
     told = CHECKS if alone and _whole(log) else tuple(_told_of(log))
     if any(one.kind == "narrow" for one in test_nic_log.events(log.lines)):
         told = (*told, "ib.pcie")
-    damaged = _damage(text) or _mixed(lines) or _unread(log) or ("" if told else TELLS_NOTHING)
-    return captured(KIND, told or CHECKS, damaged, kernel_log=log)
+    damaged, advice = _damage(text), ""
+    if not damaged:
+        found = (_mixed(lines), _unread(log), "" if told else TELLS_NOTHING)
+        damaged, advice = next(
+            (pair for pair in zip(found, _HELPS, strict=True) if pair[0]), ("", "")
+        )
+    return captured(KIND, told or CHECKS, damaged, advice=advice, kernel_log=log)
+
+
+_HELPS = (
+    "give each node's lines in a file of its own",
+    "give the part around the fault",
+    "give the whole log: dmesg, or journalctl -k -b",
+)
 
 
 def _whole(log: KernelLog) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
-from preflight.captured import Captured, bare_facts, captured
+from preflight.captured import Captured, advised, bare_facts, captured
 from preflight.captured.smi_fields import Listing, bus
 from preflight.captured.smi_query import (
     only_processes,
@@ -198,7 +198,22 @@ def parse_nvlink(text: str) -> Listing | None:
     damaged = f"it tells no links of GPU {', '.join(silent)}" if silent else ""
     if garbled and not damaged:
         damaged = f"a line of it cannot be read: {garbled[:40]!a}"
-    return Listing(tuple(gpus), damaged=damaged or unsettled(gpus, dark))
+    beside = "" if damaged else unsettled(gpus, dark)
+    return Listing(tuple(gpus), damaged=damaged or beside, advice=_BESIDE if beside else "")
+
+
+_BESIDE: Final = "give nvidia-smi topo -m, or the text of a second such machine, beside it"
+
+
+def parse_list(text: str) -> Listing | None:
+    """Read `nvidia-smi -L`: one line per GPU that can be opened; None where there is no such line.
+
+    >>> parse_list("GPU 0: NVIDIA L4 (UUID: GPU-1234)").gpus[0].name
+    'NVIDIA L4'
+    """
+    found = [match for line in text.splitlines() if (match := _GPU.match(line))]
+    gpus = tuple(_gpu(match) for match in found if match[3])
+    return Listing(gpus) if gpus else None
 
 
 def _gpu(match: re.Match[str]) -> Gpu:
@@ -254,7 +269,7 @@ _PARSERS: Final[tuple[tuple[str, Callable[[str], Listing | None]], ...]] = (
 )
 """The surest first."""
 
-KINDS: Final = tuple(_PARSERS[at][0] for at in (2, 1, 0, 3, 5, 6, 4))
+KINDS: Final = (*(_PARSERS[at][0] for at in (2, 1, 0, 3, 5, 6, 4)), "nvidia-smi -L")
 """The most used first."""
 
 _NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -286,8 +301,12 @@ def read(text: str) -> Iterator[Captured]:
     """Read all outputs of nvidia-smi, and of dcgmi diag, that a text has."""
     lost, failed = lost_gpus(text), failure(text)
     found = [_captured(kind, told) for kind, parse in _PARSERS if (told := parse(text)) is not None]
+    if not found and (others := parse_list(text)) is not None:
+        one = _captured("nvidia-smi -L", others)
+        found = [replace(one, checks=(*one.checks, "gpu.count"))]
     if not found and lost and "NVRM" not in text:  # the kernel's own words are its log's
-        found = [_captured("nvidia-smi", Listing((), damaged="it lists no GPU"))]
+        none = Listing((), damaged="it lists no GPU", advice=_AFTER_REPAIR)
+        found = [_captured("nvidia-smi", none)]
     if not found and failed:
         yield _failed(failed)
     elif not found and only_processes(text):
@@ -307,8 +326,14 @@ def _captured(kind: str, told: Listing) -> Captured:
     )
     of_gpus = _checks(facts, {doubt.field for doubt in told.doubts})
     checks = of_gpus if told.pairs is None else ("gpu.topology",)
-    damaged = told.damaged or next((doubt.why for doubt in told.doubts), twins(told.gpus))
-    return Captured(kind=kind, facts=facts, checks=checks, damaged=damaged)
+    doubt = "" if told.damaged else next((one.why for one in told.doubts), "")
+    damaged = told.damaged or doubt or twins(told.gpus)
+    found = Captured(kind=kind, facts=facts, checks=checks, damaged=damaged)
+    return advised(found, _ASK_MORE if doubt else told.advice)
+
+
+_ASK_MORE: Final = "capture nvidia-smi -q as well, which tells readings in other words"
+_AFTER_REPAIR: Final = "capture nvidia-smi -q once the GPUs answer"
 
 
 def _checks(facts: Facts, doubted: Collection[str] = ()) -> tuple[str, ...]:
@@ -379,7 +404,8 @@ def _with_inforoms(found: Captured, bad: Sequence[str]) -> Captured:
 def _with_lost(found: Captured, lost: Sequence[str]) -> Captured:
     if not lost:
         return found
-    counted = len(found.facts.gpus or ()) + len(lost)
+    listed = len(found.facts.gpus or ())
+    counted = listed + len(lost) if listed else None  # else it says nothing of the others
     facts = replace(
         found.facts,
         driver=replace(found.facts.driver, counted=counted),

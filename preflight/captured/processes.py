@@ -261,10 +261,10 @@ def _captured(kind: str, found: tuple[Process, ...], text: str) -> Captured:
         for one in found
     )
     processes = Processes(seen=len(found), unreadable=0, notable=notable)
-    damaged = "" if found else f"it lists no process that can be read; capture {_WHOLE_PS}"
+    damaged = "" if found else "it lists no process that can be read"
     if kind == "ps" and found and not tells_parents(text) and not _stands(processes):
-        damaged = f"it has no states or no parents, and orphans do not show; capture {_WHOLE_PS}"
-    return captured(kind, _CHECKS, damaged, processes=processes)
+        damaged = "it has no states or no parents, and orphans do not show"
+    return captured(kind, _CHECKS, damaged, advice=f"capture {_WHOLE_PS}", processes=processes)
 
 
 def _stands(processes: Processes) -> bool:

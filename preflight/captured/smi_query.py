@@ -8,6 +8,8 @@ from io import StringIO
 from typing import Final
 from xml.etree import ElementTree as ET
 
+from msgspec.structs import replace
+
 from preflight.captured import smi_fields as v
 from preflight.captured.smi_fields import Block, Listing, Pairs, Readings, below, bus, listed
 from preflight.core.text import whole
@@ -140,7 +142,9 @@ _HEADER: Final = re.compile(
     r"^(?>.*?NVIDIA-SMI\s+)\S.*?(?:Driver|KMD) Version:\s*(\S+)", re.MULTILINE
 )
 _COLUMNS: Final = re.compile(r"Bus-Id\s+Disp\.A")
-_FIRST: Final = re.compile(r"^\s*(\d{1,3})\s+(\S(?:.*\S)?)\s+(On|Off|N/A|ERR!)\s*$")
+_FIRST: Final = re.compile(r"^\s*(\d{1,3})\s+(\S(?:.*\S)?)\s+(On|Off|N/A|ERR!|WDDM|TCC|MCDM)\s*$")
+_WINDOWS: Final = ("WDDM", "TCC", "MCDM")
+"""Windows has models of its driver, and no persistence mode."""
 _SECOND: Final = re.compile(
     r"^\s*(\S+?%?)\s+(\S+?)C?\s+(P\d{1,2}|ERR!|N/A|Unknown)\s++([^/]*[^/\s])\s*/\s*+(.*\S)\s*$"
 )
@@ -219,7 +223,10 @@ def _gpu(
     """One GPU's rows; and which reading in them is none."""
     readings = Readings()
     index, name, persistence = _FIRST.match(part[0][0]).groups()  # type: ignore[union-attr]  # chosen by it
-    readings.put("persistence", persistence, v.switch)
+    if persistence in _WINDOWS:
+        readings.lack("persistence")
+    else:
+        readings.put("persistence", persistence, v.switch)
     number = int(index)
     _ecc(readings, part[0][2].strip(), mig.get(number))
     if len(part) > 1:
@@ -340,10 +347,15 @@ def parse_csv(text: str) -> Listing | None:
             rows, damaged = _rows(columns, lines[at + 1 :])
             if not damaged and len(rows) > 1 and _LOOP.search(text) and _WHICH.isdisjoint(columns):
                 damaged = "its rows come in a loop, and which GPU each is of is not told"
-                rows = [max(rows, key=_errors)]
-            driver = dict(rows[0].pairs).get("driver_version", "") if rows else ""
-            return listed(rows, driver, damaged)
+                advice = "capture it with index or uuid among the columns"
+                worst = [max(rows, key=_errors)]
+                return replace(listed(worst, _driver(worst), damaged), advice=advice)
+            return listed(rows, _driver(rows), damaged)
     return None
+
+
+def _driver(rows: list[Block]) -> str:
+    return dict(rows[0].pairs).get("driver_version", "") if rows else ""
 
 
 def _header(line: str) -> list[str]:

@@ -44,6 +44,7 @@ _TOOLS: Final = {
     "nvidia-smi nvlink -s / -e": r"\s*(?:GPU|Link) ?\d|\s*NV\w*|.*[Ii]nactive",
     "nvidia-smi topo -m": r"(?:\x1b\[[0-9;]*+m|\s)*+(?:GPU|NIC|mlx|CPU Aff|Legend|X |SYS|NODE|PHB|PXB|PIX|NV)",
     "nvidia-smi topo -p2p": r"(?:\x1b\[[0-9;]*+m|\s)*+(?:GPU|Legend|X |OK|CNS|GNS|TNS|NS|DR|U )",
+    "nvidia-smi -L": r"\s*GPU \d|\s*MIG |Unable to determine",
     "dcgmi diag": r"\s*[|+]|Successfully ran|Error",
     "ibstat": rf"\W*CA\b|{_PAIR}",
     "ibstatus": rf"[Ii]nfiniband device|{_PAIR}",

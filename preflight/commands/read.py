@@ -112,8 +112,9 @@ _UNREAD: Final = Captured(
 def _bounded(found: Captured) -> Captured:
     if (many := _crowd(found.facts)) <= _MOST_PORTS:
         return found
-    damaged = f"it lists {many} ports, and a node has {_MOST_PORTS} at most: give each node's text"
-    return replace(found, facts=bare_facts(), damaged=damaged)
+    damaged = f"it lists {many} ports, and a node has {_MOST_PORTS} at most"
+    advice = "give each node's text in a file of its own"
+    return replace(found, facts=bare_facts(), damaged=damaged, advice=advice)
 
 
 _MOST_PORTS: Final = 1024
@@ -167,7 +168,7 @@ def judge_captured(read: Mapping[str, Captured | None]) -> tuple[Entry, ...]:
         for place, node in _nodes(name, one, alike[_peers_of(one)])
         for registered in _shipped()
         if registered.check.id in one.checks
-        for verdict in (_held_back(registered.conclude(node), one.damaged),)
+        for verdict in (_held_back(registered.conclude(node), one),)
     )
 
 
@@ -220,14 +221,13 @@ def _by_file(entries: Sequence[Entry]) -> dict[tuple[str, ...], list[Entry]]:
     return grouped((each.nodes, each) for each in entries)
 
 
-def _held_back(verdict: Verdict, damaged: str) -> Verdict:
+def _held_back(verdict: Verdict, one: Captured) -> Verdict:
     """A fault that is there is there; but nothing in a damaged text is proven healthy."""
-    if not damaged or verdict.outcome not in _PROVE_NOTHING:
+    if not one.damaged or verdict.outcome not in _PROVE_NOTHING:
         return verdict
     seen = f" (what is left of it: {verdict.sentence})" if verdict.outcome is Outcome.WARN else ""
-    advice = "capture it again, whole and unedited"
-    sentence = f"not enough to go by: {damaged}{seen}"
-    return unknown(sentence, advice=advice, cause="" if seen else "a text that is not whole")
+    sentence = f"not enough to go by: {one.damaged}{seen}"
+    return unknown(sentence, advice=one.advice, cause="" if seen else "a text that is not whole")
 
 
 def _nodes(name: str, one: Captured, alike: Group) -> Iterator[tuple[str, Node]]:
