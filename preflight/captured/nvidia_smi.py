@@ -198,6 +198,7 @@ def parse_nvlink(text: str) -> Listing | None:
     damaged = f"it tells no links of GPU {', '.join(silent)}" if silent else ""
     if garbled and not damaged:
         damaged = f"a line of it cannot be read: {garbled[:40]!a}"
+    damaged = damaged or next(filter(None, map(_short_list, gpus)), "")
     beside = "" if damaged else unsettled(gpus, dark)
     return Listing(tuple(gpus), damaged=damaged or beside, advice=_BESIDE if beside else "")
 
@@ -216,6 +217,14 @@ def parse_list(text: str) -> Listing | None:
     return Listing(gpus) if gpus else None
 
 
+def _short_list(gpu: Gpu) -> str:
+    """Say that links are missing in the list of a board of which each is printed, up or down."""
+    known, listed = board(gpu.name), len(gpu.links or ())
+    if known is None or not 0 < listed < known.links:
+        return ""
+    return f"it lists {listed} of the {known.links} NVLinks of GPU {gpu.index}"
+
+
 def _gpu(match: re.Match[str]) -> Gpu:
     return Gpu(index=int(match[1]), uuid=(match[3] or "")[:96], name=match[2][:96], bus_id="")
 
@@ -230,7 +239,10 @@ def _told(line: str) -> tuple[int, str, int | None] | None:
 
 
 def _begun(line: str) -> bool:
-    return line.startswith("Link") or "Link".startswith(line)
+    return line.startswith("Link") or "Link".startswith(line) or bool(_HALF_GPU.fullmatch(line))
+
+
+_HALF_GPU: Final = re.compile(r"G|GP|GPU(?: [0-9]{0,3}:?)?")
 
 
 def _dark(gpu: Gpu) -> Gpu:
