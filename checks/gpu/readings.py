@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from preflight.checks.gpu.deviations import on_most
+from preflight.facts.gpu import too_old
 from preflight.facts.node import decided, most
 from preflight.facts.words import count
 from preflight.verdict import Verdict, fail, not_run, ok, unknown, warn
@@ -150,7 +151,8 @@ def judge_gpus(node: Node, question: Question, troubles: Iterable[Trouble], fine
         return _unknown(facts, unread, what, (*needs, *also), found)
     if all(_lacks(gpu, needs) for gpu in facts.gpus):
         names = sorted({gpu.name or "GPU" for gpu in facts.gpus})
-        return not_run(f"NVML has no {what} for {', '.join(names)}")
+        older = too_old(facts.driver.version, needs, what)
+        return not_run(older or f"NVML has no {what} for {', '.join(names)}")
     return ok(fine)
 
 

@@ -71,7 +71,7 @@ def judge_count(
     if wanted is None and counted is not None:
         wanted, origin = counted, "; NVML counts the others too"
     if not gpus and not wanted:
-        return not_run("no GPUs expected, none here")
+        return _no_gpus(lost, errors if gpus == () else ())
     if gpus is None:
         return unknown("NVML did not answer", advice="load the driver, then recheck")
     if twice := duplicate_ids(gpus):
@@ -101,6 +101,18 @@ def _odd_number(promised: int | None, wanted: int | None, number: int) -> tuple[
     return None
 
 
+def _no_gpus(lost: tuple[str, ...], errors: tuple[str, ...]) -> Verdict:
+    """No GPU is here or expected; or those that a text names did not answer."""
+    if not errors:
+        return not_run("no GPUs expected, none here")
+    seen = f"{count(len(errors), 'GPU')} did not answer, and no other GPU is listed"
+    return fail("; ".join([seen, *errors]), advice=_GONE, bus_ids=(), missing=list(lost))
+
+
+# A GPU that fell off the bus leaves Xid 79 and comes back only after a cold start.
+_GONE: Final = "look for Xid 79 in dmesg; drain, power-cycle, recheck"
+
+
 def _too_few(
     wanted: int, bus_ids: tuple[str, ...], gone: Sequence[str], errors: tuple[str, ...], origin: str
 ) -> Verdict:
@@ -113,10 +125,9 @@ def _too_few(
     which = f"; missing: {', '.join(gone)}" if len(gone) == lacking else ""
     which = which or "".join(f"; {line}" for line in errors[:lacking])
     passing = [line for line in errors if line.endswith((*SHORT_OF_MEMORY, *MAY_PASS))]
-    # A GPU that fell off the bus leaves Xid 79 and comes back only after a cold start.
     return fail(
         f"{seen}{which}",
-        advice="look for Xid 79 in dmesg; drain, power-cycle, recheck",
+        advice=_GONE,
         bus_ids=bus_ids,
         missing=gone,
         **_may_pass(yes=len(passing) >= lacking),

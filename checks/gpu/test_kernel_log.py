@@ -25,6 +25,7 @@ from preflight.checks.kernel_log import ago, elapsed_s, maybe_over, unread, whol
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
 from preflight.facts.boards import advice_again, in_recovery_action
+from preflight.facts.gpu import too_old
 from preflight.facts.words import count
 from preflight.fleet.model import Promise
 from preflight.verdict import Conclude, Verdict, fail, not_run, unknown, warn
@@ -304,10 +305,11 @@ def judge_sxid(facts: Facts) -> Verdict:
         link.remote_kind == "switch" for gpu in facts.gpus or () for link in gpu.links or ()
     )
     if log is None:
-        return unread(facts) if switched or facts.driver.state == "unknown" else _no_switch()
+        known = not switched and facts.driver.state != "unknown"
+        return _no_switch(facts) if known else unread(facts)
     old, new = switch_faults(log.lines)
     if not old and not new and not switched and log.source != "text":
-        return _no_switch()
+        return _no_switch(facts)
     listed = [_evidence(each, _OF_SXID) for each in (*old, *new)]
     evidence: dict[str, Any] = {"sxids": listed, "log": log.source}
     fatal = [each for each in new if each.fatal]
@@ -360,8 +362,11 @@ def _not_fatal_verdict(
     return whole(f"no fatal SXid {period}{rest}", log, ("sxid",), **evidence)
 
 
-def _no_switch() -> Verdict:
-    return not_run("no NVSwitch here, no SXid in its kernel log")
+def _no_switch(facts: Facts) -> Verdict:
+    joined = any(gpu.links for gpu in facts.gpus or ())
+    far_ends = "kind of the NVLinks' far ends"
+    older = joined and too_old(facts.driver.version, ("remote_kind",), far_ends)
+    return not_run(f"{older or 'no NVSwitch here'}, no SXid in its kernel log")
 
 
 def _explained(lines: Sequence[LogLine]) -> bool:

@@ -193,9 +193,15 @@ def memory_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[T
             yield Trouble(gpu, f"{gpu_label(gpu)}: {sentence}", _LESS)
         elif here is not None and (gb := named_memory_gb(gpu.name)):
             whole_mib = gb * 10**9 // 2**20
-            if here < _MOST_OF_IT * whole_mib:
+            enough_mib = _MOST_OF_IT * whole_mib
+            if here < enough_mib:
                 sentence = f"{memory(here)} of memory, {memory(whole_mib)} on its board"
-                yield Trouble(gpu, f"{gpu_label(gpu)}: {sentence}", _LESS, grave=False)
+                others = (
+                    one.memory_total_mib or 0 for one in facts.gpus or () if one.name == gpu.name
+                )
+                # One beside it has it all: the number is this machine's own, not the table's alone.
+                grave = max(others) >= enough_mib
+                yield Trouble(gpu, f"{gpu_label(gpu)}: {sentence}", _LESS, grave=grave)
         if reserved is not None and kept is not None and kept > reserved.value + slack:
             usual = f"{memory(reserved.value)} {reserved.origin}"
             sentence = f"{gpu_label(gpu)}: the driver keeps {memory(kept)} for itself, {usual}"

@@ -75,7 +75,12 @@ def gloo_choice(facts: Facts, environ: Mapping[str, str], group: Group) -> Itera
     ifname = environ.get("GLOO_SOCKET_IFNAME", "")
     if ifname:
         found, missing = gloo_interfaces(facts, ifname)
-        if missing:
+        if ifname[0] in "^=":
+            sentence = (
+                f"GLOO_SOCKET_IFNAME={ifname}: gloo takes exact names, and knows no ^ and no ="
+            )
+            yield Deviation(sentence, "name an interface of every node")
+        elif missing:
             has = _names(facts.interfaces)
             sentence = f"GLOO_SOCKET_IFNAME names {missing[0]}, and there is none here (but {has})"
             yield Deviation(f"{sentence}; it takes whole names", "name an interface of every node")

@@ -32,12 +32,21 @@ class Captured(Struct, frozen=True, kw_only=True):
     """Whether `environs` are the nodes of one job, rather than commands in turn."""
     damaged: str = ""
     """What is cut off or garbled. A damaged text proves nothing healthy."""
+    advice: str = "capture it again, whole and unedited"
+    """What to do: a text may be whole and still hold too little."""
 
 
-def captured(kind: str, checks: tuple[str, ...], damaged: str = "", **sections: Any) -> Captured:
+def captured(
+    kind: str, checks: tuple[str, ...], damaged: str = "", *, advice: str = "", **sections: Any
+) -> Captured:
     """Make a `Captured` from sections of facts and the checks for which they are enough."""
     facts = replace(bare_facts(), **sections)
-    return Captured(kind=kind, facts=facts, checks=checks, damaged=damaged)
+    return advised(Captured(kind=kind, facts=facts, checks=checks, damaged=damaged), advice)
+
+
+def advised(one: Captured, advice: str) -> Captured:
+    """Return `one` with this advice, if there is any, in place of capturing the text again."""
+    return replace(one, advice=advice) if advice else one
 
 
 def bare_facts(host: str = "captured") -> Facts:

@@ -12,6 +12,8 @@ import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec.structs import replace
+
 from preflight.captured import Captured, bare_facts
 from preflight.checks.env.values import read as value_remark
 from preflight.checks.env.variables import unread, unread_names, variables
@@ -426,9 +428,14 @@ def read(text: str) -> Captured | None:
         return _captured(DUMP, damaged, environ=environ) if environ else None
     script = read_script(text)
     script.settings |= dict(items(text.splitlines()))
-    damaged = _damage(text, cut=is_cut(text))
-    if max(len(script.launches), len(script.headings)) > MOST_LAUNCHES:
-        damaged = f"it starts ranks over {MOST_LAUNCHES} times: give each script separately"
+    found = _of_script(script, _damage(text, cut=is_cut(text)))
+    if found and max(len(script.launches), len(script.headings)) > MOST_LAUNCHES:
+        damaged = f"it starts ranks over {MOST_LAUNCHES} times"
+        return replace(found, damaged=damaged, advice="give each script separately")
+    return found
+
+
+def _of_script(script: Script, damaged: str) -> Captured | None:
     by_node = {name: _shown(settings) for name, settings in nodes(script).items()}
     if by_node:
         checks = (*_CHECKS, "env.ranks")

@@ -234,7 +234,8 @@ _KERNEL = re.compile(
     r"|usb \d-\d|audit: type=|pci \w{4}:\w\w:"
 )
 _BARE_XID = re.compile(
-    r"^(\[ {0,9}[\d.]{1,20}\] |)(?=Xid \((?:PCI:)?[0-9a-fA-F]{4,8}:)", re.MULTILINE
+    r"^((?:.{1,80} kernel: )?(?:\[ {0,9}[\d.]{1,20}\] )?)(?=Xid \((?:PCI:)?[0-9a-fA-F]{4,8}:)",
+    re.MULTILINE,
 )
 """An Xid as monitors quote it, without the driver's name."""
 _EVENT = re.compile(r"(?:NVRM: Xid|nvidia-nvswitch\d*: SXid) \([^)\n]{0,99}\): \d")
@@ -263,14 +264,26 @@ def read(text: str, *, alone: bool = True) -> Captured | None:
     if refused is not None and len(lines) <= 4:  # noqa: PLR2004
         problems = (f"kernel log: {refused[0][:200]}",)
         return captured(KIND, CHECKS, "it contains no log", problems=problems)
-    if not _kernels(lines) and not any(map(_is_kernels, text.splitlines())):
+    if not _kernels(lines) and not any(map(is_kernels, text.splitlines())):
         return None
     log = parse(text)
     checks = CHECKS if alone and _whole(log) else tuple(_checks_shown(log))
     if any(one.kind == "narrow" for one in test_nic_log.events(log.lines)):
         checks = (*checks, "ib.pcie")
-    damaged = _damage(text) or _mixed(lines) or _unread(log) or ("" if checks else SHOWS_NOTHING)
-    return captured(KIND, checks or CHECKS, damaged, kernel_log=log)
+    damaged, advice = _damage(text), ""
+    if not damaged:
+        found = (_mixed(lines), _unread(log), "" if checks else SHOWS_NOTHING)
+        damaged, advice = next(
+            (pair for pair in zip(found, _HELPS, strict=True) if pair[0]), ("", "")
+        )
+    return captured(KIND, checks or CHECKS, damaged, advice=advice, kernel_log=log)
+
+
+_HELPS = (
+    "give each node's lines in a file of its own",
+    "give the part around the fault",
+    "give the whole log: dmesg, or journalctl -k -b",
+)
 
 
 def _whole(log: KernelLog) -> bool:
@@ -296,12 +309,13 @@ def _checks_shown(log: KernelLog) -> Iterator[str]:
 
 def _kernels(lines: list[str]) -> bool:
     """Whether the kernel wrote this: its wording, or its stamps on most of the lines."""
-    marked = any(map(_is_kernels, lines))
+    marked = any(map(is_kernels, lines))
     stamped = sum(_boot_stamped(line) for line in lines)
     return bool(lines) and (marked or stamped / len(lines) > _SHARE)
 
 
-def _is_kernels(line: str) -> bool:
+def is_kernels(line: str) -> bool:
+    """Whether it begins as lines of the kernel do, or quotes a fault of the driver."""
     return bool(_KERNEL.match(stripped(line)[0]) or _EVENT.search(line))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
-from preflight.captured import Captured, bare_facts, captured
+from preflight.captured import Captured, advised, bare_facts, captured
 from preflight.captured.smi_fields import Listing, bus
 from preflight.captured.smi_query import (
     only_processes,
@@ -200,7 +200,31 @@ def parse_nvlink(text: str) -> Listing | None:
     damaged = f"it lists no links of GPU {', '.join(silent)}" if silent else ""
     if garbled and not damaged:
         damaged = f"a line of it cannot be read: {garbled[:40]!a}"
-    return Listing(tuple(gpus), damaged=damaged or unsettled(gpus, dark))
+    damaged = damaged or next(filter(None, map(_short_list, gpus)), "")
+    beside = "" if damaged else unsettled(gpus, dark)
+    return Listing(tuple(gpus), damaged=damaged or beside, advice=_BESIDE if beside else "")
+
+
+_BESIDE: Final = "give nvidia-smi topo -m, or the text of a second such machine, beside it"
+
+
+def parse_list(text: str) -> Listing | None:
+    """Read `nvidia-smi -L`: one line per GPU that can be opened; None where there is no such line.
+
+    >>> parse_list("GPU 0: NVIDIA L4 (UUID: GPU-1234)").gpus[0].name
+    'NVIDIA L4'
+    """
+    found = [match for line in text.splitlines() if (match := _GPU.match(line))]
+    gpus = tuple(_gpu(match) for match in found if match[3])
+    return Listing(gpus) if gpus else None
+
+
+def _short_list(gpu: Gpu) -> str:
+    """Say that links are missing in the list of a board of which each is printed, up or down."""
+    known, listed = board(gpu.name), len(gpu.links or ())
+    if known is None or not 0 < listed < known.links:
+        return ""
+    return f"it lists {listed} of the {known.links} NVLinks of GPU {gpu.index}"
 
 
 def _gpu(match: re.Match[str]) -> Gpu:
@@ -217,7 +241,10 @@ def _link_reading(line: str) -> tuple[int, str, int | None] | None:
 
 
 def _begun(line: str) -> bool:
-    return line.startswith("Link") or "Link".startswith(line)
+    return line.startswith("Link") or "Link".startswith(line) or bool(_HALF_GPU.fullmatch(line))
+
+
+_HALF_GPU: Final = re.compile(r"G|GP|GPU(?: [0-9]{0,3}:?)?")
 
 
 def _dark(gpu: Gpu) -> Gpu:
@@ -256,7 +283,7 @@ _PARSERS: Final[tuple[tuple[str, Callable[[str], Listing | None]], ...]] = (
 )
 """The most certain first."""
 
-KINDS: Final = tuple(_PARSERS[at][0] for at in (2, 1, 0, 3, 5, 6, 4))
+KINDS: Final = (*(_PARSERS[at][0] for at in (2, 1, 0, 3, 5, 6, 4)), "nvidia-smi -L")
 """The most used first."""
 
 _NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -290,8 +317,12 @@ def read(text: str) -> Iterator[Captured]:
     found = [
         _captured(kind, listing) for kind, parse in _PARSERS if (listing := parse(text)) is not None
     ]
+    if not found and (others := parse_list(text)) is not None:
+        one = _captured("nvidia-smi -L", others)
+        found = [replace(one, checks=(*one.checks, "gpu.count"))]
     if not found and lost and "NVRM" not in text:  # the kernel's lines belong to its log
-        found = [_captured("nvidia-smi", Listing((), damaged="it lists no GPU"))]
+        none = Listing((), damaged="it lists no GPU", advice=_AFTER_REPAIR)
+        found = [_captured("nvidia-smi", none)]
     if not found and failed:
         yield _failed(failed)
     elif not found and only_processes(text):
@@ -311,10 +342,14 @@ def _captured(kind: str, listing: Listing) -> Captured:
     )
     of_gpus = _checks(facts, {doubt.field for doubt in listing.doubts})
     checks = of_gpus if listing.pairs is None else ("gpu.topology",)
-    damaged = listing.damaged or next(
-        (doubt.why for doubt in listing.doubts), duplicate_ids(listing.gpus)
-    )
-    return Captured(kind=kind, facts=facts, checks=checks, damaged=damaged)
+    doubt = "" if listing.damaged else next((one.why for one in listing.doubts), "")
+    damaged = listing.damaged or doubt or duplicate_ids(listing.gpus)
+    found = Captured(kind=kind, facts=facts, checks=checks, damaged=damaged)
+    return advised(found, _ASK_MORE if doubt else listing.advice)
+
+
+_ASK_MORE: Final = "capture nvidia-smi -q as well, which prints each reading in full"
+_AFTER_REPAIR: Final = "capture nvidia-smi -q once the GPUs answer"
 
 
 def _checks(facts: Facts, doubted: Collection[str] = ()) -> tuple[str, ...]:
@@ -385,7 +420,8 @@ def _with_inforoms(found: Captured, bad: Sequence[str]) -> Captured:
 def _with_lost(found: Captured, lost: Sequence[str]) -> Captured:
     if not lost:
         return found
-    counted = len(found.facts.gpus or ()) + len(lost)
+    listed = len(found.facts.gpus or ())
+    counted = listed + len(lost) if listed else None  # else it says nothing of the others
     facts = replace(
         found.facts,
         driver=replace(found.facts.driver, counted=counted),

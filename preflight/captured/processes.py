@@ -262,10 +262,10 @@ def _captured(kind: str, found: tuple[Process, ...], text: str) -> Captured:
         for one in found
     )
     processes = Processes(seen=len(found), unreadable=0, notable=notable)
-    damaged = "" if found else f"it lists no readable process; capture {_WHOLE_PS}"
+    damaged = "" if found else "it lists no readable process"
     if kind == "ps" and found and not has_parents(text) and not _holds_without_parents(processes):
-        damaged = f"it has no states or no parents to find orphans by; capture {_WHOLE_PS}"
-    return captured(kind, _CHECKS, damaged, processes=processes)
+        damaged = "it has no states or no parents to find orphans by"
+    return captured(kind, _CHECKS, damaged, advice=f"capture {_WHOLE_PS}", processes=processes)
 
 
 def _holds_without_parents(processes: Processes) -> bool:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 _ABSENT: Final = ("n/a", "not supported", "requested functionality has been deprecated", "none")
+_SHORT: Final = "n"
+"""What narrow columns and some scripts leave of N/A."""
 _DENIED: Final = "insufficient permission"
 _FAILED: Final = ("err!", "error", "lost", "requires reset", "unknown", "timeout")
 _NUMBER: Final = re.compile(r"(-?[0-9]{1,19}(?:\.[0-9]{1,9})?) ?([A-Za-z%()]*)")
@@ -60,6 +62,7 @@ class Readings:
         low = word.lower()
         if self.values.get(field) is not None:
             return
+        low = _ABSENT[0] if low == _SHORT else low
         value = read(word) if not low.startswith(_ABSENT) or field == "recovery_action" else None
         if value is not None:
             self.values[field] = value
@@ -128,7 +131,11 @@ _FIELDS: Final = frozenset(GpuHealth.__struct_fields__) - {"lacks", "denied", "e
 def is_refused(word: str) -> bool:
     """Whether a word gives the reason why there is no reading."""
     low = word.strip().strip("[]").strip().lower()
-    return low.startswith(_ABSENT) or any(failure in low for failure in (_DENIED, *_FAILED))
+    return (
+        low == _SHORT
+        or low.startswith(_ABSENT)
+        or any(failure in low for failure in (_DENIED, *_FAILED))
+    )
 
 
 def number_of(word: str) -> int | None:
@@ -343,6 +350,8 @@ class Listing(Struct, frozen=True):
     damaged: str = ""
     doubts: tuple[Doubt, ...] = ()
     pairs: tuple[GpuPair, ...] | None = None
+    advice: str = ""
+    """What helps, where the text is whole and does not tell enough."""
 
 
 def listed(blocks: Iterable[Block], driver: str, damaged: str) -> Listing:

@@ -8,6 +8,8 @@ from io import StringIO
 from typing import Final
 from xml.etree import ElementTree as ET
 
+from msgspec.structs import replace
+
 from preflight.captured import smi_fields as v
 from preflight.captured.smi_fields import Block, Listing, Pairs, Readings, below, bus, listed
 from preflight.core.text import whole
@@ -140,7 +142,9 @@ _HEADER: Final = re.compile(
     r"^(?>.*?NVIDIA-SMI\s+)\S.*?(?:Driver|KMD) Version:\s*(\S+)", re.MULTILINE
 )
 _COLUMNS: Final = re.compile(r"Bus-Id\s+Disp\.A")
-_FIRST: Final = re.compile(r"^\s*(\d{1,3})\s+(\S(?:.*\S)?)\s+(On|Off|N/A|ERR!)\s*$")
+_FIRST: Final = re.compile(r"^\s*(\d{1,3})\s+(\S(?:.*\S)?)\s+(On|Off|N/A|ERR!|WDDM|TCC|MCDM)\s*$")
+_WINDOWS: Final = ("WDDM", "TCC", "MCDM")
+"""Windows has models of its driver, and no persistence mode."""
 _SECOND: Final = re.compile(
     r"^\s*(\S+?%?)\s+(\S+?)C?\s+(P\d{1,2}|ERR!|N/A|Unknown)\s++([^/]*[^/\s])\s*/\s*+(.*\S)\s*$"
 )
@@ -219,7 +223,10 @@ def _gpu(
     """The GPU of some rows, and its readings that cannot be parsed."""
     readings = Readings()
     index, name, persistence = _FIRST.match(part[0][0]).groups()  # type: ignore[union-attr]  # chosen by it
-    readings.put("persistence", persistence, v.switch)
+    if persistence in _WINDOWS:
+        readings.lack("persistence")
+    else:
+        readings.put("persistence", persistence, v.switch)
     number = int(index)
     _ecc(readings, part[0][2].strip(), mig.get(number))
     if len(part) > 1:
@@ -340,10 +347,15 @@ def parse_csv(text: str) -> Listing | None:
             rows, damaged = _rows(columns, lines[at + 1 :])
             if not damaged and len(rows) > 1 and _LOOP.search(text) and _WHICH.isdisjoint(columns):
                 damaged = "its rows repeat in a loop, and none names its GPU"
-                rows = [max(rows, key=_errors)]
-            driver = dict(rows[0].pairs).get("driver_version", "") if rows else ""
-            return listed(rows, driver, damaged)
+                advice = "capture it with index or uuid among the columns"
+                worst = [max(rows, key=_errors)]
+                return replace(listed(worst, _driver(worst), damaged), advice=advice)
+            return listed(rows, _driver(rows), damaged)
     return None
+
+
+def _driver(rows: list[Block]) -> str:
+    return dict(rows[0].pairs).get("driver_version", "") if rows else ""
 
 
 def _header(line: str) -> list[str]:
@@ -368,17 +380,32 @@ def _errors(row: Block) -> int:
     return sum(_ERROR.search(value) is not None for _, value in row.pairs)
 
 
+_PROMPT: Final = re.compile(r"\S{0,80}[$#>%](?:\s|$)")
+
+
 def _rows(columns: list[str], lines: list[str]) -> tuple[list[Block], str]:
-    rows, damaged = [], ""
-    for line in lines:
+    rows: list[Block] = []
+    odd: list[int] = []
+    last = -1
+    for at, line in enumerate(lines):
         try:
             cells = next(csv.reader([line], skipinitialspace=True), [])
         except csv.Error:
             cells = []
         if len(cells) != len(columns):
-            damaged = damaged or ("a row of it is cut off" if line.strip() else "")
+            odd += [at] * bool(line.strip())
             continue
+        last = at
         pairs = [(name, cell.strip()) for name, cell in zip(columns, cells, strict=True)]
         index = dict(pairs).get("index", "")
         rows.append(Block("", pairs, whole(index, 999)))
-    return rows, damaged or ("" if rows else "it has no row")
+    if not rows:
+        return rows, "a row of it is cut off" if odd else "it has no row"
+    cut = any(at < last for at in odd) or (last + 1 in odd and _half_row(lines[last + 1 :]))
+    return rows, "a row of it is cut off" if cut else ""
+
+
+def _half_row(lines: list[str]) -> bool:
+    """Whether what follows the last whole row is half of one: not a prompt or another output."""
+    ends = not any(line.strip() for line in lines[1:])
+    return "," in lines[0] or (ends and not _PROMPT.match(lines[0]))

@@ -177,6 +177,7 @@ _IBSWINFO_ROW: Final = re.compile(r"^(\s*)(\S[^|]{0,60}?)\s*\|\s*(.*?)\s*$")
 _RULE: Final = re.compile(r"^\s*[-=]{5,}\s*$")
 _SUPPLY: Final = re.compile(r"^(PSU\s?\d+)\b", re.IGNORECASE)
 _FAN: Final = re.compile(r"^(fan\s?#?\d+)\b", re.IGNORECASE)
+_NUMBERED_FAN: Final = re.compile(r"^fan\s?#?(\d{1,3})\b", re.IGNORECASE)
 _STATUS: Final = re.compile(r"status$|power$", re.IGNORECASE)
 _OWN: Final = ("psid", "guid", "part number", "firmware version", "uptime (d-h:m:s)")
 _EACH: Final = {
@@ -198,6 +199,9 @@ def read_ibswinfo(text: str) -> Captured | None:
         return None
     lacking = (what for what, row in _EACH.items() if not any(map(row.match, keys)))
     damaged = next((f"it has no {what}" for what in lacking), "")
+    fans = [int(one[1]) for key in keys if (one := _NUMBERED_FAN.match(key))]
+    if not damaged and fans != list(range(1, len(fans) + 1)):
+        damaged = f"it lists {len(fans)} of the fans 1 to {max(fans)}"
     if not damaged and not (_RULE.match(lines[-1]) and _FAN.match(keys[-1])):
         damaged = "it lacks the tool's last line, below the fans"
     switch = Switch(_name(rows), tuple(_parts(rows)))

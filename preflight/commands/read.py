@@ -29,6 +29,7 @@ from preflight.captured import (
 )
 from preflight.captured.archive import MAGIC, inflated_text, unpack
 from preflight.captured.kernel_log import SHOWS_NOTHING
+from preflight.captured.unread import unread
 from preflight.check import subject
 from preflight.checks.rdma.ports import ADAPTER, SWITCH
 from preflight.commands import add_json, print_answer
@@ -93,11 +94,27 @@ def captured(text: str) -> Captured | None:
     return next(iter(captured_parts(text)), None)
 
 
+def _of_text(name: str, text: str) -> dict[str, Captured | None]:
+    """By name what a text holds: each output, and each part of it that is none that is known."""
+    parts = captured_parts(text)
+    if not parts:
+        return {name: None}
+    known = {f"{name} ({one.kind})" if len(parts) > 1 else name: one for one in parts}
+    strange = unread(text, [one.kind for one in parts])
+    return {**known, **{f"{name} (lines {first}-{last})": _UNREAD for first, last in strange}}
+
+
+_UNREAD: Final = Captured(
+    kind="", facts=bare_facts(), checks=(), damaged="not read: no reader knows these lines"
+)
+
+
 def _bounded(found: Captured) -> Captured:
     if (many := _crowd(found.facts)) <= _MOST_PORTS:
         return found
-    damaged = f"it lists {many} ports, a node has at most {_MOST_PORTS}: give each node's own text"
-    return replace(found, facts=bare_facts(), damaged=damaged)
+    damaged = f"it lists {many} ports, a node has at most {_MOST_PORTS}"
+    advice = "give each node's own text"
+    return replace(found, facts=bare_facts(), damaged=damaged, advice=advice)
 
 
 _MOST_PORTS: Final = 1024
@@ -151,7 +168,7 @@ def judge_captured(read: Mapping[str, Captured | None]) -> tuple[Entry, ...]:
         for place, node in _nodes(name, one, alike[_peers_of(one)])
         for registered in _shipped()
         if registered.check.id in one.checks
-        for verdict in (_limited(registered.conclude(node), one.damaged),)
+        for verdict in (_limited(registered.conclude(node), one),)
     )
 
 
@@ -179,7 +196,8 @@ def exit_code(read: Mapping[str, Captured | None], entries: Sequence[Entry]) -> 
     if outcomes & {Outcome.FAIL, Outcome.FLAKY}:
         return FAULT
     missed = bool(outcomes & {Outcome.UNKNOWN, Outcome.BROKEN})
-    return INCOMPLETE if missed or None in read.values() else 0
+    strange = any(one is None or not one.kind for one in read.values())
+    return INCOMPLETE if missed or strange else 0
 
 
 def document(
@@ -203,14 +221,13 @@ def _by_file(entries: Sequence[Entry]) -> dict[tuple[str, ...], list[Entry]]:
     return grouped((each.nodes, each) for each in entries)
 
 
-def _limited(verdict: Verdict, damaged: str) -> Verdict:
+def _limited(verdict: Verdict, one: Captured) -> Verdict:
     """Keep a fault, but turn other outcomes on a damaged text into unknown."""
-    if not damaged or verdict.outcome not in _PROVE_NOTHING:
+    if not one.damaged or verdict.outcome not in _PROVE_NOTHING:
         return verdict
     seen = f" (the rest shows: {verdict.sentence})" if verdict.outcome is Outcome.WARN else ""
-    advice = "capture it again, whole and unedited"
-    sentence = f"too little can be read: {damaged}{seen}"
-    return unknown(sentence, advice=advice, cause="" if seen else "an incomplete text")
+    sentence = f"too little can be read: {one.damaged}{seen}"
+    return unknown(sentence, advice=one.advice, cause="" if seen else "an incomplete text")
 
 
 def _nodes(name: str, one: Captured, alike: Group) -> Iterator[tuple[str, Node]]:
@@ -359,10 +376,7 @@ def run(arguments: argparse.Namespace) -> int:
             read.update(named)
             swept += found
         else:
-            parts = captured_parts(decoded(text, "replace"))
-            several = len(parts) > 1
-            read |= {f"{name} ({one.kind})" if several else name: one for one in parts}
-            read |= {} if parts else {name: None}
+            read |= _of_text(name, decoded(text, "replace"))
     entries = (*judge_captured(read), *swept)
     code = exit_code(read, entries)
     result = document(read, entries, code)
@@ -395,7 +409,9 @@ def _lines(
     by_file = _by_file(entries)
     for name, one in read.items():
         yield printable(name)
-        what = one.kind if one else f"unknown kind of text; preflight reads: {KINDS}"
+        what = (
+            (one.kind or one.damaged) if one else f"unknown kind of text; preflight reads: {KINDS}"
+        )
         yield from wrapped(printable(what), first=" " * 7, indent=" " * 7, width=width)
         for each in by_file.get((name,), ()):
             if (word := _QUIET.get(each.verdict.outcome)) is not None:

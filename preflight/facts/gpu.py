@@ -6,11 +6,18 @@ The reason matters: a board without ECC is no fault, an H100 that cannot read it
 
 from __future__ import annotations
 
-from typing import Annotated
+import tomllib
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Annotated
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct, convert, field
 
+from preflight.core.text import whole
 from preflight.facts.basics import Count, Device, Index, Line, Seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 Lines = Annotated[tuple[Line, ...], Meta(max_length=128)]
 Celsius = Annotated[int, Meta(ge=-1000, le=1000)]
@@ -125,3 +132,34 @@ class GpuHealth(Struct, frozen=True, forbid_unknown_fields=True):
     def refused(self, *names: str) -> bool:
         """Whether NVML failed to read any of these; unlike `lacks`, that proves nothing."""
         return any(error.partition(":")[0] in names for error in self.errors)
+
+
+OLDEST_BRANCH = 450
+"""The oldest branch of NVIDIA's driver that preflight reads; docs/wire.md."""
+
+
+class Since(Struct, frozen=True, forbid_unknown_fields=True):
+    """One entry of driver_readings.toml."""
+
+    function: str
+    branch: int
+
+
+@cache
+def newer_readings() -> dict[str, Since]:
+    """The readings that came with a later branch of the driver than R450, by name."""
+    text = files("preflight.facts").joinpath("driver_readings.toml").read_text(encoding="utf-8")
+    return convert(tomllib.loads(text), dict[str, Since])
+
+
+def too_old(version: str, readings: Iterable[str], what: str) -> str:
+    """Name the first branch that tells one of these, where `version` is older; else "".
+
+    >>> too_old("450.80.02", ["fabric_state"], "state of the NVSwitch fabric")
+    'driver 450.80.02 has no state of the NVSwitch fabric; R525 or newer has'
+    """
+    since = [newer_readings()[name].branch for name in readings if name in newer_readings()]
+    own = whole(version.partition(".")[0])
+    if not since or own is None or own >= min(since):
+        return ""
+    return f"driver {version} has no {what}; R{min(since)} or newer has"

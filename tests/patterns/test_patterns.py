@@ -61,6 +61,7 @@ _MADE_WHEN_RUN = {
     "checks/host/test_host_log.py": "_KINDS",
     "checks/net/test_nic_log.py": "_KINDS",
     "preflight/captured/environment.py": "_FORMS",
+    "preflight/captured/unread.py": "_FORMS",
     "preflight/core/trust.py": "_PARTED",
 }
 """Modules with calls of `re` whose expression is no literal, and what it is made of."""

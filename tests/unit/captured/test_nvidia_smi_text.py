@@ -440,7 +440,7 @@ def test_a_lost_gpu() -> None:
         verdict = verdicts(words.format(address))["gpu.count"]
         assert verdict.outcome == "fail"
         assert said in verdict.sentence
-        assert "0 of 1 GPUs" in verdict.sentence
+        assert "1 GPU did not answer" in verdict.sentence
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_half_a_listing_clears_nobody(text: str) -> None:
     """Orphans show by their parents: without them the verdict is unknown, and says what to type."""
     said = verdict(text)
     assert said.outcome is Outcome.UNKNOWN
-    assert "capture ps -eo pid,ppid,user,stat,wchan:24,etime,args" in said.sentence
+    assert "capture ps -eo pid,ppid,user,stat,wchan:24,etime,args" in said.advice
 
 
 AUX_HEADER = "USER     PID %CPU %MEM    VSZ   RSS TTY STAT START   TIME COMMAND\n"

@@ -203,3 +203,15 @@ def test_no_check_calls_a_reading_of_a_lost_gpu_ok() -> None:
         assert fine <= {"gpu.driver_slow", "gpu.model", "gpu.software"}
         assert verdicts["gpu.count"].outcome == verdicts["gpu.readings"].outcome == "fail"
         assert verdicts["gpu.count"].sentence.startswith("7 of 8 GPUs answer")
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_less_memory_is_a_failure_as_long_as_one_beside_has_it_all(number: int) -> None:
+    """Half of the GPUs are no better than one: peers have no majority, but the board tells."""
+    whole = node(4, GB200)
+    each = list(whole.gpus or ())
+    for at in range(number):
+        each[at] = replace(each[at], memory_total_mib=MEMORY_MIB[GB200] // 2)
+    said = verdict("gpu.memory", replace(whole, gpus=tuple(each)))
+    assert said.outcome == "fail"
+    assert said.evidence["gpus"] == list(range(number))

@@ -109,6 +109,7 @@ def test_a_sound_choice(environ: dict[str, str] | None, words: str) -> None:
         ({"NCCL_SOCKET_IFNAME": "lo"}, "fail", "selects lo, the loopback"),
         ({"NCCL_SOCKET_IFNAME": "docker"}, "fail", "whose address 172.17.0.1 is h2's too"),
         ({"NCCL_SOCKET_IFNAME": "eth9"}, "fail", "eth9, which is down"),
+        ({"GLOO_SOCKET_IFNAME": "^lo,docker"}, "fail", "exact names, and knows no ^"),
         ({"GLOO_SOCKET_IFNAME": "eth"}, "fail", "names eth, and there is none here"),
         ({"GLOO_SOCKET_IFNAME": "eth0,lo"}, "fail", "selects lo, the loopback"),
         ({"NCCL_IB_HCA": "rdma"}, "fail", "selects no active RDMA port here"),
