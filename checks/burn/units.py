@@ -32,7 +32,7 @@ _PARTS: dict[Measure, str] = {
 }
 _LESS_IS_BETTER = ("launch_us",)
 _BASELINE = "set or learn a baseline (preflight learn), or judge more nodes at once"
-_PROMISE = f"set gpu_model in the inventory, or {_BASELINE}"
+_SET_MODEL = f"set gpu_model in the inventory, or {_BASELINE}"
 _OF_HOSTS = frozenset({"host_copy_gbs", "host_gflops"})
 _BUSY = "look at what else runs on this node, then run again"
 _HUNDRED, _MOST_NAMED = 100, 4
@@ -74,7 +74,7 @@ def _fine(units: Sequence[Unit], what: str) -> Verdict:
     unheld = {one.measure for one in units if one.held == "unheld"}
     if unheld:
         sentence = f"no peers: {_range(units, what)}, and no floor known"
-        advice, give = (_BASELINE, _BASELINE) if unheld <= _OF_HOSTS else (_PROMISE, "")
+        advice, give = (_BASELINE, _BASELINE) if unheld <= _OF_HOSTS else (_SET_MODEL, "")
         return unknown(sentence, advice=advice, grant=give, **_evidence(units))
     return ok(_range(units, what) + _limits(units), **_evidence(units))
 

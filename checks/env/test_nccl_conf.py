@@ -18,7 +18,7 @@ from preflight.checks.env.values import read
 from preflight.checks.env.variables import editions, outdated, unread, variables
 from preflight.facts import Facts, Group, Node
 from preflight.facts.words import count
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, ok, unknown
 
 if TYPE_CHECKING:
@@ -71,11 +71,11 @@ def remarks(file: ConfFile, environ: Mapping[str, str], facts: Facts | None = No
 
 
 def left_over(
-    files: tuple[ConfFile, ...], environ: Mapping[str, str], promised: Promise, facts: Facts
+    files: tuple[ConfFile, ...], environ: Mapping[str, str], expected: Expected, facts: Facts
 ) -> list[Remark]:
     """Fast paths that the files switch off, not the job."""
-    by_job = switched_off(environ, promised, facts)
-    together = switched_off({**settings(files), **environ}, promised, facts)
+    by_job = switched_off(environ, expected, facts)
+    together = switched_off({**settings(files), **environ}, expected, facts)
     paths = " and ".join(file.path for file in files)
     return [
         Remark(f"{paths}: {one.sentence}", one.advice, one.weight)
@@ -130,7 +130,7 @@ CHECK = Check("env.nccl_conf", stage="facts", tier="prolog", requires=("reach.an
 
 
 def judge(
-    environ: Mapping[str, str] | None, promised: Promise, facts: Facts, group: Group
+    environ: Mapping[str, str] | None, expected: Expected, facts: Facts, group: Group
 ) -> Verdict:
     """Read the files as NCCL does: environment, then the user's file, then the system's."""
     files = facts.nccl_conf
@@ -139,7 +139,7 @@ def judge(
         return unknown(problem, advice="look why the home or /etc does not answer, then run again")
     job = environ or {}
     found = [one for file in files for one in remarks(file, job, facts)]
-    found += left_over(files, job, promised, facts) + drift(shared(facts), group)
+    found += left_over(files, job, expected, facts) + drift(shared(facts), group)
     closed = next((file for file in files if file.error), None)
     if closed is not None and not found:
         problem = f"{closed.path} is there and cannot be read: {closed.error}"
@@ -154,4 +154,4 @@ def judge(
 
 def test_env_nccl_conf(node: Node, conclude: Conclude) -> None:
     """NCCL's configuration files on the node do not break the job."""
-    conclude(judge(node.environ, node.promised, node.facts, node.group))
+    conclude(judge(node.environ, node.expected, node.facts, node.group))

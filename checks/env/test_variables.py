@@ -11,7 +11,7 @@ from preflight.checks.env.values import effect, number, read_all, switched_on
 from preflight.checks.env.variables import editions, outdated, unread, variables
 from preflight.facts import Facts, Node
 from preflight.facts.words import count
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, not_run, ok
 
 if TYPE_CHECKING:
@@ -149,10 +149,10 @@ _OFF: Final = ("LOC", "0")
 _PORT_UP: Final = "ACTIVE"
 
 
-def switched_off(environ: Mapping[str, str], promised: Promise, facts: Facts) -> list[Remark]:
+def switched_off(environ: Mapping[str, str], expected: Expected, facts: Facts) -> list[Remark]:
     """Fast paths that this node has and the job's settings switch off."""
     rdma, direct, shared = _rdma(environ), _direct(environ), _shared(environ)
-    found = [one for one in (_nics(rdma, promised, facts), _gpus(direct, promised, facts)) if one]
+    found = [one for one in (_nics(rdma, expected, facts), _gpus(direct, expected, facts)) if one]
     if rdma and direct and shared and not any(one.weight == "fail" for one in found):
         off = f"{rdma}, {direct}, {shared}"
         sentence = f"all fast paths are switched off ({off}): everything goes over TCP"
@@ -194,15 +194,15 @@ def _shared(environ: Mapping[str, str]) -> str:
     return show("NCCL_SHM_DISABLE", value) if switched_on(value) else ""
 
 
-def _nics(setting: str, promised: Promise, facts: Facts) -> Remark | None:
+def _nics(setting: str, expected: Expected, facts: Facts) -> Remark | None:
     """RDMA is off although the inventory expects it or the node has it."""
     if not setting:
         return None
-    number_promised = promised.nics or (len(promised.hcas) if promised.hcas else 0)
-    if number_promised or promised.nic_gbits or promised.nic_link:
-        had = count(number_promised, "RDMA NIC") + " per node" if number_promised else "RDMA NICs"
+    number_expected = expected.nics or (len(expected.hcas) if expected.hcas else 0)
+    if number_expected or expected.nic_gbits or expected.nic_link:
+        had = count(number_expected, "RDMA NIC") + " per node" if number_expected else "RDMA NICs"
         sentence = (
-            f"{setting} sends all over TCP, {had} expected ({promised.origin or 'inventory'})"
+            f"{setting} sends all over TCP, {had} expected ({expected.origin or 'inventory'})"
         )
         advice = "unset it: it is meant for debugging; else correct the inventory"
         return Remark(sentence, advice, cause=setting.partition("=")[0])
@@ -216,12 +216,12 @@ def _nics(setting: str, promised: Promise, facts: Facts) -> Remark | None:
     return Remark(sentence, advice, "warn", cause=setting.partition("=")[0])
 
 
-def _gpus(setting: str, promised: Promise, facts: Facts) -> Remark | None:
+def _gpus(setting: str, expected: Expected, facts: Facts) -> Remark | None:
     """Peer access is off although the GPUs have it."""
     if not setting:
         return None
-    if promised.nvlinks_per_gpu:
-        links = f"{promised.nvlinks_per_gpu} links per GPU expected"
+    if expected.nvlinks_per_gpu:
+        links = f"{expected.nvlinks_per_gpu} links per GPU expected"
         sentence = f"{setting} keeps the GPUs off NVLink, {links}"
         return Remark(sentence, "unset it: it is meant for debugging; else correct the inventory")
     linked = [gpu for gpu in facts.gpus or () if any(link.up for link in gpu.links or ())]
@@ -253,12 +253,12 @@ def _gpudirect(environ: Mapping[str, str], facts: Facts) -> Remark | None:
 
 
 def judge_transports(
-    environ: Mapping[str, str] | None, origin: str, promised: Promise, facts: Facts
+    environ: Mapping[str, str] | None, origin: str, expected: Expected, facts: Facts
 ) -> Verdict:
     """The inventory decides first, then the hardware that was found."""
     if environ is None:
         return not_run(UNKNOWN_JOB)
-    found = switched_off(environ, promised, facts)
+    found = switched_off(environ, expected, facts)
     if not found and (setting := unjudged(environ, facts)):
         return not_run(f"{setting}: nothing here shows whether that node has what it switches off")
     fine = ok("no fast path that is expected or present is switched off")
@@ -267,4 +267,4 @@ def judge_transports(
 
 def test_env_transports(node: Node, conclude: Conclude) -> None:
     """The job may use the node's fast paths: no setting of an old debugging session is left."""
-    conclude(judge_transports(node.environ, node.job.environ_origin, node.promised, node.facts))
+    conclude(judge_transports(node.environ, node.job.environ_origin, node.expected, node.facts))

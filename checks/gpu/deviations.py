@@ -109,7 +109,7 @@ def _count(facts: Facts) -> int | None:
     return None if facts.gpus is None else len(facts.gpus)
 
 
-def missing_links(facts: Facts, promised: int | None, group: Group) -> Iterator[Deviation]:
+def missing_links(facts: Facts, wanted: int | None, group: Group) -> Iterator[Deviation]:
     """GPUs with fewer live NVLinks than expected, than the group's, or than most of their peers."""
     gpus = facts.gpus or ()
     vote = decided(group.majority(link_counts))
@@ -121,21 +121,21 @@ def missing_links(facts: Facts, promised: int | None, group: Group) -> Iterator[
         up = up_links(gpu)
         if up is None or gpu.mig_enabled:
             continue
-        expected, origin = promised, "expected"
-        if promised is None and vote is not None:
+        expected, origin = wanted, "expected"
+        if wanted is None and vote is not None:
             expected = vote.value[at] if at < len(vote.value) else None
             origin = f"up {on_most(vote, group)}"
-        elif promised is None:
+        elif wanted is None:
             expected, origin = common, "up on its peers"
         if expected is not None and up < expected:
-            alone = promised is None and vote is None and up == 0 and not _has_switch(gpus)
+            alone = wanted is None and vote is None and up == 0 and not _has_switch(gpus)
             unbridged = alone and may_be_off(gpu)
             yield Deviation(
                 f"GPU{gpu.index}{_at(gpu)}: {up} NVLinks up, {expected} {origin}{_down(gpu)}",
                 "set nvlinks_per_gpu in the inventory" if unbridged else RESEAT,
                 grave=not unbridged,
             )
-        elif promised is None and by_board[at]:
+        elif wanted is None and by_board[at]:
             # If all GPUs lack links, peers do not show it.
             sentence = f"GPU{gpu.index}{_at(gpu)}: {up} NVLinks up, {by_board[at]}{_down(gpu)}"
             grave = vote is None and up == 0 and must_be_up(gpu, gpus)

@@ -38,15 +38,15 @@ class Expectation(Generic[T]):
 
     value: T
     origin: str
-    by: Literal["promise", "group", "siblings", "default"]
+    by: Literal["expectation", "group", "siblings", "default"]
 
 
 def expected_value(
-    promise: T | None, name: str, facts: Facts, group: Group
+    expectation: T | None, name: str, facts: Facts, group: Group
 ) -> Expectation[Any] | None:
     """The expected value of the field `name` of each GPU; None where no source has one."""
-    if promise is not None:
-        return Expectation(promise, "expected", "promise")
+    if expectation is not None:
+        return Expectation(expectation, "expected", "expectation")
     vote = decided(group.majority(reader(name)))
     if vote is not None:
         return Expectation(vote.value, on_most(vote, group), "group")
@@ -138,7 +138,7 @@ def judge_gpus(node: Node, question: Question, troubles: Iterable[Trouble], fine
     """Weigh the troubles of a node's GPUs against what could not be read."""
     facts, (what, needs, cause, also) = node.facts, question
     if not facts.gpus:
-        if node.promised.gpus:
+        if node.expected.gpus:
             return unknown(f"no {what}: NVML did not answer", advice="load the driver, recheck")
         return not_run("no GPUs expected, none here")
     found = sorted(troubles, key=lambda trouble: not trouble.grave)

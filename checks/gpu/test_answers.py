@@ -53,7 +53,7 @@ MEMORY: Final = "look for the process that takes this node's memory, then rechec
 
 
 def judge_count(
-    promised: int | None,
+    expected: int | None,
     gpus: tuple[Gpu, ...] | None,
     usual: Usual | None = None,
     counted: int | None = None,
@@ -63,7 +63,7 @@ def judge_count(
 ) -> Verdict:
     """Compare the GPUs that answered with the inventory, or else with the group."""
     by_peers = usual if usual is not None and usual.decides else None
-    wanted, origin = promised, ""
+    wanted, origin = expected, ""
     ids = by_peers.value if by_peers is not None else 0
     if wanted is None and by_peers is not None:
         wanted = ids if isinstance(ids, int) else len(ids)
@@ -80,7 +80,7 @@ def judge_count(
     if wanted is not None and len(gpus) < wanted:
         gone = sorted(set(ids) - set(bus_ids)) if isinstance(ids, tuple) else list(lost)
         return _too_few(wanted, bus_ids, gone, errors, origin)
-    if odd := _odd_number(promised, wanted, len(gpus)):
+    if odd := _odd_number(expected, wanted, len(gpus)):
         return warn(odd[0], advice=odd[1], bus_ids=bus_ids)
     return ok(count(len(gpus), "GPU"), bus_ids=bus_ids)
 
@@ -89,10 +89,10 @@ _LEFT_OF_A_MACHINE: Final = (7, 11, 13, 15)
 """The rest of 8, 12, 14 or 16 GPUs after one is lost. Cards come in any number up to six."""
 
 
-def _odd_number(promised: int | None, wanted: int | None, number: int) -> tuple[str, str] | None:
+def _odd_number(expected: int | None, wanted: int | None, number: int) -> tuple[str, str] | None:
     """More GPUs than expected, or the rest of a machine where no number is expected."""
-    if promised is not None and number > promised:
-        return f"{number} GPUs, {promised} expected", "correct the inventory"
+    if expected is not None and number > expected:
+        return f"{number} GPUs, {expected} expected", "correct the inventory"
     if wanted is None and number in _LEFT_OF_A_MACHINE:
         return (
             f"{number} GPUs; no known machine, nor a rented part of one, has so many",
@@ -154,7 +154,7 @@ def test_gpu_count(node: Node, conclude: Conclude) -> None:
         gpus, counted = tuple(gpu for gpu in gpus or () if gpu not in gone), len(gpus or ())
         lost = lost or tuple(gpu.bus_id for gpu in gone)
         errors = (*errors, *(f"{gpu_label(gpu)}: {_LOST}" for gpu in gone))
-    conclude(judge_count(node.promised.gpus, gpus, usual, counted, lost, errors=errors))
+    conclude(judge_count(node.expected.gpus, gpus, usual, counted, lost, errors=errors))
 
 
 _LOST: Final = "GPU is lost"
@@ -216,11 +216,11 @@ def test_gpu_readings(node: Node, conclude: Conclude) -> None:
 PERSISTENCE = "systemctl enable --now nvidia-persistenced"
 
 
-def judge_driver_slow(promised: int | None, facts: Facts, limit: Thresholds) -> Verdict:
+def judge_driver_slow(expected: int | None, facts: Facts, limit: Thresholds) -> Verdict:
     """Report an answer that took too long, except opening a driver without persistence mode."""
     driver = facts.driver
     answered = driver.state == "answered"
-    if not answered and not promised:
+    if not answered and not expected:
         return not_run("no GPUs expected, no NVIDIA driver that answers here")
     if not answered or driver.slowest_s is None or driver.init_s is None:
         return unknown("the driver did not answer, so no time was measured", advice="recheck")
@@ -256,4 +256,4 @@ def _slowest(driver: Driver, *, cold: bool) -> tuple[str, float]:
 
 def test_gpu_driver_slow(node: Node, conclude: Conclude) -> None:
     """The NVIDIA driver answers at once: an answer that takes seconds is how a wedged one begins."""  # noqa: E501  `preflight list-checks` prints it
-    conclude(judge_driver_slow(node.promised.gpus, node.facts, node.limit))
+    conclude(judge_driver_slow(node.expected.gpus, node.facts, node.limit))

@@ -79,7 +79,7 @@ def _often(name: str, health: GpuHealth, uptime: float, limit: Thresholds) -> It
 def power_troubles(node: Node) -> Iterator[Trouble]:
     """GPUs whose enforced power limit is below the expected one: they are slow under load."""
     facts, limit = node.facts, node.limit
-    usual = expected_value(node.promised.power_limit_w, "power_limit_w", facts, node.group)
+    usual = expected_value(node.expected.power_limit_w, "power_limit_w", facts, node.group)
     for gpu, health in healths(facts):
         now, default = health.power_limit_w, health.power_default_w
         if now is None:
@@ -88,7 +88,7 @@ def power_troubles(node: Node) -> Iterator[Trouble]:
         # If all GPUs are capped, peers do not show it, but the board's default does.
         if default and (
             usual is None
-            or (usual.by != "promise" and usual.value - slack <= now < default - slack)
+            or (usual.by != "expectation" and usual.value - slack <= now < default - slack)
         ):
             should = Expectation(default, "by default", "default")
         if should is None:

@@ -27,7 +27,7 @@ from preflight.facts import Facts, Node
 from preflight.facts.boards import advice_again, in_recovery_action
 from preflight.facts.gpu import too_old
 from preflight.facts.words import count
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, fail, not_run, unknown, warn
 
 if TYPE_CHECKING:
@@ -46,17 +46,17 @@ _LABELS = 16
 """Faults of one GPU in a sentence."""
 
 
-def judge_xid(promised: Promise, facts: Facts, limit: Thresholds) -> Verdict:
+def judge_xid(expected: Expected, facts: Facts, limit: Thresholds) -> Verdict:
     """Report the gravest root-cause Xid; a program's own fault drains no node.
 
     Xids from before the driver was reloaded are a warning: their faults were reset.
     """
     log = facts.kernel_log
-    expects = bool(promised.gpus) or bool(facts.gpus)
+    expects = bool(expected.gpus) or bool(facts.gpus)
     if log is None:
         return unread(facts) if expects or facts.driver.state == "unknown" else _none_here()
     settled = _mark_settled(gpu_faults(log.lines), facts)
-    graded = [_site_grade(each, promised) for each in settled]
+    graded = [_site_grade(each, expected) for each in settled]
     if not graded and not expects and log.source != "text":
         return _none_here()
     again = repeated(log.lines, limit)
@@ -124,10 +124,10 @@ def _none_here() -> Verdict:
     return not_run("no GPUs expected, none here, no Xid in its kernel log")
 
 
-def _site_grade(one: GpuFault, promised: Promise) -> GpuFault:
-    if one.code in (promised.fatal_xids or ()) and one.grade != "fatal":
+def _site_grade(one: GpuFault, expected: Expected) -> GpuFault:
+    if one.code in (expected.fatal_xids or ()) and one.grade != "fatal":
         return replace(one, grade="reset")
-    return replace(one, grade="notice") if one.code in (promised.tolerated_xids or ()) else one
+    return replace(one, grade="notice") if one.code in (expected.tolerated_xids or ()) else one
 
 
 def _suspect_part(one: GpuFault, again: Repeated | None, limit: Thresholds) -> GpuFault:
@@ -221,7 +221,7 @@ def _evidence(one: GpuFault | SwitchFault, names: Mapping[str, str]) -> dict[str
 
 def test_gpu_xid(node: Node, conclude: Conclude) -> None:
     """No Xid in the kernel log means that a GPU must be reset, power-cycled or replaced."""
-    conclude(judge_xid(node.promised, node.facts, node.limit))
+    conclude(judge_xid(node.expected, node.facts, node.limit))
 
 
 _SXID = re.compile(

@@ -42,7 +42,7 @@ from preflight.facts.boards import board, gpu_codes, up_links
 from preflight.facts.node import decided, most
 from preflight.facts.topology import Topology, TopologyError, parse_topo
 from preflight.facts.words import count
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Outcome, Verdict, not_run, ok, unknown
 
 if TYPE_CHECKING:
@@ -355,18 +355,18 @@ def disagreements(facts: Facts, printed: Topology, codes: Codes | None) -> Itera
             yield Deviation(sentence, _SAME_VERSION, grave=False)
 
 
-def judge_topology(promised: Promise, facts: Facts, group: Group) -> Verdict:
+def judge_topology(expected: Expected, facts: Facts, group: Group) -> Verdict:
     """Compare the matrix with inventory, group and itself, the most reliable source first."""
     if not facts.gpus:
-        if promised.gpus or promised.nvlinks_per_gpu:
+        if expected.gpus or expected.nvlinks_per_gpu:
             return unknown("no GPU matrix: NVML did not answer", advice="load the driver, recheck")
         return not_run("no GPUs expected, none here")
     printed, note = read_matrix(facts)
     codes, refused = gpu_codes(facts), refusals(facts)
-    odd = deviations(promised, facts, group, codes)
+    odd = deviations(expected, facts, group, codes)
     if printed is not None and not odd and not refused:
         odd = list(disagreements(facts, printed, codes))
-    verdict = conclude_deviations(odd, note=note) or _topology_ok(promised, facts, note, codes)
+    verdict = conclude_deviations(odd, note=note) or _topology_ok(expected, facts, note, codes)
     if verdict.condemns or not refused:
         return verdict
     besides = [verdict.sentence] if odd else []
@@ -374,20 +374,20 @@ def judge_topology(promised: Promise, facts: Facts, group: Group) -> Verdict:
 
 
 def deviations(
-    promised: Promise, facts: Facts, group: Group, codes: Codes | None
+    expected: Expected, facts: Facts, group: Group, codes: Codes | None
 ) -> list[Deviation]:
     """All deviations. Missing links explain unusual codes, so codes count only without them."""
     links = [
-        *missing_links(facts, promised.nvlinks_per_gpu, group),
+        *missing_links(facts, expected.nvlinks_per_gpu, group),
         *asymmetric_links(facts.gpus or ()),
     ]
     joined = [] if links else [*peers_without_access(facts), *unusual_codes(codes, group)]
     return [*links, *joined, *far_rails(facts, group), *unusual_numa(facts, group)]
 
 
-def _topology_ok(promised: Promise, facts: Facts, note: str, codes: Codes | None) -> Verdict:
+def _topology_ok(expected: Expected, facts: Facts, note: str, codes: Codes | None) -> Verdict:
     gpus = facts.gpus or ()
-    if promised.nvlinks_per_gpu and any(up_links(gpu) is None for gpu in gpus):
+    if expected.nvlinks_per_gpu and any(up_links(gpu) is None for gpu in gpus):
         return unknown("NVML did not report the state of the NVLinks", advice="update the driver")
     matrix = [f"GPU{a}-GPU{b} {code}" for a, b, code in codes or ()]
     kinds = sorted({line.split()[-1] for line in matrix})
@@ -398,4 +398,4 @@ def _topology_ok(promised: Promise, facts: Facts, note: str, codes: Codes | None
 
 def test_gpu_topology(node: Node, conclude: Conclude) -> None:
     """GPUs, NVLinks and rails are joined as expected, and as on the other nodes of the group."""
-    conclude(judge_topology(node.promised, node.facts, node.group))
+    conclude(judge_topology(node.expected, node.facts, node.group))

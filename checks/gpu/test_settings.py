@@ -22,7 +22,7 @@ from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Node
 from preflight.facts.boards import named_memory_gb
 from preflight.facts.words import memory
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Outcome, Verdict, unknown
 
 if TYPE_CHECKING:
@@ -50,23 +50,23 @@ _LARGE_BARS: Final = "switch on large BARs (above 4G decoding) in the BIOS: GPUD
 _ODD: Final = "correct the inventory, or leave the node out"
 
 
-def model_troubles(promised: str | None, facts: Facts, group: Group) -> Iterator[Trouble]:
+def model_troubles(expected: str | None, facts: Facts, group: Group) -> Iterator[Trouble]:
     """GPUs of another model than expected, than the group's, or than most of this node."""
-    usual = None if promised else expected_value(None, "name", facts, group)
+    usual = None if expected else expected_value(None, "name", facts, group)
     for gpu in facts.gpus or ():
         if not gpu.name:
             continue
-        if promised and not is_model(gpu.name, promised):
-            yield Trouble(gpu, f"{gpu_label(gpu)} is {gpu.name}, {promised} expected", _ODD)
+        if expected and not is_model(gpu.name, expected):
+            yield Trouble(gpu, f"{gpu_label(gpu)} is {gpu.name}, {expected} expected", _ODD)
         elif usual is not None and gpu.name != usual.value:
             yield Trouble(
                 gpu, f"{gpu_label(gpu)} is {gpu.name}, {usual.value} {usual.origin}", _ODD
             )
 
 
-def is_model(name: str, promised: str) -> bool:
+def is_model(name: str, expected: str) -> bool:
     """Whether the name has every expected word: "H100 80GB" is in it, "H10" is not."""
-    here, asked = (set(re.findall(r"[a-z0-9]+", words.lower())) for words in (name, promised))
+    here, asked = (set(re.findall(r"[a-z0-9]+", words.lower())) for words in (name, expected))
     return bool(asked) and asked <= here
 
 
@@ -115,14 +115,14 @@ def _follows_driver(name: str, here: str, facts: Facts) -> bool:
     return name == "gsp_version" and here == facts.driver.version
 
 
-def mode_troubles(promised: Promise, facts: Facts, group: Group) -> Iterator[Trouble]:
+def mode_troubles(expected: Expected, facts: Facts, group: Group) -> Iterator[Trouble]:
     """Modes that differ from inventory or peers, and modes in which no job can start."""
-    for name, promise, words, command in (
-        ("mig_enabled", promised.mig, "MIG", "nvidia-smi -i {} -mig {}"),
-        ("ecc_on", promised.ecc, "ECC", _ECC),
-        ("persistence", promised.persistence, "persistence mode", "nvidia-smi -i {} -pm {}"),
+    for name, expectation, words, command in (
+        ("mig_enabled", expected.mig, "MIG", "nvidia-smi -i {} -mig {}"),
+        ("ecc_on", expected.ecc, "ECC", _ECC),
+        ("persistence", expected.persistence, "persistence mode", "nvidia-smi -i {} -pm {}"),
     ):
-        usual = expected_value(promise, name, facts, group)
+        usual = expected_value(expectation, name, facts, group)
         for gpu in facts.gpus or ():
             here = reading(gpu, name)
             if here is None or usual is None or here == usual.value:
@@ -132,23 +132,23 @@ def mode_troubles(promised: Promise, facts: Facts, group: Group) -> Iterator[Tro
             )
             advice = command.format(gpu.index, int(bool(usual.value)))
             yield Trouble(gpu, sentence, advice, grave=name != "persistence")
-    yield from _compute_mode(promised.compute_mode, facts, group)
+    yield from _compute_mode(expected.compute_mode, facts, group)
     yield from _after_reset(facts)
-    if promised.ecc is None:
+    if expected.ecc is None:
         yield from _unprotected(facts, group)
 
 
-def _compute_mode(promised: str | None, facts: Facts, group: Group) -> Iterator[Trouble]:
-    usual = expected_value(promised, "compute_mode", facts, group)
+def _compute_mode(expected: str | None, facts: Facts, group: Group) -> Iterator[Trouble]:
+    usual = expected_value(expected, "compute_mode", facts, group)
     for gpu, health in healths(facts):
         here, advice = health.compute_mode, f"nvidia-smi -i {gpu.index} -c DEFAULT"
-        if here == "prohibited" and promised != "prohibited":
+        if here == "prohibited" and expected != "prohibited":
             sentence = f"{gpu_label(gpu)}: compute mode is prohibited: no job can use it"
             yield Trouble(gpu, sentence, advice)
         elif here is not None and usual is not None and here != usual.value:
             sentence = f"{gpu_label(gpu)}: compute mode is {here}, {usual.value} {usual.origin}"
             command = f"nvidia-smi -i {gpu.index} -c {str(usual.value).upper()}"
-            yield Trouble(gpu, sentence, command, grave=usual.by == "promise")
+            yield Trouble(gpu, sentence, command, grave=usual.by == "expectation")
 
 
 def _after_reset(facts: Facts) -> Iterator[Trouble]:
@@ -240,7 +240,7 @@ _TOTAL: Final = Question("amount of memory", ("memory_total_mib",), also=("bar1_
 
 def test_gpu_model(node: Node, conclude: Conclude) -> None:
     """Every GPU is of the expected model, or of the group's."""
-    troubles = model_troubles(node.promised.gpu_model, node.facts, node.group)
+    troubles = model_troubles(node.expected.gpu_model, node.facts, node.group)
     fine = " and ".join(sorted({gpu.name for gpu in node.facts.gpus or ()}))
     conclude(judge_gpus(node, _MODEL, troubles, fine))
 
@@ -280,7 +280,7 @@ def _mode_fine(facts: Facts) -> str:
 
 def test_gpu_mode(node: Node, conclude: Conclude) -> None:
     """MIG, ECC, persistence and compute mode are as expected, or as on the group."""
-    troubles = mode_troubles(node.promised, node.facts, node.group)
+    troubles = mode_troubles(node.expected, node.facts, node.group)
     conclude(judge_gpus(node, _MODES, troubles, _mode_fine(node.facts)))
 
 

@@ -26,19 +26,19 @@ NOT_ITS_FAULT = (
 GRANT = "let this login open /dev/nvidia* (group video, or the job's device cgroup)"
 
 
-def judge(promised: int | None, driver: Driver) -> Verdict:
+def judge(expected: int | None, driver: Driver) -> Verdict:
     """Distinguish an answer, a refusal, and no answer."""
-    expected = f"{count(promised, 'GPU')} expected" if promised else ""
+    expected_words = f"{count(expected, 'GPU')} expected" if expected else ""
     if driver.state == "answered":
         return ok(f"NVML answered in {driver.seconds:.1f} s, driver {driver.version}")
     if driver.state == "hung":
         return _hung_verdict(driver)
     if driver.state == "error":
-        return _refusal_verdict(expected, driver.error)
+        return _refusal_verdict(expected_words, driver.error)
     if not expected:
         return not_run("no GPUs expected, no NVIDIA driver here")
     advice = "install the driver, or mount it into the container, then recheck"
-    return unknown(f"no NVIDIA driver library here, {expected}", advice=advice)
+    return unknown(f"no NVIDIA driver library here, {expected_words}", advice=advice)
 
 
 def _refusal_verdict(expected: str, error: str) -> Verdict:
@@ -74,4 +74,4 @@ def _hung_verdict(driver: Driver) -> Verdict:
 
 def test_host_driver_hung(node: Node, conclude: Conclude) -> None:
     """The NVIDIA driver answers: a hanging one takes every job down, and only a reboot helps."""
-    conclude(judge(node.promised.gpus, node.facts.driver))
+    conclude(judge(node.expected.gpus, node.facts.driver))

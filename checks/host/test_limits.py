@@ -11,7 +11,7 @@ from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Majority, Node
 from preflight.facts.machine import UNLIMITED, Limits
 from preflight.facts.words import count, memory
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
 CHECKS = (
@@ -90,7 +90,7 @@ MEMLOCK_ADVICE = (
 
 
 def judge_memlock(
-    promised: Promise,
+    expected: Expected,
     facts: Facts,
     transport: str,
     usual: Majority[float] | None = None,
@@ -98,7 +98,7 @@ def judge_memlock(
     limit: Thresholds,
 ) -> Verdict:
     """Below the minimum, fail if the job surely has this limit or its peers have more."""
-    if facts.nics == () and not (promised.nics or promised.hcas or promised.nic_gbits):
+    if facts.nics == () and not (expected.nics or expected.hcas or expected.nic_gbits):
         return not_run("no RDMA devices expected, none here: nothing locks memory")
     seen = job_limit("memlock", facts, transport)
     if seen is None:
@@ -129,7 +129,7 @@ def test_host_memlock(node: Node, conclude: Conclude) -> None:
     """RDMA registers memory by locking it: with a small limit no queue pair can be made."""
     usual = node.group.majority(memlock_of)
     conclude(
-        judge_memlock(node.promised, node.facts, node.reach.transport, usual, limit=node.limit)
+        judge_memlock(node.expected, node.facts, node.reach.transport, usual, limit=node.limit)
     )
 
 
@@ -184,7 +184,7 @@ PIDS = "raise it: TasksMax= of the service, podPidsLimit of the kubelet, --pids-
 
 
 def judge_cgroup(
-    facts: Facts, promised_gpus: int | None, transport: str, limit: Thresholds
+    facts: Facts, expected_gpus: int | None, transport: str, limit: Thresholds
 ) -> Verdict:
     """Judge the CPUs, memory and processes granted; too few CPUs fail only inside the job."""
     machine = facts.machine
@@ -198,7 +198,7 @@ def judge_cgroup(
     online = machine.stack.cpus_online
     usable = float(machine.load.cpus_allowed)
     usable = min(usable, machine.cgroup.cpus) if machine.cgroup.cpus is not None else usable
-    gpus = promised_gpus or len(facts.gpus or ())
+    gpus = expected_gpus or len(facts.gpus or ())
     if online and usable < online and usable < gpus * limit("cpus_per_gpu"):
         grant = f"{usable:g} of {online} CPUs for {count(gpus, 'GPU')}, granted to {whose}"
         least = f"at least {limit('cpus_per_gpu'):g} per GPU expected"
@@ -220,7 +220,7 @@ def judge_cgroup(
 
 def test_host_cgroup(node: Node, conclude: Conclude) -> None:
     """A control group smaller than the machine starves the ranks: one CPU for eight GPUs crawls."""
-    conclude(judge_cgroup(node.facts, node.promised.gpus, node.reach.transport, node.limit))
+    conclude(judge_cgroup(node.facts, node.expected.gpus, node.reach.transport, node.limit))
 
 
 ENLARGE = (

@@ -21,7 +21,7 @@ from preflight.checks.rdma.port_faults import down_ports
 from preflight.facts import Facts, Group, Node
 from preflight.facts.node import addresses_of, family, is_loopback, parse_address
 from preflight.facts.words import count
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, not_run, ok, unknown
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def _names(parts: object) -> str:
 
 
 def judge_interface(
-    promised: Promise,
+    expected: Expected,
     facts: Facts,
     environ: Mapping[str, str] | None,
     group: Group,
@@ -239,7 +239,7 @@ def judge_interface(
         return unknown("the interfaces could not be read", advice="look at ip address there")
     if alone and not job:
         return not_run("one node alone, and no job environment known")
-    down_reported = any(one.grave for one in down_ports(promised, facts, group))
+    down_reported = any(one.grave for one in down_ports(expected, facts, group))
     odd = list(hca_choice(facts, env, down_reported=down_reported))
     if not alone:  # the job has other nodes to reach
         odd += socket_choice(facts, env, group, sure=environ is not None)
@@ -260,7 +260,7 @@ def judge_interface(
 def test_net_interface(node: Node, conclude: Conclude) -> None:
     """The interfaces that the job's variables select exist, are up, and lead to the other nodes."""
     alone = node.net.nodes == 1
-    conclude(judge_interface(node.promised, node.facts, node.environ, node.group, alone=alone))
+    conclude(judge_interface(node.expected, node.facts, node.environ, node.group, alone=alone))
 
 
 SLOW_S: Final = 1.0
@@ -285,11 +285,11 @@ def lookup_of(facts: Facts, name: str) -> Resolved | None:
 
 
 def name_deviation(
-    one: Resolved, facts: Facts, master: Facts | None, group: Group, *, promised: bool
+    one: Resolved, facts: Facts, master: Facts | None, group: Group, *, expected: bool
 ) -> Deviation | None:
-    """What is wrong with where a name leads here. `promised`: the job itself uses the name."""
+    """What is wrong with where a name leads here. `expected`: the job itself uses the name."""
     if not one.addresses:
-        return _unknown_name(one, master, group, promised=promised)
+        return _unknown_name(one, master, group, expected=expected)
     at_master = master is not None and same_machine(facts, master)
     advice = _HOSTS.format(one.name)
     if all(is_loopback(each) for each in one.addresses):
@@ -317,13 +317,13 @@ def same_machine(a: Facts, b: Facts) -> bool:
 
 
 def _unknown_name(
-    one: Resolved, master: Facts | None, group: Group, *, promised: bool
+    one: Resolved, master: Facts | None, group: Group, *, expected: bool
 ) -> Deviation | None:
     """A name that no node knows is a name of our inventory, unless the job uses it."""
     there = lookup_of(master, one.name) if master is not None else None
     vote = group.majority(answers(one.name))
     usual = vote is not None and vote.decides and bool(vote.value)
-    if not (promised or usual or (there is not None and there.addresses)):
+    if not (expected or usual or (there is not None and there.addresses)):
         return None
     return Deviation(
         f"the master's name {one.name} leads nowhere here: {one.error}", _HOSTS.format(one.name)
@@ -371,7 +371,7 @@ def judge_master_name(
     if not network.names:
         return _not_asked(alone=alone)
     looked = (
-        name_deviation(one, facts, master, group, promised=one.name == job_says)
+        name_deviation(one, facts, master, group, expected=one.name == job_says)
         for one in network.names
     )
     if (bad := conclude_deviations(odd for odd in looked if odd)) is not None:

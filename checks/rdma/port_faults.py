@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from preflight.facts.model import Facts
     from preflight.facts.network import Interface
     from preflight.facts.node import Group
-    from preflight.fleet.model import Promise
+    from preflight.fleet.model import Expected
 
 
 _CABLE: Final = (
@@ -95,11 +95,11 @@ _MOSTLY: Final = 4
 """At most one in so many ports of a kind may be down, for the others to prove it faulty."""
 
 
-def down_ports(promised: Promise, facts: Facts, group: Group) -> list[Deviation]:
+def down_ports(expected: Expected, facts: Facts, group: Group) -> list[Deviation]:
     """Ports that are not up although inventory, group or peers expect them to be."""
     ports = ports_of(facts)
     down = [port for port in ports if port.state and not port.active]
-    return [odd for port in down if (odd := _down_port(port, promised, ports, facts, group))]
+    return [odd for port in down if (odd := _down_port(port, expected, ports, facts, group))]
 
 
 def unsteady_ports(facts: Facts) -> Iterator[Deviation]:
@@ -135,12 +135,12 @@ def _port_interfaces(facts: Facts) -> list[tuple[Port, Interface]]:
 
 
 def _down_port(
-    port: Port, promised: Promise, ports: Sequence[Port], facts: Facts, group: Group
+    port: Port, expected: Expected, ports: Sequence[Port], facts: Facts, group: Group
 ) -> Deviation | None:
     """The first source that knows decides: names in the inventory, the group, then numbers."""
     advice = _advice(port)
-    if promised.hcas is not None and port.nic.name in promised.hcas:
-        rail = promised.hcas.index(port.nic.name)
+    if expected.hcas is not None and port.nic.name in expected.hcas:
+        rail = expected.hcas.index(port.nic.name)
         return Deviation(f"{port.seen}, expected as rail {rail}", advice)
     vote = group.majority(active_ports)
     if vote is not None and vote.decides and set(vote.value) & {p.name for p in ports}:
@@ -149,31 +149,31 @@ def _down_port(
         usual_state = f"ACTIVE {on_most(vote, group)}"
         return Deviation(f"{port.seen}, {usual_state}", advice)
     return (
-        None if promised.hcas is not None else _without_names(port, promised, ports, facts, group)
+        None if expected.hcas is not None else _without_names(port, expected, ports, facts, group)
     )
 
 
 def _without_names(
-    port: Port, promised: Promise, ports: Sequence[Port], facts: Facts, group: Group
+    port: Port, expected: Expected, ports: Sequence[Port], facts: Facts, group: Group
 ) -> Deviation | None:
     if port.of_fabric:
         sentence = f"{port.seen}: no other end; its link is lost, or it has no cable"
         return Deviation(sentence, _EMPTY, grave=False)
-    if promised.nics is not None:
-        return _by_number(port, promised.nics, promised, ports, facts)
+    if expected.nics is not None:
+        return _by_number(port, expected.nics, expected, ports, facts)
     if _stuck(port):
         return Deviation(f"{port.seen}: no subnet manager has configured it", _CONFIGURE)
     odd = _unlike_peers(port, ports)
-    if odd is None and is_rail(port, promised):
+    if odd is None and is_rail(port, expected):
         odd = unconnected_port(port, ports, facts, group)
     return odd
 
 
 def _by_number(
-    port: Port, wanted: int, promised: Promise, ports: Sequence[Port], facts: Facts
+    port: Port, wanted: int, expected: Expected, ports: Sequence[Port], facts: Facts
 ) -> Deviation | None:
     """Ports with an unread state may be up: no other port is missing in their place."""
-    rails = [p for p in ports if is_rail(p, promised)]
+    rails = [p for p in ports if is_rail(p, expected)]
     up, unread = sum(p.active for p in rails), sum(not p.state for p in rails)
     unread += sum(not nic.ports for nic in facts.nics or ())
     if up + unread >= wanted or port not in rails or _unused_first(port, rails, wanted):
@@ -199,11 +199,11 @@ def _few(active: int, alike: int) -> bool:
     return _MOSTLY * (alike - active) > alike
 
 
-def _unused_first(port: Port, rails: Sequence[Port], promised: int) -> bool:
+def _unused_first(port: Port, rails: Sequence[Port], expected: int) -> bool:
     """Whether enough other ports are down that should be up rather than this one."""
     if port.physical != "DISABLED":
         return False
-    return sum(p.physical != "DISABLED" for p in rails) >= promised
+    return sum(p.physical != "DISABLED" for p in rails) >= expected
 
 
 def _stuck(port: Port) -> bool:

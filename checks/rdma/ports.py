@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from preflight.facts.model import Facts, Nic, NicPort
     from preflight.facts.network import Counter, Interface
-    from preflight.fleet.model import Promise
+    from preflight.fleet.model import Expected
 
 T = TypeVar("T")
 
@@ -108,11 +108,11 @@ def ports_of(facts: Facts) -> tuple[Port, ...]:
     return tuple(Port(nic, port) for nic in nics for port in nic.ports)
 
 
-def is_rail(port: Port, promised: Promise) -> bool:
+def is_rail(port: Port, expected: Expected) -> bool:
     """Whether the inventory expects this port: by name, or else by link layer."""
-    if promised.hcas is not None:
-        return port.nic.name in promised.hcas
-    wanted = _LINK_LAYERS[promised.nic_link] if promised.nic_link else ""
+    if expected.hcas is not None:
+        return port.nic.name in expected.hcas
+    wanted = _LINK_LAYERS[expected.nic_link] if expected.nic_link else ""
     return not wanted or not port.layer or port.layer == wanted
 
 

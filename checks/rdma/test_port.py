@@ -32,7 +32,7 @@ from preflight.facts import Facts, Group, Majority, Nic, Node
 from preflight.facts.boards import natural
 from preflight.facts.node import decided
 from preflight.facts.words import count
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ CHECKS = (
 )
 
 
-def judge_port(promised: Promise, facts: Facts, group: Group) -> Verdict:
+def judge_port(expected: Expected, facts: Facts, group: Group) -> Verdict:
     """Compare each port that is not up with the inventory, the group and its own peers."""
     if facts.nics is None:
         tried = any(problem.startswith("nics") for problem in facts.problems)
-        if not (promised.nics or promised.hcas or tried):
+        if not (expected.nics or expected.hcas or tried):
             return not_run("no RDMA ports expected, none reported")
         return unknown("the RDMA ports could not be read", advice="look at /sys/class/infiniband")
     ports = ports_of(facts)
@@ -62,7 +62,7 @@ def judge_port(promised: Promise, facts: Facts, group: Group) -> Verdict:
         return not_run("no RDMA devices here")
     odd = conclude_deviations(
         [
-            *down_ports(promised, facts, group),
+            *down_ports(expected, facts, group),
             *idle_interfaces(facts),
             *unsteady_ports(facts),
         ]
@@ -74,7 +74,7 @@ def judge_port(promised: Promise, facts: Facts, group: Group) -> Verdict:
     if mute:
         sentence = f"the state of {', '.join(mute)} could not be read"
         return unknown(sentence, advice="look at the ports' state in /sys/class/infiniband")
-    return _ports_verdict(ports, meant=_may_be_idle(promised, facts, group))
+    return _ports_verdict(ports, meant=_may_be_idle(expected, facts, group))
 
 
 def _ports_verdict(ports: Sequence[Port], *, meant: bool) -> Verdict:
@@ -93,14 +93,14 @@ def _ports_verdict(ports: Sequence[Port], *, meant: bool) -> Verdict:
     return ok(sentence, active=active, idle=idle)
 
 
-def _may_be_idle(promised: Promise, facts: Facts, group: Group) -> bool:
+def _may_be_idle(expected: Expected, facts: Facts, group: Group) -> bool:
     """Whether the inventory or the group allows that no port is up."""
-    return promised.nics is not None or promised.hcas is not None or idle_everywhere(facts, group)
+    return expected.nics is not None or expected.hcas is not None or idle_everywhere(facts, group)
 
 
 def test_ib_port(node: Node, conclude: Conclude) -> None:
     """Every RDMA port that the job will use is up."""
-    conclude(judge_port(node.promised, node.facts, node.group))
+    conclude(judge_port(node.expected, node.facts, node.group))
 
 
 Usual = Majority[tuple[str, ...]]
@@ -108,21 +108,21 @@ FIND_DEVICE = "look for it in lspci and for mlx5 errors in dmesg; drain, power-c
 
 
 def judge_count(
-    promised: Promise, nics: tuple[Nic, ...] | None, usual: Usual | None = None
+    expected: Expected, nics: tuple[Nic, ...] | None, usual: Usual | None = None
 ) -> Verdict:
     """Compare the devices with the names or number in the inventory, or else with the group's."""
     by_peers = decided(usual)
-    wanted = len(promised.hcas) if promised.hcas is not None else promised.nics
+    wanted = len(expected.hcas) if expected.hcas is not None else expected.nics
     if not nics and not wanted and not (by_peers and by_peers.value):
-        return not_run("no RDMA devices promised, none here")
+        return not_run("no RDMA devices expected, none here")
     if nics is None:
         return unknown("the RDMA devices could not be read", advice="look at /sys/class/infiniband")
     names = sorted((nic.name for nic in nics), key=natural)
-    seen = len([nic for nic in nics if _counts(nic, promised)])
+    seen = len([nic for nic in nics if _counts(nic, expected)])
     origin = "expected"
-    if promised.hcas is not None:
-        gone = [name for name in promised.hcas if name not in names]
-        seen = len(promised.hcas) - len(gone)
+    if expected.hcas is not None:
+        gone = [name for name in expected.hcas if name not in names]
+        seen = len(expected.hcas) - len(gone)
     else:
         gone = sorted(set(by_peers.value) - set(names), key=natural) if by_peers else []
     if wanted is None and by_peers is not None:
@@ -135,16 +135,16 @@ def judge_count(
     return ok(count(len(names), "RDMA device"), devices=names)
 
 
-def _counts(nic: Nic, promised: Promise) -> bool:
+def _counts(nic: Nic, expected: Expected) -> bool:
     """Whether a device is of the expected kind; front ends of another link layer are not."""
     layers = {port.link_layer.lower() for port in nic.ports} - {""}
-    wanted = {"ib": "infiniband", "roce": "ethernet"}.get(promised.nic_link or "", "")
+    wanted = {"ib": "infiniband", "roce": "ethernet"}.get(expected.nic_link or "", "")
     return not wanted or not layers or wanted in layers
 
 
 def test_ib_count(node: Node, conclude: Conclude) -> None:
     """Every node has the RDMA devices that the inventory expects of its group."""
-    conclude(judge_count(node.promised, node.facts.nics, node.group.majority(nic_names)))
+    conclude(judge_count(node.expected, node.facts.nics, node.group.majority(nic_names)))
 
 
 _RETRAIN: Final = "reseat or replace its cable, check the switch port's speed; drain, recheck"
@@ -152,7 +152,7 @@ _TOLERANCE: Final = 0.97
 """Drivers round: some report 56 Gb/s as 54.5."""
 
 
-def slow_ports(promised: Promise, facts: Facts, group: Group) -> Iterator[Deviation]:
+def slow_ports(expected: Expected, facts: Facts, group: Group) -> Iterator[Deviation]:
     """Active ports slower than the inventory, the group, their peers or their interface says."""
     active = [port for port in ports_of(facts) if port.active]
     vote = decided(group.majority(rates))
@@ -164,22 +164,22 @@ def slow_ports(promised: Promise, facts: Facts, group: Group) -> Iterator[Deviat
     for port in active:
         if port.gbits is None:
             continue
-        expected, origin = _expected(port, promised, active)
-        if expected is None and vote is not None:
-            expected, origin = by_group.get(port.name), on_most(vote, group)
-        if expected is None:
-            expected, origin = peers[port.kind], "on its peers"
-        if expected is not None and port.gbits < expected * _TOLERANCE:
+        wanted, origin = _expected_rate(port, expected, active)
+        if wanted is None and vote is not None:
+            wanted, origin = by_group.get(port.name), on_most(vote, group)
+        if wanted is None:
+            wanted, origin = peers[port.kind], "on its peers"
+        if wanted is not None and port.gbits < wanted * _TOLERANCE:
             # In the list of a fabric older machines are slow by intention; lost lanes are not.
             grave = not port.of_fabric or (port.lanes or 0) < (lanes or 0)
-            sentence = f"{port.name} runs at {_rate(port)}, {expected:g} {origin}"
+            sentence = f"{port.name} runs at {_rate(port)}, {wanted:g} {origin}"
             yield Deviation(sentence, _RETRAIN, grave=grave)
         elif (
             interface_gbits := _interface_gbits(port, facts)
         ) and port.gbits < interface_gbits * _TOLERANCE:
             sentence = f"{port.name} runs at {_rate(port)}, its interface {port.port.netdev} at"
             yield Deviation(f"{sentence} {interface_gbits:g}", _RETRAIN)
-        elif expected is None and port.lanes == 1 and len(active) > 1:
+        elif wanted is None and port.lanes == 1 and len(active) > 1:
             sentence = f"{port.name} runs on 1 lane ({port.port.rate}), 4 are usual"
             yield Deviation(sentence, _RETRAIN, grave=False)
 
@@ -214,16 +214,18 @@ def _odd_fec(port: Port, active: Sequence[Port], facts: Facts) -> Iterator[Devia
         yield Deviation(sentence, advice, grave=False)
 
 
-def _expected(port: Port, promised: Promise, active: Sequence[Port]) -> tuple[float | None, str]:
+def _expected_rate(
+    port: Port, expected: Expected, active: Sequence[Port]
+) -> tuple[float | None, str]:
     """The expected rate; a front end of another link layer has none."""
-    if promised.nic_gbits is None or not is_rail(port, promised):
+    if expected.nic_gbits is None or not is_rail(port, expected):
         return None, ""
-    if promised.hcas is None and promised.nic_link is None:
+    if expected.hcas is None and expected.nic_link is None:
         # Nothing says which ports are rails: those of the layer that most active ports have.
         layer = most(p.layer for p in active)
         if layer is not None and port.layer != layer:
             return None, ""
-    return float(promised.nic_gbits), "expected"
+    return float(expected.nic_gbits), "expected"
 
 
 def _interface_gbits(port: Port, facts: Facts) -> float | None:
@@ -238,12 +240,12 @@ def _rate(port: Port) -> str:
     return port.port.rate if "Gb" in port.port.rate else f"{port.gbits:g} Gb/s"
 
 
-def judge_rate(promised: Promise, facts: Facts, group: Group) -> Verdict:
+def judge_rate(expected: Expected, facts: Facts, group: Group) -> Verdict:
     """Compare rate, lanes, MTU and error correction with inventory, group and own peers."""
     active = [port for port in ports_of(facts) if port.active]
     if not active:
         return not_run("no active RDMA port here")
-    odd = conclude_deviations([*slow_ports(promised, facts, group), *odd_frames(facts, group)])
+    odd = conclude_deviations([*slow_ports(expected, facts, group), *odd_frames(facts, group)])
     if odd is not None:
         return odd
     mute = [port.name for port in active if port.gbits is None]
@@ -258,7 +260,7 @@ def judge_rate(promised: Promise, facts: Facts, group: Group) -> Verdict:
 
 def test_ib_rate(node: Node, conclude: Conclude) -> None:
     """Every active RDMA port runs at full rate, with the frames of its peers."""
-    conclude(judge_rate(node.promised, node.facts, node.group))
+    conclude(judge_rate(node.expected, node.facts, node.group))
 
 
 def judge_errors(facts: Facts, limit: Thresholds) -> Verdict:

@@ -67,8 +67,8 @@ def compare_units(
         classes.setdefault(unit_class, {}).setdefault(raw.node, []).append(raw)
     found: dict[str, list[tuple[Raw, Unit]]] = {}
     for by_node in classes.values():
-        promise = hosts[next(iter(by_node))].promised
-        limit = Thresholds(promise.limits)
+        expectation = hosts[next(iter(by_node))].expected
+        limit = Thresholds(expectation.limits)
         judged = _compare_class(by_node, hosts, earlier or {}, limit)
         overrides = "".join(f"; {describe_override(name, one)}" for name, one in limit.used.items())
         for raw, unit in judged:
@@ -95,7 +95,7 @@ def _compare_class(
             known = (
                 population.here(node, place),
                 population.away(node),
-                floor(raw, hosts[node].promised, limit),
+                floor(raw, hosts[node].expected, limit),
             )
             # Peers and floors first; the unit's own past only where there are neither.
             nights = earlier.get((node, raw.measure, raw.name), ())
@@ -268,7 +268,7 @@ def _judge_node(
         return Burn(state="not_run", reason=burned.left_out)
     if burned.ready is None:
         return _without(burned)
-    gpus = host.promised.gpus or (len(facts.gpus or ()) if facts is not None else 0)
+    gpus = host.expected.gpus or (len(facts.gpus or ()) if facts is not None else 0)
     if burned.ready.kind == "cpu" and gpus:
         reason = f"torch {burned.ready.torch} in its Python sees 0 of {count(gpus, 'GPU')}"
         return Burn(state="no_cuda", reason=reason, advice=_TORCH)
@@ -341,6 +341,6 @@ def _count_proven(burned: Burned) -> int:
 
 
 def _throttles(burned: Burned, names: Names, host: Host) -> tuple[Throttle, ...]:
-    limit = Thresholds(host.promised.limits)
+    limit = Thresholds(host.expected.limits)
     found = [throttle(names.of(one.device), one, limit) for one in burned.clocks]
     return tuple(one for one in found if one is not None)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from preflight.facts.burn import Burned, Clocks, Kind, Look, Measure, Opened, Reading
     from preflight.facts.model import Facts
     from preflight.fleet.baselines import Measure as Baseline
-    from preflight.fleet.model import Promise
+    from preflight.fleet.model import Expected
 
 
 FASTER_IS_LESS = frozenset({"launch_us"})
@@ -235,7 +235,7 @@ class Bound(NamedTuple):
     peers: float | None = None
 
 
-def floor(raw: Raw, promise: Promise, limit: Thresholds) -> Bound | None:
+def floor(raw: Raw, expectation: Expected, limit: Thresholds) -> Bound | None:
     """The floor of one series that the inventory or its platform sets; None if there is none.
 
     A platform's numbers hold for a GPU's own NUMA node, and for GPUs joined by NVLink.
@@ -245,7 +245,7 @@ def floor(raw: Raw, promise: Promise, limit: Thresholds) -> Bound | None:
         origin = "shipped floor for a CPU"
         return None if value is None else Bound(speed(raw.measure, value), origin)
     measure = baseline_of(raw)
-    found = None if measure is None else gpu_floor(promise, measure)
+    found = None if measure is None else gpu_floor(expectation, measure)
     return None if found is None else Bound(speed(raw.measure, found.value), found.origin)
 
 

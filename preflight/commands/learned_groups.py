@@ -22,7 +22,7 @@ from preflight.core.thresholds import SHIPPED
 from preflight.fabric.measure import summarise, wire_from
 from preflight.fabric.node_allreduce import measure_inside
 from preflight.facts.boards import link_counts
-from preflight.fleet.model import Host, Promise
+from preflight.fleet.model import Expected, Host
 from preflight.fleet.nodeset import fold
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ def why_not(facts: Facts) -> str:
     return f"one of its GPUs cannot be read: {lost[0]}" if lost else ""
 
 
-def expected_of(facts: Facts) -> Promise:
+def expected_of(facts: Facts) -> Expected:
     """Return the hardware of a node that can be expected of all nodes like it."""
     gpus = facts.gpus or ()
     nics, rates, links = _rails(facts)
-    return Promise(
+    return Expected(
         gpus=len(gpus) or None,
         gpu_model=_one(gpu.name for gpu in gpus),
         nvlinks_per_gpu=_one(link_counts(facts) or ()) or None,
@@ -98,7 +98,7 @@ MODES: Final = ("mig", "ecc", "persistence", "compute_mode", "power_limit_w")
 
 _READINGS: Final = {"mig": "mig_enabled", "ecc": "ecc_on"}
 _PENDING: Final = {"mig": "mig_pending", "ecc": "ecc_pending"}
-_PROMISED_MODES: Final = ("default", "exclusive_process")
+_EXPECTED_MODES: Final = ("default", "exclusive_process")
 """Compute modes in which a job can start and that an inventory can name."""
 
 _Each = dict[str, "list[Gpu]"]
@@ -107,13 +107,13 @@ _Each = dict[str, "list[Gpu]"]
 class CommonModes(Struct, frozen=True):
     """The settings that all GPUs of a group share, and why others are not learned."""
 
-    promise: Promise
+    expectation: Expected
     """The given expected values, with the settings."""
     left_open: tuple[str, ...] = ()
     """One sentence per setting that is not learned although GPUs report it."""
 
 
-def common_modes(has: Promise, facts: Mapping[str, Facts]) -> CommonModes:
+def common_modes(has: Expected, facts: Mapping[str, Facts]) -> CommonModes:
     """Add the settings that can be expected of these nodes."""
     gpus = {name: list(one.gpus) for name, one in facts.items() if one.gpus}
     shared: dict[str, Any] = {}
@@ -170,7 +170,7 @@ def _unfounded(key: str, gpus: _Each) -> str:
             return f"{_format_value(value)} now, {_format_value(later)} after the next reset"
     if key == "ecc" and not value and not all(is_workstation(gpu.name) for gpu in every):
         return "off, but these boards are made for on; write false if off is intended"
-    if key == "compute_mode" and value not in _PROMISED_MODES:
+    if key == "compute_mode" and value not in _EXPECTED_MODES:
         return f"no job can start in {value}; write it if that is intended"
     default = max((reading(gpu, "power_default_w") or 0.0 for gpu in every), default=0.0)
     if key == "power_limit_w" and value + SHIPPED("power_limit_slack_w") < default:
@@ -203,7 +203,7 @@ class LearnedGroup(Struct, frozen=True, kw_only=True):
 
     name: str
     hosts: tuple[Host, ...]
-    has: Promise
+    has: Expected
     baselines: dict[str, Baseline]
     remark: str
     """How it differs from the larger group that it was in; "" for that group."""
@@ -218,7 +218,7 @@ def learned_groups(
     burned: Mapping[str, Burned] | None = None,
 ) -> tuple[LearnedGroup, ...]:
     """Group nodes that are alike and were in one group; the larger of two groups keeps its name."""
-    alike: list[tuple[Host, Promise, list[Host]]] = []
+    alike: list[tuple[Host, Expected, list[Host]]] = []
     for host in hosts:
         has, way = expected_of(facts[host.name]), _way(host)
         same = next((one for kind, its, one in alike if (kind, its) == (way, has)), None)
@@ -227,7 +227,7 @@ def learned_groups(
         else:
             same.append(host)
     alike.sort(key=lambda one: -len(one[2]))
-    taken: dict[str, Promise] = {}
+    taken: dict[str, Expected] = {}
     groups = []
     for way, has, members in alike:
         wanted = _slug(way.group if way.group != "all" else _kind(has))
@@ -240,7 +240,7 @@ def learned_groups(
         modes = common_modes(has, {host.name: facts[host.name] for host in members})
         groups.append(
             LearnedGroup(
-                name=name, hosts=tuple(members), has=modes.promise, baselines=reached,
+                name=name, hosts=tuple(members), has=modes.expectation, baselines=reached,
                 remark=remark, left_open=modes.left_open,
             )
         )  # fmt: skip
@@ -250,10 +250,10 @@ def learned_groups(
 def _way(host: Host) -> Host:
     """Return a host without its own values: two hosts with equal results share a login."""
     bare = replace(host, name="h", address="h", leaf="", group_rank=None, off={})
-    return replace(bare, promised=Promise())
+    return replace(bare, expected=Expected())
 
 
-def _kind(has: Promise) -> str:
+def _kind(has: Expected) -> str:
     return f"{has.gpu_model or 'gpu'}-x{has.gpus}" if has.gpus else "nodes"
 
 
@@ -271,7 +271,7 @@ def _numbered(name: str) -> Iterator[str]:
         number += 1
 
 
-def _differences(has: Promise, usual: Promise) -> str:
+def _differences(has: Expected, usual: Expected) -> str:
     differ = [
         f"{name} {getattr(has, name)}, not {getattr(usual, name)}"
         for name in HARDWARE

@@ -42,7 +42,7 @@ from preflight.errors import UsageError
 from preflight.fabric.stored import stored_in
 from preflight.facts.model import WIRE, Facts
 from preflight.facts.node import Group, Net, Node, Reach
-from preflight.fleet.model import Job, Promise
+from preflight.fleet.model import Expected, Job
 from preflight.report.document import VerdictRow
 from preflight.report.findings import counts, findings
 from preflight.report.ready import verdict_row
@@ -244,7 +244,7 @@ def _nodes(name: str, one: Captured, alike: Group) -> Iterator[tuple[str, Node]]
 def _node(name: str, one: Captured, alike: Group, job: Job) -> Node:
     return Node(
         name=name,
-        promised=Promise(),
+        expected=Expected(),
         reach=Reach("captured"),
         facts=one.facts,
         group=alike,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from preflight.core.thresholds import Thresholds
     from preflight.fabric.measure import SizeSummary
     from preflight.fabric.samples import End, PairSamples, Sweep
-    from preflight.fleet.model import Host, Promise
+    from preflight.fleet.model import Expected, Host
 
 
 INDEPENDENT = "peers' median"
@@ -95,7 +95,7 @@ _FEW_RUNS = 3
 _MOSTLY, _FAST = 0.75, 0.75
 _BOTH = 2
 
-Yard = Literal["", "peers", "promise", "platform", "history", "least"]
+Yard = Literal["", "peers", "inventory", "platform", "history", "least"]
 """`least`: the shipped floor of any network, if nothing is known of this one."""
 
 
@@ -120,7 +120,7 @@ class Yardstick(NamedTuple):
     """What pairs are compared with."""
 
     peers: Peers
-    promised: Mapping[str, Promise]
+    expected: Mapping[str, Expected]
     top_bytes: int
     """The ladder's largest size."""
     floor_gbs: float
@@ -146,7 +146,7 @@ def bound_of(pair: PairSamples, at: SizeSummary, yardstick: Yardstick) -> Bound:
     if peers_gbs is not None:
         bounds.append((peers_gbs * ratio, f"{ratio:g} of the {which}", "peers"))
     if at.size_bytes >= _ABSOLUTE_FROM or at.size_bytes < yardstick.top_bytes:
-        known = _promised(pair, yardstick.promised)
+        known = _expected(pair, yardstick.expected)
         if known is None and which != INDEPENDENT:
             known = _history(pair, at, yardstick.earlier, limit)
         if known is not None:
@@ -181,16 +181,18 @@ def floor_of(measured: Sequence[Summary], backend: str, limit: Callable[[str], f
     return floor if sum(one < floor for one in speeds) > _MOSTLY * len(speeds) else min(floor, fast)
 
 
-def _promised(pair: PairSamples, promised: Mapping[str, Promise]) -> tuple[float, str, Yard] | None:
+def _expected(
+    pair: PairSamples, expected: Mapping[str, Expected]
+) -> tuple[float, str, Yard] | None:
     """Return the lower of both ends' expected values, as the slower end decides; else floors."""
-    ends = [promised[name] for name in pair.nodes if name in promised]
+    ends = [expected[name] for name in pair.nodes if name in expected]
     own = [
         (one.allreduce_min_gbs, f"expected by {one.origin or 'the inventory'}")
         for one in ends
         if one.allreduce_min_gbs is not None
     ]
     if own:
-        return (*min(own), "promise")
+        return (*min(own), "inventory")
     floors = [floor for one in ends if (floor := rail_floor(one)) is not None]
     # A floor is known if both ends' NICs are; gloo over TCP does not reach a NIC's rate.
     if pair.backend != "nccl" or len(floors) < _BOTH:
@@ -300,7 +302,7 @@ def compare(
     limit = thresholds.of(backend)
     yardstick = Yardstick(
         Peers(measured),
-        {host.name: host.promised for host in hosts},
+        {host.name: host.expected for host in hosts},
         max((rung.size_bytes for rung in sweep.ladder), default=0),
         floor_of([summary for _, summary in measured], backend, limit),
         earlier or {},

@@ -196,7 +196,7 @@ class Pair(Struct, frozen=True, kw_only=True):
     limit_origin: str = ""
     """"0.25 of the peers' median", "expected by fleet.toml", "shipped floor for gloo"."""
     decided_by: str = ""
-    """"peers", "promise", "platform", "history", or "least": nothing is known of this network."""
+    """"peers", "inventory", "platform", "history", or "least": nothing else is known."""
     latency_us: float | None = None
     latency_limit_us: float | None = None
     slow: str = ""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from preflight.fabric.samples import End, InsideSamples, Sweep, Timing
     from preflight.facts import Gpu
-    from preflight.fleet.model import Host, Promise
+    from preflight.fleet.model import Expected, Host
 
 
 SPIKE_MEDIANS = 20.0
@@ -144,7 +144,7 @@ class Peers(NamedTuple):
     nodes: tuple[NodeAllreduce, ...]
     limit: Callable[[str], float]
 
-    def bound(self, own: NodeAllreduce, promise: Promise) -> tuple[Bound, int]:
+    def bound(self, own: NodeAllreduce, expectation: Expected) -> tuple[Bound, int]:
         """Return the bound on the best operation at the node's largest size, GB/s.
 
         And a larger size that the peers reached and this node did not, if that decides; else 0.
@@ -161,11 +161,11 @@ class Peers(NamedTuple):
             peers_gbs = math.exp(median(speeds))
             share = self._share(speeds)
             bounds.append((peers_gbs * share, f"{share:.2g} of the peers' median"))
-        if promise.intra_node_min_gbs is not None:
-            origin = promise.origin or "the inventory"
-            bounds.append((promise.intra_node_min_gbs, f"expected by {origin}"))
+        if expectation.intra_node_min_gbs is not None:
+            origin = expectation.origin or "the inventory"
+            bounds.append((expectation.intra_node_min_gbs, f"expected by {origin}"))
         elif own.backend == "nccl":
-            known = gpu_floor(promise, "all_reduce", algorithm="ring")
+            known = gpu_floor(expectation, "all_reduce", algorithm="ring")
             if known is not None and top >= known.from_bytes:
                 bounds.append((known.value, known.origin))
         bounds.append((self.limit("inside_floor_gbs"), f"shipped floor for {own.backend}"))
@@ -327,7 +327,7 @@ def _judged(
     if own.state != "measured":
         return _broken(plain, own, samples)
     top = own.sizes[-1]
-    bound, beyond = (Bound(), 0) if short else peers.bound(own, host.promised)
+    bound, beyond = (Bound(), 0) if short else peers.bound(own, host.expected)
     compared = replace(
         plain,
         at_bytes=top.size_bytes,

@@ -102,12 +102,12 @@ def _expected(
     ready: Mapping[str, Ready], members: Sequence[str], hosts: Mapping[str, Host]
 ) -> tuple[int, str]:
     """Return how many GPUs each node of a group should have, and the source; 0 without one."""
-    promised = hosts[members[0]].promised.gpus if members[0] in hosts else None
+    expected = hosts[members[0]].expected.gpus if members[0] in hosts else None
     counts = Counter(ready[name].gpus for name in members)
     unlike = len({ready[name].bus_ids for name in members}) > 1
     # If no node has all of them, different addresses may mean different missing GPUs.
-    if promised is not None and (promised in counts or (unlike and promised > max(counts))):
-        return promised, f"{promised} expected"
+    if expected is not None and (expected in counts or (unlike and expected > max(counts))):
+        return expected, f"{expected} expected"
     usual, votes = counts.most_common(1)[0]
     if votes > 1 and votes * 2 > len(members):
         return usual, f"{usual} on {votes} of {len(members)} nodes of its group"

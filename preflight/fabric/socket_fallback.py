@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from preflight.fabric.decoding.culprit import Culprit
     from preflight.fabric.samples import End, Sweep
-    from preflight.fleet.model import Host, Promise
+    from preflight.fleet.model import Expected, Host
 
 
 _TOGETHER = " + "
@@ -67,45 +67,45 @@ class PairTransport(Meeting, frozen=True, kw_only=True):
 
 def pair_transports(sweep: Sweep, hosts: Iterable[Host]) -> tuple[PairTransport, ...]:
     """Return what carried each pair of nodes for which the inventory expects NICs."""
-    promised = {host.name: host.promised for host in hosts if promises_ib(host.promised)}
+    expected = {host.name: host.expected for host in hosts if expects_ib(host.expected)}
     return tuple(
         PairTransport(
             *pair.turn,
             ways=(_way(pair.first), _way(pair.second)),
             fell=(
-                _fell(_way(pair.first), promised[pair.a], pair.rail),
-                _fell(_way(pair.second), promised[pair.b], pair.rail),
+                _fell(_way(pair.first), expected[pair.a], pair.rail),
+                _fell(_way(pair.second), expected[pair.b], pair.rail),
             ),
         )
         for pair in sweep.pairs
-        if pair.backend == "nccl" and pair.a in promised and pair.b in promised
+        if pair.backend == "nccl" and pair.a in expected and pair.b in expected
     )
 
 
-def promises_ib(promise: Promise) -> bool:
+def expects_ib(expectation: Expected) -> bool:
     """Whether a group's inventory entry says that its data go over RDMA NICs."""
-    return bool(promise.nics or promise.hcas)
+    return bool(expectation.nics or expectation.hcas)
 
 
-def promised_words(promise: Promise, rails: Iterable[int]) -> str:
+def expected_words(expectation: Expected, rails: Iterable[int]) -> str:
     """Say what is expected of these rails: "mlx5_3 (fleet.toml [group.train])", "8 NICs (...)"."""
-    known = promise.hcas or ()
+    known = expectation.hcas or ()
     hcas = [known[rail] for rail in rails if rail < len(known)]
-    count = promise.nics or len(known)
+    count = expectation.nics or len(known)
     what = ", ".join(hcas) if hcas else f"{count} NIC{'s' * (count != 1)}"
-    return f"{what} ({promise.origin})" if promise.origin else what
+    return f"{what} ({expectation.origin})" if expectation.origin else what
 
 
 def _way(end: End | None) -> str:
     return end.net if end is not None else ""
 
 
-def _fell(way: str, promise: Promise, rail: int) -> bool:
+def _fell(way: str, expectation: Expected, rail: int) -> bool:
     """Whether it used sockets, or a device that is expected on another rail."""
     ways = way.split(_TOGETHER)
     if any(each.startswith(_SOCKETS) for each in ways):
         return True
-    mine = {*(promise.hcas or ())[rail : rail + 1]}
+    mine = {*(expectation.hcas or ())[rail : rail + 1]}
     return bool(mine) and any(known and not known & mine for known in map(_devices, ways))
 
 
@@ -133,7 +133,7 @@ class _Seen(NamedTuple):
     """The input of a blame."""
 
     all: tuple[PairTransport, ...]
-    promised: Mapping[str, Promise]
+    expected: Mapping[str, Expected]
     rails: int
     """How many rails the sweep has."""
 
@@ -142,7 +142,7 @@ def fallback_blames(sweep: Sweep, hosts: Sequence[Host]) -> tuple[Blame, ...]:
     """Blame each node, rail or path whose data did not use the expected way."""
     every = pair_transports(sweep, hosts)
     rails = len({one.rail for one in every})
-    seen = _Seen(every, {host.name: host.promised for host in hosts}, rails)
+    seen = _Seen(every, {host.name: host.expected for host in hosts}, rails)
     culprits = [(next(iter(same.values())), list(same)) for same in decode_rails(every)]
     nodes = {name for one in every for name in one.nodes}
     out = [host.name for host in hosts if any(host.name in one.fallen_back for one in every)]
@@ -201,11 +201,11 @@ def _transport_words(
 ) -> str:
     """Say what carried the data of these nodes, and what was expected."""
     ways = [one.way(name) for one in bad for name in names if name in one.fallen_back]
-    promised = promised_words(seen.promised[names[0]], rails)
+    expected = expected_words(seen.expected[names[0]], rails)
     where = ""
     if len(rails) != seen.rails:
         where = f"rail{'s' * (len(rails) > 1)} {', '.join(map(str, rails))} of "
-    return f"{_most_common(ways)} carried {where}{between}; expected: {promised}"
+    return f"{_most_common(ways)} carried {where}{between}; expected: {expected}"
 
 
 def _elsewhere(rails: list[int], seen: _Seen) -> str:

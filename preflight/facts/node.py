@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from preflight.facts.burn import Burn, Inside, OverNvlink
     from preflight.facts.model import Attempt, Facts, Ports
-    from preflight.fleet.model import Job, Promise
+    from preflight.fleet.model import Expected, Job
 
 
 class Shortfall(Struct, frozen=True):
@@ -151,7 +151,7 @@ class Node:
     """The node that a check judges. A check that needs `facts` runs only where there are some."""
 
     name: str
-    promised: Promise
+    expected: Expected
     reach: Reach
     facts: Facts
     group: Group

@@ -22,8 +22,8 @@ from preflight.core.text import did_you_mean
 from preflight.errors import UsageError
 from preflight.fleet.ansible_list import LARGEST, Listing, decode, list_inventory, members, plain
 from preflight.fleet.inventory_tables import (
+    EXPECTATION_KEYS,
     FILES,
-    PROMISES,
     WAYS_IN,
     JobTable,
     NodeTable,
@@ -32,7 +32,7 @@ from preflight.fleet.inventory_tables import (
     plainly,
     refuse_impossible,
 )
-from preflight.fleet.model import Host, Promise
+from preflight.fleet.model import Expected, Host
 from preflight.fleet.nodeset import check_host_name
 
 if TYPE_CHECKING:
@@ -256,15 +256,15 @@ class AnsibleInventory:
         group = named or self._listing.group_of[name]
         if own.address is not None:
             _refuse_address(own.address, where)
-        promised = {key: getattr(own, key) for key in PROMISES}
+        expected = {key: getattr(own, key) for key in EXPECTATION_KEYS}
         return Host(
             name=name,
             address=own.address or name,
             group=group,
             leaf=own.leaf or "",
             python=command(own.python, f"{where}: preflight_python"),
-            promised=Promise(
-                **promised,
+            expected=Expected(
+                **expected,
                 limits=own_numbers(own, "limits", where),
                 baselines=own_numbers(own, "baselines", where),
                 origin=f"{self.path} [{group}]",

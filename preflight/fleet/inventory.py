@@ -18,8 +18,8 @@ from preflight.core.text import decoded, did_you_mean
 from preflight.errors import UsageError
 from preflight.fleet.groups import expand_written
 from preflight.fleet.inventory_tables import (
+    EXPECTATION_KEYS,
     FILES,
-    PROMISES,
     WAYS_IN,
     FileTable,
     command,
@@ -30,7 +30,7 @@ from preflight.fleet.inventory_tables import (
     refuse_impossible,
     refuse_unknown_keys,
 )
-from preflight.fleet.model import Host, Promise, Waiver
+from preflight.fleet.model import Expected, Host, Waiver
 from preflight.fleet.nodeset import MOST_NODES, check_host_name
 
 if TYPE_CHECKING:
@@ -203,15 +203,15 @@ class Inventory:
         if group and (learned := self._content.group[group].learned):
             where += f", learned {learned}"
         known = name in self._group_of or own is not None
-        promised = {key: nearest(key) for key in PROMISES} if known else {}
+        expected = {key: nearest(key) for key in EXPECTATION_KEYS} if known else {}
         return Host(
             name=name,
             address=(own.address if own else None) or name,
             group=group or "all",
             leaf=nearest("leaf") or "",
             python=command(nearest("python"), f"{self.path}: python"),
-            promised=Promise(
-                **promised,
+            expected=Expected(
+                **expected,
                 limits=self._joined(name, "limits") if known else {},
                 baselines=self._joined(name, "baselines") if known else {},
                 origin=f"{self.path} {where}" if known else "",

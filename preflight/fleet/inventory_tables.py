@@ -17,7 +17,7 @@ from preflight.core.text import did_you_mean
 from preflight.core.thresholds import Override, shipped
 from preflight.errors import UsageError
 from preflight.fleet.baselines import UNITS, highest_ceiling
-from preflight.fleet.model import NEVER, TRANSPORTS, Port, Promise, User, Waiver, today
+from preflight.fleet.model import NEVER, TRANSPORTS, Expected, Port, User, Waiver, today
 from preflight.fleet.nodeset import fold
 from preflight.fleet.topology import LEAF_NAME
 
@@ -188,8 +188,8 @@ class FileTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     waive: tuple[WaiveTable, ...] = ()
 
 
-PROMISES = tuple(
-    name for name in Promise.__struct_fields__ if name not in ("origin", "limits", "baselines")
+EXPECTATION_KEYS = tuple(
+    name for name in Expected.__struct_fields__ if name not in ("origin", "limits", "baselines")
 )
 """For each of these the most specific table wins; limits and baselines merge name by name."""
 FILES = ("identity_file", "known_hosts", "ssh_config")

@@ -121,7 +121,7 @@ MOST_LIBRARIES = 64
 """Folders of LD_LIBRARY_PATH that are searched."""
 
 
-class Promise(Struct, frozen=True, kw_only=True):
+class Expected(Struct, frozen=True, kw_only=True):
     """What the inventory expects a group of nodes to have. None means: nothing is expected."""
 
     gpus: int | None = None
@@ -176,7 +176,7 @@ class Host(Struct, frozen=True, kw_only=True):
     """A file in place of the user's ~/.ssh/config (`ssh -F`)."""
     python: tuple[str, ...] = ("python3",)
     """The job's Python as an argv prefix: ("apptainer", "exec", "x.sif", "python3")."""
-    promised: Promise = Promise()
+    expected: Expected = Expected()
     leaf: str = ""
     """Its leaf switch; "" if no topology source names it."""
     off: dict[str, str] = {}

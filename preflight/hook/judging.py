@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from preflight.core.registry import Registered
     from preflight.facts.machine import KernelLog
     from preflight.facts.model import Driver, Gpu
-    from preflight.fleet.model import Fleet, Promise
+    from preflight.fleet.model import Expected, Fleet
     from preflight.hook.model import HookConfig
     from preflight.verdict import Verdict
 
@@ -90,7 +90,7 @@ def judge(
     `confirmation` whose fault the previous look saw.
     """
     (host,) = fleet.hosts
-    own = replace(fleet, hosts=(replace(host, promised=view.promised),))
+    own = replace(fleet, hosts=(replace(host, expected=view.expected),))
     of_node, of_gpus = (
         _judgement_of(registry, fleet, whole),
         _judgement_of(registry, own, view.facts),
@@ -237,7 +237,7 @@ class View:
     """The node reduced to the job's GPUs."""
 
     facts: Facts
-    promised: Promise
+    expected: Expected
     unclear: str = ""
 
 
@@ -259,29 +259,29 @@ def share_of(environ: Mapping[str, str], config: HookConfig) -> Share:
     return Share(tuple(dict.fromkeys(ids)))
 
 
-def view(facts: Facts, promised: Promise, share: Share) -> View:
+def view(facts: Facts, expected: Expected, share: Share) -> View:
     """Leave out other jobs' GPUs. Numbers that fit no GPU of this node are `unclear`."""
     if share.unclear or share.ids is None or facts.gpus is None:
-        return View(facts, promised, share.unclear)
+        return View(facts, expected, share.unclear)
     unnumbered = [gpu for gpu in facts.gpus if gpu.refused("minor")]
     if any(gpu.mig_enabled for gpu in facts.gpus):
         why = (
             f"a GPU is split into MIG instances, which {VARIABLE} does not number as the host does"
         )
-        return View(facts, promised, why)
+        return View(facts, expected, why)
     own = tuple(g for g in facts.gpus if g not in unnumbered and _number(g) in share.ids)
-    gone, absent = len(share.ids) - len(own), _absent(facts, promised)
+    gone, absent = len(share.ids) - len(own), _absent(facts, expected)
     if gone == len(unnumbered) and not absent:  # then the job has all GPUs without a number
         own, gone = tuple(g for g in facts.gpus if g in own or g in unnumbered), 0
     blind = own and all(gpu.refused("mig_enabled") for gpu in facts.gpus)
     if (gone and unnumbered) or blind or any(gpu.refused("bus_id") for gpu in own):
-        return View(facts, promised, "NVML does not show at the moment which GPUs are the job's")
+        return View(facts, expected, "NVML does not show at the moment which GPUs are the job's")
     if gone > absent:
         seen = ", ".join(str(_number(gpu)) for gpu in facts.gpus) or "none"
         given = ",".join(map(str, share.ids))
-        return View(facts, promised, f"{VARIABLE} is {given[:80]}, the GPUs here are {seen}")
+        return View(facts, expected, f"{VARIABLE} is {given[:80]}, the GPUs here are {seen}")
     return View(
-        _with_only(facts, own, gone, len(share.ids)), replace(promised, gpus=len(share.ids))
+        _with_only(facts, own, gone, len(share.ids)), replace(expected, gpus=len(share.ids))
     )
 
 
@@ -289,10 +289,10 @@ def _number(gpu: Gpu) -> int:
     return gpu.index if gpu.minor is None else gpu.minor
 
 
-def _absent(facts: Facts, promised: Promise) -> int:
+def _absent(facts: Facts, expected: Expected) -> int:
     """How many GPUs this node lacks, by NVML's count or the expected number."""
     answering = len(facts.gpus or ())
-    return max(facts.driver.counted or 0, promised.gpus or 0, answering) - answering
+    return max(facts.driver.counted or 0, expected.gpus or 0, answering) - answering
 
 
 def _with_only(facts: Facts, own: tuple[Gpu, ...], gone: int, given: int) -> Facts:

@@ -141,7 +141,7 @@ def inspect_node(
             from preflight.hook.confirmation import load_faults
 
             registry = judging.checks()
-            fleet = promised(name, config, registry)
+            fleet = expected(name, config, registry)
             before = load_faults(config.state_dir)
             facts = answer()
     except SilentError as error:
@@ -153,7 +153,7 @@ def inspect_node(
         return Inspection(Assessment(node=name, trouble=trouble, seconds=time.monotonic() - began))
     known = judging.complete_facts(facts, config) if prolog else judging.CompletedFacts(facts)
     share = judging.share_of(environ, config) if prolog else judging.Share()
-    seen = judging.view(known.facts, fleet.hosts[0].promised, share)
+    seen = judging.view(known.facts, fleet.hosts[0].expected, share)
     found = judging.judge(registry, fleet, known.facts, seen, judge_by, before=before)
     return Inspection(
         Assessment(
@@ -170,7 +170,7 @@ def inspect_node(
     )
 
 
-def promised(name: str, config: HookConfig, registry: Registry) -> Fleet:
+def expected(name: str, config: HookConfig, registry: Registry) -> Fleet:
     """Return this node as the inventory has it; UsageError where the inventory lacks it."""
     if config.inventory is None:
         fleet = Fleet(hosts=(Host(name=name, address="127.0.0.1"),), origin="this machine")

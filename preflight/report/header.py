@@ -108,7 +108,7 @@ def _numbers(hosts: Sequence[Host]) -> Iterable[NumberRow]:
     alike = grouped(
         ((f"{kind}{name}", override.value, override.where), host.name)
         for host in hosts
-        for kind, numbers in (("", host.promised.limits), (_BASELINE, host.promised.baselines))
+        for kind, numbers in (("", host.expected.limits), (_BASELINE, host.expected.baselines))
         for name, override in numbers.items()
     )
     for (name, value, where), names in alike.items():
@@ -198,9 +198,9 @@ def header(
     """Lay out the header; nothing in it is secret. `estimate`: finished lines on the time."""
     total = len(fleet.hosts)
     nodes = many(total, "node")
-    gpus = sum(host.promised.gpus or 0 for host in fleet.hosts)
+    gpus = sum(host.expected.gpus or 0 for host in fleet.hosts)
     hardware = f", {gpus} GPUs expected" if gpus else ", nothing expected"
-    sources = sorted({host.promised.origin.split(" [")[0] for host in fleet.hosts} - {""})
+    sources = sorted({host.expected.origin.split(" [")[0] for host in fleet.hosts} - {""})
     inventory = (
         f"; expected by {', '.join(sources)}" if sources and fleet.origin not in sources else ""
     )

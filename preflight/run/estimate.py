@@ -57,7 +57,7 @@ class Times(Struct, frozen=True, kw_only=True):
     """Parts of the burn-in for which the budget has no time."""
 
 
-class Expected(Struct, frozen=True, kw_only=True):
+class Workload(Struct, frozen=True, kw_only=True):
     """What a run consists of, as far as this is known before the nodes answer."""
 
     nodes: int
@@ -153,7 +153,7 @@ class Expected(Struct, frozen=True, kw_only=True):
         return lines
 
     @property
-    def known(self) -> Expected:
+    def known(self) -> Workload:
         """The same run without the GPUs that are only assumed."""
         return replace(self, gpus=0, nics=0) if self.assumed else self
 
@@ -229,26 +229,26 @@ class Expected(Struct, frozen=True, kw_only=True):
         return spent_s
 
 
-def expected(
+def workload(
     fleet: Fleet,
     tier: Tier,
     stages: Collection[Stage],
     *,
     catch_rate: float | None = None,
     last: Cost | None = None,
-) -> Expected:
+) -> Workload:
     """Derive it from the fleet: the GPUs that the inventory expects, else the ranks of a node.
 
     Else the GPUs of this machine if it is the fleet, else eight GPUs a node are assumed.
     """
-    stated = [host.promised.gpus for host in fleet.hosts if host.promised.gpus is not None]
+    stated = [host.expected.gpus for host in fleet.hosts if host.expected.gpus is not None]
     known = max(stated, default=fleet.job.nproc_per_node)
     if known is None and all(host.transport == "local" for host in fleet.hosts):
         known = _gpus_here()
     gpus = GPUS_ASSUMED if known is None else known
-    models = {host.promised.gpu_model or "" for host in fleet.hosts}
-    nics = [host.promised.nics for host in fleet.hosts if host.promised.nics is not None]
-    return Expected(
+    models = {host.expected.gpu_model or "" for host in fleet.hosts}
+    nics = [host.expected.nics for host in fleet.hosts if host.expected.nics is not None]
+    return Workload(
         nodes=len(fleet.hosts),
         gpus=gpus,
         nics=max(nics, default=gpus),

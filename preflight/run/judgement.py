@@ -304,7 +304,7 @@ class Judgement:
             host, swept = self._hosts[name], self.sweep if self.measured.sweep else None
             self._nodes[name] = Node(
                 name=name,
-                promised=host.promised,
+                expected=host.expected,
                 reach=self.measured.reach.get(name, Reach(host.transport)),
                 facts=self.measured.facts.get(name, _NO_FACTS),
                 group=self._group(host.group),
@@ -313,7 +313,7 @@ class Judgement:
                 inside=swept.inside.get(name) if swept else None,
                 over_nvlink=swept.over_nvlink.get(name) if swept else None,
                 burn=self.burn.get(name) if self.measured.burned else None,
-                limit=Thresholds(host.promised.limits),
+                limit=Thresholds(host.expected.limits),
             )
         return self._nodes[name]
 
@@ -376,11 +376,11 @@ class Judgement:
 
 def _of_all(hosts: Sequence[Host]) -> dict[str, Override]:
     """The numbers that the site sets for all nodes alike: they judge the sweep and the fleet."""
-    overrides = {name: one for host in hosts for name, one in host.promised.limits.items()}
+    overrides = {name: one for host in hosts for name, one in host.expected.limits.items()}
     return {
         name: one
         for name, one in overrides.items()
-        if name.startswith(SWEPT) or all(host.promised.limits.get(name) == one for host in hosts)
+        if name.startswith(SWEPT) or all(host.expected.limits.get(name) == one for host in hosts)
     }
 
 

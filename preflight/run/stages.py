@@ -225,7 +225,7 @@ class BurnStage(_Stage):
 
     def _has_gpus(self, host: Host) -> bool:
         facts = self._facts.get(host.name)
-        return bool(host.promised.gpus or (facts is not None and facts.gpus))
+        return bool(host.expected.gpus or (facts is not None and facts.gpus))
 
     def _seconds(self) -> float:
         return time.monotonic() - self._began

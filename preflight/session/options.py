@@ -23,7 +23,7 @@ from preflight.fleet.nodeset import fold
 from preflight.fleet.sources import FleetRequest, resolve
 from preflight.history.place import VARIABLE
 from preflight.report.outputs import KEEP, Outputs
-from preflight.run.estimate import expected
+from preflight.run.estimate import workload
 from preflight.run.expected_verdicts import Settings
 from preflight.run.judgement import stages_needed
 from preflight.run.measured import LARGEST, Measured
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from preflight.fabric.planner import Extent, Planned
     from preflight.fleet.model import Fleet
     from preflight.fleet.sources import SiteNodes
-    from preflight.run.estimate import Expected
+    from preflight.run.estimate import Workload
     from preflight.run.expected_verdicts import FailFast
     from preflight.session.history import HistorySession
     from preflight.transport.torchrun_ranks import JobRanks
@@ -55,7 +55,7 @@ RANDOM_SEEDS = 1_000_000
 
 def choose_rounds(
     config: pytest.Config, fleet: Fleet, settings: Settings, stages: Collection[Stage]
-) -> tuple[Planned, HistorySession | None, list[str], Expected | None]:
+) -> tuple[Planned, HistorySession | None, list[str], Workload | None]:
     """Plan the rounds and open the history; UsageError for an unusable history.
 
     `stages`: those that the run will measure. The lines estimate their time; the last value serves
@@ -64,7 +64,7 @@ def choose_rounds(
     nodes = tuple(host.name for host in fleet.hosts)
     history = _history(config, fleet, settings)
     past, wall_s = history.past if history else None, settings.wall_s
-    ahead = expected(
+    ahead = workload(
         fleet,
         settings.tier,
         stages,
@@ -173,7 +173,7 @@ class Chosen:
     """The rounds of pairs; None for a replay of a run that did not record them."""
     history: HistorySession | None
     estimate: list[str]
-    ahead: Expected | None
+    ahead: Workload | None
     """The run's estimated time and what does not fit into it; None for a replay."""
     outputs: Outputs
     items: str | None

@@ -61,7 +61,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Hooked:
-    """A node of eight H100 and eight NICs, promised as such; healthy until told otherwise."""
+    """A node of eight H100 and eight NICs, expected as such; healthy until told otherwise."""
 
     folder: Path
     library: Path

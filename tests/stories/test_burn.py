@@ -49,7 +49,7 @@ def test_three_nodes_are_burned_in(here: Here) -> None:
 
 
 def test_a_promised_gpu_that_torch_does_not_see_is_unknown(here: Here) -> None:
-    """CPUs do not stand for GPUs that were promised: nothing of them is called healthy."""
+    """CPUs do not stand for GPUs that were expected: nothing of them is called healthy."""
     text = here.inventory.read_text()
     here.inventory.write_text(text.replace("[group.train]\n", "[group.train]\ngpus = 8\n"))
     told = here.judge_all(*STAGE)

@@ -1,4 +1,4 @@
-"""The example manifests for Kubernetes do what they promise: their own commands, run in pods."""
+"""The example manifests for Kubernetes do what they say: their own commands, run in pods."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_training_starts_when_all_nodes_are_fit(job: Job) -> None:
 
 @before
 def test_training_does_not_start_beside_an_unfit_node(job: Job) -> None:
-    """A promised GPU is lost: every init container fails, no other starts, the pod is named."""
+    """An expected GPU is lost: every init container fails, no other starts, the pod is named."""
     host = job.pods[1].host
     host.set_scenario(host.scenario.gpu_lost(1))
     job.run()

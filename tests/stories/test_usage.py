@@ -78,7 +78,7 @@ def test_an_option_without_preflight_is_no_pass(tmp_path: Path, word: str) -> No
 
 
 def test_an_unknown_key_of_the_inventory(preflight: Callable[..., Told], tmp_path: Path) -> None:
-    """A misspelled promise is refused with the nearest known word."""
+    """A misspelled expectation is refused with the nearest known word."""
     path = tmp_path / "fleet.toml"
     path.write_text('[group.train]\nnodes = "h1"\ngpu = 8\n')
     told = preflight("--preflight-inventory", str(path))

@@ -23,7 +23,7 @@ _IDS = frozenset(one.check.id for one in load_folder(shipped_folder()))
 
 
 def sound(found: Captured | None) -> dict[str, Verdict]:
-    """Hold what was read, if anything, against what is promised of it; its verdicts by check."""
+    """Hold what was read, if anything, against what is expected of it; its verdicts by check."""
     if found is None:
         return {}
     assert found.kind

@@ -20,7 +20,7 @@ from preflight.checks.rdma.test_slots import judge_pcie as pcie
 from preflight.commands.read import judge_captured
 from preflight.core.thresholds import SHIPPED
 from preflight.facts import Group
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Outcome, Verdict
 from tests.unit.captured.sound import sound
 
@@ -36,7 +36,7 @@ def verdicts(text: str) -> dict[str, Verdict]:
     assert captured is not None
     facts = captured.facts
     judges = {"net": nic, "hardware": hardware, "host": host}
-    said = {"gpu": judge_xid(Promise(), facts, SHIPPED), "switch": sxid(facts)}
+    said = {"gpu": judge_xid(Expected(), facts, SHIPPED), "switch": sxid(facts)}
     said |= {name: judge(facts, SHIPPED) for name, judge in judges.items()}
     if "ib.pcie" in captured.checks:
         said["slot"] = pcie(facts, Group("captured", {"it": facts}))

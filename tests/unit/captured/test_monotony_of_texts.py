@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from preflight.commands.read import captured_parts
 from preflight.facts.boards import up_links
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from tests.unit.checks.test_monotony import CHECKS, EDITS, SEED, gravest, verdicts
 
 from .test_several_parts import CORPUS, one_kind
@@ -37,15 +37,15 @@ def texts() -> tuple[tuple[str, str, Captured], ...]:
     return tuple((name, text, captured_parts(text)[0]) for name, text in one_kind().items())
 
 
-def promise(one: Captured) -> Promise:
+def expectation(one: Captured) -> Expected:
     """An inventory that expects what the text shows."""
     gpus, nics = len(one.facts.gpus or ()), len(one.facts.nics or ())
     links = {up_links(gpu) for gpu in one.facts.gpus or ()}
     each = links.pop() if len(links) == 1 else None
-    return Promise(gpus=gpus or None, nics=nics or None, nvlinks_per_gpu=each or None)
+    return Expected(gpus=gpus or None, nics=nics or None, nvlinks_per_gpu=each or None)
 
 
-def outcomes(one: Captured, expected: Promise) -> dict[str, str]:
+def outcomes(one: Captured, expected: Expected) -> dict[str, str]:
     """What the checks say for which the text is enough, and those that count."""
     asked = {*one.checks, *COUNTS}
     said = verdicts(one.facts, expected, [each for each in CHECKS if each.check.id in asked])
@@ -61,7 +61,7 @@ def test_no_edit_makes_the_verdict_on_a_real_text_better() -> None:
     for case in range(CASES):
         pick = random.Random(f"{SEED} {case}")  # noqa: S311
         name, _, one = pick.choice(texts())
-        expected = promise(one)
+        expected = expectation(one)
         rank, done = gravest(outcomes(one, expected)), list[str]()
         for what, edit in pick.choices(EDITS, k=2):
             one = replace(one, facts=edit(pick, one.facts))
@@ -93,11 +93,11 @@ def test_a_cut_text_proves_nothing_of_what_is_missing() -> None:
         for one in captured_parts(left):
             if one.kind != whole.kind or one.facts == whole.facts:
                 continue
-            before = outcomes(whole, Promise())
+            before = outcomes(whole, Expected())
             before = {check: before[check] for check in one.checks if check in before}
             passed += [
                 (name, at, case % 2, check)
-                for check, outcome in outcomes(one, Promise()).items()
+                for check, outcome in outcomes(one, Expected()).items()
                 if outcome == "ok" and before.get(check, "") in ("warn", "fail", "flaky")
             ]
     assert passed == []

@@ -11,7 +11,7 @@ from preflight.checks.gpu.test_answers import judge_count
 from preflight.checks.gpu.test_links import judge_topology
 from preflight.facts.gpu import GpuHealth
 from preflight.facts.model import NvLink
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from tests.unit.captured.test_topology_text import matrix
 from tests.unit.captured.test_topology_text import verdict as pasted
 from tests.unit.checks.gpu_judges import CHECKS as ALL_CHECKS
@@ -47,11 +47,11 @@ def node(number: int, name: str, **changes: object) -> Facts:
     return facts(gpus=each, gpu_pairs=pairs(number))
 
 
-def verdict(check: str, one: Facts, *peers: Facts, promised: Promise | None = None) -> Verdict:
-    """What a check says of a node and its group, whatever the inventory promises."""
+def verdict(check: str, one: Facts, *peers: Facts, expected: Expected | None = None) -> Verdict:
+    """What a check says of a node and its group, whatever the inventory expects."""
     if check == "gpu.topology":
-        return judge_topology(promised or Promise(), one, group(one, *peers))
-    return judge(check, one, *peers, promised=promised or Promise())
+        return judge_topology(expected or Expected(), one, group(one, *peers))
+    return judge(check, one, *peers, expected=expected or Expected())
 
 
 @pytest.mark.parametrize("number", [1, 2, 4, 8])
@@ -117,25 +117,25 @@ def test_what_all_gpus_read_is_a_finding_with_both_numbers(
 
 
 @pytest.mark.parametrize(
-    ("check", "promised", "changes", "words"),
+    ("check", "expected", "changes", "words"),
     [
-        ("gpu.topology", Promise(nvlinks_per_gpu=18), {"links": links(14, 4)}, "18 expected"),
+        ("gpu.topology", Expected(nvlinks_per_gpu=18), {"links": links(14, 4)}, "18 expected"),
         (
             "gpu.power",
-            Promise(power_limit_w=700),
+            Expected(power_limit_w=700),
             {"health": health(power_limit_w=300.0)},
             "700 W expected",
         ),
     ],
 )
 def test_an_expectation_of_the_inventory_makes_it_a_failure(
-    check: str, promised: Promise, changes: dict[str, object], words: str
+    check: str, expected: Expected, changes: dict[str, object], words: str
 ) -> None:
     """And one that is met silences the board: a site may cap its GPUs on purpose."""
-    result = verdict(check, node(8, H100, **changes), promised=promised)
+    result = verdict(check, node(8, H100, **changes), expected=expected)
     assert (result.outcome, words in result.sentence) == ("fail", True)
-    met = Promise(nvlinks_per_gpu=14, power_limit_w=300)
-    assert not verdict(check, node(8, H100, **changes), promised=met).condemns
+    met = Expected(nvlinks_per_gpu=14, power_limit_w=300)
+    assert not verdict(check, node(8, H100, **changes), expected=met).condemns
 
 
 @pytest.mark.parametrize("up", [14, 17, 1, 5])
@@ -194,11 +194,11 @@ def test_no_check_calls_a_reading_of_a_lost_gpu_ok() -> None:
     silent = GpuHealth(errors=tuple(f"{name}: GPU is lost" for name in names))
     lost = gpu(3, health=silent, **own)
     one = facts(gpus=(*gpus(3), lost, *(gpu(at) for at in range(4, 8))))
-    for promised in (Promise(), Promise(gpus=8)):
+    for expected in (Expected(), Expected(gpus=8)):
         verdicts = {
-            check: judge(check, one, promised=promised) for check in (*ALL_CHECKS, "gpu.count")
+            check: judge(check, one, expected=expected) for check in (*ALL_CHECKS, "gpu.count")
         }
-        verdicts["gpu.topology"] = verdict("gpu.topology", one, promised=promised)
+        verdicts["gpu.topology"] = verdict("gpu.topology", one, expected=expected)
         fine = {check for check, each in verdicts.items() if each.outcome in ("ok", "warn")}
         assert fine <= {"gpu.driver_slow", "gpu.model", "gpu.software"}
         assert verdicts["gpu.count"].outcome == verdicts["gpu.readings"].outcome == "fail"

@@ -17,7 +17,7 @@ from preflight.checks.burn.test_burn_in import (
     judge_sustained,
 )
 from preflight.facts.burn import Absent, Burned, NoTime, Proof, Ready, Trouble
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Outcome
 from tests.unit.burn.builders import burned, clocks, judged, lost
 
@@ -170,7 +170,7 @@ def test_who_is_wrong_each_time_differs_from_the_others() -> None:
     assert verdict.sentence.startswith("GPU 1: an exact product came out wrong, the same each time")
     two = burned(gpus=2)
     odd = tuple(replace(p, digest="0bad") if p.device == 1 and p.digest else p for p in two.proofs)
-    assert not judged(replace(two, proofs=odd), promise=Promise(gpus=2))[0].wrong
+    assert not judged(replace(two, proofs=odd), expectation=Expected(gpus=2))[0].wrong
 
 
 @pytest.mark.proves("burn.integrity", finds="words of GPU memory that changed")
@@ -284,18 +284,18 @@ def test_no_proof_is_no_pass() -> None:
     assert verdict.sentence.startswith("7 of 8 devices proved")
 
 
-@pytest.mark.proves("burn.gemm", unknown="a GPU without peers, promise and floor")
-@pytest.mark.proves("burn.memory", unknown="a GPU without peers, promise and floor")
-@pytest.mark.proves("burn.pcie", unknown="a GPU without peers, promise and floor")
-@pytest.mark.proves("burn.p2p", unknown="a GPU without peers, promise and floor")
-@pytest.mark.proves("burn.launch", unknown="a GPU without peers, promise and floor")
+@pytest.mark.proves("burn.gemm", unknown="a GPU without peers, expectation and floor")
+@pytest.mark.proves("burn.memory", unknown="a GPU without peers, expectation and floor")
+@pytest.mark.proves("burn.pcie", unknown="a GPU without peers, expectation and floor")
+@pytest.mark.proves("burn.p2p", unknown="a GPU without peers, expectation and floor")
+@pytest.mark.proves("burn.launch", unknown="a GPU without peers, expectation and floor")
 @pytest.mark.proves("burn.nic", unknown="a NIC without peers")
 @pytest.mark.proves("burn.host", unknown="sides of the host without peers")
 @pytest.mark.parametrize("name", ["gemm", "memory", "pcie", "p2p", "launch", "host", "nic"])
 def test_without_anything_to_hold_it_against(name: str) -> None:
-    """The numbers are shown, and nothing is known of them; no promise could tell of a host's."""
+    """The numbers are shown, and nothing is known of them; no expectation covers a host's."""
     node = burned(gpus=2)
-    verdict = JUDGES[name](judged(node, promise=Promise(gpus=2))[0])
+    verdict = JUDGES[name](judged(node, expectation=Expected(gpus=2))[0])
     assert verdict.outcome is Outcome.UNKNOWN
     assert verdict.sentence.startswith("no peers: ")
     assert verdict.condemns == (name != "host")
@@ -304,7 +304,7 @@ def test_without_anything_to_hold_it_against(name: str) -> None:
 
 def test_one_gpu_has_no_other_to_copy_to() -> None:
     """That is no measurement that is missing."""
-    verdict = JUDGES["p2p"](judged(burned(gpus=1), promise=Promise(gpus=1))[0])
+    verdict = JUDGES["p2p"](judged(burned(gpus=1), expectation=Expected(gpus=1))[0])
     assert verdict.outcome is Outcome.NOT_RUN
     assert verdict.sentence == "1 GPU here: no other to copy to"
 

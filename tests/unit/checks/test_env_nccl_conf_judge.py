@@ -8,7 +8,7 @@ import pytest
 
 from preflight.checks.env.test_nccl_conf import judge
 from preflight.facts.network import ConfFile, ConfSetting
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import facts, group
 
@@ -30,10 +30,10 @@ def node(*files: ConfFile) -> Facts:
     return facts(nccl_conf=files)
 
 
-def verdict_of(*files: ConfFile, promised: Promise | None = None, **environ: str) -> Verdict:
+def verdict_of(*files: ConfFile, expected: Expected | None = None, **environ: str) -> Verdict:
     """The verdict on a node that is alone in its group."""
     here = node(*files)
-    return judge(environ, promised or Promise(), here, group(here))
+    return judge(environ, expected or Expected(), here, group(here))
 
 
 @pytest.mark.proves("env.nccl_conf", passes="no file, and a file of good settings")
@@ -45,10 +45,10 @@ def test_no_file_and_good_settings_pass() -> None:
     assert verdict.sentence == "/etc/nccl.conf: 2 settings, all right"
 
 
-@pytest.mark.proves("env.nccl_conf", finds="NCCL_IB_DISABLE=1 in /etc/nccl.conf, NICs promised")
+@pytest.mark.proves("env.nccl_conf", finds="NCCL_IB_DISABLE=1 in /etc/nccl.conf, NICs expected")
 def test_a_fast_way_that_the_file_switches_off() -> None:
     """The job never named it: the file does."""
-    verdict = verdict_of(conf(NCCL_IB_DISABLE="1"), promised=Promise(nics=8))
+    verdict = verdict_of(conf(NCCL_IB_DISABLE="1"), expected=Expected(nics=8))
     assert verdict.outcome is Outcome.FAIL
     assert verdict.sentence.startswith("/etc/nccl.conf: NCCL_IB_DISABLE=1 sends all over TCP")
 
@@ -85,21 +85,21 @@ def test_what_has_no_effect_warns() -> None:
 
 def test_the_users_file_wins_over_the_systems() -> None:
     """A switch that the user's file lifts is not switched."""
-    promised = Promise(nics=8)
+    expected = Expected(nics=8)
     both = (conf(USER, NCCL_IB_DISABLE="0"), conf(NCCL_IB_DISABLE="1"))
-    assert verdict_of(*both, promised=promised).outcome is Outcome.OK
+    assert verdict_of(*both, expected=expected).outcome is Outcome.OK
 
 
 def test_a_node_whose_file_differs_from_most() -> None:
     """Ranks that disagree hang: the odd node is named with both values."""
     usual, odd = node(conf(NCCL_ALGO="Ring")), node(conf(NCCL_ALGO="Tree"))
     peers = group(usual, usual, odd)
-    verdict = judge(None, Promise(), odd, peers)
+    verdict = judge(None, Expected(), odd, peers)
     assert verdict.outcome is Outcome.FAIL
     assert "nccl.conf has NCCL_ALGO=Tree, NCCL_ALGO=Ring on 2 of 3 nodes" in verdict.sentence
-    assert judge(None, Promise(), usual, peers).outcome is Outcome.OK
+    assert judge(None, Expected(), usual, peers).outcome is Outcome.OK
     absent = node()
-    verdict = judge(None, Promise(), absent, group(usual, usual, absent))
+    verdict = judge(None, Expected(), absent, group(usual, usual, absent))
     assert "nccl.conf has no NCCL_ALGO" in verdict.sentence
 
 
@@ -107,7 +107,7 @@ def test_a_node_whose_file_differs_from_most() -> None:
 def test_what_could_not_be_read_is_unknown() -> None:
     """A hung home is unknown; a file that this login may not read says what to grant."""
     silent = facts(nccl_conf=None)
-    assert judge({}, Promise(), silent, group(silent)).outcome is Outcome.UNKNOWN
+    assert judge({}, Expected(), silent, group(silent)).outcome is Outcome.UNKNOWN
     verdict = verdict_of(ConfFile(ETC, "system", error="Permission denied"))
     assert verdict.outcome is Outcome.UNKNOWN
     assert verdict.grant

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from tests.unit.checks.gpu_judges import CHECKS, judge
 from tests.unit.facts.builders import facts as bare
 from tests.unit.facts.gpu_builders import node
@@ -225,16 +225,16 @@ def test_a_driver_without_a_version_is_not_known() -> None:
 @pytest.mark.proves("gpu.throttle", passes="eight H100, idle and at work")
 @pytest.mark.parametrize("check", CHECKS)
 def test_a_healthy_node_passes(check: str) -> None:
-    """Idle or at work, alone or among peers, promised or not."""
-    promise = Promise(
+    """Idle or at work, alone or among peers, expected or not."""
+    expectation = Expected(
         gpus=8, gpu_model="H100", mig=False, ecc=True, persistence=True,
         compute_mode="default", power_limit_w=700,
     )  # fmt: skip
     work = node(clock_reasons=("power_cap",), utilization_pct=100, margin_c=20, temperature_c=70)
     for facts in (node(), work):
-        for promised in (promise, Promise(gpus=8), Promise()):
+        for expected in (expectation, Expected(gpus=8), Expected()):
             for peers in ((), (node(), node())):
-                verdict = judge(check, facts, *peers, promised=promised)
+                verdict = judge(check, facts, *peers, expected=expected)
                 assert verdict.outcome == "ok", verdict.sentence
                 assert verdict.sentence
 
@@ -288,11 +288,11 @@ def test_a_reading_that_is_denied_says_what_to_grant() -> None:
 @pytest.mark.proves("gpu.model", unknown="the driver did not answer")
 @pytest.mark.proves("gpu.readings", unknown="the driver did not answer")
 def test_without_a_driver(check: str) -> None:
-    """Promised GPUs of which nothing is known are unknown; a laptop without any is not judged."""
+    """Expected GPUs of which nothing is known are unknown; a laptop without any is not judged."""
     silent = bare(gpus=None)
     silent = replace(silent, driver=replace(silent.driver, state="hung"))
     assert judge(check, silent).outcome == "unknown"
-    assert judge(check, silent, promised=Promise()).outcome == "not_run"
+    assert judge(check, silent, expected=Expected()).outcome == "not_run"
 
 
 def slow(**seconds: Any) -> Facts:
@@ -339,7 +339,7 @@ def test_peers_decide_before_siblings() -> None:
 
 
 def test_a_group_that_is_built_so_is_as_it_should_be() -> None:
-    """Lanes of cards and modes that all nodes share are no fault of one; a promise still counts."""
+    """Lanes of cards and modes that all nodes share are no fault; an expectation still counts."""
     same = {"power_limit_w": 350.0, "pcie_width": 8, "ecc_on": False, "ecc_pending": False}
     three = [node(None, **same) for _ in range(3)]
     cards = [
@@ -348,10 +348,10 @@ def test_a_group_that_is_built_so_is_as_it_should_be() -> None:
     ]
     assert judge("gpu.mode", *three).outcome == "ok"
     assert judge("gpu.pcie", *cards).outcome == "ok"
-    promised = Promise(gpus=8, power_limit_w=700, ecc=True, gpu_model="H200")
-    assert "350 W, 700 W expected" in judge("gpu.power", *three, promised=promised).sentence
-    assert "ECC is off, on expected" in judge("gpu.mode", *three, promised=promised).sentence
-    assert "H200 expected" in judge("gpu.model", *three, promised=promised).sentence
+    expected = Expected(gpus=8, power_limit_w=700, ecc=True, gpu_model="H200")
+    assert "350 W, 700 W expected" in judge("gpu.power", *three, expected=expected).sentence
+    assert "ECC is off, on expected" in judge("gpu.mode", *three, expected=expected).sentence
+    assert "H200 expected" in judge("gpu.model", *three, expected=expected).sentence
 
 
 def test_alone_a_whole_node_with_half_its_lanes_is_worth_a_look() -> None:

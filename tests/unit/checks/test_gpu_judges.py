@@ -1,4 +1,4 @@
-"""`gpu.count`, `host.driver_hung`: missing is no pass, never promised is no fault."""
+"""`gpu.count`, `host.driver_hung`: missing is no pass, never expected is no fault."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from preflight.verdict import Outcome
 from tests.unit.facts.builders import facts, gpus, process
 
 
-@pytest.mark.proves("gpu.count", unknown="GPUs promised, and no reading")
+@pytest.mark.proves("gpu.count", unknown="GPUs expected, and no reading")
 @pytest.mark.parametrize(
-    ("promised", "answered", "outcome", "words"),
+    ("expected", "answered", "outcome", "words"),
     [
         (8, 8, "ok", "8 GPUs"),
         (None, 8, "ok", "8 GPUs"),
@@ -28,16 +28,16 @@ from tests.unit.facts.builders import facts, gpus, process
         (0, None, "not_run", "no GPUs expected, none here"),
     ],
 )
-def test_gpu_count(promised: int | None, answered: int | None, outcome: str, words: str) -> None:
-    """Fewer than promised fails, more is an inventory to correct, nothing read is unknown."""
-    verdict = judge_count(promised, None if answered is None else gpus(answered))
+def test_gpu_count(expected: int | None, answered: int | None, outcome: str, words: str) -> None:
+    """Fewer than expected fails, more is an inventory to correct, nothing read is unknown."""
+    verdict = judge_count(expected, None if answered is None else gpus(answered))
     assert (verdict.outcome, verdict.sentence) == (outcome, words)
     assert verdict.advice or not verdict.condemns
 
 
 @pytest.mark.proves("gpu.count", finds="a GPU that is counted and does not answer, unpromised")
 def test_a_gpu_that_is_counted_must_answer() -> None:
-    """Without a promise NVML's own count is one: a lost GPU passed where none was expected."""
+    """Without an expectation NVML's own count is one: a lost GPU passed where none was expected."""
     verdict = judge_count(None, gpus(7), None, 8)
     assert verdict.sentence == "7 of 8 GPUs answer; NVML counts the others too"
     assert verdict.outcome == "fail"
@@ -50,8 +50,8 @@ def test_two_gpus_are_never_one(same: str) -> None:
     """An answer that cannot be true does not make the node ready."""
     eight = gpus(8)
     doubled = (*eight[:7], replace(eight[7], **{same: getattr(eight[0], same)}))
-    for promised in (8, None):
-        verdict = judge_count(promised, doubled)
+    for expected in (8, None):
+        verdict = judge_count(expected, doubled)
         assert verdict.outcome == "unknown"
         assert getattr(eight[0], same) in verdict.sentence
         assert verdict.advice
@@ -86,12 +86,12 @@ def test_a_lost_gpu_is_reported_with_nvmls_error() -> None:
 
 
 def test_the_missing_gpu_is_named_by_its_peers() -> None:
-    """Where the group shows which GPU is gone, its bus id is in the sentence, promise or not."""
+    """Where the group shows which GPU is gone, its bus id is in the sentence."""
     eight = gpus(8)
     usual = Majority(tuple(gpu.bus_id for gpu in eight), votes=3, of=4)
     gone = eight[3].bus_id
-    promised = judge_count(8, (*eight[:3], *eight[4:]), usual)
-    assert promised.sentence == f"7 of 8 GPUs answer; missing: {gone}"
+    expected = judge_count(8, (*eight[:3], *eight[4:]), usual)
+    assert expected.sentence == f"7 of 8 GPUs answer; missing: {gone}"
     unpromised = judge_count(None, (*eight[:3], *eight[4:]), usual)
     assert unpromised.outcome == "fail"
     assert "3 of 4 nodes of its group have 8" in unpromised.sentence
@@ -99,7 +99,7 @@ def test_the_missing_gpu_is_named_by_its_peers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("promised", "driver", "outcome", "words"),
+    ("expected", "driver", "outcome", "words"),
     [
         (8, Driver("answered", "570.86.15", seconds=0.31), "ok", "0.3 s, driver 570.86.15"),
         (8, Driver("hung", seconds=5), "fail", "no answer within 5 s"),
@@ -117,9 +117,9 @@ def test_the_missing_gpu_is_named_by_its_peers() -> None:
         ),
     ],
 )
-def test_driver(promised: int | None, driver: Driver, outcome: str, words: str) -> None:
-    """Silence fails, where nothing paused us; so does a refusal where GPUs are promised."""
-    verdict = judge_driver(promised, driver)
+def test_driver(expected: int | None, driver: Driver, outcome: str, words: str) -> None:
+    """Silence fails, where nothing paused us; so does a refusal where GPUs are expected."""
+    verdict = judge_driver(expected, driver)
     assert verdict.outcome == outcome
     assert words in verdict.sentence
 
@@ -145,7 +145,7 @@ def test_a_child_that_outlives_sigkill_is_named() -> None:
     ],
 )
 def test_our_own_reader_is_not_the_driver(error: str) -> None:
-    """What broke on our side says nothing of the driver: unknown, also where GPUs are promised."""
+    """What broke on our side says nothing of the driver: unknown, also where GPUs are expected."""
     verdict = judge_driver(8, Driver("error", error=error))
     assert verdict.outcome is Outcome.UNKNOWN
     assert not verdict.grant

@@ -8,22 +8,22 @@ from msgspec.structs import replace
 from preflight.checks.gpu.test_links import judge_topology
 from preflight.facts.boards import gpu_codes
 from preflight.facts.model import Facts, NvLink
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import facts, gpu, gpus, group, links, mig_gpu, nic, pairs, with_gpu
 
-HGX = Promise(gpus=8, nvlinks_per_gpu=18)
-NOTHING = Promise()
+HGX = Expected(gpus=8, nvlinks_per_gpu=18)
+NOTHING = Expected()
 
 
-def alone(one: Facts, promised: Promise = NOTHING) -> Verdict:
+def alone(one: Facts, expected: Expected = NOTHING) -> Verdict:
     """The verdict on a node that has no peers."""
-    return judge_topology(promised, one, group(one))
+    return judge_topology(expected, one, group(one))
 
 
-def among(one: Facts, *others: Facts, promised: Promise = NOTHING) -> Verdict:
+def among(one: Facts, *others: Facts, expected: Expected = NOTHING) -> Verdict:
     """The verdict on a node in a group with three healthy ones, or with these."""
-    return judge_topology(promised, one, group(one, *(others or (facts(), facts(), facts()))))
+    return judge_topology(expected, one, group(one, *(others or (facts(), facts(), facts()))))
 
 
 def bridged(other: int | None, up: int = 4) -> tuple[NvLink, ...]:
@@ -34,20 +34,20 @@ def bridged(other: int | None, up: int = 4) -> tuple[NvLink, ...]:
 
 def test_a_healthy_node_is_ok_alone_and_among_peers() -> None:
     """Eight GPUs joined by 18 NVLinks with a NIC each are as they should be."""
-    for verdict in (alone(facts()), alone(facts(), HGX), among(facts(), promised=HGX)):
+    for verdict in (alone(facts()), alone(facts(), HGX), among(facts(), expected=HGX)):
         assert verdict.outcome is Outcome.OK
         assert verdict.sentence == "8 GPUs joined by NV18, 8 NICs"
 
 
 def test_no_gpus() -> None:
-    """Never promised is not run; promised and not read is unknown."""
+    """Never expected is not run; expected and not read is unknown."""
     bare = facts(gpus=None, gpu_pairs=None)
     assert alone(bare).outcome is Outcome.NOT_RUN
     assert alone(bare, HGX).outcome is Outcome.UNKNOWN
 
 
 def test_a_link_that_is_down_is_named() -> None:
-    """Promised, by the group, or by the other GPUs: 17 of 18 links fail with GPU and link."""
+    """Expected, by the group, or by the other GPUs: 17 of 18 links fail with GPU and link."""
     torn = with_gpu(3, links=links(17, 1))
     for verdict, origin in (
         (alone(torn, HGX), "18 expected"),
@@ -103,7 +103,7 @@ def test_every_torn_gpu_is_counted_and_listed() -> None:
 
 @pytest.mark.proves("gpu.topology", unknown="NVML does not report the NVLinks")
 def test_unread_links_with_a_promise_are_unknown() -> None:
-    """A promise that could not be checked is not kept."""
+    """An expectation that could not be checked is not kept."""
     verdict = alone(with_gpu(0, links=None), HGX)
     assert verdict.outcome is Outcome.UNKNOWN
     assert "NVLinks" in verdict.sentence
@@ -156,7 +156,7 @@ def test_links_that_differ_from_both_ends_are_named() -> None:
 
 
 def test_mig_switches_nvlinks_off_by_design() -> None:
-    """A GPU in MIG mode keeps no promise of NVLinks and is not asked to."""
+    """A GPU in MIG mode need not have its NVLinks and is not asked to."""
     mixed = facts(gpus=(*gpus(7), mig_gpu(7, 2)))
     assert not alone(mixed, HGX).condemns
 
@@ -224,7 +224,7 @@ def test_a_pair_joined_otherwise_than_in_the_group_is_named() -> None:
 
 
 def test_fewer_gpus_than_the_group_are_reported_as_such() -> None:
-    """Without a promise the group still says that a GPU is missing."""
+    """Without an expectation the group still says that a GPU is missing."""
     verdict = among(facts(gpus=gpus(7), gpu_pairs=pairs(7)))
     assert verdict.outcome is Outcome.FAIL
     assert verdict.sentence.startswith("7 GPUs here, 8 on 3 of 4 nodes")

@@ -17,7 +17,7 @@ from preflight.checks.host.test_host_log import judge_kernel_log as host
 from preflight.checks.net.test_nic_log import judge as nic
 from preflight.core.thresholds import SHIPPED
 from preflight.facts import Driver, Facts, GpuHealth, KernelLog, LogLine
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts import builders as b
 
@@ -28,7 +28,7 @@ NOW_S = 7 * 86400.0
 HOUR_S = 3600.0
 RELOAD = "nvidia-nvlink: Nvlink Core is being initialized, major device number 235"
 LOADED = "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.90.07"
-HGX = Promise(gpus=8)
+HGX = Expected(gpus=8)
 JUDGES: tuple[Callable[[Facts], Verdict], ...] = (
     lambda facts: judge_xid(HGX, facts, SHIPPED),
     sxid,
@@ -60,9 +60,9 @@ def aer(severity: str, where: str = "0000:02:00.0", times: int = 1) -> LogLine:
     return LogLine(text, 100.0, NOW_S - 60, times)
 
 
-def judge(*lines: str | LogLine, promised: Promise = HGX) -> Verdict:
+def judge(*lines: str | LogLine, expected: Expected = HGX) -> Verdict:
     """What gpu.xid says of a node of eight H100."""
-    return judge_xid(promised, node(*lines), limit=SHIPPED)
+    return judge_xid(expected, node(*lines), limit=SHIPPED)
 
 
 @pytest.mark.proves("gpu.xid", passes="a healthy H100 node")
@@ -100,9 +100,9 @@ def test_a_log_that_may_not_be_read_is_unknown_and_says_what_to_grant() -> None:
 
 
 def test_a_node_without_gpus_is_not_judged_for_xids() -> None:
-    """No GPU promised, none there: gpu.xid and gpu.sxid are not run, readable log or not."""
+    """No GPU expected, none there: gpu.xid and gpu.sxid are not run, readable log or not."""
     for facts in (node(gpus=False), replace(b.facts(), gpus=None, kernel_log=None)):
-        assert judge_xid(Promise(), facts, limit=SHIPPED).outcome is Outcome.NOT_RUN
+        assert judge_xid(Expected(), facts, limit=SHIPPED).outcome is Outcome.NOT_RUN
         assert sxid(facts).outcome is Outcome.NOT_RUN
 
 
@@ -187,18 +187,18 @@ def test_beside_a_real_fault_or_where_the_site_tolerates_it_no_part_is_suspected
     verdict = judge(sm(3), xid(48), sm(2))
     assert verdict.outcome is Outcome.FAIL
     assert "TPC" not in verdict.sentence
-    tolerant = Promise(gpus=8, tolerated_xids=(13,))
-    assert "TPC" not in judge(sm(3), sm(2), promised=tolerant).sentence
+    tolerant = Expected(gpus=8, tolerated_xids=(13,))
+    assert "TPC" not in judge(sm(3), sm(2), expected=tolerant).sentence
 
 
 def test_what_vendors_judge_differently_is_a_warning_until_the_site_says() -> None:
     """63, 68, 92 and 109; the inventory makes them faults, or a fault of ours a note."""
     for code in (63, 68, 92, 109):
         assert judge(xid(code)).outcome is Outcome.WARN
-    strict = Promise(gpus=8, fatal_xids=(63, 13))
-    assert judge(xid(63), promised=strict).outcome is Outcome.FAIL
-    lax = Promise(gpus=8, tolerated_xids=(74,))
-    assert judge(xid(74), promised=lax).outcome is not Outcome.FAIL
+    strict = Expected(gpus=8, fatal_xids=(63, 13))
+    assert judge(xid(63), expected=strict).outcome is Outcome.FAIL
+    lax = Expected(gpus=8, tolerated_xids=(74,))
+    assert judge(xid(74), expected=lax).outcome is not Outcome.FAIL
 
 
 def test_an_unknown_xid_is_a_warning() -> None:

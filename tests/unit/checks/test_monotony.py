@@ -19,7 +19,7 @@ from preflight.facts.gpu import GpuHealth
 from preflight.facts.machine import Dimm, Edac, Governor, LogLine
 from preflight.facts.network import Counter, Counters
 from preflight.facts.node import Group, Net, Node, Reach
-from preflight.fleet.model import Job, Promise
+from preflight.fleet.model import Expected, Job
 from tests.unit.facts.builders import facts
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ CASES = int(os.environ.get("PREFLIGHT_CASES", "1000"))
 SEED = os.environ.get("PREFLIGHT_SEED", "1")
 SHARE = 4
 """Cases are dealt to so many tests, which run beside each other."""
-EXPECTED = Promise(gpus=8, nvlinks_per_gpu=18, nics=8, nic_gbits=400, power_limit_w=700, ecc=True)
+EXPECTED = Expected(gpus=8, nvlinks_per_gpu=18, nics=8, nic_gbits=400, power_limit_w=700, ecc=True)
 RANK = {"ok": 0, "not_run": 0, "warn": 1, "unknown": 2, "flaky": 3, "fail": 3}
 CHECKS = [one for one in Registry(load_folder(shipped_folder())) if one.check.id in fact_checks()]
 
@@ -159,11 +159,11 @@ EDITS: tuple[Edit, ...] = (
 
 
 def verdicts(
-    one: Facts, expected: Promise = EXPECTED, checks: Sequence[Registered] = CHECKS
+    one: Facts, expected: Expected = EXPECTED, checks: Sequence[Registered] = CHECKS
 ) -> dict[str, str]:
     """What every check of one node says of it, by id."""
     node = Node(
-        name="h1", promised=expected, reach=Reach("captured"), facts=one,
+        name="h1", expected=expected, reach=Reach("captured"), facts=one,
         group=Group("group", {"h1": one}), job=Job(),
         net=Net(own=None, trouble="not asked", master="", is_master=False,
                 master_port_origin="", to_me=(), others_to_master=()),
@@ -177,7 +177,7 @@ def gravest(said: Mapping[str, str]) -> int:
 
 
 def eased_by_edits(
-    whole: Facts, expected: Promise, cases: Iterable[int]
+    whole: Facts, expected: Expected, cases: Iterable[int]
 ) -> list[tuple[int, tuple[str, ...]]]:
     """Of each case, by its number: the edits after which the gravest outcome was not as grave."""
     eased = []

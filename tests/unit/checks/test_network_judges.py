@@ -15,7 +15,7 @@ from preflight.checks.net.test_interface import judge_master_name as judge_name
 from preflight.checks.net.test_ports import judge_ephemeral_ports as judge_range
 from preflight.core.thresholds import SHIPPED
 from preflight.facts.network import ConfFile, ConfSetting, Interface, Network, Resolved
-from preflight.fleet.model import Fleet, Host, Job, Promise
+from preflight.fleet.model import Expected, Fleet, Host, Job
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import facts, group, interface, network, nic, rdma_port, software
 
@@ -35,7 +35,7 @@ def host(number: int, *more: Interface, eth: str = "eth0", **changes: object) ->
 
 def choice(one: Facts, environ: dict[str, str] | None, *others: Facts) -> Verdict:
     """What net.interface says of a node among others."""
-    return judge_interface(Promise(), one, environ, group(one, *others), alone=not others)
+    return judge_interface(Expected(), one, environ, group(one, *others), alone=not others)
 
 
 @pytest.mark.parametrize(

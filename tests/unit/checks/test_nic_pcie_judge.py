@@ -13,7 +13,7 @@ from preflight.checks.rdma.test_slots import judge_pcie
 from preflight.core.thresholds import SHIPPED
 from preflight.facts.machine import KernelLog, LogLine
 from preflight.facts.network import PcieLink
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import facts, group, nic, rdma_port
 
@@ -118,4 +118,4 @@ def test_cards_without_a_name_are_no_peers(layer: str, known: dict[str, str]) ->
     front = [nic(at, pcie=least, ports=(slow,), **words) for at in range(5, 8)]
     one = facts(nics=(*rails, *front))
     assert verdict_of(one).outcome is Outcome.OK
-    assert judge_rate(Promise(), one, group(one)).outcome is not Outcome.FAIL
+    assert judge_rate(Expected(), one, group(one)).outcome is not Outcome.FAIL

@@ -14,7 +14,7 @@ from preflight.core.registry import Entry
 from preflight.core.thresholds import SHIPPED
 from preflight.facts.machine import KernelLog, LogLine
 from preflight.facts.network import Counter, Counters
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.report.findings import findings
 from tests.unit.facts.builders import facts, group, interface, network, nic, rdma_port
 
@@ -47,7 +47,7 @@ def found(one: Facts) -> tuple[Finding, ...]:
     """What a person is shown of a node."""
     its = group(one)
     verdicts = {
-        "ib.port": judge_port(Promise(), one, its),
+        "ib.port": judge_port(Expected(), one, its),
         "ib.errors": judge_errors(one, limit=SHIPPED),
         "net.kernel_log": judge_log(one, limit=SHIPPED),
         "net.ethernet": judge_ethernet(one, None, its, limit=SHIPPED),

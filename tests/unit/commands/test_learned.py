@@ -96,10 +96,10 @@ def test_alike_nodes_are_one_group_and_the_odd_one_says_how_it_differs() -> None
     text = inventory_text((usual, other), {"h9": "nobody\nanswers"}, "a test", DAY)
     assert "# not learned: h9: nobody answers\n" in text
     read = inventory_of(Path("x.toml"), text)
-    assert read.host("h4").promised.gpus == 7
-    assert read.host("h1").promised.origin == "x.toml [group.train], learned 2026-11-22"
+    assert read.host("h4").expected.gpus == 7
+    assert read.host("h1").expected.origin == "x.toml [group.train], learned 2026-11-22"
     assert read.host("h2").address == "10.0.0.2"
-    baseline = read.host("h1").promised.baselines["rail"]
+    baseline = read.host("h1").expected.baselines["rail"]
     assert baseline.where == "x.toml [group.train], learned 2026-11-22, 3 pairs, GB/s busbw"
 
 
@@ -112,9 +112,9 @@ def test_a_burn_in_of_gpus_becomes_the_group_s_baselines() -> None:
     assert group.baselines["gemm_bf16"].of == "8 readings"
     assert group.baselines["p2p"].of == "56 readings"
     text = inventory_text([group], {}, "a test", DAY)
-    promise = inventory_of(Path("x.toml"), text).host("h1").promised
+    expectation = inventory_of(Path("x.toml"), text).host("h1").expected
     for measure, one in group.baselines.items():
-        floor = gpu_floor(promise, cast("Measure", measure))
+        floor = gpu_floor(expectation, cast("Measure", measure))
         assert floor is not None
         assert floor.decided_by == "site"
         assert floor.holds(one.value)
@@ -133,4 +133,4 @@ def test_whatever_a_node_calls_its_gpus_the_text_is_toml(
     )
     host = Host(name="h1", address="10.0.0.1", group=group or "all")
     text = inventory_text(learned_groups([host], {"h1": node}, None), {}, "a test", DAY)
-    assert inventory_of(Path("x.toml"), text).host("h1").promised.gpu_model == clean
+    assert inventory_of(Path("x.toml"), text).host("h1").expected.gpu_model == clean

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from preflight.commands.learn import inventory_text
 from preflight.commands.learned_groups import common_modes, expected_of, learned_groups
 from preflight.fleet.inventory import inventory_of
-from preflight.fleet.model import Host, Promise
+from preflight.fleet.model import Expected, Host
 from preflight.verdict import Outcome
 from tests.unit.checks.gpu_judges import CHECKS, judge
 from tests.unit.facts.builders import facts, with_gpu
@@ -45,9 +45,9 @@ def test_what_all_gpus_of_a_group_share_becomes_its_promise() -> None:
         "power_limit_w = 700",
     ):
         assert f"\n{line}\n" in text
-    promised = inventory.host("n2").promised
-    assert (promised.mig, promised.ecc, promised.power_limit_w) == (False, True, 700.0)
-    assert promised.origin == "x.toml [group.train], learned 2026-11-22"
+    expected = inventory.host("n2").expected
+    assert (expected.mig, expected.ecc, expected.power_limit_w) == (False, True, 700.0)
+    assert expected.origin == "x.toml [group.train], learned 2026-11-22"
     assert "left open" not in text
 
 
@@ -64,12 +64,12 @@ def test_what_all_gpus_of_a_group_share_becomes_its_promise() -> None:
 def test_the_fleet_is_all_right_by_what_was_learned_of_it_until_one_node_is_changed(
     change: dict[str, Any], check: str, sentence: str
 ) -> None:
-    """Even with no peer to compare: the promise that was learned finds the changed mode."""
+    """Even with no peer to compare: the expectation that was learned finds the changed mode."""
     _, inventory = _learn(node(), node())
-    promised = inventory.host("n1").promised
-    outcomes = {name: judge(name, node(), node(), promised=promised).outcome for name in CHECKS}
+    expected = inventory.host("n1").expected
+    outcomes = {name: judge(name, node(), node(), expected=expected).outcome for name in CHECKS}
     assert set(outcomes.values()) == {Outcome.OK}, outcomes
-    verdict = judge(check, node(odd=3, **change), promised=promised)
+    verdict = judge(check, node(odd=3, **change), expected=expected)
     assert verdict.outcome in (Outcome.FAIL, Outcome.WARN)
     assert sentence in verdict.sentence
     assert "GPU3" in verdict.sentence
@@ -81,9 +81,9 @@ def test_nodes_that_differ_in_a_mode_stay_one_group_and_the_mode_is_left_open() 
     text, inventory = _learn(node(), node(), odd, node(odd=3, persistence=False))
     assert text.count("[group.") == 1
     assert "# persistence is left open: n[1-2] on; n3 off; n4 off and on\n" in text
-    promised = inventory.host("n3").promised
-    assert (promised.persistence, promised.ecc) == (None, True)
-    assert judge("gpu.mode", odd, node(), node(), promised=promised).outcome is Outcome.WARN
+    expected = inventory.host("n3").expected
+    assert (expected.persistence, expected.ecc) == (None, True)
+    assert judge("gpu.mode", odd, node(), node(), expected=expected).outcome is Outcome.WARN
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_what_is_warned_of_without_a_promise_does_not_become_one(
     text, inventory = _learn(node(**changes))
     assert f"\n# {remark}" in text
     key = remark.partition(" ")[0]
-    assert getattr(inventory.host("n1").promised, key) is None
+    assert getattr(inventory.host("n1").expected, key) is None
 
 
 def test_a_mode_that_a_gpu_does_not_tell_is_open_and_one_that_none_tells_is_not_spoken_of() -> None:
@@ -113,16 +113,16 @@ def test_a_mode_that_a_gpu_does_not_tell_is_open_and_one_that_none_tells_is_not_
     assert "# persistence is left open: not every GPU of n1 tells it\n" in text
     text, _ = _learn(node(mig_enabled=None, mig_pending=None))
     assert "mig" not in text
-    assert common_modes(Promise(), {"n1": replace(facts(), gpus=None)}) == common_modes(
-        Promise(), {}
+    assert common_modes(Expected(), {"n1": replace(facts(), gpus=None)}) == common_modes(
+        Expected(), {}
     )
 
 
 def test_boards_that_are_sold_without_ecc_are_promised_so_and_a_watt_of_slack_is_none() -> None:
     """An RTX has ECC off by its maker; limits reported as 699.6 and 700 W are one limit."""
     modest = node(name="NVIDIA RTX A6000", ecc_on=False, ecc_pending=False)
-    assert common_modes(Promise(), {"n1": modest}).promise.ecc is False
+    assert common_modes(Expected(), {"n1": modest}).expectation.ecc is False
     near = with_gpu(1, health=replace(node().gpus[0].health, power_limit_w=699.6))  # type: ignore[index,type-var]
     has = common_modes(expected_of(near), {"n1": near})
-    assert has.promise.power_limit_w == 700.0
+    assert has.expectation.power_limit_w == 700.0
     assert has.left_open == ()

@@ -52,7 +52,7 @@ def test_every_node_is_judged_once() -> None:
 
 def test_one_cause_over_all_waves_is_one_finding() -> None:
     """The same words in two waves are shown once; a shared cause joins two checks."""
-    cap = fail("cap 600 W, 700 promised", advice="raise it")
+    cap = fail("cap 600 W, 700 expected", advice="raise it")
     stale = fail("a dead job holds it", advice="kill 7", cause="pid 7")
     first = report(["h1", "h2"], [on("gpu.power", "h1", verdict=cap)])
     second = report(["h3", "h4"], [on("gpu.power", "h3", verdict=cap),
@@ -67,7 +67,7 @@ def test_one_cause_over_all_waves_is_one_finding() -> None:
 
 def test_a_fault_of_over_a_quarter_of_the_fleet_is_said() -> None:
     """One or two of each wave, four of twelve in all: it looks like one shared cause."""
-    bad = fail("driver 550, 560 promised", advice="update it")
+    bad = fail("driver 550, 560 expected", advice="update it")
     waves = [NODES[0:3], NODES[3:6], NODES[6:9], NODES[9:12]]
     parts = [report(wave, [on("gpu.software", wave[0], verdict=bad)]) for wave in waves]
     united, (found,) = unite(_whole(nodes=NODES), _parts(*parts))

@@ -73,7 +73,7 @@ def test_a_broken_manifest_would_be_noticed(path: tuple[Any, ...], value: object
 
 @manifest
 def test_its_parts_agree(name: str) -> None:
-    """Pods, ranks, names, ports and promises are the same number in every place."""
+    """Pods, ranks, names, ports and expectations are the same number in every place."""
     _agree(manifests.read(name))
 
 

@@ -10,7 +10,7 @@ from sweep import transports
 
 from preflight.checks.fabric.test_pairs import judge_allreduce
 from preflight.fabric.judge import judge_sweep
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Outcome
 from tests.unit.fabric.synthetic import hosts, sweep
 from tests.unit.fabric.test_nccl_log import log_of
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from preflight.fabric.judge import Decoded
     from preflight.fabric.samples import End
 
-NICS = Promise(nics=2, origin="fleet.toml [group.train]")
-HCAS = Promise(hcas=("mlx5_0", "mlx5_1"), origin="fleet.toml")
+NICS = Expected(nics=2, origin="fleet.toml [group.train]")
+HCAS = Expected(hcas=("mlx5_0", "mlx5_1"), origin="fleet.toml")
 
 _SOCKET = log_of(
     "NET/IB : No device found.",
@@ -46,12 +46,12 @@ def decoded(
     count: int,
     net: Callable[[str, str, int], str],
     *,
-    promised: Promise = NICS,
+    expected: Expected = NICS,
     backend: str = "nccl",
     gbs: Callable[[str, str], float] = lambda *_: 46.0,
 ) -> Decoded:
     """Judge a sweep in which `net(node, partner, rail)` carried that node's end."""
-    fleet = hosts(count, promised)
+    fleet = hosts(count, expected)
 
     def over(end: End | None, other: str, rail: int) -> End:
         assert end is not None
@@ -143,7 +143,7 @@ def test_three_nodes_of_eight_are_reported_as_one_cause() -> None:
 
 def test_another_rails_nic_is_named_where_the_devices_are_promised() -> None:
     """Rail 1 of h2 over mlx5_0, which hides its own NIC from every measurement."""
-    found = decoded(3, lambda node, _, rail: ib(0 if node == "h2" else rail), promised=HCAS)
+    found = decoded(3, lambda node, _, rail: ib(0 if node == "h2" else rail), expected=HCAS)
     (one,) = found.blames
     assert (one.component, one.rail) == ("h2", 1)
     assert one.sentence == (
@@ -153,11 +153,11 @@ def test_another_rails_nic_is_named_where_the_devices_are_promised() -> None:
 
 
 @pytest.mark.parametrize(
-    ("promised", "backend", "net"),
+    ("expected", "backend", "net"),
     [
         (NICS, "gloo", "tcp eth0"),
         (NICS, "gloo", "NET/Socket eth0"),
-        (Promise(), "nccl", SOCKET),
+        (Expected(), "nccl", SOCKET),
         (NICS, "nccl", "NET/OFI GDRDMA"),
         (NICS, "nccl", ""),
         (HCAS, "nccl", "NET/IB GDRDMA"),
@@ -166,9 +166,9 @@ def test_another_rails_nic_is_named_where_the_devices_are_promised() -> None:
         (HCAS, "nccl", "P2P MNNVL"),
     ],
 )
-def test_what_is_no_broken_promise(promised: Promise, backend: str, net: str) -> None:
+def test_what_is_no_broken_promise(expected: Expected, backend: str, net: str) -> None:
     """Gloo, nothing expected, another fabric, or a log that does not say: no node is blamed."""
-    assert decoded(4, lambda *_: net, promised=promised, backend=backend).blames == ()
+    assert decoded(4, lambda *_: net, expected=expected, backend=backend).blames == ()
 
 
 def test_a_node_whose_only_judged_pair_fell_back_is_suspected_alone() -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from preflight.commands.blame import judge_long, judge_short
 from preflight.fabric.observed import observe
 from preflight.fabric.samples import End, Moved
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from tests.unit.fabric.synthetic import hosts, sweep
 
 if TYPE_CHECKING:
@@ -78,11 +78,11 @@ def _judgement(judged: StoredVerdicts) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_both_forms_say_the_same(case: str) -> None:
-    """Verdict by verdict, in the same words, with the same blames; against a promise, too."""
+    """Verdict by verdict, in the same words, with the same blames; against an expectation, too."""
     measured = CASES[case]
     names = {name for around in measured.rounds for pair in around for name in pair}
-    for promised in (None, Promise(allreduce_min_gbs=40.0, origin="fleet.toml")):
-        fleet = hosts(len(names), promised)
+    for expected in (None, Expected(allreduce_min_gbs=40.0, origin="fleet.toml")):
+        fleet = hosts(len(names), expected)
         long = judge_long(measured, observe(measured), fleet)
         short = judge_short(observe(measured), fleet)
         assert _judgement(short) == _judgement(long)

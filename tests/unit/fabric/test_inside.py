@@ -1,4 +1,4 @@
-"""Inside of a node: peers first, then promise and floor; the GPU is named where it shows itself."""
+"""Inside a node: peers first, then inventory and floor; the GPU is named if it shows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from preflight.facts.boards import nvlink_gbs
 from preflight.facts.burn import Inside
 from preflight.facts.model import NvLink
 from preflight.fleet.baselines import gpu_floor
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Outcome
 from tests.unit.fabric.synthetic import hosts
 from tests.unit.facts.builders import gpus, links
@@ -119,7 +119,7 @@ def test_a_scattered_fleet_fails_no_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gbs", "promised", "outcome", "words"),
+    ("gbs", "expected", "outcome", "words"),
     [
         (5.0, None, Outcome.OK, "limit 2 GB/s, shipped floor for nccl"),
         (1.0, None, Outcome.FAIL, "limit 2 GB/s (shipped floor for nccl)"),
@@ -127,10 +127,10 @@ def test_a_scattered_fleet_fails_no_node() -> None:
     ],
 )
 def test_without_peers_promise_and_floor_decide(
-    gbs: float, promised: float | None, outcome: Outcome, words: str
+    gbs: float, expected: float | None, outcome: Outcome, words: str
 ) -> None:
     """Two nodes are each other's only peer, which is none."""
-    fleet = hosts(2, Promise(intra_node_min_gbs=promised, origin="fleet.toml"))
+    fleet = hosts(2, Expected(intra_node_min_gbs=expected, origin="fleet.toml"))
     judged = verdicts([node(name, gbs) for name in ("h1", "h2")], fleet)
     assert (judged["h1"].outcome, words in judged["h1"].sentence) == (outcome, True)
 
@@ -293,13 +293,13 @@ def test_the_gpu_on_which_nccl_failed_is_named_and_not_those_that_it_left() -> N
     assert one["h1"].advice.startswith("make room in /tmp, /var/tmp and /dev/shm of h1")
 
 
-H100 = Promise(gpu_model="H100 80GB HBM3", origin="fleet.toml [group.train]")
+H100 = Expected(gpu_model="H100 80GB HBM3", origin="fleet.toml [group.train]")
 
 
 def inside(
     gbs: float, *, size_bytes: int = LARGE, way: str = "SHM/direct", rails: int = 8
 ) -> Inside:
-    """A node that reached so much, above the shipped floor, with no peer and no promise."""
+    """A node that reached so much, above the shipped floor, with no peer and no expectation."""
     return Inside(
         state="measured", rails=rails, backend="nccl", at_bytes=size_bytes, busbw_gbs=gbs,
         best_gbs=gbs, limit_gbs=2.0, limit_origin="shipped floor", latency_us=30.0, way=way,

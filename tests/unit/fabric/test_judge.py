@@ -1,4 +1,4 @@
-"""Peers, promises and floors decide; the sentence says which, and whose fault it is."""
+"""Peers, expectations and floors decide; the sentence says which, and whose fault it is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from preflight.core.text import time_us
 from preflight.core.thresholds import shipped
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.samples import End
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Outcome
 from tests.unit.fabric.synthetic import blame, end, hosts, sweep
 
@@ -77,7 +77,7 @@ def test_pairs_that_were_not_measured_to_the_end_are_decoded_alike(state: PairSt
 
 
 def test_two_nodes_are_held_against_the_shipped_floor() -> None:
-    """Without peers and promise the floor decides, and the sentence says so."""
+    """Without peers and expectation the floor decides, and the sentence says so."""
     fleet = hosts(2)
     fine = judge_allreduce(judge_sweep(sweep(fleet, lambda *_: 0.8), fleet).pairs["h1", "h2"])
     assert fine.outcome is Outcome.OK
@@ -131,8 +131,8 @@ def _saying(one: End | None, error: str) -> End | None:
 
 
 def test_a_promise_is_stricter_than_peers() -> None:
-    """Everybody is equally slow, and the inventory promised more."""
-    fleet = hosts(3, Promise(allreduce_min_gbs=40.0, origin="fleet.toml"))
+    """Everybody is equally slow, and the inventory expected more."""
+    fleet = hosts(3, Expected(allreduce_min_gbs=40.0, origin="fleet.toml"))
     measured = sweep(fleet, lambda *_: 20.0, backend="nccl")
     verdict = judge_allreduce(judge_sweep(measured, fleet).pairs["h1", "h2"])
     assert verdict.outcome is Outcome.FAIL
@@ -142,7 +142,7 @@ def test_a_promise_is_stricter_than_peers() -> None:
 
 @pytest.mark.proves("fabric.allreduce", unknown="nothing to hold a lone pair against")
 def test_without_any_yardstick_the_pair_is_unknown() -> None:
-    """No peers, and an inventory that promises nothing: not a pass."""
+    """No peers, and an inventory that expects nothing: not a pass."""
     fleet = hosts(2)
     verdict = judge_allreduce(
         judge_sweep(sweep(fleet, lambda *_: 46.0, backend="nccl"), fleet).pairs["h1", "h2"]

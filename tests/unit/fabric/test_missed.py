@@ -41,7 +41,7 @@ def test_the_rate_that_would_have_been_named_is_named(nodes: int, rails: int) ->
 
 
 def test_a_loss_of_bandwidth_that_would_have_been_named_is_named() -> None:
-    """The least loss that is promised, and no healthy partner with it."""
+    """The least loss that is expected, and no healthy partner with it."""
     healthy = Made(nodes=8, rails=2)
     (slower,) = {one.slower for one in sensitivity(healthy.observed())}
     assert slower is not None
@@ -101,7 +101,7 @@ def _with_spikes(healthy: Observed, at_bytes: int, one_in: float, seed: int) -> 
 
 @pytest.mark.parametrize("at_bytes", [8, 64 << 20])
 def test_spikes_at_one_size_are_named_at_the_rate_that_is_promised(at_bytes: int) -> None:
-    """At the rate promised with 99 % the decoder names the endpoint; at a fifth it does not."""
+    """At the rate expected with 99 % the decoder names the endpoint; at a fifth it does not."""
     healthy = Made(nodes=8, rails=2).observed()
     own = next(one for one in sensitivity(healthy) if (one.node, one.rail) == (healthy.nodes[0], 0))
     at_size = next(one for one in own.sizes if one.size_bytes == at_bytes)

@@ -21,7 +21,7 @@ from preflight.fabric.roster import Roster, go_order, match, roster
 from preflight.fabric.samples import Ladder, Sweep, Timing
 from preflight.fabric.schedule import circle_rounds
 from preflight.facts.node import Group
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from tests.unit.fabric.synthetic import hosts
 from tests.unit.facts.builders import facts, gpus
 
@@ -106,15 +106,15 @@ def test_of_two_nodes_none_is_short_by_the_other_and_none_is_shifted() -> None:
 
 
 def test_the_inventory_says_how_many_there_should_be() -> None:
-    """A promise comes before the group's majority, and another group has its own number."""
+    """An expectation comes before the group's majority, and another group has its own number."""
     fleet = [
-        replace(host, group="small", promised=Promise(gpus=7)) if host.name == "h3" else host
+        replace(host, group="small", expected=Expected(gpus=7)) if host.name == "h3" else host
         for host in hosts(4)
     ]
     who = launch(four(h3=HOLE), fleet)
     assert (who.rails, who.missing, who.short) == (8, {"h3": (7,)}, {})
-    promised = [replace(host, promised=Promise(gpus=8)) for host in hosts(2)]
-    assert "8 expected" in launch({"h1": WHOLE, "h2": HOLE}, promised).short["h2"]
+    expected = [replace(host, expected=Expected(gpus=8)) for host in hosts(2)]
+    assert "8 expected" in launch({"h1": WHOLE, "h2": HOLE}, expected).short["h2"]
 
 
 def test_machines_of_another_kind_have_the_first_rails() -> None:
@@ -201,7 +201,7 @@ def test_a_rail_of_a_short_node_is_named_by_its_number() -> None:
 
 @pytest.mark.proves("gpu.count", finds="fewer GPUs than most nodes of the group have")
 def test_a_short_node_fails_by_its_peers() -> None:
-    """Nothing is promised, and no two machines have their GPUs at the same addresses."""
+    """Nothing is expected, and no two machines have their GPUs at the same addresses."""
     whole = [
         facts(gpus=tuple(replace(gpu, bus_id=f"0000:{node}{gpu.index}:00.0") for gpu in gpus(8)))
         for node in range(3)
@@ -216,12 +216,12 @@ def test_a_short_node_fails_by_its_peers() -> None:
 
 
 def test_holes_in_different_places_are_not_measured_as_one_rail() -> None:
-    """Each node lacks another of the eight GPUs that are promised: no node is whole."""
+    """Each node lacks another of the eight GPUs that are expected: no node is whole."""
     ready = {
         f"h{at + 1}": replace(WHOLE, gpus=7, bus_ids=BUS_IDS[:at] + BUS_IDS[at + 1 :])
         for at in range(4)
     }
-    fleet = {one.name: replace(one, promised=Promise(gpus=8)) for one in hosts(4)}
+    fleet = {one.name: replace(one, expected=Expected(gpus=8)) for one in hosts(4)}
     found = match(ready, list(ready), fleet, nccl=True)
     assert found.unknown.keys() == ready.keys()
     assert "7 GPUs, 8 expected" in found.unknown["h1"]

@@ -1,4 +1,4 @@
-"""Ansible inventories: Ansible reads them, we take the way in and the promises, and no password."""
+"""Ansible inventories: Ansible reads them, we take logins and expectations, and no password."""
 
 from __future__ import annotations
 
@@ -86,15 +86,15 @@ def _listed(folder: Path, **variables: object) -> Path:
 @pytest.mark.slow
 @needs_ansible
 def test_an_ini_inventory(tmp_path: Path) -> None:
-    """Way in and promises come merged as Ansible merges them; a local host is not dialled."""
+    """Way in and expectations come merged as Ansible merges them; a local host is not dialled."""
     path = _written(tmp_path, "hosts.ini", INI)
     hosts = {host.name: host for host in _hosts(path)}
     assert list(hosts) == ["gpu001", "gpu002", "gpu003", "login1"]
     third = hosts["gpu003"]
     assert (third.address, third.port, third.user) == ("10.0.0.3", 2222, "ops")
     assert third.known_hosts == str(tmp_path / "known_hosts")
-    assert [host.promised.gpus for host in hosts.values()] == [8, 8, 7, None]
-    assert third.promised.origin == f"{path} [train]"
+    assert [host.expected.gpus for host in hosts.values()] == [8, 8, 7, None]
+    assert third.expected.origin == f"{path} [train]"
     assert (hosts["login1"].transport, hosts["login1"].group) == ("local", "head")
     assert len(_hosts(path, nodes="@inventory:cluster!@inventory:head")) == 3
 
@@ -116,7 +116,7 @@ def test_yaml_a_folder_and_a_script(tmp_path: Path) -> None:
     assert _hosts(tmp_path / "site")[1].identity_file == str(tmp_path / "site" / "keys/id")
     script = _written(tmp_path, "cloud.sh", SCRIPT)
     script.chmod(0o755)
-    assert _hosts(script)[0].promised.gpus == 8
+    assert _hosts(script)[0].expected.gpus == 8
 
 
 @pytest.mark.slow
@@ -234,7 +234,7 @@ def test_only_chosen_hosts_are_looked_at(tmp_path: Path) -> None:
 def test_a_node_may_be_put_in_a_group(tmp_path: Path) -> None:
     """Where Ansible's groups mean roles, preflight_group names the group a node is compared in."""
     host = _hosts(_listed(tmp_path, preflight_group="h100", preflight_gpu_model="H100"))[0]
-    assert (host.group, host.promised.gpu_model) == ("h100", "H100")
+    assert (host.group, host.expected.gpu_model) == ("h100", "H100")
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_groups_are_read_wherever_the_operator_writes(tmp_path: Path) -> None:
     assert len(_names(FleetRequest(environ={"PREFLIGHT_NODES": "@*"}))) == 6
     assert _names(FleetRequest(ini_nodes="@tiers:prod!@r1")) == ["x1"]
     own = resolve(FleetRequest(inventory=str(path), nodes="@inventory:train"))
-    assert {host.name: host.promised.gpus for host in own.hosts} == dict.fromkeys(RACK_1, 8)
+    assert {host.name: host.expected.gpus for host in own.hosts} == dict.fromkeys(RACK_1, 8)
 
 
 @pytest.mark.usefixtures("config")

@@ -93,7 +93,7 @@ def test_the_inventory_says_it_per_group_or_node(tmp_path: Path) -> None:
 
 
 def test_ansible_says_it_by_a_variable(tmp_path: Path) -> None:
-    """preflight_leaf, like every other promise."""
+    """preflight_leaf, like every other expectation."""
     path = tmp_path / "inventory.json"
     path.write_text(
         '{"all": {"hosts": ["h1", "h2"]}, "_meta": {"hostvars": {"h1": {"preflight_leaf": "s0"}}}}'

@@ -72,21 +72,21 @@ def test_numbers_are_joined_name_by_name_and_say_where_they_are_from(tmp_path: P
         'learned = 2026-11-22\nof = "28 pairs"\n'
     )
     inventory = _read(tmp_path, text)
-    limits = inventory.host("h1").promised.limits
+    limits = inventory.host("h1").expected.limits
     assert {name: limit.value for name, limit in limits.items()} == {
         "zombie_age_s": 600, "stuck_s": 0.5, "nccl.peers_ratio": 0.5, "gemm_bf16": 700,
     }  # fmt: skip
     assert limits["zombie_age_s"].where == f"{tmp_path}/fleet.toml [group.a]"
-    assert inventory.host("h3").promised.limits["zombie_age_s"].value == 500
-    rail = inventory.host("h2").promised.baselines["rail"]
+    assert inventory.host("h3").expected.limits["zombie_age_s"].value == 500
+    rail = inventory.host("h2").expected.baselines["rail"]
     assert rail.where == f"{tmp_path}/fleet.toml [group.a], learned 2026-11-22, 28 pairs"
 
 
 def test_numbers_of_a_burn_in_may_be_a_group_s_own(tmp_path: Path) -> None:
     """Each node is judged by its own there; only a sweep is decoded for all at once."""
     inventory = _read(tmp_path, FLEET + "[group.b.limits.cuda]\ngemm_tflops = 0.2\n")
-    assert inventory.host("h3").promised.limits["cuda.gemm_tflops"].value == 0.2
-    assert inventory.host("h1").promised.limits == {}
+    assert inventory.host("h3").expected.limits["cuda.gemm_tflops"].value == 0.2
+    assert inventory.host("h1").expected.limits == {}
 
 
 @pytest.mark.parametrize(

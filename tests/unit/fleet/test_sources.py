@@ -50,9 +50,9 @@ def test_sources_win_in_their_order(inventory: str) -> None:
 
 
 def test_a_chosen_node_keeps_its_promises(inventory: str) -> None:
-    """Nodes by option and promises by inventory go together."""
+    """Nodes by option and expectations by inventory go together."""
     fleet = resolve(FleetRequest(nodes="c,a", inventory=inventory))
-    assert [host.promised.gpus for host in fleet.hosts] == [4, 4]
+    assert [host.expected.gpus for host in fleet.hosts] == [4, 4]
 
 
 def test_excluding_names_only_nodes_of_the_fleet(inventory: str) -> None:

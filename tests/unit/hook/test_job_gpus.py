@@ -10,13 +10,13 @@ from msgspec.structs import replace
 from preflight.facts.gpu import GpuHealth
 from preflight.facts.machine import KernelLog, LogLine
 from preflight.facts.model import Driver
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.hook.judging import VARIABLE, Share, View, share_of, view
 from preflight.hook.model import HookConfig
 from tests.unit.facts.builders import facts, gpu, gpus, mig_gpu
 
 ALL = Share()
-EIGHT = Promise(gpus=8)
+EIGHT = Expected(gpus=8)
 ANSWERED = Driver("answered", counted=8)
 
 
@@ -60,13 +60,13 @@ def test_any_list_is_read_or_unclear(text: str) -> None:
 
 
 def test_the_others_are_left_out() -> None:
-    """Of GPUs 1 and 6: facts, pairs, count, promise and Xids are of these two alone."""
+    """Of GPUs 1 and 6: facts, pairs, count, expectation and Xids are of these two alone."""
     slot0, slot6 = (gpu(at).bus_id.removesuffix(".0") for at in (0, 6))
     whole = facts(gpus=gpus(), driver=ANSWERED, kernel_log=_log(_xid(slot0, 48), _xid(slot6, 48)))
     seen = view(whole, EIGHT, Share((1, 6)))
     assert [one.index for one in seen.facts.gpus or ()] == [1, 6]
     assert [(pair.a, pair.b) for pair in seen.facts.gpu_pairs or ()] == [(1, 6)]
-    assert (seen.facts.driver.counted, seen.promised.gpus, seen.facts.topo_text) == (2, 2, None)
+    assert (seen.facts.driver.counted, seen.expected.gpus, seen.facts.topo_text) == (2, 2, None)
     assert seen.facts.kernel_log is not None
     assert [slot6 in line.text for line in seen.facts.kernel_log.lines] == [True]
 

@@ -11,7 +11,7 @@ from preflight.check import Check
 from preflight.core.registry import Registered, Registry
 from preflight.facts.gpu import GpuHealth
 from preflight.facts.model import Driver
-from preflight.fleet.model import Fleet, Host, Promise
+from preflight.fleet.model import Expected, Fleet, Host
 from preflight.hook.judging import Share, checks, judge, view
 from preflight.verdict import Outcome, fail, ok, unknown
 from tests.unit.facts.builders import facts, gpu, gpus
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from preflight.hook.judging import CheckResults
     from preflight.verdict import Conclude, Verdict
 
-HOST = Host(name="h1", address="127.0.0.1", promised=Promise(gpus=8))
+HOST = Host(name="h1", address="127.0.0.1", expected=Expected(gpus=8))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def _found(
     before: frozenset[str] = frozenset(),
 ) -> CheckResults:
     fleet = Fleet(hosts=(HOST,), origin="here")
-    seen = view(known, HOST.promised, share or Share())
+    seen = view(known, HOST.expected, share or Share())
     ends = time.monotonic() + in_s
     return judge(registry, fleet, known, seen, ends, before=before)
 

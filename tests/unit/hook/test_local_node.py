@@ -1,4 +1,4 @@
-"""Who this node is and what it is promised, before anything is asked of it."""
+"""Who this node is and what it is expected, before anything is asked of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from preflight.errors import UsageError
 from preflight.hook.judging import checks
-from preflight.hook.local_node import inspect_node, node_name, promised
+from preflight.hook.local_node import expected, inspect_node, node_name
 from preflight.hook.model import HookConfig
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ def test_a_node_is_called_as_its_scheduler_calls_it() -> None:
 def test_its_promise_is_its_groups(tmp_path: Path) -> None:
     """The one node, reached as this machine whatever the inventory says of logins."""
     text = INVENTORY.replace("gpus", 'user = "root"\ntransport = "ssh"\ngpus')
-    (host,) = promised("gpu003", _config(tmp_path, text), checks()).hosts
-    assert (host.name, host.transport, host.promised.gpus) == ("gpu003", "local", 8)
-    nothing = promised("gpu003", HookConfig(), checks()).hosts[0]
-    assert nothing.promised.gpus is None
+    (host,) = expected("gpu003", _config(tmp_path, text), checks()).hosts
+    assert (host.name, host.transport, host.expected.gpus) == ("gpu003", "local", 8)
+    nothing = expected("gpu003", HookConfig(), checks()).hosts[0]
+    assert nothing.expected.gpus is None
 
 
 @pytest.mark.parametrize(("name", "named"), [("gpu009", "gpu009"), ("gpu001", "nets")])
@@ -64,10 +64,10 @@ def test_an_inventory_that_is_not_there_is_set_in_hook_toml(tmp_path: Path) -> N
 
 def test_a_check_is_left_out_by_its_name(tmp_path: Path) -> None:
     """`skip` switches it off for this node; a name that no check has is refused, not ignored."""
-    (host,) = promised("gpu001", _config(tmp_path, skip=("gpu.ecc",)), checks()).hosts
+    (host,) = expected("gpu001", _config(tmp_path, skip=("gpu.ecc",)), checks()).hosts
     assert host.off == {"gpu.ecc": "hook.toml"}
     with pytest.raises(UsageError, match=r"did you mean 'gpu\.ecc'"):
-        promised("gpu001", _config(tmp_path, skip=("gpu.ec",)), checks())
+        expected("gpu001", _config(tmp_path, skip=("gpu.ec",)), checks())
 
 
 @pytest.mark.parametrize("name", ["", "@all", "n[1-9]", "a b", "../x", "x" * 300, "\x1b[2J"])

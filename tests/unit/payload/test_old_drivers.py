@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.facts.gpu import OLDEST_BRANCH, newer_readings, too_old
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from tests.lab import sysfs
 from tests.lab.nvml.build import build, functions
 from tests.lab.nvml.scenario import h100
@@ -65,7 +65,7 @@ def test_an_old_driver_is_read_as_far_as_it_goes(tmp_path: Path, without: tuple[
     assert (facts.driver.state, facts.driver.error, len(facts.gpus or ())) == ("answered", "", 8)
     assert facts.problems == ()
     found = {
-        check: judge(check, facts, promised=Promise(gpus=8)) for check in (*CHECKS, "gpu.count")
+        check: judge(check, facts, expected=Expected(gpus=8)) for check in (*CHECKS, "gpu.count")
     }
     assert {
         check: one.sentence for check, one in found.items() if one.outcome not in ("ok", "not_run")
@@ -87,7 +87,7 @@ def test_a_driver_that_lacks_any_function_is_no_broken_reader(tmp_path: Path) ->
         told = _probe(tmp_path / str(at), tuple(rest[at : at + 4]), "450.80.02")
         assert (told.driver.state, told.driver.error) == ("answered", ""), rest[at : at + 4]
         assert len(told.gpus or ()) == 8
-        said = [judge(check, told, promised=Promise(gpus=8)) for check in CHECKS]
+        said = [judge(check, told, expected=Expected(gpus=8)) for check in CHECKS]
         assert [one.sentence for one in said if one.outcome == "fail"] == []
 
 
@@ -104,10 +104,10 @@ def test_what_the_driver_is_too_old_for_names_the_driver_that_has_it(
 ) -> None:
     """A reading is missing since the driver has no such function: not run, with the branch."""
     told = _probe(tmp_path, SINCE_R450, "450.80.02")
-    said = judge(check, told, promised=Promise(gpus=8))
+    said = judge(check, told, expected=Expected(gpus=8))
     assert (said.outcome, said.sentence) == ("not_run", sentence)
     newer = _probe(tmp_path / "newer", SINCE_R450, "550.90.07")
-    assert "or newer has" not in judge(check, newer, promised=Promise(gpus=8)).sentence
+    assert "or newer has" not in judge(check, newer, expected=Expected(gpus=8)).sentence
 
 
 def test_every_function_that_came_later_is_in_the_table_or_has_an_older_form() -> None:

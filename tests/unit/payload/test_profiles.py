@@ -18,7 +18,7 @@ from probe import rdma
 from probe.nvml_calls import Nvml
 
 from preflight.facts.model import Driver, Gpu, GpuPair, Nic
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from tests.lab import sysfs
 from tests.lab.nvml.profiles import EDITS, PROFILES, machine
 from tests.lab.nvml.scenario import h100
@@ -49,10 +49,10 @@ UNKNOWN = {
 """What nobody can tell of some boards."""
 
 
-def expected(profile: Profile, scenario: Scenario) -> Promise:
+def expected_of(profile: Profile, scenario: Scenario) -> Expected:
     """What an inventory would say of it."""
     linked = any(link.up for gpu in scenario.gpus for link in gpu.links)
-    return Promise(
+    return Expected(
         gpus=len(scenario.gpus), gpu_model=profile.name, power_limit_w=profile.watts, ecc=True,
         nvlinks_per_gpu=profile.links if linked else None, nics=len(scenario.nics) or None,
         nic_gbits=400 if scenario.nics else None,
@@ -126,8 +126,8 @@ def test_a_healthy_machine_of_each_board_has_no_finding(
     }
     told = probe(Remote("probe", env=env), sysfs=str(tmp_path / "sys"))
     assert len(told.gpus or ()) == PROFILES[board].whole
-    for promised in (Promise(), expected(PROFILES[board], scenario)):
-        said = findings(verdicts(told, promised))
+    for expected in (Expected(), expected_of(PROFILES[board], scenario)):
+        said = findings(verdicts(told, expected))
         assert {check: o for check, o in said.items() if check.startswith(("gpu.", "ib."))} == {}
 
 
@@ -138,8 +138,8 @@ def test_a_rented_part_of_a_machine_has_no_finding(
     """One, two or four GPUs of each board, with an inventory and without."""
     for number in PROFILES[board].parts:
         scenario = machine(PROFILES[board], number)
-        for promised in (Promise(), expected(PROFILES[board], scenario)):
-            assert findings(verdicts(read(scenario), promised)) == {}, number
+        for expected in (Expected(), expected_of(PROFILES[board], scenario)):
+            assert findings(verdicts(read(scenario), expected)) == {}, number
 
 
 @pytest.mark.parametrize("board", PROFILES)
@@ -152,16 +152,16 @@ def test_an_edit_for_the_worse_is_a_finding_on_each_board(
     """
     profile, every = PROFILES[board], CASES > MANY
     whole, missed = machine(profile), []
-    promised = expected(profile, whole)
+    expected = expected_of(profile, whole)
     healthy = read(whole)
-    before = verdicts(healthy, promised)
+    before = verdicts(healthy, expected)
     for at, (what, change) in enumerate(EDITS):
         if not every and at % len(PROFILES) != list(PROFILES).index(board):
             continue
         told = with_changes(read(change(whole, 2, profile)), nics=healthy.nics)
         if told == healthy or board in UNKNOWN.get(what, ()):
             continue
-        after = verdicts(told, promised)
+        after = verdicts(told, expected)
         better = [check for check in before if RANK[after[check]] < RANK[before[check]]]
         assert better == [], (board, what)
         missed += [] if findings(after) else [what]
@@ -175,5 +175,5 @@ def test_no_edits_one_after_another_ease_the_verdict_on_a_board(
     """Random ones of the facts that the emulated driver told, with its inventory."""
     profile, at = PROFILES[board], list(PROFILES).index(board)
     scenario = machine(profile)
-    told, promised = read(scenario), expected(profile, scenario)
-    assert eased_by_edits(told, promised, range(at, CASES, len(PROFILES))) == []
+    told, expected = read(scenario), expected_of(profile, scenario)
+    assert eased_by_edits(told, expected, range(at, CASES, len(PROFILES))) == []

@@ -22,7 +22,7 @@ from probe.nvml_calls import Nvml
 from preflight.core.registry import Registry
 from preflight.facts.machine import KernelLog, LogLine
 from preflight.facts.model import Driver, Gpu, GpuPair
-from preflight.fleet.model import Fleet, Host, Promise
+from preflight.fleet.model import Expected, Fleet, Host
 from preflight.hook.confirmation import FILES
 from preflight.hook.judging import Share, checks, judge, view
 from preflight.verdict import Outcome
@@ -319,9 +319,11 @@ def registry() -> Callable[[str], Registry]:
 
 def judged(registry: Registry, machine: Machine, facts: Facts) -> dict[str, str]:
     """How each check ends, where the look before saw every fault that needs two."""
-    promise = Promise(gpus=len(machine.scenario.gpus), nvlinks_per_gpu=machine.nvlinks)
-    fleet = Fleet(hosts=(Host(name="h1", address="127.0.0.1", promised=promise),), origin="here")
-    seen = view(facts, promise, machine.share or Share())
+    expectation = Expected(gpus=len(machine.scenario.gpus), nvlinks_per_gpu=machine.nvlinks)
+    fleet = Fleet(
+        hosts=(Host(name="h1", address="127.0.0.1", expected=expectation),), origin="here"
+    )
+    seen = view(facts, expectation, machine.share or Share())
     found = judge(registry, fleet, facts, seen, time.monotonic() + 60, before=frozenset(FILES))
     assert not found.broken
     ends = dict.fromkeys(found.passed, "ok") | {one.check: "unknown" for one in found.unknown}

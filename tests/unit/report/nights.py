@@ -29,7 +29,7 @@ def report(
     """Every check on every node is fine, but for (check, node) in `bad`."""
     said = bad or {}
     entries = [
-        Entry(check, name, (name,), said.get((check, name), ok("as promised")))
+        Entry(check, name, (name,), said.get((check, name), ok("as expected")))
         for check in checks
         for name in nodes
     ]

@@ -16,7 +16,7 @@ from preflight.fabric.samples import Sweep
 from preflight.facts.burn import Burned, Proof
 from preflight.facts.network import ConfFile, ConfSetting
 from preflight.facts.node import Reach
-from preflight.fleet.model import Fleet, Host, Job, Promise
+from preflight.fleet.model import Expected, Fleet, Host, Job
 from preflight.run import stages as stage
 from preflight.run.expected_verdicts import Settings
 from preflight.run.judgement import Judgement, stages_needed
@@ -45,7 +45,7 @@ REACHED = Measured(
 
 def _run(**settings: object) -> Run:
     hosts = tuple(
-        Host(name=name, address=name, group="train", promised=Promise(gpus=8)) for name in NAMES
+        Host(name=name, address=name, group="train", expected=Expected(gpus=8)) for name in NAMES
     )
     checks = Registry(load_folder(shipped_folder()))
     chosen = Settings(tier="standard", fail_fast="never", **settings)  # type: ignore[arg-type]

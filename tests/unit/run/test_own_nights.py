@@ -31,7 +31,7 @@ REGISTRY = Registry(load_folder(shipped_folder()))
 
 
 def _run(history: HistorySession, tonight: Burned, tier: Tier = "deep") -> Run:
-    """One night of the only node, which has one GPU of which nothing is promised."""
+    """One night of the only node, which has one GPU of which nothing is expected."""
     planned = plan(NAMES, {}, extent="auto", seed=1, past=history.past, budget_s=60.0, cost=COST)
     run = Run(FLEET, REGISTRY, Settings(tier=tier), Silent(), planned)
     run.judgement.advance(
