@@ -38,7 +38,7 @@ NOT_FINE = WORST_FIRST[:-2]
 """Outcomes that are findings."""
 
 
-def condemns(outcome: Outcome, grant: str) -> bool:
+def makes_not_ready(outcome: Outcome, grant: str) -> bool:
     """Whether such a verdict makes its subject not ready; `grant`: the privilege it lacks."""
     if outcome is Outcome.UNKNOWN:
         return not grant
@@ -69,9 +69,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Whether checks that require this one must leave out a subject that is not ready."""
 
     @property
-    def condemns(self) -> bool:
+    def makes_not_ready(self) -> bool:
         """Whether this verdict makes its subject not ready."""
-        return condemns(self.outcome, self.grant)
+        return makes_not_ready(self.outcome, self.grant)
 
 
 Conclude = Callable[[Verdict], None]

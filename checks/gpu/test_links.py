@@ -367,7 +367,7 @@ def judge_topology(expected: Expected, facts: Facts, group: Group) -> Verdict:
     if printed is not None and not odd and not refused:
         odd = list(disagreements(facts, printed, codes))
     verdict = conclude_deviations(odd, note=note) or _topology_ok(expected, facts, note, codes)
-    if verdict.condemns or not refused:
+    if verdict.makes_not_ready or not refused:
         return verdict
     besides = [verdict.sentence] if odd else []
     return unknown("; besides: ".join([refused[0], *besides]), advice="recheck", findings=besides)

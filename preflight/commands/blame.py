@@ -109,7 +109,9 @@ def lines(document: BlameDocument, width: int) -> list[str]:
     if document.exclude:
         rows += labelled("not ready", f"{document.exclude}  --exclude={document.exclude}", width)
     rows += [f"apart      {a} and {b} must not be in one job" for a, b in document.apart]
-    blamed = len({name for one in document.findings if one.condemns for name in one.subjects})
+    blamed = len(
+        {name for one in document.findings if one.makes_not_ready for name in one.subjects}
+    )
     count = f"{blamed} blamed" if blamed else "nothing is blamed"
     return [*rows, f"{count}    exit {document.exit}"]
 
@@ -294,7 +296,7 @@ def blame_document(stored: StoredSamples, judged: StoredVerdicts) -> BlameDocume
         apart=ready.apart,
         findings=(
             *findings(entries, judged.blames, judged.systemic),
-            *(replace(one, condemns=False) for one in findings(without_peers)),
+            *(replace(one, makes_not_ready=False) for one in findings(without_peers)),
         ),
         blames=judged.blames,
         missed=missed_words(sensitivity_rows(observed, judged.blames)),

@@ -100,7 +100,7 @@ def advice_suffix(advice: str) -> str:
 
 def notes(assessment: Assessment) -> str:
     """Return one line on findings that do not drain and checks that are unknown; "" if none."""
-    found = [_finding(each) for each in assessment.findings if each.condemns]
+    found = [_finding(each) for each in assessment.findings if each.makes_not_ready]
     if assessment.trouble:
         # With a full disk, this line is the only record of the findings.
         text = f"could not check {assessment.node}: {assessment.trouble}"
@@ -312,7 +312,7 @@ def _resume(known: DecisionInput, config: HookConfig) -> Decision | Ask:
 def _healed(mine: DrainRecord, known: DecisionInput, config: HookConfig) -> bool:
     assessment = known.assessment
     again = bool(assessment.passed) if mine.check == OWN_FAULT else mine.check in assessment.passed
-    bad = any(each.drains and each.condemns for each in assessment.findings)
+    bad = any(each.drains and each.makes_not_ready for each in assessment.findings)
     # A GPU that cannot be opened just now may be the faulty one: the others prove nothing.
     gpus_unknown = any(each.check == "gpu.count" for each in assessment.unknown)
     return (

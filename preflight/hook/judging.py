@@ -162,7 +162,7 @@ def _finding(check: Check, verdict: Verdict, name: str) -> Finding:
         outcome=verdict.outcome,
         sentence=verdict.sentence,
         advice=verdict.advice,
-        drains=check.drains and here and not user and verdict.condemns,
+        drains=check.drains and here and not user and verdict.makes_not_ready,
         user=user,
         heals=check.heals,
         gpus=tuple(gpus) if isinstance(gpus, list | tuple) else (),
@@ -177,7 +177,7 @@ def _confirm(
     A lasting error needs no second look. `partly`: only some GPUs were checked; that a job's GPUs
     are ok shows nothing about the others.
     """
-    bad = any(each.condemns for each in found.findings)
+    bad = any(each.makes_not_ready for each in found.findings)
     seen = is_hung(driver) if check_id == HUNG else bad and (found.may_pass or check_id == SLOW)
     of_gpus = check_id not in OF_DRIVER
     conclusive = bool(found.findings or found.passed) and (bad or not (partly and of_gpus))

@@ -76,7 +76,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     """Which GPUs, as the host numbers them; () where the finding is not about GPUs."""
 
     @property
-    def condemns(self) -> bool:
+    def makes_not_ready(self) -> bool:
         """Whether this finding makes the node, or its user's part of it, not ready."""
         return self.outcome in (Outcome.FAIL, Outcome.FLAKY)
 

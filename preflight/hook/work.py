@@ -139,7 +139,7 @@ def plain_code(assessment: Assessment) -> int:
     """
     if assessment.trouble:
         return UNJUDGED
-    if any(each.condemns and not each.user for each in assessment.findings):
+    if any(each.makes_not_ready and not each.user for each in assessment.findings):
         return UNHEALTHY
     return UNJUDGED if assessment.unknown else HEALTHY
 
@@ -175,7 +175,7 @@ def _save_findings(
         if _worth_a_file(assessment):
             write(config.state_dir, document(call, assessment))
     except (OSError, UsageError) as error:
-        bad = [each for each in assessment.findings if each.check in FILES and each.condemns]
+        bad = [each for each in assessment.findings if each.check in FILES and each.makes_not_ready]
         twice = [each for each in bad if seen.saw.get(each.check, True)]  # False: it needs no other
         unsure = tuple(Unjudged(check=each.check, why=each.sentence) for each in twice)
         others = tuple(each for each in assessment.findings if each not in twice)
@@ -186,7 +186,7 @@ def _save_findings(
 
 def _worth_a_file(assessment: Assessment) -> bool:
     """Whether there is anything to write: not for a ready node."""
-    bad = any(each.condemns for each in assessment.findings)
+    bad = any(each.makes_not_ready for each in assessment.findings)
     return bool(bad or assessment.trouble or assessment.unknown)
 
 

@@ -15,7 +15,7 @@ from preflight.core.text import plain_json
 from preflight.fabric.schedule import Turn
 from preflight.fleet.nodeset import check_names
 from preflight.report.header import Overrides
-from preflight.verdict import Outcome, condemns
+from preflight.verdict import Outcome, makes_not_ready
 
 _FOLDED = re.compile(r"(?!-)[A-Za-z0-9_.:%,\[\]-]*")
 _TIME = re.compile("[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}(Z|[+-][0-9]{2}:[0-9]{2})")
@@ -69,9 +69,9 @@ class VerdictRow(Struct, frozen=True, kw_only=True):
     """What to grant, if an `unknown` only lacks a privilege or something to compare with."""
 
     @property
-    def condemns(self) -> bool:
+    def makes_not_ready(self) -> bool:
         """Whether this verdict makes its subject not ready."""
-        return condemns(self.outcome, self.grant)
+        return makes_not_ready(self.outcome, self.grant)
 
 
 class SizeRow(Struct, frozen=True, kw_only=True):

@@ -42,7 +42,7 @@ def class_of(check: str) -> str:
 def junit(report: Report) -> bytes:
     """The XML; a verdict that makes its subject not ready is a failure, a missing one an error."""
     rows = report.verdicts
-    failed = sum(row.condemns for row in rows)
+    failed = sum(row.makes_not_ready for row in rows)
     errors = sum(row.outcome in _ERROR for row in rows)
     skipped = sum(row.outcome in _SKIPPED for row in rows)
     suite = ET.Element(
@@ -69,7 +69,7 @@ def _case(suite: ET.Element, row: VerdictRow) -> None:
     properties = ET.SubElement(case, "properties")
     ET.SubElement(properties, "property", name="preflight_outcome", value=str(row.outcome))
     ET.SubElement(properties, "property", name="preflight_sentence", value=sentence)
-    kind = "failure" if row.condemns else "error" if row.outcome in _ERROR else ""
+    kind = "failure" if row.makes_not_ready else "error" if row.outcome in _ERROR else ""
     if kind:
         problem = ET.SubElement(case, kind, message=sentence)
         problem.text = f"{row.outcome}: {sentence}" + (

@@ -46,7 +46,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     also: tuple[str, ...] = ()
     """Other checks whose verdicts on the subject have the same cause."""
     verdicts: int = 1
-    condemns: bool = False
+    makes_not_ready: bool = False
 
 
 def findings(
@@ -102,7 +102,7 @@ def _joined(subject: str, group: Sequence[Entry], blame: BlameRow | None) -> Fin
         advice=blame.advice if blame and from_sweep else worst.verdict.advice,
         also=tuple(dict.fromkeys(e.check for e in group if e.check != worst.check)),
         verdicts=len(group),
-        condemns=any(entry.verdict.condemns for entry in group),
+        makes_not_ready=any(entry.verdict.makes_not_ready for entry in group),
     )
 
 
@@ -112,7 +112,7 @@ def _over_subjects(same: Sequence[Finding]) -> Finding:
         subjects=tuple(subject for finding in same for subject in finding.subjects),
         also=tuple(dict.fromkeys(name for finding in same for name in finding.also)),
         verdicts=sum(finding.verdicts for finding in same),
-        condemns=any(finding.condemns for finding in same),
+        makes_not_ready=any(finding.makes_not_ready for finding in same),
     )
 
 
@@ -126,7 +126,7 @@ def suspicions(entries: Iterable[Entry], nodes: int) -> dict[str, str]:
         names = entry.verdict.culprits
         if not names and len(entry.nodes) == 1:
             names = (entry.verdict.blame or entry.subject,)
-        if entry.verdict.condemns and names:
+        if entry.verdict.makes_not_ready and names:
             at_fault.setdefault(entry.check, set()).update(names)
     return {
         check: f"{check} fails on {len(names)} of {nodes} nodes: the inventory, the check or one "

@@ -205,10 +205,10 @@ def marks(report: Report, found: Sequence[Finding]) -> dict[str, Mark]:
     given = dict.fromkeys(report.fleet.unjudged, _UNJUDGED)
     for number, one in enumerate(found):
         names = {name for subject in one.subjects for name in nodes_in(subject, known)}
-        if len(names) == len(known) > 1 and not one.condemns:
+        if len(names) == len(known) > 1 and not one.makes_not_ready:
             continue
         for name in names:
-            if name not in given and (name in out or not one.condemns):
+            if name not in given and (name in out or not one.makes_not_ready):
                 letter, css, words = _LOOK[one.outcome]
                 given[name] = Mark(letter, css, f"{words}: {one.check}", number)
     for name in out:
@@ -279,7 +279,7 @@ def _cause(one: Finding, known: frozenset[str], drains: Collection[str]) -> dict
         # The page's filter does not move such a finding: its names would fill the page.
         "of_most": len(nodes) > max(1, len(known) // 2),
         "exclude": exclude,
-        "drain": drain_command(exclude, one) if one.condemns and one.check in drains else "",
+        "drain": drain_command(exclude, one) if one.makes_not_ready and one.check in drains else "",
     }
 
 

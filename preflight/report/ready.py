@@ -147,7 +147,7 @@ def left_open(entry: Entry) -> bool:
 
 def counts_as_failure(entry: Entry, *, strict: bool) -> bool:
     """Whether a verdict makes its subject not ready; `strict` adds warnings and missing grants."""
-    return entry.verdict.condemns or (
+    return entry.verdict.makes_not_ready or (
         strict and entry.verdict.outcome in (Outcome.WARN, Outcome.UNKNOWN)
     )
 

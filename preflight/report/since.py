@@ -67,7 +67,7 @@ def at(seconds: float) -> str:
 
 def night_of(report: Report, found: Sequence[Finding]) -> Night:
     """Sum up a run."""
-    bad = {Bad(one.check, name) for one in found if one.condemns for name in one.subjects}
+    bad = {Bad(one.check, name) for one in found if one.makes_not_ready for name in one.subjects}
     speeds = _speeds(report)
     return row_of(
         Night,

@@ -288,7 +288,7 @@ class Judgement:
                 gate = self.verdict(required, (name,))
                 if gate.evidence.get("blocked") is True:
                     return gate.sentence
-                if gate.outcome is Outcome.BROKEN or (gate.condemns and gate.blocks):
+                if gate.outcome is Outcome.BROKEN or (gate.makes_not_ready and gate.blocks):
                     return f"{required} of {name}: {gate.sentence}"
             if check.stage != "reach" and name not in self.measured.facts:
                 return self._unreached(name)

@@ -409,7 +409,7 @@ class Run:
             self.on_verdict(*key, verdict)
             if verdict.outcome not in (Outcome.OK, Outcome.NOT_RUN, Outcome.WAIVED):
                 found(key, verdict)
-            self._any_failed = self._any_failed or verdict.condemns
+            self._any_failed = self._any_failed or verdict.makes_not_ready
             if self._any_failed and fail_fast == "first":
                 self._settle_rest([*selected, *self.repairs])
                 return True

@@ -97,7 +97,7 @@ class CheckItem(pytest.Item):
         self.user_properties.append(("preflight_sentence", printable(worst.sentence)))
         if worst.outcome is Outcome.NOT_RUN:
             pytest.skip(printable(worst.sentence))
-        if worst.condemns or worst.outcome in (Outcome.BROKEN, Outcome.MISSING):
+        if worst.makes_not_ready or worst.outcome in (Outcome.BROKEN, Outcome.MISSING):
             raise FailedVerdict(_words(worst))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *_: Any) -> str:

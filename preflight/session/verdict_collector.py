@@ -364,7 +364,7 @@ class VerdictCollector:
         """Add verdicts that no item has: repair pairs, failed gates, findings after a stop."""
         repairs = set(self._run.repairs)
         for key, verdict in self._run.judgement.known().items():
-            is_finding = verdict.condemns or verdict.outcome is Outcome.BROKEN
+            is_finding = verdict.makes_not_ready or verdict.outcome is Outcome.BROKEN
             if key in repairs or is_finding or (self._interrupted and key in self._ledger):
                 self._ledger.record(*key, verdict)
         if self._interrupted:

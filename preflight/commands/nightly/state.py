@@ -333,7 +333,7 @@ class Screen:
 
     def found(self, findings: Sequence[Finding]) -> None:
         """Print the findings that make nodes not ready, each cause in a line or two."""
-        for one in (each for each in findings if each.condemns):
+        for one in (each for each in findings if each.makes_not_ready):
             nodes = all("-" not in name for name in one.subjects)
             about = fold(one.subjects) if nodes else ", ".join(map(printable, one.subjects[:4]))
             words = finding_line(one.outcome, about, one.check, one.sentence)

@@ -148,7 +148,7 @@ def test_real_listings(label: Path) -> None:
     """What was left behind is told or not cleared; healthy machines are never condemned."""
     said = json.loads(label.read_text())
     found = verdict(label.with_suffix(".txt").read_text())
-    assert not found.condemns or found.outcome is Outcome.UNKNOWN
+    assert not found.makes_not_ready or found.outcome is Outcome.UNKNOWN
     if said["category"] == "healthy":
         assert found.outcome in (Outcome.OK, Outcome.WARN)
     if said["category"] == "stale_process":

@@ -59,7 +59,7 @@ def verdict(check: str, one: Facts, *peers: Facts, expected: Expected | None = N
 def test_a_whole_machine_or_a_rented_part_of_one_has_no_finding(name: str, number: int) -> None:
     """Boards and cards, as many as are sold or rented together."""
     verdicts = {check: verdict(check, node(number, name)) for check in CHECKS}
-    assert {check: one.sentence for check, one in verdicts.items() if one.condemns} == {}
+    assert {check: one.sentence for check, one in verdicts.items() if one.makes_not_ready} == {}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_part_of_a_directly_joined_board_lacks_the_links_to_the_rest(
 ) -> None:
     """A virtual machine with some of its GPUs sees those links down."""
     each = tuple(NvLink(n, up=n < up, remote_kind="gpu") for n in range(WHOLE[name][0]))
-    assert not verdict("gpu.topology", node(number, name, links=each)).condemns
+    assert not verdict("gpu.topology", node(number, name, links=each)).makes_not_ready
 
 
 SHARED = [
@@ -135,7 +135,7 @@ def test_an_expectation_of_the_inventory_makes_it_a_failure(
     result = verdict(check, node(8, H100, **changes), expected=expected)
     assert (result.outcome, words in result.sentence) == ("fail", True)
     met = Expected(nvlinks_per_gpu=14, power_limit_w=300)
-    assert not verdict(check, node(8, H100, **changes), expected=met).condemns
+    assert not verdict(check, node(8, H100, **changes), expected=met).makes_not_ready
 
 
 @pytest.mark.parametrize("up", [14, 17, 1, 5])
@@ -184,7 +184,7 @@ def test_a_gpu_in_another_clique_is_a_finding() -> None:
     two_racks = [_cliques(*["b/1"] * 4)] * 2
     assert verdict("gpu.fabric", torn, *[whole] * 4, *two_racks).outcome == "warn"
     racks = [_cliques(*["b/1"] * 4)] * 2 + [whole] * 4
-    assert not any(verdict("gpu.fabric", each, *racks).condemns for each in racks)
+    assert not any(verdict("gpu.fabric", each, *racks).makes_not_ready for each in racks)
 
 
 def test_no_check_calls_a_reading_of_a_lost_gpu_ok() -> None:

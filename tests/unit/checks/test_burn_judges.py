@@ -298,7 +298,7 @@ def test_without_anything_to_hold_it_against(name: str) -> None:
     verdict = JUDGES[name](judged(node, expectation=Expected(gpus=2))[0])
     assert verdict.outcome is Outcome.UNKNOWN
     assert verdict.sentence.startswith("no peers: ")
-    assert verdict.condemns == (name != "host")
+    assert verdict.makes_not_ready == (name != "host")
     assert "gpu_model" in verdict.advice or name == "host"
 
 

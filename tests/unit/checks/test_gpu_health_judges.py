@@ -257,7 +257,7 @@ def test_a_reading_that_one_gpu_does_not_report(check: str) -> None:
     """What seven GPUs tell and one does not, for no reason, is unknown; so is what none tells."""
     missing = dict.fromkeys(READINGS[check])
     one = judge(check, node(3, **missing))
-    assert (one.outcome, one.condemns) == ("unknown", True)
+    assert (one.outcome, one.makes_not_ready) == ("unknown", True)
     assert "GPU3" in one.sentence
     assert "7 others did" in one.sentence
     all_of_them = judge(check, node(None, **missing))
@@ -279,7 +279,7 @@ def test_a_reading_that_is_denied_says_what_to_grant() -> None:
     """Missing privilege is no fault of the node."""
     denied = {"ecc_volatile_uncorrected": None, "denied": ("ecc_volatile_uncorrected",)}
     verdict = judge("gpu.ecc", node(None, **denied))
-    assert (verdict.outcome, verdict.condemns) == ("unknown", False)
+    assert (verdict.outcome, verdict.makes_not_ready) == ("unknown", False)
     assert "as root" in verdict.grant
 
 

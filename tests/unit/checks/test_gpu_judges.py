@@ -32,7 +32,7 @@ def test_gpu_count(expected: int | None, answered: int | None, outcome: str, wor
     """Fewer than expected fails, more is an inventory to correct, nothing read is unknown."""
     verdict = judge_count(expected, None if answered is None else gpus(answered))
     assert (verdict.outcome, verdict.sentence) == (outcome, words)
-    assert verdict.advice or not verdict.condemns
+    assert verdict.advice or not verdict.makes_not_ready
 
 
 @pytest.mark.proves("gpu.count", finds="a GPU that is counted and does not answer, unpromised")
@@ -157,4 +157,4 @@ def test_a_missing_privilege_is_reported_with_what_to_grant() -> None:
     verdict = judge_driver(8, Driver("error", error="Insufficient Permissions"))
     assert verdict.outcome is Outcome.UNKNOWN
     assert "/dev/nvidia*" in verdict.grant
-    assert not verdict.condemns
+    assert not verdict.makes_not_ready

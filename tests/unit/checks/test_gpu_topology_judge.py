@@ -158,7 +158,7 @@ def test_links_that_differ_from_both_ends_are_named() -> None:
 def test_mig_switches_nvlinks_off_by_design() -> None:
     """A GPU in MIG mode need not have its NVLinks and is not asked to."""
     mixed = facts(gpus=(*gpus(7), mig_gpu(7, 2)))
-    assert not alone(mixed, HGX).condemns
+    assert not alone(mixed, HGX).makes_not_ready
 
 
 @pytest.mark.proves("gpu.topology", finds="a pair of GPUs without peer access")

@@ -320,11 +320,11 @@ def test_hidden_processes_are_reported_with_what_to_grant(
     assert verdict.outcome is Outcome.UNKNOWN
     assert words in verdict.sentence
     assert grant in verdict.grant
-    assert not verdict.condemns
+    assert not verdict.makes_not_ready
 
 
 @pytest.mark.proves("host.container", unknown="the process table's namespace could not be read")
 def test_an_unread_namespace_is_unknown() -> None:
     """And that is not waved through as a missing privilege."""
     for unread in (node(container=None), node(container=Container()), facts(machine=None)):
-        assert judge_container(unread).condemns
+        assert judge_container(unread).makes_not_ready

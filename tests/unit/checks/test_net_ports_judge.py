@@ -27,7 +27,7 @@ def verdicts(results: dict[tuple[str, str], str], names: str = FOUR) -> dict[str
 def blamed(results: dict[tuple[str, str], str], names: str = FOUR) -> set[str]:
     """The nodes and pairs that any verdict blames."""
     found = verdicts(results, names).items()
-    return {verdict.blame or name for name, verdict in found if verdict.condemns}
+    return {verdict.blame or name for name, verdict in found if verdict.makes_not_ready}
 
 
 def master(port: MasterPort) -> Verdict:
@@ -214,7 +214,7 @@ def test_a_firewall_between_the_master_and_one_node_is_their_paths(other: str, h
     assert found["h1"].sentence.startswith(f"{other} cannot reach the master port h1:29500 (")
     assert "would hang at its rendezvous; 2 of 3 other nodes can" in found["h1"].sentence
     assert f"open the firewall between h1 and {other} for port 29500" in found["h1"].advice
-    assert not any(verdict.blocks for verdict in found.values() if verdict.condemns)
+    assert not any(verdict.blocks for verdict in found.values() if verdict.makes_not_ready)
 
 
 def test_a_path_to_the_master_that_is_cut_one_way_is_still_a_path() -> None:
@@ -236,7 +236,7 @@ def test_a_firewall_beside_the_master_where_no_other_node_tried() -> None:
             for target, tried in net.others_to.items()
         }
         found[name] = judge_ports(name, dataclasses.replace(net, to_me=kept[name], others_to=kept))
-    assert {v.blame or name for name, v in found.items() if v.condemns} == {"pair h1-h3"}
+    assert {v.blame or name for name, v in found.items() if v.makes_not_ready} == {"pair h1-h3"}
 
 
 @given(cut=st.sampled_from(["h2", "h3", "h4", "h5"]), both=st.booleans())
@@ -270,7 +270,7 @@ def test_a_node_whose_port_stage_died_costs_no_other(dead: str) -> None:
     found = {
         name: judge_ports(name, net) for name, net in mute(into(dead, "refused"), dead).items()
     }
-    assert {v.blame or name for name, v in found.items() if v.condemns} == {dead}
+    assert {v.blame or name for name, v in found.items() if v.makes_not_ready} == {dead}
     assert found[dead].outcome is Outcome.UNKNOWN
     if dead == "h1":
         assert found["h2"].outcome is Outcome.UNKNOWN
@@ -295,6 +295,6 @@ def test_an_attempt_that_could_not_be_made_is_no_firewall() -> None:
     assert "failed: Too many open files" in ours.sentence
     assert "nftables" not in ours.advice
     unnamed = failing("Name or service not known")
-    assert unnamed.condemns
+    assert unnamed.makes_not_ready
     assert not unnamed.blame
     assert "make h1 resolvable" in unnamed.advice

@@ -541,7 +541,7 @@ def _not_ready(pairs: Mapping[tuple[str, str], Pair]) -> set[str]:
     bad: set[str] = set()
     for names, pair in pairs.items():
         verdict = judge_allreduce(pair)
-        if verdict.condemns:
+        if verdict.makes_not_ready:
             one = {verdict.blame} & {"h1", "h2", "h3", "h4", "h5"}
             bad |= one or set(names)
     return bad

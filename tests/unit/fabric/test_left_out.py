@@ -139,7 +139,7 @@ def test_a_node_whose_sums_are_wrong_now_and_then_goes_alone() -> None:
 
     fleet = hosts(8)
     decoded = judge_sweep(sweep(fleet, speed), fleet)
-    bad = {entry.nodes for entry in _entries(decoded) if entry.verdict.condemns}
+    bad = {entry.nodes for entry in _entries(decoded) if entry.verdict.makes_not_ready}
     assert bad == wrong
     assert _readiness(sweep(fleet, speed), 8)[0].not_ready == ("h2",)
 

@@ -37,7 +37,7 @@ def test_a_known_failure_condemns_nobody_and_keeps_its_sentence(verdict: Verdict
     """Its outcome is waived; what it was, until when and why stay with it."""
     waived = _waived(("h2",), verdict, _waiver())
     assert waived.outcome is Outcome.WAIVED
-    assert not waived.condemns
+    assert not waived.makes_not_ready
     assert waived.sentence == f"{verdict.sentence} (waived until 2026-11-25: known)"
     assert waived.evidence["waived"] == verdict.outcome
 

@@ -106,7 +106,7 @@ def test_a_shut_gate_is_found_though_it_was_not_selected(selected: str) -> None:
     """Whoever selects one check still hears of the node that it could not be asked on."""
     run = _run()
     assert set(_judge(run, _without("h2"), [selected])) == {("reach.route", ("h2",))}
-    assert run.judgement.known()["reach.route", ("h2",)].condemns
+    assert run.judgement.known()["reach.route", ("h2",)].makes_not_ready
 
 
 def test_a_hung_driver_blocks_what_reads_the_driver() -> None:
