@@ -45,11 +45,15 @@ test: $(STAMP) ## run every test
 parity: $(STAMP) ## run the stories, and hold each of them to four workers of xdist
 	PREFLIGHT_TEST_PARITY=all $(BIN)/python -m pytest tests/stories $(PYTEST_ARGS)
 
-lint: $(STAMP) ## ruff, mypy --strict, the arrows between the rooms
+PROSE = README.md SECURITY.md CONTRIBUTING.md docs
+
+lint: $(STAMP) ## ruff, mypy --strict, the arrows between the rooms, spelling, prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell $(PROSE) CHANGELOG.md preflight checks contrib inventory tests/*.md
+	$(BIN)/proselint --config .proselintrc.json check $(PROSE)
 
 preflight: $(STAMP) ## judge this machine
 	$(BIN)/python -m pytest --preflight

@@ -1,4 +1,4 @@
-"""`preflight check`: the way in for root, cron and schedulers; runs nobody's code but preflight's.
+"""`preflight check`: the entry for root, cron and schedulers; runs no code but preflight's.
 
 `start` uses only the standard library, as other imports could have been planted; the rest runs in a
 separate Python that reads neither PYTHON* variables nor the working folder.

@@ -392,7 +392,7 @@ def run(arguments: argparse.Namespace) -> int:
     except (TypeError, ValueError) as error:  # SQLite holds any type in any column
         raise UsageError(
             f"the history {place.words} holds values that no run wrote ({error}); move it away to "
-            "start anew, or give another: --history=DIR"
+            "start again, or give another: --history=DIR"
         ) from error
     sys.stdout.write(shown)
     return 0 if document.last is not None else EMPTY

@@ -300,7 +300,7 @@ def go_order(
         "inside": who.looks_inside(name),
         "inside_sizes": [_rung(rung) for rung in who.inside_sizes],
         "keep_log": who.keep_logs,
-        "condemn": _stop_early(who.backend) if plan.stop_early else None,
+        "stop_rule": _stop_early(who.backend) if plan.stop_early else None,
     }
 
 

@@ -82,7 +82,7 @@ def look(
 ) -> JobState:
     """Look at all nodes at the same time; the result has every host, in the same order.
 
-    `job`: the job, if these nodes run several. Never raises for an unhealthy node.
+    `job`: the job, if these nodes run several. Never raises for a node that is not ready.
     """
     gate, asked = Gate(), wanted or LookRequest()
     by_name = {host.name: host for host in hosts}

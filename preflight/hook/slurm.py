@@ -180,7 +180,7 @@ def parse_sizes(text: str) -> dict[str, int]:
 def parse_now(text: str) -> float | None:
     """Read the controller's time from the first line of `scontrol show config`; None without it.
 
-    slurmctld stamps each reply anew (_fill_ctld_conf).
+    slurmctld stamps each reply with a new time (_fill_ctld_conf).
     """
     found = _NOW.search(text)
     return seconds(found[1]) if found else None

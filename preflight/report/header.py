@@ -254,7 +254,7 @@ def _how_many(fleet: Fleet, nodes: str, at_most: int) -> str:
     if not fleet.ranks:
         return f"{at_most} at a time"
     ranks = many(fleet.ranks, "rank")
-    again = "; a failed rank would start preflight anew: use --max-restarts=0"
+    again = "; a failed rank would start preflight again: use --max-restarts=0"
     return f"{nodes}, {ranks}{again if fleet.restarts else ''}"
 
 

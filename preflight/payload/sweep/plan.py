@@ -92,7 +92,7 @@ class Go:
     """Wait for more rounds after the last one: suspects may be measured again."""
     stop_rule: StopRule | None = None
     """Stop a size as soon as its spikes prove the pair bad; None: run all iterations. The order
-    calls it "condemn"."""
+    calls it "stop_rule"."""
     inside: bool = False
     """After the last round, measure the all-reduce among this node's own rails."""
     inside_sizes: tuple[Rung, ...] = ()
@@ -174,10 +174,10 @@ def extend(go: Go, more: dict[str, Any]) -> Go:
 
 
 def _read(order: dict[str, Any], first: int) -> dict[str, Any]:
-    soak, stop_rule = order.get("soak"), order.get("condemn")
+    soak, stop_rule = order.get("soak"), order.get("stop_rule")
     turns = _turns(order["turns"], first)
     return dict(
-        {name: value for name, value in order.items() if name != "condemn"},
+        {name: value for name, value in order.items() if name != "stop_rule"},
         ladder=tuple(Rung(*rung) for rung in order["ladder"]),
         soak=None if soak is None else Rung(*soak),
         stop_rule=None if stop_rule is None else StopRule(*stop_rule),

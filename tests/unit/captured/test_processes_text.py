@@ -128,8 +128,8 @@ def test_who_waits_is_told_without_parents_and_header(row: str) -> None:
     ("text", "words"),
     [
         (WEB, "(the rest shows: zombie pid 4343 ([Web Content] <defunct>, user carol+))"),
-        (AUX.format("?", "D", "Jun03", "[kworker/u8:2]"), "orphans do not show"),
-        (" 4343 pts/0    Sl     0:46 python3 -c spawn_main(5)\n", "orphans do not show"),
+        (AUX.format("?", "D", "Jun03", "[kworker/u8:2]"), "no parents to find orphans by"),
+        (" 4343 pts/0    Sl     0:46 python3 -c spawn_main(5)\n", "no parents to find orphans by"),
         ("carol  4343  4001  0 13:41 pts/1    00:00:00 python train.py\n", "no states"),
         ("1000  4343  4001  4343  0   1 Jun03 ?   1-00:00:00 [python] <defunct>\n", "no states"),
         (GREP, "it lists no readable process"),

@@ -86,7 +86,7 @@ def test_gpus_that_are_listed_count_beside_those_that_are_lost() -> None:
     beside, alone = verdicts(lost + six)["gpu.count"], verdicts(lost)["gpu.count"]
     assert beside.outcome is alone.outcome is Outcome.FAIL
     assert beside.sentence.startswith("6 of 8 GPUs answer")
-    assert alone.sentence.startswith("2 GPUs did not answer, and of others nothing is told")
+    assert alone.sentence.startswith("2 GPUs did not answer, and no other GPU is listed")
     assert all("0000:12:00.0" in one.sentence for one in (beside, alone))
     eight = verdicts("".join(LISTED.format(at, at) for at in range(8)))
     assert eight["gpu.count"].sentence == "8 GPUs"
@@ -110,11 +110,11 @@ def test_an_xid_is_read_without_the_drivers_name(line: str) -> None:
     ("text", "advice"),
     [
         (LOST.format(0x12), "capture nvidia-smi -q once the GPUs answer"),
-        (table(ecc="strange"), "capture nvidia-smi -q as well, which tells readings in other words"),
+        (table(ecc="strange"), "capture nvidia-smi -q as well, which prints each reading in full"),
         ("[ 1.5] usb 1-1: new high-speed USB device\n", "give the whole log: dmesg, or journalctl -k -b"),
         ("  PID TTY      STAT   TIME COMMAND\n   17 ?        S      0:00 python train.py\n",
          "capture ps -eo pid,ppid,user,stat,wchan:24,etime,args"),
-        ("export NCCL_DEBUG=INFO\n" + "torchrun a.py\n" * 65, "give each script by itself"),
+        ("export NCCL_DEBUG=INFO\n" + "torchrun a.py\n" * 65, "give each script separately"),
         (table()[:900], "capture it again, whole and unedited"),
     ],
     ids=["lost", "a strange word", "a part of a log", "ps", "scripts", "cut"],
@@ -130,7 +130,7 @@ def test_one_cause_is_one_block(tmp_path: Path, capsys: pytest.CaptureFixture[st
     """What one damaged text leaves unknown is one finding, not sixteen."""
     (tmp_path / "lost.txt").write_text(LOST.format(0x12))
     main(["read", str(tmp_path / "lost.txt")])
-    assert capsys.readouterr().out.count("not enough to go by") == 1
+    assert capsys.readouterr().out.count("too little can be read") == 1
 
 
 @pytest.mark.parametrize(

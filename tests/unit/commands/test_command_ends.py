@@ -56,7 +56,7 @@ def test_a_reader_that_left_is_no_success(tmp_path: Path) -> None:
     os.close(reading)
     with os.fdopen(writing, "w") as closed_pipe:
         done = subprocess.run(
-            [*PREFLIGHT, "checks"], cwd=tmp_path, stdout=closed_pipe, stderr=subprocess.PIPE,
+            [*PREFLIGHT, "list-checks"], cwd=tmp_path, stdout=closed_pipe, stderr=subprocess.PIPE,
             text=True, timeout=60, check=False,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")

@@ -127,7 +127,9 @@ def test_a_wave_that_dies_is_missing_and_the_others_go_on(
     _, code = _run(sweep(("n1", "n2"), ("n3",), wait=kill), tmp_path, "all")
     out = " ".join(capsys.readouterr().out.split())
     assert code == 3, out
-    assert "LOST n[1-2] reach.answer wave 1 (wave-001): killed (signal 9) without a report" in out
+    assert (
+        "MISSING n[1-2] reach.answer wave 1 (wave-001): killed (signal 9) without a report" in out
+    )
     assert "ready n3 1 of 4" in out
     assert not read_sweep(tmp_path / "night").finished  # --resume does it again
 

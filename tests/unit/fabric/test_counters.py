@@ -134,7 +134,7 @@ def test_a_nic_that_never_answers_costs_four_waits_and_no_pair(
         unread = [watching.read(ALL)["unread"] for _ in range(6)]
         assert watching._number == 4
         late = "error counters were not read: no answer within 0.3 s"
-        given_up = late + ", nor from a second process: none is asked any more"
+        given_up = late + ", nor from a second process: no further readings"
         assert unread == [late] * 3 + [given_up] * 3
         reported = watching.since(watching.read(ALL), transports.Transport(None, gloo_rail(), str))
         assert reported == {"moved": [], "unread": given_up}

@@ -49,8 +49,8 @@ class Spiky(Partner):
     ("changes", "stopped", "times"),
     [
         ({}, "", 300),
-        ({"condemn": [8000.0, 0.01, 0.1, 13.8]}, "spikes", 67),
-        ({"condemn": [1e6, 0.01, 0.1, 13.8]}, "", 300),
+        ({"stop_rule": [8000.0, 0.01, 0.1, 13.8]}, "spikes", 67),
+        ({"stop_rule": [1e6, 0.01, 0.1, 13.8]}, "", 300),
         ({"pair_s": 0.1}, "time", 67),
     ],
 )

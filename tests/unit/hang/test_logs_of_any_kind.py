@@ -288,7 +288,7 @@ def test_no_more_is_read_than_100_times_what_the_disk_holds(
         size += len(block)
         assert size < 64 << 20
     (trouble,) = troubles
-    assert "if that is no trap, use a pipe" in trouble
+    assert "if that is right, use a pipe" in trouble
 
 
 def test_devices_that_never_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
