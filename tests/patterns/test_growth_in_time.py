@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import pickle  # noqa: TID251  only written
 import random
+import struct
 import time
 import tracemalloc
+import zlib
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from preflight import cli
 from preflight.commands.read import captured, judge_captured
 from preflight.errors import UsageError
+from preflight.facts.job import Dump
 from preflight.fleet.nodeset import expand, fold
 from preflight.fleet.sources import Wish, resolve
 from preflight.report.document import encode
 from tests.patterns.growth import logs, pasted, stretched, words
 from tests.patterns.test_growth import EVERY_WAY, _explain
+from tests.unit.hang.diagnose.jobs import job
 from tests.unit.report.nights import report
 from tests.unit.report.test_public_folders import measured, whose
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from preflight.hang.diagnose.model import JobState
 
     Read = Callable[[Path, int], object]
 
@@ -212,13 +221,42 @@ def _parts_of_a_string(folder: Path, length: int) -> None:
     _script(folder, f"x = f'{'{rank}' * 40 * length}'\n")
 
 
+def _recorder(folder: Path, recorded: bytes) -> None:
+    """Read it, as the only rank's dump."""
+    content = base64.b64encode(zlib.compress(recorded, 1)).decode()
+    dump = Dump(path="/tmp/x", written_s=2e9, size=len(recorded), content=content)
+    _diagnose(folder, job(1, lambda _: {"dump": dump}))
+
+
+def _texts_for_numbers(folder: Path, length: int) -> None:
+    """One long text stands for the number of each line of the calls."""
+    text = "-" * 1000 * length
+    frames = [[{"line": text} for _ in range(64)] for _ in range(length)]
+    entries = [{"collective_seq_id": 1, "profiling_name": "a", "frames": each} for each in frames]
+    _recorder(folder, pickle.dumps({"entries": entries}, 4))
+
+
+def _long_keys(folder: Path, length: int) -> None:
+    """Two keys that are alike, and are not the same object, again and again."""
+    key = b"X" + struct.pack("<I", 1000 * length) + b"a" * 1000 * length
+    _recorder(
+        folder, b"\x80\x02" + key + b"q\0" + key + b"q\1}" + b"h\0K\1sh\1K\1s" * 40 * length + b"."
+    )
+
+
+def _diagnose(folder: Path, state: JobState) -> None:
+    path = folder / "state.json"
+    path.write_bytes(msgspec.json.encode(state))
+    assert cli.main(["diagnose", str(path)]) in (0, 1, 3)
+
+
 NAMED: list[Read] = [
     _section, _sections, _element, _column, _module, _from_module, _methods, _nested, _calls,
     _chains, _parameters, _parts_of_a_string,
 ]  # fmt: skip
 """One name is as long as all that stands in it or behind it."""
 READ: list[Read] = [
-    *NAMED,
+    *NAMED, _texts_for_numbers, _long_keys,
     _subject_of_dashes, _killed_run, _round, _insides, _inventory, _suggestion, _conditions,
     _classes, _alternatives, _cycle, _labels, _domain,
     lambda _, length: fold(_names(length)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from preflight.core.statistics import grouped
 from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.model import Diagnosis, count, line_of, named, rank_names, ranks, verb
 
@@ -64,7 +65,7 @@ def dead(case: Case) -> Diagnosis | None:
     if not numbers:
         return _worker_killed(case)
     nodes = list(dict.fromkeys([*(one.node for one in corpses), *(n for _, n in gone if n)]))
-    alive = [one for one in case.read if one not in corpses]
+    alive = [one for one in case.read if one.look.state not in ("zombie", "gone")]
     if not alive and not case.unread:
         return None
     who = f"{ranks(numbers)} ({', '.join(nodes[:4]) or 'on no node that was looked at'})"
@@ -165,12 +166,13 @@ def _killed(case: Case, nodes: list[str], pids: set[int]) -> tuple[str, ...]:
     """What tells of a kill for memory on these nodes since the job began."""
     told = []
     oldest = max((one.look.age_s for one in case.seats), default=0.0)
+    of_node = grouped((one.node, one.look.oom_kills) for one in case.seats)
+    wanted = set(nodes)
     for node, look in case.state.looks.items():
-        if node not in nodes:
+        if node not in wanted:
             continue
         told += [f"{node}: {line}" for line in _kills(look, oldest, pids)]
-        here = (one.look.oom_kills for one in case.seats if one.node == node)
-        if kills := max(here, default=0):
+        if kills := max(of_node.get(node, ()), default=0):
             told.append(f"{node}: {count(kills, 'kill')} in the job's memory cgroup")
     return tuple(told[:6])
 
@@ -189,7 +191,8 @@ def _kills(look: NodeLook, age_s: float, pids: set[int]) -> list[str]:
 
 def _meanwhile(case: Case, without: tuple[Seat, ...]) -> str:
     """Append what the others do: ` while 31 ranks wait in all_reduce (train.py:41)`."""
-    waiting = tuple(one for one in case.waiting if one not in without)
+    others = {one.rank for one in without}
+    waiting = tuple(one for one in case.waiting if one.rank not in others)
     if not waiting:
         return ""
     number = len(waiting)

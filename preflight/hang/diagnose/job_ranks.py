@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.core.statistics import grouped
 from preflight.facts.job import Connection
 from preflight.hang.diagnose.model import IDLE, JobState, NodeState, Seat, Standing, doing
 from preflight.hang.diagnose.places import (
@@ -136,7 +137,7 @@ class Case:
     @cached_property
     def unread(self) -> tuple[Seat, ...]:
         """Ranks that are there, and show no stack."""
-        return tuple(one for one in self.seats if one.place is None and one not in self.held)
+        return tuple(one for one in self.seats if one.place is None and one.look.state != "disk")
 
     @cached_property
     def held(self) -> tuple[Seat, ...]:
@@ -151,7 +152,7 @@ class Case:
     @cached_property
     def waiting(self) -> tuple[Seat, ...]:
         """Ranks that wait for other ranks or their GPU, and most of the ranks at one still line."""
-        plain = [one for one in self.read if one.waits and one not in self.ended]
+        plain = [one for one in self.read if one.waits and one.kind != "end"]
         line = self._same_line() if len(plain) * 2 < self.world else []
         ranks = {one.rank for one in (*plain, *line)}
         return tuple(one for one in self.read if one.rank in ranks)
@@ -418,8 +419,9 @@ def _gpu(look: RankLook, node: NodeLook | None) -> GpuLook | None:
 def _gone(state: JobState, seats: dict[int, Seat]) -> list[tuple[int, str]]:
     """Ranks between those of a node that answered, whose processes are not there any more."""
     found: list[tuple[int, str]] = []
+    looks = grouped((one.node, one.look) for one in seats.values())
     for node in state.nodes:
-        here = [one.look for one in seats.values() if one.node == node.node]
+        here = looks.get(node.node, [])
         placed = [(one.rank, one.local_rank) for one in here if one.local_rank is not None]
         bases = {rank - local for rank, local in placed if rank is not None and local is not None}
         size = max((one.local_world_size or 0 for one in here), default=0)

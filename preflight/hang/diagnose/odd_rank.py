@@ -99,7 +99,8 @@ def evidence(case: Case, apart: tuple[Seat, ...]) -> tuple[str, ...]:
 def _gpus(case: Case, apart: tuple[Seat, ...]) -> list[str]:
     """Who waits inside of a collective has a busy GPU; who has not come there has none."""
     known = {one.rank: used for one in case.seats if (used := one.busy_percent) is not None}
-    rest = [percent for rank, percent in known.items() if all(rank != one.rank for one in apart)]
+    own = {one.rank for one in apart}
+    rest = [percent for rank, percent in known.items() if rank not in own]
     if not rest:
         return []
     others = f"those of the others {min(rest)} to {max(rest)} %"
@@ -344,7 +345,8 @@ def judge_blind(case: Case) -> Diagnosis | None:
 
 def _usual(case: Case, resting: list[Seat]) -> tuple[str, int]:
     """The sleep of those that are known to wait, else of most; and of how many it is."""
-    known = [one for one in resting if one in case.stuck] or resting
+    stuck = {one.rank for one in case.stuck}
+    known = [one for one in resting if one.rank in stuck] or resting
     counts = Counter(one.look.wait_channel for one in known if one.look.wait_channel)
     channel = max(counts, key=lambda name: (counts[name], name), default="")
     return channel, sum(one.look.wait_channel == channel for one in resting)

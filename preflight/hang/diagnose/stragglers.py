@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from preflight.core.statistics import median
+from preflight.core.statistics import grouped, median
 from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.model import (
     Diagnosis,
@@ -83,7 +83,8 @@ def _straggler(case: Case) -> Diagnosis | None:
         return _told(case, slow, sampled, _SEEN, 0.85)
     if len(by_cpu) == len(case.read):
         slow = slow_ones(by_cpu) or slow_ones(by_cpu, gap=_LITTLE, times=_MANY_TIMES)
-        if slow and _met_waiting([one for one in case.read if one.rank not in slow]):
+        behind = frozenset(slow)
+        if slow and _met_waiting([one for one in case.read if one.rank not in behind]):
             return _told(case, slow, by_cpu, _CPU, 0.7)
     return None
 
@@ -152,8 +153,9 @@ def _share(seat: Seat) -> float | None:
 def _told(
     case: Case, slow: tuple[int, ...], own: Mapping[int, float], unit: str, sure: float
 ) -> Diagnosis:
-    seats = tuple(one for one in case.read if one.rank in slow)
-    rest = [own[one.rank] for one in case.read if one.rank not in slow]
+    behind = frozenset(slow)
+    seats = tuple(one for one in case.read if one.rank in behind)
+    rest = [own[one.rank] for one in case.read if one.rank not in behind]
     line = _busiest(seats)
     at = f" in {line.function} at {short(line)}" if line is not None else ""
     nodes = _whole_nodes(case, slow)
@@ -194,21 +196,19 @@ def _busiest(seats: tuple[Seat, ...]) -> Frame | None:
 
 def _whole_nodes(case: Case, slow: tuple[int, ...]) -> list[str]:
     """Nodes of which all ranks, two or more, are slow."""
-    found = []
-    for node in dict.fromkeys(one.node for one in case.seats if one.rank in slow):
-        here = [one.rank for one in case.seats if one.node == node]
-        if len(here) > 1 and set(here) <= set(slow):
-            found.append(node)
-    return found
+    behind = frozenset(slow)
+    of_node = grouped((one.node, one.rank) for one in case.seats)
+    return [node for node, own in of_node.items() if len(own) > 1 and behind.issuperset(own)]
 
 
 def _clocks(case: Case, seats: tuple[Seat, ...]) -> list[str]:
     """What holds their GPUs back, as the driver tells."""
+    theirs = {(one.node, one.gpu) for one in seats}
     held = [
         (gpu, node)
         for node, look in case.state.looks.items()
         for gpu in look.gpus or ()
-        if gpu.throttled and any(s.node == node and s.gpu == gpu.index for s in seats)
+        if gpu.throttled and (node, gpu.index) in theirs
     ]
     return [
         f"GPU {gpu.index} of {node} is held back: {', '.join(gpu.throttled)}"
