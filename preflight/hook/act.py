@@ -6,17 +6,24 @@ which is looked at once more after the own drain).
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from math import floor
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
-from preflight.core.files import read_regular, refuse_others, remove, write_atomically
+from preflight.core.files import (
+    open_folder,
+    read_regular,
+    refuse_others,
+    remove,
+    write_atomically,
+)
 from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
 from preflight.hook.decision import Known, cause_of, decide, is_mine, parse
@@ -24,7 +31,7 @@ from preflight.hook.model import Decision, Drained, Tokens, now
 from preflight.hook.slurm import Slurm, SlurmError, answer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from preflight.hook.model import BreakerConfig, Call, HookConfig, Judged
@@ -177,6 +184,43 @@ def forget(folder: Path) -> None:
         remove(folder / NAME)
 
 
+_LOCK: Final = "lock"
+_TICK_S: Final = 0.02
+_DECIDES: Final = "another hook of this node is deciding, and did not come to its end in time"
+
+
+@contextmanager
+def _alone(folder: Path, until_s: float) -> Iterator[bool]:
+    """Hold what one hook of a node at a time holds; False where another does, half our time long.
+
+    What is remembered and what Slurm is told would be of two hooks. True also where no file can be
+    locked: then nothing is remembered, or only a disk is full.
+    """
+    with ExitStack() as held:
+        try:
+            refuse_others(folder)
+            inside = held.enter_context(open_folder(folder, make=True))
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            lock = os.open(_LOCK, flags, 0o600, dir_fd=inside)
+            held.callback(os.close, lock)
+            is_free = _locked(lock, (time.monotonic() + until_s) / 2)
+        except (OSError, UsageError):
+            is_free = True
+        yield is_free
+
+
+def _locked(lock: int, until_s: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until_s:
+                return False
+            time.sleep(_TICK_S)
+        else:
+            return True
+
+
 _TELL_S = 0.2
 """Of the time, to say what was done: who is cut off in the middle says nothing."""
 
@@ -186,25 +230,26 @@ def act(call: Call, judged: Judged, config: HookConfig, until_s: float) -> Decis
 
     Asks Slurm nothing on a healthy node, and tells it one thing at most (two where nodes raced).
     """
-    mine = recall(config.state_dir)
-    stood_s = mine.at.least_age_s() if mine is not None else 0.0
-    known = Known(call=call, judged=judged, drained=mine, stood_s=stood_s)
-    return _Acting(config, until_s).decided(known)
+    with ExitStack() as held:
+        return _Acting(config, until_s, held).decided(Known(call=call, judged=judged))
 
 
 class _Acting:
-    def __init__(self, config: HookConfig, until_s: float) -> None:
+    def __init__(self, config: HookConfig, until_s: float, held: ExitStack) -> None:
         self._config = config
         self._until_s = until_s - _TELL_S
         self._slurm = Slurm(config.slurm_bin, self._until_s)
+        self._held = held
         self._most = 0
 
     def decided(self, known: Known) -> Decision:
         """Find out what is asked for, until it is decided; then do it."""
+        known = self._with_memory(known)
         while True:
             step = decide(known, self._config)
             if step == "state":
-                known = self._with_state(known)
+                is_free = self._held.enter_context(_alone(self._config.state_dir, self._until_s))
+                known = self._with_state(known) if is_free else replace(known, unread=_DECIDES)
             elif step == "token":
                 known = replace(known, tokens=self._token(known))
             elif step.action == "drain":
@@ -214,8 +259,17 @@ class _Acting:
             else:
                 return step
 
+    def _with_memory(self, known: Known) -> Known:
+        mine = recall(self._config.state_dir)
+        stood_s = mine.at.least_age_s() if mine is not None else 0.0
+        return replace(known, drained=mine, stood_s=stood_s)
+
     def _with_state(self, known: Known) -> Known:
-        """Ask for the node; forget a drain that somebody undid, or made his own."""
+        """Ask for the node; forget a drain that somebody undid, or made his own.
+
+        Another hook of this node may have drained it since we looked at what is remembered.
+        """
+        known = self._with_memory(known)
         try:
             state = self._slurm.node(known.judged.node)
         except SlurmError as error:
