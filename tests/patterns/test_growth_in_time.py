@@ -58,6 +58,25 @@ def _subject_of_dashes(folder: Path, length: int) -> None:
     cli.main(["report", str(folder)])
 
 
+def _blamed(folder: Path, length: int, pairs: list[str], **blame: object) -> int:
+    """Each of many checks has a verdict on one pair, and one component is to blame for it."""
+    document = json.loads(_WHOLE)
+    slow = {**document["verdicts"][0], "subject": "n1-n2", "outcome": "fail", "blame": "c"}
+    document["verdicts"] = [{**slow, "check": f"a.c{number}"} for number in range(length)]
+    row = {"kind": "leaf", "component": "c", "sentence": "", "confidence": 1, "advice": ""}
+    document["blames"] = [{**row, "pairs": pairs, **blame}]
+    (folder / "report.json").write_text(json.dumps(document))
+    return cli.main(["report", str(folder)])
+
+
+def _culprits_of_a_pair(folder: Path, length: int) -> None:
+    _blamed(folder, length, ["n1-n2"] * 2, culprits=[f"m{number}" for number in range(length)])
+
+
+def _a_pair_again_and_again(folder: Path, length: int) -> None:
+    _blamed(folder, length, ["n1-n2"] * length)
+
+
 def _killed_run(folder: Path, length: int) -> None:
     began = {
         "event": "began", "preflight": "0.1.0", "run": "ab", "origin": "", "tier": "quick",
@@ -256,7 +275,7 @@ NAMED: list[Read] = [
 ]  # fmt: skip
 """One name is as long as all that stands in it or behind it."""
 READ: list[Read] = [
-    *NAMED, _texts_for_numbers, _long_keys,
+    *NAMED, _texts_for_numbers, _long_keys, _culprits_of_a_pair, _a_pair_again_and_again,
     _subject_of_dashes, _killed_run, _round, _insides, _inventory, _suggestion, _conditions,
     _classes, _alternatives, _cycle, _labels, _domain,
     lambda _, length: fold(_names(length)),
