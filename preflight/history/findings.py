@@ -152,7 +152,7 @@ class _Telling:
 
     def _blamed(self, episodes: Iterable[int]) -> dict[int, tuple[str, ...]]:
         """Whom they condemned when they were last seen."""
-        found: dict[int, tuple[str, ...]] = {}
+        found: dict[int, list[str]] = {}
         for piece in in_pieces(episodes):
             latest = (
                 select(func.max(VERDICTS.c.id))
@@ -166,8 +166,8 @@ class _Telling:
                 .order_by(NODES.c.id)
             )
             for row in self._connection.execute(query):
-                found[row.episode_id] = (*found.get(row.episode_id, ()), row.name)
-        return found
+                found.setdefault(row.episode_id, []).append(row.name)
+        return {episode: tuple(names) for episode, names in found.items()}
 
 
 CONDEMNING = ("fail", "flaky", "unknown")

@@ -117,6 +117,7 @@ def in_words(place: Place, said: str) -> str:
         "readonly": f"make it writable for this user, {_OR_ELSE}",
         "unable to open": f"see that this user may read and write there, {_OR_ELSE}",
         "disk is full": f"make room there, {_OR_ELSE}",
+        "interrupted": f"it takes more work to read than any of ours: move it away, {_OR_ELSE}",
         "disk I/O error": f"see to its disk, {_OR_ELSE}",
     }
     remedy = next((do for word, do in advice.items() if word in said), f"mend it, {_OR_ELSE}")

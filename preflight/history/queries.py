@@ -93,7 +93,7 @@ def series(
     connection: Connection, nodes: Mapping[str, Known], *, tier: str, since_s: float
 ) -> dict[str, tuple[float, ...]]:
     """What the devices of these nodes reached in good nights of a tier, by `unit_key`."""
-    told: dict[str, tuple[float, ...]] = {}
+    told: dict[str, list[float]] = {}
 
     def good(node: int) -> tuple[ColumnElement[bool], ...]:
         return (
@@ -106,7 +106,7 @@ def series(
         for (measure, under, unit), points in found.items():
             key = unit_key(owner, measure, unit, under)
             values = (one.value for one in points if one.value > 0)
-            told[key] = (*told.get(key, ()), *values)
+            told.setdefault(key, []).extend(values)
 
     for name, known in nodes.items():
         own = MEASURES.c.node_id == known.id
@@ -124,7 +124,7 @@ def series(
                     *good(place.node_id),
                 )
                 keep(gpu.uuid, sat)
-    return told
+    return {key: tuple(values) for key, values in told.items()}
 
 
 def _points(

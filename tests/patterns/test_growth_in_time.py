@@ -6,10 +6,14 @@ import base64
 import json
 import pickle  # noqa: TID251  only written
 import random
+import sqlite3
 import struct
+import tempfile
 import time
 import tracemalloc
 import zlib
+from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,12 +29,12 @@ from preflight.report.document import encode
 from tests.patterns.growth import logs, pasted, stretched, words
 from tests.patterns.test_growth import EVERY_WAY, _explain
 from tests.unit.hang.diagnose.jobs import job
+from tests.unit.history.nights import found, kept, machine, made, night
 from tests.unit.report.nights import report
 from tests.unit.report.test_public_folders import measured, whose
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from preflight.hang.diagnose.model import JobState
 
@@ -240,6 +244,19 @@ def _parts_of_a_string(folder: Path, length: int) -> None:
     _script(folder, f"x = f'{'{rank}' * 40 * length}'\n")
 
 
+def _nodes_of_a_verdict(folder: Path, length: int) -> None:
+    """One verdict of a stored night blames them all."""
+    place = made(Path(tempfile.mkdtemp(dir=folder)))
+    kept(place, night(1, machine("h0", "unfit"), found=(found("a.b", "h0"),)))
+    with closing(sqlite3.connect(str(place.file))) as other:
+        (verdict,) = other.execute("SELECT verdict_id FROM blamed").fetchone()
+        nodes = [(at, f"m{at}") for at in range(10, 10 + 40 * length)]
+        other.executemany("INSERT INTO nodes VALUES (?, ?, NULL, 1, 1)", nodes)
+        other.executemany("INSERT INTO blamed VALUES (?, ?)", ((at, verdict) for at, _ in nodes))
+        other.commit()
+    assert cli.main(["history", f"--history={place.folder}", "h0"]) == 0
+
+
 def _recorder(folder: Path, recorded: bytes) -> None:
     """Read it, as the only rank's dump."""
     content = base64.b64encode(zlib.compress(recorded, 1)).decode()
@@ -276,6 +293,7 @@ NAMED: list[Read] = [
 """One name is as long as all that stands in it or behind it."""
 READ: list[Read] = [
     *NAMED, _texts_for_numbers, _long_keys, _culprits_of_a_pair, _a_pair_again_and_again,
+    _nodes_of_a_verdict,
     _subject_of_dashes, _killed_run, _round, _insides, _inventory, _suggestion, _conditions,
     _classes, _alternatives, _cycle, _labels, _domain,
     lambda _, length: fold(_names(length)),
