@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +35,26 @@ NCCL_FOLDER, RECORDER_FOLDER, TORCHRUN_FOLDER = "nccl", "recorder", "torchrun"
 FOLDERS = (NCCL_FOLDER, RECORDER_FOLDER, TORCHRUN_FOLDER)
 LEFT = ("torchrun/**/error.json", "torchrun/**/*.log", "nccl/*.log")
 """What torchrun and NCCL leave in the folder of a launch under watch."""
+
+
+def files_of(folder: Path, patterns: Iterable[str]) -> dict[Path, int]:
+    """The regular files of these patterns in turn, with their sizes; what goes meanwhile is none.
+
+    OSError where the folders could not be looked through: others may write there.
+    """
+    found: dict[Path, int] = {}
+    try:
+        for path in (path for pattern in patterns for path in sorted(folder.glob(pattern))):
+            with suppress(OSError):
+                status = path.stat()
+                if stat.S_ISREG(status.st_mode):
+                    found[path] = status.st_size
+    except RecursionError as error:
+        said = "its folders are too deep within each other"
+        raise OSError(errno.ELOOP, said, str(folder)) from error
+    return found
+
+
 RECORDER_PREFIX = "rank_"
 """A rank's dump is `recorder/rank_3`, and the pipe that asks for one `recorder/rank_3.pipe`."""
 
