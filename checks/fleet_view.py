@@ -1,4 +1,4 @@
-"""The whole fleet as a check sees it: for what no node and no pair shows alone."""
+"""The whole fleet as a check sees it: for faults that no single node or pair shows."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """Everybody who can be judged, who cannot and why, and what the sweep measured among them."""
+    """The nodes that can be checked, the nodes that cannot and why, and what the sweep measured."""
 
     nodes: Mapping[str, Node]
-    """In fleet order: those that gave facts and that no required check holds back."""
+    """In fleet order: the nodes that gave facts and passed the required checks."""
     left_out: Mapping[str, str]
-    """The rest, and why: `{"h2": "reach.route of h2: nobody answers at h2:22"}`."""
+    """The other nodes, and why: `{"h2": "reach.route of h2: no answer at h2:22"}`."""
     groups: Mapping[str, Group]
-    """The promise groups of `nodes`, with the facts of those nodes alone; for `majority`."""
+    """The inventory groups of `nodes`, with the facts of those nodes alone; for `majority`."""
     pairs: Mapping[tuple[str, str], Pair]
     """By both names, the earlier of the fleet first; empty unless the check's stage is fabric."""
     limit: Thresholds = SHIPPED
-    """The numbers that hold for all nodes alike."""
+    """The limits that apply to all nodes."""
 
 
 def whole_fleet(
@@ -37,7 +37,7 @@ def whole_fleet(
     left_out: Mapping[str, str],
     pairs: Mapping[tuple[str, str], Pair],
 ) -> FleetView:
-    """Put the view together so that no check can change what the next one sees."""
+    """Build the view from read-only mappings: no check can change what the next one sees."""
     members: dict[str, dict[str, Node]] = {}
     for node in nodes.values():
         members.setdefault(node.group.name, {})[node.name] = node

@@ -1,4 +1,4 @@
-"""What judges of the kernel log share: that it was not read, how far back it goes, and when."""
+"""What checks of the kernel log share: an unread log, the time it covers, the age of a line."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ GRANT = (
 )
 _REFUSALS = ("permitted", "denied", "permission", "privilege")
 _FORGOT_S = 600.0
-"""A log that begins this long after boot has forgotten its beginning."""
+"""A log that begins this long after boot has lost its first lines."""
 
 
 def unread(facts: Facts) -> Verdict:
-    """The verdict of a check whose log could not be read: missing is unknown."""
-    said = next((each for each in facts.problems if each.startswith("kernel log: ")), "")
-    reason = said.partition(": ")[2] or "nobody could read it"
+    """The verdict `unknown` of a check whose log could not be read."""
+    problem = next((each for each in facts.problems if each.startswith("kernel log: ")), "")
+    reason = problem.partition(": ")[2] or "no way to read it worked"
     refused = any(word in reason.lower() for word in _REFUSALS)
     sentence = f"its kernel log could not be read: {reason}"
     if refused:
@@ -37,7 +37,7 @@ def unread(facts: Facts) -> Verdict:
 
 
 def whole(sentence: str, log: KernelLog, kinds: Sequence[str], /, **evidence: Any) -> Verdict:
-    """Return ok with that sentence; unknown where lines of these kinds are not there any more."""
+    """Return ok with that sentence; unknown if lines of these kinds were dropped."""
     dropped = sum(log.dropped_of.get(kind, 0) for kind in (*kinds, "any"))
     if not dropped:
         return ok(sentence, **evidence)
@@ -50,7 +50,7 @@ def whole(sentence: str, log: KernelLog, kinds: Sequence[str], /, **evidence: An
 
 
 def maybe_over(sentence: str, log: KernelLog, /, **evidence: Any) -> Verdict | None:
-    """Unknown where later lines were not read: one may say that what the log tells is over."""
+    """Unknown if later lines were not read: one of them may say that the fault is over."""
     if "later" not in log.dropped_of:
         return None
     return unknown(
@@ -66,7 +66,7 @@ def now_s(facts: Facts) -> float | None:
 
 
 def window(log: KernelLog, facts: Facts) -> str:
-    """Say what was looked at: "since boot", "in the last 2 h 0 min", "in this log"."""
+    """The time that the log covers: "since boot", "in the last 2 h 0 min", "in this log"."""
     now = now_s(facts)
     if log.source == "text" or now is None:
         return "in this log"
@@ -78,19 +78,19 @@ def window(log: KernelLog, facts: Facts) -> str:
 
 
 def ago(last_s: float | None, facts: Facts) -> str:
-    """When it was: ", 2 h 5 min ago", or nothing where the log does not tell."""
+    """The age of a line: ", 2 h 5 min ago", or "" where the log has no times."""
     now = now_s(facts)
     return "" if last_s is None or now is None else f", {age(max(0.0, now - last_s))} ago"
 
 
 def elapsed_s(last_s: float | None, facts: Facts) -> float | None:
-    """How long ago that was; None where it is not known."""
+    """The age of a line in seconds; None where it is not known."""
     now = now_s(facts)
     return None if last_s is None or now is None else max(0.0, now - last_s)
 
 
 def span_s(log: KernelLog, facts: Facts) -> float | None:
-    """How long a time the lines cover; None where the log does not tell."""
+    """How many seconds the lines cover; None where the log has no times."""
     times = [each.last_s for each in log.lines if each.last_s is not None]
     until = now_s(facts) or max(times, default=None)
     if until is None:

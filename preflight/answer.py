@@ -1,9 +1,10 @@
-"""A forced command for nodes that run nothing they were sent: it serves the installed payload.
+"""An SSH forced command for nodes that must not run code sent to them.
 
     restrict,command="/opt/preflight/bin/python -I -m preflight.answer" ssh-ed25519 AAAA...
 
-The controller calls as ever. What it sends as code is read and thrown away; whatever else the key
-is used for is refused in one line. Standard library only: this starts for every call.
+The controller works as usual. This command discards the code that it sends and runs the installed
+payload instead; it refuses any other use of the key in one line. It imports the standard library
+only, because it starts for every call.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 ENTRIES: Final = ("probe", "ports", "burn", "outputs", "stacks", "sweep")
 WITH_TORCH: Final = ("burn", "sweep")
 REFUSED: Final = 98
-"""Exit status by which the controller knows that it was turned away here."""
+"""Exit status by which the controller recognises that this command refused it."""
 
 BOOTED: Final = b"@preflight booted\n"
 CUT_SHORT: Final = "the payload was cut short"
@@ -48,7 +49,7 @@ _DROPPED: Final = ("PYTHON", "LD_", "SSH_ORIGINAL_COMMAND")
 
 
 class Call(NamedTuple):
-    """What the controller wants: an entry, under a deadline, behind so many bytes of code."""
+    """What the controller asks for: an entry and a deadline; `size` bytes of code come first."""
 
     timeout_s: int
     size: int
@@ -57,27 +58,27 @@ class Call(NamedTuple):
 
 
 class RefusedError(Exception):
-    """Not a call of preflight, or not of this version; the text says which."""
+    """The call is not preflight's, or not this version's; the text says which."""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Serve one call, or refuse it. Never returns."""
     parser = argparse.ArgumentParser(prog="preflight.answer", description=__doc__)
     parser.add_argument("--sweep-python", default=sys.executable, help="a Python that has torch")
-    told = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     try:
         call = read_call(os.environ.get("SSH_ORIGINAL_COMMAND", ""))
-        _serve(call, told.sweep_python)
+        _serve(call, arguments.sweep_python)
     except RefusedError as refusal:
         os.write(2, f"preflight.answer: {refusal}\n".encode("ascii", "replace"))
     sys.exit(REFUSED)
 
 
 def read_call(line: str) -> Call:
-    """Take the controller's command line apart; RefusedError if it is anything else.
+    """Parse the controller's command line; RefusedError if it is anything else.
 
-    `timeout -k 2 SECONDS [env NAME=VALUE...] PYTHON... [-I] -c BOOT SIZE ENTRY`: of all this only
-    the three values and those variables are used, and no word of it is ever run.
+    `timeout -k 2 SECONDS [env NAME=VALUE...] PYTHON... [-I] -c BOOT SIZE ENTRY`: only SECONDS,
+    SIZE, ENTRY and the variables are used; no part of the line is ever run.
     """
     try:
         words = shlex.split(line) if len(line) <= LONGEST_LINE else []
@@ -103,12 +104,12 @@ def read_call(line: str) -> Call:
 
 
 def _serve(call: Call, sweep_python: str) -> None:
-    """Throw away what was sent as code, then become the installed payload under the deadline."""
+    """Discard the code that was sent, then exec the installed payload under the deadline."""
     signal.alarm(call.timeout_s)
     _throw_away(call.size)
     signal.alarm(0)
     os.write(1, BOOTED)
-    # What loads torch runs as the job does: `-I` would hide what its Python needs.
+    # An entry that loads torch runs as the job does: `-I` would hide what its Python needs.
     python = [sweep_python] if call.entry in WITH_TORCH else [sys.executable, "-I"]
     limit = ["timeout", "-k", "2", str(call.timeout_s)]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
@@ -121,7 +122,7 @@ def _serve(call: Call, sweep_python: str) -> None:
 
 
 def _throw_away(size: int) -> None:
-    """Read exactly so many bytes: the request that follows is the payload's to read."""
+    """Read exactly `size` bytes: the payload itself reads the request that follows."""
     while size:
         part = os.read(0, min(size, 1 << 20))
         if not part:

@@ -1,4 +1,4 @@
-"""One idea that can make a machine unfit, with a stable id that reports and drains refer to."""
+"""A check: one reason why a node may not be ready, with a stable id for reports and drains."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ TIERS: Final[tuple[Tier, ...]] = ("prolog", "quick", "standard", "deep")
 """Each tier contains the ones before it."""
 
 FLEET: Final = "fleet:all"
-"""The subject of a check that judges the fleet as a whole; no node and no pair can be named so."""
+"""The subject of a check that judges the whole fleet; no node or pair can have this name."""
 
 
 _ID: Final = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)+")
 
 
 def is_check_id(text: str) -> bool:
-    """Whether it is written as an id is: gpu.count."""
+    """Whether `text` has the form of a check id, such as gpu.count."""
     return _ID.fullmatch(text) is not None
 
 
 def subject(names: tuple[str, ...]) -> str:
-    """Name what a verdict is about: a node, a pair as a-b, or the whole fleet for nobody alone."""
+    """Name the subject of a verdict: a node, a pair as a-b, or the whole fleet for no names."""
     return "-".join(names) or FLEET
 
 
@@ -45,12 +45,12 @@ class _Declared:
 
 @dataclass(frozen=True, slots=True)
 class Check(_Declared):
-    """What a file in `checks/` declares: who it is, when it runs and what it may cause.
+    """What a file in `checks/` declares: its id, when it runs and what it may cause.
 
-    `requires` names checks whose failure on a subject makes this one `not_run` there.
-    `disturbs` says that measuring it loads the node; `drains` that a scheduler may take a node
-    out of service for it; `user` that what it finds was left or set by a user, which never drains;
-    `heals` that its cause can go away by itself, so that a drain for it may be undone.
+    `requires`: checks whose failure on a subject makes this one `not_run` there. `disturbs`: its
+    measurement loads the node. `drains`: a scheduler may drain a node for it. `user`: what it
+    finds was left or set by a user; it never drains. `heals`: its cause can go away by itself, so
+    a drain for it may be undone.
     """
 
     id: str

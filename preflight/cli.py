@@ -1,6 +1,6 @@
-"""The `preflight` command: what needs no test session, and `run`, which starts its own.
+"""The `preflight` command: the verbs that need no pytest session, and `run`, which starts its own.
 
-Imports the standard library only, and the rest on use: `run` must not load what it isolates from.
+Imports only the standard library at the top: `run` must not load what it isolates itself from.
 """
 
 from __future__ import annotations
@@ -23,36 +23,49 @@ if TYPE_CHECKING:
 
     from preflight.core.registry import Registered
 
-INTERRUPTED, USAGE, UNHEARD = 2, 4, 128 + signal.SIGPIPE
+INTERRUPTED, USAGE, PIPE_CLOSED = 2, 4, 128 + signal.SIGPIPE
 HELP = {
-    "checks": "list the checks, or explain one",
-    "blame": "name who is to blame in stored samples of a sweep",
-    "lint": "say what a training script will hang on; runs nothing",
-    "read": "judge outputs captured on a machine out of reach",
-    "capture": "collect what a machine shows and measures, in one file",
-    "diagnose": "say which rank a job that hangs now waits for",
-    "explain": "say from a dead job's log what ended it",
-    "history": "tell what earlier runs measured",
-    "learn": "write an inventory of what the nodes have",
-    "prolog": "judge this node before a job starts: for schedulers, as root",
-    "healthcheck": "judge this node from time to time: for Slurm or cron",
-    "report": "write any report of a past run again",
-    "run": "judge a fleet, isolated: for root, cron and schedulers",
-    "sweep": "judge a whole fleet by night, in waves of idle nodes",
+    "check": "check a fleet before a job starts, and name what is wrong",
+    "list-checks": "list the checks, or explain one",
+    "nightly": "check a whole fleet by night, in waves of idle nodes",
+    "prolog": "check this node before a job starts: for schedulers, as root",
+    "healthcheck": "check this node from time to time: for Slurm or cron",
+    "lint": "find what a training script will hang on; runs nothing",
     "watch": "start a launch, and keep evidence where it hangs or dies",
+    "diagnose": "name the rank that a hanging job waits for",
+    "explain": "name from a dead job's logs what ended it",
+    "report": "write any report of a past run again",
+    "history": "show what earlier runs measured",
+    "blame": "name the component at fault from stored samples",
+    "learn": "write an inventory of what the nodes have",
+    "capture": "collect what a machine shows and measures, in one file",
+    "read": "check outputs captured on a machine out of reach",
 }
+EXIT_CODES = """\
+exit codes, the same in every verb:
+  0 nothing wrong found        3 could not tell, or preflight broke
+  1 something is wrong, named  4 wrong usage
+  2 interrupted                5 nothing to check
+(`watch` exits as its launch does; `prolog` and `healthcheck`: see their --help)
+"""
+_RENAMED = {"run": "check", "checks": "list-checks", "sweep": "nightly"}
+"""Verbs of version 0.1, and what they are called now."""
+
 COMMANDS = ("blame", "capture", "diagnose", "explain", "history", "learn", "lint", "read", "report")
 """Verbs with a module of their own."""
 
-ISOLATED = {"run": "preflight.commands.run", "sweep": "preflight.commands.sweep"}
-"""Verbs that load nothing of the place they are started in: for root, cron and schedulers."""
+ISOLATED = {
+    "check": "preflight.commands.check",
+    "nightly": "preflight.commands.nightly.command",
+}
+"""Verbs that load nothing from the current folder: for root, cron and schedulers."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What standard output says where it takes no more; a command names a file of its own itself."""
+"""Errors of standard output when it is full; a command that writes a file names it itself."""
 
-VERBS = (*COMMANDS, *ISOLATED, "checks", "healthcheck", "prolog", "watch")
+VERBS = tuple(HELP)
 WIDTH = 80
-"""Columns of the narrowest terminal people work in."""
+"""Columns of the narrowest terminal that people use."""
 
 
 _AGAIN = "import sys; from preflight.cli import main; sys.exit(main(sys.argv[1:], {}))"
@@ -61,19 +74,20 @@ _AGAIN = "import sys; from preflight.cli import main; sys.exit(main(sys.argv[1:]
 def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
     """Run one verb; wrong usage is one line and exit 4.
 
-    `launch`: a descriptor that holds the environment of what `watch` starts; None where it is ours.
+    `launch`: a descriptor that holds the environment for the launch that `watch` starts; None to
+    pass on this process's own.
     """
     words = sys.argv[1:] if argv is None else argv
     _open_streams()
     if words[:1] in (["prolog"], ["healthcheck"]):
         _judge_here(words)
     if words[:1] and words[0] in ISOLATED:
-        from preflight.commands.run import start
+        from preflight.commands.check import start
 
         os.umask(0o027)
         start(words[1:], ISOLATED[words[0]])
     if argv is None and os.geteuid() == 0:
-        from preflight.commands.run import start
+        from preflight.commands.check import start
 
         launch = _own_environment() if words[:1] == ["watch"] else None
         start(words, program=_AGAIN.format(launch), quiet=launch is not None)
@@ -83,7 +97,7 @@ def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
         return _verb(words, launch)
     except BrokenPipeError:
         _drop_output()  # the reader (head, less) has seen enough; 0 may mean "all is well"
-        return UNHEARD
+        return PIPE_CLOSED
     except KeyboardInterrupt:
         print("\npreflight: interrupted", file=sys.stderr)  # noqa: T201  a command speaks on its terminal
         _drop_output()
@@ -91,8 +105,8 @@ def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
     except UsageError as error:
         from preflight.core.text import printable
 
-        said = printable(str(error))  # it may name a file whose name is an escape sequence
-        print(f"preflight: {said}", file=sys.stderr)  # noqa: T201
+        message = printable(str(error))  # it may name a file whose name is an escape sequence
+        print(f"preflight: {message}", file=sys.stderr)  # noqa: T201
         return USAGE
     except OSError as error:
         if error.errno not in _FULL or error.filename is not None:
@@ -103,7 +117,7 @@ def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
 
 
 def _own_environment() -> int:
-    """A descriptor that holds it, and that the next program in this process inherits."""
+    """A descriptor that holds the environment; the program that this process execs inherits it."""
     import json
 
     handle = os.memfd_create("environment", 0)
@@ -116,14 +130,14 @@ def _verb(words: Sequence[str], launch: int | None) -> int:
     if words[:1] == ["watch"]:
         return _watch(words[1:], launch)
     arguments = _parser(next((word for word in words if word in COMMANDS), "")).parse_args(words)
-    if arguments.verb == "checks":
+    if arguments.verb == "list-checks":
         code = _checks(arguments.id)
     elif arguments.verb in COMMANDS:
         code = _command(arguments)
     else:
         _parser().print_help()
         code = USAGE
-    sys.stdout.flush()  # a full disk is told in a line of ours, and not by Python at exit
+    sys.stdout.flush()  # so that `main` reports a full disk, and not Python at exit
     return code
 
 
@@ -136,16 +150,18 @@ def _command(arguments: argparse.Namespace) -> int:
             raise
         from preflight.errors import UsageError
 
-        raise UsageError("what was given holds a number of over 4,300 digits") from error
+        raise UsageError(
+            "the input holds a number of more than 4,300 digits; correct it and run again"
+        ) from error
 
 
 def _drop_output() -> None:
-    """Let go what standard output holds: Python's own flush at exit must not complain."""
+    """Discard what standard output still buffers: Python's flush at exit must not complain."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_streams() -> None:
-    """Nothing behind a stream that the caller closed: else our next file takes its number.
+    """Open /dev/null for each stream that the caller closed: our next file would take its number.
 
     A watched launch would then write its output into that file.
     """
@@ -158,7 +174,7 @@ def _open_streams() -> None:
 
 
 def _watch(words: Sequence[str], launch: int | None) -> int:
-    """Apart from the other verbs: it stays for as long as a job runs, and loads nothing of them."""
+    """Run `watch` without loading the other verbs: it stays as long as the job runs."""
     from preflight.commands.watch import run
 
     if launch is None:
@@ -170,40 +186,44 @@ def _watch(words: Sequence[str], launch: int | None) -> int:
 
 
 def _judge_here(words: Sequence[str]) -> None:
-    """Hand over to the scheduler's hook; where that is broken, exit as for a node not judged."""
+    """Hand over to the scheduler's hook; if that is broken, exit as for a node not judged."""
     try:
-        importlib.import_module("preflight.commands.run").judge_node(words)
+        importlib.import_module("preflight.commands.check").judge_node(words)
     except Exception as error:  # noqa: BLE001  a traceback would exit 1, which drains the node
-        told = f"preflight: {words[0]} cannot be started ({type(error).__name__})"
-        print(f"{told}, so this node was not judged; install it again", file=sys.stderr)  # noqa: T201
+        message = f"preflight: {words[0]} cannot be started ({type(error).__name__})"
+        print(f"{message}, so this node was not judged; install it again", file=sys.stderr)  # noqa: T201
         sys.exit(2 if "--plain" in words else int("--fail-closed" in words))
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
-        """Exit 4 as everywhere else in preflight; argparse would say 2, which means interrupted."""
+        """Exit 4 as everywhere in preflight; argparse would exit 2, which means interrupted."""
         from preflight.core.text import did_you_mean
 
         unknown = re.match(r"argument VERB: invalid choice: '([^']*)'", message)
         if unknown:
-            message = f"unknown verb {unknown[1]!a}{did_you_mean(unknown[1], VERBS)}"
+            now = _RENAMED.get(unknown[1])
+            hint = f"; it is called {now} now" if now else did_you_mean(unknown[1], VERBS)
+            message = f"unknown verb {unknown[1]!a}{hint}"
         self.exit(USAGE, f"preflight: {message}; see: preflight --help\n")
 
 
 def _parser(chosen: str = "") -> argparse.ArgumentParser:
     parser = _Parser(
         prog="preflight",
-        description="Prove a GPU fleet fit before the job starts. To judge one, run: "
-        "pytest --preflight --preflight-nodes='gpu[001-064]'",
+        description="Prove a GPU fleet fit before the job starts, and name the culprit when it is\n"
+        "not.\nBegin with: preflight check 'gpu[001-064]'",
+        epilog=EXIT_CODES,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, 2, 16, WIDTH),
     )
     parser.add_argument("--version", action="version", version=f"preflight {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for verb, about in HELP.items():
         options = verbs.add_parser(verb, help=about)
-        if verb == "checks":
+        if verb == "list-checks":
             options.add_argument("id", nargs="?", help="a check id such as gpu.count")
         elif verb == chosen and verb in COMMANDS:
-            # Only this one: loading every verb would take a second, and much that `run` must not.
+            # Only this one: all verbs take a second to load, and load what `check` must not.
             importlib.import_module(f"preflight.commands.{verb}").add_options(options)
     return parser
 

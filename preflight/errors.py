@@ -1,4 +1,4 @@
-"""What the operator typed or configured wrong, said in one line that ends with what to do."""
+"""The exceptions that preflight raises on purpose; their text is one line for the operator."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ class UsageError(PreflightError):
 
 
 class WireError(PreflightError):
-    """A node's answer that cannot be used: too large, not JSON, wrong types, another run's."""
+    """A node's answer is unusable: too large, not JSON, wrong types, or from another run."""

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 class _AsWritten:
-    """Finds preflight's own modules as Python does: from the .pyc that the installation made.
+    """Loads preflight's own modules as Python does: from the .pyc that the installation made.
 
-    pytest rewrites the asserts of plugins. There are none here, and an account that may not write
-    beside the installation would rewrite 260 modules at every start.
+    pytest rewrites the asserts of plugins. There are none here, and an account that cannot write
+    to the installation would rewrite 260 modules at every start.
     """
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, _: object = None, /) -> ModuleSpec | None:
-        """Leave all other modules to whoever is next."""
+        """Leave all other modules to the next finder."""
         return PathFinder.find_spec(name, path) if name.startswith("preflight.") else None
 
 
@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, None, None]:
-    """Look at whose conftest and ini files these are before root runs them; take a rank's part."""
+    """Refuse other users' conftest and ini files before root runs them; set up a rank's role."""
     if early_config.known_args_namespace.preflight:
         sys.meta_path.insert(0, _AsWritten)
         from preflight.session.site import refuse_strangers
@@ -51,18 +51,35 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
                 from preflight.session.ranks import role_of
 
                 early_config.pluginmanager.register(role_of(os.environ), "preflight-rank")
+    else:
+        _refuse_options_alone(early_config)
     return (yield)
 
 
+def _refuse_options_alone(config: pytest.Config) -> None:
+    """Without --preflight the tests that lie around would run, and exit 0 would look like a pass.
+
+    An option of ours in an ini file, `addopts` or PYTEST_ADDOPTS stays without effect.
+    """
+    for word in map(str, config.invocation_params.args):
+        if word.startswith("--preflight-"):
+            from preflight.core.text import printable
+
+            raise pytest.UsageError(  # noqa: TID251  its text is made printable here
+                f"{printable(word.partition('=')[0])} without --preflight list-checks nothing; "
+                "add --preflight"
+            )
+
+
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Offer a site's plugins their places: preflight.session.flags."""
+    """Add the hooks for a site's plugins: preflight.session.flags."""
     from preflight.session import flags
 
     pluginmanager.add_hookspecs(flags)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers, and the session proper when it was asked for."""
+    """Register the markers, and the session if --preflight is given."""
     config.addinivalue_line("markers", "preflight: an item that preflight made")
     for stage in ("reach", "facts", "net", "local", "fabric"):
         line = f"preflight_{stage}: an item of the stage {stage}, for -m"
@@ -71,14 +88,14 @@ def pytest_configure(config: pytest.Config) -> None:
         from preflight.session.session import start
 
         with usage_errors():
-            session, tally = start(config)
+            session, collector = start(config)
         config.pluginmanager.register(session, "preflight-session")
-        config.pluginmanager.register(tally, "preflight-tally")
+        config.pluginmanager.register(collector, "preflight-verdicts")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Collect the checks, unless the operator named paths himself."""
+    """Collect the checks, unless the operator named paths."""
     if config.getoption("preflight") and config.args_source is not config.ArgsSource.ARGS:
         from preflight.core.registry import shipped_folder
 

@@ -1,4 +1,4 @@
-"""What was concluded about one subject: outcome, sentence, advice, evidence."""
+"""A verdict on one subject: outcome, sentence, advice, evidence."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 UNSEEN = "not_looked_at"
-"""Key of the evidence that names the nodes which a verdict on the whole fleet is not about."""
+"""Key of the evidence: nodes that a verdict on the whole fleet does not cover."""
 
 BUSY = "busy"
-"""Key of the evidence that names the nodes which were not measured, since somebody uses them."""
+"""Key of the evidence: nodes that were not measured because a job or user is using them."""
 
 
 class Outcome(StrEnum):
@@ -25,21 +25,21 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown"
     NOT_RUN = "not_run"
     BROKEN = "broken"
-    LOST = "lost"
+    MISSING = "missing"
     WAIVED = "waived"
-    """Bad, and the inventory accepts that for a while; it condemns nobody and is always shown."""
+    """A failure that the inventory accepts for a while: the node stays ready; always shown."""
 
 
 WORST_FIRST = (
-    *(Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.BROKEN, Outcome.LOST),
+    *(Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.BROKEN, Outcome.MISSING),
     *(Outcome.WARN, Outcome.WAIVED, Outcome.OK, Outcome.NOT_RUN),
 )
 NOT_FINE = WORST_FIRST[:-2]
-"""What is a finding."""
+"""Outcomes that are findings."""
 
 
-def condemns(outcome: Outcome, grant: str) -> bool:
-    """Whether a verdict of that kind makes its subject not ready; `grant`: what it lacks, if so."""
+def makes_not_ready(outcome: Outcome, grant: str) -> bool:
+    """Whether such a verdict makes its subject not ready; `grant`: the privilege it lacks."""
     if outcome is Outcome.UNKNOWN:
         return not grant
     return outcome in (Outcome.FAIL, Outcome.FLAKY)
@@ -48,12 +48,12 @@ def condemns(outcome: Outcome, grant: str) -> bool:
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """One conclusion. `cause` joins verdicts of one subject that share a culprit into one finding.
 
-    `grant` is set on an `unknown` that only lacks a privilege, or something to compare with, and
-    says what to grant; such a verdict counts as failure only under `--preflight-strict`. `blame`
-    names the subject (node, or `pair a-b`) to condemn where that is not the one the check was
-    judged on; `culprits` names the nodes where they are several, as when a whole fleet was judged;
-    `suspects` those among which one is, where no more is known: they are left out too, and none is
-    said to be the one.
+    `grant` is set on an `unknown` that only lacks a privilege, or something to compare with: it
+    says what to grant, and the verdict counts as a failure only under `--preflight-strict`.
+    `blame` names the subject at fault (a node, or `pair a-b`) where that is not the subject of the
+    check. `culprits` names several nodes at fault, as when a whole fleet was judged. `suspects`
+    names nodes one of which is at fault, where no more is known: all of them are left out, and
+    none is named as the culprit.
     """
 
     outcome: Outcome
@@ -66,12 +66,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     culprits: tuple[str, ...] = ()
     suspects: tuple[str, ...] = ()
     blocks: bool = True
-    """Whether a condemned subject must be left out by the checks that require this one."""
+    """Whether checks that require this one must leave out a subject that is not ready."""
 
     @property
-    def condemns(self) -> bool:
+    def makes_not_ready(self) -> bool:
         """Whether this verdict makes its subject not ready."""
-        return condemns(self.outcome, self.grant)
+        return makes_not_ready(self.outcome, self.grant)
 
 
 Conclude = Callable[[Verdict], None]
@@ -79,14 +79,14 @@ Conclude = Callable[[Verdict], None]
 
 
 def ok(sentence: str, **evidence: Any) -> Verdict:
-    """The subject is as promised; the sentence still carries the number seen."""
+    """The subject is as expected; the sentence still carries the number seen."""
     return Verdict(outcome=Outcome.OK, sentence=sentence, evidence=evidence)
 
 
 def warn(
     sentence: str, *, advice: str, cause: str = "", culprits: Iterable[str] = (), **evidence: Any
 ) -> Verdict:
-    """Worth a person's look, but the job may start."""
+    """A person should look at it, but the job may start."""
     return _bad(Outcome.WARN, sentence, evidence, culprits, advice=advice, cause=cause)
 
 
@@ -101,7 +101,7 @@ def fail(
     blocks: bool = True,
     **evidence: Any,
 ) -> Verdict:
-    """The subject is unfit; the sentence says the number seen and the number expected."""
+    """The subject is not ready; the sentence gives the number seen and the number expected."""
     own = {"advice": advice, "cause": cause, "blame": blame, "blocks": blocks}
     return _bad(Outcome.FAIL, sentence, evidence, culprits, suspects, **own)
 
@@ -119,12 +119,12 @@ def flaky(
 ) -> Verdict:
     """Bad in k of n tries: kept apart from `fail`, and never averaged away.
 
-    The count leads the sentence, once: also where the sentence begins with it by itself.
+    The sentence begins with "k of n"; it is put in front unless the sentence begins so already.
     """
-    counted = f"{k} of {n}"
-    said = sentence if sentence.startswith(f"{counted} ") else f"{counted}: {sentence}"
+    count = f"{k} of {n}"
+    counted = sentence if sentence.startswith(f"{count} ") else f"{count}: {sentence}"
     seen = {"bad": k, "tries": n, **evidence}
-    return _bad(Outcome.FLAKY, said, seen, culprits, suspects, advice=advice, blame=blame)
+    return _bad(Outcome.FLAKY, counted, seen, culprits, suspects, advice=advice, blame=blame)
 
 
 def unknown(
@@ -137,13 +137,13 @@ def unknown(
     culprits: Iterable[str] = (),
     **evidence: Any,
 ) -> Verdict:
-    """Could not judge: a missing reading is never a pass."""
+    """The check could not judge: a missing reading is never a pass."""
     own = {"advice": advice, "grant": grant, "cause": cause, "blame": blame}
     return _bad(Outcome.UNKNOWN, sentence, evidence, culprits, **own)
 
 
 def not_run(sentence: str, **evidence: Any) -> Verdict:
-    """Not applicable, or not reached: the sentence says which."""
+    """Not applicable, or not reached; the sentence says which."""
     return Verdict(outcome=Outcome.NOT_RUN, sentence=sentence, evidence=evidence)
 
 
@@ -166,5 +166,5 @@ def _bad(
 
 
 def _names(culprits: Iterable[str]) -> tuple[str, ...]:
-    """One name may be given bare: its letters are no nodes."""
+    """Accept a single name as a plain string: its letters are not nodes."""
     return (culprits,) if isinstance(culprits, str) else tuple(dict.fromkeys(culprits))

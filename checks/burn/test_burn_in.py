@@ -1,4 +1,4 @@
-"""Every device comes through its burn-in, computes right, and holds its speed."""
+"""Every device survives its burn-in, computes correctly, and keeps its speed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LOAD = "look at what else runs on this node, then run again"
 
 
 def judge_device(burn: Burn | None) -> Verdict:
-    """Name the devices that were lost, and why a node told nothing."""
+    """Name the devices that failed, or say why the node has no results."""
     if burn is None:
         return not_run("no burn-in was measured")
     if burn.lost:
@@ -55,7 +55,7 @@ def judge_device(burn: Burn | None) -> Verdict:
     if burn.state == "not_run":
         return not_run(burn.reason, stopped=burn.stopped)
     if burn.state != "measured":
-        advice = burn.advice or "read what it said, run again, or exclude this node"
+        advice = burn.advice or "read the node's output, run again, or exclude this node"
         return unknown(burn.reason, advice=advice)
     if not burn.devices:
         return unknown("torch sees no device", advice=VISIBLE)
@@ -65,17 +65,17 @@ def judge_device(burn: Burn | None) -> Verdict:
 def _passed_verdict(burn: Burn) -> Verdict:
     if burn.unseen:
         of = burn.devices + burn.unseen
-        said = f"torch sees {burn.devices} of {of} GPUs, the others were not loaded"
-        return warn(said, advice=VISIBLE)
+        summary = f"torch sees {burn.devices} of {of} GPUs, the others were not loaded"
+        return warn(summary, advice=VISIBLE)
     word = "GPU" if burn.kind == "cuda" else "CPU slot"
-    said = f"{count(burn.devices, word)} came through {burn.seconds:.0f} s of burn-in"
+    summary = f"{count(burn.devices, word)} came through {burn.seconds:.0f} s of burn-in"
     if burn.unplaced:
-        said += f"; of {burn.unplaced} the PCI address is unknown: clocks and NUMA not checked"
-    return ok(said)
+        summary += f"; of {burn.unplaced} the PCI address is unknown: clocks and NUMA not checked"
+    return ok(summary)
 
 
 def _lost_verdict(burn: Burn) -> Verdict:
-    """One by one; the checks that hold speeds against peers go on with the others."""
+    """Name the devices that failed; the checks that compare speeds go on with the others."""
     own = [flaw for flaw in burn.lost if not flaw.held] or burn.lost
     first = next((flaw for flaw in own if not flaw.starved), own[0])
     others = len({flaw.name for flaw in burn.lost} - {first.name})
@@ -91,12 +91,12 @@ def _lost_verdict(burn: Burn) -> Verdict:
 
 
 def test_burn_device(node: Node, conclude: Conclude) -> None:
-    """Every device comes up, and comes through its burn-in: a GPU that hangs takes the job with it."""  # noqa: E501  `preflight checks` prints it
+    """Every device starts and survives its burn-in: a GPU that hangs takes the job with it."""
     conclude(judge_device(node.burn))
 
 
 def judge_integrity(burn: Burn | None) -> Verdict:
-    """A single wrong bit condemns, whatever else is known; no proof is no pass."""
+    """A single wrong bit fails the node; without a proof of right bits it does not pass."""
     if burn is not None and burn.wrong:
         first = burn.wrong[0]
         names = dict.fromkeys(flaw.name for flaw in burn.wrong)
@@ -114,8 +114,10 @@ def judge_integrity(burn: Burn | None) -> Verdict:
     if burn.proven + lost < burn.devices or not burn.devices:
         if nothing is not None:
             return nothing
-        said = f"{burn.proven} of {count(burn.devices, 'device')} proved that their bits are right"
-        return unknown(said, advice="run again, or with a longer --preflight-budget")
+        sentence = (
+            f"{burn.proven} of {count(burn.devices, 'device')} proved that their bits are right"
+        )
+        return unknown(sentence, advice="run again, or with a longer --preflight-budget")
     if not burn.proven:
         return not_run("no device came through (burn.device)", blocked=True)
     return ok(
@@ -186,7 +188,7 @@ alike, for `burn.pcie` GPUs as near to the host, for `burn.host` NUMA nodes with
 
 
 def judge_speed(name: str, burn: Burn | None) -> Verdict:
-    """Hold each unit against its peers, here and on other nodes."""
+    """Compare each unit with its peers, here and on other nodes."""
     speed = SPEEDS[name]
     return judge_units(burn, speed.measures, what=speed.what, advice=speed.advice)
 
@@ -194,13 +196,14 @@ def judge_speed(name: str, burn: Burn | None) -> Verdict:
 COOL = {
     "hw_thermal": "look at fans, air flow or coolant of {0}, and at its neighbours' heat",
     "sw_thermal": "look at fans, air flow or coolant of {0}, and at its neighbours' heat",
-    "hw_power_brake": "look at the node's power supplies and their cables; {0} is told to brake",
+    "hw_power_brake": "look at the node's power supplies and their cables; a brake signal slows "
+    "{0}",
     "hw_slowdown": "look at heat and power supply of {0} (nvidia-smi -q -d PERFORMANCE)",
 }
 
 
 def judge_sustained(burn: Burn | None) -> Verdict:
-    """What held the clocks down is the better reason, where NVML told it."""
+    """If NVML reported what held the clocks down, that is the reason to name."""
     verdict = judge_speed("sustained", burn)
     if burn is None or not burn.throttled or verdict.outcome is Outcome.NOT_RUN:
         return verdict
@@ -265,7 +268,7 @@ FAILED = "run ib_write_bw by hand on it, against 127.0.0.1; look at memlock and 
 
 
 def judge_nic(burn: Burn | None) -> Verdict:
-    """A NIC that cannot be measured is unknown; without perftest nothing is said of any."""
+    """A NIC that cannot be measured is unknown; without perftest none is measured."""
     if burn is not None and burn.state == "measured":
         failed = [one.removeprefix("nic ") for one in burn.troubles if one.startswith("nic ")]
         if burn.nic_absent:
@@ -286,5 +289,5 @@ def _no_time(burn: Burn, failed: int) -> str:
 
 
 def test_burn_nic(node: Node, conclude: Conclude) -> None:
-    """Every RDMA NIC carries to itself what its peers do: its slot and its engine, without a cable."""  # noqa: E501  `preflight checks` prints it
+    """Every RDMA NIC carries to itself what its peers do: its slot and its engine, without a cable."""  # noqa: E501  `preflight list-checks` prints it
     conclude(judge_nic(node.burn))

@@ -32,11 +32,11 @@ _PARTS: dict[Measure, str] = {
 }
 _LESS_IS_BETTER = ("launch_us",)
 _BASELINE = "set or learn a baseline (preflight learn), or judge more nodes at once"
-_PROMISE = f"promise gpu_model, or {_BASELINE}"
+_SET_MODEL = f"set gpu_model in the inventory, or {_BASELINE}"
 _OF_HOSTS = frozenset({"host_copy_gbs", "host_gflops"})
 _BUSY = "look at what else runs on this node, then run again"
 _HUNDRED, _MOST_NAMED = 100, 4
-_TOLD = ("name", "measure", "best", "typical", "samples", "peers", "limit", "limit_origin",
+_FIELDS = ("name", "measure", "best", "typical", "samples", "peers", "limit", "limit_origin",
          "waited")  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def judge_units(
     units = burn.of(*measures) if burn is not None else ()
     if burn is not None and burn.stopped and units:
         odd = _slow(units, what, advice) or _flaky(units, what, advice)
-        return odd or _cut_short(burn, units, what)
+        return odd or _interrupted(burn, units, what)
     nothing = unjudged(burn, what)
     if nothing is not None or burn is None:
         return nothing or not_run(f"no {what} was measured")
@@ -67,31 +67,31 @@ def judge_units(
 
 
 def _fine(units: Sequence[Unit], what: str) -> Verdict:
-    """Nothing is odd; but with nothing to hold it against, nothing is proven.
+    """Nothing is slow; but without peers or a limit to compare with, that proves nothing.
 
-    Of a host's memory and CPUs no promise says what they reach: alone they condemn no node.
+    The inventory gives no speed for a host's memory and CPUs: alone they count against no node.
     """
     unheld = {one.measure for one in units if one.held == "unheld"}
     if unheld:
-        said = f"no peers: {_range(units, what)}, and no floor known"
-        advice, give = (_BASELINE, _BASELINE) if unheld <= _OF_HOSTS else (_PROMISE, "")
-        return unknown(said, advice=advice, grant=give, **_evidence(units))
+        sentence = f"no peers: {_range(units, what)}, and no floor known"
+        advice, give = (_BASELINE, _BASELINE) if unheld <= _OF_HOSTS else (_SET_MODEL, "")
+        return unknown(sentence, advice=advice, grant=give, **_evidence(units))
     return ok(_range(units, what) + _limits(units), **_evidence(units))
 
 
-def _cut_short(burn: Burn, units: Sequence[Unit], what: str) -> Verdict:
-    """Our time was up: what all devices had told by then counts, the rest was not measured.
+def _interrupted(burn: Burn, units: Sequence[Unit], what: str) -> Verdict:
+    """The time was up: what every device had measured by then counts, the rest is not run.
 
-    Of ways, NUMA nodes and NICs nobody knows how many were still to come.
+    How many ways, NUMA nodes and NICs were still to be measured is not known.
     """
     if all(one.cause for one in units) and _missing(burn, units, what) is None:
         return _starved(units, what) or _fine(units, what)
-    said = f"{burn.reason}; measured until then, nothing slow: {_range(units, what)}"
-    return not_run(said, stopped=True, **_evidence(units))
+    sentence = f"{burn.reason}; measured until then, nothing slow: {_range(units, what)}"
+    return not_run(sentence, stopped=True, **_evidence(units))
 
 
 def unjudged(burn: Burn | None, what: str) -> Verdict | None:
-    """Why there is nothing to judge, if there is nothing."""
+    """The reason why there is nothing to judge, if there is nothing."""
     if burn is None:
         return not_run(f"no {what} was measured")
     if burn.state == "not_run":
@@ -111,14 +111,14 @@ def _unmeasured(burn: Burn, what: str) -> Verdict:
 
 
 def _missing(burn: Burn, units: Sequence[Unit], what: str) -> Verdict | None:
-    """Of a measure of single devices: who was neither measured nor lost."""
+    """For a measure of single devices: those that were neither measured nor lost."""
     own = {one.cause for one in units if one.cause}
     lost = {flaw.cause for flaw in burn.lost if flaw.cause}
     short = burn.devices - len(own | lost)
     if not own or short <= 0:
         return None
-    told = f"{what}: {count(short, 'device')} of {burn.devices} told nothing"
-    return unknown(told, advice="run again", **_evidence(units))
+    sentence = f"{what}: {count(short, 'device')} of {burn.devices} returned no result"
+    return unknown(sentence, advice="run again", **_evidence(units))
 
 
 def _slow(units: Sequence[Unit], what: str, advice: str) -> Verdict | None:
@@ -158,7 +158,7 @@ def _starved(units: Sequence[Unit], what: str) -> Verdict | None:
 
 
 def _against(unit: Unit, what: str) -> str:
-    """Its number, its peers' and the limit, and which one decided."""
+    """The unit's number, its peers' number and the limit, and which of them decided."""
     peers = f"peers' median {amount(unit.peers, unit.measure)}, " if unit.peers else ""
     limit = amount(unit.limit, unit.measure) if unit.limit is not None else "none"
     remark = f" at {unit.remark}" if unit.remark else ""
@@ -205,7 +205,7 @@ def _ratio(unit: Unit) -> float:
 
 def _evidence(units: Sequence[Unit]) -> dict[str, Any]:
     parts = [
-        {**{name: getattr(one, name) for name in _TOLD}, "clocks": one.remark} for one in units
+        {**{name: getattr(one, name) for name in _FIELDS}, "clocks": one.remark} for one in units
     ]
     return {"parts": parts}
 

@@ -1,4 +1,4 @@
-"""A launch script has several mistakes at once: all are told, the worst first, in one verdict."""
+"""Several remarks about a job's settings become one verdict, the worst first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNKNOWN_JOB: Final = (
     "or run inside the allocation"
 )
 SHOWN: Final = 3
-"""Remarks in one sentence; the evidence has all."""
+"""Remarks in one sentence; the evidence holds all of them."""
 
 _LONGEST_VALUE: Final = 60
 _RANK: Final = {"fail": 0, "unknown": 1, "warn": 2}
@@ -31,13 +31,13 @@ class Remark:
     advice: str
     weight: Literal["fail", "unknown", "warn"] = "fail"
     cause: str = ""
-    """What another check may remark on too: both are then one finding."""
+    """Shared with another check that reports the same fault: both are then one finding."""
     hangs: bool = False
-    """The job waits for ever and logs nothing: told before all that it dies of with a message."""
+    """The job waits forever and logs nothing: reported before faults that end it with a message."""
 
 
-def told(name: str, value: str) -> str:
-    """NAME='value', without passwords, cut to what a line can hold."""
+def show(name: str, value: str) -> str:
+    """Format NAME=value: passwords masked, long values cut, unusual ones quoted."""
     shown = starred(value)
     shown = shown if len(shown) <= _LONGEST_VALUE else shown[: _LONGEST_VALUE - 3] + "..."
     return f"{name}={shown!a}" if not shown or not _plain(shown) else f"{name}={shown}"

@@ -15,7 +15,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
-from preflight.checks.env.remark import UNKNOWN_JOB, Remark, told, verdict
+from preflight.checks.env.remark import UNKNOWN_JOB, Remark, show, verdict
 from preflight.checks.env.values import number, switched_on
 from preflight.checks.env.variables import variables
 from preflight.facts import Node
@@ -61,10 +61,10 @@ def _twins(environ: Environ) -> list[Remark]:
         new = one.use.partition("=")[0]
         if new not in environ or environ[old] == environ[new]:
             continue
-        both = f"{told(old, environ[old])} and {told(new, environ[new])}"
+        both = f"{show(old, environ[old])} and {show(new, environ[new])}"
         if one.type == "alloc":
-            said = f"{both}: torch reads one in some places, the other in others"
-            found.append(Remark(said, f"keep {new} only, or both with one value"))
+            sentence = f"{both}: torch reads one in some places, the other in others"
+            found.append(Remark(sentence, f"keep {new} only, or both with one value"))
         elif one.owner == "torch" and not one.removed:
             found.append(Remark(f"{both}: the new name wins", f"unset {old}", "warn"))
         elif not one.removed:
@@ -76,75 +76,87 @@ def _of_torch(environ: Environ) -> Iterator[Remark]:
     blocking = _either(environ, "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
     handling = _either(environ, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
     if blocking and blocking[1].lower() in _TRUE and handling and handling[1] != "0":
-        said = f"{told(*blocking)} with {told(*handling)}: a wait that blocks takes the place of"
-        yield Remark(f"{said} the other", f"keep one: {handling[0]} for training", "warn")
+        sentence = (
+            f"{show(*blocking)} with {show(*handling)}: a wait that blocks takes the place of"
+        )
+        yield Remark(f"{sentence} the other", f"keep one: {handling[0]} for training", "warn")
     desync = environ.get("TORCH_NCCL_DESYNC_DEBUG", "").lower() in _TRUE
     if desync and environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "0":
-        said = "TORCH_NCCL_DESYNC_DEBUG=1 does nothing with TORCH_NCCL_ASYNC_ERROR_HANDLING=0"
-        yield Remark(said, "unset TORCH_NCCL_ASYNC_ERROR_HANDLING", "warn")
+        sentence = "TORCH_NCCL_DESYNC_DEBUG=1 does nothing with TORCH_NCCL_ASYNC_ERROR_HANDLING=0"
+        yield Remark(sentence, "unset TORCH_NCCL_ASYNC_ERROR_HANDLING", "warn")
     size = _either(environ, "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
     dumps = environ.get("TORCH_NCCL_DUMP_ON_TIMEOUT", "").lower() in _TRUE
     if dumps and size and number(size[1], "stoi") == 0:
-        said = f"TORCH_NCCL_DUMP_ON_TIMEOUT=1 has nothing to write with {told(*size)}"
-        yield Remark(said, f"set {size[0]}=2000", "warn")
+        sentence = f"TORCH_NCCL_DUMP_ON_TIMEOUT=1 has nothing to write with {show(*size)}"
+        yield Remark(sentence, f"set {size[0]}=2000", "warn")
     unwatched = environ.get("TORCH_NCCL_ENABLE_MONITORING", "").lower() in _FALSE
     if unwatched and "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC" in environ:
-        said = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC does nothing with TORCH_NCCL_ENABLE_MONITORING=0"
-        yield Remark(said, "unset TORCH_NCCL_ENABLE_MONITORING", "warn")
+        sentence = (
+            "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC does nothing with TORCH_NCCL_ENABLE_MONITORING=0"
+        )
+        yield Remark(sentence, "unset TORCH_NCCL_ENABLE_MONITORING", "warn")
 
 
 def _of_network(environ: Environ) -> Iterator[Remark]:
     if switched_on(environ.get("NCCL_IB_DISABLE")):
         idle = _first(environ, _IB_ONLY)
         if environ.get("NCCL_NET", "").upper() == "IB":
-            said = "NCCL_NET=IB demands what NCCL_IB_DISABLE=1 switches off: NCCL will not start"
-            yield Remark(said, "unset NCCL_IB_DISABLE, or NCCL_NET")
+            sentence = (
+                "NCCL_NET=IB demands what NCCL_IB_DISABLE=1 switches off: NCCL will not start"
+            )
+            yield Remark(sentence, "unset NCCL_IB_DISABLE, or NCCL_NET")
         elif idle is not None:
-            said = f"{told(idle, environ[idle])} does nothing with NCCL_IB_DISABLE=1"
+            sentence = f"{show(idle, environ[idle])} does nothing with NCCL_IB_DISABLE=1"
             advice = f"unset the wrong one of NCCL_IB_DISABLE and {idle}"
-            yield Remark(said, advice, "warn", cause="NCCL_IB_DISABLE")
+            yield Remark(sentence, advice, "warn", cause="NCCL_IB_DISABLE")
     index, idle = number(environ.get("NCCL_IB_GID_INDEX")), _first(environ, _GID_CHOICE)
     if index is not None and index >= 0 and idle is not None:
-        said = f"{told(idle, environ[idle])} does nothing while NCCL_IB_GID_INDEX={index} chooses"
-        yield Remark(f"{said} the GID", "unset NCCL_IB_GID_INDEX", "warn")
+        sentence = (
+            f"{show(idle, environ[idle])} does nothing while NCCL_IB_GID_INDEX={index} chooses"
+        )
+        yield Remark(f"{sentence} the GID", "unset NCCL_IB_GID_INDEX", "warn")
     threads, each = (
         number(environ.get(name)) for name in ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
     )
     if threads is not None and each is not None and threads * each > MOST_SOCKETS:
-        said = f"{threads} threads x {each} sockets is {threads * each}, NCCL takes {MOST_SOCKETS}"
-        yield Remark(said, "lower NCCL_SOCKET_NTHREADS or NCCL_NSOCKS_PERTHREAD", "warn")
+        sentence = (
+            f"{threads} threads x {each} sockets is {threads * each}, NCCL takes {MOST_SOCKETS}"
+        )
+        yield Remark(sentence, "lower NCCL_SOCKET_NTHREADS or NCCL_NSOCKS_PERTHREAD", "warn")
 
 
 def _of_features(environ: Environ) -> Iterator[Remark]:
     for what in ("CTAS", "NCHANNELS"):
         least, most = (number(environ.get(f"NCCL_{end}_{what}")) for end in ("MIN", "MAX"))
         if least is not None and most is not None and 0 < most < least:
-            said = f"NCCL_MIN_{what}={least} is above NCCL_MAX_{what}={most}"
-            yield Remark(said, f"set NCCL_MIN_{what} to at most {most}")
+            sentence = f"NCCL_MIN_{what}={least} is above NCCL_MAX_{what}={most}"
+            yield Remark(sentence, f"set NCCL_MIN_{what} to at most {most}")
             break
     idle = _first(environ, ("NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"))
     loud = environ.get("NCCL_DEBUG", "").upper()
     needed = ("INFO", "TRACE") if idle == "NCCL_DEBUG_SUBSYS" else ("INFO", "TRACE", "WARN", "ATTN")
     if idle is not None and loud not in needed and "NCCL_DEBUG_LEVELS" not in environ:
         seen = f"NCCL_DEBUG={loud}" if loud else "NCCL_DEBUG not set"
-        said = f"{told(idle, environ[idle])} does nothing with {seen}"
-        yield Remark(said, f"set NCCL_DEBUG={needed[0]}, or unset {idle}", "warn")
+        sentence = f"{show(idle, environ[idle])} does nothing with {seen}"
+        yield Remark(sentence, f"set NCCL_DEBUG={needed[0]}, or unset {idle}", "warn")
     wanted = {word for word in re.split(r"[,;:]", environ.get("NCCL_ALGO", "").upper()) if word}
     only_nvls = wanted and not wanted - {"NVLS", "NVLSTREE", "ALLREDUCE"}
     if only_nvls and number(environ.get("NCCL_NVLS_ENABLE")) == 0:
-        said = f"{told('NCCL_ALGO', environ['NCCL_ALGO'])} demands what NCCL_NVLS_ENABLE=0 switches"
-        yield Remark(f"{said} off", "unset NCCL_ALGO, or NCCL_NVLS_ENABLE")
+        sentence = (
+            f"{show('NCCL_ALGO', environ['NCCL_ALGO'])} demands what NCCL_NVLS_ENABLE=0 switches"
+        )
+        yield Remark(f"{sentence} off", "unset NCCL_ALGO, or NCCL_NVLS_ENABLE")
     forced = number(environ.get("NCCL_MNNVL_ENABLE")) == 1
     if forced and number(environ.get("NCCL_CUMEM_ENABLE")) == 0:
-        said = "NCCL_MNNVL_ENABLE=1 needs cuMem, which NCCL_CUMEM_ENABLE=0 switches off"
-        yield Remark(said, "unset NCCL_CUMEM_ENABLE")
+        sentence = "NCCL_MNNVL_ENABLE=1 needs cuMem, which NCCL_CUMEM_ENABLE=0 switches off"
+        yield Remark(sentence, "unset NCCL_CUMEM_ENABLE")
     if environ.get("NCCL_OOB_NET_IFNAME") and not switched_on(environ.get("NCCL_OOB_NET_ENABLE")):
-        said = "NCCL_OOB_NET_IFNAME does nothing without NCCL_OOB_NET_ENABLE=1"
-        yield Remark(said, "set NCCL_OOB_NET_ENABLE=1, or unset it", "warn")
+        sentence = "NCCL_OOB_NET_IFNAME does nothing without NCCL_OOB_NET_ENABLE=1"
+        yield Remark(sentence, "set NCCL_OOB_NET_ENABLE=1, or unset it", "warn")
     unordered = number(environ.get("NCCL_GRAPH_STREAM_ORDERING")) == 0
     if unordered and number(environ.get("NCCL_GRAPH_MIXING_SUPPORT")) == 1:
-        said = "NCCL_GRAPH_STREAM_ORDERING=0 with NCCL_GRAPH_MIXING_SUPPORT=1 is not supported"
-        yield Remark(said, "unset NCCL_GRAPH_STREAM_ORDERING")
+        sentence = "NCCL_GRAPH_STREAM_ORDERING=0 with NCCL_GRAPH_MIXING_SUPPORT=1 is not supported"
+        yield Remark(sentence, "unset NCCL_GRAPH_STREAM_ORDERING")
 
 
 def _first(environ: Environ, names: Sequence[str]) -> str | None:
@@ -166,7 +178,7 @@ _SINGLE: Final = re.compile(r"(?:.*,)?(?:gres:gpu:|gres/gpu:)?(?:verbose,)?(?:pe
 
 
 def launching(environ: Environ) -> list[Remark]:
-    """Remarks on how ranks are bound, counted, and told where to meet."""
+    """Remarks on how ranks are bound and counted, and on where they meet."""
     found = (_masked(environ), _too_many(environ), _port(environ))
     return [one for one in found if one is not None]
 
@@ -180,14 +192,16 @@ def _masked(environ: Environ) -> Remark | None:
     if "none" in bind or environ.get("SLURM_NTASKS_PER_NODE", "") == "1":
         return None
     if _SINGLE.fullmatch(bind):
-        said = f"--gpu-bind={bind} shows each task only its own GPU"
+        sentence = f"--gpu-bind={bind} shows each task only its own GPU"
     elif environ.get("SLURM_NTASKS_PER_GPU"):
-        said = f"--ntasks-per-gpu={environ['SLURM_NTASKS_PER_GPU']} binds each task to its own GPU"
+        sentence = (
+            f"--ntasks-per-gpu={environ['SLURM_NTASKS_PER_GPU']} binds each task to its own GPU"
+        )
     elif environ.get("--gpus-per-task") == "1":
-        said = "--gpus-per-task=1 binds each task to its own GPU"
+        sentence = "--gpus-per-task=1 binds each task to its own GPU"
     else:
         return None
-    then = f'{said}: ranks of one node lose each other, or die of "invalid device ordinal"'
+    then = f'{sentence}: ranks of one node lose each other, or die of "invalid device ordinal"'
     return Remark(then, "add --gpu-bind=none, and let LOCAL_RANK choose the GPU", "warn")
 
 
@@ -199,8 +213,8 @@ def _too_many(environ: Environ) -> Remark | None:
     if ranks is None or seen is None or int(ranks[:6]) <= seen:
         return None
     where = f"CUDA_VISIBLE_DEVICES lists {listed[:40]}" if listed else f"{count(seen, 'GPU')} given"
-    said = f'{ranks[:6]} ranks per node, {where}: rank {seen} gets "invalid device ordinal"'
-    return Remark(said, f"start {seen} per node, or give {ranks[:6]} GPUs")
+    sentence = f'{ranks[:6]} ranks per node, {where}: rank {seen} gets "invalid device ordinal"'
+    return Remark(sentence, f"start {seen} per node, or give {ranks[:6]} GPUs")
 
 
 def _port(environ: Environ) -> Remark | None:
@@ -209,14 +223,18 @@ def _port(environ: Environ) -> Remark | None:
         port = environ.get(name, "").rpartition(":")[2]
         if port.isdecimal() and _EPHEMERAL[0] <= int(port[:6]) <= _EPHEMERAL[1]:
             low, high = _EPHEMERAL
-            said = f"{told(name, environ[name])[:80]} is inside the ephemeral range {low}-{high}"
+            sentence = (
+                f"{show(name, environ[name])[:80]} is inside the ephemeral range {low}-{high}"
+            )
             then = "any outgoing connection may take it before the job does"
-            return Remark(f"{said}: {then}", f"choose a port below {low}, such as 29500", "warn")
+            return Remark(
+                f"{sentence}: {then}", f"choose a port below {low}, such as 29500", "warn"
+            )
     return None
 
 
 def judge_contradictions(environ: Environ | None, origin: str) -> Verdict:
-    """Hold the settings against one another, and against the launch line beside them."""
+    """Compare the settings with one another and with the launch line."""
     if environ is None:
         return not_run(UNKNOWN_JOB)
     return verdict([*clashes(environ), *launching(environ)], ok("no two settings clash"), origin)
@@ -273,8 +291,10 @@ def uneven(values_by_name: Mapping[str, Sequence[str | None]]) -> list[Remark]:
             continue
         usual = Counter(values).most_common(1)[0][0]
         at = next(at for at, value in enumerate(values) if value != usual)
-        said = f"local rank {at} has {_value(setting, values[at])}, others {_value(setting, usual)}"
-        found.append(Remark(said, _advice(setting), "fail" if alike == "must" else "warn"))
+        sentence = (
+            f"local rank {at} has {_value(setting, values[at])}, others {_value(setting, usual)}"
+        )
+        found.append(Remark(sentence, _advice(setting), "fail" if alike == "must" else "warn"))
     return found
 
 
@@ -289,22 +309,22 @@ def _odd(setting: str, name: str, values: Mapping[str, str | None]) -> Remark | 
             return None
         usual, votes = rival, others[rival]
     weight = "fail" if _alike(setting) == "must" else "warn"
-    whom = f"{votes} of {count(len(values), 'node')}"
+    holders = f"{votes} of {count(len(values), 'node')}"
     if len(values) == _MANY:
-        whom = next(node for node in values if node != name)
-    said = f"{_value(setting, mine)} here, {_value(setting, usual)} on {whom}"
-    return Remark(said, _advice(setting), "fail" if weight == "fail" else "warn")
+        holders = next(node for node in values if node != name)
+    sentence = f"{_value(setting, mine)} here, {_value(setting, usual)} on {holders}"
+    return Remark(sentence, _advice(setting), "fail" if weight == "fail" else "warn")
 
 
 def _same(setting: str, name: str, values: Mapping[str, str | None]) -> Remark | None:
     """A number that only one node may have, on two."""
     mine = values[name]
-    twins = [node for node, value in values.items() if value == mine and node != name]
-    if mine is None or not twins:
+    duplicates = [node for node, value in values.items() if value == mine and node != name]
+    if mine is None or not duplicates:
         return None
-    listed = ", ".join(twins[:_SHOWN]) + (", ..." if len(twins) > _SHOWN else "")
-    said = f"{_value(setting, mine)} here and on {listed}: two nodes cannot have one number"
-    return Remark(said, f"number the nodes: {setting} 0 to {len(values) - 1}")
+    listed = ", ".join(duplicates[:_SHOWN]) + (", ..." if len(duplicates) > _SHOWN else "")
+    sentence = f"{_value(setting, mine)} here and on {listed}: two nodes cannot have one number"
+    return Remark(sentence, f"number the nodes: {setting} 0 to {len(values) - 1}")
 
 
 def _alike(setting: str) -> Alike:
@@ -327,13 +347,13 @@ def _value(setting: str, value: str | None) -> str:
     known = variables().get(setting)
     if known is not None and known.type == "secret":
         return f"another {setting}"
-    return f"{setting} {value[:40]}" if setting.startswith("-") else told(setting, value)
+    return f"{setting} {value[:40]}" if setting.startswith("-") else show(setting, value)
 
 
 def _advice(setting: str) -> str:
     if _alike(setting) == "must":
-        return f"give every rank the same {setting}: they would wait for one another for ever"
-    return f"give every node the same {setting}, or make sure that it is meant"
+        return f"give every rank the same {setting}: else they wait for one another forever"
+    return f"give every node the same {setting}, or make sure that this is intended"
 
 
 def judge_ranks(name: str, job: Job) -> Verdict:

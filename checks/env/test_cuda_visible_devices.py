@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from preflight.check import Check
 from preflight.checks.env.remark import UNKNOWN_JOB
-from preflight.checks.gpu.deviations import Oddity
+from preflight.checks.gpu.deviations import Deviation
 from preflight.facts import Facts, Node
 from preflight.facts.words import count
 from preflight.fleet.model import Job
@@ -32,7 +32,7 @@ Kind = Literal["unset", "index", "gpu-uuid", "mig"]
 
 _STRTOUL: Final = re.compile(r"\s*([+-]?[0-9]+)")
 _TAIL: Final = re.compile(r"\s*+(?:[A-Za-z_][A-Za-z0-9_]*)?\s*")
-"""What CUDA drops behind a number and nobody misses: "0gpu". "-7", ";1" and ".5" were meant."""
+"""What CUDA may drop behind a number, as in "0gpu"; "-7", ";1" and ".5" have a meaning."""
 
 _HEX: Final = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")
 _RANGE: Final = re.compile(r"\s*([0-9]{1,3})\s*(?:-|:|\.\.+)\s*([0-9]{1,3})\s*")
@@ -98,7 +98,7 @@ def read_visible(value: str | None, gpus: Sequence[Gpu]) -> Visible:
 
 
 def _loses(entry: str) -> bool:
-    """Whether CUDA reads a number and drops what somebody meant behind it."""
+    """Whether CUDA reads a number and drops a meaningful text behind it."""
     number = _STRTOUL.match(entry)
     if number is None:
         return False
@@ -200,46 +200,46 @@ def allocation(environ: Mapping[str, str]) -> Allocation | None:
     return Allocation(int(counted.group(1))) if counted and int(counted.group(1)) else None
 
 
-def unusable(visible: Visible, gpus: tuple[Gpu, ...], owner: str | None) -> Oddity | None:
+def unusable(visible: Visible, gpus: tuple[Gpu, ...], owner: str | None) -> Deviation | None:
     """Entries that CUDA cannot use here. `owner`: the other node whose GPUs they name."""
     if visible.entries == ("",):
-        return Oddity("it is empty, so the job sees no GPU", "unset it, or list the GPUs")
+        return Deviation("it is empty, so the job sees no GPU", "unset it, or list the GPUs")
     if not visible.trouble:
         return None
     seen = f"the job gets {len(visible.devices)} of {count(len(gpus), 'GPU')}"
     if owner is not None:
-        return Oddity(
+        return Deviation(
             f"it names GPUs of {owner}; here {seen}",
             "let each node set its own list; UUIDs never hold on two nodes",
         )
     advice = visible.remedy or "list indices or UUIDs of `nvidia-smi -L`"
-    return Oddity(f"{visible.trouble}; {seen}", advice)
+    return Deviation(f"{visible.trouble}; {seen}", advice)
 
 
-def unconfirmed(visible: Visible) -> Oddity | None:
+def unconfirmed(visible: Visible) -> Deviation | None:
     """A MIG instance by its numbers: the driver shows UUIDs only, so it may not be there."""
     if not visible.unconfirmed:
         return None
-    return Oddity(
+    return Deviation(
         f"whether the instance {visible.unconfirmed[:60]!r} exists cannot be seen here",
         "name it by its MIG-<uuid> of `nvidia-smi -L`",
         grave=False,
     )
 
 
-def too_few(visible: Visible, nproc: int | None) -> Oddity | None:
+def too_few(visible: Visible, nproc: int | None) -> Deviation | None:
     """Fewer GPUs than ranks: the surplus ranks die of "invalid device ordinal"."""
     seen = len(visible.devices)
     if nproc is None or nproc <= seen:
         return None
-    return Oddity(
+    return Deviation(
         f"{count(nproc, 'rank')} per node, {count(seen, 'GPU')} visible: "
         f'rank {seen} gets "invalid device ordinal"',
         f"use --nproc-per-node={seen}, or make {nproc} GPUs visible",
     )
 
 
-def not_its_own(visible: Visible, given: Allocation | None, seen: int) -> Oddity | None:
+def not_its_own(visible: Visible, given: Allocation | None, seen: int) -> Deviation | None:
     """GPUs beyond the allocation. `seen`: GPUs that NVML shows, fewer inside a device cgroup."""
     if given is None or visible.kind == "mig":
         return None
@@ -247,52 +247,54 @@ def not_its_own(visible: Visible, given: Allocation | None, seen: int) -> Oddity
     if visible.kind == "unset":
         return _unset(seen, has) if seen > given.number else None
     if used > given.number:
-        return Oddity(f"it shows {count(used, 'GPU')}; {has}", "leave the list to Slurm")
+        return Deviation(f"it shows {count(used, 'GPU')}; {has}", "leave the list to Slurm")
     ours = (set(given.host_indices), set(range(given.number)))
     if given.host_indices and not any(set(visible.indices) <= own for own in ours):
         listed = ",".join(str(index) for index in given.host_indices)
         strangers = sorted(set(visible.indices) - ours[0])
         shown = ",".join(str(index) for index in strangers)
-        return Oddity(f"GPU {shown} is not of the allocation ({listed})", "leave it to Slurm")
+        return Deviation(f"GPU {shown} is not of the allocation ({listed})", "leave it to Slurm")
     if used < given.number:
-        return Oddity(f"it shows {count(used, 'GPU')}; {has}", "use all or ask less", grave=False)
+        return Deviation(
+            f"it shows {count(used, 'GPU')}; {has}", "use all or ask less", grave=False
+        )
     return None
 
 
-def _unset(seen: int, has: str) -> Oddity:
+def _unset(seen: int, has: str) -> Deviation:
     advice = "export CUDA_VISIBLE_DEVICES, or constrain devices in Slurm's cgroup.conf"
-    return Oddity(f"it is not set and {seen} GPUs are in sight; {has}", advice, grave=False)
+    return Deviation(f"it is not set and {seen} GPUs are in sight; {has}", advice, grave=False)
 
 
-def host_numbered(visible: Visible, given: Allocation | None, seen: int) -> Oddity | None:
+def host_numbered(visible: Visible, given: Allocation | None, seen: int) -> Deviation | None:
     """The host's numbers inside a device cgroup, where the job's GPUs count from 0."""
     numbers = [entry.strip() for entry in visible.entries]
     if not visible.trouble or given is None or seen != given.number or not given.host_indices:
         return None
     if sorted(numbers) != sorted(str(index) for index in given.host_indices):
         return None
-    return Oddity(
+    return Deviation(
         f"it has the host's numbers, but inside the job's cgroup its {seen} GPUs count from 0",
         "if a script exported it, remove that line; Slurm sets it right inside the job",
         grave=False,
     )
 
 
-def ambiguous_order(visible: Visible, gpus: tuple[Gpu, ...], order: str) -> Oddity | None:
+def ambiguous_order(visible: Visible, gpus: tuple[Gpu, ...], order: str) -> Deviation | None:
     """Indices on a node of mixed models: CUDA's default order is fastest first, not the bus's."""
     models = {gpu.name for gpu in gpus}
     listed = {device.gpu for device in visible.devices}
     by_bus = visible.kind != "index" or order == "PCI_BUS_ID"
     if by_bus or len(models) == 1 or len(listed) == len(gpus):
         return None
-    return Oddity(
+    return Deviation(
         f"indices on {len(models)} GPU models: CUDA numbers the fastest first, nvidia-smi by bus",
         "export CUDA_DEVICE_ORDER=PCI_BUS_ID, or list UUIDs",
         grave=False,
     )
 
 
-def unlike_other_nodes(visible: Visible, job: Job) -> Oddity | None:
+def unlike_other_nodes(visible: Visible, job: Job) -> Deviation | None:
     """A list of another length than on most other nodes: the ranks will not add up."""
     lists = [environ.get("CUDA_VISIBLE_DEVICES") for environ in (job.environ or {}).values()]
     lengths = Counter(0 if value is None else len(value.split(",")) for value in lists)
@@ -300,12 +302,12 @@ def unlike_other_nodes(visible: Visible, job: Job) -> Oddity | None:
     mine = len(visible.entries)
     if mine == usual or votes < 2 or 2 * votes <= lengths.total():  # noqa: PLR2004 - a majority
         return None
-    whom = f"{votes} of {lengths.total()} nodes"
+    holders = f"{votes} of {lengths.total()} nodes"
     here, there = (
         count(number, "entry", "entries") if number else "unset" for number in (mine, usual)
     )
-    return Oddity(
-        f"{here} here, {there} on {whom}", "give every node a list of one length", grave=False
+    return Deviation(
+        f"{here} here, {there} on {holders}", "give every node a list of one length", grave=False
     )
 
 
@@ -335,19 +337,19 @@ def judge(
         return not_run("no GPUs here to hold CUDA_VISIBLE_DEVICES against")
     value = environ.get("CUDA_VISIBLE_DEVICES")
     visible = read_visible(value, facts.gpus)
-    told = "CUDA_VISIBLE_DEVICES " + ("is not set" if value is None else f"is {value[:80]!r}")
-    told += f" ({job.environ_origin})" if job.environ_origin else ""
+    setting = "CUDA_VISIBLE_DEVICES " + ("is not set" if value is None else f"is {value[:80]!r}")
+    setting += f" ({job.environ_origin})" if job.environ_origin else ""
     devices = [device.mig or device.gpu for device in visible.devices]
     complaint = first_complaint(environ, visible, job, facts, others)
     if complaint is None:
-        return ok(f"{told}: {count(len(visible.devices), 'device')} visible", visible=devices)
+        return ok(f"{setting}: {count(len(visible.devices), 'device')} visible", visible=devices)
     conclude = fail if complaint.grave else warn
-    return conclude(f"{told}: {complaint.sentence}", advice=complaint.advice, visible=devices)
+    return conclude(f"{setting}: {complaint.sentence}", advice=complaint.advice, visible=devices)
 
 
 def first_complaint(
     env: Mapping[str, str], visible: Visible, job: Job, facts: Facts, others: Mapping[str, Facts]
-) -> Oddity | None:
+) -> Deviation | None:
     """The worst thing about the list; what kills ranks comes before what is only odd."""
     gpus, given = facts.gpus or (), allocation(env)
     return (

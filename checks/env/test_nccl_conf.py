@@ -12,13 +12,13 @@ from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
-from preflight.checks.env.remark import Remark, told, verdict
+from preflight.checks.env.remark import Remark, show, verdict
 from preflight.checks.env.test_variables import switched_off
 from preflight.checks.env.values import read
 from preflight.checks.env.variables import editions, outdated, unread, variables
 from preflight.facts import Facts, Group, Node
 from preflight.facts.words import count
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, ok, unknown
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def remarks(file: ConfFile, environ: Mapping[str, str], facts: Facts | None = No
     found += [*unread(trimmed, here), *outdated(trimmed, here)]
     found += [
         Remark(
-            f"{told(name, value)} has no effect: the environment has {told(name, environ[name])}",
+            f"{show(name, value)} has no effect: the environment has {show(name, environ[name])}",
             f"remove one of the two {name}",
             "warn",
         )
@@ -65,17 +65,17 @@ def remarks(file: ConfFile, environ: Mapping[str, str], facts: Facts | None = No
         if name in environ and environ[name] != value and name.startswith("NCCL_")
     ]
     if file.without_equals:
-        said = f"{file.without_equals} lines are not NAME=VALUE, and are skipped"
-        found.append(Remark(said, "write NAME=VALUE, and # in front of comments", "warn"))
+        sentence = f"{file.without_equals} lines are not NAME=VALUE, and are skipped"
+        found.append(Remark(sentence, "write NAME=VALUE, and # in front of comments", "warn"))
     return [replace(one, sentence=f"{file.path}: {one.sentence}") for one in found]
 
 
 def left_over(
-    files: tuple[ConfFile, ...], environ: Mapping[str, str], promised: Promise, facts: Facts
+    files: tuple[ConfFile, ...], environ: Mapping[str, str], expected: Expected, facts: Facts
 ) -> list[Remark]:
-    """Fast ways that the files switch off, not the job."""
-    by_job = switched_off(environ, promised, facts)
-    together = switched_off({**settings(files), **environ}, promised, facts)
+    """Fast paths that the files switch off, not the job."""
+    by_job = switched_off(environ, expected, facts)
+    together = switched_off({**settings(files), **environ}, expected, facts)
     paths = " and ".join(file.path for file in files)
     return [
         Remark(f"{paths}: {one.sentence}", one.advice, one.weight)
@@ -91,31 +91,33 @@ def drift(mine: tuple[tuple[str, str], ...] | None, group: Group) -> list[Remark
         return []
     here, there = dict(mine), dict(usual.value)
     name = next(name for name in sorted({**here, **there}) if here.get(name) != there.get(name))
-    whom = f"{usual.votes} of {usual.of} nodes"
+    holders = f"{usual.votes} of {usual.of} nodes"
     known = variables().get(name)
     secret = known is not None and known.type == "secret"
     seen = [
-        "another value" if secret else told(name, side[name]) if name in side else f"no {name}"
+        "another value" if secret else show(name, side[name]) if name in side else f"no {name}"
         for side in (here, there)
     ]
-    said = f"nccl.conf has {seen[0]}, {seen[1]} on {whom}"
+    sentence = f"nccl.conf has {seen[0]}, {seen[1]} on {holders}"
     fatal = known is not None and known.alike == "must"
     advice = "give all nodes one nccl.conf: ranks that disagree hang or crawl"
-    return [Remark(said, advice, "fail" if fatal else "warn")]
+    return [Remark(sentence, advice, "fail" if fatal else "warn")]
 
 
 def _line(name: str, value: str, given: Mapping[str, str]) -> Remark | None:
-    said = told(name.strip(), value)
+    setting = show(name.strip(), value)
     if name != name.strip() or name.startswith("export "):
-        wrong = f"{told(name, value)} sets a variable called {name!a}, which nothing reads"
+        wrong = f"{show(name, value)} sets a variable called {name!a}, which nothing reads"
         return Remark(wrong, f"write {name.strip().removeprefix('export ').strip()}=VALUE")
     if "#" in value and value.partition("#")[0].strip():
-        return Remark(f"{said}: the comment is part of the value", "put it on a line of its own")
+        return Remark(f"{setting}: the comment is part of the value", "put it on a line of its own")
     if value != value.strip():
-        return Remark(f"{said}: a blank or carriage return is part of it", "remove the blank")
+        return Remark(f"{setting}: a blank or carriage return is part of it", "remove the blank")
     one = variables().get(name)
     if one is not None and one.owner != "NCCL":
-        late = f"{said} comes too late: {one.owner} has read its variables before NCCL reads this"
+        late = (
+            f"{setting} comes too late: {one.owner} has read its variables before NCCL reads this"
+        )
         return Remark(late, f"set {name} in the environment", "warn")
     return read(one, value, given) if one is not None else None
 
@@ -128,21 +130,21 @@ CHECK = Check("env.nccl_conf", stage="facts", tier="prolog", requires=("reach.an
 
 
 def judge(
-    environ: Mapping[str, str] | None, promised: Promise, facts: Facts, group: Group
+    environ: Mapping[str, str] | None, expected: Expected, facts: Facts, group: Group
 ) -> Verdict:
     """Read the files as NCCL does: environment, then the user's file, then the system's."""
     files = facts.nccl_conf
     if files is None:
-        said = "whether ~/.nccl.conf and /etc/nccl.conf set anything could not be read"
-        return unknown(said, advice="look why the home or /etc does not answer, then run again")
+        problem = "whether ~/.nccl.conf and /etc/nccl.conf set anything could not be read"
+        return unknown(problem, advice="look why the home or /etc does not answer, then run again")
     job = environ or {}
     found = [one for file in files for one in remarks(file, job, facts)]
-    found += left_over(files, job, promised, facts) + drift(shared(facts), group)
+    found += left_over(files, job, expected, facts) + drift(shared(facts), group)
     closed = next((file for file in files if file.error), None)
     if closed is not None and not found:
-        said = f"{closed.path} is there and cannot be read: {closed.error}"
+        problem = f"{closed.path} is there and cannot be read: {closed.error}"
         return unknown(
-            said, advice=f"sudo cat {quote(closed.path)}, or make it readable", grant=GRANT
+            problem, advice=f"sudo cat {quote(closed.path)}, or make it readable", grant=GRANT
         )
     sources = [f"{file.path}: {count(len(file.settings), 'setting')}" for file in files]
     return verdict(
@@ -151,5 +153,5 @@ def judge(
 
 
 def test_env_nccl_conf(node: Node, conclude: Conclude) -> None:
-    """Joins a node, its files and the judgement; the frame does the rest."""
-    conclude(judge(node.environ, node.promised, node.facts, node.group))
+    """NCCL's configuration files on the node do not break the job."""
+    conclude(judge(node.environ, node.expected, node.facts, node.group))

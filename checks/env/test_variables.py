@@ -6,12 +6,12 @@ from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
-from preflight.checks.env.remark import UNKNOWN_JOB, Remark, told, verdict
+from preflight.checks.env.remark import UNKNOWN_JOB, Remark, show, verdict
 from preflight.checks.env.values import effect, number, read_all, switched_on
 from preflight.checks.env.variables import editions, outdated, unread, variables
 from preflight.facts import Facts, Node
 from preflight.facts.words import count
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, not_run, ok
 
 if TYPE_CHECKING:
@@ -30,7 +30,9 @@ def judge_values(environ: Mapping[str, str] | None, origin: str) -> Verdict:
     """Read each value as NCCL, torch, CUDA or gloo will."""
     if environ is None:
         return not_run(UNKNOWN_JOB)
-    known = [one for name, one in variables().items() if name in environ and one.type != "untold"]
+    known = [
+        one for name, one in variables().items() if name in environ and one.type != "undocumented"
+    ]
     does = [effect(one.effect, environ) for one in known if one.effect]
     meant = "; ".join(dict.fromkeys(filter(None, does)))
     fine = count(len(known), "setting") + " of NCCL, torch, CUDA and gloo, each in its range"
@@ -45,17 +47,17 @@ def test_env_values(node: Node, conclude: Conclude) -> None:
 def judge_exists(
     environ: Mapping[str, str] | None, origin: str, facts: Facts | None = None
 ) -> Verdict:
-    """Hold the names against those that NCCL, torch, CUDA and gloo read, in the versions here."""
+    """Compare the names with those that the installed NCCL, torch, CUDA and gloo read."""
     if environ is None:
         return not_run(UNKNOWN_JOB)
     known = sum(name in variables() for name in environ)
-    said = f"{count(known, 'variable')} of NCCL, torch, CUDA and gloo, each read by one of them"
-    fine = ok(said if known else "it sets no variable of NCCL, torch, CUDA or gloo")
+    summary = f"{count(known, 'variable')} of NCCL, torch, CUDA and gloo, each read by one of them"
+    fine = ok(summary if known else "it sets no variable of NCCL, torch, CUDA or gloo")
     return verdict(unread(environ, editions(facts, environ)), fine, origin)
 
 
 def test_env_exists(node: Node, conclude: Conclude) -> None:
-    """Every variable of the job's environment is read by somebody: a misspelt one does nothing."""
+    """NCCL, torch, CUDA or gloo reads each of the job's variables: a misspelt one does nothing."""
     conclude(judge_exists(node.environ, node.job.environ_origin, node.facts))
 
 
@@ -89,36 +91,38 @@ def too_loud(environ: Mapping[str, str]) -> list[Remark]:
     parts = {part.strip().upper() for part in environ.get("NCCL_DEBUG_SUBSYS", "").split(",")}
     found = []
     if level == "TRACE":
-        said = "NCCL_DEBUG=TRACE logs every call of every rank"
-        found.append(Remark(said, "use NCCL_DEBUG=WARN in production", "warn"))
+        sentence = "NCCL_DEBUG=TRACE logs every call of every rank"
+        found.append(Remark(sentence, "use NCCL_DEBUG=WARN in production", "warn"))
     elif level == "INFO" and parts & _EVERY_CALL:
-        listed = told("NCCL_DEBUG_SUBSYS", environ["NCCL_DEBUG_SUBSYS"])
-        said = f"NCCL_DEBUG=INFO with {listed} logs every operation of every rank"
-        found.append(Remark(said, "use NCCL_DEBUG=WARN, or unset NCCL_DEBUG_SUBSYS", "warn"))
+        listed = show("NCCL_DEBUG_SUBSYS", environ["NCCL_DEBUG_SUBSYS"])
+        sentence = f"NCCL_DEBUG=INFO with {listed} logs every operation of every rank"
+        found.append(Remark(sentence, "use NCCL_DEBUG=WARN, or unset NCCL_DEBUG_SUBSYS", "warn"))
     for name in filter(environ.__contains__, variables()):
         value, one = environ[name].strip(), variables()[name]
         key = "1" if one.type == "boolean" and value.lower() in ("true", "yes", "y", "t") else value
         cost = one.loud.get(key.upper()) if value else None
         if cost:
-            said = f"{told(name, value)}: {cost}"
-            found.append(Remark(said, f"unset {quote(name)} outside of debugging", "warn"))
+            sentence = f"{show(name, value)}: {cost}"
+            found.append(Remark(sentence, f"unset {quote(name)} outside of debugging", "warn"))
     return found
 
 
 def too_quiet(environ: Mapping[str, str]) -> list[Remark]:
-    """What a hang or crash will leave to read: nothing, where this says so."""
+    """Settings because of which a hang or crash will leave nothing to read."""
     recorder = next((name for name in _RECORDER if name in environ), None)
     if recorder and number(environ[recorder], "stoi") == 0:
-        said = f"{recorder}=0: no flight recorder, a hang will not tell who waits for whom"
-        return [Remark(said, f"set {recorder}=2000", "warn")]
+        sentence = (
+            f"{recorder}=0: no flight recorder, so a hang will not show which rank waits for which"
+        )
+        return [Remark(sentence, f"set {recorder}=2000", "warn")]
     logs = environ.get("NCCL_DEBUG", "").strip().upper() not in ("", "NONE", "VERSION")
     if recorder or logs or environ.get("TORCHELASTIC_ERROR_FILE"):
         return []
-    said = (
-        "debugging is off altogether: no flight recorder asked for (only new torch keeps one "
-        "unasked), no error file, no NCCL_DEBUG; a hang will leave nothing to read"
+    sentence = (
+        "debugging is off altogether: no flight recorder requested (only new torch keeps one "
+        "by default), no error file, no NCCL_DEBUG; a hang will leave nothing to read"
     )
-    return [Remark(said, _ADVICE, "warn")]
+    return [Remark(sentence, _ADVICE, "warn")]
 
 
 def judge_debugging(environ: Mapping[str, str] | None, origin: str, facts: Facts) -> Verdict:
@@ -126,8 +130,10 @@ def judge_debugging(environ: Mapping[str, str] | None, origin: str, facts: Facts
     if environ is None:
         return not_run(UNKNOWN_JOB)
     loud = too_loud(environ)
-    if not loud and facts.gpus is None and facts.driver.state == "untold":
-        return not_run("nothing here tells whether that node has GPUs, of which NCCL would tell")
+    if not loud and facts.gpus is None and facts.driver.state == "unknown":
+        return not_run(
+            "nothing here shows whether that node has GPUs, without which NCCL logs nothing"
+        )
     if not loud and not facts.gpus:
         return not_run("no GPUs here: no NCCL to explain")
     fine = ok("a hang will leave something to read, and no setting logs every call")
@@ -143,16 +149,18 @@ _OFF: Final = ("LOC", "0")
 _PORT_UP: Final = "ACTIVE"
 
 
-def switched_off(environ: Mapping[str, str], promised: Promise, facts: Facts) -> list[Remark]:
-    """Fast ways that the job may not use although this node has them."""
+def switched_off(environ: Mapping[str, str], expected: Expected, facts: Facts) -> list[Remark]:
+    """Fast paths that this node has and the job's settings switch off."""
     rdma, direct, shared = _rdma(environ), _direct(environ), _shared(environ)
-    found = [one for one in (_nics(rdma, promised, facts), _gpus(direct, promised, facts)) if one]
+    found = [one for one in (_nics(rdma, expected, facts), _gpus(direct, expected, facts)) if one]
     if rdma and direct and shared and not any(one.weight == "fail" for one in found):
         off = f"{rdma}, {direct}, {shared}"
-        said = f"all fast ways are switched off ({off}): everything goes over TCP"
+        sentence = f"all fast paths are switched off ({off}): everything goes over TCP"
         return [
             Remark(
-                said, "if this was for debugging, unset them; else measure what it costs", "warn"
+                sentence,
+                "if this was for debugging, unset them; else measure what it costs",
+                "warn",
             )
         ]
     gpudirect = _gpudirect(environ, facts) if not rdma else None
@@ -160,8 +168,8 @@ def switched_off(environ: Mapping[str, str], promised: Promise, facts: Facts) ->
 
 
 def unjudged(environ: Mapping[str, str], facts: Facts) -> str:
-    """The setting that switches a way off where nothing tells whether there is one."""
-    if facts.driver.state != "untold" or facts.nics is not None or facts.gpus is not None:
+    """The setting that switches a path off where nothing shows whether the node has it."""
+    if facts.driver.state != "unknown" or facts.nics is not None or facts.gpus is not None:
         return ""
     return _rdma(environ) or _direct(environ) or _shared(environ) or _gdr_level(environ)
 
@@ -169,61 +177,65 @@ def unjudged(environ: Mapping[str, str], facts: Facts) -> str:
 def _rdma(environ: Mapping[str, str]) -> str:
     """The setting that keeps the job from its RDMA NICs."""
     if switched_on(environ.get("NCCL_IB_DISABLE")):
-        return told("NCCL_IB_DISABLE", environ["NCCL_IB_DISABLE"])
+        return show("NCCL_IB_DISABLE", environ["NCCL_IB_DISABLE"])
     net = environ.get("NCCL_NET", "")
-    return told("NCCL_NET", net) if net.upper() == "SOCKET" else ""
+    return show("NCCL_NET", net) if net.upper() == "SOCKET" else ""
 
 
 def _direct(environ: Mapping[str, str]) -> str:
     if switched_on(environ.get("NCCL_P2P_DISABLE")):
-        return told("NCCL_P2P_DISABLE", environ["NCCL_P2P_DISABLE"])
+        return show("NCCL_P2P_DISABLE", environ["NCCL_P2P_DISABLE"])
     level = environ.get("NCCL_P2P_LEVEL", "")
-    return told("NCCL_P2P_LEVEL", level) if level.strip() in _OFF else ""
+    return show("NCCL_P2P_LEVEL", level) if level.strip() in _OFF else ""
 
 
 def _shared(environ: Mapping[str, str]) -> str:
     value = environ.get("NCCL_SHM_DISABLE", "")
-    return told("NCCL_SHM_DISABLE", value) if switched_on(value) else ""
+    return show("NCCL_SHM_DISABLE", value) if switched_on(value) else ""
 
 
-def _nics(setting: str, promised: Promise, facts: Facts) -> Remark | None:
-    """RDMA off where RDMA is promised, or there."""
+def _nics(setting: str, expected: Expected, facts: Facts) -> Remark | None:
+    """RDMA is off although the inventory expects it or the node has it."""
     if not setting:
         return None
-    number_promised = promised.nics or (len(promised.hcas) if promised.hcas else 0)
-    if number_promised or promised.nic_gbits or promised.nic_link:
-        had = count(number_promised, "RDMA NIC") + " per node" if number_promised else "RDMA NICs"
-        said = f"{setting} sends all over TCP, {had} promised ({promised.origin or 'inventory'})"
-        advice = "unset it: it is there to find a fault; else correct the inventory"
-        return Remark(said, advice, cause=setting.partition("=")[0])
+    number_expected = expected.nics or (len(expected.hcas) if expected.hcas else 0)
+    if number_expected or expected.nic_gbits or expected.nic_link:
+        had = count(number_expected, "RDMA NIC") + " per node" if number_expected else "RDMA NICs"
+        sentence = (
+            f"{setting} sends all over TCP, {had} expected ({expected.origin or 'inventory'})"
+        )
+        advice = "unset it: it is meant for debugging; else correct the inventory"
+        return Remark(sentence, advice, cause=setting.partition("=")[0])
     up = [nic for nic in facts.nics or () if any(_PORT_UP in port.state for port in nic.ports)]
     if not up:
         return None
-    said = f"{setting} sends everything over TCP; {count(len(up), 'RDMA NIC')} here with a port up"
-    advice = "unset it, if it was there to find a fault"
-    return Remark(said, advice, "warn", cause=setting.partition("=")[0])
+    sentence = (
+        f"{setting} sends everything over TCP; {count(len(up), 'RDMA NIC')} here with a port up"
+    )
+    advice = "unset it, if it was set for debugging"
+    return Remark(sentence, advice, "warn", cause=setting.partition("=")[0])
 
 
-def _gpus(setting: str, promised: Promise, facts: Facts) -> Remark | None:
-    """Peer access off where GPUs have it."""
+def _gpus(setting: str, expected: Expected, facts: Facts) -> Remark | None:
+    """Peer access is off although the GPUs have it."""
     if not setting:
         return None
-    if promised.nvlinks_per_gpu:
-        links = f"{promised.nvlinks_per_gpu} links per GPU promised"
-        said = f"{setting} keeps the GPUs off NVLink, {links}"
-        return Remark(said, "unset it: it is there to find a fault; else correct the inventory")
+    if expected.nvlinks_per_gpu:
+        links = f"{expected.nvlinks_per_gpu} links per GPU expected"
+        sentence = f"{setting} keeps the GPUs off NVLink, {links}"
+        return Remark(sentence, "unset it: it is meant for debugging; else correct the inventory")
     linked = [gpu for gpu in facts.gpus or () if any(link.up for link in gpu.links or ())]
     if linked:
-        said = (
+        sentence = (
             f"{setting} keeps the GPUs off NVLink; {count(len(linked), 'GPU')} here with links up"
         )
-        return Remark(said, "unset it, if it was there to find a fault", "warn")
+        return Remark(sentence, "unset it, if it was set for debugging", "warn")
     pairs = [pair for pair in facts.gpu_pairs or () if pair.p2p_read == "ok"]
     if not pairs:
         return None
     there = count(len(pairs), "pair of GPUs", "pairs of GPUs")
-    said = f"{setting} sends data through the host; {there} here with peer access"
-    return Remark(said, "unset it, if it was there to find a fault", "warn")
+    sentence = f"{setting} sends data through the host; {there} here with peer access"
+    return Remark(sentence, "unset it, if it was set for debugging", "warn")
 
 
 def _gdr_level(environ: Mapping[str, str]) -> str:
@@ -236,23 +248,23 @@ def _gpudirect(environ: Mapping[str, str], facts: Facts) -> Remark | None:
     setting = _gdr_level(environ)
     if not setting or not facts.nics or not facts.gpus:
         return None
-    said = f"{setting} switches GPUDirect off: data go through host memory"
-    return Remark(said, "unset it, if it was there to find a fault", "warn")
+    sentence = f"{setting} switches GPUDirect off: data go through host memory"
+    return Remark(sentence, "unset it, if it was set for debugging", "warn")
 
 
 def judge_transports(
-    environ: Mapping[str, str] | None, origin: str, promised: Promise, facts: Facts
+    environ: Mapping[str, str] | None, origin: str, expected: Expected, facts: Facts
 ) -> Verdict:
-    """What is promised decides first, then what is there."""
+    """The inventory decides first, then the hardware that was found."""
     if environ is None:
         return not_run(UNKNOWN_JOB)
-    found = switched_off(environ, promised, facts)
+    found = switched_off(environ, expected, facts)
     if not found and (setting := unjudged(environ, facts)):
-        return not_run(f"{setting}: nothing here tells whether that node has what it switches off")
-    fine = ok("no fast way that is promised or here is switched off")
+        return not_run(f"{setting}: nothing here shows whether that node has what it switches off")
+    fine = ok("no fast path that is expected or present is switched off")
     return verdict(found, fine, origin)
 
 
 def test_env_transports(node: Node, conclude: Conclude) -> None:
-    """The job may use the fast ways that the node has: none is switched off since the last hunt."""
-    conclude(judge_transports(node.environ, node.job.environ_origin, node.promised, node.facts))
+    """The job may use the node's fast paths: no setting of an old debugging session is left."""
+    conclude(judge_transports(node.environ, node.job.environ_origin, node.expected, node.facts))

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from preflight.checks.env.remark import Remark, told
+from preflight.checks.env.remark import Remark, show
 from preflight.checks.env.variables import variables
 from preflight.core.text import did_you_mean
 
@@ -62,14 +62,14 @@ _PART: Final = re.compile(r"([^:=\[\],]*)([:=]?)(\[[^\]]*\]|[^,]*)(?:,|$)")
 def alloc(variable: Variable, value: str) -> Remark | None:
     """`key:value,key:value`; blanks do not count, a list stands in brackets."""
     text = value.replace(" ", "")
-    said = told(variable.name, value)
+    setting = show(variable.name, value)
     for part in _PART.finditer(text):
         key, sign, given = part.groups()
         if not part.group():
             continue
         wrong = _wrong(key, sign, given)
         if wrong:
-            return Remark(f"{said}: {wrong}, and torch stops with it", _advice(key, sign))
+            return Remark(f"{setting}: {wrong}, and torch stops with it", _advice(key, sign))
     return None
 
 
@@ -121,44 +121,46 @@ def interfaces(variable: Variable, value: str) -> Remark | None:
     """NCCL's list of interfaces."""
     if not value:
         return None
-    said = told(variable.name, value)
+    setting = show(variable.name, value)
     if len(value) == 1:
-        return Remark(f"{said}: a value of one character is ignored", "give at least two letters")
-    names, wrong = _names(said, value)
+        return Remark(
+            f"{setting}: a value of one character is ignored", "give at least two letters"
+        )
+    names, wrong = _names(setting, value)
     long = next((name for name in names if len(name) > LONGEST_INTERFACE), None)
     if wrong is None and long is not None:
         meant = "separate names with commas" if " " in long or ";" in long else "give its real name"
-        return Remark(f"{said}: no interface has a name of {len(long)} characters", meant)
+        return Remark(f"{setting}: no interface has a name of {len(long)} characters", meant)
     return wrong
 
 
 def interface_names(variable: Variable, value: str) -> Remark | None:
     """Gloo's: exact names."""
-    said = told(variable.name, value)
+    setting = show(variable.name, value)
     if value.startswith(("^", "=")):
         return Remark(
-            f"{said}: gloo takes exact names, and knows no ^ and no =", "name one interface"
+            f"{setting}: gloo takes exact names, and knows no ^ and no =", "name one interface"
         )
-    return _names(said, value)[1]
+    return _names(setting, value)[1]
 
 
 def hcas(variable: Variable, value: str) -> Remark | None:
     """NCCL's list of HCAs: name[:port[:rail[:plane]]]."""
     if not value:
         return None
-    said = told(variable.name, value)
-    names, wrong = _names(said, value)
+    setting = show(variable.name, value)
+    names, wrong = _names(setting, value)
     if wrong is not None:
         return wrong
     odd = next((name for name in names if not _HCA.fullmatch(name)), None)
     if odd is not None:
-        return Remark(f"{said}: {odd[:40]!a} is not NAME:PORT", "write it as mlx5_0:1")
+        return Remark(f"{setting}: {odd[:40]!a} is not NAME:PORT", "write it as mlx5_0:1")
     if len(names) > MOST_HCAS:
         many = f"{variable.name} lists {len(names)} devices, NCCL takes {MOST_HCAS}"
         return Remark(many, "list fewer, or a prefix", "warn")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        return Remark(f"{said}: {twice[:40]} is listed twice", "list each device once", "warn")
+        return Remark(f"{setting}: {twice[:40]} is listed twice", "list each device once", "warn")
     return None
 
 
@@ -168,24 +170,24 @@ def endpoint(variable: Variable, value: str) -> Remark | None:
     good = bool(host) and port.isascii() and port.isdigit() and 0 < int(port[:6]) <= 65535  # noqa: PLR2004 TCP
     if not value or good:
         return None
-    said = f"{told(variable.name, value)} is not HOST:PORT"
-    return Remark(said, f"write {variable.name} as localhost:28028, IPv6 as [::1]:28028")
+    sentence = f"{show(variable.name, value)} is not HOST:PORT"
+    return Remark(sentence, f"write {variable.name} as localhost:28028, IPv6 as [::1]:28028")
 
 
-def _names(said: str, value: str) -> tuple[list[str], Remark | None]:
+def _names(setting: str, value: str) -> tuple[list[str], Remark | None]:
     """The names of a list, and what is wrong with its commas, blanks and signs."""
     names = re.sub(r"^\^?=?", "", value).split(",")
     blank = next((name for name in names if name != name.strip()), None)
     if blank is not None:
-        wrong = f"{said}: the blank in {blank[:40]!a} is part of the name, which no device has"
+        wrong = f"{setting}: the blank in {blank[:40]!a} is part of the name, which no device has"
         return names, Remark(wrong, "write the list without blanks")
     signed = next((name for name in names if name.startswith(("^", "="))), None)
     if signed is not None:
-        wrong = f"{said}: the sign in {signed[:40]!a} is part of the name: "
+        wrong = f"{setting}: the sign in {signed[:40]!a} is part of the name: "
         return names, Remark(wrong + "^ and = count only in front of the whole list", "write ^=a,b")
     spaced = next((name for name in names if re.search(r"[\s;|]", name)), None)
     if spaced is not None:
-        return names, Remark(f"{said}: only a comma separates names", "write a,b")
+        return names, Remark(f"{setting}: only a comma separates names", "write a,b")
     return [name for name in names if name], None
 
 
@@ -260,7 +262,7 @@ _MOST_TRIES: Final = 1 << 31
 
 
 def effect(kind: str, environ: Mapping[str, str]) -> str:
-    """Say what the settings behind one kind of effect come to; "" where there is nothing to say."""
+    """What the settings of one kind of effect do together; "" where they do nothing."""
     if kind == "ib_timeout":
         return _dead_link(environ)
     if kind == "socket_retry":
@@ -338,9 +340,9 @@ def level(variable: Variable, value: str) -> Remark | None:
     number = as_strtoll(value)
     if number.how == "fine" and 0 <= (number.value or 0) <= (variable.max or 0):
         return None
-    said = f"{told(variable.name, value)} is ignored without a word"
+    sentence = f"{show(variable.name, value)} is silently ignored"
     capitals = f"write {value.strip().upper()}" if value.strip().upper() in variable.values else ""
-    return Remark(said, capitals or f"give one of {', '.join(variable.values)}")
+    return Remark(sentence, capitals or f"give one of {', '.join(variable.values)}")
 
 
 def float_number(variable: Variable, value: str) -> Remark | None:
@@ -349,18 +351,20 @@ def float_number(variable: Variable, value: str) -> Remark | None:
         good = not value or float(value) > 0
     except ValueError:
         good = False
-    said = f"{told(variable.name, value)} is no positive number, and is ignored"
-    return None if good else Remark(said, f"give {variable.name} a number such as 1.5")
+    sentence = f"{show(variable.name, value)} is no positive number, and is ignored"
+    return None if good else Remark(sentence, f"give {variable.name} a number such as 1.5")
 
 
 def path(variable: Variable, value: str) -> Remark | None:
     """A path: nothing but a shell knows the tilde, and quotes and blanks are part of the name."""
     if value.startswith("~"):
-        said = f"{told(variable.name, value)}: only a shell replaces ~, here it is part of the name"
-        return Remark(said, "write the whole path")
+        sentence = (
+            f"{show(variable.name, value)}: only a shell replaces ~, here it is part of the name"
+        )
+        return Remark(sentence, "write the whole path")
     if value != value.strip():
-        said = f"{told(variable.name, value)}: the blank at its end is part of the name"
-        return Remark(said, "remove the blank")
+        sentence = f"{show(variable.name, value)}: the blank at its end is part of the name"
+        return Remark(sentence, "remove the blank")
     return None
 
 
@@ -370,20 +374,20 @@ def _is_one(variable: Variable, word: str) -> bool:
 
 
 def _unknown_word(variable: Variable, value: str, word: str) -> Remark:
-    said = f"{told(variable.name, value)}: "
+    sentence = f"{show(variable.name, value)}: "
     if word.strip() != word and _is_one(variable, word.strip()):
-        said += f"the blank in {word!a} is part of the word, so it is not known"
+        sentence += f"the blank in {word!a} is part of the word, so it is not known"
         advice = "remove the blank"
     elif not variable.fold and word.upper() in variable.values:
-        said += f"{word[:40]!a} is not known, capitals count"
+        sentence += f"{word[:40]!a} is not known, capitals count"
         advice = f"write {word.upper()}"
     else:
-        said += f"{word[:40]!a} is not one of {', '.join(variable.values)}"
+        sentence += f"{word[:40]!a} is not one of {', '.join(variable.values)}"
         near = did_you_mean(word.upper(), variable.values)
         meant = near.partition("'")[2].partition("'")[0] if "did you mean" in near else ""
         advice = f"write {meant}" if meant else f"unset {variable.name}, or give one of these"
-    said += f"; {variable.beyond}" if variable.beyond else ""
-    return Remark(said, advice, "warn" if variable.mild else "fail")
+    sentence += f"; {variable.beyond}" if variable.beyond else ""
+    return Remark(sentence, advice, "warn" if variable.mild else "fail")
 
 
 _HIDDEN: Final = re.compile(
@@ -397,19 +401,19 @@ _TORCH_WORDS: Final = ("y", "yes", "1", "t", "true", "n", "no", "0", "f", "false
 
 def read(variable: Variable, value: str, environ: Mapping[str, str]) -> Remark | None:
     """What is wrong with one value; None where nothing is. `environ` holds its companions."""
-    if variable.type in ("untold", "secret"):
+    if variable.type in ("undocumented", "secret"):
         return None
     if _HIDDEN.fullmatch(value.strip()):
-        said = f"{variable.name} was hidden when it was captured"
-        return Remark(said, f"look at {variable.name} in the job itself", "unknown")
+        sentence = f"{variable.name} was hidden when it was captured"
+        return Remark(sentence, f"look at {variable.name} in the job itself", "unknown")
     if _TEMPLATE.fullmatch(value.strip()):
-        said = f"{told(variable.name, value)} is a placeholder that nobody filled in"
-        return Remark(said, f"set {variable.name}: {variable.does}")
+        sentence = f"{show(variable.name, value)} is a placeholder that was never filled in"
+        return Remark(sentence, f"set {variable.name}: {variable.does}")
     quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
     if quoted:
         inner = value[1:-1]
         return Remark(
-            f"{told(variable.name, value)}: the quotes are part of the value",
+            f"{show(variable.name, value)}: the quotes are part of the value",
             f"write {variable.name}={inner} where the file is read by no shell",
         )
     wrong = _by_type(variable, value)
@@ -447,22 +451,22 @@ def _by_type(variable: Variable, value: str) -> Remark | None:
 def _number(variable: Variable, value: str) -> Remark | None:
     torch = variable.read_as == "stoi"
     read_as = as_stoi(value) if torch else as_strtoll(value)
-    said = told(variable.name, value)
+    setting = show(variable.name, value)
     if torch and read_as.value is None:
-        return Remark(f"{said} is no number, and torch stops with it", _instead(variable))
+        return Remark(f"{setting} is no number, and torch stops with it", _instead(variable))
     if read_as.how == "empty":
         return None
     if read_as.how == "huge":
-        return Remark(f"{said} is too large a number, and is ignored", _instead(variable))
+        return Remark(f"{setting} is too large a number, and is ignored", _instead(variable))
     if read_as.how in ("words", "rest", "octal"):
         return _misread(variable, value, read_as)
-    return _out_of_range(variable, said, read_as.value or 0)
+    return _out_of_range(variable, setting, read_as.value or 0)
 
 
 def _misread(variable: Variable, value: str, read_as: Number) -> Remark:
     """A text that is a number only up to a point."""
-    word, said = value.strip().lower(), told(variable.name, value)
-    means = f"{said} is read as {read_as.value}"
+    word, setting = value.strip().lower(), show(variable.name, value)
+    means = f"{setting} is read as {read_as.value}"
     if read_as.how == "octal":
         return Remark(f"{means}: a leading 0 means octal", "write it without the 0")
     if variable.type == "switch" and word in _NO:
@@ -477,30 +481,32 @@ def _misread(variable: Variable, value: str, read_as: Number) -> Remark:
     return wrong or Remark(f"{means}, the rest is dropped", _instead(variable))
 
 
-def _out_of_range(variable: Variable, said: str, number: int) -> Remark | None:
+def _out_of_range(variable: Variable, subject: str, number: int) -> Remark | None:
     if variable.type == "number_of":
         if str(number) in variable.values:
             return None
     elif variable.type == "switch":
         if number in (0, 1) or number < 0:  # NCCL's own -2 and -1 leave it to NCCL
             return None
-        return Remark(f"{said} is a switch, and is taken for 1", "write 0 or 1", "warn")
+        return Remark(f"{subject} is a switch, and is taken for 1", "write 0 or 1", "warn")
     elif (variable.min is None or number >= variable.min) and (
         variable.max is None or number <= variable.max
     ):
         return None
     then = f": {variable.beyond}" if variable.beyond else ""
-    verb = ", not" if " is read as " in said else " is not"
+    verb = ", not" if " is read as " in subject else " is not"
     return Remark(
-        f"{said}{verb} {_what_is_taken(variable)}{then}", _instead(variable), hangs=variable.hangs
+        f"{subject}{verb} {_what_is_taken(variable)}{then}",
+        _instead(variable),
+        hangs=variable.hangs,
     )
 
 
 def _boolean(variable: Variable, value: str) -> Remark | None:
     if value.lower() in _TORCH_WORDS:
         return None
-    said = f"{told(variable.name, value)} is neither 0 nor 1, and torch stops with it"
-    return Remark(said, "write 0 or 1")
+    sentence = f"{show(variable.name, value)} is neither 0 nor 1, and torch stops with it"
+    return Remark(sentence, "write 0 or 1")
 
 
 def _unwise(variable: Variable, value: str) -> Remark | None:
@@ -509,7 +515,7 @@ def _unwise(variable: Variable, value: str) -> Remark | None:
     harm = variable.warn.get(key)
     if harm is None:
         return None
-    return Remark(f"{told(variable.name, value)}: {harm}", _instead(variable), "warn")
+    return Remark(f"{show(variable.name, value)}: {harm}", _instead(variable), "warn")
 
 
 def _unusual(variable: Variable, value: str, environ: Mapping[str, str]) -> Remark | None:
@@ -520,7 +526,7 @@ def _unusual(variable: Variable, value: str, environ: Mapping[str, str]) -> Rema
     if number is None or low <= number <= high:
         return None
     does = effect(variable.effect, environ)
-    usual = f"{told(variable.name, value)} (usual: {low:g} to {high:g})"
+    usual = f"{show(variable.name, value)} (usual: {low:g} to {high:g})"
     return Remark(f"{usual}: {does}" if does else usual, _instead(variable), "warn")
 
 

@@ -1,4 +1,4 @@
-"""Which variables exist, who reads them, what they take, and what a misspelt one meant.
+"""Which variables exist, what reads them, what they take, and what a misspelt one meant.
 
 Keys of an entry, all but `type`, `does` and `source` optional:
 
@@ -9,12 +9,12 @@ min, max, unit, default, soft_min, soft_max   outside of the last two a value is
 beyond, mild, warn, advice   what a wrong value does; only a warning; right but unwise values
 loud      values for debugging that cost a run its speed
 deprecated, removed, use, quiet   since when, what to use; no warning by itself
-since     the first version that reads it; held against the version in the job's Python
+since     the first version that reads it; compared with the version in the job's Python
 alike     must, should, free, unique: among the ranks of one job
 effect    what preflight.checks.env.values works out
 
-A job may have thousands of variables, and each is held against all known names within the budget:
-first by which letters occur at all, then letter by letter until they are too far apart.
+A job may have thousands of variables, and each is compared with all known names within the budget:
+first by the letters that occur in it, then letter by letter until the two are too far apart.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ _OWNERS: Final = ("nccl", "torch", "cuda", "gloo")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
-    """One variable, as whoever reads it takes it; see the module for the fields."""
+    """One variable, as its reader takes it; the module explains the fields."""
 
     name: str
     owner: str
     read_as: str
-    """How a number is read: "strtoll" takes what it can and says nothing, "stoi" raises."""
+    """How a number is read: "strtoll" takes what it can and logs nothing, "stoi" raises."""
     date: date
     source: str
-    type: str = "untold"
+    type: str = "undocumented"
     does: str = ""
     values: tuple[str, ...] = ()
     fold: bool = False
@@ -67,7 +67,7 @@ class Variable:
     default: int | str | None = None
     beyond: str = ""
     hangs: bool = False
-    """A number out of range makes the job wait for ever, without a word."""
+    """A number out of range makes the job wait forever and log nothing."""
     warn: Mapping[str, str] = field(default_factory=dict)
     loud: Mapping[str, str] = field(default_factory=dict)
     advice: str = ""
@@ -90,12 +90,12 @@ class Family:
     closed: bool
     edition: str
     foreign: Mapping[str, str]
-    """Prefixes of names that somebody else reads, and who."""
+    """Prefixes of names that another program reads, with that program."""
 
 
 @dataclass(frozen=True, slots=True)
-class Nobody:
-    """A name that advice spreads and nothing reads."""
+class UnreadName:
+    """A name that public advice recommends and no program reads."""
 
     hope: str
     instead: str
@@ -122,13 +122,13 @@ def families() -> tuple[Family, ...]:
 
 
 @cache
-def nobody() -> dict[str, Nobody]:
-    """Names that nothing reads."""
-    return {name: Nobody(**entry) for name, entry in _table("nobody")["names"].items()}
+def unread_names() -> dict[str, UnreadName]:
+    """Names that no program reads."""
+    return {name: UnreadName(**entry) for name, entry in _table("unread_names")["names"].items()}
 
 
 def family(name: str) -> Family | None:
-    """Whose name it looks like; None for everybody else's."""
+    """The family that a name seems to belong to; None for a name of other programs."""
     return next((one for one in families() if name.startswith(one.prefix)), None)
 
 
@@ -142,15 +142,15 @@ def _of(owner: str) -> list[Variable]:
     who: dict[str, Any] = {name: table[name] for name in ("owner", "read_as", "date")}
     prefix = table["prefix"] if owner == "nccl" else ""
     alike: Alike = "should" if owner == "nccl" else "free"
-    plain = [
+    undocumented = [
         Variable(name=prefix + name, source=table["edition"], alike=alike, **who)
         for name in table["undocumented"].split()
     ]
-    told = [
+    described = [
         Variable(name=name, **who, **{**entry, "values": tuple(entry.get("values", ()))})
         for name, entry in table["variables"].items()
     ]
-    return [*plain, *told]
+    return [*undocumented, *described]
 
 
 FARTHEST: Final = 2
@@ -226,7 +226,7 @@ def _distance(a: str, b: str) -> int:
 class Editions(Struct, frozen=True):
     """Versions by owner of a variable: "NCCL" to "2.21.5"; of others nothing is known.
 
-    From the job's Python (`software` of the facts). Where that does not tell a version, or another
+    From the job's Python (`software` of the facts). Where that shows no version, or another
     library is put in front of it, nothing is judged by versions.
     """
 
@@ -234,7 +234,7 @@ class Editions(Struct, frozen=True):
     torch: str = ""
 
     def of(self, owner: str) -> str:
-        """The version of whoever reads a variable; "" where it is not known."""
+        """The version of the library that reads a variable; "" where it is not known."""
         return {"NCCL": self.nccl, "torch": self.torch}.get(owner, "")
 
     def before(self, owner: str, first: str) -> bool:
@@ -253,29 +253,29 @@ def editions(facts: Facts | None, environ: Mapping[str, str]) -> Editions:
 
 
 MOST_COMPARED: Final = 4096
-"""Unknown names that are held against the known ones: what takes longer is said to be left out."""
+"""Unknown names that are compared with the known ones; any more are reported as left out."""
 
-_UNTOLD: Final = Editions()
+_UNKNOWN_EDITIONS: Final = Editions()
 _MISSPELT_PREFIXES: Final = ("NCLL_", "NCC_", "NCCLL_", "NNCCL_", "PYTROCH_", "TROCH_", "GOLO_")
 
 
-def unread(environ: Mapping[str, str], here: Editions = _UNTOLD) -> list[Remark]:
-    """Names that nothing reads, or nothing of these versions, with what was probably meant."""
+def unread(environ: Mapping[str, str], here: Editions = _UNKNOWN_EDITIONS) -> list[Remark]:
+    """Names that no program reads, or none of these versions, with the name probably meant."""
     known = variables()
     strange = [one for one in sorted(environ) if one not in known and _looks_like_ours(one, known)]
     left_out = frozenset(strange[MOST_COMPARED:])
     names = [name for name in sorted(environ) if name not in left_out]
     found = [_unread(name) or _too_new(name, environ, here) for name in names]
     if left_out:
-        said = f"{len(left_out)} of {len(strange)} unknown names were not looked up: too many"
-        found.append(Remark(said, "give the job's own variables only", "unknown"))
+        sentence = f"{len(left_out)} of {len(strange)} unknown names were not looked up: too many"
+        found.append(Remark(sentence, "give the job's own variables only", "unknown"))
     return [one for one in found if one is not None]
 
 
-def outdated(environ: Mapping[str, str], here: Editions = _UNTOLD) -> list[Remark]:
+def outdated(environ: Mapping[str, str], here: Editions = _UNKNOWN_EDITIONS) -> list[Remark]:
     """Names that were renamed or removed; where old and new are both set, the old may go.
 
-    A version from before a new name came is right to be given the old one.
+    A version older than the new name needs the old one.
     """
     known = variables()
     found = (_outdated(known[name], environ, here) for name in sorted(environ) if name in known)
@@ -284,19 +284,19 @@ def outdated(environ: Mapping[str, str], here: Editions = _UNTOLD) -> list[Remar
 
 @lru_cache(maxsize=MOST_COMPARED)
 def _unread(name: str) -> Remark | None:
-    """One name, once: a thousand nodes have the same ones."""
+    """One name; cached, because a thousand nodes have the same names."""
     known = variables()
     if name in known:
         return None
-    if name in nobody():
-        one = nobody()[name]
-        said = f"{name} has no effect: nothing reads it (hoped for: {one.hope})"
-        return Remark(said, f"in place of {name}: {one.instead}", "warn")
+    if name in unread_names():
+        one = unread_names()[name]
+        sentence = f"{name} has no effect: nothing reads it (hoped for: {one.hope})"
+        return Remark(sentence, f"in place of {name}: {one.instead}", "warn")
     return _strange(name, known) if _looks_like_ours(name, known) else None
 
 
 def _looks_like_ours(name: str, known: Mapping[str, Variable]) -> bool:
-    """Whether it wants to be a variable that is judged here, and no plugin's or image's."""
+    """Whether a name seems meant for NCCL, torch, CUDA or gloo, and not for a plugin or image."""
     own = family(name)
     if own is None:
         wrong_case = name.upper() in known and family(name.upper()) is not None
@@ -306,18 +306,22 @@ def _looks_like_ours(name: str, known: Mapping[str, Variable]) -> bool:
 
 def _strange(name: str, known: Mapping[str, Variable]) -> Remark | None:
     own, near = family(name), meant(name)
-    if near and (own is None or own.closed or known[near].type != "untold"):
+    if near and (own is None or own.closed or known[near].type != "undocumented"):
         why = ": capitals count" if near == name.upper() else ""
-        said = f"{name} has no effect: nothing reads it{why}"
-        return Remark(said, f"did you mean {near}?", "warn")
+        sentence = f"{name} has no effect: nothing reads it{why}"
+        return Remark(sentence, f"did you mean {near}?", "warn")
     if own is None or not own.closed:
         return None
-    said = f"{name} has no effect that is known: {own.edition} does not read it"
-    return Remark(said, f"unset {quote(name)}, or ask whoever set it what reads it", "warn")
+    sentence = f"{name} has no effect that is known: {own.edition} does not read it"
+    return Remark(
+        sentence,
+        f"unset {quote(name)}, or ask the person who set it which program reads it",
+        "warn",
+    )
 
 
 def _too_new(name: str, environ: Mapping[str, str], here: Editions) -> Remark | None:
-    """A name that only a later version reads; beside its old name it is there for later."""
+    """A name that only a later version reads, unless its old name is set beside it."""
     one = variables().get(name)
     if one is None or not one.since or not here.before(one.owner, one.since):
         return None
@@ -328,22 +332,22 @@ def _too_new(name: str, environ: Mapping[str, str], here: Editions) -> Remark | 
     ]
     if any(each.name in environ for each in olds):
         return None
-    said = f"{name} has no effect: {one.owner} reads it since {one.since}, and here is "
+    sentence = f"{name} has no effect: {one.owner} reads it since {one.since}, and here is "
     old = max(olds, key=lambda each: version(each.deprecated), default=None)
     instead = f"set {old.name}" if old is not None else f"unset {quote(name)}"
     advice = f"{instead}, or update {one.owner} to {one.since} or later"
-    return Remark(said + here.of(one.owner), advice, "warn")
+    return Remark(sentence + here.of(one.owner), advice, "warn")
 
 
 def _removed(variable: Variable, here: Editions) -> Remark:
     name, owner = variable.name, variable.owner
     instead = f"use {variable.use}" if variable.use else f"unset {quote(name)}"
-    told = here.of(owner)
+    installed = here.of(owner)
     if here.before(owner, variable.removed):
-        said = f"{name} works with {owner} {told}, which is here, and no longer from"
-        return Remark(f"{said} {variable.removed} on", instead, "warn")
-    said = f"{name} has no effect: {owner} {variable.removed} removed it"
-    return Remark(said + (f", and here is {told}" if told else ""), instead, "warn")
+        sentence = f"{name} works with {owner} {installed}, which is here, and no longer from"
+        return Remark(f"{sentence} {variable.removed} on", instead, "warn")
+    sentence = f"{name} has no effect: {owner} {variable.removed} removed it"
+    return Remark(sentence + (f", and here is {installed}" if installed else ""), instead, "warn")
 
 
 def _outdated(variable: Variable, environ: Mapping[str, str], here: Editions) -> Remark | None:
@@ -351,13 +355,13 @@ def _outdated(variable: Variable, environ: Mapping[str, str], here: Editions) ->
     if variable.removed:
         return _removed(variable, here)
     if variable.deprecated_value and environ[name].strip() == variable.deprecated_value:
-        said = f"{name}={variable.deprecated_value} is deprecated in {variable.owner}"
-        return Remark(said, f"unset {quote(name)}", "warn")
+        sentence = f"{name}={variable.deprecated_value} is deprecated in {variable.owner}"
+        return Remark(sentence, f"unset {quote(name)}", "warn")
     if not variable.deprecated or variable.quiet:
         return None
     if here.before(variable.owner, variable.deprecated):
         return None
-    since, told = f"{variable.owner} {variable.deprecated}", here.of(variable.owner)
-    here_is = f", and here is {told}" if told else ""
-    said = f"{name} is the old name of {variable.use} (deprecated since {since}{here_is})"
-    return Remark(said, f"set {variable.use} in its place", "warn")
+    since, installed = f"{variable.owner} {variable.deprecated}", here.of(variable.owner)
+    here_is = f", and here is {installed}" if installed else ""
+    sentence = f"{name} is the old name of {variable.use} (deprecated since {since}{here_is})"
+    return Remark(sentence, f"set {variable.use} in its place", "warn")

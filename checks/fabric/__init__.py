@@ -1,1 +1,1 @@
-"""The network between nodes, and NVLink inside of them."""
+"""The network between nodes, and NVLink inside them."""

@@ -1,4 +1,4 @@
-"""All-reduces between nodes, inside of a node, and over NVLink between nodes."""
+"""All-reduces between nodes, inside a node, and over NVLink between nodes."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def _evidence(one: Pair | Inside | OverNvlink, keys: Sequence[str], **names: str
 
 
 def judge_allreduce(pair: Pair) -> Verdict:
-    """Condemn whoever the whole sweep blames for this pair, not simply its two ends."""
+    """Blame the node that the whole sweep blames for this pair, not simply its two ends."""
     if pair.trouble:
         # No other check has seen it, and a missing measurement is not a pass.
         return unknown(
             pair.error,
             advice=pair.advice
-            or f"read what {pair.blamed} said, run again, or exclude {pair.blamed}",
+            or f"read the output of {pair.blamed}, run again, or exclude {pair.blamed}",
             blame=pair.blamed,
             cause=f"ports of {pair.blamed}" if pair.shut else "sweep",
         )
@@ -67,7 +67,7 @@ def judge_allreduce(pair: Pair) -> Verdict:
             pair.short or pair.unheld,
             advice=f"look for loss and errors on the links of {pair.a} and {pair.b} (ip -s link)"
             if pair.short
-            else "promise nic_gbits (400, ...) or allreduce_min_gbs in the inventory",
+            else "set nic_gbits (400, ...) or allreduce_min_gbs in the inventory",
             **evidence,
         )
     return ok(
@@ -83,7 +83,7 @@ def _slow_or_broken(pair: Pair, evidence: dict[str, Any]) -> Verdict:
         from preflight.fabric.retest import MORE_TIME
 
         return unknown(pair.doubt, advice=MORE_TIME, blame=f"pair {pair.a}-{pair.b}", **evidence)
-    # The port stage saw the same way shut: one cause, one finding.
+    # The port stage found the same path closed: one cause, one finding.
     cause = f"ports of {pair.blamed}" if pair.state == "no_connect" else ""
     return fail(pair.why, cause=cause, **_blame(pair), **evidence)
 
@@ -101,13 +101,13 @@ def test_fabric_allreduce(pair: Pair, conclude: Conclude) -> None:
 def judge_intra_node(
     name: str, inside: Inside | None, gpus: tuple[Gpu, ...] | None = None, *, limit: Thresholds
 ) -> Verdict:
-    """Condemn a node whose GPUs are slow, late or wrong among themselves, whatever the network."""
+    """Fail a node whose GPUs are slow, late or wrong among themselves, whatever the network."""
     if inside is None or (inside.state == "one_rail" and not inside.lacks):
-        return not_run("it has one rail, nothing to all-reduce inside of it")
+        return not_run("it has one rail, nothing to all-reduce inside it")
     if inside.state == "not_run":
         return not_run(inside.reason, stopped=inside.stopped)
     if inside.state == "trouble":
-        advice = inside.advice or f"read what {name} said, run again, or exclude {name}"
+        advice = inside.advice or f"read the output of {name}, run again, or exclude {name}"
         return unknown(inside.reason, advice=advice, cause="sweep")
     from preflight.fabric.node_allreduce import held_to_nvlink
 
@@ -129,8 +129,8 @@ def _intra_node_verdict(inside: Inside) -> Verdict:
         )
     if inside.best_gbs is None or inside.limit_gbs is None or inside.latency_us is None:
         return unknown(
-            f"no peers: {inside.peers} other nodes like it, no promise and no floor",
-            advice="promise intra_node_min_gbs in the inventory",
+            f"no peers: {inside.peers} other nodes like it, and no expected bandwidth",
+            advice="set intra_node_min_gbs in the inventory",
             **evidence,
         )
     return ok(
@@ -148,15 +148,15 @@ def test_fabric_intra_node(node: Node, conclude: Conclude) -> None:
 def judge_nvlink_domain(
     name: str, one: OverNvlink | None, gpus: tuple[Gpu, ...] | None = None, *, limit: Thresholds
 ) -> Verdict:
-    """Condemn a node whose NVLink to its neighbours is slow or not used, where it is its fault."""
+    """Fail a node whose NVLink to its neighbours is slow or unused, if that is its own fault."""
     if one is None:
-        return not_run("NVML tells no NVLink domain that goes beyond this node")
+        return not_run("NVML reports no NVLink domain that reaches beyond this node")
     if one.state == "alone":
         return not_run("no other node of its NVLink domain takes part with NCCL")
     if one.state == "not_run":
         return not_run(one.reason, stopped=one.stopped)
     if one.state == "trouble":
-        advice = f"read what {name} said, run again, or exclude {name}"
+        advice = f"read the output of {name}, run again, or exclude {name}"
         return unknown(f"{name} fell out of the sweep: {one.reason}", advice=advice, cause="sweep")
     from preflight.fabric.nvlink_domain import over_nvlink
 
@@ -177,5 +177,5 @@ def _nvlink_domain_verdict(name: str, one: OverNvlink) -> Verdict:
 
 
 def test_fabric_nvlink_domain(node: Node, conclude: Conclude) -> None:
-    """Every GPU of a node reaches the nodes of its NVLink domain over NVLink, as fast as its peers."""  # noqa: E501  `preflight checks` prints it
+    """Every GPU of a node reaches the nodes of its NVLink domain over NVLink, as fast as its peers."""  # noqa: E501  `preflight list-checks` prints it
     conclude(judge_nvlink_domain(node.name, node.over_nvlink, node.facts.gpus, limit=node.limit))

@@ -1,1 +1,1 @@
-"""The GPUs of a node, by what NVML and the kernel log say of them."""
+"""The GPUs of a node, as NVML and the kernel log report them."""

@@ -1,8 +1,7 @@
-"""Which GPU, link or rail of a node is not like its peers, or not as promised.
+"""Which GPU, link or rail of a node differs from its peers, or from what is expected.
 
-Who the peers are: a promise decides first, then the majority of the node's group, and only where
-neither speaks the other GPUs of the same node. A machine whose whole group is built unevenly is
-as it should be.
+The inventory decides first, then the majority of the node's group, and only where both are silent
+the other GPUs of the same node. A machine whose whole group is built unevenly is as it should be.
 
 Where GPUs are joined directly, each link has a GPU at its other end. With 3, 7 or 15 GPUs and as
 many dead links as one GPU has, the missing GPU is at the other end of these links.
@@ -43,11 +42,11 @@ if TYPE_CHECKING:
 LOOK: Final = "look for the missing GPU: lspci, Xid 79 in dmesg; power-cycle the node, recheck"
 _USUAL: Final = (4, 8, 16)
 PAIRS: Final = "pairs of GPUs:"
-"""Begins a line of the probe's problems: what NVML could not tell of two GPUs."""
+"""Begins a line of the probe's problems: what NVML did not report of two GPUs."""
 
 
-def unlisted_gpu(gpus: Sequence[Gpu]) -> str:
-    """Say that one GPU is missing and which dead links lead to it; "" where nothing proves it."""
+def missing_gpu(gpus: Sequence[Gpu]) -> str:
+    """Say that one GPU is missing and which dead links lead to it; "" without a proof."""
     dead = {gpu.index: [link.link for link in gpu.links or () if not link.up] for gpu in gpus}
     torn = {index: links for index, links in dead.items() if links}
     sizes = {len(gpu.links or ()) for gpu in gpus}
@@ -56,7 +55,9 @@ def unlisted_gpu(gpus: Sequence[Gpu]) -> str:
         return ""
     of_one = sizes.pop()
     lost = sum(len(links) for links in torn.values())
-    if lost != of_one or len(torn) < 2 or any(gpu.mig_enabled for gpu in gpus):  # noqa: PLR2004 - one GPU's own fault is no proof
+    # Three may be a rented part, with links to others; seven with more dead links lost one, too.
+    fits = lost == of_one or (lost > of_one and len(gpus) + 1 > min(_USUAL))
+    if not fits or len(torn) < 2 or any(gpu.mig_enabled for gpu in gpus):  # noqa: PLR2004 - one GPU's own fault is no proof
         return ""
     listed = "; ".join(
         f"GPU{index} link {', '.join(str(link) for link in links)}" for index, links in torn.items()
@@ -64,24 +65,25 @@ def unlisted_gpu(gpus: Sequence[Gpu]) -> str:
     return (
         f"a GPU is missing: {len(gpus)} are listed, {len(gpus) + 1} expected, and the {lost} dead "
         f"NVLinks of the others ({listed}) are as many as one GPU has"
+        f"{f' and {lost - of_one} more' if lost > of_one else ''}"
     )
 
 
 T = TypeVar("T")
 
 Usual = Majority[tuple[str, ...]] | Majority[int]
-"""Their PCI addresses, which also tell the missing one; or how many, where machines differ."""
+"""Their PCI addresses, which also show the missing one; or their number, if machines differ."""
 
 _ENOUGH_PEERS: Final = 3
-"""Two against one is how a bridged pair and a single card are sold; three alike are peers."""
+"""Two alike of three may be a bridged pair beside a single card; three alike are peers."""
 
 RESEAT: Final = "drain; look for NVLink errors in dmesg, reseat or reset the GPU, recheck"
 COMPARE_BUILD: Final = "compare slots, BIOS and switch settings (ACS, NPS) with a healthy node"
 
 
 @dataclass(frozen=True, slots=True)
-class Oddity:
-    """One thing that is not as it should be. `grave`: the node, or its job, fails for it."""
+class Deviation:
+    """One difference from what is expected. `grave`: the node, or its job, fails because of it."""
 
     sentence: str
     advice: str
@@ -94,7 +96,7 @@ def on_most(vote: Majority[Any], group: Group) -> str:
 
 
 def usual_gpus(group: Group) -> Usual | None:
-    """What GPUs most nodes of a group have: by where they sit, else by how many there are."""
+    """The GPUs that most nodes of a group have: by PCI address, else by number."""
     usual = group.majority(_bus_ids)
     return usual if usual is not None and usual.decides else group.majority(_count)
 
@@ -107,64 +109,64 @@ def _count(facts: Facts) -> int | None:
     return None if facts.gpus is None else len(facts.gpus)
 
 
-def torn_links(facts: Facts, promised: int | None, group: Group) -> Iterator[Oddity]:
-    """GPUs with fewer live NVLinks than promised, than the group's, or than most of their peers."""
+def missing_links(facts: Facts, wanted: int | None, group: Group) -> Iterator[Deviation]:
+    """GPUs with fewer live NVLinks than expected, than the group's, or than most of their peers."""
     gpus = facts.gpus or ()
     vote = decided(group.majority(link_counts))
-    if vote is None and (missing := unlisted_gpu(gpus)):
-        yield Oddity(missing, LOOK)
+    if vote is None and (missing := missing_gpu(gpus)):
+        yield Deviation(missing, LOOK)
         return
     common, by_board = usual_links(gpus), fewer_links_than_board(gpus)
     for at, gpu in enumerate(gpus):
         up = up_links(gpu)
         if up is None or gpu.mig_enabled:
             continue
-        expected, origin = promised, "promised"
-        if promised is None and vote is not None:
+        expected, origin = wanted, "expected"
+        if wanted is None and vote is not None:
             expected = vote.value[at] if at < len(vote.value) else None
             origin = f"up {on_most(vote, group)}"
-        elif promised is None:
+        elif wanted is None:
             expected, origin = common, "up on its peers"
         if expected is not None and up < expected:
-            alone = promised is None and vote is None and up == 0 and not _has_switch(gpus)
+            alone = wanted is None and vote is None and up == 0 and not _has_switch(gpus)
             unbridged = alone and may_be_off(gpu)
-            yield Oddity(
+            yield Deviation(
                 f"GPU{gpu.index}{_at(gpu)}: {up} NVLinks up, {expected} {origin}{_down(gpu)}",
-                "promise nvlinks_per_gpu in the inventory" if unbridged else RESEAT,
+                "set nvlinks_per_gpu in the inventory" if unbridged else RESEAT,
                 grave=not unbridged,
             )
-        elif promised is None and by_board[at]:
-            # What all of them lack no peer can tell.
+        elif wanted is None and by_board[at]:
+            # If all GPUs lack links, peers do not show it.
             sentence = f"GPU{gpu.index}{_at(gpu)}: {up} NVLinks up, {by_board[at]}{_down(gpu)}"
             grave = vote is None and up == 0 and must_be_up(gpu, gpus)
-            yield Oddity(sentence, RESEAT, grave=grave)
+            yield Deviation(sentence, RESEAT, grave=grave)
 
 
 def usual_links(gpus: Sequence[Gpu]) -> int | None:
-    """The live NVLinks of most GPUs, or of those that have all of theirs; None where few tell."""
+    """The live NVLinks of most GPUs, or of those that have all of theirs; None if few report."""
     if any(gpu.refused("links", "mig_enabled") for gpu in gpus):
         return None
     return _most([up_links(gpu) for gpu in gpus]) or _full(gpus)
 
 
-def lopsided_links(gpus: Sequence[Gpu]) -> Iterator[Oddity]:
+def asymmetric_links(gpus: Sequence[Gpu]) -> Iterator[Deviation]:
     """Pairs whose NVLinks do not look the same from both ends."""
-    told = [gpu for gpu in gpus if gpu.links is not None and gpu.bus_id]
-    if not any(link.remote for gpu in told for link in gpu.links or ()):
+    linked = [gpu for gpu in gpus if gpu.links is not None and gpu.bus_id]
+    if not any(link.remote for gpu in linked for link in gpu.links or ()):
         return  # through switches all look the same from both ends
     ends = link_ends(gpus)
-    for a in told:
-        for b in told:
+    for a in linked:
+        for b in linked:
             if a.index >= b.index:
                 continue
             there, back = ends[a.index].to(ends[b.index]), ends[b.index].to(ends[a.index])
             if there != back:
                 sentence = f"GPU{a.index} has {there} live NVLinks to GPU{b.index}, {back} back"
-                yield Oddity(sentence, RESEAT)
+                yield Deviation(sentence, RESEAT)
 
 
 def refusals(facts: Facts) -> list[str]:
-    """What NVML could not tell just now of how the GPUs are joined: "GPU3: links: Timeout"."""
+    """Errors of NVML's answers about how the GPUs are joined: "GPU3: links: Timeout"."""
     names = ("links", "mig_enabled", "bus_id")
     return [
         f"GPU{gpu.index}: {error}"
@@ -174,86 +176,90 @@ def refusals(facts: Facts) -> list[str]:
     ] + [line for line in facts.problems if line.startswith(PAIRS)]
 
 
-def refused_peers(facts: Facts) -> Iterator[Oddity]:
+def peers_without_access(facts: Facts) -> Iterator[Deviation]:
     """Pairs that may not reach each other's memory while pairs joined the same way may."""
     if any(line.startswith(PAIRS) for line in facts.problems):
         return
     joined = {(a, b): code for a, b, code in known_codes(facts)}
     if not joined:  # how they are joined is not known: each is every other's peer
         joined = {(pair.a, pair.b): "unknown way" for pair in facts.gpu_pairs or ()}
-        said = {pair.p2p_read for pair in facts.gpu_pairs or ()}
-        if said and not said & {"ok", "unknown"}:
-            why = ", ".join(sorted(said))
+        answers = {pair.p2p_read for pair in facts.gpu_pairs or ()}
+        if answers and not answers & {"ok", "unknown"}:
+            why = ", ".join(sorted(answers))
             sentence = f"no GPU may reach another's memory: {why}; ok is expected for a job"
-            yield Oddity(sentence, COMPARE_BUILD, grave=False)
+            yield Deviation(sentence, COMPARE_BUILD, grave=False)
     for code in sorted(set(joined.values())):
         pairs = [pair for pair in facts.gpu_pairs or () if joined.get((pair.a, pair.b)) == code]
         if _most([pair.p2p_read for pair in pairs]) == "ok":
             for pair in pairs:
                 if pair.p2p_read not in ("ok", "unknown"):
                     sentence = f"GPU{pair.a}-GPU{pair.b} ({code}): no peer access, {pair.p2p_read}"
-                    yield Oddity(f"{sentence}; its peers have it", COMPARE_BUILD)
+                    yield Deviation(f"{sentence}; its peers have it", COMPARE_BUILD)
 
 
-def strange_codes(codes: Codes | None, group: Group) -> Iterator[Oddity]:
-    """Pairs joined otherwise than on most nodes of the group."""
+def unusual_codes(codes: Codes | None, group: Group) -> Iterator[Deviation]:
+    """Pairs that are joined differently on most nodes of the group."""
     vote = decided(group.majority(gpu_codes))
     if vote is None or codes is None or codes == vote.value:
         return
     usual = {(a, b): code for a, b, code in vote.value}
-    whom = on_most(vote, group)
+    voters = on_most(vote, group)
     if len(codes) != len(vote.value):
         here, there = (max(b for _, b, _ in all_codes) + 1 for all_codes in (codes, vote.value))
-        yield Oddity(f"{here} GPUs here, {there} {whom}", "look for Xid 79; power-cycle, recheck")
+        yield Deviation(
+            f"{here} GPUs here, {there} {voters}", "look for Xid 79; power-cycle, recheck"
+        )
         return
     for a, b, code in codes:
         if usual.get((a, b), code) != code:
             advice = RESEAT if usual[a, b].startswith("NV") else COMPARE_BUILD
-            yield Oddity(f"GPU{a}-GPU{b} is joined by {code} here, by {usual[a, b]} {whom}", advice)
+            yield Deviation(
+                f"GPU{a}-GPU{b} is joined by {code} here, by {usual[a, b]} {voters}", advice
+            )
 
 
-def far_rails(facts: Facts, group: Group) -> Iterator[Oddity]:
+def far_rails(facts: Facts, group: Group) -> Iterator[Deviation]:
     """GPUs whose nearest NIC is farther than the group's, or than every other GPU's here."""
     mine = nic_distances(facts)
     if mine is None:
         return
     vote = decided(group.majority(nic_distances))
-    usual, whom = _all_but_one(mine), "for every other GPU here"
+    usual, origin = _all_but_one(mine), "for every other GPU here"
     if vote is not None:
         usual = vote.value if len(vote.value) == len(mine) else mine
-        whom = on_most(vote, group)
+        origin = on_most(vote, group)
     for gpu, here, there in zip(facts.gpus or (), mine, usual, strict=True):
         if DISTANCES.index(here) > DISTANCES.index(there):
             names = ", ".join(nearest_nics(gpu, facts.nics or ())[1])
             sentence = f"rail {gpu.index}: the NIC nearest to GPU{gpu.index} ({names}) is at {here}"
-            yield Oddity(f"{sentence}, at {there} {whom}", COMPARE_BUILD)
+            yield Deviation(f"{sentence}, at {there} {origin}", COMPARE_BUILD)
 
 
-def strange_numa(facts: Facts, group: Group) -> Iterator[Oddity]:
-    """GPUs that hang on another NUMA node than on most nodes of the group."""
+def unusual_numa(facts: Facts, group: Group) -> Iterator[Deviation]:
+    """GPUs that are at another NUMA node than on most nodes of the group."""
     vote, mine = decided(group.majority(numa_nodes)), numa_nodes(facts)
     if vote is None or mine is None or len(mine) != len(vote.value):
         return
     for gpu, here, there in zip(facts.gpus or (), mine, vote.value, strict=True):
         if here is not None and here != there:
-            whom = on_most(vote, group)
-            sentence = f"GPU{gpu.index} is at NUMA node {here} here, at {there} {whom}"
-            yield Oddity(sentence, COMPARE_BUILD, grave=False)
+            voters = on_most(vote, group)
+            sentence = f"GPU{gpu.index} is at NUMA node {here} here, at {there} {voters}"
+            yield Deviation(sentence, COMPARE_BUILD, grave=False)
 
 
 def _most(values: Iterable[T | None]) -> T | None:
-    """What more than half of those that tell, and at least three, share."""
+    """The value that more than half of the known ones, and at least three, share."""
     return most((value for value in values if value is not None), _ENOUGH_PEERS)
 
 
 def _full(gpus: Sequence[Gpu]) -> int | None:
-    """The links of at least three GPUs of which none is down, where no number is of most."""
+    """The link count of at least three GPUs without a dead link, where there is no majority."""
     whole = [len(gpu.links) for gpu in gpus if gpu.links and all(link.up for link in gpu.links)]
     return whole[0] if len(whole) >= _ENOUGH_PEERS and len(set(whole)) == 1 else None
 
 
 def _all_but_one(values: tuple[T, ...]) -> tuple[T, ...]:
-    """What each would be if the single odd one out were like the others."""
+    """The values with a single odd one replaced by that of the others."""
     usual = _most(values)
     return (
         values
@@ -275,8 +281,8 @@ def _down(gpu: Gpu) -> str:
     return f" (down: link {', '.join(down)})" if down and up_links(gpu) else ""
 
 
-def conclude_oddities(found: Iterable[Oddity], **evidence: Any) -> Verdict | None:
-    """A failure if one of them is grave, else a warning; None where nothing is odd."""
+def conclude_deviations(found: Iterable[Deviation], **evidence: Any) -> Verdict | None:
+    """A failure if one deviation is grave, else a warning; None where there is none."""
     odd = sorted(found, key=lambda one: not one.grave)
     if not odd:
         return None
@@ -287,7 +293,7 @@ def conclude_oddities(found: Iterable[Oddity], **evidence: Any) -> Verdict | Non
 
 
 _MOST_SHARE: Final = 0.75
-"""Fewer alike are a machine that is built unevenly, such as a mesh of eight."""
+"""With a smaller share alike, the machine is built unevenly, such as a mesh of eight."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""What the NVIDIA driver wrote of the GPUs into the kernel log: Xids, and words for a lost GPU.
+"""What the NVIDIA driver wrote of the GPUs into the kernel log: Xids, and lines of a lost GPU.
 
-NVIDIA's workflow for Xid 13 asks where it came: on many TPCs, or once, it is the program; on the
-same GPC and TPC again, the hardware may be at fault and wants its diagnostics.
+NVIDIA's workflow for Xid 13 asks where it came from: on many TPCs, or once, it is the program; if
+it repeats on one GPC and TPC, the hardware may be at fault.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from preflight.core.thresholds import Thresholds
-from preflight.facts.boards import GRADES, known
+from preflight.facts.boards import GRADES, xid_info
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 _SLOT = r"([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
 XID = rf"^NVRM: Xid \((?:PCI:)?{_SLOT}(?:[ ,][^)]*)?\): (\d{{1,4}})\b(.*)"
-"""PCI address, code, and what it says."""
-# A version that a program claims, and a network device called NVRM, bring a user's words behind
-# "NVRM: ": each of these begins as the driver's own line does.
+"""PCI address, code, and text."""
+# A program's version text, or a network device called NVRM, can put a user's words behind
+# "NVRM: ": each of these patterns begins as the driver's own line does.
 _FELL = rf"^NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?{_SLOT}\b.*fallen off the bus"
 _INIT = (
     rf"^NVRM: GPU (?:at )?(?:PCI:)?{_SLOT}: (?:RmInitAdapter|rm_init_adapter) failed"
@@ -42,7 +42,7 @@ _RECOVERED = r"recovery action changed .* to \S+ \(None\)"
 _REBOOT, _RESET = r"[Rr]eboot", r"[Rr]eset|Drain"
 _NONFATAL = r"[Nn]on-?[Ff]atal"
 _PROCESS = r",? pid=[^,]*, name=.{0,15},"
-"""A user's word, in which a comma may stand."""
+"""A name that a user chose, which may contain a comma."""
 _CAUSED = r"caused by previous Xid (\d{1,4})\b"
 
 OFF_THE_BUS = "fell off the bus"
@@ -56,26 +56,26 @@ _AFTERMATH: set[Grade] = {"application", "notice"}
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
-    """One thing that the driver said of one GPU, however often it said it."""
+class GpuFault:
+    """One fault of one GPU that the driver logged, once or many times."""
 
     slot: str
     """PCI address without function, "0000:5d:00"; or the driver's own number, "GPU1"."""
     code: int | str
-    """The Xid, or words where the driver gave none."""
+    """The Xid, or a description where the driver gave none."""
     grade: Grade
     meaning: str
     advice: str
     order: int
     times: int = 1
     last_s: float | None = None
-    """Seconds since boot, of the last time; None where the log does not tell."""
+    """Seconds since boot, of the last time; None where the log has no times."""
     place: str = ""
-    """The part of the GPU that it comes back to: "GPC 2, TPC 5"."""
+    """The part of the GPU where it repeats: "GPC 2, TPC 5"."""
     old: bool = False
-    """The driver was loaded anew since, or says that the GPU needs no recovery any more."""
+    """The driver was reloaded since, or reports that the GPU needs no recovery any more."""
     causes: frozenset[int] = frozenset()
-    """Earlier Xids that its own line names as what led to it."""
+    """Earlier Xids that its own line names as its cause."""
     named_by: int | None = None
     """The Xid that names it as its cause, where it has no line of its own."""
 
@@ -97,9 +97,9 @@ def slot_of(bus_id: str) -> str:
         return bus_id
 
 
-def troubles(lines: Sequence[LogLine]) -> list[Trouble]:
-    """Everything that was said, in its order; of a code that came again for a GPU, the last."""
-    found: dict[tuple[str, int | str], Trouble] = {}
+def gpu_faults(lines: Sequence[LogLine]) -> list[GpuFault]:
+    """All faults in the order of the log; of a code that repeats for a GPU, the last."""
+    found: dict[tuple[str, int | str], GpuFault] = {}
     live: _Live = {}, {}
     for order, line in enumerate(lines):
         if "NVRM: " not in line.text and "nvidia" not in line.text:
@@ -114,23 +114,23 @@ def troubles(lines: Sequence[LogLine]) -> list[Trouble]:
     return sorted(found.values(), key=lambda each: each.order)
 
 
-def echoes(one: Trouble, said: Iterable[Trouble]) -> list[Trouble]:
-    """What came on that GPU only because of this one."""
-    others = [each for each in said if each.slot == one.slot and each.old == one.old]
-    return [each for each in others if _echoes(each, one)]
+def consequences(one: GpuFault, faults: Iterable[GpuFault]) -> list[GpuFault]:
+    """The faults of that GPU that came only because of this one."""
+    others = [each for each in faults if each.slot == one.slot and each.old == one.old]
+    return [each for each in others if _follows_from(each, one)]
 
 
-def roots(said: Iterable[Trouble]) -> list[Trouble]:
-    """Leave out what is only the echo of something else: one fault is one finding.
+def root_causes(faults: Iterable[GpuFault]) -> list[GpuFault]:
+    """Leave out faults that follow from another one: one fault is one finding.
 
-    A GPU that is off the bus draws everything else on it, and NVLink errors on its peers; a double
-    bit error draws the containment and remapping; Xid 154 only sums up what others caused, also on
-    GPUs that are well; programs that die of a fault leave 13, 31, 43 and 45, which may name it.
+    A GPU that is off the bus causes all other faults on it, and NVLink errors on its peers. A
+    double bit error causes the containment and remapping. Xid 154 only sums up what others caused,
+    also on healthy GPUs. Programs that die of a fault leave 13, 31, 43 and 45, which may name it.
     """
-    every = list(said)
+    every = list(faults)
     codes = {(each.slot, each.code): each for each in every}
     # Of those that are alike for `_echoes` two are enough: the first may be `one`, or of its GPU.
-    alike: dict[tuple[str, bool], dict[object, Trouble]] = {}
+    alike: dict[tuple[str, bool], dict[object, GpuFault]] = {}
     for each in every:
         kind = each.grade, each.code if each.code in _TELLING else type(each.code)
         for scope, own in ((each.slot, "code"), ("", "slot")):
@@ -138,27 +138,27 @@ def roots(said: Iterable[Trouble]) -> list[Trouble]:
             if getattr(some.setdefault(kind, each), own) != getattr(each, own):
                 some.setdefault((kind, "other"), each)
 
-    def others(one: Trouble) -> Iterator[Trouble]:
+    def others(one: GpuFault) -> Iterator[GpuFault]:
         yield from alike[one.slot, one.old].values()
         yield from alike["", one.old].values()
         causes = ((one.slot, cause) for cause in one.causes if one.code in _CLEANED_UP)
         yield from (codes[key] for key in causes if key in codes)
 
-    return [one for one in every if not any(_echoes(one, other) for other in others(one))]
+    return [one for one in every if not any(_follows_from(one, other) for other in others(one))]
 
 
-def _echoes(one: Trouble, other: Trouble) -> bool:
+def _follows_from(one: GpuFault, other: GpuFault) -> bool:
     if one is other or one.old != other.old or other.code == _SUMMARY:
         return False
     if one.code == _SUMMARY:
         return other.grade in ("fatal", "reset", "configurable")
     if one.slot != other.slot:
         return other.code in _LOST and one.code in _NVLINK
-    return _echoes_here(one, other)
+    return _follows_on_gpu(one, other)
 
 
-def _echoes_here(one: Trouble, other: Trouble) -> bool:
-    """The same of two troubles of one GPU."""
+def _follows_on_gpu(one: GpuFault, other: GpuFault) -> bool:
+    """The same for two faults of one GPU."""
     hard = other.grade in ("fatal", "reset")
     if other.code in _LOST and one.code not in _LOST:
         return True
@@ -171,35 +171,35 @@ def _echoes_here(one: Trouble, other: Trouble) -> bool:
     return (other.code in _ECC and one.code in _OF_ECC) or (hard and one.grade in _AFTERMATH)
 
 
-def _read_line(order: int, line: LogLine) -> Iterator[Trouble]:
-    """What one line tells: also of the Xid that it names as its cause, whose line may be lost."""
+def _read_line(order: int, line: LogLine) -> Iterator[GpuFault]:
+    """The faults in one line: also the Xid that it names as its cause, whose line may be lost."""
     xid = re.search(XID, line.text)
     if xid is not None:
-        slot, code, said = slot_of(xid[1]), int(xid[2]), re.sub(_PROCESS, "", xid[3], count=1)
-        causes = frozenset(int(each) for each in re.findall(_CAUSED, said)) - {code, _SUMMARY}
+        slot, code, text = slot_of(xid[1]), int(xid[2]), re.sub(_PROCESS, "", xid[3], count=1)
+        causes = frozenset(int(each) for each in re.findall(_CAUSED, text)) - {code, _SUMMARY}
         for cause in sorted(causes):
-            of = known(cause)
-            yield Trouble(
+            of = xid_info(cause)
+            yield GpuFault(
                 slot, cause, of.grade, of.meaning, of.advice, order, 1, line.last_s, named_by=code
             )
-        entry = known(code)
+        entry = xid_info(code)
         grade: Grade = entry.grade
         if code == _SUMMARY:
-            grade = _wanted(said)
-        elif entry.worded and re.search(_NONFATAL, said):
+            grade = _requested_grade(text)
+        elif entry.worded and re.search(_NONFATAL, text):
             grade = "configurable"
         meaning, advice = entry.meaning, entry.advice
-        yield Trouble(
+        yield GpuFault(
             slot, code, grade, meaning, advice, order, line.times, line.last_s, causes=causes
         )
         return
     for slot, words, grade, advice in _unnumbered(line.text):
-        yield Trouble(slot, words, grade, "", advice, order, line.times, line.last_s)
+        yield GpuFault(slot, words, grade, "", advice, order, line.times, line.last_s)
 
 
-def _wanted(said: str) -> Grade:
-    """What Xid 154 asks for: it counts where the Xid that caused it is not in the log any more."""
-    wants = said.rpartition(" to ")[2] or said
+def _requested_grade(text: str) -> Grade:
+    """The action that Xid 154 requests: it counts if its causing Xid is no longer in the log."""
+    wants = text.rpartition(" to ")[2] or text
     return (
         "fatal" if re.search(_REBOOT, wants) else "reset" if re.search(_RESET, wants) else "notice"
     )
@@ -207,12 +207,13 @@ def _wanted(said: str) -> Grade:
 
 def _unnumbered(text: str) -> Iterator[tuple[str, str, Grade, str]]:
     if fell := re.search(_FELL, text):
-        yield slot_of(fell[1]), OFF_THE_BUS, "fatal", known(79).advice
+        yield slot_of(fell[1]), OFF_THE_BUS, "fatal", xid_info(79).advice
     elif init := re.search(_INIT, text):
         slot = next(filter(None, init.groups()))
-        yield slot_of(slot), "the driver could not start it", "fatal", known(143).advice
+        yield slot_of(slot), "the driver could not start it", "fatal", xid_info(143).advice
     elif reset := re.search(_NEEDS_RESET, text):
-        yield slot_of(reset[1]), "the driver says that it needs a reset", "reset", known(119).advice
+        words = "the driver reports that it needs a reset"
+        yield slot_of(reset[1]), words, "reset", xid_info(119).advice
     elif training := re.search(_TRAINING, text):
         advice = "drain, reseat its NVLink bridge or baseboard, look at nvidia-smi nvlink --status"
         yield training[1], "its NVLinks do not train", "reset", advice
@@ -220,11 +221,11 @@ def _unnumbered(text: str) -> Iterator[tuple[str, str, Grade, str]]:
 
 _Key = tuple[str, int | str]
 _Live = tuple[dict[str, dict[_Key, None]], dict[str, dict[_Key, None]]]
-"""What is not over, by slot: troubles told in words, and Xids."""
+"""Faults that are not over, by slot: those without a number, and Xids."""
 
 
 def _over(text: str, live: _Live) -> list[_Key]:
-    """Take out what a line says is over: for one GPU, or for all."""
+    """Remove and return the faults that a line ends: for one GPU, or for all."""
     xid, over = re.search(XID, text), list[dict[_Key, None]]()
     if xid is not None and int(xid[2]) == _SUMMARY and re.search(_RECOVERED, xid[3]):
         over = [each.pop(slot_of(xid[1]), {}) for each in live]
@@ -235,10 +236,10 @@ def _over(text: str, live: _Live) -> list[_Key]:
     return [key for keys in over for key in keys]
 
 
-def _again(one: Trouble, before: Trouble) -> Trouble:
-    """Of one that came before: the number of both, and the graver word for it.
+def _again(one: GpuFault, before: GpuFault) -> GpuFault:
+    """Merge a fault with an earlier one: the sum of both, and the graver grade.
 
-    Its own lines know more than one that only names it as its cause, also whether it is over.
+    Its own lines show more than a line that only names it as its cause, also whether it is over.
     """
     if one.named_by is not None:
         return before
@@ -254,7 +255,7 @@ def _again(one: Trouble, before: Trouble) -> Trouble:
 
 
 PROGRAM_EXCEPTION = 13
-"""The Xid of a program that failed on the GPU, or of a part of the GPU that is broken."""
+"""The Xid of a program that failed on the GPU, or of a broken part of the GPU."""
 _MARK = f"): {PROGRAM_EXCEPTION},"
 _PLACE = r"\((GPC \d+, TPC \d+)\b"
 _PID = r"pid=(\d+)"
@@ -262,7 +263,7 @@ _PID = r"pid=(\d+)"
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """One part of one GPU on which exceptions came at several times, and nowhere else then."""
+    """One part of one GPU with exceptions at several times, each time only there."""
 
     slot: str
     place: str
@@ -282,9 +283,9 @@ class _Burst:
 
 
 def repeated(lines: Iterable[LogLine], limit: Thresholds) -> dict[str, Repeated]:
-    """By slot: the part that most crashes of its last day came from, where they are several.
+    """By slot: the part where most crashes of the last day began, if there are several.
 
-    Crashes of one process are one: it may go on after an exception that it caught.
+    Crashes of one process count once: it may go on after an exception that it caught.
     """
     found = {}
     for slot, bursts in _bursts(lines, limit).items():
@@ -301,10 +302,10 @@ def repeated(lines: Iterable[LogLine], limit: Thresholds) -> dict[str, Repeated]
 
 
 def _bursts(lines: Iterable[LogLine], limit: Thresholds) -> dict[str, Sequence[_Burst]]:
-    """The crashes of each GPU in their order, of which time and place are told."""
+    """The crashes of each GPU that have a time and a place, in their order."""
     apart_s, found = limit("same_tpc_apart_s"), dict[str, list[_Burst]]()
-    told = [(line.at_s, line) for line in lines if line.at_s is not None and _MARK in line.text]
-    for at_s, line in sorted(told, key=lambda each: each[0]):
+    timed = [(line.at_s, line) for line in lines if line.at_s is not None and _MARK in line.text]
+    for at_s, line in sorted(timed, key=lambda each: each[0]):
         xid = re.search(XID, line.text)
         if xid is None or int(xid[2]) != PROGRAM_EXCEPTION:
             continue
@@ -320,12 +321,12 @@ def _bursts(lines: Iterable[LogLine], limit: Thresholds) -> dict[str, Sequence[_
 
 
 def lost_slots(facts: Facts) -> set[str]:
-    """GPUs that the log says are off the bus: PCIe errors on these are only an echo."""
+    """GPUs that are off the bus by the log: PCIe errors on these only follow from that."""
     lines = facts.kernel_log.lines if facts.kernel_log is not None else ()
-    return {e.slot for e in troubles(lines) if e.code in (79, OFF_THE_BUS) and not e.old}
+    return {e.slot for e in gpu_faults(lines) if e.code in (79, OFF_THE_BUS) and not e.old}
 
 
 def missing_slots(facts: Facts) -> tuple[str, ...]:
-    """Those of them that do not answer any more."""
+    """The GPUs among them that do not answer any more."""
     answering = {slot_of(gpu.bus_id) for gpu in facts.gpus or ()}
     return tuple(sorted(lost_slots(facts) - answering))

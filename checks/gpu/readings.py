@@ -1,9 +1,9 @@
-"""One frame for every judgement of GPU readings, and what a reading ought to be.
+"""One frame for every judgement of GPU readings, and the expected value of a reading.
 
-Why one: a reading that NVML would not tell must never pass, and that rule is easily forgotten in
-the fifteenth check. A judge gives its troubles and the readings it needs; here they are weighed.
+Why one: a reading that NVML did not report must never pass, and that rule is easily forgotten in
+the fifteenth check. A judge gives its troubles and the readings it needs; this module weighs them.
 
-Every answer says where it comes from, so that a sentence can say which number decided.
+Every expected value names its source, so that a sentence can say which number decided.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from preflight.checks.gpu.deviations import on_most
+from preflight.facts.gpu import too_old
 from preflight.facts.node import decided, most
 from preflight.facts.words import count
 from preflight.verdict import Verdict, fail, not_run, ok, unknown, warn
@@ -28,47 +29,49 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _ENOUGH_SIBLINGS: Final = 3
-"""Two against one is a mixed machine; three alike are peers."""
+"""Two alike of three may be a mixed machine; three alike are peers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted(Generic[T]):
-    """What it ought to be, and who says so: "promised", "on 12 of 13 nodes of group train"."""
+class Expectation(Generic[T]):
+    """An expected value, and its source: "expected", "on 12 of 13 nodes of group train"."""
 
     value: T
     origin: str
-    by: Literal["promise", "group", "siblings", "default"]
+    by: Literal["expectation", "group", "siblings", "default"]
 
 
-def wanted(promise: T | None, name: str, facts: Facts, group: Group) -> Wanted[Any] | None:
-    """What the field `name` of each GPU ought to be; None where nobody decides."""
-    if promise is not None:
-        return Wanted(promise, "promised", "promise")
+def expected_value(
+    expectation: T | None, name: str, facts: Facts, group: Group
+) -> Expectation[Any] | None:
+    """The expected value of the field `name` of each GPU; None where no source has one."""
+    if expectation is not None:
+        return Expectation(expectation, "expected", "expectation")
     vote = decided(group.majority(reader(name)))
     if vote is not None:
-        return Wanted(vote.value, on_most(vote, group), "group")
+        return Expectation(vote.value, on_most(vote, group), "group")
     values = list(_values(facts, name))
     common = most(values, _ENOUGH_SIBLINGS)
     if common is not None:
-        whom = f"on {values.count(common)} of {len(values)} GPUs of this node"
-        return Wanted(common, whom, "siblings")
+        siblings = f"on {values.count(common)} of {len(values)} GPUs of this node"
+        return Expectation(common, siblings, "siblings")
     return None
 
 
-def wanted_of_kind(name: str, facts: Facts, group: Group) -> Wanted[Any] | None:
-    """The same for what every kind of board has of its own: nobody decides where they are mixed."""
+def expected_of_kind(name: str, facts: Facts, group: Group) -> Expectation[Any] | None:
+    """The same for values that depend on the board: None where kinds of boards are mixed."""
     kinds = {gpu.name for gpu in facts.gpus or ()}
-    return wanted(None, name, facts, group) if len(kinds) == 1 else None
+    return expected_value(None, name, facts, group) if len(kinds) == 1 else None
 
 
 @cache
 def reader(name: str) -> Callable[[Facts], Any]:
-    """One function per field, always the same: a group counts the vote of each once."""
+    """One reader per field, always the same object: a group counts each vote once."""
     return lambda facts: most(_values(facts, name))
 
 
 def reading(gpu: Gpu, name: str) -> Any:
-    """A field of the GPU or of its readings; None where it was not told."""
+    """A field of the GPU or of its readings; None where NVML did not report it."""
     if name in gpu.__struct_fields__:
         return getattr(gpu, name)
     return None if gpu.health is None else getattr(gpu.health, name)
@@ -82,20 +85,20 @@ def _values(facts: Facts, name: str) -> Iterable[Any]:
 
 
 NVML: Final = ("reach.answer", "host.driver_hung")
-"""The checks without which NVML has told nothing: what judges its readings requires them."""
+"""The checks without which NVML has no readings: a check of its readings requires them."""
 
 SHORT_OF_MEMORY: Final = ("Insufficient Memory", "Insufficient Resources")
-"""NVML's words (codes 20 and 23) for want of the node's memory: no fault of driver or GPU."""
+"""NVML's errors (codes 20 and 23) for lack of host memory: no fault of driver or GPU."""
 
 MAY_PASS: Final = ("Timeout", "In use by another client")
-"""NVML's words (codes 10 and 19) for what gives no answer now, and may in a moment."""
+"""NVML's errors (codes 10 and 19) for a GPU that does not answer now, but may in a moment."""
 
-GRANT: Final = "run the probe as root, or grant it what NVML wants (CAP_SYS_ADMIN)"
+GRANT: Final = "run the probe as root, or grant it CAP_SYS_ADMIN, which NVML needs"
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """One thing that is wrong with one GPU, or (None) with the node as a whole."""
+    """One fault of one GPU, or (None) of the node as a whole."""
 
     gpu: Gpu | None
     sentence: str
@@ -103,13 +106,13 @@ class Trouble:
     grave: bool = True
 
 
-def named(gpu: Gpu) -> str:
+def gpu_label(gpu: Gpu) -> str:
     """A GPU as an operator finds it: GPU3 (0000:5e:00.0)."""
     return f"GPU{gpu.index} ({gpu.bus_id})" if gpu.bus_id else f"GPU{gpu.index}"
 
 
 def healths(facts: Facts) -> list[tuple[Gpu, GpuHealth]]:
-    """The GPUs whose readings were asked for."""
+    """The GPUs whose readings were requested."""
     return [(gpu, gpu.health) for gpu in facts.gpus or () if gpu.health is not None]
 
 
@@ -119,36 +122,37 @@ def uptime_s(facts: Facts) -> float:
 
 
 class Question(NamedTuple):
-    """What a check asks of every GPU."""
+    """The readings of every GPU that a check needs."""
 
     what: str
     """The common name of the readings that it needs."""
     needs: tuple[str, ...]
-    """Fields of `GpuHealth` or `Gpu` of which one must be told, and none be refused just now."""
+    """Fields of `GpuHealth` or `Gpu`: one must be known, and none may be refused just now."""
     cause: str = ""
-    """With it, troubles of one GPU alone join those of other checks that name the same."""
+    """With it, troubles of one GPU alone join those of other checks with the same cause."""
     also: tuple[str, ...] = ()
-    """All others that its judge reads: one that is refused just now makes it unknown, too."""
+    """All other fields that its judge reads: one that is refused just now makes it unknown too."""
 
 
 def judge_gpus(node: Node, question: Question, troubles: Iterable[Trouble], fine: str) -> Verdict:
     """Weigh the troubles of a node's GPUs against what could not be read."""
     facts, (what, needs, cause, also) = node.facts, question
     if not facts.gpus:
-        if node.promised.gpus:
+        if node.expected.gpus:
             return unknown(f"no {what}: NVML did not answer", advice="load the driver, recheck")
-        return not_run("no GPUs promised, none here")
+        return not_run("no GPUs expected, none here")
     found = sorted(troubles, key=lambda trouble: not trouble.grave)
-    untold = _without_reading(facts.gpus, needs) or [
+    unread = _without_reading(facts.gpus, needs) or [
         gpu for gpu in facts.gpus if gpu.refused(*needs, *also)
     ]
-    if found and (found[0].grave or not untold):
+    if found and (found[0].grave or not unread):
         return _bad(found, cause)
-    if untold:
-        return _unknown(facts, untold, what, (*needs, *also), found)
+    if unread:
+        return _unknown(facts, unread, what, (*needs, *also), found)
     if all(_lacks(gpu, needs) for gpu in facts.gpus):
         names = sorted({gpu.name or "GPU" for gpu in facts.gpus})
-        return not_run(f"NVML has no {what} for {', '.join(names)}")
+        older = too_old(facts.driver.version, needs, what)
+        return not_run(older or f"NVML has no {what} for {', '.join(names)}")
     return ok(fine)
 
 
@@ -169,24 +173,26 @@ def _bad(found: Sequence[Trouble], cause: str) -> Verdict:
 
 
 def _unknown(
-    facts: Facts, untold: Sequence[Gpu], what: str, needs: Sequence[str], found: Sequence[Trouble]
+    facts: Facts, unread: Sequence[Gpu], what: str, needs: Sequence[str], found: Sequence[Trouble]
 ) -> Verdict:
     gpus = facts.gpus or ()
-    which = "no GPU" if len(untold) == len(gpus) else ", ".join(named(gpu) for gpu in untold[:8])
-    verb = "tells its" if len(untold) == len(gpus) else "would not tell"
-    others = len(gpus) - len(untold)
-    told = f"; {count(others, 'other')} did" if others else ""
-    errors = [error for gpu in untold if gpu.health for error in gpu.health.errors]
+    which = (
+        "no GPU" if len(unread) == len(gpus) else ", ".join(gpu_label(gpu) for gpu in unread[:8])
+    )
+    verb = "reports its" if len(unread) == len(gpus) else "did not report"
+    others = len(gpus) - len(unread)
+    rest = f"; {count(others, 'other')} did" if others else ""
+    errors = [error for gpu in unread if gpu.health for error in gpu.health.errors]
     why = [error for error in errors if error.partition(":")[0] in needs]
-    denied = all(gpu.health and set(needs) & set(gpu.health.denied) for gpu in untold)
-    sentence = f"{which} {verb} {what}{told}" + (f" ({why[0]})" if why else "")
+    denied = all(gpu.health and set(needs) & set(gpu.health.denied) for gpu in unread)
+    sentence = f"{which} {verb} {what}{rest}" + (f" ({why[0]})" if why else "")
     sentence += f"; besides: {found[0].sentence}" if found else ""
     look = "look for NVRM and Xid in dmesg; update the driver, recheck"
     return unknown(
         sentence,
         advice=f"{GRANT}, recheck" if denied else look,
         grant=GRANT if denied else "",
-        cause=f"readings of GPU{untold[0].index}" if why and len(untold) == 1 else "",
+        cause=f"readings of GPU{unread[0].index}" if why and len(unread) == 1 else "",
         findings=[trouble.sentence for trouble in found],
     )
 
@@ -197,7 +203,7 @@ def _value(gpu: Gpu, name: str) -> object:
 
 
 def _without_reading(gpus: Sequence[Gpu], needs: Sequence[str]) -> list[Gpu]:
-    """Those without the reading, unless their kind has none: its peers of that kind decide."""
+    """GPUs without the reading, except where no GPU of the same kind has it."""
     missing = [gpu for gpu in gpus if all(_value(gpu, name) is None for name in needs)]
     if not missing:
         return []

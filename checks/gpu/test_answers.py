@@ -1,4 +1,4 @@
-"""Every GPU is there and answers, and the driver does so at once."""
+"""Every GPU is present and answers, and the driver answers at once."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from preflight.checks.gpu.readings import (
     SHORT_OF_MEMORY,
     Question,
     Trouble,
+    gpu_label,
     healths,
     judge_gpus,
-    named,
 )
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Driver, Facts, Gpu, Node
@@ -35,35 +35,35 @@ CHECKS = (
 )
 
 
-def twins(gpus: Sequence[Gpu]) -> str:
-    """Say which GPUs are told twice; "" where each is told once."""
-    for words, told in (
+def duplicate_ids(gpus: Sequence[Gpu]) -> str:
+    """Say which GPUs share an ID; "" where each ID occurs once."""
+    for words, ids in (
         ("UUID", [gpu.uuid for gpu in gpus]),
         ("PCI address", [gpu.bus_id for gpu in gpus]),
         ("index", [str(gpu.index) for gpu in gpus]),
     ):
-        times = Counter(told)
-        twice = next((each for each in told if each and times[each] > 1), "")
+        times = Counter(ids)
+        twice = next((each for each in ids if each and times[each] > 1), "")
         if twice:
             return f"{times[twice]} GPUs have the {words} {twice}"
     return ""
 
 
-MEMORY: Final = "look for who takes this node's memory, then recheck"
+MEMORY: Final = "look for the process that takes this node's memory, then recheck"
 
 
 def judge_count(
-    promised: int | None,
+    expected: int | None,
     gpus: tuple[Gpu, ...] | None,
     usual: Usual | None = None,
     counted: int | None = None,
     lost: tuple[str, ...] = (),
     *,
-    said: tuple[str, ...] = (),
+    errors: tuple[str, ...] = (),
 ) -> Verdict:
-    """Compare the GPUs that answered with the promise, or else with what the group has."""
+    """Compare the GPUs that answered with the inventory, or else with the group."""
     by_peers = usual if usual is not None and usual.decides else None
-    wanted, origin = promised, ""
+    wanted, origin = expected, ""
     ids = by_peers.value if by_peers is not None else 0
     if wanted is None and by_peers is not None:
         wanted = ids if isinstance(ids, int) else len(ids)
@@ -71,28 +71,28 @@ def judge_count(
     if wanted is None and counted is not None:
         wanted, origin = counted, "; NVML counts the others too"
     if not gpus and not wanted:
-        return not_run("no GPUs promised, none here")
+        return _no_gpus(lost, errors if gpus == () else ())
     if gpus is None:
         return unknown("NVML did not answer", advice="load the driver, then recheck")
-    if twice := twins(gpus):
+    if twice := duplicate_ids(gpus):
         return unknown(twice, advice="reload the driver, look at nvidia-smi -L, then recheck")
     bus_ids = tuple(gpu.bus_id for gpu in gpus)
     if wanted is not None and len(gpus) < wanted:
         gone = sorted(set(ids) - set(bus_ids)) if isinstance(ids, tuple) else list(lost)
-        return _too_few(wanted, bus_ids, gone, said, origin)
-    if odd := _odd_number(promised, wanted, len(gpus)):
+        return _too_few(wanted, bus_ids, gone, errors, origin)
+    if odd := _odd_number(expected, wanted, len(gpus)):
         return warn(odd[0], advice=odd[1], bus_ids=bus_ids)
     return ok(count(len(gpus), "GPU"), bus_ids=bus_ids)
 
 
 _LEFT_OF_A_MACHINE: Final = (7, 11, 13, 15)
-"""What is left of 8, 12, 14 or 16 where one is gone. Cards come in any number up to six."""
+"""The rest of 8, 12, 14 or 16 GPUs after one is lost. Cards come in any number up to six."""
 
 
-def _odd_number(promised: int | None, wanted: int | None, number: int) -> tuple[str, str] | None:
-    """More than promised, or what is left of a machine where nobody expects a number."""
-    if promised is not None and number > promised:
-        return f"{number} GPUs, {promised} promised", "correct the inventory"
+def _odd_number(expected: int | None, wanted: int | None, number: int) -> tuple[str, str] | None:
+    """More GPUs than expected, or the rest of a machine where no number is expected."""
+    if expected is not None and number > expected:
+        return f"{number} GPUs, {expected} expected", "correct the inventory"
     if wanted is None and number in _LEFT_OF_A_MACHINE:
         return (
             f"{number} GPUs; no known machine, nor a rented part of one, has so many",
@@ -101,22 +101,33 @@ def _odd_number(promised: int | None, wanted: int | None, number: int) -> tuple[
     return None
 
 
+def _no_gpus(lost: tuple[str, ...], errors: tuple[str, ...]) -> Verdict:
+    """No GPU is here or expected; or those that a text names did not answer."""
+    if not errors:
+        return not_run("no GPUs expected, none here")
+    seen = f"{count(len(errors), 'GPU')} did not answer, and no other GPU is listed"
+    return fail("; ".join([seen, *errors]), advice=_GONE, bus_ids=(), missing=list(lost))
+
+
+# A GPU that fell off the bus leaves Xid 79 and comes back only after a cold start.
+_GONE: Final = "look for Xid 79 in dmesg; drain, power-cycle, recheck"
+
+
 def _too_few(
-    wanted: int, bus_ids: tuple[str, ...], gone: Sequence[str], said: tuple[str, ...], origin: str
+    wanted: int, bus_ids: tuple[str, ...], gone: Sequence[str], errors: tuple[str, ...], origin: str
 ) -> Verdict:
-    """Tell GPUs that are gone from those that NVML had no memory to ask."""
+    """Distinguish GPUs that are gone from those that NVML had no memory to open."""
     lacking = wanted - len(bus_ids)
     seen = f"{len(bus_ids)} of {wanted} GPUs answer{origin}"
-    short = {line.partition(":")[0]: line for line in said if line.endswith(SHORT_OF_MEMORY)}
+    short = {line.partition(":")[0]: line for line in errors if line.endswith(SHORT_OF_MEMORY)}
     if len(short) >= lacking:
         return unknown("; ".join([seen, *short.values()]), advice=MEMORY)
     which = f"; missing: {', '.join(gone)}" if len(gone) == lacking else ""
-    which = which or "".join(f"; {line}" for line in said[:lacking])
-    passing = [line for line in said if line.endswith((*SHORT_OF_MEMORY, *MAY_PASS))]
-    # A GPU that fell off the bus leaves Xid 79 and comes back only after a cold start.
+    which = which or "".join(f"; {line}" for line in errors[:lacking])
+    passing = [line for line in errors if line.endswith((*SHORT_OF_MEMORY, *MAY_PASS))]
     return fail(
         f"{seen}{which}",
-        advice="look for Xid 79 in dmesg; drain, power-cycle, recheck",
+        advice=_GONE,
         bus_ids=bus_ids,
         missing=gone,
         **_may_pass(yes=len(passing) >= lacking),
@@ -124,30 +135,30 @@ def _too_few(
 
 
 def _may_pass(*, yes: bool) -> dict[str, Any]:
-    """The evidence of a failure that the scheduler's hook believes at the second look only."""
+    """The evidence of a failure that the scheduler's hook believes only after a second look."""
     return {"may_pass": True} if yes else {}
 
 
-def lost_of(facts: Facts) -> tuple[str, ...]:
-    """What NVML says of GPUs that it counts and cannot open: "GPU 3: GPU is lost"."""
+def open_errors(facts: Facts) -> tuple[str, ...]:
+    """NVML's errors for GPUs that it counts and cannot open: "GPU 3: GPU is lost"."""
     answering = {f"GPU {gpu.index}:" for gpu in facts.gpus or ()}
-    said = [line for line in facts.problems if line.startswith("GPU ")]
-    return tuple(line for line in said if not line.startswith(tuple(answering)))
+    lines = [line for line in facts.problems if line.startswith("GPU ")]
+    return tuple(line for line in lines if not line.startswith(tuple(answering)))
 
 
 def test_gpu_count(node: Node, conclude: Conclude) -> None:
-    """Every node answers with the GPUs its group promises."""
+    """Every node answers with the GPUs that the inventory expects of its group."""
     facts, usual, lost = node.facts, usual_gpus(node.group), missing_slots(node.facts)
-    gpus, counted, said = facts.gpus, facts.driver.counted, lost_of(facts)
+    gpus, counted, errors = facts.gpus, facts.driver.counted, open_errors(facts)
     if gone := [gpu for gpu in gpus or () if _is_lost(gpu)]:
         gpus, counted = tuple(gpu for gpu in gpus or () if gpu not in gone), len(gpus or ())
         lost = lost or tuple(gpu.bus_id for gpu in gone)
-        said = (*said, *(f"{named(gpu)}: {_LOST}" for gpu in gone))
-    conclude(judge_count(node.promised.gpus, gpus, usual, counted, lost, said=said))
+        errors = (*errors, *(f"{gpu_label(gpu)}: {_LOST}" for gpu in gone))
+    conclude(judge_count(node.expected.gpus, gpus, usual, counted, lost, errors=errors))
 
 
 _LOST: Final = "GPU is lost"
-"""NVML's words (code 15) of a GPU that fell off the bus: it is listed, and answers nothing."""
+"""NVML's error (code 15) for a GPU that fell off the bus: it is listed, but does not answer."""
 
 
 def _is_lost(gpu: Gpu) -> bool:
@@ -158,9 +169,9 @@ _LISTED: Final = 3
 
 
 def answer_troubles(facts: Facts) -> Iterator[Trouble]:
-    """Readings that came back as an error: so a GPU that is falling off the bus begins."""
+    """Readings that came back as an error: the first sign of a GPU that falls off the bus."""
     for gpu, health in healths(facts):
-        # What is no reading of its health (how its links end) may fail on a GPU that is well.
+        # Fields that are no health reading (where its links end) may fail on a healthy GPU.
         errors = [
             error
             for error in health.errors
@@ -173,7 +184,7 @@ def answer_troubles(facts: Facts) -> Iterator[Trouble]:
         more = len(errors) - _LISTED
         only_fan = all(error.startswith("fan") for error in errors)
         advice = "look for Xid in dmesg; reset the GPU, and replace it if that stays"
-        sentence = f"{named(gpu)}: readings fail: {listed}" + (f" and {more} more" * (more > 0))
+        sentence = f"{gpu_label(gpu)}: readings fail: {listed}" + (f" and {more} more" * (more > 0))
         fan = "look at the fan and its plug; replace it"
         yield Trouble(gpu, sentence, fan if only_fan else advice, grave=not only_fan)
 
@@ -189,7 +200,7 @@ _READINGS: Final = Question(
 
 
 def test_gpu_readings(node: Node, conclude: Conclude) -> None:
-    """Every reading of a GPU comes back without an error: one that falls off the bus begins so."""
+    """Every reading of a GPU comes back without an error, the first sign of one that is failing."""
     verdict = judge_gpus(
         node, _READINGS, answer_troubles(node.facts), "no reading of its GPUs fails"
     )
@@ -198,32 +209,32 @@ def test_gpu_readings(node: Node, conclude: Conclude) -> None:
         passing = all(error.endswith((*SHORT_OF_MEMORY, *MAY_PASS)) for error in errors)
         verdict = replace(verdict, evidence=verdict.evidence | _may_pass(yes=passing))
     elif verdict.outcome is Outcome.OK and errors:
-        verdict = unknown(f"not all could be read: {errors[0]}", advice=MEMORY)
+        verdict = unknown(f"not all readings could be read: {errors[0]}", advice=MEMORY)
     conclude(verdict)
 
 
 PERSISTENCE = "systemctl enable --now nvidia-persistenced"
 
 
-def judge_driver_slow(promised: int | None, facts: Facts, limit: Thresholds) -> Verdict:
-    """Tell an answer that took too long; opening a driver without persistence mode may."""
+def judge_driver_slow(expected: int | None, facts: Facts, limit: Thresholds) -> Verdict:
+    """Report an answer that took too long, except opening a driver without persistence mode."""
     driver = facts.driver
     answered = driver.state == "answered"
-    if not answered and not promised:
-        return not_run("no GPUs promised, no NVIDIA driver that answers here")
+    if not answered and not expected:
+        return not_run("no GPUs expected, no NVIDIA driver that answers here")
     if not answered or driver.slowest_s is None or driver.init_s is None:
-        return unknown("the driver did not answer, so nobody timed it", advice="recheck")
+        return unknown("the driver did not answer, so no time was measured", advice="recheck")
     off = [health.persistence is False for _, health in healths(facts)]
-    untold = any(health.refused("persistence") for _, health in healths(facts))
+    unread = any(health.refused("persistence") for _, health in healths(facts))
     slow = limit("driver_slow_s")
-    what, took = _slowest(driver, cold=any(off) or untold)
+    what, took = _slowest(driver, cold=any(off) or unread)
     seen = f"{what} took {took:.1f} s"
     if took > slow:
         return _late(f"{seen}, under {slow:g} s expected", took, limit)
     if driver.init_s > slow:
         opened = f"opening the driver took {driver.init_s:.1f} s: persistence mode is off"
         if not any(off):
-            return unknown(f"{opened}, or not: some GPU could not tell just now", advice="recheck")
+            return unknown(f"{opened}, or not: one GPU did not report it", advice="recheck")
         return warn(f"{opened}, under {slow:g} s expected with it", advice=PERSISTENCE)
     return ok(f"{seen} at the most", seconds=took)
 
@@ -237,12 +248,12 @@ def _late(seen: str, took: float, limit: Thresholds) -> Verdict:
 
 
 def _slowest(driver: Driver, *, cold: bool) -> tuple[str, float]:
-    """The slowest answer that says something of the driver's health."""
+    """The slowest answer that shows something of the driver's health."""
     answer = (driver.slowest_call or "an answer", driver.slowest_s or 0.0)
     opening = ("opening the driver (nvmlInit)", 0.0 if cold else driver.init_s or 0.0)
     return max(answer, opening, key=lambda one: one[1])
 
 
 def test_gpu_driver_slow(node: Node, conclude: Conclude) -> None:
-    """The NVIDIA driver answers at once: an answer that takes seconds is how a wedged one begins."""  # noqa: E501  `preflight checks` prints it
-    conclude(judge_driver_slow(node.promised.gpus, node.facts, node.limit))
+    """The NVIDIA driver answers at once: an answer that takes seconds is how a wedged one begins."""  # noqa: E501  `preflight list-checks` prints it
+    conclude(judge_driver_slow(node.expected.gpus, node.facts, node.limit))

@@ -1,6 +1,6 @@
-"""Signs of a failing GPU: memory errors, rows to be remapped, resets that are asked for.
+"""Signs of a failing GPU: memory errors, rows to be remapped, requested resets.
 
-Which numbers mean what: NVIDIA's guide to GPU memory errors and the limits in `limits.toml`.
+The meaning of the numbers: NVIDIA's guide to GPU memory errors and the limits in `limits.toml`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from preflight.checks.gpu.readings import (
     NVML,
     Question,
     Trouble,
+    gpu_label,
     healths,
     judge_gpus,
-    named,
     uptime_s,
 )
 from preflight.core.thresholds import Thresholds
@@ -54,32 +54,32 @@ def ecc_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
         if health.ecc_volatile_uncorrected:
             errors = count(health.ecc_volatile_uncorrected, "uncorrectable ECC error")
             since = "since its driver was loaded, 0 expected"
-            yield Trouble(gpu, f"{named(gpu)}: {errors} {since}", _RESET)
-        elif health.uncorrected_said:
-            told = "uncorrectable memory errors are reported, their number is not; 0 expected"
-            yield Trouble(gpu, f"{named(gpu)}: {told}", _RESET)
+            yield Trouble(gpu, f"{gpu_label(gpu)}: {errors} {since}", _RESET)
+        elif health.uncorrected_seen:
+            reported = "uncorrectable memory errors are reported, but not how many; 0 expected"
+            yield Trouble(gpu, f"{gpu_label(gpu)}: {reported}", _RESET)
         sram, most = health.sram_aggregate_uncorrected or 0, limit("sram_uncorrected")
         if health.sram_threshold_exceeded:
-            exceeded = f"the driver says that its SRAM failed too often ({sram} uncorrectable)"
-            yield Trouble(gpu, f"{named(gpu)}: {exceeded}", _REPLACE)
+            exceeded = f"the driver reports that its SRAM failed too often ({sram} uncorrectable)"
+            yield Trouble(gpu, f"{gpu_label(gpu)}: {exceeded}", _REPLACE)
         elif sram > most and not _newer_word(health):
             in_life = f"{sram} uncorrectable SRAM errors in its life, {most:.0f} are the most"
-            yield Trouble(gpu, f"{named(gpu)}: {in_life}", _REPLACE)
+            yield Trouble(gpu, f"{gpu_label(gpu)}: {in_life}", _REPLACE)
         if noise := _corrected(
             health.ecc_volatile_corrected or 0, uptime_s(facts) / _HOUR_S, limit
         ):
             advice = "watch it under load; reset the GPU at the next chance"
-            yield Trouble(gpu, f"{named(gpu)}: {noise}", advice, grave=False)
+            yield Trouble(gpu, f"{gpu_label(gpu)}: {noise}", advice, grave=False)
 
 
 def _newer_word(health: GpuHealth) -> bool:
-    """Whether the driver has a word of its own on the SRAM (R550), even if not just now."""
-    told = health.sram_threshold_exceeded is not None
-    return told or health.refused("sram_threshold_exceeded")
+    """Whether this driver reports a verdict of its own on the SRAM (R550), even if not just now."""
+    known = health.sram_threshold_exceeded is not None
+    return known or health.refused("sram_threshold_exceeded")
 
 
 def _corrected(number: int, hours: float, limit: Thresholds) -> str:
-    """Corrected errors cost nothing, but this many foretell worse; "" for the usual few."""
+    """Corrected errors cost nothing, but many of them foretell worse; "" for the usual few."""
     usual, most = limit("ecc_corrected_per_hour"), limit("ecc_corrected_total")
     per_hour = number / max(hours, 1.0) if hours else 0.0
     if per_hour <= usual and number <= most:
@@ -93,12 +93,16 @@ def remap_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
     """Bad rows or pages that only a reset takes out of use, and memory that has no spare left."""
     for gpu, health in healths(facts):
         for sentence in _beyond_repair(health, limit):
-            yield Trouble(gpu, f"{named(gpu)}: {sentence}", _REPLACE)
+            yield Trouble(gpu, f"{gpu_label(gpu)}: {sentence}", _REPLACE)
         if waits := _waiting(health):
-            yield Trouble(gpu, f"{named(gpu)}: {waits} at the next reset, none expected", _RESET)
+            yield Trouble(
+                gpu, f"{gpu_label(gpu)}: {waits} at the next reset, none expected", _RESET
+            )
         if health.banks_without_spares:
             banks = count(health.banks_without_spares, "memory bank")
-            sentence = f"{named(gpu)}: {banks} without a spare row: its next bad row stays in use"
+            sentence = (
+                f"{gpu_label(gpu)}: {banks} without a spare row: its next bad row stays in use"
+            )
             yield Trouble(gpu, sentence, "plan to replace the GPU", grave=False)
 
 
@@ -123,7 +127,10 @@ def _waiting(health: GpuHealth) -> str:
     )
     so_far = ", ".join(f"{number} {why}" for number, why in rows if number)
     found = [
-        (health.remap_pending, f"memory rows ({so_far or 'number not told'}) wait to be remapped"),
+        (
+            health.remap_pending,
+            f"memory rows ({so_far or 'number not reported'}) wait to be remapped",
+        ),
         (health.retired_pending, "bad memory pages wait to be retired"),
         (health.repair_pending, "a channel or TPC waits to be repaired"),
     ]
@@ -131,20 +138,20 @@ def _waiting(health: GpuHealth) -> str:
 
 
 def recovery_troubles(facts: Facts) -> Iterator[Trouble]:
-    """The one authoritative word: what the driver itself says must be done before more work."""
+    """The recovery action that the driver itself requests before the GPU is used again."""
     for gpu, health in healths(facts):
         action = health.recovery_action
         if action not in (None, "none"):
             advice = _TODO.get(action, "drain and reboot the node, recheck")
-            sentence = f"{named(gpu)}: the driver asks for: {action}; none is expected"
+            sentence = f"{gpu_label(gpu)}: the driver asks for: {action}; none is expected"
             yield Trouble(gpu, sentence, advice)
 
 
 def inforom_troubles(facts: Facts) -> Iterator[Trouble]:
-    """A board whose own memory of itself is damaged: ECC history and limits cannot be trusted."""
+    """A board whose InfoROM is damaged: its ECC history and limits cannot be trusted."""
     for gpu, health in healths(facts):
         if health.inforom_valid is False:
-            sentence = f"{named(gpu)}: its InfoROM is corrupted"
+            sentence = f"{gpu_label(gpu)}: its InfoROM is corrupted"
             yield Trouble(gpu, sentence, "drain; power-cycle, and return the GPU if it stays")
 
 
@@ -165,7 +172,7 @@ _INFOROM: Final = Question("InfoROM check", ("inforom_valid",))
 
 
 def test_gpu_ecc(node: Node, conclude: Conclude) -> None:
-    """No GPU has met memory errors that ECC could not correct: they crash the job or its numbers."""  # noqa: E501  `preflight checks` prints it
+    """No GPU has memory errors that ECC could not correct: they crash the job or corrupt its numbers."""  # noqa: E501  `preflight list-checks` prints it
     fine = "no uncorrectable ECC errors since the driver was loaded"
     conclude(judge_gpus(node, _UNCORRECTABLE, ecc_troubles(node.facts, node.limit), fine))
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 from preflight.check import Check
 from preflight.checks.gpu.readings import (
     NVML,
+    Expectation,
     Question,
     Trouble,
-    Wanted,
+    expected_value,
+    gpu_label,
     healths,
     judge_gpus,
-    named,
     uptime_s,
-    wanted,
 )
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
@@ -42,7 +42,7 @@ _HELD: Final = {
     "hw_slowdown": ("a hardware slowdown", "look at power, heat and the BMC log; drain", True),
     "sw_thermal": ("a thermal slowdown by the driver", HEAT, False),
 }
-"""Reasons that are a fault, the most telling first. The others come with idling or with work."""
+"""Reasons that are a fault, the most specific first. The others are normal, idle or at work."""
 
 
 def throttle_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
@@ -51,12 +51,14 @@ def throttle_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
         active = [reason for reason in _HELD if reason in (health.clock_reasons or ())]
         if active:
             what, advice, grave = _HELD[active[0]]
-            sentence = f"{named(gpu)}: {what} holds its clocks down now; no such reason is expected"
+            sentence = (
+                f"{gpu_label(gpu)}: {what} holds its clocks down now; no such reason is expected"
+            )
             yield Trouble(gpu, sentence, advice, grave=grave)
             continue
         yield from (
             Trouble(gpu, sentence, HEAT, grave=False)
-            for sentence in _often(named(gpu), health, uptime_s(facts), limit)
+            for sentence in _often(gpu_label(gpu), health, uptime_s(facts), limit)
         )
 
 
@@ -75,26 +77,28 @@ def _often(name: str, health: GpuHealth, uptime: float, limit: Thresholds) -> It
 
 
 def power_troubles(node: Node) -> Iterator[Trouble]:
-    """GPUs whose enforced power limit is below what it ought to be: they are slow under load."""
+    """GPUs whose enforced power limit is below the expected one: they are slow under load."""
     facts, limit = node.facts, node.limit
-    usual = wanted(node.promised.power_limit_w, "power_limit_w", facts, node.group)
+    usual = expected_value(node.expected.power_limit_w, "power_limit_w", facts, node.group)
     for gpu, health in healths(facts):
         now, default = health.power_limit_w, health.power_default_w
         if now is None:
             continue
         slack, should = limit("power_limit_slack_w"), usual
-        # What all of them were capped at no peer can tell, but the board's default does.
+        # If all GPUs are capped, peers do not show it, but the board's default does.
         if default and (
             usual is None
-            or (usual.by != "promise" and usual.value - slack <= now < default - slack)
+            or (usual.by != "expectation" and usual.value - slack <= now < default - slack)
         ):
-            should = Wanted(default, "by default", "default")
+            should = Expectation(default, "by default", "default")
         if should is None:
             continue
         off = now - should.value
         if abs(off) <= slack:
             continue
-        sentence = f"{named(gpu)}: power limit {now:.0f} W, {should.value:.0f} W {should.origin}"
+        sentence = (
+            f"{gpu_label(gpu)}: power limit {now:.0f} W, {should.value:.0f} W {should.origin}"
+        )
         set_it = f"nvidia-smi -i {gpu.index} -pl {should.value:.0f}; look for a cap by BMC or rack"
         if off > 0:
             yield Trouble(gpu, sentence, f"correct the inventory, or: {set_it}", grave=False)
@@ -111,12 +115,12 @@ def temperature_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
         now = "" if health.temperature_c is None else f"{health.temperature_c} C, "
         side = "below" if left >= 0 else "beyond"
         expected = f"over {limit('thermal_margin_c'):.0f} C below it expected"
-        sentence = f"{named(gpu)}: {now}{abs(left)} C {side} its slowdown; {expected}"
+        sentence = f"{gpu_label(gpu)}: {now}{abs(left)} C {side} its slowdown; {expected}"
         yield Trouble(gpu, sentence, HEAT, grave=left <= 0)
 
 
 def margin(health: GpuHealth) -> int | None:
-    """Degrees until the hardware slows down; None where neither way to know it was told."""
+    """Degrees until the hardware slows down; None where NVML reported neither number."""
     if health.margin_c is not None or health.refused("margin_c"):
         return health.margin_c
     if health.temperature_c is None or health.slowdown_c is None:
@@ -141,7 +145,7 @@ def test_gpu_temperature(node: Node, conclude: Conclude) -> None:
 
 
 def test_gpu_throttle(node: Node, conclude: Conclude) -> None:
-    """Neither hardware nor heat holds the clocks of a GPU down: one slow GPU slows the whole job."""  # noqa: E501  `preflight checks` prints it
+    """Neither hardware nor heat holds the clocks of a GPU down: one slow GPU slows the whole job."""  # noqa: E501  `preflight list-checks` prints it
     fine = "neither hardware nor heat holds clocks down"
     conclude(judge_gpus(node, _REASONS, throttle_troubles(node.facts, node.limit), fine))
 

@@ -1,4 +1,4 @@
-"""What the NVIDIA driver wrote of GPUs and NVSwitches into the kernel log."""
+"""What the NVIDIA driver wrote about GPUs and NVSwitches into the kernel log."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING, Any
 from preflight.check import Check
 from preflight.checks.gpu.driver_log import (
     PROGRAM_EXCEPTION,
+    GpuFault,
     Repeated,
-    Trouble,
-    echoes,
+    consequences,
+    gpu_faults,
     missing_slots,
     repeated,
-    roots,
+    root_causes,
     slot_of,
-    troubles,
 )
 from preflight.checks.kernel_log import ago, elapsed_s, maybe_over, unread, whole, window
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
 from preflight.facts.boards import advice_again, in_recovery_action
+from preflight.facts.gpu import too_old
 from preflight.facts.words import count
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, fail, not_run, unknown, warn
 
 if TYPE_CHECKING:
@@ -42,31 +43,31 @@ CHECKS = (
 
 _SHOWN = 4
 _LABELS = 16
-"""Troubles of one GPU in a sentence."""
+"""Faults of one GPU in a sentence."""
 
 
-def judge_xid(promised: Promise, facts: Facts, limit: Thresholds) -> Verdict:
-    """The gravest Xid that is no echo of another; a program's own fault drains nothing.
+def judge_xid(expected: Expected, facts: Facts, limit: Thresholds) -> Verdict:
+    """Report the gravest root-cause Xid; a program's own fault drains no node.
 
-    Xids from before the driver was loaded anew are a warning: whatever they told of was reset.
+    Xids from before the driver was reloaded are a warning: their faults were reset.
     """
     log = facts.kernel_log
-    expects = bool(promised.gpus) or bool(facts.gpus)
+    expects = bool(expected.gpus) or bool(facts.gpus)
     if log is None:
-        return unread(facts) if expects or facts.driver.state == "untold" else _none_here()
-    settled = _mark_settled(troubles(log.lines), facts)
-    said = [_site_grade(each, promised) for each in settled]
-    if not said and not expects and log.source != "text":
+        return unread(facts) if expects or facts.driver.state == "unknown" else _none_here()
+    settled = _mark_settled(gpu_faults(log.lines), facts)
+    graded = [_site_grade(each, expected) for each in settled]
+    if not graded and not expects and log.source != "text":
         return _none_here()
     again = repeated(log.lines, limit)
-    unsure = [each for each in said if _may_be_settled(each, facts)]
-    rest = [each for each in said if each not in unsure]
-    found = [_suspect_part(each, again.get(each.slot), limit) for each in roots(rest)]
-    listed = [_evidence(each, _OF_XID) for each in said]
+    unsure = [each for each in graded if _may_be_settled(each, facts)]
+    rest = [each for each in graded if each not in unsure]
+    found = [_suspect_part(each, again.get(each.slot), limit) for each in root_causes(rest)]
+    listed = [_evidence(each, _OF_XID) for each in graded]
     evidence: dict[str, Any] = {"troubles": listed, "log": log.source}
     graves = [each for each in found if each.grade in ("fatal", "reset") and not each.old]
     if graves:
-        words = _xid_words(graves, said, facts)
+        words = _xid_words(graves, graded, facts)
         return maybe_over(words, log, **evidence) or fail(
             f"{words}; expected no Xid that needs a reset {window(log, facts)}",
             advice=_advice(graves),
@@ -75,7 +76,8 @@ def judge_xid(promised: Promise, facts: Facts, limit: Thresholds) -> Verdict:
         )
     if unsure:
         return unknown(
-            f"{_xid_words(unsure, said, facts)}; whether the GPU was reset since could not be read",
+            f"{_xid_words(unsure, graded, facts)}; whether the GPU was reset since could not "
+            "be read",
             advice="recheck; if that stays, look for NVRM in dmesg, drain and reset the GPU",
             **evidence,
         )
@@ -83,32 +85,33 @@ def judge_xid(promised: Promise, facts: Facts, limit: Thresholds) -> Verdict:
     if notable:
         then = ", before the GPU was reset" if all(each.old for each in notable) else ""
         return warn(
-            f"{_xid_words(notable, said, facts)}{then}; none needs a reset at once",
+            f"{_xid_words(notable, graded, facts)}{then}; none needs a reset at once",
             advice=_advice(notable).replace("drain, ", "").replace("reset the GPU, ", ""),
             user=all(each.grade == "application" for each in notable),
             **evidence,
             **_places(notable),
         )
     older = f"; {count(len(found), 'older note')} that need no reset" if found else ""
-    said_so = f"no Xid {window(log, facts)} asks for a reset{older}"
-    return whole(said_so, log, ("xid", "nvrm"), **evidence)
+    summary = f"no Xid {window(log, facts)} asks for a reset{older}"
+    return whole(summary, log, ("xid", "nvrm"), **evidence)
 
 
-def _mark_settled(said: Sequence[Trouble], facts: Facts) -> list[Trouble]:
-    """Mark as old what the driver itself says needs nothing any more."""
+def _mark_settled(reported: Sequence[GpuFault], facts: Facts) -> list[GpuFault]:
+    """Mark as old the faults that need no action any more, as the driver itself reports."""
     calm = {
         slot_of(gpu.bus_id)
         for gpu in facts.gpus or ()
         if gpu.health is not None and gpu.health.recovery_action == "none"
     }
-    told = in_recovery_action()
+    covered = in_recovery_action()
     return [
-        replace(each, old=each.old or (each.slot in calm and each.code in told)) for each in said
+        replace(each, old=each.old or (each.slot in calm and each.code in covered))
+        for each in reported
     ]
 
 
-def _may_be_settled(one: Trouble, facts: Facts) -> bool:
-    """Whether the driver was asked for that GPU's recovery action, and could not tell it now."""
+def _may_be_settled(one: GpuFault, facts: Facts) -> bool:
+    """Whether that GPU's recovery action was requested from the driver and could not be read."""
     if one.old or one.grade not in ("fatal", "reset") or one.code not in in_recovery_action():
         return False
     own = next((gpu for gpu in facts.gpus or () if slot_of(gpu.bus_id) == one.slot), None)
@@ -118,17 +121,17 @@ def _may_be_settled(one: Trouble, facts: Facts) -> bool:
 
 
 def _none_here() -> Verdict:
-    return not_run("no GPUs promised, none here, no Xid in its kernel log")
+    return not_run("no GPUs expected, none here, no Xid in its kernel log")
 
 
-def _site_grade(one: Trouble, promised: Promise) -> Trouble:
-    if one.code in (promised.fatal_xids or ()) and one.grade != "fatal":
+def _site_grade(one: GpuFault, expected: Expected) -> GpuFault:
+    if one.code in (expected.fatal_xids or ()) and one.grade != "fatal":
         return replace(one, grade="reset")
-    return replace(one, grade="notice") if one.code in (promised.tolerated_xids or ()) else one
+    return replace(one, grade="notice") if one.code in (expected.tolerated_xids or ()) else one
 
 
-def _suspect_part(one: Trouble, again: Repeated | None, limit: Thresholds) -> Trouble:
-    """A program's exception that comes back to one part of the GPU: maybe that part is broken."""
+def _suspect_part(one: GpuFault, again: Repeated | None, limit: Thresholds) -> GpuFault:
+    """A program's exception that repeats in one part of the GPU: that part may be broken."""
     if again is None or one.code != PROGRAM_EXCEPTION or one.grade != "application":
         return one
     enough = limit("same_tpc_bursts")
@@ -146,15 +149,15 @@ def _suspect_part(one: Trouble, again: Repeated | None, limit: Thresholds) -> Tr
     )
 
 
-def _notable(one: Trouble, facts: Facts, limit: Thresholds) -> bool:
-    """Whether it is worth a person's look: what a program did is so for a day, no longer."""
+def _notable(one: GpuFault, facts: Facts, limit: Thresholds) -> bool:
+    """Whether an operator should see it: a program's own fault is notable for one day only."""
     if one.grade in ("fatal", "reset", "configurable"):
         return True
     since_s = elapsed_s(one.last_s, facts)
     return since_s is None or since_s < limit("application_xid_s")
 
 
-def _xid_words(found: Sequence[Trouble], said: Sequence[Trouble], facts: Facts) -> str:
+def _xid_words(found: Sequence[GpuFault], reported: Sequence[GpuFault], facts: Facts) -> str:
     """GPU 3 (0000:5d:00): Xid 79 (...), 2 h ago; GPU 5 ..."""
     slots = list(dict.fromkeys(each.slot for each in found))
     parts = []
@@ -163,7 +166,9 @@ def _xid_words(found: Sequence[Trouble], said: Sequence[Trouble], facts: Facts) 
         first = own[:_LABELS]
         words = ", ".join(each.label + f" {each.times} times" * (each.times > 1) for each in first)
         words += f" and {len(own) - _LABELS} more" if len(own) > _LABELS else ""
-        then = dict.fromkeys(str(echo.code) for each in first for echo in echoes(each, said))
+        then = dict.fromkeys(
+            str(echo.code) for each in first for echo in consequences(each, reported)
+        )
         numbers = [code for code in then if code.isdecimal()]
         words += f", then Xid {', '.join(numbers)}" if numbers else ""
         parts.append(f"{_name(slot, facts)}: {words}{ago(own[-1].last_s, facts)}")
@@ -178,15 +183,15 @@ def _name(slot: str, facts: Facts) -> str:
     return slot if slot.startswith("GPU") else f"GPU {slot}"
 
 
-def _advice(found: Sequence[Trouble]) -> str:
-    """What the first asks for, and the words of the log where it has no number."""
+def _advice(found: Sequence[GpuFault]) -> str:
+    """The advice for the first fault, with its number if there are several."""
     first = found[0]
     number = f"Xid {first.code}: " if isinstance(first.code, int) and len(found) > 1 else ""
     return number + first.advice
 
 
-def _cause(graves: Sequence[Trouble], facts: Facts) -> str:
-    """The culprit in the words of the checks that see the same GPU from another side."""
+def _cause(graves: Sequence[GpuFault], facts: Facts) -> str:
+    """The cause, named as by the other checks that find the same faulty GPU."""
     slots = {each.slot for each in graves}
     if len(slots) != 1:
         return ""
@@ -197,7 +202,7 @@ def _cause(graves: Sequence[Trouble], facts: Facts) -> str:
     return f"gpu {slot}" if index is None else f"memory of GPU{index}"
 
 
-def _places(notable: Sequence[Trouble]) -> dict[str, Any]:
+def _places(notable: Sequence[GpuFault]) -> dict[str, Any]:
     """The suspected part by GPU, where there is one."""
     places = {each.slot: each.place for each in notable if each.place}
     return {"places": places} if places else {}
@@ -209,39 +214,39 @@ _OF_SXID = {"switch": "switch", "bus_id": "bus_id", "sxid": "code", "fatal": "fa
             "link": "link", "times": "times", "last_s": "last_s"}  # fmt: skip
 
 
-def _evidence(one: Trouble | Fault, names: Mapping[str, str]) -> dict[str, object]:
-    """What is known of it, under the keys of the report."""
+def _evidence(one: GpuFault | SwitchFault, names: Mapping[str, str]) -> dict[str, object]:
+    """The fields of a fault, under the keys of the report."""
     return {key: getattr(one, name) for key, name in names.items()}
 
 
 def test_gpu_xid(node: Node, conclude: Conclude) -> None:
-    """No Xid in the kernel log says that a GPU must be reset, power-cycled or replaced."""
-    conclude(judge_xid(node.promised, node.facts, node.limit))
+    """No Xid in the kernel log means that a GPU must be reset, power-cycled or replaced."""
+    conclude(judge_xid(node.expected, node.facts, node.limit))
 
 
 _SXID = re.compile(
     r"^(nvidia-nvswitch\d*): SXid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d{4,6}), "
     r"(Non-[Ff]atal|Fatal|Data|Severity)\b(.*)"
 )
-"""The driver writes three lines of each: its grade and words, then Severity and Data."""
+"""The driver writes three lines for each: grade and text, then Severity and Data."""
 _LINK = re.compile(r"\bLink (\d{1,3})\b")
 _RELOADED = re.compile(r"^nvidia-nvlink: (?:Nvlink Core is being|Unregistered)")
 _LINK_LOST = 20034
 """The switch's end of a link went down: what it sees when the GPU at the other end is lost."""
 
 _TAKES_LINKS = {48, 62, 74, 79, 119, 120, 143}
-"""Xids of a GPU with which its links go down, or which tell of the same link from its end."""
+"""Xids of a GPU that take its links down, or that report the same link from its end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class SwitchFault:
     """One SXid that the switch's driver wrote."""
 
     switch: str
     bus_id: str
     code: int
     fatal: bool | None
-    """None where the line that says so is not in the log."""
+    """None where the line with the grade is not in the log."""
     link: str
     order: int
     times: int
@@ -249,14 +254,14 @@ class Fault:
 
     @property
     def part(self) -> tuple[str, str]:
-        """Which part of the switch it is of, and what to do about it."""
+        """The part of the switch, and what to do about it."""
         return _part(self.code)
 
 
-def faults(lines: Sequence[LogLine]) -> tuple[list[Fault], list[Fault]]:
-    """All SXids: those of before the driver came anew, and those since."""
-    old: list[Fault] = []
-    new: list[Fault] = []
+def switch_faults(lines: Sequence[LogLine]) -> tuple[list[SwitchFault], list[SwitchFault]]:
+    """All SXids: those from before the driver was reloaded, and those since."""
+    old: list[SwitchFault] = []
+    new: list[SwitchFault] = []
     for order, line in enumerate(lines):
         if "nvidia-nv" not in line.text:
             continue
@@ -267,7 +272,7 @@ def faults(lines: Sequence[LogLine]) -> tuple[list[Fault], list[Fault]]:
         if found is not None:
             link = _LINK.search(found[5])
             new.append(
-                Fault(
+                SwitchFault(
                     switch=found[1],
                     bus_id=found[2],
                     code=int(found[3]),
@@ -281,9 +286,9 @@ def faults(lines: Sequence[LogLine]) -> tuple[list[Fault], list[Fault]]:
     return old, _graded(new)
 
 
-def _graded(found: Sequence[Fault]) -> list[Fault]:
-    """Leave out what is said further of an SXid: of one without its grade, one line is enough."""
-    kept: dict[object, Fault] = {}
+def _graded(found: Sequence[SwitchFault]) -> list[SwitchFault]:
+    """Leave out further lines of an SXid; keep one line of an SXid without a grade."""
+    kept: dict[object, SwitchFault] = {}
     graded = {(each.bus_id, each.code) for each in found if each.fatal is not None}
     for each in found:
         if each.fatal is not None:
@@ -294,16 +299,17 @@ def _graded(found: Sequence[Fault]) -> list[Fault]:
 
 
 def judge_sxid(facts: Facts) -> Verdict:
-    """A fatal SXid since the driver was loaded fails the node; what others tell of is a note."""
+    """A fatal SXid since the driver was loaded fails the node, unless a GPU's Xid explains it."""
     log = facts.kernel_log
     switched = any(
         link.remote_kind == "switch" for gpu in facts.gpus or () for link in gpu.links or ()
     )
     if log is None:
-        return unread(facts) if switched or facts.driver.state == "untold" else _no_switch()
-    old, new = faults(log.lines)
+        known = not switched and facts.driver.state != "unknown"
+        return _no_switch(facts) if known else unread(facts)
+    old, new = switch_faults(log.lines)
     if not old and not new and not switched and log.source != "text":
-        return _no_switch()
+        return _no_switch(facts)
     listed = [_evidence(each, _OF_SXID) for each in (*old, *new)]
     evidence: dict[str, Any] = {"sxids": listed, "log": log.source}
     fatal = [each for each in new if each.fatal]
@@ -319,7 +325,7 @@ def judge_sxid(facts: Facts) -> Verdict:
         )
     earlier = [each for each in old if each.fatal]
     if fatal or earlier:
-        why = "a GPU's Xid tells of the same link" if fatal else "before the driver was loaded anew"
+        why = "a GPU's Xid reports the same link" if fatal else "before the driver was reloaded"
         return warn(
             f"{_sxid_words(fatal or earlier, facts)}: {why}",
             advice="see gpu.xid" if fatal else "recheck under load; replace if it comes again",
@@ -329,45 +335,48 @@ def judge_sxid(facts: Facts) -> Verdict:
 
 
 def _not_fatal_verdict(
-    old: Sequence[Fault],
-    new: Sequence[Fault],
+    old: Sequence[SwitchFault],
+    new: Sequence[SwitchFault],
     log: KernelLog,
     facts: Facts,
     evidence: dict[str, Any],
 ) -> Verdict:
-    """None is known to be fatal: whether one may be."""
-    said = window(log, facts)
+    """The verdict where no SXid is known to be fatal, but one may be."""
+    period = window(log, facts)
     explained = _explained(log.lines)
-    untold = [e for e in new if e.fatal is None and not (e.code == _LINK_LOST and explained)]
-    if untold:
-        words = _sxid_words(untold, facts)
+    ungraded = [e for e in new if e.fatal is None and not (e.code == _LINK_LOST and explained)]
+    if ungraded:
+        words = _sxid_words(ungraded, facts)
         return unknown(
-            f"{words}: the line that says Fatal or Non-fatal was not found {said}",
-            advice=f"look for it (dmesg, journalctl -k); if it is fatal: {untold[0].part[1]}",
+            f"{words}: the line that says Fatal or Non-fatal was not found {period}",
+            advice=f"look for it (dmesg, journalctl -k); if it is fatal: {ungraded[0].part[1]}",
             **evidence,
         )
-    if untold := [each for each in old if each.fatal is None]:
+    if ungraded := [each for each in old if each.fatal is None]:
         return warn(
-            f"{_sxid_words(untold, facts)}: before the driver was loaded anew",
+            f"{_sxid_words(ungraded, facts)}: before the driver was reloaded",
             advice="recheck under load",
             **evidence,
         )
     rest = f"; {count(len(old) + len(new), 'kind')} of non-fatal ones" if old or new else ""
-    return whole(f"no fatal SXid {said}{rest}", log, ("sxid",), **evidence)
+    return whole(f"no fatal SXid {period}{rest}", log, ("sxid",), **evidence)
 
 
-def _no_switch() -> Verdict:
-    return not_run("no NVSwitch here, no SXid in its kernel log")
+def _no_switch(facts: Facts) -> Verdict:
+    joined = any(gpu.links for gpu in facts.gpus or ())
+    far_ends = "kind of the NVLinks' far ends"
+    older = joined and too_old(facts.driver.version, ("remote_kind",), far_ends)
+    return not_run(f"{older or 'no NVSwitch here'}, no SXid in its kernel log")
 
 
 def _explained(lines: Sequence[LogLine]) -> bool:
     return any(
         each.code in _TAKES_LINKS and each.grade in ("fatal", "reset") and not each.old
-        for each in roots(troubles(lines))
+        for each in root_causes(gpu_faults(lines))
     )
 
 
-def _sxid_words(found: Sequence[Fault], facts: Facts) -> str:
+def _sxid_words(found: Sequence[SwitchFault], facts: Facts) -> str:
     first = found[0]
     link = f" link {first.link}" if first.link else ""
     links = {(each.switch, each.link) for each in found}

@@ -1,8 +1,7 @@
 """How a GPU reaches the others: its PCIe link, its NVLinks, the NVSwitch fabric, the topology.
 
-Counters run since the driver was loaded, at most since boot. A captured text says nothing of
-either, so that a total in it is healthy only where it would be within the shortest time that is
-judged.
+Counters run since the driver was loaded, at most since boot. A captured text shows neither time,
+so a total in it is healthy only if it would be healthy within the shortest time that is judged.
 """
 
 from __future__ import annotations
@@ -13,29 +12,29 @@ from typing import TYPE_CHECKING, Any, Final
 from preflight.check import Check
 from preflight.checks.gpu.deviations import (
     RESEAT,
-    Oddity,
-    conclude_oddities,
+    Deviation,
+    asymmetric_links,
+    conclude_deviations,
     far_rails,
-    lopsided_links,
+    missing_links,
     odd_cells,
     on_most,
+    peers_without_access,
     refusals,
-    refused_peers,
-    strange_codes,
-    strange_numa,
-    torn_links,
+    unusual_codes,
+    unusual_numa,
 )
 from preflight.checks.gpu.readings import (
     NVML,
+    Expectation,
     Question,
     Trouble,
-    Wanted,
+    expected_of_kind,
+    gpu_label,
     healths,
     judge_gpus,
-    named,
     reader,
     uptime_s,
-    wanted_of_kind,
 )
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Node
@@ -43,7 +42,7 @@ from preflight.facts.boards import board, gpu_codes, up_links
 from preflight.facts.node import decided, most
 from preflight.facts.topology import Topology, TopologyError, parse_topo
 from preflight.facts.words import count
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Outcome, Verdict, not_run, ok, unknown
 
 if TYPE_CHECKING:
@@ -63,13 +62,13 @@ CHECKS = (
 
 
 _FULL: Final = frozenset({2**16 - 1, 2**32 - 1})
-"""Where counters of 16 and 32 bits stand still, however much comes after."""
+"""Where counters of 16 and 32 bits stop counting."""
 
 
 def noise(link: LinkErrors, uptime: float, limit: Thresholds) -> str:
-    """What a link counted beyond the usual since the driver was loaded; "" if nothing."""
+    """What a link counted beyond the limit since the driver was loaded; "" if nothing."""
     if link.recoveries:
-        return f"trained anew {link.recoveries} times since its driver was loaded, 0 expected"
+        return f"retrained {link.recoveries} times since its driver was loaded, 0 expected"
     hours = max(1.0, uptime / 3600)
     for number, what, name in _counts(link):
         most = limit(name)
@@ -81,11 +80,11 @@ def noise(link: LinkErrors, uptime: float, limit: Thresholds) -> str:
 
 
 def undated(facts: Facts, limit: Thresholds) -> tuple[str, ...]:
-    """Totals that could be too high, or not: nothing says for how long they have counted."""
+    """Totals that may be too high, but have no start time."""
     if uptime_s(facts):
         return ()
     return tuple(
-        f"{named(gpu)} NVLink {link.link}: {number} {what}"
+        f"{gpu_label(gpu)} NVLink {link.link}: {number} {what}"
         for gpu, health in healths(facts)
         for link in health.link_errors or ()
         for number, what, name in _counts(link)
@@ -109,12 +108,12 @@ _MINUTE_S: Final = 60.0
 
 def pcie_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[Trouble]:
     """Lost lanes, a slow generation while at work, and transfers that had to be repeated."""
-    widths = wanted_of_kind("pcie_width", facts, group)
-    speeds = wanted_of_kind("pcie_gen_max", facts, group)
+    widths = expected_of_kind("pcie_width", facts, group)
+    speeds = expected_of_kind("pcie_gen_max", facts, group)
     for gpu, health in healths(facts):
         width, most = health.pcie_width, health.pcie_width_max
         if widths is not None and width is not None and width < widths.value:
-            sentence = f"{named(gpu)}: PCIe x{width}, x{widths.value} {widths.origin}"
+            sentence = f"{gpu_label(gpu)}: PCIe x{width}, x{widths.value} {widths.origin}"
             yield Trouble(gpu, sentence, _RESEAT_GPU)
         elif (
             width
@@ -122,24 +121,26 @@ def pcie_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[Tro
             and width < most
             and (board(gpu.name) or widths is None or widths.by != "group")
         ):
-            # A card's slot may be wired so, as other nodes can tell; that of a baseboard is not.
-            sentence = f"{named(gpu)}: PCIe x{width}, x{most} is what board and slot can do"
+            # A card's slot may be wired so, as other nodes show; that of a baseboard is not.
+            sentence = f"{gpu_label(gpu)}: PCIe x{width}, x{most} is what board and slot can do"
             yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
         yield from _generation(gpu, health, speeds)
         yield from _replays(gpu, health, uptime_s(facts), limit)
 
 
-def _generation(gpu: Gpu, health: GpuHealth, usual: Wanted[Any] | None) -> Iterator[Trouble]:
+def _generation(gpu: Gpu, health: GpuHealth, usual: Expectation[Any] | None) -> Iterator[Trouble]:
     now, most, known = health.pcie_gen, health.pcie_gen_max, board(gpu.name)
     least = known.pcie_gen if known is not None else None
     if usual is not None and most is not None and most < usual.value:
-        sentence = f"{named(gpu)}: PCIe generation {most} at most, {usual.value} {usual.origin}"
+        sentence = f"{gpu_label(gpu)}: PCIe generation {most} at most, {usual.value} {usual.origin}"
         yield Trouble(gpu, sentence, _RESEAT_GPU)
     elif least is not None and most is not None and most < least:
-        sentence = f"{named(gpu)}: PCIe generation {most} at most, {least} or more on its board"
+        sentence = f"{gpu_label(gpu)}: PCIe generation {most} at most, {least} or more on its board"
         yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
     elif now is not None and most is not None and now < most and at_work(health):
-        sentence = f"{named(gpu)}: PCIe generation {now} while at work, {most} is what it can do"
+        sentence = (
+            f"{gpu_label(gpu)}: PCIe generation {now} while at work, {most} is what it can do"
+        )
         yield Trouble(gpu, sentence, _RESEAT_GPU)
 
 
@@ -155,16 +156,16 @@ def _replays(gpu: Gpu, health: GpuHealth, uptime: float, limit: Thresholds) -> I
     per_minute = replays / max(1.0, uptime / _MINUTE_S)
     if uptime and per_minute > most:
         rate = f"{replays} PCIe replays since boot, {per_minute:.0f} a minute"
-        sentence = f"{named(gpu)}: {rate}; at most {most:.0f} a minute is usual"
+        sentence = f"{gpu_label(gpu)}: {rate}; at most {most:.0f} a minute is usual"
         yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
 
 
 _FULL_SPEED: Final = 0.9
-"""Drivers round: an H100's link of 25 GB/s is told as 26.562."""
+"""Drivers round: they report an H100's link of 25 GB/s as 26.562."""
 
 
 def nvlink_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[Trouble]:
-    """NVLinks that run slower than the others, retrain, or send again what came broken."""
+    """NVLinks that run slower than the others, retrain, or resend broken packets."""
     usual = decided(group.majority(link_speed))
     speed, origin = link_speed(facts), "on the other links of this node"
     if usual is not None:
@@ -173,7 +174,7 @@ def nvlink_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[T
         known = board(gpu.name)
         board_gbs = known.link_gbs if known is not None else 0.0
         for link in health.link_errors or ():
-            where = f"{named(gpu)} NVLink {link.link}"
+            where = f"{gpu_label(gpu)} NVLink {link.link}"
             if speed and link.mbps is not None and link.mbps < speed:
                 gbs, should = link.mbps / 1000, speed / 1000
                 sentence = f"{where}: {gbs:.3g} GB/s, {should:.3g} GB/s {origin}"
@@ -214,18 +215,18 @@ def fabric_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
         if state is None:
             continue
         if state != "completed":
-            sentence = f"{named(gpu)}: its registration with the NVSwitch fabric is {state}"
+            sentence = f"{gpu_label(gpu)}: its registration with the NVSwitch fabric is {state}"
             yield Trouble(gpu, f"{sentence}, completed expected", _RESTART)
         elif status not in (None, "Success"):
-            sentence = f"{named(gpu)}: it joined the NVSwitch fabric with {status}, not Success"
+            sentence = f"{gpu_label(gpu)}: it joined the NVSwitch fabric with {status}, not Success"
             yield Trouble(gpu, sentence, _RESTART)
         elif health.fabric_domain not in (None, common):
             sentence = f"NVLink clique {health.fabric_domain}, {common} {origin}"
-            yield Trouble(gpu, f"{named(gpu)}: {sentence}", _RESTART, grave=False)
+            yield Trouble(gpu, f"{gpu_label(gpu)}: {sentence}", _RESTART, grave=False)
         elif health.fabric_trouble:
             listed = ", ".join(health.fabric_trouble)
             advice = "look at the fabric manager's log and the NVSwitches; drain if it stays"
-            yield Trouble(gpu, f"{named(gpu)}: the NVSwitch fabric says: {listed}", advice)
+            yield Trouble(gpu, f"{gpu_label(gpu)}: the NVSwitch fabric reports: {listed}", advice)
 
 
 _WIDEST: Final = 16
@@ -246,13 +247,13 @@ _FABRIC: Final = Question(
 
 
 def judge_pcie(node: Node) -> Verdict:
-    """Tell lost lanes, a low generation where the GPU is not idle, and replays."""
+    """Report lost lanes, a low generation where the GPU is not idle, and replays."""
     facts, group = node.facts, node.group
     fine = f"PCIe {_widths(facts)}, as expected"
-    said = judge_gpus(node, _WIDTH, pcie_troubles(facts, group, node.limit), fine)
-    if said.outcome is Outcome.OK and not _known(facts, group):
-        return not_run(f"PCIe {_widths(facts)}: how many lanes board and slot have is not told")
-    return said
+    verdict = judge_gpus(node, _WIDTH, pcie_troubles(facts, group, node.limit), fine)
+    if verdict.outcome is Outcome.OK and not _known(facts, group):
+        return not_run(f"PCIe {_widths(facts)}: how many lanes board and slot have is not reported")
+    return verdict
 
 
 def _widths(facts: Facts) -> str:
@@ -261,20 +262,22 @@ def _widths(facts: Facts) -> str:
 
 
 def _known(facts: Facts, group: Group) -> bool:
-    """Whether every GPU is told, or its peers tell, how wide it should be; nothing is wider."""
-    if wanted_of_kind("pcie_width", facts, group) is not None:
+    """Whether the expected width of every GPU is known, from itself or its peers."""
+    if expected_of_kind("pcie_width", facts, group) is not None:
         return True
-    told = [health for _, health in healths(facts) if health.pcie_width]
-    return all(health.pcie_width_max or health.pcie_width == _WIDEST for health in told)
+    healths_with_width = [health for _, health in healths(facts) if health.pcie_width]
+    return all(
+        health.pcie_width_max or health.pcie_width == _WIDEST for health in healths_with_width
+    )
 
 
 def test_gpu_pcie(node: Node, conclude: Conclude) -> None:
-    """Every GPU has all its PCIe lanes, at full speed while at work, without repeating itself."""
+    """Every GPU has all its PCIe lanes, at full speed while at work, without replays."""
     conclude(judge_pcie(node))
 
 
 def judge_nvlink(node: Node) -> Verdict:
-    """Tell slow links, links that retrain, and links that send again too often."""
+    """Report slow links, links that retrain, and links that resend too often."""
     facts, limit = node.facts, node.limit
     fine = "every NVLink that is up runs at full speed, without recoveries"
     verdict = judge_gpus(node, _COUNTERS, nvlink_troubles(facts, node.group, limit), fine)
@@ -283,19 +286,21 @@ def judge_nvlink(node: Node) -> Verdict:
     if old := undated(facts, limit):
         more = f" (and {len(old) - 1} more)" if len(old) > 1 else ""
         return unknown(
-            f"{old[0]}{more}: a total, and nothing says since when",
-            advice="take a second reading after a known time, or ask the live node",
+            f"{old[0]}{more}: a total without a start time",
+            advice="take a second reading after a known time, or check the live node",
             totals=list(old),
         )
     if _none_up(facts):
-        return not_run("no NVLink is up: gpu.topology tells whether one should be")
+        return not_run("no NVLink is up: gpu.topology checks whether one should be")
     return verdict
 
 
 def _none_up(facts: Facts) -> bool:
     links = [link for gpu in facts.gpus or () for link in gpu.links or ()]
-    told = [link for gpu in facts.gpus or () if gpu.health for link in gpu.health.link_errors or ()]
-    return not told and not any(link.up for link in links)
+    counted = [
+        link for gpu in facts.gpus or () if gpu.health for link in gpu.health.link_errors or ()
+    ]
+    return not counted and not any(link.up for link in links)
 
 
 def test_gpu_nvlink(node: Node, conclude: Conclude) -> None:
@@ -324,62 +329,66 @@ def read_matrix(facts: Facts) -> tuple[Topology | None, str]:
         return None, f"nvidia-smi's matrix is not readable: {error}"
 
 
-def disagreements(facts: Facts, printed: Topology, codes: Codes | None) -> Iterator[Oddity]:
-    """Pairs of GPUs that nvidia-smi joins otherwise than NVML, or otherwise there than back."""
+def disagreements(facts: Facts, printed: Topology, codes: Codes | None) -> Iterator[Deviation]:
+    """Pairs of GPUs that nvidia-smi and NVML, or the matrix's two halves, join differently."""
     for at, a in enumerate(printed.gpus):
         for b in printed.gpus[at + 1 :]:
             there, back = printed.link(a, b), printed.link(b, a)
             if there != back:
                 sentence = f"nvidia-smi joins {a} to {b} by {there}, but {b} to {a} by {back}"
-                yield Oddity(sentence, "reload the driver or reboot, then recheck")
+                yield Deviation(sentence, "reload the driver or reboot, then recheck")
     if codes is None:
         for cell in odd_cells(printed):
             if printed.link(cell.b, cell.a) == cell.code:
-                yield Oddity(cell.sentence, RESEAT)
+                yield Deviation(cell.sentence, RESEAT)
         return
     if len(printed.gpus) != len(facts.gpus or ()):
         sentence = f"nvidia-smi prints {len(printed.gpus)} GPUs, NVML has {len(facts.gpus or ())}"
-        yield Oddity(sentence, _SAME_VERSION, grave=False)
+        yield Deviation(sentence, _SAME_VERSION, grave=False)
         return
     for index_a, index_b, code in codes:
-        said = printed.link(printed.gpus[index_a], printed.gpus[index_b])
-        if said != code:
-            sentence = f"GPU{index_a}-GPU{index_b}: nvidia-smi says {said}, NVML says {code}"
-            yield Oddity(sentence, _SAME_VERSION, grave=False)
+        printed_code = printed.link(printed.gpus[index_a], printed.gpus[index_b])
+        if printed_code != code:
+            sentence = (
+                f"GPU{index_a}-GPU{index_b}: nvidia-smi says {printed_code}, NVML says {code}"
+            )
+            yield Deviation(sentence, _SAME_VERSION, grave=False)
 
 
-def judge_topology(promised: Promise, facts: Facts, group: Group) -> Verdict:
-    """Hold the matrix against the promise, the group and itself, the surest witness first."""
+def judge_topology(expected: Expected, facts: Facts, group: Group) -> Verdict:
+    """Compare the matrix with inventory, group and itself, the most reliable source first."""
     if not facts.gpus:
-        if promised.gpus or promised.nvlinks_per_gpu:
+        if expected.gpus or expected.nvlinks_per_gpu:
             return unknown("no GPU matrix: NVML did not answer", advice="load the driver, recheck")
-        return not_run("no GPUs promised, none here")
+        return not_run("no GPUs expected, none here")
     printed, note = read_matrix(facts)
-    codes, untold = gpu_codes(facts), refusals(facts)
-    odd = oddities(promised, facts, group, codes)
-    if printed is not None and not odd and not untold:
+    codes, refused = gpu_codes(facts), refusals(facts)
+    odd = deviations(expected, facts, group, codes)
+    if printed is not None and not odd and not refused:
         odd = list(disagreements(facts, printed, codes))
-    said = conclude_oddities(odd, note=note) or _topology_ok(promised, facts, note, codes)
-    if said.condemns or not untold:
-        return said
-    besides = [said.sentence] if odd else []
-    return unknown("; besides: ".join([untold[0], *besides]), advice="recheck", findings=besides)
+    verdict = conclude_deviations(odd, note=note) or _topology_ok(expected, facts, note, codes)
+    if verdict.makes_not_ready or not refused:
+        return verdict
+    besides = [verdict.sentence] if odd else []
+    return unknown("; besides: ".join([refused[0], *besides]), advice="recheck", findings=besides)
 
 
-def oddities(promised: Promise, facts: Facts, group: Group, codes: Codes | None) -> list[Oddity]:
-    """Everything unlike its peers. Lost links explain strange codes, so these come only without."""
+def deviations(
+    expected: Expected, facts: Facts, group: Group, codes: Codes | None
+) -> list[Deviation]:
+    """All deviations. Missing links explain unusual codes, so codes count only without them."""
     links = [
-        *torn_links(facts, promised.nvlinks_per_gpu, group),
-        *lopsided_links(facts.gpus or ()),
+        *missing_links(facts, expected.nvlinks_per_gpu, group),
+        *asymmetric_links(facts.gpus or ()),
     ]
-    joined = [] if links else [*refused_peers(facts), *strange_codes(codes, group)]
-    return [*links, *joined, *far_rails(facts, group), *strange_numa(facts, group)]
+    joined = [] if links else [*peers_without_access(facts), *unusual_codes(codes, group)]
+    return [*links, *joined, *far_rails(facts, group), *unusual_numa(facts, group)]
 
 
-def _topology_ok(promised: Promise, facts: Facts, note: str, codes: Codes | None) -> Verdict:
+def _topology_ok(expected: Expected, facts: Facts, note: str, codes: Codes | None) -> Verdict:
     gpus = facts.gpus or ()
-    if promised.nvlinks_per_gpu and any(up_links(gpu) is None for gpu in gpus):
-        return unknown("NVML would not tell the state of the NVLinks", advice="update the driver")
+    if expected.nvlinks_per_gpu and any(up_links(gpu) is None for gpu in gpus):
+        return unknown("NVML did not report the state of the NVLinks", advice="update the driver")
     matrix = [f"GPU{a}-GPU{b} {code}" for a, b, code in codes or ()]
     kinds = sorted({line.split()[-1] for line in matrix})
     joined = f" joined by {', '.join(kinds)}" if kinds else ""
@@ -388,5 +397,5 @@ def _topology_ok(promised: Promise, facts: Facts, note: str, codes: Codes | None
 
 
 def test_gpu_topology(node: Node, conclude: Conclude) -> None:
-    """GPUs, NVLinks and rails are joined as promised, and as on the other nodes of the group."""
-    conclude(judge_topology(node.promised, node.facts, node.group))
+    """GPUs, NVLinks and rails are joined as expected, and as on the other nodes of the group."""
+    conclude(judge_topology(node.expected, node.facts, node.group))

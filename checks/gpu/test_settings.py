@@ -1,4 +1,4 @@
-"""GPUs that are not what the group is: model, firmware, modes, memory."""
+"""GPUs that differ from their group in model, firmware, modes or memory."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from preflight.checks.gpu.readings import (
     NVML,
     Question,
     Trouble,
+    expected_of_kind,
+    expected_value,
+    gpu_label,
     healths,
     judge_gpus,
-    named,
     reading,
-    wanted,
-    wanted_of_kind,
 )
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Node
 from preflight.facts.boards import named_memory_gb
 from preflight.facts.words import memory
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Outcome, Verdict, unknown
 
 if TYPE_CHECKING:
@@ -50,21 +50,23 @@ _LARGE_BARS: Final = "switch on large BARs (above 4G decoding) in the BIOS: GPUD
 _ODD: Final = "correct the inventory, or leave the node out"
 
 
-def model_troubles(promised: str | None, facts: Facts, group: Group) -> Iterator[Trouble]:
-    """GPUs of another kind than promised, than the group's, or than most of this node."""
-    usual = None if promised else wanted(None, "name", facts, group)
+def model_troubles(expected: str | None, facts: Facts, group: Group) -> Iterator[Trouble]:
+    """GPUs of another model than expected, than the group's, or than most of this node."""
+    usual = None if expected else expected_value(None, "name", facts, group)
     for gpu in facts.gpus or ():
         if not gpu.name:
             continue
-        if promised and not is_model(gpu.name, promised):
-            yield Trouble(gpu, f"{named(gpu)} is {gpu.name}, {promised} promised", _ODD)
+        if expected and not is_model(gpu.name, expected):
+            yield Trouble(gpu, f"{gpu_label(gpu)} is {gpu.name}, {expected} expected", _ODD)
         elif usual is not None and gpu.name != usual.value:
-            yield Trouble(gpu, f"{named(gpu)} is {gpu.name}, {usual.value} {usual.origin}", _ODD)
+            yield Trouble(
+                gpu, f"{gpu_label(gpu)} is {gpu.name}, {usual.value} {usual.origin}", _ODD
+            )
 
 
-def is_model(name: str, promised: str) -> bool:
-    """Whether every word of the promise is one of the name: "H100 80GB" is, "H10" is not."""
-    here, asked = (set(re.findall(r"[a-z0-9]+", words.lower())) for words in (name, promised))
+def is_model(name: str, expected: str) -> bool:
+    """Whether the name has every expected word: "H100 80GB" is in it, "H10" is not."""
+    here, asked = (set(re.findall(r"[a-z0-9]+", words.lower())) for words in (name, expected))
     return bool(asked) and asked <= here
 
 
@@ -77,33 +79,33 @@ def software_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
     """Driver and firmware that differ from the group's, or among the GPUs of one node."""
     vote, version = group.majority(driver_version), facts.driver.version
     if vote is not None and vote.decides and version and version != vote.value:
-        whom = on_most(vote, group)
+        voters = on_most(vote, group)
         advice = f"install driver {vote.value}, or leave the node out"
-        yield Trouble(None, f"driver {version} here, {vote.value} {whom}", advice, grave=False)
+        yield Trouble(None, f"driver {version} here, {vote.value} {voters}", advice, grave=False)
     for name, words in _FIRMWARE.items():
-        usual = wanted_of_kind(name, facts, group)
+        usual = expected_of_kind(name, facts, group)
         if usual is None:
             continue
         for gpu, health in healths(facts):
             here = getattr(health, name)
             if here is None or here == usual.value or _follows_driver(name, here, facts):
                 continue
-            sentence = f"{named(gpu)}: {words} {here}, {usual.value} {usual.origin}"
+            sentence = f"{gpu_label(gpu)}: {words} {here}, {usual.value} {usual.origin}"
             yield Trouble(gpu, sentence, _FLASH, grave=False)
     yield from _gsp(facts, group)
 
 
 def _gsp(facts: Facts, group: Group) -> Iterator[Trouble]:
-    """GSP firmware that is on here and off there, or is another driver's."""
-    usual, driver = wanted_of_kind("gsp_on", facts, group), facts.driver.version
+    """GSP firmware that is on here and off elsewhere, or belongs to another driver."""
+    usual, driver = expected_of_kind("gsp_on", facts, group), facts.driver.version
     for gpu, health in healths(facts):
         here = health.gsp_on
         if usual is not None and here is not None and here != usual.value:
             sentence = f"GSP firmware is {_on(here)}, {_on(usual.value)} {usual.origin}"
             advice = "set NVreg_EnableGpuFirmware as on the others and reload the driver"
-            yield Trouble(gpu, f"{named(gpu)}: {sentence}", advice, grave=False)
+            yield Trouble(gpu, f"{gpu_label(gpu)}: {sentence}", advice, grave=False)
         elif health.gsp_version and driver and here is not False and health.gsp_version != driver:
-            sentence = f"{named(gpu)}: GSP firmware {health.gsp_version}, but driver {driver}"
+            sentence = f"{gpu_label(gpu)}: GSP firmware {health.gsp_version}, but driver {driver}"
             advice = "reinstall the driver with its firmware, reboot"
             yield Trouble(gpu, sentence, advice, grave=False)
 
@@ -113,59 +115,63 @@ def _follows_driver(name: str, here: str, facts: Facts) -> bool:
     return name == "gsp_version" and here == facts.driver.version
 
 
-def mode_troubles(promised: Promise, facts: Facts, group: Group) -> Iterator[Trouble]:
-    """Modes that are not as promised or as on the others, and those in which no job can start."""
-    for name, promise, words, command in (
-        ("mig_enabled", promised.mig, "MIG", "nvidia-smi -i {} -mig {}"),
-        ("ecc_on", promised.ecc, "ECC", _ECC),
-        ("persistence", promised.persistence, "persistence mode", "nvidia-smi -i {} -pm {}"),
+def mode_troubles(expected: Expected, facts: Facts, group: Group) -> Iterator[Trouble]:
+    """Modes that differ from inventory or peers, and modes in which no job can start."""
+    for name, expectation, words, command in (
+        ("mig_enabled", expected.mig, "MIG", "nvidia-smi -i {} -mig {}"),
+        ("ecc_on", expected.ecc, "ECC", _ECC),
+        ("persistence", expected.persistence, "persistence mode", "nvidia-smi -i {} -pm {}"),
     ):
-        usual = wanted(promise, name, facts, group)
+        usual = expected_value(expectation, name, facts, group)
         for gpu in facts.gpus or ():
             here = reading(gpu, name)
             if here is None or usual is None or here == usual.value:
                 continue
-            sentence = f"{named(gpu)}: {words} is {_on(here)}, {_on(usual.value)} {usual.origin}"
+            sentence = (
+                f"{gpu_label(gpu)}: {words} is {_on(here)}, {_on(usual.value)} {usual.origin}"
+            )
             advice = command.format(gpu.index, int(bool(usual.value)))
             yield Trouble(gpu, sentence, advice, grave=name != "persistence")
-    yield from _compute_mode(promised.compute_mode, facts, group)
+    yield from _compute_mode(expected.compute_mode, facts, group)
     yield from _after_reset(facts)
-    if promised.ecc is None:
+    if expected.ecc is None:
         yield from _unprotected(facts, group)
 
 
-def _compute_mode(promised: str | None, facts: Facts, group: Group) -> Iterator[Trouble]:
-    usual = wanted(promised, "compute_mode", facts, group)
+def _compute_mode(expected: str | None, facts: Facts, group: Group) -> Iterator[Trouble]:
+    usual = expected_value(expected, "compute_mode", facts, group)
     for gpu, health in healths(facts):
         here, advice = health.compute_mode, f"nvidia-smi -i {gpu.index} -c DEFAULT"
-        if here == "prohibited" and promised != "prohibited":
-            sentence = f"{named(gpu)}: compute mode is prohibited: no job can use it"
+        if here == "prohibited" and expected != "prohibited":
+            sentence = f"{gpu_label(gpu)}: compute mode is prohibited: no job can use it"
             yield Trouble(gpu, sentence, advice)
         elif here is not None and usual is not None and here != usual.value:
-            sentence = f"{named(gpu)}: compute mode is {here}, {usual.value} {usual.origin}"
+            sentence = f"{gpu_label(gpu)}: compute mode is {here}, {usual.value} {usual.origin}"
             command = f"nvidia-smi -i {gpu.index} -c {str(usual.value).upper()}"
-            yield Trouble(gpu, sentence, command, grave=usual.by == "promise")
+            yield Trouble(gpu, sentence, command, grave=usual.by == "expectation")
 
 
 def _after_reset(facts: Facts) -> Iterator[Trouble]:
-    """A mode that somebody changed and that waits for a reset: it will differ after a reboot."""
+    """A changed mode that waits for a reset: it will differ after a reboot."""
     for gpu, health in healths(facts):
         for words, now, later in (
             ("ECC", health.ecc_on, health.ecc_pending),
             ("MIG", gpu.mig_enabled, health.mig_pending),
         ):
             if now is not None and later is not None and now != later:
-                sentence = f"{named(gpu)}: {words} is {_on(now)}, {_on(later)} after the next reset"
+                sentence = (
+                    f"{gpu_label(gpu)}: {words} is {_on(now)}, {_on(later)} after the next reset"
+                )
                 yield Trouble(gpu, sentence, "reset the GPU, or undo the change", grave=False)
 
 
 def _unprotected(facts: Facts, group: Group) -> Iterator[Trouble]:
-    """ECC off where nobody promised so and no peer decides: bits may flip unseen."""
-    if wanted(None, "ecc_on", facts, group) is not None:
+    """ECC is off, and neither inventory nor peers expect that: bits may flip unseen."""
+    if expected_value(None, "ecc_on", facts, group) is not None:
         return
     for gpu, health in healths(facts):
         if health.ecc_on is False and not is_workstation(gpu.name):
-            sentence = f"{named(gpu)}: ECC is off, on is what this board is made for"
+            sentence = f"{gpu_label(gpu)}: ECC is off, on is what this board is made for"
             yield Trouble(gpu, sentence, _ECC.format(gpu.index, 1), grave=False)
 
 
@@ -177,37 +183,43 @@ def is_workstation(name: str) -> bool:
 def memory_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[Trouble]:
     """GPUs on which a job finds less memory than on the others, or a smaller window to it."""
     slack = limit("memory_slack_mib")
-    total = wanted_of_kind("memory_total_mib", facts, group)
-    reserved = wanted_of_kind("memory_reserved_mib", facts, group)
-    window = wanted_of_kind("bar1_total_mib", facts, group)
+    total = expected_of_kind("memory_total_mib", facts, group)
+    reserved = expected_of_kind("memory_reserved_mib", facts, group)
+    window = expected_of_kind("bar1_total_mib", facts, group)
     for gpu, health in healths(facts):
         here, kept, bar = gpu.memory_total_mib, health.memory_reserved_mib, health.bar1_total_mib
         if total is not None and here is not None and here + slack < total.value:
             sentence = f"{memory(here)} of memory, {memory(total.value)} {total.origin}"
-            yield Trouble(gpu, f"{named(gpu)}: {sentence}", _LESS)
+            yield Trouble(gpu, f"{gpu_label(gpu)}: {sentence}", _LESS)
         elif here is not None and (gb := named_memory_gb(gpu.name)):
             whole_mib = gb * 10**9 // 2**20
-            if here < _MOST_OF_IT * whole_mib:
+            enough_mib = _MOST_OF_IT * whole_mib
+            if here < enough_mib:
                 sentence = f"{memory(here)} of memory, {memory(whole_mib)} on its board"
-                yield Trouble(gpu, f"{named(gpu)}: {sentence}", _LESS, grave=False)
+                others = (
+                    one.memory_total_mib or 0 for one in facts.gpus or () if one.name == gpu.name
+                )
+                # One beside it has it all: the number is this machine's own, not the table's alone.
+                grave = max(others) >= enough_mib
+                yield Trouble(gpu, f"{gpu_label(gpu)}: {sentence}", _LESS, grave=grave)
         if reserved is not None and kept is not None and kept > reserved.value + slack:
             usual = f"{memory(reserved.value)} {reserved.origin}"
-            sentence = f"{named(gpu)}: the driver keeps {memory(kept)} for itself, {usual}"
+            sentence = f"{gpu_label(gpu)}: the driver keeps {memory(kept)} for itself, {usual}"
             yield Trouble(gpu, sentence, _COMPARE, grave=False)
         if window is not None and bar is not None and bar < window.value:
             sentence = f"BAR1 of {memory(bar)}, {memory(window.value)} {window.origin}"
-            yield Trouble(gpu, f"{named(gpu)}: {sentence}", _LARGE_BARS, grave=False)
+            yield Trouble(gpu, f"{gpu_label(gpu)}: {sentence}", _LARGE_BARS, grave=False)
 
 
 def used_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
-    """Memory in use although no process is listed; live, host.stale_processes tells who has it."""
+    """Memory in use although no process is listed; on a live node host.stale_processes names it."""
     most = limit("unowned_gpu_memory_mib")
     for gpu in facts.gpus or () if facts.processes is None else ():
         used = gpu.memory_used_mib or 0
         if gpu.processes == () and used > most and not gpu.mig_enabled:
             sentence = f"{memory(used)} in use and no process listed, under {memory(most)} expected"
             advice = "on the host: fuser -v /dev/nvidia*"
-            yield Trouble(gpu, f"{named(gpu)}: {sentence}", advice, grave=False)
+            yield Trouble(gpu, f"{gpu_label(gpu)}: {sentence}", advice, grave=False)
 
 
 def _on(value: object) -> str:
@@ -227,8 +239,8 @@ _TOTAL: Final = Question("amount of memory", ("memory_total_mib",), also=("bar1_
 
 
 def test_gpu_model(node: Node, conclude: Conclude) -> None:
-    """Every GPU is of the model that was promised, or that the group has."""
-    troubles = model_troubles(node.promised.gpu_model, node.facts, node.group)
+    """Every GPU is of the expected model, or of the group's."""
+    troubles = model_troubles(node.expected.gpu_model, node.facts, node.group)
     fine = " and ".join(sorted({gpu.name for gpu in node.facts.gpus or ()}))
     conclude(judge_gpus(node, _MODEL, troubles, fine))
 
@@ -237,23 +249,27 @@ def judge_software(node: Node) -> Verdict:
     """Compare versions with most nodes of the group, else with the node's other GPUs."""
     facts = node.facts
     versions = {health.vbios for _, health in healths(facts) if health.vbios}
-    fine = f"driver {facts.driver.version}, VBIOS {' and '.join(sorted(versions)) or 'not told'}"
-    said = judge_gpus(node, _VERSIONS, software_troubles(facts, node.group), fine)
-    if said.outcome is Outcome.OK and not facts.driver.version:
-        return unknown("its driver's version is not told", advice="run nvidia-smi, then recheck")
-    return said
+    fine = (
+        f"driver {facts.driver.version}, VBIOS {' and '.join(sorted(versions)) or 'not reported'}"
+    )
+    verdict = judge_gpus(node, _VERSIONS, software_troubles(facts, node.group), fine)
+    if verdict.outcome is Outcome.OK and not facts.driver.version:
+        return unknown(
+            "its driver's version is not reported", advice="run nvidia-smi, then recheck"
+        )
+    return verdict
 
 
 def test_gpu_software(node: Node, conclude: Conclude) -> None:
-    """Driver, VBIOS, InfoROM and GSP firmware are those of the group: drift makes odd faults."""
+    """Driver, VBIOS, InfoROM and GSP firmware are those of the group: drift causes odd faults."""
     conclude(judge_software(node))
 
 
 def _mode_fine(facts: Facts) -> str:
-    """All modes in one line: where nobody decides, a person may."""
-    said = {"MIG": "mig_enabled", "ECC": "ecc_on", "persistence": "persistence"}
+    """All modes in one line, for the operator to judge where no source decides."""
+    fields = {"MIG": "mig_enabled", "ECC": "ecc_on", "persistence": "persistence"}
     words = []
-    for name, field in said.items():
+    for name, field in fields.items():
         values = {reading(gpu, field) for gpu in facts.gpus or ()} - {None}
         words += [f"{name} {' and '.join('on' if on else 'off' for on in sorted(values))}"] * bool(
             values
@@ -263,8 +279,8 @@ def _mode_fine(facts: Facts) -> str:
 
 
 def test_gpu_mode(node: Node, conclude: Conclude) -> None:
-    """MIG, ECC, persistence and compute mode are as promised, or as on the group."""
-    troubles = mode_troubles(node.promised, node.facts, node.group)
+    """MIG, ECC, persistence and compute mode are as expected, or as on the group."""
+    troubles = mode_troubles(node.expected, node.facts, node.group)
     conclude(judge_gpus(node, _MODES, troubles, _mode_fine(node.facts)))
 
 

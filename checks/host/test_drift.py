@@ -1,7 +1,7 @@
 """Nodes that differ from their group: another kernel, library or BIOS, another clock.
 
-Marzullo's rule: the moment that lies in the most intervals is the time, and who does not hold it
-is off by at least his distance from it. The uncertainty of a round trip can so condemn nobody.
+Marzullo's rule: the moment that lies in the most intervals is the time, and a clock whose interval
+excludes it is off by at least its distance: a slow round trip makes no clock look wrong.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHECKS = (
 
 
 def _of_stack(read: Callable[[Stack], str]) -> Callable[[Facts], str | None]:
-    """The reader of a field for the vote of a group; None abstains."""
+    """A reader of one field for the group's vote; a reader that returns None abstains."""
 
     def of_node(facts: Facts) -> str | None:
         stack = facts.machine.stack if facts.machine else None
@@ -50,14 +50,16 @@ READINGS: dict[str, Callable[[Facts], str | None]] = {
 """By the word that names it in a sentence. Binary wheels are built for a C library; CPUs online
 differ where a socket or hyper-threading is off; PCIe and power settings come with the BIOS."""
 
-ALIGN = "bring it to what the others run (reimage, update or boot the other kernel), then recheck"
-AGREE = "decide what the group shall run and bring all nodes to it, or split the group"
+ALIGN = "make it run what the others run (reimage, update or boot the other kernel), then recheck"
+AGREE = "decide what the group should run and bring all nodes to it, or split the group"
 
 
 def judge_drift(facts: Facts, usual: dict[str, Majority[str] | None]) -> Verdict:
-    """Each reading against the vote of the group; what nobody agrees on is said as such."""
+    """Compare each reading with the group's vote; report readings without a majority as split."""
     if facts.machine is None or facts.machine.stack is None:
-        return unknown("what it runs could not be read", advice="mount /proc and /sys there")
+        return unknown(
+            "its kernel, libraries and BIOS could not be read", advice="mount /proc and /sys there"
+        )
     if not any(vote is not None and vote.of > 1 for vote in usual.values()):
         return not_run(f"no peers to compare with: kernel {facts.kernel}")
     odd: list[str] = []
@@ -72,22 +74,22 @@ def judge_drift(facts: Facts, usual: dict[str, Majority[str] | None]) -> Verdict
             )
         elif vote.value != mine:
             odd.append(f"{word} {mine}; {others(vote, vote.value)}")
-    told = odd + split
-    if told:
-        more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
-        return warn(told[0] + more, advice=ALIGN if odd else AGREE, findings=told)
+    findings = odd + split
+    if findings:
+        more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+        return warn(findings[0] + more, advice=ALIGN if odd else AGREE, findings=findings)
     seen = {word: mine for word, read in READINGS.items() if (mine := read(facts))}
     return ok(f"as its group: {', '.join(f'{word} {mine}' for word, mine in seen.items())}")
 
 
 def test_host_drift(node: Node, conclude: Conclude) -> None:
-    """A node that runs another kernel, C library or BIOS than its peers fails in ways they do not."""  # noqa: E501  `preflight checks` prints it
+    """A node that runs another kernel, C library or BIOS than its peers fails in ways they do not."""  # noqa: E501  `preflight list-checks` prints it
     usual = {word: node.group.majority(read) for word, read in READINGS.items()}
     conclude(judge_drift(node.facts, usual))
 
 
 HERE: Final = ""
-"""The clock of this machine among the nodes': a voice, and no part of the job."""
+"""This machine's clock among the nodes': it votes, and is no part of the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ class Time:
 
 
 def agreement(clocks: Sequence[Clock], limit: Thresholds) -> Time:
-    """The moment that most clocks hold possible; each may be half of what matters off by itself."""
+    """The moment that most clocks allow; each clock may be off by half of `clock_apart_s`."""
     slack_s = limit("clock_apart_s") / 2
     edges = [(clock.ahead_s - clock.uncertain_s - slack_s, -1) for clock in clocks]
     edges += [(clock.ahead_s + clock.uncertain_s + slack_s, 1) for clock in clocks]
@@ -127,14 +129,14 @@ def agreement(clocks: Sequence[Clock], limit: Thresholds) -> Time:
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """How far a clock is off: as it was seen, and at least, whatever the round trip hid."""
+    """How far a clock is off: as seen, and the least that the round trip allows."""
 
     seen_s: float
     at_least_s: float
 
 
 def clocks_off(clocks: Mapping[str, Clock], time: Time, limit: Thresholds) -> dict[str, Offset]:
-    """The clocks that are off by so much that it matters, by name, the farthest first."""
+    """The clocks that are off by more than the limit, by name, the farthest first."""
     middle_s = (time.from_s + time.to_s) / 2
     found = {
         name: Offset(clock.ahead_s - middle_s, abs(time.off_s(clock)))
@@ -151,43 +153,43 @@ def in_words(off_s: float) -> str:
 
 
 ADVICE = "see chronyc tracking (or timedatectl); set it at once with chronyc makestep"
-DEAD = "torchrun's c10d rendezvous takes a node for dead"
+DEAD = "torchrun's c10d rendezvous takes the node for dead"
 
 
 def judge_clock(
     reaches: Mapping[str, Reach], facts: Mapping[str, Facts], limit: Thresholds
 ) -> Verdict:
-    """Every node's clock and this machine's: who is out of the interval of most is off."""
-    told = {name: reach.clock for name, reach in reaches.items() if reach.clock is not None}
-    if lacking := [name for name in reaches if name not in told]:
-        said = f"the clocks of {', '.join(lacking[:3])} were not compared"
-        return unknown(said, advice="run again: what was recorded holds no clocks")
-    if len(told) == 1 and next(iter(reaches.values())).transport == "local":
+    """Compare every node's clock and this machine's: one outside the common interval is off."""
+    clocks = {name: reach.clock for name, reach in reaches.items() if reach.clock is not None}
+    if lacking := [name for name in reaches if name not in clocks]:
+        sentence = f"the clocks of {', '.join(lacking[:3])} were not compared"
+        return unknown(sentence, advice="run again: the recorded run holds no clocks")
+    if len(clocks) == 1 and next(iter(reaches.values())).transport == "local":
         return not_run("the node is this machine: it has one clock")
-    time = agreement([Clock(0.0, 0.0), *told.values()], limit)
-    astray = clocks_off({HERE: Clock(0.0, 0.0), **told}, time, limit)
+    time = agreement([Clock(0.0, 0.0), *clocks.values()], limit)
+    astray = clocks_off({HERE: Clock(0.0, 0.0), **clocks}, time, limit)
     here = astray.pop(HERE, None)
-    ahead_s = {name: round(clock.ahead_s, 3) for name, clock in told.items()}
+    ahead_s = {name: round(clock.ahead_s, 3) for name, clock in clocks.items()}
     if not time.decides:
-        return _undecided_verdict(told, ahead_s, limit)
+        return _undecided_verdict(clocks, ahead_s, limit)
     if astray:
         return _off_verdict(astray, time, facts, ahead_s, limit)
-    within_s = max(clock.uncertain_s for clock in told.values())
-    seen = f"{count(len(told), 'clock')} within {within_s:.2f} s, as far as the answers show"
+    within_s = max(clock.uncertain_s for clock in clocks.values())
+    seen = f"{count(len(clocks), 'clock')} within {within_s:.2f} s, as far as the answers show"
     if within_s > limit("clock_off_s"):
         return unknown(seen, advice="see why its answers take so long, then run again")
-    here_said = f"; this machine's is {in_words(here.seen_s)}" if here else ""
-    return ok(seen + here_said, ahead_s=ahead_s)
+    own_clock = f"; this machine's is {in_words(here.seen_s)}" if here else ""
+    return ok(seen + own_clock, ahead_s=ahead_s)
 
 
 def _undecided_verdict(
-    told: Mapping[str, Clock], ahead_s: dict[str, float], limit: Thresholds
+    clocks: Mapping[str, Clock], ahead_s: dict[str, float], limit: Thresholds
 ) -> Verdict:
-    apart = ", ".join(f"{name} {in_words(clock.ahead_s)}" for name, clock in told.items())
-    said = f"no majority among {len(told) + 1} clocks; against this machine's: {apart}"
-    far_s = max(abs(clock.ahead_s) - clock.uncertain_s for clock in told.values())
-    conclude = fail if len(told) > 1 and far_s > limit("clock_off_s") else warn
-    return conclude(said[:400], advice=f"on each and here: {ADVICE}", ahead_s=ahead_s)
+    apart = ", ".join(f"{name} {in_words(clock.ahead_s)}" for name, clock in clocks.items())
+    sentence = f"no majority among {len(clocks) + 1} clocks; against this machine's: {apart}"
+    far_s = max(abs(clock.ahead_s) - clock.uncertain_s for clock in clocks.values())
+    conclude = fail if len(clocks) > 1 and far_s > limit("clock_off_s") else warn
+    return conclude(sentence[:400], advice=f"on each and here: {ADVICE}", ahead_s=ahead_s)
 
 
 def _off_verdict(
@@ -200,19 +202,19 @@ def _off_verdict(
     name, worst = next(iter(astray.items()))
     machine = facts[name].machine
     agree = f"{time.votes} of {time.of}"
-    said = f"the clock of {name} is {in_words(worst.seen_s)} of the {agree} that agree"
-    said += f" (and {len(astray) - 1} more are off)" if len(astray) > 1 else ""
-    said += "; nobody keeps it in step" if machine and machine.clock_kept is False else ""
+    sentence = f"the clock of {name} is {in_words(worst.seen_s)} of the {agree} that agree"
+    sentence += f" (and {len(astray) - 1} more are off)" if len(astray) > 1 else ""
+    sentence += "; no time service adjusts it" if machine and machine.clock_kept is False else ""
     most = limit("clock_off_s")
     if grave := [one for one, by in astray.items() if by.at_least_s > most]:
-        said = f"{said}; beyond {most:g} s {DEAD}"
-        return fail(said, advice=ADVICE, culprits=grave, ahead_s=ahead_s)
-    said = f"{said}; {limit('clock_apart_s'):g} s at most are expected"
-    return warn(said, advice=ADVICE, culprits=astray, ahead_s=ahead_s)
+        sentence = f"{sentence}; beyond {most:g} s {DEAD}"
+        return fail(sentence, advice=ADVICE, culprits=grave, ahead_s=ahead_s)
+    sentence = f"{sentence}; {limit('clock_apart_s'):g} s at most are expected"
+    return warn(sentence, advice=ADVICE, culprits=astray, ahead_s=ahead_s)
 
 
 def test_host_clock(fleet: FleetView, conclude: Conclude) -> None:
-    """Nodes whose clocks disagree lose their rendezvous, their tickets, and any order in their logs."""  # noqa: E501  `preflight checks` prints it
+    """Nodes whose clocks disagree lose their rendezvous, their tickets, and any order in their logs."""  # noqa: E501  `preflight list-checks` prints it
     reaches = {name: node.reach for name, node in fleet.nodes.items()}
     conclude(
         judge_clock(reaches, {name: node.facts for name, node in fleet.nodes.items()}, fleet.limit)

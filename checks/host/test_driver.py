@@ -26,34 +26,34 @@ NOT_ITS_FAULT = (
 GRANT = "let this login open /dev/nvidia* (group video, or the job's device cgroup)"
 
 
-def judge(promised: int | None, driver: Driver) -> Verdict:
-    """Tell an answer from silence, and both from a refusal."""
-    wanted = f"{count(promised, 'GPU')} promised" if promised else ""
+def judge(expected: int | None, driver: Driver) -> Verdict:
+    """Distinguish an answer, a refusal, and no answer."""
+    expected_words = f"{count(expected, 'GPU')} expected" if expected else ""
     if driver.state == "answered":
         return ok(f"NVML answered in {driver.seconds:.1f} s, driver {driver.version}")
     if driver.state == "hung":
         return _hung_verdict(driver)
     if driver.state == "error":
-        return _refusal_verdict(wanted, driver.error)
-    if not wanted:
-        return not_run("no GPUs promised, no NVIDIA driver here")
+        return _refusal_verdict(expected_words, driver.error)
+    if not expected:
+        return not_run("no GPUs expected, no NVIDIA driver here")
     advice = "install the driver, or mount it into the container, then recheck"
-    return unknown(f"no NVIDIA driver library here, {wanted}", advice=advice)
+    return unknown(f"no NVIDIA driver library here, {expected_words}", advice=advice)
 
 
-def _refusal_verdict(wanted: str, error: str) -> Verdict:
-    said = f"NVML refuses: {error}"
+def _refusal_verdict(expected: str, error: str) -> Verdict:
+    refusal = f"NVML refuses: {error}"
     if "permission" in error.lower():
-        return unknown(said, advice=f"{GRANT}, then recheck", grant=GRANT)
+        return unknown(refusal, advice=f"{GRANT}, then recheck", grant=GRANT)
     if any(words in error.lower() for words in NOT_ITS_FAULT):
         advice = "give the reader memory and files; install preflight again if it stays"
         return unknown(f"NVML could not be asked: {error}", advice=advice)
-    if wanted:
+    if expected:
         advice = "look for NVRM in dmesg; reload the driver or reboot"
-        return fail(f"{said}; {wanted}", advice=advice)
+        return fail(f"{refusal}; {expected}", advice=advice)
     if any(words in error.lower() for words in NOT_LOADED):
-        return not_run(f"no GPUs promised; {said}")
-    return unknown(said, advice="reload the driver or reboot, then recheck")
+        return not_run(f"no GPUs expected; {refusal}")
+    return unknown(refusal, advice="reload the driver or reboot, then recheck")
 
 
 def _hung_verdict(driver: Driver) -> Verdict:
@@ -61,7 +61,8 @@ def _hung_verdict(driver: Driver) -> Verdict:
     if driver.paused_s:
         paused = f"{sentence}, and preflight itself could not run for {driver.paused_s:.0f} s"
         advice = (
-            "look for who takes all CPUs, a migration, a frozen container or SIGSTOP; run it again"
+            "look for a process that takes all CPUs, a migration, a frozen container or "
+            "SIGSTOP; run again"
         )
         return unknown(paused, advice=advice)
     if driver.survivor is not None:
@@ -72,5 +73,5 @@ def _hung_verdict(driver: Driver) -> Verdict:
 
 
 def test_host_driver_hung(node: Node, conclude: Conclude) -> None:
-    """Joins a node and the judgement; the frame does the rest."""
-    conclude(judge(node.promised.gpus, node.facts.driver))
+    """The NVIDIA driver answers: a hanging one takes every job down, and only a reboot helps."""
+    conclude(judge(node.expected.gpus, node.facts.driver))

@@ -30,9 +30,9 @@ CHECKS = (
 
 
 _GIB: Final = 1024
-SHM: Final = "/dev/shm"  # noqa: S108  (looked at; a check of its own judges it)
+SHM: Final = "/dev/shm"  # noqa: S108  (read, not written; host.shm judges it)
 SHM_FULL: Final = f"{SHM} is full"
-"""The cause that memory which is missing, and /dev/shm that takes nothing more, have in common."""
+"""The common cause of missing memory and of a /dev/shm that takes no more data."""
 
 
 def file_system_of(facts: Facts, path: str) -> FileSystem | None:
@@ -42,7 +42,7 @@ def file_system_of(facts: Facts, path: str) -> FileSystem | None:
 
 
 def written_to(facts: Facts) -> tuple[FileSystem, ...] | None:
-    """Those that a job writes to, without /dev/shm; None where they could not be read."""
+    """The file systems that a job writes to, except /dev/shm; None where they could not be read."""
     if facts.machine is None or facts.machine.file_systems is None:
         return None
     return tuple(
@@ -51,34 +51,34 @@ def written_to(facts: Facts) -> tuple[FileSystem, ...] | None:
 
 
 def shared(facts: Facts) -> tuple[FileSystem, ...] | None:
-    """Those that servers serve; None where they could not be read."""
+    """The network file systems; None where they could not be read."""
     if facts.machine is None or facts.machine.file_systems is None:
         return None
     return tuple(one for one in facts.machine.file_systems if one.shared)
 
 
 def permanent_mounts(facts: Facts) -> tuple[tuple[str, bool], ...] | None:
-    """For the vote of a group: (mount, read-only) of the shared ones that are always there."""
+    """For the group's vote: (mount, read-only) of network file systems that are not automounted."""
     found = shared(facts)
     if found is None:
         return None
     return tuple(sorted((one.mount, one.read_only) for one in found if not one.automounted))
 
 
-def named(one: FileSystem) -> str:
+def label(one: FileSystem) -> str:
     """/data (nfs4, nas1:/export)."""
     return f"{one.mount} ({', '.join(filter(None, [one.kind, one.source]))})"
 
 
 def no_answer(one: FileSystem) -> str:
-    """How it hung or failed when it was looked at, in words; nothing if it answered."""
+    """How the file system hung or failed, in words; "" if it answered."""
     if one.state == "hung":
-        return f"{named(one)} gave no answer within {one.seconds:g} s"
-    return f"{named(one)} answers with: {one.error}" if one.state == "error" else ""
+        return f"{label(one)} gave no answer within {one.seconds:g} s"
+    return f"{label(one)} answers with: {one.error}" if one.state == "error" else ""
 
 
 def silent_mount(found: tuple[FileSystem, ...]) -> tuple[str, str]:
-    """Which mount hung or failed when it was looked at, and in words how; "" if none."""
+    """The mount that hung or failed, and how, in words; "" if none did."""
     for one in found:
         if why := no_answer(one):
             return one.mount, why
@@ -86,7 +86,7 @@ def silent_mount(found: tuple[FileSystem, ...]) -> tuple[str, str]:
 
 
 def missing_mount(found: tuple[FileSystem, ...], usual: Lasting | None) -> tuple[str, str]:
-    """Which mount of its group a node lacks, or may only read, and in words how; "" if none."""
+    """The mount of its group that a node lacks or may only read, in words; "" if none."""
     mine = {one.mount: one.read_only for one in found}
     for mount, read_only in usual.value if usual is not None else ():
         if usual is not None and mount not in mine:
@@ -97,23 +97,23 @@ def missing_mount(found: tuple[FileSystem, ...], usual: Lasting | None) -> tuple
 
 
 def unwritable(one: FileSystem, limit: Thresholds) -> str:
-    """Why nothing can be written there, in words; nothing if it can."""
+    """Why nothing can be written there, in words; "" if something can."""
     if not one.shared and (why := no_answer(one)):
         return why
     refused = [words for words in one.refused if not words.startswith(SHM)]
     if one.remounted:
-        return f"{named(one)} was made read-only after it had been mounted to be written"
+        return f"{label(one)} was made read-only after it had been mounted to be written"
     if refused:
         return f"nothing can be written to {refused[0]}{_left(one)}"
     if one.free_mib is not None and one.free_mib < limit("disk_least_mib") and not one.read_only:
-        return f"{named(one)} is full{_left(one)}"
+        return f"{label(one)} is full{_left(one)}"
     return ""
 
 
 def read_only_by_choice(one: FileSystem) -> bool:
     """Whether it was mounted read-only on purpose, as a container's own folder may be."""
     answers = one.state not in ("hung", "error") and not one.remounted
-    return answers and one.read_only and "/tmp" not in one.paths  # noqa: S108  (a path that is told)
+    return answers and one.read_only and "/tmp" not in one.paths  # noqa: S108  (compared, not written)
 
 
 def scarce(one: FileSystem, limit: Thresholds) -> Iterator[str]:
@@ -143,11 +143,11 @@ READ_ONLY = "look for I/O errors in dmesg; drain, check the disk (fsck, smartctl
 MADE_SO = (
     "mounted so from the start: see that the job writes elsewhere (a volume, --preflight-report)"
 )
-FULL = "see df -h, df -i and du -xh --max-depth=1 there; remove what nobody needs"
+FULL = "see df -h, df -i and du -xh --max-depth=1 there; remove what is not needed"
 
 
 def judge_disk(facts: Facts, limit: Thresholds) -> Verdict:
-    """What takes no file at all, then what soon will not; shared ones that hang are not ours."""
+    """First a disk that takes no file, then one that is nearly full; not mounts that hang."""
     found = written_to(facts)
     if found is None:
         return unknown(
@@ -168,7 +168,7 @@ def judge_disk(facts: Facts, limit: Thresholds) -> Verdict:
     hidden = [one for one in found if one.free_mib is None and not one.shared]
     if hidden or not seen:
         what = ", ".join(one.mount for one in hidden) or "what a job writes to"
-        return unknown(f"{what} may not be looked at", advice="see df there as the job's user")
+        return unknown(f"{what} may not be read", advice="see df there as the job's user")
     free = ", ".join(f"{memory(one.free_mib or 0)} on {one.mount}" for one in seen)
     return ok(f"free: {free}", file_systems=evidence)
 
@@ -185,28 +185,28 @@ Usual = Majority[tuple[tuple[str, bool], ...]]
 
 
 def judge_mounts(facts: Facts, usual: Usual | None = None, *, limit: Thresholds) -> Verdict:
-    """Who does not answer, then what the other nodes have and this one has not."""
+    """First a mount that does not answer, then one that the other nodes have and this one lacks."""
     found = shared(facts)
     if found is None:
         return unknown("its mounts could not be read", advice="see cat /proc/self/mountinfo there")
-    silent, said = silent_mount(found)
+    silent, problem = silent_mount(found)
     if silent:
-        return fail(said, advice=HUNG, mount=silent)
-    absent, said = missing_mount(found, decided(usual))
+        return fail(problem, advice=HUNG, mount=silent)
+    absent, problem = missing_mount(found, decided(usual))
     if absent:
-        return fail(said, advice=MOUNT, mount=absent)
+        return fail(problem, advice=MOUNT, mount=absent)
     slow = [one for one in found if one.seconds > limit("mount_slow_s")]
     if slow:
-        said = f"{named(slow[0])} took {slow[0].seconds:.1f} s to tell its size"
+        problem = f"{label(slow[0])} took {slow[0].seconds:.1f} s to report its size"
         return warn(
-            f"{said}, at most {limit('mount_slow_s'):g} s are usual",
+            f"{problem}, at most {limit('mount_slow_s'):g} s are usual",
             advice="look at its server's load and at the network to it",
         )
-    told = [one for one in found if one.state == "answered"]
+    answered = [one for one in found if one.state == "answered"]
     if not found:
         return not_run("no shared file systems here")
     return ok(
-        f"{count(len(told), 'shared file system')} answered",
+        f"{count(len(answered), 'shared file system')} answered",
         mounts=sorted(one.mount for one in found),
     )
 

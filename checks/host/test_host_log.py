@@ -1,4 +1,4 @@
-"""What the kernel wrote of a broken host: PCIe, CPU, memory, disks, tasks that hang.
+"""What the kernel log says of a broken host: PCIe, CPU, memory, disks, tasks that hang.
 
 The kernel asks every driver below the port; one that cannot take part ("no error_detected
 callback") makes the whole recovery fail, and its device may answer nothing any more.
@@ -37,7 +37,7 @@ CHECKS = (
 BDF = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 
 _DRIVER = r"[\w-]{1,40}"
-"""No word with a colon, a comma or "=": what a user named may stand behind such a one."""
+"""A word without a colon, a comma or "=": text behind those may come from a user."""
 
 Outcome = Literal["fatal", "unrecovered"]
 
@@ -58,7 +58,7 @@ class Recoveries:
 
     def __init__(self) -> None:
         self.ended: dict[str, Outcome] = {}
-        """By PCI address of the error; what is not here was recovered, or nothing was said."""
+        """By PCI address of the error; one that is not here was recovered, or has no outcome."""
         self._errors: set[str] = set()
         self._drivers: set[str] = set()
         self._over = False
@@ -77,12 +77,12 @@ class Recoveries:
             self._drivers.add(named["driver"])
 
     def take(self, text: str) -> None:
-        """Take any other line: a driver that cannot recover, or how the whole of it ended."""
+        """Take any other line: a driver that cannot recover, or how the whole recovery ended."""
         if cannot := re.match(_CANNOT, text):
             self._over = True
             self._drivers.add(cannot["driver"])
             vital = cannot["driver"] in _VITAL
-            # Without its error, whose line is gone, nobody knows how grave that was.
+            # Without its error, whose line is gone, how grave it was is not known.
             self._end("fatal" if vital else "unrecovered")
             if vital and not self._errors:
                 self.ended[cannot["device"]] = "unrecovered"
@@ -94,7 +94,7 @@ class Recoveries:
 
     def _end(self, outcome: Outcome) -> None:
         if self._how in (outcome, "fatal"):
-            return  # of these errors it was said before
+            return  # these errors already have this outcome
         self._how = outcome
         for where in self._errors:
             if self.ended.get(where) != "fatal":
@@ -103,7 +103,7 @@ class Recoveries:
 
 Part = Literal["pcie", "cpu", "memory", "firmware"]
 Grade = Literal["fatal", "uncorrected", "unrecovered", "corrected", "earlier"]
-"""`uncorrected`: the node goes on. `unrecovered`: a driver that no job needs did not get over it.
+"""`uncorrected`: the node goes on. `unrecovered`: a driver that no job needs did not recover.
 
 `earlier`: of the boot before this one.
 """
@@ -112,9 +112,9 @@ _FAULT_HINT = (
     r"PCIe Bus Error|AER: |AER-aware|evice recovery|DPC: |Hardware Error|MCE: |mce: |Memory f"
     r"|BERT: |EDAC "
 )
-"""Few lines are looked at closely."""
+"""Only lines with one of these words are parsed."""
 
-# What a user may name stands in some lines: each pattern begins where the line does.
+# Some lines hold text that a user chose: each pattern begins where the line does.
 _MCE = r"(?:mce: |MCE: )?\[Hardware Error\]: "
 _AER = (
     rf"(?i)(?:{_DRIVER} )?(?P<agent>{BDF}): PCIe Bus Error: severity="
@@ -203,7 +203,7 @@ def faults(lines: Sequence[LogLine]) -> list[Fault]:
 
 
 def _as_they_ended(found: list[Fault], recoveries: Recoveries) -> list[Fault]:
-    """Grade what was not corrected by what became of it; a device that nothing else names, too."""
+    """Grade uncorrected errors by their recovery; add devices that no error line names."""
     ended = []
     for each in found:
         how = recoveries.ended.get(each.where) if each.part == "pcie" else None
@@ -214,14 +214,14 @@ def _as_they_ended(found: list[Fault], recoveries: Recoveries) -> list[Fault]:
 
 
 def judge_hardware_errors(facts: Facts, limit: Thresholds) -> Verdict:
-    """What was not corrected fails the node; what was corrected, when it comes by the hundred."""
+    """Uncorrected errors fail the node; corrected ones are a warning when there are hundreds."""
     log = facts.kernel_log
     if log is None:
         return unread(facts)
     lost = lost_slots(facts)
-    said = [each for each in faults(log.lines) if not _echoes_a_gpu(each, lost, facts)]
-    evidence: dict[str, Any] = {"faults": [asdict(each) for each in said], "log": log.source}
-    graves = [each for each in said if each.grade == "fatal"]
+    reported = [each for each in faults(log.lines) if not _echoes_a_gpu(each, lost, facts)]
+    evidence: dict[str, Any] = {"faults": [asdict(each) for each in reported], "log": log.source}
+    graves = [each for each in reported if each.grade == "fatal"]
     if graves:
         return fail(
             f"{_fault_words(graves, facts)}; expected no uncorrected error {window(log, facts)}",
@@ -230,7 +230,7 @@ def judge_hardware_errors(facts: Facts, limit: Thresholds) -> Verdict:
         )
     days = max(1.0, (span_s(log, facts) or 0.0) / 86400)
     notable = [
-        each for each in said if each.grade != "corrected" or _storms(each, days, facts, limit)
+        each for each in reported if each.grade != "corrected" or _storms(each, days, facts, limit)
     ]
     if notable:
         first = notable[0]
@@ -239,7 +239,7 @@ def judge_hardware_errors(facts: Facts, limit: Thresholds) -> Verdict:
         )
         advice = _ADVICE[first.part].removeprefix("drain; ")
         return warn(f"{_fault_words(notable, facts)}{expected}", advice=advice, **evidence)
-    corrected = sum(each.times for each in said)
+    corrected = sum(each.times for each in reported)
     rest = f"; {count(corrected, 'corrected error')}, few enough" if corrected else ""
     sentence = f"no uncorrected hardware error {window(log, facts)}{rest}"
     return whole(sentence, log, ("aer", "mce", "edac"), **evidence)
@@ -282,7 +282,7 @@ def _severity(named: dict[str, str | None]) -> Grade:
 
 
 def _echoes_a_gpu(one: Fault, lost: Collection[str], facts: Facts) -> bool:
-    """Whether it is of a GPU that fell off the bus, or of a port on the way to it."""
+    """Whether the fault is of a GPU that fell off the bus, or of a port on the way to it."""
     if one.part != "pcie" or not lost:
         return False
     ways = [g.pci_path for g in facts.gpus or () if g.pci_path and slot_of(g.bus_id) in lost]
@@ -308,7 +308,7 @@ def _fault_words(found: Sequence[Fault], facts: Facts) -> str:
 
 
 def test_host_hardware_errors(node: Node, conclude: Conclude) -> None:
-    """The kernel log tells of no error of PCIe, CPU or memory that hardware could not correct."""
+    """The kernel log has no error of PCIe, CPU or memory that the hardware could not correct."""
     conclude(judge_hardware_errors(node.facts, node.limit))
 
 
@@ -341,7 +341,7 @@ _EVENT_HINT = (
     r"-fs|XFS|BTRFS|F2FS|error, dev|I/O error|^nvme |ockup|LOCKUP|stall|^BUG|^Oops|^general"
     r"|ut of memory|^INFO: task|^nfs: "
 )
-"""Few lines are looked at closely."""
+"""Only lines with one of these words are parsed."""
 
 _LOOP = r"^(?:loop|sr|fd|zram|ram)\d"
 """Devices whose errors tell of an image or an empty drive, not of a disk."""
@@ -374,7 +374,7 @@ _WORDS: dict[Kind, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One kind of thing, of one device, task or process."""
+    """Events of one kind, of one device, task or process."""
 
     kind: Kind
     what: str
@@ -383,7 +383,7 @@ class Event:
 
 
 def events(lines: Sequence[LogLine]) -> list[Event]:
-    """All that was said, by kind and what it is about; the gravest kind first."""
+    """All events of the log, by kind and subject; the gravest kind first."""
     found: dict[tuple[Kind, str], Event] = {}
     for line in lines:
         if not re.search(_EVENT_HINT, line.text):
@@ -406,16 +406,16 @@ def judge_kernel_log(facts: Facts, limit: Thresholds) -> Verdict:
     log = facts.kernel_log
     if log is None:
         return unread(facts)
-    said = events(log.lines)
-    evidence: dict[str, Any] = {"events": [asdict(each) for each in said], "log": log.source}
-    graves = [each for each in said if each.kind == "read-only"]
+    reported = events(log.lines)
+    evidence: dict[str, Any] = {"events": [asdict(each) for each in reported], "log": log.source}
+    graves = [each for each in reported if each.kind == "read-only"]
     if graves:
         return fail(
             f"{_event_words(graves[0], facts)}; expected none {window(log, facts)}",
             advice=_WORDS[graves[0].kind][1],
             **evidence,
         )
-    recent = [each for each in said if _recent(each, facts, limit)]
+    recent = [each for each in reported if _recent(each, facts, limit)]
     if recent:
         more = f"; and {count(len(recent) - 1, 'more thing')}" if len(recent) > 1 else ""
         return warn(
@@ -423,7 +423,7 @@ def judge_kernel_log(facts: Facts, limit: Thresholds) -> Verdict:
             advice=_WORDS[recent[0].kind][1],
             **evidence,
         )
-    rest = f"; {count(len(said), 'older note')}" if said else ""
+    rest = f"; {count(len(reported), 'older note')}" if reported else ""
     sentence = f"no lack of memory, disk or CPU {window(log, facts)}{rest}"
     return whole(sentence, log, ("fs", "disk"), **evidence)
 

@@ -11,7 +11,7 @@ from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Majority, Node
 from preflight.facts.machine import UNLIMITED, Limits
 from preflight.facts.words import count, memory
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
 CHECKS = (
@@ -25,12 +25,12 @@ CHECKS = (
 Kind = Literal["memlock", "nofile"]
 
 IN_THE_JOB: Final = ("srun", "torchrun")
-"""Ways in that are processes of the job itself: what holds for us holds for it."""
+"""Transports that are processes of the job itself: our limits are the job's limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobLimit:
-    """A limit and whose it is; `sure` where the job will have the same."""
+    """A limit and what it belongs to; `sure` where the job will have the same one."""
 
     value: float
     """`inf` for unlimited."""
@@ -41,7 +41,7 @@ class JobLimit:
 
 
 def job_limit(kind: Kind, facts: Facts, transport: str) -> JobLimit | None:
-    """The limit nearest to the job's: its own, its scheduler's, our login's; None if unread."""
+    """The limit of the job, else of its scheduler, else of our login; None if unread."""
     if facts.machine is None:
         return None
     daemons = facts.machine.launchers or ()
@@ -61,7 +61,7 @@ def job_limit(kind: Kind, facts: Facts, transport: str) -> JobLimit | None:
 
 
 def memlock_of(facts: Facts) -> float | None:
-    """For the vote of a group: the limit of whoever starts jobs there, else of our login."""
+    """For the group's vote: the limit of the service that starts jobs, else of our login."""
     one = job_limit("memlock", facts, "")
     return None if one is None else one.value
 
@@ -90,31 +90,31 @@ MEMLOCK_ADVICE = (
 
 
 def judge_memlock(
-    promised: Promise,
+    expected: Expected,
     facts: Facts,
     transport: str,
     usual: Majority[float] | None = None,
     *,
     limit: Thresholds,
 ) -> Verdict:
-    """Below the least a job fails where it surely has that limit, or its peers have more."""
-    if facts.nics == () and not (promised.nics or promised.hcas or promised.nic_gbits):
-        return not_run("no RDMA devices promised, none here: nothing locks memory")
+    """Below the minimum, fail if the job surely has this limit or its peers have more."""
+    if facts.nics == () and not (expected.nics or expected.hcas or expected.nic_gbits):
+        return not_run("no RDMA devices expected, none here: nothing locks memory")
     seen = job_limit("memlock", facts, transport)
     if seen is None:
         return unknown("the limit of locked memory could not be read", advice="mount /proc")
-    said = f"{size(seen.value)} may be locked: the limit {seen.whose}"
+    sentence = f"{size(seen.value)} may be locked: the limit {seen.whose}"
     least, enough = limit("memlock_least_gib") * GIB, limit("memlock_enough_gib") * GIB
     if seen.value >= enough:
-        return ok(said)
+        return ok(sentence)
     if usual is not None and usual.decides and usual.value > seen.value:
-        said += f"; {usual.votes} of {usual.of} nodes of its group have {size(usual.value)}"
+        sentence += f"; {usual.votes} of {usual.of} nodes of its group have {size(usual.value)}"
         odd = True
     else:
-        said += f"; RDMA needs unlimited, or at least {size(enough)}"
+        sentence += f"; RDMA needs unlimited, or at least {size(enough)}"
         odd = False
     conclude = fail if seen.value < least and (seen.sure or odd) else warn
-    return conclude(said, advice=MEMLOCK_ADVICE, bytes=seen.value)
+    return conclude(sentence, advice=MEMLOCK_ADVICE, bytes=seen.value)
 
 
 def size(limit_bytes: float) -> str:
@@ -129,7 +129,7 @@ def test_host_memlock(node: Node, conclude: Conclude) -> None:
     """RDMA registers memory by locking it: with a small limit no queue pair can be made."""
     usual = node.group.majority(memlock_of)
     conclude(
-        judge_memlock(node.promised, node.facts, node.reach.transport, usual, limit=node.limit)
+        judge_memlock(node.expected, node.facts, node.reach.transport, usual, limit=node.limit)
     )
 
 
@@ -142,22 +142,26 @@ NOFILE_ADVICE = (
 def judge_nofile(
     facts: Facts, transport: str, usual: Majority[float] | None = None, *, limit: Thresholds
 ) -> Verdict:
-    """Below what every program may count on is a fault where it is surely the job's."""
+    """Below the minimum, fail if the job surely has this limit or its peers have more."""
     seen = job_limit("nofile", facts, transport)
     if seen is None:
         return unknown("the limit of open files could not be read", advice="mount /proc")
-    said = f"{count_files(seen.value)} may be open: the limit {seen.whose}"
+    sentence = f"{count_files(seen.value)} may be open: the limit {seen.whose}"
     enough = limit("nofile_enough")
     if seen.value >= enough or (not seen.sure and seen.most >= enough):
-        return ok(said if seen.value >= enough else f"{said}; it may raise it to {seen.most:.0f}")
+        return ok(
+            sentence if seen.value >= enough else f"{sentence}; it may raise it to {seen.most:.0f}"
+        )
     odd = usual is not None and usual.decides and usual.value > seen.value
     if usual is not None and odd:
-        said += f"; {usual.votes} of {usual.of} nodes of its group have {count_files(usual.value)}"
+        sentence += (
+            f"; {usual.votes} of {usual.of} nodes of its group have {count_files(usual.value)}"
+        )
     else:
-        said += f"; a training job wants at least {count_files(enough)}"
+        sentence += f"; a training job wants at least {count_files(enough)}"
     small = seen.value < limit("nofile_least")
     conclude = fail if small and (seen.sure or odd) else warn
-    return conclude(said, advice=NOFILE_ADVICE, files=seen.value)
+    return conclude(sentence, advice=NOFILE_ADVICE, files=seen.value)
 
 
 def count_files(files: float) -> str:
@@ -180,13 +184,13 @@ PIDS = "raise it: TasksMax= of the service, podPidsLimit of the kubelet, --pids-
 
 
 def judge_cgroup(
-    facts: Facts, promised_gpus: int | None, transport: str, limit: Thresholds
+    facts: Facts, expected_gpus: int | None, transport: str, limit: Thresholds
 ) -> Verdict:
-    """What is granted of CPUs, memory and processes; in the job itself too few CPUs fail."""
+    """Judge the CPUs, memory and processes granted; too few CPUs fail only inside the job."""
     machine = facts.machine
     if machine is None or machine.cgroup is None or machine.load is None or machine.stack is None:
         return unknown(
-            "what its control group grants could not be read",
+            "the limits of its control group could not be read",
             advice="mount /proc and /sys/fs/cgroup there",
         )
     sure = transport in IN_THE_JOB
@@ -194,21 +198,21 @@ def judge_cgroup(
     online = machine.stack.cpus_online
     usable = float(machine.load.cpus_allowed)
     usable = min(usable, machine.cgroup.cpus) if machine.cgroup.cpus is not None else usable
-    gpus = promised_gpus or len(facts.gpus or ())
+    gpus = expected_gpus or len(facts.gpus or ())
     if online and usable < online and usable < gpus * limit("cpus_per_gpu"):
-        said = f"{usable:g} of {online} CPUs for {count(gpus, 'GPU')}, granted to {whose}"
-        wanted = f"at least {limit('cpus_per_gpu'):g} per GPU expected"
+        grant = f"{usable:g} of {online} CPUs for {count(gpus, 'GPU')}, granted to {whose}"
+        least = f"at least {limit('cpus_per_gpu'):g} per GPU expected"
         conclude = fail if sure and usable < gpus else warn
-        return conclude(f"{said}; {wanted}", advice=CPUS, cpus=usable)
+        return conclude(f"{grant}; {least}", advice=CPUS, cpus=usable)
     granted, total = machine.cgroup.memory_mib, machine.memory.total_mib if machine.memory else 0
     if granted is not None and granted < total * limit("cgroup_memory_percent") / 100:
-        said = f"{memory(granted)} of {memory(total)} of memory granted to {whose}"
-        wanted = f"at least {limit('cgroup_memory_percent'):g} % expected"
-        return warn(f"{said}; {wanted}", advice=MEMORY, memory_mib=granted)
+        grant = f"{memory(granted)} of {memory(total)} of memory granted to {whose}"
+        least = f"at least {limit('cgroup_memory_percent'):g} % expected"
+        return warn(f"{grant}; {least}", advice=MEMORY, memory_mib=granted)
     pids = machine.cgroup.pids
     if pids is not None and pids < limit("pids_least"):
-        said = f"{pids} processes and threads granted to {whose}"
-        return warn(f"{said}; at least {limit('pids_least'):.0f} expected", advice=PIDS, pids=pids)
+        grant = f"{pids} processes and threads granted to {whose}"
+        return warn(f"{grant}; at least {limit('pids_least'):.0f} expected", advice=PIDS, pids=pids)
     room = f"{usable:g} of {online} CPUs" if online and usable < online else "all CPUs"
     room += f", {memory(granted)} of memory" if granted is not None and granted < total else ""
     return ok(f"{room} granted to {whose}")
@@ -216,22 +220,24 @@ def judge_cgroup(
 
 def test_host_cgroup(node: Node, conclude: Conclude) -> None:
     """A control group smaller than the machine starves the ranks: one CPU for eight GPUs crawls."""
-    conclude(judge_cgroup(node.facts, node.promised.gpus, node.reach.transport, node.limit))
+    conclude(judge_cgroup(node.facts, node.expected.gpus, node.reach.transport, node.limit))
 
 
 ENLARGE = (
     "give the container more: --shm-size=8g or --ipc=host; in Kubernetes an emptyDir with "
     "medium: Memory at /dev/shm"
 )
-CLEAR = "look at ls -l /dev/shm, end who holds it, and remove what dead jobs left there"
+CLEAR = (
+    "look at ls -l /dev/shm, end the processes that hold it, and remove what dead jobs left there"
+)
 
 
 def judge_shm(facts: Facts, limit: Thresholds) -> Verdict:
-    """Its size as a container was given it, then what of it others have left."""
+    """First its size, which a container sets, then the part that is still free."""
     found = file_system_of(facts, SHM)
     if found is None or found.size_mib is None or found.free_mib is None:
         why = f": {found.error or found.state}" if found is not None else ""
-        return unknown(f"{SHM} could not be looked at{why}", advice="see df /dev/shm there")
+        return unknown(f"{SHM} could not be read{why}", advice="see df /dev/shm there")
     seen = f"{memory(found.free_mib)} of {memory(found.size_mib)} of {SHM} are free"
     mib = {"size": found.size_mib, "free": found.free_mib}
     if found.kind != "tmpfs":
@@ -254,5 +260,5 @@ def judge_shm(facts: Facts, limit: Thresholds) -> Verdict:
 
 
 def test_host_shm(node: Node, conclude: Conclude) -> None:
-    """NCCL and loaders talk through /dev/shm: a container's default of 64 MiB kills them at start."""  # noqa: E501  `preflight checks` prints it
+    """NCCL and loaders talk through /dev/shm: a container's default of 64 MiB kills them at start."""  # noqa: E501  `preflight list-checks` prints it
     conclude(judge_shm(node.facts, node.limit))

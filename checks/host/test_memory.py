@@ -26,30 +26,30 @@ _DAY: Final = 86400
 
 
 def total_mib(facts: Facts) -> float | None:
-    """For the middle of a group."""
+    """For the group's median."""
     seen = facts.machine.memory if facts.machine else None
     return None if seen is None else float(seen.total_mib)
 
 
 def available_mib(facts: Facts) -> float | None:
-    """For the middle of a group."""
+    """For the group's median."""
     seen = facts.machine.memory if facts.machine else None
     return None if seen is None else float(seen.available_mib)
 
 
 def least_whole_mib(usual_mib: float, limit: Thresholds) -> float:
-    """The least that a machine shows of so much when no DIMM is missing."""
+    """The least memory that a machine of this size shows when no DIMM is missing."""
     percent, gib = limit("memory_short_percent"), limit("memory_short_gib")
     return usual_mib - max(usual_mib * percent / 100, gib * 1024)
 
 
 def is_short(mine_mib: float, usual_mib: float, limit: Thresholds) -> bool:
-    """Whether so much is missing that a DIMM is: alike machines differ by less."""
+    """Whether so much memory is missing that a DIMM must be: equal machines differ by less."""
     return mine_mib < least_whole_mib(usual_mib, limit)
 
 
 def main_holder(seen: Memory) -> tuple[str, str]:
-    """Name who holds most of what is not available, and the cause that it shares with others."""
+    """Name what holds most of the used memory, and the cause that it shares with other checks."""
     used = max(1, seen.total_mib - seen.available_mib)
     if seen.shared_mib * 2 > used:
         # What fills /dev/shm is missing here as well: one cause, one finding.
@@ -60,7 +60,7 @@ def main_holder(seen: Memory) -> tuple[str, str]:
 
 
 def scarcity(seen: Memory, usual_mib: float | None, limit: Thresholds) -> str:
-    """Say that others hold much of it, by the middle of its group where there is one."""
+    """Say that too little is free, by the group's median where there is one; "" if not."""
     if usual_mib is not None:
         low = seen.available_mib < usual_mib * limit("memory_of_peers_percent") / 100
         return f"{memory(usual_mib)} is usual in its group" if low else ""
@@ -70,7 +70,7 @@ def scarcity(seen: Memory, usual_mib: float | None, limit: Thresholds) -> str:
 
 
 def strain(seen: Memory, limit: Thresholds) -> str:
-    """Say that it stalls or swaps although some is left."""
+    """Say that the node stalls or swaps although some memory is left; "" if not."""
     most, swapped = limit("memory_stalled_percent"), limit("swap_used_gib")
     if seen.stalled_percent is not None and seen.stalled_percent > most:
         waited = f"something waited for memory in {seen.stalled_percent:.0f} % of the last 10 s"
@@ -86,14 +86,14 @@ def uncorrected_dimms(edac: Edac) -> tuple[Dimm, ...]:
 
 
 def wear(edac: Edac, up_s: float, limit: Thresholds) -> str:
-    """Say on which DIMM corrected errors come faster than chance; nothing if on none."""
+    """Name the DIMM whose corrected errors come faster than chance; "" if there is none."""
     allowed = limit("corrected_dimm_per_day")
     for one in sorted(edac.errors, key=lambda dimm: -dimm.corrected):
         counted_s = up_s if one.counted_s is None else one.counted_s
         # A burst within the first day counts as that day's.
         if one.corrected / max(1.0, counted_s / _DAY) > allowed:
-            said = f"{one.corrected} corrected errors on {one.name} in {age(counted_s)}"
-            return f"{said}; at most {allowed:g} a day are usual"
+            errors = f"{one.corrected} corrected errors on {one.name} in {age(counted_s)}"
+            return f"{errors}; at most {allowed:g} a day are usual"
     return ""
 
 
@@ -103,11 +103,11 @@ def log_has_memory_fault(facts: Facts) -> bool:
     return any(one.part == "memory" and one.grade == "fatal" for one in faults(lines))
 
 
-FREE = "see ps aux --sort=-rss, ls -l /dev/shm and slabtop; end what nobody needs, or reboot"
+FREE = "see ps aux --sort=-rss, ls -l /dev/shm and slabtop; end what is not needed, or reboot"
 
 
 def judge_memory(facts: Facts, usual_mib: float | None = None, *, limit: Thresholds) -> Verdict:
-    """What is left of it, by peers where there are some; then whether it swaps or stalls."""
+    """First the memory left, compared with peers if there are any; then swapping and stalls."""
     seen = facts.machine.memory if facts.machine else None
     if seen is None:
         return unknown("its memory could not be read", advice="mount /proc there")
@@ -116,8 +116,8 @@ def judge_memory(facts: Facts, usual_mib: float | None = None, *, limit: Thresho
     holder, cause = main_holder(seen)
     least = limit("memory_left_percent")
     if percent < least:
-        said = f"{left}{holder}; at least {least:g} % expected"
-        return fail(said, advice=FREE, cause=cause)
+        sentence = f"{left}{holder}; at least {least:g} % expected"
+        return fail(sentence, advice=FREE, cause=cause)
     if scarce := scarcity(seen, usual_mib, limit):
         return warn(f"{left}{holder}; {scarce}", advice=FREE, cause=cause)
     if trouble := strain(seen, limit):
@@ -126,7 +126,7 @@ def judge_memory(facts: Facts, usual_mib: float | None = None, *, limit: Thresho
 
 
 def test_host_memory(node: Node, conclude: Conclude) -> None:
-    """Memory that others hold, or that swaps, is missing to the ranks: the kernel kills one of them."""  # noqa: E501  `preflight checks` prints it
+    """Memory that others hold, or that swaps, is missing to the ranks: the kernel kills one of them."""  # noqa: E501  `preflight list-checks` prints it
     conclude(judge_memory(node.facts, node.group.middle(available_mib), limit=node.limit))
 
 
@@ -137,7 +137,7 @@ MISSING = "compare dmidecode -t memory with a peer: a DIMM was disabled at boot,
 def judge_dimms(
     facts: Facts, peers: tuple[int, float | None] = (0, None), *, limit: Thresholds
 ) -> Verdict:
-    """Lost data first, then memory that is not there; `peers`: how many alike, and their MiB."""
+    """First lost data, then missing memory; `peers`: how many nodes are alike, and their MiB."""
     seen = facts.machine.memory if facts.machine else None
     edac = facts.machine.edac if facts.machine else None
     if seen is None or edac is None:
@@ -149,9 +149,9 @@ def judge_dimms(
         return found
     alike, usual = peers
     if usual is not None and is_short(seen.total_mib, usual, limit):
-        said = f"{memory(seen.total_mib)} of memory; {memory(usual)} is usual in its group"
+        sentence = f"{memory(seen.total_mib)} of memory; {memory(usual)} is usual in its group"
         conclude = fail if alike > 1 else warn
-        return conclude(f"{said} ({count(alike, 'node')} with it)", advice=MISSING)
+        return conclude(f"{sentence} ({count(alike, 'node')} with it)", advice=MISSING)
     if found is not None:
         return found
     if not edac.watched and usual is None:
@@ -161,13 +161,15 @@ def judge_dimms(
 
 
 def ecc_verdict(facts: Facts, edac: Edac, limit: Thresholds) -> Verdict | None:
-    """What the counters say; where the log fails the node for it, it is that check's."""
+    """What the ECC counters say; not run where host.hardware_errors already fails the node."""
     if edac.errors and log_has_memory_fault(facts):
         return not_run(f"errors on {edac.errors[0].name}: host.hardware_errors judges them")
     if lost := uncorrected_dimms(edac):
-        said = f"{count(lost[0].uncorrected, 'uncorrected error')} on {lost[0].name}, 0 expected"
+        sentence = (
+            f"{count(lost[0].uncorrected, 'uncorrected error')} on {lost[0].name}, 0 expected"
+        )
         more = f" (and {count(len(lost) - 1, 'more DIMM')})" if len(lost) > 1 else ""
-        return fail(said + more, advice=REPLACE, dimms=[one.name for one in lost])
+        return fail(sentence + more, advice=REPLACE, dimms=[one.name for one in lost])
     worn = wear(edac, max(0.0, facts.time_s - facts.boot_s), limit)
     return warn(worn, advice=REPLACE) if worn else None
 

@@ -1,4 +1,4 @@
-"""Processes that take from the next job: leftovers, and who computes beside us."""
+"""Processes that cost the next job: leftovers of earlier jobs, and other users' load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHECKS = (
 
 
 def judge_stale_processes(facts: Facts, limit: Thresholds) -> Verdict:
-    """Tell what was left behind, the grave first; what could not be seen is said, not passed."""
+    """Report leftover processes, the gravest first; hidden ones are unknown, not passed."""
     if facts.processes is None:
         return unknown("its processes could not be read", advice=f"mount /proc; {GRANT}")
     found = find_stale(facts.processes, facts.gpus or (), limit)
@@ -45,7 +45,7 @@ def judge_stale_processes(facts: Facts, limit: Thresholds) -> Verdict:
 
 
 def cause(found: list[Stale]) -> str:
-    """The single culprit, or the one that listens: `net.ports` names the same one."""
+    """The single culprit, or the one that listens: `net.ports` names the same process."""
     culprits = {one.pid: one for stale in found if stale.grave for one in stale.culprits}
     listeners = [pid for pid, one in culprits.items() if one.listens]
     single = list(culprits) if len(culprits) == 1 else listeners
@@ -58,10 +58,12 @@ def test_host_stale_processes(node: Node, conclude: Conclude) -> None:
 
 
 def judge_load(facts: Facts, limit: Thresholds) -> Verdict:
-    """The CPU time of processes that are none of ours, over a fifth of a second."""
+    """Judge the CPU time of other users' processes over a fifth of a second."""
     load = facts.machine.load if facts.machine else None
     if load is None:
-        return unknown("who computes here could not be seen", advice="mount /proc there")
+        return unknown(
+            "the processes that use the CPUs could not be read", advice="mount /proc there"
+        )
     online = facts.machine.stack.cpus_online if facts.machine and facts.machine.stack else 0
     cpus = max(online, load.cpus_allowed, 1)
     most = max(limit("foreign_cpus_least"), cpus * limit("foreign_cpus_percent") / 100)
@@ -83,5 +85,5 @@ def words(one: Worker) -> str:
 
 
 def test_host_load(node: Node, conclude: Conclude) -> None:
-    """Who computes on a node beside us slows every rank there, and all others wait for those."""
+    """Other load on a node slows every rank there, and all other ranks wait for those."""
     conclude(judge_load(node.facts, node.limit))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
-from preflight.checks.gpu.deviations import Oddity, conclude_oddities
+from preflight.checks.gpu.deviations import Deviation, conclude_deviations
 from preflight.checks.rdma.test_slots import uses_rdma
 from preflight.facts import Facts, Group, Majority, Node
 from preflight.facts.machine import Governor
@@ -36,11 +36,11 @@ NSENTER = "the process table of the machine: start it there, not in the containe
 
 
 def judge_container(facts: Facts) -> Verdict:
-    """Whether all processes of the machine are seen; only a missing privilege, so no fault."""
+    """Whether all processes of the machine are visible; hidden ones are unknown, never a fault."""
     container = facts.machine.container if facts.machine else None
     if container is None or container.hidden_by is None:
         return unknown(
-            "it cannot be told whether a container hides part of the machine",
+            "whether a container hides part of the machine could not be read",
             advice="mount /proc there",
         )
     where = f"in a container ({container.kind})" if container.kind else "no container"
@@ -58,13 +58,13 @@ def judge_container(facts: Facts) -> Verdict:
     busy = f"; the load average of all is {load.one_minute:.1f}" if load is not None else ""
     return unknown(
         f"{where}: {what} are hidden, {seen} seen{busy}",
-        advice=f"to have leftovers and load of others judged, grant {grant}",
+        advice=f"to check leftovers and other users' load, grant {grant}",
         grant=grant,
     )
 
 
 def test_host_container(node: Node, conclude: Conclude) -> None:
-    """What a container hides from us, leftovers of other jobs above all, is not judged: say so."""
+    """A container that hides processes, leftovers of other jobs above all, is reported."""
     conclude(judge_container(node.facts))
 
 
@@ -76,16 +76,16 @@ BIOS = "compare the power settings of its BIOS (OS control of P-states) with a n
 
 
 def judge_governor(facts: Facts, usual: Majority[tuple[str, ...]] | None = None) -> Verdict:
-    """Every CPU under the governor that keeps its clock up; a VM has none to choose."""
+    """Every CPU uses the governor that keeps its clock up; a VM has none to choose."""
     governors = facts.machine.governors if facts.machine else None
     if governors is None:
         return unknown("CPU frequency governors could not be read", advice="mount /sys there")
     alike = decided(usual)
     if not governors and alike is not None and alike.value:
-        said = f"no CPU frequency governor here; {others(alike, ', '.join(alike.value))}"
-        return warn(said, advice=BIOS)
+        sentence = f"no CPU frequency governor here; {others(alike, ', '.join(alike.value))}"
+        return warn(sentence, advice=BIOS)
     if not governors:
-        return not_run("its firmware or hypervisor steers CPU frequencies, no governor does")
+        return not_run("its firmware or hypervisor sets CPU frequencies, no governor does")
     slow = [one for one in governors if one.name != STEADY]
     if not slow:
         return ok(f"{count(sum(one.cpus for one in governors), 'CPU')} under {STEADY}")
@@ -147,25 +147,36 @@ def strict_nics(facts: Facts) -> tuple[str, ...] | None:
     return tuple(nic.name for nic in nics if not nic.relaxed_ordering)
 
 
-def obstacles(facts: Facts, group: Group) -> Iterator[Oddity]:
-    """Settings that send traffic between GPUs and NICs a long way round."""
+def obstacles(facts: Facts, group: Group) -> Iterator[Deviation]:
+    """Settings that send traffic between GPUs and NICs on a detour."""
     mine, vote = redirects(facts), group.majority(redirects)
     if mine:
         unlike = vote is not None and vote.decides and not vote.value
-        whom = f"none does on {vote.votes} of {vote.of} nodes" if vote and unlike else "none should"
-        sentence = f"ACS redirects what GPUs and NICs say to each other at {_few(mine)}; {whom}"
-        yield Oddity(sentence, _CLEAR.format(mine[0]), grave=bool(unlike))
+        usual_setting = (
+            (f"none does on {vote.votes} of {vote.of} nodes") if vote and unlike else "none should"
+        )
+        sentence = (
+            f"ACS redirects the traffic between GPUs and NICs at {_few(mine)}; {usual_setting}"
+        )
+        yield Deviation(sentence, _CLEAR.format(mine[0]), grave=bool(unlike))
     how, usual = mapping(facts), group.majority(mapping)
     if how is not None and how.startswith("DMA"):
         plain = usual is not None and usual.decides and not usual.value.startswith("DMA")
-        whom = f"{usual.value} on {usual.votes} of {usual.of} nodes" if usual and plain else ""
-        sentence = f"the IOMMU translates for GPUs and NICs ({how}), {whom or 'identity expected'}"
-        yield Oddity(sentence, _THROUGH, grave=bool(plain))
+        usual_setting = (
+            (f"{usual.value} on {usual.votes} of {usual.of} nodes") if usual and plain else ""
+        )
+        sentence = (
+            f"the IOMMU translates for GPUs and NICs ({how}), "
+            f"{usual_setting or 'identity expected'}"
+        )
+        yield Deviation(sentence, _THROUGH, grave=bool(plain))
     strict, lax = strict_nics(facts), decided(group.majority(strict_nics))
     if strict and lax is not None and not lax.value:
-        whom = f"on for all on {lax.votes} of {lax.of} nodes"
+        usual_setting = f"on for all on {lax.votes} of {lax.of} nodes"
         advice = "set PCI_WR_ORDERING=1 (mlxconfig), or relaxed ordering in the BIOS"
-        yield Oddity(f"relaxed ordering is off for {_few(strict)}, {whom}", advice, grave=False)
+        yield Deviation(
+            f"relaxed ordering is off for {_few(strict)}, {usual_setting}", advice, grave=False
+        )
 
 
 def _few(names: tuple[str, ...]) -> str:
@@ -173,13 +184,13 @@ def _few(names: tuple[str, ...]) -> str:
 
 
 def judge_pci_acs(facts: Facts, group: Group) -> Verdict:
-    """Hold the redirects of PCIe ports and the IOMMU's mapping against the group."""
+    """Compare the redirects of PCIe ports and the IOMMU's mapping with the group's."""
     if not uses_rdma(facts):
         return not_run("no GPUs beside an active RDMA port here")
     if facts.gpudirect is None:
-        said = "the PCIe settings between GPUs and NICs could not be read"
-        return unknown(said, advice="look at /sys/bus/pci and /sys/kernel/iommu_groups")
-    odd = conclude_oddities(obstacles(facts, group))
+        sentence = "the PCIe settings between GPUs and NICs could not be read"
+        return unknown(sentence, advice="look at /sys/bus/pci and /sys/kernel/iommu_groups")
+    odd = conclude_deviations(obstacles(facts, group))
     if odd is not None:
         return odd
     if redirects(facts) is None:
@@ -189,11 +200,11 @@ def judge_pci_acs(facts: Facts, group: Group) -> Verdict:
             grant="run the probe as root on the node (sudo), or give it CAP_SYS_ADMIN",
         )
     ports = facts.gpudirect.acs or ()
-    iommu = mapping(facts) or "not judged here"
-    said = f"{len(ports)} PCIe ports with ACS between GPUs and NICs, none redirects"
-    return ok(f"{said}; IOMMU: {iommu}", iommu=facts.gpudirect.iommu)
+    iommu = mapping(facts) or "not checked here"
+    sentence = f"{len(ports)} PCIe ports with ACS between GPUs and NICs, none redirects"
+    return ok(f"{sentence}; IOMMU: {iommu}", iommu=facts.gpudirect.iommu)
 
 
 def test_host_pci_acs(node: Node, conclude: Conclude) -> None:
-    """PCIe lets GPUs and NICs talk directly: neither ACS nor the IOMMU sends them round."""
+    """PCIe lets GPUs and NICs talk directly: neither ACS nor the IOMMU sends them on a detour."""
     conclude(judge_pci_acs(node.facts, node.group))

@@ -1,4 +1,4 @@
-"""The launch line comes up on this fleet, and its script hangs no rank."""
+"""The launch line starts one job on this fleet, and its script hangs no rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import to_builtins
 from preflight.check import Check
 from preflight.checks.env.test_cuda_visible_devices import read_visible
 from preflight.checks.fleet_view import FleetView
-from preflight.checks.gpu.deviations import Oddity
+from preflight.checks.gpu.deviations import Deviation
 from preflight.facts.words import count
 from preflight.fleet.nodeset import fold
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from preflight.facts.node import Node
     from preflight.fleet.model import Shape
-    from preflight.lint.lint import Linted
+    from preflight.lint.lint import LintResult
 
 _DRIVER = ("reach.answer", "host.driver_hung")
 CHECKS = (
@@ -30,40 +30,40 @@ CHECKS = (
 
 
 def devices_of(node: Node) -> int | None:
-    """How many GPUs the job will see on a node; None where the node could not tell."""
+    """How many GPUs the job will see on a node; None where the node reported none."""
     gpus = node.facts.gpus
     if gpus is None:
         return 0 if node.facts.driver.state == "absent" else None
     return len(read_visible((node.environ or {}).get("CUDA_VISIBLE_DEVICES"), gpus).devices)
 
 
-def misfit(shape: Shape, nodes: int, devices: Mapping[str, int | None]) -> Oddity | None:
+def misfit(shape: Shape, nodes: int, devices: Mapping[str, int | None]) -> Deviation | None:
     """The first reason why the launch will not become one job on all of these nodes and GPUs."""
     return _by_srun(shape) or _nodes(shape, nodes) or _meeting(shape) or _idle(shape, devices)
 
 
-def _by_srun(shape: Shape) -> Oddity | None:
+def _by_srun(shape: Shape) -> Deviation | None:
     tasks, nodes = shape.srun_tasks, shape.srun_nodes
     if shape.launcher == "torchrun" and tasks is not None and tasks > 1:
-        return Oddity(
+        return Deviation(
             f"srun starts torchrun {tasks} times on each node, 1 is expected: it starts the ranks "
             "there itself",
             "--ntasks-per-node=1, and --nproc-per-node for the ranks",
         )
     if nodes is None or shape.nnodes is None or shape.nnodes[0] <= nodes <= shape.nnodes[1]:
         return None
-    return Oddity(
+    return Deviation(
         f"srun starts it on {count(nodes, 'node')}, and --nnodes expects {_range(shape.nnodes)}",
         f"--nnodes={nodes}",
     )
 
 
-def _nodes(shape: Shape, nodes: int) -> Oddity | None:
+def _nodes(shape: Shape, nodes: int) -> Deviation | None:
     if shape.nnodes is None:
         return None
     fewest, most = shape.nnodes
     if fewest > nodes:
-        return Oddity(
+        return Deviation(
             f"--nnodes={_range(shape.nnodes)} waits for {fewest} nodes, and this run has {nodes}",
             f"give --nnodes={nodes}, or name all nodes of the job here",
         )
@@ -71,12 +71,12 @@ def _nodes(shape: Shape, nodes: int) -> Oddity | None:
         return None
     if most == 1:
         how = "--standalone" if shape.standalone else "--nnodes is 1, torchrun's default"
-        return Oddity(
+        return Deviation(
             f"{how}: each of {nodes} nodes would train by itself, one job is expected",
             f"--nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500",
             grave=False,
         )
-    return Oddity(
+    return Deviation(
         f"--nnodes={_range(shape.nnodes)}, and this run has {nodes}: {nodes - most} will not be "
         "part of the job",
         f"--nnodes={nodes}, or --preflight-need={most} if spare nodes are meant",
@@ -84,45 +84,45 @@ def _nodes(shape: Shape, nodes: int) -> Oddity | None:
     )
 
 
-def _meeting(shape: Shape) -> Oddity | None:
+def _meeting(shape: Shape) -> Deviation | None:
     """Where the nodes of torchrun find each other."""
     if shape.launcher != "torchrun" or shape.nnodes is None or shape.nnodes[1] == 1:
         return None
     if not shape.endpoint:
-        said = "neither --rdzv-endpoint nor --master-addr"
+        problem = "neither --rdzv-endpoint nor --master-addr"
         if shape.ignored:
-            said = f"{' and '.join(shape.ignored)} count for the static rendezvous only, and no "
-            said += "--rdzv-endpoint is given"
-        return Oddity(
-            f"{said}: each of {_range(shape.nnodes)} nodes waits for the others on itself",
+            problem = f"{' and '.join(shape.ignored)} count for the static rendezvous only, and no "
+            problem += "--rdzv-endpoint is given"
+        return Deviation(
+            f"{problem}: each of {_range(shape.nnodes)} nodes waits for the others on itself",
             "--rdzv-backend=c10d --rdzv-endpoint=HOST:29500, HOST being one of the nodes",
         )
     if shape.endpoint.endswith(":0"):
-        return Oddity(
+        return Deviation(
             f"--rdzv-endpoint={shape.endpoint[:60]}: port 0 is a random one, which the other nodes "
             "cannot know",
             "give a port, such as 29500",
         )
     if shape.static and not shape.node_rank:
-        return Oddity(
+        return Deviation(
             "the static rendezvous without --node-rank: every node takes itself for node 0",
             "--rdzv-backend=c10d, or --node-rank=0, 1, ... on each node",
         )
     if shape.ignored:
-        said = f"{' and '.join(shape.ignored)} beside --rdzv-endpoint: torchrun ignores it"
-        return Oddity(said, "leave it out, or it will mislead its readers", grave=False)
+        problem = f"{' and '.join(shape.ignored)} beside --rdzv-endpoint: torchrun ignores it"
+        return Deviation(problem, "leave it out: it has no effect", grave=False)
     return None
 
 
-def _idle(shape: Shape, devices: Mapping[str, int | None]) -> Oddity | None:
-    """GPUs that no rank will use; too few of them is what `env.cuda_visible_devices` says."""
+def _idle(shape: Shape, devices: Mapping[str, int | None]) -> Deviation | None:
+    """GPUs that no rank will use; `env.cuda_visible_devices` reports too few of them."""
     known = Counter(number for number in devices.values() if number)
     if shape.nproc is None or not known:
         return None
     usual, votes = known.most_common(1)[0]
     if usual <= shape.nproc:
         return None
-    return Oddity(
+    return Deviation(
         f"{count(shape.nproc, 'rank')} per node, and the job sees {usual} GPUs on {votes} of "
         f"{len(devices)} nodes: {usual - shape.nproc} idle on each",
         f"--nproc-per-node={usual} (or =gpu)",
@@ -136,39 +136,42 @@ def _range(nnodes: tuple[int, int]) -> str:
 
 
 def judge_fits(shape: Shape | None, nodes: int, devices: Mapping[str, int | None]) -> Verdict:
-    """Hold the line against the nodes of this run. `devices`: GPUs that the job sees on each."""
+    """Compare the launch line with the nodes. `devices`: GPUs that the job sees on each."""
     if shape is None:
         return not_run("no launch line of torchrun, accelerate or deepspeed is known")
     bad = misfit(shape, nodes, devices)
     if bad is not None and bad.grave:
         return fail(bad.sentence, advice=bad.advice)
-    untold = [name for name, number in devices.items() if number is None]
-    if shape.nproc is not None and untold:
-        said = f"{count(shape.nproc, 'rank')} per node, and {fold(untold)} did not tell its GPUs"
-        return unknown(said, advice="see gpu.count of it; then run again", culprits=untold)
+    silent_nodes = [name for name, number in devices.items() if number is None]
+    if shape.nproc is not None and silent_nodes:
+        summary = (
+            f"{count(shape.nproc, 'rank')} per node, and {fold(silent_nodes)} did not report its "
+            "GPUs"
+        )
+        return unknown(summary, advice="see gpu.count of it; then run again", culprits=silent_nodes)
     if bad is not None:
         return warn(bad.sentence, advice=bad.advice)
-    said = f"{shape.launcher} for {count(nodes, 'node')}"
+    summary = f"{shape.launcher} for {count(nodes, 'node')}"
     if shape.nproc is not None:
-        said += f", {count(shape.nproc, 'rank')} on each"
+        summary += f", {count(shape.nproc, 'rank')} on each"
     seen = sorted({number for number in devices.values() if number})
-    return ok(said + (f" with {' or '.join(map(str, seen))} GPUs" if seen else ""))
+    return ok(summary + (f" with {' or '.join(map(str, seen))} GPUs" if seen else ""))
 
 
 def test_launch_fits(fleet: FleetView, conclude: Conclude) -> None:
-    """The launch line comes up as one job on this fleet: nodes, ranks, GPUs, and a place to meet."""  # noqa: E501  `preflight checks` prints it
+    """The launch line starts one job on this fleet: nodes, ranks, GPUs and rendezvous fit."""
     job = next(iter(fleet.nodes.values())).job
     devices = {name: devices_of(node) for name, node in fleet.nodes.items()}
     conclude(judge_fits(job.launch, len(fleet.nodes) + len(fleet.left_out), devices))
 
 
-def judge_script(script: Linted | None) -> Verdict:
-    """The gravest finding speaks; the others are counted here and told by `preflight lint`."""
+def judge_script(script: LintResult | None) -> Verdict:
+    """Report the gravest finding and count the others, which `preflight lint` shows."""
     if script is None:
         return not_run("no training script known; give --preflight-script")
     if script.unread is not None:
-        said = f"{script.path} was not judged: {script.unread.reason}"
-        return unknown(said, advice=script.unread.remedy)
+        sentence = f"{script.path} was not judged: {script.unread.reason}"
+        return unknown(sentence, advice=script.unread.remedy)
     from preflight.lint.script import Severity  # it knows the whole language
 
     errors, warnings = script.of(Severity.ERROR), script.of(Severity.WARNING)
@@ -181,12 +184,12 @@ def judge_script(script: Linted | None) -> Verdict:
         return ok(f"{script.path}: nothing found{see}", **evidence)
     first = (errors or warnings)[0]
     rest = len(errors) + len(warnings) - 1
-    said = f"{script.path} line {first.line}: {first.sentence}; {first.will}"
+    sentence = f"{script.path} line {first.line}: {first.sentence}; {first.will}"
     more = f"; {count(rest, 'more finding')}: preflight lint {script.path}" if rest else ""
     conclude = fail if errors else warn
-    return conclude(said, advice=first.remedy + more, **evidence)
+    return conclude(sentence, advice=first.remedy + more, **evidence)
 
 
 def test_launch_script(fleet: FleetView, conclude: Conclude) -> None:
-    """Nothing in the training script will hang its ranks, as far as its text tells."""
+    """Nothing in the training script will hang its ranks, as far as its text shows."""
     conclude(judge_script(next(iter(fleet.nodes.values())).job.script))

@@ -1,6 +1,6 @@
 """Whose fault a failed connection is: the node's, its target's, or only the path between them.
 
-A healthy node must never be condemned for its neighbour's firewall, so every conclusion rests on
+A healthy node must never fail for its neighbour's firewall, so every conclusion rests on
 other connections: most nodes failing at one target blames the target; one node failing where the
 others succeed blames that node; two nodes alone cannot tell, and the pair is blamed.
 """
@@ -30,20 +30,20 @@ WORDS: Final[Mapping[str, str]] = {
     "reset": "cut off by something on the way",
     "wrong_answer": "answered by something that is not this run",
 }
-"""What a failed connection to a listener that was surely there means."""
+"""The meaning of a failed connection to a listener that surely existed."""
 
 OPEN_PORTS: Final = (
     "let the nodes reach each other on all TCP ports: look at nftables, security groups"
 )
 SEVERAL: Final = 2
-"""Fewer failures than these are between two nodes, and may be either's."""
+"""Fewer failures than this are between two nodes, and may be the fault of either."""
 _UNRESOLVED: Final = re.compile(r"[Nn]ame or service|name resolution|hostname|[Nn]ame does not")
-"""What C libraries say where a name has no address: that one is the node's, not ours."""
+"""Error texts of C libraries for a name without an address: the node's fault, not ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A failed connection explained. `blame` is a node, "pair a-b", or "" where nobody is."""
+    """A failed connection explained. `blame` is a node, "pair a-b", or "" if none is known."""
 
     blame: str
     sentence: str
@@ -51,15 +51,15 @@ class Fault:
 
     @property
     def cause(self) -> str:
-        """The same for everyone who suffers from the same culprit: one finding."""
+        """The same for all nodes with the same culprit, so that they are one finding."""
         return f"ports of {self.blame}"
 
 
 def evidence(net: Net, attempts: Iterable[tuple[str, Attempt]]) -> tuple[tuple[str, Attempt], ...]:
-    """The attempts that say something of the path between two nodes.
+    """The attempts that show something of the path between two nodes.
 
-    One that its own node could not even make does not, nor does a failure at a node whose port
-    stage died: its listeners went with it.
+    An attempt that its own node could not make shows nothing, nor does a failure at a node whose
+    port stage died: its listeners died with it.
     """
     silent: dict[str, bool] = {}
     kept = []
@@ -72,7 +72,7 @@ def evidence(net: Net, attempts: Iterable[tuple[str, Attempt]]) -> tuple[tuple[s
 
 
 def _gave_no_report(target: str, net: Net) -> bool:
-    """Whether a node that others tried is nowhere among those who tried."""
+    """Whether a node that others tried made no attempt itself."""
     if not net.others_to or (net.is_master and target == net.master):
         return False
     return not any(source == target for tried in net.others_to.values() for source, _ in tried)
@@ -101,7 +101,7 @@ def master_fault(name: str, net: Net) -> Fault | None:
 
 
 def _cut_off(name: str, net: Net, mine: Failed, others: str) -> Fault | None:
-    """The node is at fault, not the master, which has nothing to answer for."""
+    """The node is at fault, not the master."""
     if name == net.master:
         return None
     how = in_words(mine[name])
@@ -110,7 +110,7 @@ def _cut_off(name: str, net: Net, mine: Failed, others: str) -> Fault | None:
 
 
 def _path(name: str, net: Net, mine: Failed, others: str) -> Fault | None:
-    """Only the path to the master is cut: both its ends say so, in the same words."""
+    """Only the path to the master is cut: both ends report it, in the same words."""
     out = _data_out_of(mine, net)
     source = next((each for each in mine if _cut_from_master_only(each, net, out[each])), None)
     if source is None:
@@ -131,7 +131,7 @@ def _path(name: str, net: Net, mine: Failed, others: str) -> Fault | None:
 def _data_out_of(sources: Failed, net: Net) -> dict[str, list[tuple[str, Attempt]]]:
     """What each of these nodes tried at the others' data ports: (target, attempt).
 
-    The fleet is gone through for the master only, which asks once; a node knows its own.
+    Only the master looks through the whole fleet, once; a node knows its own attempts.
     """
     found: dict[str, list[tuple[str, Attempt]]] = {source: [] for source in sources}
     if not net.is_master and net.own is not None:
@@ -148,8 +148,8 @@ def _data_out_of(sources: Failed, net: Net) -> dict[str, list[tuple[str, Attempt
 def _cut_from_master_only(source: str, net: Net, out: Sequence[tuple[str, Attempt]]) -> bool:
     """Whether this node reaches most others that it tried and only the master is out of its reach.
 
-    Who reaches the master's data ports, and not the master port, is itself in the way; and so is
-    who lets nobody in.
+    A node that reaches the master's data ports, but not the master port, is itself at fault; so is
+    a node that accepts no connection.
     """
     peers = by_peer(out)
     if peers.pop(net.master, None) == []:
@@ -165,17 +165,17 @@ def own_trouble(name: str, net: Net) -> Fault | None:
     """An attempt that this node could not make: its own limits, or a name it cannot resolve."""
     for one in net.own.attempts if net.own is not None else ():
         if one.result == "error":
-            said = f"its own attempt at {one.target}:{one.port} failed: {one.error}"
-            unnamed = _UNRESOLVED.search(one.error)
+            sentence = f"its own attempt at {one.target}:{one.port} failed: {one.error}"
+            unresolved = _UNRESOLVED.search(one.error)
             advice = f"on {name}: make {one.target} resolvable (DNS, /etc/hosts)"
-            if not unnamed:
+            if not unresolved:
                 advice = f"on {name}: look at the limit of open files and at memory, and run again"
-            return Fault(name if unnamed else "", said, advice)
+            return Fault(name if unresolved else "", sentence, advice)
     return None
 
 
-def untold(net: Net) -> str:
-    """The master, if this node failed to reach it and the master's port stage died; else ""."""
+def master_without_report(net: Net) -> str:
+    """The master, if this node cannot reach it and the master's port stage died; else ""."""
     for one in net.own.attempts if net.own is not None else ():
         if one.kind == "master" and one.result not in ("ok", "error"):
             return one.target if _gave_no_report(one.target, net) else ""
@@ -183,7 +183,7 @@ def untold(net: Net) -> str:
 
 
 def data_fault(name: str, net: Net) -> Fault | None:
-    """Why this node and its partners of the sweep cannot connect to each other's data ports."""
+    """Why this node and its partners in the sweep cannot connect to each other's data ports."""
     into, out = _directions(name, net)
     if shut := shut_off(name, net):
         return shut
@@ -199,7 +199,7 @@ def data_fault(name: str, net: Net) -> Fault | None:
 
 
 def shut_off(name: str, net: Net) -> Fault | None:
-    """A node that no partner of the sweep gets into, or that gets out to none."""
+    """A node that no partner in the sweep can connect to, or that can connect to none."""
     into, out = _directions(name, net)
     for direction, verb in ((into, "cannot connect to it"), (out, "cannot be reached from it")):
         if len(direction) >= SEVERAL and all(direction.values()):
@@ -222,9 +222,9 @@ def _is_its_own(
 ) -> bool:
     """Whether a peer that is not reached is to blame.
 
-    It is when the master is out of its reach too, or when we reach others and it reaches us, so
-    that only its own gate is left. Where we are the master, its failure there is on the path that
-    is in question: it counts only once others have failed to get in.
+    It is when it cannot reach the master either, or when we reach others and it reaches us, so that
+    only its own firewall is left. If we are the master, its failure there is on the path in
+    question: it counts only once others have failed to connect too.
     """
     at_master = {source: attempt.result == "ok" for source, attempt in net.others_to_master}
     cut_off = at_master.get(peer) is False and any(at_master.values())
@@ -235,7 +235,7 @@ def _is_its_own(
 
 
 def _others_get_in(name: str, peer: str, net: Net) -> bool:
-    """Whether somebody else connected to a peer's data ports: then its gate is not shut."""
+    """Whether another node connected to a peer's data ports: then its firewall is open."""
     return any(
         source != name and attempt.kind == "data" and attempt.result == "ok"
         for source, attempt in net.others_to.get(peer, ())
@@ -251,7 +251,7 @@ def _others_tried(name: str, peer: str, net: Net) -> bool:
 def between(
     source: str, target: str, port: int, how: str, known: str = "either end may be at fault"
 ) -> Fault:
-    """Blame the path of two nodes, neither of which is condemned."""
+    """Blame the path between two nodes, and neither of the two."""
     first, second = sorted((source, target), key=natural)
     sentence = f"{source} cannot reach {target}:{port} ({how}); {known}"
     advice = f"on {first} and {second}: {OPEN_PORTS}"
@@ -269,5 +269,5 @@ def by_peer(attempts: Iterable[tuple[str, Attempt]]) -> dict[str, list[Attempt]]
 
 
 def in_words(attempts: Iterable[Attempt]) -> str:
-    """In words, each kind once."""
+    """The kinds of failure in words, each once."""
     return "; ".join(dict.fromkeys(WORDS[one.result] for one in attempts if one.result != "ok"))

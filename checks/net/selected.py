@@ -1,7 +1,7 @@
 """Which interfaces and RDMA devices a job's variables really select on one node.
 
-A prefix selects more than it names, a leading "^" or "=" counts for the whole list, and what NCCL
-takes where nothing is set is seldom what anybody wanted. Rules as in NCCL's socket.cc
+A prefix selects more than it names, a leading "^" or "=" counts for the whole list, and NCCL's
+default is seldom the interface that the user wants. Rules as in NCCL's socket.cc
 (ncclFindInterfaces, v2.18.6 to v2.30.7; in v2.30 its loop is in os/linux.cc), utils.cc and init.cc,
 and in torch's ProcessGroupGloo and GlooDeviceFactory.
 """
@@ -16,7 +16,7 @@ from preflight.checks.rdma.ports import ports_of
 from preflight.checks.software.test_versions import version
 from preflight.core.text import whole
 from preflight.facts.node import family as family_of
-from preflight.facts.node import parsed
+from preflight.facts.node import parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,7 @@ class Filter:
         return self.exclude != any(self.matches(each, name, port) for each in self.names)
 
     def matches(self, each: tuple[str, int | None], name: str, port: int | None = None) -> bool:
-        """Whether one word of the list is about it."""
+        """Whether one word of the list names this device and port."""
         word, its_port = each
         same = name == word if self.exact else name.startswith(word)
         return same and (its_port is None or port is None or its_port == port)
@@ -122,7 +122,7 @@ def hca_of(environ: Mapping[str, str] | None) -> str:
 
 def subnet(interface: Interface) -> str:
     """The network of its first address: "10.77.0.0/24"; "" without one."""
-    found = parsed(interface.addresses[0]) if interface.addresses else None
+    found = parse_address(interface.addresses[0]) if interface.addresses else None
     return "" if found is None else str(found.network)
 
 

@@ -1,8 +1,8 @@
 """The Ethernet links of a job's sockets run at full speed, with the frames of their peers.
 
-What should be is told by this machine's configuration, by most nodes of the group, by the other
-links of a bond, and by what both ends of a cable offer, in this order. Each reader here that takes
-`Facts` can be voted on by a group; None abstains.
+The expected value comes from this machine's configuration, else from most nodes of the group, the
+other links of a bond, or what both ends of a cable offer, in this order. A group can vote on each
+reader here that takes `Facts`; None abstains.
 
 Drivers name one thing in many ways (rx_crc_errors, rx_fcs_errors, rx_crc_errors_phy), count the
 same frame in several places, and again per queue and priority: the largest of a kind is taken.
@@ -15,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Final, Literal
 
 from preflight.check import Check
-from preflight.checks.gpu.deviations import Oddity, conclude_oddities, on_most
+from preflight.checks.gpu.deviations import Deviation, conclude_deviations, on_most
 from preflight.checks.net.selected import gloo_interfaces, nccl_interfaces, nccl_ports
 from preflight.checks.rdma.ports import ports_of
 from preflight.core.thresholds import Thresholds
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 
 def job_links(facts: Facts, environ: Mapping[str, str]) -> tuple[Interface, ...]:
-    """What NCCL's and gloo's sockets go over, with the links that a bond of them is made of.
+    """The interfaces of NCCL's and gloo's sockets, with the links of any bond among them.
 
-    Where no interface tells an address, as in most captured texts, every one is meant.
+    Where no interface has an address, as in most captured texts, all interfaces are taken.
     """
     every = [one for one in facts.interfaces if not one.loopback]
     if not any(one.addresses for one in every):
@@ -66,7 +66,7 @@ def parts(whole: Interface, facts: Facts) -> list[Interface]:
 
 
 def over_rdma(facts: Facts) -> frozenset[str]:
-    """Interfaces over RDMA ports: rate, MTU and flaps of those are told by `ib.*`."""
+    """Interfaces over RDMA ports: `ib.*` checks their rate, MTU and flaps."""
     return frozenset(port.port.netdev for port in ports_of(facts) if port.port.netdev)
 
 
@@ -96,7 +96,7 @@ def up_of(name: str) -> Callable[[Facts], bool | None]:
 
 
 def is_up(one: Interface) -> bool:
-    """Whether frames can pass, as far as it tells."""
+    """Whether frames can pass, as far as its state shows."""
     return one.operstate.lower() not in ("down", "lowerlayerdown", "notpresent")
 
 
@@ -128,21 +128,21 @@ _FRAMES: Final[tuple[tuple[Kind, str, str], ...]] = (
     ("dropped", "dropped_frames_per_million", _CONGESTED),
 )
 _LEAST: Final = 3
-"""Frames: one or two prove nothing, of however few."""
+"""Frames: one or two prove nothing, however few were received."""
 
 _DAY_S: Final = 86400.0
 _MILLION: Final = 1e6
 
 
 def kind_of(name: str) -> Kind:
-    """What a counter of a driver tells of; "" where it is no trouble, or is told elsewhere."""
+    """What a driver's counter counts; "" where that is no fault, or another check reports it."""
     low = name.lower()
     if _PER_QUEUE.search(low) or _NEVER.search(low):
         return ""
     return next((kind for kind, pattern in _KINDS if pattern.search(low)), "")
 
 
-def frame_troubles(one: Interface, facts: Facts, limit: Thresholds) -> Iterator[Oddity]:
+def frame_troubles(one: Interface, facts: Facts, limit: Thresholds) -> Iterator[Deviation]:
     """Frames that came broken or found no room, and a link that came and went."""
     counters = (one.ethernet.counters if one.ethernet else None) or ()
     packets = _largest(counters, "packets")
@@ -156,12 +156,12 @@ def frame_troubles(one: Interface, facts: Facts, limit: Thresholds) -> Iterator[
             seen = f"{one.name}: {worst.name} {worst.value} of {received} packets"
             share = f"{rate / 1e4:.3g} %" if rate >= 1e4 else f"{rate:.3g} in a million"  # noqa: PLR2004
             most = f"{share}, under {limit(name):g} in a million expected"
-            yield Oddity(f"{seen}: {most}", advice.format(one.name), grave=False)
+            yield Deviation(f"{seen}: {most}", advice.format(one.name), grave=False)
     yield from _flaps(one, facts, limit)
 
 
 def flaps_per_day(one: Interface, facts: Facts) -> float | None:
-    """How often its link went down since boot, per day; None where nothing tells."""
+    """How often its link went down since boot, per day; None where that is not known."""
     up_s = facts.time_s - facts.boot_s
     if one.carrier_downs is None or up_s <= 0:
         return None
@@ -169,18 +169,18 @@ def flaps_per_day(one: Interface, facts: Facts) -> float | None:
 
 
 def undated_flaps(one: Interface, facts: Facts, limit: Thresholds) -> str:
-    """A total of lost links that could be too high, and nothing says since when; "" if none."""
+    """A number of lost links that may be too high, but has no start time; "" if there is none."""
     if facts.time_s > facts.boot_s or (one.carrier_downs or 0) < limit("link_flaps_per_day"):
         return ""
     return f"{one.name} lost its link {one.carrier_downs} times, and nothing says since when"
 
 
-def _flaps(one: Interface, facts: Facts, limit: Thresholds) -> Iterator[Oddity]:
+def _flaps(one: Interface, facts: Facts, limit: Thresholds) -> Iterator[Deviation]:
     rate = flaps_per_day(one, facts)
     if rate is not None and rate >= limit("link_flaps_per_day"):
         seen = f"{one.name} lost its link {one.carrier_downs} times since boot, {rate:.3g} a day"
         sentence = f"{seen}; under {limit('link_flaps_per_day'):g} a day expected"
-        yield Oddity(sentence, f"look at {one.name}'s cable and its switch port", grave=False)
+        yield Deviation(sentence, f"look at {one.name}'s cable and its switch port", grave=False)
 
 
 def _largest(counters: tuple[Counter, ...], kind: str) -> Counter | None:
@@ -195,7 +195,7 @@ _TOLERANCE: Final = 0.97
 
 def odd_links(
     links: Sequence[Interface], facts: Facts, group: Group, *, grave: bool, limit: Thresholds
-) -> Iterator[Oddity]:
+) -> Iterator[Deviation]:
     """Everything odd about these links. `grave`: the job's data go over them."""
     rdma = over_rdma(facts)
     addressed = any(one.addresses for one in links)
@@ -203,12 +203,14 @@ def odd_links(
     wholes = {name for one in every for name in (one.master, one.name if one.lower else "")}
     for one in links:
         if not is_up(one):
-            if not addressed:  # else net.interface tells of it, or `_lost_parts`
-                yield Oddity(f"{one.name} has no link", _CABLE.format(one.name), grave=False)
+            if not addressed:  # else net.interface or `_lost_parts` reports it
+                yield Deviation(f"{one.name} has no link", _CABLE.format(one.name), grave=False)
             continue
         if one.ethernet is not None and one.ethernet.duplex == "half":
             sentence = f"{one.name} runs half duplex, full is expected"
-            yield Oddity(sentence, f"let both ends of {one.name} negotiate (ethtool -s autoneg on)")
+            yield Deviation(
+                sentence, f"let both ends of {one.name} negotiate (ethtool -s autoneg on)"
+            )
         if one.name in wholes:
             yield from _lost_parts(one, facts, group, grave=grave)
         if one.name not in rdma:
@@ -217,8 +219,8 @@ def odd_links(
             yield from frame_troubles(one, facts, limit)
 
 
-def unheld(links: Sequence[Interface], facts: Facts, group: Group) -> list[str]:
-    """Links whose speed nothing says what it should be: neither peers nor the device itself."""
+def without_expected_speed(links: Sequence[Interface], facts: Facts, group: Group) -> list[str]:
+    """Links whose expected speed is unknown: neither peers nor the device itself show it."""
     rdma = over_rdma(facts)
     return [
         one.name
@@ -234,7 +236,7 @@ def speed(mbits: float) -> str:
     return f"{mbits / 1000:g} Gb/s" if mbits >= 1000 else f"{mbits:g} Mb/s"  # noqa: PLR2004
 
 
-def _odd_mtu(one: Interface, group: Group, *, grave: bool) -> Iterator[Oddity]:
+def _odd_mtu(one: Interface, group: Group, *, grave: bool) -> Iterator[Deviation]:
     wanted = one.ethernet.mtu_wanted if one.ethernet else None
     expected, origin = wanted, "in its own configuration"
     vote = decided(group.majority(mtu_of(one.name)))
@@ -245,47 +247,47 @@ def _odd_mtu(one: Interface, group: Group, *, grave: bool) -> Iterator[Oddity]:
     advice = f"ip link set {one.name} mtu {expected}; keep it so, and the switch port's not below"
     # A node with larger frames than the others' sends them none: connections agree on the smaller.
     sentence = f"{one.name}: MTU {one.mtu}, {expected} {origin}"
-    yield Oddity(sentence, advice, grave=grave and one.mtu < expected)
+    yield Deviation(sentence, advice, grave=grave and one.mtu < expected)
 
 
 def _slow(
     one: Interface, links: Sequence[Interface], group: Group, *, grave: bool
-) -> Iterator[Oddity]:
+) -> Iterator[Deviation]:
     if not one.speed_mbits:
         return
-    told, advice = one.ethernet, _CABLE.format(one.name)
+    link, advice = one.ethernet, _CABLE.format(one.name)
     seen = f"{one.name} runs at {speed(one.speed_mbits)}"
     vote = group.majority(speed_of(one.name))
     if (usual := decided(vote)) is not None:
         if one.speed_mbits < usual.value * _TOLERANCE:
-            yield Oddity(
+            yield Deviation(
                 f"{seen}, {speed(usual.value)} {on_most(usual, group)}", advice, grave=grave
             )
         return
     bonded = [p.speed_mbits or 0 for p in links if p.master and p.master == one.master]
-    both = min(told.most_mbits or 0, told.partner_mbits or 0) if told else 0
+    both = min(link.most_mbits or 0, link.partner_mbits or 0) if link else 0
     if one.speed_mbits < max(bonded, default=0) * _TOLERANCE:
         sentence = f"{seen}, another link of {one.master} at {speed(max(bonded))}"
-        yield Oddity(sentence, advice, grave=grave)
+        yield Deviation(sentence, advice, grave=grave)
     elif one.speed_mbits < both * _TOLERANCE:
-        yield Oddity(f"{seen}, both its ends can do {speed(both)}", advice, grave=grave)
-    elif told and one.physical and one.speed_mbits < (told.most_mbits or 0) * _TOLERANCE:
-        sentence = f"{seen}, its device can do {speed(told.most_mbits or 0)}"
-        yield Oddity(sentence, advice, grave=False)
+        yield Deviation(f"{seen}, both its ends can do {speed(both)}", advice, grave=grave)
+    elif link and one.physical and one.speed_mbits < (link.most_mbits or 0) * _TOLERANCE:
+        sentence = f"{seen}, its device can do {speed(link.most_mbits or 0)}"
+        yield Deviation(sentence, advice, grave=False)
     elif fastest := _fastest_peer(one, group):
         sentence = f"{seen}, {speed(fastest)} on another node of group {group.name}"
-        yield Oddity(sentence, advice, grave=False)
+        yield Deviation(sentence, advice, grave=False)
 
 
 def _fastest_peer(one: Interface, group: Group) -> int | None:
-    """Of two nodes that differ neither is the rule; but no link is faster by mistake."""
+    """The speed of the fastest peer: two nodes make no majority, but no link is too fast."""
     read = speed_of(one.name)
     fastest = max((mbits for facts in group.facts.values() if (mbits := read(facts))), default=0)
     return fastest if (one.speed_mbits or 0) < fastest * _TOLERANCE else None
 
 
-def _lost_parts(one: Interface, facts: Facts, group: Group, *, grave: bool) -> Iterator[Oddity]:
-    """Links of a bond that are down: it goes on with what is left, at a part of its speed."""
+def _lost_parts(one: Interface, facts: Facts, group: Group, *, grave: bool) -> Iterator[Deviation]:
+    """Links of a bond that are down: the bond goes on with the rest, at a part of its speed."""
     own = parts(one, facts)
     for part in own:
         vote = decided(group.majority(up_of(part.name)))
@@ -293,7 +295,7 @@ def _lost_parts(one: Interface, facts: Facts, group: Group, *, grave: bool) -> I
             continue
         left = sum(is_up(each) for each in own)
         sentence = f"{part.name} of {one.name} has no link; {left} of {len(own)} are up"
-        yield Oddity(sentence, _CABLE.format(part.name), grave=grave)
+        yield Deviation(sentence, _CABLE.format(part.name), grave=grave)
 
 
 CHECK = Check("net.ethernet", stage="facts", tier="prolog", requires=("reach.answer",))
@@ -302,26 +304,26 @@ CHECK = Check("net.ethernet", stage="facts", tier="prolog", requires=("reach.ans
 def judge(
     facts: Facts, environ: Mapping[str, str] | None, group: Group, limit: Thresholds
 ) -> Verdict:
-    """Hold speed, duplex, MTU, a bond's links and lost frames against configuration and peers."""
+    """Compare speed, duplex, MTU, a bond's links and lost frames with configuration and peers."""
     network, env = facts.network, environ or {}
     if network is None or network.interfaces is None:
-        if network is None and not any(said.startswith("network") for said in facts.problems):
-            return not_run("no interfaces told")
+        if network is None and not any(problem.startswith("network") for problem in facts.problems):
+            return not_run("no interfaces reported")
         return unknown("the interfaces could not be read", advice="look at ip link there")
     links = job_links(facts, env)
     if not links:
         return not_run("no interface here that the job's sockets could use")
-    odd = conclude_oddities(
+    odd = conclude_deviations(
         odd_links(links, facts, group, grave=data_over_sockets(facts, env), limit=limit),
     )
     if odd is not None:
         return odd
     rdma = over_rdma(facts)
-    told = tuple(one for one in links if one.name not in rdma)
-    if not told:
-        return ok(f"{', '.join(one.name for one in links)}: over RDMA ports, judged as those")
-    return _unknown_links(told, facts, group, limit) or ok(
-        "; ".join(map(_words, told[:4])), links=[one.name for one in told]
+    plain = tuple(one for one in links if one.name not in rdma)
+    if not plain:
+        return ok(f"{', '.join(one.name for one in links)}: over RDMA ports, which ib.* checks")
+    return _unknown_links(plain, facts, group, limit) or ok(
+        "; ".join(map(_words, plain[:4])), links=[one.name for one in plain]
     )
 
 
@@ -330,20 +332,20 @@ def _unknown_links(
 ) -> Verdict | None:
     mute = [one.name for one in links if one.mtu is None and one.ethernet is None]
     if mute:
-        said = f"{', '.join(mute)} would not tell its link"
-        return unknown(said, advice="look at mtu, speed and duplex in /sys/class/net")
-    if old := [said for one in links if (said := undated_flaps(one, facts, limit))]:
+        sentence = f"{', '.join(mute)} did not report its link"
+        return unknown(sentence, advice="look at mtu, speed and duplex in /sys/class/net")
+    if old := [sentence for one in links if (sentence := undated_flaps(one, facts, limit))]:
         return unknown(old[0], advice="take a second reading after a known time")
-    alone = unheld(links, facts, group)
+    alone = without_expected_speed(links, facts, group)
     if not alone:
         return None
-    said = f"nothing says what speed {', '.join(alone)} should have"
+    sentence = f"nothing says what speed {', '.join(alone)} should have"
     advice = "look at ethtool there, or take a healthy node beside it"
-    return unknown(f"{said} ({'; '.join(map(_words, links[:4]))})", advice=advice)
+    return unknown(f"{sentence} ({'; '.join(map(_words, links[:4]))})", advice=advice)
 
 
 def _words(one: Interface) -> str:
-    words = [speed(one.speed_mbits) if one.speed_mbits else "speed not told"]
+    words = [speed(one.speed_mbits) if one.speed_mbits else "speed not reported"]
     if one.ethernet and one.ethernet.counters and not (one.speed_mbits or one.mtu):
         words = ["no more frames lost than usual"]
     words += [f"{one.ethernet.duplex} duplex"] if one.ethernet and one.ethernet.duplex else []
@@ -352,5 +354,5 @@ def _words(one: Interface) -> str:
 
 
 def test_net_ethernet(node: Node, conclude: Conclude) -> None:
-    """Joins a node, the job's environment there and the judgement; the frame does the rest."""
+    """The Ethernet links of a job's sockets run at full speed, with the frames of their peers."""
     conclude(judge(node.facts, node.environ, node.group, node.limit))

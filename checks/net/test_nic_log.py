@@ -1,4 +1,4 @@
-"""The kernel log tells of no NIC whose firmware stopped, that did not start, or that flaps."""
+"""The kernel log has no NIC whose firmware stopped, that did not start, or that flaps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Kind = Literal[
 ]
 
 _HINT = r"mlx5_|[Ll]ink (?:is )?(?:[Dd]own|[Uu]p)\b|NETDEV WATCHDOG|nvidia-peermem"
-"""Few lines are looked at closely."""
+"""Only lines with one of these words are parsed."""
 
 _NOTE_CHARS = 120
 
@@ -61,7 +61,7 @@ _KINDS: tuple[tuple[Kind, str], ...] = (
     ),
     ("down", rf"mlx5_core {_BDF}:? (?:\S+: )?[Pp]ort:? ?\d+ Link DOWN"),
     ("rdma", r"nvidia-peermem .*ERROR"),
-    # What is in no table, and no answer to a program's own command (mlx5_cmd_out_err).
+    # A line that is in no table, and no answer to a program's own command (mlx5_cmd_out_err).
     ("odd", rf"{_MLX}(?!mlx5_cmd_|.*_cmd_check)(?P<note>.*{_TROUBLE}.*)"),
     ("odd", rf"infiniband (?P<name>mlx5_\d{{1,3}}): (?P<note>.*{_TROUBLE}.*)"),
 )
@@ -78,15 +78,15 @@ _MEANING: dict[Kind, tuple[str, str]] = {
         "drain; look at dmesg for that NIC, power-cycle, check driver and firmware versions",
     ),
     "hot": ("it was too hot", "check fans, air flow and the optical module of that NIC"),
-    "module": ("its cable or optical module is in trouble", "reseat or replace cable and module"),
-    "stalled": ("its queue or a command stood still", "update firmware and driver; watch it"),
+    "module": ("its cable or optical module reports a fault", "reseat or replace cable and module"),
+    "stalled": ("its queue or a command stalled", "update firmware and driver; watch it"),
     "down": ("its link went down", "reseat or replace the cable; look at the switch port"),
     "rdma": (
         "GPUDirect RDMA lost a program's context",
         "look at the program that ended then; reload nvidia_peermem, or use dma-buf",
     ),
     "odd": (
-        "its driver reports a trouble that is not in preflight's table",
+        "its driver reports an error that is not in preflight's table",
         "look that line up at NVIDIA; update firmware and driver of the NIC",
     ),
     "recovered": ("its firmware recovered", "watch it; update the NIC's firmware"),
@@ -95,9 +95,9 @@ _MEANING: dict[Kind, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing of one NIC; `who` is its PCI address or its interface."""
+    """One event of one NIC; `device` is its PCI address or its interface."""
 
-    who: str
+    device: str
     kind: Kind
     order: int
     times: int
@@ -107,13 +107,13 @@ class Event:
 
 
 def events(lines: Sequence[LogLine]) -> list[Event]:
-    """All that was said of NICs; a fault is gone when its driver started it again, or healed it.
+    """All events of NICs; a fault is over when the driver restarted or recovered the NIC.
 
-    A link that came up again without a word of having been down was down too.
+    A link that came up twice was down between, even if no line says so.
     """
     found: dict[tuple[str, str], list[Event]] = defaultdict(list)
     ups: dict[str, _Ups] = {}
-    unsaid: list[Event] = []
+    unreported: list[Event] = []
     downs: dict[str, tuple[int, float]] = defaultdict(lambda: (0, inf))
     for order, line in enumerate(lines):
         if up := re.match(_UP, line.text):
@@ -123,28 +123,28 @@ def events(lines: Sequence[LogLine]) -> list[Event]:
         started = re.match(_STARTED, line.text)
         if started is not None:
             if before := ups.pop(started["bus"], None):
-                unsaid += before.unsaid(*downs[started["bus"]])
+                unreported += before.unreported(*downs[started["bus"]])
             found.pop((started["bus"], "fails"), None)
             found.pop((started["bus"], "tells"), None)
         one = _read_line(order, line)
         if one is None:
             continue
         if one.kind == "recovered":
-            found.pop((one.who, "fails"), None)
+            found.pop((one.device, "fails"), None)
         group = "fails" if one.kind in _FAILS else "down" if one.kind == "down" else "tells"
-        found[one.who, group].append(one)
+        found[one.device, group].append(one)
         if one.kind == "down":
-            times, first = downs[one.who]
-            downs[one.who] = times + one.times, min(first, order)
-    unsaid += [each for one in ups.values() for each in one.unsaid(*downs[one.who])]
-    return sorted((e for some in found.values() for e in some), key=lambda e: e.order) + unsaid
+            times, first = downs[one.device]
+            downs[one.device] = times + one.times, min(first, order)
+    unreported += [each for one in ups.values() for each in one.unreported(*downs[one.device])]
+    return sorted((e for some in found.values() for e in some), key=lambda e: e.order) + unreported
 
 
 @dataclass(slots=True)
 class _Ups:
     """How often one link came up since its driver started it."""
 
-    who: str
+    device: str
     first: int
     times: int = 0
     last_s: float | None = None
@@ -153,13 +153,13 @@ class _Ups:
         self.times += line.times
         self.last_s = line.last_s
 
-    def unsaid(self, downs: int, since: float) -> list[Event]:
-        """How often it must have been down between, beyond what was said, and since which line."""
-        # The first time needs no word before it: so every link begins.
+    def unreported(self, downs: int, since: float) -> list[Event]:
+        """How often the link must have been down between, beyond the lines that say so."""
+        # The first time it comes up needs no line before it: every link begins so.
         known = downs + (since > self.first)
         less = self.times - known
         note = "it came up again"
-        return [Event(self.who, "down", self.first, less, self.last_s, note)] if less > 0 else []
+        return [Event(self.device, "down", self.first, less, self.last_s, note)] if less > 0 else []
 
 
 CHECK = Check(
@@ -172,29 +172,29 @@ def judge(facts: Facts, limit: Thresholds) -> Verdict:
     log = facts.kernel_log
     if log is None:
         return unread(facts)
-    said = events(log.lines)
-    evidence: dict[str, Any] = {"events": [_evidence(each) for each in said], "log": log.source}
-    graves = [each for each in said if each.kind in _FAILS]
+    reported = events(log.lines)
+    evidence: dict[str, Any] = {"events": [_evidence(each) for each in reported], "log": log.source}
+    graves = [each for each in reported if each.kind in _FAILS]
     if graves:
         words = _words(graves, facts)
         return maybe_over(words, log, **evidence) or fail(
             f"{words}; expected no such line {window(log, facts)}",
             advice=_MEANING[graves[0].kind][1],
-            cause=f"nic {graves[0].who}" if len({each.who for each in graves}) == 1 else "",
+            cause=f"nic {graves[0].device}" if len({each.device for each in graves}) == 1 else "",
             **evidence,
         )
-    flaps = _flapping(said, facts, limit)
-    # Of a narrow PCIe link ib.pcie tells, which sees it as it is now.
-    notable = [each for each in said if each.kind not in ("down", "narrow")]
+    flaps = _flapping(reported, facts, limit)
+    # ib.pcie reports a narrow PCIe link, because it reads the present state.
+    notable = [each for each in reported if each.kind not in ("down", "narrow")]
     if flaps or notable:
         flaps, notable, cause = _without_known(flaps, notable, facts, limit)
-        told = [_flap_words(flaps, limit)] if flaps else []
-        told += [_words(notable, facts)] if notable else []
+        sentences = [_flap_words(flaps, limit)] if flaps else []
+        sentences += [_words(notable, facts)] if notable else []
         worst = flaps[0] if flaps else notable[0]
-        return warn("; ".join(told), advice=_MEANING[worst.kind][1], cause=cause, **evidence)
-    if downs := [each for each in said if each.kind == "down"]:
+        return warn("; ".join(sentences), advice=_MEANING[worst.kind][1], cause=cause, **evidence)
+    if downs := [each for each in reported if each.kind == "down"]:
         return _rare_flaps(downs, log, facts, evidence, limit)
-    return whole(f"no NIC in trouble {window(log, facts)}", log, ("nic",), **evidence)
+    return whole(f"no NIC with errors {window(log, facts)}", log, ("nic",), **evidence)
 
 
 def _rare_flaps(
@@ -204,7 +204,7 @@ def _rare_flaps(
     evidence: dict[str, Any],
     limit: Thresholds,
 ) -> Verdict:
-    """Links that went down too rarely to condemn one, if the log shows as long a time."""
+    """Links that went down too rarely to blame one, if the log covers a whole day."""
     own = _by_link(downs)
     worst = max(own, key=lambda each: each.times)
     many = limit("link_flaps_per_day")
@@ -220,9 +220,9 @@ def _rare_flaps(
 def _without_known(
     flaps: list[Event], notable: list[Event], facts: Facts, limit: Thresholds
 ) -> tuple[list[Event], list[Event], str]:
-    """Leave what another check tells of the same link to it; if that is all, join its finding."""
+    """Leave out links that another check reports; if none is left, join that check's finding."""
     reported = {
-        one: reporting_check(one.who, facts, limit)
+        one: reporting_check(one.device, facts, limit)
         for one in (*flaps, *notable)
         if one.kind in _LINK
     }
@@ -254,31 +254,31 @@ def _read_line(order: int, line: LogLine) -> Event | None:
     return None
 
 
-def _number(said: str) -> float:
+def _number(text: str) -> float:
     try:
-        return float(said)
+        return float(text)
     except ValueError:
         return 0.0
 
 
-def _flapping(said: Sequence[Event], facts: Facts, limit: Thresholds) -> list[Event]:
-    """Links that went down more often in a day than a cable in order does."""
+def _flapping(reported: Sequence[Event], facts: Facts, limit: Thresholds) -> list[Event]:
+    """Links that went down more often in a day than with a good cable."""
     found = []
     span = span_s(facts.kernel_log, facts) if facts.kernel_log is not None else None
     days = max(1.0, (span or 0.0) / 86400)
-    for one in _by_link(said):
+    for one in _by_link(reported):
         recent = elapsed_s(one.last_s, facts)
         if one.times / days >= limit("link_flaps_per_day") and (recent is None or recent < 86400):  # noqa: PLR2004
             found.append(one)
     return found
 
 
-def _by_link(said: Sequence[Event]) -> list[Event]:
-    """All that each link went down, as one."""
+def _by_link(reported: Sequence[Event]) -> list[Event]:
+    """All downs of each link, as one event."""
     found, downs = [], dict[str, list[Event]]()
-    for each in said:
+    for each in reported:
         if each.kind == "down":
-            downs.setdefault(each.who, []).append(each)
+            downs.setdefault(each.device, []).append(each)
     for who, own in downs.items():
         last_s = max((e.last_s for e in own if e.last_s is not None), default=None)
         times = sum(each.times for each in own)
@@ -288,26 +288,26 @@ def _by_link(said: Sequence[Event]) -> list[Event]:
 
 
 def _flap_words(flaps: Sequence[Event], limit: Thresholds) -> str:
-    notes = {each.who: f" ({each.note})" if each.note else "" for each in flaps}
-    told = ", ".join(f"{e.who} {count(e.times, 'time')}{notes[e.who]}" for e in flaps[:4])
-    return f"link down: {told}, expected under {limit('link_flaps_per_day'):.0f} in a day"
+    notes = {each.device: f" ({each.note})" if each.note else "" for each in flaps}
+    links = ", ".join(f"{e.device} {count(e.times, 'time')}{notes[e.device]}" for e in flaps[:4])
+    return f"link down: {links}, expected under {limit('link_flaps_per_day'):.0f} in a day"
 
 
 def _words(found: Sequence[Event], facts: Facts) -> str:
     first = found[0]
-    whos = list(dict.fromkeys(each.who for each in found if each.kind == first.kind))
+    whos = list(dict.fromkeys(each.device for each in found if each.kind == first.kind))
     times = sum(each.times for each in found if each.kind == first.kind)
     more = f" and {len(whos) - 1} more" if len(whos) > 1 else ""
     often = f" ({count(times, 'line')})" if times > 1 else ""
     note = f" ({first.note})" if first.note else ""
     when = ago(found[-1].last_s, facts)
-    return f"{first.who}{more}: {_MEANING[first.kind][0]}{note}{often}{when}"
+    return f"{first.device}{more}: {_MEANING[first.kind][0]}{note}{often}{when}"
 
 
 def _evidence(one: Event) -> dict[str, object]:
-    return {"who": one.who, "kind": one.kind, "times": one.times, "last_s": one.last_s}
+    return {"who": one.device, "kind": one.kind, "times": one.times, "last_s": one.last_s}
 
 
 def test_net_kernel_log(node: Node, conclude: Conclude) -> None:
-    """Joins a node and the judgement; the frame does the rest."""
+    """The kernel log has no NIC whose firmware stopped, that did not start, or that flaps."""
     conclude(judge(node.facts, node.limit))

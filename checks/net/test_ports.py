@@ -1,7 +1,7 @@
-"""The job's rendezvous port, and the ports that the kernel gives away.
+"""The job's rendezvous port, and the range from which the kernel takes ports.
 
-That port proves the least of all: a firewall between the master and one other node looks there as
-if the other were cut off from everybody. So the data ports, tried at the same time, are asked too.
+That port alone proves little: a firewall between the master and one other node looks there as if
+the other node were cut off from all. So the attempts at data ports count too.
 """
 
 from __future__ import annotations
@@ -9,8 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preflight.check import Check
-from preflight.checks.gpu.deviations import Oddity, conclude_oddities
-from preflight.checks.net.port_blame import Fault, data_fault, master_fault, own_trouble, untold
+from preflight.checks.gpu.deviations import Deviation, conclude_deviations
+from preflight.checks.net.port_blame import (
+    Fault,
+    data_fault,
+    master_fault,
+    master_without_report,
+    own_trouble,
+)
 from preflight.core.text import whole
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Net, Node, Ports
@@ -32,7 +38,7 @@ CHECKS = (
 
 
 def taken_verdict(master: MasterPort, origin: str) -> Verdict:
-    """Explain a port that could not be bound by its owner."""
+    """Explain by its holder a port that could not be bound."""
     port = f"port {master.port} ({origin})"
     holder = master.holder
     if holder is not None and holder.ours:
@@ -62,19 +68,19 @@ def taken_verdict(master: MasterPort, origin: str) -> Verdict:
 
 
 def not_free_again(master: MasterPort, origin: str) -> Verdict | None:
-    """What is wrong with a port that was free: it was not given back."""
+    """What is wrong with a port that was free at first, and then not free again."""
     port = f"port {master.port} ({origin})"
     if master.free_again is False:
         return fail(
             f"{port} was free, but not again after our listener had left",
-            advice="look who took it: ss -tanp; or choose another --master-port",
+            advice="find the process that took it: ss -tanp; or choose another --master-port",
             blocks=False,
         )
     return None
 
 
 def judge_ports(name: str, net: Net) -> Verdict:
-    """The master's own port first, then who reaches whom; the culprit is named, not the victim."""
+    """First the master's port, then which node reaches which; name the culprit, not the victim."""
     if net.own is None:
         return unknown(
             f"it gave no answer to the port stage: {net.trouble}",
@@ -91,9 +97,11 @@ def judge_ports(name: str, net: Net) -> Verdict:
     fault = fault or own_trouble(name, net)
     if fault is not None:
         return _fault_verdict(name, fault)
-    if dead := untold(net):
-        said = f"cannot reach {dead}, whose port stage gave no report"
-        return unknown(said, advice=f"mend {dead}, then run again", cause=said, blame=dead)
+    if dead := master_without_report(net):
+        sentence = f"cannot reach {dead}, whose port stage gave no report"
+        return unknown(
+            sentence, advice=f"repair {dead}, then run again", cause=sentence, blame=dead
+        )
     bad = not_free_again(net.own.master, net.master_port_origin) if net.own.master else None
     return held or bad or _ports_ok(net, net.own)
 
@@ -112,14 +120,16 @@ def _ports_ok(net: Net, own: Ports) -> Verdict:
     partners = {one.target for one in own.attempts if one.kind == "data" and one.result == "ok"}
     if own.master is not None:
         reached = sum(attempt.result == "ok" for _, attempt in net.others_to_master)
-        said = f"port {own.master.port} ({net.master_port_origin}) is free"
-        said += f", reached by {count(reached, 'other node')}" if reached else ""
+        summary = f"port {own.master.port} ({net.master_port_origin}) is free"
+        summary += f", reached by {count(reached, 'other node')}" if reached else ""
     elif at_master:
-        said = f"reaches {net.master}:{at_master[0].port}"
+        summary = f"reaches {net.master}:{at_master[0].port}"
     else:
-        said = f"the port of {net.master} was not open to try"
-    said += f"; random ports of {', '.join(sorted(partners, key=natural))} too" if partners else ""
-    return ok(said, ms=[round(one.ms, 2) for one in own.attempts])
+        summary = f"the port of {net.master} was not open to try"
+    summary += (
+        (f"; random ports of {', '.join(sorted(partners, key=natural))} too") if partners else ""
+    )
+    return ok(summary, ms=[round(one.ms, 2) for one in own.attempts])
 
 
 def test_net_ports(node: Node, conclude: Conclude) -> None:
@@ -129,7 +139,7 @@ def test_net_ports(node: Node, conclude: Conclude) -> None:
 
 def risky_ports(
     network: Network, master_port: int | None, origin: str, limit: Thresholds
-) -> Iterator[Oddity]:
+) -> Iterator[Deviation]:
     """What is wrong with the range. `master_port`: on the master alone."""
     if network.ephemeral is None:
         return
@@ -139,12 +149,12 @@ def risky_ports(
     if free < least:
         sentence = f"{free} ports for outgoing connections ({low}-{high}), {least} are the least"
         advice = "sysctl -w net.ipv4.ip_local_port_range='32768 60999'; keep it so"
-        yield Oddity(f"{sentence} for a large job", advice, grave=False)
+        yield Deviation(f"{sentence} for a large job", advice, grave=False)
     if master_port is None or not low <= master_port <= high:
         return
     if is_reserved(master_port, network.reserved):
         return
-    yield Oddity(
+    yield Deviation(
         f"port {master_port} ({origin}) is inside the ephemeral range {low}-{high}: "
         "any outgoing connection may take it before the job does",
         f"choose a --master-port below {low}, such as 29500, or reserve it: "
@@ -165,26 +175,26 @@ def is_reserved(port: int, reserved: str) -> bool:
 def judge_ephemeral_ports(
     facts: Facts, master_port: int | None, origin: str, limit: Thresholds
 ) -> Verdict:
-    """Hold the range against what a job needs, and on the master against its port."""
+    """Compare the range with what a job needs and, on the master, with its port."""
     network = facts.network
-    if network is None and not any(said.startswith("network") for said in facts.problems):
-        return not_run("no port range told")
+    if network is None and not any(line.startswith("network") for line in facts.problems):
+        return not_run("no port range reported")
     if network is None or network.ephemeral is None:
         return unknown(
             "the range of ports for outgoing connections could not be read",
             advice="look at /proc/sys/net/ipv4/ip_local_port_range",
         )
-    odd = conclude_oddities(risky_ports(network, master_port, origin, limit))
+    odd = conclude_deviations(risky_ports(network, master_port, origin, limit))
     if odd is not None:
         return odd
     low, high = network.ephemeral
-    said = f"{high - low + 1} ports for outgoing connections ({low}-{high})"
+    line = f"{high - low + 1} ports for outgoing connections ({low}-{high})"
     if master_port is not None:
-        said += f"; {master_port} ({origin}) is safe from them"
-    return ok(said, low=low, high=high, reserved=network.reserved)
+        line += f"; {master_port} ({origin}) is safe from them"
+    return ok(line, low=low, high=high, reserved=network.reserved)
 
 
 def test_net_ephemeral_ports(node: Node, conclude: Conclude) -> None:
-    """The kernel has ports enough to give away, and the master's is not among them."""
+    """The kernel has enough ports for outgoing connections, and the master's is not among them."""
     port = node.job.master_port if node.net.is_master else None
     conclude(judge_ephemeral_ports(node.facts, port, node.job.master_port_origin, node.limit))

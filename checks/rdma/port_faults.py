@@ -1,13 +1,12 @@
 """Which RDMA ports are down that should be up, and what their counters prove.
 
-Somebody switches off what is not used, or gives it to Ethernet; an InfiniBand port that is on and
-finds nobody is never plainly unused. The one exception is a card's second port, which often has no
-cable.
+An unused port is switched off, or set to Ethernet; an InfiniBand port that is on and has no link
+is seldom unused. The one exception is a card's second port, which often has no cable.
 
 Counters run since the driver was loaded, at most since boot, so a rate over the time since boot is
-too low rather than too high. A total of unknown age is held against the other ports of the node.
+too low rather than too high. A total of unknown age is compared with the node's other ports.
 
-The port that is down knows most, then the counters with their rates, and the log least.
+A port that is down proves most, then the counters with their rates; the log proves least.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import TYPE_CHECKING, Final
 
-from preflight.checks.gpu.deviations import Oddity, on_most
+from preflight.checks.gpu.deviations import Deviation, on_most
 from preflight.checks.net.test_ethernet import flaps_per_day
 from preflight.checks.rdma.ports import ENOUGH_ALIKE, active_ports, is_rail, netdev_of, ports_of
 from preflight.core.thresholds import Thresholds
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from preflight.facts.model import Facts
     from preflight.facts.network import Interface
     from preflight.facts.node import Group
-    from preflight.fleet.model import Promise
+    from preflight.fleet.model import Expected
 
 
 _CABLE: Final = (
@@ -39,36 +38,36 @@ _CABLE: Final = (
 
 def unconnected_port(
     port: Port, ports: Sequence[Port], facts: Facts, group: Group
-) -> Oddity | None:
-    """What is odd about a port that is down, where neither promise nor peers decide."""
-    if not _finds_nobody(port):
+) -> Deviation | None:
+    """What is wrong with a port that is down, where neither inventory nor peers decide."""
+    if not _has_no_link(port):
         return None
-    alike = [one for one in ports if one.active or _finds_nobody(one)]
+    alike = [one for one in ports if one.active or _has_no_link(one)]
     fabric = [one for one in alike if one.layer == port.layer]
     up = sum(one.active for one in fabric)
     if up >= ENOUGH_ALIKE and _second(port, ports):
         return None
     if up:
-        said = f"{up} of {len(fabric)} InfiniBand ports are ACTIVE"
-        return Oddity(f"{port.seen}; {said}", _CABLE, grave=False)
-    # So many without a cable are no spare ones; of one card beside Ethernet that may well be.
+        peers = f"{up} of {len(fabric)} InfiniBand ports are ACTIVE"
+        return Deviation(f"{port.seen}; {peers}", _CABLE, grave=False)
+    # So many ports without a cable are not spare; one card beside Ethernet may well be.
     many = len(fabric) >= ENOUGH_ALIKE
     meant = len(alike) > len(fabric) or idle_everywhere(facts, group)
-    all_told = not any(problem.startswith("nics") for problem in facts.problems)
-    # A live node's card or two may never have been cabled; somebody's pasted ones are asked about.
-    grave = all_told and (many or (not facts.time_s and not meant))
-    return Oddity(f"{port.seen}, and no InfiniBand port is ACTIVE", _CABLE, grave=grave)
+    complete = not any(problem.startswith("nics") for problem in facts.problems)
+    # A card or two of a live node may never have had a cable; those of a pasted text are in doubt.
+    grave = complete and (many or (not facts.time_s and not meant))
+    return Deviation(f"{port.seen}, and no InfiniBand port is ACTIVE", _CABLE, grave=grave)
 
 
 def idle_everywhere(facts: Facts, group: Group) -> bool:
     """Whether most nodes of a group, and enough of them, have no port that is up now."""
-    if not facts.time_s:  # of a fabric that fails, people keep the texts of sick nodes
+    if not facts.time_s:  # saved texts come mostly from nodes that fail
         return False
     vote = group.majority(active_ports)
     return vote is not None and vote.decides and vote.votes >= ENOUGH_ALIKE and not vote.value
 
 
-def _finds_nobody(port: Port) -> bool:
+def _has_no_link(port: Port) -> bool:
     down = bool(port.state) and not port.active
     return down and port.layer == "infiniband" and port.physical != "DISABLED"
 
@@ -79,7 +78,7 @@ def _second(port: Port, ports: Sequence[Port]) -> bool:
 
 
 def _card(port: Port) -> str:
-    """Where it is plugged in: the ports of newer cards are PCI functions of one slot."""
+    """The slot of its card: the ports of newer cards are PCI functions of one slot."""
     path = port.nic.pci_path
     return path[-1].rpartition(".")[0] if path else port.nic.name
 
@@ -90,43 +89,43 @@ _CONFIGURE: Final = (
     "are fine, reset the port (ibportstate) or reboot"
 )
 _ENABLE: Final = "enable it (ip link set DEV up; mlxconfig), or correct hcas in the inventory"
-_EMPTY: Final = "compare with a listing of a good day, given beside it; mend or ignore the port"
+_EMPTY: Final = "compare with a listing from a good day, given beside it; repair or ignore the port"
 _UNSTEADY: Final = ("LINKERRORRECOVERY", "PORTCONFIGURATIONTRAINING", "POLLING", "SLEEP")
 _MOSTLY: Final = 4
-"""One in so many ports of a kind may be down for the rest to speak against it."""
+"""At most one in so many ports of a kind may be down, for the others to prove it faulty."""
 
 
-def down_ports(promised: Promise, facts: Facts, group: Group) -> list[Oddity]:
-    """Ports that are not up, as far as anything says that they should be."""
+def down_ports(expected: Expected, facts: Facts, group: Group) -> list[Deviation]:
+    """Ports that are not up although inventory, group or peers expect them to be."""
     ports = ports_of(facts)
     down = [port for port in ports if port.state and not port.active]
-    return [odd for port in down if (odd := _down_port(port, promised, ports, facts, group))]
+    return [odd for port in down if (odd := _down_port(port, expected, ports, facts, group))]
 
 
-def unsteady_ports(facts: Facts) -> Iterator[Oddity]:
-    """Active ports whose link was not up when looked at: it trains anew, and data waits."""
+def unsteady_ports(facts: Facts) -> Iterator[Deviation]:
+    """Active ports whose link was not up when read: it retrains, and data waits."""
     for port in ports_of(facts):
         if port.active and port.physical in _UNSTEADY:
-            yield Oddity(f"{port.seen}, expected LinkUp", _RESEAT_CABLE, grave=False)
+            yield Deviation(f"{port.seen}, expected LinkUp", _RESEAT_CABLE, grave=False)
 
 
-def idle_interfaces(facts: Facts) -> Iterator[Oddity]:
+def idle_interfaces(facts: Facts) -> Iterator[Deviation]:
     """Active ports whose own interface is down, while those of their peers are up."""
-    told = _port_interfaces(facts)
+    paired = _port_interfaces(facts)
     for port, device in down_interfaces(facts):
-        up = sum(one.operstate in ("up", "unknown") for _, one in told)
-        yield Oddity(
+        up = sum(one.operstate in ("up", "unknown") for _, one in paired)
+        yield Deviation(
             f"{port.name} is ACTIVE, but its interface {device.name} is down; "
-            f"{up} of {len(told)} interfaces of active ports are up",
+            f"{up} of {len(paired)} interfaces of active ports are up",
             f"ip link set {device.name} up; look for flaps in dmesg, reset the port, recheck",
         )
 
 
 def down_interfaces(facts: Facts) -> list[tuple[Port, Interface]]:
     """Active ports and their interfaces that are down; none where most of them are."""
-    told = _port_interfaces(facts)
-    down = [(port, device) for port, device in told if device.operstate == "down"]
-    up = sum(device.operstate in ("up", "unknown") for _, device in told)
+    paired = _port_interfaces(facts)
+    down = [(port, device) for port, device in paired if device.operstate == "down"]
+    up = sum(device.operstate in ("up", "unknown") for _, device in paired)
     return [] if up < ENOUGH_ALIKE or up <= len(down) else down
 
 
@@ -136,75 +135,75 @@ def _port_interfaces(facts: Facts) -> list[tuple[Port, Interface]]:
 
 
 def _down_port(
-    port: Port, promised: Promise, ports: Sequence[Port], facts: Facts, group: Group
-) -> Oddity | None:
-    """The first that knows decides: the promise by name, the group, the promise by number."""
+    port: Port, expected: Expected, ports: Sequence[Port], facts: Facts, group: Group
+) -> Deviation | None:
+    """The first source that knows decides: names in the inventory, the group, then numbers."""
     advice = _advice(port)
-    if promised.hcas is not None and port.nic.name in promised.hcas:
-        rail = promised.hcas.index(port.nic.name)
-        return Oddity(f"{port.seen}, promised as rail {rail}", advice)
+    if expected.hcas is not None and port.nic.name in expected.hcas:
+        rail = expected.hcas.index(port.nic.name)
+        return Deviation(f"{port.seen}, expected as rail {rail}", advice)
     vote = group.majority(active_ports)
     if vote is not None and vote.decides and set(vote.value) & {p.name for p in ports}:
         if port.name not in vote.value:
             return None
-        whom = f"ACTIVE {on_most(vote, group)}"
-        return Oddity(f"{port.seen}, {whom}", advice)
+        usual_state = f"ACTIVE {on_most(vote, group)}"
+        return Deviation(f"{port.seen}, {usual_state}", advice)
     return (
-        None if promised.hcas is not None else _without_names(port, promised, ports, facts, group)
+        None if expected.hcas is not None else _without_names(port, expected, ports, facts, group)
     )
 
 
 def _without_names(
-    port: Port, promised: Promise, ports: Sequence[Port], facts: Facts, group: Group
-) -> Oddity | None:
+    port: Port, expected: Expected, ports: Sequence[Port], facts: Facts, group: Group
+) -> Deviation | None:
     if port.of_fabric:
-        said = f"{port.seen}: no other end; its link is lost, or it has no cable"
-        return Oddity(said, _EMPTY, grave=False)
-    if promised.nics is not None:
-        return _by_number(port, promised.nics, promised, ports, facts)
+        sentence = f"{port.seen}: no other end; its link is lost, or it has no cable"
+        return Deviation(sentence, _EMPTY, grave=False)
+    if expected.nics is not None:
+        return _by_number(port, expected.nics, expected, ports, facts)
     if _stuck(port):
-        return Oddity(f"{port.seen}: no subnet manager has configured it", _CONFIGURE)
+        return Deviation(f"{port.seen}: no subnet manager has configured it", _CONFIGURE)
     odd = _unlike_peers(port, ports)
-    if odd is None and is_rail(port, promised):
+    if odd is None and is_rail(port, expected):
         odd = unconnected_port(port, ports, facts, group)
     return odd
 
 
 def _by_number(
-    port: Port, wanted: int, promised: Promise, ports: Sequence[Port], facts: Facts
-) -> Oddity | None:
-    """Ports that told nothing may be up: no other is missing for them."""
-    rails = [p for p in ports if is_rail(p, promised)]
-    up, untold = sum(p.active for p in rails), sum(not p.state for p in rails)
-    untold += sum(not nic.ports for nic in facts.nics or ())
-    if up + untold >= wanted or port not in rails or _unused_first(port, rails, wanted):
+    port: Port, wanted: int, expected: Expected, ports: Sequence[Port], facts: Facts
+) -> Deviation | None:
+    """Ports with an unread state may be up: no other port is missing in their place."""
+    rails = [p for p in ports if is_rail(p, expected)]
+    up, unread = sum(p.active for p in rails), sum(not p.state for p in rails)
+    unread += sum(not nic.ports for nic in facts.nics or ())
+    if up + unread >= wanted or port not in rails or _unused_first(port, rails, wanted):
         return None
-    return Oddity(f"{port.seen}: {up} of {wanted} promised ports are ACTIVE", _advice(port))
+    return Deviation(f"{port.seen}: {up} of {wanted} expected ports are ACTIVE", _advice(port))
 
 
-def _unlike_peers(port: Port, ports: Sequence[Port]) -> Oddity | None:
+def _unlike_peers(port: Port, ports: Sequence[Port]) -> Deviation | None:
     off = port.physical == "DISABLED"
     alike = [p for p in ports if p.kind == port.kind and (off or p.physical != "DISABLED")]
     active = sum(p.active for p in alike)
     if active < ENOUGH_ALIKE or _few(active, len(alike)):
         return None
-    # Of two Ethernet ports of a card one often has no cable, and of any two one is switched off.
+    # One of a card's two Ethernet ports often has no cable, and one of any two is switched off.
     fabric = port.layer == "infiniband"
     if off and (not fabric or _second(port, ports)):
         return None
-    whom = f"{active} of {len(alike)} ports of its kind are ACTIVE"
-    return Oddity(f"{port.seen}; {whom}", _advice(port), grave=fabric and not off)
+    peers = f"{active} of {len(alike)} ports of its kind are ACTIVE"
+    return Deviation(f"{port.seen}; {peers}", _advice(port), grave=fabric and not off)
 
 
 def _few(active: int, alike: int) -> bool:
     return _MOSTLY * (alike - active) > alike
 
 
-def _unused_first(port: Port, rails: Sequence[Port], promised: int) -> bool:
-    """Whether enough other ports are down that were meant to be up rather than this one."""
+def _unused_first(port: Port, rails: Sequence[Port], expected: int) -> bool:
+    """Whether enough other ports are down that should be up rather than this one."""
     if port.physical != "DISABLED":
         return False
-    return sum(p.physical != "DISABLED" for p in rails) >= promised
+    return sum(p.physical != "DISABLED" for p in rails) >= expected
 
 
 def _stuck(port: Port) -> bool:
@@ -245,7 +244,7 @@ RULES: Final = {
     "port_xmit_discards": Rule("port_discards_per_s", 1, "s", _CONGESTION, grave=False),
     "roce_slow_restart": Rule("slow_restarts_per_s", 1, "s", _CONGESTION, grave=False),
 }
-"""Counters with a rate that is known to be too high."""
+"""Counters for which a rate is known to be too high."""
 
 BREAKS: Final = frozenset(
     {
@@ -261,14 +260,14 @@ received and tried again, as any program makes that receives before it has poste
 """
 
 
-def port_errors(facts: Facts, limit: Thresholds) -> Iterator[Oddity]:
+def port_errors(facts: Facts, limit: Thresholds) -> Iterator[Deviation]:
     """Ports with a counter that moved, or that rose faster than its limit."""
     for port in ports_of(facts):
         yield from errors_of(port, facts, limit)
 
 
-def errors_of(port: Port, facts: Facts, limit: Thresholds) -> Iterator[Oddity]:
-    """The same of one port; what a port that is down has lost, ib.port tells."""
+def errors_of(port: Port, facts: Facts, limit: Thresholds) -> Iterator[Deviation]:
+    """The same for one port; ib.port reports a port that is down."""
     if port.state and not port.active:
         return
     up_s = facts.time_s - facts.boot_s
@@ -280,7 +279,7 @@ def errors_of(port: Port, facts: Facts, limit: Thresholds) -> Iterator[Oddity]:
 
 
 def undated(facts: Facts, limit: Thresholds) -> tuple[str, ...]:
-    """Counters that could be too high, or not: nothing says for how long they have counted."""
+    """Counters that may be too high, but have no start time."""
     if facts.time_s > facts.boot_s:
         return ()
     return tuple(
@@ -291,16 +290,18 @@ def undated(facts: Facts, limit: Thresholds) -> tuple[str, ...]:
     )
 
 
-def _moving(port: Port) -> Iterator[Oddity]:
+def _moving(port: Port) -> Iterator[Deviation]:
     counters = port.port.counters
     for one in counters.nonzero if counters else ():
         if counters and one.moved and one.name in BREAKS:
             seen = f"{port.name}: {one.name} rose by {one.moved} in {counters.apart_s:g} s"
             advice = RULES[one.name].advice if one.name in RULES else _CLEAN_CABLE
-            yield Oddity(f"{seen}, 0 on a sound link (now {one.value})", advice.format(port.name))
+            yield Deviation(
+                f"{seen}, 0 on a sound link (now {one.value})", advice.format(port.name)
+            )
 
 
-def _too_fast(port: Port, up_s: float, limit: Thresholds) -> Iterator[Oddity]:
+def _too_fast(port: Port, up_s: float, limit: Thresholds) -> Iterator[Deviation]:
     for one in port.nonzero:
         rule = RULES.get(one.name)
         if rule is None or (one.moved and one.name in BREAKS):
@@ -312,11 +313,11 @@ def _too_fast(port: Port, up_s: float, limit: Thresholds) -> Iterator[Oddity]:
             since = f"{one.value} in {up_s / _DAY_S:.1f} d since boot"
             seen = f"{port.name}: {rate:.3g} {one.name}/{rule.unit} ({since})"
             sentence = f"{seen}, at most {most:g}/{rule.unit}"
-            yield Oddity(sentence, rule.advice.format(port.name), grave=rule.grave)
+            yield Deviation(sentence, rule.advice.format(port.name), grave=rule.grave)
 
 
-def _beyond_peers(port: Port, facts: Facts, limit: Thresholds) -> Iterator[Oddity]:
-    """Of totals without a date only this is sure: other ports have been through the same time."""
+def _beyond_peers(port: Port, facts: Facts, limit: Thresholds) -> Iterator[Deviation]:
+    """Compare totals without a start time with other ports, which counted for the same time."""
     high = [e for e in port.nonzero if e.name in RULES and e.value >= limit(RULES[e.name].limit)]
     alike = [p for p in ports_of(facts) if p.kind == port.kind] if high else []
     others = [p.port.counters for p in alike if p.name != port.name and p.port.counters]
@@ -325,7 +326,7 @@ def _beyond_peers(port: Port, facts: Facts, limit: Thresholds) -> Iterator[Oddit
         if one.value > 10 * usual:
             seen = f"{port.name}: {one.name} {one.value}, {usual} on its {len(others)} peers"
             rule = RULES[one.name]
-            yield Oddity(seen, rule.advice.format(port.name), grave=rule.grave)
+            yield Deviation(seen, rule.advice.format(port.name), grave=rule.grave)
 
 
 PORT: Final = "ib.port"
@@ -334,7 +335,7 @@ ETHERNET: Final = "net.ethernet"
 
 
 def reporting_check(who: str, facts: Facts, limit: Thresholds) -> str:
-    """The check whose finding the link of this PCI address or interface is; "" where it is new."""
+    """The check that reports the link of this PCI address or interface; "" where none does."""
     ports = [port for port in ports_of(facts) if _names_port(who, port)]
     if any(port.state and not port.active for port in ports) or _has_down_interface(ports, facts):
         return PORT
@@ -346,7 +347,7 @@ def reporting_check(who: str, facts: Facts, limit: Thresholds) -> str:
 
 
 def counted_cause(facts: Facts, limit: Thresholds) -> str:
-    """The cause of what the counters tell: `ib.port` where only links that fell have counted."""
+    """The cause of the counted errors: `ib.port` where only links that went down have counted."""
     odd = [port for port in ports_of(facts) if any(True for _ in errors_of(port, facts, limit))]
     fell = {port.name for port, _ in down_interfaces(facts)}
     return PORT if odd and all(port.name in fell for port in odd) else ""

@@ -1,6 +1,6 @@
 """RDMA ports in comparable form: drivers and tools word the same state in four ways.
 
-Each reader named below that takes `Facts` can be voted on by a group; None abstains.
+A group can vote on each reader below that takes `Facts`; None abstains.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from preflight.facts.model import Facts, Nic, NicPort
     from preflight.facts.network import Counter, Interface
-    from preflight.fleet.model import Promise
+    from preflight.fleet.model import Expected
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class Port:
 
     @property
     def layer(self) -> str:
-        """Infiniband or ethernet, in lower case; "" where nothing tells."""
+        """Infiniband or ethernet, in lower case; "" where it is not known."""
         return self.port.link_layer.strip().lower()
 
     @property
@@ -78,12 +78,12 @@ class Port:
 
     @property
     def kind(self) -> tuple[str, str]:
-        """What ports must share to be each other's peers on one node."""
+        """The key that two ports of one node must share to be peers."""
         return self.layer, self.nic.kind
 
     @property
     def of_fabric(self) -> bool:
-        """Whether it is in a list of a whole fabric, where nobody says what each is for."""
+        """Whether it is in a list of a whole fabric, which does not say what each port is for."""
         return self.nic.hca_type in (SWITCH, ADAPTER)
 
     @property
@@ -108,11 +108,11 @@ def ports_of(facts: Facts) -> tuple[Port, ...]:
     return tuple(Port(nic, port) for nic in nics for port in nic.ports)
 
 
-def is_rail(port: Port, promised: Promise) -> bool:
-    """Whether the promise is about this port: by name, or else by link layer."""
-    if promised.hcas is not None:
-        return port.nic.name in promised.hcas
-    wanted = _LINK_LAYERS[promised.nic_link] if promised.nic_link else ""
+def is_rail(port: Port, expected: Expected) -> bool:
+    """Whether the inventory expects this port: by name, or else by link layer."""
+    if expected.hcas is not None:
+        return port.nic.name in expected.hcas
+    wanted = _LINK_LAYERS[expected.nic_link] if expected.nic_link else ""
     return not wanted or not port.layer or port.layer == wanted
 
 
@@ -157,7 +157,7 @@ def firmwares(facts: Facts) -> tuple[tuple[str, str], ...] | None:
 
 
 def chip(nic: Nic) -> str:
-    """What devices must share for their firmware to be comparable.
+    """The key that devices must share for their firmware to be comparable.
 
     The first number of mlx5's firmware is the chip: 20 ConnectX-6, 28 ConnectX-7, 32 BlueField-3.
     """

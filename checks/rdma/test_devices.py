@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
-from preflight.checks.gpu.deviations import Oddity, conclude_oddities, on_most
+from preflight.checks.gpu.deviations import Deviation, conclude_deviations, on_most
 from preflight.checks.net.selected import hca_of, nccl_ports
 from preflight.checks.rdma.ports import chip, firmwares, most
 from preflight.core.text import whole
@@ -53,8 +53,8 @@ def judge_firmware(facts: Facts, group: Group) -> Verdict:
         advice = "update it to the others' firmware (mlxfwmanager, flint), then reboot"
         return warn(odd[0] + more, advice=advice, findings=odd)
     if mute:
-        said = f"{', '.join(mute)} would not tell the firmware"
-        return unknown(said, advice="look at fw_ver in /sys/class/infiniband")
+        sentence = f"{', '.join(mute)} did not report its firmware"
+        return unknown(sentence, advice="look at fw_ver in /sys/class/infiniband")
     kinds = sorted({nic.firmware for nic in facts.nics})
     return ok(f"{len(facts.nics)} RDMA devices on {', '.join(kinds)}", firmwares=kinds)
 
@@ -71,8 +71,8 @@ LOOKED_AT: Final = 32
 _MAPPED: Final = "0000:0000:0000:0000:0000:ffff:"
 
 
-def wrong_gids(ports: Sequence[Port], index: int | None) -> Iterator[Oddity]:
-    """RoCE ports without a usable entry at the index, or anywhere where NCCL chooses (None)."""
+def wrong_gids(ports: Sequence[Port], index: int | None) -> Iterator[Deviation]:
+    """RoCE ports without a usable entry at the index, or at any if NCCL chooses (None)."""
     tables = {port.name: port.port.gids for port in ports}
     for port in ports:
         gids = tables[port.name]
@@ -89,21 +89,23 @@ def wrong_gids(ports: Sequence[Port], index: int | None) -> Iterator[Oddity]:
             sentence = (
                 f"{port.name} has no GID {index}, which NCCL_IB_GID_INDEX asks for: {_REFUSED}"
             )
-            yield Oddity(f"{sentence}; it has {has}", better or "give its interface an address")
+            yield Deviation(f"{sentence}; it has {has}", better or "give its interface an address")
         elif found.kind and not is_v2(found):
             sentence = f"GID {index} of {port.name}, which NCCL_IB_GID_INDEX asks for, is RoCE v1"
             advice = better or "enable RoCE v2 (cma_roce_mode)"
-            yield Oddity(f"{sentence}: no router passes it on; it has {has}", advice, grave=False)
+            yield Deviation(
+                f"{sentence}: no router passes it on; it has {has}", advice, grave=False
+            )
 
 
 def without_gid(port: Port, index: int) -> bool:
-    """Whether a port surely has no GID at that index; its first `LOOKED_AT` entries are told."""
+    """Whether a port surely has no GID at that index; only `LOOKED_AT` entries are reported."""
     gids = port.port.gids
     return gids is not None and index < LOOKED_AT and index not in [gid.index for gid in gids]
 
 
 def is_v2(gid: Gid) -> bool:
-    """Whether it is of RoCE v2, in UDP."""
+    """Whether it is a RoCE v2 GID, which uses UDP."""
     return "v2" in gid.kind.lower()
 
 
@@ -112,14 +114,14 @@ def is_ipv4(gid: Gid) -> bool:
     return gid.gid.startswith(_MAPPED)
 
 
-def _none_to_choose(port: Port, gids: Sequence[Gid]) -> Iterator[Oddity]:
+def _none_to_choose(port: Port, gids: Sequence[Gid]) -> Iterator[Deviation]:
     routed = [gid for gid in gids if is_v2(gid) and not gid.gid.startswith("fe80")]
     if routed or not any(gid.kind for gid in gids):
         return
     device = port.port.netdev or "its interface"
     advice = f"give {device} an address (ip address add), and RoCE v2 (cma_roce_mode)"
     has = ", ".join(f"{gid.index} ({_kind(gid)})" for gid in gids) or "none"
-    yield Oddity(
+    yield Deviation(
         f"{port.name} has no RoCE v2 GID beyond its own link; it has {has}", advice, grave=False
     )
 
@@ -136,13 +138,13 @@ def judge_gid(facts: Facts, environ: Mapping[str, str] | None) -> Verdict:
         return not_run("no active RoCE port here that the job selects")
     text = (environ or {}).get("NCCL_IB_GID_INDEX", "").strip()
     index = whole(text)
-    odd = conclude_oddities(wrong_gids(ports, index))
+    odd = conclude_deviations(wrong_gids(ports, index))
     if odd is not None:
         return odd
     mute = [port.name for port in ports if port.port.gids is None]
     if mute:
-        said = f"the GID table of {', '.join(mute)} could not be read"
-        return unknown(said, advice="look at gids in /sys/class/infiniband/*/ports")
+        sentence = f"the GID table of {', '.join(mute)} could not be read"
+        return unknown(sentence, advice="look at gids in /sys/class/infiniband/*/ports")
     chosen = "a RoCE v2 GID to choose" if index is None else f"GID {index} of RoCE v2"
     tables = {p.name: [f"{g.index} {g.kind} {g.gid}" for g in p.port.gids or ()] for p in ports}
     return ok(f"{count(len(ports), 'RoCE port')} with {chosen}", gids=tables)
@@ -159,9 +161,9 @@ ADVICE = "look at the switch itself: replace the fan or supply, free its air, pl
 
 
 def judge_switch(switches: tuple[Switch, ...] | None) -> Verdict:
-    """A fan that stands still and a supply without power are faults; one left out is a warning."""
+    """A stopped fan and a supply without power are faults; a missing one is a warning."""
     if switches is None:
-        return not_run("no node tells of its switches; `preflight read` judges an ibswinfo of one")
+        return not_run("no node reports its switches; `preflight read` judges a switch's ibswinfo")
     parts = [(one, part) for one in switches for part in one.parts]
     bad = [_part_words(*each) for each in parts if _BAD.search(each[1].status) or each[1].rpm == 0]
     gone = [_part_words(*each) for each in parts if _GONE.search(each[1].status)]
@@ -171,12 +173,14 @@ def judge_switch(switches: tuple[Switch, ...] | None) -> Verdict:
         return conclude((bad + gone)[0] + more, advice=ADVICE, findings=bad + gone)
     mute = [_part_words(*each) for each in parts if each[1].rpm is None and each[1].status != "OK"]
     if mute or not parts:
-        said = mute[0] if mute else "no fan and no power supply is told"
-        return unknown(said, advice="ask the switch again")
+        summary = mute[0] if mute else "no fan and no power supply is reported"
+        return unknown(summary, advice="read the switch again")
     fans = sum(part.rpm is not None for _, part in parts)
     supplies = len({(one.name, part.name.split()[0]) for one, part in parts if _is_supply(part)})
-    said = f"{count(fans, 'fan')} turning, {count(supplies, 'power supply', 'power supplies')} OK"
-    return ok(f"{', '.join(one.name for one in switches)}: {said}")
+    summary = (
+        f"{count(fans, 'fan')} turning, {count(supplies, 'power supply', 'power supplies')} OK"
+    )
+    return ok(f"{', '.join(one.name for one in switches)}: {summary}")
 
 
 def _part_words(switch: Switch, part: SwitchPart) -> str:
@@ -189,5 +193,5 @@ def _is_supply(part: SwitchPart) -> bool:
 
 
 def test_ib_switch(node: Node, conclude: Conclude) -> None:
-    """Every switch that was told of has its fans and power supplies."""
+    """Every reported switch has its fans and power supplies."""
     conclude(judge_switch(node.facts.switches))

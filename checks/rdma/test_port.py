@@ -1,4 +1,4 @@
-"""Every RDMA device is there, its ports are up, at full rate, and with few errors."""
+"""Every RDMA device is present, its ports are up, at full rate, and with few errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from preflight.check import Check
-from preflight.checks.gpu.deviations import Oddity, conclude_oddities, on_most
+from preflight.checks.gpu.deviations import Deviation, conclude_deviations, on_most
 from preflight.checks.rdma.port_faults import (
     RULES,
     counted_cause,
@@ -32,7 +32,7 @@ from preflight.facts import Facts, Group, Majority, Nic, Node
 from preflight.facts.boards import natural
 from preflight.facts.node import decided
 from preflight.facts.words import count
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown
 
 if TYPE_CHECKING:
@@ -50,19 +50,19 @@ CHECKS = (
 )
 
 
-def judge_port(promised: Promise, facts: Facts, group: Group) -> Verdict:
-    """Hold each port that is not up against promise, group and its own peers."""
+def judge_port(expected: Expected, facts: Facts, group: Group) -> Verdict:
+    """Compare each port that is not up with the inventory, the group and its own peers."""
     if facts.nics is None:
         tried = any(problem.startswith("nics") for problem in facts.problems)
-        if not (promised.nics or promised.hcas or tried):
-            return not_run("no RDMA ports promised, none told")
+        if not (expected.nics or expected.hcas or tried):
+            return not_run("no RDMA ports expected, none reported")
         return unknown("the RDMA ports could not be read", advice="look at /sys/class/infiniband")
     ports = ports_of(facts)
     if not ports and not facts.nics:
         return not_run("no RDMA devices here")
-    odd = conclude_oddities(
+    odd = conclude_deviations(
         [
-            *down_ports(promised, facts, group),
+            *down_ports(expected, facts, group),
             *idle_interfaces(facts),
             *unsteady_ports(facts),
         ]
@@ -72,33 +72,35 @@ def judge_port(promised: Promise, facts: Facts, group: Group) -> Verdict:
     mute = [nic.name for nic in facts.nics if not nic.ports]
     mute += [port.name for port in ports if not port.state]
     if mute:
-        said = f"the state of {', '.join(mute)} could not be read"
-        return unknown(said, advice="look at the ports' state in /sys/class/infiniband")
-    return _ports_verdict(ports, meant=_may_be_idle(promised, facts, group))
+        sentence = f"the state of {', '.join(mute)} could not be read"
+        return unknown(sentence, advice="look at the ports' state in /sys/class/infiniband")
+    return _ports_verdict(ports, meant=_may_be_idle(expected, facts, group))
 
 
 def _ports_verdict(ports: Sequence[Port], *, meant: bool) -> Verdict:
-    """Nothing is odd; but where nothing is up, somebody must have meant it so."""
+    """No port is wrong; but if none is up, `meant` says whether that is intended."""
     active = [port.name for port in ports if port.active]
     if not active and not meant:
         listed = ", ".join(f"{port.name} {port.words()}" for port in ports[:4])
-        said = f"no port is ACTIVE ({listed}), and nothing says whether any should be"
-        return unknown(said, advice="name the ports that jobs use in the inventory (hcas, nics)")
+        sentence = f"no port is ACTIVE ({listed}), and whether one should be is not known"
+        return unknown(
+            sentence, advice="name the ports that jobs use in the inventory (hcas, nics)"
+        )
     idle = [f"{port.name} {port.words()}" for port in ports if not port.active]
-    said = f"{count(len(active), 'port')} ACTIVE"
+    sentence = f"{count(len(active), 'port')} ACTIVE"
     if idle:
-        said += f"; not used by anything known: {', '.join(idle[:4])}" + (" ..." * (len(idle) > 4))  # noqa: PLR2004
-    return ok(said, active=active, idle=idle)
+        sentence += f"; no known use: {', '.join(idle[:4])}" + (" ..." * (len(idle) > 4))  # noqa: PLR2004
+    return ok(sentence, active=active, idle=idle)
 
 
-def _may_be_idle(promised: Promise, facts: Facts, group: Group) -> bool:
-    """Whether somebody says that there may be no port that is up."""
-    return promised.nics is not None or promised.hcas is not None or idle_everywhere(facts, group)
+def _may_be_idle(expected: Expected, facts: Facts, group: Group) -> bool:
+    """Whether the inventory or the group allows that no port is up."""
+    return expected.nics is not None or expected.hcas is not None or idle_everywhere(facts, group)
 
 
 def test_ib_port(node: Node, conclude: Conclude) -> None:
     """Every RDMA port that the job will use is up."""
-    conclude(judge_port(node.promised, node.facts, node.group))
+    conclude(judge_port(node.expected, node.facts, node.group))
 
 
 Usual = Majority[tuple[str, ...]]
@@ -106,21 +108,21 @@ FIND_DEVICE = "look for it in lspci and for mlx5 errors in dmesg; drain, power-c
 
 
 def judge_count(
-    promised: Promise, nics: tuple[Nic, ...] | None, usual: Usual | None = None
+    expected: Expected, nics: tuple[Nic, ...] | None, usual: Usual | None = None
 ) -> Verdict:
-    """Compare the devices with the promised names or number, or else with the group's."""
+    """Compare the devices with the names or number in the inventory, or else with the group's."""
     by_peers = decided(usual)
-    wanted = len(promised.hcas) if promised.hcas is not None else promised.nics
+    wanted = len(expected.hcas) if expected.hcas is not None else expected.nics
     if not nics and not wanted and not (by_peers and by_peers.value):
-        return not_run("no RDMA devices promised, none here")
+        return not_run("no RDMA devices expected, none here")
     if nics is None:
         return unknown("the RDMA devices could not be read", advice="look at /sys/class/infiniband")
     names = sorted((nic.name for nic in nics), key=natural)
-    seen = len([nic for nic in nics if _counts(nic, promised)])
-    origin = "promised"
-    if promised.hcas is not None:
-        gone = [name for name in promised.hcas if name not in names]
-        seen = len(promised.hcas) - len(gone)
+    seen = len([nic for nic in nics if _counts(nic, expected)])
+    origin = "expected"
+    if expected.hcas is not None:
+        gone = [name for name in expected.hcas if name not in names]
+        seen = len(expected.hcas) - len(gone)
     else:
         gone = sorted(set(by_peers.value) - set(names), key=natural) if by_peers else []
     if wanted is None and by_peers is not None:
@@ -133,25 +135,25 @@ def judge_count(
     return ok(count(len(names), "RDMA device"), devices=names)
 
 
-def _counts(nic: Nic, promised: Promise) -> bool:
-    """Whether a device is of the promised kind; front ends of another link layer are not."""
+def _counts(nic: Nic, expected: Expected) -> bool:
+    """Whether a device is of the expected kind; front ends of another link layer are not."""
     layers = {port.link_layer.lower() for port in nic.ports} - {""}
-    wanted = {"ib": "infiniband", "roce": "ethernet"}.get(promised.nic_link or "", "")
+    wanted = {"ib": "infiniband", "roce": "ethernet"}.get(expected.nic_link or "", "")
     return not wanted or not layers or wanted in layers
 
 
 def test_ib_count(node: Node, conclude: Conclude) -> None:
-    """Every node has the RDMA devices that its group promises."""
-    conclude(judge_count(node.promised, node.facts.nics, node.group.majority(nic_names)))
+    """Every node has the RDMA devices that the inventory expects of its group."""
+    conclude(judge_count(node.expected, node.facts.nics, node.group.majority(nic_names)))
 
 
 _RETRAIN: Final = "reseat or replace its cable, check the switch port's speed; drain, recheck"
 _TOLERANCE: Final = 0.97
-"""Drivers round: 56 Gb/s is told as 54.5 by some."""
+"""Drivers round: some report 56 Gb/s as 54.5."""
 
 
-def slow_ports(promised: Promise, facts: Facts, group: Group) -> Iterator[Oddity]:
-    """Active ports below the promise, the group, their own peers, or their own interface."""
+def slow_ports(expected: Expected, facts: Facts, group: Group) -> Iterator[Deviation]:
+    """Active ports slower than the inventory, the group, their peers or their interface says."""
     active = [port for port in ports_of(facts) if port.active]
     vote = decided(group.majority(rates))
     by_group = dict(vote.value) if vote is not None else {}
@@ -162,25 +164,27 @@ def slow_ports(promised: Promise, facts: Facts, group: Group) -> Iterator[Oddity
     for port in active:
         if port.gbits is None:
             continue
-        expected, origin = _expected(port, promised, active)
-        if expected is None and vote is not None:
-            expected, origin = by_group.get(port.name), on_most(vote, group)
-        if expected is None:
-            expected, origin = peers[port.kind], "on its peers"
-        if expected is not None and port.gbits < expected * _TOLERANCE:
+        wanted, origin = _expected_rate(port, expected, active)
+        if wanted is None and vote is not None:
+            wanted, origin = by_group.get(port.name), on_most(vote, group)
+        if wanted is None:
+            wanted, origin = peers[port.kind], "on its peers"
+        if wanted is not None and port.gbits < wanted * _TOLERANCE:
             # In the list of a fabric older machines are slow by intention; lost lanes are not.
             grave = not port.of_fabric or (port.lanes or 0) < (lanes or 0)
-            sentence = f"{port.name} runs at {_rate(port)}, {expected:g} {origin}"
-            yield Oddity(sentence, _RETRAIN, grave=grave)
-        elif (told := _interface_gbits(port, facts)) and port.gbits < told * _TOLERANCE:
+            sentence = f"{port.name} runs at {_rate(port)}, {wanted:g} {origin}"
+            yield Deviation(sentence, _RETRAIN, grave=grave)
+        elif (
+            interface_gbits := _interface_gbits(port, facts)
+        ) and port.gbits < interface_gbits * _TOLERANCE:
             sentence = f"{port.name} runs at {_rate(port)}, its interface {port.port.netdev} at"
-            yield Oddity(f"{sentence} {told:g}", _RETRAIN)
-        elif expected is None and port.lanes == 1 and len(active) > 1:
+            yield Deviation(f"{sentence} {interface_gbits:g}", _RETRAIN)
+        elif wanted is None and port.lanes == 1 and len(active) > 1:
             sentence = f"{port.name} runs on 1 lane ({port.port.rate}), 4 are usual"
-            yield Oddity(sentence, _RETRAIN, grave=False)
+            yield Deviation(sentence, _RETRAIN, grave=False)
 
 
-def odd_frames(facts: Facts, group: Group) -> Iterator[Oddity]:
+def odd_frames(facts: Facts, group: Group) -> Iterator[Deviation]:
     """Ethernet ports whose MTU or error correction is not that of their peers."""
     active = [port for port in ports_of(facts) if port.active and port.layer == "ethernet"]
     vote = decided(group.majority(mtus))
@@ -196,34 +200,36 @@ def odd_frames(facts: Facts, group: Group) -> Iterator[Oddity]:
             origin = "on its peers"
         if mtu is not None and expected is not None and mtu < expected:
             sentence = f"{port.name}: MTU {mtu} of {port.port.netdev}, {expected} {origin}"
-            yield Oddity(sentence, f"ip link set {port.port.netdev} mtu {expected}; keep it so")
+            yield Deviation(sentence, f"ip link set {port.port.netdev} mtu {expected}; keep it so")
         yield from _odd_fec(port, active, facts)
 
 
-def _odd_fec(port: Port, active: Sequence[Port], facts: Facts) -> Iterator[Oddity]:
+def _odd_fec(port: Port, active: Sequence[Port], facts: Facts) -> Iterator[Deviation]:
     corrected = {p.name: device.fec for p in active if (device := netdev_of(p, facts))}
     mine = corrected.get(port.name)
     usual = most(corrected[p.name] for p in active if p.kind == port.kind and corrected.get(p.name))
     if mine and usual and mine != usual:
         sentence = f"{port.name}: error correction {mine}, {usual} on its peers"
         advice = f"ethtool --set-fec {port.port.netdev} encoding {usual}, on the switch port too"
-        yield Oddity(sentence, advice, grave=False)
+        yield Deviation(sentence, advice, grave=False)
 
 
-def _expected(port: Port, promised: Promise, active: Sequence[Port]) -> tuple[float | None, str]:
-    """The promised rate; a front end of another link layer is none of its business."""
-    if promised.nic_gbits is None or not is_rail(port, promised):
+def _expected_rate(
+    port: Port, expected: Expected, active: Sequence[Port]
+) -> tuple[float | None, str]:
+    """The expected rate; a front end of another link layer has none."""
+    if expected.nic_gbits is None or not is_rail(port, expected):
         return None, ""
-    if promised.hcas is None and promised.nic_link is None:
+    if expected.hcas is None and expected.nic_link is None:
         # Nothing says which ports are rails: those of the layer that most active ports have.
         layer = most(p.layer for p in active)
         if layer is not None and port.layer != layer:
             return None, ""
-    return float(promised.nic_gbits), "promised"
+    return float(expected.nic_gbits), "expected"
 
 
 def _interface_gbits(port: Port, facts: Facts) -> float | None:
-    """What its IPoIB interface says; that of an Ethernet device may be a bond's, or unset."""
+    """The rate of its IPoIB interface; an Ethernet device's may be a bond's, or unset."""
     device = netdev_of(port, facts)
     if port.layer != "infiniband" or device is None or device.speed_mbits is None:
         return None
@@ -234,18 +240,18 @@ def _rate(port: Port) -> str:
     return port.port.rate if "Gb" in port.port.rate else f"{port.gbits:g} Gb/s"
 
 
-def judge_rate(promised: Promise, facts: Facts, group: Group) -> Verdict:
-    """Hold rate, lanes, MTU and error correction against promise, group and own peers."""
+def judge_rate(expected: Expected, facts: Facts, group: Group) -> Verdict:
+    """Compare rate, lanes, MTU and error correction with inventory, group and own peers."""
     active = [port for port in ports_of(facts) if port.active]
     if not active:
         return not_run("no active RDMA port here")
-    odd = conclude_oddities([*slow_ports(promised, facts, group), *odd_frames(facts, group)])
+    odd = conclude_deviations([*slow_ports(expected, facts, group), *odd_frames(facts, group)])
     if odd is not None:
         return odd
     mute = [port.name for port in active if port.gbits is None]
     if mute:
-        said = f"the rate of {', '.join(mute)} could not be read"
-        return unknown(said, advice="look at rate in /sys/class/infiniband/*/ports")
+        sentence = f"the rate of {', '.join(mute)} could not be read"
+        return unknown(sentence, advice="look at rate in /sys/class/infiniband/*/ports")
     rates = sorted({port.gbits or 0.0 for port in active}, reverse=True)
     spelled = ", ".join(f"{rate:g}" for rate in rates)
     each = {port.name: port.port.rate for port in active}
@@ -254,28 +260,28 @@ def judge_rate(promised: Promise, facts: Facts, group: Group) -> Verdict:
 
 def test_ib_rate(node: Node, conclude: Conclude) -> None:
     """Every active RDMA port runs at full rate, with the frames of its peers."""
-    conclude(judge_rate(node.promised, node.facts, node.group))
+    conclude(judge_rate(node.expected, node.facts, node.group))
 
 
 def judge_errors(facts: Facts, limit: Thresholds) -> Verdict:
-    """Hold what moved between two looks, and the rates since boot, against their limits."""
+    """Compare counters that rose between two readings, and rates since boot, with their limits."""
     ports = [port for port in ports_of(facts) if port.active or not port.state]
     if not ports:
         return not_run("no active RDMA port here")
-    odd = conclude_oddities(port_errors(facts, limit))
+    odd = conclude_deviations(port_errors(facts, limit))
     if odd is not None:
         return replace(odd, cause=counted_cause(facts, limit))
     mute = [port.name for port in ports if port.port.counters is None]
     if mute:
         return unknown(
-            f"{', '.join(mute)} would not tell any error counter",
+            f"{', '.join(mute)} did not report any error counter",
             advice="look at counters and hw_counters in /sys/class/infiniband/*/ports; "
             "virtual functions have none: ask their host",
         )
     if old := undated(facts, limit):
         return unknown(
-            f"{', '.join(old)}: a total, and nothing says since when",
-            advice="take a second reading after a known time, or ask the live node",
+            f"{', '.join(old)}: a total without a start time",
+            advice="take a second reading after a known time, or check the live node",
         )
     read = [port.port.counters.read for port in ports if port.port.counters]
     totals = {f"{port.name} {one.name}": one.value for port in ports for one in port.nonzero}
@@ -283,8 +289,8 @@ def judge_errors(facts: Facts, limit: Thresholds) -> Verdict:
     more = [f"{few} too few to matter"] * bool(few)
     more += [f"{len(totals) - few} that no limit names"] * (len(totals) > few)
     rest = f", but for {' and '.join(more)}" if more else ""
-    said = f"{sum(read)} error counters of {count(len(ports), 'port')} at rest{rest}"
-    return ok(said, totals=totals)
+    summary = f"{sum(read)} error counters of {count(len(ports), 'port')} at rest{rest}"
+    return ok(summary, totals=totals)
 
 
 def test_ib_errors(node: Node, conclude: Conclude) -> None:

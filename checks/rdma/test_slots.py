@@ -1,7 +1,7 @@
 """NICs in their PCIe slots, and their way to the GPUs' memory.
 
-What should be is told by most nodes of the group, else by the other NICs of that board on the node,
-else by the card itself; and whatever they say, a link must carry what its ports can.
+The expected link is that of most nodes of the group, else of the node's other NICs of that board,
+else what the card can do; whatever it is, a link must carry the rate of its ports.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
-from preflight.checks.gpu.deviations import Oddity, conclude_oddities, on_most
+from preflight.checks.gpu.deviations import Deviation, conclude_deviations, on_most
 from preflight.checks.net.test_nic_log import events
 from preflight.checks.rdma.ports import Port, most, ports_of
 from preflight.facts import Facts, Group, Node
@@ -41,13 +41,13 @@ _SERIAL_8B10B: Final = 8.0
 """Below this, GT/s, ten bits carry eight."""
 
 
-def odd_slots(facts: Facts, group: Group) -> Iterator[Oddity]:
+def odd_slots(facts: Facts, group: Group) -> Iterator[Deviation]:
     """NICs with fewer lanes or a lower generation than they should have, or than ports need."""
     nics = [nic for nic in facts.nics or () if nic.pcie is not None and nic.pcie.width]
     for nic in nics:
         if (odd := _unlike(nic, nics, group)) or (odd := _too_little(nic)):
             yield odd
-    yield from _log_oddities(facts, {bus for nic in nics if (bus := _bus(nic))})
+    yield from _log_deviations(facts, {bus for nic in nics if (bus := _bus(nic))})
 
 
 def words(nic: Nic) -> str:
@@ -65,7 +65,7 @@ def link_of(name: str) -> Callable[[Facts], tuple[float, int] | None]:
     return read
 
 
-def _unlike(nic: Nic, nics: list[Nic], group: Group) -> Oddity | None:
+def _unlike(nic: Nic, nics: list[Nic], group: Group) -> Deviation | None:
     mine = _link(nic)
     if mine is None or nic.pcie is None:
         return None
@@ -82,32 +82,32 @@ def _unlike(nic: Nic, nics: list[Nic], group: Group) -> Oddity | None:
     if expected[0] <= mine[0] and expected[1] <= mine[1]:
         return None
     sentence = f"{nic.name}: {_link_words(mine)}, {_link_words(expected)} {origin}"
-    return Oddity(sentence, _RESEAT.format(nic.name), grave=grave)
+    return Deviation(sentence, _RESEAT.format(nic.name), grave=grave)
 
 
-def _too_little(nic: Nic) -> Oddity | None:
-    """Whatever all nodes have: ports that are faster than their slot never get there."""
+def _too_little(nic: Nic) -> Deviation | None:
+    """Whatever all nodes have: a port faster than its slot never reaches its rate."""
     mine = _link(nic)
     ports = [Port(nic, port) for port in nic.ports]
     needed = max((port.gbits or 0.0 for port in ports if port.active), default=0.0)
     if mine is None or gbits(*mine) >= needed:
         return None
     carried = f"{nic.name}: {_link_words(mine)} carries {gbits(*mine):.0f} Gb/s"
-    return Oddity(f"{carried}, its port {needed:g}", _RESEAT.format(nic.name), grave=False)
+    return Deviation(f"{carried}, its port {needed:g}", _RESEAT.format(nic.name), grave=False)
 
 
-def _log_oddities(facts: Facts, read: set[str]) -> Iterator[Oddity]:
-    """What the driver said as it started, of NICs whose link nothing else tells."""
-    said = events(facts.kernel_log.lines) if facts.kernel_log else ()
-    narrow = {one.who: one for one in said if one.kind == "narrow" and one.who not in read}
+def _log_deviations(facts: Facts, read: set[str]) -> Iterator[Deviation]:
+    """Lines of the driver's start, for NICs whose PCIe link could not be read."""
+    logged = events(facts.kernel_log.lines) if facts.kernel_log else ()
+    narrow = {one.device: one for one in logged if one.kind == "narrow" and one.device not in read}
     for bus, one in narrow.items():
         if not _carries_port(one.have_gbits, bus, facts):
             sentence = f"{bus}: its PCIe link is narrower than it can use ({one.note})"
-            yield Oddity(sentence, _RESEAT.format(bus), grave=False)
+            yield Deviation(sentence, _RESEAT.format(bus), grave=False)
 
 
 def _carries_port(have_gbits: float, bus: str, facts: Facts) -> bool:
-    """Whether the slot carries the port's own rate; unknown rates are told."""
+    """Whether the slot carries the port's own rate; if that is unknown, the line is reported."""
     nics = [nic for nic in facts.nics or () if _bus(nic) == bus]
     rates = [Port(nic, port).gbits or 0.0 for nic in nics for port in nic.ports]
     return any(rates) and have_gbits >= max(rates)
@@ -119,13 +119,13 @@ def gbits(gts: float, width: int) -> float:
 
 
 def _link(nic: Nic) -> tuple[float, int] | None:
-    told = nic.pcie
-    return (told.gts, told.width) if told is not None and told.gts and told.width else None
+    pcie = nic.pcie
+    return (pcie.gts, pcie.width) if pcie is not None and pcie.gts and pcie.width else None
 
 
 def _link_words(link: tuple[float, int] | None) -> str:
     if link is None:
-        return "no PCIe link told"
+        return "no PCIe link reported"
     return f"PCIe {_GENERATIONS.get(link[0], f'{link[0]:g} GT/s')} x{link[1]}"
 
 
@@ -134,8 +134,8 @@ def _bus(nic: Nic) -> str:
 
 
 def judge_pcie(facts: Facts, group: Group) -> Verdict:
-    """Hold lanes and generation against group, own peers and card, and against the port's rate."""
-    odd = conclude_oddities(odd_slots(facts, group))
+    """Compare lanes and generation with group, own peers, the card, and the port's rate."""
+    odd = conclude_deviations(odd_slots(facts, group))
     if odd is not None:
         return odd
     nics = facts.nics or ()
@@ -143,14 +143,14 @@ def judge_pcie(facts: Facts, group: Group) -> Verdict:
         return not_run("no RDMA devices here")
     mute = [nic.name for nic in nics if nic.pcie is None and nic.pci_path is not None]
     if mute:
-        said = f"the PCIe link of {', '.join(mute)} could not be read"
-        return unknown(said, advice="look at current_link_width in /sys/bus/pci/devices")
-    told = [nic for nic in nics if nic.pcie is not None and nic.pcie.width]
-    if not told:
-        return not_run("RDMA devices without a PCIe link of their own: virtual, or not told")
-    kinds = sorted({words(nic) for nic in told})
-    links = {nic.name: words(nic) for nic in told}
-    return ok(f"{len(told)} RDMA devices on {', '.join(kinds)}", links=links)
+        sentence = f"the PCIe link of {', '.join(mute)} could not be read"
+        return unknown(sentence, advice="look at current_link_width in /sys/bus/pci/devices")
+    linked = [nic for nic in nics if nic.pcie is not None and nic.pcie.width]
+    if not linked:
+        return not_run("RDMA devices without a PCIe link of their own: virtual, or not reported")
+    kinds = sorted({words(nic) for nic in linked})
+    links = {nic.name: words(nic) for nic in linked}
+    return ok(f"{len(linked)} RDMA devices on {', '.join(kinds)}", links=links)
 
 
 def test_ib_pcie(node: Node, conclude: Conclude) -> None:
@@ -163,7 +163,7 @@ _DMABUF_KERNEL: Final = (5, 12)
 
 
 def uses_rdma(facts: Facts) -> bool:
-    """Whether there are GPUs and NICs that could talk directly; EFA and the like have own ways."""
+    """Whether there are GPUs and NICs that could talk directly; EFA and the like do not count."""
     layers = {port.layer for port in ports_of(facts) if port.active}
     return bool(facts.gpus) and bool(layers & {"infiniband", "ethernet"})
 
@@ -197,18 +197,18 @@ def judge_gpudirect(facts: Facts, group: Group) -> Verdict:
     mine = way(facts)
     if mine is None:
         return unknown(
-            "neither the kernel's modules nor the driver's kind tell whether NICs reach GPUs",
+            "neither the kernel's modules nor the driver's kind show whether NICs reach GPUs",
             advice="look at lsmod for nvidia_peermem and at /proc/driver/nvidia/version",
         )
     if mine:
         return ok(f"NICs reach GPU memory by {mine}", way=mine)
     vote = group.majority(way)
-    said = f"no nvidia_peermem, and no dma-buf on kernel {facts.kernel} with this driver"
+    sentence = f"no nvidia_peermem, and no dma-buf on kernel {facts.kernel} with this driver"
     if vote is not None and vote.decides and vote.value:
-        whom = f"{vote.value} {on_most(vote, group)}"
-        return fail(f"{said}; {whom}", advice=LOAD_PEERMEM)
+        usual_way = f"{vote.value} {on_most(vote, group)}"
+        return fail(f"{sentence}; {usual_way}", advice=LOAD_PEERMEM)
     return warn(
-        f"{said}: NCCL copies through host memory, at about half the rate", advice=LOAD_PEERMEM
+        f"{sentence}: NCCL copies through host memory, at about half the rate", advice=LOAD_PEERMEM
     )
 
 

@@ -1,4 +1,4 @@
-"""The way to a node, step by step: the first that fails explains the rest."""
+"""The way to a node, step by step: the first step that fails explains the rest."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _WORDS: Final[dict[Step, str]] = {
 
 
 def judge_step(step: Step, reach: Reach) -> Verdict:
-    """Say whether one step of the way succeeded; a step behind the failed one is `not_run`."""
+    """Whether one step of the way succeeded; a step after the failed one is `not_run`."""
     if reach.transport in _NO_LOGIN and step in _SSH_STEPS:
         return not_run(f"{reach.transport}: no login needed")
     if step == "answer" and reach.failed is None and reach.shortfall is not None:
-        # Its facts are whole and may tell why, so that they are judged all the same.
+        # Its facts are complete and may show why, so they are judged all the same.
         short = reach.shortfall
         return fail(short.sentence, advice=short.advice, cause="ranks", blocks=False)
     if reach.transport == "srun" and step in _SSH_STEPS - {"route"}:
@@ -66,7 +66,7 @@ def _failed(reach: Reach) -> Verdict:
 
 
 def test_reach_name(node: Node, conclude: Conclude) -> None:
-    """The node's name leads to an address."""
+    """The node's name resolves to an address."""
     conclude(judge_step("name", node.reach))
 
 
@@ -76,12 +76,12 @@ def test_reach_route(node: Node, conclude: Conclude) -> None:
 
 
 def test_reach_hostkey(node: Node, conclude: Conclude) -> None:
-    """The node is the one we know, and nobody in its place."""
+    """The node shows the host key that we know: no other machine answers in its place."""
     conclude(judge_step("hostkey", node.reach))
 
 
 def test_reach_login(node: Node, conclude: Conclude) -> None:
-    """The node lets this user in without a question."""
+    """The node lets this user in without a prompt."""
     conclude(judge_step("login", node.reach))
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _DRIVER = ("reach.answer", "host.driver_hung")
 CHECKS = (
-    # Not asked in quick runs: a head node's or a login's torch may well be without CUDA. From
+    # Not in quick runs: the torch of a head node or login may well be without CUDA. From
     # `standard` on GPUs are loaded through it.
     Check("software.arch", stage="facts", tier="standard", requires=_DRIVER),
     Check("software.drift", stage="facts", tier="quick", requires=("reach.answer",)),
@@ -37,7 +37,7 @@ CHECKS = (
 )
 
 
-UNREAD = "what the job's Python holds could not be read"
+UNREAD = "the packages of the job's Python could not be read"
 READ_IT = "look at the file system that holds that Python: does `ls` on it hang?"
 
 
@@ -57,7 +57,8 @@ class Drift(NamedTuple):
     what: str
     has: str
     usual: str | None
-    whom: str
+    voters: str
+    """How many nodes of the group have the usual version."""
     grave: bool
 
 
@@ -71,13 +72,13 @@ def drivers() -> dict[str, Needed]:
 
 
 def version(text: str) -> tuple[int, ...]:
-    """The numbers a version begins with, for comparing: "570.86.15" is (570, 86, 15)."""
+    """The leading numbers of a version, to compare: "570.86.15" is (570, 86, 15)."""
     match = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def torch_or_why(facts: Facts) -> Torch | Verdict:
-    """The torch that a job would get, or the verdict of a check that is about one."""
+    """The torch that a job would load, or the verdict where there is none."""
     if facts.software is None:
         return unknown(UNREAD, advice=READ_IT)
     python = facts.python.executable or "this Python"
@@ -86,7 +87,7 @@ def torch_or_why(facts: Facts) -> Torch | Verdict:
 
 
 def without_cuda(torch: Torch) -> str:
-    """How a torch says that it cannot use NVIDIA's GPUs; empty for one that can."""
+    """Why this torch cannot use NVIDIA's GPUs; "" for one that can."""
     if torch.cuda is not None:
         return ""
     kind = f"built for ROCm {torch.hip}" if torch.hip else "built without CUDA"
@@ -132,7 +133,7 @@ _VOTES: tuple[tuple[str, Callable[[Facts], str | None], bool], ...] = (
     ("cuDNN", lambda facts: facts.software.cudnn if facts.software else None, False),
     ("Python", lambda facts: ".".join(facts.python.version.split(".")[:2]) or None, False),
 )
-"""What the job loads, how it is read, and whether a job of different ones hangs or dies."""
+"""A library, how to read its version, and whether different versions hang or end a job."""
 
 
 def drifts(group: Group) -> Iterator[Drift]:
@@ -140,19 +141,19 @@ def drifts(group: Group) -> Iterator[Drift]:
 
     Another torch brings its own CUDA and NCCL: that is one cause.
     """
-    told: set[str] = set()
+    reported: set[str] = set()
     for what, read, grave in _VOTES:
         usual = group.majority(read)
         values = {name: read(facts) for name, facts in group.facts.items()}
         if usual is None or len({value for value in values.values() if value is not None}) < 2:  # noqa: PLR2004
             continue
-        whom = f"on {usual.votes} of {usual.of} nodes"
+        voters = f"on {usual.votes} of {usual.of} nodes"
         wanted = usual.value if usual.decides else None
         for name, has in values.items():
-            if has is None or has == wanted or name in told:
+            if has is None or has == wanted or name in reported:
                 continue
-            yield Drift(name, what, has, wanted, whom, grave)
-            told.add(name)
+            yield Drift(name, what, has, wanted, voters, grave)
+            reported.add(name)
 
 
 def judge_arch(facts: Facts) -> Verdict:
@@ -169,7 +170,7 @@ def judge_arch(facts: Facts) -> Verdict:
     if torch.archs is None or len(computes) < len(facts.gpus):
         what = "for which GPUs torch is built" if torch.archs is None else "what kind its GPUs are"
         return unknown(
-            f"its files and driver do not tell {what}",
+            f"its files and driver do not show {what}",
             advice="compare torch.cuda.get_arch_list() with torch.cuda.get_device_capability()",
         )
     built = f"torch {torch.version} is built for {', '.join(torch.archs)}"
@@ -193,7 +194,7 @@ _SAME = "point them to one image or environment (inventory key python), or leave
 
 
 def judge_drift(groups: tuple[Group, ...]) -> Verdict:
-    """Name the nodes that differ from most of their group; without a majority nobody is named."""
+    """Name the nodes that differ from most of their group; without a majority, name none."""
     compared = [group for group in groups if len(group.facts) > 1]
     if not compared:
         return not_run("one node in each group: nothing to compare")
@@ -208,30 +209,35 @@ def judge_drift(groups: tuple[Group, ...]) -> Verdict:
     versions = {group.name: group.majority(torch_of) for group in compared}
     if all(usual is None or usual.value == "none" for usual in versions.values()):
         return not_run("no torch in the job's Python: name it with --preflight-python")
-    said = "; ".join(
+    versions_in_words = "; ".join(
         f"torch {usual.value} on {usual.votes}" for usual in versions.values() if usual
     )
-    return ok(f"{said} nodes")
+    return ok(f"{versions_in_words} nodes")
 
 
 def _drift_verdict(found: list[Drift]) -> Verdict:
-    """The worst kind alone decides; the rest is evidence."""
+    """The gravest differences alone decide; the rest is evidence."""
     first = found[0]
     alike = [drift for drift in found if drift.grave == first.grave]
-    told = [
-        f"{one.what} {one.has} on {one.node}, {one.usual} {one.whom}"
+    sentences = [
+        f"{one.what} {one.has} on {one.node}, {one.usual} {one.voters}"
         if one.usual
         else f"{one.what} {one.has} on {one.node}, and there is no majority"
         for one in alike
     ]
-    more = f" (and {len(told) - 3} more)" if len(told) > 3 else ""  # noqa: PLR2004  a sentence
+    more = f" (and {len(sentences) - 3} more)" if len(sentences) > 3 else ""  # noqa: PLR2004  a sentence
     conclude = fail if first.grave else warn
     return conclude(
-        "; ".join(told[:3]) + more,
+        "; ".join(sentences[:3]) + more,
         advice=_SAME,
         culprits=sorted({one.node for one in alike if one.usual}),
-        drifts=[one._asdict() for one in found],
+        drifts=[_evidence(one) for one in found],
     )
+
+
+def _evidence(one: Drift) -> dict[str, object]:
+    """One difference, under the keys of the report."""
+    return {("whom" if key == "voters" else key): value for key, value in one._asdict().items()}
 
 
 def test_software_drift(fleet: FleetView, conclude: Conclude) -> None:
@@ -240,7 +246,7 @@ def test_software_drift(fleet: FleetView, conclude: Conclude) -> None:
 
 
 def judge_driver(facts: Facts) -> Verdict:
-    """Hold the driver against the oldest one of that CUDA's major version."""
+    """Compare the driver with the oldest one that runs this CUDA's major version."""
     torch = torch_or_why(facts)
     if facts.driver.state == "absent":
         return not_run("no GPU driver here")
@@ -256,19 +262,19 @@ def judge_driver(facts: Facts) -> Verdict:
 
 def _driver_verdict(driver: str, cuda: str, needed: str, software: Software | None) -> Verdict:
     here, compat = version(driver), software.cuda_compat if software else None
-    said = f"driver {driver}, CUDA {cuda} of torch needs {needed} or later"
+    comparison = f"driver {driver}, CUDA {cuda} of torch needs {needed} or later"
     if not here:
-        return unknown("the driver does not tell its version", advice="run nvidia-smi there")
+        return unknown("the driver does not report its version", advice="run nvidia-smi there")
     if here >= version(needed):
-        return ok(said, driver=driver, cuda=cuda, needed=needed)
+        return ok(comparison, driver=driver, cuda=cuda, needed=needed)
     if compat is not None and version(compat) >= version(needed):
         return warn(
-            f"{said}; its compatibility libraries ({compat}) may stand in",
+            f"{comparison}; its compatibility libraries ({compat}) may stand in",
             advice="see that the job's LD_LIBRARY_PATH begins with cuda/compat, or update it",
             driver=driver,
         )
     advice = f"install driver {needed} or later, or a torch for an older CUDA"
-    return fail(said, advice=advice, driver=driver, cuda=cuda, needed=needed)
+    return fail(comparison, advice=advice, driver=driver, cuda=cuda, needed=needed)
 
 
 def test_software_driver(node: Node, conclude: Conclude) -> None:

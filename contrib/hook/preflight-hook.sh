@@ -45,8 +45,8 @@ case $status in
 0) exit ;;
 1) ;;
 2) exit ;; # it has logged why
-124 | 137) note "$VERB was not done within $LIMIT_S s; this node was not judged"; exit ;;
-*) note "$PREFLIGHT cannot be run (exit $status); this node was not judged"; exit ;;
+124 | 137) note "$VERB was not done within $LIMIT_S s; this node was not checked"; exit ;;
+*) note "$PREFLIGHT cannot be run (exit $status); this node was not checked"; exit ;;
 esac
 
 # Python, too, exits 1 where it cannot even load a program: a verdict comes with its document.
@@ -54,7 +54,7 @@ end='
 }'
 case $found in
 '{'*'"findings"'*"$end") ;;
-*) note "$PREFLIGHT is damaged: it exits 1 without a document; this node was not judged"; exit ;;
+*) note "$PREFLIGHT is damaged: it exits 1 without a document; this node was not checked"; exit ;;
 esac
 
 case $found in

@@ -23,16 +23,16 @@ before=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/.*ExcNodeList=\([^ ]*\).*
 [ "$before" = "(null)" ] && before=
 all=${before:+$before,}$bad
 
-# Slurm ends this script as soon as the job is requeued, and only a job that waits can be told
-# which nodes to leave out: hold it, tell it, let it go, all in the seconds that KillWait grants.
+# Slurm ends this script as soon as the job is requeued, and only a waiting job can
+# get other excluded nodes: hold it, change it, release it, all in the seconds that KillWait grants.
 trap '' TERM
 scontrol requeuehold "$SLURM_JOB_ID" || exit 1
 for _ in 1 2 3 4 5 6 7 8 9 10; do
-    scontrol update "JobId=$SLURM_JOB_ID" "ExcNodeList=$all" 2>/dev/null && told=yes && break
+    scontrol update "JobId=$SLURM_JOB_ID" "ExcNodeList=$all" 2>/dev/null && excluded=yes && break
     sleep 0.5
 done
-if [ -z "$told" ]; then
-    echo "requeue: job $SLURM_JOB_ID is held, since it could not be told to leave out $all" >&2
+if [ -z "$excluded" ]; then
+    echo "requeue: job $SLURM_JOB_ID is held: scontrol could not exclude $all from it" >&2
     exit 1
 fi
 scontrol release "$SLURM_JOB_ID"

@@ -1,4 +1,4 @@
-"""A burn-in: the plan of its parts, and what each node sends while it runs, checked and kept."""
+"""A burn-in: the plan of its parts, and the collector of the events that each node sends."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST = 20_000
-"""Events of one node: 64 GPUs have 4,032 ways between them, each with a reading and a proof."""
+"""Events of one node: 64 GPUs have 4,032 paths between them, each with a reading and a proof."""
 
 MORE_TIME = "give more: --preflight-budget=SECONDS"
 _NO_TORCH = "name the job's Python with --preflight-python"
 
 
 class Collected:
-    """What a node has said so far."""
+    """The events that a node has sent so far."""
 
     def __init__(self) -> None:
         self.step: Step | None = None
@@ -60,9 +60,9 @@ class Collected:
         self._seen: set[tuple[object, ...]] = set()
 
     def take(self, event: Event) -> None:
-        """Keep an event; WireError for one that was said twice, or of a device it has not."""
+        """Keep an event; WireError if it came before, or names a device that the node lacks."""
         if len(self._kept) >= MOST:
-            raise WireError("its burn-in said more than there was to say")
+            raise WireError(f"its burn-in sent more than {MOST:,} events")
         if isinstance(event, Step):
             self.step = event
         elif isinstance(event, Done):
@@ -75,13 +75,13 @@ class Collected:
             self._refuse(self._ready is not None)
             self._ready = event
         else:
-            self._refuse(self._told_twice(event))
+            self._refuse(self._is_unexpected(event))
             self._kept.append(event)
 
     def result(
         self, *, trouble: str = "", advice: str = "", stopped: bool = False, seconds: float = 0.0
     ) -> Burned:
-        """Everything, and why there is no more of it."""
+        """Return everything that came, and why nothing more did."""
         if self.no_torch:
             trouble, advice = f"no usable torch in its Python: {self.no_torch}", _NO_TORCH
         return Burned(
@@ -105,7 +105,7 @@ class Collected:
     def _of(self, kind: type[T]) -> tuple[T, ...]:
         return tuple(one for one in self._kept if isinstance(one, kind))
 
-    def _told_twice(self, event: Event) -> bool:
+    def _is_unexpected(self, event: Event) -> bool:
         devices = self._ready.devices if self._ready is not None else 0
         ends = (getattr(event, "device", None), getattr(event, "to", None))
         if any(end is not None and end >= devices for end in ends):
@@ -118,18 +118,20 @@ class Collected:
             key = (type(event).__name__, *ends)
         else:
             return False
-        told = key in self._seen
+        repeated = key in self._seen
         self._seen.add(key)
-        return told
+        return repeated
 
     @staticmethod
     def _refuse(wrong: bool) -> None:  # noqa: FBT001 - a condition, not a switch
         if wrong:
-            raise WireError("its burn-in tells of something twice, or of a device that it has not")
+            raise WireError(
+                "its burn-in sent a result twice, or for a device that it does not have"
+            )
 
 
 def no_time_lines(fleet: Mapping[str, Burned]) -> Iterator[str]:
-    """Which parts of which nodes had no turn: "h[1-2]: no time for the loopback of 4 NICs, ..."."""
+    """Parts that were not measured: "h[1-2]: no time for the loopback of 4 NICs, ..."."""
     alike = grouped((one.names, node) for node, burned in fleet.items() for one in burned.no_time)
     for names, nodes in alike.items():
         nics = count(len(names), "NIC")
@@ -137,7 +139,7 @@ def no_time_lines(fleet: Mapping[str, Burned]) -> Iterator[str]:
 
 
 class Series(Struct, frozen=True, kw_only=True):
-    """How often something is timed; each sample repeats it for about `sample_s`."""
+    """How many samples to take; each repeats its operation for about `sample_s`."""
 
     samples: int
     sample_s: float
@@ -151,20 +153,20 @@ class Gemm(Series, frozen=True, kw_only=True):
 
 
 class Copy(Series, frozen=True, kw_only=True):
-    """A buffer of so many MiB."""
+    """Copies of a buffer of `mib` MiB."""
 
     mib: int
 
 
 class Host(Series, frozen=True, kw_only=True):
-    """A buffer, and a product of two n x n matrices in float32."""
+    """Copies of a buffer, and products of two n x n matrices in float32."""
 
     mib: int
     n: int
 
 
 class Integrity(Struct, frozen=True, kw_only=True):
-    """Exact n x k by k x n products, and memory patterns over a share of what is free."""
+    """Exact n x k by k x n products, and memory patterns over a share of the free memory."""
 
     n: int
     k: int
@@ -176,14 +178,14 @@ class Integrity(Struct, frozen=True, kw_only=True):
 
 
 class Launch(Struct, frozen=True, kw_only=True):
-    """Samples, each the median of so many launches."""
+    """Samples, each the median of `launches` kernel launches."""
 
     samples: int
     launches: int
 
 
 class Sustained(Struct, frozen=True, kw_only=True):
-    """A load without a break, looked at once per window."""
+    """A load without a break; NVML is read once per window."""
 
     n: int
     seconds: float
@@ -191,18 +193,18 @@ class Sustained(Struct, frozen=True, kw_only=True):
 
 
 class Nic(Struct, frozen=True, kw_only=True):
-    """Runs of ib_write_bw from a NIC to itself."""
+    """Loopback runs of ib_write_bw on a NIC."""
 
     samples: int
     seconds: int
     bytes: int
     patience_s: float
     first: int = 0
-    """Which NIC of each NUMA node begins: the rest may find no time."""
+    """The NIC of each NUMA node that comes first: time may run out before the last."""
 
 
 class Load(Struct, frozen=True, kw_only=True):
-    """All parts for one kind of device; None leaves one out. `limit_s`: each part's deadline."""
+    """The parts for one kind of device; None skips a part. `limit_s`: each part's deadline."""
 
     limit_s: dict[str, float]
     gemm: Gemm | None = None
@@ -217,7 +219,7 @@ class Load(Struct, frozen=True, kw_only=True):
 
 
 class BurnPlan(Struct, frozen=True, kw_only=True):
-    """What every node is asked; which half it does depends on what its torch sees."""
+    """What every node runs: `cuda` if its torch sees a GPU, else `cpu`."""
 
     cuda: Load
     cpu: Load
@@ -246,7 +248,7 @@ GPU = Load(
     host=Host(mib=1024, n=4096, samples=7, sample_s=0.1, warm_s=0.1),
     nic=_NIC,
 )  # fmt: skip
-"""What it takes: `phases_s`; estimated, not timed on a fleet."""
+"""`phases_s` estimates how long it takes; not timed on a fleet."""
 
 CPU = Load(
     limit_s={
@@ -263,31 +265,31 @@ CPU = Load(
     host=Host(mib=64, n=512, samples=7, sample_s=0.05, warm_s=0.05),
     nic=_NIC,
 )  # fmt: skip
-"""CPUs that stand for devices: enough to tell one that is taken or broken, 3 s on two cores."""
+"""CPUs in place of GPUs: enough to find a busy or broken one; 3 s on two cores."""
 
 LONG_S = 300.0
-"""Of the sustained load in tier deep: a heat sink takes minutes to fill."""
+"""Length of the sustained load in tier deep: a heat sink takes minutes to warm up."""
 
 SHARE = 0.6
-"""Of the time that is left, what a burn-in may take: the sweep comes after it."""
+"""Share of the remaining time that a burn-in may take: the sweep comes after it."""
 
 _TIMES = 2
-"""How many times its estimate the NICs' part may take, where there is time for that."""
+"""The NICs' part may take this multiple of its estimate, if time allows."""
 
 
 class Devices(Struct, frozen=True, kw_only=True):
-    """What a node has that takes time in a burn-in; of several nodes the most of each."""
+    """How many devices a burn-in measures on a node; for several nodes, the maximum of each."""
 
     gpus: int = 8
-    """Or CPUs that stand for them."""
+    """Or CPUs in their place."""
     sides: int = 2
     """NUMA nodes."""
     nic_turns: int = 4
-    """NICs on the NUMA node that has most of them: these are measured one after the other."""
+    """NICs on the NUMA node that has most of them: they are measured one after another."""
 
 
 def devices(facts: Iterable[Facts], slots: int) -> Devices:
-    """The most that any of these nodes has. `slots`: CPUs that stand for devices without GPUs."""
+    """The most devices on any of these nodes. `slots`: CPUs to load on a node without GPUs."""
     nodes = list(facts)
     gpus = max((len(one.gpus or ()) for one in nodes), default=0) or slots
     numa = {gpu.numa for one in nodes for gpu in one.gpus or () if gpu.numa is not None}
@@ -303,21 +305,21 @@ def _nic_turns(facts: Facts) -> int:
 
 
 def burn_plan(tier: Tier, seed: int = 0) -> BurnPlan:
-    """What a tier asks for. The seed decides which NICs come first."""
+    """The plan of a tier. The seed decides which NICs come first."""
     nic = replace(_NIC, first=seed)
     plan = BurnPlan(cuda=replace(GPU, nic=nic), cpu=replace(CPU, nic=nic))
     return sustained(plan, LONG_S, cpu_s=10.0) if tier == "deep" else plan
 
 
 def sustained(plan: BurnPlan, gpu_s: float, cpu_s: float) -> BurnPlan:
-    """The same with another length of the sustained load."""
+    """Return the plan with another length of the sustained load."""
     return BurnPlan(cuda=_lasting(plan.cuda, gpu_s), cpu=_lasting(plan.cpu, cpu_s))
 
 
 def fitting(plan: BurnPlan, left_s: float, has: Devices) -> BurnPlan:
-    """The same within a share of the time that is left, by what each phase is estimated to take.
+    """Return the plan shortened to its share of the remaining time, by the estimate of each phase.
 
-    First the sustained load gets shorter, then not every NIC has its turn.
+    First the sustained load gets shorter, then some NICs are skipped.
     """
     room_s = left_s * SHARE
     return BurnPlan(
@@ -341,7 +343,7 @@ def _fitting(load: Load, kind: Kind, room_s: float, has: Devices) -> Load:
 
 
 def phases_s(load: Load, kind: Kind, has: Devices) -> dict[str, float]:
-    """What each phase of a healthy node should take, with a turn for each NIC (durations.toml)."""
+    """Estimated seconds of each phase on a healthy node, all NICs included (durations.toml)."""
     cuda_s = open_s(has.gpus) if kind == "cuda" else 0.0
     each_s = duration("burn.phase_s")
     found = {"open": duration("torch.import_s") + cuda_s}
@@ -358,8 +360,8 @@ def phases_s(load: Load, kind: Kind, has: Devices) -> dict[str, float]:
         copies_s = 2 * _series_s(load.pcie) + duration("burn.side_s")
         found["pcie"] = has.gpus * has.sides * copies_s
     if load.p2p is not None:
-        ways = has.gpus * (has.gpus - 1)
-        found["p2p"] = cuda_s + ways * (_series_s(load.p2p) + duration("burn.way_s"))
+        paths = has.gpus * (has.gpus - 1)
+        found["p2p"] = cuda_s + paths * (_series_s(load.p2p) + duration("burn.way_s"))
     if load.host is not None:
         found["host"] = has.sides * (each_s + 2 * _series_s(load.host))
     if load.nic is not None:
@@ -368,12 +370,12 @@ def phases_s(load: Load, kind: Kind, has: Devices) -> dict[str, float]:
 
 
 def open_s(gpus: int) -> float:
-    """Until all GPUs of a node have a CUDA context."""
+    """Seconds until all GPUs of a node have a CUDA context."""
     return duration("cuda.open_s") + gpus * duration("cuda.open_each_s")
 
 
 def nic_turn_s(nic: Nic) -> float:
-    """All samples of one NIC."""
+    """Seconds for all samples of one NIC."""
     return nic.samples * (nic.seconds + duration("burn.nic_start_s"))
 
 

@@ -1,4 +1,4 @@
-"""Every node's burn-in as its checks see it: what was measured, held against all the others."""
+"""Judges every node's burn-in for its checks: compares what it measured with all the others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from preflight.burn.units import (
     units,
 )
 from preflight.core.statistics import median
-from preflight.core.thresholds import Thresholds, words
+from preflight.core.thresholds import Thresholds, describe_override
 from preflight.facts.burn import Burn, Flaw, Unit
 from preflight.facts.words import count
 
@@ -36,16 +36,17 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Host
 
     Earlier = Mapping[tuple[str, str, str], Sequence[float]]
-    """What a unit reached on earlier nights, by node, measure and name."""
+    """A unit's results in earlier nights, by node, measure and name."""
 
 
 _LEAST_WINDOWS = 8
 _LEAST_BAD, _BAD_SHARE, _TIMES_PEERS = 2, 0.2, 4
-"""What comes and goes: so many samples, that part of them, and so many times a peer's part."""
+"""A unit is flaky with this many bad samples, this share of them, and this multiple of its peers'
+share."""
 
 
-class _Like(NamedTuple):
-    """What units have in common that may be compared."""
+class _UnitClass(NamedTuple):
+    """What units must have in common to be compared."""
 
     group: str
     kind: str
@@ -53,30 +54,30 @@ class _Like(NamedTuple):
     alike: str
 
 
-def hold(
+def compare_units(
     raws: Iterable[Raw], hosts: Mapping[str, Host], earlier: Earlier | None = None
 ) -> dict[str, list[tuple[Raw, Unit]]]:
-    """Judge all units of a fleet, by node. `hosts` are the fleet's, with group and promise.
+    """Judge all units of a fleet, by node. `hosts` have the group and what the inventory expects.
 
-    What the inventory sets in place of shipped numbers decides for its group.
+    A limit that the inventory sets for a group replaces the shipped one.
     """
-    classes: dict[_Like, dict[str, list[Raw]]] = {}
+    classes: dict[_UnitClass, dict[str, list[Raw]]] = {}
     for raw in raws:
-        like = _Like(hosts[raw.node].group, raw.kind, raw.measure, raw.alike)
-        classes.setdefault(like, {}).setdefault(raw.node, []).append(raw)
+        unit_class = _UnitClass(hosts[raw.node].group, raw.kind, raw.measure, raw.alike)
+        classes.setdefault(unit_class, {}).setdefault(raw.node, []).append(raw)
     found: dict[str, list[tuple[Raw, Unit]]] = {}
     for by_node in classes.values():
-        promise = hosts[next(iter(by_node))].promised
-        limit = Thresholds(promise.limits)
-        judged = _hold_class(by_node, hosts, earlier or {}, limit)
-        told = "".join(f"; {words(name, one)}" for name, one in limit.used.items())
+        expectation = hosts[next(iter(by_node))].expected
+        limit = Thresholds(expectation.limits)
+        judged = _compare_class(by_node, hosts, earlier or {}, limit)
+        overrides = "".join(f"; {describe_override(name, one)}" for name, one in limit.used.items())
         for raw, unit in judged:
-            own = replace(unit, limit_origin=unit.limit_origin + told) if told else unit
-            found.setdefault(raw.node, []).append((raw, own))
+            whole = replace(unit, limit_origin=unit.limit_origin + overrides)
+            found.setdefault(raw.node, []).append((raw, whole))
     return found
 
 
-def _hold_class(
+def _compare_class(
     by_node: Mapping[str, list[Raw]],
     hosts: Mapping[str, Host],
     earlier: Earlier,
@@ -94,9 +95,9 @@ def _hold_class(
             known = (
                 population.here(node, place),
                 population.away(node),
-                floor(raw, hosts[node].promised, limit),
+                floor(raw, hosts[node].expected, limit),
             )
-            # Peers first, then floors; its own past only where there is neither.
+            # Peers and floors first; the unit's own past only where there are neither.
             nights = earlier.get((node, raw.measure, raw.name), ())
             past = own_nights(raw, nights, limit) if known == (None, None, None) else None
             rows.append((raw, strictest((*known, _own_start(raw, limit), past))))
@@ -105,7 +106,7 @@ def _hold_class(
 
 
 def _own_start(raw: Raw, limit: Thresholds) -> Bound | None:
-    """A load that begins fast and does not last needs no peers to be seen."""
+    """The bound by its own first quarter: a load that slows down shows without peers."""
     samples = raw.reading.samples
     if raw.measure != "sustained_tflops" or len(samples) < _LEAST_WINDOWS:
         return None
@@ -129,7 +130,7 @@ def _unit(raw: Raw, bound: Bound | None, usual: float, limit: Thresholds) -> Uni
         best=raw.best,
         typical=median(raw.values),
         samples=len(raw.values),
-        held=_held(raw, bound, bad, usual, limit),
+        held=_grade(raw, bound, bad, usual, limit),
         limit=None if bound is None else speed(raw.measure, bound.speed),
         limit_origin="" if bound is None else bound.origin,
         peers=None if bound is None or bound.peers is None else speed(raw.measure, bound.peers),
@@ -138,7 +139,7 @@ def _unit(raw: Raw, bound: Bound | None, usual: float, limit: Thresholds) -> Uni
     )
 
 
-def _held(raw: Raw, bound: Bound | None, bad: int, usual: float, limit: Thresholds) -> Held:
+def _grade(raw: Raw, bound: Bound | None, bad: int, usual: float, limit: Thresholds) -> Held:
     if bound is None:
         return "unheld"
     if raw.speed < bound.speed:
@@ -163,7 +164,7 @@ _WHAT = {
 def majorities(fleet: Mapping[str, Burned]) -> dict[_Same, str]:
     """The digest that most devices of one model reached in a fleet, by kind of proof and size.
 
-    Exact results are equal on every device. Without a majority nobody is odd.
+    Exact results are equal on every device. Without a majority no device deviates.
     """
     votes: dict[_Same, Counter[str]] = {}
     for burned in fleet.values():
@@ -179,15 +180,15 @@ def majorities(fleet: Mapping[str, Burned]) -> dict[_Same, str]:
 
 
 def wrong(burned: Burned, facts: Facts | None, usual: Mapping[_Same, str]) -> Iterator[Flaw]:
-    """Each device of one node that was wrong in anything, once per proof."""
+    """Yield a flaw for each wrong proof of each device of one node."""
     names = Names(burned, facts)
     for proof in burned.proofs:
-        said = _wrong(proof) or _odd(proof, usual.get(_same(proof, names), ""))
-        if said:
+        problem = _wrong(proof) or _odd(proof, usual.get(_same(proof, names), ""))
+        if problem:
             name = names.of(proof.device)
             cause = name if proof.to is None else ""
             to = f" to {names.index(proof.to)}" if proof.to is not None else ""
-            yield Flaw(name=name + to, what=said, cause=cause)
+            yield Flaw(name=name + to, what=problem, cause=cause)
 
 
 def _same(proof: Proof, names: Names) -> _Same:
@@ -215,9 +216,9 @@ def _odd(proof: Proof, usual: str) -> str:
 
 _TORCH = "give preflight the job's own Python (--preflight-python), with a torch built for CUDA"
 _WARMED = ("gemm_tflops", "sustained_tflops", "memory_gbs")
-"""What clocks explain."""
+"""Measures that clocks can explain."""
 
-_DID = {"hung": "hung", "died": "was lost", "error": "failed", "held": "was not to be had"}
+_DID = {"hung": "hung", "died": "died", "error": "failed", "held": "was not available"}
 _IN = {
     "open": "coming up",
     "gemm": "the GEMM",
@@ -236,9 +237,9 @@ def judge_burn(
     facts: Mapping[str, Facts],
     units_past: Mapping[str, Sequence[float]] | None = None,
 ) -> dict[str, Burn]:
-    """Judge every node that was to be loaded, by name.
+    """Judge every node of the burn-in, by name.
 
-    `units_past`: what devices without peers reached on earlier nights (`units.key_of`).
+    `units_past`: earlier nights' results of devices without peers (`units.key_of`).
     """
     by_name = {host.name: host for host in hosts}
     raws = [
@@ -247,19 +248,19 @@ def judge_burn(
         if name in by_name
         for raw in units(name, one, facts.get(name))
     ]
-    held = hold(raws, by_name, earlier_of(raws, fleet, facts, units_past or {}))
+    judged = compare_units(raws, by_name, earlier_of(raws, fleet, facts, units_past or {}))
     usual = majorities(fleet)
     return {
-        name: _judged(one, facts.get(name), held.get(name, ()), usual, by_name[name])
+        name: _judge_node(one, facts.get(name), judged.get(name, ()), usual, by_name[name])
         for name, one in fleet.items()
         if name in by_name
     }
 
 
-def _judged(
+def _judge_node(
     burned: Burned,
     facts: Facts | None,
-    held: Sequence[tuple[Raw, Unit]],
+    judged: Sequence[tuple[Raw, Unit]],
     usual: Mapping[tuple[str, str, str], str],
     host: Host,
 ) -> Burn:
@@ -267,10 +268,10 @@ def _judged(
         return Burn(state="not_run", reason=burned.left_out)
     if burned.ready is None:
         return _without(burned)
-    gpus = host.promised.gpus or (len(facts.gpus or ()) if facts is not None else 0)
+    gpus = host.expected.gpus or (len(facts.gpus or ()) if facts is not None else 0)
     if burned.ready.kind == "cpu" and gpus:
-        said = f"torch {burned.ready.torch} in its Python sees none of {count(gpus, 'GPU')}"
-        return Burn(state="no_cuda", reason=said, advice=_TORCH)
+        reason = f"torch {burned.ready.torch} in its Python sees 0 of {count(gpus, 'GPU')}"
+        return Burn(state="no_cuda", reason=reason, advice=_TORCH)
     names = Names(burned, facts)
     clocks = {one.device: one for one in burned.clocks}
     flaws = tuple(wrong(burned, facts, usual))
@@ -283,12 +284,12 @@ def _judged(
         reason="" if burned.done else burned.trouble,
         advice=burned.advice,
         stopped=burned.stopped,
-        units=tuple(_explained(raw, unit, names, clocks) for raw, unit in held),
-        lost=tuple(_lost(burned, names)),
+        units=tuple(_with_cause(raw, unit, names, clocks) for raw, unit in judged),
+        lost=tuple(_failures(burned, names)),
         wrong=flaws,
         proofs=sum(one.rounds for one in burned.proofs),
-        proven=_proven(burned),
-        throttled=_throttled(burned, names, host),
+        proven=_count_proven(burned),
+        throttled=_throttles(burned, names, host),
         clocks=sum(bool(under_load(one)) for one in burned.clocks),
         nic_absent=next((one.error for one in burned.absent if one.what == "nic"), ""),
         nics_no_time=tuple(name for one in burned.no_time for name in one.names),
@@ -298,7 +299,7 @@ def _judged(
 
 
 def _without(burned: Burned) -> Burn:
-    """It did not even come up."""
+    """The result of a node whose burn-in never started."""
     return Burn(
         state=_unfinished(burned),
         reason=burned.trouble,
@@ -308,12 +309,12 @@ def _without(burned: Burned) -> Burn:
 
 
 def _unfinished(burned: Burned) -> BurnState:
-    """Our own time was up, or the node is at fault."""
+    """`not_run` where preflight's own time was up; otherwise the node is at fault."""
     return "not_run" if burned.stopped else "trouble"
 
 
-def _explained(raw: Raw, unit: Unit, names: Names, clocks: Mapping[int, Clocks]) -> Unit:
-    """Add whose fault a slow unit is, and what its clocks did."""
+def _with_cause(raw: Raw, unit: Unit, names: Names, clocks: Mapping[int, Clocks]) -> Unit:
+    """Add which device is at fault if the unit is slow, and its clocks."""
     if raw.device is None:
         return unit
     remark = ""
@@ -322,7 +323,7 @@ def _explained(raw: Raw, unit: Unit, names: Names, clocks: Mapping[int, Clocks])
     return replace(unit, cause=names.of(raw.device), remark=remark)
 
 
-def _lost(burned: Burned, names: Names) -> Iterator[Flaw]:
+def _failures(burned: Burned, names: Names) -> Iterator[Flaw]:
     for one in burned.lost:
         name = names.of(one.device)
         to = f" to {names.index(one.to)}" if one.to is not None else ""
@@ -332,14 +333,14 @@ def _lost(burned: Burned, names: Names) -> Iterator[Flaw]:
         yield Flaw(name=name + to, what=what, cause=cause, starved=one.starved, held=held)
 
 
-def _proven(burned: Burned) -> int:
-    """Devices that told of both proofs, right or wrong."""
-    told = {(one.device, one.what) for one in burned.proofs}
-    devices = {device for device, _ in told}
-    return sum((each, "product") in told and (each, "memory") in told for each in devices)
+def _count_proven(burned: Burned) -> int:
+    """Count the devices that reported both proofs, right or wrong."""
+    proofs = {(one.device, one.what) for one in burned.proofs}
+    devices = {device for device, _ in proofs}
+    return sum((each, "product") in proofs and (each, "memory") in proofs for each in devices)
 
 
-def _throttled(burned: Burned, names: Names, host: Host) -> tuple[Throttle, ...]:
-    limit = Thresholds(host.promised.limits)
+def _throttles(burned: Burned, names: Names, host: Host) -> tuple[Throttle, ...]:
+    limit = Thresholds(host.expected.limits)
     found = [throttle(names.of(one.device), one, limit) for one in burned.clocks]
     return tuple(one for one in found if one is not None)

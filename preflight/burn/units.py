@@ -1,8 +1,8 @@
-"""Series of a burn-in as units that can be compared, and what each is held against.
+"""Turns the series of a burn-in into comparable units, and finds the bound for each.
 
-A unit is held against the floor of its model, its own earlier nights, and the other units of its
-kind; a suspect is never part of the population that it is compared with. Numbers are speeds, so
-more is always better. What held a GPU's clocks down during the load is told here, too.
+A unit is compared with the floor of its model, its own earlier nights, and the other units of its
+kind; a unit is never part of the population that it is compared with. Numbers are speeds: more is
+always better. What throttled a GPU during the load is found here, too.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
     from preflight.facts.burn import Burned, Clocks, Kind, Look, Measure, Opened, Reading
     from preflight.facts.model import Facts
     from preflight.fleet.baselines import Measure as Baseline
-    from preflight.fleet.model import Promise
+    from preflight.fleet.model import Expected
 
 
 FASTER_IS_LESS = frozenset({"launch_us"})
 OF_THE_HOST = frozenset({"host_copy_gbs", "host_gflops", "launch_us"})
-"""What the CPU decides, also on a node with GPUs: other work there is an excuse."""
+"""Measures of the CPU, also on a node with GPUs: other work on the CPU excuses a slow result."""
 
 NEAR, FAR, NVLINK = "near", "far", "NVLink"
-"""What `alike` ends with: how a side of the host or another GPU is reached."""
+"""`alike` ends with one of these: how a NUMA node or another GPU is reached."""
 
 
 class Raw(NamedTuple):
-    """One series before it is held against anything."""
+    """One series before it is compared with anything."""
 
     node: str
     kind: Kind
     name: str
     reading: Reading
     alike: str
-    """What peers must have in common with it: the model, the side, the way between two."""
+    """What its peers must share: the model, the NUMA distance, the path between two GPUs."""
     device: int | None
-    """The device at fault if it is slow, where it is one."""
+    """The device at fault if it is slow; None where it cannot be one device."""
 
     @property
     def measure(self) -> Measure:
@@ -54,15 +54,15 @@ class Raw(NamedTuple):
 
     @property
     def values(self) -> tuple[float, ...]:
-        """The samples that count: of a long load the second half, when the device is warm."""
+        """The samples that count: of the sustained load only the second half (a warm device)."""
         samples = self.reading.samples
         return samples[len(samples) // 2 :] if self.measure == "sustained_tflops" else samples
 
     @property
     def best(self) -> float:
-        """The best sample: a slow part slows them all, a busy machine leaves some alone.
+        """The best sample: a slow device slows all samples, a busy machine only some.
 
-        A GPU's long load counts by its median: what it cannot hold, it does not have.
+        A GPU's sustained load counts by its median.
         """
         if self.measure == "sustained_tflops" and self.kind == "cuda":
             return median(self.values)
@@ -70,22 +70,22 @@ class Raw(NamedTuple):
 
     @property
     def speed(self) -> float:
-        """The same, so that more is better."""
+        """The best sample as a number of which more is better."""
         return speed(self.measure, self.best)
 
     @property
     def excusable(self) -> bool:
-        """Whether waiting for a CPU may be all that is wrong."""
+        """Whether waiting for a CPU can explain a slow result."""
         return self.kind == "cpu" or self.measure in OF_THE_HOST
 
 
 def speed(measure: Measure, value: float) -> float:
-    """Turn a value of a measure into a number of which more is better, and back."""
+    """Convert a value of a measure to a number of which more is better, or back."""
     return 1 / value if measure in FASTER_IS_LESS else value
 
 
 def units(node: str, burned: Burned, facts: Facts | None) -> Iterator[Raw]:
-    """Every series of one node. `facts` number its GPUs, and tell what lies between two."""
+    """Every series of one node. `facts` give the GPUs' indices and the paths between them."""
     if burned.ready is None:
         return
     kind = burned.ready.kind
@@ -98,7 +98,7 @@ def units(node: str, burned: Burned, facts: Facts | None) -> Iterator[Raw]:
 
 
 class Names:
-    """What a node's devices are called: as NVML numbers them, whatever CUDA was shown."""
+    """Names of a node's devices, with NVML's indices rather than CUDA's."""
 
     def __init__(self, burned: Burned, facts: Facts | None) -> None:
         self.opened: dict[int, Opened] = {one.device: one for one in burned.opened}
@@ -107,17 +107,17 @@ class Names:
         self._index = {gpu.bus_id.lower(): gpu.index for gpu in gpus}
 
     def index(self, device: int) -> int:
-        """NVML's number of a device; CUDA's where its address is not known."""
+        """NVML's index of a device; CUDA's where its PCI address is not known."""
         opened = self.opened.get(device)
         return self._index.get(opened.bus_id.lower() if opened else "", device)
 
     def model(self, device: int) -> str:
-        """Its model; a CPU that stands for a device is named by its number, and like any other."""
+        """The device's model; "" for a CPU in place of a GPU, since all of these are alike."""
         opened = self.opened.get(device)
         return opened.name if opened is not None and self._word == "GPU" else ""
 
     def of(self, device: int) -> str:
-        """Its name: "GPU 5", or "slot 1" for a CPU that stands for a device."""
+        """The device's name: "GPU 5", or "slot 1" for a CPU in place of a GPU."""
         return f"{self._word} {self.index(device)}"
 
 
@@ -137,7 +137,7 @@ def _alike(reading: Reading, names: Names, facts: Facts | None) -> str:
     opened = names.opened.get(reading.device)
     model = names.model(reading.device)
     if reading.to is not None:
-        return f"{model} {_way(names.index(reading.device), names.index(reading.to), facts)}"
+        return f"{model} {_path(names.index(reading.device), names.index(reading.to), facts)}"
     if reading.side is not None:
         return f"{model} {_distance(reading.side, opened.numa if opened else None)}"
     return model
@@ -149,8 +149,8 @@ def _distance(side: int, numa: int | None) -> str:
     return NEAR if side == numa else FAR
 
 
-def _way(a: int, b: int, facts: Facts | None) -> str:
-    """What lies between two GPUs, by NVML."""
+def _path(a: int, b: int, facts: Facts | None) -> str:
+    """The kind of path between two GPUs, according to NVML."""
     pairs = facts.gpu_pairs or () if facts is not None else ()
     for pair in pairs:
         if {pair.a, pair.b} == {a, b}:
@@ -165,44 +165,43 @@ def _nic_rate(name: str, facts: Facts | None) -> str:
 
 
 def effect_of(raw: Raw, limit: Thresholds) -> float:
-    """What part of its speed must be missing to count: its measure's own, or that of its kind."""
+    """The share of speed that must be missing to count: its measure's limit, else its kind's."""
     own = limit.get(f"{raw.kind}.{raw.measure}")
     return limit(f"{raw.kind}.effect") if own is None else own
 
 
 FORCED = ("hw_thermal", "hw_power_brake", "hw_slowdown", "sw_thermal")
-"""Heat and the power brake; a software power cap is how a healthy GPU meets its power limit."""
+"""Heat and the power brake. A software power cap is no fault: a healthy GPU at its power limit."""
 
 _LEAST_LOOKS = 2
 
 
 def under_load(clocks: Clocks | None) -> tuple[Look, ...]:
-    """The looks while it worked; the first was before."""
-    return () if clocks is None else tuple(one for one in clocks.looks[1:] if _told(one))
+    """The looks during the load; the first look was before it."""
+    return () if clocks is None else tuple(one for one in clocks.looks[1:] if _is_readable(one))
 
 
 def clock_remark(clocks: Clocks | None) -> str:
-    """Its medians under load, "1,980 MHz, 61 C, 640 W"; nothing where nothing was told."""
+    """The medians under load, "1,980 MHz, 61 C, 640 W"; "" where NVML reported nothing."""
     looks = under_load(clocks)
     words = []
     for name, unit in (("sm_mhz", "MHz"), ("celsius", "C"), ("watts", "W")):
-        told = [value for one in looks if (value := getattr(one, name)) is not None]
-        if told:
-            words.append(f"{median(told):,.0f} {unit}")
-    held = _reasons(looks)
-    return ", ".join([*words, *held])
+        values = [value for one in looks if (value := getattr(one, name)) is not None]
+        if values:
+            words.append(f"{median(values):,.0f} {unit}")
+    return ", ".join([*words, *_reasons(looks)])
 
 
 def throttle(name: str, clocks: Clocks, limit: Thresholds) -> Throttle | None:
-    """What held its clocks down for more than a moment; None if nothing did."""
+    """What throttled the device for more than a moment; None if nothing did."""
     looks = under_load(clocks)
-    held = [one for one in looks if set(one.reasons or ()) & set(FORCED)]
-    if len(held) < max(_LEAST_LOOKS, limit("cuda.throttled") * len(looks)):
+    throttled = [one for one in looks if set(one.reasons or ()) & set(FORCED)]
+    if len(throttled) < max(_LEAST_LOOKS, limit("cuda.throttled") * len(looks)):
         return None
     return Throttle(
         name=name,
-        reasons=tuple(_reasons(tuple(held))),
-        looks=len(held),
+        reasons=tuple(_reasons(tuple(throttled))),
+        looks=len(throttled),
         of=len(looks),
         remark=clock_remark(clocks),
         cause=name,
@@ -214,7 +213,7 @@ def _reasons(looks: tuple[Look, ...]) -> list[str]:
     return [reason for reason, _ in seen.most_common()]
 
 
-def _told(look: Look) -> bool:
+def _is_readable(look: Look) -> bool:
     return look.sm_mhz is not None or look.reasons is not None
 
 
@@ -229,29 +228,29 @@ _BASELINE: Final[dict[Measure, Baseline]] = {
 
 
 class Bound(NamedTuple):
-    """A limit on a speed, and who set it."""
+    """A limit on a speed, and where it comes from."""
 
     speed: float
     origin: str
     peers: float | None = None
 
 
-def floor(raw: Raw, promise: Promise, limit: Thresholds) -> Bound | None:
-    """The floor of one series by what is promised; None where nothing is known of it.
+def floor(raw: Raw, expectation: Expected, limit: Thresholds) -> Bound | None:
+    """The floor of one series that the inventory or its platform sets; None if there is none.
 
-    A platform's numbers are about the near side of the host, and about GPUs joined by NVLink.
+    A platform's numbers hold for a GPU's own NUMA node, and for GPUs joined by NVLink.
     """
     if raw.kind == "cpu":
         value = limit.get(f"cpu.floor_{raw.measure}")
         origin = "shipped floor for a CPU"
         return None if value is None else Bound(speed(raw.measure, value), origin)
     measure = baseline_of(raw)
-    found = None if measure is None else gpu_floor(promise, measure)
+    found = None if measure is None else gpu_floor(expectation, measure)
     return None if found is None else Bound(speed(raw.measure, found.value), found.origin)
 
 
 def baseline_of(raw: Raw) -> Baseline | None:
-    """Which number of a platform a series is about; None for a CPU's, and for longer ways."""
+    """Which number of a platform applies to a series; None for CPUs and for longer paths."""
     joined = raw.measure != "p2p_gbs" or raw.alike.endswith(NVLINK)
     if raw.kind == "cpu" or not joined or raw.alike.endswith(FAR):
         return None
@@ -259,17 +258,17 @@ def baseline_of(raw: Raw) -> Baseline | None:
 
 
 FEWEST = 2
-"""Others; fewer are no yardstick."""
+"""Peers that are needed for a comparison."""
 
 MOST_UNITS = 512
-"""Of more, other nodes are represented by one number each."""
+"""With more units than this, each other node counts as one number."""
 
 
 def among(others: Sequence[float], *, effect: float, scatter: float, where: str) -> Bound | None:
-    """The part of the others' speed that is still healthy; None where there are too few.
+    """The bound below which a unit is slow compared with `others`; None where these are too few.
 
-    Of two others the slower counts, and of any even number the slower of the middle two: one that
-    is odd by being fast must not make its neighbours slow.
+    Of an even number, the slower of the middle two counts: one unusually fast unit must not make
+    its neighbours look slow.
     """
     if len(others) < FEWEST:
         return None
@@ -283,21 +282,21 @@ def _lower_middle(ordered: Sequence[float]) -> float:
 
 
 def _share(values: Sequence[float], middle: float, effect: float, scatter: float) -> float:
-    """What part of their middle is beyond their scatter, and by an effect that matters."""
+    """The share of their middle below which a value is beyond their scatter and `effect`."""
     away = [abs(math.log(one / middle)) for one in values]
     return healthy_share(away, effect=effect, scatter=scatter)
 
 
 def strictest(bounds: Sequence[Bound | None]) -> Bound | None:
-    """The highest of the limits that there are."""
+    """The highest of the bounds; None if there are none."""
     return max((one for one in bounds if one is not None), default=None, key=lambda one: one.speed)
 
 
 class Population:
-    """The units that are promised to be alike, by node."""
+    """The units that are expected to be alike, by node."""
 
     def __init__(self, of_nodes: dict[str, list[float]], *, effect: float, scatter: float) -> None:
-        """`effect`, `scatter`: as parts of a speed, what matters and what is always believed."""
+        """`effect`: the share of speed whose loss matters. `scatter`: the least assumed scatter."""
         self._effect, self._scatter = effect, scatter
         self._of_nodes = {name: own for name, own in of_nodes.items() if own}
         self._many = sum(map(len, of_nodes.values())) > MOST_UNITS
@@ -310,13 +309,13 @@ class Population:
             self._ordered = sorted(self._typical.values())
 
     def here(self, node: str, place: int) -> Bound | None:
-        """The bound by the others of the same node."""
+        """The bound by the other units of the same node."""
         own = self._of_nodes[node]
         others = [*own[:place], *own[place + 1 :]]
         return self._among(others, "others here")
 
     def away(self, node: str) -> Bound | None:
-        """The bound by the other nodes: a node all of whose parts are slow shows only here."""
+        """The bound by the other nodes: a node whose units are all slow shows only here."""
         if node not in self._away:
             alone = self._many and len(self._typical) > FEWEST
             find = self._away_of_many if alone else self._away_of_few
@@ -333,7 +332,7 @@ class Population:
         return self._among(values, f"others on {nodes}")
 
     def _away_of_many(self, node: str) -> Bound:
-        """By one number per node; their scatter is counted once, as one node cannot move it."""
+        """The bound by one number per node. The scatter of so many nodes is computed once."""
         if self._healthy is None:
             middle = _lower_middle(self._ordered)
             self._healthy = _share(self._ordered, middle, self._effect, self._scatter)
@@ -345,11 +344,11 @@ class Population:
 
 
 _UNSTEADY = frozenset({"p2p_gbs"})
-"""A path between two GPUs belongs to neither; two or more of a kind are compared."""
+"""A path between two GPUs belongs to neither, so it has no history of its own."""
 
 
 def conditions(burned: Burned, facts: Facts | None) -> str:
-    """What must be the same for two nights to be compared: another torch may be slower."""
+    """What two nights must share to be compared: another torch may be slower."""
     if burned.ready is None:
         return ""
     driver = facts.driver.version if facts is not None else ""
@@ -358,7 +357,7 @@ def conditions(burned: Burned, facts: Facts | None) -> str:
 
 
 def key_of(raw: Raw, burned: Burned, facts: Facts | None) -> str:
-    """By what a history keeps a series: its GPU's UUID where it is a GPU's, else its node."""
+    """The key of a series in the history: by its GPU's UUID if it has one, else by its node."""
     gpus = facts.gpus or () if facts is not None else ()
     under = conditions(burned, facts)
     for gpu in gpus if raw.kind == "cuda" else ():
@@ -369,9 +368,9 @@ def key_of(raw: Raw, burned: Burned, facts: Facts | None) -> str:
 
 
 def own_nights(raw: Raw, earlier: Sequence[float], limit: Thresholds) -> Bound | None:
-    """What it must reach by its own nights; None where there are too few to say.
+    """The bound by the unit's own earlier nights; None where these are too few.
 
-    An effect that counts against peers must be missing here too, and six times its own scatter.
+    The speed must fall by the effect that counts against peers, and by six times its own scatter.
     """
     if raw.measure in _UNSTEADY:
         return None
@@ -392,7 +391,7 @@ def earlier_of(
     facts: Mapping[str, Facts],
     units: Mapping[str, Sequence[float]],
 ) -> dict[tuple[str, str, str], Sequence[float]]:
-    """The earlier nights of these series, by node, measure and name."""
+    """Results of these series in earlier nights, by node, measure and name."""
     found: dict[tuple[str, str, str], Sequence[float]] = {}
     for raw in raws if units else ():
         nights = units.get(key_of(raw, fleet[raw.node], facts.get(raw.node)), ())

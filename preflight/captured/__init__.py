@@ -1,4 +1,4 @@
-"""Outputs that somebody captured on a machine, judged by the checks that judge live ones."""
+"""Reads pasted outputs of tools, so that the checks of live nodes can judge them."""
 
 from __future__ import annotations
 
@@ -16,32 +16,41 @@ if TYPE_CHECKING:
 
 
 class Captured(Struct, frozen=True, kw_only=True):
-    """One output of a tool, read; a reader returns None for a text that is not of its kind."""
+    """One parsed output of a tool; a reader returns None for a text of another kind."""
 
     kind: str
-    """In the words of whoever captured it: "nvidia-smi -q", "dmesg", "ibstat"."""
+    """The name of the tool: "nvidia-smi -q", "dmesg", "ibstat"."""
     facts: Facts
-    """`bare_facts()` with the sections that the text fills; what it does not tell stays None."""
+    """`bare_facts()` with the sections that the text fills; everything else stays None."""
     checks: tuple[str, ...]
     """Ids of the checks for which these facts are enough."""
     environ: dict[str, str] | None = None
-    """The job's environment, where the text is one (or a script that sets one)."""
+    """The job's environment, if the text is one (or a script that sets one)."""
     environs: dict[str, dict[str, str]] = {}
-    """Where a text shows several: by node ("node 1"), or by where it stands ("line 12")."""
+    """If a text shows several environments: by node ("node 1") or by line ("line 12")."""
     one_job: bool = True
     """Whether `environs` are the nodes of one job, rather than commands in turn."""
     damaged: str = ""
-    """What is cut off or garbled, in words. Nothing in a damaged text is proven healthy."""
+    """What is cut off or garbled. A damaged text proves nothing healthy."""
+    advice: str = "capture it again, whole and unedited"
+    """What to do: a text may be whole and still hold too little."""
 
 
-def captured(kind: str, checks: tuple[str, ...], damaged: str = "", **sections: Any) -> Captured:
-    """A text that fills these sections of the facts, which are enough for these checks."""
+def captured(
+    kind: str, checks: tuple[str, ...], damaged: str = "", *, advice: str = "", **sections: Any
+) -> Captured:
+    """Make a `Captured` from sections of facts and the checks for which they are enough."""
     facts = replace(bare_facts(), **sections)
-    return Captured(kind=kind, facts=facts, checks=checks, damaged=damaged)
+    return advised(Captured(kind=kind, facts=facts, checks=checks, damaged=damaged), advice)
+
+
+def advised(one: Captured, advice: str) -> Captured:
+    """Return `one` with this advice, if there is any, in place of capturing the text again."""
+    return replace(one, advice=advice) if advice else one
 
 
 def bare_facts(host: str = "captured") -> Facts:
-    """Facts of a node that has told nothing yet."""
+    """Facts of a node without any section."""
     return Facts(
         wire=WIRE,
         nonce="captured",
@@ -53,7 +62,7 @@ def bare_facts(host: str = "captured") -> Facts:
         root=False,
         kernel="",
         python=Python("", ""),
-        driver=Driver("untold"),
+        driver=Driver("unknown"),
     )
 
 
@@ -66,12 +75,12 @@ _ERROR_LINES = 20
 
 
 def short_error(text: str, error: re.Pattern[str]) -> re.Match[str] | None:
-    """What a tool said in place of an answer: such a text is short, a log is something else."""
+    """An error that a tool printed instead of an answer; only in a short text, not in a log."""
     return error.search(text) if len(text.splitlines()) <= _ERROR_LINES else None
 
 
 def json_of(text: str, half: re.Pattern[str]) -> tuple[Any, str]:
-    """The JSON of a text, else None and what is wrong; `half`: how one begins that is cut off."""
+    """The JSON of a text, or None and what is wrong; `half`: the beginning of JSON cut short."""
     if text.lstrip()[:1] in ("{", "["):
         try:
             return json.loads(text), ""

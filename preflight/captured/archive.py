@@ -1,7 +1,7 @@
 """The archive of `preflight capture`: one manifest and the files that it names, in a tar.gz.
 
-An archive may come from anybody. Nothing of it is written anywhere; names, sizes and kinds of its
-members are held to what `pack` writes, and everything else is refused.
+An archive may come from anyone. This module writes nothing to disk, and refuses members whose name,
+size or kind differs from what `pack` writes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAGIC = b"\x1f\x8b"
 MANIFEST = "manifest.json"
 
 LARGEST = 256 << 20
-"""Bytes of everything together once it is unpacked; a node takes some 2 MiB with its samples."""
+"""Bytes of the unpacked archive; a node takes some 2 MiB with its samples."""
 
 MOST_FILES = 20_000
 _NAME = re.compile(r"(?:run|nodes/[A-Za-z0-9][A-Za-z0-9._-]{0,254})/[a-z0-9][a-z0-9._-]{0,79}")
@@ -36,22 +36,22 @@ _Words = Annotated[str, Meta(max_length=512)]
 
 
 class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One thing that was asked for: what came of it, and why it is less than it should be."""
+    """One requested output: its file, and why it is missing or incomplete."""
 
     name: Annotated[str, Meta(max_length=400)]
-    """Its file in the archive; where `error` says that nothing came, no file has this name."""
+    """Its file in the archive; there is none if `error` says that nothing was collected."""
     node: Annotated[str, Meta(max_length=255)] = ""
     command: _Words = ""
     status: int | None = None
     seconds: float = 0.0
     cut: bool = False
-    """It is longer than what is kept."""
+    """Whether it is longer than the stored part."""
     error: _Words = ""
-    """Why it could not be collected, or not all of it."""
+    """Why it could not be collected completely."""
 
 
 class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a capture holds, and what it does not and why."""
+    """What a capture contains, and what is missing and why."""
 
     schema: int = SCHEMA
     preflight: Annotated[str, Meta(max_length=64)]
@@ -60,7 +60,7 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     public: bool
     tier: Annotated[str, Meta(max_length=16)]
     run_exit: int | None
-    """The exit code of its run; None where the run did not end in its time."""
+    """The exit code of its run; None if the run did not end in time."""
     parts: Annotated[tuple[Part, ...], Meta(max_length=MOST_FILES)]
 
 
@@ -72,7 +72,7 @@ class Archive(Struct, frozen=True):
 
 
 def pack(manifest: Manifest, files: Mapping[str, bytes]) -> bytes:
-    """Return the tar.gz; its members tell nothing of who packed them or when."""
+    """Return the tar.gz; its members have neither owner nor time."""
     packed = io.BytesIO()
     whole = {MANIFEST: plain_json(manifest, indent=2).encode(), **files}
     with tarfile.open(fileobj=packed, mode="w") as tar:
@@ -84,14 +84,14 @@ def pack(manifest: Manifest, files: Mapping[str, bytes]) -> bytes:
 
 
 def unpack(content: bytes) -> Archive:
-    """Read an archive; UsageError says in one line what is damaged or not as it should be."""
+    """Read an archive; UsageError says in one line what is damaged or invalid."""
     try:
         files = _members(_inflated(content))
         manifest = msgspec.json.decode(files.pop(MANIFEST, b"null"), type=Manifest)
     except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError, OverflowError) as error:
         reason = str(error).encode("ascii", "backslashreplace").decode()[:200]
         raise UsageError(
-            f"it is no whole archive of preflight capture: {reason}; copy the archive again, or "
+            f"it is no complete archive of preflight capture: {reason}; copy the archive again, or "
             "capture again"
         ) from error
     except RecursionError as error:
@@ -119,7 +119,7 @@ _TAR_AT, _TAR = 257, b"ustar"
 
 
 def inflated_text(content: bytes) -> bytes | None:
-    """A single text that somebody compressed; None for an archive, or what is no whole gzip."""
+    """A single gzipped text; None for an archive or an incomplete gzip file."""
     try:
         whole = _inflated(content)
     except (EOFError, zlib.error, ValueError):
@@ -128,7 +128,7 @@ def inflated_text(content: bytes) -> bytes | None:
 
 
 def _inflated(content: bytes) -> bytes:
-    """Decompress no more than is read: a small file can hold a large bomb."""
+    """Decompress up to the limit: a small file can be a zip bomb."""
     machine = zlib.decompressobj(wbits=31)
     most = min(LARGEST, unpacks_to(len(content)))
     whole = machine.decompress(content, most + 1)
@@ -140,7 +140,7 @@ def _inflated(content: bytes) -> bytes:
 
 
 def _members(whole: bytes) -> dict[str, bytes]:
-    """Read plain files alone, header by header: tarfile takes quadratic time for extensions."""
+    """Read only plain files, header by header: tarfile takes quadratic time for extensions."""
     files: dict[str, bytes] = {}
     at = 0
     while (header := whole[at : at + 512]).strip(b"\0"):

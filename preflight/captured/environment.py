@@ -1,9 +1,8 @@
-"""A job's environment as somebody captured it: `env`, /proc/PID/environ, or a launch script.
+"""Reads a pasted job environment: `env`, /proc/PID/environ, or a launch script.
 
-Settings stand there in whatever form people keep them: scripts, YAML, Dockerfiles, Python, `env`
-itself. Nothing is run: of a script, what is assigned counts, whatever `if` stands around it;
-comments are no settings, and a value that only the shell could work out (`$(hostname)`, a variable
-that nothing sets) is UNTOLD and not judged.
+Settings come in many forms: scripts, YAML, Dockerfiles, Python, `env` itself. Nothing is run: in a
+script every assignment counts, whatever `if` is around it; comments do not count; a value that only
+the shell can compute (`$(hostname)`, an unset variable) is UNKNOWN and not judged.
 """
 
 from __future__ import annotations
@@ -13,9 +12,11 @@ import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec.structs import replace
+
 from preflight.captured import Captured, bare_facts
 from preflight.checks.env.values import read as value_remark
-from preflight.checks.env.variables import nobody, unread, variables
+from preflight.checks.env.variables import unread, unread_names, variables
 from preflight.core.text import starred
 from preflight.fleet.job_environment import ASSIGNMENT
 
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
-UNTOLD: Final = "\0"
+UNKNOWN: Final = "\0"
 
 _LONGEST: Final = 128 << 10
-"""Characters of a line that shlex splits: Linux takes no longer word, and shlex copies each anew
-for every character."""
+"""Characters of a line for shlex: Linux allows no longer word, and shlex copies a word for every
+character."""
 
 _OPERATOR: Final = re.compile(r"[;&|()<>]+")
 _EXPANSION: Final = re.compile(
@@ -39,7 +40,7 @@ _ENDS_OPEN: Final = re.compile(r"(?<!\\)(?:\\\\)*\\$")
 
 
 def logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers, those that end in a backslash joined, prompts taken off."""
+    """Lines with their numbers; continued lines are joined, prompts are removed."""
     kept, began = "", 0
     for number, line in enumerate(text.splitlines(), 1):
         began = began or number
@@ -53,7 +54,7 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def is_cut(text: str) -> bool:
-    """Whether a script ends in the middle of a line or of a quoted word."""
+    """Whether a script ends in the middle of a line or a quoted word."""
     last = text.rstrip("\n").rpartition("\n")[2]
     if _ENDS_OPEN.search(last):
         return True
@@ -61,7 +62,7 @@ def is_cut(text: str) -> bool:
 
 
 def commands(line: str) -> list[list[str]]:
-    """The simple commands of a line, each as its words; comments are none."""
+    """The simple commands of a line as lists of words, without comments."""
     words = _words(line)
     found: list[list[str]] = [[]]
     for word in words:
@@ -73,26 +74,26 @@ def commands(line: str) -> list[list[str]]:
 
 
 class Known(dict[str, str]):
-    """Variables by name, and how many characters of their values may yet be filled in elsewhere.
+    """Variables by name, and how many characters their expansions may still add.
 
-    Linux takes no more in one environment, and 40 lines that each double a value fill any memory.
+    Linux allows no more in one environment, and 40 lines that each double a value fill any memory.
     """
 
     left: int = 1 << 20
 
 
 def expanded(value: str, known: Known) -> str:
-    """The value with what is known filled in; UNTOLD where a part of it is not, or is too much."""
+    """The value with known variables expanded; UNKNOWN if a part is unknown or too long."""
 
     def fill(found: re.Match[str]) -> str:
         name = found[1] or found[3]
         if name in known:
             known.left -= len(known[name])
-            return known[name] if known.left >= 0 else UNTOLD
-        return found[2] if found[2] is not None else UNTOLD
+            return known[name] if known.left >= 0 else UNKNOWN
+        return found[2] if found[2] is not None else UNKNOWN
 
     filled = _EXPANSION.sub(fill, value)
-    return UNTOLD if UNTOLD in filled else filled
+    return UNKNOWN if UNKNOWN in filled else filled
 
 
 def _words(line: str) -> list[str]:
@@ -155,14 +156,14 @@ LAUNCH_NAMES: Final = (
 
 
 def is_ours(name: str) -> bool:
-    """Whether a check reads this variable, or says that nobody does."""
-    if name in LAUNCH_NAMES or name in variables() or name in nobody():
+    """Whether a check reads this variable, or reports that no program reads it."""
+    if name in LAUNCH_NAMES or name in variables() or name in unread_names():
         return True
     return name.startswith(("NCCL_", "GLOO_", "TORCH_NCCL_")) or bool(unread({name: ""}))
 
 
 def structured(line: str) -> tuple[str, str] | None:
-    """A setting that is no shell's: `NAME: value`, `setenv NAME value`, `os.environ[...] = ...`."""
+    """A setting outside a shell: `NAME: value`, `setenv NAME value`, `os.environ[...] = ...`."""
     for form in _FORMS:
         found = form.match(line)
         if found and is_ours(found[1]):
@@ -179,7 +180,7 @@ def items(lines: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def dump(text: str) -> dict[str, str] | None:
-    """What `env` or /proc/PID/environ printed, each value to the letter; None if it is no such."""
+    """Output of `env` or /proc/PID/environ, with literal values; None for another text."""
     whole = text.replace("\0", "\n")
     lines = [line for line in whole.split("\n") if line.strip()]
     if not whole.endswith("\n") and lines and not _DUMP_LINE.match(lines[-1]):
@@ -208,7 +209,7 @@ def _unquoted(value: str) -> str:
     if found:
         return found[2]
     bare = re.sub(r"(?s)(?<!\s)\s+#.*", "", value)
-    return UNTOLD if re.search(r"[(){}]|\bf[\"']", bare) else bare
+    return UNKNOWN if re.search(r"[(){}]|\bf[\"']", bare) else bare
 
 
 _STARTERS: Final = re.compile(
@@ -219,7 +220,7 @@ _SKIPPED: Final = frozenset((
     "export", "declare", "typeset", "readonly", "local", "env", "sudo", "time", "nohup", "exec",
     "then", "do", "else", "if", "!", "ENV", "set", "Environment", "-x", "-gx", "-e", "--env",
 ))  # fmt: skip
-"""Words in front of a setting or a command that change nothing of it."""
+"""Words before a setting or a command that do not change it."""
 
 _DIRECTIVE: Final = re.compile(r"^\s*#(?:SBATCH|BSUB|PBS)\s+(.*)$")
 _PBS_GPUS: Final = re.compile(r"ngpus=(\d+)")
@@ -237,10 +238,10 @@ _SLURM: Final = {
     "ntasks-per-node": "SLURM_NTASKS_PER_NODE",
     "gpus-per-node": "SLURM_GPUS_PER_NODE",
 }
-"""Options by the variable that Slurm exports for each."""
+"""Options of Slurm, and the variable that it exports for each."""
 _SLURM_SETS: Final = (*_SLURM.values(), "SLURM_GPUS_ON_NODE")
 _MAY_SAY: Final = re.compile(rf"=|^\s*unset\s|(?:^|[\s/;&|(]){_STARTERS.pattern}(?:\s|$)")
-"""Lines without any of these set and start nothing: splitting a long log into words takes long."""
+"""Lines without these set and start nothing; they are skipped, because splitting is slow."""
 
 MOST_LAUNCHES: Final = 64
 _RANKS: Final = ("--node-rank", "--machine-rank", "--rank", "--node-id")
@@ -248,7 +249,7 @@ _RANKS: Final = ("--node-rank", "--machine-rank", "--rank", "--node-id")
 
 @dataclass(slots=True)
 class Launch:
-    """One command that starts ranks, and what was set when it was reached."""
+    """One command that starts ranks, and the settings at that line."""
 
     line: int
     settings: dict[str, str]
@@ -257,12 +258,12 @@ class Launch:
 
 @dataclass(slots=True)
 class Script:
-    """What a script sets and starts; `settings` are those that stand when it ends."""
+    """What a script sets and starts; `settings` are those at its end."""
 
     settings: dict[str, str] = field(default_factory=dict)
     launches: list[Launch] = field(default_factory=list)
     headings: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By node that a heading names, what is set below it (and above the first heading)."""
+    """By node in a heading: the settings below it (and above the first heading)."""
 
 
 class _Reader:
@@ -273,7 +274,7 @@ class _Reader:
         self._heading = ""
 
     def line(self, number: int, text: str) -> None:
-        """Take in one logical line."""
+        """Read one logical line."""
         directive, heading = _DIRECTIVE.match(text), _HEADING.match(text)
         if heading and not directive:
             self._begin(" ".join(heading[1].lower().split()))
@@ -283,8 +284,8 @@ class _Reader:
             self.script.settings |= _options(directive[1].split(), self._known)
         elif text.lstrip().startswith("|") or text.count("`") > 1:
             self._quoted(number, text)
-        elif (told := structured(text)) is not None:
-            self._set(told[0], expanded(told[1], self._known))
+        elif (setting := structured(text)) is not None:
+            self._set(setting[0], expanded(setting[1], self._known))
         elif not text.lstrip().startswith("#") and _MAY_SAY.search(text):
             for words in commands(text):
                 self._command(number, words)
@@ -300,14 +301,14 @@ class _Reader:
         if name is None:
             return
         self._known[name] = value
-        if UNTOLD in value:
+        if UNKNOWN in value:
             del self._known[name]
-            value = UNTOLD
+            value = UNKNOWN
         if is_ours(name) or name == "PBS_NGPUS":
             self.script.settings[name] = value
 
     def _quoted(self, number: int, text: str) -> None:
-        """A table or a sentence with commands between backticks: each stands for itself."""
+        """A table or a sentence with commands in backticks: each is separate."""
         for code in _CODE.findall(text):
             words = code.split()
             if words and (words[0].startswith("--") or _STARTERS.fullmatch(words[0])):
@@ -332,7 +333,7 @@ class _Reader:
             elif not starter and _STARTERS.fullmatch(word.rpartition("/")[2]):
                 starter = word
             elif not starter and word not in _SKIPPED and not word.startswith("-"):
-                return  # somebody else's command: echo, cd, module load
+                return  # an unrelated command: echo, cd, module load
         if not starter:
             for name, value in inline.items():
                 self._set(name, value)
@@ -343,7 +344,7 @@ class _Reader:
 
 
 def read_script(text: str) -> Script:
-    """Read settings and launches; what is not understood is passed over."""
+    """Read settings and launches; skip everything else."""
     reader = _Reader()
     for number, line in logical_lines(text):
         reader.line(number, line)
@@ -359,8 +360,8 @@ def nodes(script: Script) -> dict[str, dict[str, str]]:
     if len(found) > 1:
         return found
     numbers = [(_number(one), one.settings) for one in script.launches]
-    told = {f"rank {number}": settings for number, settings in numbers if number}
-    return told if len(told) > 1 else {}
+    by_rank = {f"rank {number}": settings for number, settings in numbers if number}
+    return by_rank if len(by_rank) > 1 else {}
 
 
 def _number(launch: Launch) -> str:
@@ -368,7 +369,7 @@ def _number(launch: Launch) -> str:
 
 
 def _options(words: Sequence[str], known: Known) -> dict[str, str]:
-    """`--name value` and `--name=value`; Slurm's own by the variable that it exports."""
+    """`--name value` and `--name=value`; Slurm's options by the variable that it exports."""
     found = {}
     for at, word in enumerate(words):
         if not re.match(r"--?[A-Za-z]", word) or word.startswith(("-x", "-e")):
@@ -380,24 +381,24 @@ def _options(words: Sequence[str], known: Known) -> dict[str, str]:
         key = name.replace("_", "-")
         if key == "gres" and value.startswith("gpu"):
             key = "gpus-per-node"
-        if value and UNTOLD not in value:
+        if value and UNKNOWN not in value:
             found[_SLURM.get(key, f"--{key}")] = value
     return found
 
 
 def _shown(settings: dict[str, str]) -> dict[str, str]:
-    """Without the values that only the shell knows, unless the name alone is the mistake."""
+    """Without values that only the shell knows, unless the name itself is the mistake."""
     return {
-        name: "" if UNTOLD in value else starred(value)
+        name: "" if UNKNOWN in value else starred(value)
         for name, value in settings.items()
-        if UNTOLD not in value or (name not in LAUNCH_NAMES and name not in variables())
+        if UNKNOWN not in value or (name not in LAUNCH_NAMES and name not in variables())
     }
 
 
 KINDS: Final = ("environment", "launch script")
 DUMP, SCRIPT = KINDS
 LARGEST: Final = 1 << 20
-"""Characters; no environment or script is larger, and a log that is would take minutes."""
+"""Characters; no environment or script is larger, and a larger log would take minutes."""
 
 _CHECKS: Final = (
     "env.exists",
@@ -417,7 +418,7 @@ _NO_TEXT: Final = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\ufffd]")
 
 
 def read(text: str) -> Captured | None:
-    """Read a dump or a script; None for a text that sets nothing that is judged here."""
+    """Read a dump or a script; None for a text without a relevant setting."""
     if len(text) > LARGEST or not text.strip():
         return None
     environ = dump(text)
@@ -427,9 +428,14 @@ def read(text: str) -> Captured | None:
         return _captured(DUMP, damaged, environ=environ) if environ else None
     script = read_script(text)
     script.settings |= dict(items(text.splitlines()))
-    damaged = _damage(text, cut=is_cut(text))
-    if max(len(script.launches), len(script.headings)) > MOST_LAUNCHES:
-        damaged = f"it starts ranks over {MOST_LAUNCHES} times: give each script by itself"
+    found = _of_script(script, _damage(text, cut=is_cut(text)))
+    if found and max(len(script.launches), len(script.headings)) > MOST_LAUNCHES:
+        damaged = f"it starts ranks over {MOST_LAUNCHES} times"
+        return replace(found, damaged=damaged, advice="give each script separately")
+    return found
+
+
+def _of_script(script: Script, damaged: str) -> Captured | None:
     by_node = {name: _shown(settings) for name, settings in nodes(script).items()}
     if by_node:
         checks = (*_CHECKS, "env.ranks")
@@ -451,7 +457,7 @@ def _captured(kind: str, damaged: str, **rest: Any) -> Captured:
 
 
 def _worst(environs: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """One environment for several: of each variable the first value, or the first that is wrong."""
+    """Merge several environments: of each variable the first wrong value, or the first value."""
     worst: dict[str, str] = {}
     for environ in environs:
         for name, value in environ.items():
@@ -467,7 +473,7 @@ def _says_something(settings: Mapping[str, str]) -> bool:
 
 def _damage(text: str, *, cut: bool) -> str:
     if _NO_TEXT.search(text.replace("\0", "")):
-        return "it holds bytes that are no text"
+        return "it contains bytes that are not text"
     return "it ends in the middle of a line" if cut else ""
 
 

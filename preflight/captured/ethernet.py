@@ -1,7 +1,7 @@
-"""Ethernet links as ethtool prints them, or as ip -j, ethtool --json and lshw write them.
+"""Reads Ethernet links from ethtool, ip -j, ethtool --json and lshw.
 
-Collectors nest the JSON lists of `ip` and `lshw` in documents of their own, beside speeds or
-configuration: such a list is searched for at any depth.
+Collectors nest the JSON lists of `ip` and `lshw` in their documents, beside speeds or
+configuration: such lists are searched at any depth.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from preflight.checks.net.test_ethernet import kind_of
 from preflight.core.text import whole
 from preflight.facts.basics import device_name
 from preflight.facts.network import Counter, Ethernet, Interface, Network
-from preflight.facts.node import parsed
+from preflight.facts.node import parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -37,12 +37,12 @@ _ERROR: Final = re.compile(
     re.MULTILINE,
 )
 _MOST: Final = 256
-"""Counters of one interface that are kept."""
+"""Counters stored per interface."""
 _LARGEST: Final = 2**53
 
 
 def read_ethtool(text: str) -> Captured | None:
-    """Read every interface that a text shows the settings or the statistics of; None for others."""
+    """Read every interface with settings or statistics in a text; None for other texts."""
     lines = lines_of(text)
     if any(_HEAD.match(line) for line in lines):
         return _settings(lines)
@@ -51,11 +51,11 @@ def read_ethtool(text: str) -> Captured | None:
     error = short_error(text, _ERROR)
     if error is None:
         return None
-    return _captured("ethtool", None, f"it holds an error: {error.group().strip()[:120]}")
+    return _captured("ethtool", None, f"it contains an error: {error.group().strip()[:120]}")
 
 
 def fastest(modes: Iterable[str]) -> int:
-    """Of the fastest of some link modes, Mb/s; 0 where none is named: "100000baseCR4/Full"."""
+    """Mb/s of the fastest link mode, such as "100000baseCR4/Full"; 0 if there is none."""
     return max((int(mode) for text in modes for mode in _MODE.findall(text)), default=0)
 
 
@@ -72,7 +72,7 @@ def _settings(lines: list[str]) -> Captured:
         elif blocks and key and line.strip() and "base" in line:
             blocks[-1][1][key] = f"{blocks[-1][1][key]} {line.strip()}"[:4096]
     cut = [name for name, words in blocks if _link(words) not in ("yes", "no")]
-    damaged = f"{cut[0]} does not say whether its link is detected" if cut else ""
+    damaged = f'{cut[0]} has no "Link detected: yes" or "no"' if cut else ""
     return _captured("ethtool", [_interface(name, words) for name, words in blocks], damaged)
 
 
@@ -95,7 +95,7 @@ def _interface(name: str, words: Mapping[str, str]) -> Interface:
 
 
 def _link(words: Mapping[str, str]) -> str:
-    """Yes or no; the reason that newer versions add is left out: "no (No cable)"."""
+    """Yes or no, without the reason that newer versions add: "no (No cable)"."""
     return words.get("link detected", "").partition(" (")[0].strip().lower()
 
 
@@ -113,18 +113,18 @@ def _statistics(lines: list[str]) -> Captured:
                 found[-1][1][pair.group(1)] = min(value, _LARGEST)
         elif inside and line.strip() and not _PROMPT.match(line):
             damaged = damaged or f"a line cannot be read: {line.strip()[:40]!a}"
-    for who, counts in found:
+    for interface, counts in found:
         if not any(kind_of(each) in ("broken", "dropped") for each in counts):
-            damaged = damaged or f"{who} tells no counter of broken or dropped frames"
+            damaged = damaged or f"{interface} has no counter of broken or dropped frames"
         elif not any(kind_of(each) == "packets" for each in counts):
-            damaged = damaged or f"{who} tells no count of packets"
+            damaged = damaged or f"{interface} has no count of packets"
     return _captured("ethtool -S", [_counted(*each) for each in found], damaged)
 
 
 def _counted(name: str, counts: Mapping[str, int]) -> Interface:
-    told = [each for each in counts if kind_of(each)]
-    told += [each for each in counts if not kind_of(each) and _TROUBLE.search(each)]
-    nonzero = tuple(Counter(each[:512], counts[each]) for each in told if counts[each])[:_MOST]
+    names = [each for each in counts if kind_of(each)]
+    names += [each for each in counts if not kind_of(each) and _TROUBLE.search(each)]
+    nonzero = tuple(Counter(each[:512], counts[each]) for each in names if counts[each])[:_MOST]
     downs = [counts[each] for each in counts if kind_of(each) == "flaps"]
     return Interface(
         device_name(name),
@@ -135,8 +135,8 @@ def _counted(name: str, counts: Mapping[str, int]) -> Interface:
 
 
 def _captured(kind: str, interfaces: Iterable[Interface] | None, damaged: str) -> Captured:
-    told = None if interfaces is None else tuple(interfaces)
-    return captured(kind, _CHECKS, damaged, network=Network(interfaces=told))
+    found = None if interfaces is None else tuple(interfaces)
+    return captured(kind, _CHECKS, damaged, network=Network(interfaces=found))
 
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ _RATE: Final = re.compile(r"^([0-9]{1,9}(?:\.[0-9]{1,3})?)\s*([kKmMgGtT]?)(?:b(?
 
 
 def read_interfaces_json(text: str) -> Captured | None:
-    """Read the interfaces of a JSON text; None where it holds none."""
+    """Read the interfaces of a JSON text; None if it has none."""
     tree, damaged = json_of(text, _CUT)
     if tree is None:
         return _captured(KIND, None, damaged) if damaged else None
@@ -162,15 +162,15 @@ def read_interfaces_json(text: str) -> Captured | None:
     found = [
         _json_interface(name, row, speeds.get(name), wanted.get(name)) for name, row in rows.items()
     ]
-    dumb = [one.name for one in found if not (one.mtu or one.speed_mbits or one.operstate)]
-    damaged = f"{dumb[0]} tells no MTU, speed or state" if dumb else ""
+    incomplete = [one.name for one in found if not (one.mtu or one.speed_mbits or one.operstate)]
+    damaged = f"{incomplete[0]} has no MTU, speed or state" if incomplete else ""
     missing = sorted((set(speeds) | set(wanted)) - set(rows))
     damaged = damaged or (f"{missing[0]} is configured and not listed" if missing else "")
     return _captured(KIND, found, damaged)
 
 
 def _dicts(tree: Any, deep: int = 0) -> Iterator[tuple[str, Row]]:
-    """Every object of the tree, with the key that it stands under."""
+    """Every object of the tree, with its key."""
     pairs = tree.items() if isinstance(tree, dict) else (("", each) for each in tree)
     if isinstance(tree, dict) and deep == 0:
         yield "", tree
@@ -190,8 +190,8 @@ def _rows(tree: Any) -> Iterator[Row]:
 
 
 def _of_lshw(row: Row) -> dict[str, Any]:
-    told = row.get("configuration")
-    words = told if isinstance(told, dict) else {}
+    configuration = row.get("configuration")
+    words = configuration if isinstance(configuration, dict) else {}
     capacity = row.get("capacity")
     return {
         "speed": words.get("speed"),
@@ -202,7 +202,7 @@ def _of_lshw(row: Row) -> dict[str, Any]:
 
 
 def _beside(tree: Any, rows: Mapping[str, Row]) -> tuple[dict[str, int], dict[str, int]]:
-    """Speeds, and MTUs as configured, that stand beside the list: by interface."""
+    """Speeds and configured MTUs beside the list, by interface."""
     speeds: dict[str, int] = {}
     wanted: dict[str, int] = {}
     for key, each in _dicts(tree):
@@ -250,43 +250,43 @@ def _json_interface(name: str, row: Row, speed: int | None, wanted: int | None) 
     )
 
 
-def _name(told: Any) -> str:
-    """What an interface is called, as it may be shown and typed."""
-    return device_name(str(told))
+def _name(value: Any) -> str:
+    """The name of an interface, safe to print and type."""
+    return device_name(str(value))
 
 
 def _fastest(modes: Any) -> int | None:
     return fastest(map(str, modes)) if isinstance(modes, list) else None
 
 
-def _addresses(told: Any) -> Iterator[str]:
-    for one in told if isinstance(told, list) else ():
+def _addresses(rows: Any) -> Iterator[str]:
+    for one in rows if isinstance(rows, list) else ():
         text = f"{one.get('local')}/{one.get('prefixlen')}" if isinstance(one, dict) else ""
-        if parsed(text) is not None:
+        if parse_address(text) is not None:
             yield text
 
 
-def _counters(told: Any) -> tuple[Counter, ...] | None:
-    """As ip -s -j counts, under sysfs's names."""
-    if not isinstance(told, dict):
+def _counters(statistics: Any) -> tuple[Counter, ...] | None:
+    """The counters of ip -s -j, by their names in sysfs."""
+    if not isinstance(statistics, dict):
         return None
     return tuple(
         Counter(f"{way}_{name}", count)
         for way in ("rx", "tx")
-        if isinstance(its := told.get(way), dict)
+        if isinstance(its := statistics.get(way), dict)
         for name in ("packets", "crc_errors", "frame_errors", "missed_errors", "fifo_errors")
         if (count := _whole(its.get(name)))
     )
 
 
 def _whole(value: Any) -> int | None:
-    """A count, also one in quotes; None for anything else."""
+    """A count, also in quotes; None for anything else."""
     text = str(value).strip("\"' ")
     return int(text) if not isinstance(value, bool) and re.fullmatch(r"[0-9]{1,15}", text) else None
 
 
 def _mbits(value: Any) -> int | None:
-    """Mb/s of a plain number or of lshw's words: "100000", "25Gbit/s"; None for -1 and others."""
+    """Mb/s of a number or of lshw's text: "100000", "25Gbit/s"; None for -1 and others."""
     found = _RATE.match(str(value).strip()) if isinstance(value, (str, int)) else None
     mbits = int(float(found.group(1)) * _UNITS[found.group(2).lower()]) if found else 0
     return mbits or None

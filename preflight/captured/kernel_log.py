@@ -1,9 +1,9 @@
-"""A captured kernel log (dmesg, journalctl -k, syslog, /dev/kmsg) judged as a live node's.
+"""Reads a pasted kernel log (dmesg, journalctl -k, syslog, /dev/kmsg) as a live node's.
 
 dmesg writes `[   12.345678]`, `[Sun Feb 23 16:24:18 2025]`, ISO times and `kern  :err   :`; the
 journal and syslog put date, host and `kernel:` before it; a console adds `<4>`; /dev/kmsg has
 `6,1234,5678901,-;`, pdsh puts `host: ` first; people paste lines with quote marks and colours, or
-without any time.
+without times.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 
 LONGEST = 64 << 20
-"""Characters of one log that are read."""
+"""Characters read of one log."""
 
 MOST_LINES = 50_000
-"""Lines that are kept of those that tell of hardware, each once, and as many of the others."""
+"""Limit of stored distinct lines about hardware, and the same limit for all others."""
 _CHARS = 512
 
-_TELLS = re.compile(
+_HARDWARE = re.compile(
     r"NVRM|nvidia|mlx5_core|[Ll]ink (?:is )?(?:[Dd]own|[Uu]p)|WATCHDOG|PCIe Bus|AER: "
     r"|DPC: |Hardware Err|AER-aware|evice recovery"
     r"|MCE: |mce: |Memory f|BERT: |EDAC |-fs|XFS|BTRFS|F2FS|rror, dev|I/O error|^nvme |ockup|LOCKUP"
     r"|stall|^BUG|^Oops|^general|ut of memory|^INFO: task|^nfs: |^Linux version|^Command line"
 )
-"""What the readers of hardware's words look for; no other line is worth its room."""
+"""What the readers of hardware events look for; other lines need not be stored."""
 _TURN = re.compile(
     r"nvidia-nvlink: |NVRM: loading |\): 154, |firmware version|[Rr]ecover|^Linux version"
 )
-"""After such a line the same words tell of something new."""
+"""After such a line, a repeated line is a new event."""
 _PROGRAM = re.compile(r"pid='?\d+'?, name=[^,]*,")
 _CRASH = "): 13,"
 
@@ -51,7 +51,7 @@ _STAMP = re.compile(
     "(?:"
     + "|".join(
         (
-            # Of the kernel's facility, 0, and whole: what programs sent keeps what it began with.
+            # Only the kernel's facility, 0, and complete: messages of programs keep their prefix.
             r"<[0-7]>",
             rf"kern *:{_LEVEL}",
             r"[0-7],\d+,(?P<micro>\d+),(?!c[,;])[^;]{1,20};",
@@ -61,7 +61,7 @@ _STAMP = re.compile(
             rf"\[(?:{_DAY} )?{_MONTH} *\d{{1,2}} ?[\d:.]* ?(?:\d{{4}})?\] ?",
             rf"(?:{_DAY} )?{_MONTH} +\d{{1,2}}(?: \d{{4}})? \d\d:\d\d:\d\d(?:\.\d+)?(?: \d{{4}})? ",
             r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z| ?[+-]\d\d:?\d\d)?\]? ",
-            # A month of any language: journalctl prints it as the locale has it.
+            # A month in any language: journalctl prints it in the locale's form.
             r"\S{1,12} +\d{1,2} \d\d:\d\d:\d\d(?:\.\d+)? (?=[\w.-]{1,253} kernel(?:\[\d+\])?: )",
             r"(?:[\w.-]{1,253} )?kernel(?:\[\d+\])?: ?",
             r"(?P<quoted>> ?)",
@@ -74,12 +74,12 @@ _HOST = re.compile(
     r"(?P<host>[\w.-]{1,253}): +"
     rf"(?=<\d|\[ *\d+\.\d+\]|\[?\d{{4}}-\d\d-\d\d[T ]\d\d:|\[?(?:{_DAY} )?{_MONTH} |kern *:)"
 )
-"""What pdsh and clush put before the lines of each node."""
+"""The prefix that pdsh and clush put before each node's lines."""
 _TICKET = re.compile(
     rf"^(?!traps:|umip:|input:|(?!kern)\w+ *:{_LEVEL})[\w.:;-]{{1,60}}[;:] ?"
     r"(?=NVRM: |nvidia-\w+: SXid|nvidia-peermem |mlx5_core |pcieport |EDAC )"
 )
-"""A word that some ticket or script put before a line of hardware; behind a stamp it is no such."""
+"""A prefix that a ticket or script put before a hardware line; never after a time stamp."""
 
 _SIGNED = r"NVRM: |SXid \(|mlx5_core |EDAC |\[Hardware Error\]"
 _FOREIGN = re.compile(
@@ -87,7 +87,7 @@ _FOREIGN = re.compile(
     rf"|[\w.-]{{1,253}} (?!NVRM:)[a-zA-Z][\w./@-]{{0,80}}: (?!(?:\[[^\]]*\] ?)*(?:{_SIGNED}))"
     r".{0,400}?(?:NVRM: Xid|SXid) \("
 )
-"""What a program or a person wrote: it may quote the kernel, and says nothing of this node."""
+"""Lines of a program or a person: they may quote the kernel, but prove nothing here."""
 
 OF_A_USER = (
     r"input: |oom-kill:|process '"
@@ -98,34 +98,34 @@ OF_A_USER = (
     r"(?:(?:PHYS|MAC|V|TUN)\w{0,5}=\S{0,400}(?: |$)){0,9}"
     r"(?:SRC=\S{1,39} DST=|ARP HTYPE=|ARP TRUNC|TRUNCATED|MAC source = |$)"
 )
-"""Lines that begin with a user's word, as the node's own reader knows them (a test compares)."""
+"""Lines that begin with a user's text, as in the node's reader (a test compares them)."""
 
 _OF_A_USER = re.compile(OF_A_USER)
 _ESCAPED = re.compile(r"\\x[0-9a-f]{2}|#[0-7]{3}")
-"""One character of a user's, as dmesg and rsyslog print it."""
+"""One escaped character of a user's text, as dmesg and rsyslog print it."""
 _INDENT = 2
 
 
 def parse(text: str) -> KernelLog:
-    """Read a log of any style; lines that are none of the kernel's stay where they tell nothing.
+    """Read a log of any style. Lines of other programs stay if they are not about hardware.
 
-    A storm becomes one line with its number: only what repeats, what is harmless, and what somebody
-    else says of hardware is left out.
+    A repeated line becomes one line with a count: only repetitions, harmless lines, and hardware
+    lines of other programs are left out.
     """
     kept = _Kept()
     begins_s: float | None = None
     whole = uncommented(_ESCAPE.sub("", text[:LONGEST]))
     for raw in _joined(textwrap.dedent(whole)):
-        said, at_s, _stamped = stripped(raw)
+        line, at_s, _stamped = stripped(raw)
         begins_s = at_s if begins_s is None else begins_s
-        kept.take(_printable(said), at_s)
+        kept.take(_printable(line), at_s)
     cut = len(text) > LONGEST
     lines = tuple(kept.lines)
     return KernelLog("text", kept.seen + cut, begins_s, 0.0, lines, kept.dropped + cut)
 
 
 class _Kept:
-    """The lines of a log that are worth their room, in the order in which each came first."""
+    """The stored lines of a log, in the order of their first occurrence."""
 
     def __init__(self) -> None:
         self.lines: list[LogLine] = []
@@ -133,19 +133,19 @@ class _Kept:
         self._places: dict[tuple[int, float | None, str], int] = {}
         self._turns = self._harmless = 0
 
-    def take(self, said: str, at_s: float | None) -> None:
+    def take(self, text: str, at_s: float | None) -> None:
         self.seen += 1
-        if _TELLS.search(said) is None:
+        if _HARDWARE.search(text) is None:
             self._harmless += 1
             if self._harmless <= MOST_LINES:
-                self.lines.append(LogLine(said, at_s, at_s))
+                self.lines.append(LogLine(text, at_s, at_s))
             return
-        if _FOREIGN.match(said) or _OF_A_USER.match(_ESCAPED.sub("?", said)):
+        if _FOREIGN.match(text) or _OF_A_USER.match(_ESCAPED.sub("?", text)):
             return
-        self._turns += _TURN.search(said) is not None
-        # How often programs crashed is told by when: of those each line counts.
-        crash = at_s if _CRASH in said else None
-        key = (self._turns, crash, said if _CRASH in said else _PROGRAM.sub("", said))
+        self._turns += _TURN.search(text) is not None
+        # Crashes of programs are counted by time: each line counts.
+        crash = at_s if _CRASH in text else None
+        key = (self._turns, crash, text if _CRASH in text else _PROGRAM.sub("", text))
         at = self._places.get(key)
         if at is not None:
             before = self.lines[at]
@@ -153,16 +153,16 @@ class _Kept:
             self.lines[at] = LogLine(before.text, before.at_s, last_s, before.times + 1)
         elif len(self._places) < MOST_LINES:
             self._places[key] = len(self.lines)
-            self.lines.append(LogLine(said, at_s, at_s))
+            self.lines.append(LogLine(text, at_s, at_s))
         else:
             self.dropped += 1
 
 
 def stripped(raw: str) -> tuple[str, float | None, bool]:
-    """Return the text of a line, its seconds since boot, and whether it bore a stamp at all."""
-    said, at_s, stamped = _HOST.sub("", raw.strip(), count=1), None, False
+    """Return the text of a line, its seconds since boot, and whether it had any stamp."""
+    text, at_s, stamped = _HOST.sub("", raw.strip(), count=1), None, False
     end = 0
-    while (found := _STAMP.match(said, end)) is not None:
+    while (found := _STAMP.match(text, end)) is not None:
         end = found.end()
         boot, micro, quoted = found.group("boot", "micro", "quoted")
         stamped = stamped or quoted is None
@@ -170,19 +170,19 @@ def stripped(raw: str) -> tuple[str, float | None, bool]:
             at_s = float(boot)
         elif micro is not None:
             at_s = min(int(micro[:20]) / 1e6, 1e12)
-    return said[end:] if stamped else _TICKET.sub("", said[end:], count=1), at_s, stamped
+    return text[end:] if stamped else _TICKET.sub("", text[end:], count=1), at_s, stamped
 
 
 def host_of(raw: str) -> str:
-    """Return the node that pdsh or clush put before a line; "" where none is."""
+    """Return the node that pdsh or clush put before a line; "" without one."""
     found = _HOST.match(raw.strip())
     return found["host"] if found else ""
 
 
 def uncommented(text: str) -> str:
-    """Take off the "# " of a text of which all lines have it: a log pasted into a script or ticket.
+    """Remove "# " if all lines have it: a log pasted into a script or ticket.
 
-    Beside other lines it marks what somebody quotes or says.
+    If only some lines have it, they are quotes or comments.
     """
     if not text.lstrip().startswith("#"):
         return text
@@ -193,10 +193,10 @@ def uncommented(text: str) -> str:
 
 
 def _joined(text: str) -> list[str]:
-    """Whole lines: an indented one without a stamp goes on where the one before left off.
+    """Whole lines: an indented one without a stamp continues the one before.
 
-    dmesg and journalctl indent what goes on below the beginning of the text: a stamp there is no
-    kernel's but stands in the text, say in the name of a file.
+    dmesg and journalctl indent continuations to the beginning of the text: a stamp there is part of
+    the text, for example in a file name.
     """
     joined: list[str] = []
     begins = 0
@@ -204,28 +204,28 @@ def _joined(text: str) -> list[str]:
         if not raw.strip():
             continue
         indent = len(raw) - len(raw.lstrip())
-        said, _at_s, stamped = stripped(raw)
+        content, _at_s, stamped = stripped(raw)
         if joined and indent >= _INDENT and (not stamped or 0 < begins <= indent):
             if len(joined[-1]) < _CHARS:
                 joined[-1] += " " + raw.strip()
             continue
         joined.append(raw)
-        begins = len(raw.rstrip()) - len(said) - indent if stamped else 0
+        begins = len(raw.rstrip()) - len(content) - indent if stamped else 0
     return joined
 
 
-def _printable(said: str) -> str:
-    if not said.isprintable():
-        said = "".join(c if c.isprintable() else " " if c.isspace() else "" for c in said)
-    return said[:_CHARS]
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)
+    return text[:_CHARS]
 
 
 KIND = "kernel log"
-TELLS_NOTHING = "it is a part of a log that tells of nothing"
+SHOWS_NOTHING = "it is an excerpt of a log without any event"
 CHECKS = ("gpu.xid", "gpu.sxid", "net.kernel_log", "host.hardware_errors", "host.kernel_log")
 
 _LOOKED_AT = 400
-"""Lines from which the kind of a text is told."""
+"""Lines that decide the kind of a text."""
 
 _KERNEL = re.compile(
     r"NVRM: |nvidia-(?:nvswitch\d*|nvlink|peermem|uvm|modeset)\b|mlx5_core[ :]|pcieport \w{4}:"
@@ -234,9 +234,10 @@ _KERNEL = re.compile(
     r"|usb \d-\d|audit: type=|pci \w{4}:\w\w:"
 )
 _BARE_XID = re.compile(
-    r"^(\[ {0,9}[\d.]{1,20}\] |)(?=Xid \((?:PCI:)?[0-9a-fA-F]{4,8}:)", re.MULTILINE
+    r"^((?:.{1,80} kernel: )?(?:\[ {0,9}[\d.]{1,20}\] )?)(?=Xid \((?:PCI:)?[0-9a-fA-F]{4,8}:)",
+    re.MULTILINE,
 )
-"""As monitors quote it, without the driver's name before it."""
+"""An Xid as monitors quote it, without the driver's name."""
 _EVENT = re.compile(r"(?:NVRM: Xid|nvidia-nvswitch\d*: SXid) \([^)\n]{0,99}\): \d")
 _XID = re.compile(r"NVRM: Xid \([^)\n]{0,99}\): \d+,(.*)")
 _REFUSED = re.compile(
@@ -248,42 +249,53 @@ _SHARE = 0.5
 _BOOT = re.compile(r"Linux version \d+\.\d+|Booting Linux on|Command line: ")
 _NIC = re.compile(r"mlx5_core [0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7][: ]")
 _FEW, _MANY = 20, 200
-"""Lines of a log from boot on, and of any: fewer are an excerpt."""
+"""Least lines of a whole log that begins at boot, and of any other; fewer are an excerpt."""
 
 
 def read(text: str, *, alone: bool = True) -> Captured | None:
-    """Read a kernel log; None for a text that is none.
+    """Read a kernel log; None for another text.
 
-    `alone`: nothing else is in the text, so that a log of many lines was quiet where it tells of
-    nothing. One that only says why there is none is unknown; so is what a damaged one does not
-    tell.
+    `alone`: the text contains nothing else, so that a long log without events was quiet. A text
+    that only says why there is no log is unknown; so is what a damaged log does not show.
     """
     text = _BARE_XID.sub(r"\1NVRM: ", uncommented(text))
     refused = _REFUSED.search(text[:4096])
     lines = [line for line in text[: 1 << 20].splitlines() if line.strip()][:_LOOKED_AT]
     if refused is not None and len(lines) <= 4:  # noqa: PLR2004
         problems = (f"kernel log: {refused[0][:200]}",)
-        return captured(KIND, CHECKS, "it holds no log", problems=problems)
-    if not _kernels(lines) and not any(map(_is_kernels, text.splitlines())):
+        return captured(KIND, CHECKS, "it contains no log", problems=problems)
+    if not _kernels(lines) and not any(map(is_kernels, text.splitlines())):
         return None
     log = parse(text)
-    told = CHECKS if alone and _whole(log) else tuple(_told_of(log))
+    checks = CHECKS if alone and _whole(log) else tuple(_checks_shown(log))
     if any(one.kind == "narrow" for one in test_nic_log.events(log.lines)):
-        told = (*told, "ib.pcie")
-    damaged = _damage(text) or _mixed(lines) or _unread(log) or ("" if told else TELLS_NOTHING)
-    return captured(KIND, told or CHECKS, damaged, kernel_log=log)
+        checks = (*checks, "ib.pcie")
+    damaged, advice = _damage(text), ""
+    if not damaged:
+        found = (_mixed(lines), _unread(log), "" if checks else SHOWS_NOTHING)
+        damaged, advice = next(
+            (pair for pair in zip(found, _HELPS, strict=True) if pair[0]), ("", "")
+        )
+    return captured(KIND, checks or CHECKS, damaged, advice=advice, kernel_log=log)
+
+
+_HELPS = (
+    "give each node's lines in a file of its own",
+    "give the part around the fault",
+    "give the whole log: dmesg, or journalctl -k -b",
+)
 
 
 def _whole(log: KernelLog) -> bool:
-    """Whether it looks like a log as it was, in which silence means something."""
+    """Whether it looks like a whole log, in which the absence of events counts."""
     began = any(_BOOT.match(line.text) for line in log.lines[:_LOOKED_AT])
     return (began and log.seen >= _FEW) or log.seen >= _MANY
 
 
-def _told_of(log: KernelLog) -> Iterator[str]:
-    """Of an excerpt: the checks whose part it tells of. Who greps for one thing hides others."""
-    old, new = test_kernel_log.faults(log.lines)
-    if driver_log.troubles(log.lines):
+def _checks_shown(log: KernelLog) -> Iterator[str]:
+    """The checks for which an excerpt has lines: a grep for one thing hides others."""
+    old, new = test_kernel_log.switch_faults(log.lines)
+    if driver_log.gpu_faults(log.lines):
         yield "gpu.xid"
     if old or new:
         yield "gpu.sxid"
@@ -296,42 +308,43 @@ def _told_of(log: KernelLog) -> Iterator[str]:
 
 
 def _kernels(lines: list[str]) -> bool:
-    """Whether the kernel wrote this: its own words, or its stamps on most of the lines."""
-    marked = any(map(_is_kernels, lines))
+    """Whether the kernel wrote this: its wording, or its stamps on most of the lines."""
+    marked = any(map(is_kernels, lines))
     stamped = sum(_boot_stamped(line) for line in lines)
     return bool(lines) and (marked or stamped / len(lines) > _SHARE)
 
 
-def _is_kernels(line: str) -> bool:
+def is_kernels(line: str) -> bool:
+    """Whether it begins as lines of the kernel do, or quotes a fault of the driver."""
     return bool(_KERNEL.match(stripped(line)[0]) or _EVENT.search(line))
 
 
 def _boot_stamped(line: str) -> bool:
-    said, at_s, _ = stripped(line)
-    return at_s is not None and bool(said) and not line.lstrip().startswith(("[0]", "[1]"))
+    text, at_s, _ = stripped(line)
+    return at_s is not None and bool(text) and not line.lstrip().startswith(("[0]", "[1]"))
 
 
 def _mixed(lines: list[str]) -> str:
-    """Of several nodes' lines nobody can say whose GPU or NIC they tell of."""
+    """Lines of several nodes do not show which node's GPU or NIC is meant."""
     hosts = sorted({host_of(line) for line in lines} - {""})
-    return f"it holds lines of several nodes ({', '.join(hosts[:4])})" if len(hosts) > 1 else ""
+    return f"it has lines of several nodes ({', '.join(hosts[:4])})" if len(hosts) > 1 else ""
 
 
 def _unread(log: KernelLog) -> str:
-    """What is in a line that was not read may be the fault."""
+    """A line that was not read may contain a fault."""
     if not log.dropped:
         return ""
     return f"only {log.seen - log.dropped} of its {log.seen} or more lines could be read"
 
 
 def _damage(text: str) -> str:
-    """What is cut off or garbled: such a log proves nothing healthy."""
+    """What is cut off or garbled: a damaged log proves nothing healthy."""
     if "\0" in text or text.count("�") > 1 + len(text) // 1000:
-        return "it holds bytes that are no text"
+        return "it contains bytes that are not text"
     last = text.rstrip().rpartition("\n")[2]
     if re.search(r"NVRM: Xid \([^)]{0,99}(?:\)(?::(?: \d+)?)?)?$|[,=(]$", last):
         return "its last line is cut off"
-    said = (found[1] for found in _XID.finditer(text))
-    if any(one.startswith(" pid=...") or one.rstrip(" \t").endswith("...") for one in said):
+    details = (found[1] for found in _XID.finditer(text))
+    if any(one.startswith(" pid=...") or one.rstrip(" \t").endswith("...") for one in details):
         return "its lines are cut"
     return ""

@@ -1,8 +1,8 @@
-"""Whatever nvidia-smi printed about its GPUs, for the checks that judge live ones.
+"""Reads every output of nvidia-smi about GPUs, for the checks of live nodes.
 
-A text that is cut off, or that is an error message, proves nobody healthy: `damaged` says so. So
-does what one GPU's text cannot tell: a live node is known by its group and its inventory. Where a
-board is sold with and without a bridge, its NVLinks clear nobody and condemn nobody.
+A text that is cut off, or an error message, proves no GPU healthy: `damaged` says so, also for what
+one GPU's text cannot show without its node's group and inventory. If a board is sold with and
+without a bridge, its NVLinks alone give no result.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
-from preflight.captured import Captured, bare_facts, captured
+from preflight.captured import Captured, advised, bare_facts, captured
 from preflight.captured.smi_fields import Listing, bus
 from preflight.captured.smi_query import (
     only_processes,
@@ -24,8 +24,8 @@ from preflight.captured.smi_query import (
 from preflight.captured.topology import parse_p2p
 from preflight.checks.gpu.deviations import usual_links
 from preflight.checks.gpu.readings import reading
-from preflight.checks.gpu.test_answers import twins
-from preflight.facts.boards import board, must_be_up, settled, up_links
+from preflight.checks.gpu.test_answers import duplicate_ids
+from preflight.facts.boards import board, fully_linked_board, must_be_up, up_links
 from preflight.facts.gpu import GpuHealth, LinkErrors
 from preflight.facts.model import Driver, Facts, Gpu, NvLink
 
@@ -40,7 +40,7 @@ _LOST: Final = (
     ),
     re.compile(
         r"determine the device handle for\s+GPU\s*(?:(\d{1,3}):?\s+)?(\S+):\s++(.+)", re.IGNORECASE
-    ),  # an address that is none: an old driver's, or one that somebody typed
+    ),  # an invalid address: an old driver's, or a typed one
     re.compile(
         rf"^[^\S\n]*GPU\s*+(\d*):?\s*+(?:{_BUS})?:?\s*+((?:GPU )?is lost.*)",
         re.MULTILINE | re.IGNORECASE,
@@ -54,12 +54,12 @@ _DCGM_GPU: Final = re.compile(r"\bGPU (\d{1,3})\b")
 
 
 def corrupted_inforoms(text: str) -> tuple[str, ...]:
-    """Bus ids of the GPUs whose InfoROM nvidia-smi warns of."""
+    """Bus ids of the GPUs for which nvidia-smi reports a corrupted InfoROM."""
     return tuple(bus(match.strip(".:")) or match for match in _INFOROM.findall(text))
 
 
 def lost_gpus(text: str) -> tuple[str, ...]:
-    """GPUs that could not be opened, in words that begin with "GPU N" where N is told."""
+    """GPUs that could not be opened; each text begins with "GPU N", if N is known."""
     found = []
     seen = set()
     for match in (match for pattern in _LOST for match in pattern.finditer(text)):
@@ -73,13 +73,13 @@ def lost_gpus(text: str) -> tuple[str, ...]:
 
 
 def failure(text: str) -> str:
-    """What nvidia-smi said in place of an answer; "" where it answered."""
+    """The error that nvidia-smi printed instead of an answer; "" without one."""
     match = _FAILED.search(text)
     return match[0].strip()[:300] if match else ""
 
 
 def parse_dcgm(text: str) -> Listing | None:
-    """Read the failures of `dcgmi diag`, by GPU; None where it is no such output."""
+    """Read the failures of `dcgmi diag`, by GPU; None for another output."""
     if not re.search(r"\|\s*Diagnostic\s*\|\s*Result", text):
         return None
     joined: list[str] = []
@@ -96,29 +96,29 @@ def parse_dcgm(text: str) -> Listing | None:
         if re.match(r"(?i)(?:error|warning)s?:|.*\bfail", line):
             for number in _DCGM_GPU.findall(line) or ["0"]:
                 found.setdefault(int(number), []).append(line)
-    gpus = tuple(_told_by_dcgm(number, lines) for number, lines in sorted(found.items()))
+    gpus = tuple(_gpu_of_dcgm(number, lines) for number, lines in sorted(found.items()))
     damaged = "" if gpus else "it names no GPU that failed: capture its whole output"
     return Listing(gpus, damaged=damaged)
 
 
-def _told_by_dcgm(number: int, lines: list[str]) -> Gpu:
-    said = " ".join(lines).lower()
-    pending = "remapping" in said and "pending" in said
-    uncorrected = "uncorrectable" in said or "double bit" in said or "dbe" in said
+def _gpu_of_dcgm(number: int, lines: list[str]) -> Gpu:
+    text = " ".join(lines).lower()
+    pending = "remapping" in text and "pending" in text
+    uncorrected = "uncorrectable" in text or "double bit" in text or "dbe" in text
     plain = pending or uncorrected
     health = GpuHealth(
         remap_pending=True if pending else None,
-        remap_failed=True if "remap" in said and "fail" in said else None,
-        uncorrected_said=True if uncorrected else None,
+        remap_failed=True if "remap" in text and "fail" in text else None,
+        uncorrected_seen=True if uncorrected else None,
         errors=() if plain else tuple(f"dcgmi diag: {line}"[:300] for line in lines[:8]),
     )
     return Gpu(index=number, uuid="", name="", bus_id="", health=health)
 
 
 def unsettled(gpus: Sequence[Gpu], dark: Collection[int]) -> str:
-    """Name the first GPU whose dead links neither peers nor board judge; "" where there is none.
+    """Name the first GPU whose down links neither peers nor board explain; "" without one.
 
-    `dark`: the GPUs of which the text says that no link is up, and lists none.
+    `dark`: the GPUs for which the text says that no link is up, and lists none.
     """
     if usual_links(gpus):
         return ""
@@ -127,14 +127,16 @@ def unsettled(gpus: Sequence[Gpu], dark: Collection[int]) -> str:
         up, down = up_links(gpu) or 0, [link.link for link in gpu.links or () if not link.up]
         if not down and gpu.index not in dark:
             continue
-        judged = settled(gpu) is not None and (up > 0 or len(gpus) > 1 or must_be_up(gpu, gpus))
-        unbridged = not up and gpu.name in lit  # a pair with a bridge and a third card are sold so
+        several = up > 0 or len(gpus) > 1 or must_be_up(gpu, gpus)
+        judged = fully_linked_board(gpu) is not None and several
+        # A bridged pair with a third card is a usual machine.
+        unbridged = not up and gpu.name in lit
         if not judged and not unbridged:
             which = f"its NVLink {', '.join(map(str, down))}" if up else "no NVLink of it"
             state = "is down" if up else "is up"
             return (
-                f"GPU {gpu.index}: {which} {state}, and whether that is so by design "
-                "only its peers or its bridge tell"
+                f"GPU {gpu.index}: {which} {state}; only its peers or its bridge show whether that "
+                "is by design"
             )
     return ""
 
@@ -154,14 +156,14 @@ _OTHER: Final = re.compile(
     r"nvidia-smi|^[\s=_*#-]*$",
     re.IGNORECASE,
 )
-"""Lines of a listing that tell of something else: other counters, a command, a rule, nothing."""
+"""Other lines of a listing: other counters, a command, a rule, blank lines."""
 _ALL_DOWN: Final = re.compile(r"all links are inactive", re.IGNORECASE)
 _KINDS: Final = {"replay": "replays", "recovery": "recoveries", "crc": "crc"}
 _MOST: Final = 64
 
 
 def parse_nvlink(text: str) -> Listing | None:
-    """Read the listing; None where no GPU with links is in it."""
+    """Read the listing; None if it has no GPU with links."""
     gpus: list[Gpu] = []
     links: dict[int, dict[str, Any]] = {}
     dark: set[int] = set()
@@ -179,10 +181,10 @@ def parse_nvlink(text: str) -> Listing | None:
             dark.add(gpus[-1].index)
             gpus[-1] = _dark(gpus[-1])
             seen = True
-        elif told := _told(line):
-            at, what, value = told
+        elif reading := _link_reading(line):
+            at, what, value = reading
             link = links.setdefault(at, {})
-            # NVLink counts checksum errors of two kinds on two lines: the worse one is told.
+            # NVLink counts two kinds of checksum errors on two lines: the larger count is kept.
             link[what] = max(value or 0, link.get(what, 0)) if what == "crc" else value
             seen = True
         else:
@@ -192,21 +194,45 @@ def parse_nvlink(text: str) -> Listing | None:
     _close(gpus, links)
     if not seen:
         return None
-    # What follows the last line of it is no part of it, but for a line that was cut off.
+    # What follows its last line is not part of it, except a line that was cut off.
     garbled = garbled or next((one for one in strange if _begun(one)), "")
     silent = [str(gpu.index) for gpu in gpus if gpu.links is None]
-    damaged = f"it tells no links of GPU {', '.join(silent)}" if silent else ""
+    damaged = f"it lists no links of GPU {', '.join(silent)}" if silent else ""
     if garbled and not damaged:
         damaged = f"a line of it cannot be read: {garbled[:40]!a}"
-    return Listing(tuple(gpus), damaged=damaged or unsettled(gpus, dark))
+    damaged = damaged or next(filter(None, map(_short_list, gpus)), "")
+    beside = "" if damaged else unsettled(gpus, dark)
+    return Listing(tuple(gpus), damaged=damaged or beside, advice=_BESIDE if beside else "")
+
+
+_BESIDE: Final = "give nvidia-smi topo -m, or the text of a second such machine, beside it"
+
+
+def parse_list(text: str) -> Listing | None:
+    """Read `nvidia-smi -L`: one line per GPU that can be opened; None where there is no such line.
+
+    >>> parse_list("GPU 0: NVIDIA L4 (UUID: GPU-1234)").gpus[0].name
+    'NVIDIA L4'
+    """
+    found = [match for line in text.splitlines() if (match := _GPU.match(line))]
+    gpus = tuple(_gpu(match) for match in found if match[3])
+    return Listing(gpus) if gpus else None
+
+
+def _short_list(gpu: Gpu) -> str:
+    """Say that links are missing in the list of a board of which each is printed, up or down."""
+    known, listed = board(gpu.name), len(gpu.links or ())
+    if known is None or not 0 < listed < known.links:
+        return ""
+    return f"it lists {listed} of the {known.links} NVLinks of GPU {gpu.index}"
 
 
 def _gpu(match: re.Match[str]) -> Gpu:
     return Gpu(index=int(match[1]), uuid=(match[3] or "")[:96], name=match[2][:96], bus_id="")
 
 
-def _told(line: str) -> tuple[int, str, int | None] | None:
-    """(link, field, value) of one line, as `LinkErrors` names it."""
+def _link_reading(line: str) -> tuple[int, str, int | None] | None:
+    """(link, field, value) of one line, by the fields of `LinkErrors`."""
     if match := _LINK.match(line):
         return int(match[1]), "mbps", 0 if match[2] else _mbps(match[3])
     if match := _ERRORS.match(line):
@@ -215,11 +241,14 @@ def _told(line: str) -> tuple[int, str, int | None] | None:
 
 
 def _begun(line: str) -> bool:
-    return line.startswith("Link") or "Link".startswith(line)
+    return line.startswith("Link") or "Link".startswith(line) or bool(_HALF_GPU.fullmatch(line))
+
+
+_HALF_GPU: Final = re.compile(r"G|GP|GPU(?: [0-9]{0,3}:?)?")
 
 
 def _dark(gpu: Gpu) -> Gpu:
-    """A GPU of which no link is up: they are not listed, and its board may tell how many it has."""
+    """A GPU without any link up: none is listed, and its board may show how many it has."""
     known = board(gpu.name)
     links = tuple(NvLink(link=at, up=False) for at in range(known.links if known else 0))
     return replace(gpu, links=links, health=GpuHealth(link_errors=()))
@@ -233,14 +262,14 @@ def _mbps(printed: str) -> int | None:
 
 
 def _close(gpus: list[Gpu], links: dict[int, dict[str, Any]]) -> None:
-    """Give the last GPU the links that were listed below it."""
+    """Add to the last GPU the links listed below it."""
     if not gpus or not links:
         return
     known = dict(sorted(links.items())[:_MOST])
     up = {at: one for at, one in known.items() if one.get("mbps") != 0}
     health = GpuHealth(link_errors=tuple(LinkErrors(link=at, **one) for at, one in up.items()))
-    told = tuple(NvLink(link=at, up=at in up) for at in known)
-    gpus[-1] = replace(gpus[-1], links=told, health=health)
+    states = tuple(NvLink(link=at, up=at in up) for at in known)
+    gpus[-1] = replace(gpus[-1], links=states, health=health)
 
 
 _PARSERS: Final[tuple[tuple[str, Callable[[str], Listing | None]], ...]] = (
@@ -252,13 +281,13 @@ _PARSERS: Final[tuple[tuple[str, Callable[[str], Listing | None]], ...]] = (
     ("nvidia-smi nvlink -s / -e", parse_nvlink),
     ("nvidia-smi topo -p2p", parse_p2p),
 )
-"""The surest first."""
+"""The most certain first."""
 
-KINDS: Final = tuple(_PARSERS[at][0] for at in (2, 1, 0, 3, 5, 6, 4))
+KINDS: Final = (*(_PARSERS[at][0] for at in (2, 1, 0, 3, 5, 6, 4)), "nvidia-smi -L")
 """The most used first."""
 
 _NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "gpu.ecc": ("ecc_volatile_uncorrected", "uncorrected_said", "sram_threshold_exceeded"),
+    "gpu.ecc": ("ecc_volatile_uncorrected", "uncorrected_seen", "sram_threshold_exceeded"),
     "gpu.fabric": ("fabric_state",),
     "gpu.inforom": ("inforom_valid",),
     "gpu.memory": ("memory_total_mib",),
@@ -275,19 +304,25 @@ _NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "gpu.throttle": ("clock_reasons",),
     "gpu.topology": ("links",),
 }
-"""What a text must tell of a GPU, or refuse to, for a check to be asked about it."""
+"""Readings of a GPU of which a text must show or refuse one for the check to run."""
 
 _ALL: Final = (*_NEEDS, "gpu.count")
 _UNASKED: Final = frozenset(("gpu.count", "gpu.topology"))
-"""What would be ok of GPUs that are listed and tell nothing else."""
+"""Checks that would pass for GPUs that are listed without any reading."""
 
 
 def read(text: str) -> Iterator[Captured]:
-    """Read all outputs of nvidia-smi, and of dcgmi diag, that a text has."""
+    """Read all outputs of nvidia-smi and dcgmi diag in a text."""
     lost, failed = lost_gpus(text), failure(text)
-    found = [_captured(kind, told) for kind, parse in _PARSERS if (told := parse(text)) is not None]
-    if not found and lost and "NVRM" not in text:  # the kernel's own words are its log's
-        found = [_captured("nvidia-smi", Listing((), damaged="it lists no GPU"))]
+    found = [
+        _captured(kind, listing) for kind, parse in _PARSERS if (listing := parse(text)) is not None
+    ]
+    if not found and (others := parse_list(text)) is not None:
+        one = _captured("nvidia-smi -L", others)
+        found = [replace(one, checks=(*one.checks, "gpu.count"))]
+    if not found and lost and "NVRM" not in text:  # the kernel's lines belong to its log
+        none = Listing((), damaged="it lists no GPU", advice=_AFTER_REPAIR)
+        found = [_captured("nvidia-smi", none)]
     if not found and failed:
         yield _failed(failed)
     elif not found and only_processes(text):
@@ -298,21 +333,27 @@ def read(text: str) -> Iterator[Captured]:
         yield replace(with_lines, damaged=one.damaged or failed)
 
 
-def _captured(kind: str, told: Listing) -> Captured:
+def _captured(kind: str, listing: Listing) -> Captured:
     facts = replace(
         bare_facts(),
-        driver=Driver("answered", version=told.driver),
-        gpus=tuple(_without_gaps(one) for one in told.gpus),
-        gpu_pairs=told.pairs,
+        driver=Driver("answered", version=listing.driver),
+        gpus=tuple(_without_gaps(one) for one in listing.gpus),
+        gpu_pairs=listing.pairs,
     )
-    of_gpus = _checks(facts, {doubt.field for doubt in told.doubts})
-    checks = of_gpus if told.pairs is None else ("gpu.topology",)
-    damaged = told.damaged or next((doubt.why for doubt in told.doubts), twins(told.gpus))
-    return Captured(kind=kind, facts=facts, checks=checks, damaged=damaged)
+    of_gpus = _checks(facts, {doubt.field for doubt in listing.doubts})
+    checks = of_gpus if listing.pairs is None else ("gpu.topology",)
+    doubt = "" if listing.damaged else next((one.why for one in listing.doubts), "")
+    damaged = listing.damaged or doubt or duplicate_ids(listing.gpus)
+    found = Captured(kind=kind, facts=facts, checks=checks, damaged=damaged)
+    return advised(found, _ASK_MORE if doubt else listing.advice)
+
+
+_ASK_MORE: Final = "capture nvidia-smi -q as well, which prints each reading in full"
+_AFTER_REPAIR: Final = "capture nvidia-smi -q once the GPUs answer"
 
 
 def _checks(facts: Facts, doubted: Collection[str] = ()) -> tuple[str, ...]:
-    """The checks to whose question the text has an answer; all of them where it has none."""
+    """The checks for which the text has readings; all of them if it has none."""
     gpus = facts.gpus or ()
     if not gpus:
         return _ALL
@@ -322,12 +363,12 @@ def _checks(facts: Facts, doubted: Collection[str] = ()) -> tuple[str, ...]:
         if any(_tells(one, fields) for one in gpus) or not set(fields).isdisjoint(doubted)
     ]
     failing = any(one.health is not None and one.health.errors for one in gpus)
-    told = tuple(dict.fromkeys((*asked, *["gpu.readings"] * failing)))
-    return told or tuple(check for check in _ALL if check not in _UNASKED)
+    checks = tuple(dict.fromkeys((*asked, *["gpu.readings"] * failing)))
+    return checks or tuple(check for check in _ALL if check not in _UNASKED)
 
 
 def _without_gaps(one: Gpu) -> Gpu:
-    """Where a reading is N/A, the other form of it that old drivers do not print is not there."""
+    """Mark the other forms of an N/A reading, which old drivers do not print, as lacking."""
     health = one.health
     if health is None:
         return one
@@ -352,7 +393,7 @@ def _tells(one: Gpu, fields: Sequence[str]) -> bool:
 
 
 def _failed(words: str) -> Captured:
-    """nvidia-smi itself failed: the driver is judged by its words."""
+    """nvidia-smi itself failed: its message shows the driver's state."""
     driver = Driver("error", error=words)
     return captured("nvidia-smi", ("host.driver_hung",), words, driver=driver)
 
@@ -379,7 +420,8 @@ def _with_inforoms(found: Captured, bad: Sequence[str]) -> Captured:
 def _with_lost(found: Captured, lost: Sequence[str]) -> Captured:
     if not lost:
         return found
-    counted = len(found.facts.gpus or ()) + len(lost)
+    listed = len(found.facts.gpus or ())
+    counted = listed + len(lost) if listed else None  # else it says nothing of the others
     facts = replace(
         found.facts,
         driver=replace(found.facts.driver, counted=counted),

@@ -1,9 +1,10 @@
-"""A listing of processes as somebody captured it: what an earlier job left shows there too.
+"""Reads a pasted listing of processes, to find what an earlier job left behind.
 
-Each has so many columns of its own kind (shares, sizes, a terminal, a time) that one row is enough.
+Each format has so many typical columns (shares, sizes, a terminal, a time) that one row is enough
+to recognize it.
 
-Each reader returns None for a text of another tool. Columns go by the header; without one, `ps` is
-known by its shape: one of `ps_shapes`, or a pid (and its parent's), then a state.
+Each reader returns None for a text of another tool. The header names the columns; without one, `ps`
+is recognized by its shape: one of `_SHAPES`, or a pid (and its parent's), then a state.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     _Row = tuple[re.Match[str], bool, set[int]]
-    """A line, whether it is of a GPU's device, and of which ports."""
+    """A line, whether it is about a GPU's device, and its ports."""
 
 
 _PID: Final = r"(?P<pid>[0-9]{1,10})"
@@ -49,20 +50,20 @@ _DEFUNCT: Final = "<defunct>"
 
 
 def columns_of(line: str) -> dict[str, str] | None:
-    """Return user, pid, ppid, state and command as far as the row has them; None for another."""
+    """Return user, pid, ppid, state and command of a row of ps; None for another line."""
     found = next((match for shape in _SHAPES if (match := shape.match(line))), None)
     if found is None:
         return None
-    told = {name: word for name, word in found.groupdict().items() if word}
-    if told["command"].rstrip().endswith(_DEFUNCT):
-        told.setdefault("state", "Z")
-    return told
+    columns = {name: word for name, word in found.groupdict().items() if word}
+    if columns["command"].rstrip().endswith(_DEFUNCT):
+        columns.setdefault("state", "Z")
+    return columns
 
 
 def unbracketed(command: str, state: str) -> str:
-    """The name of a process that has no command line any more, unless it is one of the kernel's.
+    """The name of a process without a command line, unless it is a kernel thread.
 
-    ps sets both in brackets; threads of the kernel lead no session and have no threads themselves.
+    ps puts both in brackets; kernel threads lead no session and have no threads.
     """
     dying = command.startswith("[") and not command.rstrip().endswith(_DEFUNCT)
     return command.strip("[] ") if dying and set(state) & set("sl+") else command
@@ -99,11 +100,11 @@ _COLUMNS: Final = {
     "ARGS": "command",
 }
 _FEWEST: Final = 2
-"""Lines of the shape of ps, where no header says that it is one."""
+"""Least lines in the shape of ps if there is no header."""
 
 
 def fuser(text: str) -> tuple[Process, ...] | None:
-    """Who has a GPU's device mapped or a port open, as `fuser -v` lists it."""
+    """Processes that map a GPU's device or have a port open, from `fuser -v`."""
 
     def rows() -> Iterator[_Row]:
         file = ""
@@ -118,7 +119,7 @@ def fuser(text: str) -> tuple[Process, ...] | None:
 
 
 def lsof(text: str) -> tuple[Process, ...] | None:
-    """Who has a GPU's device open or listens on a port, as `lsof` lists it."""
+    """Processes that open a GPU's device or listen on a port, from `lsof`."""
     if not re.search(r"^COMMAND\s+PID\s+(?:TID\s+)?", text, re.MULTILINE):
         return None
     return _holders(
@@ -129,7 +130,7 @@ def lsof(text: str) -> tuple[Process, ...] | None:
 
 
 def _holders(rows: Iterable[_Row]) -> tuple[Process, ...] | None:
-    """Each process with what it holds; None for nobody."""
+    """Each process with what it has open; None without any process."""
     held: dict[int, Process] = {}
     ports: dict[int, set[int]] = defaultdict(set)
     opens: set[int] = set()
@@ -146,7 +147,7 @@ def _holders(rows: Iterable[_Row]) -> tuple[Process, ...] | None:
 
 
 def pmon(text: str) -> tuple[Process, ...] | None:
-    """Who computes on a GPU, as `nvidia-smi pmon` samples it; that nobody needs it is not told."""
+    """Processes that compute on a GPU, from `nvidia-smi pmon`; not whether a job needs them."""
     if not re.search(r"^#\s*gpu\s+pid\s+type\b", text, re.MULTILINE):
         return None
     held = {
@@ -158,7 +159,7 @@ def pmon(text: str) -> tuple[Process, ...] | None:
 
 
 def ps(text: str) -> tuple[Process, ...] | None:
-    """Rows of `ps`, by its header or by its shape; less the grep that it went through."""
+    """Rows of `ps`, by its header or its shape, without a grep of the listing itself."""
     found = _listed(text)
     return None if found is None else tuple(row for row in found if not _GREP.match(row.command))
 
@@ -170,14 +171,14 @@ def _listed(text: str) -> tuple[Process, ...] | None:
         if "pid" in columns and columns[-1:] == ["command"]:
             rows = (_by_header(columns, row) for row in lines[at + 1 :])
             return tuple(row for row in rows if row is not None)
-    if known := [told for line in lines if (told := columns_of(line))]:
+    if known := [row for line in lines if (row := columns_of(line))]:
         return tuple(map(_process, known))
     found = [match for line in lines if (match := _SHAPE.match(line))]
     return tuple(map(_by_shape, found)) if len(found) >= _FEWEST else None
 
 
-def tells_parents(text: str) -> bool:
-    """Whether a listing of ps has states and parents, without which no orphan shows."""
+def has_parents(text: str) -> bool:
+    """Whether a listing of ps has states and parents, which are needed to find orphans."""
     headers = [set(line.split()) for line in text.splitlines()]
     if any({"PID", "PPID"} <= words and words & {"S", "STAT"} for words in headers):
         return True
@@ -187,23 +188,23 @@ def tells_parents(text: str) -> bool:
 
 def _by_header(columns: list[str | None], line: str) -> Process | None:
     words = line.split(maxsplit=len(columns) - 1)
-    told = {name: word for name, word in zip(columns, words, strict=False) if name}
-    whole = len(words) == len(columns) and _TEN_DIGITS.fullmatch(told["pid"])
-    return _process(told) if whole else None
+    row = {name: word for name, word in zip(columns, words, strict=False) if name}
+    whole = len(words) == len(columns) and _TEN_DIGITS.fullmatch(row["pid"])
+    return _process(row) if whole else None
 
 
 def _by_shape(found: re.Match[str]) -> Process:
     words = found["rest"].split()
     elapsed = next((word for word in words if _ELAPSED.fullmatch(word)), "")
     behind = found["rest"].partition(elapsed)[2] if elapsed else found["rest"]
-    told = {name: word for name, word in found.groupdict().items() if word}
-    told |= {"elapsed": elapsed, "command": behind.strip().removeprefix("\\_ ") or found["rest"]}
-    told["wchan"] = words[0] if elapsed and words[0] != elapsed else ""
-    return _process(told)
+    row = {name: word for name, word in found.groupdict().items() if word}
+    row |= {"elapsed": elapsed, "command": behind.strip().removeprefix("\\_ ") or found["rest"]}
+    row["wchan"] = words[0] if elapsed and words[0] != elapsed else ""
+    return _process(row)
 
 
 def _seconds(elapsed: str) -> float:
-    """Seconds of "2-03:04:05", "03:04:05", "04:05"; 0 where it is not told."""
+    """Seconds of "2-03:04:05", "03:04:05", "04:05"; 0 for other texts."""
     found = _ELAPSED.fullmatch(elapsed)
     if found is None:
         return 0.0
@@ -211,17 +212,17 @@ def _seconds(elapsed: str) -> float:
     return min(((days * 24 + hours) * 60 + minutes) * 60 + seconds, 1e12)
 
 
-def _process(told: Mapping[str, str]) -> Process:
-    """One row, by the names of `_COLUMNS`, as far as it has them."""
-    ppid, state = told.get("ppid", ""), told.get("state", "?")
+def _process(row: Mapping[str, str]) -> Process:
+    """A process from one row, by the names of `_COLUMNS`."""
+    ppid, state = row.get("ppid", ""), row.get("state", "?")
     return Process(
-        pid=int(told["pid"]),
+        pid=int(row["pid"]),
         ppid=int(ppid) if _TEN_DIGITS.fullmatch(ppid) else 0,
         state=state[:1],
-        user=told.get("user", "")[:512],
-        command=unbracketed(told["command"], state)[:4096],
-        age_s=_seconds(told.get("elapsed", "")),
-        wchan=told.get("wchan", "").strip("-")[:512],
+        user=row.get("user", "")[:512],
+        command=unbracketed(row["command"], state)[:4096],
+        age_s=_seconds(row.get("elapsed", "")),
+        wchan=row.get("wchan", "").strip("-")[:512],
         stuck_s=0.0 if state[:1] == "D" else None,
     )
 
@@ -236,12 +237,12 @@ _TOOLS: Final[
     ("nvidia-smi pmon", pmon, re.compile(rf"{_PMON.pattern}|^#")),
     ("ps", ps, None),
 )
-"""Each with its own lines, in which ps would see rows as well."""
+"""Each with the lines that belong to it, which ps would also read as rows."""
 _WHOLE_PS: Final = "ps -eo pid,ppid,user,stat,wchan:24,etime,args"
 
 
 def read(text: str) -> Iterator[Captured]:
-    """Take the processes that each tool listed."""
+    """Read the processes that each tool lists."""
     for kind, rows, own in _TOOLS:
         found = rows(text)
         if found is not None:
@@ -261,13 +262,13 @@ def _captured(kind: str, found: tuple[Process, ...], text: str) -> Captured:
         for one in found
     )
     processes = Processes(seen=len(found), unreadable=0, notable=notable)
-    damaged = "" if found else f"it lists no process that can be read; capture {_WHOLE_PS}"
-    if kind == "ps" and found and not tells_parents(text) and not _stands(processes):
-        damaged = f"it has no states or no parents, and orphans do not show; capture {_WHOLE_PS}"
-    return captured(kind, _CHECKS, damaged, processes=processes)
+    damaged = "" if found else "it lists no readable process"
+    if kind == "ps" and found and not has_parents(text) and not _holds_without_parents(processes):
+        damaged = "it has no states or no parents to find orphans by"
+    return captured(kind, _CHECKS, damaged, advice=f"capture {_WHOLE_PS}", processes=processes)
 
 
-def _stands(processes: Processes) -> bool:
-    """Whether something is found that no parent could explain: who is in D state waits."""
+def _holds_without_parents(processes: Processes) -> bool:
+    """Whether a finding holds without parents: a process in D state hangs in any case."""
     culprits = (one for stale in find_stale(processes, (), limit=SHIPPED) for one in stale.culprits)
     return any(one.state == "D" for one in culprits)

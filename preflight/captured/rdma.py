@@ -1,7 +1,7 @@
-"""RDMA ports from ibstat, ibstatus, `rdma link`, perfquery, or a tree of /sys.
+"""Reads RDMA ports from ibstat, ibstatus, `rdma link`, perfquery, or a tree of /sys.
 
-All three tell of one port after another. Tools indent differently, tickets lose tabs, and logs put
-prompts between: what counts are the words.
+All tools list one port after another. Indents differ, tickets lose tabs, and logs put prompts
+between: only the words count.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HEAD: Final = re.compile(
 _WHOLE: Final = re.compile(r"^#\s*Port (?:extended )?counters:", re.IGNORECASE)
 _FIRST: Final = "port_select"
 _LAST: Final = "vl15_dropped"
-"""How the standard counters begin and end: those of errors come first, traffic follows."""
+"""The first and last standard error counters; traffic follows."""
 _LINE: Final = re.compile(r"^\s*([A-Za-z][A-Za-z0-9]{3,40}):\.*\s*(\S*)\s*$")
 _WORDS: Final = re.compile(r"VL15|QP1|[A-Z]{2,}(?![a-z])|[A-Z][a-z]*|[0-9]+")
 _ERRORS: Final = re.compile(r"error|discard|downed|recovery|dropped|overrun|integrity")
@@ -37,9 +37,9 @@ _LONGEST_COUNT: Final = 2**64
 
 
 def parse_perfquery(text: str) -> Captured | None:
-    """Read the counters of every port that has a heading; None without any heading.
+    """Read the counters of every port with a heading; None without any heading.
 
-    Each port is a device of its own: perfquery knows LIDs and no names.
+    Each port is a separate device: perfquery knows LIDs and no names.
     """
     blocks: list[tuple[str, int, dict[str, int]]] = []
     damaged = ""
@@ -67,7 +67,7 @@ def parse_perfquery(text: str) -> Captured | None:
 
 
 def snake(name: str) -> str:
-    """A counter's name as sysfs has it: SymbolErrorCounter is symbol_error."""
+    """A counter's name in sysfs: SymbolErrorCounter → symbol_error."""
     words = [word.lower() for word in _WORDS.findall(name)]
     if words and words[-1] == "counter":
         words.pop()
@@ -96,13 +96,13 @@ def _counters(counts: Mapping[str, int]) -> Counters | None:
 
 
 def _errors(counts: Mapping[str, int]) -> dict[str, int]:
-    """Leave out traffic and selectors: what is left means trouble."""
+    """The error counters, without traffic and selectors."""
     return {name: value for name, value in counts.items() if _ERRORS.search(name)}
 
 
 _LONGEST: Final = 512
 _CA: Final = re.compile(r"^\W*CA(:?) '([!-&(-~]{1,64})'")
-"""With a colon: `ibstat CA PORT` tells of that port alone."""
+"""With a colon: `ibstat CA PORT` lists only that port."""
 _HALF: Final = re.compile(r"C|CA:?|CA:? '?[^']*|link \S*|Infiniband device.{0,60}(?<!status:)")
 _CA_PORT: Final = re.compile(r"^\s*Port ([0-9]{1,3}):\s*$")
 _STATUS: Final = re.compile(r"[Ii]nfiniband device '([^']{1,64})' port ([0-9]{1,3}) status")
@@ -121,7 +121,7 @@ _FAILED: Final = re.compile(
     r"^[ \t]*(?:ibpanic|ibwarn|ibstat|ibstatus|rdma):[ \t]+\S.*|^.*sys files not found.*",
     re.MULTILINE | re.IGNORECASE,
 )
-"""What a tool says instead of the next device."""
+"""Errors that a tool prints instead of the next device."""
 _LAYERS: Final = ("infiniband", "ethernet", "iwarp", "unspecified", "unknown")
 _STATES: Final = re.compile(r"(?:[0-9]:\s*)?(?:NOP|DOWN|INIT\w*|ARMED|ACTIVE\w*)", re.IGNORECASE)
 
@@ -135,7 +135,7 @@ class _Device:
 
 
 def parse_ports(text: str) -> Iterator[Captured]:
-    """Read every kind that the text shows; where it only shows an error, that."""
+    """Read every kind of listing in the text, or its error if it has only that."""
     lines = text.splitlines()
     readers: tuple[tuple[str, Callable[[list[str]], list[_Device]]], ...] = (
         ("ibstat", _ibstat),
@@ -152,8 +152,8 @@ def parse_ports(text: str) -> Iterator[Captured]:
         yield captured(kind, checks, damaged, nics=nics, problems=missing)
     error = short_error(text, _ERROR) if not found else None
     if error is not None:
-        said = text[error.start() :].strip().splitlines()[0][:120]
-        damaged = f"it holds an error and no port: {said}"
+        message = text[error.start() :].strip().splitlines()[0][:120]
+        damaged = f"it contains an error and no port: {message}"
         yield captured("ibstat", _CHECKS["ibstat"], damaged, problems=_missing(damaged))
 
 
@@ -161,7 +161,7 @@ def _cut_or_failed(text: str) -> str:
     if _HALF.fullmatch(text.rstrip().rpartition("\n")[2]):
         return "it ends within the heading of a device"
     failed = _FAILED.search(text)
-    return f"it holds an error: {failed.group().strip()[:120]}" if failed else ""
+    return f"it contains an error: {failed.group().strip()[:120]}" if failed else ""
 
 
 def _ibstat(lines: list[str]) -> list[_Device]:
@@ -191,7 +191,7 @@ def _ibstatus(lines: list[str]) -> list[_Device]:
 
 
 def _rdma_link(lines: list[str]) -> list[_Device]:
-    """Listings of several hosts may be in one text, each under its name."""
+    """One text may have listings of several hosts, each under its name."""
     devices: dict[str, _Device] = {}
     host = ""
     for line in lines:
@@ -236,13 +236,15 @@ def _port(number: int, words: dict[str, str]) -> NicPort:
 
 
 def _damages(kind: str, devices: list[_Device]) -> Iterator[str]:
-    """What every whole output of that kind has."""
+    """What is missing or invalid in an output of that kind."""
     names = Counted(device.name for device in devices)
-    yield from (f"{name} comes twice in it" for name, times in names.items() if times > 1)
+    yield from (f"{name} is in it twice" for name, times in names.items() if times > 1)
     wanted = ["state", "physical state", "rate", "link layer"] if kind != "rdma link" else ["state"]
     for device in devices:
-        told = device.words.get("number of ports", "")
-        if kind == "ibstat" and (not device.ports or (whole(told) or 0) > len(device.ports)):
+        number_of_ports = device.words.get("number of ports", "")
+        if kind == "ibstat" and (
+            not device.ports or (whole(number_of_ports) or 0) > len(device.ports)
+        ):
             yield f"ports of {device.name} are missing"
         for number, words in sorted(device.ports.items()):
             lacking = [word for word in wanted if not words.get(word)]
@@ -255,7 +257,7 @@ def _damages(kind: str, devices: list[_Device]) -> Iterator[str]:
 
 
 def _key(text: str) -> str:
-    """As ibstat has it; ibstatus says `phys state`."""
+    """The key in ibstat's form; ibstatus has `phys state`."""
     words = " ".join(text.lower().replace("_", " ").split())
     return "physical state" if words == "phys state" else words
 
@@ -278,7 +280,7 @@ class _Parts:
 
 
 def parse_sysfs(text: str) -> Captured | None:
-    """Read a JSON object of paths; None where it is none, or holds no RDMA device."""
+    """Read a JSON object of paths; None for another text or without an RDMA device."""
     tree, damaged = json_of(text, _CUT)
     if damaged:
         return _tree(None, (), damaged)
@@ -292,7 +294,7 @@ def parse_sysfs(text: str) -> Captured | None:
         for name, words in sorted(its.items(), key=lambda item: natural(item[0]))
     )
     mute = [f"{n.name} port {p.port}" for n in nics for p in n.ports if not (p.state and p.rate)]
-    damaged = f"{mute[0]} has no state or rate" if mute else "" if nics else "it holds no port"
+    damaged = f"{mute[0]} has no state or rate" if mute else "" if nics else "it has no port"
     return _tree(nics or None, interfaces, damaged)
 
 
@@ -361,7 +363,7 @@ def _sysfs_tree_port(
 
 
 def _dev_port(words: Mapping[str, str]) -> int:
-    """Which port of its device an interface is over; trees may lack the newer file."""
+    """The port of its device that an interface uses; trees may lack the newer file."""
     text = words.get("dev_port", "0")
     return int(text, 0) if re.fullmatch(r"0x[0-9a-f]+|[0-9]+", text) else 0
 
@@ -390,7 +392,7 @@ _ONE_PORT: Final = ("ib.port", "ib.rate")
 
 
 def read(text: str) -> Iterator[Captured]:
-    """Take the ports that each tool's part of a text tells of."""
+    """Read the ports from each tool's part of a text."""
     if tree := parse_sysfs(text):
         yield tree
         return
@@ -401,6 +403,6 @@ def read(text: str) -> Iterator[Captured]:
 
 
 def _missing(damaged: str, less: str = "") -> tuple[str, ...]:
-    """Of half a listing nobody can say that no port at all was up."""
+    """A problem, so that an incomplete listing does not count as "no port is up"."""
     missing = damaged or less
     return (f"nics: {missing}",) if missing else ()

@@ -1,9 +1,9 @@
-"""One GPU's part of a text, as printed pairs of place and value, becomes what a probe tells.
+"""Turns one GPU's part of a text, as printed (place, value) pairs, into the facts of a probe.
 
-All forms of nvidia-smi (-q, XML, csv, table) print the same words for what they cannot tell.
+All forms of nvidia-smi (-q, XML, csv, table) print the same words for missing readings.
 
 A place is the end of a path of section names in lower case, parts joined by "/"; in csv, a column.
-Where a reading has several, the first that is told stands.
+If a reading has several places, the first with a value counts.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 _ABSENT: Final = ("n/a", "not supported", "requested functionality has been deprecated", "none")
+_SHORT: Final = "n"
+"""What narrow columns and some scripts leave of N/A."""
 _DENIED: Final = "insufficient permission"
 _FAILED: Final = ("err!", "error", "lost", "requires reset", "unknown", "timeout")
 _NUMBER: Final = re.compile(r"(-?[0-9]{1,19}(?:\.[0-9]{1,9})?) ?([A-Za-z%()]*)")
@@ -40,14 +42,14 @@ _COMPUTE: Final = {
 
 
 class Doubt(Struct, frozen=True):
-    """One reading that is printed and cannot be read: what it may hide is not known."""
+    """One printed reading that cannot be parsed: it may hide a fault."""
 
     field: str
     why: str
 
 
 class Readings:
-    """Gathers what one GPU's text tells into a `GpuHealth`, refusals included."""
+    """Collects one GPU's readings and refusals into a `GpuHealth`."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -55,11 +57,12 @@ class Readings:
         self._unread: dict[str, str] = {}
 
     def put(self, field: str, printed: str, read: Callable[[str], Any]) -> None:
-        """Take a value as printed; the first that is told stands."""
+        """Parse a printed value; the first value counts."""
         word = printed.strip().strip("[]").strip()
         low = word.lower()
         if self.values.get(field) is not None:
             return
+        low = _ABSENT[0] if low == _SHORT else low
         value = read(word) if not low.startswith(_ABSENT) or field == "recovery_action" else None
         if value is not None:
             self.values[field] = value
@@ -73,20 +76,20 @@ class Readings:
             self.doubt(field, word)
 
     def doubt(self, field: str, word: str) -> None:
-        """It is printed, and neither a reading nor a word for why there is none."""
+        """Note a printed value that is neither a reading nor a reason why there is none."""
         self._unread.setdefault(field, word[:_WORDS_CHARS])
 
     def lack(self, *fields: str) -> None:
-        """The text says that the board has no such readings."""
+        """Note that the board has no such readings."""
         for field in fields:
             self._refuse("lacks", field, field)
 
     def failed(self, line: str) -> None:
-        """Another program says this of the GPU."""
+        """Note an error of the GPU that another program reports."""
         self._refuse("errors", "", line[:200])
 
     def health(self) -> GpuHealth:
-        """The typed readings; a value that no GPU can have is an error."""
+        """The typed readings; an impossible value is an error."""
         refused = {
             kind: [line for line in lines if kind == "errors" or line not in self.values]
             for kind, lines in self._refused.items()
@@ -101,13 +104,13 @@ class Readings:
         return convert({**possible, **refused}, GpuHealth)
 
     def gpu(self, *, index: int, **identity: Any) -> tuple[Gpu, tuple[Doubt, ...]]:
-        """The GPU that they are of, and what is printed of it and cannot be read."""
+        """The GPU of these readings, and its readings that cannot be parsed."""
         health = self.health()
         values: dict[str, Any] = {
             name: self.values.get(name)
             for name in ("memory_total_mib", "memory_used_mib", "mig_enabled")
         }
-        told = Gpu(index=index, health=health, **values, **identity)
+        gpu = Gpu(index=index, health=health, **values, **identity)
         doubts = tuple(
             Doubt(
                 field, f"GPU {index}: its {field.replace('_', ' ')} reads {word!r}: no such reading"
@@ -115,7 +118,7 @@ class Readings:
             for field, word in self._unread.items()
             if self.values.get(field) is None or field == "clock_reasons"
         )
-        return told, doubts
+        return gpu, doubts
 
     def _refuse(self, kind: str, field: str, line: str) -> None:
         if not field or line not in self._refused[kind]:
@@ -126,9 +129,13 @@ _FIELDS: Final = frozenset(GpuHealth.__struct_fields__) - {"lacks", "denied", "e
 
 
 def is_refused(word: str) -> bool:
-    """Whether a word says why there is no reading."""
+    """Whether a word gives the reason why there is no reading."""
     low = word.strip().strip("[]").strip().lower()
-    return low.startswith(_ABSENT) or any(failure in low for failure in (_DENIED, *_FAILED))
+    return (
+        low == _SHORT
+        or low.startswith(_ABSENT)
+        or any(failure in low for failure in (_DENIED, *_FAILED))
+    )
 
 
 def number_of(word: str) -> int | None:
@@ -142,7 +149,7 @@ def _whole(word: str, unit: str) -> int | None:
 
 
 def _measured(word: str, unit: str) -> float | None:
-    """A number with that unit, or bare as csv prints it where asked to; never with another."""
+    """A number with that unit, or bare as csv may print it; never with another unit."""
     match = _NUMBER.fullmatch(word)
     return float(match[1]) if match and match[2] in ("", unit) else None
 
@@ -153,13 +160,13 @@ watts = partial(_measured, unit="W")
 
 
 def celsius(word: str) -> int | None:
-    """Read "38 C" or "-2 C"; what no chip survives is no temperature."""
+    """Read "38 C" or "-2 C"; None for a temperature that no chip survives."""
     degrees = _whole(word, "C")
     return degrees if degrees is not None and abs(degrees) <= _HOTTEST_C else None
 
 
 def lanes(word: str) -> int | None:
-    """Read "16x"; a link without lanes is none."""
+    """Read "16x"; None for a link without lanes."""
     return _whole(word, "x") or None
 
 
@@ -178,7 +185,7 @@ def switch(word: str) -> bool | None:
 
 
 def words(word: str) -> str | None:
-    """Read a version or a name; None where it is one of the words for a failure."""
+    """Read a version or a name; None for a word that means a failure."""
     failed = any(failure in word.lower() for failure in _FAILED)
     return word[:200] if word and word.isprintable() and not failed else None
 
@@ -286,7 +293,7 @@ WANTED: Final = frozenset(place for _, _, places in PLACES for place in places)
 
 Path = str
 Pairs = list[tuple[Path, str]]
-"""(path, printed value) in the order of the text; a path may come again."""
+"""(path, printed value) in the order of the text; a path may repeat."""
 
 _REASONS: Final = {
     "idle": "idle",
@@ -318,11 +325,11 @@ _ECC: Final = re.compile(r"(?s)(?:^|/)ecc_errors/(volatile|aggregate)/(.+)$")
 
 
 _LONGEST: Final = 200
-"""Characters of a path; nvidia-smi's own have some 90, and each is in all that stands below it."""
+"""Characters of a path; nvidia-smi's have some 90, and each is part of all paths below it."""
 
 
 def below(path: str, name: str) -> str:
-    """The path of what has this name in a section; "..." for one that is too long to be one."""
+    """The path of a name in a section; "..." if it is too long."""
     joined = f"{path}/{name}" if path else name
     return joined if len(joined) <= _LONGEST else "..."
 
@@ -336,24 +343,26 @@ class Block(Struct, frozen=True):
 
 
 class Listing(Struct, frozen=True):
-    """The GPUs of a text, its driver, and what of it is missing or cannot be read."""
+    """The GPUs of a text, its driver, and what is missing or unreadable."""
 
     gpus: tuple[Gpu, ...]
     driver: str = ""
     damaged: str = ""
     doubts: tuple[Doubt, ...] = ()
     pairs: tuple[GpuPair, ...] | None = None
+    advice: str = ""
+    """What helps, where the text is whole and does not tell enough."""
 
 
 def listed(blocks: Iterable[Block], driver: str, damaged: str) -> Listing:
-    """Turn every GPU's printed pairs into what the probe would have told."""
-    told = [gpu(block, at) for at, block in enumerate(blocks)]
-    doubts = tuple(doubt for _, found in told for doubt in found)
-    return Listing(tuple(one for one, _ in told), driver, damaged, doubts)
+    """Turn every GPU's printed pairs into the facts of a probe."""
+    read_gpus = [gpu(block, at) for at, block in enumerate(blocks)]
+    doubts = tuple(doubt for _, found in read_gpus for doubt in found)
+    return Listing(tuple(one for one, _ in read_gpus), driver, damaged, doubts)
 
 
 def gpu(block: Block, position: int) -> tuple[Gpu, tuple[Doubt, ...]]:
-    """Turn one GPU's printed pairs into what the probe would have told; and what none can read."""
+    """Turn one GPU's printed pairs into the facts of a probe, and the unreadable readings."""
     pairs = [(path, value) for path, value in block.pairs if not any(f in path for f in _FOREIGN)]
     readings = Readings()
     printed = _by_place(pairs)
@@ -379,7 +388,7 @@ def gpu(block: Block, position: int) -> tuple[Gpu, tuple[Doubt, ...]]:
 
 
 def _by_place(pairs: Pairs) -> dict[Path, list[str]]:
-    """The values of each place that is looked for, in the order of the text."""
+    """The values of each known place, in the order of the text."""
     found: dict[Path, list[str]] = {}
     for path, value in pairs:
         rest = path
@@ -391,7 +400,7 @@ def _by_place(pairs: Pairs) -> dict[Path, list[str]]:
 
 
 def bus(printed: str) -> str:
-    """Spell a PCI address as the probe does; "" where it is none."""
+    """Spell a PCI address as the probe does; "" for another text."""
     match = re.fullmatch(r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])", printed)
     return f"{int(match[1] or '0', 16):04x}:{match[2].lower()}" if match else ""
 
@@ -419,11 +428,13 @@ def _ecc(readings: Readings, pairs: Pairs) -> None:
         ):
             sums.setdefault("sram_aggregate_uncorrected", []).append(value)
     for field, values in sums.items():
-        told = [number for value in values if (number := number_of(value.strip("[] "))) is not None]
-        for value in values if len(told) < len(values) and not any(told) else ():
+        counts = [
+            number for value in values if (number := number_of(value.strip("[] "))) is not None
+        ]
+        for value in values if len(counts) < len(values) and not any(counts) else ():
             readings.put(field, value, lambda _: None)
-        if len(told) == len(values) or any(told):
-            readings.put(field, str(sum(told)), number_of)
+        if len(counts) == len(values) or any(counts):
+            readings.put(field, str(sum(counts)), number_of)
 
 
 def _ecc_field(span: str, rest: str) -> str:
@@ -448,27 +459,27 @@ def _retired(readings: Readings, pairs: Pairs) -> None:
 
 
 def _reasons(readings: Readings, pairs: Pairs) -> None:
-    """Gather what is "Active"; none of it is known where a part of it cannot be read."""
-    active, told, refused = [], False, ""
+    """Collect the "Active" reasons; unknown if a part cannot be read."""
+    active, is_known, refused = [], False, ""
     for path, value in pairs:
         match = _REASON.search(path)
         reason = _REASONS.get(_PREFIX.sub("", match[1].rpartition("/")[2])) if match else None
         if reason is None:
             continue
         on = switch(value.strip().strip("[]"))
-        told = told or on is not None
+        is_known = is_known or on is not None
         refused = value if on is None else refused
         if on is None and not is_refused(value):
             readings.doubt("clock_reasons", f"{reason}: {value}")
         active += [reason] * bool(on)
     if refused and not active:
         readings.put("clock_reasons", refused, lambda _: None)
-    elif told:
+    elif is_known:
         readings.values["clock_reasons"] = tuple(dict.fromkeys(active))
 
 
 def _recovery(readings: Readings, pairs: Pairs) -> None:
-    """Before R570 there were two words in place of one."""
+    """Before R570 there were two fields instead of one."""
     for place, meaning in _BEFORE_R570:
         for path, value in pairs:
             asked = switch(value) if path.endswith(f"gpu_reset_status/{place}") else None
@@ -486,7 +497,7 @@ def _fabric(readings: Readings, pairs: Pairs) -> None:
 
 
 def _processes(pairs: Pairs) -> tuple[GpuProcess, ...] | None:
-    """Who is listed; () where the text says that nobody is; None where it does not say."""
+    """The listed processes; () if the text says that there are none; None if it does not say."""
     found: list[GpuProcess] = []
     listed = False
     for path, value in pairs:

@@ -1,4 +1,4 @@
-"""`nvidia-smi` as it prints GPU by GPU: -q and -q -x (a tree of sections), the table, and csv."""
+"""Reads `nvidia-smi` by GPU: -q and -q -x (a tree of sections), the table, and csv."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 from io import StringIO
 from typing import Final
 from xml.etree import ElementTree as ET
+
+from msgspec.structs import replace
 
 from preflight.captured import smi_fields as v
 from preflight.captured.smi_fields import Block, Listing, Pairs, Readings, below, bus, listed
@@ -17,7 +19,7 @@ _GPU: Final = re.compile(r"^GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\
 _LINE: Final = re.compile(r"^( *)([A-Za-z](?:[^:]*[^: ])?) *:(?: (.*))?$")
 _SECTION: Final = re.compile(r"^( *)([A-Za-z](?:[\w ./()-]*[\w./()-])?)\s*$")
 _NOTE: Final = re.compile(r"(?<!\s)\s{2,}(?:<[=-]|#|[=-]+>|[←→⇐⇒]).*")
-"""What a person wrote behind a value to point at it."""
+"""A note that a person wrote after a value."""
 _CUT: Final = re.compile(r"^[^\S\n]*(?:\[?\.\.\.+\]?|\[snip\]|<snip>|…)[^\S\n]*$", re.MULTILINE)
 _KNOWN: Final = re.compile(
     r"(?:^|/)(?:(?:ecc_errors|remapped_rows|retired_pages|fb_memory_usage|temperature|pci|fabric"
@@ -30,7 +32,7 @@ _LARGEST: Final = 32 << 20
 
 
 def parse_query(text: str) -> Listing | None:
-    """Read the text form; None where it has neither a GPU's heading nor a section of one."""
+    """Read the text form; None if it has neither a GPU's heading nor a section."""
     head: dict[str, str] = {}
     blocks = [Block("", [])]
     sections = [(-1, "")]
@@ -77,9 +79,9 @@ def _is_section(pairs: Pairs) -> bool:
 
 def _damage(text: str, blocks: list[Block], attached: int | None) -> str:
     if _CUT.search(text):
-        return "somebody has cut parts out of it"
+        return "parts of it were cut out"
     if "\ufffd" in text or "\x00" in text:
-        return "it holds bytes that are no text"
+        return "it contains bytes that are not text"
     last = [path for path, _ in blocks[-1].pairs]
     if "product_name" in last and not any(path.startswith("processes") for path in last):
         return f"it ends within GPU {blocks[-1].bus_id}"
@@ -87,14 +89,14 @@ def _damage(text: str, blocks: list[Block], attached: int | None) -> str:
 
 
 def _too_few(text: str, blocks: list[Block], attached: int | None) -> str:
-    """Those that are not listed are not known to be well, unless only some were asked for (-i)."""
+    """GPUs that are not listed are unknown, unless only some were requested (-i)."""
     if attached is not None and len(blocks) < attached and not _ASKED.search(text):
         return f"it lists {len(blocks)} of {attached} attached GPUs"
     return ""
 
 
 def parse_xml(text: str) -> Listing | None:
-    """Read the XML form, as far as it is whole; None where it is not nvidia-smi's."""
+    """Read the complete parts of the XML form; None if it is not nvidia-smi's."""
     at = text.find("<nvidia_smi_log")
     if at < 0:
         return None
@@ -113,7 +115,7 @@ def parse_xml(text: str) -> Listing | None:
 
 
 def _elements(text: str) -> tuple[str, list[ET.Element]]:
-    """What is wrong with it, and all children of the root that are whole."""
+    """What is wrong with it, and all complete children of the root."""
     found: list[ET.Element] = []
     depth = 0
     try:
@@ -127,7 +129,7 @@ def _elements(text: str) -> tuple[str, list[ET.Element]]:
 
 
 def _flatten(element: ET.Element, path: str, into: Pairs) -> None:
-    """Turn a tree into pairs; an empty element still says that it is there."""
+    """Turn a tree into pairs, including empty elements."""
     for child in element:
         place = below(path, str(child.tag))
         if len(child):
@@ -140,7 +142,9 @@ _HEADER: Final = re.compile(
     r"^(?>.*?NVIDIA-SMI\s+)\S.*?(?:Driver|KMD) Version:\s*(\S+)", re.MULTILINE
 )
 _COLUMNS: Final = re.compile(r"Bus-Id\s+Disp\.A")
-_FIRST: Final = re.compile(r"^\s*(\d{1,3})\s+(\S(?:.*\S)?)\s+(On|Off|N/A|ERR!)\s*$")
+_FIRST: Final = re.compile(r"^\s*(\d{1,3})\s+(\S(?:.*\S)?)\s+(On|Off|N/A|ERR!|WDDM|TCC|MCDM)\s*$")
+_WINDOWS: Final = ("WDDM", "TCC", "MCDM")
+"""Windows has models of its driver, and no persistence mode."""
 _SECOND: Final = re.compile(
     r"^\s*(\S+?%?)\s+(\S+?)C?\s+(P\d{1,2}|ERR!|N/A|Unknown)\s++([^/]*[^/\s])\s*/\s*+(.*\S)\s*$"
 )
@@ -148,7 +152,7 @@ _PROCESS: Final = re.compile(
     r"^\s*(\d{1,3})\s+(?:(?:N/A|\d+)\s+(?:N/A|\d+)\s+)?(\d{1,10})\s+[A-Z](?:\+[A-Z])*"
     r"(?:\s++\S(?:.*\S)?|\s)\s+(\S+)\s*$"
 )
-"""Drivers before 450 know no MIG instances (GI, CI) and print no columns for them."""
+"""Drivers before 450 have no MIG instances (GI, CI) and no columns for them."""
 _MIG: Final = re.compile(r"^\s*(\d{1,3})\s+\d+\s+\d+\s+\d+\s*$")
 
 
@@ -161,7 +165,7 @@ _PROCESSES_COLUMNS: Final = re.compile(
 
 
 def parse_table(text: str) -> Listing | None:
-    """Read the table; None where there is none, not even its head."""
+    """Read the table; None if not even its head is there."""
     header = _HEADER.search(text)
     if header is None and not _COLUMNS.search(text):
         return None
@@ -171,7 +175,7 @@ def parse_table(text: str) -> Listing | None:
         if "Processes:" in line or "MIG devices:" in line:
             break
         if line.strip().startswith("|="):
-            rows = []  # what was above is the head
+            rows = []  # the rows above are the head
         cells = _cells(line)
         if len(cells) == 3 and not _COLUMNS.search(line):  # noqa: PLR2004 - the table's columns
             rows.append(cells)
@@ -184,9 +188,9 @@ def parse_table(text: str) -> Listing | None:
     tail = text[text.find("Processes:") :] if "Processes:" in text else ""
     processes = _processes(tail)
     mig = _mig_errors(text)
-    told = [_gpu(part, processes, mig) for part in parts]
-    gpus = tuple(gpu for gpu, _ in told)
-    doubts = tuple(doubt for _, found in told for doubt in found)
+    read_gpus = [_gpu(part, processes, mig) for part in parts]
+    gpus = tuple(gpu for gpu, _ in read_gpus)
+    doubts = tuple(doubt for _, found in read_gpus for doubt in found)
     damaged = _smi_table_damage(gpus, tail, whole=whole)
     return Listing(gpus, header[1] if header else "", damaged, doubts)
 
@@ -216,10 +220,13 @@ def _cells(line: str) -> list[str]:
 def _gpu(
     part: list[list[str]], processes: dict[int, list[GpuProcess]] | None, mig: dict[int, int]
 ) -> tuple[Gpu, tuple[v.Doubt, ...]]:
-    """One GPU's rows; and which reading in them is none."""
+    """The GPU of some rows, and its readings that cannot be parsed."""
     readings = Readings()
     index, name, persistence = _FIRST.match(part[0][0]).groups()  # type: ignore[union-attr]  # chosen by it
-    readings.put("persistence", persistence, v.switch)
+    if persistence in _WINDOWS:
+        readings.lack("persistence")
+    else:
+        readings.put("persistence", persistence, v.switch)
     number = int(index)
     _ecc(readings, part[0][2].strip(), mig.get(number))
     if len(part) > 1:
@@ -238,17 +245,17 @@ def _gpu(
 
 
 def _memory(readings: Readings, printed: str) -> None:
-    """Used and total; one word for both where a GPU in MIG mode hides them from a container."""
-    told = re.match(r"(\S+)\s*/\s*(\S+)", printed)
+    """Used and total; "N/A" for both if a GPU in MIG mode hides them from a container."""
+    match = re.match(r"(\S+)\s*/\s*(\S+)", printed)
     if printed == "N/A":
         readings.lack("memory_used_mib", "memory_total_mib")
-    elif told:
-        readings.put("memory_used_mib", told[1], v.mebibytes)
-        readings.put("memory_total_mib", told[2], v.mebibytes)
+    elif match:
+        readings.put("memory_used_mib", match[1], v.mebibytes)
+        readings.put("memory_total_mib", match[2], v.mebibytes)
 
 
 def _ecc(readings: Readings, printed: str, of_instances: int | None) -> None:
-    """A number; Off where ECC is off; On where MIG hides it and its instances have their own."""
+    """A number; Off if ECC is off; On if MIG hides it and its instances have counts."""
     field = "ecc_volatile_uncorrected"
     if printed in ("On", "Off"):
         readings.put("ecc_on", printed, v.switch)
@@ -286,7 +293,7 @@ def _second(readings: Readings, cells: list[str]) -> None:
 
 
 def _processes(tail: str) -> dict[int, list[GpuProcess]] | None:
-    """Per GPU; {} where nobody is listed; None where the table of processes is not there."""
+    """Processes by GPU; {} if none is listed; None if the table of processes is missing."""
     if not tail:
         return None
     found: dict[int, list[GpuProcess]] = {}
@@ -332,22 +339,27 @@ _ERROR: Final = re.compile(r"error|lost|timeout", re.IGNORECASE)
 
 
 def parse_csv(text: str) -> Listing | None:
-    """Read `--query-gpu=... --format=csv`; None where no column is named."""
+    """Read `--query-gpu=... --format=csv`; None without a line of column names."""
     lines = text.splitlines()
     for at, line in enumerate(lines[:50]):
         columns = _header(line) or _asked(line, lines[at + 1 :])
         if columns:
             rows, damaged = _rows(columns, lines[at + 1 :])
             if not damaged and len(rows) > 1 and _LOOP.search(text) and _WHICH.isdisjoint(columns):
-                damaged = "its rows come in a loop, and which GPU each is of is not told"
-                rows = [max(rows, key=_errors)]
-            driver = dict(rows[0].pairs).get("driver_version", "") if rows else ""
-            return listed(rows, driver, damaged)
+                damaged = "its rows repeat in a loop, and none names its GPU"
+                advice = "capture it with index or uuid among the columns"
+                worst = [max(rows, key=_errors)]
+                return replace(listed(worst, _driver(worst), damaged), advice=advice)
+            return listed(rows, _driver(rows), damaged)
     return None
 
 
+def _driver(rows: list[Block]) -> str:
+    return dict(rows[0].pairs).get("driver_version", "") if rows else ""
+
+
 def _header(line: str) -> list[str]:
-    """Columns of the line that names them; [] for another. One alone must be no plain word."""
+    """Columns in a line that names them; [] for another line, and for a single plain word."""
     columns = [column.strip() for column in line.split(",")]
     named = all(_COLUMN.match(column) for column in columns)
     plain = len(columns) == 1 and not re.search(r"[._]", columns[0])
@@ -356,7 +368,7 @@ def _header(line: str) -> list[str]:
 
 
 def _asked(line: str, below: list[str]) -> list[str]:
-    """Columns that a command typed above the rows asks for; [] where what follows is no row."""
+    """Columns in a command above the rows; [] if no row follows."""
     match = _CSV_ASKED.match(line.strip())
     columns = match[1].split(",") if match else []
     first = next((row for row in below if row.strip()), "").split(",")
@@ -368,17 +380,32 @@ def _errors(row: Block) -> int:
     return sum(_ERROR.search(value) is not None for _, value in row.pairs)
 
 
+_PROMPT: Final = re.compile(r"\S{0,80}[$#>%](?:\s|$)")
+
+
 def _rows(columns: list[str], lines: list[str]) -> tuple[list[Block], str]:
-    rows, damaged = [], ""
-    for line in lines:
+    rows: list[Block] = []
+    odd: list[int] = []
+    last = -1
+    for at, line in enumerate(lines):
         try:
             cells = next(csv.reader([line], skipinitialspace=True), [])
         except csv.Error:
             cells = []
         if len(cells) != len(columns):
-            damaged = damaged or ("a row of it is cut off" if line.strip() else "")
+            odd += [at] * bool(line.strip())
             continue
+        last = at
         pairs = [(name, cell.strip()) for name, cell in zip(columns, cells, strict=True)]
         index = dict(pairs).get("index", "")
         rows.append(Block("", pairs, whole(index, 999)))
-    return rows, damaged or ("" if rows else "it has no row")
+    if not rows:
+        return rows, "a row of it is cut off" if odd else "it has no row"
+    cut = any(at < last for at in odd) or (last + 1 in odd and _half_row(lines[last + 1 :]))
+    return rows, "a row of it is cut off" if cut else ""
+
+
+def _half_row(lines: list[str]) -> bool:
+    """Whether what follows the last whole row is half of one: not a prompt or another output."""
+    ends = not any(line.strip() for line in lines[1:])
+    return "," in lines[0] or (ends and not _PROMPT.match(lines[0]))

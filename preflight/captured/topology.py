@@ -1,6 +1,6 @@
-"""Topologies as pasted: ibnetdiscover, ibswinfo, `nvidia-smi topo -m` and `topo -p2p`.
+"""Reads pasted topologies: ibnetdiscover, ibswinfo, `nvidia-smi topo -m` and `topo -p2p`.
 
-How far the NICs are is not judged from it: the matrix has no PCI paths to compare with peers.
+The distance of NICs is not judged: the matrix has no PCI paths to compare with peers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LANE_GBITS: Final = {
     "SDR": 2.5, "DDR": 5.0, "QDR": 10.0, "FDR10": 10.0, "FDR": 14.0, "EDR": 25.0, "HDR": 50.0,
     "NDR": 100.0, "XDR": 200.0,
 }  # fmt: skip
-"""Of one lane, as ibstat rounds them."""
+"""Gb/s of one lane, rounded as in ibstat."""
 
 _ROW: Final = re.compile(
     r"^(CA|SW|RT)\s+(\d{1,5})\s+(\d{1,3})\s+0x([0-9a-fA-F]{1,16})\s+(\d{1,2})x\s*(\S+)\s*(.*)$"
@@ -52,7 +52,7 @@ _LINK: Final = re.compile(
 _HALF: Final = re.compile(r"^(?:\[\d|Switch\b|Ca\b|Rt\b)")
 _PLAIN: Final = re.compile(r"^\s*(?:#.*|(?:vendid|devid|sysimgguid|switchguid|caguid|rtguid)=.*|)$")
 _IN_SWITCH: Final = re.compile(r"aggregation node", re.IGNORECASE)
-"""A device inside a switch, which collectors often leave out."""
+"""A device inside a switch, which collectors often omit."""
 
 
 @dataclass
@@ -74,7 +74,7 @@ class _Fabric:
 
 
 def read_ibnetdiscover(text: str) -> Captured | None:
-    """Read a fabric's ports; None for a text that is not of this tool."""
+    """Read a fabric's ports; None for a text of another tool."""
     lines = lines_of(text)
     if any(_ROW.match(line) for line in lines):
         fabric = _of_rows(lines)
@@ -82,12 +82,12 @@ def read_ibnetdiscover(text: str) -> Captured | None:
         fabric = _of_blocks(lines)
     else:
         return None
-    damaged = fabric.damaged or next(_half_told(fabric), "")
+    damaged = fabric.damaged or next(_half_described(fabric), "")
     return captured(KIND, ("ib.port", "ib.rate"), damaged, nics=tuple(_nics(fabric)))
 
 
 def _of_rows(lines: list[str]) -> _Fabric:
-    """One line per port (-p); one without a second end has no link."""
+    """One line per port (-p); a line without a second end has no link."""
     fabric = _Fabric()
     hosts: set[tuple[str, int]] = set()
     for line in lines:
@@ -108,12 +108,12 @@ def _of_rows(lines: list[str]) -> _Fabric:
             hosts |= {at, fabric.links[at]} if "CA" in (word, both["word"]) else set()
     lone = next((name for name, _ in sorted(hosts) if name not in fabric.devices), "")
     if lone and not fabric.damaged:
-        fabric.damaged = f"it links to {lone}, and does not describe it"
+        fabric.damaged = f"it has a link to {lone}, but not that device"
     return fabric
 
 
 def _of_blocks(lines: list[str]) -> _Fabric:
-    """One block per device, one line per link; ports without a link are left out by the tool."""
+    """One block per device, one line per link; the tool omits ports without a link."""
     fabric, guid = _Fabric(), ""
     inside: set[str] = set()
     for line in lines:
@@ -131,21 +131,21 @@ def _of_blocks(lines: list[str]) -> _Fabric:
     unknown = {other for other, _ in fabric.links.values()} - fabric.devices.keys() - inside
     mute = [each.name for each in fabric.devices.values() if not each.ports]
     if mute:
-        fabric.damaged = fabric.damaged or f"{mute[0]} tells of no link"
+        fabric.damaged = fabric.damaged or f"{mute[0]} has no link"
     if unknown:
-        fabric.damaged = fabric.damaged or f"it links to {min(unknown)}, and does not describe it"
+        fabric.damaged = fabric.damaged or f"it has a link to {min(unknown)}, but not that device"
     return fabric
 
 
-def _half_told(fabric: _Fabric) -> Iterator[str]:
-    """Links of no known rate, or that only one of two known ends tells of: something is cut."""
+def _half_described(fabric: _Fabric) -> Iterator[str]:
+    """Links of unknown rate, or listed by only one of two known ends: something is cut."""
     for guid, number in fabric.links:
         if not fabric.devices[guid].ports[number].rate:
-            yield f"{fabric.devices[guid].name} port {number} has no rate that there is"
+            yield f"{fabric.devices[guid].name} port {number} has an unknown rate"
     for (guid, number), (other, its) in fabric.links.items():
         if other in fabric.devices and fabric.links.get((other, its)) != (guid, number):
             one = fabric.devices[guid].name
-            yield f"{fabric.devices[other].name} does not tell of its link to {one} port {number}"
+            yield f"{fabric.devices[other].name} does not list its link to {one} port {number}"
 
 
 def _nics(fabric: _Fabric) -> Iterator[Nic]:
@@ -177,6 +177,7 @@ _IBSWINFO_ROW: Final = re.compile(r"^(\s*)(\S[^|]{0,60}?)\s*\|\s*(.*?)\s*$")
 _RULE: Final = re.compile(r"^\s*[-=]{5,}\s*$")
 _SUPPLY: Final = re.compile(r"^(PSU\s?\d+)\b", re.IGNORECASE)
 _FAN: Final = re.compile(r"^(fan\s?#?\d+)\b", re.IGNORECASE)
+_NUMBERED_FAN: Final = re.compile(r"^fan\s?#?(\d{1,3})\b", re.IGNORECASE)
 _STATUS: Final = re.compile(r"status$|power$", re.IGNORECASE)
 _OWN: Final = ("psid", "guid", "part number", "firmware version", "uptime (d-h:m:s)")
 _EACH: Final = {
@@ -187,7 +188,7 @@ _EACH: Final = {
 
 
 def read_ibswinfo(text: str) -> Captured | None:
-    """Read one switch; None for a text that is not of this tool."""
+    """Read one switch; None for a text of another tool."""
     lines = [line for line in lines_of(text) if line.strip()]
     found = (_IBSWINFO_ROW.match(line) for line in lines)
     rows = [(one.group(1), one.group(2), one.group(3)) for one in found if one]
@@ -197,15 +198,18 @@ def read_ibswinfo(text: str) -> Captured | None:
     if not (known > 1 or (known and hardware)):
         return None
     lacking = (what for what, row in _EACH.items() if not any(map(row.match, keys)))
-    damaged = next((f"it tells nothing of {what}" for what in lacking), "")
+    damaged = next((f"it has no {what}" for what in lacking), "")
+    fans = [int(one[1]) for key in keys if (one := _NUMBERED_FAN.match(key))]
+    if not damaged and fans != list(range(1, len(fans) + 1)):
+        damaged = f"it lists {len(fans)} of the fans 1 to {max(fans)}"
     if not damaged and not (_RULE.match(lines[-1]) and _FAN.match(keys[-1])):
-        damaged = "it does not end as the tool does, with a line below its fans"
+        damaged = "it lacks the tool's last line, below the fans"
     switch = Switch(_name(rows), tuple(_parts(rows)))
     return captured(IBSWINFO_KIND, ("ib.switch",), damaged, switches=(switch,))
 
 
 def _parts(rows: list[tuple[str, str, str]]) -> list[SwitchPart]:
-    """What has a status or turns; an indented row belongs to the supply above it."""
+    """Parts with a status or a fan speed; an indented row belongs to the supply above it."""
     supply, parts = "", []
     for indent, key, value in rows:
         own = _SUPPLY.match(key)
@@ -222,8 +226,8 @@ def _parts(rows: list[tuple[str, str, str]]) -> list[SwitchPart]:
 
 def _name(rows: list[tuple[str, str, str]]) -> str:
     words = {key.lower(): value for _, key, value in rows}
-    told = words.get("node description") or words.get("guid") or words.get("serial number")
-    return f"switch {told or 'without a name'}"[:128]
+    label = words.get("node description") or words.get("guid") or words.get("serial number")
+    return f"switch {label or 'without a name'}"[:128]
 
 
 TOPOLOGY_KIND: Final = "nvidia-smi topo -m"
@@ -232,11 +236,11 @@ _MATRIX: Final = re.compile(
     r"^(?>.*?\bGPU0\b).*\b(?:GPU1|NIC0|mlx\w+|CPU Affinity)\b|nvidia-smi topo -m"
 )
 _FEWEST_ON_A_SWITCH: Final = 3
-"""Two GPUs are joined directly."""
+"""Fewer GPUs are connected directly."""
 
 
 def read(text: str) -> Captured | None:
-    """Take a matrix for the GPUs of a node; None where there is nothing like one."""
+    """Read a matrix as the GPUs of a node; None without one."""
     if not any(_MATRIX.search(" ".join(line)) for line in readable_lines(text)):
         return None
     text = next((block for block in _blocks(text) if _of_p2p(block) is None), "")
@@ -266,14 +270,14 @@ def read(text: str) -> Captured | None:
 
 
 def _gpus(printed: Topology, codes: Mapping[tuple[int, int], str]) -> tuple[Gpu, ...]:
-    """Give every GPU the NVLinks that its row tells, to a switch where the counts fit one."""
+    """Give every GPU the NVLinks of its row; they go to a switch if the counts fit one."""
     links = {pair: _nvlinks(code) for pair, code in codes.items()}
     count = len(printed.gpus)
     most = [max((n for pair, n in links.items() if at in pair), default=0) for at in range(count)]
     switched = count >= _FEWEST_ON_A_SWITCH and all(
         n == min(most[a], most[b]) for (a, b), n in links.items()
     )
-    # A cell that no number of links explains is damage: sums over the cells would blame a GPU.
+    # An impossible cell is damage: sums over the cells would blame a GPU.
     damaged = not switched and bool(odd_cells(printed))
     gpus = []
     for at, name in enumerate(printed.gpus):
@@ -296,7 +300,7 @@ def _gpus(printed: Topology, codes: Mapping[tuple[int, int], str]) -> tuple[Gpu,
 
 
 def _nvlinks(code: str) -> int:
-    """Count the links of "NV18"; 0 for every other way."""
+    """Count the links of "NV18"; 0 for every other connection."""
     return int(code[2:]) if re.fullmatch(r"NV[0-9]{1,2}", code) else 0
 
 
@@ -317,7 +321,7 @@ _HEADER: Final = re.compile(
 
 
 def _blocks(text: str) -> list[str]:
-    """Each matrix of a text that has several, with what follows it; else the text."""
+    """Each matrix of a text with several, and what follows it; otherwise the text."""
     starts = [found.start() for found in _HEADER.finditer(text)]
     if len(starts) < 2:  # noqa: PLR2004  one is the text itself
         return [text]
@@ -325,7 +329,7 @@ def _blocks(text: str) -> list[str]:
 
 
 def parse_p2p(text: str) -> Listing | None:
-    """Read `topo -p2p r`; None where there is no such matrix."""
+    """Read `topo -p2p r`; None without such a matrix."""
     return next(filter(None, map(_of_p2p, _blocks(text))), None)
 
 
@@ -350,9 +354,9 @@ def _of_p2p(text: str) -> Listing | None:
         if len(rows.get(a, ())) > b and len(rows.get(b, ())) > a
     )
     gpus = tuple(Gpu(index=at, uuid="", name="", bus_id="") for at in range(count))
-    return Listing(gpus, damaged="" if whole else "its matrix is not whole", pairs=pairs)
+    return Listing(gpus, damaged="" if whole else "its matrix is incomplete", pairs=pairs)
 
 
 def _worse(there: str, back: str) -> str:
-    """Of two directions the one that is refused."""
+    """The refused one of two directions."""
     return _P2P_STATUS.get(back if there == "OK" else there, "unknown")

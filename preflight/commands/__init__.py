@@ -1,7 +1,7 @@
-"""The verbs of the `preflight` command, a module each, and what they share.
+"""The verbs of the `preflight` command, a module each, and their shared options and output.
 
-That is whom they ask, as a run says it, and how they print their answer. Standard library only, and
-the rest on use: `run` and `prolog` must not load what they isolate from.
+Imports only the standard library, and the rest on use: `run` and `prolog` must not load what they
+isolate from.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WIDEST = 100
 
 
 def add_targets(parser: argparse.ArgumentParser, inventory: str = "") -> None:
-    """Declare the options; `inventory`: what this verb takes of one, beyond what a run does."""
+    """Declare the options that choose nodes; `inventory` is added to the help of that option."""
     parser.add_argument("--nodes", metavar="LIST", help="as --preflight-nodes; default: the "
                         "allocation, else this machine")  # fmt: skip
     parser.add_argument("--inventory", metavar="FILE", help=f"as --preflight-inventory{inventory}")
@@ -33,20 +33,20 @@ def add_targets(parser: argparse.ArgumentParser, inventory: str = "") -> None:
 
 
 def fleet_of(arguments: argparse.Namespace) -> Fleet:
-    """Find the nodes that these options name; UsageError if they name nobody."""
-    from preflight.fleet.sources import Wish, resolve
+    """Find the nodes that these options name; UsageError if they name none."""
+    from preflight.fleet.sources import FleetRequest, resolve
 
     named = {name: getattr(arguments, name) for name in _TARGETS}
-    return resolve(Wish(**named, environ=dict(os.environ)))
+    return resolve(FleetRequest(**named, environ=dict(os.environ)))
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Declare the option of every verb whose answer is also a document."""
+    """Declare `--json`, for every verb that can also print a document."""
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
 
 
 def print_lines(lines: Callable[[int], Iterable[str]]) -> None:
-    """Print what is laid out for so many columns: the terminal's, but not all of a wide one's."""
+    """Print lines laid out for the terminal's width, at most 100 columns."""
     import shutil
 
     width = min(shutil.get_terminal_size().columns, _WIDEST)
@@ -56,7 +56,7 @@ def print_lines(lines: Callable[[int], Iterable[str]]) -> None:
 def print_answer(
     arguments: argparse.Namespace, document: Struct, lines: Callable[[int], Iterable[str]]
 ) -> None:
-    """Print the document with --json, else the lines for a person."""
+    """Print the document with --json, else the lines."""
     if arguments.json:
         from preflight.core.text import plain_json
 
@@ -66,7 +66,7 @@ def print_answer(
 
 
 def remark(words: str) -> None:
-    """Tell a person what goes on, apart from the answer."""
+    """Print a remark on standard error, apart from the answer."""
     from preflight.core.text import printable
 
     sys.stderr.write(f"preflight: {printable(words)}\n")

@@ -1,6 +1,6 @@
-"""`preflight blame`: stored samples are decoded again, without a fleet.
+"""`preflight blame`: decodes stored samples again, without a fleet.
 
-So that a rule can be tried on what was measured before it may take nodes out of service.
+It tries a rule on measured samples before the rule may take nodes out of service.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from preflight.fleet.model import Host
 from preflight.fleet.nodeset import fold, natural
 from preflight.fleet.topology import read_switches
 from preflight.report.document import BlameRow, schema_of
-from preflight.report.fabric_grid import Accused, accused
+from preflight.report.fabric_grid import LocatedBlame, locate_blames
 from preflight.report.fabric_page import fabric_page
 from preflight.report.findings import Finding, findings, suspicions
-from preflight.report.ready import blame_row, exit_code, missed_rows, readiness
+from preflight.report.ready import blame_row, exit_code, readiness, sensitivity_rows
 from preflight.report.terminal import finding_lines, labelled, missed_words
 from preflight.verdict import Outcome
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from preflight.fabric.measure import Pair
     from preflight.fabric.observed import Observed
     from preflight.fabric.samples import Sweep
-    from preflight.fabric.stored import Stored
+    from preflight.fabric.stored import StoredSamples
     from preflight.facts.burn import Inside, OverNvlink
     from preflight.report.ready import Readiness
 
@@ -55,72 +55,75 @@ SCHEMA = 1
 """Raised by a change that an older reader would misread. Additions do not raise it."""
 
 
-class Told(Struct, frozen=True, kw_only=True):
+class BlameDocument(Struct, frozen=True, kw_only=True):
     """The whole document; docs/samples.md explains each field."""
 
     schema: int = SCHEMA
     preflight: str
     samples: str
-    """The file they were read from."""
+    """The file that the samples were read from."""
     form: str
     run: str
-    """The random id of the run that measured them, where they are of one."""
+    """The random id of the run that measured them; "" without one."""
     exit: Annotated[int, Meta(ge=0, le=5)]
     backend: str
     nodes: tuple[str, ...]
     leaves: int
-    """How many leaf switches are known."""
+    """Number of known leaf switches."""
     rails: int
     rounds: int
     pairs: int
-    """Pairs that were tried, each rail and round counted."""
+    """Tried pairs, counted for each rail and round."""
     not_ready: tuple[str, ...]
     exclude: str
-    """Those folded, to paste after `--exclude=`."""
+    """The same nodes, folded, to paste after `--exclude=`."""
     apart: tuple[tuple[str, str], ...]
-    """Pairs whose path is bad though both nodes are fine."""
+    """Pairs whose path is bad although both nodes are ready."""
     findings: tuple[Finding, ...]
     blames: tuple[BlameRow, ...]
     missed: str
-    """What the samples were too few to show, as a run says it."""
+    """What the samples were too few to show, in the words of a run's summary."""
     notes: tuple[str, ...]
-    """What was not judged and why, and what is not a finding but should be known."""
+    """What was not judged and why, and remarks that are not findings."""
 
 
 def json_schema() -> dict[str, Any]:
     """Describe the document as JSON Schema; `docs/blame.schema.json` holds a copy of this."""
-    return schema_of(Told, f"preflight blame --json, schema {SCHEMA}")
+    return schema_of(BlameDocument, f"preflight blame --json, schema {SCHEMA}")
 
 
-def lines(told: Told, width: int) -> list[str]:
-    """Lay it out as a run's summary is."""
+def lines(document: BlameDocument, width: int) -> list[str]:
+    """Lay out the document like a run's summary."""
     what = (
-        f"{told.samples}: {many(len(told.nodes), 'node')}, {many(told.pairs, 'pair')} tried "
-        f"({many(told.rails, 'rail')}, {many(told.rounds, 'round')}), {told.backend}"
+        f"{document.samples}: {many(len(document.nodes), 'node')}, "
+        f"{many(document.pairs, 'pair')} tried "
+        f"({many(document.rails, 'rail')}, {many(document.rounds, 'round')}), {document.backend}"
     )
-    said = labelled("samples", what, width)
-    for finding in told.findings:
-        said += finding_lines(finding, told.nodes, width)
-    if told.missed:
-        said += labelled("missed", told.missed, width)
-    for note in told.notes:
-        said += labelled("note", note, width)
-    if told.exclude:
-        said += labelled("not ready", f"{told.exclude}  --exclude={told.exclude}", width)
-    said += [f"apart      {a} and {b} must not be in one job" for a, b in told.apart]
-    blamed = len({name for one in told.findings if one.condemns for name in one.subjects})
-    count = f"{blamed} blamed" if blamed else "nobody is blamed"
-    return [*said, f"{count}    exit {told.exit}"]
+    rows = labelled("samples", what, width)
+    for finding in document.findings:
+        rows += finding_lines(finding, document.nodes, width)
+    if document.missed:
+        rows += labelled("missed", document.missed, width)
+    for note in document.notes:
+        rows += labelled("note", note, width)
+    if document.exclude:
+        rows += labelled("not ready", f"{document.exclude}  --exclude={document.exclude}", width)
+    rows += [f"apart      {a} and {b} must not be in one job" for a, b in document.apart]
+    blamed = len(
+        {name for one in document.findings if one.makes_not_ready for name in one.subjects}
+    )
+    count = f"{blamed} blamed" if blamed else "nothing is blamed"
+    return [*rows, f"{count}    exit {document.exit}"]
 
 
 _INVENTORIES = (".toml", ".yaml", ".yml")
 
 
-def hosts_of(stored: Stored, topology: Path | None) -> list[Host]:
-    """Every node of the samples, with its leaf and what an inventory promises.
+def hosts_of(stored: StoredSamples, topology: Path | None) -> list[Host]:
+    """Return every node of the samples, with its leaf and what the inventory expects.
 
     `topology`: a Slurm topology.conf, or an inventory by its suffix. Without one the leaves are
-    those that were stored. UsageError for a file that is no use, or knows none of these nodes.
+    those of the samples. UsageError for a file that cannot be used, or names none of these nodes.
     """
     left_out = stored.sweep.left_out if stored.sweep else {}
     names = sorted({*stored.observed.nodes, *left_out}, key=natural)
@@ -130,7 +133,7 @@ def hosts_of(stored: Stored, topology: Path | None) -> list[Host]:
     hosts = _in_file(topology, names)
     if names and not any(host.leaf for host in hosts):
         raise UsageError(
-            f"{topology} knows no leaf of {fold(names)}: give the topology of this fleet"
+            f"{topology} names no leaf of {fold(names)}: give the topology of this fleet"
         )
     return hosts
 
@@ -144,26 +147,26 @@ def _in_file(path: Path, names: list[str]) -> list[Host]:
 
 
 def _leaf(name: str, leaves: dict[str, str]) -> str:
-    """Slurm knows nodes by their short names; samples may not."""
+    """Return a node's leaf: Slurm uses short host names, samples may use long ones."""
     return leaves.get(name, leaves.get(name.partition(".")[0], ""))
 
 
-def placed(stored: Stored, hosts: list[Host]) -> Stored:
-    """The same samples with these leaves."""
+def with_leaves(stored: StoredSamples, hosts: list[Host]) -> StoredSamples:
+    """Return the samples with the leaves of `hosts`."""
     leaves = {host.name: host.leaf for host in hosts if host.leaf}
     sweep = replace(stored.sweep, leaves=leaves) if stored.sweep else None
     return replace(stored, sweep=sweep, observed=replace(stored.observed, leaves=leaves))
 
 
-class Judged(Struct, frozen=True, kw_only=True):
-    """Verdicts, and what they rest on."""
+class StoredVerdicts(Struct, frozen=True, kw_only=True):
+    """The verdicts on stored samples, and what they rest on."""
 
     entries: tuple[Entry, ...] = ()
     blames: tuple[BlameRow, ...] = ()
-    accused: tuple[Accused, ...] = ()
-    """The same for the picture."""
+    accused: tuple[LocatedBlame, ...] = ()
+    """The blames, as the picture needs them."""
     systemic: dict[str, str] = {}
-    """Check → why so many nodes at once are likelier one cause, so that none is to be drained."""
+    """Check → why one shared cause is more likely, so that no node is to be drained."""
     notes: tuple[str, ...] = ()
 
 
@@ -171,7 +174,7 @@ _MOST = 8
 
 
 def _unjudged_words(observed: Observed) -> Iterator[str]:
-    """One line for each reason for which pairs were not judged: no other rail clears them."""
+    """Yield one line for each reason why pairs were not judged."""
     unjudged = [one for one in observed.tried if one.state == "not_run" and one.error]
     for why, pairs in grouped((one.error, f"{one.a}-{one.b}") for one in unjudged).items():
         yield f"not judged: {first_few([*dict.fromkeys(pairs)], _MOST)}: {why}"
@@ -179,14 +182,14 @@ def _unjudged_words(observed: Observed) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """Samples tell no facts."""
+    """Stands for a node's facts: samples hold none."""
 
     gpus: None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """All that samples tell of a node by itself."""
+    """What samples hold about one node by itself."""
 
     name: str
     inside: Inside
@@ -195,24 +198,24 @@ class _Node:
     facts: _Facts = _Facts()
 
 
-def judge_long(sweep: Sweep, observed: Observed, hosts: Sequence[Host]) -> Judged:
+def judge_long(sweep: Sweep, observed: Observed, hosts: Sequence[Host]) -> StoredVerdicts:
     """Compare, decode, blame, and judge pairs and nodes by every shipped check of a sweep."""
     decoded = judge_sweep(sweep, hosts, observed=observed)
-    return _judged(decoded, sweep, observed, tuple(_missing(sweep)))
+    return _verdicts_of(decoded, sweep, observed, tuple(_missing(sweep)))
 
 
-def judge_short(observed: Observed, hosts: Sequence[Host]) -> Judged:
-    """The same, as far as it can be done without single times."""
+def judge_short(observed: Observed, hosts: Sequence[Host]) -> StoredVerdicts:
+    """Do the same for samples without single times, as far as possible."""
     sweep, known = rebuilt(observed)
     decoded = judge_sweep(sweep, hosts, observed=observed, known=known)
     untimed = sum(pair.error == UNTIMED for pair in decoded.pairs.values())
     note = f"{many(untimed, 'pair')} not judged: {UNTIMED}"
-    return _judged(decoded, sweep, observed, (note,) * bool(untimed))
+    return _verdicts_of(decoded, sweep, observed, (note,) * bool(untimed))
 
 
-def _judged(
+def _verdicts_of(
     decoded: Decoded, sweep: Sweep, observed: Observed, notes: Iterable[str] = ()
-) -> Judged:
+) -> StoredVerdicts:
     blames = tuple(map(blame_row, decoded.blames))
     shared = (one for one in blames if one.kind == "systemic")
     names = dict.fromkeys([*(one.node for one in sweep.inside), *decoded.over_nvlink])
@@ -222,11 +225,11 @@ def _judged(
         if name in decoded.inside
     }
     entries = (*_entries("pair", decoded.pairs.items()), *_entries("node", nodes.items()))
-    return Judged(
+    return StoredVerdicts(
         entries=entries,
         systemic=suspicions(entries, len(observed.nodes)),
         blames=blames,
-        accused=accused(blames, observed),
+        accused=locate_blames(blames, observed),
         notes=(
             *(f"{one.sentence}; {one.advice}" for one in shared),
             *_unjudged_words(observed),
@@ -253,35 +256,35 @@ def _missing(sweep: Sweep) -> Iterator[str]:
     yield from (f"{name} took no part: {why}" for name, why in sweep.left_out.items())
 
 
-BLAMED, UNJUDGED, EMPTY = 1, 3, 5
-"""The exit codes where somebody is blamed, where not all was judged, and where nothing was."""
+CULPRIT, INCOMPLETE, EMPTY = 1, 3, 5
+"""The exit codes: a culprit is named, not everything was judged, there was nothing to judge."""
 
 
-def judge_stored(stored: Stored, hosts: Sequence[Host]) -> Judged:
+def judge_stored(stored: StoredSamples, hosts: Sequence[Host]) -> StoredVerdicts:
     """Judge samples of either form; `hosts` is the fleet in order."""
     if stored.sweep is not None:
         return judge_long(stored.sweep, stored.observed, hosts)
     return judge_short(stored.observed, hosts)
 
 
-def tell(stored: Stored, judged: Judged) -> Told:
-    """Join what was judged as the report of a run does; but nobody is excluded for want of peers.
+def blame_document(stored: StoredSamples, judged: StoredVerdicts) -> BlameDocument:
+    """Join the verdicts like a run's report, but exclude no node for lack of peers.
 
-    A run may launch on nobody of whom nothing is known. Here nobody is launched on.
+    A run may not start a job on a node of which nothing is known; here no job starts.
     """
     observed = stored.observed
-    unheld = [one for one in judged.entries if names_nobody(one)]
-    entries = [one for one in judged.entries if not names_nobody(one)]
+    without_peers = [one for one in judged.entries if has_no_culprit(one)]
+    entries = [one for one in judged.entries if not has_no_culprit(one)]
     names = tuple(sorted(observed.nodes, key=natural))
     cut = stored.sweep.cut_off if stored.sweep else {}  # the ends of a path that is blamed
     known = sorted({*names, *cut, *cut.values()}, key=natural)
     ready = readiness(known, entries, strict=False)
-    return Told(
+    return BlameDocument(
         preflight=__version__,
         samples=str(stored.path),
         form=stored.form,
         run=stored.run,
-        exit=_exit(stored, entries, ready, unheld),
+        exit=_exit(stored, entries, ready, without_peers),
         backend=observed.backend,
         nodes=names,
         leaves=len(set(observed.leaves.values())),
@@ -293,28 +296,31 @@ def tell(stored: Stored, judged: Judged) -> Told:
         apart=ready.apart,
         findings=(
             *findings(entries, judged.blames, judged.systemic),
-            *(replace(one, condemns=False) for one in findings(unheld)),
+            *(replace(one, makes_not_ready=False) for one in findings(without_peers)),
         ),
         blames=judged.blames,
-        missed=missed_words(missed_rows(observed, judged.blames)),
+        missed=missed_words(sensitivity_rows(observed, judged.blames)),
         notes=(*judged.systemic.values(), *judged.notes),
     )
 
 
-def names_nobody(entry: Entry) -> bool:
-    """Whether a verdict only says that there was nothing to hold a measurement against."""
+def has_no_culprit(entry: Entry) -> bool:
+    """Whether a verdict is unknown without a culprit: a measurement had nothing to compare with."""
     verdict = entry.verdict
     return verdict.outcome is Outcome.UNKNOWN and not (verdict.blame or verdict.culprits)
 
 
 def _exit(
-    stored: Stored, entries: Sequence[Entry], ready: Readiness, unheld: Sequence[Entry]
+    stored: StoredSamples,
+    entries: Sequence[Entry],
+    ready: Readiness,
+    without_peers: Sequence[Entry],
 ) -> int:
-    """As of a run, but 1 only where somebody is named; of nothing measured, nobody comes clear."""
+    """Return a run's exit code, but 1 only for a named culprit, and 5 without measurements."""
     code = exit_code(entries, ready, strict=False, need=None)
-    if code != BLAMED and unheld:
-        code = UNJUDGED
-    return code if code == BLAMED or stored.observed.digests else EMPTY
+    if code != CULPRIT and without_peers:
+        code = INCOMPLETE
+    return code if code == CULPRIT or stored.observed.digests else EMPTY
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -332,27 +338,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings; 0 nobody is blamed, 1 somebody is, 3 not all was judged, 5 no times.
+    """Print the findings; 0 no culprit, 1 a culprit is named, 3 not all was judged, 5 no times.
 
     UsageError (exit 4) for samples that cannot be used.
     """
     topology = arguments.topology
     stored = read_stored(arguments.samples.expanduser())
     hosts = hosts_of(stored, topology.expanduser() if topology is not None else None)
-    stored = placed(stored, hosts)
+    stored = with_leaves(stored, hosts)
     judged = judge_stored(stored, hosts)
-    told = tell(stored, judged)
+    document = blame_document(stored, judged)
     if arguments.picture is not None:
         _draw(arguments.picture.expanduser(), stored, judged)
-    if told.exit == EMPTY and not arguments.json:
-        lacking = f"of {told.pairs} pairs none has times" if told.pairs else "no pair was tried"
-        sys.stdout.write(f"{printable(told.samples)}: {lacking}, there is nothing to judge\n")
+    if document.exit == EMPTY and not arguments.json:
+        lacking = (
+            f"of {document.pairs} pairs none has times" if document.pairs else "no pair was tried"
+        )
+        sys.stdout.write(f"{printable(document.samples)}: {lacking}, there is nothing to judge\n")
     else:
-        print_answer(arguments, told, lambda width: lines(told, width))
-    return told.exit
+        print_answer(arguments, document, lambda width: lines(document, width))
+    return document.exit
 
 
-def _draw(path: Path, stored: Stored, judged: Judged) -> None:
+def _draw(path: Path, stored: StoredSamples, judged: StoredVerdicts) -> None:
     origin = str(stored.path)
     page = fabric_page(stored.observed, judged.accused, sweep=stored.sweep, origin=origin)
     write_asked(path, page.encode())

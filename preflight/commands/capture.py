@@ -1,6 +1,6 @@
-"""`preflight capture`: everything that a real machine can teach, in one archive that stays there.
+"""`preflight capture`: writes a node's facts, tool outputs and a run into one local archive.
 
-Each node gives its facts and what its tools print; a run measures as ever and keeps what NCCL logs.
+Each node sends its facts and its tools' output; a run measures as usual and keeps NCCL's logs.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ if TYPE_CHECKING:
 
 
 OUTPUTS_S = 30.0
-"""For all tools of a node together, which run at once; nvidia-smi may take seconds by itself."""
+"""For all tools of a node together, which run in parallel; nvidia-smi alone may take seconds."""
 
 LIMIT = 32 << 20
-"""Bytes of a node's answer: eight outputs of 512 KiB at most, in escaped JSON."""
+"""Bytes of a node's reply: eight outputs of at most 512 KiB, in escaped JSON."""
 
 _Words = Annotated[str, Meta(max_length=512)]
 
 
 class Output(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one tool printed on a node; `error` says why there is less than there should be."""
+    """The output of one tool on a node; `error` says why it is incomplete."""
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,60}\.txt\Z")]
     command: _Words
     status: Annotated[int, Meta(ge=-255, le=255)] | None
-    """Exit status; negative for a signal. None: it is not installed, or was ended by us."""
+    """Exit status; negative for a signal. None: not installed, or ended by preflight."""
     seconds: Annotated[float, Meta(ge=0, le=86400)]
     cut: bool
-    """It printed more than is kept."""
+    """Whether the tool printed more than is kept."""
     error: _Words
     text: Annotated[str, Meta(max_length=512 << 10)]
 
@@ -74,7 +74,7 @@ class _Outputs(Struct, frozen=True, forbid_unknown_fields=True):
     outputs: Annotated[tuple[Output, ...], Meta(max_length=16)]
 
 
-class Shown(Struct, frozen=True, kw_only=True):
+class NodeCapture(Struct, frozen=True, kw_only=True):
     """One node's part of a capture."""
 
     facts: bytes | None = None
@@ -86,41 +86,43 @@ class Shown(Struct, frozen=True, kw_only=True):
 
 def capture_fleet(
     hosts: Sequence[Host], ways: Ways, nonce: str, *, deadline_s: float
-) -> dict[str, Shown]:
-    """Ask every node, all at once; each has an entry in the result, whatever happens to it."""
+) -> dict[str, NodeCapture]:
+    """Ask all nodes in parallel; each has an entry in the result, even if it fails."""
     answers = fan_out(
         hosts,
-        lambda host: _shown(host, ways, nonce),
+        lambda host: _capture_node(host, ways, nonce),
         deadline_s=deadline_s,
         at_most=SETUP_AT_MOST,
     )
     return {
-        name: one if isinstance(one, Shown) else Shown(troubles=dict.fromkeys(_ASKED, str(one)))
+        name: one
+        if isinstance(one, NodeCapture)
+        else NodeCapture(troubles=dict.fromkeys(_REQUESTS, str(one)))
         for name, one in answers.items()
     }
 
 
-_ASKED = {"facts": ("probe", PROBE_S), "outputs": ("outputs", OUTPUTS_S)}
+_REQUESTS = {"facts": ("probe", PROBE_S), "outputs": ("outputs", OUTPUTS_S)}
 
 
-def _shown(host: Host, ways: Ways, nonce: str) -> Shown:
+def _capture_node(host: Host, ways: Ways, nonce: str) -> NodeCapture:
     connection = ways.connect(host, CONNECT_S)
-    said: dict[str, bytes] = {}
+    documents: dict[str, bytes] = {}
     troubles: dict[str, str] = {}
     try:
-        for what, (entry, timeout_s) in _ASKED.items():
+        for what, (entry, timeout_s) in _REQUESTS.items():
             try:
-                said[what] = _ask(connection, host, nonce, entry, timeout_s)
+                documents[what] = _ask(connection, host, nonce, entry, timeout_s)
             except (PreflightError, TimeoutError) as error:
                 troubles[what] = str(error) or "no answer in time"
     finally:
         connection.close()
     outputs: tuple[Output, ...] = ()
     try:
-        outputs = decode_outputs(said["outputs"]) if "outputs" in said else ()
+        outputs = decode_outputs(documents["outputs"]) if "outputs" in documents else ()
     except WireError as error:
         troubles["outputs"] = str(error)
-    return Shown(facts=said.get("facts"), outputs=outputs, troubles=troubles)
+    return NodeCapture(facts=documents.get("facts"), outputs=outputs, troubles=troubles)
 
 
 def _ask(connection: Connection, host: Host, nonce: str, entry: str, timeout_s: float) -> bytes:
@@ -139,42 +141,42 @@ def _ask(connection: Connection, host: Host, nonce: str, entry: str, timeout_s: 
 
 
 def decode_outputs(document: bytes) -> tuple[Output, ...]:
-    """Decode what the entry `outputs` says; WireError if it is not that."""
+    """Decode the reply of the entry `outputs`; WireError if it is invalid."""
     try:
         outputs = msgspec.json.decode(document, type=_Outputs).outputs
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = str(error).encode("ascii", "replace").decode()[:200]
-        raise WireError(f"its tools' outputs are no preflight document: {reason}") from error
+        raise WireError(f"its tools' outputs are not a preflight document: {reason}") from error
     if len({one.name for one in outputs}) != len(outputs):
         raise WireError("its tools' outputs name one file twice")
     return outputs
 
 
 ASK_S = 120.0
-"""For all nodes together to give facts and outputs."""
+"""For all nodes together to send facts and outputs."""
 
 LATE_S = 120.0
-"""How much longer than its budget a run may take to leave its nodes and write its report."""
+"""Time beyond its budget for a run to leave its nodes and write its report."""
 
 LEAVE_S = 60.0
-"""For a run that was told to end."""
+"""For a run to end after SIGTERM."""
 
-WRITTEN, NOT_ALL, INTERRUPTED, NOBODY = 0, 1, 2, 3
+WRITTEN, NOT_ALL, INTERRUPTED, NO_ANSWER = 0, 1, 2, 3
 _EMPTY = "nothing was printed"
 _JUDGED = (0, 1)
-"""Exit codes of a run that measured; with any other one it said why."""
+"""Exit codes of a run that measured; with any other it printed the reason."""
 _RUN = {"run/measured.json": Measured, "run/report.json": Report}
 
 
-class Taken:
-    """Parts of the archive to be: what there is, and why something is not."""
+class ArchiveParts:
+    """Parts of the archive: their contents, and why some are missing."""
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
         self.files: dict[str, bytes] = {}
 
     def add(self, part: Part, content: bytes) -> None:
-        """Add one part; without content it has an error."""
+        """Add one part; one without content gets an error."""
         self.parts.append(part)
         if content:
             self.files[part.name] = content
@@ -183,20 +185,20 @@ class Taken:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Collect and write: 0 done, 1 a node or the run gave less, 2 interrupted, 3 no node answered.
+    """Collect and write: 0 complete, 1 incomplete, 2 interrupted, 3 no node answered.
 
-    UsageError (exit 4) for a folder that takes no file or an odd budget, before anything is asked.
+    UsageError (exit 4), before any node is asked, for an unwritable folder or an invalid budget.
     """
     folder, budget_s = _folder(arguments.folder), arguments.budget
     if budget_s is not None and not 1 <= budget_s <= LONGEST_BUDGET_S:
         raise UsageError(f"--budget={budget_s:g}: give seconds, 1 to {LONGEST_BUDGET_S}")
     fleet = fleet_of(arguments)
     names = [host.name for host in fleet.hosts]
-    taken = Taken()
+    taken = ArchiveParts()
     interrupts = Interrupts()
     interrupts.hold()
     try:
-        remark(f"asking {fold(names)} for facts and for what its tools print")
+        remark(f"reading facts and tool outputs of {fold(names)}")
         ways = Ways(fleet.hosts)
         try:
             shown = capture_fleet(fleet.hosts, ways, secrets.token_hex(16), deadline_s=ASK_S)
@@ -207,11 +209,11 @@ def run(arguments: argparse.Namespace) -> int:
         if not any(one.facts or one.outputs for one in shown.values()):
             for part in taken.parts:
                 remark(f"{part.node}: {part.error}")
-            remark("no node answered: nothing is written")
-            return NOBODY
+            remark("no node answered: no archive is written")
+            return NO_ANSWER
         run_exit = _take_run(taken, arguments, names)
     except KeyboardInterrupt:
-        remark("interrupted: nothing is written")
+        remark("interrupted: no archive is written")
         return INTERRUPTED
     finally:
         interrupts.let_go()
@@ -225,13 +227,13 @@ def run(arguments: argparse.Namespace) -> int:
         tier=arguments.tier, run_exit=run_exit, parts=tuple(taken.parts),
     )  # fmt: skip
     _write(path, pack(manifest, taken.files))
-    _tell(path, manifest, len(taken.files))
+    _print_summary(path, manifest, len(taken.files))
     answered = all(one.facts and one.outputs for one in shown.values())
     return WRITTEN if answered and run_exit in _JUDGED else NOT_ALL
 
 
 def _folder(name: str) -> Path:
-    """The folder with this name, which takes a new file; UsageError if it does not."""
+    """Return the folder with this name; UsageError if it takes no new file."""
     folder = Path(name).absolute()
     try:
         with tempfile.TemporaryFile(dir=folder):
@@ -247,13 +249,13 @@ def _folder(name: str) -> Path:
 def _write(path: Path, content: bytes) -> None:
     try:
         if path.exists():
-            raise UsageError(f"{path} is there already: run it again")
+            raise UsageError(f"{path} exists already: run the command again")
         write_typed(path, content)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; give another folder") from error
 
 
-def _take_node(taken: Taken, name: str, one: Shown) -> None:
+def _take_node(taken: ArchiveParts, name: str, one: NodeCapture) -> None:
     place = f"nodes/{_file(name)}"
     facts = Part(name=f"{place}/facts.json", node=name, command="preflight's probe")
     taken.add(replace(facts, error=one.troubles.get("facts", "")[:512]), one.facts or b"")
@@ -267,12 +269,12 @@ def _take_node(taken: Taken, name: str, one: Shown) -> None:
         taken.add(Part(name=f"{place}/outputs.txt", node=name, error=trouble[:512]), b"")
 
 
-def _take_run(taken: Taken, arguments: argparse.Namespace, names: list[str]) -> int | None:
-    """Measure, and take what the run left; its exit code, None where it did not end by itself."""
+def _take_run(taken: ArchiveParts, arguments: argparse.Namespace, names: list[str]) -> int | None:
+    """Measure and add the run's files; return its exit code, None where it did not end in time."""
     with tempfile.TemporaryDirectory(prefix="preflight-capture-") as scratch:
         folder = Path(scratch) / "run"
         code = _measure(arguments, folder)
-        found = {name: _left(folder / name.rpartition("/")[2]) for name in _RUN}
+        found = {name: _read_output(folder / name.rpartition("/")[2]) for name in _RUN}
     ended = "" if code is not None else "; it did not end in its time"
     logs: dict[str, str] = {}
     for name, (content, error) in found.items():
@@ -289,7 +291,7 @@ def _take_run(taken: Taken, arguments: argparse.Namespace, names: list[str]) -> 
         for file, text in own.items():
             taken.add(Part(name=file, node=name, command="NCCL_DEBUG=INFO"), text.encode())
         if not own:
-            error = f"the sweep gave no log of NCCL{ended}: see run/report.json"
+            error = f"the sweep left no NCCL log{ended}: see run/report.json"
             taken.add(Part(name=f"{place}rail-0.log", node=name, error=error), b"")
     return code
 
@@ -312,7 +314,7 @@ def _measure(arguments: argparse.Namespace, folder: Path) -> int | None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Have a run leave its nodes; then make it. Ctrl-C has reached it as well."""
+    """End a run: SIGTERM, so that it leaves its nodes, then SIGKILL. Ctrl-C reaches it too."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -322,16 +324,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def _left(path: Path) -> tuple[bytes, str]:
-    """What the run wrote there, or why that cannot be taken."""
+def _read_output(path: Path) -> tuple[bytes, str]:
+    """Return a file of the run, or why it cannot be read."""
     try:
         return read_regular(path, LARGEST // 2), ""
     except OSError as error:
-        return b"", f"the run left none: {error.strerror}"
+        return b"", f"the run left no such file: {error.strerror}"
 
 
 def _logs(measured: Measured) -> dict[str, str]:
-    """By file; of a rail with several processes the later ones are numbered."""
+    """Return NCCL's logs by file; a rail's second and later processes are numbered."""
     files: dict[str, str] = {}
     for one in measured.sweep.nccl_logs if measured.sweep else ():
         stem = f"nodes/{_file(one.node)}/nccl-rail-{one.rail}"
@@ -340,20 +342,20 @@ def _logs(measured: Measured) -> dict[str, str]:
     return files
 
 
-def in_public(taken: Taken, names: list[str]) -> tuple[Taken, list[str]]:
-    """The same with everything numbered that names anybody, alike in all files."""
+def in_public(taken: ArchiveParts, names: list[str]) -> tuple[ArchiveParts, list[str]]:
+    """Replace every name of a person or machine by a number, the same one in all files."""
     kinds = {name: _kind(name) for name in taken.files}
     values = {name: _value(content, kinds[name]) for name, content in taken.files.items()}
     ours = {"user": getpass.getuser(), "host": os.uname().nodename}
     hider = Hider(secrets_of(names, *values.values(), [*taken.parts], ours), Addresses())
-    told = {part.node for part in taken.parts if isinstance(values.get(part.name), Facts)}
-    hidden = Taken()
+    with_facts = {part.node for part in taken.parts if isinstance(values.get(part.name), Facts)}
+    hidden = ArchiveParts()
     for part in taken.parts:
         place = "/".join(map(_file, map(hider.words, part.name.split("/"))))
         shown = replace(hider.all_of(part), name=place)
         content = _encoded(hider.all_of(values.get(part.name, "")))
-        if content and part.node and part.node not in told:
-            why = "without its facts nobody knows what names it: capture again without --public"
+        if content and part.node and part.node not in with_facts:
+            why = "its names are unknown without its facts: capture again without --public"
             shown, content = replace(shown, error=why), b""
         elif content and not _legible(content, kinds[part.name]):
             shown, content = replace(shown, error="it could not be hidden without damage"), b""
@@ -366,7 +368,7 @@ def _kind(name: str) -> type | None:
 
 
 def _value(content: bytes, kind: type | None) -> object:
-    """Typed where it is a document, so that the words which are ours stay; else its text."""
+    """Decode a document, so that preflight's own words stay; return other content as text."""
     try:
         return msgspec.json.decode(content, type=kind) if kind else content.decode()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -382,11 +384,11 @@ def _legible(content: bytes, kind: type | None) -> bool:
 
 
 def _file(name: str) -> str:
-    """A name as part of a path in the archive: a node may be called by an IPv6 address."""
+    """Return a name usable in a path of the archive: a node's name may be an IPv6 address."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip("._-") or "node"
 
 
-def _tell(path: Path, manifest: Manifest, files: int) -> None:
+def _print_summary(path: Path, manifest: Manifest, files: int) -> None:
     lacking: dict[str, dict[str, None]] = {}
     for part in manifest.parts:
         if part.error:
@@ -399,38 +401,38 @@ def _tell(path: Path, manifest: Manifest, files: int) -> None:
         remark(f"{what}{f' ({of})' if of else ''}")
     size_kb = path.stat().st_size / 1e3
     size = f"{size_kb:.0f} KB" if size_kb < 1000 else f"{size_kb / 1e3:.1f} MB"  # noqa: PLR2004
-    remark("the run's report is in the archive; the folder that the run named is removed")
+    remark("the run's report is in the archive; the report folder that it printed is removed")
     remark(f"written: {path}, {size}, {files} files and {MANIFEST}; nothing was sent anywhere")
     if not manifest.public:
-        remark("it names hosts, users and serials; for other eyes: --public")
+        remark("it names hosts, users and serials; to share it, capture with --public")
 
 
 _EXAMPLE = """\
 examples:
   preflight capture .
-      this machine (in an allocation its nodes): facts, outputs of its tools, a
-      run of some minutes with what NCCL logs, in one file; nothing is sent
+      this machine (in an allocation: its nodes): facts, tool outputs, and a run
+      of some minutes with NCCL's logs, in one file; nothing is sent anywhere
   preflight capture . --public
       the same, with hosts, users, serials, UUIDs and addresses numbered
   preflight read preflight-capture-gpu041-20261122-210000.tar.gz
-      judge it elsewhere
+      check the archive on another machine
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Offer the arguments; targets are those of a run."""
+    """Declare the arguments; nodes are chosen as for a run."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
-    parser.add_argument("folder", metavar="DIR", help="where the archive is written")
+    parser.add_argument("folder", metavar="DIR", help="folder for the archive")
     add_targets(parser)
     parser.add_argument(
         "--tier", choices=("quick", "standard", "deep"), default="standard",
-        help="how deep its run measures (default: standard: burn-in and sweep, 5 minutes)",
+        help="how deep its run measures (default: standard, burn-in and sweep in 5 minutes)",
     )  # fmt: skip
     parser.add_argument(
-        "--budget", metavar="SECONDS", type=float, help="for the run; default: the tier's"
+        "--budget", metavar="SECONDS", type=float, help="time for the run (default: the tier's)"
     )
     parser.add_argument(
         "--public", action="store_true",
-        help="hide hosts, users, serials, UUIDs and addresses, alike in all of it",
+        help="number hosts, users, serials, UUIDs and addresses, consistently in all files",
     )  # fmt: skip

@@ -1,6 +1,6 @@
-"""`preflight diagnose`: a job that hangs now, and the rank that the others wait for.
+"""`preflight diagnose`: names the rank that the others of a hanging job wait for.
 
-Asks every node at once, as a run does: under 30 s, and nothing of the job is stopped or ended.
+Asks all nodes in parallel, in under 30 s, and neither stops nor ends any process of the job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
 from preflight.hang.diagnose.judge import diagnose, lines
 from preflight.hang.diagnose.model import Diagnosis, JobState
-from preflight.hang.look import Wanted, look, look_here
+from preflight.hang.look import LookRequest, look, look_here
 from preflight.transport.ways import Ways
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ _ROOM = 76
 _ANEW = "\r\x1b[K"
 
 
-class Waited:
-    """Writes over its own line on a terminal; into a file, a line each time it tells."""
+class ProgressLine:
+    """Shows how many nodes answered: rewrites one line on a terminal, adds lines to a file."""
 
     def __init__(self, stream: TextIO, nodes: int) -> None:
         self._stream = stream
@@ -42,8 +42,8 @@ class Waited:
         if nodes > 1:
             self._write(f"asking {nodes} nodes")
 
-    def tell(self, done: int, total: int, waiting: Sequence[str]) -> None:
-        """Say how many have answered, and who has not."""
+    def update(self, done: int, total: int, waiting: Sequence[str]) -> None:
+        """Show how many nodes have answered, and which have not."""
         if total > 1 and waiting:
             self._write(f"{done} of {total} nodes answered, waiting for {fold(waiting)}")
 
@@ -55,66 +55,68 @@ class Waited:
             self._open = False
 
     def _write(self, words: str) -> None:
-        said = printable(f"preflight: {words}")
+        line = printable(f"preflight: {words}")
         if self._live:
-            said = said if len(said) <= _ROOM else said[: _ROOM - 3] + "..."
-            self._stream.write(_ANEW + said)
+            line = line if len(line) <= _ROOM else line[: _ROOM - 3] + "..."
+            self._stream.write(_ANEW + line)
             self._open = True
         else:
-            self._stream.write(said + "\n")
+            self._stream.write(line + "\n")
         self._stream.flush()
 
 
-PROGRESSES, NAMED, INTERRUPTED, UNKNOWN = 0, 1, 2, 3
+PROGRESSES, NAMED, INTERRUPTED, UNKNOWN, NOTHING = 0, 1, 2, 3, 5
 STATE = "state.json"
-"""What `--save` keeps in its folder."""
+"""The file that `--save` writes into its folder."""
 
 LARGEST = 1 << 30
 SHORTEST_S, LONGEST_S = 0.2, 10.0
-_EXITS = {"progresses": PROGRESSES, "unknown": UNKNOWN, "no_job": UNKNOWN}
+_EXITS = {"progresses": PROGRESSES, "unknown": UNKNOWN, "no_job": NOTHING}
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print who the job waits for: 0 nobody, it progresses; 1 somebody is named; 3 unknown, no job.
+    """Print which ranks the job waits for: 0 none, it progresses; 1 named; 3 unknown, or no job.
 
-    UsageError (exit 4) for targets that name nobody, and for a folder that keeps no look.
+    UsageError (exit 4) for targets that name no node, and for a folder without a saved state.
     """
     if not SHORTEST_S <= arguments.look_s <= LONGEST_S:
-        raise UsageError(f"--look-s takes {SHORTEST_S:g} to {LONGEST_S:g} seconds")
+        raise UsageError(
+            f"--look-s={arguments.look_s:g}: give seconds, {SHORTEST_S:g} to {LONGEST_S:g}"
+        )
     try:
-        state = _stored(arguments) if arguments.folder else _seen(arguments)
+        state = _read_saved(arguments) if arguments.folder else _look(arguments)
     except KeyboardInterrupt:
-        sys.stderr.write("\npreflight: interrupted: nothing is known yet\n")
+        sys.stderr.write("\npreflight: interrupted before the nodes answered\n")
         return INTERRUPTED
-    told = diagnose(state)
+    diagnosis = diagnose(state)
     if arguments.json:
-        sys.stdout.write(plain_json(told, indent=2))
+        sys.stdout.write(plain_json(diagnosis, indent=2))
     else:
-        print_lines(lambda width: lines(told, width))
+        print_lines(lambda width: lines(diagnosis, width))
     if arguments.save is not None:
-        sys.stdout.flush()  # the answer first: it may be all that there is room for
-        _keep(state, arguments.save.expanduser())
-    return exit_of(told)
+        sys.stdout.flush()  # the answer first: saving may fill the disk
+        _save(state, arguments.save.expanduser())
+    return exit_of(diagnosis)
 
 
-def exit_of(told: Diagnosis) -> int:
-    """The exit code of a diagnosis."""
-    return _EXITS.get(told.category, NAMED)
+def exit_of(diagnosis: Diagnosis) -> int:
+    """Return the exit code of a diagnosis."""
+    return _EXITS.get(diagnosis.category, NAMED)
 
 
-def _seen(arguments: argparse.Namespace) -> JobState:
+def _look(arguments: argparse.Namespace) -> JobState:
     if arguments.pid:
         return _here(arguments)
     fleet = fleet_of(arguments)
     ways = Ways(fleet.hosts)
-    waited = Waited(sys.stderr, len(fleet.hosts))
+    progress = ProgressLine(sys.stderr, len(fleet.hosts))
     try:
         return look(
-            fleet.hosts, ways, secrets.token_hex(16), wanted=Wanted(look_s=arguments.look_s),
-            job=arguments.job, progress=waited.tell,
+            fleet.hosts, ways, secrets.token_hex(16), wanted=LookRequest(look_s=arguments.look_s),
+            job=arguments.job, progress=progress.update,
         )  # fmt: skip
     finally:
-        waited.end()
+        progress.end()
         ways.close()
 
 
@@ -127,45 +129,45 @@ def _here(arguments: argparse.Namespace) -> JobState:
     return look_here(arguments.pid, look_s=arguments.look_s, job=arguments.job)
 
 
-def _stored(arguments: argparse.Namespace) -> JobState:
+def _read_saved(arguments: argparse.Namespace) -> JobState:
     path: Path = arguments.folder.expanduser()
     path = path / STATE if path.is_dir() else path
     try:
         state = msgspec.json.decode(read_regular(path, LARGEST), type=JobState)
     except FileNotFoundError as error:
-        meant = f"; a process is asked about with --pid={path}" if path.name.isdecimal() else ""
-        raise UsageError(
-            f"there is no {path}: give a folder that --save has made{meant}"
-        ) from error
+        meant = f"; for a process use --pid={path}" if path.name.isdecimal() else ""
+        raise UsageError(f"there is no {path}: give a folder that --save made{meant}") from error
     except (OSError, ValueError, RecursionError) as error:
         why = printable(str(error))[:200]
         raise UsageError(
-            f"cannot read what was seen, {path}: {why}; give a folder that --save has made"
+            f"cannot read the saved state {path}: {why}; give a folder that --save made"
         ) from error
     return replace(state, job=arguments.job or state.job)
 
 
-def _keep(state: JobState, folder: Path) -> None:
+def _save(state: JobState, folder: Path) -> None:
     path = folder / STATE
     try:
         write_atomically(path, msgspec.json.encode(state))
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}; give another") from error
-    remark(f"kept in {folder}")
+    remark(f"saved in {folder}")
 
 
 def add_options(diagnose: argparse.ArgumentParser) -> None:
-    """Declare its arguments; targets are those of a run."""
+    """Declare the arguments; nodes are chosen as for a run."""
     diagnose.add_argument(
         "folder", metavar="DIR", nargs="?", type=Path,
-        help="judge again what --save has kept, and ask nobody",
+        help="judge a state that --save wrote, and ask no node",
     )  # fmt: skip
     add_targets(diagnose)
     diagnose.add_argument("--pid", metavar="N", type=int, nargs="+", help="only these processes "
-                          "here, what is below them, and the rest of a rank's job")  # fmt: skip
-    diagnose.add_argument("--job", metavar="ID", default="", help="which one, where several run: "
+                          "of this machine, their children, and the rest of their job")  # fmt: skip
+    diagnose.add_argument("--job", metavar="ID", default="", help="the job, if several run: "
                           "its run id, or MASTER_ADDR:MASTER_PORT")  # fmt: skip
     diagnose.add_argument("--look-s", metavar="N", type=float, default=3.0, help="seconds between "
-                          "the two looks: 3; longer for a job with slow steps")  # fmt: skip
+                          "the two looks (default: 3); more for a job with slow steps")  # fmt: skip
     add_json(diagnose)
-    diagnose.add_argument("--save", metavar="DIR", type=Path, help="keep all that was seen there")
+    diagnose.add_argument(
+        "--save", metavar="DIR", type=Path, help="save the job's state in this folder"
+    )

@@ -1,6 +1,6 @@
-"""`preflight explain`: a dead job's log, and what ended it.
+"""`preflight explain`: finds in a dead job's logs what ended it.
 
-So that nobody reads 50 MB of NCCL's chatter at 3 a.m. to find the one rank that began it.
+An operator then need not read 50 MB of NCCL's output to find the first rank that failed.
 """
 
 from __future__ import annotations
@@ -19,36 +19,39 @@ if TYPE_CHECKING:
     import argparse
 
 
-FOUND, UNKNOWN = 0, 3
+NAMED, UNCLEAR, EMPTY = 1, 3, 5
+_EXITS = {"no_failure": 0, "unknown": UNCLEAR}
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the explanation; 0 where a cause or a sign was found, 3 where it is unknown.
+    """Print the explanation; 1 a cause is named, 0 no failure, 3 unclear, 5 nothing to read.
 
     UsageError (exit 4) for a file that cannot be read, or a wrong file of symptoms.
     """
     own = [one for folder in arguments.symptoms for one in load_symptoms(folder.expanduser())]
     files = [*logs_of(file.expanduser() for file in arguments.files)]
     found = Scanner([*shipped(), *own]).read(files)
-    told = explain(found)
+    explanation = explain(found)
     for trouble in found.troubles:
         remark(trouble)
     if arguments.json:
-        sys.stdout.write(plain_json(told, indent=2))
+        sys.stdout.write(plain_json(explanation, indent=2))
     else:
-        print_lines(lambda width: lines(told, width))
-    return UNKNOWN if told.category == "unknown" else FOUND
+        print_lines(lambda width: lines(explanation, width))
+    if not found.lines and not found.troubles:
+        return EMPTY
+    return _EXITS.get(explanation.category, NAMED)
 
 
 def add_options(explain: argparse.ArgumentParser) -> None:
-    """Declare its arguments."""
+    """Declare the arguments."""
     explain.add_argument(
         "files", metavar="LOG", type=Path, nargs="+",
-        help="logs of any size, also gzipped: one for all ranks or one each; - is standard input; "
-        "or the folder that preflight watch or a run of torchrun --log-dir left",
+        help="logs of any size, also gzipped: one for all ranks or one for each; - is standard "
+        "input; or the folder of preflight watch or torchrun --log-dir",
     )  # fmt: skip
     add_json(explain)
     explain.add_argument(
         "--symptoms", metavar="DIR", type=Path, action="append", default=[],
-        help="a folder with symptoms of your own, one .toml each (docs/explain.md)",
+        help="a folder with your own symptoms, one .toml file each (docs/explain.md)",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`preflight history`: what earlier runs say of a fleet, a node or a GPU."""
+"""`preflight history`: shows what earlier runs found about a fleet, a node or a GPU."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from preflight.core.text import did_you_mean, many, plain_json, printable
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import expand, fold
 from preflight.history import reading
-from preflight.history.answers import Changes, GpuPast, NodePast, Ran, Standing
-from preflight.history.place import VARIABLE, place_of
+from preflight.history.answers import Changes, GpuPast, NodePast, NodeRecord, PastRun
+from preflight.history.place import VARIABLE, parse_place
 from preflight.report.terminal import labelled
 from preflight.verdict import NOT_FINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from preflight.history.answers import Episode, Seat, Trend
+    from preflight.history.answers import Episode, GpuPlacement, Trend
     from preflight.history.place import Place
     from preflight.history.queries import History
 
 
 def day(seconds: float | None) -> str:
-    """A date in UTC."""
+    """Return a date in UTC."""
     return _in_utc(seconds, "%Y-%m-%d")
 
 
 def moment(seconds: float | None) -> str:
-    """A date and time in UTC."""
+    """Return a date and time in UTC."""
     return _in_utc(seconds, "%Y-%m-%d %H:%M UTC")
 
 
@@ -59,30 +59,30 @@ _UNITS = {
 }
 _WHOLE = 1000
 _EFFECT, _SCATTER = 0.05, 0.01
-"""From when on a change is pointed at here. Chosen: nothing is judged by it."""
+"""The smallest change that is marked here. Chosen: no verdict depends on it."""
 
 
 class _Last(NamedTuple):
     unit: str
     value: float
     usual: float | None
-    """The median of the nights before; None for too few of them."""
+    """The median of the nights before; None if these are too few."""
     nights: int
     change: float
-    """Against that, in per cent of speed: less is worse, also of a time."""
+    """Against that median, in per cent of speed: less is worse, also for a time."""
     worse: bool
 
 
 def trend_lines(trends: Sequence[Trend]) -> Iterator[tuple[str, str]]:
-    """One line per measure, under what its last night was measured."""
+    """Yield one line per measure, with the conditions of its last night."""
     latest = grouped((one.measure, one) for one in trends)
     last_s = max((one.points[-1].started_s for one in trends), default=0.0)
     for place, (measure, own) in enumerate(latest.items()):
         newest = max(one.points[-1].started_s for one in own)
         now = [one for one in own if one.points[-1].started_s == newest]
-        said = _line(measure, [_last(measure, one) for one in now], now[0].under)
+        values = _line(measure, [_last(measure, one) for one in now], now[0].under)
         when = f" on {day(newest)}" if newest < last_s else ""
-        yield ("trends" if place == 0 else ""), f"{measure.rpartition('_')[0]}{when}: {said}"
+        yield ("trends" if place == 0 else ""), f"{measure.rpartition('_')[0]}{when}: {values}"
 
 
 def _line(measure: str, units: Sequence[_Last], under: str) -> str:
@@ -104,7 +104,7 @@ def _line(measure: str, units: Sequence[_Last], under: str) -> str:
 
 
 def _trend_words(value: float) -> str:
-    """Four digits that matter, and no power of ten."""
+    """Format a number with four significant digits and no power of ten."""
     return f"{value:,.0f}" if abs(value) >= _WHOLE else f"{value:.4g}"
 
 
@@ -131,48 +131,48 @@ def _last(measure: str, trend: Trend) -> _Last:
 
 
 _RANK = {str(outcome): place for place, outcome in enumerate(NOT_FINE[:5])}
-"""All that is worse than a warning."""
+"""The outcomes that are worse than a warning, by severity."""
 
 _MOST_LINES = 12
-"""Findings of one kind that are shown; all are in --json."""
+"""How many findings of one kind are shown; --json has all."""
 
 
-def document_lines(told: Told, width: int) -> list[str]:
-    """Lay out whatever was asked for."""
-    if told.last is None:
-        place = printable(told.history)
-        return [f"{place}: no run is remembered here; give it to one: --preflight-history"]
+def document_lines(document: HistoryDocument, width: int) -> list[str]:
+    """Lay out the document."""
+    if document.last is None:
+        place = printable(document.history)
+        return [f"{place}: no run is stored here; give it to a run: --preflight-history=DIR"]
     pieces: Iterator[tuple[str, str]]
-    if told.node is not None:
-        pieces = _node(told.node, told.nights)
-    elif told.gpu is not None:
-        pieces = _gpu(told.gpu)
+    if document.node is not None:
+        pieces = _node(document.node, document.nights)
+    elif document.gpu is not None:
+        pieces = _gpu(document.gpu)
     else:
-        pieces = _fleet(told, told.last)
+        pieces = _fleet(document, document.last)
     return [line for piece in pieces for line in labelled(*piece, width)]
 
 
-def _fleet(told: Told, last: Ran) -> Iterator[tuple[str, str]]:
-    since = f", runs since {day(told.first.started_s)}" if told.first is not None else ""
-    yield "history", f"{told.history}{since}"
-    runs = told.night
+def _fleet(document: HistoryDocument, last: PastRun) -> Iterator[tuple[str, str]]:
+    since = f", runs since {day(document.first.started_s)}" if document.first is not None else ""
+    yield "history", f"{document.history}{since}"
+    runs = document.night
     yield ("last run" if len(runs) == 1 else "last night"), _ran(runs)
     if last.covered is not None and len(runs) == 1:
         yield "coverage", _coverage(last)
-    if told.changes is not None:
-        yield from _changes(told.changes)
-    yield from _worst(told.worst or (), told.nights)
+    if document.changes is not None:
+        yield from _changes(document.changes)
+    yield from _worst(document.worst or (), document.nights)
 
 
-def _ran(runs: Sequence[Ran]) -> str:
-    """One run, or the waves of one night together; of one that was done again, the last."""
+def _ran(runs: Sequence[PastRun]) -> str:
+    """Describe one run, or all waves of one night; of a repeated wave the last."""
     runs = tuple({one.fleet: one for one in runs}.values())
     nodes, ready = sum(one.nodes for one in runs), sum(one.ready for one in runs)
     bad = sum(one.not_ready for one in runs)
     whose = fold(name for one in runs for name in expand(one.fleet))
     waves = f" in {len(runs)} runs" if len(runs) > 1 else ""
     cause = (
-        ", one shared cause is likely: it counts against nobody"
+        ", one shared cause is likely: it counts against no node"
         if any(one.systemic for one in runs)
         else ""
     )
@@ -182,7 +182,7 @@ def _ran(runs: Sequence[Ran]) -> str:
     )
 
 
-def _coverage(last: Ran) -> str:
+def _coverage(last: PastRun) -> str:
     now = last.covered
     if now is None:
         return ""
@@ -195,14 +195,14 @@ def _coverage(last: Ran) -> str:
 
 def _changes(changes: Changes) -> Iterator[tuple[str, str]]:
     if changes.before is None:
-        yield "before", "no earlier run looked at these nodes: everything is new"
+        yield "before", "no earlier run checked these nodes: everything is new"
     else:
         yield "before", f"{moment(changes.before.started_s)}"
     groups: tuple[tuple[str, Sequence[Episode]], ...] = (
         ("new", changes.new),
         ("still", changes.still),
         ("recovered", changes.recovered),
-        ("not asked", changes.unseen),
+        ("not judged", changes.unseen),
     )
     for label, episodes in groups:
         yield from _listed(label, _folded(episodes))
@@ -211,24 +211,24 @@ def _changes(changes: Changes) -> Iterator[tuple[str, str]]:
 
 
 def _folded(episodes: Sequence[Episode]) -> list[str]:
-    """The worst first; what is said of several nodes, or by several waves, alike is one line."""
+    """Return one line per finding, the worst first; the same finding on several nodes is one."""
     alike: dict[tuple[str, str], dict[str, None]] = {}
     for one in sorted(episodes, key=lambda one: _RANK.get(one.outcome, len(_RANK))):
         own = one.nodes == (one.about,)
-        said = "" if own else one.about, _episode(one)
-        alike.setdefault(said, {})[one.about] = None
-    return [f"{about or fold(names)}  {said}" for (about, said), names in alike.items()]
+        text = "" if own else one.about, _episode(one)
+        alike.setdefault(text, {})[one.about] = None
+    return [f"{about or fold(names)}  {text}" for (about, text), names in alike.items()]
 
 
-def _worst(worst: Sequence[Standing], nights: int) -> Iterator[tuple[str, str]]:
+def _worst(worst: Sequence[NodeRecord], nights: int) -> Iterator[tuple[str, str]]:
     if not worst:
         yield "worst", f"no node was not ready in {nights} nights"
     yield from _listed("worst", [f"{one.node}  {_standing(one)}" for one in worst], most=len(worst))
 
 
-def _standing(one: Standing) -> str:
+def _standing(one: NodeRecord) -> str:
     if not one.judged:
-        return "was judged in no run of these nights"
+        return "was not checked in these nights"
     runs = many(one.judged, "run")
     if not one.bad:
         return f"ready in all of {runs}"
@@ -242,12 +242,12 @@ def _standing(one: Standing) -> str:
 def _node(past: NodePast, nights: int) -> Iterator[tuple[str, str]]:
     one = past.standing
     serial = f"serial {one.serial}" if one.serial else (
-        "no serial number told (most logins may not read it): its name stands for it"
+        "serial number unknown (most logins may not read it): identified by its name"
     )  # fmt: skip
     yield "node", f"{one.node}, {serial}"
     if past.namesakes:
         others = ", ".join(f"serial {name}" if name else "one without" for name in past.namesakes)
-        yield "", f"another machine had this name before: {others}; it is not told of here"
+        yield "", f"another machine had this name before: {others}; not shown here"
     yield "seen", f"{day(past.first_s)} to {day(past.last_s)}"
     yield f"{nights} nights", _standing(one)
     yield from _listed("GPUs", [_seat(seat) for seat in past.seats], most=len(past.seats))
@@ -256,9 +256,9 @@ def _node(past: NodePast, nights: int) -> Iterator[tuple[str, str]]:
 
 
 def _gpu(past: GpuPast) -> Iterator[tuple[str, str]]:
-    yield "GPU", f"{past.uuid}, {past.model or 'model not told'}"
+    yield "GPU", f"{past.uuid}, {past.model or 'unknown model'}"
     seats = [f"{one.node}, GPU {one.slot}, {_while(one)}" for one in past.seats]
-    yield from _listed("sat in", seats, most=len(seats))
+    yield from _listed("was in", seats, most=len(seats))
     yield from _episodes(past.episodes, with_about=True)
     yield from trend_lines(past.trends)
 
@@ -276,7 +276,7 @@ def _episodes(
 
 
 def _repeated(own: Sequence[Episode], *, with_about: bool) -> str:
-    """What came and went, the last time first: how often says more than when."""
+    """Describe a finding that came and went: how often, and the last time."""
     last = own[0]
     if len(own) == 1:
         return _episode(last, with_about=with_about)
@@ -284,8 +284,8 @@ def _repeated(own: Sequence[Episode], *, with_about: bool) -> str:
     runs = sum(one.nights for one in own)
     first_s = min(one.first_s for one in own)
     return (
-        f"{about}{last.check} {last.outcome}, came {len(own)} times, {runs} runs "
-        f"{day(first_s)} to {day(last.last_s)}, fine on {day(last.ended_s)}: {last.sentence}"
+        f"{about}{last.check} {last.outcome}, {len(own)} times, {runs} runs "
+        f"{day(first_s)} to {day(last.last_s)}, ok on {day(last.ended_s)}: {last.sentence}"
     )
 
 
@@ -294,49 +294,49 @@ def _episode(one: Episode, *, with_about: bool = False) -> str:
     runs = many(one.nights, "run")
     first, last = day(one.first_s), day(one.last_s)
     ended = f"on {first}" if first == last else f"{first} to {last}"
-    when = f"since {first}" if one.ended_s is None else f"{ended}, fine on {day(one.ended_s)}"
+    when = f"since {first}" if one.ended_s is None else f"{ended}, ok on {day(one.ended_s)}"
     return f"{about}{one.check} {one.outcome}, {runs} {when}: {one.sentence}"
 
 
-def _seat(one: Seat) -> str:
+def _seat(one: GpuPlacement) -> str:
     return f"{one.slot}  {one.uuid}  {one.model}, {_while(one)}"
 
 
-def _while(one: Seat) -> str:
+def _while(one: GpuPlacement) -> str:
     until = "" if one.until_s is None else f" until {day(one.until_s)}"
     return f"since {day(one.since_s)}{until}"
 
 
 def _listed(label: str, rows: Iterable[str], most: int = _MOST_LINES) -> Iterator[tuple[str, str]]:
-    told = list(rows)
-    for place, row in enumerate(told[:most]):
+    shown = list(rows)
+    for place, row in enumerate(shown[:most]):
         yield (label if place == 0 else ""), row
-    if len(told) > most:
-        yield "", f"and {len(told) - most} more: --json"
+    if len(shown) > most:
+        yield "", f"and {len(shown) - most} more: see --json"
 
 
 LONGEST = 3660
 _EXAMPLES = """\
 examples:
   preflight history --history=/srv/nightly    what changed since last night, and
-                                              who is not ready most often
-  preflight history gpu041 --history=...      one node's own past
+                                              which nodes fail most often
+  preflight history gpu041 --history=...      one node
   preflight history --worst --nights=90 ...   repeat offenders
-  preflight history --gpu=GPU-4f1c... ...     one GPU, wherever it sat
+  preflight history --gpu=GPU-4f1c... ...     one GPU, in all nodes that had it
 
-DIR is the folder that runs are given as --preflight-history. With the variable
-PREFLIGHT_HISTORY set to it, both options may be left out. Exit code: 0 told,
-4 wrong usage or a history that cannot be read, 5 no run is remembered there.
+DIR is the folder of --preflight-history. With the variable PREFLIGHT_HISTORY
+both options may be left out. Exit code: 0 shown, 4 wrong usage or an unreadable
+history, 5 no run is stored there.
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Offer the options of the verb."""
+    """Declare the options."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = "Tell what earlier runs measured and found: trends, repeat offenders."
+    parser.description = "Show what earlier runs measured and found: trends, repeat offenders."
     parser.epilog = _EXAMPLES
-    parser.add_argument("node", metavar="NODE", nargs="?", help="a node, as runs name it")
-    parser.add_argument("--gpu", metavar="UUID", help="one GPU, as nvidia-smi -L names it")
+    parser.add_argument("node", metavar="NODE", nargs="?", help="a node's name in the runs")
+    parser.add_argument("--gpu", metavar="UUID", help="one GPU, by its UUID in nvidia-smi -L")
     parser.add_argument("--worst", action="store_true", help="the nodes not ready most often")
     parser.add_argument(
         "--history", metavar="DIR",
@@ -344,7 +344,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--nights", metavar="N", type=int, default=30,
-        help="how many nights before the last run count (default: 30)",
+        help="how many nights before the last run to count (default: 30)",
     )  # fmt: skip
     add_json(parser)
 
@@ -353,22 +353,22 @@ SCHEMA = 1
 """Raised by a change that an older reader would misread. Additions do not raise it."""
 
 
-class Told(Struct, frozen=True, kw_only=True):
-    """The whole document; what was not asked for is null."""
+class HistoryDocument(Struct, frozen=True, kw_only=True):
+    """What `preflight history --json` prints; parts that were not asked for are null."""
 
     schema: int = SCHEMA
     preflight: str
     history: str
-    """The file or database it was read from."""
+    """The file or database that was read."""
     nights: int
-    """So many before the last run count for `worst`, standings and trends."""
-    last: Ran | None
-    """The last run; null where none is remembered."""
-    night: tuple[Ran, ...] = ()
-    """The runs of the last night, the last one among them: a sweep has one per wave."""
-    first: Ran | None = None
+    """How many nights before the last run count for `worst`, standings and trends."""
+    last: PastRun | None
+    """The last run; null if none is stored."""
+    night: tuple[PastRun, ...] = ()
+    """The runs of the last night, including the last one: a sweep has one per wave."""
+    first: PastRun | None = None
     changes: Changes | None = None
-    worst: tuple[Standing, ...] | None = None
+    worst: tuple[NodeRecord, ...] | None = None
     node: NodePast | None = None
     gpu: GpuPast | None = None
 
@@ -380,26 +380,26 @@ _WIDTH = 100
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what is asked for; 0 told, 5 no run is remembered. UsageError (exit 4) otherwise."""
+    """Print what is asked for; 0 shown, 5 no run is stored. UsageError (exit 4) otherwise."""
     _refuse(arguments)
-    place = place_of(arguments.history or os.environ.get(VARIABLE, ""), Path.cwd())
+    place = parse_place(arguments.history or os.environ.get(VARIABLE, ""), Path.cwd())
     try:
         with reading(place) as history:
-            told = _told(arguments, history, _shown(place))
+            document = _document(arguments, history, _shown(place))
         width = min(shutil.get_terminal_size().columns, _WIDTH)
-        lines = "".join(f"{line}\n" for line in document_lines(told, width))
-        shown = plain_json(told) if arguments.json else lines
+        lines = "".join(f"{line}\n" for line in document_lines(document, width))
+        shown = plain_json(document) if arguments.json else lines
     except (AttributeError, TypeError, ValueError) as error:  # SQLite holds any type in any column
         raise UsageError(
-            f"the history {place.words} holds what no run wrote ({error}); move it away to begin "
-            "anew, or give another: --history=DIR"
+            f"the history {place.words} holds values that no run wrote ({error}); move it away to "
+            "start anew, or give another: --history=DIR"
         ) from error
     sys.stdout.write(shown)
-    return 0 if told.last is not None else EMPTY
+    return 0 if document.last is not None else EMPTY
 
 
 def _shown(place: Place) -> str:
-    """The file as a person would type it, from where he is."""
+    """Return the history's path, relative to the working folder where possible."""
     file, here = place.file, Path.cwd()
     inside = file is not None and file.is_relative_to(here)
     return str(file.relative_to(here)) if file is not None and inside else place.words
@@ -408,20 +408,20 @@ def _shown(place: Place) -> str:
 def _refuse(arguments: argparse.Namespace) -> None:
     if not (arguments.history or os.environ.get(VARIABLE)):
         raise UsageError(
-            "which history? give the folder of --preflight-history: preflight history "
-            f"--history=DIR (or set {VARIABLE})"
+            "no history is given: type preflight history --history=DIR with the folder of "
+            f"--preflight-history (or set {VARIABLE})"
         )
     asked = [bool(arguments.node), arguments.gpu is not None, arguments.worst]
     if sum(asked) > 1:
-        raise UsageError("give a NODE, --gpu or --worst: one at a time")
+        raise UsageError("give only one of NODE, --gpu and --worst")
     if not 1 <= arguments.nights <= LONGEST:
         raise UsageError(f"--nights={arguments.nights}: give a number, 1 to {LONGEST}")
 
 
-def _told(arguments: argparse.Namespace, history: History, words: str) -> Told:
+def _document(arguments: argparse.Namespace, history: History, words: str) -> HistoryDocument:
     last = history.last_run()
     nights = arguments.nights
-    base = Told(preflight=__version__, history=words, nights=nights, last=last)
+    base = HistoryDocument(preflight=__version__, history=words, nights=nights, last=last)
     if last is None:
         return base
     base = replace(base, night=history.night(last))

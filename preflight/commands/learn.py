@@ -1,6 +1,6 @@
-"""`preflight learn`: an inventory as it is, so that nobody types what the nodes know themselves.
+"""`preflight learn`: writes an inventory from what the nodes themselves report.
 
-Asks the nodes as a run does (one login, one round trip, no load), or reads what a run has measured.
+Asks the nodes as a run does (one login, one round trip, no load), or reads a run's measurements.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from preflight.fleet.baselines import UNITS
 from preflight.fleet.inventory import inventory_of
 from preflight.fleet.model import Host
 from preflight.fleet.nodeset import fold
-from preflight.fleet.sources import Wish, resolve
+from preflight.fleet.sources import FleetRequest, resolve
 from preflight.run.measured import LARGEST, Measured
 from preflight.run.probe_stage import probe_fleet
 from preflight.transport.ways import SETUP_AT_MOST, Ways
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 
 _WAYS_IN = ("user", "port", "identity_file", "known_hosts", "ssh_config")
 _CHOSEN_ANEW = ("ssh", "srun", "torchrun")
-"""Transports that a run finds by itself."""
+"""Transports that a run chooses by itself."""
 
 
 def inventory_text(
     groups: Sequence[LearnedGroup], left_out: Mapping[str, str], origin: str, day: date
 ) -> str:
-    """Lay it out; `left_out` are the nodes of which nothing could be learned, and why."""
+    """Return the inventory's text; `left_out` maps each node that was not learned to the reason."""
     learned = sum(len(group.hosts) for group in groups)
     lines = [
         f"# Learned by preflight {__version__} on {day} from {many(learned, 'node')} ({origin}).",
-        "# This is what was found, nobody's promise: what was missing that day is missing here.",
+        "# This is what was found that day: anything that was missing is missing here too.",
         "# Read it, correct it, and keep it under version control.",
     ]
     lines += [f"# not learned: {name}: {_comment(why)}" for name, why in left_out.items()]
@@ -88,7 +88,7 @@ def _group(group: LearnedGroup, day: date) -> Iterator[str]:
 
 
 def _node(host: Host) -> list[str]:
-    """A table of its own for a node that has an address or a leaf of its own."""
+    """Return a table for a node that has its own address or leaf."""
     own = [f"address = {_text(host.address)}"] if host.address != host.name else []
     own += [f"leaf = {_text(host.leaf)}"] if host.leaf else []
     return ["", f"[node.{_text(host.name)}]", *own] if own else []
@@ -105,7 +105,7 @@ def _comment(words: str) -> str:
 
 
 def _text(value: str) -> str:
-    """A basic string of TOML; JSON's escapes are among its own."""
+    """Return a basic string of TOML, which allows all of JSON's escapes."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
 
 
@@ -115,8 +115,8 @@ PROBE_S = 60.0
 SOME, NOTHING, INTERRUPTED = 1, 3, 2
 
 
-class _Seen(NamedTuple):
-    """Whom we asked, or a run did, and what they said."""
+class _Source(NamedTuple):
+    """The nodes that preflight or a run asked, and what they reported."""
 
     hosts: tuple[Host, ...]
     measured: Measured
@@ -124,17 +124,17 @@ class _Seen(NamedTuple):
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print or write the inventory: 0 all learned, 1 some nodes not, 3 none at all.
+    """Print or write the inventory: 0 all nodes learned, 1 some, 3 none.
 
-    UsageError (exit 4) for targets that name nobody, and for a file that is there already.
+    UsageError (exit 4) for targets that name no node, and for a file that exists already.
     """
     output = arguments.output.expanduser() if arguments.output else None
     if output is not None and output.exists() and not arguments.force:
-        raise UsageError(f"{output} is there already: give another file, or --force to replace it")
+        raise UsageError(f"{output} exists already: give another file, or --force to replace it")
     try:
-        seen = _stored(arguments) if arguments.run else _asked(arguments)
+        seen = _read_run(arguments) if arguments.run else _probe(arguments)
     except KeyboardInterrupt:
-        remark("interrupted: nothing is written")
+        remark("interrupted: no inventory is written")
         return INTERRUPTED
     measured = seen.measured
     left_out = {h.name: why for h in seen.hosts if (why := _why_not(h.name, measured))}
@@ -142,16 +142,16 @@ def run(arguments: argparse.Namespace) -> int:
         remark(f"not learned: {name}: {why}")
     hosts = [host for host in seen.hosts if host.name not in left_out]
     if not hosts:
-        remark("nothing is learned, and nothing written")
+        remark("no node could be learned: no inventory is written")
         return NOTHING
     groups = learned_groups(hosts, measured.facts, measured.sweep, measured.burned)
     text = inventory_text(groups, left_out, seen.origin, datetime.now(UTC).date())
-    inventory_of(output or Path("learned.toml"), text)  # what could not be read again is no use
-    _give(text, output)
+    inventory_of(output or Path("learned.toml"), text)  # it must be readable again
+    _write(text, output)
     return SOME if left_out else 0
 
 
-def _asked(arguments: argparse.Namespace) -> _Seen:
+def _probe(arguments: argparse.Namespace) -> _Source:
     fleet = fleet_of(arguments)
     ways, nonce = Ways(fleet.hosts), secrets.token_hex(16)
     try:
@@ -173,11 +173,11 @@ def _asked(arguments: argparse.Namespace) -> _Seen:
         facts={name: one.facts for name, one in reached.items() if one.facts},
         reach={name: one.reach for name, one in reached.items()},
     )
-    return _Seen(fleet.hosts, measured, fleet.origin)
+    return _Source(fleet.hosts, measured, fleet.origin)
 
 
-def _stored(arguments: argparse.Namespace) -> _Seen:
-    """Read a run's folder, or its measured.json; an inventory says how its nodes are reached."""
+def _read_run(arguments: argparse.Namespace) -> _Source:
+    """Read a run's folder or its measured.json; an inventory says how to reach its nodes."""
     path: Path = arguments.run.expanduser()
     path = path / "measured.json" if path.is_dir() else path
     try:
@@ -186,24 +186,24 @@ def _stored(arguments: argparse.Namespace) -> _Seen:
             refuse_absurd_sweep(measured.sweep)
     except (OSError, ValueError, RecursionError, UsageError) as error:
         raise UsageError(
-            f"cannot read what a run measured, {path}: {error}; give its folder or measured.json"
+            f"cannot read the run's measurements {path}: {error}; give its folder or measured.json"
         ) from error
     if not measured.reach:
-        raise UsageError(f"{path} holds no nodes: give the folder of a run that asked some")
+        raise UsageError(f"{path} holds no nodes: give the folder of a run that checked nodes")
     origin = f"the run in {path.parent.name or path}"
-    return _Seen(_hosts_of(measured, arguments), measured, origin)
+    return _Source(_hosts_of(measured, arguments), measured, origin)
 
 
 def _hosts_of(measured: Measured, arguments: argparse.Namespace) -> tuple[Host, ...]:
     names = tuple(measured.reach)
     if arguments.inventory is not None:
-        wish = Wish(nodes=",".join(names), inventory=arguments.inventory, ask_slurm=False)
+        wish = FleetRequest(nodes=",".join(names), inventory=arguments.inventory, ask_slurm=False)
         return resolve(wish).hosts
     return tuple(_host(name, measured) for name in names)
 
 
 def _host(name: str, measured: Measured) -> Host:
-    """A node as far as its run tells; how it was logged in to is for an inventory or ~/.ssh."""
+    """Return a node as its run knew it; the inventory or ~/.ssh says how to log in."""
     if measured.reach[name].transport != "local":
         return Host(name=name, address=name)
     facts = measured.facts.get(name)
@@ -215,10 +215,10 @@ def _why_not(name: str, measured: Measured) -> str:
     if name in measured.facts:
         return why_not(measured.facts[name])
     reach = measured.reach.get(name)
-    return reach.sentence if reach and reach.sentence else "it gave no facts"
+    return reach.sentence if reach and reach.sentence else "it sent no facts"
 
 
-def _give(text: str, output: Path | None) -> None:
+def _write(text: str, output: Path | None) -> None:
     if output is None:
         sys.stdout.write(text)
         return
@@ -234,15 +234,17 @@ def _give(text: str, output: Path | None) -> None:
         ) from error
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror}; give another file") from error
-    remark(f"written: {output}; judge by it: pytest --preflight --preflight-inventory={output}")
+    remark(f"written: {output}; use it: pytest --preflight --preflight-inventory={output}")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Offer the options of the verb; targets are those of a run."""
+    """Declare the options; nodes are chosen as for a run."""
     parser.add_argument(
         "run", metavar="RUN_DIR", nargs="?", type=Path,
-        help="learn from what a run measured (its folder or measured.json), and ask nobody",
+        help="learn from a run's measurements (its folder or measured.json), and ask no node",
     )  # fmt: skip
-    add_targets(parser, inventory=": its nodes and ways in are kept, its promises are not")
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="default: the terminal")
-    parser.add_argument("--force", action="store_true", help="replace FILE if it is there")
+    add_targets(parser, inventory=": its nodes and logins are kept, its expected values are not")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="default: standard output"
+    )
+    parser.add_argument("--force", action="store_true", help="replace FILE if it exists")

@@ -1,7 +1,7 @@
-"""Nodes that turned out alike, as groups of an inventory, with what they reached in a sweep.
+"""Groups like nodes for an inventory, with their bandwidth in a sweep.
 
-A setting is a person's choice, not hardware: nodes that differ in one stay in one group, and it is
-left to a person which of them is right. What a judge warns of by itself is nobody's promise either.
+A setting is an operator's choice, not hardware: nodes that differ only in a setting stay in one
+group, and the operator decides which value is right. A value that a check warns of is not learned.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from preflight.core.thresholds import SHIPPED
 from preflight.fabric.measure import summarise, wire_from
 from preflight.fabric.node_allreduce import measure_inside
 from preflight.facts.boards import link_counts
-from preflight.fleet.model import Host, Promise
+from preflight.fleet.model import Expected, Host
 from preflight.fleet.nodeset import fold
 
 if TYPE_CHECKING:
@@ -39,23 +39,23 @@ _LINKS = {"infiniband": "ib", "ethernet": "roce"}
 
 
 def why_not(facts: Facts) -> str:
-    """Why nothing can be learned from what a node said; empty where it can.
+    """Return why nothing can be learned from a node's facts; "" if it can.
 
-    A node whose driver does not answer would be written down as one without GPUs.
+    A node whose driver does not answer would be learned as one without GPUs.
     """
     if facts.driver.state in ("hung", "error"):
         return f"its GPU driver does not answer ({facts.driver.error or facts.driver.state})"
     if facts.driver.state == "answered" and facts.gpus is None:
-        return "its driver does not tell its GPUs"
+        return "its driver does not list its GPUs"
     lost = [line for line in facts.problems if line.startswith("GPU ")]
-    return f"a GPU of it cannot be read: {lost[0]}" if lost else ""
+    return f"one of its GPUs cannot be read: {lost[0]}" if lost else ""
 
 
-def found(facts: Facts) -> Promise:
-    """What a node has, as far as that can be promised of its like."""
+def expected_of(facts: Facts) -> Expected:
+    """Return the hardware of a node that can be expected of all nodes like it."""
     gpus = facts.gpus or ()
     nics, rates, links = _rails(facts)
-    return Promise(
+    return Expected(
         gpus=len(gpus) or None,
         gpu_model=_one(gpu.name for gpu in gpus),
         nvlinks_per_gpu=_one(link_counts(facts) or ()) or None,
@@ -66,9 +66,9 @@ def found(facts: Facts) -> Promise:
 
 
 def _rails(facts: Facts) -> tuple[int, list[int | None], str]:
-    """Devices with a live port of the layer that most of them have, their rates, and the layer.
+    """Return the number of devices with a live port of the most frequent layer, rates, and layer.
 
-    A front end of another layer, and ports without a cable, are promised to nobody.
+    A front-end network of another layer, and ports without a cable, are not learned.
     """
     live = [
         (nic.name, _LINKS.get(port.link_layer.lower(), ""), _gbits(port))
@@ -88,62 +88,65 @@ def _gbits(port: NicPort) -> int | None:
 
 
 def _one(values: Iterable[_T | None]) -> _T | None:
-    """The value that all share; None where they differ, or one cannot be told."""
+    """Return the value that all share; None where they differ or one is unknown."""
     several = set(values)
     return several.pop() if len(several) == 1 else None
 
 
 MODES: Final = ("mig", "ecc", "persistence", "compute_mode", "power_limit_w")
-"""The keys of a promise that are learned here."""
+"""The settings that are learned here."""
 
 _READINGS: Final = {"mig": "mig_enabled", "ecc": "ecc_on"}
 _PENDING: Final = {"mig": "mig_pending", "ecc": "ecc_pending"}
-_PROMISED_MODES: Final = ("default", "exclusive_process")
+_EXPECTED_MODES: Final = ("default", "exclusive_process")
 """Compute modes in which a job can start and that an inventory can name."""
 
 _Each = dict[str, "list[Gpu]"]
 
 
-class FoundModes(Struct, frozen=True):
-    """The settings that all GPUs of a group share, and why others are left open."""
+class CommonModes(Struct, frozen=True):
+    """The settings that all GPUs of a group share, and why others are not learned."""
 
-    promise: Promise
-    """The promise that was given, with the settings."""
+    expectation: Expected
+    """The given expected values, with the settings."""
     left_open: tuple[str, ...] = ()
-    """One sentence per setting that is not promised although GPUs tell it."""
+    """One sentence per setting that is not learned although GPUs report it."""
 
 
-def found_modes(has: Promise, facts: Mapping[str, Facts]) -> FoundModes:
-    """Add the settings to what these nodes have, as far as they can be promised."""
+def common_modes(has: Expected, facts: Mapping[str, Facts]) -> CommonModes:
+    """Add the settings that can be expected of these nodes."""
     gpus = {name: list(one.gpus) for name, one in facts.items() if one.gpus}
     shared: dict[str, Any] = {}
     left_open = []
     for key in MODES:
-        told = {gpu_value(gpu, key) for each in gpus.values() for gpu in each}
-        if told <= {None}:
+        values = {gpu_value(gpu, key) for each in gpus.values() for gpu in each}
+        if values <= {None}:
             continue
-        if why := _untold(key, gpus) or _differing(key, gpus) or _unfounded(key, gpus):
+        if why := _unreadable(key, gpus) or _differing(key, gpus) or _unfounded(key, gpus):
             left_open.append(f"{key} is left open: {why}")
         else:
-            shared[key] = max(told)
-    return FoundModes(replace(has, **shared), tuple(left_open))
+            shared[key] = max(values)
+    return CommonModes(replace(has, **shared), tuple(left_open))
 
 
 def gpu_value(gpu: Gpu, key: str) -> Any:
-    """How one GPU is set, by the name that the promise has; None where it is not told."""
+    """Return one setting of a GPU, by its inventory key; None where unknown."""
     value = reading(gpu, _READINGS.get(key, key))
     return value if isinstance(value, bool) else value or None
 
 
-def _untold(key: str, gpus: _Each) -> str:
-    silent = [name for name, each in gpus.items() if any(gpu_value(g, key) is None for g in each)]
-    return f"not every GPU of {fold(silent)} tells it" if silent else ""
+def _unreadable(key: str, gpus: _Each) -> str:
+    unread = [name for name, each in gpus.items() if any(gpu_value(g, key) is None for g in each)]
+    return f"not every GPU of {fold(unread)} tells it" if unread else ""
 
 
 def _differing(key: str, gpus: _Each) -> str:
-    """Who has which value, the most frequent first; power limits are alike within the slack."""
+    """Return which nodes have which value, the most frequent first; "" where all are alike.
+
+    Power limits are alike within the slack.
+    """
     have = grouped(
-        (" and ".join(sorted({_said(gpu_value(gpu, key)) for gpu in each})), name)
+        (" and ".join(sorted({_format_value(gpu_value(gpu, key)) for gpu in each})), name)
         for name, each in gpus.items()
     )
     values = {gpu_value(gpu, key) for each in gpus.values() for gpu in each}
@@ -158,54 +161,54 @@ def _within_slack(key: str, values: set[Any]) -> bool:
 
 
 def _unfounded(key: str, gpus: _Each) -> str:
-    """Why what all share had better not be promised: a warning of a judge would fall silent."""
+    """Return why a shared value is not learned: a check would then no longer warn of it."""
     every = [gpu for each in gpus.values() for gpu in each]
     value = gpu_value(every[0], key)
     for gpu in every:
         later = reading(gpu, _PENDING[key]) if key in _PENDING else None
         if later is not None and later != value:
-            return f"{_said(value)} now, {_said(later)} after the next reset"
+            return f"{_format_value(value)} now, {_format_value(later)} after the next reset"
     if key == "ecc" and not value and not all(is_workstation(gpu.name) for gpu in every):
-        return "off, on is what these boards are made for; write false if that is meant"
-    if key == "compute_mode" and value not in _PROMISED_MODES:
-        return f"no job is at home in {value}; write it if that is meant"
+        return "off, but these boards are made for on; write false if off is intended"
+    if key == "compute_mode" and value not in _EXPECTED_MODES:
+        return f"no job can start in {value}; write it if that is intended"
     default = max((reading(gpu, "power_default_w") or 0.0 for gpu in every), default=0.0)
     if key == "power_limit_w" and value + SHIPPED("power_limit_slack_w") < default:
-        return f"{value:g} W, {default:g} W by default; write {value:g} if that is meant"
+        return f"{value:g} W, {default:g} W by default; write {value:g} if that is intended"
     return ""
 
 
-def _said(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:g} W" if isinstance(value, float) else str(value)
 
 
 HARDWARE = ("gpus", "gpu_model", "nvlinks_per_gpu", "nics", "nic_gbits", "nic_link")
-"""What is learned of a node, and tells one kind of node from another."""
+"""Keys that are learned of each node, and that separate one kind of node from another."""
 
 HAS = (*HARDWARE[:3], *MODES, *HARDWARE[3:])
-"""What is learned of a group; the rest of a promise is for people to write."""
+"""Keys that are learned of a group; the operator writes the other expected values."""
 
 
 class Baseline(Struct, frozen=True):
-    """What a group reached, as a median, and of how many: "28 pairs"."""
+    """The median that a group reached, and of how many measurements: "28 pairs"."""
 
     value: float
     of: str
 
 
 class LearnedGroup(Struct, frozen=True, kw_only=True):
-    """Nodes with the same hardware and the same way in."""
+    """Nodes with the same hardware and the same login."""
 
     name: str
     hosts: tuple[Host, ...]
-    has: Promise
+    has: Expected
     baselines: dict[str, Baseline]
     remark: str
-    """How it is unlike the larger group that it was in; empty for that one."""
+    """How it differs from the larger group that it was in; "" for that group."""
     left_open: tuple[str, ...] = ()
-    """Settings that are not promised although its GPUs tell them, and why."""
+    """Settings that are not learned although its GPUs report them, and why."""
 
 
 def learned_groups(
@@ -214,17 +217,17 @@ def learned_groups(
     sweep: Sweep | None,
     burned: Mapping[str, Burned] | None = None,
 ) -> tuple[LearnedGroup, ...]:
-    """Put nodes together that are alike and were in one group; the larger of two keeps its name."""
-    alike: list[tuple[Host, Promise, list[Host]]] = []
+    """Group nodes that are alike and were in one group; the larger of two groups keeps its name."""
+    alike: list[tuple[Host, Expected, list[Host]]] = []
     for host in hosts:
-        has, way = found(facts[host.name]), _way(host)
+        has, way = expected_of(facts[host.name]), _way(host)
         same = next((one for kind, its, one in alike if (kind, its) == (way, has)), None)
         if same is None:
             alike.append((way, has, [host]))
         else:
             same.append(host)
     alike.sort(key=lambda one: -len(one[2]))
-    taken: dict[str, Promise] = {}
+    taken: dict[str, Expected] = {}
     groups = []
     for way, has, members in alike:
         wanted = _slug(way.group if way.group != "all" else _kind(has))
@@ -234,10 +237,10 @@ def learned_groups(
         names = {host.name for host in members}
         reached = dict(_burned(burned or {}, facts, names))
         reached |= dict(_reached(sweep, names)) if sweep else {}
-        modes = found_modes(has, {host.name: facts[host.name] for host in members})
+        modes = common_modes(has, {host.name: facts[host.name] for host in members})
         groups.append(
             LearnedGroup(
-                name=name, hosts=tuple(members), has=modes.promise, baselines=reached,
+                name=name, hosts=tuple(members), has=modes.expectation, baselines=reached,
                 remark=remark, left_open=modes.left_open,
             )
         )  # fmt: skip
@@ -245,17 +248,17 @@ def learned_groups(
 
 
 def _way(host: Host) -> Host:
-    """A host without what is its own: two that are equal then are reached alike."""
+    """Return a host without its own values: two hosts with equal results share a login."""
     bare = replace(host, name="h", address="h", leaf="", group_rank=None, off={})
-    return replace(bare, promised=Promise())
+    return replace(bare, expected=Expected())
 
 
-def _kind(has: Promise) -> str:
+def _kind(has: Expected) -> str:
     return f"{has.gpu_model or 'gpu'}-x{has.gpus}" if has.gpus else "nodes"
 
 
 def _slug(name: str) -> str:
-    """A bare key of TOML."""
+    """Return a bare key of TOML."""
     slug = re.sub(r"[^A-Za-z0-9_]+", "-", name.removeprefix("NVIDIA ")).strip("-")
     return slug[:60].lower() if name.startswith("NVIDIA ") else slug[:60] or "nodes"
 
@@ -268,19 +271,19 @@ def _numbered(name: str) -> Iterator[str]:
         number += 1
 
 
-def _differences(has: Promise, usual: Promise) -> str:
+def _differences(has: Expected, usual: Expected) -> str:
     differ = [
         f"{name} {getattr(has, name)}, not {getattr(usual, name)}"
         for name in HARDWARE
         if getattr(has, name) != getattr(usual, name)
     ]
-    return "; ".join(differ) or "another way in"
+    return "; ".join(differ) or "another login"
 
 
 def _burned(
     burned: Mapping[str, Burned], facts: Mapping[str, Facts], names: set[str]
 ) -> Iterator[tuple[str, Baseline]]:
-    """What their GPUs reached under load: the median over parts of the best that each did."""
+    """Yield what these GPUs reached under load: the median of each part's best value."""
     series = grouped(
         (measure, raw.best)
         for name in sorted(names & burned.keys())
@@ -292,7 +295,7 @@ def _burned(
 
 
 def _reached(sweep: Sweep, names: set[str]) -> Iterator[tuple[str, Baseline]]:
-    """What NCCL reached among these nodes; by gloo, CPUs measure each other and no NIC."""
+    """Yield what NCCL reached among these nodes; gloo measures CPUs, not NICs."""
     pairs = [
         summary.sizes[-1].busbw_gbs
         for pair in sweep.pairs

@@ -1,4 +1,4 @@
-"""`preflight lint`: what a training script will hang on, said before it holds a hundred GPUs."""
+"""`preflight lint`: finds in a training script what will make it hang, before it runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from preflight import __version__
 from preflight.commands import add_json, print_answer
 from preflight.core.text import many, printable, wrapped
 from preflight.fleet.sources import lint_file
-from preflight.lint.lint import Linted
+from preflight.lint.lint import LintResult
 from preflight.lint.script import Severity
 
 if TYPE_CHECKING:
@@ -27,17 +27,17 @@ class Document(Struct, frozen=True, kw_only=True):
 
     preflight: str
     exit: int
-    files: tuple[Linted, ...]
+    files: tuple[LintResult, ...]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Say what `preflight lint` can be asked."""
+    """Declare the arguments."""
     parser.add_argument("scripts", metavar="SCRIPT", type=Path, nargs="+", help="train.py, ...")
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Judge every script: 0 fine, 1 an error or warning, 3 one could not be read, 5 none is for it.
+    """Check every script: 0 ok, 1 error or warning, 3 one unreadable, 5 none is distributed.
 
     UsageError (exit 4) for a file that cannot be opened or is larger than LARGEST.
     """
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _exit_code(files: Sequence[Linted]) -> int:
+def _exit_code(files: Sequence[LintResult]) -> int:
     if any(one.of(Severity.ERROR) or one.of(Severity.WARNING) for one in files):
         return FOUND
     if any(one.unread for one in files):
@@ -56,25 +56,25 @@ def _exit_code(files: Sequence[Linted]) -> int:
     return FINE if any(one.distributed for one in files) else NOTHING
 
 
-def _lines(files: Sequence[Linted], code: int, width: int) -> Iterator[str]:
+def _lines(files: Sequence[LintResult], code: int, width: int) -> Iterator[str]:
     for one in files:
         yield from _file(one, width)
     counted = [
         (severity.value, sum(len(one.of(severity)) for one in files)) for severity in Severity
     ]
-    told = ", ".join(many(number, word) for word, number in counted)
+    summary = ", ".join(many(number, word) for word, number in counted)
     ignored = sum(one.ignored for one in files)
-    told += f", {ignored} ignored by comments" if ignored else ""
-    yield f"{told}    exit {code}"
+    summary += f", {ignored} ignored by comments" if ignored else ""
+    yield f"{summary}    exit {code}"
 
 
-def _file(one: Linted, width: int) -> Iterator[str]:
+def _file(one: LintResult, width: int) -> Iterator[str]:
     path = printable(one.path)
     if one.unread is not None:
-        said = f"{path} was not judged: {one.unread.reason}; {one.unread.remedy}"
-        yield from wrapped(said, first="", indent=_INDENT, width=width)
+        sentence = f"{path} was not checked: {one.unread.reason}; {one.unread.remedy}"
+        yield from wrapped(sentence, first="", indent=_INDENT, width=width)
     elif not one.distributed:
-        yield f"{path}: nothing in it is for several ranks ({one.lines} lines read)"
+        yield f"{path}: not a distributed script ({one.lines} lines read)"
     elif not one.findings:
         yield f"{path}: nothing found ({one.lines} lines read)"
     for each in one.findings:

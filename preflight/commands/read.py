@@ -1,7 +1,7 @@
-"""`preflight read`: pasted outputs of other tools become facts, and are judged.
+"""`preflight read`: turns pasted outputs of other tools into facts and checks them.
 
-A support ticket brings a dmesg, not a login. The checks are those of a run; what a text does not
-tell they do not judge, and nothing in a damaged text is proven healthy.
+A support ticket brings a dmesg, not a login. The checks are those of a run; they skip what a text
+does not show, and a damaged text never proves that anything is ok.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from preflight.captured import (
     topology,
 )
 from preflight.captured.archive import MAGIC, inflated_text, unpack
-from preflight.captured.kernel_log import TELLS_NOTHING
+from preflight.captured.kernel_log import SHOWS_NOTHING
+from preflight.captured.unread import unread
 from preflight.check import subject
 from preflight.checks.rdma.ports import ADAPTER, SWITCH
 from preflight.commands import add_json, print_answer
-from preflight.commands.blame import hosts_of, judge_stored, names_nobody
+from preflight.commands.blame import has_no_culprit, hosts_of, judge_stored
 from preflight.core.files import open_stream
 from preflight.core.registry import Entry, Registry, load_folder, shipped_folder
 from preflight.core.statistics import grouped
@@ -41,7 +42,7 @@ from preflight.errors import UsageError
 from preflight.fabric.stored import stored_in
 from preflight.facts.model import WIRE, Facts
 from preflight.facts.node import Group, Net, Node, Reach
-from preflight.fleet.model import Job, Promise
+from preflight.fleet.model import Expected, Job
 from preflight.report.document import VerdictRow
 from preflight.report.findings import counts, findings
 from preflight.report.ready import verdict_row
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
 
 def _parts(text: str) -> Iterator[Captured]:
-    """Whatever tools printed it, the surest first: whose words no other tool prints."""
+    """Try the readers of all tools, those with the most distinctive output first."""
     yield from nvidia_smi.read(text)
     for reader in (topology.read, topology.read_ibnetdiscover, topology.read_ibswinfo):
         if found := reader(text):
@@ -74,11 +75,11 @@ KINDS: Final = ", ".join((
     *ethernet.KINDS, ethernet.KIND, *processes.KINDS, kernel_log.KIND,
     *environment.KINDS,
 ))  # fmt: skip
-"""What can be read, for whoever gave something else."""
+"""The readable kinds of text, for the message about any other."""
 
 
 def captured_parts(text: str) -> tuple[Captured, ...]:
-    """Read all that is known in a text: a ticket has a table and, below it, a kernel log."""
+    """Read all known parts of a text: a ticket may hold a table and, below it, a kernel log."""
     text = countable(text)
     found = list(_parts(text))
     if log := kernel_log.read(text, alone=not found):
@@ -89,40 +90,56 @@ def captured_parts(text: str) -> tuple[Captured, ...]:
 
 
 def captured(text: str) -> Captured | None:
-    """Take what a text tells first; None if it is of no kind that is known."""
+    """Return the first part of a text; None if its kind is unknown."""
     return next(iter(captured_parts(text)), None)
+
+
+def _of_text(name: str, text: str) -> dict[str, Captured | None]:
+    """By name what a text holds: each output, and each part of it that is none that is known."""
+    parts = captured_parts(text)
+    if not parts:
+        return {name: None}
+    known = {f"{name} ({one.kind})" if len(parts) > 1 else name: one for one in parts}
+    strange = unread(text, [one.kind for one in parts])
+    return {**known, **{f"{name} (lines {first}-{last})": _UNREAD for first, last in strange}}
+
+
+_UNREAD: Final = Captured(
+    kind="", facts=bare_facts(), checks=(), damaged="not read: no reader knows these lines"
+)
 
 
 def _bounded(found: Captured) -> Captured:
     if (many := _crowd(found.facts)) <= _MOST_PORTS:
         return found
-    damaged = f"it lists {many} ports, and a node has {_MOST_PORTS} at most: give each node's text"
-    return replace(found, facts=bare_facts(), damaged=damaged)
+    damaged = f"it lists {many} ports, a node has at most {_MOST_PORTS}"
+    advice = "give each node's own text"
+    return replace(found, facts=bare_facts(), damaged=damaged, advice=advice)
 
 
 _MOST_PORTS: Final = 1024
-"""RDMA ports or interfaces of one node, virtual ones included: each is held against all others."""
+"""RDMA ports or interfaces of one node, virtual ones included: each is compared with all others."""
 
 
 def _crowd(facts: Facts) -> int:
-    """How many of them a text shows; a list of a whole fabric's may have any number."""
+    """Return how many ports a text shows; a list of a whole fabric may have any number."""
     nics = sum(len(nic.ports) for nic in facts.nics or () if nic.hca_type not in (SWITCH, ADAPTER))
     return max(nics, len((facts.network and facts.network.interfaces) or ()))
 
 
-CONDEMNED, UNJUDGED, EMPTY = 1, 3, 5
-"""Exit codes: a fault was found; something could not be judged; nothing is of a known kind."""
+FAULT, INCOMPLETE, EMPTY = 1, 3, 5
+"""Exit codes: a fault was found, something could not be judged, no text is of a known kind."""
 
 _PROVE_NOTHING = frozenset((Outcome.OK, Outcome.WARN, Outcome.NOT_RUN))
-"""What a check may say of a damaged text that the missing part could turn around."""
+"""Outcomes on a damaged text that its missing part could change."""
 
 
 class ReadRow(Struct, frozen=True, kw_only=True):
-    """One file: what it is, and what the checks say of it."""
+    """One file: its kind and the verdicts on it."""
 
     file: str
     kind: str
-    """Empty where it is nothing that can be read."""
+    """Empty where it cannot be read."""
     damaged: str = ""
     verdicts: tuple[VerdictRow, ...] = ()
 
@@ -136,9 +153,9 @@ class ReadDocument(Struct, frozen=True, kw_only=True):
 
 
 def judge_captured(read: Mapping[str, Captured | None]) -> tuple[Entry, ...]:
-    """Ask the checks that each text is enough for.
+    """Run on each text the checks that it suffices for.
 
-    Texts of one kind are each other's peers, where they tell of the same models of GPUs.
+    Texts of one kind are peers if they show the same GPU models.
     """
     known = {name: one for name, one in read.items() if one is not None}
     kinds: dict[tuple[str, frozenset[str]], dict[str, Facts]] = {}
@@ -151,7 +168,7 @@ def judge_captured(read: Mapping[str, Captured | None]) -> tuple[Entry, ...]:
         for place, node in _nodes(name, one, alike[_peers_of(one)])
         for registered in _shipped()
         if registered.check.id in one.checks
-        for verdict in (_held_back(registered.conclude(node), one.damaged),)
+        for verdict in (_limited(registered.conclude(node), one),)
     )
 
 
@@ -165,27 +182,28 @@ def _shipped() -> Registry:
 
 
 def fact_checks() -> tuple[str, ...]:
-    """Ids of the checks that judge one node by its facts alone."""
+    """Return the ids of the checks that judge one node by its facts alone."""
     return tuple(
         one.check.id for one in _shipped() if one.check.stage == "facts" and one.subject == "node"
     )
 
 
 def exit_code(read: Mapping[str, Captured | None], entries: Sequence[Entry]) -> int:
-    """1 a fault, 3 something not judged, 5 nothing to judge, else 0."""
+    """Return 1 for a fault, 3 if something was not judged, 5 for nothing to judge, else 0."""
     if not entries:
         return EMPTY
     outcomes = {one.verdict.outcome for one in entries}
     if outcomes & {Outcome.FAIL, Outcome.FLAKY}:
-        return CONDEMNED
+        return FAULT
     missed = bool(outcomes & {Outcome.UNKNOWN, Outcome.BROKEN})
-    return UNJUDGED if missed or None in read.values() else 0
+    strange = any(one is None or not one.kind for one in read.values())
+    return INCOMPLETE if missed or strange else 0
 
 
 def document(
     read: Mapping[str, Captured | None], entries: Sequence[Entry], code: int
 ) -> ReadDocument:
-    """Lay it out by file."""
+    """Return the document, with the verdicts of each file."""
     by_file = _by_file(entries)
     files = tuple(
         ReadRow(
@@ -203,18 +221,17 @@ def _by_file(entries: Sequence[Entry]) -> dict[tuple[str, ...], list[Entry]]:
     return grouped((each.nodes, each) for each in entries)
 
 
-def _held_back(verdict: Verdict, damaged: str) -> Verdict:
-    """A fault that is there is there; but nothing in a damaged text is proven healthy."""
-    if not damaged or verdict.outcome not in _PROVE_NOTHING:
+def _limited(verdict: Verdict, one: Captured) -> Verdict:
+    """Keep a fault, but turn other outcomes on a damaged text into unknown."""
+    if not one.damaged or verdict.outcome not in _PROVE_NOTHING:
         return verdict
-    seen = f" (what is left of it: {verdict.sentence})" if verdict.outcome is Outcome.WARN else ""
-    advice = "capture it again, whole and unedited"
-    sentence = f"not enough to go by: {damaged}{seen}"
-    return unknown(sentence, advice=advice, cause="" if seen else "a text that is not whole")
+    seen = f" (the rest shows: {verdict.sentence})" if verdict.outcome is Outcome.WARN else ""
+    sentence = f"too little can be read: {one.damaged}{seen}"
+    return unknown(sentence, advice=one.advice, cause="" if seen else "an incomplete text")
 
 
 def _nodes(name: str, one: Captured, alike: Group) -> Iterator[tuple[str, Node]]:
-    """The node of a text, or each of those that it shows, and where it shows them."""
+    """Yield the nodes that a text shows, each with its place in the text."""
     if not one.environs:
         job = Job(environ=None if one.environ is None else {"": one.environ}, environ_origin=name)
         yield "", _node(name, one, alike, job)
@@ -227,7 +244,7 @@ def _nodes(name: str, one: Captured, alike: Group) -> Iterator[tuple[str, Node]]
 def _node(name: str, one: Captured, alike: Group, job: Job) -> Node:
     return Node(
         name=name,
-        promised=Promise(),
+        expected=Expected(),
         reach=Reach("captured"),
         facts=one.facts,
         group=alike,
@@ -253,10 +270,9 @@ _KEPT = {MEASURED: "measurements of a run", "run/report.json": "report of a run"
 def read_archive(
     name: str, content: bytes, *, alone: bool
 ) -> tuple[dict[str, Captured], tuple[Entry, ...]]:
-    """Return the parts by name, and what the samples of the run say; UsageError names the archive.
+    """Return the parts by name and the verdicts on samples; UsageError names the archive.
 
-    `alone`: nothing else is read, so that parts need not say whose they are. A part that is kept
-    for people (a log, a report) has no checks.
+    `alone`: no other file is read, so parts need no archive name. Logs and reports have no checks.
     """
     try:
         archive = unpack(content)
@@ -271,8 +287,10 @@ def read_archive(
     lacking = {part.name: part.error for part in archive.manifest.parts if part.error}
     for name_of, why in lacking.items():
         if name_of.endswith("/facts.json"):
-            parts[whose + name_of] = _lost(f"its node gave none: {why}")
-    return parts, _swept(whose + MEASURED, archive.files.get(MEASURED, b""), lacking.get(MEASURED))
+            parts[whose + name_of] = _unreadable(f"its node sent none: {why}")
+    return parts, _sweep_entries(
+        whose + MEASURED, archive.files.get(MEASURED, b""), lacking.get(MEASURED)
+    )
 
 
 def _captured(part: Part, content: bytes) -> Captured:
@@ -280,9 +298,9 @@ def _captured(part: Part, content: bytes) -> Captured:
         return _facts(content)
     text = decoded(content, "replace")
     found = captured(text) if part.name.endswith(".txt") else None
-    # Only some lines of a kernel log are kept: that they tell of nothing is no damage.
-    if found is not None and found.damaged != TELLS_NOTHING:
-        cut = "it is longer than what was kept" if part.cut else ""
+    # Only some lines of a kernel log are kept: that these show no fault is no damage.
+    if found is not None and found.damaged != SHOWS_NOTHING:
+        cut = "its end was not kept" if part.cut else ""
         return replace(found, damaged=found.damaged or cut)
     kind = LOG if part.name.endswith(".log") else _KEPT.get(part.name, part.command)
     return Captured(kind=kind or part.name, facts=bare_facts(), checks=())
@@ -293,21 +311,21 @@ def _facts(content: bytes) -> Captured:
         facts = msgspec.json.decode(content, type=Facts)
         damaged = "" if facts.wire == WIRE else f"they are version {facts.wire}, not {WIRE}"
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return _lost(f"its facts cannot be read: {error}")
+        return _unreadable(f"its facts cannot be read: {error}")
     if damaged:
-        return _lost(damaged)
+        return _unreadable(damaged)
     return Captured(kind=FACTS, facts=facts, checks=fact_checks())
 
 
-def _lost(why: str) -> Captured:
-    """Facts of which nothing is known: a node that is not judged is not fine."""
+def _unreadable(why: str) -> Captured:
+    """Return empty facts: a node that cannot be checked is not ok."""
     return Captured(kind=FACTS, facts=bare_facts(), checks=("reach.answer",), damaged=why[:200])
 
 
-def _swept(file: str, content: bytes, why: str | None) -> tuple[Entry, ...]:
-    """Verdicts on pairs and nodes as `preflight blame` reaches them, without those on nobody.
+def _sweep_entries(file: str, content: bytes, why: str | None) -> tuple[Entry, ...]:
+    """Return the verdicts of `preflight blame` on pairs and nodes, without those without a culprit.
 
-    `why`: there are no measurements.
+    `why`: the reason why there are no measurements.
     """
     if not content and why:
         advice = "capture again; run/report.json, if it is there, says what the run found"
@@ -320,31 +338,31 @@ def _swept(file: str, content: bytes, why: str | None) -> tuple[Entry, ...]:
     return tuple(
         replace(one, subject=f"{file} ({one.subject})", nodes=(file,))
         for one in entries
-        if not names_nobody(one)
+        if not has_no_culprit(one)
     )
 
 
 LARGEST = 64 << 20
-"""Bytes of one text; who has more passes the part around the fault."""
+"""Bytes of one text; of a longer one only the part around the fault is needed."""
 
 _QUIET = {Outcome.OK: "ok", Outcome.NOT_RUN: "-"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Say what `preflight read` can be asked."""
+    """Declare the arguments."""
     parser.add_argument(
         "files", metavar="FILE", type=Path, nargs="+",
-        help="what a tool printed, as docs/read.md lists them, or an archive of preflight "
-        "capture; - is standard input",
+        help="the output of a tool that docs/read.md lists, or an archive of preflight capture; "
+        "- is standard input",
     )  # fmt: skip
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Judge every file: 0 fine, 1 a fault, 3 not all could be judged, 5 nothing of a known kind.
+    """Check every file: 0 ok, 1 a fault, 3 not all could be judged, 5 nothing of a known kind.
 
-    UsageError (exit 4) for a file that cannot be opened or is larger than LARGEST, and for an
-    archive that is damaged.
+    UsageError (exit 4) for a file that cannot be opened or is larger than LARGEST, and for a
+    damaged archive.
     """
     read: dict[str, Captured | None] = {}
     swept: list[Entry] = []
@@ -358,14 +376,11 @@ def run(arguments: argparse.Namespace) -> int:
             read.update(named)
             swept += found
         else:
-            parts = captured_parts(decoded(text, "replace"))
-            several = len(parts) > 1
-            read |= {f"{name} ({one.kind})" if several else name: one for one in parts}
-            read |= {} if parts else {name: None}
+            read |= _of_text(name, decoded(text, "replace"))
     entries = (*judge_captured(read), *swept)
     code = exit_code(read, entries)
-    told = document(read, entries, code)
-    print_answer(arguments, told, lambda width: _lines(read, entries, code, width))
+    result = document(read, entries, code)
+    print_answer(arguments, result, lambda width: _lines(read, entries, code, width))
     return code
 
 
@@ -377,12 +392,14 @@ def _content(path: Path) -> bytes:
             with io.BufferedReader(open_stream(path)) as file:
                 content = file.read(LARGEST + 1) or b""
     except IsADirectoryError as error:
-        folder = f"cannot read {path}: it is a folder; type preflight read {path}/*"
+        folder = f"cannot read {path}: it is a folder; type: preflight read {path}/*"
         raise UsageError(folder) from error
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; give a readable file") from error
     if len(content) > LARGEST:
-        raise UsageError(f"{path} has over {LARGEST >> 20} MiB: pass the part around the fault")
+        raise UsageError(
+            f"{path} is larger than {LARGEST >> 20} MiB: give only the part around the fault"
+        )
     return content
 
 
@@ -392,7 +409,9 @@ def _lines(
     by_file = _by_file(entries)
     for name, one in read.items():
         yield printable(name)
-        what = one.kind if one else f"nothing that can be read here, which is: {KINDS}"
+        what = (
+            (one.kind or one.damaged) if one else f"unknown kind of text; preflight reads: {KINDS}"
+        )
         yield from wrapped(printable(what), first=" " * 7, indent=" " * 7, width=width)
         for each in by_file.get((name,), ()):
             if (word := _QUIET.get(each.verdict.outcome)) is not None:
@@ -401,7 +420,7 @@ def _lines(
     for finding in findings(entries):
         yield from finding_lines(finding, (), width)
     counted = counts(entries)
-    told = ", ".join(
+    summary = ", ".join(
         f"{counted[outcome]} {outcome.value}" for outcome in Outcome if counted[outcome]
     )
-    yield f"{told.replace('_', ' ') or 'nothing was judged'}    exit {code}"
+    yield f"{summary.replace('_', ' ') or 'nothing was judged'}    exit {code}"

@@ -1,4 +1,4 @@
-"""`preflight report`: any report of a run again, from its folder; `--public` for other eyes."""
+"""`preflight report`: writes any report of a run again, from its folder; `--public` hides names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from preflight.report.exports import MODE, junit, metrics, refuse_unread
 from preflight.report.fabric_page import fabric_section
 from preflight.report.hide import Hider
 from preflight.report.outputs import earlier
-from preflight.report.page import Told, page
+from preflight.report.page import PageContext, page
 from preflight.report.secret_names import secrets
 from preflight.report.since import found_in, nodes_in
 from preflight.report.terminal import summary, title
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 _FILE = "measured.json"
 
 
-class Said(Struct, frozen=True):
-    """Of one measured.json what names anybody; the samples, which are most of it, stay unread."""
+class KnownNames(Struct, frozen=True):
+    """The parts of a measured.json that hold names; the samples, most of it, are not decoded."""
 
     reach: dict[str, Reach] = {}
     facts: dict[str, Facts] = {}
@@ -54,32 +54,32 @@ class Said(Struct, frozen=True):
     port_troubles: dict[str, str] = {}
 
 
-def said_in(folder: Path, report: Report) -> tuple[Said, ...]:
-    """All that is known of the nodes that were judged; UsageError where something is missing.
+def known_names_in(folder: Path, report: Report) -> tuple[KnownNames, ...]:
+    """Return what is known of every checked node; UsageError where a node is missing.
 
-    Without it a user or a serial number in a sentence could not be told from any other word.
+    Without it a user or a serial number in a sentence could not be recognized.
     """
-    told = tuple(filter(None, map(_read, (folder, *wave_folders(folder)))))
-    known = {name for one in told for name in one.reach}
+    documents = tuple(filter(None, map(_read, (folder, *wave_folders(folder)))))
+    known = {name for one in documents for name in one.reach}
     if missing := [name for name in _judged_sentences(report) if name not in known]:
         raise UsageError(
-            f"--public cannot hide what it does not know: what was said of {fold(missing)} is not "
-            f"in {folder} (a killed run leaves no {_FILE}, and older sweeps lose their waves, see "
-            "--preflight-keep); give a run that came to its end, or a single wave of a sweep: "
+            f"--public cannot hide names that it does not know: the facts of {fold(missing)} are "
+            f"not in {folder} (a killed run leaves no {_FILE}, and older sweeps lose their waves, "
+            "see --preflight-keep); give a run that ended by itself, or a single wave of a sweep: "
             f"preflight report {folder / 'wave-001'} --public"
         )
-    return told
+    return documents
 
 
 def wave_folders(folder: Path) -> Iterator[Path]:
-    """The folders of a sweep's waves, also those of a try that was broken off; no link."""
+    """Yield the folders of a sweep's waves, also of interrupted tries, but no links."""
     for path in sorted(folder.glob("wave-*")):
         if WAVE.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
             yield path
 
 
 def latest_tries(waves: Iterable[Path]) -> list[Path]:
-    """Of a wave that was done again, the last try: `wave-003-2` stands for `wave-003`."""
+    """Keep the last try of each wave: `wave-003-2` replaces `wave-003`."""
     tries = {
         tuple(path.name.split("-")[1:2]): path
         for path in sorted(waves, key=lambda path: natural(path.name))
@@ -87,15 +87,15 @@ def latest_tries(waves: Iterable[Path]) -> list[Path]:
     return list(tries.values())
 
 
-def _read(folder: Path) -> Said | None:
+def _read(folder: Path) -> KnownNames | None:
     try:
-        return msgspec.json.decode(read_regular(folder / _FILE, LARGEST), type=Said)
+        return msgspec.json.decode(read_regular(folder / _FILE, LARGEST), type=KnownNames)
     except (OSError, ValueError, RecursionError):
         return None
 
 
 def _judged_sentences(report: Report) -> Iterator[str]:
-    """Nodes of which there is a verdict; that something was not run is our own sentence."""
+    """Return the nodes with a verdict; "not run" does not count, as it holds no node's text."""
     known = frozenset(report.fleet.nodes)
     rows = (row for row in report.verdicts if row.outcome is not Outcome.NOT_RUN)
     about = {row.subject for row in rows}
@@ -106,10 +106,10 @@ def _judged_sentences(report: Report) -> Iterator[str]:
 def fabric_of(
     folder: Path, blames: Sequence[BlameRow], hider: Hider | None
 ) -> Callable[[int], str] | None:
-    """Draw it in at most so many bytes; None where no samples were kept.
+    """Return a function that draws the fabric in at most so many bytes; None without samples.
 
-    Of a sweep all its waves are drawn together; `blames` are those of its report.
-    `hider`: for a public page only quantiles are drawn, in which nobody can be recognised.
+    All waves of a sweep are drawn together; `blames` are those of its report.
+    `hider`: a public page shows only quantiles, in which no node can be recognized.
     """
     if not (folder / "measured.json").is_file():
         waves = latest_tries(wave_folders(folder))
@@ -124,17 +124,19 @@ def fabric_of(
     observed, accused, sweep = stored.observed, judged.accused, stored.sweep
     if hider is not None:
         observed, accused, sweep = hider.all_of(observed), hider.all_of(accused), None
-    return lambda most: fabric_section(observed, accused, sweep=sweep, told=True, most=most)
+    return lambda most: fabric_section(
+        observed, accused, sweep=sweep, with_findings=False, most=most
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write what was asked for, the summary if nothing was; 0, or UsageError (exit 4)."""
+    """Write the formats that were asked for, else the summary; 0, or UsageError (exit 4)."""
     folder: Path = arguments.folder.expanduser()
     report = reread(folder)
     nights = earlier(folder.resolve())
     hider = None
     if arguments.public:
-        hider = Hider(secrets(report, *said_in(folder, report), earlier=nights))
+        hider = Hider(secrets(report, *known_names_in(folder, report), earlier=nights))
     shown = _unplaced(hider.all_of(report)) if hider else report
     if arguments.prometheus is not None:
         refuse_unread(arguments.prometheus.expanduser())
@@ -152,18 +154,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _unplaced(report: Report) -> Report:
-    """Without the folders of the inventory: they say whose fleet it is."""
+    """Remove the inventory's folders from the report: they may name the fleet's owner."""
     origin = report.fleet.origin.rpartition("/")[2]
     return replace(report, fleet=replace(report.fleet, origin=origin))
 
 
 def _page(folder: Path, report: Report, nights: tuple[Night, ...], hider: Hider | None) -> str:
-    told = Told(
+    extras = PageContext(
         found=found_in(report),
         earlier=hider.all_of(nights) if hider else nights,
         drains=draining(),
     )
-    return page(report, told, fabric_of(folder, report.blames, hider))
+    return page(report, extras, fabric_of(folder, report.blames, hider))
 
 
 def _lines(report: Report, width: int) -> list[str]:
@@ -174,22 +176,22 @@ def _lines(report: Report, width: int) -> list[str]:
 _EXAMPLE = """\
 examples:
   preflight report preflight-runs/latest
-      the summary again, as the run printed it
+      print the run's summary again
   preflight report preflight-runs/latest --public --html for-the-vendor.html
-      the page, with hosts, users, serials, UUIDs and addresses numbered
+      write the page, with hosts, users, serials, UUIDs and addresses numbered
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Offer the arguments."""
+    """Declare the arguments."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     parser.add_argument(
         "folder", metavar="RUN_DIR", type=Path,
-        help="a run's folder; of a run that was killed, what it knew until then is told",
+        help="a run's folder; for a killed run, the report holds what was known by then",
     )  # fmt: skip
     parser.add_argument(
-        "--html", metavar="FILE", type=Path, help="the page for people; - is standard output"
+        "--html", metavar="FILE", type=Path, help="the HTML page; - is standard output"
     )
     parser.add_argument("--json", action="store_true", help="print report.json")
     parser.add_argument("--junit", metavar="FILE", type=Path, help="the verdicts as JUnit XML")
@@ -199,5 +201,5 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", action="store_true", help="print the summary (default)")
     parser.add_argument(
         "--public", action="store_true",
-        help="hide hosts, users, serials, UUIDs and addresses, alike in all of it",
+        help="number hosts, users, serials, UUIDs and addresses, consistently everywhere",
     )  # fmt: skip

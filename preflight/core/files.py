@@ -1,9 +1,9 @@
-"""Files that an operator names, and files that a run leaves: read and written safely.
+"""Reads files that an operator names and writes files that a run leaves, both safely.
 
-Whoever may write to a folder above could have put a link or a folder of his own in the place of
-ours. The way is therefore walked step by step, and each step is held open while the next is taken.
+Another user who can write to a folder above could have replaced ours by a link or by a folder of
+his own. The path is therefore walked step by step; each step stays open while the next is opened.
 
-Those that decide what root does, or whom it trusts, must be root's.
+Files that decide what root does, or which hosts and users it trusts, must belong to root.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _KINDS = {
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a sibling file and rename it, so that a reader sees the old or the new, never half.
 
-    Makes the folder where it is missing; a link in the file's place is replaced, not followed.
-    Raises OSError (disk full, no permission, a folder that is not safe, a device, pipe, socket or
-    folder in the file's place) and leaves no temporary file behind.
+    Makes a missing folder; replaces a link of that name and does not follow it. Raises OSError
+    (disk full, no permission, an unsafe folder, a device, pipe, socket or folder of that name)
+    and leaves no temporary file behind.
     """
     with open_folder(path.parent, make=True) as folder:
         _refuse_irregular(folder, path.name, links=True)
@@ -61,9 +61,9 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_typed(path: Path, content: bytes, mode: int = FILE_MODE, *, make: bool = False) -> None:
-    """The same for a path that somebody typed: no link is replaced, and folders only on `make`.
+    """The same for a path that the operator typed: replaces no link, makes folders only on `make`.
 
-    FileNotFoundError where the folder is missing.
+    FileNotFoundError if the folder is missing.
     """
     with open_folder(path.parent, make=make) as folder:
         _refuse_irregular(folder, path.name, links=False)
@@ -71,13 +71,13 @@ def write_typed(path: Path, content: bytes, mode: int = FILE_MODE, *, make: bool
 
 
 def refuse_typed(path: Path) -> None:
-    """OSError for what `write_typed` would refuse; none where the folder is missing."""
+    """OSError for what `write_typed` would refuse; no error if the folder is missing."""
     with suppress(FileNotFoundError), open_folder(path.parent, make=False) as folder:
         _refuse_irregular(folder, path.name, links=False)
 
 
 def open_new(path: Path) -> int:
-    """Begin a file that grows, by the same safe way; one of that name is replaced. OSError."""
+    """Open a new file for appending, as safely; an existing one is replaced. OSError."""
     with open_folder(path.parent, make=True) as folder:
         _refuse_irregular(folder, path.name, links=True)
         with suppress(FileNotFoundError):
@@ -88,12 +88,12 @@ def open_new(path: Path) -> int:
 
 
 def link_atomically(path: Path, target: str) -> None:
-    """Let a link of ours lead to `target` instead; FileExistsError where no link has that name."""
+    """Make our link point to `target`; FileExistsError if the existing file is not a link."""
     temporary = f".{path.name}.{os.urandom(8).hex()}"
     with open_folder(path.parent, make=False) as folder:
         with suppress(FileNotFoundError):
             if not stat.S_ISLNK(os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode):
-                raise FileExistsError(errno.EEXIST, "it is no link, and is left as it is")
+                raise FileExistsError(errno.EEXIST, "it is not a link, and is left as it is")
         os.symlink(target, temporary, dir_fd=folder)
         try:
             os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -103,7 +103,7 @@ def link_atomically(path: Path, target: str) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or link, by the same safe way; OSError if it is not there or is no file."""
+    """Remove a file or link, as safely; OSError if it is missing or is not a file."""
     with open_folder(path.parent, make=False) as folder:
         _refuse_irregular(folder, path.name, links=True)
         os.unlink(path.name, dir_fd=folder)
@@ -126,7 +126,7 @@ def _write(folder: int, name: str, content: bytes, mode: int = FILE_MODE) -> Non
 
 
 def _refuse_irregular(folder: int, name: str, *, links: bool) -> None:
-    """Whatever else bears that name is somebody's: renaming over it would take it from the machine.
+    """Refuse to replace a device, pipe, socket or folder: other programs use it by that name.
 
     `links`: whether a link may be replaced.
     """
@@ -144,9 +144,9 @@ def _refuse_irregular(folder: int, name: str, *, links: bool) -> None:
 
 @contextmanager
 def open_folder(path: Path, *, make: bool) -> Iterator[int]:
-    """Hold a folder open; OSError says in words why it is not safe to write there.
+    """Hold a folder open; OSError says why it is not safe to write there.
 
-    FileNotFoundError if it is not there yet and is not to be made.
+    FileNotFoundError if it is missing and `make` is false.
     """
     held: list[int] = []
     try:
@@ -156,14 +156,14 @@ def open_folder(path: Path, *, make: bool) -> Iterator[int]:
         if not stat.S_ISDIR(found.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         if _open_to_all(found) and not found.st_mode & stat.S_ISVTX:
-            raise OSError(errno.EPERM, f"everybody may replace what is in {place}")
+            raise OSError(errno.EPERM, f"every user may replace the files in {place}")
         yield held[-1]
     finally:
         close(held)
 
 
 def _entered(folder: int, name: str) -> int:
-    """Open what has that name; where there is nothing, make a folder and open just that."""
+    """Open the entry of that name; if there is none, make a folder and open that very folder."""
     with suppress(FileNotFoundError):
         return entry(folder, name)
     try:
@@ -171,28 +171,31 @@ def _entered(folder: int, name: str) -> int:
     except FileExistsError:
         return entry(folder, name)
     handle = os.open(name, _STEP, dir_fd=folder)
-    # On some shared file systems all that is made belongs to the owner of the folder.
+    # On some shared file systems a new folder belongs to the owner of the folder above.
     if os.fstat(handle).st_uid not in (os.geteuid(), os.fstat(folder).st_uid):
         os.close(handle)
-        raise OSError(errno.EPERM, f"somebody swapped the folder {name} while it was made")
+        raise OSError(errno.EPERM, f"another user replaced the folder {name} while it was made")
     return handle
 
 
 def _refuse_planted(place: Path, found: os.stat_result, above: list[int]) -> None:
-    """Refuse a step that somebody else has put there, or could have; `above`: the open folders."""
+    """Refuse a step that another user has put there, or could have; `above`: the open folders."""
     ours = found.st_uid in (0, os.geteuid())
     if stat.S_ISLNK(found.st_mode):
         if not ours:
-            said = f"a symbolic link of {user_name(found.st_uid)}"
-            raise OSError(errno.ELOOP, f"{place} is {said}, which is not followed")
-        # A link of root's can be moved: into any folder that whoever moves it may write to.
+            link = f"a symbolic link of {user_name(found.st_uid)}"
+            raise OSError(errno.ELOOP, f"{place} is {link}, which is not followed")
+        # Another user can move a link of root's into any folder that he can write to.
         for folder, handle in zip(reversed(place.parents), above, strict=True):
-            whose = who_may_write(folder, handle, sticky_too=folder == place.parent)
-            if whose and os.geteuid() == 0:
-                said = f"a symbolic link, which is not followed where {whose}"
-                raise OSError(errno.ELOOP, f"{place} is {said}")
+            writer = who_may_write(folder, handle, sticky_too=folder == place.parent)
+            if writer and os.geteuid() == 0:
+                link = f"a symbolic link, which is not followed where {writer}"
+                raise OSError(errno.ELOOP, f"{place} is {link}")
     elif above and not ours and _open_to_all(os.fstat(above[-1])):
-        raise OSError(errno.EPERM, f"{place} is neither ours nor root's, where everybody may write")
+        raise OSError(
+            errno.EPERM,
+            f"{place} belongs neither to us nor to root, and every user may write there",
+        )
 
 
 def _open_to_all(found: os.stat_result) -> bool:
@@ -207,20 +210,20 @@ _TEXT_OF_TOML = re.compile(
 )
 
 _KERNELS_INPUTS = re.compile(r"/proc/\d+/(task/\d+/)?environ")
-"""What commands read of what the kernel makes up: see docs/read.md."""
+"""The one generated file of /proc that commands read: see docs/read.md."""
 
 PIPE_S = 60
-"""For somebody to open the other end of a named pipe."""
+"""Time for a program to open the other end of a named pipe."""
 
 
 def read_regular(path: Path, largest: int) -> bytes:
-    """Read a regular file of at most `largest` bytes; OSError says in words what is wrong."""
+    """Read a regular file of at most `largest` bytes; OSError says what is wrong."""
     try:
         found = path.stat()  # before opening: a device may act on it
         if stat.S_ISCHR(found.st_mode) and found.st_rdev == Path(os.devnull).stat().st_rdev:
-            return b""  # what ssh is often told to take for known_hosts
+            return b""  # ssh is often given /dev/null as its known_hosts
         _refuse_irregular_input(found.st_mode)
-        # What is swapped for a pipe in between must not block either.
+        # If another user puts a pipe there in between, this must not block either.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:
         raise OSError(errno.EINVAL, "its name holds a NUL byte or is no text") from error
@@ -228,8 +231,8 @@ def read_regular(path: Path, largest: int) -> bytes:
         opened = os.fstat(handle)
         _refuse_irregular_input(opened.st_mode)
         _refuse_kernels_text(handle)
-        # What grows meanwhile, or has no size of its own (/proc), is found out by reading; it is
-        # None where nothing is there yet.
+        # A file may grow meanwhile or show no size (/proc), so one byte more is read; read() is
+        # None if no data are there yet.
         content = b"" if opened.st_size > largest else file.read(largest + 1) or b""
     if max(opened.st_size, len(content)) > largest:
         most = f"{largest >> 20} MiB" if largest >> 20 else f"{largest >> 10} KiB"
@@ -238,7 +241,7 @@ def read_regular(path: Path, largest: int) -> bytes:
 
 
 def unreadable(error: OSError | UnicodeDecodeError) -> str:
-    """Why a file cannot be read as text, for a sentence."""
+    """The reason why a file cannot be read as text, for a sentence."""
     return getattr(error, "strerror", None) or "not UTF-8 text"
 
 
@@ -246,14 +249,14 @@ ANYWAY, SWELLS = 32 << 20, 100
 
 
 def unpacks_to(packed: int) -> int:
-    """Bytes that so many of gzip may unpack to: more is a trap."""
+    """Bytes that `packed` bytes of gzip may unpack to: more is a decompression bomb."""
     return ANYWAY + SWELLS * packed
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Read TOML; ValueError or RecursionError for what is none.
+    """Parse TOML; ValueError or RecursionError if it is not TOML.
 
-    tomllib takes time and memory with the square of a dotted key's parts: 20 KB made 420 MB.
+    tomllib's time and memory grow with the square of a dotted key's parts: 20 KB took 420 MB.
     """
     import tomllib
 
@@ -268,10 +271,10 @@ def _only_lines(quoted: re.Match[str]) -> str:
 
 
 class _WithoutHoles(io.FileIO):
-    """A regular file, open from its beginning, of which a size of 7 EiB may take no disk at all.
+    """Reads a regular file and skips its holes: a file of 7 EiB may take no disk space at all.
 
-    OSError (EFBIG) where more was read than its disk space can hold: not every file system says
-    what is a hole, and its owner may make some meanwhile.
+    OSError (EFBIG) if it yields more than its disk space can hold: not every file system reports
+    holes, and the file's owner may make some meanwhile.
     """
 
     _at = _hole = _read = 0
@@ -284,29 +287,29 @@ class _WithoutHoles(io.FileIO):
         self._at += count
         self._read += count
         if self._read > unpacks_to(os.fstat(self.fileno()).st_blocks * 512):
-            said = f"over {SWELLS} times what it takes of the disk; if that is no trap, use a pipe"
-            raise OSError(errno.EFBIG, said)
+            reason = f"it holds over {SWELLS} times its disk space; if that is right, use a pipe"
+            raise OSError(errno.EFBIG, reason)
         return count
 
     def _skip(self) -> bool:
-        """Go to where data begins, and see where it ends; False where none is left."""
+        """Seek to the next data, and find their end; False if no data are left."""
         try:
             self._at = os.lseek(self.fileno(), self._at, os.SEEK_DATA)
             self._hole = os.lseek(self.fileno(), self._at, os.SEEK_HOLE)
         except OSError as error:
             if error.errno == errno.ENXIO and self._at < os.fstat(self.fileno()).st_size:
                 return False
-            self._hole = sys.maxsize  # it does not say, or has no size (/proc)
+            self._hole = sys.maxsize  # the file system reports no holes, or no size (/proc)
         os.lseek(self.fileno(), self._at, os.SEEK_SET)
         return True
 
 
 def open_stream(path: Path) -> io.FileIO:
-    """Open a regular file, or a pipe that somebody writes to or will within PIPE_S, to its end.
+    """Open a regular file, or a pipe to which a program writes within PIPE_S; read it to its end.
 
-    OSError says in words why it cannot be read.
+    OSError says why it cannot be read.
     """
-    # Seen before it is opened: a link beside somebody's logs may lead to /dev/watchdog0.
+    # Checked before it is opened: a link in a folder of logs may lead to /dev/watchdog0.
     seen = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         kind = os.fstat(seen).st_mode
@@ -329,7 +332,7 @@ def open_stream(path: Path) -> io.FileIO:
 
 
 def _await_text(pipe: int) -> None:
-    """Until somebody has opened the other end, a read would tell an end."""
+    """Wait for data: until a program has opened the other end, read() would report the end."""
     waiting = select.poll()
     waiting.register(pipe, select.POLLIN)
     if not waiting.poll(PIPE_S * 1000):
@@ -337,32 +340,32 @@ def _await_text(pipe: int) -> None:
 
 
 def refuse_others(path: Path, *, is_run: bool = False) -> Path:
-    """Return the path to open, or to name to another program, which is the one that was checked.
+    """Return the path that was checked: open it, or give it to another program.
 
-    As root: UsageError where another than root could change it. `is_run`: nor may he have, or put,
-    code beside it that Python loads by itself.
+    As root: UsageError if another user could change it. `is_run`: also if he could put code
+    beside it that Python loads by itself.
     """
     path = straight(path)
     if os.geteuid() != 0:
         return path
-    said = who_may_plant(path)
-    if not said and "$" in str(path.absolute()):
-        said = "Ansible and shells fill in what stands behind a $"
-    if is_run and not said and path.is_file():
+    reason = who_may_plant(path)
+    if not reason and "$" in str(path.absolute()):
+        reason = "its path holds a $, after which Ansible and shells expand a variable"
+    if is_run and not reason and path.is_file():
         try:
-            said = next(filter(None, map(who_may_plant, code_beside(path))), "")
+            reason = next(filter(None, map(who_may_plant, code_beside(path))), "")
         except OSError as error:
-            said = f"what lies beside it cannot be looked at ({error})"
-    if said:
+            reason = f"the files beside it cannot be checked ({error})"
+    if reason:
         raise UsageError(
-            f"{path} is not used: {said}; chown root: and chmod go-w it, with the folders above, "
+            f"{path} is not used: {reason}; chown root: and chmod go-w it, with the folders above, "
             "or copy it to a folder of root's"
         )
     return path
 
 
 def refuse_all_below(top: Path) -> None:
-    """The same for a folder and all that is in it, whose files are read or run together."""
+    """The same for a folder and everything in it, whose files are read or run together."""
     if os.geteuid() != 0:
         return
     seen: set[tuple[Path, str]] = set()
@@ -373,35 +376,35 @@ def refuse_all_below(top: Path) -> None:
             refuse_others(file, is_run=is_run)
             seen |= {folders} if is_run else set()
     except OSError as error:
-        said = error.strerror or str(error)
+        reason = error.strerror or str(error)
         raise UsageError(
-            f"{top} is not used: not all that lies in it could be examined ({said}); "
+            f"{top} is not used: not every file in it could be checked ({reason}); "
             "name another folder, or try again"
         ) from error
 
 
 def _refuse_irregular_input(
-    mode: int, said: str = "it is not a regular file (a pipe or a device is not read)"
+    mode: int, reason: str = "it is not a regular file (a pipe or a device is not read)"
 ) -> None:
     if stat.S_ISDIR(mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, said)
+        raise OSError(errno.EINVAL, reason)
 
 
 def _refuse_kernels_text(handle: int) -> None:
-    """OSError for what lies on no disk: the kernel makes it up as it is read (/proc, /sys).
+    """OSError for a file that the kernel generates as it is read (/proc, /sys).
 
-    It may wait without an end, take a text from its usual reader (/proc/kmsg), or have petabytes.
+    Reading may block for ever, take messages from their reader (/proc/kmsg), or yield petabytes.
     """
     path = str(Path(f"/proc/self/fd/{handle}").readlink())
     on_no_disk = os.fstat(handle).st_blocks == 0 == os.fstatvfs(handle).f_blocks
     if on_no_disk and not _KERNELS_INPUTS.fullmatch(path):
-        raise OSError(errno.EINVAL, "it is no file that ends, but text that the kernel sends")
+        raise OSError(errno.EINVAL, "it is not a file on a disk: the kernel generates its text")
 
 
 def write_asked(path: Path, content: bytes, mode: int = FILE_MODE) -> None:
-    """Write it, to standard output for `-`; UsageError (exit 4) that says what to give instead."""
+    """Write a file, or to standard output for `-`; UsageError (exit 4) says what to type."""
     if str(path) == "-":
         sys.stdout.flush()
         sys.stdout.buffer.write(content)

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM or a lost login ends a run with what is known; the second Ctrl-C, at once."""
+"""Ctrl-C, SIGTERM or SIGHUP ends a run with what is known; a second Ctrl-C ends it at once."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _SAME_S = 0.5
-"""One Ctrl-C may arrive twice: from the terminal, and passed on by a wrapper such as timeout(1)."""
+"""One Ctrl-C may arrive twice: from the terminal, and from a wrapper such as timeout(1)."""
 
 _LEFT_AT_ONCE = 130
 _NO_REPORT = b"\npreflight: left at once, without a report; the nodes end what runs there\n"
 
 
 class Interrupts:
-    """Holds these signals, where nobody else does, until `let_go`; nohup keeps SIGHUP away."""
+    """Handles these signals until `let_go`, unless other code or nohup already does."""
 
     def __init__(self) -> None:
         self._first: float | None = None
@@ -34,7 +34,7 @@ class Interrupts:
             now = signal.getsignal(number)
             if now in (signal.SIG_DFL, signal.default_int_handler):
                 self._before[number] = now
-                signal.signal(number, self._told)
+                signal.signal(number, self._on_signal)
 
     def let_go(self) -> None:
         """Give the signals back."""
@@ -42,13 +42,13 @@ class Interrupts:
             number, handler = self._before.popitem()
             signal.signal(number, handler)
 
-    def _told(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         now = time.monotonic()
         if self._first is None:
             self._first = now
             raise KeyboardInterrupt
         if number == signal.SIGINT and now - self._first > _SAME_S:
-            # The agents' input ends with us: they leave by themselves, and need no farewell.
+            # The agents' input ends with this process: they exit by themselves.
             os.write(2, _NO_REPORT)
             os._exit(_LEFT_AT_ONCE)

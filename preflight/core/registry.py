@@ -1,4 +1,4 @@
-"""Every check there is, found by path, and every verdict that is expected of them.
+"""Every check, found by path, and every verdict that is expected of a run.
 
 Without pytest: plugin, prolog and stage gates have one definition.
 """
@@ -40,12 +40,12 @@ class Registered:
     function: Callable[..., None]
     path: Path
     about: str
-    """What its author says of it: at the top of its file, or of its function among several."""
+    """Its author's description: the docstring of its file, or of its function among several."""
 
     def conclude(self, subject: Any) -> Verdict:
         """Judge one subject. An exception of the check is `broken`, never a failure of the node."""
-        said: list[Any] = []
-        conclude: Conclude = said.append
+        verdicts: list[Any] = []
+        conclude: Conclude = verdicts.append
         try:
             self.function(**{self.parameter: subject, "conclude": conclude})
         except KeyboardInterrupt:
@@ -55,23 +55,23 @@ class Registered:
                 f"{self.check.id} raised {type(error).__name__}: {error}"[:300],
                 traceback=traceback.format_exc(limit=-6),
             )
-        if len(said) != 1:
-            return broken(f"{self.check.id} reached {len(said)} verdicts, expected 1")
-        if not isinstance(said[0], Verdict):
+        if len(verdicts) != 1:
+            return broken(f"{self.check.id} reached {len(verdicts)} verdicts, expected 1")
+        if not isinstance(verdicts[0], Verdict):
             return broken(
-                f"{self.check.id} concluded with {type(said[0]).__name__}, expected a Verdict"
+                f"{self.check.id} concluded with {type(verdicts[0]).__name__}, expected a Verdict"
             )
-        return _writable(said[0])
+        return _writable(verdicts[0])
 
 
 def _writable(verdict: Verdict) -> Verdict:
-    """Return it fit for report.json: what cannot be written goes, the outcome stays."""
+    """Make a verdict writable as JSON: evidence that is not is dropped, the outcome stays."""
     try:
         for names in (verdict.culprits, verdict.suspects):
             if names != ():
                 msgspec.convert(msgspec.to_builtins(names), tuple[str, ...])
     except (TypeError, ValueError, RecursionError):
-        return broken(f"culprits of {verdict.sentence!a:.80} are no names of nodes")
+        return broken(f"culprits of {verdict.sentence!a:.80} are not names of nodes")
     try:
         msgspec.json.encode(verdict)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -85,7 +85,7 @@ def _writable(verdict: Verdict) -> Verdict:
 
 
 def broken(sentence: str, **evidence: str) -> Verdict:
-    """The check itself is at fault; the node is neither condemned nor cleared."""
+    """The check itself is at fault: the verdict says nothing about the node."""
     return Verdict(
         outcome=Outcome.BROKEN,
         sentence=_legible(sentence),
@@ -95,7 +95,7 @@ def broken(sentence: str, **evidence: str) -> Verdict:
 
 
 def _legible(text: str) -> str:
-    """Put a question mark for what UTF-8 cannot hold, such as half of a surrogate pair."""
+    """Replace what UTF-8 cannot hold, such as half of a surrogate pair, by a question mark."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -111,7 +111,7 @@ _PARAMETERS: dict[str, Subject] = {
 
 
 class Registry:
-    """All checks of a run by id, in the order of their stages, each behind those it requires."""
+    """All checks of a run by id, in the order of their stages, each after those it requires."""
 
     def __init__(self, checks: Iterable[Registered]) -> None:
         self._by_id: dict[str, Registered] = {}
@@ -124,17 +124,17 @@ class Registry:
                 )
         for registered in self:
             for required in registered.check.requires:
-                self._refuse_unfit(registered, required)
+                self._refuse_bad_gate(registered, required)
         self._refuse_cycles()
         ordered = sorted(self, key=lambda one: (*_order(one)[:1], self._depth(one), one.check.id))
         self._by_id = {registered.check.id: registered for registered in ordered}
 
     def add(self, checks: Iterable[Registered]) -> None:
-        """Take in more checks, for all who hold this registry; UsageError as when it is made."""
+        """Add checks in place, for all holders of this registry; UsageError as in __init__."""
         self._by_id = {each.check.id: each for each in Registry([*self, *checks])}
 
     def _depth(self, registered: Registered) -> int:
-        """How many gates stand before a check, one behind the other."""
+        """The length of the longest chain of gates before a check."""
         gates = (self._by_id[required] for required in registered.check.requires)
         return 1 + max(map(self._depth, gates), default=0)
 
@@ -144,8 +144,8 @@ class Registry:
     def __getitem__(self, check_id: str) -> Registered:
         return self._by_id[check_id]
 
-    def _refuse_unfit(self, registered: Registered, required: str) -> None:
-        """A gate must be judged before what stands behind it, and on a node."""
+    def _refuse_bad_gate(self, registered: Registered, required: str) -> None:
+        """A gate must be a check of nodes, judged no later than the checks that require it."""
         says = f"{registered.path}: requires {required!r}"
         if required not in self._by_id:
             raise UsageError(f"{says}, which no check declares: correct the id")
@@ -201,7 +201,7 @@ def shipped_folder() -> Path:
 
 
 def declares_check(path: Path) -> bool:
-    """Whether a Python file declares a check, told from its text without running it."""
+    """Whether a Python file declares a check, judged by its text without running it."""
     try:
         return bool(_DECLARES.search(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError):
@@ -229,7 +229,7 @@ def load_file(path: Path) -> list[Registered]:
     check = getattr(module, "CHECK", None)
     if not isinstance(check, Check):
         raise UsageError(f"{path}: CHECK is not a preflight.check.Check: write CHECK = Check(...)")
-    _refuse_unfit_declaration(path, check)
+    _refuse_bad_declaration(path, check)
     if len(tests) != 1 or not callable(next(iter(tests.values()))):
         raise UsageError(f"{path}: has {len(tests)} test functions, a check file has one")
     return [_registered(path, check, next(iter(tests.values())), module.__doc__)]
@@ -238,7 +238,7 @@ def load_file(path: Path) -> list[Registered]:
 def _one_of_several(path: Path, check: Any, tests: dict[str, Any]) -> Registered:
     if not isinstance(check, Check):
         raise UsageError(f"{path}: CHECKS holds {check!r:.80}: write CHECKS = (Check(...), ...)")
-    _refuse_unfit_declaration(path, check)
+    _refuse_bad_declaration(path, check)
     name = "test_" + check.id.replace(".", "_")
     if not callable(tests.get(name)):
         raise UsageError(f"{path}: {check.id} has no test function: write def {name}(...)")
@@ -257,8 +257,8 @@ def _registered(path: Path, check: Check, test: Any, about: str | None) -> Regis
     return Registered(check, subject, subjects[0], test, path, about or check.id)
 
 
-def _refuse_unfit_declaration(path: Path, check: Check) -> None:
-    """An id is shown, written and pasted everywhere; stage and tier decide when it is judged."""
+def _refuse_bad_declaration(path: Path, check: Check) -> None:
+    """Refuse a malformed id, which everything shows, and an unknown stage or tier."""
     if not isinstance(check.id, str) or not is_check_id(check.id):
         raise UsageError(f"{path}: {check.id!r:.80} is no check id: write one such as gpu.count")
     if check.stage not in STAGES:
@@ -270,7 +270,7 @@ def _refuse_unfit_declaration(path: Path, check: Check) -> None:
 
 
 def _import(path: Path) -> ModuleType:
-    """A shipped check is a module of the package; a site's check is loaded from its path."""
+    """Import a shipped check as a module of the package, and a site's check from its path."""
     if path.resolve().is_relative_to(shipped_folder()):
         inside = path.resolve().relative_to(shipped_folder()).with_suffix("")
         return importlib.import_module(".".join(("preflight.checks", *inside.parts)))
@@ -289,9 +289,9 @@ def _import(path: Path) -> ModuleType:
 
 
 class Entry(Struct, frozen=True):
-    """One verdict and what it is about; `subject` is "h1", "h1-h2" or "fleet:all".
+    """One verdict and its subject; `subject` is "h1", "h1-h2" or "fleet:all".
 
-    `nodes` are the nodes of the subject; none for the whole fleet, which is nobody alone.
+    `nodes` are the nodes of the subject; none for the whole fleet.
     """
 
     check: str
@@ -301,24 +301,24 @@ class Entry(Struct, frozen=True):
 
 
 class Ledger:
-    """Knows every verdict that is owed; whatever has not arrived at the end is `lost`."""
+    """Knows every expected verdict; whatever has not arrived at the end is `missing`."""
 
     def __init__(self) -> None:
         self._expected: dict[tuple[str, tuple[str, ...]], None] = {}
         self._arrived: dict[tuple[str, tuple[str, ...]], Verdict] = {}
 
     def expect(self, keys: Iterable[tuple[str, tuple[str, ...]]]) -> None:
-        """Add verdicts that are owed."""
+        """Add expected verdicts."""
         self._expected.update(dict.fromkeys(keys))
 
     def record(self, check: str, nodes: tuple[str, ...], verdict: Verdict) -> None:
-        """Take in a verdict; one that nobody expected is kept as well."""
+        """Add a verdict that arrived; one that was not expected is kept as well."""
         self._arrived[check, nodes] = verdict
 
     def lose(self, keys: Iterable[tuple[str, tuple[str, ...]]], why: str) -> None:
-        """Note that these will never arrive, whatever else stops the run; arrived ones stand."""
+        """Mark these as never going to arrive; those that have arrived stand."""
         for key in keys:
-            self._arrived.setdefault(key, _lost(why))
+            self._arrived.setdefault(key, _missing(why))
 
     def __len__(self) -> int:
         return len(self._expected)
@@ -327,8 +327,10 @@ class Ledger:
         return key in self._expected
 
     def settle(self, stopped: str = "") -> tuple[Entry, ...]:
-        """List all verdicts; the missing ones as `lost`, or `not_run` if the operator stopped."""
-        missing = not_run(stopped, stopped=True) if stopped else _lost("its verdict never arrived")
+        """List all verdicts; missing ones are `missing`, or `not_run` if the operator stopped."""
+        missing = (
+            not_run(stopped, stopped=True) if stopped else _missing("its verdict never arrived")
+        )
         keys = dict.fromkeys([*self._expected, *self._arrived])
         return tuple(
             Entry(check, subject(nodes), nodes, self._arrived.get((check, nodes), missing))
@@ -336,9 +338,9 @@ class Ledger:
         )
 
 
-def _lost(sentence: str) -> Verdict:
+def _missing(sentence: str) -> Verdict:
     return Verdict(
-        outcome=Outcome.LOST,
+        outcome=Outcome.MISSING,
         sentence=sentence,
-        advice="run again; if it is lost again, report it with the output above",
+        advice="run again; if it is missing again, report it with the output above",
     )

@@ -1,7 +1,7 @@
-"""One running command, on a node or here: its input, its output, its end, with deadlines.
+"""One running command, on a node or here: its input, output and exit, with deadlines.
 
-Both outputs are drained whenever we wait for anything, so a command that floods one of them while
-we write to it or read the other never blocks. What carries the bytes is the subclass's business.
+Both outputs are drained during every wait, so a command that floods one of them while we write to
+it or read the other never blocks. Subclasses carry the bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 Step = Literal["name", "route", "hostkey", "login", "python", "answer"]
-"""How far a connection attempt came: each step is the `reach.*` check of the same name."""
+"""How far a connection attempt got: each step is the `reach.*` check of the same name."""
 
 
 OUTPUT_LIMIT = 8 << 20
@@ -37,11 +37,11 @@ OUTPUT_LIMIT = 8 << 20
 
 
 SEND_S = 30.0
-"""How long a command may leave its input unread before we give it up."""
+"""How long a command may leave its input unread before we give up."""
 
 
 class ReachError(PreflightError):
-    """A node could not be used: `step` says how far we came, `advice` what to do about it."""
+    """A node could not be used: `step` says how far the attempt got, `advice` what to do."""
 
     def __init__(self, step: Step, sentence: str, advice: str, *, blame: str = "") -> None:
         super().__init__(sentence)
@@ -49,19 +49,19 @@ class ReachError(PreflightError):
         self.sentence = sentence
         self.advice = advice
         self.blame = blame
-        """What stands between us and the node and is at fault in its place ("jump host b")."""
+        """What is at fault in place of the node, if it lies on the way ("jump host b")."""
 
 
 class Answer(Struct, frozen=True):
-    """What a finished remote command left: its status and its bounded output."""
+    """The exit status and the bounded output of a finished remote command."""
 
     status: int | None
     """Exit status; negative for a signal (-1 where SSH does not say which).
 
-    None when nobody told: our deadline passed, or the line was lost.
+    None if it is unknown: our deadline passed, or the connection broke.
     """
     stdout: bytes
-    """What no `read_line` has taken, an unfinished last line included."""
+    """What `read_line` has not taken, including an unfinished last line."""
     stderr: bytes
     """Its last 64 KiB."""
     overflow: bool = False
@@ -73,7 +73,7 @@ class Remote(Protocol):
     """One running remote command whose input and output are ours."""
 
     def send(self, data: bytes, deadline_s: float = SEND_S) -> None:
-        """Write to its standard input, while its output is taken off its hands.
+        """Write to its standard input, and drain its output meanwhile.
 
         ReachError("answer") if it is gone; TimeoutError if it does not read for that long.
         """
@@ -89,10 +89,10 @@ class Remote(Protocol):
         """
 
     def wait(self, deadline_s: float) -> Answer:
-        """Collect what is left and the exit status; ends the command when the deadline passes."""
+        """Collect the remaining output and the exit status; ends the command at the deadline."""
 
     def kill(self) -> None:
-        """Stop caring: close the channel, and end the process where we can. Never raises."""
+        """Close the channel, and end the process where we can. Never raises."""
 
 
 class Connection(Protocol):
@@ -102,22 +102,22 @@ class Connection(Protocol):
         """Start a command, every word quoted, under a remote deadline of its own."""
 
     def close(self) -> None:
-        """Leave. Never raises."""
+        """Log out. Never raises."""
 
 
 @runtime_checkable
-class Furnished(Protocol):
-    """A connection to a node that has the payload already: it need not travel there."""
+class HasPayload(Protocol):
+    """A connection to a node that has the payload already, so that it need not be sent."""
 
     def start_entry(self, entry: str, *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> Remote:
-        """Start an entry of the payload; what it reads first is its request."""
+        """Start an entry of the payload; the first thing it reads is its request."""
 
 
 STDERR_KEPT = 64 << 10
-"""Bytes of standard error that are kept: the last ones, where the reason is."""
+"""Bytes of standard error that are kept: the last ones, which hold the reason."""
 
 
-class Intake:
+class OutputBuffer:
     """The output received so far, within bounds."""
 
     def __init__(self, limit: int) -> None:
@@ -139,12 +139,12 @@ class Intake:
         self._out_seen += len(data)
 
     def add_stderr(self, data: bytes) -> None:
-        """Keep the end of it."""
+        """Keep the last STDERR_KEPT bytes."""
         self._err = (self._err + data)[-STDERR_KEPT:]
         self._err_seen += len(data)
 
     def cut_stderr(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
-        """Find something in what is kept of standard error, and take it out of there."""
+        """Find a pattern in the standard error that is kept, and remove it there."""
         match = pattern.search(bytes(self._err))
         if match:
             del self._err[match.start() : match.end()]
@@ -162,7 +162,7 @@ class Intake:
         return line
 
     def answer(self, status: int | None, seconds: float) -> Answer:
-        """Everything that was not taken as lines."""
+        """Everything that `take_line` has not taken."""
         return Answer(status, bytes(self._out), bytes(self._err), self.overflow, seconds)
 
 
@@ -170,21 +170,21 @@ KILL_AFTER_S = 2
 """A command that ignores its deadline's SIGTERM for this long gets SIGKILL."""
 
 SLACK_S = 5.0
-"""How much later than the remote deadline the local one falls: KILL_AFTER_S and the way back."""
+"""How much later than the remote deadline the local one is: KILL_AFTER_S and the way back."""
 
 GRACE_S = 0.5
 """Silence after the exit that ends reading: a grandchild may hold the pipes open for ever."""
 
 TICK_S = 0.1
-"""How often a command's exit is looked for while its output stays silent."""
+"""How often we check whether a silent command has exited."""
 
 
 TIMED_OUT = 124
-"""Exit status of timeout(1): it may be quicker than a clock that was started after it."""
+"""Exit status of timeout(1), which may come before a clock that was started later runs out."""
 
 
 def deadlined(argv: Sequence[str], timeout_s: float) -> list[str]:
-    """Put a command under a deadline of its own, which holds even when nobody waits for it."""
+    """Put a command under timeout(1), which ends it even when no process waits for it."""
     return ["timeout", "-k", str(KILL_AFTER_S), str(max(1, math.ceil(timeout_s))), *argv]
 
 
@@ -192,28 +192,28 @@ class StreamRemote(ABC):
     """A `Remote` over any pair of byte streams."""
 
     def __init__(self, timeout_s: float, limit: int) -> None:
-        self._intake = Intake(limit)
+        self._buffer = OutputBuffer(limit)
         self._began = time.monotonic()
         self._expires = self._began + timeout_s + SLACK_S
 
     @abstractmethod
     def _write(self, data: memoryview) -> int:
-        """Write what fits without blocking, 0 if nothing does; OSError if nobody reads any more."""
+        """Write what fits without blocking, 0 if nothing does; OSError if the reader is gone."""
 
     @abstractmethod
     def _move(self, wait_s: float, *, writing: bool) -> bool:
-        """Take what has arrived into the intake, waiting at most that long for something to do.
+        """Move what has arrived into the buffer; wait at most `wait_s` for something to arrive.
 
-        `writing`: room to write counts as something too. Returns whether anything arrived.
+        `writing`: stop waiting also when there is room to write. Returns whether anything arrived.
         """
 
     @abstractmethod
     def _exited(self, wait_s: float) -> bool:
-        """Whether the command's exit is known, waiting at most that long for it."""
+        """Whether the command has exited; wait at most `wait_s` for it."""
 
     @abstractmethod
     def _leave(self) -> int | None:
-        """End what still runs, release everything, return the status if it is known."""
+        """End the command, release everything, and return the status if it is known."""
 
     @abstractmethod
     def finish_input(self) -> None:
@@ -224,7 +224,7 @@ class StreamRemote(ABC):
         self._leave()
 
     def send(self, data: bytes, deadline_s: float = SEND_S) -> None:
-        """Write it all, taking output meanwhile; see `Remote.send`."""
+        """Write all of it, and drain output meanwhile; see `Remote.send`."""
         ends = self._ends(deadline_s)
         left = memoryview(data)
         while left:
@@ -237,10 +237,10 @@ class StreamRemote(ABC):
         """Return the next line of standard output; see `Remote.read_line`."""
         ends = self._ends(deadline_s)
         quiet_since: float | None = None
-        while (line := self._intake.take_line()) is None:
-            if self._intake.overflow:
+        while (line := self._buffer.take_line()) is None:
+            if self._buffer.overflow:
                 raise self._too_much()
-            if self._intake.ended or _past(quiet_since, GRACE_S):
+            if self._buffer.ended or _past(quiet_since, GRACE_S):
                 return None
             moved = self._take(ends)
             quiet_since = self._quiet(quiet_since, moved=moved)
@@ -251,15 +251,15 @@ class StreamRemote(ABC):
         ends = self._ends(deadline_s)
         quiet_since: float | None = None
         try:
-            while not (self._intake.ended or self._intake.overflow or _past(quiet_since, GRACE_S)):
+            while not (self._buffer.ended or self._buffer.overflow or _past(quiet_since, GRACE_S)):
                 moved = self._take(ends)
                 quiet_since = self._quiet(quiet_since, moved=moved)
-            if not self._intake.overflow:
+            if not self._buffer.overflow:
                 self._exited(max(0.0, ends - time.monotonic()))
         except TimeoutError:
-            pass  # the status, or that there is none, tells the rest
+            pass  # a status of None says that the deadline passed
         status = self._leave()
-        return self._intake.answer(status, time.monotonic() - self._began)
+        return self._buffer.answer(status, time.monotonic() - self._began)
 
     def _ends(self, deadline_s: float) -> float:
         return min(time.monotonic() + deadline_s, self._expires)
@@ -275,20 +275,20 @@ class StreamRemote(ABC):
             ) from error
 
     def _take(self, ends: float, *, writing: bool = False) -> bool:
-        """Move bytes once; TimeoutError when there is no time left, and nothing had arrived.
+        """Move bytes once; TimeoutError if no time is left and nothing has arrived.
 
-        A pause of this machine may let the time pass while the answer waits to be read.
+        If this machine was suspended, the time may be over although the answer is waiting.
         """
         left_s = max(0.0, ends - time.monotonic())
         moved = self._move(min(left_s, TICK_S), writing=writing)
         if not (left_s or moved):
             raise TimeoutError(f"no answer after {time.monotonic() - self._began:.0f} s")
-        if self._intake.overflow:
+        if self._buffer.overflow:
             self._leave()
         return moved
 
     def _quiet(self, since: float | None, *, moved: bool) -> float | None:
-        """Since when the command has been gone and its output silent; None if it is not."""
+        """The time since which the command is gone and its output silent; None if it is not."""
         if moved or not self._exited(0.0):
             return None
         return since if since is not None else time.monotonic()
@@ -296,7 +296,7 @@ class StreamRemote(ABC):
     def _too_much(self) -> ReachError:
         return ReachError(
             "answer",
-            f"it wrote more than {self._intake.limit >> 20} MiB where an answer was expected",
+            f"it wrote more than {self._buffer.limit >> 20} MiB where an answer was expected",
             "find what the login shell or a wrapper prints on every command, and silence it",
         )
 
@@ -307,10 +307,10 @@ def _past(since: float | None, seconds: float) -> bool:
 
 CHUNK = 1 << 16
 ASK_S = 0.5
-"""What a command that we end gets between SIGTERM and SIGKILL."""
+"""The time between SIGTERM and SIGKILL for a command that we end."""
 
 REAP_S = 1.0
-"""How long a killed process may take to vanish; one in D state stays, and is a finding."""
+"""How long a killed process may take to exit; one in D state stays, and is a finding."""
 
 
 _STARTED: weakref.WeakSet[PipeRemote] = weakref.WeakSet()
@@ -320,7 +320,7 @@ _STARTED: weakref.WeakSet[PipeRemote] = weakref.WeakSet()
 def _end_what_is_left() -> None:
     """End commands whose threads an interrupted run leaves behind.
 
-    In a session of their own they hear no Ctrl-C; until their deadline they would work for nobody.
+    In a session of their own they get no Ctrl-C, and would run on until their deadline.
     """
     for remote in list(_STARTED):
         end_group(remote.process)
@@ -329,7 +329,7 @@ def _end_what_is_left() -> None:
 def ask_here(
     argv: Sequence[str], timeout_s: float, environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes] | None:
-    """Run a command that only answers; None where it cannot be run, or is not done in time."""
+    """Run a short command here; None if it cannot be started or does not end in time."""
     try:
         return subprocess.run(
             argv,
@@ -344,7 +344,7 @@ def ask_here(
 
 
 def spawn(argv: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start it in a process group of its own, which ends as a whole; OSError if it cannot be."""
+    """Start a command in a process group of its own, to end it as a whole. OSError."""
     return subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,
@@ -356,7 +356,7 @@ def spawn(argv: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def has_exited(process: subprocess.Popen[bytes], wait_s: float = 0.0) -> bool:
-    """Look without reaping: until then its process group cannot be anybody else's."""
+    """Check without reaping: the kernel does not reuse the process group of an unreaped process."""
     ends = time.monotonic() + wait_s
     nap_s = 0.0005
     while not _is_gone(process):
@@ -373,7 +373,7 @@ def _is_gone(process: subprocess.Popen[bytes]) -> bool:
     how = os.WEXITED | os.WNOHANG | os.WNOWAIT
     try:
         return os.waitid(os.P_PID, process.pid, how) is not None
-    except ChildProcessError:  # somebody ignores SIGCHLD: the kernel reaps for them
+    except ChildProcessError:  # this process ignores SIGCHLD, so the kernel has reaped the child
         return True
 
 
@@ -385,10 +385,10 @@ def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> No
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ask its process group to end, then make it; reaps nothing. Never raises."""
+    """Send SIGTERM, then SIGKILL, to its process group; reaps nothing. Never raises."""
     if not has_exited(process):
-        # Asked, timeout(1) reaps the command before it goes. Killed, it would leave a
-        # zombie to an init that may not reap: in a container often none does.
+        # On SIGTERM, timeout(1) reaps the command before it exits. Killed, it would leave a
+        # zombie to an init that may not reap: in a container it often does not.
         signal_group(process, signal.SIGTERM)
         has_exited(process, ASK_S)
     signal_group(process, signal.SIGKILL)
@@ -402,7 +402,7 @@ class PipeRemote(StreamRemote):
         self.process = process
         self._stdin, self._stdout, self._stderr = _pipes(process)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._stdout, selectors.EVENT_READ, self._intake.add_stdout)
+        self._selector.register(self._stdout, selectors.EVENT_READ, self._buffer.add_stdout)
         self._selector.register(self._stderr, selectors.EVENT_READ, self._took_stderr)
         self._using = threading.Lock()
         """Any thread may end the command while another one reads or writes."""
@@ -411,7 +411,7 @@ class PipeRemote(StreamRemote):
         self._status: int | None = None
 
     def _took_stderr(self, data: bytes) -> None:
-        self._intake.add_stderr(data)
+        self._buffer.add_stderr(data)
 
     def finish_input(self) -> None:
         """Close our end of its standard input."""
@@ -447,7 +447,7 @@ class PipeRemote(StreamRemote):
             key.data(data)
         else:
             self._selector.unregister(key.fileobj)
-            self._intake.ended = not self._selector.get_map()
+            self._buffer.ended = not self._selector.get_map()
         return bool(data)
 
     def _exited(self, wait_s: float) -> bool:
@@ -456,7 +456,7 @@ class PipeRemote(StreamRemote):
     def _leave(self) -> int | None:
         with self._using:
             if not self._left:
-                told = has_exited(self.process)
+                exited = has_exited(self.process)
                 end_group(self.process)
                 self._left = True
                 with suppress(subprocess.TimeoutExpired):
@@ -465,8 +465,8 @@ class PipeRemote(StreamRemote):
                 for pipe in (self._stdin, self._stdout, self._stderr):
                     with suppress(OSError):
                         pipe.close()
-                self._status = self.process.returncode if told else None
-                self._intake.ended = True
+                self._status = self.process.returncode if exited else None
+                self._buffer.ended = True
             return self._status
 
 
@@ -484,7 +484,7 @@ class LocalConnection:
     def start(
         self, argv: Sequence[str], *, timeout_s: float, limit: int = OUTPUT_LIMIT
     ) -> PipeRemote:
-        """Start it in a process group of its own, which ends as a whole."""
+        """Start a command in a process group of its own, to end it as a whole."""
         try:
             process = spawn(deadlined(argv, timeout_s))
         except OSError as error:
@@ -494,4 +494,4 @@ class LocalConnection:
         return PipeRemote(process, timeout_s, limit)
 
     def close(self) -> None:
-        """Nothing to leave."""
+        """Nothing to close."""

@@ -1,6 +1,6 @@
-"""Groups, medians, quantiles and what follows from them: never a mean, which one spike drags along.
+"""Groups, medians and quantiles; never a mean, which a single spike distorts.
 
-A part that was always slow is as it always was; only peers and floors can tell that.
+A part that has always been slow equals its own past; only its peers and floors reveal it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Value = TypeVar("Value")
 
 
 def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
-    """The values of each key, both in the order in which they come."""
+    """The values of each key; keys and values keep their order."""
     groups: dict[Key, list[Value]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
@@ -38,8 +38,8 @@ def median(values: Sequence[float]) -> float:
 def nearest_rank(values: Sequence[float], share: float) -> float:
     """The least value that at least `share` (0 to 1) of the values do not exceed.
 
-    As nccl-tests does it: a value that was really measured, and p99 of fewer than 100 is the
-    largest. ValueError for no values.
+    As in nccl-tests it is always a measured value; p99 of fewer than 100 values is the largest.
+    ValueError for no values.
     """
     if not values:
         raise ValueError("no values: a percentile of nothing is unknown, not 0")
@@ -48,9 +48,9 @@ def nearest_rank(values: Sequence[float], share: float) -> float:
 
 
 class LeaveOut:
-    """Values that each belong to some owners; medians over those that belong to none of a few.
+    """Values that each belong to some owners; medians that leave the values of some owners out.
 
-    Sorted once: asking for every pair of 4,096 nodes costs as many small walks, not as many sorts.
+    Sorted once: for every pair of 4,096 nodes a query is a short walk, not a sort.
     """
 
     def __init__(self, owned: Iterable[tuple[float, Collection[Hashable]]]) -> None:
@@ -63,8 +63,8 @@ class LeaveOut:
     def median(self, without: Iterable[Hashable], between: float = 0.5) -> float | None:
         """Median of the values that belong to none of `without`; None if there are none.
 
-        `between`: of an even number, where between the two in the middle (0: the lower, 1: the
-        higher).
+        `between`: for an even number of values, where between the middle two (0: the lower, 1:
+        the higher).
         """
         out = self._out(without)
         left = len(self._values) - len(out)
@@ -89,33 +89,33 @@ class LeaveOut:
 
 
 FEWEST: Final = 5
-"""Nights; of fewer a median and a scatter say too little to blame anybody."""
+"""Nights; with fewer, median and scatter are too uncertain to blame a node."""
 
 DEVIATIONS: Final = 6.0
 SIGMA: Final = 1.4826
-"""So many standard deviations off the median, one being 1.4826 MAD for normal noise (in log time).
-Six, as against peers: a fleet of 8,000 GPUs and 365 nights is 3 million looks."""
+"""Standard deviations below the median; one is 1.4826 MAD for normal noise (in log time). Six, as
+in the comparison with peers: 8,000 GPUs and 365 nights are 3 million measurements."""
 
 RANGES: Final = 2.0
-"""And twice what its nights differ by, without a tenth at either end: of five nights the MAD may be
-small by chance. Simulated, 20,000 nights of 5 % noise after five such nights: 0.3 % were blamed by
-the MAD alone, 0.1 % so; of 2 % noise none by either."""
+"""And twice the range of its nights, without a tenth at either end: the MAD of five nights may be
+small by chance. In a simulation of 20,000 nights with 5 % noise after five such nights, the MAD
+alone blamed 0.3 %, both together 0.1 %; with 2 % noise, neither blamed any."""
 
 
 def healthy_share(away: Sequence[float], *, effect: float, scatter: float) -> float:
-    """The part of a middle that is still healthy: beyond the scatter, and by an effect that counts.
+    """The share of the middle down to which a value is healthy, by scatter and by effect size.
 
-    `away`: how far each is from that middle, in log time; `scatter`: what is believed at least.
+    `away`: the distances from the middle, in log time; `scatter`: the least scatter assumed.
     """
     return min(1 - effect, math.exp(-DEVIATIONS * max(SIGMA * median(away), scatter)))
 
 
 class Usual(NamedTuple):
-    """What a part reaches on its nights, as a speed (more is better)."""
+    """A part's usual speed over its nights (more is better)."""
 
     middle: float
     share: float
-    """Below that part of the middle it is beyond its own scatter, and by an effect that counts."""
+    """Below this share of the middle a night is outside the part's own scatter."""
     nights: int
 
     @property
@@ -125,10 +125,10 @@ class Usual(NamedTuple):
 
 
 def usual(speeds: Sequence[float], *, effect: float, scatter: float) -> Usual | None:
-    """Its median night and how far below it a night may be; None for too few nights.
+    """The median night and how far below it a night may be; None for too few nights.
 
-    `effect`: the part that must be missing at least. `scatter`: in log time, what nights differ by
-    at least. Of an even number of nights the slower of the middle two counts.
+    `effect`: the least loss that counts, as a share. `scatter`: the least scatter of nights
+    assumed, in log time. Of an even number of nights the slower of the middle two counts.
     """
     known = sorted(one for one in speeds if one > 0 and math.isfinite(one))
     if len(known) < FEWEST:
@@ -143,9 +143,9 @@ def usual(speeds: Sequence[float], *, effect: float, scatter: float) -> Usual | 
 
 
 SHARE, LEAST = 0.25, 3
-"""Over a quarter of the nodes and at least three."""
+"""More than a quarter of the nodes, and at least three."""
 
 
 def shared_cause(blamed: int, nodes: int) -> bool:
-    """Whether that many of `nodes` are no list of faults. Counted on nodes, never on pairs."""
+    """Whether so many of `nodes` are blamed that one common cause is likelier; never of pairs."""
     return blamed >= LEAST and blamed > SHARE * nodes

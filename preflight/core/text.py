@@ -1,6 +1,6 @@
-"""Text for terminals, reports and JSON: made printable, wrapped, sizes and speeds in words.
+"""Text for terminals, reports and JSON: made printable and wrapped; sizes and speeds with units.
 
-Names in it become part of sentences; one that holds an escape sequence must not reach a screen.
+Names from nodes become part of sentences; an escape sequence in one must not reach a terminal.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 LONGEST = 600
-"""A sentence is for a person; what is longer is in report.json."""
+"""Characters of a sentence for a person; report.json holds the longer text."""
 
 
 def printable(text: str) -> str:
-    """Drop control, format and surrogate characters and cut what is endless.
+    """Drop control, format and surrogate characters, and cut at LONGEST.
 
     Nodes may be hostile: an escape sequence in a process name must not reach the terminal.
     """
@@ -31,27 +31,27 @@ def printable(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Drop what cannot be printed, however long; line ends and tabs become blanks."""
+    """Drop unprintable characters from a text of any length; line ends and tabs become blanks."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)
 
 
 def shortened(words: Sequence[str], most: int) -> list[str]:
-    """So many of them at most, the last of which counts those that are left: "and 3 more"."""
+    """At most `most` of the words; if some are left out, the last one counts them: "and 3 more"."""
     if len(words) <= most:
         return list(words)
     return [*words[: most - 1], f"and {len(words) - most + 1} more"]
 
 
 def and_more(left: int, what: str = "") -> str:
-    """The end of a list that was cut: " and 3 more nodes"; nothing where none is left."""
+    """The end of a list that was cut: " and 3 more nodes"; empty if nothing was left out."""
     return f" and {left} more{what}" if left > 0 else ""
 
 
 def wrapped(text: str, *, first: str, indent: str, width: int) -> list[str]:
-    """Wrap to the terminal's width, with a label in front of the first line."""
-    import textwrap  # a watch that stays for days reads this module, too
+    """Wrap to the terminal's width, with a label before the first line."""
+    import textwrap  # only here: `watch` loads this module and stays for days
 
     return textwrap.wrap(
         printable(text),
@@ -71,22 +71,22 @@ _MARKS: Final = {
 
 
 def decoded(content: bytes, errors: Literal["strict", "replace"] = "strict") -> str:
-    """A text as people save it: UTF-8 with a byte-order mark or without, or UTF-16 with one.
+    """Decode UTF-8 with or without a byte-order mark, or UTF-16 with one.
 
-    PowerShell writes marks; left in the text, one hides the first line from every reader.
+    PowerShell writes marks; if a mark stays in the text, no parser recognises the first line.
     """
     mark = next(filter(content.startswith, _MARKS), b"")
     return content[len(mark) :].decode(_MARKS.get(mark, "utf-8"), errors)
 
 
 WIDTH = 200
-"""Longest quotation from a node in one of our sentences, characters."""
+"""Characters of the longest quotation from a node in a sentence."""
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
 
 
 def legible(text: bytes | str, width: int = WIDTH) -> str:
-    """One line of printable characters, no longer than `width`; escape sequences vanish whole."""
+    """One line of printable characters, no longer than `width`, without escape sequences."""
     raw = text if isinstance(text, str) else text[: 16 * width].decode("utf-8", "replace")
     plain = _ESCAPES.sub("", raw)
     words = " ".join("".join(c if c.isprintable() else " " for c in plain).split())
@@ -94,7 +94,7 @@ def legible(text: bytes | str, width: int = WIDTH) -> str:
 
 
 def last_line(text: bytes, width: int = WIDTH) -> str:
-    """The last line that says anything: where programs put their reason for giving up."""
+    """The last line that is not empty: programs print there why they gave up."""
     for line in reversed(text[-65536:].splitlines()):
         if words := legible(line, width):
             return words
@@ -105,17 +105,17 @@ _ENDLESS: Final = re.compile(r"(?<![\d.])\d{21,}|(?<!\d)\d{301,}")
 
 
 def countable(text: str) -> str:
-    """Cut out the numbers that are none: 64 bits have 20 digits, and a float 300 at most.
+    """Cut out numbers that are too long: 64 bits have 20 digits, and a float 300 at most.
 
-    int() refuses some of them, and of numbers beyond 64 bits thousands can have one hash.
+    int() refuses some of them, and thousands of numbers beyond 64 bits can share one hash.
     """
     return _ENDLESS.sub("...", text)
 
 
 def whole(text: str, most: int = 10**18) -> int | None:
-    """Read a whole number that somebody else wrote, from 0 to `most`; None for anything else.
+    """Parse an untrusted whole number from 0 to `most`; None for anything else.
 
-    int() reads other alphabets' digits, signs and underscores, and raises at 4,300 digits.
+    int() also accepts other alphabets' digits, signs and underscores, and raises at 4,300 digits.
     """
     number = int(text) if _COUNT.fullmatch(text) else most + 1
     return number if number <= most else None
@@ -126,7 +126,7 @@ _ESCAPE: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def plain(text: str) -> str:
-    """Keep what can be printed, blanks and tabs; every kind of line end becomes a newline."""
+    """Keep printable characters and tabs; every kind of line end becomes a newline."""
     return "\n".join(map(_line, _ESCAPE.sub("", text).splitlines())) + "\n" * text.endswith("\n")
 
 
@@ -146,16 +146,16 @@ _DRIVES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 def plain_json(document: Struct, indent: int = 1) -> str:
     """Write a document as indented JSON that ends in a newline."""
-    import msgspec  # `preflight run` reads this module before it is isolated
+    import msgspec  # `preflight check` reads this module before it is isolated
 
     text = msgspec.json.format(msgspec.json.encode(document), indent=indent).decode()
     return escaped(text) + "\n"
 
 
 def escaped(text: str) -> str:
-    """Put U+FFFD in place of what drives a terminal, and JSON's escapes for what is not ASCII.
+    """Make JSON text safe to print: control characters become U+FFFD, non-ASCII JSON escapes.
 
-    Line ends and tabs of a text stay; `text` is JSON.
+    Line ends and tabs stay.
     """
     if "\\" in text:
         text = _CONTROL.sub(rf"\1\{_UNKNOWN}", text)
@@ -189,12 +189,12 @@ def size(size_bytes: int) -> str:
 
 
 def gbs(value: float) -> str:
-    """Two digits that matter: "0.024 GB/s", "46 GB/s"."""
+    """Two or three significant digits: "0.024 GB/s", "46 GB/s"."""
     return f"{value:.2g} GB/s" if value < 1 else f"{value:.3g} GB/s"
 
 
 def time_us(value_us: float) -> str:
-    """0.2 ms rather than 200 us once it is not RDMA any more."""
+    """Microseconds below 100 us, where RDMA is, then ms and s: "4.2 us", "0.2 ms"."""
     if value_us < _MS / 10:
         return f"{value_us:.3g} us"
     value_ms = value_us / _MS
@@ -219,7 +219,7 @@ def either(names: Sequence[str]) -> str:
 
 
 def first_few(names: Sequence[str], most: int) -> str:
-    """Say "h1, h2 and 5 more"."""
+    """Write "h1, h2 and 5 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"
 
@@ -230,7 +230,7 @@ def many(number: int, word: str) -> str:
 
 
 def did_you_mean(word: str, known: Any) -> str:
-    """End a sentence with the nearest known word, or with all of them if they are few."""
+    """The end of a sentence: the nearest known word, or all known words if they are few."""
     import difflib
     import heapq
 
@@ -244,14 +244,14 @@ def did_you_mean(word: str, known: Any) -> str:
 
 
 def _in_common(one: str, other: str) -> int:
-    """How many characters they begin with and end in alike."""
+    """The length of their common prefix plus that of their common suffix."""
     ways = ((one, other), (one[::-1], other[::-1]))
     return sum(len(commonprefix(way)) for way in ways)  # noqa: RUF071  characters are meant
 
 
 _URL_LOGIN: Final = re.compile(r"(://)(?:[^/\s]*|[^\s:]*:\S*)@")
 _UP_TO_AT: Final = re.compile(r"(?<!\S)\S*@")
-"""Of each word: behind its last @ is no login."""
+"""Each word up to its last @: what follows holds no login."""
 _ASSIGNED: Final = re.compile(
     r"((?:(?:token|secret|passw(?:or)?d|passphrase|passcode|pwd|api[-_]?key|access[-_]?key|private[-_]?key"
     r"|credential|bearer|jwt)\w{0,20}|(?<![a-z])(?:pass|pw|auth|psk|otp|sas|sig|key))"
@@ -263,11 +263,11 @@ _SHAPE: Final = re.compile(
     r"(?<![A-Za-z0-9])(?:hf_|sk-|sk_|pk_|rk_|gh[pousr]_|github_pat_|glpat-|xox[a-z]-|nvapi-|AKIA|ASIA|AIza"
     r"|dop_v1_|npm_|pypi-|wandb_v1_|eyJ)[\w.+=-]{12,}"
 )
-"""What makers of tokens begin them with."""
+"""Prefixes that issuers give their tokens."""
 
 
 def starred(value: str) -> str:
-    """Star the login in an URL, what stands behind a word such as token, and tokens by their form.
+    """Mask the login in a URL, the value after a word such as token, and tokens by their prefix.
 
     >>> starred("http://ann:hunter2@proxy:3128")
     'http://***@proxy:3128'

@@ -1,8 +1,8 @@
-"""The numbers that judges use: shipped ones with their source, and those that a site set instead.
+"""The thresholds that judges use: shipped ones with their source, and a site's overrides.
 
-A judge takes them as an argument, `limit("zombie_age_s")`: those that the inventory sets for the
-node, else the shipped ones. They keep which of a site's own were used, so that a sentence can say
-so.
+A judge takes them as an argument and calls it, `limit("zombie_age_s")`: the override that the
+inventory sets for the node, else the shipped number. The object records which overrides were used,
+so that the verdict can name them.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Limit:
     date: date
 
 
-class Told(Struct, frozen=True):
-    """A number that a site wrote down or learned, and where: "fleet.toml [group.train]"."""
+class Override(Struct, frozen=True):
+    """A number that a site set or learned, and where it is set: "fleet.toml [group.train]"."""
 
     value: float
     origin: str
@@ -46,7 +46,7 @@ class Told(Struct, frozen=True):
 
     @property
     def where(self) -> str:
-        """Its source in a sentence."""
+        """Its source, as a sentence names it."""
         return f"{self.origin}, learned {self.learned}" if self.learned else self.origin
 
 
@@ -63,12 +63,12 @@ def shipped() -> dict[str, Limit]:
 
 @cache
 def durations() -> dict[str, Limit]:
-    """What parts of a run take, by full name ("torch.import_s"): no judge uses them."""
+    """How long parts of a run take, by full name ("torch.import_s"): no judge uses them."""
     return _read(PACKAGE / "durations.toml")
 
 
 def duration(name: str) -> float:
-    """One of them, in the unit its name ends with; KeyError for a name that is not in the table."""
+    """One duration, in the unit its name ends with; KeyError for an unknown name."""
     return durations()[name].value
 
 
@@ -85,37 +85,37 @@ def _flattened(tables: dict[str, dict[str, object]], above: str) -> Iterator[tup
 
 
 class Thresholds:
-    """The numbers that one subject is judged by; called with a name, in the unit that ends it."""
+    """The numbers that judge one subject: call it with a name, whose suffix is the unit."""
 
-    def __init__(self, told: Mapping[str, Told] | None = None) -> None:
-        self._told = told or {}
-        self.used: dict[str, Told] = {}
-        """Those of the site's own that were asked for."""
+    def __init__(self, overrides: Mapping[str, Override] | None = None) -> None:
+        self._overrides = overrides or {}
+        self.used: dict[str, Override] = {}
+        """The site's overrides that a judge has asked for."""
 
     def __call__(self, name: str) -> float:
-        """The number of that name; KeyError for one that nobody ships."""
+        """The number of that name; KeyError if preflight ships none of that name."""
         shipped_value = shipped()[name].value
-        told = self._told.get(name)
-        if told is None:
+        override = self._overrides.get(name)
+        if override is None:
             return shipped_value
-        self.used[name] = told
-        return told.value
+        self.used[name] = override
+        return override.value
 
     def get(self, name: str) -> float | None:
-        """The same; None for one that nobody ships."""
+        """The same; None if preflight ships none of that name."""
         return self(name) if name in shipped() else None
 
     def of(self, backend: str) -> Callable[[str], float]:
-        """Those of a backend; where nothing was measured, NCCL's, which are the stricter."""
+        """The numbers of a backend; NCCL's, the stricter ones, where nothing was measured."""
         return lambda name: self(f"{backend or 'nccl'}.{name}")
 
 
 SHIPPED: Final = Thresholds()
 
 
-def words(name: str, told: Told) -> str:
-    """Say which number stands in for which: "zombie_age_s 600, fleet.toml (shipped: 300)"."""
+def describe_override(name: str, override: Override) -> str:
+    """Name an override and what it replaces: "zombie_age_s 600 s by fleet.toml (shipped: 300)"."""
     instead = shipped().get(name)
     unit = f" {instead.unit}" if instead and len(instead.unit) <= 12 else ""  # noqa: PLR2004  a word
     was = f" (shipped: {instead.value:g})" if instead else ""
-    return f"{name} {told.value:g}{unit} by {told.where}{was}"
+    return f"{name} {override.value:g}{unit} by {override.where}{was}"

@@ -1,4 +1,4 @@
-"""Who could change a file behind our back: root must not run what somebody else may write."""
+"""Who besides root could change a file: root must not run what another user can write."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ NAMES_CODE = (
     r"\A(?:LD_|\w*(?:FILE|DUMP|LOG(?!_?LEVEL)|DEST|DIR(?!ECT)|PATH|PLUGIN|COMMAND|MAIL|VFS|_RAS_|DRIVERS"
     r"|MODULES|TRACE|PREFIX|HANDLE_ERRORS))"
 )
-"""A variable of the loader, or of the libraries under NCCL, that names a file or code: UCX runs
-its UCX_GDB_COMMAND, writes its UCX_PROFILE_FILE, and sends mail to UCX_ERROR_MAIL_TO.
+"""Names of variables of the loader, or of the libraries under NCCL, that name a file or code: UCX
+runs UCX_GDB_COMMAND, writes UCX_PROFILE_FILE, and sends mail to UCX_ERROR_MAIL_TO.
 
-Text: few who load this need it, and to compile it takes 4 ms."""
+Not compiled: that takes 4 ms, and few importers need it."""
 
 _CODE = ("*.py", "*.pyc", "*.so", "__pycache__", "__pycache__/*.pyc", "pyvenv.cfg")
 _PACKAGES = "lib*/python*/*-packages"
@@ -32,28 +32,28 @@ _CODE_ABOVE = ("pyvenv.cfg", _PACKAGES, f"{_PACKAGES}/*.pth", f"{_PACKAGES}/*cus
 """site runs the lines of a *.pth, and sitecustomize.py."""
 
 _PARTED = {"PATH": ":", "LD_LIBRARY_PATH": "[:;]"}
-"""Variables that hold several paths, and what parts them; the loader (ld.so) knows two signs."""
+"""Variables that hold several paths, and their separators; the loader (ld.so) accepts two."""
 _PATHS = (*_PARTED, "TMPDIR", "XDG_RUNTIME_DIR", "SLURM_CONF")
-"""Any other value is a path where it has a slash in it."""
+"""Variables whose value is always a path; any other value is one if it holds a slash."""
 _PLAIN = re.compile(r"/[^\s:;,$\"'`\\]*")
-"""The loader fills in $ORIGIN, and others part a list at other signs."""
+"""The loader expands $ORIGIN, and other programs split a list at other characters."""
 _ZONE = re.compile(r"[A-Za-z][\w+-]*(/[A-Za-z][\w+-]*)*")
 """Europe/Berlin."""
 
 _ENTRY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _USER, _OWN_GROUP, _GROUP, _MASK, _OTHER, _MAY_WRITE = 2, 4, 8, 16, 32, 2
-"""Of access lists (linux/posix_acl.h)."""
+"""Tags and permission of access lists (linux/posix_acl.h)."""
 _MOST_LINKS = 40
 """The kernel's own limit on symbolic links in one path (MAXSYMLINKS)."""
 
 
 def who_may_change(path: Path, ours: Path | None = None, *, and_slurm: bool = False) -> str:
-    """Say who but root could change a file, or swap anything on the way to it; empty if nobody.
+    """Say who besides root could change a file or replace a folder above it; empty if no user can.
 
-    `and_slurm`: the user `slurm` may, who starts programs as root on every node anyway.
-    A folder that all may write to is harmless on the way if it is sticky, as /tmp is: what root
-    owns in there stays. What is not there is whoever's may make it. `ours`: a folder whose owner is
-    trusted, and with it all above.
+    `and_slurm`: the user `slurm` may; he starts programs as root on every node anyway. `ours`: a
+    folder whose owner is trusted, with all folders above. A sticky folder above that every user
+    can write to, such as /tmp, is harmless: only root can move root's files there. A missing
+    file belongs to any user who can make it.
     """
     held: list[int] = []
     try:
@@ -61,19 +61,19 @@ def who_may_change(path: Path, ours: Path | None = None, *, and_slurm: bool = Fa
             if ours and (place.is_relative_to(ours) or ours.is_relative_to(place)):
                 continue
             if and_slurm and _is_slurms(found):
-                said = _who_mounted(place, found) or _who_is_listed(place, held[-1], "access") or ""
+                risk = _who_mounted(place, found) or _who_is_listed(place, held[-1], "access") or ""
             else:
-                said = who_may_write(place, held[-1], sticky_too=is_last)
-            if said:
-                return said
+                risk = who_may_write(place, held[-1], sticky_too=is_last)
+            if risk:
+                return risk
     except (FileNotFoundError, NotADirectoryError):
         folder = place.parent if stat.S_ISLNK(found.st_mode) else place
         if ours and (folder.is_relative_to(ours) or ours.is_relative_to(folder)):
             return ""
-        said = who_may_write(folder, held[-1], sticky_too=True)
-        return said and f"it is not there, and {said}"
+        risk = who_may_write(folder, held[-1], sticky_too=True)
+        return risk and f"it is missing, and {risk}"
     except OSError as error:
-        return f"{path} cannot be looked at ({error.strerror})"
+        return f"{path} cannot be checked ({error.strerror})"
     finally:
         close(held)
     return ""
@@ -84,20 +84,20 @@ def _is_slurms(found: os.stat_result) -> bool:
 
 
 def who_may_write(place: Path, opened: int, *, sticky_too: bool) -> str:
-    """Say who but root may write to a folder or file that is held open; empty if nobody.
+    """Say who besides root may write to an open folder or file; empty if no user may.
 
-    `sticky_too`: files are to be made in it, so what it has them inherit counts, too.
+    `sticky_too`: files will be made in it, so the access list that they inherit counts, too.
     """
     found = os.fstat(opened)
     if found.st_uid != 0:
         return f"{place} belongs to {user_name(found.st_uid)}"
-    if said := _who_mounted(place, found):
-        return said
+    if mounted := _who_mounted(place, found):
+        return mounted
     if stat.S_ISLNK(found.st_mode) or (found.st_mode & stat.S_ISVTX and not sticky_too):
         return ""
     if found.st_mode & stat.S_IWOTH:
-        return f"everybody may write to {place}"
-    if found.st_mode & stat.S_IWGRP:  # of a file with an access list, what the list gives at most
+        return f"every user may write to {place}"
+    if found.st_mode & stat.S_IWGRP:  # for a file with an access list, these bits are its mask
         listed = _who_is_listed(place, opened, "access")
         if listed or (listed is None and found.st_gid != 0):
             return listed or f"its group may write to {place}"
@@ -106,7 +106,7 @@ def who_may_write(place: Path, opened: int, *, sticky_too: bool) -> str:
 
 
 def _who_mounted(place: Path, found: os.stat_result) -> str:
-    """Say which user but root has mounted it by FUSE: his program says whose each file is."""
+    """Say which user has mounted it by FUSE: his program decides who owns each file."""
     user = _fuse_user(found.st_dev)
     return f"{place} lies in a file system that {user_name(user)} mounted (FUSE)" if user else ""
 
@@ -114,8 +114,8 @@ def _who_mounted(place: Path, found: os.stat_result) -> str:
 @cache
 def _fuse_user(device: int) -> int:
     wanted = f"{os.major(device)}:{os.minor(device)}".encode()
-    # The kernel escapes blank, tab and newline in a user's mount point, but none of the characters
-    # besides these at which a text is split.
+    # The kernel escapes blank, tab and newline in a mount point, but not the other characters at
+    # which splitlines() splits.
     for line in Path("/proc/self/mountinfo").read_bytes().split(b"\n"):
         mount, _, rest = line.partition(b" - ")
         if wanted in mount.split(b" ")[2:3] and rest.startswith(b"fuse"):
@@ -125,14 +125,14 @@ def _fuse_user(device: int) -> int:
 
 
 def _who_is_listed(place: Path, opened: int, kind: str) -> str | None:
-    """Say whom an access list (acl(5)) of Linux lets write; None: there is no such list."""
+    """Say who may write by a Linux access list (acl(5)); None if there is no such list."""
     try:
         listed = os.getxattr(f"/proc/self/fd/{opened}", f"system.posix_acl_{kind}")
     except OSError as error:
         if error.errno in (errno.ENODATA, errno.ENOTSUP):
             return None
         return f"the access list of {place} cannot be read ({error.strerror})"
-    # Behind a version of 4 bytes, of each entry: of what kind, what it allows (u16), whom (u32).
+    # After a version of 4 bytes, each entry: tag and permissions (u16 each), user or group (u32).
     cut = [listed[at : at + 8] for at in range(4, len(listed), 8)]
     entries = [(each[0], each[2] & _MAY_WRITE, int.from_bytes(each[4:], "little")) for each in cut]
     mask = next((allowed for tag, allowed, _ in entries if tag == _MASK), _MAY_WRITE)
@@ -143,7 +143,7 @@ def _who_is_listed(place: Path, opened: int, kind: str) -> str | None:
             _USER: number and f"user {user_name(number)}",
             _OWN_GROUP: group and "its group",
             _GROUP: number and f"group {number}",
-            _OTHER: "everybody",
+            _OTHER: "every user",
         }.get(tag)
         if who and allowed & (_MAY_WRITE if tag == _OTHER else mask):
             return f"{who} may write to {what}"
@@ -151,10 +151,10 @@ def _who_is_listed(place: Path, opened: int, kind: str) -> str | None:
 
 
 def who_may_plant(path: Path) -> str:
-    """Say as `who_may_change` who could change a file of somebody else's.
+    """Say who could change a file that is not preflight's own; see `who_may_change`.
 
-    A file of preflight's own installation, or of its checkout, is none: whoever may write there
-    (the owner of a folder that a container mounts) has his code run by this very process already.
+    Files of preflight's installation or checkout are exempt: a user who can write there (the owner
+    of a folder that a container mounts) already has his code run by this very process.
     """
     package = Path(__file__).resolve().parent.parent
     checkout = package.parent if (package.parent / "checks").is_dir() else package
@@ -162,29 +162,29 @@ def who_may_plant(path: Path) -> str:
 
 
 def roots_paths(name: str, value: str) -> tuple[str, list[str]]:
-    """Return what root takes of a variable of his environment, and why not the rest.
+    """Return the part of an environment variable that is safe for root, and why not the rest.
 
-    Of a value that names paths only what is written plainly, is there, and is nobody else's.
+    A path is safe if it is absolute and plain, exists, and no other user can change it.
     """
     if name not in _PATHS and ("/" not in value or (name == "TZ" and _ZONE.fullmatch(value))):
         return value, []
     parts = re.split(_PARTED[name], value) if name in _PARTED else [value]
-    why = {part: _who_else_has(part, name) for part in parts}
-    if name not in _PARTED and not (why[value] or Path(value).exists()):
-        return "", [f"{value} is not there"]
-    safe = (part for part, said in why.items() if not said and Path(part).exists())
-    return os.pathsep.join(safe), [said for said in why.values() if said]
+    risks = {part: _path_risk(part, name) for part in parts}
+    if name not in _PARTED and not (risks[value] or Path(value).exists()):
+        return "", [f"{value} is missing"]
+    safe = (part for part, risk in risks.items() if not risk and Path(part).exists())
+    return os.pathsep.join(safe), [risk for risk in risks.values() if risk]
 
 
-def _who_else_has(part: str, name: str) -> str:
-    """Say why root uses no such path; "" where he does, if it is there.
+def _path_risk(part: str, name: str) -> str:
+    """Say why root must not use a path; "" if it is safe, or missing.
 
-    Whoever owns the Python that we run in has his code run already.
+    The owner of the Python that runs this process has his code run already.
     """
     if part == str(Path(sys.executable).parent):
         return ""
     if not _PLAIN.fullmatch(part) or ".." in Path(part).parts:
-        return f"{part!a:.80} is no plain absolute path"
+        return f"{part!a:.80} is not a plain absolute path"
     if name != "SLURM_CONF":
         return who_may_change(Path(part))
     # The plugins that plugstack.conf names, beside it, are code.
@@ -193,9 +193,9 @@ def _who_else_has(part: str, name: str) -> str:
 
 
 def straight(path: Path) -> Path:
-    """Return the same file by a way that all programs read alike.
+    """Return the same file by a path that all programs resolve alike.
 
-    Ansible, pytest and others fold `..` as text, also behind a link that leads elsewhere.
+    Ansible, pytest and others remove `..` from the text, even after a link that leads elsewhere.
     """
     if ".." not in path.parts:
         return path
@@ -203,14 +203,14 @@ def straight(path: Path) -> Path:
 
 
 MOST_BELOW = 100_000
-"""Files of a folder, and of all below it; a link may lead from there into all the machine."""
+"""Files in a folder and all folders below it; a link may lead from there anywhere."""
 
 
 def folders_below(top: Path) -> Iterator[tuple[Path, list[Path]]]:
-    """A folder and all below it, each once, with what is in it; nothing for what is no folder.
+    """A folder and all folders below it, each once, with its entries; nothing if it is no folder.
 
-    Links are followed as pytest and Ansible follow them. OSError where one cannot be listed, or
-    there are more than MOST_BELOW files.
+    Follows links, as pytest and Ansible do. OSError if a folder cannot be listed, or there are
+    more than MOST_BELOW files.
     """
     todo, seen, left = [top] if top.is_dir() else [], set[str](), MOST_BELOW
     while todo:
@@ -229,10 +229,10 @@ def folders_below(top: Path) -> Iterator[tuple[Path, list[Path]]]:
 
 
 def code_in(folder: Path, *, packages: bool = False) -> Iterator[Path]:
-    """A folder, into which code could be put, and the code that Python finds right in it.
+    """A folder, into which code could be put, and the code that Python finds directly in it.
 
-    `packages`: also its folders, each of which is a package to a Python that looks for modules
-    here, and what is right in these.
+    `packages`: also its folders, which a Python that imports from here takes for packages, and
+    the code directly in them.
     """
     yield folder
     for pattern in (*_CODE, *(("*/", *(f"*/{each}" for each in _CODE)) if packages else ())):
@@ -240,7 +240,7 @@ def code_in(folder: Path, *, packages: bool = False) -> Iterator[Path]:
 
 
 def code_beside(file: Path) -> Iterator[Path]:
-    """What a script that is run takes from its folder, and a Python also from the one above."""
+    """The code that a script loads from its folder, and a Python also from the folder above."""
     for way in (file.absolute(), file.resolve()):
         yield from code_in(way.parent, packages=True)
         if os.access(way, os.X_OK):
@@ -250,7 +250,7 @@ def code_beside(file: Path) -> Iterator[Path]:
 
 
 class Step(NamedTuple):
-    """A folder, link or file on a way, as it was opened."""
+    """A folder, link or file on a path, as it was opened."""
 
     place: Path
     found: os.stat_result
@@ -258,7 +258,7 @@ class Step(NamedTuple):
 
 
 def entry(folder: int, name: str) -> int:
-    """Open what has that name, whatever it is, and follow no link. OSError."""
+    """Open an entry of a folder, whatever it is, without following a link. OSError."""
     try:
         return os.open(name, _ENTRY | os.O_DIRECTORY, dir_fd=folder)  # has autofs mount it
     except NotADirectoryError:
@@ -266,11 +266,11 @@ def entry(folder: int, name: str) -> int:
 
 
 def walk(path: Path, held: list[int], enter: Callable[[int, str], int] = entry) -> Iterator[Step]:
-    """Take the way to a path as the kernel does, so that nobody can swap a step that was seen.
+    """Walk a path as the kernel does, so that no user can replace a step that was checked.
 
-    Each step is opened from the folder before it, and nothing behind it before the caller has gone
-    on. `held`: gets the open folders from / to the last step, for the caller to `close`. `enter`:
-    opens the next step. OSError.
+    Each step is opened relative to the folder before it, and only when the caller asks for it.
+    `held` receives the open folders from / to the last step; the caller must `close` them.
+    `enter` opens the next step. OSError.
     """
     todo, links = deque(path.absolute().parts[1:]), 0
     names: list[str] = []
@@ -298,13 +298,13 @@ def walk(path: Path, held: list[int], enter: Callable[[int, str], int] = entry) 
 
 
 def close(held: list[int], depth: int = 0) -> None:
-    """Close the descriptors of a way but for so many."""
+    """Close the descriptors of a walk, except the first `depth`."""
     while len(held) > depth:
         os.close(held.pop())
 
 
 def user_name(uid: int) -> str:
-    """Name a user as sentences do."""
+    """The user's name, or "uid 1234" for an unknown one."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,14 +1,14 @@
 """The network between nodes: who is paired when, what was measured, and who is to blame.
 
-A slow pair's way from sample to sentence: `observed.observe` condenses what both ends measured;
+How a slow pair becomes a message: `observed.observe` condenses what both ends measured;
 `compare` says which pairs are bad outright (failed, or slow beyond any doubt), and
 `decoding.explain.decode` by which node or path, from the graph of good and bad pairs;
 `decoding.find` tests all samples together for what single pairs do not show (some per cent of
 bandwidth, rare spikes, late hosts). `judge` decides which finding accounts for which, `blame` and
-`statistical_blame` word what is left, and `judge.judge_sweep` joins it pair by pair for a run and
-for `preflight blame`.
+`statistical_blame` write the messages, and `judge.judge_sweep` joins them pair by pair for a run
+and for `preflight blame`.
 
-What all of them speak of is a `samples.Meeting`, one pair on one rail in one round: `PairSamples`
-as measured, `PairResult` and `Digest` condensed, `PairJudgement` compared with its peers,
+All of them describe a `samples.Meeting`, one pair on one rail in one round: `PairSamples` as
+measured, `PairResult` and `Digest` condensed, `PairJudgement` compared with its peers,
 `measure.Pair` as its check sees it.
 """

@@ -1,6 +1,6 @@
-"""The accounts of all ends that were asked: of pairs, inside of nodes, over NVLink between nodes.
+"""Collects the accounts of all ends: of pairs, inside nodes, and over NVLink between nodes.
 
-An account is kept once, of an end that was asked for it, and only if it can be.
+Each end's account is kept once, if that end was asked for it and the account is possible.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Whose = TypeVar("Whose")
 
 
 class Accounts(Generic[Where, Whose]):
-    """One account of each end that was asked, of each place where it was."""
+    """One account per place of measurement and per end that was asked."""
 
     def __init__(self, who: Roster) -> None:
         self.ends: dict[Where, dict[Whose, End]] = {}
@@ -34,12 +34,12 @@ class Accounts(Generic[Where, Whose]):
         self._asked: dict[Where, tuple[Collection[Whose], Mapping[Kind, int]]] = {}
 
     def ask(self, where: Where, ends: Collection[Whose], most: Mapping[Kind, int]) -> None:
-        """Expect accounts of these ends; `most`: how many iterations of what were asked for."""
+        """Expect accounts of these ends; `most`: requested iterations by size and phase."""
         self.ends[where] = {}
         self._asked[where] = ends, most
 
     def keep(self, where: Where, whose: Whose, name: str, seen: Account) -> bool:
-        """Keep one account; False if that end was never asked for it or cannot have seen it."""
+        """Keep one account; False if that end was not asked for it or cannot have measured it."""
         asked, most = self._asked.get(where, ((), {}))
         if whose not in asked or whose in self.ends[where] or not fits(seen, self._backend, most):
             return False
@@ -48,7 +48,7 @@ class Accounts(Generic[Where, Whose]):
 
 
 class Insides(Accounts[str, int]):
-    """One account per rail of every node that was asked; nobody where nodes have one rail."""
+    """One account per rail of every node that has several rails."""
 
     def __init__(self, who: Roster) -> None:
         super().__init__(who)
@@ -58,7 +58,7 @@ class Insides(Accounts[str, int]):
 
     @property
     def missing(self) -> Iterator[str]:
-        """Nodes of which not all rails have spoken."""
+        """Nodes of which a rail's account is missing."""
         return (name for name, rails in self._rails.items() if len(self.ends[name]) < len(rails))
 
     def take(self, name: str, seen: InsideSeen) -> bool:
@@ -66,7 +66,7 @@ class Insides(Accounts[str, int]):
         return self.keep(name, seen.rail, name, seen)
 
     def samples(self) -> tuple[InsideSamples, ...]:
-        """All that was told."""
+        """All accounts as samples."""
         return tuple(
             InsideSamples(
                 name,
@@ -93,7 +93,7 @@ class PairAccounts(Accounts["Key", str]):
 
     @property
     def missing(self) -> Iterator[str]:
-        """Nodes of which not all accounts are there."""
+        """Nodes of which an account is missing."""
         return (name for key, ends in self.ends.items() for name in key[2:] if name not in ends)
 
     def take(self, name: str, seen: PairSeen | DomainSeen) -> bool:
@@ -101,7 +101,7 @@ class PairAccounts(Accounts["Key", str]):
         return self.keep((seen.round, seen.rail, seen.a, seen.b), name, name, seen)
 
     def samples(self) -> tuple[PairSamples, ...]:
-        """All that was told."""
+        """All accounts as samples."""
         return tuple(
             PairSamples(a, b, rail, number, self._backend, ends.get(a), ends.get(b))
             for (number, rail, a, b), ends in self.ends.items()
@@ -115,7 +115,7 @@ def iterations(rungs: Iterable[Ladder], soak: Ladder | None = None) -> dict[Kind
 
 
 def fits(seen: Account, backend: str, most: Mapping[Kind, int]) -> bool:
-    """Whether an account can be: each size that was asked for once, no more iterations."""
+    """Whether an account is possible: each size as requested and once, no more iterations."""
     timings = {(timing.size_bytes, timing.phase): timing for timing in seen.timings}
     return (
         seen.backend == backend
@@ -130,6 +130,6 @@ def fits(seen: Account, backend: str, most: Mapping[Kind, int]) -> bool:
 
 
 def end(name: str, seen: Account) -> End:
-    """One account, as samples keep it."""
+    """Convert an account to a sample's end."""
     own = (each for each in End.__struct_fields__ if each != "node")
     return End(name, **{each: getattr(seen, each) for each in own})

@@ -1,4 +1,4 @@
-"""What to do where the last words of a node tell, and where the samples leave it open who it is."""
+"""What to do about a node's last error, and if the samples leave several culprits open."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _NO_ROOM = ("No space left on device", "No usable temporary directory", "Disk qu
 _NO_CUDA = ("CUDA did not initialise", "CUDA error")
 NO_GPU_MEMORY = "CUDA out of memory"
 OWN_CAUSES = (NO_GPU_MEMORY, "CUDA error")
-"""What a measuring process ends with for a cause of its own node, whatever the other end does."""
+"""Errors of a measuring process whose cause is on its own node, whatever the other end does."""
 
 _LOOK_AT_DRIVER = (
     "on {0}: nvidia-smi, and Xids in the kernel log (dmesg); reset the GPU or reboot, run again"
 )
-_NO_MEMORY = "on {0}: nvidia-smi tells which process holds the GPU's memory; end it, run again"
+_NO_MEMORY = "on {0}: nvidia-smi shows which process holds the GPU's memory; end it, run again"
 _BY_SIGKILL = "its measuring process was killed by SIGKILL"
-"""A supervisor's words: nothing but the kernel, or somebody with its rights, does that."""
+"""A supervisor's message: only the kernel or a privileged user does that."""
 
 _LOOK_FOR_OOM = "look at the kernel log on {0} for out-of-memory kills; make room there, run again"
 _TWO = 2
@@ -32,7 +32,7 @@ _MAKE_ROOM = "make room in /tmp, /var/tmp and /dev/shm of {0} (df -h, df -i); ru
 
 
 def advice_on(name: str, error: str) -> str:
-    """Return what the operator is to do; nothing where the words alone do not say."""
+    """Return what the operator must do; "" if the error alone does not say."""
     if error == OTHER_PLAN:
         return _ANOTHER_VERSION.format(name)
     if NO_GPU_MEMORY in error:
@@ -43,14 +43,14 @@ def advice_on(name: str, error: str) -> str:
 
 
 _PORT = re.compile(r"(?:\bon dev |\bhca )([A-Za-z0-9_.-]+)(?::(\d+))?")
-"""NCCL's words of a queue pair and of a completion: misc/ibvwrap.cc, net_ib.cc (2.27 to 2.31)."""
+"""NCCL's text on a queue pair and on a completion: misc/ibvwrap.cc, net_ib.cc (2.27 to 2.31)."""
 
 _GID = re.compile(r"\blocal GID index (\d+)")
 _CARRIER = re.compile(r"NET/IB ([A-Za-z0-9_.+-]+)( RoCE)?")
 
 
 def on_port(name: str, error: str, partner: str) -> str:
-    """Say where to look after an error of NCCL that names an RDMA port; "" where it names none."""
+    """Say where to look after an NCCL error that names an RDMA port; "" if it names none."""
     port = _PORT.search(error)
     if port is None:
         return ""
@@ -72,7 +72,7 @@ def ports(nets: Mapping[str, str]) -> str:
 
 
 def on_slow_ports(nets: Mapping[str, str]) -> str:
-    """Say where to look at a slow rail that RDMA carries; "" where something else does."""
+    """Say where to look if a rail over RDMA is slow; "" if something else carries it."""
     carriers = _carriers(nets).values()
     if not carriers:
         return ""
@@ -92,12 +92,12 @@ def _carriers(nets: Mapping[str, str]) -> dict[str, re.Match[str]]:
 
 
 def after_signal(error: str) -> str:
-    """Return what to do about a process that the kernel ended, for a name; nothing for others."""
+    """Return advice, with {0} for the node, on a process that the kernel killed; else ""."""
     return _LOOK_FOR_OOM if _BY_SIGKILL in error else ""
 
 
 def unresolved_advice(advice: str, among: Collection[str], partners: str) -> str:
-    """Say what to exclude where it is one of several: `it` would be nobody that can be typed."""
+    """Say which nodes to exclude if the culprit is one of several: `it` cannot be typed."""
     look = advice.removesuffix("; run again").partition("; exclude it")[0]
     if len(among) < _TWO:
         return advice
@@ -106,7 +106,7 @@ def unresolved_advice(advice: str, among: Collection[str], partners: str) -> str
 
 
 def more_partners(nodes: int, pairs: int) -> str:
-    """Say with whom to measure again, where so many pairs of so many nodes did not tell."""
+    """Say with which nodes or pairs to measure again if these did not settle it."""
     if nodes <= _TWO:
         return "with a third node"
     every = nodes * (nodes - 1) // 2

@@ -1,4 +1,4 @@
-"""What an agent may say during a sweep: small, typed, bounded; anything else ends its part."""
+"""The events an agent may send during a sweep: typed, of bounded size; others end its part."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Ready(Struct, frozen=True, tag_field="event", tag="ready"):
     cuda: bool
     gpus: _Small
     rails: _Small = 0
-    """How many rails it has, where each is a rank of the job; 0 leaves the choice to us."""
+    """How many rails it has, if each is a rank of the job; 0: the controller chooses."""
     bus_ids: Annotated[tuple[_BusId, ...], Meta(max_length=256)] = ()
-    """PCI addresses of its GPUs, in CUDA's order; none where NVML does not tell them."""
+    """PCI addresses of its GPUs, in CUDA's order; none if NVML does not know them."""
 
 
 class NoTorch(Struct, frozen=True, tag_field="event", tag="no_torch"):
-    """Its Python has none, or one that cannot be loaded."""
+    """Its Python has no torch, or one that cannot be loaded."""
 
     error: _Error
 
@@ -41,7 +41,7 @@ class Busy(Struct, frozen=True, tag_field="event", tag="busy"):
 
 
 class Taken(Struct, frozen=True, tag_field="event", tag="taken"):
-    """What an earlier run left there is stuck and will never let go of it."""
+    """A stuck process of an earlier run holds this node and will not release it."""
 
     error: _Error
     advice: _Error
@@ -54,7 +54,7 @@ class Store(Struct, frozen=True, tag_field="event", tag="store"):
 
 
 class Account(End, frozen=True, kw_only=True):
-    """What one rail of one node says of one turn of measuring; whose word it is, we know."""
+    """One rail's account of one measurement; the connection says which node it is from."""
 
     node: str = ""
     rail: _Small
@@ -70,15 +70,15 @@ class PairSeen(Account, frozen=True, kw_only=True, tag_field="event", tag="pair"
     a: _Name
     b: _Name
     plan: Annotated[str, Meta(max_length=64)] = ""
-    """Digest of what both ends had to agree upon."""
+    """Digest of what both ends must agree upon."""
 
 
 class InsideSeen(Account, frozen=True, kw_only=True, tag_field="event", tag="inside"):
-    """One rail's account of the all-reduce inside of its node."""
+    """One rail's account of the all-reduce inside its node."""
 
 
 class NcclLog(Struct, frozen=True, tag_field="event", tag="nccl_log"):
-    """What NCCL logged so far in one measuring process of one rail; only where it was asked for."""
+    """NCCL's log so far of one measuring process of one rail; sent only on request."""
 
     rail: _Small
     pid: Annotated[int, Meta(ge=1, le=2**31)]
@@ -94,25 +94,25 @@ class DomainSeen(Account, frozen=True, kw_only=True, tag_field="event", tag="dom
 
 
 class Trouble(Struct, frozen=True, tag_field="event", tag="trouble"):
-    """It could not go on."""
+    """The agent could not go on."""
 
     error: _Error
 
 
 class Done(Struct, frozen=True, tag_field="event", tag="done"):
-    """All its rails are through."""
+    """All its rails have finished."""
 
 
 class Rest(Struct, frozen=True, tag_field="event", tag="rest"):
-    """All its rails are through what was ordered, and wait for more."""
+    """All its rails have finished what was ordered, and wait for more."""
 
 
 class Alive(Struct, frozen=True, tag_field="event", tag="alive"):
-    """Nothing new, but its line works and it is not frozen."""
+    """Nothing new, but its connection works and it is not frozen."""
 
 
 class Lapsed(Struct, frozen=True, tag_field="event", tag="lapsed"):
-    """It leaves, because the sweep's store has been silent for the length of the lease."""
+    """It stops, because the sweep's store did not answer for the length of the lease."""
 
     error: _Error
 
@@ -138,9 +138,9 @@ _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
 def decode_event(document: bytes) -> Event:
-    """Decode one event; WireError if it is none."""
+    """Decode one event; WireError if it is not one."""
     try:
         return _DECODER.decode(document)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = str(error).encode("ascii", "replace").decode()[:200]
-        raise WireError(f"its sweep said something else than it should: {reason}") from error
+        raise WireError(f"its sweep sent an invalid event: {reason}") from error

@@ -1,7 +1,7 @@
-"""Who can take part in a sweep, and why the others cannot: all are asked at once, with patience.
+"""Find out which nodes can take part in a sweep, and why the others cannot; all are asked at once.
 
-The plan is the controller's: whoever says another digest of it than ours follows another one (a
-damaged or tampered order, another version of the payload), and what it measures means nothing.
+The plan is the controller's: a node with another digest follows another plan (a damaged or tampered
+order, another version of the payload), so its measurements do not count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from preflight.fabric.agent_events import Event
     from preflight.fabric.agents import Agents
-    from preflight.fabric.collect import CutShort
+    from preflight.fabric.collect import EarlyEnd
     from preflight.fabric.roster import Roster
 
     Progress = Callable[[int, int, list[str]], None]
@@ -36,9 +36,9 @@ _NO_TORCH = "name the job's Python with --preflight-python"
 
 
 class ReadyNodes:
-    """The nodes that are ready, and what is known of those that are not."""
+    """The nodes that are ready, and why the others are not."""
 
-    def __init__(self, names: Iterable[str], agents: Agents, cut: CutShort) -> None:
+    def __init__(self, names: Iterable[str], agents: Agents, cut: EarlyEnd) -> None:
         self.ready: dict[str, Ready] = {}
         self.out: dict[str, str] = {}
         """Node name → why it may not take part."""
@@ -49,10 +49,10 @@ class ReadyNodes:
         self._began = time.monotonic()
         self._no_torch: set[str] = set()
         self._excused: set[str] = set()
-        """Left out for what is no fault of theirs."""
+        """Left out for reasons that are not their fault."""
 
     def gather(self, within_s: float, progress: Progress) -> None:
-        """Wait for everyone's torch; once half are there, the rest get a bounded while longer."""
+        """Wait until all nodes have torch; once half have, the rest get a bounded time more."""
         patience = min(self._cut.ends, self._began + within_s)
         while waiting := [n for n in self._names if n not in self.ready and n not in self.out]:
             progress(len(self._names) - len(waiting), len(self._names), waiting)
@@ -62,7 +62,7 @@ class ReadyNodes:
             name, event = message
             if isinstance(event, Ready) and name in waiting:
                 self.ready[name] = event
-            elif name in waiting or name in self.ready:  # nobody was asked anything: its end
+            elif name in waiting or name in self.ready:  # no node has orders yet: it has ended
                 self.leave_out(name, event)
             if len(self.ready) * 2 >= len(self._names):
                 now = time.monotonic()
@@ -71,7 +71,7 @@ class ReadyNodes:
             self._never_came(name)
 
     def leave_out(self, name: str, event: Event | Gone) -> None:
-        """Do without a node, for what it said or for how it ended."""
+        """Leave a node out because of its event or its end."""
         self.ready.pop(name, None)
         if isinstance(event, NoTorch):
             self.out[name] = f"no usable torch in its Python: {event.error}"
@@ -88,23 +88,23 @@ class ReadyNodes:
             self.out[name] = event.error
             self.advice[name] = f"on {name}: {event.advice}"
         else:
-            self.out[name] = "it spoke out of turn"
+            self.out[name] = "it sent an event out of turn"
         self._agents.dismiss(name)
 
     def give_up_as_host(self, name: str) -> None:
-        """Do without the node that was to host the store, unless it has said why already."""
+        """Leave out the node that should host the store; a reason that it gave stays."""
         self.ready.pop(name, None)
         self.out.setdefault(name, "it could not host the sweep's store")
         self._agents.dismiss(name)
 
-    def troubles(self, unfit: dict[str, str]) -> dict[str, str]:
-        """What is held against nodes that were left out; nothing when nobody has a torch.
+    def troubles(self, mismatched: dict[str, str]) -> dict[str, str]:
+        """Return the faults of nodes that were left out; none if no node has torch.
 
-        `unfit`: those who were ready and do not fit in with the others.
+        `mismatched`: nodes that were ready and do not match the others.
         """
         if not self.ready and self._no_torch == set(self._names):
             return {}
-        own = {**self.out, **unfit}
+        own = {**self.out, **mismatched}
         return {name: why for name, why in own.items() if name not in self._excused}
 
     def _never_came(self, name: str) -> None:
@@ -112,7 +112,7 @@ class ReadyNodes:
             self._excuse(name, TIME_UP)
             return
         self.out[name] = (
-            f"nothing came from it for {time.monotonic() - self._began:.0f} s, within which "
+            f"it sent nothing for {time.monotonic() - self._began:.0f} s, within which "
             "its Python should have imported torch"
         )
         self.advice[name] = _NOTHING_CAME.format(name)
@@ -134,24 +134,24 @@ _COMMON = (
 )  # fmt: skip
 
 
-class Agreed:
-    """What all ends of each round must agree upon, as it was ordered."""
+class PlanDigest:
+    """The digest of the ordered plan, which all ends of each round must report."""
 
     def __init__(self) -> None:
         self._orders: list[tuple[int, dict[str, Any]]] = []
-        """From which round on, what."""
+        """(first round, order)."""
 
-    def ordered(self, order: Mapping[str, object], first: int = 0) -> None:
-        """Note an order, to whomever: what they have in common is the same in all of them."""
+    def add_order(self, order: Mapping[str, object], first: int = 0) -> None:
+        """Note an order to any node: its common part is the same for all."""
         before = self._orders[-1][1] if self._orders else {}
         common = {**before, **{name: order[name] for name in _COMMON if name in order}}
         if not self._orders or self._orders[-1][0] < first:
             self._orders.append((first, common))
 
-    def held_to(self, event: Event | Gone, who: Roster) -> Event | Gone:
-        """Return the event, or that its node is in trouble, if it is the account of another plan.
+    def verify(self, event: Event | Gone, who: Roster) -> Event | Gone:
+        """Return the event, or `Trouble` if it is an account by another plan.
 
-        An account of a pair that was never ordered is left to whoever takes accounts.
+        An account of a pair that was not ordered is passed on: `SweepAccounts` refuses it.
         """
         if not isinstance(event, PairSeen) or not {event.a, event.b} <= set(who.names):
             return event

@@ -1,7 +1,7 @@
-"""One conversation per node, or per rank of it, read side by side.
+"""One session with each node's sweep agent, or with each of its ranks, in parallel.
 
-The ranks' words become one conversation: ready when all are, the store where the first rail has
-it, every account as it comes, done when all are; a rank that breaks off costs its own rail.
+The ranks' sessions are merged into one: ready when all are, the store of the first rail, every
+account as it comes, done when all are; a rank that breaks off costs only its own rail.
 """
 
 from __future__ import annotations
@@ -31,52 +31,52 @@ from preflight.fabric.agent_events import (
     decode_event,
 )
 from preflight.transport.bundle import start_payload
-from preflight.transport.payload_session import Leased, LeasedTalk, Standstill
+from preflight.transport.payload_session import LeasedSession, MessageSession, SuspendDetector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from preflight.fleet.model import Host
-    from preflight.transport.ways import Manned
+    from preflight.transport.ways import RankConnections
 
 
 _LEAVING_S = 1.5
 _CLOSING_S = 3.0
 _EVENTS_BESIDE_PAIRS = 64
 _TURN_S = 0.1
-"""How long one of our orders may wait while we listen."""
+"""How long an order may wait while we read."""
 
 _FORGIVEN_S = 5.0
-"""What was said while we stood still is read within this."""
+"""Time to read the events that arrived while this process was suspended."""
 
 
 class Gone(Struct, frozen=True):
-    """A node will say nothing more, and why."""
+    """A node's session has ended, and why."""
 
     reason: str
     advice: str = ""
-    """Of whoever noticed it."""
+    """From the code that noticed it."""
     late: bool = False
-    """Nothing broke: our own deadline passed."""
+    """Nothing failed: our own deadline passed."""
 
 
 class Agents:
-    """All conversations of one sweep. One thread each listens, speaks, and renews the lease."""
+    """All sessions of one sweep. One thread per node reads, sends, and renews the lease."""
 
     def __init__(self, most_pairs: int, deadline_s: float) -> None:
         self._most_events = most_pairs + _EVENTS_BESIDE_PAIRS + int(deadline_s)
         self._ends = time.monotonic() + deadline_s
         self._events: queue.SimpleQueue[tuple[str, Event | Gone]] = queue.SimpleQueue()
-        self._talks: dict[str, Leased] = {}
+        self._sessions: dict[str, LeasedSession] = {}
         self._threads: dict[str, threading.Thread] = {}
         self._orders: dict[str, queue.SimpleQueue[Mapping[str, object]]] = {}
         self._idle: set[str] = set()
         self._lock = threading.Lock()
         self._closed = False
-        self.own = Standstill()
+        self.own = SuspendDetector()
 
-    def start(self, hosts: Iterable[Host], begin: Callable[[Host], LeasedTalk]) -> None:
-        """Begin a conversation with each host, in a thread of its own."""
+    def start(self, hosts: Iterable[Host], begin: Callable[[Host], MessageSession]) -> None:
+        """Begin a session with each host, each in its own thread."""
         self.own.watch()
         for host in hosts:
             self._orders[host.name] = queue.SimpleQueue()
@@ -85,7 +85,7 @@ class Agents:
             thread.start()
 
     def next(self, within_s: float) -> tuple[str, Event | Gone] | None:
-        """Return who said what next; None if nobody did in time (less what we stood still)."""
+        """Return the next (node, event); None if none came in time (suspension not counted)."""
         more_s = min(_FORGIVEN_S, self.own.forgive_s())
         try:
             return self._events.get(timeout=max(0.0, within_s) + more_s)
@@ -93,27 +93,27 @@ class Agents:
             return None
 
     def quiet(self) -> bool:
-        """Whether nobody has said anything that `next` has not returned."""
+        """Whether `next` has returned all events so far."""
         return self._events.empty()
 
     def send(self, name: str, order: Mapping[str, object]) -> None:
-        """Tell an agent something; if it is gone, `next` says so."""
+        """Send an order to an agent; if it is gone, `next` reports it."""
         self._idle.discard(name)
         self._orders[name].put(order)
 
     def dismiss(self, name: str) -> None:
         """End one agent."""
         with self._lock:
-            talk = self._talks.pop(name, None)
-        if talk is not None:
-            talk.close()
+            session = self._sessions.pop(name, None)
+        if session is not None:
+            session.close()
 
     def close(self) -> None:
-        """Let those leave that wait for orders, end the others; keeps nobody waiting."""
+        """Let idle agents exit and end the others, within a bounded time."""
         self.own.close()
         with self._lock:
             self._closed = True
-            left = list(self._talks)
+            left = list(self._sessions)
         busy = [name for name in left if name not in self._idle]
         for name in set(left) - set(busy):
             self.send(name, {"finish": True})
@@ -133,17 +133,17 @@ class Agents:
         for thread in threads:
             thread.join(max(0.0, ends - time.monotonic()))
 
-    def _serve(self, host: Host, begin: Callable[[Host], LeasedTalk]) -> None:
+    def _serve(self, host: Host, begin: Callable[[Host], MessageSession]) -> None:
         try:
-            talk = Leased(begin(host))
+            session = LeasedSession(begin(host))
             with self._lock:
                 closed = self._closed
                 if not closed:
-                    self._talks[host.name] = talk
+                    self._sessions[host.name] = session
             if closed:
-                talk.close()
+                session.close()
                 return
-            self._converse(host.name, talk)
+            self._converse(host.name, session)
         except ReachError as error:
             self._events.put((host.name, Gone(error.sentence, error.advice)))
         except TimeoutError:
@@ -152,16 +152,16 @@ class Agents:
             self._events.put((host.name, Gone(str(error) or type(error).__name__)))
         self.dismiss(host.name)
 
-    def _converse(self, name: str, talk: Leased) -> None:
-        """Pass on what the agent says and what it is told, until it has no more to say."""
+    def _converse(self, name: str, session: LeasedSession) -> None:
+        """Pass events and orders between the agent and the queues, until it has ended."""
         orders = self._orders[name]
         events = 0
         while events < self._most_events:
             while not orders.empty():
-                talk.send(orders.get())
+                session.send(orders.get())
             if time.monotonic() > self._ends:
                 raise TimeoutError
-            document = talk.hear(_TURN_S)
+            document = session.hear(_TURN_S)
             if document is None:
                 continue
             events += 1
@@ -169,13 +169,13 @@ class Agents:
             if isinstance(event, Alive):
                 continue
             if isinstance(event, Ready):
-                talk.watch()  # before, importing torch may keep its Python from saying anything
+                session.watch()  # earlier, importing torch may keep its Python from sending
             if isinstance(event, Ready | Done | Rest):
                 self._idle.add(name)
             self._events.put((name, event))
             if isinstance(event, Lapsed):
                 return
-        raise WireError("its sweep said more than there was to say")
+        raise WireError(f"its sweep sent more than the {self._most_events} events it could need")
 
 
 _ERROR_LIMIT = 500
@@ -186,39 +186,39 @@ _Failure = tuple[int, ReachError | WireError | TimeoutError]
 
 
 def start_rank_agents(
-    node: Manned,
+    node: RankConnections,
     host: Host,
     request: Mapping[str, object],
     deadline_s: float,
     *,
     limit: int = OUTPUT_LIMIT,
-) -> LeasedTalk:
+) -> MessageSession:
     """Start the sweep in each rank of a node; ReachError names a rank that cannot."""
-    talks: list[LeasedTalk] = []
+    sessions: list[MessageSession] = []
     try:
-        for rail, seat in enumerate(node.seats):
-            own = {**request, "seat": {"rail": rail, "rails": len(node.seats)}}
-            talks.append(start_payload(seat, host, "sweep", own, deadline_s, limit=limit))
+        for rail, rank in enumerate(node.ranks):
+            own = {**request, "seat": {"rail": rail, "rails": len(node.ranks)}}
+            sessions.append(start_payload(rank, host, "sweep", own, deadline_s, limit=limit))
     except BaseException:
-        for talk in talks:
-            talk.close()
+        for session in sessions:
+            session.close()
         raise
-    return RankAgents(talks)
+    return RankAgents(sessions)
 
 
 class RankAgents:
-    """The conversations with all ranks of one node as one. Each has a lease of its own."""
+    """The sessions with all ranks of one node, merged into one. Each has its own lease."""
 
-    def __init__(self, talks: Sequence[LeasedTalk]) -> None:
-        self._talks = tuple(Leased(talk) for talk in talks)
+    def __init__(self, sessions: Sequence[MessageSession]) -> None:
+        self._sessions = tuple(LeasedSession(session) for session in sessions)
         self._events: queue.SimpleQueue[_Words | _Failure] = queue.SimpleQueue()
         self._ready: dict[int, Ready] = {}
         self._through: set[int] = set()
         self._resting: set[int] = set()
         self._gone: set[int] = set()
         self._held: Mapping[str, object] | None = None
-        """The order to start, while the first rail makes the store that the others need."""
-        for rail in range(len(talks)):
+        """The start order, while the first rail makes the store that the others need."""
+        for rail in range(len(sessions)):
             threading.Thread(target=self._listen, args=(rail,), daemon=True).start()
 
     def hear(self, within_s: float) -> bytes | None:
@@ -234,52 +234,54 @@ class RankAgents:
                 return event
 
     def send(self, message: Mapping[str, object]) -> None:
-        """Pass a message on to those ranks that it concerns."""
+        """Pass a message on to the ranks that it concerns."""
         order = message.get("go")
-        if "renew" in message:  # each rank's own lease is renewed by who listens to it
+        if "renew" in message:  # the thread that reads a rank renews its lease
             return
         if "gone" in message:
-            self._talks[0].send(message)
+            self._sessions[0].send(message)
         elif isinstance(order, dict) and order.get("store") is None:
             self._held = order
-            self._talks[0].send(message)
+            self._sessions[0].send(message)
         else:
-            for talk in self._talks:
-                talk.send(message)
+            for session in self._sessions:
+                session.send(message)
 
     def close(self) -> None:
-        """End all ranks' parts, side by side."""
-        closing = [threading.Thread(target=talk.close, daemon=True) for talk in self._talks]
+        """End all ranks' sessions, in parallel."""
+        closing = [
+            threading.Thread(target=session.close, daemon=True) for session in self._sessions
+        ]
         for thread in closing:
             thread.start()
         for thread in closing:
             thread.join()
 
     def _listen(self, rail: int) -> None:
-        talk = self._talks[rail]
+        session = self._sessions[rail]
         try:
             while True:
-                document = talk.hear(_POLL_S)
+                document = session.hear(_POLL_S)
                 if document is None:
                     continue
                 event = decode_event(document)
                 if isinstance(event, Ready):
-                    talk.watch()
+                    session.watch()
                 self._events.put((rail, document, event))
         except (ReachError, WireError, TimeoutError) as error:
             self._events.put((rail, error))
 
     def _merge(self, entry: _Words | _Failure) -> bytes | None:
-        """What the node as a whole says when one of its ranks says this; None for nothing yet."""
+        """Return the node's event that follows from this event of a rank; None if there is none."""
         rail = entry[0]
         if len(entry) == 2:  # noqa: PLR2004  a failure
             return self._broke_off(rail, entry[1])
         _, document, event = entry
-        if isinstance(event, Alive):  # one rank's word is enough, and the first speaks for all
-            return document if rail == min(set(range(len(self._talks))) - self._gone) else None
+        if isinstance(event, Alive):  # that of the first rank is enough for all
+            return document if rail == min(set(range(len(self._sessions))) - self._gone) else None
         if isinstance(event, Ready):
             self._ready[rail] = event
-            return self._all_ready() if len(self._ready) == len(self._talks) else None
+            return self._all_ready() if len(self._ready) == len(self._sessions) else None
         if isinstance(event, Done | Rest):
             return self._one_less(rail, event)
         if isinstance(event, Store) and self._held is not None:
@@ -289,11 +291,11 @@ class RankAgents:
         return document
 
     def _one_less(self, rail: int, event: Done | Rest) -> bytes | None:
-        """The node is through when all its ranks are; it rests when those do that are not."""
+        """Return Done when all ranks are done, Rest when all others rest; else None."""
         (self._through if isinstance(event, Done) else self._resting).add(rail)
-        if len(self._through) == len(self._talks):
+        if len(self._through) == len(self._sessions):
             return msgspec.json.encode(Done())
-        if not self._resting or len(self._resting | self._through) < len(self._talks):
+        if not self._resting or len(self._resting | self._through) < len(self._sessions):
             return None
         self._resting.clear()
         return msgspec.json.encode(Rest())
@@ -307,21 +309,21 @@ class RankAgents:
     def _start_others(self, port: int) -> None:
         order, self._held = dict(self._held or {}), None
         order["store"] = [order["address"], port]
-        for talk in self._talks[1:]:
-            talk.send({"go": order})
+        for session in self._sessions[1:]:
+            session.send({"go": order})
 
     def _broke_off(self, rail: int, error: ReachError | WireError | TimeoutError) -> bytes | None:
-        """Before all are ready the node cannot begin; later the other rails go on."""
+        """Raise if the node has not begun: it needs all ranks; later the other rails go on."""
         self._gone.add(rail)
-        if len(self._gone) == len(self._talks):
+        if len(self._gone) == len(self._sessions):
             raise error
         if rail in self._through:
             return None
-        if len(self._ready) < len(self._talks) or self._held is not None:
+        if len(self._ready) < len(self._sessions) or self._held is not None:
             raise error
         self._through.add(rail)
         words = str(error) or "gave no answer in time"
-        if len(self._through) == len(self._talks):
+        if len(self._through) == len(self._sessions):
             self._events.put((rail, msgspec.json.encode(Done()), Done()))
         elif self._resting:  # the others only waited for it
             self._events.put((min(self._resting), b"", Rest()))
@@ -329,6 +331,6 @@ class RankAgents:
 
 
 def _of_rank(rail: int, event: Trouble | NoTorch | Busy | Taken) -> Event:
-    """The same, with the rank named."""
+    """Return the event with the rank named in its error."""
     named = event.error if "local rank" in event.error else f"local rank {rail}: {event.error}"
     return msgspec.structs.replace(event, error=named[:_ERROR_LIMIT])

@@ -1,4 +1,4 @@
-"""A culprit in words an operator can act on, and the sentences that all kinds of blame share."""
+"""A culprit as an operator needs it, and the phrases that all kinds of blame share."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class Blame(Struct, frozen=True, kw_only=True):
 
     kind: BlameKind
     among: tuple[Component, ...] = ()
-    """The one that is meant; of `unresolved` each that may be; of `node` all that share a cause."""
+    """The one at fault; `unresolved`: each that may be; `node`: all that share a cause."""
     sentence: str
     confidence: float
     """0 to 1: how far the samples at hand exclude other explanations."""
     advice: str
     pairs: tuple[Pairing, ...]
     rail: int | None = None
-    """The one rail that is meant; None: all of them."""
+    """The rail at fault; None: all of them."""
     events: int = 0
-    """Of what comes and goes: how often, in how many operations."""
+    """For events: how many, in how many operations."""
     operations: int = 0
 
     @property
     def node(self) -> str:
-        """The one node that it means, or the only one that it suspects."""
+        """The node at fault, or the only suspected one."""
         alone = len(self.among) == 1 and self.among[0].kind in OF_A_NODE
         return self.among[0].nodes[0] if alone else ""
 
@@ -62,14 +62,14 @@ class Blame(Struct, frozen=True, kw_only=True):
 
     @property
     def culprits(self) -> tuple[str, ...]:
-        """The nodes that must be left out for it, where the component is no single node."""
+        """The nodes that must be left out, if the component is not a single node."""
         return () if self.node else self.nodes
 
     @property
     def suspects(self) -> tuple[str, ...]:
-        """The nodes among which the culprit lies, where no more is known: none is proven fit.
+        """The nodes among which the culprit lies, if no more is known: none is proven good.
 
-        Of a leaf only where it may be nothing else.
+        A leaf's nodes only if nothing else can be at fault.
         """
         if self.kind != "unresolved":
             return ()
@@ -90,15 +90,15 @@ def with_partners(what: str, partners: int, only: str = "its only partner") -> s
 def both_fine(
     ends: Sequence[str], rails: Collection[int | None], culprits: Sequence[Culprit]
 ) -> str:
-    """Say which ends of a bad path are fine with others, and which have another fault besides."""
+    """Say which ends of a bad path are fine with others, and which have another fault."""
     a, b = ends
     named = [one.component for one in culprits if one.component and one.node in ends]
     there = [part for part in named if part.rail is None or not {None, part.rail}.isdisjoint(rails)]
     ill = [name for name in ends if any(name in part.nodes for part in there)]
     if len(ill) == len(ends):
-        return f"{a} and {b} have faults of their own besides"
+        return f"{a} and {b} also have faults of their own"
     if ill:
-        return f"{b if ill == [a] else a} is fine with others, {ill[0]} has another fault besides"
+        return f"{b if ill == [a] else a} is fine with others, {ill[0]} also has another fault"
     on = ", ".join(str(rail) for rail in sorted(rail for rail in rails if rail is not None))
     where = f"on rail {on} " if named and on else ""
     return f"{where}{a} and {b} are both fine with others"

@@ -1,7 +1,7 @@
-"""A sweep as it comes in: who is through, whose account is missing, and why.
+"""Collects a sweep's accounts: which nodes have finished, whose account is missing, and why.
 
-Durations are counted by steady clocks, so what was measured stands. But libraries wait by the wall
-clock (gloo built for an old glibc does), so a wait that failed meanwhile proves nothing.
+Durations are measured with steady clocks, so measurements stay valid if a clock is set. But some
+libraries wait by the wall clock (gloo built for an old glibc), so a failed wait proves nothing.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from preflight.core.text import span
 from preflight.fabric.accounts import Insides, PairAccounts, iterations
 from preflight.fabric.agent_events import DomainSeen, Lapsed, NcclLog, PairSeen, Trouble
 from preflight.fabric.agents import Gone
-from preflight.fabric.measure import NOBODY, Silence, Word, who_broke_off
+from preflight.fabric.measure import NO_CULPRIT, Silence, Word, who_broke_off
 from preflight.fabric.plan import LOGS_EACH
-from preflight.fabric.samples import End, Logged, PairSamples, TimeInterner
+from preflight.fabric.samples import End, NcclLogText, PairSamples, TimeInterner
 from preflight.transport.payload_session import LEASE_S, RENEW_S
 
 if TYPE_CHECKING:
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from preflight.fabric.roster import Roster
     from preflight.fabric.samples import Sweep
     from preflight.fabric.schedule import Pairing, Rounds
-    from preflight.transport.payload_session import Standstill
+    from preflight.transport.payload_session import SuspendDetector
 
 
 def clock_words(ends: Mapping[str, End]) -> str:
-    """Say whose clock was set during a pair and by how much; nothing if none was.
+    """Say whose clock was set during a pair and by how much; "" if none was.
 
-    Wrong sums are wrong at any time of the day.
+    Wrong sums count in any case.
     """
     if any(end.state == "corrupt" for end in ends.values()):
         return ""
@@ -40,7 +40,7 @@ def clock_words(ends: Mapping[str, End]) -> str:
 
 
 def clock_lines(sweep: Sweep) -> list[str]:
-    """One sentence per node whose clock was set during the sweep."""
+    """Return one sentence per node whose clock was set during the sweep."""
     most: dict[str, float] = {}
     for end in (end for pair in sweep.pairs for end in pair.ends):
         if abs(end.stepped_s) > abs(most.get(end.node, 0.0)):
@@ -57,50 +57,50 @@ def _words(name: str, step_s: float) -> str:
     return f"the clock of {name} was set {direction} by {span(abs(step_s))}"
 
 
-_FEW = 64  # only the last stragglers are looked at pair by pair
+_FEW = 64  # only the last stragglers are examined pair by pair
 
 
-class Collected:
-    """What has been said so far, by whom, and who is through."""
+class SweepAccounts:
+    """All accounts of a sweep so far, and which nodes have finished."""
 
     def __init__(self, who: Roster) -> None:
         self.names = frozenset(who.names)
         self.done: set[str] = set()
         self.resting: set[str] = set()
-        """Through with all rounds so far, and ready for more."""
+        """Finished with all rounds so far, and ready for more."""
         self.lost: set[str] = set()
         self.stuck: set[str] = set()
         self.advice: dict[str, str] = {}
         self._words: list[Word] = []
         self._who = who
         self._rounds = 0
-        """So many are expected, retests included."""
+        """Expected rounds, retests included."""
         self._pairs = PairAccounts(who)
         self._to_come: dict[tuple[int, str, str], int] = {}
-        """By round and pair: how many accounts are still to come."""
+        """By round and pair: how many accounts are still missing."""
         self.scheduled = len(who.rounds)
         """Rounds from this number on are retests."""
         self.cut = False
-        """The time was up before the retests were through."""
+        """Whether the time was up before the retests had finished."""
         self._expect(who, who.rounds)
         self._thrift = TimeInterner()
         self._untidy: deque[tuple[dict[str, End], str]] = deque()
         self.inside = Insides(who)
-        self.logs: dict[tuple[str, int, int], Logged] = {}
+        self.logs: dict[tuple[str, int, int], NcclLogText] = {}
         """By node, rail and process."""
         own = iterations((*who.ladder, *who.inside_sizes))
         self.domain = PairAccounts(who).expect(who, who.domain_rounds, own)
         self.complete = 0
-        """Pairs of which all ends have spoken, on all rails."""
+        """Pairs with the accounts of both ends on all rails."""
 
     @property
     def expected(self) -> int:
-        """How many pairs there are, each round counted."""
+        """How many pairs are expected, over all rounds."""
         return len(self._to_come)
 
     @property
     def through(self) -> set[str]:
-        """Who has been through all that was ordered."""
+        """Nodes that have finished all that was ordered."""
         return self.done | self.resting
 
     @property
@@ -109,20 +109,20 @@ class Collected:
         return self._rounds > self.scheduled
 
     def ask_more(self, who: Roster) -> None:
-        """Expect the rounds that `who` has beyond those known so far, measured as it says."""
+        """Expect the further rounds of `who`, measured as it says."""
         more = who.rounds[self._rounds :]
         self._who = who
         self.resting.clear()
         self._expect(who, more)
 
     def waiting(self) -> list[str]:
-        """Who is neither through nor lost, in fleet order."""
+        """Nodes that have neither finished nor been lost, in fleet order."""
         return [name for name in self._who.names if name not in self.through | self.lost]
 
     def open(self) -> bool:
-        """Whether any pair of two nodes still under way has not been heard of by either end.
+        """Whether a pair of two nodes that still work has no account yet.
 
-        Or not all of what goes on inside of such a node, or in its NVLink domain.
+        Or such a node's account of its inside, or of its NVLink domain, is missing.
         """
         under_way = set(self.waiting())
         return (
@@ -136,7 +136,7 @@ class Collected:
         )
 
     def take(self, name: str, seen: PairSeen | InsideSeen | DomainSeen | NcclLog) -> bool:
-        """Keep one account or log; False if that node was not asked or cannot have seen it."""
+        """Keep one account or log; False if that node was not asked or cannot have measured it."""
         if isinstance(seen, PairSeen):
             return self._take_pair(name, seen)
         if isinstance(seen, NcclLog):
@@ -146,11 +146,11 @@ class Collected:
         return self.inside.take(name, seen)
 
     def _take_log(self, name: str, log: NcclLog) -> bool:
-        """Of a rail that logs in process after process, the first ones are kept, as last sent."""
+        """Keep the latest log of each of a rail's first processes."""
         asked = self._who.keep_logs and log.rail < self._who.rails
         earlier = sum(one[:2] == (name, log.rail) for one in self.logs)
         if asked and ((name, log.rail, log.pid) in self.logs or earlier < LOGS_EACH):
-            self.logs[name, log.rail, log.pid] = Logged(name, log.rail, log.text)
+            self.logs[name, log.rail, log.pid] = NcclLogText(name, log.rail, log.text)
         return asked
 
     def _take_pair(self, name: str, seen: PairSeen) -> bool:
@@ -163,7 +163,7 @@ class Collected:
         return True
 
     def tidy(self) -> bool:
-        """Make one more account of a pair small; False if there is none left. For idle moments."""
+        """Compact one more account of a pair; False if none is left. For idle moments."""
         if not self._untidy:
             return False
         ends, name = self._untidy.popleft()
@@ -171,18 +171,18 @@ class Collected:
         return True
 
     def complain(self, name: str, error: str, advice: str = "") -> None:
-        """Keep what a node said went wrong, in its place among what the others say."""
+        """Keep a node's error, in the order in which errors arrive."""
         self.stuck.add(name)
         if advice:
             self.advice.setdefault(name, advice)
-        self._words.append(Word(name, "said", error))
+        self._words.append(Word(name, "error", error))
 
     def lose(
-        self, name: str, reason: str = "", advice: str = "", kind: Literal["gone", "said"] = "gone"
+        self, name: str, reason: str = "", advice: str = "", kind: Literal["gone", "error"] = "gone"
     ) -> None:
-        """Count a node as gone; what it said before is kept.
+        """Count a node as gone; its accounts are kept.
 
-        `said`: it left on somebody else's account. Without a reason it is our own fault.
+        `kind` "error": it stopped because of another node. Without a reason the fault is ours.
         """
         if name in self.done:
             return
@@ -193,19 +193,19 @@ class Collected:
             self.advice.setdefault(name, advice)
 
     def give_up(self, names: Iterable[str]) -> None:
-        """Wait no longer for these nodes; who has told all that it could has nothing to answer for.
+        """Stop waiting for these nodes; one whose accounts are all here is not at fault.
 
-        Such a one was held up by partners that had broken off.
+        It was held up by partners that had broken off.
         """
         unfinished_nodes = self._with_open_accounts()
         for name in names:
             self.lost.add(name)
             if name in unfinished_nodes:
-                reason = "its agent said nothing more, and did not finish in time"
+                reason = "its agent sent nothing more, and did not finish in time"
                 self._words.append(Word(name, "silent", reason))
 
     def _with_open_accounts(self) -> set[str]:
-        """Who has an account open of a pair whose other end has not broken off."""
+        """Nodes whose account is missing of a pair whose other end has not broken off."""
         off = self.lost | self.stuck
         return {
             name
@@ -215,10 +215,10 @@ class Collected:
         }
 
     def pairs(self, unfinished: str = "") -> tuple[PairSamples, ...]:
-        """Both ends' accounts of every pair, rail and round of the launch.
+        """Return both ends' accounts of every pair, rail and round of the launch.
 
-        `unfinished`: why we stopped listening, if we did so before all had spoken: accounts that
-        are missing for that reason say so, and nothing against their nodes.
+        `unfinished`: why we stopped before all accounts had come: a missing account then gets that
+        reason, and its node is not blamed.
         """
         silence = self.silence()
         return tuple(
@@ -229,12 +229,12 @@ class Collected:
         )
 
     def _counts(self, retested: dict[str, End], unfinished: str) -> bool:
-        """Retests are extra: one that was cut short by us says nothing."""
+        """Whether a retest counts: one that we cut short does not."""
         whole = len(retested) > 1
         return whole or (bool(retested) and not unfinished and not self.cut)
 
     def unsettled(self) -> tuple[Pairing, ...]:
-        """Pairs whose retests were all cut short for lack of time."""
+        """Return the pairs whose retests were all cut short for lack of time."""
         again = [
             (key[2:], ends) for key, ends in self._pairs.ends.items() if key[0] >= self.scheduled
         ]
@@ -243,7 +243,7 @@ class Collected:
         return tuple(left) if self.cut else ()
 
     def silence(self) -> Silence:
-        """Who broke off, and who only waited for them."""
+        """Return which nodes broke off, and which only waited for them."""
         if not self._who.names:  # the time was up before anyone was ready
             return Silence()
         ends = (end for kept in self._pairs.ends.values() for end in kept.values())
@@ -258,7 +258,7 @@ class Collected:
     def _excused(
         self, a: str, b: str, ends: dict[str, End], silence: Silence, unfinished: str
     ) -> dict[str, End]:
-        """A pair that was not finished says nothing of nodes that merely waited for others."""
+        """Return a pair's accounts without blame for nodes that only waited for others."""
         host = self._who.host
         good = {name: end for name, end in ends.items() if end.state == "measured"}
         if len(good) == len((a, b)) or not silence.culprits.keys().isdisjoint((a, b)):
@@ -271,7 +271,9 @@ class Collected:
         if not waited and host not in silence.culprits:
             return ends
         lost = f"{host}, which hosted the sweep's store, was lost"
-        error = waited[0] if waited and silence.culprits else lost if silence.culprits else NOBODY
+        error = (
+            waited[0] if waited and silence.culprits else lost if silence.culprits else NO_CULPRIT
+        )
         return {name: End(node=name, state="not_run", error=error) for name in (a, b)} | good
 
     def _expect(self, who: Roster, rounds: Rounds) -> None:
@@ -287,21 +289,21 @@ class Collected:
 TIME_UP = "the run's time was up before it was measured; give more: --preflight-budget=SECONDS"
 _INTERRUPTED = "interrupted before it was measured"
 _STOOD_STILL = (
-    "preflight itself stood still for {0:.0f} s (stopped, or its machine slept), so the nodes left "
-    "as they should: nothing is known against them; run again"
+    "preflight itself was suspended for {0:.0f} s (stopped, or its machine slept), so the nodes "
+    "stopped as they should; no node is blamed: run again"
 )
 
 
-class CutShort:
-    """Whether and why one sweep ends before all that was planned is measured."""
+class EarlyEnd:
+    """Whether and why a sweep ends before all that was planned is measured."""
 
-    def __init__(self, ends: float, own: Standstill) -> None:
-        """`ends`: when the time is up, by the monotonic clock. `own`: watches this process."""
+    def __init__(self, ends: float, own: SuspendDetector) -> None:
+        """`ends`: the deadline, by the monotonic clock. `own`: watches this process."""
         self.ends = ends
         self.why = ""
-        """Nothing while all goes as planned, or when only retests were cut."""
-        self.collected: Collected | None = None
-        """The accounts, once there are any to come."""
+        """"" while all goes as planned, or if only retests were cut."""
+        self.collected: SweepAccounts | None = None
+        """The accounts, once any are expected."""
         self._own = own
 
     @property
@@ -310,16 +312,16 @@ class CutShort:
         return self.ends - time.monotonic()
 
     def time_is_up(self) -> bool:
-        """Say so; from then on the sweep is unfinished, unless only retests were under way."""
+        """Whether the time is up; the sweep is then unfinished, unless only retests were left."""
         if self.left_s > 0:
             return bool(self.why)
         self._cut(TIME_UP)
         return True
 
     def our_fault(self, event: Event | Gone) -> bool:
-        """Whether a loss is explained by our own standing still; the sweep is unfinished then.
+        """Whether our own suspension explains a loss; the sweep is then unfinished.
 
-        After a hole of about the lease all nodes leave, and their partners complain of them.
+        After a suspension of about the lease all nodes stop, and their partners report that.
         """
         hole_s = self._own.recent_s(LEASE_S)
         bad = isinstance(event, Gone | Lapsed | Trouble) or (
@@ -331,7 +333,7 @@ class CutShort:
         return True
 
     def interrupt(self) -> None:
-        """Whatever is missing from here on, the operator did not want to wait for it."""
+        """Note that the operator interrupted, so that missing results blame no node."""
         self.why = _INTERRUPTED
 
     def _cut(self, why: str) -> None:

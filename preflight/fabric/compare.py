@@ -1,6 +1,6 @@
-"""Each pair against its peers, and against what was promised: which pairs are bad, and by what.
+"""Compare each pair with its peers and with the expected speed: which pairs are bad, and how.
 
-Of two or three nodes there is none: then its own other rails, or the fastest of the other pairs.
+With two or three nodes a pair has no peers: its other rails or the fastest other pair replace them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from preflight.core.thresholds import Thresholds
     from preflight.fabric.measure import SizeSummary
     from preflight.fabric.samples import End, PairSamples, Sweep
-    from preflight.fleet.model import Host, Promise
+    from preflight.fleet.model import Expected, Host
 
 
 INDEPENDENT = "peers' median"
@@ -56,10 +56,10 @@ class Peers:
         }
 
     def busbw(self, pair: PairSamples, size_bytes: int) -> tuple[float | None, str]:
-        """GB/s to compare with, and in words which."""
+        """Return the GB/s to compare with, and what they are."""
         others = self._speeds[size_bytes]
         ends = pair.nodes
-        # Of two peers one may be bad itself: the better one is the yardstick.
+        # One of two peers may be bad itself: compare with the better one.
         gbs = others.median(ends, between=1.0)
         if gbs is not None:
             return gbs, INDEPENDENT
@@ -70,13 +70,13 @@ class Peers:
                 (rails if other.nodes == ends else pairs).append(same.busbw_gbs)
         if len(rails) >= _FEW:
             return median(rails), "other rails' median"
-        # Of three nodes a slow one is in two of three pairs: their median is no yardstick.
+        # A slow node of three is in two of three pairs: their median is no reference.
         if len(pairs) >= _FEW:
             return max(pairs), "fastest other pair"
         return None, ""
 
     def beyond(self, pair: PairSamples, size_bytes: int) -> tuple[int, int]:
-        """How many peers came to a larger size, and of how many."""
+        """Return how many peers reached a larger size, and how many peers there are."""
         ends = {*pair.nodes}
         came = [
             bool(summary.sizes and summary.sizes[-1].size_bytes > size_bytes)
@@ -95,8 +95,8 @@ _FEW_RUNS = 3
 _MOSTLY, _FAST = 0.75, 0.75
 _BOTH = 2
 
-Yard = Literal["", "peers", "promise", "platform", "history", "least"]
-"""`least`: the shipped floor of any network, where nothing is known of this one."""
+Yard = Literal["", "peers", "inventory", "platform", "history", "least"]
+"""`least`: the shipped floor of any network, if nothing is known of this one."""
 
 
 class Bound(Struct, frozen=True):
@@ -111,16 +111,16 @@ class Bound(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """Say "peers' median 12 GB/s, limit 10 GB/s (promised in fleet.toml)"."""
+        """Say "peers' median 12 GB/s, limit 10 GB/s (expected by fleet.toml)"."""
         peers = f"{self.peers_are} {gbs(self.peers_gbs)}, " if self.peers_gbs is not None else ""
         return f"{peers}limit {gbs(self.gbs or 0.0)} ({self.origin})"
 
 
 class Yardstick(NamedTuple):
-    """What pairs are held against."""
+    """What pairs are compared with."""
 
     peers: Peers
-    promised: Mapping[str, Promise]
+    expected: Mapping[str, Expected]
     top_bytes: int
     """The ladder's largest size."""
     floor_gbs: float
@@ -130,13 +130,12 @@ class Yardstick(NamedTuple):
 
 
 def bound_of(pair: PairSamples, at: SizeSummary, yardstick: Yardstick) -> Bound:
-    """The stricter of a share of what peers reached and of an absolute limit.
+    """Return the stricter of a share of what peers reached and of an absolute limit.
 
-    That is the promise; without one, the floor of the promised platform; without peers that share
-    no node with it as well, what the pair itself reached in earlier runs; and the floor of any
-    network. Bandwidth is judged
-    on none of the sizes below `wire_from`; absolute limits are for the largest size, or for
-    whatever a pair reached that was too slow to be asked for it.
+    The absolute limit is the inventory's; else the floor of the expected platform; without peers
+    that share no node with it also what the pair reached in earlier runs; else the floor of any
+    network. Sizes below `wire_from` are not judged by bandwidth; absolute limits apply to the
+    largest size, or to the largest that a pair reached if it was too slow for that.
     """
     limit = yardstick.limit
     if at.size_bytes < wire_from(yardstick.backend):
@@ -147,7 +146,7 @@ def bound_of(pair: PairSamples, at: SizeSummary, yardstick: Yardstick) -> Bound:
     if peers_gbs is not None:
         bounds.append((peers_gbs * ratio, f"{ratio:g} of the {which}", "peers"))
     if at.size_bytes >= _ABSOLUTE_FROM or at.size_bytes < yardstick.top_bytes:
-        known = _promised(pair, yardstick.promised)
+        known = _expected(pair, yardstick.expected)
         if known is None and which != INDEPENDENT:
             known = _history(pair, at, yardstick.earlier, limit)
         if known is not None:
@@ -162,16 +161,16 @@ def bound_of(pair: PairSamples, at: SizeSummary, yardstick: Yardstick) -> Bound:
 
 
 def latency_limit_us(limit: Callable[[str], float], peers_us: float | None) -> float | None:
-    """How long a small operation's median may take, given the peers'; None without them."""
+    """Return how long a small operation's median may take, from the peers'; None without them."""
     ratio, effect_us = limit("latency_ratio"), limit("latency_effect_us")
     return None if peers_us is None else max(peers_us * ratio, peers_us + effect_us)
 
 
 def floor_of(measured: Sequence[Summary], backend: str, limit: Callable[[str], float]) -> float:
-    """The shipped floor, lower where even the fast pairs are near it.
+    """Return the shipped floor, lowered if even the fast pairs are near it.
 
-    On a machine that is slow as a whole it takes being slower than the others, too; but where most
-    pairs are below the floor it stands as it is: that is no healthy fabric.
+    On a slow machine a pair must also be slower than the others; but if most pairs are below the
+    floor, it is not lowered: that fabric is not good.
     """
     largest = [summary.sizes[-1] for summary in measured if summary.sizes]
     speeds = [one.best_gbs for one in largest if one.size_bytes >= wire_from(backend)]
@@ -182,18 +181,20 @@ def floor_of(measured: Sequence[Summary], backend: str, limit: Callable[[str], f
     return floor if sum(one < floor for one in speeds) > _MOSTLY * len(speeds) else min(floor, fast)
 
 
-def _promised(pair: PairSamples, promised: Mapping[str, Promise]) -> tuple[float, str, Yard] | None:
-    """The lower of both ends' promises, as a pair is as fast as its slower end; else floors."""
-    ends = [promised[name] for name in pair.nodes if name in promised]
+def _expected(
+    pair: PairSamples, expected: Mapping[str, Expected]
+) -> tuple[float, str, Yard] | None:
+    """Return the lower of both ends' expected values, as the slower end decides; else floors."""
+    ends = [expected[name] for name in pair.nodes if name in expected]
     own = [
-        (one.allreduce_min_gbs, f"promised in {one.origin or 'the inventory'}")
+        (one.allreduce_min_gbs, f"expected by {one.origin or 'the inventory'}")
         for one in ends
         if one.allreduce_min_gbs is not None
     ]
     if own:
-        return (*min(own), "promise")
+        return (*min(own), "inventory")
     floors = [floor for one in ends if (floor := rail_floor(one)) is not None]
-    # A floor is known if both ends' NICs are; by TCP on CPUs no NIC's rate is reached.
+    # A floor is known if both ends' NICs are; gloo over TCP does not reach a NIC's rate.
     if pair.backend != "nccl" or len(floors) < _BOTH:
         return None
     floor = min(floors, key=lambda one: one.value)
@@ -206,7 +207,7 @@ def _history(
     earlier: Mapping[str, Sequence[float]],
     limit: Callable[[str], float],
 ) -> tuple[float, str, Yard] | None:
-    """A share of what the pair itself reached, where it was measured often enough."""
+    """Return a share of what the pair reached before, if it was measured often enough."""
     known = earlier.get(speed_key(pair, at.size_bytes), ())
     ratio = limit("history_ratio")
     if len(known) < _FEW_RUNS:
@@ -216,20 +217,20 @@ def _history(
 
 
 def speed_key(pair: PairSamples, size_bytes: int) -> str:
-    """By what a history keeps a pair's bandwidth."""
+    """Return the key under which the history keeps a pair's bandwidth."""
     return f"{pair.a} {pair.b} {pair.rail} {pair.backend} {size_bytes}"
 
 
 Slow = Literal["", "bandwidth", "latency", "reach"]
-"""`reach`: its time was up at sizes too small to judge, or where most peers' was not."""
+"""`reach`: its time was up at sizes too small to judge, or at a size that most peers passed."""
 
 
 _FEW_PEERS, _MOST_PEERS = 3, 0.75
-"""Of so many peers at least such a share came further, where a pair that stopped is slow."""
+"""A pair that stopped is slow if at least this share of at least so many peers got further."""
 
 
 class PairJudgement(Meeting, frozen=True, kw_only=True):
-    """One pair on one rail, judged by itself: not yet whose fault it is."""
+    """One pair on one rail, judged by itself; who is at fault is decided later."""
 
     state: PairState
     summary: Summary
@@ -242,31 +243,31 @@ class PairJudgement(Meeting, frozen=True, kw_only=True):
     latency_limit_us: float | None = None
     slow: Slow = ""
     once: Slow = ""
-    """How it was slow, where that was taken back since retests of the pair were quick."""
+    """How it was slow, if that was withdrawn because its retests were fast."""
     hung_once: bool = False
     """It hung, and every retest of the pair went well."""
     suspect: str = ""
-    """The end whose own measuring process hung or died; the other merely lost its partner."""
+    """The end whose own measuring process hung or died; the other only lost its partner."""
     lost: tuple[str, ...] = ()
-    """Whose account of it was lost: it says nothing."""
+    """The ends whose account is missing: it is not judged."""
     bypass: str = ""
-    """The way past the NICs that its data took: it says nothing."""
+    """The way past the NICs that its data took: it is not judged."""
     top_bytes: int = 0
     """The ladder's largest size."""
     judged_from: int = 0
     """The smallest size at which bandwidth can be judged."""
     spent_s: float = 0.0
-    """What its timed operations took, at the end that took longer; 0 where it is not known."""
+    """What its timed operations took, at the end that took longer; 0 if unknown."""
 
     @property
     def bad(self) -> bool:
-        """Whether somebody must be blamed for it."""
+        """Whether a part must be blamed for it."""
         passes = self.lost or self.hung_once or self.state in ("measured", "not_run")
         return bool(self.slow) or not passes
 
     @property
     def good(self) -> bool:
-        """Whether it clears both of its ends."""
+        """Whether it proves both of its ends good."""
         return self.state == "measured" and not self.slow and self.bound.gbs is not None
 
     @property
@@ -276,7 +277,7 @@ class PairJudgement(Meeting, frozen=True, kw_only=True):
 
     @property
     def how_far(self) -> str:
-        """How far a short pair came, in words."""
+        """Say how far a short pair got."""
         reached, top = size(self.at_bytes), size(self.top_bytes)
         spent = f", in {self.spent_s:.2g} s of the pair's time" if self.spent_s else ""
         return f"only {reached} of {top} were reached{spent}"
@@ -292,8 +293,8 @@ def compare(
 ) -> tuple[PairJudgement, ...]:
     """Judge every pair of the sweep by itself, in the sweep's order.
 
-    `earlier`: what pairs reached in earlier runs, GB/s by `speed_key`. `known`: what each pair's
-    times come to, where the sweep does not hold them.
+    `earlier`: what pairs reached in earlier runs, GB/s by `speed_key`. `known`: each pair's
+    summary, if the sweep does not hold its times.
     """
     summaries = list(zip(sweep.pairs, known or map(summarise, sweep.pairs), strict=True))
     measured = [(pair, summary) for pair, summary in summaries if summary.state == "measured"]
@@ -301,7 +302,7 @@ def compare(
     limit = thresholds.of(backend)
     yardstick = Yardstick(
         Peers(measured),
-        {host.name: host.promised for host in hosts},
+        {host.name: host.expected for host in hosts},
         max((rung.size_bytes for rung in sweep.ladder), default=0),
         floor_of([summary for _, summary in measured], backend, limit),
         earlier or {},
@@ -353,7 +354,7 @@ def _seen(pair: PairSamples, summary: Summary, yardstick: Yardstick, sweep: Swee
 
 
 def _stopped_early(pair: PairSamples, at_bytes: int, yardstick: Yardstick) -> bool:
-    """Whether its time was up where others' was not: any's below what is judged, most's above."""
+    """Whether its time was up at a size that others passed: any below what is judged, else most."""
     if at_bytes >= yardstick.top_bytes:
         return False
     beyond, peers = yardstick.peers.beyond(pair, at_bytes)

@@ -1,10 +1,10 @@
-"""From a sweep to pairs that a check can judge: measured, compared with peers, and blamed.
+"""Turn a sweep into pairs that a check can judge: measured, compared with peers, and blamed.
 
-Partners of nodes that are down get pairs of their own (repairs); suspects are measured again with
-partners that are cleared (retests), with whom the schedule may never have paired them.
+Partners of nodes that are down get extra pairs (repairs); suspects are measured again with cleared
+partners (retests), which the schedule may not have paired with them.
 
-Around an absolute limit some pairs of a slow node fall below it and some do not; those judged by
-themselves would blame the paths to healthy partners.
+Of a slow node's pairs some fall below an absolute limit and some do not; judged one by one they
+would blame the paths to good partners.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
 def left_out(
     sweep: Sweep, names: Sequence[str], measured: dict[Pairing, Pair]
 ) -> dict[Pairing, Pair]:
-    """Every pair of a node that took no part; `trouble` if that is the sweep's own finding."""
+    """Return every pair of a node that took no part; `trouble` if the sweep itself found why."""
     pairs: dict[Pairing, Pair] = {}
     for out in (name for name in names if name in sweep.left_out):
         for other in (name for name in names if name != out):
             ends = ordered((out, other), names.index)
             if ends not in measured:
-                # The sweep's own finding, where an end has it: it is nobody else's verdict.
+                # If the sweep found an end at fault, no other check reports that.
                 culprits = [name for name in ends if name in sweep.troubles]
                 pairs[ends] = (
                     _troubled(ends, culprits, sweep) if culprits else _not_run(ends, out, sweep)
@@ -64,7 +64,7 @@ def left_out(
 
 
 def _not_run(ends: Pairing, out: str, sweep: Sweep) -> Pair:
-    """A pair of a node that is not to blame for being left out; a path may be."""
+    """Return a pair of a node that was left out through no fault of its own; a path may be bad."""
     host = sweep.cut_off.get(out, "")
     first, second = sorted((out, host), key=natural)
     return Pair(
@@ -83,7 +83,7 @@ def _not_run(ends: Pairing, out: str, sweep: Sweep) -> Pair:
 def unblamed_troubles(
     sweep: Sweep, names: Sequence[str], pairs: Mapping[Pairing, Pair]
 ) -> dict[Pairing, Pair]:
-    """One pair for each node in trouble that no pair condemns: it must not come out ready."""
+    """Return a pair for each node in trouble that no pair blames, so that it is not ready."""
     blamed = {
         name
         for one in pairs.values()
@@ -117,7 +117,7 @@ def _troubled(ends: Pairing, culprits: Sequence[str], sweep: Sweep) -> Pair:
 
 
 def _reasons(culprits: Sequence[str], sweep: Sweep) -> str:
-    """Why nodes took no part, or not to the end; what several were left out for is said once."""
+    """Say why nodes took no part, or not to the end; a shared reason is given once."""
     reasons = {_reason(sweep, name) for name in culprits}
     alike = [name for name in sweep.left_out if sweep.troubles.get(name) in reasons]
     if len(reasons) == 1 and len(alike) > 1 and set(alike).issuperset(culprits):
@@ -142,17 +142,17 @@ _ALL_WAITED = "look at the load of the nodes and at the ports open between them;
 
 
 class Decoded(Struct, frozen=True):
-    """A sweep after judgement, worked out once for checks, report and terminal alike."""
+    """A judged sweep, computed once for checks, report and terminal."""
 
     seen: tuple[PairJudgement, ...] = ()
     """Every pair of the sweep on every rail, compared with its peers, in the sweep's order."""
     blames: tuple[Blame, ...] = ()
     pairs: dict[Pairing, Pair] = {}
-    """As checks see them; keys hold the earlier node of the fleet first."""
+    """The pairs for checks; in the keys the earlier node of the fleet comes first."""
     observed: Observed | None = None
     """The sweep, condensed."""
     inside: dict[str, Inside] = {}
-    """What goes on inside of each node of the fleet, by name."""
+    """The all-reduce inside each node of the fleet, by name."""
     over_nvlink: dict[str, OverNvlink] = {}
     """NVLink between nodes, by name of each node that is in an NVLink domain."""
 
@@ -166,10 +166,10 @@ def judge_sweep(
     known: Sequence[Summary] = (),
     limit: Thresholds = SHIPPED,
 ) -> Decoded:
-    """Compare, blame, and name every pair that was measured or should have been.
+    """Judge every pair that was measured or should have been, and name the culprits.
 
-    `hosts` is the fleet in order; `earlier`, what pairs of a small one reached in earlier runs.
-    `observed`, and what is `known` of each pair's times, where the sweep does not hold them.
+    `hosts`: the fleet in order. `earlier`: what pairs of a small fleet reached in earlier runs.
+    `observed`, `known`: the condensed sweep and each pair's summary, if the sweep has no times.
     """
     names = [host.name for host in hosts]
     observed = observed or observe(sweep)
@@ -202,7 +202,7 @@ def judge_sweep(
 def _by_pair(
     found: Sequence[Blame], tried: Collection[Pairing], doubted: Collection[Pairing]
 ) -> dict[Pairing, list[Blame]]:
-    """Who is blamed for each pair. One that only showed what its node has anyway is that node's."""
+    """Return the blames of each pair; a pair without a fault of its own gets its node's."""
     blamed: dict[Pairing, list[Blame]] = {ends: [] for ends in tried}
     for one in found:
         for ends in one.pairs:
@@ -222,9 +222,9 @@ def _partial(pair: Pair, sweep: Sweep) -> Pair:
 
 
 def _undetermined(pair: Pair, sweep: Sweep) -> Pair:
-    """A measurement that ended while its nodes waited for another is missing, which is no pass.
+    """Mark a pair as not measured, which is no pass, if its nodes only waited for another.
 
-    Nor is one that had no turn because the time was up: it says so once, for both ends.
+    The same if it had no turn because the time was up: the reason is given once for both ends.
     """
     if pair.state == "not_run" and sweep.unfinished and sweep.unfinished in pair.error:
         return replace(pair, waited=True, error=sweep.unfinished)
@@ -240,7 +240,7 @@ _AS_SEEN = (
     *("a", "b", "state", "rail", "at_bytes", "busbw_gbs", "slow"),
     *("latency_us", "latency_limit_us"),
 )
-"""What a pair has of its worst rail as it is."""
+"""Fields that a pair copies from its worst rail."""
 
 
 def _pair(
@@ -251,7 +251,7 @@ def _pair(
     hidden: bool,
     doubt: str,
 ) -> Pair:
-    """The worst rail stands for the pair."""
+    """Build the pair from its worst rail."""
     steady = [one for one in rails if not (one.once or one.hung_once)] or rails
     worst = min(steady, key=lambda one: (not one.bad, one.busbw_gbs or 0.0))
     pair = Pair(
@@ -270,7 +270,7 @@ def _pair(
     if not own or not (worst.bad or hidden):
         past = bool(worst.bypass)
         return replace(pair, advice=_PAST_NICS if past else "", trouble=past, doubt=doubt)
-    # A shared cause stands in place of advice to drain so many.
+    # The advice on a shared cause replaces advice to drain so many nodes.
     shared = [one for one in blamed if one.kind == "systemic"][:1]
     sentences = dict.fromkeys(one.sentence for one in (*own, *shared))
     return replace(
@@ -293,15 +293,15 @@ _SHIFTS = ("slow", "latency")
 _BY_LOSS = ("hung", "error")
 _FAILURES = ("hung", "no_connect", "broken")
 _WORSE = 2.0
-"""So many times slower than what else goes through the node, a path has a fault of its own."""
+"""A path that is so many times slower than the node's other pairs has its own fault."""
 
 
 class _Named(NamedTuple):
-    """Who is blamed in the end, and which pairs cannot be judged."""
+    """The final blames, and the pairs that cannot be judged."""
 
     blames: tuple[Blame, ...]
     hidden: tuple[Blame, ...]
-    """Of those what a pair by itself need not show."""
+    """Blames that a single pair need not show."""
     doubted: dict[Pairing, str]
     """By pair: why."""
 
@@ -313,10 +313,10 @@ def _named(
     hosts: Sequence[Host],
     limit: Thresholds,
 ) -> _Named:
-    """One fault is one blame: what went past the NICs, what failed outright, what samples prove.
+    """Return one blame per fault: data past the NICs, outright failures, statistical findings.
 
-    Each is left out where one before it accounts for it; an outright finding also where it only
-    shows what the samples prove of a node. Paths that were bad for a while come last.
+    A finding is left out if an earlier one explains it, an outright one also if it only shows what
+    the samples prove of a node. Paths that were bad for a while come last.
     """
     proven = find(observed, limit).culprits
     steady = [one for one in seen if one.state != "corrupt"]
@@ -341,7 +341,7 @@ def _named(
 def _slow_anyway(
     culprit: Culprit, seen: Sequence[PairJudgement], proven: Sequence[Culprit]
 ) -> bool:
-    """Whether nodes that are named anyway account for it; a pair kept apart takes more."""
+    """Whether nodes that are named anyway explain it; to blame a path takes more."""
     if culprit.node:
         return False
     own = [one for one in seen if one.bad and one.nodes in culprit.pairs]
@@ -361,7 +361,7 @@ def _explains(culprit: Culprit, row: PairJudgement, seen: Sequence[PairJudgement
 
 
 def _worse(row: PairJudgement, part: Component, seen: Sequence[PairJudgement]) -> bool:
-    """Whether it is slower by far than the other pairs of the node."""
+    """Whether it is much slower than the other pairs of the node."""
     if row.slow == "reach":
         return False
     others = [
@@ -375,7 +375,7 @@ def _worse(row: PairJudgement, part: Component, seen: Sequence[PairJudgement]) -
 
 
 def _times_slower(one: PairJudgement, how: str) -> float | None:
-    """How many times slower than its peers; None where that cannot be said."""
+    """Return how many times slower it is than its peers; None if unknown."""
     if how == "latency":
         both = one.latency_us, one.peers_latency_us
     else:
@@ -385,7 +385,7 @@ def _times_slower(one: PairJudgement, how: str) -> float | None:
 
 
 def _blamed_already(one: Culprit, known: Sequence[Blame]) -> bool:
-    """Whether everybody whom it may mean is blamed already, with a grosser sentence."""
+    """Whether all parts that it may mean are blamed already, for a clearer fault."""
     names = {name for blame in known for name in (blame.node, *blame.culprits)}
     if one.component is None and one.symptom != "corrupt":
         names.update(name for blame in known for name in blame.suspects)
@@ -397,7 +397,7 @@ def _blamed_already(one: Culprit, known: Sequence[Blame]) -> bool:
 
 
 def _under_their_causes(causes: Sequence[Blame], effects: Sequence[Blame]) -> tuple[Blame, ...]:
-    """Put what is slow or broken for a known cause under that cause: one fault is one blame."""
+    """Merge slow or broken pairs into the blame of their known cause: one fault is one blame."""
     left = list(effects)
     found: list[Blame] = []
     for cause in causes:

@@ -1,9 +1,9 @@
-"""Runs one sweep from the controller: gathers the agents, starts them together, keeps their words.
+"""Runs one sweep from the controller: gathers the agents, starts them, and collects their accounts.
 
-Everything has a deadline, nothing a node does or fails to do stops the others, and what was
-measured before something broke is kept.
+Everything has a deadline, no node can stop the others, and what was measured before a failure is
+kept.
 
-Deadlines are made for hung nodes; a round of healthy ones needs a small part of them.
+The deadlines are for hung nodes; a round of good nodes needs a small part of them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from preflight.fabric.agent_events import (
     Store,
     Trouble,
 )
-from preflight.fabric.agent_gathering import Agreed, ReadyNodes
+from preflight.fabric.agent_gathering import PlanDigest, ReadyNodes
 from preflight.fabric.agents import Agents, Gone
-from preflight.fabric.collect import Collected, CutShort
+from preflight.fabric.collect import EarlyEnd, SweepAccounts
 from preflight.fabric.measure import Silence
 from preflight.fabric.retest import MOST_ROUNDS, fitting, longer, with_more
 from preflight.fabric.roster import Roster, budget, go_order, measuring_order, roster
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from preflight.fabric.plan import Budget, SweepPlan
     from preflight.fabric.schedule import Pairing, Rounds
     from preflight.fleet.model import Host
-    from preflight.transport.payload_session import LeasedTalk
+    from preflight.transport.payload_session import MessageSession
 
-    Start = Callable[[Host, Mapping[str, object]], LeasedTalk]
+    Start = Callable[[Host, Mapping[str, object]], MessageSession]
     Suspects = Callable[[Sweep], Rounds]
 
 
@@ -51,15 +51,15 @@ _PACE_MARGIN_S = 2.0
 
 
 class Pace:
-    """How long the rounds of one sweep took so far, seen from the controller."""
+    """How long the rounds of one sweep have taken, seen from the controller."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
         self._last: tuple[int, float] | None = None
-        """The latest round of which anybody spoke, and when that was first."""
+        """The latest round with an account, and when the first one came."""
 
     def saw(self, number: int, now_s: float) -> None:
-        """Count an account of that round, heard at `now_s` of a steady clock."""
+        """Count an account of that round, which arrived at `now_s` of a steady clock."""
         if self._last is not None and number <= self._last[0]:
             return
         if self._last is not None:
@@ -68,9 +68,9 @@ class Pace:
         self._last = number, now_s
 
     def room_s(self, limits: Budget, sizes: int) -> float:
-        """How much time must be left for one more round of so many sizes to be worth a try.
+        """Return the time that must be left to try one more round of so many sizes.
 
-        One that does not end in time costs nothing but that time: it does not count.
+        A round that does not end in time costs only that time: it does not count.
         """
         measuring_s = limits.box_s * sizes + limits.soak_s
         likely_s = max(measuring_s, _TIMES * self.longest_s) + _PACE_MARGIN_S
@@ -101,11 +101,11 @@ def sweep(
     `start(host, request)` starts the payload's entry `sweep`; it must respect the request's
     `deadline_s`. Returns by the deadline at the latest, whatever the nodes do. On Ctrl-C
     `interrupted` gets what was measured so far, before anything is closed; all of it, if the signal
-    comes while the nodes are sent home.
+    comes while the agents are closed.
 
-    `gathering` hears of the nodes whose Python has imported torch, then `progress` of the pairs.
-    `suspects(sweep so far)` names the pairs to be measured again, round by round, and is asked anew
-    after them, until it names none, time is short, or there were `retest.MOST_ROUNDS` of them.
+    `gathering` is called as nodes import torch, then `progress` as pairs are measured.
+    `suspects(sweep so far)` names the pairs to measure again, round by round; it is called again
+    after those, until it names none, time is short, or `retest.MOST_ROUNDS` rounds were made.
     """
     stage = _Stage(plan, hosts, nonce, deadline_s, progress or _silent)
     stage.gathering, stage.suspects = gathering or _silent, suspects
@@ -130,7 +130,7 @@ def _silent(done: int, total: int, waiting: list[str]) -> None:
 
 
 class _Stage:
-    """One sweep under way."""
+    """One running sweep."""
 
     def __init__(
         self,
@@ -148,10 +148,10 @@ class _Stage:
         self._began = time.monotonic()
         self._deadline_s = deadline_s
         self._progress = progress
-        self._agreed = Agreed()
+        self._plan_digest = PlanDigest()
         rails = 64  # more GPUs than any node has
         self.agents = Agents((len(plan.rounds) + MOST_ROUNDS) * rails, deadline_s)
-        self._cut = CutShort(self._began + deadline_s, self.agents.own)
+        self._cut = EarlyEnd(self._began + deadline_s, self.agents.own)
         self._nodes = ReadyNodes(self._hosts, self.agents, self._cut)
         self._who = roster(plan, {})
         self._pace = Pace()
@@ -166,7 +166,7 @@ class _Stage:
         self._nodes.gather(self._plan.ready_s, self.gathering)
         self._who, store = self._open_store()
         if store is not None or self._cut.why:
-            self._cut.collected = Collected(self._who)
+            self._cut.collected = SweepAccounts(self._who)
         if store is not None and self._cut.collected is not None:
             for name in self._who.names[1:]:
                 self._order(self._who, name, store)
@@ -176,17 +176,17 @@ class _Stage:
         return self._whole
 
     def so_far(self) -> Sweep:
-        """What was measured until an interrupt; nobody is blamed for what is missing."""
+        """Return what was measured until an interrupt; missing results blame no node."""
         if self._whole is not None:
             return self._whole
         self._cut.interrupt()
         if self._cut.collected is None:
             self._who = roster(self._plan, self._nodes.ready, self._hosts)
-            self._cut.collected = Collected(self._who)
+            self._cut.collected = SweepAccounts(self._who)
         return self._result(self._who, self._cut.collected)
 
     def _open_store(self) -> tuple[Roster, tuple[str, int] | None]:
-        """Have the likeliest node host the store; if it cannot, leave it out and ask the next."""
+        """Have the best-connected node host the store; if it cannot, leave it out and try again."""
         while True:
             who = roster(self._plan, self._nodes.ready, self._hosts)
             if not who.enough or self._cut.time_is_up():
@@ -206,7 +206,7 @@ class _Stage:
             name, event = message
             if name == host and isinstance(event, Store):
                 return event.port
-            if name in self._nodes.ready:  # nobody else was asked anything, so this is its end
+            if name in self._nodes.ready:  # only the host has orders, so this node has ended
                 self._nodes.leave_out(name, event)
                 if name == host:
                     return None
@@ -217,13 +217,13 @@ class _Stage:
             self._plan, who, self._hosts, name,
             nonce=self._nonce, store=store, more=self.suspects is not None,
         )  # fmt: skip
-        self._agreed.ordered(order)
+        self._plan_digest.add_order(order)
         self.agents.send(name, {"go": order})
 
-    def _collect(self, who: Roster, collected: Collected, limits: Budget) -> None:
-        """Take accounts until all are through, or those who are not have had their time."""
+    def _collect(self, who: Roster, collected: SweepAccounts, limits: Budget) -> None:
+        """Collect accounts until all nodes have finished, or the others' time is over."""
         for name in who.names:
-            if name in self._nodes.out:  # it left between being counted in and the start
+            if name in self._nodes.out:  # it ended after it was ready and before the start
                 collected.lose(name, self._nodes.out.pop(name))
         quiet_s = self._plan.start_s + limits.init_s + 2 * limits.barrier_s + _MARGIN_S
         patience = time.monotonic() + quiet_s
@@ -236,7 +236,7 @@ class _Stage:
                 if not self._cut.time_is_up():
                     collected.give_up(waiting)
                 return
-            name, event = message[0], self._agreed.held_to(message[1], who)
+            name, event = message[0], self._plan_digest.verify(message[1], who)
             if isinstance(event, PairSeen) and event.state != "not_run":
                 self._pace.saw(event.round, time.monotonic())
             if not self._cut.our_fault(event):
@@ -247,8 +247,8 @@ class _Stage:
             now = time.monotonic()
             patience = now + quiet_s if rest_s is None else min(patience, now + rest_s)
 
-    def _retest(self, collected: Collected) -> None:
-        """Measure again whom `suspects` names, until it names nobody; whoever left stays out."""
+    def _retest(self, collected: SweepAccounts) -> None:
+        """Measure again the pairs that `suspects` names, until none; nodes that left stay out."""
         left = MOST_ROUNDS
         while self.suspects is not None and not self._cut.why and not collected.cut:
             able = collected.resting - collected.lost - collected.stuck
@@ -271,25 +271,27 @@ class _Stage:
             self.agents.send(host, {"gone": gone})
             for name in able:
                 more = measuring_order(self._who, limits, name, first)
-                self._agreed.ordered(more, first)
+                self._plan_digest.add_order(more, first)
                 self.agents.send(name, {"more": more})
             self._collect(self._who, collected, limits)
 
     @staticmethod
-    def _rest_s(plan: SweepPlan, who: Roster, collected: Collected, limits: Budget) -> float | None:
-        """How long the last ones get, once it is known that they are the last; None before."""
-        if who.host in collected.lost:  # the store went with it: nobody can go on
+    def _rest_s(
+        plan: SweepPlan, who: Roster, collected: SweepAccounts, limits: Budget
+    ) -> float | None:
+        """Return how long the last nodes get, once only they are left; None before."""
+        if who.host in collected.lost:  # the store is gone with it: no node can go on
             return _STORELESS_S
         if not collected.through - collected.stuck:
-            # Who failed to meet the others waited about as long as they will, unless some have met.
+            # A node that met no other waited about as long as the others will, unless some met.
             return plan.start_s if collected.stuck and not collected.complete else None
         if collected.open():
             more = len(who.domain_rounds)
             rest_s = limits.barrier_s * (1 + who.inside + more)
             return rest_s + limits.init_s * bool(more)
-        return limits.op_s + _LAST_WORDS_S  # their partners have told all that there is
+        return limits.op_s + _LAST_WORDS_S  # their partners have sent all their accounts
 
-    def _take(self, name: str, event: Event | Gone, who: Roster, collected: Collected) -> None:
+    def _take(self, name: str, event: Event | Gone, who: Roster, collected: SweepAccounts) -> None:
         if name not in collected.names:
             return  # it was ready, and was not asked to take part
         if isinstance(event, PairSeen | InsideSeen | DomainSeen | NcclLog) and collected.take(
@@ -306,15 +308,15 @@ class _Stage:
             return  # our own time is up, which proves nothing against the node
         elif isinstance(event, Gone):
             collected.lose(name, event.reason, event.advice)
-            if name != who.host:  # its host tells the store, so that nobody waits for it
+            if name != who.host:  # its host notes it in the store, so that no node waits for it
                 self.agents.send(who.host, {"gone": [who.names.index(name)]})
         elif isinstance(event, Lapsed):
-            collected.lose(name, event.error, kind="said")
+            collected.lose(name, event.error, kind="error")
         else:
-            collected.lose(name, "it spoke of something that it was not asked")
+            collected.lose(name, "it sent a result that was not requested")
             self.agents.dismiss(name)
 
-    def _result(self, who: Roster, collected: Collected | None) -> Sweep:
+    def _result(self, who: Roster, collected: SweepAccounts | None) -> Sweep:
         silence = collected.silence() if collected else Silence()
         storeless = f"it cannot connect to {who.host}, {_ITS_HOST}"
         return Sweep(
@@ -324,11 +326,11 @@ class _Stage:
             left_out={
                 **self._plan.left_out,
                 **self._nodes.out,
-                **who.unfit,
+                **who.mismatched,
                 **dict.fromkeys(sorted(who.cut_off), storeless),
             },
             cut_off=dict.fromkeys(sorted(who.cut_off), who.host),
-            troubles={**self._nodes.troubles(who.unfit), **silence.culprits},
+            troubles={**self._nodes.troubles(who.mismatched), **silence.culprits},
             waited=silence.victims,
             advice={**self._nodes.advice, **(collected.advice if collected else {})},
             unfinished=self._cut.why,

@@ -1,7 +1,7 @@
-"""What a pair's samples come to: bus bandwidth, latency, and who broke it off.
+"""Summarise a pair's samples: bus bandwidth, latency, and which end broke off.
 
-A healthy node whose partner died says nothing useful either; only what a node says of itself, and
-what came first, proves anything against it.
+A good node whose partner died also fails; only a node's own error, and the order of the errors,
+prove which node is at fault.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ WORST_FIRST: tuple[PairState, ...] = (
 
 
 class SizeSummary(Struct, frozen=True, kw_only=True):
-    """One size of one pair. Times are those of the network: the shorter of both ends'.
+    """One size of one pair. Times are the network's: the shorter of both ends'.
 
-    An all-reduce that one end begins late looks long at the other end only.
+    An all-reduce that one end begins late takes long at the other end only.
     """
 
     size_bytes: int
@@ -56,7 +56,7 @@ class SizeSummary(Struct, frozen=True, kw_only=True):
         cls, size_bytes: int, iterations: int, times_us: tuple[float, float, float, float],
         ranks: int = 2,
     ) -> SizeSummary:  # fmt: skip
-        """What so many iterations come to; `times_us`: the best, the p50, the p99, the worst."""
+        """Summarise so many iterations; `times_us`: the best, the p50, the p99, the worst."""
         best_us, p50_us, p99_us, max_us = times_us
         return cls(
             size_bytes=size_bytes,
@@ -77,12 +77,12 @@ class Summary(Struct, frozen=True):
     error: str
 
     def size(self, size_bytes: int) -> SizeSummary | None:
-        """The summary of that size; None if it was not measured."""
+        """Return the summary of that size; None if it was not measured."""
         return next((one for one in self.sizes if one.size_bytes == size_bytes), None)
 
 
 def wire_from(backend: str) -> int:
-    """From which size on, bytes, the wire decides, so that bandwidth is judged.
+    """Return the size, bytes, from which on the wire decides, so that bandwidth is judged.
 
     With NCCL 1 MiB takes 23 us at 46 GB/s, as long as its latency; 16 MiB takes 365 us.
     """
@@ -90,7 +90,7 @@ def wire_from(backend: str) -> int:
 
 
 def busbw_gbs(size_bytes: int, seconds: float, ranks: int = 2) -> float:
-    """Bus bandwidth of an all-reduce in GB/s (1e9): S/t * 2(n-1)/n, as nccl-tests defines it.
+    """Return the bus bandwidth of an all-reduce in GB/s (1e9): S/t * 2(n-1)/n, as in nccl-tests.
 
     Source: NVIDIA/nccl-tests doc/PERFORMANCE.md. For two ranks the factor is 1.
     """
@@ -109,9 +109,9 @@ def summarise(pair: PairSamples) -> Summary:
 
 
 def bypass(pair: PairSamples) -> str:
-    """The way past the NICs that NCCL says it took between two nodes: "P2P", "SHM"; else nothing.
+    """Return the way past the NICs that NCCL took between two nodes: "P2P", "SHM"; else "".
 
-    So it does within an NVLink domain, and where it takes both nodes for one host.
+    NCCL does so within an NVLink domain, and if it takes both nodes for one host.
     """
     if pair.backend != "nccl" or any(end.state != "measured" for end in pair.ends):
         return ""
@@ -120,9 +120,9 @@ def bypass(pair: PairSamples) -> str:
 
 
 def joint_state(pair: PairSamples) -> PairState:
-    """The worse of both ends' states; an end that never reported counts as absent.
+    """Return the worse of both ends' states; an end that never reported counts as absent.
 
-    What went past the NICs was no measurement of the pair.
+    A pair whose data went past the NICs was not measured.
     """
     if bypass(pair):
         return "not_run"
@@ -132,9 +132,9 @@ def joint_state(pair: PairSamples) -> PairState:
 
 
 def lost_accounts(pair: PairSamples, silent: Collection[str]) -> tuple[str, ...]:
-    """Whose account of a pair got lost, though nobody saw it fail: such a pair was not judged.
+    """Return the ends whose account is missing though nothing failed: the pair is not judged.
 
-    Not of nodes that fell silent, nor where the other end says that something went wrong.
+    None if an end stopped answering, or if the other end reports an error.
     """
     ends = {pair.a: pair.first, pair.b: pair.second}
     lost = tuple(name for name, end in ends.items() if end is None)
@@ -143,13 +143,13 @@ def lost_accounts(pair: PairSamples, silent: Collection[str]) -> tuple[str, ...]
 
 
 def lost_words(lost: Sequence[str]) -> str:
-    """What is to be said of them."""
-    own = f"{lost[0]}'s account of it was" if len(lost) == 1 else "both ends' accounts of it were"
-    return f"{own} lost, which is no reason against anybody: run again"
+    """Say whose account of a pair is missing."""
+    own = f"{lost[0]}'s account of it is" if len(lost) == 1 else "both ends' accounts of it are"
+    return f"{own} missing, so no node is blamed: run again"
 
 
 def errors_words(errors: Mapping[str, str]) -> str:
-    """What went wrong by each end's account, where it has any; once, where both say the same."""
+    """Join both ends' errors; once, if both report the same."""
     known = {node: error for node, error in errors.items() if error}
     if len(known) > 1 and len(set(known.values())) == 1:
         return next(iter(known.values()))
@@ -174,7 +174,7 @@ def size_of(size_bytes: int, timings: Sequence[Timing], ranks: int = 2) -> SizeS
 
 
 def shortest_us(timings: Sequence[Timing]) -> list[float]:
-    """How long each operation took at the end that began it last: the others waited for it."""
+    """Return each operation's time at the end that began it last: the others waited for it."""
     return [min(times) for times in zip(*(timing.times_us for timing in timings), strict=False)]
 
 
@@ -191,46 +191,46 @@ class Pair(Struct, frozen=True, kw_only=True):
     """The size at which bandwidth is judged: the largest that was measured."""
     busbw_gbs: float | None = None
     peers_gbs: float | None = None
-    """Median of the pairs that touch neither node; None where there are none."""
+    """Median of the pairs that touch neither node; None if there are none."""
     limit_gbs: float | None = None
     limit_origin: str = ""
-    """"0.25 of the peers' median", "promised in fleet.toml", "shipped floor for gloo"."""
+    """"0.25 of the peers' median", "expected by fleet.toml", "shipped floor for gloo"."""
     decided_by: str = ""
-    """"peers", "promise", "platform", "history", or "least": nothing is known of this network."""
+    """"peers", "inventory", "platform", "history", or "least": nothing else is known."""
     latency_us: float | None = None
     latency_limit_us: float | None = None
     slow: str = ""
-    """"bandwidth", "latency", or nothing."""
+    """"bandwidth", "latency", or ""."""
     error: str = ""
-    """What the ends said, or why the pair was not measured."""
+    """The ends' errors, or why the pair was not measured."""
     blamed: str = ""
-    """"h3", "pair h1-h2", "h1 or h2"; nothing for a pair that is fine."""
+    """"h3", "pair h1-h2", "h1 or h2"; "" for a pair that is fine."""
     why: str = ""
     """The blame in one sentence."""
     advice: str = ""
     culprits: tuple[str, ...] = ()
-    """The nodes that must be left out for it, where the blamed part is no single node."""
+    """The nodes that must be left out, if the blamed part is not a single node."""
     suspects: tuple[str, ...] = ()
-    """The nodes among which the culprit lies, where no more is known."""
+    """The nodes among which the culprit lies, if no more is known."""
     events: int = 0
-    """Of what comes and goes: how often, in how many operations through the blamed part."""
+    """For events: how many, in how many operations through the blamed part."""
     operations: int = 0
     doubt: str = ""
-    """Why it cannot be judged, though it was slow: once, and there was no time to look again."""
+    """Why it cannot be judged though it was slow once: there was no time for a retest."""
     note: str = ""
-    """What else its readings showed, of a pair that is fine."""
+    """What else was seen, for a pair that is fine."""
     partial: str = ""
-    """Which end lacks rails, so that the pair was measured on the others only."""
+    """The end that lacks rails, so that the pair was measured on the others only."""
     short: str = ""
-    """How far it came, when its time was up before bandwidth could be judged."""
+    """How far it got, if its time was up before bandwidth could be judged."""
     waited: bool = False
-    """Not measured because its nodes waited for another that is blamed: they are not judged."""
+    """Not measured because its nodes waited for another, blamed node: they are not judged."""
     busy: tuple[str, ...] = ()
-    """Not measured because somebody uses these nodes."""
+    """Not measured because another job or run uses these nodes."""
     trouble: bool = False
     """Not measured because a node that should have taken part in the sweep could not."""
     shut: bool = False
-    """It could not, for the way between the two blamed is shut: the port stage saw it as well."""
+    """The route between the two blamed nodes is closed: the port stage also found that."""
 
     @property
     def bad(self) -> bool:
@@ -241,24 +241,24 @@ class Pair(Struct, frozen=True, kw_only=True):
 
     @property
     def lost(self) -> bool:
-        """Whether an end's account was lost: who did not come for a reason is blamed for it."""
+        """Whether an end's account is missing and no node is blamed for it."""
         return self.state == "absent" and not self.blamed
 
     @property
     def remarks(self) -> str:
-        """What to say besides of a pair that is fine."""
+        """Remarks on a pair that is fine."""
         once = f"; {self.note}, but not when it was measured again" if self.note else ""
         return once + (f"; on {self.rails} rails: {self.partial}" if self.partial else "")
 
     @property
     def unheld(self) -> str:
-        """Why its bandwidth says nothing, though it was measured; nothing where it was judged."""
+        """Why its bandwidth was measured and not judged; "" if it was judged."""
         if self.limit_gbs is None or self.busbw_gbs is None:
-            return "no peers, no promise and no floor to compare with"
+            return "no peers, no expected value and no floor to compare with"
         if self.decided_by == "least" and self.backend == "nccl":
-            # What any network reaches is no floor for one that carries NCCL.
+            # The floor of any network is too low for one that carries NCCL.
             reached = f"{gbs(self.busbw_gbs)} at {size(self.at_bytes)}"
-            return f"{reached}: no peers, nothing promised and no earlier runs to hold it against"
+            return f"{reached}: no peers, no expected value and no earlier runs to compare with"
         return ""
 
 
@@ -267,41 +267,41 @@ _WAITED = re.compile(
     r"|torch\.rendezvous|Socket Timeout|client socket|Connection reset|Broken pipe|failed to recv"
     r"|^the sweep.s store was silent"
 )
-NOBODY = "the nodes waited for one another and none of them says what went wrong"
-_ALONE = "it waited in vain for the sweep's store or the others, who went on without it"
+NO_CULPRIT = "the nodes waited for one another, and none of them reports what went wrong"
+_ALONE = "it waited in vain for the sweep's store or the other nodes, which went on without it"
 _MANY = 3
 
 
 class Word(Struct, frozen=True):
-    """What was heard of a node that did not get through."""
+    """The last message of a node that did not finish."""
 
     node: str
-    kind: Literal["said", "gone", "silent"]
-    """It said what went wrong; its conversation broke; it just said nothing more."""
+    kind: Literal["error", "gone", "silent"]
+    """It reported an error; its session broke; it sent nothing more."""
     reason: str
 
     @property
     def own(self) -> bool:
-        """Whether it tells of this node, and not of others for whom it waited."""
-        return self.kind == "gone" or (self.kind == "said" and not _WAITED.search(self.reason))
+        """Whether the fault is on this node, and not on others for which it waited."""
+        return self.kind == "gone" or (self.kind == "error" and not _WAITED.search(self.reason))
 
 
 class Silence(Struct, frozen=True):
-    """What the words come to. Nobody is in both; no culprits but victims: nobody is proven."""
+    """Which nodes broke off and which only waited. Victims without culprits: none is proven."""
 
     culprits: dict[str, str] = {}
     """Node name → what happened there."""
     victims: dict[str, str] = {}
-    """Node name → for whom it waited, in words."""
+    """Node name → the nodes it waited for, as a phrase."""
 
 
 def who_broke_off(
     words: Iterable[Word], *, nodes: Collection[str], host: str, through: Collection[str]
 ) -> Silence:
-    """Tell culprits from victims, given the words in the order in which they arrived.
+    """Separate culprits from victims, by the nodes' messages in order of arrival.
 
-    `host` hosts the store: after its loss, others can only fail. `through` are the nodes that
-    measured and finished: where there are any, who is missing was held up by nobody else.
+    `host` hosts the store: after its loss, others can only fail. `through`: nodes that measured
+    and finished; if there are any, no other node held up those that are missing.
     """
     words_by_node = _one_word_each(words, host)
     own = {name: word.reason for name, word in words_by_node.items() if word.own}
@@ -311,26 +311,26 @@ def who_broke_off(
         own |= {name: silent.get(name, _ALONE) for name in rest}
     elif not own and silent.keys() != set(nodes):
         own = silent
-    return Silence(own, {name: _for_whom(own) for name in rest if name not in own})
+    return Silence(own, {name: _waited_for(own) for name in rest if name not in own})
 
 
-_FINE = Word("", "said", "")
+_FINE = Word("", "error", "")
 
 
 def _one_word_each(words: Iterable[Word], host: str) -> dict[str, Word]:
-    """One word of each node: its first, unless a later one says more of the node itself."""
+    """Keep one message per node: its first, unless a later one is about the node itself."""
     words_by_node: dict[str, Word] = {}
     for word in words:
         known = words_by_node.get(word.node)
-        storeless = words_by_node.get(host, _FINE).kind == "gone" and word.kind == "said"
+        storeless = words_by_node.get(host, _FINE).kind == "gone" and word.kind == "error"
         this = Word(word.node, "silent", word.reason) if storeless else word
         if known is None or (this.own and not known.own):
             words_by_node[word.node] = this
     return words_by_node
 
 
-def _for_whom(culprits: Collection[str]) -> str:
+def _waited_for(culprits: Collection[str]) -> str:
     names = list(culprits)
     if not names:
-        return NOBODY
+        return NO_CULPRIT
     return f"waited for {first_few(names, _MANY)}"

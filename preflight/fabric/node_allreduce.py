@@ -1,7 +1,7 @@
 """Each node's own GPUs against those of its peers: measured, compared, judged.
 
-Peers are the other nodes of its group with as many rails. Then promise and shipped floor; without
-any of them nothing is known.
+Peers are the other nodes of its group with as many rails. Then the expected value and the shipped
+floor count; without any of these it cannot be judged.
 
 The time of an operation is the shortest of all rails': that of the last one to begin it.
 """
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 
     from preflight.fabric.samples import End, InsideSamples, Sweep, Timing
     from preflight.facts import Gpu
-    from preflight.fleet.model import Host, Promise
+    from preflight.fleet.model import Expected, Host
 
 
 SPIKE_MEDIANS = 20.0
-"""What is no longer than so many medians of its size is no event."""
+"""An operation is an event only if it takes more than so many medians of its size."""
 
 CPU_WAIT = "cpu wait_s"
-"""What a rail calls it, among its counters."""
+"""Its name among a rail's counters."""
 
 _EXPLAINS = 0.5
-"""A rail is late if its own gap is at least that part of what the others waited for it."""
+"""A rail is late if its own gap is at least that share of the others' wait for it."""
 
 
 class Events(Struct, frozen=True):
@@ -60,19 +60,19 @@ class Events(Struct, frozen=True):
     operations: int = 0
     worst_us: float = 0.0
     lost_us: float = 0.0
-    """How much longer than usual all of them took together."""
+    """Their total time beyond the usual."""
     late: dict[int, int] = {}
-    """Rail → for how many of them it kept the others waiting, by its own clock."""
+    """Rail → in how many of them it kept the others waiting, by its own clock."""
 
     @property
     def rail(self) -> int | None:
-        """The one rail that explains most of them, if there is one."""
+        """The rail that explains most of them, if there is one."""
         most = max(self.late, key=self.late.__getitem__, default=None)
         return most if most is not None and self.late[most] * 4 >= self.count * 3 else None
 
 
-class Measured(Struct, frozen=True, kw_only=True):
-    """One node."""
+class NodeAllreduce(Struct, frozen=True, kw_only=True):
+    """The all-reduce among one node's rails."""
 
     name: str
     backend: str
@@ -82,10 +82,10 @@ class Measured(Struct, frozen=True, kw_only=True):
     events: Events = Events()
     net: str = ""
     cpu_wait_us: float = 0.0
-    """For how long its processes were ready and did not run, all together."""
+    """How long its processes were ready and did not run, in total."""
 
 
-def measure_inside(samples: InsideSamples, limit: Thresholds = SHIPPED) -> Measured:
+def measure_inside(samples: InsideSamples, limit: Thresholds = SHIPPED) -> NodeAllreduce:
     """Join the accounts of all rails."""
     ends = samples.rails
     states: list[PairState] = ["absent" if end is None else end.state for end in ends]
@@ -94,7 +94,7 @@ def measure_inside(samples: InsideSamples, limit: Thresholds = SHIPPED) -> Measu
     columns = _columns(whole) if state == "measured" else {}
     if state == "measured" and not columns:
         state = "error"
-    return Measured(
+    return NodeAllreduce(
         name=samples.node,
         backend=samples.backend,
         rails=len(ends),
@@ -107,7 +107,7 @@ def measure_inside(samples: InsideSamples, limit: Thresholds = SHIPPED) -> Measu
 
 
 def _columns(ends: Sequence[End]) -> dict[int, list[Timing]]:
-    """By size in ascending order: each rail's timing, of sizes that all rails measured."""
+    """Return each rail's timing by ascending size, for sizes that all rails measured."""
     by_size = grouped((timing.size_bytes, timing) for end in ends for timing in end.timings)
     return {at: by_size[at] for at in sorted(by_size) if len(by_size[at]) == len(ends)}
 
@@ -135,19 +135,19 @@ def _events(
 
 
 FEWEST = 2
-"""Other nodes; fewer are no yardstick."""
+"""Other nodes; fewer are not compared with."""
 
 
 class Peers(NamedTuple):
     """The other nodes of the same group with as many rails."""
 
-    nodes: tuple[Measured, ...]
+    nodes: tuple[NodeAllreduce, ...]
     limit: Callable[[str], float]
 
-    def bound(self, own: Measured, promise: Promise) -> tuple[Bound, int]:
-        """What the largest size that the node reached is held against, as best operation, GB/s.
+    def bound(self, own: NodeAllreduce, expectation: Expected) -> tuple[Bound, int]:
+        """Return the bound on the best operation at the node's largest size, GB/s.
 
-        And a larger size that the peers came to and this node did not, where that decides; else 0.
+        And a larger size that the peers reached and this node did not, if that decides; else 0.
         """
         top = own.sizes[-1].size_bytes
         furthest = median([one.sizes[-1].size_bytes for one in self.nodes] or [0])
@@ -161,36 +161,36 @@ class Peers(NamedTuple):
             peers_gbs = math.exp(median(speeds))
             share = self._share(speeds)
             bounds.append((peers_gbs * share, f"{share:.2g} of the peers' median"))
-        if promise.intra_node_min_gbs is not None:
-            origin = promise.origin or "the inventory"
-            bounds.append((promise.intra_node_min_gbs, f"promised in {origin}"))
+        if expectation.intra_node_min_gbs is not None:
+            origin = expectation.origin or "the inventory"
+            bounds.append((expectation.intra_node_min_gbs, f"expected by {origin}"))
         elif own.backend == "nccl":
-            known = gpu_floor(promise, "all_reduce", algorithm="ring")
+            known = gpu_floor(expectation, "all_reduce", algorithm="ring")
             if known is not None and top >= known.from_bytes:
                 bounds.append((known.value, known.origin))
         bounds.append((self.limit("inside_floor_gbs"), f"shipped floor for {own.backend}"))
         gbs, origin = max(bounds)
         return Bound(gbs, origin, peers_gbs, peers_are=INDEPENDENT), 0
 
-    def latency_us(self, own: Measured) -> float | None:
-        """The peers' median at the node's smallest size; None where there are too few."""
+    def latency_us(self, own: NodeAllreduce) -> float | None:
+        """Return the peers' median at the node's smallest size; None if there are too few."""
         times = [one.p50_us for one in self._sizes(own.sizes[0].size_bytes)]
         return median(times) if len(times) >= FEWEST else None
 
-    def latency_limit_us(self, own: Measured) -> float | None:
-        """What its own median must not exceed."""
+    def latency_limit_us(self, own: NodeAllreduce) -> float | None:
+        """Return the limit of its own median."""
         return latency_limit_us(self.limit, self.latency_us(own))
 
     @property
     def worst_events(self) -> Events | None:
-        """What came and went at the worst of them; None where there are too few."""
+        """Return the events of the worst peer; None if there are too few."""
         if len(self.nodes) < FEWEST:
             return None
         return max((one.events for one in self.nodes), key=lambda events: events.lost_us)
 
     @property
     def way(self) -> str:
-        """What carries most of them, where that is most."""
+        """What carries the data of most peers; "" if no majority does the same."""
         ways = Counter(one.net for one in self.nodes if one.net).most_common(1)
         return ways[0][0] if ways and ways[0][1] * 2 > len(self.nodes) >= FEWEST else ""
 
@@ -198,7 +198,7 @@ class Peers(NamedTuple):
         return [each for one in self.nodes for each in one.sizes if each.size_bytes == size_bytes]
 
     def _share(self, speeds: Sequence[float]) -> float:
-        """The part of the peers' median that is still healthy: beyond scatter, and by an effect."""
+        """Return the share of the peers' median that is still good: within scatter and effect."""
         middle = median(speeds)
         return healthy_share(
             [abs(speed - middle) for speed in speeds],
@@ -208,10 +208,10 @@ class Peers(NamedTuple):
 
 
 _LEAST_EVENTS, _TIMES_PEERS = 4, 4
-"""What comes and goes: at least so often, and so many times what it costs the worst peer."""
+"""Events are a fault if there are at least so many, and they cost so many times the worst peer."""
 
 _STARVED = 0.5
-"""On gloo, waiting for a CPU that explains so much of it is no fault of what carries the data."""
+"""With gloo, if waiting for a CPU explains so much of it, what carries the data is not at fault."""
 
 _SLOW = (
     "look at NVLink errors and link counts (nvidia-smi nvlink), PCIe width and rate, ACS and IOMMU "
@@ -241,11 +241,11 @@ _DID: dict[str, str] = {
 def judge_inside(
     sweep: Sweep, hosts: Sequence[Host], limit: Thresholds = SHIPPED
 ) -> dict[str, Inside]:
-    """Judge every node of the fleet, by name; also those that were not measured, with why."""
+    """Judge every node of the fleet, by name; those that were not measured get the reason."""
     samples = {one.node: one for one in sweep.inside}
     measured = {name: measure_inside(one, limit) for name, one in samples.items()}
     fleet = {host.name: host for host in hosts}
-    alike: dict[tuple[str, int], dict[str, Measured]] = {}
+    alike: dict[tuple[str, int], dict[str, NodeAllreduce]] = {}
     for name, own in measured.items():
         if name in fleet and own.state == "measured":
             alike.setdefault((fleet[name].group, own.rails), {})[name] = own
@@ -271,10 +271,10 @@ def judge_inside(
 
 
 def held_to_nvlink(inside: Inside, gpus: Sequence[Gpu], share: float) -> Inside:
-    """Blame a node of which NVML says that NVLinks join its GPUs, where they did not carry it.
+    """Blame a node whose GPUs NVLinks join, according to NVML, if they did not carry the data.
 
-    Needs no peer, promise or model in the inventory: whatever falls back to PCIe or to memory is
-    far below what NVLinks carry. `share`: of that, the least that is expected.
+    It needs no peer, and nothing in the inventory: PCIe and host memory are far below what NVLinks
+    carry. `share`: the least expected share of that.
     """
     linked = nvlink_gbs(gpus, inside.rails)
     far = below_nvlinks(inside.best_gbs, inside.at_bytes, linked, share)
@@ -289,7 +289,7 @@ def held_to_nvlink(inside: Inside, gpus: Sequence[Gpu], share: float) -> Inside:
 def below_nvlinks(
     best_gbs: float | None, at_bytes: int, linked_gbs: float | None, share: float
 ) -> str:
-    """What GPUs that NVLinks join should have reached; nothing where they did, or none is known."""
+    """Say what GPUs with NVLinks should have reached; "" if they did, or it is not known."""
     if best_gbs is None or at_bytes < _NVLINK_FROM or not (share and linked_gbs):
         return ""
     least = share * linked_gbs
@@ -298,7 +298,7 @@ def below_nvlinks(
 
 
 def _missing(name: str, samples: InsideSamples | None, sweep: Sweep) -> Inside | None:
-    """Why there is nothing to judge, if there is nothing."""
+    """Say why there is nothing to judge; None if there is."""
     whole = samples is not None and all(end is not None for end in samples.rails)
     rails = len(samples.rails) if samples is not None else 0
     if whole:
@@ -317,9 +317,9 @@ def _missing(name: str, samples: InsideSamples | None, sweep: Sweep) -> Inside |
 
 
 def _judged(
-    own: Measured, samples: InsideSamples, peers: Peers, host: Host, *, short: bool
+    own: NodeAllreduce, samples: InsideSamples, peers: Peers, host: Host, *, short: bool
 ) -> Inside:
-    """Judge one node; of a `short` one only failures: no promise and no floor is meant for it."""
+    """Judge one node; a `short` one only by failures: limits are for nodes with all rails."""
     plain = Inside(state=own.state, rails=own.rails, backend=own.backend, peers=len(peers.nodes))
     if own.state == "not_run":
         why = next(end.error for end in samples.rails if end and end.state == "not_run")
@@ -327,7 +327,7 @@ def _judged(
     if own.state != "measured":
         return _broken(plain, own, samples)
     top = own.sizes[-1]
-    bound, beyond = (Bound(), 0) if short else peers.bound(own, host.promised)
+    bound, beyond = (Bound(), 0) if short else peers.bound(own, host.expected)
     compared = replace(
         plain,
         at_bytes=top.size_bytes,
@@ -347,8 +347,8 @@ def _judged(
     return _eventful(compared, own, peers)
 
 
-def _broken(plain: Inside, own: Measured, samples: InsideSamples) -> Inside:
-    """It came to no result: the rail that says so of itself, else the node."""
+def _broken(plain: Inside, own: NodeAllreduce, samples: InsideSamples) -> Inside:
+    """Judge a node without a result: blame the rail that reports a fault of its own, else it."""
     errors = {
         rail: _NEVER if end is None else end.error
         for rail, end in samples.numbered.items()
@@ -371,7 +371,7 @@ def _broken(plain: Inside, own: Measured, samples: InsideSamples) -> Inside:
 
 
 def _guilty(errors: Mapping[int, str], state: str) -> list[int]:
-    """The rails at fault by what all of them say, the surest sign first; none: nobody can say."""
+    """Return the rails at fault by all rails' errors, the surest sign first; none if unknown."""
     if state == "corrupt":
         return [rail for rail, error in errors.items() if "WRONG" in error] or list(errors)
     signs = [
@@ -391,8 +391,8 @@ def _failed_itself(error: str) -> bool:
     return "NCCL version" in error and "remote process exited" not in error
 
 
-def _slow(own: Measured, bound: Bound, beyond: int) -> str:
-    """Even its fastest operation: a slow link slows them all, a busy machine leaves some alone."""
+def _slow(own: NodeAllreduce, bound: Bound, beyond: int) -> str:
+    """Judge its fastest operation: a slow link slows all, a busy machine only some."""
     top = own.sizes[-1]
     if beyond:
         reached, wanted = size(top.size_bytes), size(beyond)
@@ -403,7 +403,7 @@ def _slow(own: Measured, bound: Bound, beyond: int) -> str:
     return f"{reached} among its {own.rails} rails; {bound.words}"
 
 
-def _latent(own: Measured, peers: Peers) -> str:
+def _latent(own: NodeAllreduce, peers: Peers) -> str:
     least = own.sizes[0]
     limit_us = peers.latency_limit_us(own)
     if least.size_bytes >= LATENCY_BELOW or limit_us is None or least.p50_us <= limit_us:
@@ -415,14 +415,14 @@ def _latent(own: Measured, peers: Peers) -> str:
     )
 
 
-def _way(own: Measured, peers: Peers) -> str:
-    """Say it where its data went another way than its peers'."""
+def _way(own: NodeAllreduce, peers: Peers) -> str:
+    """Say if its data went another way than its peers'."""
     usual = peers.way
     return f"; carried by {own.net}, at its peers by {usual}" if usual and own.net != usual else ""
 
 
-def _eventful(compared: Inside, own: Measured, peers: Peers) -> Inside:
-    """What comes and goes is held against the worst peer: all machines have some of it."""
+def _eventful(compared: Inside, own: NodeAllreduce, peers: Peers) -> Inside:
+    """Compare its events with the worst peer's: all machines have some."""
     events, usual = own.events, peers.worst_events
     if usual is None or events.count < _LEAST_EVENTS:
         return compared

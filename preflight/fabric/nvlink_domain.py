@@ -1,6 +1,6 @@
-"""NVLink between the nodes of a domain: each node by its better neighbour, so a bad one is named.
+"""Judge NVLink between the nodes of a domain: each node by its better neighbour.
 
-A node that is bad is so with both neighbours, each of which is fine with its other one.
+A bad node is bad with both neighbours, each of which is good with its other neighbour.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from preflight.core.statistics import median
 from preflight.core.text import gbs, size
 from preflight.core.thresholds import SHIPPED, Thresholds
-from preflight.fabric.node_allreduce import Measured, below_nvlinks, measure_inside
+from preflight.fabric.node_allreduce import NodeAllreduce, below_nvlinks, measure_inside
 from preflight.fabric.samples import InsideSamples
 from preflight.facts.boards import nvlink_gbs
 from preflight.facts.burn import OverNvlink
@@ -41,17 +41,17 @@ _CORRUPT = "take {0} out of service now and run its memory and NVLink diagnostic
 
 
 class _Met(Struct, frozen=True):
-    """One rail of one node with one neighbour, as that node sees it."""
+    """One rail of one node with one neighbour, as that node measured it."""
 
     partner: str
-    measured: Measured
+    measured: NodeAllreduce
     error: str = ""
     own_fault: bool = False
-    """NCCL itself says at this end that NVLink between nodes does not work here."""
+    """NCCL reports at this end that NVLink between nodes does not work here."""
 
     @property
     def best_gbs(self) -> float:
-        """Of the fastest operation; 0 where NVLink did not carry it, or nothing came to an end."""
+        """GB/s of the fastest operation; 0 if NVLink did not carry it, or none completed."""
         carried = self.measured.state == "measured" and "P2P" in self.measured.net.split()
         return self.measured.sizes[-1].best_gbs if carried else 0.0
 
@@ -59,7 +59,7 @@ class _Met(Struct, frozen=True):
 def judge_domains(
     sweep: Sweep, hosts: Sequence[Host], limit: Thresholds = SHIPPED
 ) -> dict[str, OverNvlink]:
-    """Judge every node that is in an NVLink domain, by name; also those not measured, with why."""
+    """Judge every node in an NVLink domain, by name; those not measured get the reason."""
     met = _met(sweep, limit)
     members = Counter(
         domain for name, domain in sweep.domains.items() if name not in sweep.left_out
@@ -98,10 +98,10 @@ def _missing(
     met: Mapping[str, Mapping[int, Sequence[_Met]]],
     sweep: Sweep,
 ) -> OverNvlink | None:
-    """Why there is nothing to judge, if there is nothing.
+    """Say why there is nothing to judge; None if there is.
 
-    Of a node of which not all pairs were measured only wrong sums are judged: in one bad pair, it
-    is the other pair that tells the node from the path.
+    If a pair of a node was not measured, only wrong sums are judged: with one bad pair, only the
+    other pair can separate the node from the path.
     """
     if name in sweep.left_out:
         return replace(plain, state="not_run", reason=sweep.left_out[name])
@@ -118,7 +118,7 @@ def _missing(
 
 
 def _met(sweep: Sweep, limit: Thresholds) -> dict[str, dict[int, list[_Met]]]:
-    """By node and rail. A pair that was never begun, or that we cut short, is not here."""
+    """Return results by node and rail, without pairs that did not begin or were cut short."""
     found: dict[str, dict[int, list[_Met]]] = {}
     for pair in sweep.domain:
         ends = {pair.a: pair.first, pair.b: pair.second}
@@ -151,7 +151,7 @@ def _judged(
     plain: OverNvlink,
     limit: Thresholds,
 ) -> OverNvlink:
-    """Its worst rail stands for the node."""
+    """Judge a node by its worst rail."""
     least = limit("nccl.peers_ratio") * (peers_gbs or 0.0)
     rails = met[name]
     wrong = [(r, each) for r, several in rails.items() for each in several if _wrong(name, each)]
@@ -201,7 +201,7 @@ def _judged(
 def _fine(
     met: Mapping[str, Mapping[int, Sequence[_Met]]], name: str, rail: int, least: float, *, but: str
 ) -> bool:
-    """Whether that rail of a node is good with anybody else than `but`."""
+    """Whether that rail of a node is good with a node other than `but`."""
     several = met.get(name, {}).get(rail, ())
     return any(each.partner != but and _good(each, least) for each in several)
 

@@ -1,14 +1,14 @@
-"""One fabric as it was seen, real, recorded or simulated: pairs, sizes, iterations condensed.
+"""One fabric as measured, recorded or simulated: pairs and sizes, with iterations condensed.
 
-As JSON this is the short form of stored samples (docs/samples.md); the long one is the `Sweep` with
-every iteration, from which `observe` makes it.
+As JSON this is the short form of stored samples (docs/samples.md); `observe` makes it from the long
+form, the `Sweep` with every iteration.
 
-An operation is long at both ends when one of them is frozen inside of it; if the partner was
-through with it by then, the partner's next one is. A supervisor that waited for a CPU explains
-nothing: the measuring process may have had another.
+An operation is long at both ends if one of them is frozen within it; if the partner had finished it
+by then, the partner's next operation is long. A supervisor that waited for a CPU proves nothing:
+the measuring process may have had another CPU.
 
-Statistics and blame read digests alone: those of a real sweep come from every iteration of both
-ends, those of a simulated fabric of thousands of nodes are made as such.
+Statistics and blame read only digests: those of a real sweep come from every iteration of both
+ends, those of a simulated fabric with thousands of nodes are made directly.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def starts_s(started_s: float, timing: Timing) -> Iterator[float]:
-    """When each operation began, by the clock of `started_s`."""
+    """Yield when each operation began, by the clock of `started_s`."""
     resumed = {one.operation: started_s + one.at_s for one in timing.resumed}
     clock_s = started_s + timing.began_s
     for number, (time_us, gap_us) in enumerate(zip(timing.times_us, timing.gaps_us, strict=False)):
@@ -41,7 +41,7 @@ def starts_s(started_s: float, timing: Timing) -> Iterator[float]:
 
 
 class StallOverlap:
-    """How much of each operation of one end, and of the one before it, that end stood still."""
+    """How long an end stood still during each of its operations and the one before it."""
 
     def __init__(self, end: End | None, timing: Timing | None) -> None:
         self._times: list[tuple[float, float]] = []
@@ -67,7 +67,7 @@ class StallOverlap:
 
 
 def _merged(times: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The same without overlaps: process and host may stand still at once."""
+    """Merge overlapping intervals: process and host may stand still at once."""
     merged: list[tuple[float, float]] = []
     for began_s, ended_s in sorted(times):
         if merged and began_s <= merged[-1][1]:
@@ -81,14 +81,14 @@ CUT_MEDIANS = 5.0
 """An iteration that took more than so many medians at either end stands out."""
 
 KEPT = 256
-"""Of those, the longest that one digest keeps."""
+"""Most of them that one digest keeps, the longest ones."""
 
 
 class Standout(Struct, frozen=True, array_like=True):
     """One iteration that took long at either end.
 
-    `at_s`: when it began, seconds since 1970 by the first end's wall clock (the second's where only
-    that reported). `gap`: before it, between the operations, by each end's own clock.
+    `at_s`: when it began, seconds since 1970 by the first end's wall clock (the second's if only
+    that reported). `gap`: the time since the operation before, by each end's own clock.
     """
 
     at_s: float
@@ -98,12 +98,12 @@ class Standout(Struct, frozen=True, array_like=True):
     first_gap_us: float
     second_gap_us: float
     first_stall_us: float = 0.0
-    """For how long of it, and of the operation before it, that end stood still itself."""
+    """How long that end itself stood still during it and the operation before it."""
     second_stall_us: float = 0.0
 
     @property
     def network_us(self) -> float:
-        """The shorter of both: what began late at one end is long at the other only."""
+        """The shorter of both: an operation that one end began late is long at the other only."""
         return min(self.first_us, self.second_us)
 
 
@@ -113,9 +113,9 @@ class Digest(Meeting, frozen=True, kw_only=True):
     size_bytes: Whole
     phase: Phase = "ladder"
     operations: Whole
-    """How many were timed (at both ends, where both reported)."""
+    """How many were timed (at both ends, if both reported)."""
     loaded_s: float
-    """Their sum, at the end where it took longer: how long a rare event could have shown itself."""
+    """Their total time, at the end where it was longer: how long a rare event could have shown."""
     best_us: float
     p50_us: float
     p99_us: float
@@ -127,7 +127,7 @@ class Digest(Meeting, frozen=True, kw_only=True):
 
 
 def digests(pair: PairSamples) -> Iterator[Digest]:
-    """Condense one pair, size by size, from what both ends (or the only one) kept."""
+    """Condense one pair, size by size, from both ends' accounts (or the only one)."""
     first, second = _by_kind(pair.first), _by_kind(pair.second)
     for kind in sorted(first.keys() | second.keys()):
         yield _digest(pair, first.get(kind), second.get(kind))
@@ -143,7 +143,7 @@ def _digest(pair: PairSamples, first: Timing | None, second: Timing | None) -> D
     assert mine is not None
     assert other is not None
     network = list(map(min, mine.times_us, other.times_us))
-    ranked = sorted(network)  # once: what follows finds it in order
+    ranked = sorted(network)  # once, for all that follows
     typical = median(ranked)
     cut = CUT_MEDIANS * typical
     return Digest(
@@ -196,14 +196,14 @@ def _standouts(
 
 
 STOOD_STILL = "its measuring process stood still"
-"""What a supervisor says of a measuring process of its own that it had to kill."""
+"""A supervisor's message about a measuring process that it had to kill."""
 
 _DIED = ("its measuring process was killed by", "its measuring process ended by itself")
 _STOPPED = "it was stopped by a signal"
 
 
 class StallTotal(Struct, frozen=True, array_like=True):
-    """How often and for how long at most one end stood still in a pair."""
+    """How often, and how long at most, one end stood still in a pair."""
 
     what: StallKind
     times: Whole
@@ -211,34 +211,34 @@ class StallTotal(Struct, frozen=True, array_like=True):
 
 
 class EndResult(Struct, frozen=True):
-    """What one end said of a pair on one rail in one round, besides its times."""
+    """One end's account of a pair on one rail in one round, without its times."""
 
     error: str = ""
     moved: tuple[Moved, ...] = ()
     net: str = ""
-    """What carried it."""
+    """What carried its data."""
     stood: tuple[StallTotal, ...] = ()
 
 
 class PairResult(Meeting, frozen=True, kw_only=True):
-    """What became of one pair on one rail in one round, besides its times."""
+    """The result of one pair on one rail in one round, without its times."""
 
     state: PairState = "measured"
     """The worse of both ends'."""
     stood_still: str = ""
-    """The one end whose own measuring process hung or died; the other merely lost its partner."""
+    """The end whose own measuring process hung or died; the other only lost its partner."""
     lost: tuple[str, ...] = ()
-    """The ends whose account of it was lost, which is why it was not judged."""
+    """The ends whose account of it is missing, so that it is not judged."""
     first: EndResult = EndResult()
     second: EndResult = EndResult()
 
     def end(self, name: str) -> EndResult:
-        """What that node said."""
+        """Return that node's account."""
         return self.first if name == self.a else self.second
 
     @property
     def error(self) -> str:
-        """What went wrong, in words, by each end's account."""
+        """Both ends' errors."""
         if self.lost:
             return lost_words(self.lost)
         ends = (self.a, self.first.error), (self.b, self.second.error)
@@ -246,12 +246,12 @@ class PairResult(Meeting, frozen=True, kw_only=True):
 
     @property
     def bad(self) -> bool:
-        """Whether it failed outright; wrong sums are counted elsewhere."""
+        """Whether it failed outright; wrong sums are counted separately."""
         return self.state not in ("measured", "not_run", "corrupt")
 
     @property
     def good(self) -> bool:
-        """Whether it was measured to its end."""
+        """Whether it was measured completely."""
         return self.state == "measured"
 
     @property
@@ -269,19 +269,19 @@ class Observed(Struct, frozen=True, kw_only=True):
     tried: tuple[PairResult, ...]
     digests: tuple[Digest, ...]
     leaves: dict[str, str] = {}
-    """Node name → its leaf switch; empty where no source of topology is known."""
+    """Node name → its leaf switch; empty without a topology source."""
     silent: dict[str, str] = {}
-    """Node name → what happened to its agent, where it fell silent during the sweep."""
+    """Node name → what happened to its agent, if it stopped answering during the sweep."""
     retested: Whole = 0
-    """Rounds from this number on are retests: suspects alone, with partners that were cleared; 0
-    where there were none."""
+    """Rounds from this number on are retests of suspects with cleared partners; 0 if there were
+    none."""
 
 
 @gc_paused()
 def observe(sweep: Sweep) -> Observed:
     """Condense a sweep; pairs that had no turn stay out.
 
-    Where an end's account was lost, the other's times alone prove nothing: none are kept.
+    If an end's account is missing, the other's times alone prove nothing: none are kept.
     """
     taken = [pair for pair in sweep.pairs if joint_state(pair) != "not_run"]
     lost = [lost_accounts(pair, sweep.troubles) for pair in taken]
@@ -323,7 +323,7 @@ def _besides_times(end: End | None) -> EndResult:
 
 
 def failed_by_itself(pair: PairSamples) -> str:
-    """The one end whose own measuring process hung or died, by its own supervisor's word."""
+    """Return the end whose own measuring process hung or died, according to its supervisor."""
     for words in (OWN_CAUSES, _DIED, (_STOPPED,), (STOOD_STILL,)):
         own = [end for end in pair.ends if any(each in end.error for each in words)]
         if own:
@@ -332,7 +332,7 @@ def failed_by_itself(pair: PairSamples) -> str:
 
 
 def _waited(end: End, pair: PairSamples) -> bool:
-    """Whether an end may have stood still for its partner's sake.
+    """Whether an end may have stood still because of its partner.
 
     NCCL waits for ever for a partner that broke off; gloo gives up by itself.
     """

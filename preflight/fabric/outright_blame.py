@@ -1,4 +1,4 @@
-"""What failed outright, or is slow by far, in words: seen and expected numbers, and advice."""
+"""Messages on outright failures and very slow pairs: seen and expected numbers, and advice."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _ADVICE: dict[PairState, str] = {
     "hung": "look at {0} for stopped or D-state processes and at {1}; exclude it, run again",
     "no_connect": "check firewall, route and interface (--preflight-interface) of {0}",
     "absent": "look at {0}: its load, out-of-memory kills, processes in D state; run again",
-    "error": "read what {0} said in report.json; look at its kernel log and link",
+    "error": "read the error of {0} in report.json; look at its kernel log and link",
 }
 _PATH_ADVICE = (
     "check what lies between {0}: cables, switch ports, routes, firewall; "
@@ -63,12 +63,12 @@ def blames(
     names: Sequence[str],
     proven: Sequence[Culprit] = (),
 ) -> tuple[Blame, ...]:
-    """Word who is to blame for bad pairs, each judged by itself; `names` is the fleet in order.
+    """Blame the parts behind bad pairs, each judged by itself; `names`: the fleet in order.
 
-    Wrong sums are left to `statistical_blames`: a good pair does not clear a GPU that corrupts now
-    and then.
-    `proven`: what all samples together prove; some pairs of a node that is slow, or loses what it
-    sends, are bad for that, and that is no second fault.
+    `statistical_blames` handles wrong sums: a good pair does not clear a GPU that corrupts data
+    now and then.
+    `proven`: what all samples together prove; if a node is slow or loses data, some of its pairs
+    are bad for that reason, which is not a second fault.
     """
     bad = [one for one in seen if one.bad and one.state != "corrupt"]
     place = {name: number for number, name in enumerate(names)}
@@ -88,23 +88,23 @@ def blames(
 
 
 class _Context(NamedTuple):
-    """What all blames of one sweep are worded from."""
+    """The input of all blames of one sweep."""
 
     bad: Sequence[PairJudgement]
     sweep: Sweep
     proven: Sequence[Culprit]
     bad_nodes: frozenset[str]
     why_open: str
-    """What is lacking to tell a node from a path."""
+    """What is missing to separate a node from a path."""
     more: str
-    """With whom to measure again then."""
+    """The nodes or pairs to measure again then."""
 
 
 def _worded(culprit: Culprit, names: tuple[str, ...], context: _Context) -> Blame:
-    """One culprit; `names`: its nodes in fleet order."""
+    """Blame one culprit; `names`: its nodes in fleet order."""
     sweep, troubles, name = context.sweep, context.sweep.troubles, culprit.node
     mine = [one for one in context.bad if one.nodes in culprit.pairs]
-    # Not those that are bad because of their other end, which fell silent.
+    # Without those that are bad because their other end stopped answering.
     silent = troubles.keys() - set(names)
     mine = [one for one in mine if silent.isdisjoint(one.nodes)] or mine
     if name:
@@ -116,7 +116,7 @@ def _worded(culprit: Culprit, names: tuple[str, ...], context: _Context) -> Blam
     where = f" on rail {', '.join(map(str, rails))}" if several else ""
     ends = _ends(worst, sweep, name)
     cause = _own_cause(ends)
-    if cause is not None:  # the other end merely waited for it, or lost it
+    if cause is not None:  # the other end only waited for it, or lost it
         worst = replace(worst, state=cause.state)
     what = _what(worst, name, troubles, where)
     if name:
@@ -132,7 +132,7 @@ def _worded(culprit: Culprit, names: tuple[str, ...], context: _Context) -> Blam
     elif culprit.kind == "path":
         sentence = f"{what}; {both_fine(names, {one.rail for one in mine}, context.proven)}"
     else:
-        sentence = f"{what}; {context.why_open} to tell a node from the path between"
+        sentence = f"{what}; {context.why_open} to tell a node from the path between them"
     one_rail = several and len(rails) == 1 and not name
     advice = sweep.advice.get(names[0]) if len(names) == 1 else ""
     return Blame(
@@ -147,21 +147,21 @@ def _worded(culprit: Culprit, names: tuple[str, ...], context: _Context) -> Blam
 
 
 def _parts(kind: str, names: tuple[str, ...]) -> tuple[Component, ...]:
-    """The path, or the nodes of which one is meant: that a path may be, the sentence says."""
+    """Return the path, or the nodes of which one is at fault; the sentence names the path."""
     if kind == "path":
         return (Component("path", names),)
     return tuple(Component("node", (name,)) for name in names)
 
 
 def _on_own_rails(mine: Sequence[PairJudgement]) -> list[PairJudgement]:
-    """A node's bad pairs without those on a rail that is bad with few partners: theirs, not its."""
+    """Return a node's bad pairs, without rails that are bad with few partners: those are theirs."""
     partners = Counter(one.rail for one in mine)
     most = max(partners.values())
     return [one for one in mine if 2 * partners[one.rail] > most]
 
 
 def _ends(worst: PairJudgement, sweep: Sweep, name: str) -> list[End]:
-    """Both ends' accounts of that pair on that rail, the worst last; of two alike that node's."""
+    """Return both ends' accounts of that pair and rail, the worst last; if equal, that node's."""
     ends = [end for pair in sweep.pairs if pair.path == worst.path for end in pair.ends]
     return sorted(
         ends, key=lambda end: (end.state != "measured", bool(end.error), end.node == name)
@@ -169,7 +169,7 @@ def _ends(worst: PairJudgement, sweep: Sweep, name: str) -> list[End]:
 
 
 def _own_cause(ends: Sequence[End]) -> End | None:
-    """The end that says what went wrong with it, where the other one only ended for that."""
+    """Return the end that reports its own fault, if the other end only failed because of it."""
     owns = [end for end in ends if any(each in end.error for each in OWN_CAUSES)]
     ports = [end for end in ends if end.error and on_port("", end.error, "")]
     found = owns or ports
@@ -183,13 +183,13 @@ def _advice(
     more: str,
     ends: Sequence[End],
 ) -> str:
-    """What to do; `more`: with whom to measure again, where the samples do not tell."""
+    """Return advice; `more`: what to measure again, if the samples do not settle it."""
     cause = _own_cause(ends)
     advice = ""
     if cause is not None:
         other = worst.partner(cause.node)
         advice = advice_on(cause.node, cause.error) or on_port(cause.node, cause.error, other)
-    # Of a node that is named its own port, else the ports of both ends.
+    # The port of a named node, else the ports of both ends.
     own = names if culprit.node else worst.nodes
     nets = {end.node: end.net for end in ends if end.node in own}
     if cause is None and worst.slow:
@@ -216,9 +216,9 @@ def _worst(bad: Sequence[PairJudgement]) -> PairJudgement:
 
 
 def _what(worst: PairJudgement, name: str, troubles: Mapping[str, str], where: str) -> str:
-    """The number seen and the number expected, or what happened instead.
+    """Say the seen and the expected number, or what happened instead.
 
-    `name`: of the node that is at fault; of a pair, `where`: on which rails.
+    `name`: the node at fault; `where`: the rails of a pair.
     """
     between = f"with {worst.partner(name)}" if name else f"between {worst.a} and {worst.b}{where}"
     if worst.slow == "reach":

@@ -1,6 +1,6 @@
-"""What one sweep is to do, how long each part may take, and what share of it measured.
+"""The plan of one sweep: sizes, deadlines of each part, and the share of time that it measured.
 
-Events that come once in so many seconds of load are seen with 1 - exp(-rate * loaded seconds).
+An event of a given rate is seen with probability 1 - exp(-rate * loaded seconds).
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _BYTES_EACH = 24  # an iteration's time and gap, in JSON
 _RETESTS = 64  # up to 16 rounds, each four times as long
 _RAILS = 16  # more GPUs than nodes have
 LOGS_EACH = 8
-"""Of one rail: a process that is killed is replaced, and retests have processes of their own."""
+"""Logs of one rail: a killed process is replaced, and retests have their own processes."""
 
 _LOG_BYTES = 3 * 300 << 10
-"""Of one process: its log is sent each time that it has doubled, and at the end."""
+"""Times that one process sends its log: each time that it has doubled, and at the end."""
 
 
 class Budget(Struct, frozen=True, kw_only=True):
-    """Deadlines of one pair, seconds. A pair that is healthy needs a small part of them."""
+    """Deadlines of one pair, seconds. A good pair needs a small part of them."""
 
     meet_s: float = 5.0
-    """For the two ends to connect: two lost SYNs (1 s and 2 s more) are forgiven."""
+    """For the two ends to connect: long enough for two lost SYNs (1 s and 2 s more)."""
     op_s: float = 4.0
-    """For one all-reduce; after that the pair is hung."""
+    """For one all-reduce; after that the pair counts as hung."""
     box_s: float = 0.2
     """For all counted iterations of one size; at least three are made."""
     pair_s: float = 6.0
-    """No larger size is begun that would not end within this."""
+    """A larger size that would not end within this is not begun."""
     soak_s: float = 0.1
     """For all counted iterations of the soak; on top of `pair_s`."""
     init_s: float = 0.0
@@ -50,12 +50,12 @@ class Budget(Struct, frozen=True, kw_only=True):
 
     @property
     def turn_s(self) -> float:
-        """The longest that a pair may take once it is connected, when nothing hangs."""
+        """The longest time of a connected pair if nothing hangs."""
         return self.pair_s + self.soak_s
 
     @property
     def barrier_s(self) -> float:
-        """For everyone to come to the next round: the slowest pair, a hung one, and a margin."""
+        """For all nodes to reach the next round: the slowest pair, a hung one, and a margin."""
         return self.turn_s + self.op_s + self.meet_s
 
 
@@ -65,8 +65,8 @@ GLOO = (
     Ladder(1 * MIB, 2, 20),
     Ladder(4 * MIB, 2, 10),
 )
-"""CPU: about 0.5 s for a healthy pair on two shared cores, most of it at 8 B: of an event in one of
-500 operations 1,500 show one with 95 %, and all partners of a node see its events together."""
+"""CPU: about 0.5 s for a good pair on two shared cores, most of it at 8 B: 1,500 operations show an
+event of rate 1 in 500 with 95 %, and all partners of a node see its events together."""
 
 GLOO_SOAK = Ladder(256 * KIB, 2, 400)
 """0.3 to 1 ms each, so that a spike of 10 ms shows; enough data for a lossy link to lose some."""
@@ -81,8 +81,8 @@ NCCL = (
 """GPU: sizes at which a 10 ms spike still shows (1 GiB at 47 GB/s takes 23 ms by itself)."""
 
 NCCL_INSIDE = (Ladder(256 * MIB, 1, 10),)
-"""Beyond the ladder, among the GPUs of one node: NVLink's floors count from this size on. Of the
-busbw at 1 GiB eight A100 reach 0.77 at 64 MiB and 0.87 here (nccl-tests output in
+"""Above the ladder, among the GPUs of one node: NVLink's floors apply from this size on. Eight A100
+reach 0.77 of their busbw at 1 GiB at 64 MiB, and 0.87 here (nccl-tests output in
 AFDWang/Hetu-Galvatron, tests/profiler/test_hardware_profile.py)."""
 
 NCCL_SOAK = Ladder(64 * MIB, 2, 200)
@@ -90,30 +90,30 @@ NCCL_SOAK = Ladder(64 * MIB, 2, 200)
 
 
 class SweepPlan(Struct, frozen=True, kw_only=True):
-    """One sweep over a fleet. `rounds` is made over *all* nodes, also those left out."""
+    """One sweep over a fleet. `rounds` covers *all* nodes, also those left out."""
 
     nodes: tuple[str, ...]
     rounds: Rounds
     left_out: dict[str, str] = {}
     """Node name → why it may not take part."""
     cut: frozenset[tuple[str, str]] = frozenset()
-    """(from, to) of connections that did not come about a moment ago."""
+    """(from, to) of connections that failed in the port stage."""
     interface: str | None = None
     unpinned: frozenset[str] = frozenset()
-    """Nodes on which NCCL chooses its interface as it does in the job. Elsewhere, where `interface`
-    names none, it is held to the one that leads to the other nodes."""
+    """Nodes on which NCCL chooses its interface as in the job. On the others, if `interface` names
+    none, it gets the one that leads to the other nodes."""
     leaves: dict[str, str] = {}
     seed: int = 1
     sysfs: str = "/sys"
-    """On the nodes; elsewhere in tests."""
+    """/sys on the nodes; another folder in tests."""
     stop_early: bool = False
-    """Leave a size as soon as its spikes condemn the pair; else all iterations are wanted."""
+    """Leave a size as soon as its spikes prove the pair bad; else make all iterations."""
     domains: dict[str, str] = {}
     """Node name → its NVLink domain; after the rounds, nodes of one are measured over NVLink."""
     inside: bool = True
-    """After the rounds, nodes with two rails or more all-reduce among their own."""
+    """After the rounds, nodes with two rails or more all-reduce among their own rails."""
     keep_logs: bool = False
-    """Each rail sends what NCCL logged: for a capture."""
+    """Each rail sends NCCL's log, for a capture."""
     ready_s: float = 45.0
     """For a node's Python to import torch; from a cold network file system this takes long."""
     start_s: float = 20.0
@@ -136,7 +136,7 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
 
     @property
     def most_words(self) -> int:
-        """The most bytes in which one node can tell all iterations that it is asked for."""
+        """Return the most bytes that one node needs to report all its iterations."""
         ladders = ((*ladder, soak) for ladder, soak in map(self.sizes, ("gloo", "nccl")))
         most = max(sum(rung.iterations for rung in ladder if rung) for ladder in ladders)
         logs = LOGS_EACH * _LOG_BYTES * _RAILS if self.keep_logs else 0
@@ -144,25 +144,25 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
 
 
 MISS = 0.01
-"""The chance to miss an event of the wanted rate that is accepted."""
+"""Accepted probability to miss an event of the wanted rate."""
 
 DEEP_RATE = 0.1
-"""What `deep` catches unless told otherwise: one event in 10 s of load, 46 s of load per node."""
+"""The default of `deep`: catch one event in 10 s of load, with 46 s of load per node."""
 
 MOST_ITERATIONS = 50_000
-"""Of one soak: every iteration is kept and sent."""
+"""Most iterations of one soak, each of which is kept and sent."""
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _LEAST_S, _MOST_S = 0.1, 600.0
 
 _GLOO = ((256 * _KIB, 3e-4), (1 * _MIB, 1e-3), (4 * _MIB, 3e-3))
 _NCCL = ((64 * _MIB, 1.4e-3), (128 * _MIB, 2.8e-3))
-"""Sizes, and what one all-reduce of each takes at 1.3 and 47 GB/s: at most a third of 10 ms, so
+"""Sizes, and the time of one all-reduce of each at 1.3 and 47 GB/s: at most a third of 10 ms, so
 that a spike of 10 ms shows."""
 
 
 def loaded_s(rate_per_s: float, miss: float = MISS) -> float:
-    """Seconds of load after which an event of that rate was missed with probability `miss`.
+    """Return the seconds of load after which an event of that rate is missed with `miss`.
 
     T = ln(1 / miss) / rate: one event in 10 s needs 46 s for 99 %, one in a minute 276 s.
     """
@@ -170,7 +170,7 @@ def loaded_s(rate_per_s: float, miss: float = MISS) -> float:
 
 
 def per_pair_s(rate_per_s: float, rounds: Rounds) -> float:
-    """The part of that load that each pair has to bring: a node's partners add up."""
+    """Return the share of that load for each pair: those of a node's partners add up."""
     turns: dict[str, int] = {}
     for around in rounds:
         for name in (name for pair in around for name in pair):
@@ -180,7 +180,7 @@ def per_pair_s(rate_per_s: float, rounds: Rounds) -> float:
 
 
 def catching(plan: SweepPlan, rate_per_s: float) -> SweepPlan:
-    """The same sweep, soaking for long enough to see an event of that rate on every node."""
+    """Return the sweep with a soak long enough to catch an event of that rate on every node."""
     seconds = per_pair_s(rate_per_s, plan.rounds)
     return replace(
         plan,
@@ -192,9 +192,9 @@ def catching(plan: SweepPlan, rate_per_s: float) -> SweepPlan:
 
 
 def _rung(sizes: Sequence[tuple[int, float]], seconds: float) -> Ladder:
-    """The smallest size that fills the time with no more iterations than are kept.
+    """Return the smallest size that fills the time with no more iterations than are kept.
 
-    Twice the foreseen number is allowed, for links that are faster than foreseen.
+    It allows twice the planned number, for links that are faster than planned.
     """
     fitting = (each for each in sizes if seconds / each[1] * 2 <= MOST_ITERATIONS)
     size_bytes, one_s = next(fitting, sizes[-1])
@@ -205,28 +205,28 @@ _US = 1e6
 
 
 class _Turn(Struct, frozen=True):
-    """One end's part in one pair: seconds, by the clock of its node."""
+    """One end's time in one pair: seconds, by the clock of its node."""
 
     begins_s: float
     ends_s: float
     inside_s: float
-    """Of it, in operations that were timed."""
+    """The time within timed operations."""
 
 
 def measured_share(sweep: Sweep) -> float | None:
-    """The part of their time, 0 to 1, that rails spent in timed operations; None: nothing was.
+    """Return the share of their time, 0 to 1, that rails spent in timed operations; None if none.
 
     A rail's time runs from the start of its first scheduled pair, connecting included, to the end
-    of its last one's last operation, by its node's own clock: what start-up took is not in it, and
-    rounds in which it had no pair are. A node whose clock was set meanwhile does not count.
+    of its last operation, by its node's own clock: without start-up, with rounds in which it had
+    no pair. A node whose clock was set meanwhile does not count.
     """
     scheduled = (one for one in sweep.pairs if not 0 < sweep.retested <= one.round)
-    seats = grouped(
+    turns_by_rail = grouped(
         ((end.node, one.rail), _turn(end)) for one in scheduled for end in one.ends if end.timings
     )
     inside_s = total_s = 0.0
     most_s = sweep.seconds or math.inf
-    for turns in seats.values():
+    for turns in turns_by_rail.values():
         spent_s = sum(turn.inside_s for turn in turns)
         window_s = max(turn.ends_s for turn in turns) - min(turn.begins_s for turn in turns)
         if spent_s <= window_s <= most_s:
@@ -244,6 +244,6 @@ def _turn(end: End) -> _Turn:
 
 
 def _ends_s(timing: Timing) -> float:
-    """Seconds after the end's `started_s`: times, gaps, and the checks that gaps leave out."""
+    """Return seconds since the end's `started_s`: times, gaps, and checks, which gaps leave out."""
     checks_us = timing.check_us * len(timing.times_us)
     return timing.began_s + (sum(timing.times_us) + sum(timing.gaps_us) + checks_us) / _US

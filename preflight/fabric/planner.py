@@ -1,9 +1,9 @@
-"""Which rounds a run measures, the longest untested first, and what all runs have measured.
+"""Choose the rounds of a run, the longest untested first, and count what all runs have measured.
 
-Pure: from a fleet's numbered rounds and a plain `Past` to the rounds of this run. The seed breaks
-ties only, so that the same seed and the same past give the same rounds in the same order.
+Pure: from a fleet's numbered rounds and a plain `Past` to the rounds of this run. The seed only
+breaks ties, so that the same seed and the same past give the same rounds in the same order.
 
-A pair that was not measured is not a good one, and the report says so.
+A pair that was not measured does not count as good, and the report says so.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from preflight.fabric.measure import joint_state, summarise
 from preflight.fabric.schedule import (
     Circle,
     Rounds,
+    cover_unpaired,
     default_rounds,
     fill,
     frame_of,
-    nobody_sits_out,
     ordered,
     rounds_among,
 )
-from preflight.history.run_record import Cost, Done, Past
+from preflight.history.run_record import Cost, Past, RoundRecord
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 
 IN_LEAF, IN_LEAF_SHARE = 2, 3
-"""Rounds inside of leaves per run, and at most one in three: they tell a node from its uplink."""
+"""Rounds inside leaves per run, and at most one in three: they separate a node from its uplink."""
 
 
 def choose(frame: Frame, past: Past, rounds: int, seed: int) -> tuple[int, ...]:
-    """Choose rounds by number: one that holds a suspected pair, some inside of leaves, the oldest.
+    """Choose rounds by number: one with a suspected pair, some inside leaves, then the oldest.
 
-    Of rounds equally old those come first whose leaves were longest not joined, then the seed says.
+    Of equally old rounds those come first that join the leaves joined longest ago; then by seed.
     """
     queue = _Queue(frame, past, seed)
     chosen = queue.take_suspected(past) if rounds else []
@@ -53,7 +53,7 @@ def choose(frame: Frame, past: Past, rounds: int, seed: int) -> tuple[int, ...]:
 
 
 def reserved(frame: Frame, rounds: int) -> int:
-    """How many of a run's rounds are inside of leaves at least."""
+    """Return the least number of a run's rounds that are inside leaves."""
     across = len(frame.numbers) - frame.in_leaf
     return min(IN_LEAF, rounds // IN_LEAF_SHARE, frame.in_leaf) if across else 0
 
@@ -67,7 +67,7 @@ class _Queue:
         self._age = dict.fromkeys(frame.numbers, 0)
         self._age.update((n, past.done[n].run) for n in frame.numbers if n in past.done)
         shuffled = list(frame.numbers)
-        random.Random(seed).shuffle(shuffled)  # noqa: S311  an order that a seed repeats, no secret
+        random.Random(seed).shuffle(shuffled)  # noqa: S311  a repeatable order, not a secret
         self._place = {number: at for at, number in enumerate(shuffled)}
         self._spans: dict[int, list[int]] = {}
         self._joined: dict[int, int] = {}
@@ -80,7 +80,7 @@ class _Queue:
         return self._age[number], self._place[number]
 
     def take(self, count: int, only: set[int] | None = None) -> list[int]:
-        """Take the longest untested; `only` from these spans."""
+        """Take the longest untested rounds; `only` from these spans."""
         taken: list[int] = []
         for _ in range(count):
             heads = [
@@ -96,13 +96,13 @@ class _Queue:
         return taken
 
     def take_suspected(self, past: Past) -> list[int]:
-        """Take the longest untested of the rounds that hold a suspected pair, if there is one."""
+        """Take the longest untested round with a suspected pair, if there is one."""
         held: dict[int, int] = {}
         for a, b in past.suspects:
             try:
                 number = self._frame.holding(a, b)
             except KeyError:
-                continue  # a name that is not of this fleet
+                continue  # a name that is not in this fleet
             if a != b and number in self._age:
                 held[number] = held.get(number, 0) + 1
         if not held:
@@ -115,12 +115,12 @@ class _Queue:
 
 
 MARGIN = 0.9
-"""Of a budget, what is planned for: a sweep that ends too late has pairs without a turn."""
+"""The planned share of a budget: a sweep that ends too late leaves pairs unmeasured."""
 
 _SHORTEST_ROUND_S = 0.01
 
 Extent = int | Literal["auto", "exhaustive"]
-"""What the operator asked for: a number of rounds, all of them, or what fits."""
+"""The requested extent: a number of rounds, all of them, or what fits."""
 
 
 class Planned(Struct, frozen=True, kw_only=True):
@@ -128,18 +128,18 @@ class Planned(Struct, frozen=True, kw_only=True):
 
     rounds: Rounds
     numbers: tuple[int, ...] = ()
-    """The rounds by their number in the fleet's frame; none where all pairs are measured."""
+    """The rounds' numbers in the fleet's frame; none if all pairs are measured."""
     total: int = 0
     """How many rounds together hold every pair."""
     seed: int = 0
     leaves: dict[str, str] = {}
-    """Node name → its leaf switch, where that is known."""
+    """Node name → its leaf switch, if known."""
     topology: str = ""
-    """Where `leaves` come from."""
+    """The source of `leaves`."""
     earlier: dict[str, tuple[float, ...]] = {}
-    """What pairs of a fleet without peers reached in earlier runs, GB/s (see `compare`)."""
+    """What pairs of a small fleet, without peers, reached in earlier runs, GB/s (see `compare`)."""
     units: dict[str, tuple[float, ...]] = {}
-    """What devices that may have no peers reached in earlier runs (`preflight.burn.units`)."""
+    """What devices without peers reached in earlier runs (`preflight.burn.units`)."""
 
 
 def plan(
@@ -155,8 +155,8 @@ def plan(
 ) -> Planned:
     """Choose and lay out the rounds of one run. `nodes` is the fleet in order.
 
-    `auto` is what fits into the budget by what a round and all else `cost`; without a past no more
-    than the usual number.
+    `auto` is what fits into the budget, given the `cost` of a round and of the rest; without a past
+    at most the usual number.
     """
     frame, every = frame_of_fleet(nodes, leaves), rounds_among(len(nodes))
     most = every if past is not None else default_rounds(len(nodes))
@@ -164,13 +164,13 @@ def plan(
     known = past or Past()
     numbers: tuple[int, ...] = ()
     if wanted >= every:
-        # A circle of nodes needs the fewest rounds, whatever the sizes of the leaves.
+        # One circle of all nodes needs the fewest rounds, whatever the sizes of the leaves.
         circle = Circle(sorted(nodes))
         tested = known if isinstance(frame, Circle) else Past()
         rounds = lay_out(circle, choose(circle, tested, every, seed), nodes)
     else:
         numbers = choose(frame, known, wanted, seed)
-        rounds = nobody_sits_out(fill(lay_out(frame, numbers, nodes), nodes), nodes)
+        rounds = cover_unpaired(fill(lay_out(frame, numbers, nodes), nodes), nodes)
     return Planned(
         rounds=rounds,
         numbers=numbers,
@@ -184,25 +184,25 @@ def plan(
 
 
 def frame_of_fleet(nodes: Sequence[str], leaves: Mapping[str, str]) -> Frame:
-    """Number the rounds of a fleet the same way however the operator listed its nodes."""
+    """Number the rounds of a fleet independently of the order of its nodes."""
     return frame_of(sorted(nodes), leaves)
 
 
 def rounds_wanted(extent: Extent, every: int, *, fits: int) -> int:
-    """How many rounds: what was asked for, else what fits; one at least where there are any."""
+    """Return how many rounds: as requested, else what fits; at least one if there are any."""
     if extent == "exhaustive":
         return every
     return max(min(fits if extent == "auto" else extent, every), min(1, every))
 
 
 def rounds_that_fit(budget_s: float, cost: Cost) -> int:
-    """How many rounds a budget pays for, beside all else; at least 1."""
+    """Return how many rounds fit into a budget beside the rest; at least 1."""
     left_s = budget_s * MARGIN - cost.other_s
     return max(1, int(left_s / max(cost.round_s, _SHORTEST_ROUND_S)))
 
 
 def within(rounds: Rounds, nodes: Sequence[str]) -> Rounds:
-    """Keep the pairs of these nodes, in their order: of rounds that another run was to measure."""
+    """Keep only the pairs of these nodes, in their order, of another run's rounds."""
     place = {name: at for at, name in enumerate(nodes)}
     return tuple(
         tuple(ordered(pair, place.__getitem__) for pair in around if place.keys() >= {*pair})
@@ -226,7 +226,7 @@ def lay_out(frame: Frame, numbers: Sequence[int], nodes: Sequence[str]) -> Round
 
 MOST_SUSPECTS = 4096
 WITHOUT_PEERS, KEPT_RUNS = 3, 8
-"""Nodes up to which no pair has another that touches neither of its nodes; runs remembered."""
+"""Largest fleet in which no pair has peers (pairs of two other nodes); runs remembered."""
 _FASTEST_GBS = 1e6
 _UNTESTED = ("not_run", "absent")
 _MOST_NAMED = 8
@@ -242,23 +242,23 @@ class Coverage(Struct, frozen=True, kw_only=True):
     pairs: int
     pairs_run: int
     pairs_known: int | None = None
-    """None without a history."""
+    """None without history."""
     runs_left: int | None = None
-    """Runs like this one until every pair was measured; None if unknown, or if there is no end."""
+    """Runs like this one until every pair is measured; None if unknown, or if never."""
     topology: str = ""
-    """Where the leaf switches come from; empty if they are not known."""
+    """Source of the leaf switches; "" if they are unknown."""
     leaf_pairs: int = 0
     leaf_pairs_run: int = 0
     leaf_pairs_known: int | None = None
 
 
 def pairs_tested(sweep: Sweep) -> frozenset[Pairing]:
-    """The pairs of which a sweep says anything, be it good or bad."""
+    """Return the pairs with a result in a sweep, good or bad."""
     return frozenset(pair.nodes for pair in sweep.pairs if joint_state(pair) not in _UNTESTED)
 
 
 def unread_words(sweep: Sweep) -> tuple[str, ...]:
-    """What was not checked beside the pairs, by reason: on which nodes and rails, since when."""
+    """Say which counters were not checked, by reason: nodes, rails, and from which round on."""
     turns = grouped(
         (why, (end.node, pair.rail, pair.round))
         for pair in sweep.pairs
@@ -280,7 +280,7 @@ def _unread(why: str, turns: Sequence[tuple[str, int, int]]) -> str:
 def coverage(
     planned: Planned, tested: Collection[Pairing], nodes: Sequence[str], past: Past | None = None
 ) -> Coverage:
-    """Count what a run measured; with `past`, which includes this run, what all runs did."""
+    """Count what a run measured; with `past`, which includes this run, what all runs have."""
     pairs = len(nodes) * (len(nodes) - 1) // 2
     leaves = {name: leaf for name, leaf in planned.leaves.items() if name in set(nodes)}
     count = len(set(leaves.values()))
@@ -316,9 +316,9 @@ def after(
     tier: str,
     seconds: float,
 ) -> Past:
-    """Add one run to what is known. `seconds`: from its start to the end of its sweep.
+    """Add one run to the past. `seconds`: from its start to the end of its sweep.
 
-    A round of which less than half was measured (the time was up) counts as not measured.
+    A round of which less than half was measured (the time was up) does not count.
     """
     frame, tested = frame_of_fleet(nodes, planned.leaves), pairs_tested(sweep)
     run = past.runs + 1
@@ -327,8 +327,8 @@ def after(
     for number in planned.numbers or found:
         if found[number] * 2 >= len(frame.pairs(number)):
             before = done[number].pairs if number in done else 0
-            # Who was down tonight may have been measured before.
-            done[number] = Done(run, max(found[number], before))
+            # A node that is down tonight may have been measured before.
+            done[number] = RoundRecord(run, max(found[number], before))
     still = [pair for pair in past.suspects if pair not in tested]
     suspects = tuple(dict.fromkeys([*bad, *still]))[:MOST_SUSPECTS]
     cost = _cost(sweep, seconds)
@@ -338,7 +338,7 @@ def after(
 
 
 def _speeds(past: Past, sweep: Sweep, bad: Collection[Pairing]) -> dict[str, tuple[float, ...]]:
-    """Add what pairs that are fine reached at the largest size; the latest runs are kept."""
+    """Add what good pairs reached at the largest size; keep the latest runs."""
     from preflight.fabric.compare import speed_key  # a hook loads plans, and compares nothing
 
     speeds = dict(past.speeds)
@@ -353,7 +353,7 @@ def _speeds(past: Past, sweep: Sweep, bad: Collection[Pairing]) -> dict[str, tup
 
 
 def _cost(sweep: Sweep, seconds: float) -> Cost | None:
-    """What a round took, by each node's own clock from its first to its last one."""
+    """Return what a round took, by each node's own clock from its first to its last round."""
     met = grouped(
         (end.node, (pair.round, end.started_s))
         for pair in sweep.pairs
@@ -368,12 +368,12 @@ def _cost(sweep: Sweep, seconds: float) -> Cost | None:
     round_s = median(rates) if rates else 0.0
     had_a_turn = {number for seen in met.values() for number, _ in seen}
     spent_s = round_s * len(had_a_turn)
-    # A clock that was set in the middle tells nothing.
+    # A clock that was set meanwhile is not used.
     return Cost(round_s, seconds - spent_s) if round_s > 0 and spent_s <= seconds else None
 
 
 def _joined(pairs: Iterable[Pairing], leaves: Mapping[str, str]) -> Counter[Pairing]:
-    """How many pairs join each two leaves."""
+    """Count the pairs that join each two leaves."""
     return Counter(
         (min(leaves[a], leaves[b]), max(leaves[a], leaves[b]))
         for a, b in pairs
@@ -382,7 +382,7 @@ def _joined(pairs: Iterable[Pairing], leaves: Mapping[str, str]) -> Counter[Pair
 
 
 def _leaf_pairs_known(frame: Frame, past: Past, leaves: Mapping[str, str]) -> int:
-    """Leaf pairs that rounds surely joined, even if all that they lack were of one leaf pair."""
+    """Count leaf pairs that rounds surely joined, even if all missing pairs were of one."""
     best: dict[int, int] = {}
     for number in frame.numbers[frame.in_leaf :] if frame.in_leaf else ():
         if number in past.done:
@@ -399,7 +399,7 @@ def _leaf_pairs_known(frame: Frame, past: Past, leaves: Mapping[str, str]) -> in
 
 
 def _runs_left(frame: Frame, past: Past, rounds: int) -> int | None:
-    """How many runs like this one it takes until each round was measured once."""
+    """Return how many runs like this one it takes until each round is measured once."""
     left = [number for number in frame.numbers if number not in past.done]
     across = sum(number >= frame.in_leaf for number in left)
     each = rounds - bool(past.suspects)

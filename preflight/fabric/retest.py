@@ -1,12 +1,12 @@
-"""Suspects are measured again: who, with whom, and what a second reading settles.
+"""Retests: which suspects are measured again, with which partners, and what the results decide.
 
 The nodes' agents and ranks wait after the last scheduled round, so a retest costs no start-up. No
-measurement is replaced: retests are further rounds, numbered on from the scheduled ones.
+measurement is replaced: retests are further rounds, numbered after the scheduled ones.
 
-A path that is slow stays slow; a machine that was busy for half a second does not.
+A slow path stays slow; a machine that was busy for half a second does not.
 
-A path that was measured once cannot be told from a bad moment; two ends that were only measured
-with each other cannot be told apart. Both are settled by a few more rounds in the same launch.
+One measurement of a path cannot exclude a busy moment; two ends that were measured only with each
+other cannot be separated. A few more rounds in the same launch settle both.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 
 
 MOST_ROUNDS = 16
-"""Of one sweep."""
+"""Most retest rounds of one sweep."""
 
 TIMES = 4
-"""So many times the iterations, and the time, that a scheduled round has for each size."""
+"""Times the iterations, and the time, of a scheduled round for each size."""
 
 
 def fitting(rounds: Rounds, able: Sequence[str], most: int) -> Rounds:
-    """Of the wanted rounds what can be done: both ends there, no node twice at once.
+    """Return the possible part of the wanted rounds: both ends able, no node twice in a round.
 
-    `able` is in fleet order, and of each pair the earlier node comes first, as in every round.
+    `able` is in fleet order, and in each pair the earlier node comes first, as in every round.
     """
     place = {name: at for at, name in enumerate(able)}
     done: list[tuple[Pairing, ...]] = []
@@ -68,14 +68,14 @@ def fitting(rounds: Rounds, able: Sequence[str], most: int) -> Rounds:
 
 
 def with_more(who: Roster, plan: SweepPlan, rounds: Rounds) -> Roster:
-    """The same launch with more rounds, in which everything is measured more often."""
+    """Return the launch with more rounds, which have more iterations."""
     ladder, soak = plan.sizes(who.backend)
     longest = None if soak is None else _longer(soak)
     return replace(who, rounds=who.rounds + rounds, ladder=(*map(_longer, ladder),), soak=longest)
 
 
 def longer(plan: SweepPlan, who: Roster) -> Budget:
-    """The deadlines that go with that."""
+    """Return the deadlines of retest rounds."""
     limits = budget(plan, who)
     return replace(
         limits,
@@ -90,9 +90,9 @@ def _longer(rung: Ladder) -> Ladder:
 
 
 def slow_parts(sweep: Sweep) -> list[Component]:
-    """Paths that are slower than their peers while both ends are fine with others.
+    """Return paths that are slower than their peers while both ends are fine with others.
 
-    And all nodes of a set in which a slow one lies: with others they can be told apart.
+    And all nodes of a set that contains a slow one: with other partners they can be separated.
     """
     seen = compare(sweep, (), thresholds=SHIPPED)
     slow = {one.nodes for one in seen if one.slow}
@@ -108,9 +108,9 @@ def slow_parts(sweep: Sweep) -> list[Component]:
 def cleared_by_retests(
     seen: Sequence[PairJudgement], observed: Observed
 ) -> tuple[PairJudgement, ...]:
-    """Take slowness or a hang back where every retest of that pair was good and no counter moved.
+    """Withdraw slowness or a hang if every retest of that pair was good and no counter moved.
 
-    A way that was bad stays bad; a busy moment and a lost operation do not.
+    A bad path stays bad; a busy moment and a lost operation do not.
     """
     if not observed.retested:
         return tuple(seen)
@@ -121,7 +121,7 @@ def cleared_by_retests(
 
 
 def counters_again(observed: Observed) -> dict[tuple[str, str, int], dict[str, None]]:
-    """By path: the error counters that moved where it was measured again, at any time."""
+    """Return, by path, the error counters that moved in any measurement of a retested path."""
     again = {one.path for one in observed.tried if 0 < observed.retested <= one.round}
     moved: dict[tuple[str, str, int], dict[str, None]] = {}
     for one in observed.tried:
@@ -138,20 +138,20 @@ def _taken_back(one: PairJudgement) -> PairJudgement:
 
 
 PARTNERS = 2
-"""With so many cleared nodes each suspect is measured again; a path so many times."""
+"""Cleared nodes with which each suspect is retested; times that a path is."""
 
 MOST = 8
-"""Parts that are looked at again; paths beyond that only where they cost no further round."""
+"""Most parts that are retested; further paths only if they need no further round."""
 
 _LASTING = ("slow", "latency", "hung")
 _SUBTLE = ("slow", "latency", "spikes", "late")
 
 
 def suspects(sweep: Sweep) -> Rounds:
-    """The pairs to measure again, round by round; none after a retest, or where all is plain.
+    """Return the pairs to measure again, round by round; none after a retest, or without suspects.
 
-    What is named for sure is not looked at again: a clean retest would not acquit it. A path that
-    was slow in its only round is not for sure.
+    A part that is proven is not retested: a clean retest would not clear it. A path that was slow
+    in its only round is not proven.
     """
     if sweep.retested:
         return ()
@@ -168,7 +168,7 @@ def suspects(sweep: Sweep) -> Rounds:
     wanted = list(dict.fromkeys([*open_ones, *findings.doubted]))
     blamed = findings.nodes
     parts = [part for part in wanted if blamed.isdisjoint(part.nodes)]
-    # A worker that failed once was replaced: its other pairs can be measured as anybody's.
+    # A worker that failed once was replaced: its other pairs can be measured normally.
     slow = [part for part in slow_parts(sweep) if findings.lossy.isdisjoint(part.nodes)]
     parts = _once_each([*parts, *slow, *_named_once(findings, observed)])
     parts, beside = parts[:MOST], [part for part in parts[MOST:] if part.kind == "path"]
@@ -179,9 +179,9 @@ def suspects(sweep: Sweep) -> Rounds:
 
 
 def _named_once(findings: Findings, observed: Observed) -> list[Component]:
-    """Paths that are named for being slow, or that hung in their only round.
+    """Return paths that are named as slow, or that hung in their only round.
 
-    Where a hang cannot be told from one of its ends, whether it comes again is told by the path.
+    If a hang may also be of one of the ends, retesting the path shows whether it comes again.
     """
     paths = [
         part
@@ -202,7 +202,7 @@ def _named_once(findings: Findings, observed: Observed) -> list[Component]:
 
 
 def _once_each(parts: Sequence[Component]) -> list[Component]:
-    """A path counts once, whatever its rails: a round measures all of them."""
+    """Keep each path once, whatever its rails: a round measures all of them."""
     found: dict[tuple[object, ...], Component] = {}
     for part in parts:
         key = ("path", frozenset(part.nodes)) if part.kind == "path" else (part,)
@@ -211,7 +211,7 @@ def _once_each(parts: Sequence[Component]) -> list[Component]:
 
 
 def _with_room(rounds: Rounds, paths: Sequence[Pairing]) -> Rounds:
-    """Add paths, each so often as one is measured again, where their nodes would be idle."""
+    """Add retests of paths to rounds in which their nodes would be idle."""
     full = [list(around) for around in rounds]
     for pair in dict.fromkeys(paths):
         free = [around for around in full if _is_free(around, pair)]
@@ -224,7 +224,7 @@ def _pairs(part: Component, cleared: Sequence[str], nodes: Sequence[str]) -> Ite
     if part.kind == "path":
         yield from [_path(part, nodes)] * PARTNERS
     elif part.kind in OF_A_NODE:
-        # Spread over the fleet, so that not all suspects want the same partners.
+        # Spread over the fleet, so that suspects do not share partners.
         at = nodes.index(part.nodes[0])
         turned = sorted(cleared, key=lambda name: (nodes.index(name) - at) % len(nodes))
         for partner in turned[:PARTNERS]:
@@ -260,7 +260,7 @@ MORE_TIME = (
 
 
 def unsettled_words(sweep: Sweep) -> str:
-    """Which pairs should have been measured again and were not; nothing where all were."""
+    """Say which pairs should have been measured again and were not; "" if all were."""
     names = [f"{a}-{b}" for a, b in sweep.unsettled]
     if not names:
         return ""
@@ -271,7 +271,7 @@ def unsettled_words(sweep: Sweep) -> str:
 def doubts(
     blames: Iterable[Blame], seen: Sequence[PairJudgement], sweep: Sweep
 ) -> dict[Pairing, str]:
-    """By pair: why a path that was slow in its only round cannot be judged."""
+    """Return, by pair, why a path that was slow in its only round cannot be judged."""
     slow = [one for one in blames if one.kind == "path" and not one.events]
     readings: dict[Pairing, list[PairJudgement]] = {ends: [] for one in slow for ends in one.pairs}
     for each in seen:
@@ -282,7 +282,7 @@ def doubts(
         own = [each for ends in one.pairs for each in readings[ends]]
         own = [each for each in own if one.rail in (None, each.rail)]
         sizes = [size for each in own for size in each.summary.sizes[-1:]]
-        # Nothing else is wrong with it, and all that is known of it is of one round.
+        # It has no other fault, and only one round.
         once = len({each.round for each in own}) == 1
         if sizes and once and all(each.state == "measured" for each in own):
             waiting = set(sweep.unsettled).issuperset(one.pairs)
@@ -293,5 +293,5 @@ def doubts(
 
 
 def without_doubts(blames: Iterable[Blame], doubted: Collection[Pairing]) -> list[Blame]:
-    """Those that are no mere doubt about a path."""
+    """Return the blames that are not only a doubt about a path."""
     return [one for one in blames if one.kind != "path" or set(doubted).isdisjoint(one.pairs)]

@@ -1,10 +1,10 @@
-"""Who takes part in a sweep, with what, and in which rounds: decided once all have answered.
+"""Which nodes take part in a sweep, with which rails and rounds: decided when all have answered.
 
-Rail i is the GPU in place i of a whole node's list of PCI addresses. CUDA numbers what is left
-without a gap, so by CUDA's index every GPU above a lost one would be measured as another rail.
+Rail i is the GPU at place i of a complete node's list of PCI addresses. CUDA numbers the remaining
+GPUs without gaps, so by CUDA's index every GPU above a missing one would get the wrong rail.
 
-A firewall between two nodes costs their pair; were one of the two the host, it would cost the other
-node all of its pairs.
+A firewall between two nodes costs their pair; if one of them hosted the store, it would cost the
+other node all of its pairs.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Host
 
     Links = Collection[tuple[str, str]]
-    """(from, to) of connections that are known not to come about."""
+    """(from, to) of connections that are known to fail."""
 
 
 class Rails(Struct, frozen=True, kw_only=True):
     """The rails of one launch."""
 
     count: int = 1
-    """The most that a node has."""
+    """The largest number on any node."""
     missing: dict[str, tuple[int, ...]] = {}
     """Node name → rails below `count` that it does not have."""
     short: dict[str, str] = {}
-    """Node name → which of its group's rails it lacks, in words."""
+    """Node name → which of its group's rails it lacks, as a phrase."""
     unknown: dict[str, str] = {}
-    """Node name → why nobody can say which of its GPUs is which rail."""
+    """Node name → why it is unknown which of its GPUs is which rail."""
 
 
 def match(
@@ -53,9 +53,9 @@ def match(
 ) -> Rails:
     """Give each GPU of these nodes its rail.
 
-    A node has fewer GPUs than it should if the inventory says so, else if more than half of its
-    group (at least two nodes) have more. Without such a number, nodes whose PCI addresses do not
-    match are machines of another kind: they have the first rails.
+    A node lacks GPUs if the inventory expects more, else if more than half of its group (at least
+    two nodes) have more. Without such a number, nodes whose PCI addresses do not match are machines
+    of another kind: they get the first rails.
     """
     if not nccl or any(ready[name].rails for name in names):
         least = min((ready[name].rails or 1 for name in names), default=1)
@@ -101,13 +101,13 @@ def match(
 def _expected(
     ready: Mapping[str, Ready], members: Sequence[str], hosts: Mapping[str, Host]
 ) -> tuple[int, str]:
-    """How many GPUs each node of a group should have, and who says so; 0 where nobody does."""
-    promised = hosts[members[0]].promised.gpus if members[0] in hosts else None
+    """Return how many GPUs each node of a group should have, and the source; 0 without one."""
+    expected = hosts[members[0]].expected.gpus if members[0] in hosts else None
     counts = Counter(ready[name].gpus for name in members)
     unlike = len({ready[name].bus_ids for name in members}) > 1
-    # Where nobody has all of them, addresses that differ may be holes in different places.
-    if promised is not None and (promised in counts or (unlike and promised > max(counts))):
-        return promised, f"{promised} promised"
+    # If no node has all of them, different addresses may mean different missing GPUs.
+    if expected is not None and (expected in counts or (unlike and expected > max(counts))):
+        return expected, f"{expected} expected"
     usual, votes = counts.most_common(1)[0]
     if votes > 1 and votes * 2 > len(members):
         return usual, f"{usual} on {votes} of {len(members)} nodes of its group"
@@ -115,7 +115,7 @@ def _expected(
 
 
 def _places(bus_ids: tuple[str, ...], whole: Counter[tuple[str, ...]]) -> tuple[int, ...] | None:
-    """Where these stand in the longest list of a whole node that holds them all, in that order."""
+    """Return their places in a complete node's longest list that holds them all in that order."""
     for every, _ in sorted(whole.items(), key=lambda each: (-len(each[0]), -each[1])):
         if bus_ids and set(bus_ids) <= set(every):
             places = tuple(every.index(each) for each in bus_ids)
@@ -125,9 +125,9 @@ def _places(bus_ids: tuple[str, ...], whole: Counter[tuple[str, ...]]) -> tuple[
 
 
 def host_first(names: Sequence[str], cut: Links) -> tuple[str, ...]:
-    """The nodes with the store's host first and the rest as they were.
+    """Return the nodes with the store's host first and the others in their order.
 
-    It is the first with the fewest links cut, in either direction, among those who take part.
+    The host is the first with the fewest failed connections to the others, in either direction.
     """
     if not names:
         return ()
@@ -139,7 +139,7 @@ def host_first(names: Sequence[str], cut: Links) -> tuple[str, ...]:
 
 
 def cut_off(host: str, names: Sequence[str], cut: Links) -> frozenset[str]:
-    """Who cannot connect to the store's host: they would only wait for it, and be blamed."""
+    """Return nodes that cannot connect to the store's host: they would wait in vain."""
     return frozenset(name for name in names if (name, host) in cut)
 
 
@@ -151,7 +151,7 @@ _WRONGLY, _MISSED = 1e-6, 1e-3
 class Roster(Struct, frozen=True, kw_only=True):
     """The nodes of one launch: the store's host, then the others in fleet order.
 
-    `unfit` says who was ready but does not fit in.
+    `mismatched`: nodes that were ready but do not match the others, and why.
     """
 
     names: tuple[str, ...]
@@ -160,34 +160,34 @@ class Roster(Struct, frozen=True, kw_only=True):
     rounds: Rounds
     ladder: tuple[Ladder, ...]
     soak: Ladder | None
-    unfit: dict[str, str]
+    mismatched: dict[str, str]
     missing: dict[str, tuple[int, ...]] = {}
     """Node name → rails of the launch that it does not have."""
     short: dict[str, str] = {}
-    """Node name → which of its group's rails it lacks, in words."""
+    """Node name → which of its group's rails it lacks, as a phrase."""
     inside_sizes: tuple[Ladder, ...] = ()
-    """Larger sizes for the rails of one node among themselves."""
+    """Larger sizes, for the all-reduce among the rails of one node."""
     inside: bool = False
-    """After the rounds each node's rails all-reduce among themselves."""
+    """Whether each node's rails all-reduce among themselves after the rounds."""
     keep_logs: bool = False
-    """Each rail sends what NCCL logged."""
+    """Whether each rail sends NCCL's log."""
     domain_rounds: Rounds = ()
-    """Last of all, pairs of nodes of one NVLink domain."""
+    """Pairs of nodes of one NVLink domain, measured last."""
     cut_off: frozenset[str] = frozenset()
-    """Ready and fit, but the store's host is out of their reach."""
+    """Nodes that are ready but cannot reach the store's host."""
 
     @property
     def host(self) -> str:
-        """Who hosts the sweep's store; empty where nobody takes part."""
+        """The node that hosts the sweep's store; "" if no node takes part."""
         return self.names[0] if self.names else ""
 
     def rails_of(self, *names: str) -> list[int]:
-        """The rails that all of these nodes have."""
+        """Return the rails that all of these nodes have."""
         lacking = {rail for name in names for rail in self.missing.get(name, ())}
         return [rail for rail in range(self.rails) if rail not in lacking]
 
     def looks_inside(self, name: str) -> bool:
-        """Whether that node has rails enough to all-reduce among themselves."""
+        """Whether that node has enough rails to all-reduce among themselves."""
         return self.inside and len(self.rails_of(name)) >= _SOME
 
     @property
@@ -199,10 +199,10 @@ class Roster(Struct, frozen=True, kw_only=True):
 def roster(
     plan: SweepPlan, ready: Mapping[str, Ready], hosts: Mapping[str, Host] | None = None
 ) -> Roster:
-    """Choose NCCL when at least half of the nodes that are ready have GPUs, else gloo.
+    """Build the roster, with NCCL if at least half of the ready nodes have GPUs, else gloo.
 
-    A node without GPUs cannot be in an NCCL group, so it is left out of one; so is a node of whose
-    GPUs it is not known which rails they are. `hosts`: by name, for their groups.
+    A node without GPUs cannot be in an NCCL group, so it is left out; so is a node whose GPUs
+    cannot be matched to rails. `hosts`: by name, for their groups.
     """
     seeing = [name for name in plan.nodes if name in ready and ready[name].cuda]
     there = [name for name in plan.nodes if name in ready]
@@ -222,7 +222,7 @@ def roster(
         rounds=schedule(plan.rounds, plan.nodes, set(plan.nodes) - set(names)).rounds,
         ladder=ladder,
         soak=soak,
-        unfit={
+        mismatched={
             name: rails.unknown.get(name)
             or f"its torch sees no GPU, while that of {len(seeing)} nodes does"
             for name in there
@@ -239,8 +239,8 @@ def roster(
 def neighbours(names: Sequence[str], domains: Mapping[str, str]) -> Rounds:
     """Pair every node with the one before and the one after it in its NVLink domain.
 
-    Two rounds, a third for the last pair of a domain of an odd number of nodes. A node that is slow
-    is so with both of its neighbours, each of which is fine with its other one.
+    Two rounds, and a third for the last pair of a domain with an odd number of nodes. A slow node
+    is slow with both neighbours, each of which is good with its other neighbour.
     """
     members = grouped((domains[name], name) for name in names if name in domains)
     rounds: list[list[Pairing]] = [[], [], []]
@@ -253,7 +253,7 @@ def neighbours(names: Sequence[str], domains: Mapping[str, str]) -> Rounds:
 
 
 def budget(plan: SweepPlan, who: Roster) -> Budget:
-    """The deadlines that go with the backend."""
+    """Return the backend's deadlines."""
     return plan.nccl_budget if who.backend == "nccl" else plan.gloo_budget
 
 
@@ -267,9 +267,9 @@ def go_order(
     store: tuple[str, int] | None,
     more: bool = False,
 ) -> dict[str, object]:
-    """The order to one agent; without a store it hosts one itself. Holds its own pairs only.
+    """Return the order to one agent, with its own pairs; without a store it must host one.
 
-    `more`: after these rounds it is to wait for others.
+    `more`: it must wait for more rounds after these.
     """
     limits = budget(plan, who)
     other = next((each for each in who.names if each != name), name)
@@ -305,10 +305,10 @@ def go_order(
 
 
 def _stop_early(backend: str) -> list[float]:
-    """Spikes of what length, how often is usual and how often is not, and the evidence wanted.
+    """Return the spike length, its usual and its bad rate, and the evidence needed.
 
-    As Wald's sequential test has it: ten times as often as usual, wrongly in 1 of a million sizes,
-    missed in 1 of a thousand.
+    For Wald's sequential test: ten times the usual rate, false alarm in 1 of a million sizes, miss
+    in 1 of a thousand.
     """
     limit = SHIPPED.of(backend)
     usual = max(limit("usual_events"), _RAREST)
@@ -316,7 +316,7 @@ def _stop_early(backend: str) -> list[float]:
 
 
 def measuring_order(who: Roster, limits: Budget, name: str, first: int = 0) -> dict[str, object]:
-    """One node's part in the rounds from `first` on, and how they are measured."""
+    """Return one node's turns from round `first` on, and how they are measured."""
     return {
         "turns": turns_of(who, name)[first:],
         "ladder": [_rung(rung) for rung in who.ladder],
@@ -333,7 +333,7 @@ def _rung(rung: Ladder) -> list[int]:
 
 
 def turns_of(who: Roster, name: str) -> list[dict[str, object] | None]:
-    """One node's part in each round; None where it has none."""
+    """Return one node's turn in each round; None in rounds without one."""
     number = {member: place for place, member in enumerate(who.names)}
     turns: list[dict[str, object] | None] = []
     for place, around in enumerate(who.rounds):

@@ -1,8 +1,8 @@
 """What a sweep measured: every pair, every size, every iteration, from both ends.
 
-Times come rounded to hundredths of a microsecond, so that most of them have come before. A number
-takes 24 bytes and each place that holds it 8 (CPython). Finding the one that is there costs more
-than decoding did, hence only while nobody says anything.
+Times are rounded to hundredths of a microsecond, so most of them repeat. A number takes 24 bytes
+and each reference to it 8 (CPython). Finding an equal one costs more than decoding, so it is done
+only while no events arrive.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class Ladder(Struct, frozen=True):
 
 
 Phase = Literal["ladder", "soak"]
-"""`ladder`: a few of each size. `soak`: one size for longer, so that rare events show."""
+"""`ladder`: a few iterations of each size. `soak`: one size for longer, to show rare events."""
 
 
 class Resumed(Struct, frozen=True, array_like=True):
-    """The gap before that operation began so long after the end's `started_s`."""
+    """When the gap before an operation began: seconds after the end's `started_s`."""
 
     operation: Annotated[int, Meta(ge=0, le=10**12)]
     at_s: Annotated[float, Meta(ge=0, le=1e6)]
 
 
 class Timing(Struct, frozen=True):
-    """The iterations of one size as one end saw them.
+    """The iterations of one size as one end measured them.
 
     `times_us[i]`: duration of iteration i by that end's own clock. `gaps_us[i]`: time between
     the end of the previous iteration and the start of this one, there, less what checking its
@@ -62,10 +62,10 @@ class Timing(Struct, frozen=True):
     check_us: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
     """How long checking the data between two iterations usually took: on top of each gap."""
     stopped: Literal["", "time", "spikes"] = ""
-    """Why both ends left off before all iterations were done: it took too long, or (fail-fast
-    `first`) its spikes condemned the pair already."""
+    """Why both ends stopped before all iterations were done: it took too long, or (fail-fast
+    `first`) its spikes already proved the pair bad."""
     resumed: tuple[Resumed, ...] = ()
-    """Where times, gaps and checks alone would put an operation wrongly by over 1 ms."""
+    """Operations that times, gaps and checks alone would misplace by over 1 ms."""
 
 
 class Moved(Struct, frozen=True):
@@ -75,12 +75,12 @@ class Moved(Struct, frozen=True):
     """"mlx5_3/1 symbol_error", "GPU 3 pcie_replay", "GPU 3 throttle hw_thermal"."""
     by: Annotated[float, Meta(ge=0, le=1e18)]
     assigned: bool = True
-    """Whether it is surely this rail's. False where it may be another rail's: no PCI path tells
-    which NIC is this rail's, and the library did not name the one that carried the data."""
+    """Whether it is surely this rail's. False if it may be another rail's: no PCI path shows which
+    NIC is this rail's, and the library did not name the one that carried the data."""
 
     @property
     def proves(self) -> bool:
-        """Whether it speaks against this rail; TCP's counters move on healthy machines, too."""
+        """Whether it counts against this rail; TCP's counters also move on good machines."""
         return self.assigned and not self.name.startswith("tcp ")
 
 
@@ -90,7 +90,7 @@ not run. `starved`: nor did it, but it waited for a CPU that others had: proves 
 
 
 class Stall(Struct, frozen=True, array_like=True):
-    """A time for which that node stood still, as its rail's supervisor saw it."""
+    """A time for which that node stood still, as its rail's supervisor measured it."""
 
     at_s: Annotated[float, Meta(ge=0, le=1e12)]
     """By the clock of `started_s`."""
@@ -106,17 +106,17 @@ class End(Struct, frozen=True):
     timings: Annotated[tuple[Timing, ...], Meta(max_length=64)] = ()
     error: str = ""
     started_s: float = 0.0
-    """Wall clock of that node when it met its partner (or gave up)."""
+    """Wall clock of that node when it connected to its partner (or gave up)."""
     setup_ms: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
     moved: Annotated[tuple[Moved, ...], Meta(max_length=64)] = ()
     unread: Annotated[str, Meta(max_length=512)] = ""
-    """Which counters were not read, or are tied to no rail, and why; nothing where all were."""
+    """Which counters were not read, or belong to no rail, and why; "" if all were."""
     net: Annotated[str, Meta(max_length=120, pattern=r"^[ -~]*\Z")] = ""
-    """What carried it, as the library itself says: "tcp eth0", "NET/IB mlx5_3", "NET/Socket"."""
+    """What carried its data, from the library: "tcp eth0", "NET/IB mlx5_3", "NET/Socket"."""
     stepped_s: Annotated[float, Meta(ge=-1e12, le=1e12)] = 0.0
-    """How far that node's wall clock was set since its pair before (durations do not go by it)."""
+    """How far that node's wall clock was set since its previous pair (durations do not use it)."""
     stalls: Annotated[tuple[Stall, ...], Meta(max_length=256)] = ()
-    """The longest ones, in time's order."""
+    """The longest standstills, in order of time."""
 
 
 class Meeting(Struct, frozen=True):
@@ -129,17 +129,17 @@ class Meeting(Struct, frozen=True):
 
     @property
     def nodes(self) -> tuple[str, str]:
-        """Both, the earlier in fleet order first."""
+        """Both nodes, the earlier in fleet order first."""
         return self.a, self.b
 
     @property
     def path(self) -> tuple[str, str, int]:
-        """The same in whichever round."""
+        """Nodes and rail, without the round."""
         return self.a, self.b, self.rail
 
     @property
     def turn(self) -> tuple[str, str, int, int]:
-        """What tells it from all others."""
+        """Nodes, rail and round, which identify it."""
         return self.a, self.b, self.rail, self.round
 
     def partner(self, name: str) -> str:
@@ -148,7 +148,7 @@ class Meeting(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The pair as reports write it."""
+        """The pair's name in reports."""
         return f"{self.a}-{self.b}"
 
 
@@ -162,28 +162,28 @@ class PairSamples(Meeting, frozen=True):
 
     @property
     def ends(self) -> tuple[End, ...]:
-        """Those that reported."""
+        """The ends that reported."""
         return tuple(end for end in (self.first, self.second) if end is not None)
 
 
 class InsideSamples(Struct, frozen=True):
-    """One node's own rails in one all-reduce, after the rounds: NVLink, PCIe, shared memory."""
+    """One node's rails in one all-reduce, after the rounds: NVLink, PCIe, shared memory."""
 
     node: str
     backend: str
     rails: tuple[End | None, ...]
-    """By number; one that never reported is None. `measured` is whoever had right data itself."""
+    """By number; None if a rail never reported. A rail is `measured` if its own data was right."""
     numbers: tuple[Whole, ...] = ()
-    """The number of each rail, where some lack; else they are 0, 1, 2 ..."""
+    """The number of each rail, if some are missing; else they are 0, 1, 2 ..."""
 
     @property
     def numbered(self) -> dict[int, End | None]:
-        """By number."""
+        """Return the rails by number."""
         return dict(zip(self.numbers or range(len(self.rails)), self.rails, strict=True))
 
 
-class Logged(Struct, frozen=True):
-    """What NCCL logged in one measuring process of one rail."""
+class NcclLogText(Struct, frozen=True):
+    """NCCL's log of one measuring process of one rail."""
 
     node: str
     rail: Whole
@@ -191,7 +191,7 @@ class Logged(Struct, frozen=True):
 
 
 class Sweep(Struct, frozen=True):
-    """Everything one sweep measured, and who was left out of it and why."""
+    """All that one sweep measured, and which nodes were left out and why."""
 
     ladder: tuple[Ladder, ...]
     rounds: tuple[tuple[tuple[str, str], ...], ...]
@@ -199,49 +199,49 @@ class Sweep(Struct, frozen=True):
     left_out: dict[str, str] = {}
     """Node name → why it took no part."""
     cut_off: dict[str, str] = {}
-    """Of those, name → the host of the sweep's store that it could not reach: a path is bad."""
+    """Of those, name → the store's host that it could not reach: a path is bad."""
     troubles: dict[str, str] = {}
-    """Node name → what happened to its agent (killed, timed out, said nothing)."""
+    """Node name → what happened to its agent (killed, timed out, sent nothing)."""
     waited: dict[str, str] = {}
-    """Node name → for whom it waited in vain; without `troubles`, nobody is proven."""
+    """Node name → the nodes it waited for in vain; without `troubles` no culprit is proven."""
     unfinished: str = ""
     """Why it ended before all pairs had their turn (time, Ctrl-C): such pairs are `not_run`."""
     advice: dict[str, str] = {}
-    """Node name → what to do about its trouble, where whoever noticed it knows."""
+    """Node name → what to do about its trouble, if known."""
     seconds: float = 0.0
     seed: Whole = 0
-    """Of the data's pattern and of the order of rounds: the same seed makes the same sweep."""
+    """Of the data pattern and the order of rounds: the same seed makes the same sweep."""
     leaves: dict[str, str] = {}
-    """Node name → its leaf switch, where a source of topology says so."""
+    """Node name → its leaf switch, if a topology source names it."""
     retested: Whole = 0
-    """Rounds from this number on are retests of suspects; 0 where there were none."""
+    """Rounds from this number on are retests of suspects; 0 if there were none."""
     unsettled: tuple[tuple[str, str], ...] = ()
-    """Pairs that should have been measured again, for which there was no time."""
+    """Pairs that should have been retested and were not, for lack of time."""
     short: dict[str, str] = {}
-    """Node name → which rails it lacks that its group has, and by what that is known."""
+    """Node name → which rails of its group it lacks, and how that is known."""
     inside: tuple[InsideSamples, ...] = ()
-    """Of nodes with two rails or more."""
-    nccl_logs: tuple[Logged, ...] = ()
-    """Of a capture: in the order in which the processes ended."""
+    """The all-reduce inside nodes with two rails or more."""
+    nccl_logs: tuple[NcclLogText, ...] = ()
+    """For a capture, in the order in which the processes ended."""
     domains: dict[str, str] = {}
-    """Node name → its NVLink domain, of nodes whose GPUs NVML says are in one."""
+    """Node name → its NVLink domain, for nodes whose GPUs are in one according to NVML."""
     domain: tuple[PairSamples, ...] = ()
-    """Pairs over NVLink between the nodes of a domain; their rounds are numbered by themselves."""
+    """Pairs over NVLink between the nodes of a domain; their rounds have their own numbers."""
 
 
 MOST = 1 << 15
-"""Different times that are looked out for: rare ones would fill a table and seldom be met again."""
+"""Most different times in the table: rare ones would fill it and seldom repeat."""
 
 
 class TimeInterner:
-    """The times of one sweep so far."""
+    """Shares equal times of one sweep, to save memory."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._kept: dict[float, float] = {}
 
     def end(self, end: End) -> End:
-        """An equal account, made of times that were there before where there are such."""
+        """Return an equal account that shares times seen before."""
         return replace(end, timings=tuple(map(self._timing, end.timings)))
 
     def _timing(self, timing: Timing) -> Timing:
@@ -256,9 +256,9 @@ class TimeInterner:
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Spare Python the search for cycles: a fifth of the decoding of 4,096 nodes, and finds none.
+    """Pause the search for cycles: it takes a fifth of decoding 4,096 nodes, and finds none.
 
-    What is not needed any more is freed all the same, when the last reference to it is gone.
+    Objects are still freed when their last reference is gone.
     """
     was_on = gc.isenabled()
     gc.disable()

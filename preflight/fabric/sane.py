@@ -1,6 +1,6 @@
-"""What has the right types and still cannot be: refused with its place, before anybody is blamed.
+"""Refuse samples that have the right types and are impossible, with their place, before any blame.
 
-Blame rests on who met whom when; a file that contradicts itself there would blame at random.
+Blame depends on which nodes met when; a file that contradicts itself there would blame at random.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def within(where: str, what: str, value: int, most: int) -> None:
-    """Refuse a whole number outside of 0 to `most`."""
+    """Refuse a whole number outside 0 to `most`."""
     if not 0 <= value <= most:
         raise absurd(where, f"{what} {value}", f"it is between 0 and {most}")
 
 
 def absurd(where: str, what: str, instead: str) -> UsageError:
-    """The refusal, to be raised."""
+    """Return the error to raise."""
     return UsageError(f"{where}: {what}; {instead}")
 
 
@@ -39,7 +39,7 @@ _LATEST_S = 1e12  # as far as a node's clock is believed in a run
 
 
 def refuse_ladder(ladder: Sequence[Ladder]) -> None:
-    """Hold the sizes that were asked for to what can be measured; UsageError as below."""
+    """Refuse sizes that cannot be measured; UsageError as below."""
     for number, one in enumerate(ladder):
         where = f"ladder[{number}]"
         if not 1 <= one.size_bytes <= _SIZE:
@@ -50,7 +50,7 @@ def refuse_ladder(ladder: Sequence[Ladder]) -> None:
 
 
 def refuse_end(where: str, end: End, name: str, partner: str = "") -> None:
-    """Hold an end to whose account it must be; UsageError that names the place and a way out."""
+    """Refuse an impossible account, or one of another node; UsageError names place and remedy."""
     if end.node != name:
         what = f"it is the account of {end.node[:60]!a}, not of {name}"
         both = end.node == partner
@@ -68,7 +68,7 @@ def refuse_end(where: str, end: End, name: str, partner: str = "") -> None:
             raise absurd(place, what, "each operation has one of both")
         if not timing.times_us:
             raise absurd(place, "it has no times", "leave the timing out")
-        # A GPU's clock may once say 0; a median of 0 would be an endless speed.
+        # A GPU's clock may once read 0; a median of 0 would be an infinite speed.
         if timing.times_us.count(0.0) * 2 > len(timing.times_us):
             raise absurd(place, "most of its times are 0 us", "store times as they were measured")
         if any(0 < time_us < _SHORTEST_US for time_us in timing.times_us):
@@ -78,7 +78,7 @@ def refuse_end(where: str, end: End, name: str, partner: str = "") -> None:
 
 
 def refuse_digest(where: str, digest: Digest) -> None:
-    """Hold one size's few numbers to each other; UsageError as above."""
+    """Refuse a size's numbers that contradict each other; UsageError as above."""
     if not 0 < digest.size_bytes <= _SIZE:
         raise absurd(where, f"a size of {digest.size_bytes} bytes", "correct size_bytes")
     if not 0 < digest.operations <= _OPERATIONS:
@@ -138,13 +138,13 @@ _ONE = 1
 
 
 def refuse_backend(where: str, backend: str) -> None:
-    """Hold it to what there is; UsageError that names the place and a way out."""
+    """Refuse an unknown backend; UsageError names place and remedy."""
     if backend not in BACKENDS:
         raise absurd(where, f"its backend is {backend[:60]!a}", f"it is {' or '.join(BACKENDS)}")
 
 
-def refuse_partakers(sweep: Sweep) -> None:
-    """Who was left out measured nothing, and who was cut off was left out; UsageError as above."""
+def refuse_left_out(sweep: Sweep) -> None:
+    """Refuse accounts of nodes in left_out, and nodes cut off but not left out; UsageError."""
     for number, pair in enumerate(sweep.pairs):
         for end in pair.ends:
             if end.node in sweep.left_out and end.state != "not_run":
@@ -156,7 +156,7 @@ def refuse_partakers(sweep: Sweep) -> None:
             where = f"inside[{number}] ({one.node[:60]!a})"
             raise absurd(where, "it stands in left_out too", "leave one of them out")
     paired = {name for around in sweep.rounds for pair in around for name in pair}
-    # Of a single round one may have sat out, and may have been the store's host.
+    # In a single round a node may have had no pair, and may have been the store's host.
     all_paired = sum(bool(around) for around in sweep.rounds) > _ONE
     there = paired.union(sweep.troubles, (one.node for one in sweep.inside))
     for out, host in sweep.cut_off.items():
@@ -172,7 +172,7 @@ _RAILS, _ROUNDS = 1024, 1 << 16
 
 
 class _Turns:
-    """Who was with whom: on one rail of one round a node has one partner."""
+    """The partners of each node: it has one per rail and round."""
 
     def __init__(self, nodes: Collection[str]) -> None:
         self._nodes = nodes
@@ -180,11 +180,11 @@ class _Turns:
         self.taken: set[tuple[str, str, int, int]] = set()
 
     def take(self, where: str, one: PairSamples | PairResult) -> None:
-        """Note one pair; UsageError if it cannot have been."""
+        """Note one pair; UsageError if it is impossible."""
         a, b, rail, number = one.a, one.b, one.rail, one.round
         for name in (a, b):
             if name not in self._nodes:
-                raise absurd(where, f"{name!a} is none of the nodes", "name it among them")
+                raise absurd(where, f"{name!a} is not one of the nodes", "name it among them")
         if a == b:
             raise absurd(where, f"{a} is paired with itself", "leave it out")
         within(where, "rail", rail, _RAILS)
@@ -200,7 +200,7 @@ class _Turns:
 
 
 def refuse_absurd_sweep(sweep: Sweep) -> None:
-    """Hold the long form to its own schedule; UsageError says which entry contradicts it."""
+    """Refuse a long form that contradicts its own schedule; UsageError names the entry."""
     scheduled = _rounds(sweep)
     paired = {name for around in scheduled for pair in around for name in pair}
     turns = _Turns(paired.union(sweep.left_out, sweep.troubles))
@@ -219,7 +219,7 @@ def refuse_absurd_sweep(sweep: Sweep) -> None:
         _refuse_ends(where, pair)
     _refuse_insides(sweep, backends)
     _refuse_domains(sweep)
-    refuse_partakers(sweep)
+    refuse_left_out(sweep)
     within("sweep", "retested", sweep.retested, len(sweep.rounds))
     _refuse_names("leaves", sweep.leaves)
 
@@ -284,7 +284,7 @@ def _rounds(sweep: Sweep) -> list[set[frozenset[str]]]:
 
 
 def refuse_absurd(observed: Observed) -> None:
-    """Hold the short form to itself; UsageError as above."""
+    """Refuse a short form that contradicts itself; UsageError as above."""
     if len(set(observed.nodes)) < len(observed.nodes):
         raise absurd("nodes", "a node stands twice", "name each once")
     within("fabric", "retested", observed.retested, _ROUNDS)
@@ -307,7 +307,7 @@ def refuse_absurd(observed: Observed) -> None:
     for number, digest in enumerate(observed.digests):
         where = _where("digests", number, digest)
         if digest.turn not in turns.taken:
-            raise absurd(where, "it is of no pair that was tried", "add it to tried")
+            raise absurd(where, "its pair is not in tried", "add it there")
         kind = (*digest.turn, digest.size_bytes, digest.phase)
         if kind in kinds:
             raise absurd(where, "this size of it stands twice", "leave one of them out")
@@ -322,7 +322,7 @@ def _refuse_names(where: str, names: Collection[str]) -> None:
         try:
             check_host_name(name)
         except UsageError as error:
-            what = f"{name[:60]!a} is no host name"
+            what = f"{name[:60]!a} is not a host name"
             raise absurd(where, what, "letters, digits, '-' and '.' only") from error
 
 

@@ -1,9 +1,9 @@
-"""Who is measured with whom and when: numbered rounds of disjoint pairs, a round costs a pair.
+"""The schedule: numbered rounds of disjoint pairs; a round takes as long as one pair.
 
-"Eight rounds" and "all pairs" are one generator with a different stop, and a round is its number:
-what earlier runs have measured is kept as a set of numbers, never as N² pairs.
+"Eight rounds" and "all pairs" are the same sequence, cut at different lengths. A round is its
+number: what earlier runs have measured is a set of numbers, never N² pairs.
 
-First circle rounds inside of every leaf at once; then a circle over the *leaves*, in which
+First circle rounds inside all leaves at once; then a circle over the *leaves*, in which
 position i of one leaf meets position i + shift of the other. With L equal leaves, L - 1 rounds
 across (L if L is odd) join every two leaves.
 """
@@ -39,7 +39,7 @@ _TWO = 2
 
 
 def ordered(ends: Collection[str], place: Callable[[str], int]) -> Pairing:
-    """Two nodes as a pair; `place`: each one's place in the fleet."""
+    """Return two nodes as a pair; `place`: each one's place in the fleet."""
     a, b = sorted(ends, key=place)
     return a, b
 
@@ -48,41 +48,41 @@ class Circle:
     """All pairs of a fleet in N - 1 rounds (N if N is odd: each node sits out once)."""
 
     in_leaf = 0
-    """So many rounds, the first by number, join no two leaves: none are known here."""
+    """The first so many rounds join no two leaves: 0, as no leaves are known here."""
 
     def __init__(self, nodes: Sequence[str]) -> None:
         self._nodes = tuple(nodes)
-        self._seat = {name: seat for seat, name in enumerate(self._nodes)}
-        self._seats = seats(len(self._nodes))
+        self._position = {name: position for position, name in enumerate(self._nodes)}
+        self._positions = positions(len(self._nodes))
         self.numbers = range(rounds_among(len(self._nodes)))
 
     def pairs(self, number: int) -> tuple[Pairing, ...]:
         """Lay out one round; each pair in the order of the nodes given."""
         return tuple(
             (self._nodes[a], self._nodes[b])
-            for a, b in round_of_seats(number, self._seats)
+            for a, b in round_of_positions(number, self._positions)
             if b < len(self._nodes)
         )
 
     def holding(self, a: str, b: str) -> int:
-        """Return the number of the one round that holds this pair; KeyError for a stranger."""
-        return number_of(self._seat[a], self._seat[b], self._seats)
+        """Return the number of the round that holds this pair; KeyError for an unknown node."""
+        return number_of(self._position[a], self._position[b], self._positions)
 
     def span(self, number: int) -> int:
-        """Tell which leaves a round joins: nothing is known of leaves here."""
+        """Return which leaves a round joins: always the same, as no leaves are known here."""
         del number
         return 0
 
 
 def default_rounds(nodes: int) -> int:
-    """How many rounds a fleet of that size gets unless the operator says otherwise."""
+    """Return the default number of rounds of a fleet of that size."""
     if nodes <= ALL_PAIRS_UP_TO:
         return rounds_among(nodes)
     return _ROUNDS_MANY if nodes <= _MANY else _ROUNDS_HUGE
 
 
 def circle_rounds(nodes: Sequence[str], limit: int | None = None) -> Rounds:
-    """Pair the nodes, given in fleet order, in `limit` rounds (by default as many as is usual).
+    """Pair the nodes, given in fleet order, in `limit` rounds (default: `default_rounds`).
 
     An odd fleet gets a phantom: each node sits out one round. Fewer than two nodes: no rounds.
     """
@@ -92,28 +92,28 @@ def circle_rounds(nodes: Sequence[str], limit: int | None = None) -> Rounds:
 
 
 def rounds_among(members: int) -> int:
-    """How many rounds it takes until each of so many has met each other."""
-    return seats(members) - 1 if members >= _TWO else 0
+    """Return how many rounds it takes until so many members have all met."""
+    return positions(members) - 1 if members >= _TWO else 0
 
 
-def seats(members: int) -> int:
-    """An even number of seats; the last one is a phantom's if the members are odd."""
+def positions(members: int) -> int:
+    """Return an even number of positions; with odd members the last one is a phantom's."""
     return members + members % 2
 
 
-def round_of_seats(number: int, seats: int) -> list[tuple[int, int]]:
-    """One round over an even number of seats: the last stays, the others sit on a circle."""
-    circle = seats - 1
+def round_of_positions(number: int, positions: int) -> list[tuple[int, int]]:
+    """Return one round over an even number of positions: the last is fixed, the others rotate."""
+    circle = positions - 1
     pairs = [(number, circle)]
-    for step in range(1, seats // 2):
+    for step in range(1, positions // 2):
         one, other = (number + step) % circle, (number - step) % circle
         pairs.append((min(one, other), max(one, other)))
     return sorted(pairs)
 
 
-def number_of(one: int, other: int, seats: int) -> int:
-    """The round in which two seats meet: those on the circle add up to twice its number."""
-    circle = seats - 1
+def number_of(one: int, other: int, positions: int) -> int:
+    """Return the round in which two positions meet: on the circle their sum is twice its number."""
+    circle = positions - 1
     if circle in (one, other):
         return min(one, other)
     return (one + other) * (circle + 1) // 2 % circle
@@ -127,7 +127,7 @@ class LeafAware:
     """
 
     def __init__(self, leaves: Sequence[Sequence[str]], place: Mapping[str, int]) -> None:
-        """`place` is each node's place in the fleet: the earlier comes first in a pair."""
+        """`place`: each node's place in the fleet; the earlier comes first in a pair."""
         self._leaves = tuple(tuple(members) for members in leaves)
         self._at = {
             name: (leaf, position)
@@ -135,7 +135,7 @@ class LeafAware:
             for position, name in enumerate(members)
         }
         self._place = place
-        self._seats = seats(len(self._leaves))
+        self._positions = positions(len(self._leaves))
         self._width = max(map(len, self._leaves))
         self.in_leaf = max(rounds_among(len(members)) for members in self._leaves)
         spans = range(rounds_among(len(self._leaves)))
@@ -151,25 +151,25 @@ class LeafAware:
         return tuple(sorted((ordered(pair, place) for pair in met), key=lambda own: place(own[0])))
 
     def holding(self, a: str, b: str) -> int:
-        """Return the number of the one round that holds this pair; KeyError for a stranger."""
+        """Return the number of the round that holds this pair; KeyError for an unknown node."""
         (one, i), (other, j) = self._at[a], self._at[b]
         if one == other:
-            return number_of(i, j, seats(len(self._leaves[one])))
+            return number_of(i, j, positions(len(self._leaves[one])))
         if self._smaller_first(one, other) != (one, other):
             one, other, i, j = other, one, j, i
         shift = (j - i) % len(self._leaves[other])
-        return self._number(number_of(one, other, self._seats), shift)
+        return self._number(number_of(one, other, self._positions), shift)
 
     def span(self, number: int) -> int:
-        """Tell which leaves a round joins: the same in rounds of one span; -1 inside of leaves."""
+        """Return which leaves a round joins: the same in rounds of one span; -1 inside leaves."""
         return -1 if number < self.in_leaf else (number - self.in_leaf) // self._width
 
     def _number(self, span: int, shift: int) -> int:
         return self.in_leaf + span * self._width + shift
 
     def _met(self, span: int) -> list[tuple[int, int]]:
-        """Which leaves meet, the smaller of two first; an odd one out has a bye."""
-        met = round_of_seats(span, self._seats)
+        """Return which leaves meet, the smaller of two first; an odd leaf has a bye."""
+        met = round_of_positions(span, self._positions)
         return [self._smaller_first(a, b) for a, b in met if b < len(self._leaves)]
 
     def _smaller_first(self, one: int, other: int) -> tuple[int, int]:
@@ -184,7 +184,7 @@ class LeafAware:
             (members[i], members[j])
             for members in self._leaves
             if number < rounds_among(len(members))
-            for i, j in round_of_seats(number, seats(len(members)))
+            for i, j in round_of_positions(number, positions(len(members)))
             if j < len(members)
         ]
 
@@ -200,7 +200,7 @@ class LeafAware:
 
 
 DETOUR = 1.5
-"""Times the rounds of a circle that rounds by leaf may take to all pairs; three equal ones: 4/3."""
+"""Most times a circle's rounds that rounds by leaf may take for all pairs; 3 equal leaves: 4/3."""
 
 
 Frame = Circle | LeafAware
@@ -208,10 +208,10 @@ Frame = Circle | LeafAware
 
 
 def frame_of(nodes: Sequence[str], leaves: Mapping[str, str]) -> Frame:
-    """Number the rounds of a fleet: by leaf where at least two are known, else on one circle.
+    """Number the rounds of a fleet: by leaf if at least two are known, else on one circle.
 
-    Nodes of which no leaf is known fill up the smallest ones. Where the leaves are so unequal that
-    most nodes would wait for the largest, rounds do not follow them.
+    Nodes without a known leaf fill up the smallest leaves. If the leaves are so unequal that most
+    nodes would wait for the largest, one circle is used.
     """
     members = grouped((leaves[name], name) for name in nodes if name in leaves)
     if len(members) < _TWO:
@@ -226,17 +226,17 @@ def frame_of(nodes: Sequence[str], leaves: Mapping[str, str]) -> Frame:
 
 
 class Repaired(Struct, frozen=True):
-    """A schedule without the nodes that are down, and the pairs it did not hold before."""
+    """A schedule without the nodes that are down, and its new pairs."""
 
     rounds: Rounds
     new: tuple[Pairing, ...]
 
 
 def repair(rounds: Rounds, nodes: Sequence[str], down: Collection[str]) -> Repaired:
-    """Take the nodes that are down out of the rounds and pair those left alone with each other.
+    """Remove the nodes that are down from the rounds, and pair their partners with each other.
 
-    `nodes` is the fleet in order. Only pairs that no round holds yet are made, so nothing is
-    measured twice; who finds no such partner sits the round out.
+    `nodes`: the fleet in order. Only new pairs are made, so nothing is measured twice; a node
+    without such a partner has no pair in that round.
     """
     known = {pair for around in rounds for pair in around}
     up = [name for name in nodes if name not in down]
@@ -255,10 +255,10 @@ def repair(rounds: Rounds, nodes: Sequence[str], down: Collection[str]) -> Repai
 
 
 def fill(rounds: Rounds, nodes: Sequence[str]) -> Rounds:
-    """Pair those with a bye in the same round, whoever sat out most before them first.
+    """Pair nodes that have a bye in the same round, those with most byes so far first.
 
-    Leaves of unequal size leave several; else the same node could sit out round after round.
-    Only pairs that no round holds are made. Never makes a round longer than half of the nodes.
+    Leaves of unequal size leave several; else the same node could have a bye in every round. Only
+    new pairs are made. A round never gets more pairs than half of the nodes.
     """
     known = {pair for around in rounds for pair in around}
     place = {name: at for at, name in enumerate(nodes)}
@@ -276,10 +276,10 @@ def fill(rounds: Rounds, nodes: Sequence[str]) -> Rounds:
     return tuple(filled)
 
 
-def nobody_sits_out(rounds: Rounds, nodes: Sequence[str]) -> Rounds:
-    """Add a round for those that no pair holds: of an odd fleet, one round alone leaves one out.
+def cover_unpaired(rounds: Rounds, nodes: Sequence[str]) -> Rounds:
+    """Add a round for nodes without any pair: one round of an odd fleet leaves one out.
 
-    They meet each other, and the last one somebody who was measured already.
+    They meet each other, and an odd last one meets a node that already has a pair.
     """
     met = {name for around in rounds for pair in around for name in pair}
     alone = [name for name in nodes if name not in met]
@@ -296,9 +296,9 @@ def nobody_sits_out(rounds: Rounds, nodes: Sequence[str]) -> Rounds:
 def _match(
     alone: Sequence[str], known: Collection[Pairing], place: dict[str, int] | None = None
 ) -> list[Pairing]:
-    """Pair names, in order, with the next that they have not been paired with.
+    """Pair names, in order, with the next one that they have not been paired with.
 
-    `place` says who of a pair is named first; without it, whoever comes first.
+    `place` decides which node of a pair comes first; without it, the order of names does.
     """
     made: list[Pairing] = []
     left = list(alone)
@@ -320,21 +320,21 @@ Turn = Literal["scheduled", "repair", "retest"]
 
 
 def pairs_of(rounds: Rounds) -> frozenset[Pairing]:
-    """Every pair that these rounds hold."""
+    """Return every pair of these rounds."""
     return frozenset(pair for around in rounds for pair in around)
 
 
 def turn_of(pair: PairSamples, sweep: Sweep, scheduled: frozenset[Pairing]) -> Turn:
-    """Tell retests by their round, repairs by not being scheduled."""
+    """Return why a pair was measured: retests have later rounds, repairs were not scheduled."""
     if sweep.retested and pair.round >= sweep.retested:
         return "retest"
     return "scheduled" if pair.nodes in scheduled else "repair"
 
 
 def unscheduled_pairs(sweep: Sweep, scheduled: Iterable[Pairing]) -> tuple[Pairing, ...]:
-    """The pairs that had a turn though no scheduled round holds them, in the order of their turns.
+    """Return pairs of unscheduled rounds, in the order of their turns.
 
-    A repair that had no turn is owed a verdict as well; a retest that had none is not.
+    A repair that was not measured needs a verdict as well; a retest that was not measured does not.
     """
     known = frozenset(scheduled)
     found = (
@@ -347,7 +347,7 @@ def unscheduled_pairs(sweep: Sweep, scheduled: Iterable[Pairing]) -> tuple[Pairi
 
 
 def count_by_turn(sweep: Sweep, scheduled: Iterable[Pairing]) -> dict[Turn, int]:
-    """How many pairs were measured for which reason; one that was for two counts for both."""
+    """Count the measured pairs by reason; a pair with two reasons counts for both."""
     known = frozenset(scheduled)
     met: dict[Turn, set[Pairing]] = {"scheduled": set(), "repair": set(), "retest": set()}
     for pair in sweep.pairs:

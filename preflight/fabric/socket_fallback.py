@@ -1,7 +1,7 @@
-"""Data that went over sockets, or over another rail's NIC: named, with what to look for.
+"""Blame nodes whose data went over sockets, or over another rail's NIC, and say what to check.
 
-What carried the data is NCCL's own word, from each end for itself; who is at fault is decoded from
-who was with whom. Gloo goes over TCP by nature, so it never counts.
+NCCL's log at each end says what carried its data; the partners of each end show which is at fault.
+gloo always uses TCP, so it does not count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from preflight.fabric.decoding.culprit import Culprit
     from preflight.fabric.samples import End, Sweep
-    from preflight.fleet.model import Host, Promise
+    from preflight.fleet.model import Expected, Host
 
 
 _TOGETHER = " + "
@@ -29,88 +29,88 @@ _NET, _IB, _SOCKETS = "NET/", "NET/IB ", "NET/Socket"
 _NO_DEVICE = frozenset(("GDRDMA", "GDRDMA(PCI)"))
 
 
-class Carried(Meeting, frozen=True, kw_only=True):
-    """What each end's data went over, and whether that was promised."""
+class PairTransport(Meeting, frozen=True, kw_only=True):
+    """What each end's data went over, and whether that was expected."""
 
     ways: tuple[str, str]
-    """Of either end, as NCCL says: "NET/Socket eth0", "NET/IB mlx5_3 GDRDMA"; "": it did not."""
+    """Of each end, from NCCL's log: "NET/Socket eth0", "NET/IB mlx5_3 GDRDMA"; "": unknown."""
     fell: tuple[bool, bool]
-    """Which ends went another way than was promised."""
+    """Which ends used another way than expected."""
 
     @property
     def bad(self) -> bool:
-        """One end or both did not go the promised way."""
+        """Whether an end did not use the expected way."""
         return any(self.fell)
 
     @property
     def good(self) -> bool:
-        """Both ends went the promised way, over their NICs (not `P2P MNNVL` inside a rack)."""
+        """Whether both ends used the expected way, over NICs (not `P2P MNNVL` inside a rack)."""
         ways = [way for end in self.ways for way in end.split(_TOGETHER)]
         return not self.bad and all(way.startswith(_NET) for way in ways)
 
     @property
     def suspect(self) -> str:
-        """The one end that did not, where the other says that it did."""
+        """The end that did not, if the other did."""
         if all(self.ways) and self.fell[0] != self.fell[1]:
             return self.a if self.fell[0] else self.b
         return ""
 
     @property
-    def fallen(self) -> tuple[str, ...]:
-        """The nodes of the ends that did not."""
+    def fallen_back(self) -> tuple[str, ...]:
+        """The nodes whose end did not."""
         return tuple(name for name, fell in zip((self.a, self.b), self.fell, strict=True) if fell)
 
     def way(self, name: str) -> str:
-        """That node's."""
+        """Return that node's way."""
         return self.ways[(self.a, self.b).index(name)]
 
 
-def carried(sweep: Sweep, hosts: Iterable[Host]) -> tuple[Carried, ...]:
-    """What carried each pair of which both nodes were promised NICs, or which ones."""
-    promised = {host.name: host.promised for host in hosts if promises_ib(host.promised)}
+def pair_transports(sweep: Sweep, hosts: Iterable[Host]) -> tuple[PairTransport, ...]:
+    """Return what carried each pair of nodes for which the inventory expects NICs."""
+    expected = {host.name: host.expected for host in hosts if expects_ib(host.expected)}
     return tuple(
-        Carried(
+        PairTransport(
             *pair.turn,
             ways=(_way(pair.first), _way(pair.second)),
             fell=(
-                _fell(_way(pair.first), promised[pair.a], pair.rail),
-                _fell(_way(pair.second), promised[pair.b], pair.rail),
+                _fell(_way(pair.first), expected[pair.a], pair.rail),
+                _fell(_way(pair.second), expected[pair.b], pair.rail),
             ),
         )
         for pair in sweep.pairs
-        if pair.backend == "nccl" and pair.a in promised and pair.b in promised
+        if pair.backend == "nccl" and pair.a in expected and pair.b in expected
     )
 
 
-def promises_ib(promise: Promise) -> bool:
+def expects_ib(expectation: Expected) -> bool:
     """Whether a group's inventory entry says that its data go over RDMA NICs."""
-    return bool(promise.nics or promise.hcas)
+    return bool(expectation.nics or expectation.hcas)
 
 
-def promised_words(promise: Promise, rails: Iterable[int]) -> str:
-    """What was promised for these rails: "mlx5_3 (fleet.toml [group.train])", "8 NICs (...)"."""
-    known = promise.hcas or ()
+def expected_words(expectation: Expected, rails: Iterable[int]) -> str:
+    """Say what is expected of these rails: "mlx5_3 (fleet.toml [group.train])", "8 NICs (...)"."""
+    known = expectation.hcas or ()
     hcas = [known[rail] for rail in rails if rail < len(known)]
-    count = promise.nics or len(known)
+    count = expectation.nics or len(known)
     what = ", ".join(hcas) if hcas else f"{count} NIC{'s' * (count != 1)}"
-    return f"{what} ({promise.origin})" if promise.origin else what
+    return f"{what} ({expectation.origin})" if expectation.origin else what
 
 
 def _way(end: End | None) -> str:
     return end.net if end is not None else ""
 
 
-def _fell(way: str, promise: Promise, rail: int) -> bool:
-    """Sockets anywhere, or a device that another rail was promised."""
+def _fell(way: str, expectation: Expected, rail: int) -> bool:
+    """Whether it used sockets, or a device that is expected on another rail."""
     ways = way.split(_TOGETHER)
     if any(each.startswith(_SOCKETS) for each in ways):
         return True
-    mine = {*(promise.hcas or ())[rail : rail + 1]}
+    mine = {*(expectation.hcas or ())[rail : rail + 1]}
     return bool(mine) and any(known and not known & mine for known in map(_devices, ways))
 
 
 def _devices(way: str) -> set[str]:
-    """Its device, or those that NCCL merged into one: "NET/IB mlx5_0+mlx5_1 RoCE GDRDMA"."""
+    """Return its device, or those that NCCL merged: "NET/IB mlx5_0+mlx5_1 RoCE GDRDMA"."""
     return {*way.split()[1].split("+")} - _NO_DEVICE if way.startswith(_IB) else set()
 
 
@@ -123,32 +123,32 @@ _HERE = (
 )
 _SHARED = (
     "look for NCCL_IB_DISABLE, NCCL_IB_HCA and NCCL_NET in the job's environment and in nccl.conf, "
-    "for libibverbs and /dev/infiniband in its container, and at what the inventory promises"
+    "for libibverbs and /dev/infiniband in its container, and at what the inventory expects"
 )
 _LIKELIER = "one setting of the job or its container is likelier than that many faults"
-_BETWEEN = "read what NCCL says of {0} (NCCL_DEBUG=INFO); compare their GIDs, subnets and pkeys"
+_BETWEEN = "read NCCL's log of {0} (NCCL_DEBUG=INFO); compare their GIDs, subnets and pkeys"
 
 
 class _Seen(NamedTuple):
-    """What a blame is worded from."""
+    """The input of a blame."""
 
-    all: tuple[Carried, ...]
-    promised: Mapping[str, Promise]
+    all: tuple[PairTransport, ...]
+    expected: Mapping[str, Expected]
     rails: int
     """How many rails the sweep has."""
 
 
 def fallback_blames(sweep: Sweep, hosts: Sequence[Host]) -> tuple[Blame, ...]:
-    """Blame each node, its rail, or path whose data did not go the way that was promised."""
-    every = carried(sweep, hosts)
+    """Blame each node, rail or path whose data did not use the expected way."""
+    every = pair_transports(sweep, hosts)
     rails = len({one.rail for one in every})
-    seen = _Seen(every, {host.name: host.promised for host in hosts}, rails)
+    seen = _Seen(every, {host.name: host.expected for host in hosts}, rails)
     culprits = [(next(iter(same.values())), list(same)) for same in decode_rails(every)]
     nodes = {name for one in every for name in one.nodes}
-    out = [host.name for host in hosts if any(host.name in one.fallen for one in every)]
+    out = [host.name for host in hosts if any(host.name in one.fallen_back for one in every)]
     blamed = {one.node for one, _ in culprits if one.node}
-    nobody_else = len(out) >= _TWO and not any(one.good for one in every) and nodes == {*out}
-    if nobody_else or shared_cause(len(blamed), len(nodes)):
+    all_nodes = len(out) >= _TWO and not any(one.good for one in every) and nodes == {*out}
+    if all_nodes or shared_cause(len(blamed), len(nodes)):
         return (_everywhere(out, len(nodes), seen),)
     return tuple(_blame(culprit, own, seen) for culprit, own in culprits)
 
@@ -167,9 +167,9 @@ def _blame(culprit: Culprit, rails: list[int], seen: _Seen) -> Blame:
         partners = {name for one in mine for name in one.nodes} - names
         between = with_partners(between, len(partners), min(partners))
     elif kind == "path":
-        between, rest = " and ".join(culprit.nodes), "; both kept it with others"
+        between, rest = " and ".join(culprit.nodes), "; both use the expected way with others"
         advice = _BETWEEN.format(between)
-    what = _carried(between, mine, culprit.nodes, rails, seen)
+    what = _transport_words(between, mine, culprit.nodes, rails, seen)
     return Blame(
         kind="endpoint" if endpoint else kind,
         among=tuple(Component("endpoint", one.nodes, rail) if endpoint else one for one in parts),
@@ -182,10 +182,10 @@ def _blame(culprit: Culprit, rails: list[int], seen: _Seen) -> Blame:
 
 
 def _everywhere(names: Sequence[str], nodes: int, seen: _Seen) -> Blame:
-    """So many at once have it from what they share."""
+    """Blame many nodes at once for what they share."""
     bad = [one for one in seen.all if one.bad]
     rails = sorted({one.rail for one in bad})
-    what = _carried(f"{len(names)} of {nodes} nodes", bad, names, rails, seen)
+    what = _transport_words(f"{len(names)} of {nodes} nodes", bad, names, rails, seen)
     return Blame(
         kind="node",
         among=tuple(Component("node", (name,)) for name in names),
@@ -196,20 +196,20 @@ def _everywhere(names: Sequence[str], nodes: int, seen: _Seen) -> Blame:
     )
 
 
-def _carried(
-    between: str, bad: Sequence[Carried], names: Sequence[str], rails: list[int], seen: _Seen
+def _transport_words(
+    between: str, bad: Sequence[PairTransport], names: Sequence[str], rails: list[int], seen: _Seen
 ) -> str:
-    """What carried the data of these nodes, and what was promised."""
-    ways = [one.way(name) for one in bad for name in names if name in one.fallen]
-    promised = promised_words(seen.promised[names[0]], rails)
+    """Say what carried the data of these nodes, and what was expected."""
+    ways = [one.way(name) for one in bad for name in names if name in one.fallen_back]
+    expected = expected_words(seen.expected[names[0]], rails)
     where = ""
     if len(rails) != seen.rails:
         where = f"rail{'s' * (len(rails) > 1)} {', '.join(map(str, rails))} of "
-    return f"{_most_common(ways)} carried {where}{between}; promised: {promised}"
+    return f"{_most_common(ways)} carried {where}{between}; expected: {expected}"
 
 
 def _elsewhere(rails: list[int], seen: _Seen) -> str:
-    """What carried the same rails where it was as promised."""
+    """Say what carried the same rails of nodes that used the expected way."""
     ways = [way for one in seen.all if one.good and one.rail in rails for way in one.ways]
     return f"; elsewhere {_most_common(ways)}" if ways else ""
 

@@ -1,7 +1,7 @@
-"""Faults that only the samples of the whole fabric show, in words.
+"""Messages on faults that only the samples of the whole fabric show.
 
 A dead or very slow link shows in its own pairs; 15 per cent on one rail, a spike in a thousand
-operations, or a host that is late now and then show against everybody else's.
+operations, or a host that is sometimes late show only in comparison with all others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from preflight.core.text import gbs, size, time_us
 from preflight.fabric.advice import more_partners
 from preflight.fabric.blame import Blame, both_fine, with_partners
 from preflight.fabric.decoding.culprit import EVENTS
-from preflight.facts.boards import explained
+from preflight.facts.boards import with_meaning
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ _FROZEN = (
 
 
 def _standstill(one: Culprit, observed: Observed) -> tuple[str, str] | None:
-    """How often a late host stood still and what does that, where it explains most events."""
+    """Say how often a late host stood still and why, if that explains most events."""
     part = one.among[0]
     name, rail = part.nodes[0], part.rail
     stood = [
@@ -74,7 +74,7 @@ def statistical_blames(
     observed: Observed,
     seen: Sequence[PairJudgement],
 ) -> list[Blame]:
-    """Word each fault; one blame per node, whatever its rails. `proven`: all that samples prove."""
+    """Blame each fault; one blame per node, whatever its rails. `proven`: all proven culprits."""
     blames: dict[str, Blame] = {}
     for one in unblamed:
         fresh = _blame(one, observed, seen, proven)
@@ -120,7 +120,7 @@ def _blame(
 
 
 def _showing(one: Culprit, observed: Observed) -> Sequence[Pairing]:
-    """The pairs that show it: a clean one between a suspect and a third node speaks of neither."""
+    """Return the pairs that show it, without clean ones between a suspect and a third node."""
     if one.symptom == "corrupt":
         wrong = {each.nodes for each in observed.tried if each.state == "corrupt"}
         return [pair for pair in one.pairs if pair in wrong] or one.pairs
@@ -191,7 +191,7 @@ def _rare(rate: float) -> str:
 
 
 def _moved(one: Culprit, observed: Observed) -> str:
-    """Counters that moved at the culprit's end while it was loaded: a cable confesses there."""
+    """Say which counters moved at the culprit's end under load: a bad cable shows there."""
     part, name = one.component, one.node
     if part is None or not name:
         return ""
@@ -204,12 +204,12 @@ def _moved(one: Culprit, observed: Observed) -> str:
                     total[moved.name] = total.get(moved.name, 0.0) + moved.by
                 else:
                     others[moved.name] = None
-    # An Xid says more than a thousand retransmissions: it leads, with what it means.
+    # An Xid is stronger evidence than a thousand retransmissions: it comes first, explained.
     most = sorted(total.items(), key=lambda item: (not item[0].startswith("Xid "), -item[1]))
-    counters = ", ".join(f"{explained(counter)} +{by:g}" for counter, by in most[:_MOST_NAMES])
+    counters = ", ".join(f"{with_meaning(counter)} +{by:g}" for counter, by in most[:_MOST_NAMES])
     words = f"; counters moved there meanwhile: {counters}" if counters else ""
-    if others:  # every rail reads them, so that what they add up to means nothing
-        known = ", ".join(map(explained, list(others)[:_MOST_NAMES]))
+    if others:  # every rail reads them, so their sum means nothing
+        known = ", ".join(map(with_meaning, list(others)[:_MOST_NAMES]))
         words += f"; counters moved on {name} that are tied to no rail: {known}"
     return words
 

@@ -1,9 +1,8 @@
-"""Samples of past nights, read from files that may be cut off, absurd or hostile.
+"""Read samples of past runs from files that may be truncated, absurd or hostile.
 
-Files are told apart by form, and read into typed values or refused. `rebuilt` makes a sweep of the
-short form, so that one judge takes both. What that form does not hold stays out: who waited for
-whom, why a sweep ended, a node's own rails, times one by one. A pair without times is no
-measurement.
+A file's form is recognised; it is read into typed values or refused. `rebuilt` makes a sweep of the
+short form, so that one judge takes both. The short form does not hold which nodes waited for which,
+why a sweep ended, a node's own rails, and single times. A pair without times was not measured.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 
 VERSION = 1
-"""Of both forms; raised by a change that an older reader would misread."""
+"""Version of both forms; raised by a change that an older reader would misread."""
 
 Form = Literal["run", "long", "short"]
 """`run`: the measured.json of a run. `long`: a sweep, every iteration. `short`: quantiles."""
@@ -44,20 +43,20 @@ Form = Literal["run", "long", "short"]
 _NOTHING = Raw(b"")
 
 
-class Stored(Struct, frozen=True, kw_only=True):
-    """Samples that were read and found sound."""
+class StoredSamples(Struct, frozen=True, kw_only=True):
+    """Samples that were read and are valid."""
 
     path: Path
     form: Form
     observed: Observed
-    """What the decoder is given: made from the sweep where there is one."""
+    """The decoder's input: made from the sweep, if there is one."""
     sweep: Sweep | None = None
     run: str = ""
-    """Of a run's folder: its random id."""
+    """The random id of a run's folder."""
 
 
 class Document(Struct, frozen=True, kw_only=True):
-    """What tells the forms apart; their parts are not looked at yet."""
+    """The top level of a file, which shows its form; its parts are not decoded yet."""
 
     version: int = VERSION
     nonce: str = ""
@@ -69,7 +68,7 @@ class Document(Struct, frozen=True, kw_only=True):
 
     @property
     def form(self) -> Form:
-        """Which form it is; UsageError if it is none or of a later version."""
+        """Return its form; UsageError if it has none or is of a later version."""
         if self.version != VERSION:
             raise UsageError(
                 f"its samples are of version {self.version}, this preflight reads {VERSION}; "
@@ -102,7 +101,7 @@ LARGEST = 1 << 30
 """Bytes, before and after decompression."""
 
 MOST_NUMBERS = 100_000_000
-"""Entries of the whole document; each takes up to 40 bytes once it is read."""
+"""Entries of the whole document; each takes up to 40 bytes of memory."""
 
 _MEASURED = ("measured.json", "measured.json.gz")
 _MAGIC = b"\x1f\x8b"
@@ -137,12 +136,12 @@ def _in_folder(folder: Path) -> Path:
 
 
 def _unpacked(path: Path, content: bytes) -> bytes:
-    """Decompress piece by piece: a small file can hold a large bomb."""
+    """Decompress piece by piece: a small file can expand to more than all memory."""
     whole = io.BytesIO()
     most = min(LARGEST, unpacks_to(len(content)))
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-            while piece := file.read1(_CHUNK):  # what is sound, though the rest is not
+            while piece := file.read1(_CHUNK):  # keeps what comes before the damage
                 whole.write(piece)
                 if whole.tell() > most:
                     raise UsageError(
@@ -161,29 +160,29 @@ def _unpacked(path: Path, content: bytes) -> bytes:
 T = TypeVar("T")
 
 _LOOKED_AT = 64 << 20
-"""Bytes of a cut-off file that are searched for what could still be read."""
+"""Bytes of a truncated file that are searched for what can still be read."""
 
 _BYTE = re.compile(r"\(byte (\d+)\)")
 _AROUND = 20
 _ENTRIES = (("rounds", "pairs"), ("tried", "digests"))
 _CUT = re.compile(rb"(?<=[\s:,\[])(-?[\d.eE+-]*|t|tr|tru|f|fa|fal|fals|n|nu|nul)\Z")
-"""What may be the first part of a number or a word that went on."""
+"""What may be the start of a truncated number or word."""
 _LONGEST = 64
-"""Bytes at the end in which such a part is looked for."""
+"""Bytes at the end that are searched for such a start."""
 _BLANK = re.compile(r"[\s,]*")
 
 
-def read_stored(given: Path) -> Stored:
+def read_stored(given: Path) -> StoredSamples:
     """Read a run's folder, or a file of samples of either form.
 
-    UsageError names the file, the place in it, and what to do. Files may be hostile: what they
-    hold is bounded, typed and consistent afterwards, and names are names of hosts.
+    UsageError names the file, the place in it, and what to do. Files may be hostile: the result is
+    bounded, typed and consistent, and its names are host names.
     """
     return stored_in(*open_samples(given))
 
 
-def stored_in(path: Path, content: bytes) -> Stored:
-    """The same for content that was read from `path` already."""
+def stored_in(path: Path, content: bytes) -> StoredSamples:
+    """Do the same for content that was already read from `path`."""
     try:
         document = _decoded(content, Document)
         return _stored(path, content, document.form, document)
@@ -196,27 +195,29 @@ def stored_in(path: Path, content: bytes) -> Stored:
         ) from error
 
 
-def _stored(path: Path, content: bytes, form: Form, document: Document) -> Stored:
+def _stored(path: Path, content: bytes, form: Form, document: Document) -> StoredSamples:
     if form == "short":
         observed = _decoded(content, _Earlier).now
         refuse_absurd(observed)
-        return Stored(path=path, form=form, observed=observed)
+        return StoredSamples(path=path, form=form, observed=observed)
     swept = bytes(document.sweep) if form == "run" else content
     if swept in (b"", b"null"):
         nothing = Observed(nodes=(), backend="", tried=(), digests=())
-        return Stored(path=path, form=form, observed=nothing, run=document.nonce)
+        return StoredSamples(path=path, form=form, observed=nothing, run=document.nonce)
     sweep = _decoded(swept, Sweep)
     refuse_absurd_sweep(sweep)
-    return Stored(path=path, form=form, sweep=sweep, observed=observe(sweep), run=document.nonce)
+    return StoredSamples(
+        path=path, form=form, sweep=sweep, observed=observe(sweep), run=document.nonce
+    )
 
 
 class _EarlierResult(PairResult, frozen=True, kw_only=True):
-    """Also as files until November 2026 have it: what both ends said in one text."""
+    """A result in files until November 2026: both ends' errors in one text."""
 
     both: str = msgspec.field(default="", name="error")
     """"h1: reason; h2: reason", or why it was not judged."""
     net: str = ""
-    """Of both, where they differ: "NET/IB mlx5_3 / NET/Socket"."""
+    """Of both ends, if they differ: "NET/IB mlx5_3 / NET/Socket"."""
     moved_a: tuple[Moved, ...] = ()
     moved_b: tuple[Moved, ...] = ()
     stood_a: tuple[StallTotal, ...] = ()
@@ -224,7 +225,7 @@ class _EarlierResult(PairResult, frozen=True, kw_only=True):
 
     @property
     def now(self) -> PairResult:
-        """The same with what each end said."""
+        """Return it with each end's error."""
         fields = {name: getattr(self, name) for name in PairResult.__struct_fields__}
         ways = ((self.a,), (self.b,), self.nodes) if self.state == "not_run" else ()
         lost = next((names for names in ways if self.both == lost_words(names)), ())
@@ -243,13 +244,13 @@ class _EarlierResult(PairResult, frozen=True, kw_only=True):
 
 
 class _Earlier(Observed, frozen=True, kw_only=True):
-    """The short form with such pairs."""
+    """The short form with such results."""
 
     tried: tuple[_EarlierResult, ...]
 
     @property
     def now(self) -> Observed:
-        """The same as it is written now."""
+        """Return it in today's form."""
         fields = {name: getattr(self, name) for name in Observed.__struct_fields__}
         return Observed(**{**fields, "tried": tuple(one.now for one in self.tried)})
 
@@ -266,7 +267,7 @@ def _decoded(content: bytes, kind: type[T]) -> T:
 
 
 def _broken(content: bytes, reason: str) -> str:
-    """Say where it is no JSON, and how much of it was still sound."""
+    """Say where it is not JSON, and how much before that is valid."""
     place = _BYTE.search(reason)
     if place is None:
         return _ends(content, content)
@@ -276,7 +277,7 @@ def _broken(content: bytes, reason: str) -> str:
     if at >= whole:
         return _ends(content, content[:whole])
     around = content[max(0, at - _AROUND) : at + _AROUND]
-    return f"no JSON at byte {at:,}, near {around!a}: {_readable(content[:at])}; write it again"
+    return f"not JSON at byte {at:,}, near {around!a}: {_readable(content[:at])}; write it again"
 
 
 def _ends(content: bytes, sound: bytes) -> str:
@@ -287,7 +288,7 @@ def _ends(content: bytes, sound: bytes) -> str:
 
 
 def _readable(content: bytes) -> str:
-    """How many entries stand whole before the damage, and which is the last."""
+    """Say how many entries before the damage are complete, and which is the last."""
     text = content[:_LOOKED_AT].decode("utf-8", "replace")
     for before, entries in _ENTRIES:
         ahead = re.search(rf'"{before}"\s*:', text)
@@ -313,13 +314,13 @@ def _whole(text: str, at: int) -> tuple[int, str]:
     return count, last
 
 
-UNTIMED = "none of its times is stored"
+UNTIMED = "none of its times are stored"
 
 
 def rebuilt(observed: Observed) -> tuple[Sweep, tuple[Summary, ...]]:
-    """A sweep whose ends hold no times, and what those came to, pair by pair.
+    """Return a sweep whose ends hold no times, and each pair's summary.
 
-    It undoes what `observe` does, as far as that can be undone.
+    It reverses `observe`, as far as that is possible.
     """
     digests = grouped((one.turn, one) for one in observed.digests)
     rungs: dict[int, int] = {}
@@ -373,7 +374,7 @@ def _summary(one: PairResult, own: Sequence[Digest]) -> Summary:
 
 
 def _came_to(one: PairResult, own: Sequence[Digest]) -> tuple[PairState, str]:
-    """Its state, by the other end's account where one was lost; and why no times are known."""
+    """Return its state, from the other end if an account is missing; and why it has no times."""
     if one.lost:
         return "measured", ""
     if one.state in ("measured", "not_run") and not own:

@@ -1,6 +1,6 @@
-"""Paths that were bad for a while: slow or hung when first measured, and fine afterwards.
+"""Paths that were bad for a while: slow or hung at first, and good in retests.
 
-A reading a little beyond the limit is a busy moment; one far beyond it, over a whole size, is not,
+A result just beyond the limit is a busy moment; one far beyond it, over a whole size, is not,
 unless an end waited for a CPU as long as such an operation took.
 """
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 FAR = 0.25
-"""Of the limit: below it even the fastest operation was no busy moment (healthy pairs of shared
-cores were seen at half of it)."""
+"""Share of the limit below which even a fastest operation is not a busy moment (good pairs of
+shared cores were seen at half of the limit)."""
 
-_LEAST = 3  # operations: one alone may have waited for anything
+_LEAST = 3  # operations: a single one may have waited for anything
 _CONFIDENCE = 0.5
 _ADVICE = (
     "what was slow comes and goes; one reading cannot tell {0}'s link, {1}'s and the way between "
@@ -44,10 +44,9 @@ def transient_paths(
     blamed: Sequence[Blame],
     limit: Thresholds,
 ) -> Iterator[Blame]:
-    """Blame each path that hung once, or whose slow reading was taken back, if it was slow by far.
+    """Blame each path that hung once, or whose withdrawn slow result was far beyond the limit.
 
-    Or if it was slower than its peers at all, and an error counter moved there. `blamed`: what is
-    named anyway.
+    Or that was slower than its peers while an error counter moved there. `blamed`: named anyway.
     """
     nodes = {one.node for one in blamed}
     paths = {one.among[0].nodes for one in blamed if one.kind == "path"}
@@ -97,7 +96,7 @@ def _with_counters(
 
 
 def _recovered(slow: Sequence[PairJudgement], readings: int, rest: str, *, many: bool) -> Blame:
-    """A path that was slow in some of its readings; `rest`: how it went on."""
+    """Blame a path that was slow in some measurements; `rest`: how the others went."""
     sentence = f"slow when first measured, {_speeds(slow[:1])}, {rest}"
     return _passing(slow, readings, sentence, _ADVICE, many=many)
 
@@ -105,7 +104,7 @@ def _recovered(slow: Sequence[PairJudgement], readings: int, rest: str, *, many:
 def _passing(
     bad: Sequence[PairJudgement], readings: int, sentence: str, advice: str, *, many: bool
 ) -> Blame:
-    """A path of whose readings some were bad and the others fine; `many`: of several rails."""
+    """Blame a path with some bad and some good measurements; `many`: on several rails."""
     first = bad[0]
     rail = first.rail if many else None
     return Blame(
@@ -122,7 +121,7 @@ def _passing(
 
 
 def _less(one: PairJudgement, effect: float) -> bool:
-    """Whether it is slower than its peers by as much as matters."""
+    """Whether it is slower than its peers by enough to matter."""
     peers = one.bound.peers_gbs
     return bool(peers and one.busbw_gbs) and (one.busbw_gbs or 0.0) < (1 - effect) * (peers or 0.0)
 
@@ -135,7 +134,7 @@ def _far(one: PairJudgement) -> bool:
 
 
 def _starved(one: PairJudgement, observed: Observed) -> bool:
-    """Whether others had an end's CPU for as long as one of those operations took."""
+    """Whether an end waited for a CPU for as long as one of those operations took."""
     where = one.turn
     took_ms = one.summary.sizes[-1].p50_us / 1e3
     return any(

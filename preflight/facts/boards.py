@@ -1,10 +1,10 @@
-"""What is known of boards and Xids, and a node's GPU matrix in a form that can be compared.
+"""Tables of GPU boards and Xids, and a node's GPU matrix in a form that can be compared.
 
-Only names of boards that are never sold without their links are known here; a card that takes a
-bridge has as many as the buyer paid for.
+The table has only boards that are never sold without their NVLinks; a card that takes a bridge
+has as many links as its buyer chose.
 
 Each reader is a named function of the facts, so that a group can vote on it
-(`Group.majority(nic_distances)`); a node that could not read a part returns None and abstains.
+(`Group.majority(nic_distances)`); it returns None, an abstention, for a part that is not known.
 """
 
 from __future__ import annotations
@@ -38,36 +38,36 @@ class Board(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     links: int
     gbs: float
-    """What they carry one way, all together, GB/s."""
+    """Bandwidth of all links together, one way, GB/s."""
     fabric: bool
     off_in_mig: bool
     source: str
     date: date
     parts: tuple[int, ...] = ()
-    """How many are up where a virtual machine has a part of the `mesh` that they join directly."""
+    """How many links are up in a virtual machine that has only some GPUs of the `mesh`."""
     mesh: int = 0
     pcie_gen: int | None = None
-    """The lowest generation of any host that it is sold in."""
+    """The lowest PCIe generation of any host that it is sold in."""
 
     memory_gb: int | None = None
-    """In units of 10**9, where the name does not say it."""
+    """In units of 10**9 bytes, where the name does not contain it."""
 
     @property
     def link_gbs(self) -> float:
-        """What one link carries one way, GB/s."""
+        """Bandwidth of one link, one way, GB/s."""
         return self.gbs / self.links
 
 
 @cache
 def boards() -> dict[str, Board]:
-    """Every board whose name settles its links."""
+    """Every board whose name determines its NVLinks, by key of board_links.toml."""
     text = files("preflight.facts").joinpath("board_links.toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text), dict[str, Board])
 
 
 @cache
 def board(name: str) -> Board | None:
-    """The board of that name; None for a card that may do without links, or an unknown one."""
+    """The board of that name; None for a card that may lack links, or an unknown one."""
     found = (one for one in boards().values() if re.fullmatch(_MAKER + one.name, name))
     return next(found, None)
 
@@ -76,24 +76,24 @@ _NAMED_GB: Final = re.compile(r"(?<![\w.])(\d{1,4}) ?GB\b")
 
 
 def named_memory_gb(name: str) -> int | None:
-    """Memory of the board, units of 10**9 bytes, by its name or the table; None: not known."""
-    said, known = _NAMED_GB.search(name), board(name)
-    return int(said[1]) if said else known.memory_gb if known is not None else None
+    """Memory of the board in units of 10**9 bytes, by its name or the table; None: not known."""
+    match, known = _NAMED_GB.search(name), board(name)
+    return int(match[1]) if match else known.memory_gb if known is not None else None
 
 
-def settled(gpu: Gpu) -> Board | None:
-    """Its board, where every link of that is listed: a part of them tells nothing of the rest."""
+def fully_linked_board(gpu: Gpu) -> Board | None:
+    """The GPU's board, if NVML lists every link of it; with some links missing, None."""
     one = board(gpu.name)
     return one if one is not None and len(gpu.links or ()) == one.links else None
 
 
 def nvlink_gbs(gpus: Sequence[Gpu], rails: int) -> float | None:
-    """What the NVLinks of each GPU carry one way, GB/s, where they join all GPUs of the node.
+    """NVLink bandwidth of each GPU, one way, GB/s, where NVLinks join all GPUs of the node.
 
-    Through switches they join any of them; from GPU to GPU, all of them together, so that as many
-    `rails` must take part. None where links are down, lead elsewhere, or are not known.
+    With switches, any number of GPUs gets it; with direct links only all of them together, so
+    `rails` must be their number. None where links are down, lead elsewhere, or are not known.
     """
-    found = [settled(gpu) for gpu in gpus if not gpu.mig_enabled]
+    found = [fully_linked_board(gpu) for gpu in gpus if not gpu.mig_enabled]
     links = [link for gpu in gpus for link in gpu.links or ()]
     if not found or len(found) < len(gpus) or not all(link.up for link in links):
         return None
@@ -106,26 +106,26 @@ def nvlink_gbs(gpus: Sequence[Gpu], rails: int) -> float | None:
 
 
 def must_be_up(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
-    """Whether this GPU without any live link is surely at fault, however its peers fare.
+    """Whether this GPU is at fault if no link is up, whatever its peers show.
 
-    A GPU that is handed alone to a virtual machine has nobody to be linked with.
+    A GPU alone in a virtual machine has no peer to be linked with.
     """
-    one = settled(gpu)
+    one = fully_linked_board(gpu)
     alone = len(gpus) == 1 and gpu.index == 0
     return one is not None and one.fabric and not alone
 
 
 _WHOLE_MACHINE: Final = 8
 _FEWEST_BEHIND_SWITCHES: Final = 5
-"""Four GPUs and fewer are also joined directly, by as many links as the maker chose."""
+"""Up to four GPUs are also joined directly, by as many links as the maker chose."""
 
 
 def fewer_links_than_board(gpus: Sequence[Gpu]) -> list[str]:
-    """Say of each GPU how many NVLinks its board has, where no known machine has as few as it.
+    """The expected number of NVLinks of each GPU that has fewer than on any known machine.
 
     "18 on its board", "6, 8, 12 or 18 on known boards behind switches"; "" where nothing is wrong
-    or nothing is known: a virtual machine may have a part of a board's GPUs, and lack the links to
-    the others.
+    or nothing is known: a virtual machine may have only some GPUs, and lack the links to the
+    others.
     """
     ups = [up_links(gpu) for gpu in gpus]
     switched = any(link.remote_kind == "switch" for gpu in gpus for link in gpu.links or ())
@@ -134,7 +134,7 @@ def fewer_links_than_board(gpus: Sequence[Gpu]) -> list[str]:
     numbers = sorted({one.links for one in boards().values()})
     listed = f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]}"
 
-    def said(gpu: Gpu, up: int | None) -> str:
+    def expected_links(gpu: Gpu, up: int | None) -> str:
         known = board(gpu.name)
         if up is None or (known is None and gpu.name):
             return ""
@@ -147,12 +147,12 @@ def fewer_links_than_board(gpus: Sequence[Gpu]) -> list[str]:
         whole = up >= known.links or alone or unlinked or a_part
         return "" if whole else f"{known.links} on its board"
 
-    return list(map(said, gpus, ups))
+    return list(map(expected_links, gpus, ups))
 
 
 def may_be_off(gpu: Gpu) -> bool:
-    """Whether MIG may have switched its links off, and nobody told whether it is on."""
-    one = settled(gpu)
+    """Whether MIG may have switched the GPU's links off: NVML does not report if MIG is on."""
+    one = fully_linked_board(gpu)
     return one is None or (one.off_in_mig and gpu.mig_enabled is None)
 
 
@@ -163,19 +163,19 @@ _SHORT_BUS_ID: Final = 12
 
 
 def up_links(gpu: Gpu) -> int | None:
-    """How many NVLinks of a GPU are up; None when NVML would not tell."""
+    """How many NVLinks of a GPU are up; None where NVML did not answer."""
     return None if gpu.links is None else sum(link.up for link in gpu.links)
 
 
 def link_counts(facts: Facts) -> tuple[int, ...] | None:
-    """NVLinks that are up, per GPU; None if one of them is not known or MIG switches them off."""
+    """NVLinks that are up, per GPU; None if a number is not known or MIG switches links off."""
     counts = [None if gpu.mig_enabled else up_links(gpu) for gpu in facts.gpus or ()]
     known = tuple(count for count in counts if count is not None)
     return known if known and len(known) == len(counts) else None
 
 
 class LinkEnds:
-    """Where the live NVLinks of one GPU end, counted once for all its pairs."""
+    """The far ends of one GPU's active NVLinks, counted once for all its pairs."""
 
     def __init__(self, gpu: Gpu) -> None:
         live = [link for link in gpu.links or () if link.up]
@@ -186,12 +186,12 @@ class LinkEnds:
             self._direct[_short(remote)] += links
 
     def to(self, other: LinkEnds) -> int:
-        """Live NVLinks that end at `other`, through a switch or directly (the # of NV#)."""
+        """Active NVLinks to `other`, through a switch or directly (the # of NV#)."""
         return self._direct[other._bus] + min(self._switched, other._switched)
 
 
 def link_ends(gpus: Iterable[Gpu]) -> dict[int, LinkEnds]:
-    """The ends of each GPU's NVLinks, by its index."""
+    """The far ends of each GPU's NVLinks, by its index."""
     return {gpu.index: LinkEnds(gpu) for gpu in gpus}
 
 
@@ -204,10 +204,10 @@ def gpu_codes(facts: Facts) -> Codes | None:
 
 
 def known_codes(facts: Facts) -> Codes:
-    """The same of those pairs of which NVML tells how they are joined."""
+    """The same matrix, but only the pairs whose connection NVML reports."""
     gpus = facts.gpus or ()
     ends = link_ends(gpus)
-    # Where others have NVLinks, those of a GPU that tells none, or not who it is, may be theirs.
+    # Where other GPUs have NVLinks, one without a list of links or a bus ID may be at their ends.
     linked = any(map(up_links, gpus))
     blind = {gpu.index for gpu in gpus if linked and (gpu.links is None or not gpu.bus_id)}
     found = []
@@ -221,7 +221,7 @@ def known_codes(facts: Facts) -> Codes:
 
 
 def nearest_nics(gpu: Gpu, nics: tuple[Nic, ...]) -> tuple[Distance, tuple[str, ...]]:
-    """Distance of the NIC nearest to a GPU, and the names of all that are as near."""
+    """Distance of the NIC nearest to a GPU, and the names of all NICs at that distance."""
     ranked = [(pci_distance(gpu.pci_path, nic.pci_path, gpu.numa, nic.numa), nic) for nic in nics]
     nearest = DISTANCES[
         min((DISTANCES.index(distance) for distance, _ in ranked), default=len(DISTANCES) - 1)
@@ -251,7 +251,7 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
 
 
 def _short(bus_id: str) -> str:
-    """Bus ids come with four or eight digits of PCI domain and in both cases of letters."""
+    """Normalize a bus ID: tools print four or eight digits of PCI domain, in either case."""
     return bus_id[-_SHORT_BUS_ID:].lower()
 
 
@@ -261,7 +261,7 @@ GRADES: tuple[Grade, ...] = ("fatal", "reset", "configurable", "application", "n
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class XidInfo:
     """One code of `xids.toml`."""
 
     code: int
@@ -271,7 +271,7 @@ class Known:
     source: str
     date: date
     worded: bool = False
-    """The line itself says "Fatal" or "Nonfatal", and that decides."""
+    """The word "Fatal" or "Nonfatal" in the log line decides the grade."""
 
 
 @cache
@@ -282,22 +282,22 @@ def _table() -> dict[str, Any]:
 
 @cache
 def in_recovery_action() -> frozenset[int]:
-    """The codes after which NVML's recovery action says whether something is still to be done."""
+    """The codes after which NVML's recovery action shows whether the GPU still needs a reset."""
     return frozenset(_table()["in_recovery_action"])
 
 
 @cache
 def advice_again() -> str:
-    """What to do of a program's exception that comes back to one part of a GPU."""
+    """The advice for a program's exception that recurs on one TPC of a GPU."""
     return str(_table()["again_on_one_tpc"]["advice"])
 
 
 @cache
-def catalog() -> dict[int, Known]:
-    """Every code we know of."""
+def catalog() -> dict[int, XidInfo]:
+    """Every code of `xids.toml`."""
     table = _table()
     return {
-        code: Known(
+        code: XidInfo(
             code=code,
             grade=entry["class"],
             meaning=entry["meaning"],
@@ -311,9 +311,9 @@ def catalog() -> dict[int, Known]:
     }
 
 
-def known(code: int) -> Known:
-    """What is known of a code; of one that is not in the catalog, that it should be looked up."""
-    return catalog().get(code) or Known(
+def xid_info(code: int) -> XidInfo:
+    """The entry of a code; an unknown code gets the advice to look it up."""
+    return catalog().get(code) or XidInfo(
         code=code,
         grade="configurable",
         meaning="not in preflight's catalog",
@@ -323,8 +323,10 @@ def known(code: int) -> Known:
     )
 
 
-def explained(counter: str) -> str:
-    """Add its meaning to an Xid that was counted around a load: "Xid 79 0000:1b:00 (...)"."""
+def with_meaning(counter: str) -> str:
+    """Append the meaning to an Xid counted around a load: "Xid 79 0000:1b:00 (...)"."""
     word, _, rest = counter.partition(" ")
     code = whole(rest.partition(" ")[0])
-    return f"{counter} ({known(code).meaning})" if word == "Xid" and code is not None else counter
+    return (
+        f"{counter} ({xid_info(code).meaning})" if word == "Xid" and code is not None else counter
+    )

@@ -1,6 +1,6 @@
-"""What a node measured under load: its devices, its own all-reduce, NVLink to others.
+"""A node's results under load: its devices, its own all-reduce, NVLink to other nodes.
 
-Kept as they came, every sample of them, so that a run can be judged again.
+Every sample is kept as it came, so that a run can be judged again.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class _Event(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="event"):
-    """One line of what a node under load says."""
+    """One line that a node sends during its burn-in."""
 
 
 class Ready(_Event, frozen=True, kw_only=True, tag="ready"):
-    """Its Python has torch, which sees so many devices."""
+    """Its Python has torch, which sees `devices` devices."""
 
     torch: _Name
     kind: Kind
@@ -62,7 +62,7 @@ class NoTorch(_Event, frozen=True, kw_only=True, tag="no_torch"):
 
 
 class Busy(_Event, frozen=True, kw_only=True, tag="busy"):
-    """Another run measures this node; two at once would measure each other."""
+    """Another run measures this node; two at once would disturb each other."""
 
     error: _Error
 
@@ -86,7 +86,7 @@ class Opened(_Event, frozen=True, kw_only=True, tag="opened"):
 
 
 class Reading(_Event, frozen=True, kw_only=True, tag="reading"):
-    """One series of samples: of a device, between two, with one NUMA side, or of a NIC."""
+    """One series of samples: of a device, between two, with one NUMA node, or of a NIC."""
 
     measure: Measure
     samples: Annotated[tuple[_Rate, ...], Meta(min_length=1, max_length=2048)]
@@ -95,29 +95,29 @@ class Reading(_Event, frozen=True, kw_only=True, tag="reading"):
     side: Index | None = None
     name: _Name = ""
     direct: bool | None = None
-    """Between two GPUs: whether they reach each other's memory without the host's."""
+    """Between two GPUs: whether they reach each other's memory directly, not through the host."""
     waited: _Share = 0.0
-    """The share of the time for which the process had no CPU though it was ready."""
+    """Share of the time in which the process was ready to run but had no CPU."""
     threads: Index | None = None
 
 
 class Proof(_Event, frozen=True, kw_only=True, tag="proof"):
-    """How often something was computed or remembered, and how often wrong."""
+    """How often a result or a memory pattern was verified, and how often it was wrong."""
 
     device: Index
     to: Index | None = None
     what: Literal["product", "memory", "load", "p2p"]
     rounds: Count
     wrong: Count
-    """Results of the product or under load; words of memory or of what was sent."""
+    """Results of a product or of the load; words of memory or of a copy."""
     first: _Error = ""
     digest: Annotated[str, Meta(pattern=r"^[0-9a-f]{0,16}\Z")] = ""
-    """Of every bit of the result: equal wherever the same product came out right."""
+    """Of every bit of the result: equal on every device that computes the product correctly."""
     size: _Name = ""
 
 
 class Look(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One look at a GPU's clocks; None for what NVML would not tell."""
+    """One reading of a GPU's clocks; None for each value that NVML did not report."""
 
     at_s: Annotated[float, Meta(ge=0, le=1e6)]
     sm_mhz: Count | None = None
@@ -128,52 +128,52 @@ class Look(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Clocks(_Event, frozen=True, kw_only=True, tag="clocks"):
-    """The looks before and during the sustained load; none where there is no NVML."""
+    """Clock readings before and during the sustained load; none without NVML."""
 
     device: Index
     looks: Annotated[tuple[Look, ...], Meta(max_length=2048)]
 
 
 class Lost(_Event, frozen=True, kw_only=True, tag="lost"):
-    """A device did not come through a phase, and takes no part in later ones."""
+    """A device failed in a phase, and takes no part in later ones."""
 
     device: Index
     to: Index | None = None
     phase: Phase
     how: Literal["hung", "died", "error", "held"]
-    """`held`: another process has it to itself, which is no fault of the device."""
+    """`held`: another process uses it exclusively, which is no fault of the device."""
     error: _Error
     starved: bool = False
-    """Its process waited for a CPU for most of that time: that is no proof against the device."""
+    """Its process mostly waited for a CPU: the device may be fine."""
 
 
 class Absent(_Event, frozen=True, kw_only=True, tag="absent"):
-    """Something is not there to be measured."""
+    """A part does not exist on this node."""
 
     what: Literal["nic"]
     error: _Error
 
 
 class Trouble(_Event, frozen=True, kw_only=True, tag="trouble"):
-    """Something that is there could not be measured."""
+    """A part exists but could not be measured."""
 
     what: Literal["nic", "host"]
     error: _Error
 
 
 class NoTime(_Event, frozen=True, kw_only=True, tag="no_time"):
-    """Parts that are there and had no turn, as the time of the burn-in was up."""
+    """Parts that were not measured because the burn-in's time was up."""
 
     what: Literal["nic"]
     names: Annotated[tuple[_Name, ...], Meta(min_length=1, max_length=256)]
 
 
 class Alive(_Event, frozen=True, kw_only=True, tag="alive"):
-    """Nothing new, but its line works and it is not frozen."""
+    """No news, but the node and its connection work."""
 
 
 class Done(_Event, frozen=True, kw_only=True, tag="done"):
-    """All that was asked is done."""
+    """The whole plan is done."""
 
 
 Event = (
@@ -195,7 +195,7 @@ Event = (
 
 
 class Burned(Struct, frozen=True, kw_only=True):
-    """All that one node said, and why there is no more of it."""
+    """Everything that one node sent, and why nothing more came."""
 
     ready: Ready | None = None
     opened: tuple[Opened, ...] = ()
@@ -208,12 +208,12 @@ class Burned(Struct, frozen=True, kw_only=True):
     no_time: tuple[NoTime, ...] = ()
     done: bool = False
     left_out: str = ""
-    """Why it was not loaded, through no fault of its own."""
+    """Why it was not loaded, where that is no fault of the node."""
     trouble: str = ""
-    """Why it fell out, or could not take part."""
+    """Why it stopped early, or could not take part."""
     advice: str = ""
     stopped: bool = False
-    """Our own time was up, or the run was interrupted."""
+    """The time of the run was up, or it was interrupted."""
     seconds: float = 0.0
 
 
@@ -226,27 +226,26 @@ def decode_burned(document: bytes) -> Event:
         return _DECODER.decode(document)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = str(error).encode("ascii", "replace").decode()[:200]
-        raise WireError(f"its burn-in said something else than it should: {reason}") from error
+        raise WireError(f"its burn-in sent an invalid event: {reason}") from error
 
 
 BurnState = Literal["not_run", "trouble", "no_cuda", "measured"]
-"""`trouble`: it should have taken part and could not. `no_cuda`: it has GPUs that torch does not
-see."""
+"""`trouble`: it could not take part. `no_cuda`: it has GPUs, but torch sees none."""
 
 Held = Literal["ok", "slow", "flaky", "starved", "unheld"]
-"""`unheld`: there was nothing to hold it against. `starved`: slow, but it waited for a CPU."""
+"""`unheld`: there was nothing to compare it with. `starved`: slow, but it waited for a CPU."""
 
 
 class Unit(Struct, frozen=True, kw_only=True):
-    """One thing that was measured: a GPU, a way between two, a side of the host, a NIC."""
+    """One measured thing: a GPU, the path between two, a NUMA node, a NIC."""
 
     name: str
     """In the operator's words: "GPU 5", "GPU 1 to 6", "NUMA node 1"."""
     measure: Measure
     best: float
-    """Of its samples, in the unit of the measure."""
+    """The best sample, in the unit of the measure."""
     typical: float
-    """Their median."""
+    """The median of the samples."""
     samples: int
     held: Held = "unheld"
     limit: float | None = None
@@ -258,24 +257,24 @@ class Unit(Struct, frozen=True, kw_only=True):
     """Samples beyond the limit."""
     waited: float = 0.0
     cause: str = ""
-    """The device at fault, where it is one: verdicts with the same one are one finding."""
+    """The device at fault, if known: verdicts with the same cause are one finding."""
     remark: str = ""
-    """What else is known of it: clocks, heat, what holds them down."""
+    """Clocks, temperature and reasons for throttling."""
 
 
 class Flaw(Struct, frozen=True, kw_only=True):
-    """A device that did not come through, or computed wrong."""
+    """A device that failed, or computed wrong results."""
 
     name: str
     what: str
     cause: str = ""
     starved: bool = False
     held: bool = False
-    """Another process had it to itself: that is no fault of the device."""
+    """Another process used it exclusively: that is no fault of the device."""
 
 
 class Throttle(Struct, frozen=True, kw_only=True):
-    """What held a GPU's clocks down during the sustained load, and how often it was seen."""
+    """Why a GPU was throttled during the sustained load, and in how many readings."""
 
     name: str
     reasons: tuple[str, ...]
@@ -286,35 +285,35 @@ class Throttle(Struct, frozen=True, kw_only=True):
 
 
 class Burn(Struct, frozen=True, kw_only=True):
-    """One node's burn-in, held against its peers."""
+    """One node's burn-in, compared with its peers."""
 
     state: BurnState
     kind: Kind = "cpu"
     devices: int = 0
     unseen: int = 0
-    """GPUs that the node has beyond those: they were not loaded, and nothing is said of them."""
+    """Further GPUs of the node: they were not loaded and are not judged."""
     unplaced: int = 0
-    """GPUs of which nobody told the PCI address: their clocks and NUMA nodes were not checked."""
+    """GPUs whose PCI address is not known: their clocks and NUMA nodes were not checked."""
     reason: str = ""
     advice: str = ""
     stopped: bool = False
-    """Not measured for what is no fault of the node's: it is not judged."""
+    """Not measured, through no fault of the node: it is not judged."""
     units: tuple[Unit, ...] = ()
     lost: tuple[Flaw, ...] = ()
     wrong: tuple[Flaw, ...] = ()
     proofs: int = 0
-    """Results that were compared to the bit."""
+    """Results that were compared bit by bit."""
     proven: int = 0
-    """Devices with a whole set of proofs."""
+    """Devices with a complete set of proofs."""
     throttled: tuple[Throttle, ...] = ()
     clocks: int = 0
-    """Devices whose clocks were told under load."""
+    """Devices whose clocks were read under load."""
     nic_absent: str = ""
-    """Why no NIC was measured, where none could be."""
+    """Why no NIC could be measured."""
     nics_no_time: tuple[str, ...] = ()
-    """NICs that had no turn, as the time of the burn-in was up."""
+    """NICs that were not measured because the burn-in's time was up."""
     troubles: tuple[str, ...] = ()
-    """What could not be measured though it is there: "nic mlx5_3: ..."."""
+    """Parts that exist but could not be measured: "nic mlx5_3: ..."."""
     seconds: float = 0.0
 
     def of(self, *measures: Measure) -> tuple[Unit, ...]:
@@ -325,32 +324,32 @@ class Burn(Struct, frozen=True, kw_only=True):
 InsideState = Literal[
     "one_rail", "not_run", "trouble", "measured", "hung", "no_connect", "absent", "error", "corrupt"
 ]
-"""`one_rail`: there is nothing to measure. `trouble`: it should have taken part and could not."""
+"""`one_rail`: there is nothing to measure. `trouble`: the node could not take part."""
 
 
 class Inside(Struct, frozen=True, kw_only=True):
-    """The all-reduce among the rails of one node, held against its peers."""
+    """The all-reduce among the rails of one node, compared with its peers."""
 
     state: InsideState
     rails: int = 1
     backend: str = ""
     reason: str = ""
-    """Why it was not measured, or what its rails said went wrong."""
+    """Why it was not measured, or what went wrong by its rails' reports."""
     stopped: bool = False
-    """Not measured for what is no fault of the node's: it is not judged."""
+    """Not measured, through no fault of the node: it is not judged."""
     way: str = ""
-    """What carried it, as the library says: "P2P", "SHM"."""
+    """The transport that the library used: "P2P", "SHM"."""
     lacks: str = ""
-    """Which rails it lacks that its group has, and by what that is known."""
+    """Which rails of its group it lacks, and how that is known."""
     why: str = ""
-    """What is wrong, in one sentence; nothing where it is fine or cannot be judged."""
+    """What is wrong, in one sentence; "" where it is fine or cannot be judged."""
     advice: str = ""
     at_bytes: int = 0
     """The size at which bandwidth is judged: the largest that was measured."""
     busbw_gbs: float | None = None
-    """Of the median operation."""
+    """Bus bandwidth of the median operation."""
     best_gbs: float | None = None
-    """Of the fastest, which is what is held against the limit."""
+    """Bus bandwidth of the fastest operation, which is compared with the limit."""
     limit_gbs: float | None = None
     limit_origin: str = ""
     peers_gbs: float | None = None
@@ -358,7 +357,7 @@ class Inside(Struct, frozen=True, kw_only=True):
     """Other nodes of its group with as many rails."""
     latency_us: float | None = None
     events: int = 0
-    """Of what comes and goes: how many operations, out of how many."""
+    """Operations that were intermittently slow, of `operations`."""
     operations: int = 0
 
 
@@ -372,29 +371,29 @@ class OverNvlink(Struct, frozen=True, kw_only=True):
     """How many nodes of the domain take part."""
     rails: int = 0
     rail: int = 0
-    """On which it is slowest, or broken."""
+    """The rail on which it is slowest, or broken."""
     partners: tuple[str, ...] = ()
-    """With whom it was measured there."""
+    """The nodes with which it was measured there."""
     reason: str = ""
     """Why it was not measured."""
     stopped: bool = False
-    """Not measured for what is no fault of the node's: it is not judged."""
+    """Not measured, through no fault of the node: it is not judged."""
     way: str = ""
-    """What carried it, as NCCL says: "P2P MNNVL"."""
+    """The transport that NCCL used: "P2P MNNVL"."""
     at_bytes: int = 0
     """The size at which bandwidth is judged: the largest that was measured."""
     best_gbs: float | None = None
-    """Of the fastest operation with the faster partner."""
+    """Bandwidth of the fastest operation with the faster partner."""
     peers_gbs: float | None = None
-    """The median of that on all rails of the other nodes."""
+    """The median of `best_gbs` on all rails of the other nodes."""
     why: str = ""
     """What is wrong, in one sentence."""
     advice: str = ""
     proven: bool = False
-    """Whether its partners are fine with others: then it is this node's fault."""
+    """Whether its partners are fine with other nodes: then this node is at fault."""
 
 
 def nvlink_domain(gpus: Sequence[Gpu]) -> str | None:
-    """The domain that all GPUs of a node are in; None without one, or where they disagree."""
+    """The NVLink domain of all GPUs of a node; None without one, or where they differ."""
     named = {gpu.health.fabric_domain if gpu.health is not None else None for gpu in gpus}
     return named.pop() if len(named) == 1 else None

@@ -1,17 +1,23 @@
-"""What one GPU says of its own health: each reading None where NVML would not tell it.
+"""One GPU's health readings; a reading is None where NVML did not return it.
 
-Why it would not matters: a board without ECC is no fault, an H100 that cannot read its counters is.
-`lacks`, `denied` and `errors` name the readings (as the fields here, `errors` also as those of
-`Gpu`) that came back so.
+The reason matters: a board without ECC is no fault, an H100 that cannot read its counters is.
+`lacks`, `denied` and `errors` list such readings by field name (`errors` also fields of `Gpu`).
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import tomllib
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, convert, field
 
+from preflight.core.text import whole
 from preflight.facts.basics import Count, Device, Index, Line, Seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 Lines = Annotated[tuple[Line, ...], Meta(max_length=128)]
 Celsius = Annotated[int, Meta(ge=-1000, le=1000)]
@@ -25,7 +31,7 @@ class LinkErrors(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     mbps: Count | None = None
     replays: Count | None = None
     recoveries: Count | None = None
-    """How often it lost its training and trained anew."""
+    """How often the link lost its training and trained again."""
     failed_recoveries: Count | None = None
     crc: Count | None = None
     """Flits with a wrong checksum (NVLink 5: packets received with errors)."""
@@ -35,11 +41,11 @@ class GpuHealth(Struct, frozen=True, forbid_unknown_fields=True):
     """The readings of one GPU at one moment, most of them since its driver was loaded."""
 
     lacks: Lines = ()
-    """NVML says that this board or driver has no such reading."""
+    """Readings that this board or driver does not have."""
     denied: Lines = ()
-    """NVML refuses to tell it to this login."""
+    """Readings that NVML refuses to this login."""
     errors: Lines = ()
-    """Anything else, in NVML's words: "power_draw_w: Unknown Error"."""
+    """Readings that failed otherwise, in NVML's words: "power_draw_w: Unknown Error"."""
 
     vbios: Line | None = None
     inforom: Line | None = None
@@ -58,26 +64,26 @@ class GpuHealth(Struct, frozen=True, forbid_unknown_fields=True):
 
     ecc_volatile_corrected: Count | None = None
     ecc_volatile_uncorrected: Count | None = None
-    uncorrected_said: bool | None = None
-    """A captured report says that there were uncorrectable errors, and not how many."""
+    uncorrected_seen: bool | None = field(default=None, name="uncorrected_said")
+    """A captured report shows that there were uncorrectable errors, but not how many."""
     ecc_aggregate_corrected: Count | None = None
     ecc_aggregate_uncorrected: Count | None = None
     """Over the life of the board."""
     sram_aggregate_uncorrected: Count | None = None
     sram_threshold_exceeded: bool | None = None
-    """The driver's own word that the SRAM has failed too often."""
+    """The driver reports that the SRAM has failed too often."""
 
     remapped_corrected: Count | None = None
     remapped_uncorrected: Count | None = None
     remap_pending: bool | None = None
     remap_failed: bool | None = None
     banks_without_spares: Count | None = None
-    """Banks of memory in which no row is left to remap to."""
+    """Memory banks without a spare row."""
     retired_pages: Count | None = None
     retired_pending: bool | None = None
     repair_pending: bool | None = None
     unrepairable: bool | None = None
-    """Blackwell: a channel or TPC waits to be repaired at the next reset, or cannot be."""
+    """Blackwell: a channel or TPC will be repaired at the next reset, or cannot be repaired."""
     recovery_action: Line | None = None
     """What the driver says must be done: "none", "GPU reset", "node reboot", "drain and reset"."""
 
@@ -96,7 +102,7 @@ class GpuHealth(Struct, frozen=True, forbid_unknown_fields=True):
     memory_temperature_c: Celsius | None = None
     slowdown_c: Celsius | None = None
     margin_c: Celsius | None = None
-    """Degrees until the hardware slows down, where the driver tells just that."""
+    """Degrees until the hardware slows down, where the driver reports it this way."""
 
     pcie_gen: Index | None = None
     pcie_gen_max: Index | None = None
@@ -111,18 +117,49 @@ class GpuHealth(Struct, frozen=True, forbid_unknown_fields=True):
     link_errors: Annotated[tuple[LinkErrors, ...], Meta(max_length=64)] | None = None
     """One entry per NVLink that is up."""
     fabric_state: Line | None = None
-    """How its registration with the NVSwitch fabric stands: "completed", "not started", ..."""
+    """State of its registration with the NVSwitch fabric: "completed", "not started", ..."""
     fabric_status: Line | None = None
-    """How that ended: "Success", or NVML's words."""
+    """Result of the registration: "Success", or NVML's words."""
     fabric_domain: Line | None = None
     """"cluster UUID/clique": GPUs of one are joined by NVLink, also in other nodes (GB200 NVL72).
     None within one node's NVSwitches, where the UUID is zero, and before registration."""
     fabric_trouble: Lines = ()
-    """What the fabric's health says against it: "degraded bandwidth"."""
+    """What is wrong by the fabric's health mask: "degraded bandwidth"."""
 
     memory_reserved_mib: Count | None = None
     bar1_total_mib: Count | None = None
 
     def refused(self, *names: str) -> bool:
-        """Whether NVML could not tell any of these now: other than lacking, it proves nothing."""
+        """Whether NVML failed to read any of these; unlike `lacks`, that proves nothing."""
         return any(error.partition(":")[0] in names for error in self.errors)
+
+
+OLDEST_BRANCH = 450
+"""The oldest branch of NVIDIA's driver that preflight reads; docs/wire.md."""
+
+
+class Since(Struct, frozen=True, forbid_unknown_fields=True):
+    """One entry of driver_readings.toml."""
+
+    function: str
+    branch: int
+
+
+@cache
+def newer_readings() -> dict[str, Since]:
+    """The readings that came with a later branch of the driver than R450, by name."""
+    text = files("preflight.facts").joinpath("driver_readings.toml").read_text(encoding="utf-8")
+    return convert(tomllib.loads(text), dict[str, Since])
+
+
+def too_old(version: str, readings: Iterable[str], what: str) -> str:
+    """Name the first branch that tells one of these, where `version` is older; else "".
+
+    >>> too_old("450.80.02", ["fabric_state"], "state of the NVSwitch fabric")
+    'driver 450.80.02 has no state of the NVSwitch fabric; R525 or newer has'
+    """
+    since = [newer_readings()[name].branch for name in readings if name in newer_readings()]
+    own = whole(version.partition(".")[0])
+    if not since or own is None or own >= min(since):
+        return ""
+    return f"driver {version} has no {what}; R{min(since)} or newer has"

@@ -1,7 +1,7 @@
-"""Who uses the GPUs of a node: living jobs, and what earlier ones left there.
+"""Finds what uses a node's GPUs: running jobs, and what earlier jobs left behind.
 
-Pure rules over the probe's list. `grave` findings make the node unfit; the others are worth a
-look. A process of a live job is never stale, however much it holds.
+Pure rules over the probe's list. `grave` findings make the node not ready; the others are
+warnings. A process of a running job is never stale, however much it holds.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ _DAEMONS: Final = (
     "nvidia-cuda-mps-control",
     "nvidia-cuda-mps-server",
     "nvidia-device-plugin",
+    "nvidia-gpu-device-plugin",
+    "k8s-device-plugin",
+    "gpu-feature-discovery",
+    "nvidia-mig-manager",
     "nvidia-smi",
     "nvtop",
     "nvitop",
@@ -45,29 +49,29 @@ _DAEMONS: Final = (
     "compiz",
     "sddm-greeter",
 )
-"""Drivers' own servers, monitors and desktops: they hold a GPU by design."""
+"""Driver daemons, monitors and desktops: they hold a GPU by design."""
 
 _REAPERS: Final = re.compile(
     r"init|systemd|tini|dumb-init|docker-init|catatonit|s6-svscan|pause|conmon|sshd"
     r"|containerd-shim.*|slurmstepd|slurmd|apptainer|starter|singularity|enroot"
 )
-"""What orphans are handed to. A shell is none: it may be a rank's own wrapper script."""
+"""What adopts orphans. A shell does not count: it may be a rank's wrapper script."""
 
 _LAUNCHER: Final = re.compile(
     r"torchrun|torch[./]distributed|torchelastic|accelerate|deepspeed|python|pypy|ray\b"
 )
 _CUT_AT: Final = (9, 15)
-"""lsof and the kernel cut names to this many letters."""
+"""lsof and the kernel cut names to this many characters."""
 
 
 def program(command: str) -> str:
-    """Name of the program in a command line: "python3" of "/usr/bin/python3 train.py"."""
+    """The program in a command line: "python3" of "/usr/bin/python3 train.py"."""
     first = command.strip("[]").split(maxsplit=1)[0] if command.strip("[] ") else ""
     return PurePath(first.rstrip(":")).name
 
 
 def is_daemon(one: Process) -> bool:
-    """Whether it is a GPU's server, monitor or desktop, which belongs to no job."""
+    """Whether it is a driver daemon, monitor or desktop, which belongs to no job."""
     name = program(one.command)
     return any(
         name == known or (len(name) in _CUT_AT and known.startswith(name)) for known in _DAEMONS
@@ -75,9 +79,9 @@ def is_daemon(one: Process) -> bool:
 
 
 def is_orphan(one: Process, alive: Collection[Process]) -> bool:
-    """Whether the launcher that started it is gone. `alive`: the other processes we know of.
+    """Whether the launcher that started it is gone. `alive`: the other known processes.
 
-    A child of a rank (a data loader, a wrapper) is as much alive as that rank.
+    A child of a rank (a data loader, a wrapper) is no orphan.
     """
     if _LAUNCHER.search(one.parent_command):
         return False
@@ -87,7 +91,7 @@ def is_orphan(one: Process, alive: Collection[Process]) -> bool:
 
 
 def holds_memory(one: Process) -> bool:
-    """Whether it is known to have GPU memory of its own."""
+    """Whether NVML charges GPU memory to it."""
     return bool(one.gpu_mib)
 
 
@@ -99,7 +103,7 @@ _DRIVER_WAITS: Final = ("nv", "_nv", "uvm", "os_acquire", "rm_")
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """One thing left behind, and the command that removes it."""
+    """One leftover of an earlier job, and the command that removes it."""
 
     sentence: str
     advice: str
@@ -109,7 +113,7 @@ class Stale:
 
 
 def find_stale(processes: Processes, gpus: Sequence[Gpu], limit: Thresholds) -> list[Stale]:
-    """Everything that an earlier job left, the grave first; each process is told once."""
+    """Everything that earlier jobs left, the grave first; each process is named once."""
     notable = [one for one in processes.notable if not one.ours]
     found: list[Stale] = [
         *_zombies(notable, limit),
@@ -118,11 +122,11 @@ def find_stale(processes: Processes, gpus: Sequence[Gpu], limit: Thresholds) -> 
         *_of_no_parent(notable),
         *_orphans(notable),
     ]
-    told = {one.pid for stale in found for one in stale.culprits}
-    rest = [one for one in notable if one.pid not in told and one.state != "Z"]
-    found += _jobless(rest, processes.scheduler, told=bool(gpus))
-    told |= {one.pid for stale in found for one in stale.culprits}
-    found += _ownerless_memory(processes, gpus, told, limit)
+    reported = {one.pid for stale in found for one in stale.culprits}
+    rest = [one for one in notable if one.pid not in reported and one.state != "Z"]
+    found += _jobless(rest, processes.scheduler, with_nvml=bool(gpus))
+    reported |= {one.pid for stale in found for one in stale.culprits}
+    found += _ownerless_memory(processes, gpus, reported, limit)
     return sorted(found, key=lambda stale: not stale.grave)
 
 
@@ -130,12 +134,12 @@ def _zombies(notable: Sequence[Process], limit: Thresholds) -> Iterator[Stale]:
     zombies = [one for one in notable if one.state == "Z"]
     left_over = {one.pid for one in notable if _is_left_over(one, notable)}
     for one in zombies:
-        end = f"it goes when its parent ends, pid {one.ppid}: leave that to its owner"
+        end = f"it disappears when its parent ends, pid {one.ppid}: leave that to its owner"
         if one.ppid in left_over - {0, 1}:
             end = f"end its parent, which is left over: kill {one.ppid}"
         if one.threads or one.holds_gpu or holds_memory(one):
             why = f"has {one.threads} live threads" if one.threads else "still holds a GPU"
-            advice = f"{end}; if it stays, it waits in the driver: drain and reboot"
+            advice = f"{end}; if it stays, it is stuck in the driver: drain and reboot"
             yield Stale(f"zombie {process(one)} {why}", advice, (one,))
         elif one.ppid > 1 and one.age_s > limit("zombie_age_s"):
             name = f" ({one.parent_command[:_NAME_CHARS]})" if one.parent_command else ""
@@ -144,13 +148,13 @@ def _zombies(notable: Sequence[Process], limit: Thresholds) -> Iterator[Stale]:
     unreaped = tuple(one for one in zombies if one.ppid == 1)
     if len(unreaped) >= limit("unreaped_zombies"):
         oldest = age(max(one.age_s for one in unreaped))
-        sentence = f"{len(unreaped)} zombies that PID 1 does not reap, the oldest since {oldest}"
+        sentence = f"{len(unreaped)} zombies that PID 1 does not reap, the oldest {oldest} old"
         advice = "start the container with an init (docker run --init), or restart it"
         yield Stale(sentence, advice, unreaped, grave=False)
 
 
 def _is_left_over(one: Process, notable: Sequence[Process]) -> bool:
-    """Whether it is known that nobody needs it: its torchrun is gone, or its job has ended."""
+    """Whether it is surely left over: its torchrun is gone, or its job has ended."""
     return (one.rank is not None and is_orphan(one, notable)) or one.job_alive is False
 
 
@@ -169,26 +173,26 @@ def _stuck(notable: Sequence[Process], limit: Thresholds) -> Iterator[Stale]:
 
 
 def _seen_once(notable: Sequence[Process]) -> Iterator[Stale]:
-    """Who was in D state at the only look: a disk may have been slow, or the driver hangs."""
+    """Processes in D state in the only sample: a disk may have been slow, or the driver hangs."""
     for one in notable:
         if one.state != "D" or one.stuck_s != 0 or _is_kernels(one):
             continue
         where = f" in {one.wchan}" if one.wchan else ""
-        advice = "look again a second later; if it is still in D state, look for Xid in dmesg"
-        sentence = f"{process(one)} is in D state{where} at the one look there was"
-        yield Stale(sentence, f"{advice} and reboot", (one,), grave=False)
+        advice = "run ps again; if it is still in D state, look for Xid in dmesg and reboot"
+        sentence = f"{process(one)} is in D state{where} in the only sample"
+        yield Stale(sentence, advice, (one,), grave=False)
 
 
 def _of_no_parent(notable: Sequence[Process]) -> Iterator[Stale]:
-    """Zombies in a captured listing that tells neither their parents nor their age."""
+    """Zombies in a captured listing that has neither their parents nor their age."""
     for one in notable:
         if one.state == "Z" and not one.ppid and not one.age_s and not holds_memory(one):
-            advice = f"harmless unless it holds a GPU; see its parent: ps -o ppid= -p {one.pid}"
+            advice = f"harmless unless it holds a GPU; find its parent: ps -o ppid= -p {one.pid}"
             yield Stale(f"zombie {process(one)}", advice, (one,), grave=False)
 
 
 def _is_kernels(one: Process) -> bool:
-    """Whether it is a thread of the kernel, which waits for disks by trade."""
+    """Whether it is a kernel thread, which often waits for disks."""
     return one.ppid == _KTHREADD or one.command.startswith("[")
 
 
@@ -204,19 +208,21 @@ def _orphans(notable: Sequence[Process]) -> Iterator[Stale]:
             runs.setdefault((one.rank.elastic_run_id, one.rank.master_port), []).append(one)
     for (run_id, _), ranks in runs.items():
         if len(ranks) == 1:
-            who = f"{process(ranks[0])} is a rank whose torchrun is gone"
+            sentence = f"{process(ranks[0])} is a rank whose torchrun is gone"
         else:
             pids = ", ".join(str(one.pid) for one in ranks)
             since = age(max(one.age_s for one in ranks))
-            who = f"{len(ranks)} ranks of run {run_id!r} whose torchrun is gone"
-            who += f" (pids {pids}, user {ranks[0].user}, since {since})"
-        yield Stale(who + _holdings(ranks), kill_command(one.pid for one in ranks), tuple(ranks))
+            sentence = f"{len(ranks)} ranks of run {run_id!r} whose torchrun is gone"
+            sentence += f" (pids {pids}, user {ranks[0].user}, since {since})"
+        yield Stale(
+            sentence + _holdings(ranks), kill_command(one.pid for one in ranks), tuple(ranks)
+        )
 
 
-def _jobless(rest: Iterable[Process], scheduler: str, *, told: bool) -> Iterator[Stale]:
-    """Who has GPU memory without a running job. Without a scheduler nobody can say: a warning.
+def _jobless(rest: Iterable[Process], scheduler: str, *, with_nvml: bool) -> Iterator[Stale]:
+    """Processes that use a GPU without a running job; only a warning without a scheduler.
 
-    Unless NVML `told` of the GPUs, whoever has one open may have memory on it.
+    Without NVML, any process that has a GPU open may have memory on it.
     """
     for one in rest:
         if is_daemon(one) or not (one.holds_gpu or holds_memory(one)):
@@ -227,22 +233,23 @@ def _jobless(rest: Iterable[Process], scheduler: str, *, told: bool) -> Iterator
                 continue
             sentence = f"{process(one)} {ended}{_holdings([one]) or ', has a GPU open'}"
             yield Stale(sentence, kill_command([one.pid]), (one,), grave=holds_memory(one))
-        elif scheduler != "slurm" and (holds_memory(one) or not told) and one.rank is None:
+        elif scheduler != "slurm" and (holds_memory(one) or not with_nvml) and one.rank is None:
             sentence = f"{process(one)} uses a GPU{_holdings([one])}"
-            advice = f"if nobody needs it: {kill_command([one.pid])}"
+            advice = f"if it is not needed: {kill_command([one.pid])}"
             yield Stale(sentence, advice, (one,), grave=False)
 
 
 def _ownerless_memory(
-    processes: Processes, gpus: Sequence[Gpu], told: Collection[int], limit: Thresholds
+    processes: Processes, gpus: Sequence[Gpu], reported: Collection[int], limit: Thresholds
 ) -> Iterator[Stale]:
-    """GPU memory that no process NVML lists accounts for: another namespace, or a dead context.
+    """GPU memory that no process in NVML's list accounts for: another namespace, a dead context.
 
-    Where NVML hides charges, whoever has a GPU open may be the owner: a live job is, or one told.
+    Where NVML hides charges, a process that has a GPU open may own it: then a running job, or a
+    process already reported, accounts for it.
     """
     unowned = {gpu.index: amount for gpu in gpus if (amount := _unowned_mib(gpu, limit))}
     openers = [one for one in processes.notable if one.holds_gpu and one.gpu_mib is None]
-    busy = (one.ours or one.pid in told or one.rank or one.job_alive for one in openers)
+    busy = (one.ours or one.pid in reported or one.rank or one.job_alive for one in openers)
     if not unowned or any(busy):
         return
     listed = ", ".join(f"GPU{index} {memory(amount)}" for index, amount in unowned.items())
@@ -252,15 +259,15 @@ def _ownerless_memory(
         advice = f"ask its owner, then: {kill_command(one.pid for one in suspects)}"
         yield Stale(f"{listed} in use; open by {named}", advice, tuple(suspects))
         return
-    advice = "on the host: fuser -v /dev/nvidia*; end what it shows, or reset the idle GPU"
+    advice = "on the host: fuser -v /dev/nvidia*; end the processes it lists, or reset the idle GPU"
     hidden = count(processes.unreadable, "process", "processes")
     note = f" ({hidden} not readable)" if processes.unreadable else ""
     grant = GRANT if processes.unreadable else ""
-    yield Stale(f"{listed} in use by nobody visible{note}", advice, grant=grant)
+    yield Stale(f"{listed} in use by no visible process{note}", advice, grant=grant)
 
 
 def _unowned_mib(gpu: Gpu, limit: Thresholds) -> int:
-    """MiB in use that nobody is charged for; 0 below the limit or where a charge is hidden."""
+    """MiB in use that no process is charged for; 0 below the limit or if a charge is hidden."""
     charges = [charge.used_mib for charge in gpu.processes or ()]
     if gpu.memory_used_mib is None or gpu.processes is None or gpu.mig_enabled or None in charges:
         return 0
@@ -269,7 +276,7 @@ def _unowned_mib(gpu: Gpu, limit: Thresholds) -> int:
 
 
 def _holdings(ranks: Sequence[Process]) -> str:
-    """What they keep from the next job: ", holds 38.5 GiB of GPU memory and port 29500"."""
+    """What they hold that the next job needs: ", holds 38.5 GiB of GPU memory and port 29500"."""
     mib = sum(one.gpu_mib or 0 for one in ranks)
     ports = sorted({port for one in ranks for port in one.listens})
     held = [f"{memory(mib)} of GPU memory"] if mib else []
@@ -278,13 +285,13 @@ def _holdings(ranks: Sequence[Process]) -> str:
 
 
 BUSY_WORD = "busy: "
-"""How every reason begins for which a node is spared, in a sweep's `left_out`."""
+"""Prefix of the reason in a sweep's `left_out` for a node that a job uses."""
 
 
 def busy_with(facts: Facts) -> str:
-    """Name the living process that works on a GPU here, or nothing if none does.
+    """Name the process of a running job that uses a GPU here; "" if there is none.
 
-    Leftovers of dead jobs and the driver's own servers do not count: nobody waits for them.
+    Leftovers of ended jobs and the driver's daemons do not count.
     """
     if facts.processes is None:
         return ""

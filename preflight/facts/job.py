@@ -1,6 +1,6 @@
-"""What a node shows of a job that may hang: its ranks, where they stand, and what moved meanwhile.
+"""A node's view of a job that may hang: its ranks, their stacks, and what changed meanwhile.
 
-Taken twice within seconds: what is called moved is the difference of the two looks.
+Two looks within seconds; "between the looks" is the difference.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Frame(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Thread(Struct, frozen=True, forbid_unknown_fields=True):
-    """A thread of a rank."""
+    """A thread of a rank, and its stack."""
 
     frames: Annotated[tuple[Frame, ...], Meta(max_length=128)]
     """Innermost first."""
@@ -39,19 +39,19 @@ class Thread(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Stacks(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a process stands."""
+    """The stacks of a process."""
 
     threads: Annotated[tuple[Thread, ...], Meta(max_length=256)]
     native: bool = False
-    """Of C and C++ too; the process was paused for some ms."""
+    """With frames of C and C++; the process was paused for some ms."""
     by: Line = ""
-    """What read them: "py-spy 0.4.3 of this node", "py-spy 0.4.3 that travelled"."""
+    """The reader: "py-spy 0.4.3 of this node", or "py-spy 0.4.3 that travelled" (sent there)."""
 
 
 class Sighting(Struct, frozen=True, forbid_unknown_fields=True):
-    """How often the main thread was seen in one place, of many quick looks between the two.
+    """How often the main thread was at one place, in many quick samples between the looks.
 
-    They tell who computes and who waits in a job that progresses.
+    They show which ranks compute and which wait in a job that progresses.
     """
 
     frames: Annotated[tuple[Frame, ...], Meta(max_length=128)]
@@ -73,18 +73,18 @@ class Connection(Struct, frozen=True, forbid_unknown_fields=True):
     resent: Count = 0
     """Segments sent again between the looks."""
     retries: Count = 0
-    """How often in a row the oldest segment has been sent again by now."""
+    """Consecutive retransmissions of the oldest segment so far."""
     probes: Count = 0
-    """How often in a row a peer that takes no more has been asked whether it does by now."""
+    """Consecutive zero-window probes so far, to a peer that accepts no more data."""
     sent: Count = 0
-    """Bytes between the looks, those that the other end has acknowledged."""
+    """Bytes between the looks that the other end has acknowledged."""
     received: Count = 0
     quiet_s: Seconds | None = None
-    """Since data last went either way, sent again or not; None: the kernel does not tell."""
+    """Since data last went either way, retransmissions included; None: not known."""
 
 
 class Dump(Struct, frozen=True, forbid_unknown_fields=True):
-    """A flight recorder's file, as it is: not trusted, not unpickled on the node."""
+    """A flight recorder's file, unchanged: not trusted, never unpickled on the node."""
 
     path: Line
     written_s: Seconds
@@ -96,19 +96,19 @@ class Dump(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Worker(Struct, frozen=True, forbid_unknown_fields=True):
-    """A Python process that a rank has started for itself: of its data loader, as a rule."""
+    """A Python process that a rank has started: usually a worker of its data loader."""
 
     pid: Pid
     stacks: Stacks
 
 
 class RankLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A process that is a rank of a distributed job, or has the looks of one."""
+    """A process that is, or looks like, a rank of a distributed job."""
 
     pid: Pid
     parent: Pid = 0
     job: Line = ""
-    """What its ranks share: torchrun's run id, a Slurm step, or MASTER_ADDR:MASTER_PORT."""
+    """Its job's id: torchrun's run id, a Slurm step, or MASTER_ADDR:MASTER_PORT."""
     rank: Index | None = None
     local_rank: Index | None = None
     world_size: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
@@ -126,44 +126,44 @@ class RankLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     main_cpu_s: Share = 0.0
     """Of the main thread alone."""
     look_s: Seconds
-    """Between the looks."""
+    """Time between the looks."""
     switches: Count = 0
-    """Times it gave up the CPU by itself between the looks."""
+    """Voluntary context switches between the looks."""
     read_bytes: Count | None = None
-    """By read calls between the looks, files and pipes and sockets alike; None: not allowed."""
+    """By read calls between the looks: files, pipes and sockets; None: not permitted."""
     written_bytes: Count | None = None
     memory_mib: Count = 0
     oom_kills: Count = 0
-    """Of its memory cgroup, since that began."""
+    """Of its memory cgroup, since that was created."""
     children: Count = 0
     dead_children: Count = 0
-    """Of these, such as have ended and nobody waits for: a data loader's worker that was killed."""
+    """Children that have ended and were not reaped: a killed data loader worker."""
     gpus: Annotated[tuple[Line, ...], Meta(max_length=64)] = ()
-    """UUIDs of the GPUs that it has memory on."""
+    """UUIDs of the GPUs on which it has memory."""
     visible: Line | None = None
     """CUDA_VISIBLE_DEVICES, as given."""
     connections: Annotated[tuple[Connection, ...], Meta(max_length=512)] = ()
     stacks: Stacks | None = None
     later: Stacks | None = None
-    """A second look at the same stacks, at the end: a rank that moves stands elsewhere."""
+    """The same stacks at the end: a rank that progresses has other frames."""
     sightings: Annotated[tuple[Sighting, ...], Meta(max_length=64)] = ()
-    """The most frequent first; none where nobody sampled."""
+    """The most frequent first; empty where no samples were taken."""
     native: Stacks | None = None
     workers: Annotated[tuple[Worker, ...], Meta(max_length=64)] = ()
-    """Some of its children, at the second look: what a rank waits for in its data loader."""
+    """Some of its children at the second look: a rank may wait for its data loader."""
     no_stacks: Text = ""
-    """Why there are none, and what to type; empty where there are."""
+    """Why there are no stacks, and what to type; empty where there are."""
     dump: Dump | None = None
 
 
 class Launcher(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What started ranks on this node and waits for them: a torchrun agent, srun's step."""
+    """A process that started ranks here and waits for them: a torchrun agent, a Slurm step."""
 
     pid: Pid
     job: Line = ""
     kind: Line = "torchrun"
     ranks: Index | None = None
-    """How many processes it was told to start here."""
+    """How many processes it had to start here."""
     children: Annotated[tuple[Pid, ...], Meta(max_length=256)] = ()
     stacks: Stacks | None = None
 
@@ -184,7 +184,7 @@ class GpuLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class PortLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A network interface or RDMA port, and what it moved between the looks."""
+    """A network interface or RDMA port, and its traffic between the looks."""
 
     name: Line
     """`eth0`, or `mlx5_3/1`."""
@@ -193,13 +193,13 @@ class PortLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Bytes."""
     received: Count = 0
     errors: dict[Annotated[str, Meta(max_length=64)], Count] = {}
-    """Counters of trouble that moved between the looks, by the kernel's name."""
+    """Error counters that rose between the looks, by the kernel's name."""
     lost_link: Count | None = None
-    """Times the link went down since it was loaded (carrier_down_count, link_downed)."""
+    """Times the link went down since its driver was loaded (carrier_down_count, link_downed)."""
 
 
 class NodeLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The whole answer of a node; what is None could not be read, and `problems` says why."""
+    """A node's whole answer; None is what could not be read, for the reasons in `problems`."""
 
     wire: Whole
     nonce: str
@@ -211,7 +211,7 @@ class NodeLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     ranks: Annotated[tuple[RankLook, ...], Meta(max_length=512)] = ()
     launchers: Annotated[tuple[Launcher, ...], Meta(max_length=128)] = ()
     hidden: Count = 0
-    """Processes of others that look like ranks and that we may not read."""
+    """Other users' processes that look like ranks and that this login may not read."""
     gpus: Annotated[tuple[GpuLook, ...], Meta(max_length=64)] | None = None
     ports: Annotated[tuple[PortLook, ...], Meta(max_length=512)] | None = None
     log: KernelLog | None = None

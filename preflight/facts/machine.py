@@ -1,6 +1,6 @@
 """The machine around the GPUs: limits, memory, file systems, kernel log, software.
 
-One section of the wire document (`docs/wire.md`). A part that could not be read is None.
+Sections of the wire document (`docs/wire.md`). A part that could not be read is None.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from preflight.facts.basics import Count, Line, Seconds
 
 UNLIMITED: Final = -1
-"""Of a `Ceiling`: the kernel says "unlimited"."""
+"""A `Ceiling` that the kernel prints as "unlimited"."""
 
 Ceiling = Annotated[int, Meta(ge=UNLIMITED, le=2**62)]
 Percent = Annotated[float, Meta(ge=0, le=100)]
@@ -28,7 +28,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Launcher(Struct, frozen=True, forbid_unknown_fields=True):
-    """A daemon of a scheduler that starts jobs here: they inherit its limits, not our login's."""
+    """A scheduler's daemon that starts jobs here: they inherit its limits, not our login's."""
 
     name: Line
     pid: Count
@@ -36,7 +36,7 @@ class Launcher(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Stack(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a node is made of and runs; "" where it does not tell. Nodes of a group are alike."""
+    """A node's hardware and system; "" where not known. The nodes of a group are alike."""
 
     os: Line = ""
     libc: Line = ""
@@ -48,7 +48,7 @@ class Stack(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Governor(Struct, frozen=True, forbid_unknown_fields=True):
-    """How many CPUs a frequency governor steers, by which driver."""
+    """A frequency governor, its driver, and how many CPUs it controls."""
 
     name: Line
     driver: Line
@@ -62,7 +62,7 @@ class Memory(Struct, frozen=True, forbid_unknown_fields=True):
     available_mib: Count
     swap_used_mib: Count = 0
     shared_mib: Count = 0
-    """In tmpfs and shared memory: what files in /dev/shm take."""
+    """In tmpfs and shared memory, such as files in /dev/shm."""
     huge_pages_mib: Count = 0
     """Reserved as huge pages, used or not."""
     stalled_percent: Percent | None = None
@@ -70,27 +70,27 @@ class Memory(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Dimm(Struct, frozen=True, forbid_unknown_fields=True):
-    """ECC errors on one DIMM, or on what the kernel cannot tell apart."""
+    """ECC errors on one DIMM, or on several that the kernel cannot distinguish."""
 
     name: Line
-    """The board's label where it is known, else "mc0/dimm3"."""
+    """The board's label if known, else "mc0/dimm3"."""
     corrected: Count
     uncorrected: Count
     counted_s: Seconds | None = None
-    """For how long it has counted; None where it does not say."""
+    """For how long it has counted; None where not known."""
 
 
 class Edac(Struct, frozen=True, forbid_unknown_fields=True):
     """The kernel's counters of memory errors (EDAC)."""
 
     watched: Count
-    """DIMMs whose errors are counted; 0 where no driver does it."""
+    """DIMMs whose errors are counted; 0 where no driver counts them."""
     errors: Annotated[tuple[Dimm, ...], Meta(max_length=256)] = ()
-    """Those on which any was."""
+    """The DIMMs with errors."""
 
 
 class Cgroup(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the control group of our login grants; None: no limit below the machine's."""
+    """Limits of our login's control group; None: no limit below the machine's."""
 
     cpus: Annotated[float, Meta(ge=0)] | None = None
     """CPU time per second, from the quota."""
@@ -99,7 +99,7 @@ class Cgroup(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Worker(Struct, frozen=True, forbid_unknown_fields=True):
-    """A process that is none of ours and computes."""
+    """A process that uses CPU time and does not belong to preflight."""
 
     pid: Count
     name: Line
@@ -108,46 +108,46 @@ class Worker(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Load(Struct, frozen=True, forbid_unknown_fields=True):
-    """Who computes here while nothing of ours does."""
+    """The CPU load of other processes while preflight is idle."""
 
     cpus_allowed: Count
-    """CPUs this login may run on."""
+    """CPUs on which this login may run."""
     one_minute: Annotated[float, Meta(ge=0)]
-    """Load average: also of processes that this login cannot see."""
+    """Load average, which includes processes that this login cannot see."""
     foreign_cpus: Annotated[float, Meta(ge=0)]
-    """CPUs that visible processes of others used, over `looked_s`."""
+    """CPUs that other visible processes used, over `looked_s`."""
     looked_s: Seconds
     busiest: Annotated[tuple[Worker, ...], Meta(max_length=8)] = ()
 
 
 class Container(Struct, frozen=True, forbid_unknown_fields=True):
-    """What stands between us and the whole machine."""
+    """The container around our login, and what it hides."""
 
     kind: Line = ""
-    """"docker", "kubernetes", "apptainer", ...; "" for none that is known."""
+    """"docker", "kubernetes", "apptainer", ...; "" for none known."""
     hidden_by: Line | None = None
-    """What keeps others' processes from us: "process table", "hidepid"; "" for nothing.
+    """What hides other users' processes: "process table", "hidepid"; "" for nothing.
 
-    None: it cannot be told.
+    None: not known.
     """
 
 
 class FileSystem(Struct, frozen=True, forbid_unknown_fields=True):
-    """One mounted file system that a job needs, and how it answered a look at its size."""
+    """One mounted file system that a job needs, and its answer to statvfs."""
 
     mount: Line
     kind: Line
     """Its type: ext4, nfs4, lustre, fuse.sshfs."""
     source: Line = ""
     paths: Annotated[tuple[Line, ...], Meta(max_length=8)] = ()
-    """Of "/", "/tmp", "/dev/shm" and the folder our login starts in: those that lie on it."""
+    """Those of "/", "/tmp", "/dev/shm" and our login's working directory that lie on it."""
     shared: bool = False
-    """Served by the network or a user's daemon, so it can hang."""
+    """Served over the network or by a user's daemon, so it can hang."""
     automounted: bool = False
-    """It comes and goes with its use, so that nodes need not have the same ones."""
+    """Mounted on demand, so that nodes need not have the same ones."""
     read_only: bool = False
     remounted: bool = False
-    """Mounted to be written, then made read-only as a whole: the kernel met errors on it."""
+    """Mounted writable, then made read-only as a whole by the kernel, because of errors."""
     state: Literal["answered", "hung", "error", "hidden"] = "answered"
     error: Line = ""
     seconds: Seconds = 0.0
@@ -156,22 +156,22 @@ class FileSystem(Struct, frozen=True, forbid_unknown_fields=True):
     inodes: Count | None = None
     inodes_free: Count | None = None
     refused: Annotated[tuple[Line, ...], Meta(max_length=8)] = ()
-    """Why one of `paths` took no new nameless file: "/tmp: No space left on device"."""
+    """Why no unnamed file could be created on one of `paths`: "/tmp: No space left on device"."""
 
 
 class Machine(Struct, frozen=True, forbid_unknown_fields=True):
     """The machine around the GPUs."""
 
     limits: Limits | None = None
-    """Of our own login (or of the job's own process, where that is the way in)."""
+    """Of our own login (or of the job's process, where preflight runs inside the job)."""
     locks_any: bool | None = None
-    """It may lock memory beyond its limit: root of the machine, CAP_IPC_LOCK."""
+    """Whether it may lock memory beyond its limit: root of the machine, CAP_IPC_LOCK."""
     launchers: Annotated[tuple[Launcher, ...], Meta(max_length=8)] | None = None
     stack: Stack | None = None
     serial: Line | None = None
-    """By its firmware, or its board's; None where only root may look, or it tells none."""
+    """The firmware's serial number, or the board's; None where only root may read it, or none."""
     governors: Annotated[tuple[Governor, ...], Meta(max_length=64)] | None = None
-    """() where the machine leaves frequencies to its firmware or hypervisor."""
+    """() where the firmware or hypervisor controls frequencies."""
     memory: Memory | None = None
     edac: Edac | None = None
     cgroup: Cgroup | None = None
@@ -179,7 +179,7 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True):
     container: Container | None = None
     file_systems: Annotated[tuple[FileSystem, ...], Meta(max_length=64)] | None = None
     clock_kept: bool | None = None
-    """Whether the kernel says that somebody keeps its clock in step (NTP, PTP)."""
+    """Whether the kernel reports that its clock is synchronized (NTP, PTP)."""
 
 
 _Text = Annotated[str, Meta(max_length=512)]
@@ -188,31 +188,31 @@ _Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 
 
 class LogLine(Struct, frozen=True, forbid_unknown_fields=True):
-    """One line, and how often its like came; `at_s` and `last_s` are seconds since boot."""
+    """One line, and how often similar ones came; `at_s` and `last_s` are seconds since boot."""
 
     text: _Text
-    """Without its time stamp and what a log daemon put before it."""
+    """Without its time stamp and a log daemon's prefix."""
     at_s: _Seconds | None = None
     last_s: _Seconds | None = None
     times: Annotated[int, Meta(ge=1, le=2**53)] = 1
 
 
 class KernelLog(Struct, frozen=True, forbid_unknown_fields=True):
-    """The lines that matter, in the order in which each came first."""
+    """The relevant lines, in order of their first appearance."""
 
     source: Literal["kmsg", "journal", "dmesg", "text"]
     seen: _Count
-    """How many lines the log held; a running kernel has never said nothing."""
+    """How many lines the log held; a running kernel's log is never empty."""
     begins_s: _Seconds | None = None
-    """When the oldest line that is still there was said; the kernel forgets what was before."""
+    """Time of the oldest line that is still there; the kernel drops earlier ones."""
     after_s: _Seconds = 0.0
-    """Only lines from then on were looked at: 0 for all since boot."""
+    """Only lines from then on were read: 0 for all since boot."""
     lines: Annotated[tuple[LogLine, ...], Meta(max_length=4096)] = ()
     dropped: _Count = 0
-    """Further lines that matter, of which only the number is known."""
+    """Further relevant lines, which were only counted."""
     dropped_of: dict[_Text, _Count] = {}
-    """The same by the node's kind of line; "any": records that were not read at all; "later":
-    those of them that stand behind others that were."""
+    """`dropped` by kind of line; "any": records that were not read at all; "later": those of
+    them that come after records that were."""
 
 
 Lines = Annotated[tuple[Line, ...], Meta(max_length=64)]
@@ -223,17 +223,17 @@ class Torch(Struct, frozen=True, forbid_unknown_fields=True):
 
     version: Line
     cuda: Line | None = None
-    """The CUDA it is built for, "12.4"; None for a build without."""
+    """The CUDA it is built for, "12.4"; None for a build without CUDA."""
     hip: Line | None = None
     """The same for ROCm."""
     archs: Lines | None = None
-    """What its kernels are compiled for, in cuobjdump's words: "sm_90" is code, "compute_90" PTX.
+    """Targets of its kernels, in cuobjdump's words: "sm_90" is code, "compute_90" PTX.
 
     Read from the library's own table; None where that could not be read."""
 
 
 class Software(Struct, frozen=True, forbid_unknown_fields=True):
-    """Versions as packages and file names tell them; None where neither does."""
+    """Versions by packages and file names; None where neither has one."""
 
     torch: Torch | None = None
     """None: this Python finds no torch."""

@@ -1,8 +1,8 @@
-"""What a node sent about itself, typed and frozen, and the one decoder of it.
+"""The typed, frozen document that a node sends about itself, and its decoder.
 
 These types *are* the wire document (`docs/wire.md`): the payload on the node writes JSON of this
-shape and `preflight.facts.model` turns it back, once. A section that could not be read is
-`None`, never an empty value: missing is unknown, not healthy.
+shape and this module decodes it. A section that could not be read is `None`, never an empty
+value: missing is unknown, not healthy.
 """
 
 from __future__ import annotations
@@ -29,49 +29,49 @@ from preflight.facts.network import (
 )
 
 WIRE = 1
-"""Version of the document. A change that an older reader would misread raises it."""
+"""Version of the document: raise it with a change that an older reader would misread."""
 
 
 DRIVER_S = 10.0
-"""After which a driver that has not answered counts as hung (rivals wait 5 to 10 s)."""
+"""A driver that does not answer for this long counts as hung (other tools wait 5 to 10 s)."""
 
 
 class Python(Struct, frozen=True, forbid_unknown_fields=True):
-    """The Python that answered: the job's own, as the inventory names it."""
+    """The Python that ran the probe: the job's own, as the inventory names it."""
 
     version: Line
     executable: Line
 
 
 class Driver(Struct, frozen=True, forbid_unknown_fields=True):
-    """How the NVIDIA driver answered NVML, asked from a disposable child.
+    """How the NVIDIA driver answered NVML, called from a disposable child process.
 
-    `absent`: no driver library on this node. `error`: NVML refused (`error` says how). `untold`:
-    nothing says whether there is one; no node answers so.
+    `absent`: no driver library on this node. `error`: NVML failed (see `error`). `unknown`: only
+    from captured texts that do not mention a driver; no node sends it.
     `hung`: no answer within the deadline; `survivor` is the child if even SIGKILL did not end it.
-    `seconds`, and what calls took, is time in which our child waited for the driver: none in which
-    it was stopped or had no CPU.
+    `seconds` and the durations of calls are the time in which our child waited for the driver,
+    without the time in which it was stopped or had no CPU.
     """
 
-    state: Literal["answered", "absent", "error", "hung", "untold"]
+    state: Literal["answered", "absent", "error", "hung", "unknown"]
     version: Line = ""
     error: Text = ""
     seconds: Seconds = 0.0
     paused_s: Seconds = 0.0
-    """Of a hung driver that had less than its time: for how long our child did not wait for it, as
-    for want of a CPU, by SIGSTOP, a freezer or a migration. It may still be well."""
+    """If a hung driver had less than its time: how long our child did not wait for it (no CPU,
+    SIGSTOP, a freezer, a migration). Such a driver may be fine."""
     survivor: Process | None = None
     counted: Index | None = None
-    """GPUs that NVML counts, also those that it cannot open; not those of other jobs."""
+    """GPUs that NVML counts, including those that it cannot open; not those of other jobs."""
     init_s: Seconds | None = None
-    """What opening the driver took; seconds without persistence mode."""
+    """How long it took to open the driver: seconds without persistence mode."""
     slowest_s: Seconds | None = None
     slowest_call: Line = ""
-    """The slowest answer to a single question: "nvmlDeviceGetPciInfo of GPU 3"."""
+    """The slowest single call: "nvmlDeviceGetPciInfo of GPU 3"."""
 
 
 class NvLink(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """One NVLink of a GPU. `remote` is the bus id at its far end, where NVML tells."""
+    """One NVLink of a GPU. `remote` is the bus id at its far end, if NVML reports it."""
 
     link: Index
     up: bool
@@ -86,7 +86,7 @@ class Mig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GpuProcess(Struct, frozen=True, forbid_unknown_fields=True):
-    """A process that NVML says holds memory on a GPU; `used_mib` is None where hidden."""
+    """A process with memory on a GPU, by NVML; `used_mib` is None where hidden."""
 
     pid: Count
     used_mib: Count | None = None
@@ -101,30 +101,30 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True):
     bus_id: Line
     memory_total_mib: Count | None = None
     memory_used_mib: Count | None = None
-    """Without what the driver reserves for itself (NVML memory info v2 where it is there)."""
+    """Without the driver's own reserve (by NVML memory info v2 where available)."""
     mig_enabled: bool | None = None
     mig: tuple[Mig, ...] = ()
     links: tuple[NvLink, ...] | None = None
-    """One entry per NVLink the GPU has; () when it has none; None when NVML would not tell."""
+    """One entry per NVLink of the GPU; () when it has none; None when NVML did not answer."""
     processes: tuple[GpuProcess, ...] | None = None
     pci_path: tuple[Line, ...] | None = None
-    """From the PCI root complex to the device, as in sysfs: ("pci0000:00", "0000:00:01.0", ...)."""
+    """From PCI root complex to device, as in sysfs: ("pci0000:00", "0000:00:01.0", ...)."""
     numa: Whole | None = None
     cpus: Line = ""
     health: GpuHealth | None = None
-    """Its readings; None where they were not asked for, or a captured text has none."""
+    """Its readings; None where they were not requested, or a captured text has none."""
     compute: Line | None = None
     """CUDA compute capability, "9.0"."""
     minor: Index | None = None
-    """Minor number of its device file: what schedulers number GPUs by (/dev/nvidia3)."""
+    """Minor number of its device file, which schedulers use as index (/dev/nvidia3)."""
 
     def refused(self, *names: str) -> bool:
-        """Whether NVML could not tell any of these just now, be they of the GPU or its health."""
+        """Whether NVML failed to read any of these fields of the GPU or its health."""
         return self.health is not None and self.health.refused(*names)
 
 
 class GpuPair(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """What NVML says of two GPUs a < b: distance in nvidia-smi's words, and peer access."""
+    """Two GPUs a < b in NVML: their distance in nvidia-smi's words, and peer access."""
 
     a: Index
     b: Index
@@ -145,21 +145,21 @@ class Nic(Struct, frozen=True, forbid_unknown_fields=True):
     netdevs: tuple[Device, ...] = ()
     firmware: Line = ""
     board: Line = ""
-    """Vendor's id of the board (PSID): "MT_0000000838"."""
+    """The vendor's board id (PSID): "MT_0000000838"."""
     hca_type: Line = ""
     relaxed_ordering: bool | None = None
-    """Whether its PCIe writes may overtake one another; None where only root may look."""
+    """Whether its PCIe writes may be reordered; None where only root may read it."""
     pcie: PcieLink | None = None
     """Its PCIe link; None where that could not be read."""
 
     @property
     def kind(self) -> str:
-        """What its peers share with it; its own name, so that it has none, where nothing tells."""
+        """What identifies its peers; its own name, so that it has no peers, where not known."""
         return self.board or self.hca_type or self.name
 
 
 class NicPort(Struct, frozen=True, forbid_unknown_fields=True):
-    """State and rate of one RDMA port, as sysfs words them."""
+    """State and rate of one RDMA port, in sysfs's words."""
 
     port: Index
     state: Line = ""
@@ -175,7 +175,7 @@ class NicPort(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rank(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a process's own environment says of its place in a distributed job."""
+    """A process's place in a distributed job, from its environment."""
 
     rank: Line = ""
     local_rank: Line = ""
@@ -183,11 +183,11 @@ class Rank(Struct, frozen=True, forbid_unknown_fields=True):
     master_addr: Line = ""
     master_port: Line = ""
     elastic_run_id: Line = ""
-    """TORCHELASTIC_RUN_ID, which torchrun sets: a rank that outlived its agent still shows it."""
+    """TORCHELASTIC_RUN_ID, set by torchrun: a rank that outlived its agent still has it."""
 
 
 class Process(Struct, frozen=True, forbid_unknown_fields=True):
-    """One process, as far as this login may look; other users' commands are cut to the program."""
+    """One process, as far as this login may read it; other users' arguments are cut off."""
 
     pid: Count
     ppid: Count
@@ -200,18 +200,18 @@ class Process(Struct, frozen=True, forbid_unknown_fields=True):
     parent_command: Text = ""
     parent_age_s: Seconds | None = None
     stuck_s: Seconds | None = None
-    """For a D-state process: in D at both of two looks this far apart; 0: at the only one."""
+    """In D state in two samples this far apart; 0: in the only sample; else None."""
     rank: Rank | None = None
     job: Line = ""
-    """Scheduler job id from the cgroup path or environment; empty if none."""
+    """The scheduler's job id, from the cgroup path or environment; empty if none."""
     job_alive: bool | None = None
     """Whether that job's step daemon still runs here; None without a scheduler."""
     gpu_mib: Count | None = None
-    """GPU memory NVML charges to it, over all GPUs; None if it holds none."""
+    """GPU memory that NVML charges to it, on all GPUs; None if it has none."""
     holds_gpu: bool = False
     """It has a /dev/nvidia* device open (or NVML lists it)."""
     listens: tuple[Index, ...] = ()
-    """TCP ports on which it listens, where this login may see that."""
+    """TCP ports on which it listens, if this login may see them."""
     ours: bool = False
     """It belongs to this preflight run (or is an ancestor of the probe)."""
     threads: Count = 0
@@ -219,23 +219,23 @@ class Process(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Processes(Struct, frozen=True, forbid_unknown_fields=True):
-    """The processes worth a look: zombies, D state, ranks, holders of GPUs; not everyone."""
+    """The notable processes: zombies, D state, ranks, and holders of GPUs."""
 
     seen: Count
-    """How many processes were looked at."""
+    """How many processes were examined."""
     unreadable: Count
-    """How many of them this login could not read fully (another user's environment, files)."""
+    """How many of them this login could not read fully (other users' environment, files)."""
     notable: tuple[Process, ...]
     scheduler: Literal["slurm", "none"] = "none"
 
 
 class Extra(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a site's own probe section found on this node, or why it found nothing."""
+    """The result of a site's own probe section on this node, or why there is none."""
 
     data: Any = None
     """As its `collect` returned it: plain JSON, at most 60 KiB."""
     error: Text = ""
-    """Why there is no data: it raised, hung, flooded, or was not asked. Then it is unknown."""
+    """Why there is no data (unknown): it raised, hung, sent too much, or was not requested."""
     seconds: Seconds = 0.0
 
 
@@ -245,7 +245,7 @@ class Facts(Struct, frozen=True, forbid_unknown_fields=True):
     wire: Whole
     nonce: Line
     host: Line
-    """The node's own idea of its name (`uname -n`)."""
+    """The node's own name (`uname -n`)."""
     time_s: Seconds
     boot_s: Seconds
     seconds: Seconds
@@ -266,37 +266,37 @@ class Facts(Struct, frozen=True, forbid_unknown_fields=True):
     processes: Processes | None = None
     kernel_log: KernelLog | None = None
     software: Software | None = None
-    """None: could not be read, as on a shared file system that hangs."""
+    """None: could not be read, for example from a hung shared file system."""
     machine: Machine | None = None
     nccl_conf: Annotated[tuple[ConfFile, ...], Meta(max_length=2)] | None = None
     """The files of NCCL settings that exist, the user's first; () where there is none."""
     switches: Annotated[tuple[Switch, ...], Meta(max_length=64)] | None = None
-    """From captured texts alone: nodes do not ask their switches."""
+    """Only from captured texts: nodes do not query their switches."""
     problems: tuple[Text, ...] = ()
-    """Sections that could not be read, in words: "processes: Permission denied"."""
+    """Sections that could not be read, and why: "processes: Permission denied"."""
     extra: Annotated[dict[Line, Extra], Meta(max_length=64)] = {}
-    """By section id, what the site's own probe sections found; see `section`."""
+    """Results of the site's own probe sections, by section id; see `section`."""
 
     @property
     def interfaces(self) -> tuple[Interface, ...]:
-        """Its network interfaces; none also where they could not be read."""
+        """Its network interfaces; also empty where they could not be read."""
         return (self.network.interfaces if self.network else None) or ()
 
     def section(self, section_id: str) -> Extra:
-        """What that section of the site found; one that was not asked has an `error` that says so.
+        """The result of a site's section; an `Extra` with an `error` if it did not run.
 
-        A section is asked when `pytest_preflight_probe_sections` names it.
+        A section runs when `pytest_preflight_probe_sections` names it.
         """
         absent = f"no probe section {section_id} in this run: name it in a conftest.py"
         return self.extra.get(section_id) or Extra(error=absent)
 
 
 Connected = Literal["ok", "refused", "timeout", "unreachable", "reset", "wrong_answer", "error"]
-"""`wrong_answer`: somebody accepted who is not this run's listener."""
+"""`wrong_answer`: another program than this run's listener accepted."""
 
 
 class Attempt(Struct, frozen=True, forbid_unknown_fields=True):
-    """One connection this node tried to a listener of this run on another node."""
+    """One connection that this node tried to this run's listener on another node."""
 
     target: Line
     """Name of the node that listens."""
@@ -308,17 +308,17 @@ class Attempt(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MasterPort(Struct, frozen=True, forbid_unknown_fields=True):
-    """The master port as the master itself found it: bound for real, without SO_REUSEADDR."""
+    """The master port, tested on the master: really bound, without SO_REUSEADDR."""
 
     port: Index
     bound: bool
     error: Text = ""
     holder: Process | None = None
-    """Who holds it; `user` is known (from the socket's uid) even where the pid is hidden (0)."""
+    """The process that holds it; a hidden pid is 0, but `user` is known by the socket's uid."""
     lingering: Count = 0
-    """Connections of that port still in TIME_WAIT or other closing states."""
+    """Connections of the port in TIME_WAIT or other closing states."""
     free_again: bool | None = None
-    """After our listener left: bound once more without SO_REUSEADDR. None when never bound."""
+    """Whether it could be bound again after our listener closed. None if never bound."""
 
 
 class Ports(Struct, frozen=True, forbid_unknown_fields=True):
@@ -346,7 +346,7 @@ _LOOK = msgspec.json.Decoder(NodeLook)
 
 
 def decode_facts(document: bytes, nonce: str) -> Facts:
-    """Decode the probe's document; WireError if it is not one, or another run's."""
+    """Decode the probe's document; WireError if it is invalid, or belongs to another run."""
     return _bound(_decode(_FACTS, document), nonce)
 
 
@@ -356,7 +356,7 @@ def decode_ports(document: bytes, nonce: str) -> Ports:
 
 
 def decode_look(document: bytes, nonce: str) -> NodeLook:
-    """Decode what a node shows of a job that hangs; WireError as above."""
+    """Decode a node's view of a job that hangs; WireError as above."""
     return _bound(_decode(_LOOK, document), nonce)
 
 

@@ -1,8 +1,8 @@
-"""A node as a check sees it: what was promised, what it said, and what its peers said.
+"""A node as a check sees it: what is expected of it, its facts, and its peers' facts.
 
-The rule is nvidia-smi's legend: PIX crosses at most one PCIe bridge or switch, PXB several, PHB
-the host bridge they share, NODE two host bridges of one NUMA node, SYS the link between sockets.
-A switch shows in sysfs as an upstream and a downstream port, so paths that part one port above
+PCI distances follow nvidia-smi's legend: PIX crosses at most one PCIe bridge or switch, PXB
+several, PHB the shared host bridge, NODE two host bridges of one NUMA node, SYS the link between
+sockets. In sysfs a switch is an upstream and a downstream port, so paths that part one port above
 the device still meet in one switch.
 """
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     from preflight.facts.burn import Burn, Inside, OverNvlink
     from preflight.facts.model import Attempt, Facts, Ports
-    from preflight.fleet.model import Job, Promise
+    from preflight.fleet.model import Expected, Job
 
 
 class Shortfall(Struct, frozen=True):
-    """What a node that answers lacks all the same: some of the processes that the job has there."""
+    """What a node lacks although it answers: some of the job's processes there."""
 
     sentence: str
     advice: str
@@ -39,10 +39,10 @@ T = TypeVar("T")
 
 
 class Clock(Struct, frozen=True):
-    """How far a node's clock is ahead of this machine's, and how far off that may be.
+    """How far a node's clock is ahead of this machine's, and the uncertainty.
 
-    The node read its clock at some moment between our request and its answer, less the time that it
-    worked after that: `uncertain_s` is half of what remains of the round trip.
+    The node read its clock between our request and its answer: `uncertain_s` is half of the round
+    trip, less the time that the node worked after that reading.
     """
 
     ahead_s: float
@@ -50,7 +50,7 @@ class Clock(Struct, frozen=True):
 
 
 class Reach(Struct, frozen=True):
-    """How far we came on the way to a node: `failed` is the step that stopped us, if any."""
+    """Whether the node could be reached: `failed` is the step that failed, if any."""
 
     transport: str
     failed: Step | None = None
@@ -58,13 +58,13 @@ class Reach(Struct, frozen=True):
     advice: str = ""
     seconds: float = 0.0
     blame: str = ""
-    """What is at fault in the node's place: "jump host bastion"."""
+    """What is at fault instead of the node: "jump host bastion"."""
     out_of_time: bool = False
-    """It did not fail: the run's budget gave it less time than a node may take."""
+    """No failure: the run's budget gave it less time than a node may take."""
     shortfall: Shortfall | None = None
-    """What the node lacks although it answered: ranks of the job that fell silent there."""
+    """What the node lacks although it answered: ranks of the job that stopped answering."""
     clock: Clock | None = None
-    """How its clock stood against this machine's when it answered."""
+    """Its clock compared with this machine's when it answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +77,13 @@ class Majority(Generic[T]):
 
     @property
     def decides(self) -> bool:
-        """More than half, and at least two: else there is no majority to be odd against."""
+        """Whether it is more than half of the votes, and at least two."""
         return self.votes > 1 and self.votes * 2 > self.of
 
 
 @dataclass(frozen=True)
 class Group:
-    """The nodes that were promised to be alike."""
+    """The nodes that are expected to be alike."""
 
     name: str
     facts: Mapping[str, Facts]
@@ -93,7 +93,7 @@ class Group:
     def majority(self, read: Callable[[Facts], T | None]) -> Majority[T] | None:
         """Vote over the group; nodes for which `read` gives None abstain. None if all do.
 
-        `read` must be a named function: its vote is counted once and remembered.
+        `read` must be a named function: its vote is counted once and cached.
         """
         if read not in self._votes:
             votes = Counter(
@@ -106,7 +106,7 @@ class Group:
         return self._votes[read]
 
     def middle(self, read: Callable[[Facts], float | None]) -> float | None:
-        """The median over the group, the upper one of two; None where fewer than two nodes tell.
+        """The (upper) median over the group; None where fewer than two nodes have the value.
 
         `read` must be a named function, as above.
         """
@@ -114,57 +114,57 @@ class Group:
         return ranked[len(ranked) // 2] if len(ranked) > 1 else None
 
     def at_least(self, read: Callable[[Facts], float | None], least: float) -> int:
-        """How many nodes of the group have so much."""
+        """How many nodes of the group have at least `least`."""
         ranked = self._sorted(read)
         return len(ranked) - bisect_left(ranked, least)
 
     def _sorted(self, read: Callable[[Facts], float | None]) -> list[float]:
         if read not in self._ranked:
-            told = (read(facts) for facts in self.facts.values())
-            self._ranked[read] = sorted(value for value in told if value is not None)
+            values = (read(facts) for facts in self.facts.values())
+            self._ranked[read] = sorted(value for value in values if value is not None)
         return self._ranked[read]
 
 
 @dataclass(frozen=True, slots=True)
 class Net:
-    """The port stage as one node needs it: its own report and how the others fared."""
+    """The port stage for one node: its own report, and the other nodes' attempts."""
 
     own: Ports | None
     """None: the node took part but gave no usable answer."""
     trouble: str
-    """Why `own` is None, in words; empty otherwise."""
+    """Why `own` is None; empty otherwise."""
     master: str
     is_master: bool
     master_port_origin: str
     to_me: tuple[tuple[str, Attempt], ...]
-    """(from node, its attempt) for every attempt of the others that was aimed at this node."""
+    """(from node, its attempt) for every attempt to reach this node."""
     others_to_master: tuple[tuple[str, Attempt], ...]
-    """Every attempt at the master port in the fleet, by node."""
+    """(from node, its attempt) for every attempt to reach the master port."""
     others_to: Mapping[str, tuple[tuple[str, Attempt], ...]] = field(default_factory=dict)
-    """(from node, its attempt) by the node that it was aimed at, for the whole fleet."""
+    """(from node, its attempt) by target node, for the whole fleet."""
     nodes: int = 1
-    """How many nodes the run is of: one alone has no master to find."""
+    """Nodes of the run: a single one has no master to find."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node under judgement; the frame sees to it that a check which needs `facts` has them."""
+    """The node that a check judges. A check that needs `facts` runs only where there are some."""
 
     name: str
-    promised: Promise
+    expected: Expected
     reach: Reach
     facts: Facts
     group: Group
     job: Job
     net: Net
     inside: Inside | None = None
-    """What its own GPUs did together in the sweep; None before, and where there was none."""
+    """Its GPUs' own all-reduce in the sweep; None before the sweep, or without one."""
     over_nvlink: OverNvlink | None = None
-    """What its GPUs did over NVLink with other nodes; None where NVML tells no NVLink domain."""
+    """Its pairs over NVLink with other nodes; None where NVML reports no NVLink domain."""
     burn: Burn | None = None
-    """What its devices did under load; None before, and where there was no burn-in."""
+    """Its burn-in; None before the burn-in, or without one."""
     limit: Thresholds = SHIPPED
-    """The numbers that it is judged by: `node.limit("zombie_age_s")`."""
+    """The limits by which it is judged: `node.limit("zombie_age_s")`."""
 
     @property
     def environ(self) -> Mapping[str, str] | None:
@@ -176,19 +176,19 @@ PEERS_T = TypeVar("PEERS_T")
 
 
 def decided(usual: Majority[PEERS_T] | None) -> Majority[PEERS_T] | None:
-    """The majority, if it is one that a node can be odd against."""
+    """The majority, if it is large enough to compare a node with."""
     return usual if usual is not None and usual.decides else None
 
 
 def most(values: Iterable[PEERS_T], least: int = 1) -> PEERS_T | None:
-    """What more than half of them, and at least so many, share."""
+    """The value that more than half of them, and at least `least`, share."""
     counts = Counter(values)
     value, votes = counts.most_common(1)[0] if counts else (None, 0)
     return value if votes >= least and 2 * votes > counts.total() else None
 
 
 def others(usual: Majority[PEERS_T], what: str) -> str:
-    """12 of 13 nodes of its group have WHAT."""
+    """Format a majority: "12 of 13 nodes of its group have WHAT"."""
     return f"{usual.votes} of {usual.of} nodes of its group have {what}"
 
 
@@ -196,7 +196,7 @@ Interface = IPv4Interface | IPv6Interface
 
 
 @lru_cache(maxsize=4096)  # every node of a fleet names the same few over and over
-def parsed(text: str) -> Interface | None:
+def parse_address(text: str) -> Interface | None:
     """An address with or without the length of its network; None for anything else."""
     try:
         return ip_interface(text)
@@ -205,19 +205,19 @@ def parsed(text: str) -> Interface | None:
 
 
 def is_loopback(text: str) -> bool:
-    """Whether only this machine itself is there: 127.0.1.1, ::1."""
-    found = parsed(text)
+    """Whether it is an address of the loopback: 127.0.1.1, ::1."""
+    found = parse_address(text)
     return found is not None and found.ip.is_loopback
 
 
 def family(text: str) -> int:
-    """4 or 6; 0 for what is no address."""
-    found = parsed(text)
+    """4 or 6; 0 for any other text."""
+    found = parse_address(text)
     return 0 if found is None else found.version
 
 
 def addresses_of(facts: Facts) -> set[str]:
-    """All addresses of a node but its loopback's."""
+    """All addresses of a node except loopback ones."""
     its = (each.partition("/")[0] for one in facts.interfaces for each in one.addresses)
     return {each for each in its if not is_loopback(each)}
 
@@ -228,7 +228,7 @@ DISTANCES: Final[tuple[Distance, ...]] = ("PIX", "PXB", "PHB", "NODE", "SYS", "u
 """Near to far."""
 
 _ONE_SWITCH: Final = 2
-"""Path elements below the meeting point that one switch accounts for: its port, the device."""
+"""Path elements below the common part within one switch: its downstream port and the device."""
 
 
 def pci_distance(

@@ -1,9 +1,8 @@
-"""The matrix of `nvidia-smi topo -m`: found in a text, cleaned and read.
+"""Finds and reads the matrix of `nvidia-smi topo -m` in a text.
 
-People hand this table on through terminals, tickets and log collectors, so the reader takes it
-with colours, prompts, lost tabs or a shifted header, but never half of it: a matrix that was cut
-or edited raises `TopologyError`. Only the NIC rows may be missing, and then all of them: the GPU
-rows hold the same distances.
+People paste this table from terminals, tickets and log collectors, so the reader accepts colours,
+prompts, lost tabs and a shifted header. A matrix that was cut or edited raises `TopologyError`.
+Only the NIC rows may be missing, and then all of them: the GPU rows have the same distances.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
 ADVICE: Final = "pass the whole output of `nvidia-smi topo -m`, unedited"
 
 _ANSI: Final = re.compile(
-    r"(?:\x1b|\\x1b|\\e|\\033|\^\[|\u241b)\[[0-?]*[ -/]*[@-~]"  # the escape, or how a log spells it
+    r"(?:\x1b|\\x1b|\\e|\\033|\^\[|\u241b)\[[0-?]*[ -/]*[@-~]"  # an escape, also as spelled in logs
     r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"
-    r"|\[[0-9]{1,2}(?:;[0-9]{1,2})*m"  # the rest of one whose escape byte was lost in a web form
+    r"|\[[0-9]{1,2}(?:;[0-9]{1,2})*m"  # an escape whose first byte was lost in a web form
 )
 _TABLE: Final = str.maketrans(dict.fromkeys("|│┃", " "))
 _LEGEND: Final = re.compile(r"^[^\w\n]*([A-Z][A-Z0-9]{1,4})\s*=\s", re.MULTILINE)
@@ -36,14 +35,14 @@ _NIC_LEGEND: Final = re.compile(r"\b(NIC[0-9]+)\s*:\s*([A-Za-z][\w.\-]*)")
 
 
 class TopologyError(PreflightError):
-    """A text that is not one whole topology matrix, or a device that is not in it."""
+    """The text is not one whole topology matrix, or a device is not in it."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"{reason}; {ADVICE}")
 
 
 Line = tuple[str, ...]
-"""The words of one line that says something."""
+"""The words of one line that is not blank."""
 
 
 def readable_lines(text: str) -> list[Line]:
@@ -53,12 +52,12 @@ def readable_lines(text: str) -> list[Line]:
 
 
 def legend_codes(text: str) -> frozenset[str]:
-    """Link codes that the text itself explains: a newer driver may print one we do not know."""
+    """Link codes in the text's own legend: a newer driver may print unknown ones."""
     return frozenset(_LEGEND.findall(_ANSI.sub("", text))) - P2P_CODES
 
 
 def nic_legend(text: str, nics: Iterable[str]) -> dict[str, str]:
-    """What the NIC legend says of each column: {"NIC0": "mlx5_0"}."""
+    """The device of each NIC column, from the NIC legend: {"NIC0": "mlx5_0"}."""
     names = set(nics)
     return {nic: device for nic, device in _NIC_LEGEND.findall(text) if nic in names}
 
@@ -66,14 +65,14 @@ def nic_legend(text: str, nics: Iterable[str]) -> dict[str, str]:
 _GPU: Final = re.compile(r"GPU[0-9]+")
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]*")
 _CODE: Final = re.compile(r"X|NV[1-9][0-9]?|PIX|PXB|PHB|NODE|SYS|SOC|PSB")
-"""The words of every driver so far: SOC became SYS and NODE in 2017, PSB is a K80's own switch."""
+"""The codes of every driver so far: SOC became SYS and NODE in 2017, PSB is a K80's own switch."""
 _TITLE_WORDS: Final = frozenset(("CPU", "NUMA", "GPU", "Affinity", "ID"))
-"""Of the columns behind the devices."""
+"""Words in the titles of the columns after the devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The line that names the columns."""
+    """The header line, which names the columns."""
 
     devices: tuple[str, ...]
 
@@ -103,7 +102,7 @@ def find_header(lines: Sequence[Line]) -> tuple[int, Header]:
 
 
 def read_row(line: Line, header: Header, codes: frozenset[str]) -> Row | None:
-    """The row that a line holds, None if it is none; TopologyError if it is a damaged one.
+    """Read a line as a row; None if it is not one; TopologyError if it is damaged.
 
     `codes` are link codes beyond the known ones, from the text's own legend.
     """
@@ -129,8 +128,8 @@ def read_row(line: Line, header: Header, codes: frozenset[str]) -> Row | None:
     return Row(label, cells)
 
 
-def refuse_stranger(line: Line, header: Header) -> None:
-    """A row of a GPU that the header does not name: the column was lost, and its GPU with it."""
+def refuse_unnamed_gpu(line: Line, header: Header) -> None:
+    """Raise TopologyError for the row of a GPU whose column is missing in the header."""
     at = next((i for i, word in enumerate(line[:3]) if _GPU.fullmatch(word)), None)
     if at is None or line[at] in header.devices:
         return
@@ -141,14 +140,14 @@ def refuse_stranger(line: Line, header: Header) -> None:
 
 
 def header_at(lines: Sequence[Line], number: int) -> Header | None:
-    """The header that a line is, if a row of a matrix stands under it."""
+    """Read a line as a header; None if it is not one, or has no row under it."""
     header = _header(lines[number])
     below = lines[number + 1 : number + 2]
     return header if header and any(_label_at(line, header) is not None for line in below) else None
 
 
 def is_of_p2p(line: Line) -> bool:
-    """A row of `topo -p2p`: what two GPUs can do, not how they are joined."""
+    """Whether it is a row of `topo -p2p`: what two GPUs can do, not how they are joined."""
     return any(word in P2P_CODES for word in line[1:])
 
 
@@ -167,7 +166,7 @@ def _header(line: Line) -> Header | None:
 
 
 def _label_at(line: Line, header: Header) -> int | None:
-    """Where the row's device is named, if something like a code follows; noise may precede it."""
+    """The position of the row's label, if a link code follows; other words may precede it."""
     at = next((i for i, word in enumerate(line[:3]) if word in header.devices), None)
     if at is None:
         return None
@@ -185,7 +184,7 @@ _NUMBERED_NIC: Final = re.compile(r"NIC[0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The matrix as printed: every name, code and affinity in the driver's own words."""
+    """The matrix as printed: every name and code in the driver's own words."""
 
     gpus: tuple[str, ...]
     nics: tuple[str, ...]
@@ -193,7 +192,7 @@ class Topology:
     _devices: Mapping[str, str] = field(repr=False)
 
     def link(self, a: str, b: str) -> str:
-        """Code in row `a`, column `b`: "X", "NV18", "PIX"; TopologyError if none was printed."""
+        """The code in row `a`, column `b`: "X", "NV18", "PIX"; TopologyError if there is none."""
         code = self._links.get((a, b)) or self._links.get((b, a))
         if code is None:
             known = ", ".join(self.gpus + self.nics)
@@ -207,9 +206,9 @@ class Topology:
         return self._devices.get(nic, None if _NUMBERED_NIC.fullmatch(nic) else nic)
 
 
-@lru_cache(maxsize=32)  # nodes of a group print the same, to the letter
+@lru_cache(maxsize=32)  # nodes of a group print exactly the same text
 def parse_topo(text: str) -> Topology:
-    """Read the first matrix in `text`; TopologyError says why there is none that is whole."""
+    """Read the first matrix in `text`; TopologyError if no matrix is complete."""
     lines = readable_lines(text)
     number, header = find_header(lines)
     if len(header.gpus) > _MOST_GPUS or len(header.devices) > _MOST_DEVICES:
@@ -220,7 +219,7 @@ def parse_topo(text: str) -> Topology:
     for at, line in enumerate(lines[number + 1 :], number + 1):
         row = read_row(line, header, codes)
         if row is None and not line[0].startswith("Legend"):
-            refuse_stranger(line, header)
+            refuse_unnamed_gpu(line, header)
             continue  # A remark or a warning between the rows.
         if row is None or row.device in rows:
             end = at  # The legend, or a matrix once more.
@@ -240,7 +239,7 @@ def parse_topo(text: str) -> Topology:
 def _refuse_another(
     rest: Sequence[Line], header: Header, rows: Mapping[str, Row], codes: frozenset[str]
 ) -> None:
-    """What follows may repeat the matrix; where it says otherwise, neither can be believed."""
+    """Raise TopologyError if a second matrix in the text differs from the first."""
     for at, line in enumerate(rest):
         other = header_at(rest, at)
         if other is not None and not is_of_p2p(rest[at + 1]) and other.devices != header.devices:
@@ -248,7 +247,7 @@ def _refuse_another(
         row = None if is_of_p2p(line) else read_row(line, header, codes)
         if row is not None and row.device in rows and row.codes != rows[row.device].codes:
             raise TopologyError(f"there are two different rows of {row.device}")
-        refuse_stranger(line, header)
+        refuse_unnamed_gpu(line, header)
 
 
 def _refuse_missing_rows(header: Header, rows: Collection[str]) -> None:

@@ -1,4 +1,4 @@
-"""Processes, ages and sizes as an operator says them."""
+"""Formats processes, ages and sizes for an operator."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def memory(mib: float) -> str:
 
 
 def process(one: Process) -> str:
-    """Who it is: pid 4242 (python train.py, user alice, since 2 h 14 min)."""
+    """Pid, program, user and age: pid 4242 (python train.py, user alice, since 2 h 14 min)."""
     command = one.command if len(one.command) <= _COMMAND_CHARS else one.command[:57] + "..."
     known = [command, f"user {one.user}" if one.user else ""]
     if one.pid:
@@ -44,7 +44,7 @@ def process(one: Process) -> str:
 
 
 def kill_command(pids: Iterable[int]) -> str:
-    """What a person types to end processes: politely first."""
+    """The command that ends processes: SIGTERM first."""
     listed = " ".join(str(pid) for pid in sorted(pids) if pid > 1)
     return f"kill {listed}; if still there after 10 s: kill -9 {listed}"
 

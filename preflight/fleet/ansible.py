@@ -1,10 +1,10 @@
-"""An Ansible inventory as a fleet: what a site keeps for its playbooks is not written twice.
+"""Read an Ansible inventory as a fleet, so that a site need not write its nodes twice.
 
-preflight does not run Ansible's command line, and a ProxyJump that is dropped in silence would
-make every node look unreachable.
+preflight does not run Ansible's ssh command line. It refuses options that it would not follow:
+a ProxyJump that is silently dropped makes every node look unreachable.
 
-Read are `ansible_host`, `ansible_port`, `ansible_user`, `ansible_ssh_private_key_file`,
-`ansible_connection` and `preflight_*`; nothing that is a password, and no value ever shown.
+It reads `ansible_host`, `ansible_port`, `ansible_user`, `ansible_ssh_private_key_file`,
+`ansible_connection` and `preflight_*`. It takes no password, and never shows a value.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from preflight.core.text import did_you_mean
 from preflight.errors import UsageError
 from preflight.fleet.ansible_list import LARGEST, Listing, decode, list_inventory, members, plain
 from preflight.fleet.inventory_tables import (
+    EXPECTATION_KEYS,
     FILES,
-    PROMISES,
     WAYS_IN,
     JobTable,
     NodeTable,
@@ -32,7 +32,7 @@ from preflight.fleet.inventory_tables import (
     plainly,
     refuse_impossible,
 )
-from preflight.fleet.model import Host, Promise
+from preflight.fleet.model import Expected, Host
 from preflight.fleet.nodeset import check_host_name
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ _OF_NO_MATTER: Final = frozenset(
         *("compression", "connectionattempts", "connecttimeout", "controlmaster", "controlpath"),
         *("controlpersist", "forwardagent", "loglevel", "preferredauthentications"),
         *("serveralivecountmax", "serveraliveinterval", "tcpkeepalive", "identitiesonly"),
-        # Host keys are always checked: a wish to skip that is not granted, and not needed here.
+        # preflight always checks host keys, whatever these say.
         *("stricthostkeychecking", "updatehostkeys", "checkhostip"),
     )
 )
@@ -61,10 +61,10 @@ def odd_argument(text: str) -> str:
         words = iter(shlex.split(text))
     except ValueError:
         return "a quote that is not closed"
-    return next((word for word in _told(words) if word), "")
+    return next((word for word in _odd_options(words) if word), "")
 
 
-def _told(words: Iterator[str]) -> Iterator[str]:
+def _odd_options(words: Iterator[str]) -> Iterator[str]:
     for word in words:
         if word in _FLAGS:
             continue
@@ -103,13 +103,13 @@ _CONFIG: Final = "put it into ~/.ssh/config, where your own ssh finds it too"
 def read_variables(
     variables: Mapping[str, Raw], where: str, folder: Path
 ) -> tuple[NodeTable, str | None]:
-    """Return what the variables say of a node, and the group they put it in.
+    """Return a node's settings from its variables, and its group.
 
-    `where` opens every sentence ("hosts.ini: host gpu1"); `folder` is what relative paths of
-    `preflight_*` are beside. Raises UsageError that names the variable and no value.
+    `where` opens every message ("hosts.ini: host gpu1"); relative paths of `preflight_*` start
+    at `folder`. UsageError names the variable, never its value.
     """
     _refuse_passwords(variables, where)
-    said, names = _way_in(variables, where)
+    fields, names = _way_in(variables, where)
     for name in variables:
         if not name.startswith(OURS) or name == GROUP:
             continue
@@ -124,29 +124,29 @@ def read_variables(
             continue
         if field in FILES and isinstance(value, str):
             value = str(folder / Path(value).expanduser())
-        said[field], names[field] = value, name
+        fields[field], names[field] = value, name
     group = _text(variables, GROUP, where)
-    return _converted(said, names, where), group
+    return _converted(fields, names, where), group
 
 
 def _way_in(variables: Mapping[str, Raw], where: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Fields and the variables they come from, as Ansible's own ssh would take them."""
-    said: dict[str, Any] = {}
+    """Return fields, and the variable of each, by the rules of Ansible's ssh plugin."""
+    fields: dict[str, Any] = {}
     names: dict[str, str] = {}
     for field, spellings in _SPELLINGS.items():
         for name in spellings:
             value = _value(variables, name, where)
             if value is None:
                 continue
-            if said.get(field, value) != value:
+            if fields.get(field, value) != value:
                 raise UsageError(f"{where}: {names[field]} and {name} differ: leave one of them")
-            said[field], names[field] = value, name
-    if isinstance(said.get("identity_file"), str):
-        # Ansible hands it to ssh as it is: relative to where the command runs.
-        said["identity_file"] = str(Path.cwd() / Path(said["identity_file"]).expanduser())
+            fields[field], names[field] = value, name
+    if isinstance(fields.get("identity_file"), str):
+        # Ansible passes it to ssh unchanged, so it is relative to the current directory.
+        fields["identity_file"] = str(Path.cwd() / Path(fields["identity_file"]).expanduser())
     if OURS + "transport" not in variables:
-        said |= _transport(variables, where)
-    return said, names
+        fields |= _transport(variables, where)
+    return fields, names
 
 
 def _transport(variables: Mapping[str, Raw], where: str) -> dict[str, str]:
@@ -159,8 +159,8 @@ def _transport(variables: Mapping[str, Raw], where: str) -> dict[str, str]:
             "by SSH: leave it out with --preflight-exclude, or set preflight_transport"
         )
     for name in _OTHER_WAYS:
-        said = _text(variables, name, where)
-        if said and not (name == "ansible_ssh_executable" and Path(said).name == "ssh"):
+        program = _text(variables, name, where)
+        if program and not (name == "ansible_ssh_executable" and Path(program).name == "ssh"):
             raise UsageError(f"{where}: {name} is not followed here: {_CONFIG}")
     for name in _ARGUMENTS:
         odd = odd_argument(_text(variables, name, where) or "")
@@ -182,12 +182,12 @@ def _refuse_passwords(variables: Mapping[str, Raw], where: str) -> None:
 def _text(variables: Mapping[str, Raw], name: str, where: str) -> str | None:
     value = _value(variables, name, where)
     if value is not None and not isinstance(value, str):
-        raise UsageError(f"{where}: {name} is no text: correct it")
+        raise UsageError(f"{where}: {name} is not text: correct it")
     return value
 
 
 def _value(variables: Mapping[str, Raw], name: str, where: str) -> Any:
-    """Return a variable's value; None if nothing is said. Templates and vaults are refused."""
+    """Return a variable's value, None if it is not set; UsageError for a template or a vault."""
     if name not in variables:
         return None
     try:
@@ -207,10 +207,10 @@ def _value(variables: Mapping[str, Raw], name: str, where: str) -> Any:
     return value
 
 
-def _converted(said: dict[str, Any], names: dict[str, str], where: str) -> NodeTable:
+def _converted(fields: dict[str, Any], names: dict[str, str], where: str) -> NodeTable:
     try:
-        # INI and scripts know only texts for numbers.
-        table = msgspec.convert(said, NodeTable, strict=False)
+        # INI files and scripts give numbers as text.
+        table = msgspec.convert(fields, NodeTable, strict=False)
     except msgspec.ValidationError as error:
         reason, _, field = plainly(str(error)).rpartition(", at ")
         raise UsageError(f"{where}: {names.get(field, field)}: {reason}: correct it") from error
@@ -222,7 +222,7 @@ def _converted(said: dict[str, Any], names: dict[str, str], where: str) -> NodeT
 
 
 class AnsibleInventory:
-    """What Ansible says of its hosts; only those that are asked for are looked at closely."""
+    """The hosts of an Ansible inventory; a host's variables are decoded when it is asked for."""
 
     job = JobTable()
     waivers: tuple[Waiver, ...] = ()
@@ -233,7 +233,7 @@ class AnsibleInventory:
         self._folder = path if path.is_dir() else path.parent
 
     def switched(self) -> tuple[tuple[str, str], ...]:
-        """Nothing: checks are switched in a TOML or YAML inventory."""
+        """Return nothing: only a TOML or YAML inventory switches checks."""
         return ()
 
     @property
@@ -247,7 +247,7 @@ class AnsibleInventory:
         return {name: members(self._listing, name) for name in self._listing.hosts}
 
     def host(self, name: str) -> Host:
-        """Join what the inventory says of one host; one it does not know has nothing promised."""
+        """Return one host with its settings; nothing is expected of a host it does not know."""
         if name not in self._listing.group_of:
             return Host(name=name, address=name)
         where = f"{self.path}: host {name}"
@@ -256,24 +256,24 @@ class AnsibleInventory:
         group = named or self._listing.group_of[name]
         if own.address is not None:
             _refuse_address(own.address, where)
-        promised = {key: getattr(own, key) for key in PROMISES}
+        expected = {key: getattr(own, key) for key in EXPECTATION_KEYS}
         return Host(
             name=name,
             address=own.address or name,
             group=group,
             leaf=own.leaf or "",
             python=command(own.python, f"{where}: preflight_python"),
-            promised=Promise(
-                **promised,
+            expected=Expected(
+                **expected,
                 limits=own_numbers(own, "limits", where),
                 baselines=own_numbers(own, "baselines", where),
                 origin=f"{self.path} [{group}]",
             ),
-            **{key: said for key in WAYS_IN if (said := getattr(own, key)) is not None},
+            **{key: value for key in WAYS_IN if (value := getattr(own, key)) is not None},
         )
 
     def names_way(self, name: str) -> bool:
-        """Whether the inventory itself says by which transport a host is reached."""
+        """Whether the inventory sets the transport of a host."""
         variables = self._listing.variables.get(name, {})
         return {"ansible_connection", "preflight_transport"} & variables.keys() != set()
 

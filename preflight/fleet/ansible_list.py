@@ -1,7 +1,6 @@
-"""`ansible-inventory --list`: run with a deadline, and decoded.
+"""Run `ansible-inventory --list` and decode its JSON.
 
-`ansible-inventory --list` is run with a deadline and a cap on what it may write, and its
-environment keeps what it prints plain JSON.
+The command has a deadline and a limit on its output; its environment keeps the output plain JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ DEEPEST = 32
 """Levels of groups within groups."""
 
 _NO_GROUPS = ("all", "ungrouped")
-"""Groups that every inventory has; a node in no other is simply of the fleet."""
+"""Groups that every inventory has; a node in no other group gets the group "all"."""
 
 _AGAIN = "write it with: ansible-inventory --list > inventory.json"
 
@@ -49,7 +48,7 @@ class _Meta(Struct, frozen=True):
 
 
 class Listing(Struct, frozen=True):
-    """An Ansible inventory, its precedence of variables already applied by Ansible."""
+    """An Ansible inventory; Ansible has already applied the precedence of variables."""
 
     hosts: dict[str, list[str]]
     """The hosts that each group itself lists, the outermost group first."""
@@ -58,11 +57,11 @@ class Listing(Struct, frozen=True):
     group_of: dict[str, str]
     """The deepest group that lists a host; "all" if none does."""
     variables: dict[str, dict[str, Raw]]
-    """Each host's own variables, undecoded: only those that are asked for will be."""
+    """Each host's variables; a value is decoded when a caller needs it."""
 
 
 def decode(text: bytes) -> Listing:
-    """Decode the JSON; UsageError, without any of its values, for what is not of that shape."""
+    """Decode the JSON; UsageError, which shows none of its values, for another layout."""
     groups, hostvars = _tables(text)
     depth = _depths(groups)
     own: dict[str, list[str]] = {}
@@ -74,7 +73,7 @@ def decode(text: bytes) -> Listing:
                 group_of[host] = name
     if len(group_of) > MOST_NODES:
         raise UsageError(f"names more than {MOST_NODES} hosts: split it")
-    variables = {_canonical(host): said for host, said in hostvars.items()}
+    variables = {_canonical(host): values for host, values in hostvars.items()}
     strangers = sorted(set(variables) - set(group_of))
     if strangers:
         raise UsageError(f"host {strangers[0]} has variables and is in no group: {_AGAIN}")
@@ -97,11 +96,11 @@ def _tables(text: bytes) -> tuple[dict[str, _Group], dict[str, dict[str, Raw]]]:
         meta = msgspec.json.decode(tables.pop("_meta", Raw(b"{}")), type=_Meta)
         groups = {n: msgspec.json.decode(table, type=_Group) for n, table in tables.items()}
     except msgspec.ValidationError as error:
-        # Of a type; its message holds no value of the file.
+        # msgspec's message names types only, no value of the file.
         raise UsageError(f"not what ansible-inventory --list writes ({error}): {_AGAIN}") from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        said = "" if text.lstrip()[:1] == b"{" else "; it does not begin with {"
-        raise UsageError(f"not JSON{said}: {_AGAIN}") from error
+        remark = "" if text.lstrip()[:1] == b"{" else "; it does not begin with {"
+        raise UsageError(f"not JSON{remark}: {_AGAIN}") from error
     for name, group in groups.items():
         _refuse_odd_group(name, group)
     return groups, meta.hostvars
@@ -109,9 +108,9 @@ def _tables(text: bytes) -> tuple[dict[str, _Group], dict[str, dict[str, Raw]]]:
 
 def _refuse_odd_group(name: str, group: _Group) -> None:
     if not name.isprintable() or len(name) > 100:  # noqa: PLR2004  fits two terminal lines
-        raise UsageError(f"{name[:60]!a} is no name of a group: rename it")
+        raise UsageError(f"{name[:60]!a} is not a group name: rename it")
     if group.vars:
-        # Merging them is Ansible's precedence; left out, a promise would be lost.
+        # Only Ansible knows the precedence; without them an expected value would be missed.
         raise UsageError(f"group {name} has variables of its own: {_AGAIN}, without --export")
 
 
@@ -157,11 +156,11 @@ def _canonical(host: str) -> str:
 
 
 def plain(value: Raw) -> Any:
-    """One variable as Ansible would hand it on; a text it marks as not to be templated is text."""
-    said = msgspec.json.decode(value)
-    if isinstance(said, dict) and set(said) == {"__ansible_unsafe"}:
-        return said["__ansible_unsafe"]
-    return said
+    """Decode one variable; text that Ansible marks as unsafe (not a template) is plain text."""
+    decoded = msgspec.json.decode(value)
+    if isinstance(decoded, dict) and set(decoded) == {"__ansible_unsafe"}:
+        return decoded["__ansible_unsafe"]
+    return decoded
 
 
 LIST_S = 60.0
@@ -178,24 +177,24 @@ _ENVIRON = (
     "ANSIBLE_FORCE_COLOR=0",
     "ANSIBLE_NOCOLOR=1",
     "ANSIBLE_INVENTORY_EXPORT=0",
-    # It would append to whatever lies there, also through a link.
+    # Ansible would append to a file that exists there, also through a link.
     "ANSIBLE_LOG_PATH=/dev/null",
-    # What cannot be parsed is only a warning otherwise, and its hosts are missing.
+    # Else Ansible only warns of a source that it cannot parse, and omits its hosts.
     "ANSIBLE_INVENTORY_UNPARSED_FAILED=1",
     "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED=1",
 )
 
 _LOADS = re.compile("PLUGIN|MODULE|COLLECTION|VAULT|PLAYBOOK|CONFIG_FILE")
-"""In the name of a setting whose paths are code, or that are run or say what is."""
+"""Found in the name of a setting whose paths are code, are executed, or select code."""
 
 _PATH = re.compile("(?:[^/~@]*@)?(~?/.+)")
-"""A vault has a label in front."""
+"""A vault's path has a label in front: label@path."""
 
 _TROUBLE = re.compile(r"(?:\[?ERROR\]?[:!]|\[WARNING\]:)\s*(.*)", re.DOTALL)
 
 
 def list_inventory(path: Path) -> bytes:
-    """Return what `ansible-inventory --list` says of a path; UsageError when it says nothing."""
+    """Return the output of `ansible-inventory --list`; UsageError if there is none."""
     program = shutil.which("ansible-inventory")
     if program is None:
         raise UsageError(
@@ -211,7 +210,7 @@ def list_inventory(path: Path) -> bytes:
     if answer.status in (None, TIMED_OUT) or answer.seconds >= LIST_S:
         raise UsageError(
             f"{path}: ansible-inventory gives no answer in {LIST_S:g} s (a script or a plugin "
-            f"that hangs?): {again}"
+            f"may hang): {again}"
         )
     if answer.status != 0:
         folder = "; in a folder Ansible passes over .ini and .cfg files" if path.is_dir() else ""
@@ -223,9 +222,9 @@ def list_inventory(path: Path) -> bytes:
 
 
 def _refuse_settings(program: Path) -> None:
-    """As root: UsageError for what Ansible is set to load, where another user could change it.
+    """As root: UsageError if another user could change what Ansible is configured to load.
 
-    Plugins and vault scripts are code, whatever the inventory says. `dump` loads none of them.
+    Plugins and vault scripts are code. `ansible-config dump` loads none of them.
     """
     if os.geteuid() != 0:
         return
@@ -245,7 +244,7 @@ def _refuse_settings(program: Path) -> None:
 
 
 def _run(program: str, *words: str) -> Answer:
-    # From the folder we stand in, which may be anybody's, Ansible takes code and variables.
+    # Ansible loads code and variables from the current directory, which another user may own.
     chdir = ["--chdir=/"] if os.geteuid() == 0 or sys.flags.isolated else []
     argv = ["env", *chdir, *_ENVIRON, program, *words]
     remote = LocalConnection().start(argv, timeout_s=LIST_S, limit=LARGEST)
@@ -257,10 +256,11 @@ def _run(program: str, *words: str) -> Answer:
 
 
 def _reason(stderr: bytes) -> str:
-    """Its first complaint; not the line of the file that it quotes, which may be a password."""
+    """Return Ansible's first error without the line that it quotes: it may hold a password."""
     text = stderr.decode("utf-8", "replace")
     found = _TROUBLE.search(text)
-    said = (found[1] if found else text).split("The offending line")[0]
+    complaint = (found[1] if found else text).split("The offending line")[0]
     return (
-        legible(re.split(r"\n(?:[^\S\n]*(?=\[?(?:ERROR|WARNING))|\n)", said)[0], 160) or "no reason"
+        legible(re.split(r"\n(?:[^\S\n]*(?=\[?(?:ERROR|WARNING))|\n)", complaint)[0], 160)
+        or "no reason"
     )

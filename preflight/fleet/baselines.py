@@ -1,4 +1,4 @@
-"""What promised parts must reach at least, so that two nodes alone are not held against nothing.
+"""What expected parts must reach at least, so that two nodes alone are not held against nothing.
 
 Two nodes have no peers, and of a fleet in which all are slow none is slower than its peers. What
 the site set comes before what it learned, and that before what is shipped; a number says which.
@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from preflight.fleet.model import Promise
+    from preflight.fleet.model import Expected
 
 
 _FAMILY = re.compile(r"(?<![A-Z0-9])(A100|H100|H200|B200)(?![0-9])")
@@ -32,17 +32,17 @@ _LINKS = {"A100": 12, "H100": 18}
 _NODE = 8
 
 
-def gpu_platform(promise: Promise) -> str | None:
-    """The promised platform: "H100 SXM"; None where none is promised or none is surely meant.
+def gpu_platform(expected: Expected) -> str | None:
+    """The expected platform: "H100 SXM"; None where none is expected or none is surely meant.
 
     "H100" alone may be a PCIe card: it counts as SXM with eight GPUs and all links of the SXM.
     """
-    text = (promise.gpu_model or "").upper()
+    text = (expected.gpu_model or "").upper()
     found = _FAMILY.search(text)
     if found is None or _OTHER_BOARD.search(text):
         return None
     family = found[1]
-    eight_linked = promise.gpus == _NODE and promise.nvlinks_per_gpu == _LINKS.get(family)
+    eight_linked = expected.gpus == _NODE and expected.nvlinks_per_gpu == _LINKS.get(family)
     if family in _ALWAYS_SXM or _SXM.search(text) or eight_linked:
         return f"{family} SXM"
     return None
@@ -118,7 +118,7 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Floor(Struct, frozen=True, kw_only=True):
-    """The least of one measure (of a time the most), and in words of what and by whom.
+    """The least of one measure (for a time: the most), the part it is for, and its source.
 
     "0.85 of 702 learned 2026-11-22 (fleet.toml [group.train])", "floor for H100 SXM, ...".
     """
@@ -126,7 +126,7 @@ class Floor(Struct, frozen=True, kw_only=True):
     value: float
     unit: str
     platform: str
-    """Of which part, in words: "H100 SXM", "400 Gb/s InfiniBand NICs"."""
+    """The part: "H100 SXM", "400 Gb/s InfiniBand NICs"."""
     origin: str
     """Which number decides, ready for a sentence."""
     decided_by: Literal["limit", "site", "platform"] = "platform"
@@ -153,14 +153,14 @@ def highest_ceiling(measure: str) -> float | None:
     return max(known, default=None) if measure not in TIMES else None
 
 
-def gpu_floor(promise: Promise, measure: Measure, *, algorithm: str = "") -> Floor | None:
-    """The least of a measure with the promised GPU; None where nothing is promised or known.
+def gpu_floor(expected: Expected, measure: Measure, *, algorithm: str = "") -> Floor | None:
+    """Return the floor of a measure for the expected GPU; None if none is expected or known.
 
-    Without an algorithm the lowest of those known counts. In the unit of `UNITS`.
+    Without an algorithm the lowest known floor counts. The unit is that of `UNITS`.
     """
-    if own := _site(promise, measure):
+    if own := _site(expected, measure):
         return own
-    platform = gpu_platform(promise)
+    platform = gpu_platform(expected)
     known = [
         one
         for one in baselines().gpu
@@ -175,57 +175,60 @@ def gpu_floor(promise: Promise, measure: Measure, *, algorithm: str = "") -> Flo
         value=least.least,
         unit=least.unit,
         platform=least.gpu,
-        origin=f"floor for {least.gpu}{how}, as promised in {promise.origin or 'the inventory'}; "
+        origin=f"floor for {least.gpu}{how}, as expected by {expected.origin or 'the inventory'}; "
         f"healthy ones reach {least.value:g} ({least.kind})",
         from_bytes=least.from_mib << 20,
     )
 
 
-def _site(promise: Promise, measure: str) -> Floor | None:
-    """What the site itself says: a limit as it is, a baseline with its share."""
-    unit, part = UNITS[measure], promise.gpu_model or "this group"
-    if told := promise.limits.get(measure):
+def _site(expected: Expected, measure: str) -> Floor | None:
+    """Return the site's floor: its limit, else its baseline times the share that must be met."""
+    unit, part = UNITS[measure], expected.gpu_model or "this group"
+    if override := expected.limits.get(measure):
         return Floor(
-            value=told.value,
+            value=override.value,
             unit=unit,
             platform=part,
-            origin=f"limit {measure} of {told.where}",
+            origin=f"limit {measure} of {override.where}",
             decided_by="limit",
         )
-    if not (told := promise.baselines.get(measure)):
+    if not (override := expected.baselines.get(measure)):
         return None
     share = baselines().site.most if measure in TIMES else baselines().site.share
     return Floor(
-        value=told.value * share,
+        value=override.value * share,
         unit=unit,
         platform=part,
-        origin=f"{share:g} of the baseline {told.value:g} of {told.where}",
+        origin=f"{share:g} of the baseline {override.value:g} of {override.where}",
         decided_by="site",
     )
 
 
-def rail_floor(promise: Promise) -> Floor | None:
-    """The floor of a rail with the promised NIC, GB/s; None where none is promised or known.
+def rail_floor(expected: Expected) -> Floor | None:
+    """Return the floor of a rail with the expected NIC, GB/s; None if none is expected or known.
 
-    Without a promised link the lower of both counts. Where fewer NICs than GPUs are promised,
-    rails share them, as all rails run at once.
+    Without an expected link type the lower floor counts. All rails run at once: if fewer NICs
+    than GPUs are expected, rails share them.
     """
-    if own := _site(promise, "rail"):
+    if own := _site(expected, "rail"):
         return own
-    rate = promise.nic_gbits
+    rate = expected.nic_gbits
     if rate is None:
         return None
-    links = LINKS if promise.nic_link is None else (promise.nic_link,)
+    links = LINKS if expected.nic_link is None else (expected.nic_link,)
     known = [found for link in links if (found := baselines().rail.get(f"{link}-{rate}"))]
     if not known:
         return None
-    link = "" if promise.nic_link is None else f"{LINKS[promise.nic_link]} "
+    link = "" if expected.nic_link is None else f"{LINKS[expected.nic_link]} "
     share, shared = 1.0, ""
-    if promise.nics and promise.gpus and promise.nics < promise.gpus:
-        share, shared = promise.nics / promise.gpus, f", {promise.nics} for {promise.gpus} GPUs"
+    if expected.nics and expected.gpus and expected.nics < expected.gpus:
+        share, shared = (
+            expected.nics / expected.gpus,
+            f", {expected.nics} for {expected.gpus} GPUs",
+        )
     least = min(one.value for one in known)
     platform = f"{rate} Gb/s {link}NICs{shared}"
-    where = f", promised in {promise.origin}" if promise.origin else ""
+    where = f", expected by {expected.origin}" if expected.origin else ""
     return Floor(
         value=least * share,
         unit=UNITS["rail"],

@@ -1,4 +1,4 @@
-"""Runs in a process of its own: ClusterShell's groups may start commands that never end.
+"""Resolve ClusterShell groups in a child process: a group may start a command that never ends.
 
 Reads `{"pattern": ..., "own": [source, {group: nodes}], "may_be_empty": ...}` and writes
 `{"names": [...]}` or `{"trouble": ..., "group": ..., "source": ..., "known": [...]}`.
@@ -26,17 +26,17 @@ GroupSource, GroupSourceError = groups.GroupSource, groups.GroupSourceError
 GroupResolverError = groups.GroupResolverError
 
 MOST_MEMORY = 4 << 30
-"""Bytes of address space, for us and for each command: one may write without end."""
+"""Bytes of address space of this process and of each command: one may write without end."""
 
 MOST_KNOWN = 2000
 
 
-class Trouble(Exception):  # noqa: N818  told to the parent, not to a person
-    """What the parent makes a sentence of."""
+class Trouble(Exception):  # noqa: N818  sent to the parent process, not shown
+    """A failure, from which the parent process makes the error message."""
 
     def __init__(self, kind: str, group: str = "", source: str = "", known: Any = ()) -> None:
         super().__init__(kind)
-        self.told = {
+        self.report = {
             "trouble": kind,
             "group": group,
             "source": source,
@@ -45,7 +45,7 @@ class Trouble(Exception):  # noqa: N818  told to the parent, not to a person
 
 
 class Resolver(groups.GroupResolverConfig):  # type: ignore[misc,name-defined]  # it has no types
-    """ClusterShell's own, which also tells an unknown group from an empty one."""
+    """ClusterShell's resolver, which also distinguishes an unknown group from an empty one."""
 
     def __init__(self, own: tuple[str, dict[str, str]] | None, *, may_be_empty: bool) -> None:
         super().__init__(configs(), illegal_chars=node_set.ILLEGAL_GROUP_CHARS)
@@ -66,7 +66,7 @@ class Resolver(groups.GroupResolverConfig):  # type: ignore[misc,name-defined]  
             raise Trouble("source", "", namespace or "", known) from error
 
     def group_nodes(self, group: str, namespace: str | None = None) -> list[str]:
-        """Refuse what would come out empty, unless the group is known and may be."""
+        """Refuse an empty group, unless it is known and may be empty."""
         name = self._source(namespace).name
         try:
             nodes: list[str] = super().group_nodes(group, namespace)
@@ -91,7 +91,7 @@ class Resolver(groups.GroupResolverConfig):  # type: ignore[misc,name-defined]  
 
 
 def _as_read(nodes: list[str], group: str, source: str) -> list[str]:
-    """Return a group's nodes as all node lists are read, unless they are too many."""
+    """Read a group's nodes like every other node list; refuse too many."""
     try:
         refuse_bombs(",".join(nodes))
         return list(map(as_slurm_reads, nodes))
@@ -100,7 +100,7 @@ def _as_read(nodes: list[str], group: str, source: str) -> list[str]:
 
 
 def configs() -> list[str]:
-    """Return the operator's own files; where pip installs to lie ClusterShell's examples."""
+    """Return the operator's groups.conf files, without the examples that pip installs."""
     pips = (Path(sys.prefix), Path("~/.local").expanduser())
     examples = {str(prefix / "etc/clustershell/groups.conf") for prefix in pips}
     named = os.environ.get("CLUSTERSHELL_CFGDIR")
@@ -110,17 +110,17 @@ def configs() -> list[str]:
 
 
 def resolve(asked: dict[str, Any]) -> dict[str, Any]:
-    """Expand the pattern; what goes wrong comes back as a word and the group's name."""
+    """Expand the pattern; a failure comes back as a keyword and the group's name."""
     resolver = Resolver(asked["own"], may_be_empty=asked["may_be_empty"])
     try:
         nodes = NodeSet(asked["pattern"], resolver=resolver)
         if len(nodes) > MOST_NODES:
-            return Trouble("large").told
+            return Trouble("large").report
         return {"names": [str(name) for name in nodes]}
     except Trouble as trouble:
-        return trouble.told
+        return trouble.report
     except MemoryError:
-        return Trouble("large").told
+        return Trouble("large").report
     except (
         NodeSetException,
         GroupResolverError,
@@ -129,9 +129,9 @@ def resolve(asked: dict[str, Any]) -> dict[str, Any]:
         OSError,
         AssertionError,
     ) as error:
-        return Trouble("said", str(error)).told
+        return Trouble("error", str(error)).report
     except RecursionError:
-        return Trouble("said", "its groups name each other in a circle").told
+        return Trouble("error", "its groups name each other in a circle").report
 
 
 def main() -> None:
@@ -141,7 +141,7 @@ def main() -> None:
     try:
         for path in filter(os.path.exists, configs()):
             refuse_all_below(Path(path).parent)
-        told = resolve(asked)
+        answer = resolve(asked)
     except UsageError as error:
-        told = Trouble("refused", str(error)).told
-    json.dump({**told, "files": configs()}, sys.stdout)
+        answer = Trouble("refused", str(error)).report
+    json.dump({**answer, "files": configs()}, sys.stdout)

@@ -1,7 +1,7 @@
-"""Sites keep their node groups in ClusterShell: `@gpu` is theirs to write, and theirs alone.
+"""Expand node groups such as `@gpu`, which sites define in ClusterShell's groups.conf.
 
-A group may be the answer of a command (an upcall of groups.conf), so it is read only where the
-operator wrote it: never in a variable of Slurm, a launch line, or what Ansible or a node says.
+A group may run a command (an upcall of groups.conf). So preflight expands groups only in text
+that the operator wrote, never in a Slurm variable, a launch line, or output of Ansible or a node.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 OURS = "inventory"
-"""The source of groups that stands for those of --preflight-inventory."""
+"""The group source that means the groups of --preflight-inventory."""
 
 UPCALL_S = 20.0
-"""Deadline of all upcalls of one node list; ClusterShell itself would wait for ever."""
+"""Deadline of all upcalls of one node list; ClusterShell itself waits for ever."""
 
 _CHILD = "from preflight.fleet.group_child import main; main()"
 _LIMIT = 32 << 20
-"""Bytes of the answer: 64 Ki names of 255 characters are half of it."""
+"""Bytes of the child's answer: 64 Ki names of 255 characters take half of it."""
 
 
 class Grouped(Protocol):
-    """An inventory, as far as its groups go."""
+    """An inventory's groups."""
 
     @property
     def groups(self) -> Mapping[str, Sequence[str]]:
         """The nodes of each group."""
 
 
-class _Told(Struct, frozen=True):
+class _Resolution(Struct, frozen=True):
     names: list[str] | None = None
     trouble: str = ""
     group: str = ""
@@ -58,7 +58,7 @@ class _Told(Struct, frozen=True):
 
 
 def groups_in(text: str) -> str:
-    """The words of a node list that name groups, as the header shows them; '' if none does."""
+    """Return the words of a node list that name groups, for the header; '' if none does."""
     words = [word for word in split(text) if "@" in word]
     return legible(",".join(words), 60)
 
@@ -66,7 +66,7 @@ def groups_in(text: str) -> str:
 def expand_written(
     text: str, own: Grouped | None = None, *, may_be_empty: bool = False
 ) -> tuple[str, ...]:
-    """Expand a node list that the operator wrote himself, groups included.
+    """Expand a node list that the operator wrote, groups included.
 
     `own`: the inventory, for its groups `@inventory:NAME`. `may_be_empty`: a known group may have
     no nodes today. Raises UsageError that names the group and the file to look at.
@@ -77,18 +77,18 @@ def expand_written(
         raise UsageError(f"{legible(text, 60)!a} holds a control character: remove it")
     refuse_bombs(text)
     groups = own.groups if own and f"@{OURS}:" in text else None
-    told = _ask(text, groups, may_be_empty=may_be_empty)
-    if told.names is None:
-        raise UsageError(_sentence(told, text))
-    for name in told.names:
+    resolution = _ask(text, groups, may_be_empty=may_be_empty)
+    if resolution.names is None:
+        raise UsageError(_sentence(resolution, text))
+    for name in resolution.names:
         check_host_name(name)
-    if not told.names and not may_be_empty:
+    if not resolution.names and not may_be_empty:
         raise UsageError(f"{legible(text, 60)} comes out empty: name other nodes or groups")
-    return tuple(told.names)
+    return tuple(resolution.names)
 
 
-def _ask(text: str, own: Mapping[str, Sequence[str]] | None, *, may_be_empty: bool) -> _Told:
-    """Ask in a process that can be ended, together with the commands it started."""
+def _ask(text: str, own: Mapping[str, Sequence[str]] | None, *, may_be_empty: bool) -> _Resolution:
+    """Ask a child process, which can be killed together with the commands it started."""
     isolated = "-I" if sys.flags.isolated else "-P"
     argv = [sys.executable, isolated, "-c", _CHILD]
     folded = None if own is None else (OURS, {name: fold(nodes) for name, nodes in own.items()})
@@ -107,7 +107,7 @@ def _ask(text: str, own: Mapping[str, Sequence[str]] | None, *, may_be_empty: bo
             f"find what hangs with: nodeset -e '{shown}'"
         )
     try:
-        return msgspec.json.decode(answer.stdout, type=_Told)
+        return msgspec.json.decode(answer.stdout, type=_Resolution)
     except msgspec.DecodeError as error:
         reason = last_line(answer.stderr) or f"exit {answer.status}"
         raise UsageError(
@@ -116,29 +116,32 @@ def _ask(text: str, own: Mapping[str, Sequence[str]] | None, *, may_be_empty: bo
         ) from error
 
 
-def _sentence(told: _Told, text: str) -> str:
-    """What is wrong with the group, and where to correct it."""
-    if told.trouble == "refused":
-        return legible(told.group, 400)
-    group, source = legible(told.group, 80), legible(told.source, 60)
+def _sentence(resolution: _Resolution, text: str) -> str:
+    """Say what is wrong with the group, and where to correct it."""
+    if resolution.trouble == "refused":
+        return legible(resolution.group, 400)
+    group, source = legible(resolution.group, 80), legible(resolution.source, 60)
     full = f"@{source}:{group}"
-    where = _where(told, source)
+    where = _where(resolution, source)
     look = f"look at {where}"
-    if told.trouble == "source" and not source:
+    if resolution.trouble == "source" and not source:
         return f"no groups are configured, so {legible(text, 60)} cannot be read: write {where}"
+    known = resolution.known
     sentences = {
-        "source": f"no group source is called '{source}'{did_you_mean(source, told.known)}: {look}",
-        "unknown": f"no group is called {full}{did_you_mean(group, told.known)}: {look}",
+        "source": f"no group source is called '{source}'{did_you_mean(source, known)}: {look}",
+        "unknown": f"no group is called {full}{did_you_mean(group, known)}: {look}",
         "empty": f"group {full} has no nodes: {look}",
         "upcall": f"the command of groups.conf that looks up {full} failed: {look}",
         "large": f"{legible(text, 60)} names more than {MOST_NODES} nodes: {look}",
     }
-    said = f"ClusterShell cannot read {legible(text, 60)} ({legible(told.group, 160)}): {look}"
-    return sentences.get(told.trouble, said)
+    other = (
+        f"ClusterShell cannot read {legible(text, 60)} ({legible(resolution.group, 160)}): {look}"
+    )
+    return sentences.get(resolution.trouble, other)
 
 
-def _where(told: _Told, source: str) -> str:
+def _where(resolution: _Resolution, source: str) -> str:
     if source == OURS:
         return "the inventory"
-    there = [path for path in told.files if Path(path).is_file()]
-    return " and ".join(legible(path, 120) for path in there or told.files[:1])
+    there = [path for path in resolution.files if Path(path).is_file()]
+    return " and ".join(legible(path, 120) for path in there or resolution.files[:1])

@@ -1,8 +1,7 @@
-"""Inventory files of every kind: ours in TOML, Ansible's, or what Ansible wrote.
+"""Read an inventory file of any kind: preflight's TOML or YAML, Ansible's, or Ansible's JSON.
 
-TOML (or YAML) with the tables `[defaults]`, `[job]`, `[group.NAME]`, `[node.NAME]`, `[checks]` and
-`[[waive]]`. A key that is not known is refused, since a misspelled promise that is ignored would be
-a false pass.
+preflight's has the tables `[defaults]`, `[job]`, `[group.NAME]`, `[node.NAME]`, `[checks]` and
+`[[waive]]`. An unknown key is an error: a misspelled key that is ignored would be a false pass.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from preflight.core.text import decoded, did_you_mean
 from preflight.errors import UsageError
 from preflight.fleet.groups import expand_written
 from preflight.fleet.inventory_tables import (
+    EXPECTATION_KEYS,
     FILES,
-    PROMISES,
     WAYS_IN,
     FileTable,
     command,
@@ -31,13 +30,13 @@ from preflight.fleet.inventory_tables import (
     refuse_impossible,
     refuse_unknown_keys,
 )
-from preflight.fleet.model import Host, Promise, Waiver
+from preflight.fleet.model import Expected, Host, Waiver
 from preflight.fleet.nodeset import MOST_NODES, check_host_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from preflight.core.thresholds import Told
+    from preflight.core.thresholds import Override
     from preflight.fleet.inventory_tables import GroupTable, JobTable, Layer
 
 
@@ -45,10 +44,10 @@ DEEPEST = 32
 """Levels of nesting; an inventory needs four."""
 
 _LONGEST_NUMBER = 64
-"""YAML reads 1:30 as 90: a long one takes time with the square of its length, or is no float."""
+"""YAML reads 1:30 as 90: time grows with the square of the length, and a float may overflow."""
 
 _MANY_LINES = ("nodes", "launch")
-"""Keys whose text may go over several lines."""
+"""Keys whose text may have several lines."""
 
 
 def parse(path: Path, text: str) -> Any:
@@ -73,7 +72,7 @@ def _parse_yaml(text: str) -> Any:
 
     try:
         for event in _events(text):
-            # A few lines of anchors and aliases can stand for more than all memory.
+            # A few lines of anchors and aliases can expand to more than all memory.
             if isinstance(event, yaml.AliasEvent):
                 raise UsageError("uses YAML aliases (*name): write the values out")
             if getattr(event, "tag", None) is not None:
@@ -85,9 +84,9 @@ def _parse_yaml(text: str) -> Any:
 
 
 def _events(text: str) -> Iterator[Any]:
-    """Every event of a YAML text, in time and memory that are linear in its length, or UsageError.
+    """Yield every event of a YAML text in time and memory linear in its length, or UsageError.
 
-    libyaml takes time with the square of the depth, and of the number of %TAG directives.
+    libyaml's time grows with the square of the depth and of the number of %TAG directives.
     """
     import yaml
 
@@ -104,7 +103,7 @@ def _events(text: str) -> Iterator[Any]:
 
 @lru_cache(maxsize=1)
 def _strict_loader() -> Any:
-    """The loader of libyaml where there is one (40 times faster), without repeated keys."""
+    """Return libyaml's loader if installed (40 times faster); it refuses repeated keys."""
     import yaml
 
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -130,7 +129,7 @@ def _strict_loader() -> Any:
 
 
 def _refuse_control(content: Any, key: str) -> None:
-    """A NUL or an escape sequence in a name, a path or a command is a mistake or a trap."""
+    """Refuse a NUL or an escape sequence in a name, a path or a command: a mistake or an attack."""
     if isinstance(content, dict):
         for name, value in content.items():
             _refuse_control(str(name), "a key")
@@ -150,7 +149,7 @@ LARGEST = 4 << 20
 
 
 class Inventory:
-    """An inventory file that was read and found sound."""
+    """A valid inventory file."""
 
     def __init__(self, path: Path, content: FileTable) -> None:
         self.path = path
@@ -191,12 +190,12 @@ class Inventory:
         return {group: tuple(names) for group, names in members.items()}
 
     def host(self, name: str) -> Host:
-        """Join what the file says of one node; a node it does not know gets the defaults."""
+        """Return one node with its settings; a node that is not in the file gets the defaults."""
         group = self._group_of.get(name, "")
         own = self._content.node.get(name)
         layers = self._layers_of(name)
 
-        def said(key: str) -> Any:
+        def nearest(key: str) -> Any:
             values = [getattr(layer, key) for layer in layers]
             return next((value for value in reversed(values) if value is not None), None)
 
@@ -204,29 +203,31 @@ class Inventory:
         if group and (learned := self._content.group[group].learned):
             where += f", learned {learned}"
         known = name in self._group_of or own is not None
-        promised = {key: said(key) for key in PROMISES} if known else {}
+        expected = {key: nearest(key) for key in EXPECTATION_KEYS} if known else {}
         return Host(
             name=name,
             address=(own.address if own else None) or name,
             group=group or "all",
-            leaf=said("leaf") or "",
-            python=command(said("python"), f"{self.path}: python"),
-            promised=Promise(
-                **promised,
+            leaf=nearest("leaf") or "",
+            python=command(nearest("python"), f"{self.path}: python"),
+            expected=Expected(
+                **expected,
                 limits=self._joined(name, "limits") if known else {},
                 baselines=self._joined(name, "baselines") if known else {},
                 origin=f"{self.path} {where}" if known else "",
             ),
             off=self._off(name),
-            **{key: value for key in WAYS_IN if (value := self._way(key, said(key))) is not None},
+            **{
+                key: value for key in WAYS_IN if (value := self._way(key, nearest(key))) is not None
+            },
         )
 
     def names_way(self, name: str) -> bool:
-        """Whether the file itself says by which transport a node is reached."""
+        """Whether the file sets the transport of a node."""
         return any(layer.transport is not None for layer in self._layers_of(name))
 
     def _layers_of(self, name: str) -> list[Layer]:
-        """All that is said of a node, the nearest last."""
+        """Return the tables that apply to a node: defaults, group, node."""
         return [layer for _, layer in self._named_layers(name)]
 
     def _named_layers(self, name: str) -> list[tuple[str, Layer]]:
@@ -236,15 +237,15 @@ class Inventory:
             layers.append((f"[group.{group}]", self._content.group[group]))
         return layers if own is None else [*layers, (f"[node.{name}]", own)]
 
-    def _joined(self, name: str, kind: Literal["limits", "baselines"]) -> dict[str, Told]:
-        """The numbers said of a node, name by name the nearest."""
-        told: dict[str, Told] = {}
+    def _joined(self, name: str, kind: Literal["limits", "baselines"]) -> dict[str, Override]:
+        """Return a node's own limits or baselines; for each name the most specific table wins."""
+        numbers: dict[str, Override] = {}
         for where, layer in self._named_layers(name):
-            told |= own_numbers(layer, kind, f"{self.path} {where}")
-        return told
+            numbers |= own_numbers(layer, kind, f"{self.path} {where}")
+        return numbers
 
     def _off(self, name: str) -> dict[str, str]:
-        """The checks that are switched off for a node, and where."""
+        """Return the checks that are switched off for a node, and the table that does it."""
         off: dict[str, str] = {}
         layers = [(where, layer.checks or {}) for where, layer in self._named_layers(name)]
         for where, checks in [("[checks]", self._content.checks), *layers]:
@@ -255,22 +256,22 @@ class Inventory:
         return off
 
     def switched(self) -> list[tuple[str, str]]:
-        """Every check that a table names, and where; UsageError for `reach.*`, which stay on."""
+        """Return every check that a table names, and where; UsageError for `reach.*`."""
         tables = [(where, layer.checks or {}) for where, layer in _layers(self._content)]
-        spoken = [
+        mentioned = [
             (check, f"{self.path} {where}")
             for where, checks in [("[checks]", self._content.checks), *tables]
             for check in checks
         ]
-        for check, where in spoken:
+        for check, where in mentioned:
             refuse_hiding(check, f"{check!a} in {where}")
-        return spoken
+        return mentioned
 
     def _way(self, key: str, value: Any) -> Any:
         return self.beside(value) if value and key in FILES else value
 
     def beside(self, file: str) -> str:
-        """Read a relative path of the file as beside the file, and `~` as home."""
+        """Resolve a path relative to the file's folder, and `~` as home."""
         return str(self.path.parent / Path(file).expanduser())
 
 
@@ -288,7 +289,7 @@ def read_inventory(path: Path) -> Inventory:
 
 
 def inventory_of(path: Path, text: str) -> Inventory:
-    """The inventory that a text is, whose sentences name that path; UsageError if it is none."""
+    """Parse an inventory's text; UsageError names `path`."""
     try:
         content = parse(path, text)
         refuse_unknown_keys(content)
@@ -303,7 +304,7 @@ def inventory_of(path: Path, text: str) -> Inventory:
 
 
 def _groups(tables: dict[str, GroupTable]) -> dict[str, str]:
-    """The group of each node; a node has one, or two promises would contradict each other."""
+    """Return the group of each node; UsageError if a node is in two."""
     group_of: dict[str, str] = {}
     for group, table in tables.items():
         for name in expand_written(table.nodes):
@@ -330,20 +331,20 @@ OURS: Final = frozenset(("defaults", "job", "group", "node", "checks", "waive"))
 _AFTER: Final = {"key": "value", "value": "key", "item": "item"}
 _NOTHING: Final = ("", "~", "null")
 _LARGEST: Final = 32 << 20
-"""Bytes of an Ansible inventory, which is only examined for its layout."""
+"""Bytes of a YAML file whose layout is examined."""
 
 _OF_A_GROUP: Final = frozenset(("hosts", "children", "vars"))
 
 
 class AnyInventory(Protocol):
-    """What a fleet is drawn from, whoever's notation it is in."""
+    """An inventory in any notation."""
 
     path: Path
     job: JobTable
     waivers: tuple[Waiver, ...]
 
     def switched(self) -> Sequence[tuple[str, str]]:
-        """Every check that a table switches on or off, and where."""
+        """Return every check that a table switches on or off, and where."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -354,22 +355,23 @@ class AnyInventory(Protocol):
         """The nodes of each group, for `@inventory:NAME`."""
 
     def names_way(self, name: str) -> bool:
-        """Whether it says itself by which transport a node is reached."""
+        """Whether it sets the transport of a node."""
 
     def host(self, name: str) -> Host:
-        """Join what is said of one node."""
+        """Return one node with its settings."""
 
     def beside(self, file: str) -> str:
-        """Read a relative path as beside the inventory."""
+        """Resolve a path relative to the inventory's folder."""
 
 
 def open_inventory(path: Path) -> AnyInventory:
     """Read an inventory of any kind; UsageError that names the path and what to change.
 
-    It decides whom we log in to and what is run there, or here: root takes none of somebody else.
+    It decides where preflight logs in and what runs there and here, so root refuses a file that
+    another user can change.
 
-    TOML is ours; YAML is ours unless it is laid out as Ansible's; JSON is the output of
-    `ansible-inventory --list`; a folder, a script and anything else is for Ansible to read.
+    TOML is preflight's; YAML is preflight's unless it has Ansible's layout; JSON is the output of
+    `ansible-inventory --list`; Ansible reads a folder, a script and anything else.
     """
     from preflight.fleet.ansible import read_ansible, read_listed
 
@@ -386,7 +388,7 @@ def open_inventory(path: Path) -> AnyInventory:
 
 
 def _refuse_unreadable(path: Path) -> None:
-    """Say here what Ansible would only warn of; a pipe or a device is left alone."""
+    """Refuse a file that Ansible would only warn about; do not open a pipe or a device."""
     try:
         is_plain = path.is_file()
         path.stat()
@@ -394,7 +396,7 @@ def _refuse_unreadable(path: Path) -> None:
     except OSError as error:
         is_plain, reason = False, error.strerror or "it cannot be read"
     except ValueError:
-        is_plain, reason = False, "its name holds a NUL byte or is no text"
+        is_plain, reason = False, "its name holds a NUL byte or is not text"
     if not is_plain:
         raise UsageError(
             f"cannot read the inventory {path}: {reason}; give --preflight-inventory a readable "
@@ -403,13 +405,13 @@ def _refuse_unreadable(path: Path) -> None:
 
 
 def _is_ansibles(path: Path) -> bool:
-    """Whether a YAML file is laid out as an Ansible inventory (or configures a plugin of it)."""
+    """Whether a YAML file has the layout of an Ansible inventory (or configures a plugin)."""
     import yaml
 
     try:
         below = _outline(read_regular(path, _LARGEST).decode())
     except (OSError, UnicodeDecodeError, UsageError, yaml.YAMLError):
-        return False  # read as ours, it gets its sentence
+        return False  # our own reader then raises the error
     if OURS.issuperset(below):
         return False
     if "all" in below or "plugin" in below:
@@ -418,7 +420,7 @@ def _is_ansibles(path: Path) -> bool:
 
 
 def _outline(text: str) -> dict[str, set[str]]:
-    """The keys at the top of a YAML file, and those right below each; no value is made of it."""
+    """Return the top-level keys of a YAML file, and the keys right below each."""
     import yaml
 
     below: dict[str, set[str]] = {}

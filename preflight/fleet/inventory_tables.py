@@ -1,6 +1,6 @@
 """The tables of an inventory file, as types: keys, values and their bounds.
 
-A name that nobody asks for would be a threshold that is silently not applied, so it is refused.
+An unknown name is an error: it would be a threshold that is silently not applied.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from preflight.core.text import did_you_mean
-from preflight.core.thresholds import Told, shipped
+from preflight.core.thresholds import Override, shipped
 from preflight.errors import UsageError
 from preflight.fleet.baselines import UNITS, highest_ceiling
-from preflight.fleet.model import NEVER, TRANSPORTS, Port, Promise, User, Waiver, today
+from preflight.fleet.model import NEVER, TRANSPORTS, Expected, Port, User, Waiver, today
 from preflight.fleet.nodeset import fold
 from preflight.fleet.topology import LEAF_NAME
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 SWEPT = ("gloo.", "nccl.")
-"""Numbers of a sweep, which is decoded once for all nodes."""
+"""Limits of a sweep, which is judged once for all nodes."""
 
 FARTHEST = 10
-"""Times the highest ceiling that is known: a later GPU may be faster, a slipped unit is more."""
+"""Times the highest known ceiling: a newer GPU may be faster; more than this is a wrong unit."""
 
 _TIME_ZONES = timedelta(days=1)
 _FLEET_WIDE = "one sweep judges all groups together: put it into [defaults.limits]"
 
 
 class BaselineTable(Struct, frozen=True, forbid_unknown_fields=True):
-    """A baseline with its story, as `preflight learn` writes it."""
+    """A baseline with its date and origin, as `preflight learn` writes it."""
 
     value: float
     learned: date | None = None
@@ -47,41 +47,41 @@ Limits = dict[str, float | dict[str, float]]
 Baselines = dict[str, float | BaselineTable]
 
 
-def told_limits(said: Limits | None, origin: str, *, for_all: bool) -> dict[str, Told]:
+def limit_overrides(table: Limits | None, origin: str, *, for_all: bool) -> dict[str, Override]:
     """The limits of one table by full name; UsageError names the table and the nearest name.
 
-    `for_all`: the table is said of all nodes, so that it may set the numbers of a sweep.
+    `for_all`: the table applies to all nodes, so it may set a sweep's limits.
     """
-    told: dict[str, Told] = {}
+    overrides: dict[str, Override] = {}
     known = {*shipped(), *UNITS}
-    for name, value in _flat(said or {}):
+    for name, value in _flat(table or {}):
         if name not in known:
             raise UsageError(f"unknown limit {name[:80]!a} in {origin}{did_you_mean(name, known)}")
         if name.startswith(SWEPT) and not for_all:
             raise UsageError(f"{name} in {origin}: {_FLEET_WIDE}")
-        told[name] = Told(_sound(name, value, origin), origin)
-    return told
+        overrides[name] = Override(_sound(name, value, origin), origin)
+    return overrides
 
 
-def told_baselines(said: Baselines | None, origin: str) -> dict[str, Told]:
+def baseline_overrides(table: Baselines | None, origin: str) -> dict[str, Override]:
     """The baselines of one table by measure."""
-    told: dict[str, Told] = {}
-    for name, value in (said or {}).items():
+    overrides: dict[str, Override] = {}
+    for name, value in (table or {}).items():
         if name not in UNITS:
             hint = did_you_mean(name, UNITS)
             raise UsageError(f"unknown baseline {name[:80]!a} in {origin}{hint}")
         one = value if isinstance(value, BaselineTable) else BaselineTable(value)
         learned = ", ".join(filter(None, [str(one.learned or ""), one.of]))
         if one.learned and one.learned > datetime.now(UTC).date() + _TIME_ZONES:
-            come = f"{name} in {origin} was learned {one.learned}, a day that is to come"
-            raise UsageError(f"{come}: correct it")
-        told[name] = Told(_sound(name, one.value, origin), origin, learned)
-    return told
+            when = f"{name} in {origin} was learned {one.learned}, a day in the future"
+            raise UsageError(f"{when}: correct it")
+        overrides[name] = Override(_sound(name, one.value, origin), origin, learned)
+    return overrides
 
 
-def _flat(said: Limits) -> Iterator[tuple[str, float]]:
+def _flat(table: Limits) -> Iterator[tuple[str, float]]:
     """Read `nccl.peers_ratio = 0.5` and `[...limits.nccl]` alike."""
-    for name, value in said.items():
+    for name, value in table.items():
         if isinstance(value, dict):
             yield from ((f"{name}.{inner}", number) for inner, number in value.items())
         else:
@@ -94,14 +94,14 @@ def _sound(name: str, value: float, origin: str) -> float:
     most = highest_ceiling(name)
     if most is not None and value > FARTHEST * most:
         raise UsageError(
-            f"{name} in {origin} is {value:g} {UNITS[name]}: no part that is known comes "
-            f"to more than {most:g}; correct the unit or the decimal point"
+            f"{name} in {origin} is {value:g} {UNITS[name]}: no known part reaches "
+            f"more than {most:g}; correct the unit or the decimal point"
         )
     return float(value)
 
 
 class WaiveTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One `[[waive]]` as written; without an end it would outlive its reason."""
+    """One `[[waive]]`; it must have an end date, or it would outlive its reason."""
 
     check: Annotated[str, Meta(min_length=1, max_length=80)]
     nodes: Annotated[str, Meta(min_length=1)]
@@ -110,7 +110,7 @@ class WaiveTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class CheckTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`[checks."gpu.ecc"]`: whether nodes are judged by it at all."""
+    """`[checks."gpu.ecc"]`: whether the check runs."""
 
     enabled: bool = True
 
@@ -121,7 +121,7 @@ Device = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")]
 
 
 class Layer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What may be said of all nodes, of a group, or of one node; the nearest wins."""
+    """Settings of all nodes, a group or one node; the most specific table wins."""
 
     transport: str | None = None
     user: User | None = None
@@ -153,15 +153,15 @@ class Layer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class GroupTable(Layer, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`[group.NAME]`: who is in it, and what is said of them all."""
+    """`[group.NAME]`: its nodes and their settings."""
 
     nodes: str
     learned: date | None = None
-    """When `preflight learn` wrote it down from what it found; nobody promised it."""
+    """The day on which `preflight learn` wrote it from what it measured."""
 
 
 class NodeTable(Layer, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is said of one node alone."""
+    """Settings of one node."""
 
     address: str | None = None
 
@@ -188,10 +188,10 @@ class FileTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     waive: tuple[WaiveTable, ...] = ()
 
 
-PROMISES = tuple(
-    name for name in Promise.__struct_fields__ if name not in ("origin", "limits", "baselines")
+EXPECTATION_KEYS = tuple(
+    name for name in Expected.__struct_fields__ if name not in ("origin", "limits", "baselines")
 )
-"""Of each the nearest layer wins; limits and baselines are joined name by name."""
+"""For each of these the most specific table wins; limits and baselines merge name by name."""
 FILES = ("identity_file", "known_hosts", "ssh_config")
 WAYS_IN = ("transport", "user", "port", *FILES)
 
@@ -208,18 +208,18 @@ _WORDS = {
 
 
 def plainly(reason: str) -> str:
-    """Say a schema's complaint in words: "expected a whole number, got text, at job.port"."""
+    """Reword a schema's error: "expected a whole number, got text, at job.port"."""
 
     def words(match: re.Match[str]) -> str:
         named = [_WORDS.get(word, word) for word in match[1].split(" | ")]
-        # That a key may be left out is nobody's question.
+        # Do not offer "nothing": a user knows that a key may be left out.
         return " or ".join(word for word in named if word != "nothing" or len(named) == 1)
 
-    said, _, place = reason.partition(" - at `")
-    said = re.sub(r" matching regex .*", " without blanks, signs or a leading dash", said)
-    said = re.sub(r"`([a-z |]+)`", words, said).replace("`", "'")
+    complaint, _, place = reason.partition(" - at `")
+    complaint = re.sub(r" matching regex .*", " without blanks, signs or a leading dash", complaint)
+    complaint = re.sub(r"`([a-z |]+)`", words, complaint).replace("`", "'")
     place = place.rstrip("`").removeprefix("$").removeprefix(".") or "the top of the file"
-    return f"{said[:1].lower()}{said[1:]}, at {place}"
+    return f"{complaint[:1].lower()}{complaint[1:]}, at {place}"
 
 
 def refuse_unknown_keys(content: Any) -> None:
@@ -244,7 +244,7 @@ def refuse_unknown_keys(content: Any) -> None:
 
 
 def _refuse_nested(content: dict[Any, Any]) -> None:
-    """The same one level below: tables of checks and of learned baselines."""
+    """Do the same one level deeper: tables of checks and of learned baselines."""
     named: list[tuple[str, Any]] = [("", content), ("defaults.", content.get("defaults"))]
     for table in ("group", "node"):
         below = content.get(table)
@@ -270,7 +270,7 @@ def _refuse_others(keys: dict[Any, Any], kind: type[Struct], where: str) -> None
 
 
 def refuse_impossible(where: str, layer: Layer) -> None:
-    """Refuse what has the right type and still cannot be."""
+    """Refuse values that have the right type and are still impossible."""
     if layer.transport is not None:
         refuse_unknown_transport(layer.transport, where)
     if layer.leaf is not None and not LEAF_NAME.fullmatch(layer.leaf):
@@ -292,22 +292,24 @@ def refuse_impossible(where: str, layer: Layer) -> None:
             raise UsageError(f"{key} in {where} is {number}: give a number of GB/s")
 
 
-def own_numbers(layer: Layer, kind: Literal["limits", "baselines"], origin: str) -> dict[str, Told]:
-    """The numbers that one table sets; only what is said of all nodes may set a sweep's."""
+def own_numbers(
+    layer: Layer, kind: Literal["limits", "baselines"], origin: str
+) -> dict[str, Override]:
+    """Return the numbers that one table sets; only [defaults] may set a sweep's."""
     if kind == "baselines":
-        return told_baselines(layer.baselines, origin)
-    return told_limits(layer.limits, origin, for_all=origin.endswith("[defaults]"))
+        return baseline_overrides(layer.baselines, origin)
+    return limit_overrides(layer.limits, origin, for_all=origin.endswith("[defaults]"))
 
 
 def refuse_unknown_transport(name: str, where: str) -> None:
-    """Raise UsageError with the nearest name there is."""
+    """Raise UsageError for an unknown transport, with the nearest known name."""
     if name not in TRANSPORTS:
         hint = did_you_mean(name, TRANSPORTS)
         raise UsageError(f"unknown transport {name[:40]!a} in {where}{hint}")
 
 
 def command(words: str | list[str] | None, where: str) -> tuple[str, ...]:
-    """Read the job's Python as an argv prefix; no shell will ever see it."""
+    """Read the job's Python as an argv prefix; it is never passed to a shell."""
     if words is None:
         return ("python3",)
     try:
@@ -322,7 +324,7 @@ def command(words: str | list[str] | None, where: str) -> tuple[str, ...]:
 
 
 LONGEST_WAIVER = timedelta(days=366)
-"""Further away nobody would look at it again."""
+"""A waiver that lasts longer would be forgotten."""
 
 MOST_WAIVERS = 1000
 
@@ -336,9 +338,9 @@ def read_waivers(
     names: Collection[str],
     origin: str,
 ) -> tuple[Waiver, ...]:
-    """Read all of a file; UsageError for one that could hide what must not be hidden.
+    """Read a file's waivers; UsageError for one that could hide what must not be hidden.
 
-    `names`: the file's nodes, where it names any; a stranger among a waiver's is a mistake.
+    `names`: the file's nodes, if it names any; a waiver of another node is a mistake.
     """
     if len(tables) > MOST_WAIVERS:
         raise UsageError(f"has {len(tables)} tables [[waive]]: keep at most {MOST_WAIVERS}")
@@ -361,14 +363,14 @@ def _waiver(
     strangers = [name for name in nodes if names and name not in names]
     if strangers:
         hint = did_you_mean(strangers[0], names)
-        raise UsageError(f"{where}: {fold(strangers)} is not of this inventory{hint}")
+        raise UsageError(f"{where}: {fold(strangers)} is not in this inventory{hint}")
     return Waiver(
         check=one.check, nodes=nodes, until=one.until, reason=one.reason.strip(), origin=origin
     )
 
 
 def refuse_hiding(check: str, where: str) -> None:
-    """Refuse a waiver or a switch with which a node that nobody saw would look ready."""
+    """Refuse a waiver or a switch that would make an unchecked node look ready."""
     if check.startswith(_WAY_IN):
         raise UsageError(
             f"{where}: a node that cannot be reached cannot be judged; leave it out with "
@@ -379,7 +381,7 @@ def refuse_hiding(check: str, where: str) -> None:
 
 
 def refuse_unknown(ids: Iterable[tuple[str, str]], known: Collection[str]) -> None:
-    """Refuse an id of (id, where it is written) that no check has, with the nearest one."""
+    """Refuse a (check id, where it is written) of an unknown check; name the nearest."""
     for check, where in ids:
         if check not in known:
             hint = did_you_mean(check, known) or "; see: preflight checks"

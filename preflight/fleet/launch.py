@@ -256,10 +256,10 @@ def choose_master(
     table: str | None,
     elsewhere: Collection[str] = (),
 ) -> tuple[str | None, str]:
-    """Return the node (None: the first) and a remark where an address had to be taken for one.
+    """Return the master node (None: the first), and a remark if its address is not a known node.
 
     The launch line wins over the environment, and both over the inventory, as for the port.
-    `elsewhere`: nodes that the file knows and this run leaves out.
+    `elsewhere`: nodes of the inventory that this run leaves out.
     """
     names = {host.name for host in hosts}
     rest = _node_of(environ, hosts) if environ else None
@@ -280,17 +280,17 @@ def choose_master(
 
 
 def _no_node(address: str, hosts: Sequence[Host]) -> str:
-    said = f"--preflight-launch: the master address {address[:60]!a}"
+    subject = f"--preflight-launch: the master address {address[:60]!a}"
     if "$" in address:
-        return f"{said} is not expanded here: give the name of the node itself"
+        return f"{subject} is not expanded here: give the name of the node itself"
     if address in _LOCAL:
-        return f"{said} is another machine on each of {len(hosts)} nodes: give one node's name"
+        return f"{subject} means another machine on each of {len(hosts)} nodes: give a node's name"
     hint = did_you_mean(address, [host.name for host in hosts])
-    return f"{said} names no node of this fleet{hint or '; give the name of one of its nodes'}"
+    return f"{subject} names no node of this fleet{hint or '; give the name of one of its nodes'}"
 
 
 def _node_of(address: str, hosts: Sequence[Host]) -> str | None:
-    """The node of that name or address; of that short name if only one has it."""
+    """Return the node of that name or address, or the only one with that short name."""
     exact = next((host.name for host in hosts if address in (host.name, host.address)), None)
     if exact or is_address(address):
         return exact
@@ -300,7 +300,7 @@ def _node_of(address: str, hosts: Sequence[Host]) -> str | None:
 
 
 def _is_short_for(name: str, address: str, short: str) -> bool:
-    """One of both is the bare name of the other: h1 and h1.cluster.example."""
+    """Whether one is the short name of the other: h1 and h1.cluster.example."""
     return name.partition(".")[0] == short and short in (name, address)
 
 
@@ -309,7 +309,7 @@ ENVIRONMENT = "torchrun rank"
 
 
 class RankedNode(Struct, frozen=True, kw_only=True):
-    """One node of the job; `environ` is None if none of its ranks was heard of."""
+    """One node of the job; `environ` is None if none of its ranks answered."""
 
     group: int
     """Its GROUP_RANK, which orders the fleet."""
@@ -319,7 +319,7 @@ class RankedNode(Struct, frozen=True, kw_only=True):
     python: tuple[str, ...] = ("python3",)
     environ: dict[str, str] | None = None
     uneven: dict[str, tuple[str | None, ...]] = {}
-    """Variables that its ranks do not share: their values in the order of the local ranks."""
+    """Variables that differ between its ranks: values in the order of the local ranks."""
 
 
 class Ranked(Struct, frozen=True, kw_only=True):
@@ -332,20 +332,20 @@ class Ranked(Struct, frozen=True, kw_only=True):
     """torchrun's --max-restarts."""
 
     def hosts(self, inventory: AnyInventory | None) -> list[Host]:
-        """The fleet, with what the inventory promises of each node that it knows."""
+        """Return the nodes, with what the inventory expects of each that it knows."""
         return [_host(node, inventory) for node in self.nodes]
 
     def environs(self, hosts: list[Host]) -> dict[str, dict[str, str]]:
-        """The job's environment by node name; "" for those who were not heard of."""
-        told = {
+        """Return the job's environment by node name; "" for nodes whose ranks did not answer."""
+        environs = {
             host.name: node.environ
             for host, node in zip(hosts, self.nodes, strict=True)
             if node.environ is not None
         }
-        common = next(iter(told.values()), {})
+        common = next(iter(environs.values()), {})
         names = ("MASTER_ADDR", "MASTER_PORT")
         shared = {name: value for name, value in common.items() if name in names}
-        return {"": shared, **told}
+        return {"": shared, **environs}
 
 
 def _host(node: RankedNode, inventory: AnyInventory | None) -> Host:
@@ -361,7 +361,7 @@ def _host(node: RankedNode, inventory: AnyInventory | None) -> Host:
 
 
 def _known(node: RankedNode, inventory: AnyInventory) -> str:
-    """The inventory's own name for a node: its host name, long or short, or its address."""
+    """Return the inventory's name of a node, found by long or short host name or by address."""
     short = node.hostname.partition(".")[0]
     for name in (node.hostname, short, node.label):
         if name in inventory.names:

@@ -1,4 +1,4 @@
-"""Who is judged and what each was promised to be."""
+"""The fleet: its nodes, what the inventory expects of each, and the job to be launched."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from preflight.core.thresholds import Told
+from preflight.core.thresholds import Override
 from preflight.errors import UsageError
 from preflight.fleet.job_environment import measured_in
 from preflight.fleet.nodeset import check_host_name, fold
@@ -16,7 +16,7 @@ from preflight.fleet.nodeset import check_host_name, fold
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preflight.lint.lint import Linted  # noqa: TC004  never decoded; its rules take 25 ms
+    from preflight.lint.lint import LintResult  # noqa: TC004  never decoded; its rules take 25 ms
 
 
 _ENVIRONMENT: Final = "PET_"
@@ -28,7 +28,7 @@ _TASKS: Final = ("--ntasks-per-node", "--tasks-per-node")
 
 
 class Shape(Struct, frozen=True, kw_only=True):
-    """A launch as its launcher will understand it. None: not told as a number."""
+    """A launch as its launcher reads it. None: not given as a number."""
 
     launcher: str
     """torchrun, accelerate, deepspeed."""
@@ -40,7 +40,7 @@ class Shape(Struct, frozen=True, kw_only=True):
     static: bool = True
     """The static rendezvous, which needs --node-rank; else c10d or another."""
     endpoint: str = ""
-    """As --rdzv-endpoint says, else --master-addr where that counts."""
+    """The value of --rdzv-endpoint, else of --master-addr where that has an effect."""
     ignored: tuple[str, ...] = ()
     """Options that have no effect beside the others."""
     node_rank: bool = False
@@ -56,7 +56,7 @@ def shape_of(
     environ: Mapping[str, str],
     nproc: int | None,
 ) -> Shape | None:
-    """Read a launch; None for a launcher whose ranks we cannot count. UsageError for nonsense.
+    """Read a launch; None for an unknown launcher, UsageError for an impossible value.
 
     `before`: the words in front of the launcher, such as srun's own.
     """
@@ -66,24 +66,24 @@ def shape_of(
     if launcher != "torchrun":
         nnodes = _nnodes(options["nnodes"]) if "nnodes" in options else None
         return Shape(launcher=launcher, nnodes=nnodes, srun_nodes=nodes, srun_tasks=tasks)
-    told = {
+    defaults = {
         key.removeprefix(_ENVIRONMENT).lower().replace("_", "-"): value
         for key, value in environ.items()
         if key.startswith(_ENVIRONMENT)
     }
-    options = {**told, **options}
+    options = {**defaults, **options}
     static = options.get("rdzv-backend", "static") == "static"
     endpoint = options.get("rdzv-endpoint", "")
     masters = tuple(f"--{name}" for name in ("master-addr", "master-port") if name in options)
     by_master = static and not endpoint
-    said = options.get("nproc-per-node", "1")
+    per_node = options.get("nproc-per-node", "1")
     return Shape(
         launcher=launcher,
         nnodes=_nnodes(options.get("nnodes", "1")),
         nproc=nproc
         if nproc is not None
-        else int(said)
-        if re.fullmatch("[1-9]\\d{0,3}", said)
+        else int(per_node)
+        if re.fullmatch("[1-9]\\d{0,3}", per_node)
         else None,
         standalone="standalone" in options,
         static=static,
@@ -105,7 +105,7 @@ def _nnodes(text: str) -> tuple[int, int] | None:
 
 
 def _srun(words: Sequence[str], names: Sequence[str]) -> int | None:
-    """The number that srun's option has; None where it is not there, or no plain number."""
+    """Return the number that srun's option has; None if it is missing or not a plain number."""
     if not any(word.rpartition("/")[2] == "srun" for word in words):
         return None
     for at, word in enumerate(words):
@@ -118,11 +118,11 @@ def _srun(words: Sequence[str], names: Sequence[str]) -> int | None:
 
 
 MOST_LIBRARIES = 64
-"""Folders of a LD_LIBRARY_PATH that are looked into."""
+"""Folders of LD_LIBRARY_PATH that are searched."""
 
 
-class Promise(Struct, frozen=True, kw_only=True):
-    """What the inventory says a group of nodes has. None means: nothing was promised."""
+class Expected(Struct, frozen=True, kw_only=True):
+    """What the inventory expects a group of nodes to have. None means: nothing is expected."""
 
     gpus: int | None = None
     gpu_model: str | None = None
@@ -144,13 +144,13 @@ class Promise(Struct, frozen=True, kw_only=True):
     """Least busbw of one pair on one rail, at the largest size of the ladder, GB/s."""
     intra_node_min_gbs: float | None = None
     """Least busbw among all GPUs of one node, at the largest size that it reaches, GB/s."""
-    limits: dict[str, Told] = {}
-    """Numbers that stand in for shipped ones, by name: "zombie_age_s", "gemm_bf16"."""
-    baselines: dict[str, Told] = {}
-    """What healthy nodes of this group reach, by measure: "gemm_bf16"; learned or written."""
+    limits: dict[str, Override] = {}
+    """Numbers that replace shipped ones, by name: "zombie_age_s", "gemm_bf16"."""
+    baselines: dict[str, Override] = {}
+    """What good nodes of this group reach, by measure ("gemm_bf16"); learned or written."""
     fatal_xids: tuple[int, ...] | None = None
     tolerated_xids: tuple[int, ...] | None = None
-    """Xids that this site judges otherwise than preflight's catalog: a fault, or none."""
+    """Xids that this site judges differently from preflight's catalog: a fault, or not."""
     origin: str = ""
     """Where the numbers come from: "inventory/train.toml [group.train]"."""
 
@@ -160,11 +160,11 @@ User = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.][A-Za-z0-9_.@-]*\Z")]
 
 
 class Host(Struct, frozen=True, kw_only=True):
-    """One node: its name, the way in, and the job's Python on it."""
+    """One node: its name, how to reach it, and the job's Python on it."""
 
     name: str
     address: str
-    """What other nodes and the controller connect to; the name itself unless given."""
+    """The address to connect to, from the controller and from other nodes; default: the name."""
     group: str = "all"
     transport: str = "ssh"
     """One of TRANSPORTS; "ssh" is paramiko, or OpenSSH for what paramiko cannot do."""
@@ -176,26 +176,26 @@ class Host(Struct, frozen=True, kw_only=True):
     """A file in place of the user's ~/.ssh/config (`ssh -F`)."""
     python: tuple[str, ...] = ("python3",)
     """The job's Python as an argv prefix: ("apptainer", "exec", "x.sif", "python3")."""
-    promised: Promise = Promise()
+    expected: Expected = Expected()
     leaf: str = ""
-    """Its leaf switch, where a source of topology says so."""
+    """Its leaf switch; "" if no topology source names it."""
     off: dict[str, str] = {}
-    """Checks that are switched off for it, and where: {"gpu.ecc": "fleet.toml [group.old]"}."""
+    """Checks that are switched off, and where: {"gpu.ecc": "fleet.toml [group.old]"}."""
     group_rank: int | None = None
-    """torchrun's number of the node, where the job's own ranks are the way in."""
+    """torchrun's number of the node, if preflight runs inside the job's ranks."""
 
     def __post_init__(self) -> None:
-        """Hold its names to what they are, whoever gives them; UsageError."""
+        """Refuse invalid names, whatever their source; UsageError."""
         check_host_name(self.address)
         check_host_name(self.name, resolved=False)
 
 
 NEVER = ("burn.integrity",)
-"""Checks of nothing but whether data come back right: nobody may waive them."""
+"""Checks that cannot be waived: they test only that data is not corrupted."""
 
 
 class Waiver(Struct, frozen=True, kw_only=True):
-    """A failure of one check that is known on these nodes, and accepted until the end of a day."""
+    """A known failure of one check on these nodes, accepted until the end of a day."""
 
     check: str
     nodes: tuple[str, ...]
@@ -204,92 +204,92 @@ class Waiver(Struct, frozen=True, kw_only=True):
     origin: str
 
     def expired(self, today: date) -> bool:
-        """Whether it has no effect any more."""
+        """Whether it has ended."""
         return today > self.until
 
     @property
     def words(self) -> str:
-        """As in "gpu.count on h2 until 2026-12-01: one is away for repair"."""
+        """Describe it: "gpu.count on h2 until 2026-12-01: one is away for repair"."""
         return f"{self.check} on {fold(self.nodes)} until {self.until}: {self.reason}"
 
 
 def today() -> date:
-    """The day by which waivers end: UTC, wherever the controller stands."""
+    """Return today in UTC, by which waivers end."""
     return datetime.now(UTC).date()
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """What is known of the job that is to be launched."""
+    """The job to be launched, as far as it is known."""
 
     master: str | None = None
     """Name of the node that hosts the rendezvous; the first of the fleet unless given."""
     master_port: int = 29500
-    """torchrun's own default, unless the launch line, the inventory or the environment says."""
+    """torchrun's default unless the launch line, the inventory or the environment sets it."""
     master_port_origin: str = "torchrun's default"
     nproc_per_node: int | None = None
     environ: dict[str, dict[str, str]] | None = None
-    """The job's environment by node name ("" = every other node); None when it is not known."""
+    """The job's environment by node name ("" = every other node); None if unknown."""
     uneven: dict[str, dict[str, tuple[str | None, ...]]] = {}
-    """By node, what its ranks do not share: values by local rank, None where it is not set."""
+    """By node, variables that differ between its ranks: values by local rank, None if not set."""
     environ_origin: str = ""
     """Where `environ` comes from: "--preflight-env-file job.env", "Slurm job 4711"."""
     launch: Shape | None = None
-    """What the launch line starts; None where there is none, or its launcher is not known."""
+    """What the launch line starts; None without one, or if its launcher is unknown."""
     environ_unsafe: str = ""
-    """Where root runs: who else could have written it, "job.env belongs to alice"; "" if nobody."""
-    script: Linted | None = None
-    """What the training script says of itself; None where none was named."""
+    """As root: who else could have written it, "job.env belongs to alice"; "" if no one could."""
+    script: LintResult | None = None
+    """The linted training script; None if none is given."""
 
     def environ_of(self, name: str) -> dict[str, str] | None:
-        """The job's environment on a node; None where no source for it is known."""
+        """Return the job's environment on a node; None if unknown."""
         if self.environ is None:
             return None
         return self.environ.get(name, self.environ.get(""))
 
     def measured_in(self, name: str) -> dict[str, str]:
-        """What of it the processes get that measure on a node."""
+        """Return the part of the job's environment that measuring processes on a node get."""
         return measured_in(self.environ_of(name) or {}, self.environ_unsafe)[0]
 
     def libraries(self, name: str) -> list[str]:
-        """Where the loader of the job looks on a node, as far as its LD_LIBRARY_PATH says."""
-        said = (self.environ_of(name) or {}).get("LD_LIBRARY_PATH", "")
-        folders = re.split("[:;]", said)  # as ld.so does
+        """Return the folders of the job's LD_LIBRARY_PATH on a node."""
+        search_path = (self.environ_of(name) or {}).get("LD_LIBRARY_PATH", "")
+        folders = re.split("[:;]", search_path)  # ld.so takes both
         return [folder for folder in folders if folder.startswith("/")][:MOST_LIBRARIES]
 
     def nccl_conf_file(self, name: str) -> str:
-        """The file that the job's NCCL_CONF_FILE names on a node; "" where it is not set."""
+        """Return the path in the job's NCCL_CONF_FILE on a node; "" if it is not set."""
         return (self.environ_of(name) or {}).get("NCCL_CONF_FILE", "")
 
 
 class Fleet(Struct, frozen=True, kw_only=True):
-    """Everyone of this run, in a stable order, and how we came to know of them."""
+    """The nodes of this run, in a stable order, and the source that named them."""
 
     hosts: tuple[Host, ...]
     origin: str
     """"--preflight-nodes", "SLURM_JOB_NODELIST", "inventory/train.toml", "this machine"."""
     job: Job = Job()
     waivers: tuple[Waiver, ...] = ()
-    """Failures that the inventory accepts for a while, the expired ones among them."""
-    spoken: tuple[tuple[str, str], ...] = ()
-    """Every check that the inventory speaks of, and where it does."""
+    """Known failures that the inventory accepts until a date, expired ones included."""
+    mentioned_checks: tuple[tuple[str, str], ...] = ()
+    """Every check that the inventory names, and where."""
     interface: str | None = None
-    """Network interface for gloo and NCCL bootstrap; None lets them choose by the address."""
+    """Network interface for gloo and NCCL bootstrap; None: they choose it by the address."""
     interface_origin: str = ""
-    """Who named it: "--preflight-interface", "fleet.toml: [job] interface"."""
+    """Its source: "--preflight-interface", "fleet.toml: [job] interface"."""
     topology: str = ""
-    """Where the leaf switches come from: "the inventory", a path; empty if none is known."""
+    """Source of the leaf switches: "the inventory", a path; "" if none is known."""
     topology_remark: str = ""
-    """Why a source of topology that was there is of no use."""
+    """Why a topology source that exists could not be used."""
     ranks: int = 0
-    """How many ranks torchrun has started on these nodes; 0 where it is not the way in."""
+    """How many ranks torchrun started on these nodes; 0 if preflight does not run inside them."""
     restarts: int = 0
-    """torchrun's --max-restarts, where it is the way in."""
+    """torchrun's --max-restarts, if preflight runs inside its ranks."""
 
     @property
     def measured_in(self) -> tuple[tuple[str, ...], dict[str, str]]:
-        """Names of the job's variables that measuring processes get, and why not the others.
+        """Return the job's variables that measuring processes get, and why they lack the others.
 
-        Nothing where they are children of the job's own ranks, and have all of it.
+        Both are empty under torchrun: there the processes inherit the whole environment.
         """
         given: set[str] = set()
         left_out: dict[str, str] = {}
@@ -304,7 +304,7 @@ class Fleet(Struct, frozen=True, kw_only=True):
 
     @property
     def leaves(self) -> dict[str, str]:
-        """Node name → its leaf switch, of those of which it is known."""
+        """Node name → its leaf switch, where known."""
         return {host.name: host.leaf for host in self.hosts if host.leaf}
 
     def host(self, name: str) -> Host:
@@ -313,14 +313,14 @@ class Fleet(Struct, frozen=True, kw_only=True):
 
     @property
     def master(self) -> Host:
-        """The node on which the job's rendezvous will live."""
+        """The node that hosts the job's rendezvous."""
         return self.host(self.job.master) if self.job.master else self.hosts[0]
 
     @property
     def master_names(self) -> tuple[str, ...]:
-        """The names by which the nodes look for the master: the job's own word, else our address.
+        """Names by which nodes look up the master: MASTER_ADDR of the job, else its address.
 
-        None in a fleet of one, where nobody looks. What a shell has yet to expand is no name.
+        None in a fleet of one, where no node looks it up. Unexpanded shell text is not a name.
         """
         if len(self.hosts) == 1:
             return ()
@@ -330,4 +330,4 @@ class Fleet(Struct, frozen=True, kw_only=True):
 
 
 TRANSPORTS = ("ssh", "paramiko", "openssh", "srun", "local")
-"""Every way there is, as inventories name them; for "ssh" see `Ways`."""
+"""Every transport, as inventories name them; for "ssh" see `Ways`."""

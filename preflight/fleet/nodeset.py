@@ -1,7 +1,7 @@
 """Node lists in the scheduler's notation, expanded safely and folded for copying.
 
 ClusterShell does the grammar. Two things it does not do are done before and after it: a range
-such as `node[1-100000000]` eats all memory, and a name with a space or a dash in front passes.
+such as `node[1-100000000]` fills all memory, and a name with a leading space or dash passes.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ _VARIES = re.compile(r"\[[^\][]*\]|[0-9]+")
 _OPERATION = re.compile(r"([,!&^]?)((?:\[[^\][]*\]|[^,!&^])+)")
 _CHANGES = {"": "update", ",": "update", "!": "difference_update", "&": "intersection_update"}
 _CHANGES |= {"^": "symmetric_difference_update"}
-"""As ClusterShell reads them, from left to right."""
+"""ClusterShell's operators, applied from left to right."""
 _FEW_FOLDED, _AXES, _MOST_COMPARED = 256, 4, 1 << 20
-"""ClusterShell takes time with the square of names that hold several numbers: 4,000 a minute."""
+"""ClusterShell's time grows with the square of the names with several numbers: 4,000 a minute."""
 _MOST_NUMBERS = 8
-"""In each of the most names that a list may have: ClusterShell holds each number of each name."""
+"""Numbers in a name of the longest list: ClusterShell stores each number of each name."""
 _EXAMPLE = "type for example 'gpu[001-064]' or 'gpu1,gpu2'"
 
 
 @cache
 def clustershell(module: str) -> Any:
-    """Load a module of ClusterShell: here, as it would read a defaults.conf while it is loaded.
+    """Load a module of ClusterShell without the defaults.conf that it reads on import.
 
-    That may be anybody's, or damaged, and nothing in it is of use.
+    That file may be damaged or another user's, and preflight needs nothing in it.
     """
     from configparser import ConfigParser
 
@@ -111,7 +111,7 @@ def fold(names: Iterable[str]) -> str:
 
 
 def _folded(pattern: str, names: Iterable[str]) -> Iterator[str]:
-    """Fold names of several numbers in linear time: along the last one, then the one before it."""
+    """Fold names with several numbers in linear time: by the last number, then the one before."""
     range_set = clustershell("RangeSet").RangeSet
     vectors = [tuple(_NUMBERS.findall(name)) for name in sorted(set(names), key=natural)]
     for axis in list(reversed(range(len(vectors[0]))))[:_AXES]:
@@ -127,18 +127,18 @@ def _folded(pattern: str, names: Iterable[str]) -> Iterator[str]:
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """Sort key of a name as people count: h2 before h10."""
+    """Return a sort key that puts h2 before h10."""
     numbers = ((whole(part), part) for part in _DIGITS.split(name))
     return [(-1, part) if number is None else (number, "") for number, part in numbers]
 
 
 def split(text: str) -> list[str]:
-    """Cut at commas and blanks outside of brackets."""
+    """Split at commas and blanks outside brackets."""
     return re.findall(r"(?:\[[^\[]*\]|[^,\s])+", text)
 
 
 def _as_address(word: str) -> str | None:
-    """The address that it is, in brackets or without; ipaddress takes any text for its zone."""
+    """Return the IP address, with or without brackets; ipaddress does not check the zone."""
     inner = word[1:-1] if word[:1] + word[-1:] == "[]" else word
     address, percent, zone = inner.partition("%")
     if ":" not in address or (percent and not _ZONE.fullmatch(zone)):
@@ -155,7 +155,7 @@ def _expand_names(pattern: str) -> list[str]:
         raise UsageError(f"groups such as {_shown(pattern)!a} are not read here: {_EXAMPLE}")
     parts = _OPERATION.findall(pattern)
     several = sum(_names_of(part) for _, part in parts if len(_VARIES.findall(part)) > 1)
-    anew = 1 + sum(sign in ("!", "&", "^") for sign, _ in parts)  # each of these folds all anew
+    anew = 1 + sum(sign in ("!", "&", "^") for sign, _ in parts)  # each refolds everything
     try:
         if max(several, anew) <= _FEW_FOLDED and several * several * anew <= _MOST_COMPARED:
             found = its.NodeSet(pattern, resolver=its.RESOLVER_NOGROUP)
@@ -175,15 +175,15 @@ def _expand_names(pattern: str) -> list[str]:
 
 
 def as_slurm_reads(text: str) -> str:
-    """Take digits before a bracket into it: `a5[1-20]` is a51 to a59 and a510 to a520.
+    """Move digits before a bracket into it: `a5[1-20]` is a51 to a59 and a510 to a520.
 
-    ClusterShell puts them before both ends, and reads a51 to a520. UsageError for no range.
+    ClusterShell puts them before both ends and reads a51 to a520. UsageError for a bad range.
     """
     return _DIGITS_BEFORE.sub(lambda match: f"[{','.join(_joined(*match.groups()))}]", text)
 
 
 def _joined(digits: str, ranges: str) -> Iterator[str]:
-    """Yield a range for each length of number: the first number's digits are the least (Slurm)."""
+    """Yield a range for each number of digits; Slurm pads to the width of the first number."""
     for part in ranges.split(","):
         match = _RANGE.fullmatch(part.strip())
         first, end, each = match.groups() if match else ("", None, None)
@@ -201,7 +201,7 @@ def _joined(digits: str, ranges: str) -> Iterator[str]:
 
 
 def refuse_bombs(text: str) -> None:
-    """Refuse ranges that would eat all memory before anybody expands them; UsageError."""
+    """Refuse ranges that would fill all memory when expanded; UsageError."""
     if len(text) > 1 << 20:
         raise UsageError(f"the node list is {len(text)} characters long: fold it, {_EXAMPLE}")
     if longest := _TOO_LONG.search(text):
@@ -223,12 +223,12 @@ def refuse_bombs(text: str) -> None:
 
 
 def _names_of(word: str) -> int:
-    """Count the names that it stands for, at most."""
+    """Return an upper bound of the names that it expands to."""
     return math.prod(map(_range_size, _BRACKETS.findall(word)))
 
 
 def _range_size(ranges: str) -> int:
-    """Count the numbers in the inside of one pair of brackets, never less than one."""
+    """Count the numbers in one pair of brackets, at least one."""
     size = 0
     for part in ranges.split(","):
         match = _RANGE.fullmatch(part.strip())
@@ -243,9 +243,9 @@ def _range_size(ranges: str) -> int:
 
 
 def check_host_name(name: str, *, resolved: bool = True) -> None:
-    """Refuse what is neither a host name nor an address, such as an option in disguise.
+    """Refuse what is neither a host name nor an address, such as an option.
 
-    `resolved`: somebody looks up its address, and may take a number for one.
+    `resolved`: its address is looked up, so that a number may be read as an address.
     """
     if _as_address(name) is not None:
         return
@@ -262,7 +262,7 @@ def check_host_name(name: str, *, resolved: bool = True) -> None:
 
 
 def sound_name(name: str, other: str) -> str:
-    """What a machine calls itself; `other` where that is no name of a node, as it may be."""
+    """Return a machine's own name, or `other` if that is not a valid host name."""
     try:
         check_host_name(name)
     except UsageError:
@@ -271,12 +271,12 @@ def sound_name(name: str, other: str) -> str:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Hold the names in a document, which may be anybody's, to the same; ValueError."""
+    """Check the names in a document of unknown origin; ValueError."""
     for name in names:
         try:
             check_host_name(name)
         except UsageError as error:
-            raise ValueError(f"{_shown(name)!a} is no name of a node") from error
+            raise ValueError(f"{_shown(name)!a} is not a node name") from error
 
 
 def _is_name(name: str) -> bool:
@@ -285,7 +285,7 @@ def _is_name(name: str) -> bool:
 
 
 def two_of(text: str, names: Collection[str]) -> tuple[str, str] | None:
-    """Read "a-b", where names hold dashes themselves; None where it is no pair of these names."""
+    """Split "a-b", whose names may hold dashes; None if it is not a pair of these names."""
     dashes = (at for at, char in enumerate(text[: _LONGEST + 1]) if char == "-")
     halves = ((text[:at], text[at + 1 :]) for at in dashes if len(text) <= 2 * _LONGEST + 1)
     return next(((a, b) for a, b in halves if a in names and b in names), None)
@@ -305,5 +305,5 @@ def _shown(text: str) -> str:
 
 
 def _printable(error: Exception) -> str:
-    """Another library's sentence quotes the input as it came, escape sequences included."""
+    """Escape a library's message, which quotes the input with its escape sequences."""
     return _shown(" ".join(str(error).encode("unicode_escape").decode().split()))

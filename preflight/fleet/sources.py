@@ -1,6 +1,6 @@
-"""Where this run's nodes come from; the first source that says something wins, and is named.
+"""Where this run's nodes come from; the first source that names any wins.
 
-Loopback leads from no node to another: every pair would fail, and healthy nodes would be blamed.
+Loopback connects no two nodes: every pair would fail, and good nodes would be blamed.
 """
 
 from __future__ import annotations
@@ -42,45 +42,45 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from preflight.fleet.inventory import AnyInventory
-    from preflight.lint.lint import Linted
+    from preflight.lint.lint import LintResult
 
 
 def offers_srun(environ: Mapping[str, str]) -> bool:
-    """Whether we run inside an allocation whose launcher is at hand."""
+    """Whether preflight runs inside a Slurm allocation and srun is installed."""
     return bool(environ.get("SLURM_JOB_ID")) and shutil.which("srun") is not None
 
 
 def refuse_many(environ: Mapping[str, str]) -> None:
-    """Refuse to be one of several tasks: each would judge, and load, the whole fleet.
+    """Refuse to be one of several tasks: each would check, and load, the whole fleet.
 
-    Ranks of torchrun are another matter: those know of each other.
+    Ranks of torchrun are allowed: they coordinate.
     """
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     if "TORCHELASTIC_RUN_ID" not in environ and (whole(tasks) or 1) > 1:
         raise UsageError(
-            f"this is one of {tasks} tasks of a Slurm step, and each would judge the whole fleet: "
+            f"this is one of {tasks} tasks of a Slurm step, and each would check the whole fleet: "
             "run pytest --preflight once, in the batch script or after salloc, without srun"
         )
 
 
 def by_slurm(
-    hosts: tuple[Host, ...], inventory: AnyInventory | None, wish: Wish
+    hosts: tuple[Host, ...], inventory: AnyInventory | None, request: FleetRequest
 ) -> tuple[Host, ...]:
-    """Let srun reach the allocation's nodes, where neither an option nor the inventory says how.
+    """Let srun reach the allocation's nodes, unless an option or the inventory sets a transport.
 
-    UsageError outside of an allocation, and if we are one of several tasks of a step.
+    UsageError outside an allocation, and in one of several tasks of a step.
     """
     asked = [host.name for host in hosts if host.transport == "srun"]
-    if asked and not wish.environ.get("SLURM_JOB_ID"):
+    if asked and not request.environ.get("SLURM_JOB_ID"):
         raise UsageError(
             "the transport srun works inside a Slurm allocation only: "
             "start with sbatch or salloc, or leave --preflight-transport out"
         )
-    ours = _allocated(wish.environ)
+    ours = _allocated(request.environ)
     inside = ours.issuperset(host.name for host in hosts)
     if asked or inside:
-        refuse_many(wish.environ)
-    if wish.transport is not None or not inside or not offers_srun(wish.environ):
+        refuse_many(request.environ)
+    if request.transport is not None or not inside or not offers_srun(request.environ):
         return hosts
     return tuple(
         host
@@ -91,28 +91,28 @@ def by_slurm(
 
 
 def _allocated(environ: Mapping[str, str]) -> frozenset[str]:
-    """Return the nodes of the allocation that we run in; none outside of one."""
+    """Return the nodes of the current allocation; none outside one."""
     nodes = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
     if not nodes or not environ.get("SLURM_JOB_ID"):
         return frozenset()
     try:
         return frozenset(expand(nodes))
-    except UsageError:  # it is refused where it names the fleet
+    except UsageError:  # raised again where this variable names the fleet
         return frozenset()
 
 
 OPTION = "--preflight-interface"
 
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]{0,14}")
-"""IFNAMSIZ leaves 15 characters; a dash in front is refused with the rest."""
+"""IFNAMSIZ leaves 15 characters; a leading dash is refused."""
 
 _LOOPBACK = "lo"
 
 
 def sweep_interface(name: str | None, hosts: Sequence[Host], origin: str) -> str | None:
-    """Return the name if it can be one; UsageError (exit 4) says what to type instead.
+    """Return a valid interface name; UsageError (exit 4) says what to type instead.
 
-    `origin`: who named it, as the operator would find it.
+    `origin`: the option or key that named it.
     """
     if name is None:
         return None
@@ -120,14 +120,14 @@ def sweep_interface(name: str | None, hosts: Sequence[Host], origin: str) -> str
         raise UsageError(f"{name[:40]!a} is not a network interface: give a name such as eth0")
     if name == _LOOPBACK and machines(hosts) > 1:
         raise UsageError(
-            f"{origin} = {_LOOPBACK}: no node reaches another by loopback; leave it away (each "
-            f"node then takes its way to the others), or name the network's, as in {OPTION}=eth0"
+            f"{origin} = {_LOOPBACK}: no node reaches another by loopback; leave it out (each "
+            f"node then uses its route to the others), or name the network's, as in {OPTION}=eth0"
         )
     return name
 
 
 def machines(hosts: Sequence[Host]) -> int:
-    """How many there are behind these names; all that are local are this one."""
+    """Count the machines behind these names; all local ones are this machine."""
     here = [host.transport == "local" or _is_here(host.address) for host in hosts]
     away = {host.address for host, local in zip(hosts, here, strict=True) if not local}
     return len(away) + any(here)
@@ -140,30 +140,30 @@ def _is_here(address: str) -> bool:
         return address == "localhost"
 
 
-def lint_file(path: Path) -> Linted:
-    """Read and judge one file; UsageError where there is none to read."""
+def lint_file(path: Path) -> LintResult:
+    """Read and lint one file; UsageError if it cannot be read."""
     from preflight.lint.lint import lint
     from preflight.lint.reading import LARGEST
 
     try:
         content = read_regular(path.expanduser(), LARGEST)
     except OSError as error:
-        said = f"cannot read {path}: {error.strerror}"
-        raise UsageError(f"{said}; give the training script itself") from error
+        message = f"cannot read {path}: {error.strerror}"
+        raise UsageError(f"{message}; give the training script itself") from error
     return lint(content, str(path))
 
 
 BY_ADDRESS = ("ssh", "paramiko", "openssh")
-"""Transports that log in to the address: processes here and Slurm's nodes go by name."""
+"""Transports that log in by address; local processes and Slurm's nodes go by name."""
 
 
 def refuse_twins(hosts: Iterable[Host]) -> None:
-    """UsageError when two nodes are logged in to at one address and port."""
+    """UsageError if two nodes have the same address and port to log in to."""
     known: dict[tuple[str, int | None, str | None], str] = {}
     for host in hosts:
         if host.transport not in BY_ADDRESS:
             continue
-        # One private address may be another machine in each cluster's own ssh_config.
+        # With its own ssh_config each cluster may use the same private addresses.
         first = known.setdefault((host.address.lower(), host.port, host.ssh_config), host.name)
         if first != host.name:
             raise UsageError(
@@ -175,16 +175,16 @@ def refuse_twins(hosts: Iterable[Host]) -> None:
 _PARTED = re.compile(r"[\s=:;,'\"()]+|^-\w(?=/)")
 
 
-class Found(Struct, frozen=True, kw_only=True):
-    """The nodes that a hook of the site named, with their settings where it gave `hosts`."""
+class SiteNodes(Struct, frozen=True, kw_only=True):
+    """The nodes that a site's hook named, with their settings if it gave `hosts`."""
 
     names: tuple[str, ...]
     hosts: dict[str, Host] = {}
     origin: str
 
 
-class Wish(Struct, frozen=True, kw_only=True):
-    """What the operator asked for, by option, ini file and environment; None = said nothing."""
+class FleetRequest(Struct, frozen=True, kw_only=True):
+    """What the operator asked for by option, ini file and environment; None = not given."""
 
     nodes: str | None = None
     inventory: str | None = None
@@ -197,32 +197,32 @@ class Wish(Struct, frozen=True, kw_only=True):
     interface: str | None = None
     topology: str | None = None
     ask_slurm: bool = True
-    """Whether Slurm may be asked for its switches: one process of a run does."""
+    """Whether to ask Slurm for its switches; one process of a run does."""
     logs_in: bool = True
-    """Whether nodes are asked: where a run is judged again, what leads to them need not be here."""
-    found: Found | None = None
+    """Whether nodes are contacted; if a run is only judged again, ssh files may be missing."""
+    found: SiteNodes | None = None
     ini_nodes: str | None = None
     ini_inventory: str | None = None
     environ: dict[str, str] = {}
     ranked: Ranked | None = None
-    """The nodes that torchrun gives; they win over every other source."""
+    """The nodes of torchrun's ranks; they win over every other source."""
 
 
-def resolve(wish: Wish) -> Fleet:
-    """Find the fleet; UsageError when a source names nobody or cannot be read."""
-    fleet = _fleet(wish)
-    if wish.logs_in:
+def resolve(request: FleetRequest) -> Fleet:
+    """Find the fleet; UsageError if a source names no node or cannot be read."""
+    fleet = _fleet(request)
+    if request.logs_in:
         _refuse_strangers(fleet.hosts)
-    by_hook = wish.found and wish.found.hosts and wish.found.origin == fleet.origin
-    told_by = fleet.origin if by_hook else "the inventory"
-    environ = wish.environ if wish.ask_slurm else {}
-    return with_leaves(fleet, wish.topology, environ, told_by=told_by)
+    by_hook = request.found and request.found.hosts and request.found.origin == fleet.origin
+    leaf_origin = fleet.origin if by_hook else "the inventory"
+    environ = request.environ if request.ask_slurm else {}
+    return with_leaves(fleet, request.topology, environ, leaf_origin=leaf_origin)
 
 
 def _refuse_strangers(hosts: Sequence[Host]) -> None:
-    """As root: UsageError for a file of somebody else's that names code, is run, or vouches.
+    """As root: UsageError for another user's file that names code, is executed or trusts hosts.
 
-    Keys are neither: with a key of his a stranger opens what he could open himself.
+    Private keys are exempt: another user's key opens only what that user could open.
     """
     named: dict[str, bool] = {}
     for host in hosts:
@@ -235,9 +235,9 @@ def _refuse_strangers(hosts: Sequence[Host]) -> None:
 
 
 def _run_here(python: tuple[str, ...]) -> list[str]:
-    """The files and folders that a command names, also as `NAME=/a:/b`, `-C/a` or relative to them.
+    """Return the files and folders that a command names, also as `NAME=/a:/b`, `-C/a` or relative.
 
-    Whatever lies beside our own Python is run as it is.
+    Files beside our own Python are trusted.
     """
     first, *others = python
     typed = [word for word in (shutil.which(first), first if "/" in first else "", *others) if word]
@@ -248,45 +248,45 @@ def _run_here(python: tuple[str, ...]) -> list[str]:
     return [file for file in files if Path(file).parent != Path(sys.executable).parent]
 
 
-def _fleet(wish: Wish) -> Fleet:
-    inventory = _inventory(wish)
-    if wish.ranked is not None:
-        return _ranked(wish, wish.ranked, inventory)
-    names, origin, is_here = _names(wish, inventory)
-    names = _excluded(names, wish.exclude, inventory)
-    brought = wish.found.hosts if wish.found and wish.found.origin == origin else {}
+def _fleet(request: FleetRequest) -> Fleet:
+    inventory = _inventory(request)
+    if request.ranked is not None:
+        return _ranked(request, request.ranked, inventory)
+    names, origin, is_here = _names(request, inventory)
+    names = _excluded(names, request.exclude, inventory)
+    brought = request.found.hosts if request.found and request.found.origin == origin else {}
     chosen = [brought[n] for n in names] if brought else _hosts(names, inventory, here=is_here)
-    hosts = tuple(_with_choices(host, wish) for host in chosen)
+    hosts = tuple(_with_choices(host, request) for host in chosen)
     if not brought:
-        hosts = by_slurm(hosts, inventory, wish)
+        hosts = by_slurm(hosts, inventory, request)
     refuse_twins(hosts)
     table = inventory.job if inventory else JobTable()
-    launch_line = wish.launch if wish.launch is not None else table.launch
+    launch_line = request.launch if request.launch is not None else table.launch
     launch = read_launch(launch_line) if launch_line is not None else None
-    job = _job(wish, hosts, inventory, launch, here=is_here)
-    interface, told_by = _interface(wish, inventory, hosts)
+    job = _job(request, hosts, inventory, launch, here=is_here)
+    interface, interface_origin = _interface(request, inventory, hosts)
     return Fleet(
         hosts=hosts,
         origin=origin,
         job=job,
         waivers=inventory.waivers if inventory else (),
-        spoken=_spoken(inventory),
+        mentioned_checks=_mentioned_checks(inventory),
         interface=interface,
-        interface_origin=told_by,
+        interface_origin=interface_origin,
     )
 
 
-def _ranked(wish: Wish, ranked: Ranked, inventory: AnyInventory | None) -> Fleet:
-    """The nodes of torchrun's ranks; an inventory says what they were promised to have."""
+def _ranked(request: FleetRequest, ranked: Ranked, inventory: AnyInventory | None) -> Fleet:
+    """Return the nodes of torchrun's ranks; an inventory says what is expected of them."""
     every = ranked.hosts(inventory)
-    names = _excluded(tuple(host.name for host in every), wish.exclude, inventory)
+    names = _excluded(tuple(host.name for host in every), request.exclude, inventory)
     hosts = tuple(host for host in every if host.name in names)
     environ = ranked.environs(every)
     master, remark = choose_master(
         hosts, launch=None, environ=environ[""].get("MASTER_ADDR"), table=None
     )
     port, origin = _master_port(None, environ[""], JobTable())
-    interface, told_by = _interface(wish, inventory, hosts)
+    interface, interface_origin = _interface(request, inventory, hosts)
     return Fleet(
         hosts=hosts,
         origin=ORIGIN,
@@ -302,40 +302,40 @@ def _ranked(wish: Wish, ranked: Ranked, inventory: AnyInventory | None) -> Fleet
                 if node.uneven
             },
             environ_origin=ENVIRONMENT,
-            script=_script(wish),
+            script=_script(request),
         ),
         waivers=inventory.waivers if inventory else (),
-        spoken=_spoken(inventory),
+        mentioned_checks=_mentioned_checks(inventory),
         interface=interface,
-        interface_origin=told_by,
+        interface_origin=interface_origin,
         ranks=ranked.ranks,
         restarts=ranked.restarts,
     )
 
 
-def _spoken(inventory: AnyInventory | None) -> tuple[tuple[str, str], ...]:
+def _mentioned_checks(inventory: AnyInventory | None) -> tuple[tuple[str, str], ...]:
     if inventory is None:
         return ()
     waived = [(one.check, one.origin) for one in inventory.waivers]
     return (*inventory.switched(), *waived)
 
 
-def _first(*said: str | None) -> str | None:
-    return next((text for text in said if text is not None), None)
+def _first(*values: str | None) -> str | None:
+    return next((text for text in values if text is not None), None)
 
 
 def _interface(
-    wish: Wish, inventory: AnyInventory | None, hosts: Sequence[Host]
+    request: FleetRequest, inventory: AnyInventory | None, hosts: Sequence[Host]
 ) -> tuple[str | None, str]:
-    """Return what the sweep is to go over, and who says so."""
+    """Return the sweep's network interface, and the option or key that names it."""
     named = inventory.job.interface if inventory else None
     origin = OPTION if inventory is None or named is None else f"{inventory.path}: [job] interface"
-    origin = OPTION if wish.interface is not None else origin
-    return sweep_interface(_first(wish.interface, named), hosts, origin), origin
+    origin = OPTION if request.interface is not None else origin
+    return sweep_interface(_first(request.interface, named), hosts, origin), origin
 
 
-def _inventory(wish: Wish) -> AnyInventory | None:
-    path = wish.inventory if wish.inventory is not None else wish.ini_inventory
+def _inventory(request: FleetRequest) -> AnyInventory | None:
+    path = request.inventory if request.inventory is not None else request.ini_inventory
     if path is None:
         return None
     if not path:
@@ -345,29 +345,33 @@ def _inventory(wish: Wish) -> AnyInventory | None:
     return open_inventory(Path(path).expanduser())
 
 
-def _names(wish: Wish, inventory: AnyInventory | None) -> tuple[tuple[str, ...], str, bool]:
-    """Return names, the source that gave them, and whether it is just this machine."""
-    if wish.nodes is not None:
-        return *_written(wish.nodes, "--preflight-nodes", inventory), False
-    if wish.inventory is not None and inventory is not None:
+def _names(
+    request: FleetRequest, inventory: AnyInventory | None
+) -> tuple[tuple[str, ...], str, bool]:
+    """Return names, their source, and whether it is only this machine."""
+    if request.nodes is not None:
+        return *_written(request.nodes, "--preflight-nodes", inventory), False
+    if request.inventory is not None and inventory is not None:
         return _all_of(inventory), str(inventory.path), False
-    # What the site wrote down in a hook outranks the allocation that we happen to be in.
-    around = ("SLURM_JOB_NODELIST", "SLURM_NODELIST") if wish.found is None else ()
+    # The site's hook outranks the current allocation.
+    around = ("SLURM_JOB_NODELIST", "SLURM_NODELIST") if request.found is None else ()
     for variable in ("PREFLIGHT_NODES", *around):
-        if variable in wish.environ:
+        if variable in request.environ:
             try:
-                return *_listed(wish.environ[variable], variable, inventory), False
+                return *_listed(request.environ[variable], variable, inventory), False
             except UsageError as error:
                 raise UsageError(f"{variable}: {error}") from error
-    if wish.found is not None:
-        return wish.found.names, wish.found.origin, False
-    return _unless_told(wish, inventory)
+    if request.found is not None:
+        return request.found.names, request.found.origin, False
+    return _default_names(request, inventory)
 
 
-def _unless_told(wish: Wish, inventory: AnyInventory | None) -> tuple[tuple[str, ...], str, bool]:
-    """Return what the ini file says, else this machine."""
-    if wish.ini_nodes:
-        return *_written(wish.ini_nodes, "preflight_nodes of the ini file", inventory), False
+def _default_names(
+    request: FleetRequest, inventory: AnyInventory | None
+) -> tuple[tuple[str, ...], str, bool]:
+    """Return the nodes of the ini file or the inventory, else this machine."""
+    if request.ini_nodes:
+        return *_written(request.ini_nodes, "preflight_nodes of the ini file", inventory), False
     if inventory is not None:
         return _all_of(inventory), str(inventory.path), False
     return (sound_name(socket.gethostname().split(".")[0], "localhost"),), "this machine", True
@@ -376,14 +380,14 @@ def _unless_told(wish: Wish, inventory: AnyInventory | None) -> tuple[tuple[str,
 def _listed(
     text: str, variable: str, inventory: AnyInventory | None
 ) -> tuple[tuple[str, ...], str]:
-    """Read a variable; only the operator's own may name groups, which may start commands."""
+    """Read a variable; groups may start commands, so only the operator's may name them."""
     if variable == "PREFLIGHT_NODES":
         return _written(text, variable, inventory)
     return expand(text), variable
 
 
 def _written(text: str, origin: str, inventory: AnyInventory | None) -> tuple[tuple[str, ...], str]:
-    """Read what the operator wrote himself; the origin shows the groups he named."""
+    """Read a node list that the operator wrote; the origin shows the groups in it."""
     names = expand_written(text, inventory)
     groups = groups_in(text)
     return names, f"{origin} ({groups})" if groups else origin
@@ -403,12 +407,12 @@ def _excluded(
     if exclude is None:
         return names
     out = set(expand_written(exclude, inventory, may_be_empty=True))
-    # A group may well have nodes elsewhere; a name that was typed may not.
+    # A group may have nodes outside this fleet; a typed name may not.
     typed = ",".join(word for word in split(exclude) if "@" not in word)
     strangers = sorted(set(expand(typed) if typed else ()) - set(names))
     if strangers:
         raise UsageError(
-            f"--preflight-exclude names {fold(strangers)}, not of this fleet"
+            f"--preflight-exclude: {fold(strangers)} is not in this fleet"
             f"{did_you_mean(strangers[0], names)}"
         )
     rest = tuple(name for name in names if name not in out)
@@ -431,18 +435,18 @@ def _this_machine(name: str) -> Host:
     return Host(name=name, address="127.0.0.1", transport="local", python=(sys.executable,))
 
 
-def _with_choices(host: Host, wish: Wish) -> Host:
-    """Lay over a node what the command line says of all of them."""
-    if wish.transport is not None:
-        refuse_unknown_transport(wish.transport, "--preflight-transport")
-        host = msgspec.structs.replace(host, transport=wish.transport)
-    if wish.python is not None:
-        host = msgspec.structs.replace(host, python=command(wish.python, "--preflight-python"))
+def _with_choices(host: Host, request: FleetRequest) -> Host:
+    """Apply the command line's settings to a node."""
+    if request.transport is not None:
+        refuse_unknown_transport(request.transport, "--preflight-transport")
+        host = msgspec.structs.replace(host, transport=request.transport)
+    if request.python is not None:
+        host = msgspec.structs.replace(host, python=command(request.python, "--preflight-python"))
     return host
 
 
 def _job(
-    wish: Wish,
+    request: FleetRequest,
     hosts: Sequence[Host],
     inventory: AnyInventory | None,
     launch: Launch | None,
@@ -450,10 +454,10 @@ def _job(
     here: bool,
 ) -> Job:
     table = inventory.job if inventory else JobTable()
-    env_file = wish.env_file
+    env_file = request.env_file
     if env_file is None and table.env_file and inventory:
         env_file = inventory.beside(table.env_file)
-    environ, origin = _environ(wish, env_file, launch, [host.name for host in hosts], here=here)
+    environ, origin = _environ(request, env_file, launch, [host.name for host in hosts], here=here)
     unsafe = ""
     if env_file is not None and os.geteuid() == 0:
         unsafe = _others(env_file, [host.name for host in hosts])
@@ -464,7 +468,7 @@ def _job(
             f"{inventory.path}: [job] master = {table.master!a} is not one of its nodes"
             f"{did_you_mean(table.master, inventory.names)}"
         )
-    elsewhere = inventory.names if inventory and wish.launch is None else ()
+    elsewhere = inventory.names if inventory and request.launch is None else ()
     master, remark = choose_master(
         hosts,
         launch=launch.master_addr if launch else None,
@@ -481,12 +485,12 @@ def _job(
         environ_origin=origin,
         environ_unsafe=unsafe,
         launch=_shape(launch, common),
-        script=_script(wish),
+        script=_script(request),
     )
 
 
 def _others(env_file: str, names: Sequence[str]) -> str:
-    """Who but root could have written the environment of a job; "" if nobody."""
+    """Say who besides root could have written the job's environment; "" if no one could."""
     paths = dict.fromkeys(env_file.replace("{node}", name) for name in names)
     found = (who_may_change(Path(path).expanduser()) for path in paths)
     return next(filter(None, found), "")
@@ -498,29 +502,34 @@ def _shape(launch: Launch | None, environ: Mapping[str, str]) -> Shape | None:
     return shape_of(launch.launcher, launch.options, launch.before, environ, launch.nproc_per_node)
 
 
-def _script(wish: Wish) -> Linted | None:
-    if wish.script is None:
+def _script(request: FleetRequest) -> LintResult | None:
+    if request.script is None:
         return None
-    if not wish.script:
+    if not request.script:
         raise UsageError("--preflight-script is empty: give the training script")
-    return lint_file(Path(wish.script))
+    return lint_file(Path(request.script))
 
 
 def _environ(
-    wish: Wish, env_file: str | None, launch: Launch | None, names: Sequence[str], *, here: bool
+    request: FleetRequest,
+    env_file: str | None,
+    launch: Launch | None,
+    names: Sequence[str],
+    *,
+    here: bool,
 ) -> tuple[dict[str, dict[str, str]] | None, str]:
-    """Return the job's environment by node, and the source that a sentence can name."""
+    """Return the job's environment by node, and its source for messages."""
     origins = []
     environ: dict[str, dict[str, str]] | None = None
     if env_file is not None:
         environ = read_env_file(env_file, names)
         origins.append(Path(env_file).name)
-    elif "SLURM_JOB_ID" in wish.environ:
-        environ = {"": public(wish.environ)}
-        origins.append(f"Slurm job {wish.environ['SLURM_JOB_ID'][:20]}")
+    elif "SLURM_JOB_ID" in request.environ:
+        environ = {"": public(request.environ)}
+        origins.append(f"Slurm job {request.environ['SLURM_JOB_ID'][:20]}")
     elif here and launch is None:
-        # A job started by hand on this machine inherits this very shell.
-        environ = {"": public(wish.environ)}
+        # A job started by hand on this machine inherits this shell's environment.
+        environ = {"": public(request.environ)}
         origins.append("this shell")
     if launch is not None:
         base: Mapping[str, dict[str, str]] = environ or {"": {}}

@@ -1,6 +1,6 @@
-"""Which leaf switch each node is on, and who says so: one that is guessed is never named.
+"""Which leaf switch each node is on, and the source that says so; preflight never guesses one.
 
-Read are `SwitchName`, `Nodes` and `Switches`; a switch with other switches below it is no leaf.
+It reads `SwitchName`, `Nodes` and `Switches`; a switch with other switches below it is no leaf.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LARGEST = 8 << 20
 """Bytes of a topology.conf."""
 
 LEAF_NAME = re.compile(r"[A-Za-z0-9_.:/@+-]{1,64}")
-"""It is shown on terminals and written into reports."""
+"""A restricted alphabet: the name is shown on terminals and written into reports."""
 
 _COMMENT = re.compile(r"(?<!\\)#.*")
 _EXAMPLE = "write lines such as SwitchName=leaf1 Nodes=gpu[001-032]"
@@ -46,7 +46,7 @@ def read_switches(path: Path) -> dict[str, str]:
 
 
 def parse_switches(text: str, source: str) -> dict[str, str]:
-    """As above, from text; `source` opens every complaint."""
+    """Parse the text of a topology.conf; `source` opens every error message."""
     leaf_of: dict[str, str] = {}
     declared: dict[str, int] = {}
     for number, line in _lines(text):
@@ -113,12 +113,12 @@ def _switch(words: dict[str, str]) -> str:
             raise UsageError("a block topology names no switches: write one that does, or none")
         raise UsageError(f"it has no SwitchName, but {first[:40]!a}: {_EXAMPLE}")
     if not LEAF_NAME.fullmatch(switch):
-        raise UsageError(f"{switch[:40]!a} is no name of a switch: letters, digits, and ._:/@+-")
+        raise UsageError(f"{switch[:40]!a} is not a switch name: letters, digits, and ._:/@+-")
     return switch
 
 
 def _nodes(switch: str, words: dict[str, str]) -> tuple[str, ...]:
-    """The nodes of a leaf; none of a switch above others, whose nodes `scontrol` lists as well."""
+    """Return a leaf's nodes; none for a switch above others, whose nodes `scontrol` also lists."""
     if words.get("switches"):
         return ()
     if not words.get("nodes"):
@@ -133,12 +133,11 @@ _SCONTROL = "scontrol show topology"
 
 
 def with_leaves(
-    fleet: Fleet, file: str | None, environ: Mapping[str, str], *, told_by: str
+    fleet: Fleet, file: str | None, environ: Mapping[str, str], *, leaf_origin: str
 ) -> Fleet:
-    """Give each node its leaf: by the option, else as was told with it, else by Slurm in its job.
+    """Give each node its leaf: from the option, else from the inventory, else from Slurm in a job.
 
-    UsageError for a file that the operator named and that is no use; Slurm's own, which nobody
-    named, only leaves a remark.
+    UsageError if the operator's file cannot be used; Slurm's own file only leaves a remark.
     """
     if file is not None:
         if not file:
@@ -150,7 +149,7 @@ def with_leaves(
             raise UsageError(f"{path} knows no leaf of {names}: give the topology of this fleet")
         return found
     if fleet.leaves:
-        return replace(fleet, topology=told_by)
+        return replace(fleet, topology=leaf_origin)
     if "SLURM_JOB_ID" not in environ:
         return fleet
     try:
@@ -160,9 +159,9 @@ def with_leaves(
 
 
 def _by_slurm(fleet: Fleet, environ: Mapping[str, str]) -> Fleet:
-    said = _ask()
-    if "SwitchName=" in said:
-        return _placed(fleet, parse_switches(said, _SCONTROL), _SCONTROL)
+    listing = _ask()
+    if "SwitchName=" in listing:
+        return _placed(fleet, parse_switches(listing, _SCONTROL), _SCONTROL)
     conf = environ.get("SLURM_CONF")
     beside = [Path(conf).with_name(SLURMS_OWN.name)] if conf else []
     path = next((each for each in (*beside, SLURMS_OWN) if each.is_file()), None)
@@ -170,13 +169,13 @@ def _by_slurm(fleet: Fleet, environ: Mapping[str, str]) -> Fleet:
 
 
 def _ask() -> str:
-    """What Slurm answers; nothing where it has no topology, or no answer."""
+    """Return Slurm's topology; "" if it has none or does not answer."""
     done = ask_here(_SCONTROL.split(), _ASK_S)
     return done.stdout.decode(errors="replace") if done and done.returncode == 0 else ""
 
 
 def _placed(fleet: Fleet, leaf_of: Mapping[str, str], origin: str) -> Fleet:
-    """Slurm knows nodes by their short names; a fleet may not."""
+    """Set the leaf of each node; Slurm knows nodes by short names, a fleet may use long ones."""
     hosts = tuple(
         replace(host, leaf=leaf_of.get(host.name, leaf_of.get(host.name.partition(".")[0], "")))
         for host in fleet.hosts

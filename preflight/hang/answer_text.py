@@ -1,4 +1,4 @@
-"""An answer about a job that hangs or has died: what else it may be, and its rows on a terminal."""
+"""An answer about a job that hangs or has died: alternatives, and its rows on a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INDENT = " " * 10
 
 
 class Alternative(Struct, frozen=True):
-    """What it may be instead."""
+    """Another possible answer."""
 
     category: str
     sentence: str
@@ -23,7 +23,7 @@ class Alternative(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """`link (40%): the data do not get through`."""
+        """`link (40%): the data does not get through`."""
         sure = f" ({self.confidence:.0%})" if self.confidence else ""
         return f"{self.category}{sure}: {self.sentence}"
 
@@ -31,9 +31,8 @@ class Alternative(Struct, frozen=True):
 def rows(
     category: str, confidence: float, labelled: Iterable[tuple[str, Iterable[str]]], width: int
 ) -> list[str]:
-    """The category, then every text, wrapped; the first of those with one label has it."""
-    sure = f"{confidence:.0%} sure" if confidence else "not a guess"
-    shown = [f"{category}  ({sure})"]
+    """The category, then every text, wrapped; a label stands before its first text."""
+    shown = [f"{category}  ({confidence:.0%} sure)" if confidence else category]
     for label, texts in labelled:
         for number, text in enumerate(texts):
             if text:

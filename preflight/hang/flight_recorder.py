@@ -1,9 +1,9 @@
-"""What torch's flight recorder wrote of one rank: which collectives it called, in which order.
+"""Reads torch's flight recorder: which collectives one rank called, in which order.
 
-Only with it a call has a number, so that ranks at different turns of one line can be told apart.
+Only the recorder numbers the calls, which distinguishes ranks in different iterations of one line.
 
-A recorder's file lies where other users may write. So no unpickler reads it: this knows numbers,
-words, lists and dictionaries, and everything that would ask for a class or a function is refused.
+Other users may be able to write the recorder's file. So no unpickler reads it: this module knows
+numbers, strings, lists and dictionaries, and refuses everything that needs a class or a function.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DIGITS = 21
 
 
 class Allowance(Struct):
-    """What the dumps of one node may take together: two of the largest, or those of 16 ranks."""
+    """Limit for all dumps of one node: two of the largest size, or those of 16 ranks."""
 
     bytes: int = 2 * MOST_BYTES
     steps: int = 2 * MOST_STEPS
@@ -48,13 +48,13 @@ _MARK = object()
 
 
 class RefusedError(ValueError):
-    """The text is not of plain values; says at which byte, and why."""
+    """The data holds more than plain values; the message names the byte and the reason."""
 
 
 def plain_values(data: bytes, allowed: Allowance | None = None) -> Any:
-    """Read one pickled value of numbers, words, lists, tuples and dictionaries.
+    """Read one pickled value of numbers, strings, lists, tuples and dictionaries.
 
-    RefusedError for anything else: classes, too much, or a file that ends early.
+    RefusedError for anything else: classes, too much data, or a file that ends early.
     """
     allowed = allowed or Allowance()
     if len(data) > MOST_BYTES:
@@ -73,7 +73,7 @@ def plain_values(data: bytes, allowed: Allowance | None = None) -> Any:
 
 
 class _Machine:
-    """The part of pickle's machine that only makes plain values."""
+    """The part of pickle's virtual machine that makes only plain values."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -106,14 +106,14 @@ class _Machine:
     # -- bytes
 
     def take(self, number: int) -> bytes:
-        """The next bytes; IndexError where there are not so many."""
+        """The next bytes; IndexError if there are fewer."""
         begin, self.at = self.at, self.at + number
         if number < 0 or self.at > len(self.data):
             raise IndexError(number)
         return self.data[begin : self.at]
 
     def count(self, size: int) -> int:
-        """The next bytes as a number without a sign."""
+        """The next bytes as an unsigned number."""
         return int.from_bytes(self.take(size), "little")
 
     def word(self, size: int) -> None:
@@ -122,7 +122,7 @@ class _Machine:
     # -- the stack
 
     def since_mark(self) -> list[Any]:
-        """Take everything that was laid down after the last mark."""
+        """Pop everything after the last mark."""
         for place in range(len(self.stack) - 1, -1, -1):
             if self.stack[place] is _MARK:
                 taken = self.stack[place + 1 :]
@@ -155,14 +155,14 @@ class _Machine:
         self.top(dict)[key] = value
 
     def named(self, keys: list[Any]) -> None:
-        """Refuse keys whose hash is work (tuples of tuples), or one for many (long numbers).
+        """Refuse keys that are slow to hash (nested tuples), or easy to collide (long numbers).
 
-        Also words so long that to compare two alike ones, again and again, is work.
+        Also texts that are so long that comparing two equal ones again and again is slow.
         """
         for key in keys:
             if not (_fits(key) if type(key) is int else type(key) is str and len(key) <= _KEY):
-                said = "names something by neither a short word nor a number"
-                raise RefusedError(f"byte {self.at - 1} {said}")
+                fault = "names something by neither a short word nor a number"
+                raise RefusedError(f"byte {self.at - 1} {fault}")
 
     def tuple_of(self, number: int) -> None:
         if len(self.stack) < number:
@@ -186,14 +186,14 @@ class _Machine:
 
 
 def _fits(number: int) -> bool:
-    """Whether 64 bits hold it; of larger ones as many as one likes have the same hash."""
+    """Whether it fits 64 bits: any number of larger ones can share one hash."""
     return abs(number) < 1 << 63
 
 
 _STOP = ord(".")
 _STEPS: dict[int, Any] = {
     0x80: lambda m: m.take(1),  # which version it is
-    0x95: lambda m: m.take(8),  # a frame, which only tells how long it is
+    0x95: lambda m: m.take(8),  # a frame, which holds only its length
     ord("("): lambda m: m.stack.append(_MARK),
     ord("N"): lambda m: m.stack.append(None),
     0x88: lambda m: m.stack.append(True),
@@ -231,7 +231,7 @@ _STEPS: dict[int, Any] = {
 T = TypeVar("T")
 
 MOST_CALLS = 4096
-"""The newest so many; torch keeps 2,000 unless told otherwise."""
+"""The newest calls; torch keeps 2,000 by default."""
 _TENSORS, _DIMENSIONS, _FRAMES = 64, 16, 64
 _CHARS = 256
 _DONE = "completed"
@@ -253,44 +253,44 @@ class Call(Struct, frozen=True, kw_only=True):
     about: str
     """What the group is for: `default_pg`, or as the user described it."""
     number: int
-    """Of the collectives of this group, from 1; of sends and receives if `alone`."""
+    """Counts the collectives of this group from 1; sends and receives if `alone`."""
     alone: bool = False
-    """A send or receive: numbered by itself."""
+    """A send or receive: it has its own numbering."""
     op: str
     """`all_reduce`, `_all_gather_base`, `send 0->1`."""
     sizes: tuple[tuple[int, ...], ...] = ()
-    """Shapes of what goes in."""
+    """Shapes of the input."""
     types: tuple[str, ...] = ()
     state: str = ""
-    """`scheduled`, `started` or `completed`; gloo tells the first only."""
+    """`scheduled`, `started` or `completed`; gloo records only the first."""
     retired: bool | None = None
-    """Whether torch has stopped to watch it: it is done, or was given up."""
+    """Whether torch has stopped watching it: it is done or abandoned."""
     begun_ns: int = 0
     """When it was called, Unix time in ns."""
     frames: tuple[Line, ...] = ()
-    """Innermost first; none where the recorder was told to leave them out."""
+    """Innermost first; none if the recorder is set to omit them."""
 
     @property
     def pending(self) -> bool:
-        """Whether it had not ended when this was written."""
+        """Whether it was unfinished when the file was written."""
         return self.state != _DONE and self.retired is not True
 
 
 class Recording(Struct, frozen=True, kw_only=True):
-    """All of one rank."""
+    """The recording of one rank."""
 
     calls: tuple[Call, ...]
-    """The oldest first; those that made no sense, or were too many, are left out."""
+    """Oldest first, without invalid ones and those over the limit."""
 
 
 class Unreadable(Struct, frozen=True):
-    """Why there is none."""
+    """Why there is no recording."""
 
     why: str
 
 
-def opened(dump: Dump, allowed: Allowance) -> Recording | Unreadable:
-    """Open what travelled; never more than 64 MiB, or than is left to its node."""
+def open_dump(dump: Dump, allowed: Allowance) -> Recording | Unreadable:
+    """Unpack a dump from a node; at most 64 MiB, or what its node's limit leaves."""
     if not dump.content:
         return Unreadable(dump.why or "it is empty")
     most = min(MOST_BYTES, allowed.bytes)
@@ -311,14 +311,14 @@ def opened(dump: Dump, allowed: Allowance) -> Recording | Unreadable:
 def read(data: bytes, allowed: Allowance | None = None) -> Recording | Unreadable:
     """Read a recorder's file in either form, pickle or JSON; nothing in it is run."""
     try:
-        told = _json(data) if data[:1] in b"{ \n" else plain_values(data, allowed)
+        document = _json(data) if data[:1] in b"{ \n" else plain_values(data, allowed)
     except RefusedError as error:
         return Unreadable(f"no recording: {error}")
-    if not isinstance(told, dict) or not isinstance(told.get("entries", []), list):
+    if not isinstance(document, dict) or not isinstance(document.get("entries", []), list):
         return Unreadable("no recording: it has no entries")
-    if "entries" not in told and "pg_status" not in told:
+    if "entries" not in document and "pg_status" not in document:
         return Unreadable("no recording: it has no entries")
-    entries = told.get("entries", [])
+    entries = document.get("entries", [])
     once = _Once()
     calls = [once(_call, one) for one in entries[-MOST_CALLS:] if isinstance(one, dict)]
     return Recording(calls=tuple(one for one in calls if one is not None))
@@ -334,13 +334,13 @@ def _json(data: bytes) -> Any:
 
 
 class _Once:
-    """Reads a value once that many entries refer to: 400 bytes can name one a million times."""
+    """Reads a shared value once: 400 bytes can refer to one value a million times."""
 
     def __init__(self) -> None:
         self._read: dict[tuple[object, int], Any] = {}
 
     def __call__(self, read: Callable[[Any, _Once], T], value: Any) -> T:
-        """Return what `read` makes of that very object, which lives as long as the recording."""
+        """The result of `read` for this object, which lives as long as the recording."""
         key = read, id(value)
         if key not in self._read:
             self._read[key] = read(value, self)
@@ -384,9 +384,9 @@ def _lines(value: Any, once: _Once) -> tuple[Line, ...]:
 
 
 def _line(frame: Any, _: _Once) -> Line:
-    told = frame if isinstance(frame, dict) else {}
+    fields = frame if isinstance(frame, dict) else {}
     return Line(
-        _text(told.get("name")), _text(told.get("filename")), _number(told.get("line")) or 0
+        _text(fields.get("name")), _text(fields.get("filename")), _number(fields.get("line")) or 0
     )
 
 

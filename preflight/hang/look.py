@@ -1,9 +1,9 @@
-"""What every rank of a job that hangs is doing now: all nodes asked at once, in under 30 s.
+"""Reads what every rank of a hanging job does now, on all nodes at once, in under 30 s.
 
-For a fleet: `look(hosts, ways, nonce)` gives a `JobState`; a node that cannot be reached is in it,
-with the sentence that says why. For this machine alone: `look_here(pids=(...))`. Both only read:
-nothing is killed, and of the ranks only some at rest are paused for some ms, for their native
-stacks (`native=False`: none). What they return is for `preflight.hang.diagnose.judge.diagnose`.
+For a fleet: `look(hosts, ways, nonce)` returns a `JobState`; it also contains the nodes that cannot
+be reached, with the reason. For this machine alone: `look_here(pids=(...))`. Both only read: they
+kill nothing, and pause only some ranks at rest, for some ms, to read their native stacks
+(`native=False`: none). Pass the result to `preflight.hang.diagnose.judge.diagnose`.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
     from preflight.core.remote_command import Connection
     from preflight.facts.job import NodeLook
-    from preflight.transport.payload_session import Talk
+    from preflight.transport.payload_session import PayloadSession
 
 LOOK_S = 3.0
-"""Between the two looks: long enough to see progress in steps of a second."""
+"""Seconds between the two looks: enough to see progress in steps of a second."""
 
 CONNECT_S = 8.0
 NODE_S = 20.0
-"""For one node's looks; a healthy one needs its `look_s` and a second or two."""
+"""Limit for one node's looks; a healthy node needs `look_s` and a second or two."""
 
 ALL_S = 28.0
-"""For the fleet: the issue promises an answer in under 30 s."""
+"""Limit for the fleet: the documented time of an answer is under 30 s."""
 
 LIMIT = 48 << 20
 """Bytes of a node's answer: 512 ranks with stacks, and flight recorder dumps of 16 MiB."""
@@ -51,20 +51,20 @@ _LACKS = b'{"lacks":'
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is asked of each node."""
+class LookRequest:
+    """The request to each node."""
 
     pids: Sequence[int] = ()
-    """Only these, what is below them, and a rank's fellows; empty for all ranks of the node."""
+    """These processes, their children, and other ranks of the same job; empty for all ranks."""
     look_s: float = LOOK_S
     native: bool = True
-    """Whether ranks at rest may be paused for some ms to have their native stacks."""
+    """Whether to pause ranks at rest for some ms to read their native stacks."""
     own_spy: bool = True
-    """Whether the node's own py-spy is taken before one that travels."""
+    """Whether to prefer the node's own py-spy over a copy from here."""
 
 
 class _Lacks(Struct, frozen=True):
-    """A node without something that can travel."""
+    """A node asks for a file that this machine can send."""
 
     lacks: str
     machine: str
@@ -75,16 +75,16 @@ def look(
     ways: Ways,
     nonce: str,
     *,
-    wanted: Wanted | None = None,
+    wanted: LookRequest | None = None,
     deadline_s: float = ALL_S,
     job: str = "",
     progress: Callable[[int, int, list[str]], None] = lambda *_: None,
 ) -> JobState:
-    """Ask all nodes at the same time; every host has an entry in the result, in the same order.
+    """Look at all nodes at the same time; the result has every host, in the same order.
 
-    `job`: which of several on these nodes is meant. Never raises for an unhealthy node.
+    `job`: the job, if these nodes run several. Never raises for an unhealthy node.
     """
-    gate, asked = Gate(), wanted or Wanted()
+    gate, asked = Gate(), wanted or LookRequest()
     by_name = {host.name: host for host in hosts}
     ends = time.monotonic() + deadline_s
 
@@ -98,12 +98,12 @@ def look(
 def look_here(
     pids: Sequence[int] = (), *, look_s: float = LOOK_S, deadline_s: float = NODE_S, job: str = ""
 ) -> JobState:
-    """Look at this machine: at all of its ranks, or at these processes and those beside them."""
+    """Look at this machine: at all of its ranks, or at these processes and their fellow ranks."""
     here = Host(name=_own_name(), address="127.0.0.1", transport="local", python=(sys.executable,))
     ways = Ways((here,))
     try:
         state = look(
-            (here,), ways, secrets.token_hex(16), wanted=Wanted(pids=pids, look_s=look_s),
+            (here,), ways, secrets.token_hex(16), wanted=LookRequest(pids=pids, look_s=look_s),
             deadline_s=deadline_s, job=job,
         )  # fmt: skip
         return replace(state, here=True)
@@ -118,9 +118,9 @@ def _own_name() -> str:
 
 
 def _one(
-    host: Host, ways: Ways, nonce: str, wanted: Wanted, *, gate: Gate, ends: float
+    host: Host, ways: Ways, nonce: str, wanted: LookRequest, *, gate: Gate, ends: float
 ) -> NodeState:
-    """Log in and look; every way it can fail is part of the result."""
+    """Log in and look at one node; every failure is part of the result."""
     connection: Connection | None = None
     try:
         with gate.passage(_left_s(ends)):
@@ -132,7 +132,7 @@ def _one(
         return NodeState(
             node=host.name,
             sentence=str(error) or "no answer in time",
-            advice="look at the node's load, and at processes in D state",
+            advice="check the node's load, and processes in D state",
             late=connection is not None and isinstance(error, TimeoutError),
         )
     finally:
@@ -142,7 +142,7 @@ def _one(
 
 
 def _ask(
-    connection: Connection, host: Host, nonce: str, wanted: Wanted, timeout_s: float
+    connection: Connection, host: Host, nonce: str, wanted: LookRequest, timeout_s: float
 ) -> NodeLook:
     request = {
         "nonce": nonce,
@@ -158,19 +158,19 @@ def _ask(
     try:
         document = talk.read(timeout_s + 2)
         if document.startswith(_LACKS):
-            _give(talk, document)
+            _send_missing_file(talk, document)
             document = talk.read(_left_s(ends) + 2)
         return decode_look(document, nonce)
     finally:
         talk.close()
 
 
-def _give(talk: Talk, document: bytes) -> None:
-    """Send what the node lacks, or say that we have none for it."""
+def _send_missing_file(talk: PayloadSession, document: bytes) -> None:
+    """Send the file that the node lacks, or the answer that there is none."""
     try:
         lacks = msgspec.json.decode(document, type=_Lacks)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise WireError(f"what it asks for is unreadable: {error}") from error
+        raise WireError(f"its request for a file is unreadable: {error}") from error
     for message in offer(lacks.machine):
         talk.send(message)
 
@@ -180,12 +180,12 @@ def _left_s(ends: float) -> float:
 
 
 def _state(name: str, answer: NodeState | Exception) -> NodeState:
-    """A thread that was left behind at the deadline has no result of its own."""
+    """The answer of a node, or a state made from its exception, such as a passed deadline."""
     if isinstance(answer, NodeState):
         return answer
     return NodeState(
         node=name,
         sentence=(str(answer) or type(answer).__name__)[:300],
-        advice="look at the node's load, at processes in D state, and at what its login shell does",
+        advice="check the node's load, processes in D state, and its login shell",
         late=isinstance(answer, TooSlowError),
     )

@@ -1,15 +1,15 @@
-"""What earlier runs measured: the database that keeps it, and what a run asks of it.
+"""What earlier runs measured: a database, and the questions that a run asks of it.
 
     from preflight.history import reading
-    from preflight.history.place import place_of
+    from preflight.history.place import parse_place
 
-    with reading(place_of("/srv/nightly", Path.cwd())) as history:  # or "postgresql://..."
-        ran = history.last_run(["gpu041", "gpu042"])  # a Ran, None if there is none
+    with reading(parse_place("/srv/nightly", Path.cwd())) as history:  # or "postgresql://..."
+        ran = history.last_run(["gpu041", "gpu042"])  # a PastRun, None if there is none
         history.changes(ran, since=history.since(ran))  # Changes; a sweep's waves are one night
 
-A folder without a history has no runs: `last_run()` is None, and so on. `HistoryError` (a
-UsageError, one line) for one that cannot be read: a run or a report says that line and goes on
-without. SQLAlchemy is loaded by `reading`, not by this package itself.
+A folder without a history has no runs: `last_run()` is None, and so on. A history that cannot be
+read raises `HistoryError` (a UsageError of one line): a run or a report prints the line and goes on
+without. `reading` loads SQLAlchemy, the package itself does not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from preflight.history.place import Place, there
+from preflight.history.place import Place, exists
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 
 
 _NOTHING = Place(None, "sqlite://")
-"""In memory, so that of no history the same is asked as of any other."""
+"""An empty history in memory: it answers the same questions as any other."""
 
 
 @contextmanager
 def reading(place: Place) -> Iterator[History]:
-    """Hold a history open to read: everything is told as of one moment, whoever writes meanwhile.
+    """Open a history to read it as of one moment, even while another run writes.
 
-    One of an older schema is brought up to date first. HistoryError if it cannot be read.
+    A history with an older schema is migrated first. HistoryError if it cannot be read.
     """
     from preflight.history.queries import History
-    from preflight.history.tables import METADATA, known_schema, newest, prepare, transaction
+    from preflight.history.tables import METADATA, known_schema, newest_schema, prepare, transaction
 
     schema = 0
-    if there(place):
+    if exists(place):
         with transaction(place, writes=False) as connection:
             schema = known_schema(connection, place)
-    if 0 < schema < newest():
+    if 0 < schema < newest_schema():
         with transaction(place, writes=True) as connection:
             prepare(connection, place)
     with transaction(place if schema else _NOTHING, writes=False) as connection:

@@ -1,18 +1,18 @@
-"""What a history tells, as frozen values: reports and commands need no database to show them.
+"""The answers of a history as frozen values: reports and commands show them without a database.
 
-Times are seconds since 1970 (UTC). `nights` counts runs: a fleet that is judged twice in one night
-has two.
+Times are seconds since 1970 (UTC). `nights` counts runs: a fleet checked twice in one night has
+two.
 """
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from preflight.history.run_record import Covered
+from preflight.history.run_record import PairCoverage
 
 
-class Ran(Struct, frozen=True, kw_only=True):
-    """One run that is remembered."""
+class PastRun(Struct, frozen=True, kw_only=True):
+    """One run in the history."""
 
     id: int
     """Rises from run to run."""
@@ -27,70 +27,70 @@ class Ran(Struct, frozen=True, kw_only=True):
     ready: int
     not_ready: int
     systemic: bool
-    """So many were not ready at once that one shared cause is likelier than that many faults: in
-    this run, or in all waves of its sweep together."""
+    """So many nodes were not ready at once that one shared cause is likelier than that many faults:
+    in this run, or in all waves of its sweep together."""
     sweep: str = ""
-    """Of which sweep it is a wave; empty for a run by itself."""
-    covered: Covered | None = None
-    """None where no pairs were measured."""
+    """The sweep of which it is a wave; empty for a single run."""
+    covered: PairCoverage | None = None
+    """None if no pairs were measured."""
 
 
 class Episode(Struct, frozen=True, kw_only=True):
-    """One finding, from the night of its first sight to the one in which it was gone."""
+    """One finding, from the first night that had it to the night in which it was gone."""
 
     check: str
     about: str
-    """"gpu041", "pair gpu041-gpu042", "fleet:all", or what a sweep blames: "leaf s1"."""
+    """"gpu041", "pair gpu041-gpu042", "fleet:all", or a part of the fabric: "leaf s1"."""
     outcome: str
-    """As it was last seen: fail, flaky, unknown, warn, waived, broken, lost."""
+    """Its last outcome: fail, flaky, unknown, warn, waived, broken, lost."""
     sentence: str
     nodes: tuple[str, ...]
-    """Those that it condemns or may, by the names that they have now."""
+    """The nodes that it makes or may make not ready, by their present names."""
     first_s: float
     last_s: float
     nights: int
-    """Runs that saw it."""
+    """Runs that found it."""
     ended_s: float | None = None
-    """The run that looked and found it gone; None while nobody has."""
+    """When a run checked again and found it gone; None until then."""
 
 
 class Changes(Struct, frozen=True, kw_only=True):
-    """What one run (or several, a sweep's waves) says that is not what the runs before said."""
+    """How one run (or the waves of a sweep) differs from the runs before."""
 
-    runs: tuple[Ran, ...]
-    """The runs that are told of, the first one first."""
-    before: Ran | None
-    """The last run before them that looked at any of these nodes; without one, all is new."""
+    runs: tuple[PastRun, ...]
+    """The runs that are compared, oldest first."""
+    before: PastRun | None
+    """The last earlier run that checked any of these nodes; if None, everything is new."""
     new: tuple[Episode, ...] = ()
     still: tuple[Episode, ...] = ()
     recovered: tuple[Episode, ...] = ()
-    """Judged again, and fine."""
+    """Checked again and fine."""
     unseen: tuple[Episode, ...] = ()
-    """Not mended as far as anybody knows: their nodes took part, but nobody looked again."""
+    """Not known to be repaired: their nodes took part, but the check did not run again."""
 
 
 class Point(Struct, frozen=True):
-    """One night's number."""
+    """The number of one night."""
 
     started_s: float
     value: float
 
 
 class Trend(Struct, frozen=True, kw_only=True):
-    """One unit of a node, or one GPU wherever it sat, over the nights."""
+    """One unit of a node, or one GPU in whatever slots it was, over the nights."""
 
     measure: str
     """With its unit: "gemm_tflops", "allreduce_gbs", "allreduce_p50_us"."""
     unit: str
-    """"GPU 5", "rail 2", "NUMA node 0", "mlx5_3"; of a GPU that moved, the slot it is in now."""
+    """"GPU 5", "rail 2", "NUMA node 0", "mlx5_3"; for a GPU that moved, its present slot."""
     under: str
-    """What was the same in all these nights: "cuda, torch 2.4.1, driver 550.54"."""
+    """The conditions of all these nights: "cuda, torch 2.4.1, driver 550.54"."""
     points: tuple[Point, ...]
-    """The oldest one first."""
+    """Oldest first."""
 
 
-class Seat(Struct, frozen=True, kw_only=True):
-    """Where a GPU sat, and since when."""
+class GpuPlacement(Struct, frozen=True, kw_only=True):
+    """The node and slot of a GPU, and since when."""
 
     uuid: str
     model: str
@@ -100,45 +100,45 @@ class Seat(Struct, frozen=True, kw_only=True):
     until_s: float | None = None
 
 
-class Standing(Struct, frozen=True, kw_only=True):
+class NodeRecord(Struct, frozen=True, kw_only=True):
     """How often a node was not ready."""
 
     node: str
     serial: str
-    """Empty where it never told one: its name stands for it."""
+    """Empty if it never reported one: then its name identifies it."""
     judged: int
-    """Runs that judged it, without those that are `systemic`."""
+    """Runs that checked it, without those that are `systemic`."""
     bad: int
-    """Of these, runs in which it was not ready."""
+    """How many of these found it not ready."""
     flaky: int
-    """Of the bad ones, those in which nothing but k of n tries stood against it."""
+    """How many of the bad ones had only flaky results."""
     last_bad_s: float | None = None
     checks: tuple[tuple[str, int], ...] = ()
-    """What stood against it and in how many runs, the most frequent first."""
+    """(check, runs in which it counted against the node), most frequent first."""
 
 
 class NodePast(Struct, frozen=True, kw_only=True):
-    """All that is known of one node."""
+    """The history of one node."""
 
-    standing: Standing
+    standing: NodeRecord
     first_s: float
     last_s: float
-    seats: tuple[Seat, ...] = ()
-    """Its GPUs, those that it lost after those that it has."""
+    seats: tuple[GpuPlacement, ...] = ()
+    """Its GPUs: present ones first, then former ones."""
     episodes: tuple[Episode, ...] = ()
-    """What is open first, then what ended last."""
+    """Open episodes first, then those that ended last."""
     trends: tuple[Trend, ...] = ()
     namesakes: tuple[str, ...] = ()
-    """Serial numbers of other machines that bore its name before."""
+    """Serial numbers of other machines that had its name before."""
 
 
 class GpuPast(Struct, frozen=True, kw_only=True):
-    """One GPU, wherever it sat."""
+    """The history of one GPU, in whatever nodes it was."""
 
     uuid: str
     model: str
-    seats: tuple[Seat, ...]
-    """The first one first."""
+    seats: tuple[GpuPlacement, ...]
+    """Oldest first."""
     episodes: tuple[Episode, ...] = ()
-    """What stood against a node while this GPU sat in it, and names its slot or UUID."""
+    """Findings of its node at that time that name its slot or UUID."""
     trends: tuple[Trend, ...] = ()

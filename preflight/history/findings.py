@@ -1,4 +1,4 @@
-"""Findings as episodes: of a window of runs, of a node, or of what a GPU was part of."""
+"""Reads findings as episodes: those of some runs, of a node, or of a GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Struct
 from sqlalchemy import and_, case, exists, func, or_, select
 
 from preflight.core.statistics import grouped
-from preflight.history.answers import Episode, Standing
+from preflight.history.answers import Episode, NodeRecord
 from preflight.history.run_record import BAD
 from preflight.history.tables import (
     BLAMED,
@@ -21,7 +21,7 @@ from preflight.history.tables import (
     STATES,
     TEXTS,
     VERDICTS,
-    in_pieces,
+    chunks,
 )
 
 if TYPE_CHECKING:
@@ -31,29 +31,31 @@ if TYPE_CHECKING:
 
 
 MOST = 2000
-"""Episodes that are told at once; a page that lists more is not read."""
+"""Episodes returned at once; a page with more is too long to read."""
 
 
 _S = TypeVar("_S", bound=Struct)
 
 
 def as_struct(kind: type[_S], row: Any, **more: object) -> _S:
-    """Make a value of the columns that are called like its fields; `more` comes before these."""
+    """Make a value from the columns named like its fields; `more` takes precedence."""
     columns = row._mapping  # noqa: SLF001  the public name of it in SQLAlchemy
     named = {name: columns[name] for name in kind.__struct_fields__ if name in columns}
     return kind(**{**named, **more})
 
 
-def while_there(
+def during_placement(
     place: Any, node: ColumnElement[int], run: ColumnElement[int]
 ) -> tuple[ColumnElement[bool], ...]:
-    """What is of the node of a place (a row of PLACES), and of the runs that saw its GPU there."""
+    """Conditions: the node of a placement (a row of PLACES), and the runs with the GPU there."""
     own = (node == place.node_id, run >= place.since_run)
     return own if place.until_run is None else (*own, run < place.until_run)
 
 
-def window(connection: Connection, first: int, last: int) -> dict[str, tuple[Episode, ...]]:
-    """Sort the episodes of the runs `first` to `last` by what these runs changed (`Changes`)."""
+def episode_changes(
+    connection: Connection, first: int, last: int
+) -> dict[str, tuple[Episode, ...]]:
+    """The episodes of the runs `first` to `last`, by the fields of `Changes`."""
     began, ended = EPISODES.c.first_run, EPISODES.c.closed_run
     inside = and_(VERDICTS.c.episode_id == EPISODES.c.id, VERDICTS.c.run_id.between(first, last))
     seen = exists(select(VERDICTS.c.id).where(inside))
@@ -63,17 +65,17 @@ def window(connection: Connection, first: int, last: int) -> dict[str, tuple[Epi
         .select_from(BLAMED.join(VERDICTS).join(STATES, STATES.c.node_id == BLAMED.c.node_id))
         .where(VERDICTS.c.episode_id == EPISODES.c.id, STATES.c.run_id.between(first, last))
     )
-    tell = _Telling(connection, last)
+    reader = _EpisodeReader(connection, last)
     return {
-        "new": tell.those(seen, open_after, began >= first),
-        "still": tell.those(seen, open_after, began < first),
-        "recovered": tell.those(ended.between(first, last)),
-        "unseen": tell.those(began < first, open_after, ~seen, took_part),
+        "new": reader.select_where(seen, open_after, began >= first),
+        "still": reader.select_where(seen, open_after, began < first),
+        "recovered": reader.select_where(ended.between(first, last)),
+        "unseen": reader.select_where(began < first, open_after, ~seen, took_part),
     }
 
 
 def run_before(connection: Connection, first: int, last: int) -> int | None:
-    """The last run before `first` that looked at any node of the runs `first` to `last`."""
+    """The last run before `first` that checked any node of the runs `first` to `last`."""
     own = STATES.alias()
     nodes = select(own.c.node_id).where(own.c.run_id.between(first, last))
     query = select(func.max(STATES.c.run_id)).where(
@@ -85,12 +87,12 @@ def run_before(connection: Connection, first: int, last: int) -> int | None:
 def episodes_of(
     connection: Connection, node: int | None = None, gpu: int | None = None
 ) -> tuple[Episode, ...]:
-    """Every episode that blames a node, or that names a GPU while it sat in the blamed node."""
-    tell = _Telling(connection, None)
+    """Every episode that blames a node, or that names a GPU while it was in the blamed node."""
+    reader = _EpisodeReader(connection, None)
     blames = select(BLAMED.c.node_id).select_from(BLAMED.join(VERDICTS))
     if node is not None:
         of_node = blames.where(VERDICTS.c.episode_id == EPISODES.c.id, BLAMED.c.node_id == node)
-        return tell.those(exists(of_node))
+        return reader.select_where(exists(of_node))
     found: dict[int, None] = {}
     query = select(PLACES, GPUS.c.uuid).join(GPUS).where(PLACES.c.gpu_id == gpu)
     for place in connection.execute(query):
@@ -102,28 +104,30 @@ def episodes_of(
                 .join(EPISODES, VERDICTS.c.episode_id == EPISODES.c.id)
                 .join(TEXTS, VERDICTS.c.text_id == TEXTS.c.id)
             )
-            .where(*while_there(place, BLAMED.c.node_id, VERDICTS.c.run_id))
+            .where(*during_placement(place, BLAMED.c.node_id, VERDICTS.c.run_id))
         )
         for row in rows:
-            if _names(row.text, place.slot, place.uuid):
+            if _names_gpu(row.text, place.slot, place.uuid):
                 found[row.id] = None
-    return tuple(one for piece in in_pieces(found) for one in tell.those(EPISODES.c.id.in_(piece)))
+    return tuple(
+        one for piece in chunks(found) for one in reader.select_where(EPISODES.c.id.in_(piece))
+    )
 
 
-def _names(sentence: str, slot: int, uuid: str) -> bool:
-    """Whether a sentence is about that GPU of the node."""
+def _names_gpu(sentence: str, slot: int, uuid: str) -> bool:
+    """Whether a sentence names that GPU of the node."""
     words = sentence.replace(",", " ").replace(":", " ").split()
     return uuid in sentence or ("GPU", str(slot)) in pairwise(words)
 
 
-class _Telling:
-    """Episodes made of rows; as of the run `last`, or as of now."""
+class _EpisodeReader:
+    """Makes episodes from rows, as of the run `last` or as of now."""
 
     def __init__(self, connection: Connection, last: int | None) -> None:
         self._connection = connection
         self._last = last
 
-    def those(self, *wanted: ColumnElement[bool]) -> tuple[Episode, ...]:
+    def select_where(self, *wanted: ColumnElement[bool]) -> tuple[Episode, ...]:
         first, final, end = RUNS.alias(), RUNS.alias(), RUNS.alias()
         query = (
             select(
@@ -151,9 +155,9 @@ class _Telling:
         return tuple(as_struct(Episode, row, nodes=blamed.get(row.id, ())) for row in rows)
 
     def _blamed(self, episodes: Iterable[int]) -> dict[int, tuple[str, ...]]:
-        """Whom they condemned when they were last seen."""
+        """The nodes that each episode blamed when it was last found."""
         found: dict[int, list[str]] = {}
-        for piece in in_pieces(episodes):
+        for piece in chunks(episodes):
             latest = (
                 select(func.max(VERDICTS.c.id))
                 .where(VERDICTS.c.episode_id.in_(piece))
@@ -170,12 +174,12 @@ class _Telling:
         return {episode: tuple(names) for episode, names in found.items()}
 
 
-CONDEMNING = ("fail", "flaky", "unknown")
+COUNTING_OUTCOMES = ("fail", "flaky", "unknown")
 MOST_CHECKS = 4
 
 
-class Known(NamedTuple):
-    """A machine as the history numbers it."""
+class KnownMachine(NamedTuple):
+    """A machine with its number in the history."""
 
     id: int
     name: str
@@ -184,13 +188,15 @@ class Known(NamedTuple):
     last_run: int
 
 
-def who(connection: Connection, names: Sequence[str]) -> dict[str, Known]:
-    """The machines that bore these names last; a name that no run had is left out."""
-    found: dict[str, Known] = {}
-    for piece in in_pieces(dict.fromkeys(names)):
+def find_machines(connection: Connection, names: Sequence[str]) -> dict[str, KnownMachine]:
+    """The machines that had these names last; unknown names are left out."""
+    found: dict[str, KnownMachine] = {}
+    for piece in chunks(dict.fromkeys(names)):
         query = select(NODES).where(NODES.c.name.in_(piece)).order_by(NODES.c.last_run)
         for row in connection.execute(query):
-            found[row.name] = Known(row.id, row.name, row.serial or "", row.first_run, row.last_run)
+            found[row.name] = KnownMachine(
+                row.id, row.name, row.serial or "", row.first_run, row.last_run
+            )
     return found
 
 
@@ -200,11 +206,11 @@ def standings(
     *,
     most: int | None = None,
     nodes: Iterable[int] | None = None,
-) -> tuple[Standing, ...]:
+) -> tuple[NodeRecord, ...]:
     """How often nodes were not ready; the worst `most` of all, or these nodes.
 
-    A run, or a sweep, in which a quarter of the fleet was not ready counts for nobody: that was
-    one cause.
+    A run, or a sweep, in which a quarter of the fleet was not ready counts against no node: it had
+    one shared cause.
     """
     bad = func.sum(case((STATES.c.state.in_(BAD), 1), else_=0))
     query = (
@@ -228,23 +234,23 @@ def standings(
         query = query.having(bad > 0).order_by(bad.desc(), NODES.c.name).limit(most)
     rows = connection.execute(query).all()
     checks = _checks(connection, since_s, [row.id for row in rows])
-    told = [
-        as_struct(Standing, row, serial=row.serial or "", checks=checks.get(row.id, ()))
+    records = [
+        as_struct(NodeRecord, row, serial=row.serial or "", checks=checks.get(row.id, ()))
         for row in rows
     ]
-    if nodes is not None and not told:
+    if nodes is not None and not records:
         query_all = select(NODES).where(NODES.c.id.in_(wanted))
-        told = [
-            Standing(node=row.name, serial=row.serial or "", judged=0, bad=0, flaky=0)
+        records = [
+            NodeRecord(node=row.name, serial=row.serial or "", judged=0, bad=0, flaky=0)
             for row in connection.execute(query_all)
         ]
-    return tuple(told)
+    return tuple(records)
 
 
 def _checks(
     connection: Connection, since_s: float, nodes: Sequence[int]
 ) -> dict[int, tuple[tuple[str, int], ...]]:
-    """What stood against them, in how many runs each."""
+    """The checks that counted against each node, and in how many runs."""
     runs = func.count(VERDICTS.c.run_id.distinct())
     query = (
         select(BLAMED.c.node_id, EPISODES.c.check_id, runs.label("runs"))
@@ -255,7 +261,7 @@ def _checks(
         )
         .where(
             BLAMED.c.node_id.in_(nodes),
-            VERDICTS.c.outcome.in_(CONDEMNING),
+            VERDICTS.c.outcome.in_(COUNTING_OUTCOMES),
             RUNS.c.started_s >= since_s,
             RUNS.c.systemic == 0,
         )

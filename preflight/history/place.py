@@ -1,4 +1,4 @@
-"""Where a history is kept: a folder of the operator's, or a database that a site runs."""
+"""Where a history is stored: in a folder, or in a database server of the site."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from preflight.history.run_record import HistoryError
 NAME = "history.sqlite"
 
 VARIABLE = "PREFLIGHT_HISTORY"
-"""Of the environment: the history of runs and commands that name none."""
+"""Environment variable: the history for runs and commands without the option."""
 
 SWEEP = "PREFLIGHT_SWEEP"
-"""Of the environment of a sweep's waves: its id, so that they are remembered as one night."""
+"""Environment variable of a sweep's waves: the sweep's id, so that they count as one night."""
 
 _MODE = 0o640
 _LEAST = 512
-"""Bytes of the smallest database there is; SQLite would write over whatever is shorter."""
+"""Bytes of the smallest valid database; SQLite would overwrite a shorter file."""
 _URL = re.compile(r"([a-z][a-z0-9+]*)://(.*)", re.DOTALL)
 _QUERY = re.compile(r"[?#]")
 _SERVERS = ("postgresql",)
@@ -31,15 +31,15 @@ _OR_ELSE = "or give another: --preflight-history=DIR"
 
 
 class Place(Struct, frozen=True):
-    """A file of SQLite, or else the URL of a database server."""
+    """An SQLite file, or the URL of a database server."""
 
     file: Path | None
     url: str = ""
 
     @property
     def words(self) -> str:
-        """As it may be shown: of a server the kind, the host and the database."""
-        return str(self.file) if self.file is not None else _shown(self.url)
+        """For messages: the file, or the server's kind, host and database."""
+        return str(self.file) if self.file is not None else _hide_login(self.url)
 
     @property
     def folder(self) -> Path | None:
@@ -47,10 +47,10 @@ class Place(Struct, frozen=True):
         return None if self.file is None else self.file.parent
 
 
-def place_of(text: str, working: Path) -> Place:
-    """Read what was typed: a folder, sqlite:///FILE, or postgresql://...; UsageError if neither."""
+def parse_place(text: str, working: Path) -> Place:
+    """Parse the option: a folder, sqlite:///FILE, or postgresql://...; UsageError for others."""
     if not text:
-        raise UsageError("--preflight-history is empty: give a folder that outlives this run")
+        raise UsageError("--preflight-history is empty: give a folder that stays after this run")
     url = _URL.fullmatch(text)
     if url is None:
         return Place(working / Path(text).expanduser() / NAME)
@@ -62,17 +62,17 @@ def place_of(text: str, working: Path) -> Place:
     if kind.partition("+")[0] in _SERVERS:
         return Place(None, text)
     raise UsageError(
-        f"a history in {kind!a} is not known: give a folder, sqlite:///FILE or postgresql://..."
+        f"a history in {kind!a} is not supported: give a folder, sqlite:///FILE or postgresql://..."
     )
 
 
-def there(place: Place) -> bool:
-    """Whether there is anything to read; a server is asked. HistoryError for what is no file."""
+def exists(place: Place) -> bool:
+    """Whether the file exists; always true for a server. HistoryError if it is unusable."""
     if place.file is None:
         return True
-    # SQLite opens it by its name, and follows a link.
-    if os.geteuid() == 0 and (said := who_may_change(place.file.parent)):
-        raise HistoryError(f"cannot use the history {place.words}: {said}; {_OR_ELSE}")
+    # SQLite opens the file by name and follows links.
+    if os.geteuid() == 0 and (trust_problem := who_may_change(place.file.parent)):
+        raise HistoryError(f"cannot use the history {place.words}: {trust_problem}; {_OR_ELSE}")
     try:
         found = place.file.lstat()
     except FileNotFoundError:
@@ -82,19 +82,21 @@ def there(place: Place) -> bool:
             f"cannot use the history {place.words}: {error.strerror}; {_OR_ELSE}"
         ) from error
     if not stat.S_ISREG(found.st_mode):
-        raise HistoryError(f"cannot use the history {place.words}: it is no file; {_OR_ELSE}")
+        raise HistoryError(
+            f"cannot use the history {place.words}: it is not a regular file; {_OR_ELSE}"
+        )
     if 0 < found.st_size < _LEAST:
-        raise HistoryError(in_words(place, "it is not a database"))
+        raise HistoryError(explain_refusal(place, "it is not a database"))
     if found.st_uid not in (0, os.geteuid()):
         raise HistoryError(
-            f"cannot use the history {place.words}: it is neither ours nor root's; {_OR_ELSE}"
+            f"cannot use the history {place.words}: another user owns it; {_OR_ELSE}"
         )
     return True
 
 
-def make(place: Place, folder: int) -> None:
-    """Make an empty file in a folder that is held open, for nobody else to write to."""
-    if place.file is not None and not there(place):
+def create(place: Place, folder: int) -> None:
+    """Create an empty file in an open folder, writable only by this user."""
+    if place.file is not None and not exists(place):
         try:
             handle = os.open(
                 place.file.name,
@@ -103,33 +105,33 @@ def make(place: Place, folder: int) -> None:
                 dir_fd=folder,
             )
         except FileExistsError:
-            return  # another run was a moment faster
+            return  # another run created it first
         os.fchmod(handle, _MODE)
         os.close(handle)
 
 
-def in_words(place: Place, said: str) -> str:
-    """What a database's refusal means, and what to do about it."""
+def explain_refusal(place: Place, refusal: str) -> str:
+    """Explain why a database refused, and what to do."""
     advice = {
-        "locked": "another run writes it: run again when that has ended",
-        "is not a database": f"move it away to begin anew, {_OR_ELSE}",
-        "malformed": f"it is damaged: move it away to begin anew, {_OR_ELSE}",
+        "locked": "another run is writing it: run again when that run has ended",
+        "is not a database": f"move it away to start a new one, {_OR_ELSE}",
+        "malformed": f"it is damaged: move it away to start a new one, {_OR_ELSE}",
         "readonly": f"make it writable for this user, {_OR_ELSE}",
-        "unable to open": f"see that this user may read and write there, {_OR_ELSE}",
-        "disk is full": f"make room there, {_OR_ELSE}",
+        "unable to open": f"let this user read and write there, {_OR_ELSE}",
+        "disk is full": f"free space on its disk, {_OR_ELSE}",
         "interrupted": f"it takes more work to read than any of ours: move it away, {_OR_ELSE}",
-        "disk I/O error": f"see to its disk, {_OR_ELSE}",
+        "disk I/O error": f"check its disk, {_OR_ELSE}",
     }
-    remedy = next((do for word, do in advice.items() if word in said), f"mend it, {_OR_ELSE}")
-    first = " ".join(said.replace(place.url or "\0", place.words).split())[:200]
-    shown = " ".join(map(_shown, first.split(" ")))
+    remedy = next((do for word, do in advice.items() if word in refusal), f"repair it, {_OR_ELSE}")
+    first = " ".join(refusal.replace(place.url or "\0", place.words).split())[:200]
+    shown = " ".join(map(_hide_login, first.split(" ")))
     return f"cannot use the history {place.words}: {shown}; {remedy}"
 
 
-def _shown(url: str) -> str:
-    """Cut out of a URL its login and its query; all, where an @ may be of either.
+def _hide_login(url: str) -> str:
+    """Cut a URL's login and query; cut everything if an @ may belong to either.
 
-    >>> _shown("postgresql://ann:hunter2@db/nights?sslpassword=hunter3")
+    >>> _hide_login("postgresql://ann:hunter2@db/nights?sslpassword=hunter3")
     'postgresql://db/nights'
     """
     kind, slashes, rest = url.partition("://")

@@ -1,4 +1,4 @@
-"""The questions that are asked of a history; each is a few queries by an index."""
+"""The questions that a history answers; each takes a few indexed queries."""
 
 from __future__ import annotations
 
@@ -8,20 +8,28 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from sqlalchemy import and_, func, select
 
-from preflight.history.answers import Changes, GpuPast, NodePast, Point, Ran, Seat, Trend
+from preflight.history.answers import (
+    Changes,
+    GpuPast,
+    GpuPlacement,
+    NodePast,
+    PastRun,
+    Point,
+    Trend,
+)
 from preflight.history.findings import (
     as_struct,
+    during_placement,
+    episode_changes,
     episodes_of,
+    find_machines,
     run_before,
     standings,
-    while_there,
-    who,
-    window,
 )
 from preflight.history.run_record import (
     OF_DEVICES,
-    Covered,
     HistoryError,
+    PairCoverage,
     Past,
     fleet_key,
     of_gpu,
@@ -49,21 +57,21 @@ if TYPE_CHECKING:
     from sqlalchemy import Select as SqlalchemySelect
     from sqlalchemy.sql import Select
 
-    from preflight.history.answers import Standing
-    from preflight.history.findings import Known
+    from preflight.history.answers import NodeRecord
+    from preflight.history.findings import KnownMachine
 
 
 _Key = tuple[str, str, str]
 """(measure, under, unit)."""
 
-_Found = dict[_Key, list[Point]]
+_Series = dict[_Key, list[Point]]
 _T = TypeVar("_T")
 
 
 def trends(
     connection: Connection, node: int, since_s: float, *, measure: str | None = None
 ) -> tuple[Trend, ...]:
-    """Every series of a node in the window."""
+    """Every series of a node since a time."""
     found = _points(
         connection,
         lambda _, unit: unit,
@@ -75,56 +83,56 @@ def trends(
 
 
 def trends_of_gpu(connection: Connection, gpu: int, since_s: float) -> tuple[Trend, ...]:
-    """Every series of a GPU in the window, in whatever slot it was."""
-    found: _Found = {}
+    """Every series of a GPU since a time, in whatever slot it was."""
+    found: _Series = {}
     for place in connection.execute(select(PLACES).where(PLACES.c.gpu_id == gpu)):
-        sat = _points(
+        points_there = _points(
             connection,
-            partial(_wherever, place.slot),
-            *while_there(place, MEASURES.c.node_id, MEASURES.c.run_id),
+            partial(_name_in_any_slot, place.slot),
+            *during_placement(place, MEASURES.c.node_id, MEASURES.c.run_id),
             RUNS.c.started_s >= since_s,
         )
-        for key, points in sat.items():
+        for key, points in points_there.items():
             found.setdefault(key, []).extend(points)
     return _as_trends(found)
 
 
 def series(
-    connection: Connection, nodes: Mapping[str, Known], *, tier: str, since_s: float
+    connection: Connection, nodes: Mapping[str, KnownMachine], *, tier: str, since_s: float
 ) -> dict[str, tuple[float, ...]]:
-    """What the devices of these nodes reached in good nights of a tier, by `unit_key`."""
-    told: dict[str, list[float]] = {}
+    """What the devices of these nodes reached in a tier's nights without burn-in failures."""
+    values_by_key: dict[str, list[float]] = {}
 
     def good(node: int) -> tuple[ColumnElement[bool], ...]:
         return (
             RUNS.c.started_s >= since_s,
             RUNS.c.tier == tier,
-            RUNS.c.id.not_in(_condemned(node)),
+            RUNS.c.id.not_in(_failed_burn_in_runs(node)),
         )
 
-    def keep(owner: str, found: _Found) -> None:
+    def keep(owner: str, found: _Series) -> None:
         for (measure, under, unit), points in found.items():
             key = unit_key(owner, measure, unit, under)
             values = (one.value for one in points if one.value > 0)
-            told.setdefault(key, []).extend(values)
+            values_by_key.setdefault(key, []).extend(values)
 
     for name, known in nodes.items():
         own = MEASURES.c.node_id == known.id
-        host = _points(
+        host_points = _points(
             connection, lambda _, unit: None if of_gpu(unit) else unit, own, *good(known.id)
         )
-        keep(name, host)
+        keep(name, host_points)
         here = and_(PLACES.c.node_id == known.id, PLACES.c.until_run.is_(None))
         for gpu in connection.execute(select(PLACES, GPUS.c.uuid).join(GPUS).where(here)):
             for place in connection.execute(select(PLACES).where(PLACES.c.gpu_id == gpu.gpu_id)):
-                sat = _points(
+                points_there = _points(
                     connection,
-                    partial(_in_slot, place.slot, place.id == gpu.id),
-                    *while_there(place, MEASURES.c.node_id, MEASURES.c.run_id),
+                    partial(_name_in_slot, place.slot, place.id == gpu.id),
+                    *during_placement(place, MEASURES.c.node_id, MEASURES.c.run_id),
                     *good(place.node_id),
                 )
-                keep(gpu.uuid, sat)
-    return {key: tuple(values) for key, values in told.items()}
+                keep(gpu.uuid, points_there)
+    return {key: tuple(values) for key, values in values_by_key.items()}
 
 
 def _points(
@@ -132,14 +140,14 @@ def _points(
     rename: Callable[[str, str], str | None],
     *wanted: ColumnElement[bool],
     measure: str | None = None,
-) -> _Found:
-    """Read numbers in time's order. `rename`: what to call a measure's unit; None: not wanted."""
+) -> _Series:
+    """Read numbers in order of time. `rename` gives a unit's name, or None to skip it."""
     query = select(LAYOUTS)
     if measure is not None:
         query = query.where(LAYOUTS.c.measure == measure)
     columns: dict[int, list[_Key | None]] = {}
     for row in connection.execute(query):
-        names = (rename(row.measure, unit) for unit in _decoded(row.units, tuple[str, ...]))
+        names = (rename(row.measure, unit) for unit in _decode(row.units, tuple[str, ...]))
         keys = [None if one is None else (row.measure, row.under, one) for one in names]
         if any(key is not None for key in keys):
             columns[row.id] = keys
@@ -149,29 +157,29 @@ def _points(
         .where(*wanted)
         .order_by(RUNS.c.started_s, RUNS.c.id)
     )
-    found: _Found = {}
+    found: _Series = {}
     for row in rows:
         if row.layout_id not in columns:
             continue
-        values = _decoded(row.numbers, tuple[float | None, ...])
+        values = _decode(row.numbers, tuple[float | None, ...])
         for key, value in zip(columns[row.layout_id], values, strict=False):
             if key is not None and value is not None:
                 found.setdefault(key, []).append(Point(row.started_s, value))
     return found
 
 
-def _decoded(text: str, kind: type[_T]) -> _T:
+def _decode(text: str, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(text, type=kind)
     except (ValueError, RecursionError) as error:
         raise HistoryError(
-            f"the history's numbers are damaged ({error}); move it away to begin anew, or give "
-            "another folder: --preflight-history=DIR"
+            f"the history's numbers are damaged ({error}); move it away to start a new one, or "
+            "give another folder: --preflight-history=DIR"
         ) from error
 
 
-def _condemned(node: int) -> SqlalchemySelect[tuple[int]]:
-    """The runs in which a burn-in check condemned a node."""
+def _failed_burn_in_runs(node: int) -> SqlalchemySelect[tuple[int]]:
+    """The runs in which a burn-in check made a node not ready."""
     return (
         select(VERDICTS.c.run_id)
         .select_from(BLAMED.join(VERDICTS).join(EPISODES, VERDICTS.c.episode_id == EPISODES.c.id))
@@ -183,18 +191,18 @@ def _condemned(node: int) -> SqlalchemySelect[tuple[int]]:
     )
 
 
-def _wherever(slot: int, _: str, unit: str) -> str | None:
-    """Of a GPU in a slot, whatever it was called for that."""
+def _name_in_any_slot(slot: int, _: str, unit: str) -> str | None:
+    """The unit's name without its slot; None if it is not the GPU in this slot."""
     rest = of_slot(unit, slot)
     return None if rest is None else f"GPU {rest}".rstrip()
 
 
-def _in_slot(slot: int, here: bool, measure: str, unit: str) -> str | None:  # noqa: FBT001  partial
-    """Of a GPU in a slot; of one that it has left, only what it took along."""
+def _name_in_slot(slot: int, here: bool, measure: str, unit: str) -> str | None:  # noqa: FBT001  partial
+    """The unit's name for the GPU in a slot; for a former slot, only what moves with the GPU."""
     return of_slot(unit, slot) if here or measure in OF_DEVICES else None
 
 
-def _as_trends(found: _Found) -> tuple[Trend, ...]:
+def _as_trends(found: _Series) -> tuple[Trend, ...]:
     return tuple(
         Trend(
             measure=measure,
@@ -215,8 +223,8 @@ def _in_order(one: tuple[_Key, list[Point]]) -> tuple[object, ...]:
 
 def seats(
     connection: Connection, *, node: int | None = None, gpu: int | None = None
-) -> tuple[Seat, ...]:
-    """Of a node: the GPUs that it has, then those that it had. Of a GPU: where it sat, in turn."""
+) -> tuple[GpuPlacement, ...]:
+    """Of a node: its present GPUs, then former ones. Of a GPU: its places, oldest first."""
     since, until = RUNS.alias(), RUNS.alias()
     query = (
         select(
@@ -236,14 +244,14 @@ def seats(
         .order_by(PLACES.c.id)
     )
     own = PLACES.c.node_id == node if gpu is None else PLACES.c.gpu_id == gpu
-    found = [as_struct(Seat, row) for row in connection.execute(query.where(own))]
+    found = [as_struct(GpuPlacement, row) for row in connection.execute(query.where(own))]
     if gpu is None:
         found.sort(key=lambda one: (one.until_s is not None, one.slot))
     return tuple(found)
 
 
 NIGHT_S = 86400.0
-"""A window of N nights is so long before the latest run; nights without a run are not made up."""
+"""N nights are the N days before the latest run, with or without a run each night."""
 
 NIGHTS = 30
 
@@ -255,7 +263,7 @@ class History:
         self._connection = connection
 
     def past(self, nodes: Sequence[str], leaves: Mapping[str, str]) -> Past:
-        """What planners want to know of this very fleet's pairs; empty if it was never swept."""
+        """What a planner needs to know of exactly this fleet's pairs; empty if never swept."""
         own = FLEETS.c.key == fleet_key(nodes, leaves)
         found = self._connection.execute(select(FLEETS.c.past).where(own)).scalar_one_or_none()
         return read_past(found or "")
@@ -263,70 +271,72 @@ class History:
     def units(
         self, nodes: Sequence[str], tier: str, nights: int = NIGHTS
     ) -> dict[str, tuple[float, ...]]:
-        """What the devices of these nodes reached in runs of that tier, by `units.unit_key`.
+        """What the devices of these nodes reached in runs of that tier, by `unit_key`.
 
-        Nights in which a burn-in check condemned the node are left out: they are not its usual.
+        Nights in which a burn-in check made the node not ready are left out: they are not typical.
         """
-        known = who(self._connection, nodes)
+        known = find_machines(self._connection, nodes)
         return series(self._connection, known, tier=tier, since_s=self._since(nights))
 
-    def runs(self, most: int = NIGHTS) -> tuple[Ran, ...]:
-        """The latest runs, the last one first."""
-        return self._ran(_RUNS.order_by(RUNS.c.id.desc()).limit(most))
+    def runs(self, most: int = NIGHTS) -> tuple[PastRun, ...]:
+        """The latest runs, newest first."""
+        return self._select_runs(_RUNS.order_by(RUNS.c.id.desc()).limit(most))
 
-    def last_run(self, nodes: Sequence[str] = ()) -> Ran | None:
-        """The last run of all, or of exactly these nodes (wherever their leaves are)."""
+    def last_run(self, nodes: Sequence[str] = ()) -> PastRun | None:
+        """The last run of all, or of exactly these nodes (on whatever leaves)."""
         query = _RUNS.order_by(RUNS.c.id.desc()).limit(1)
         if nodes:
             from preflight.fleet.nodeset import fold
 
             query = query.where(FLEETS.c.nodes == fold(sorted(nodes)))
-        return next(iter(self._ran(query)), None)
+        return next(iter(self._select_runs(query)), None)
 
-    def run(self, nonce: str) -> Ran | None:
-        """The run with that nonce, as report.json tells it; None if it is not remembered."""
+    def run(self, nonce: str) -> PastRun | None:
+        """The run with that nonce, as in report.json; None if it is not in the history."""
         query = _RUNS.where(RUNS.c.nonce == nonce).order_by(RUNS.c.id.desc()).limit(1)
-        return next(iter(self._ran(query)), None)
+        return next(iter(self._select_runs(query)), None)
 
-    def changes(self, last: Ran | None, since: Ran | None = None) -> Changes:
-        """What the runs from `since` (default: `last` alone) to `last` changed; empty for None."""
+    def changes(self, last: PastRun | None, since: PastRun | None = None) -> Changes:
+        """What changed from the run `since` (default: `last`) to `last`; empty for None."""
         if last is None:
             return Changes(runs=(), before=None)
         first = since.id if since is not None else last.id
-        told = self._ran(_RUNS.where(RUNS.c.id.between(first, last.id)).order_by(RUNS.c.id))
+        runs = self._select_runs(_RUNS.where(RUNS.c.id.between(first, last.id)).order_by(RUNS.c.id))
         before = run_before(self._connection, first, last.id)
         return Changes(
-            runs=told,
-            before=None if before is None else self._ran(_RUNS.where(RUNS.c.id == before))[0],
-            **window(self._connection, first, last.id),
+            runs=runs,
+            before=None
+            if before is None
+            else self._select_runs(_RUNS.where(RUNS.c.id == before))[0],
+            **episode_changes(self._connection, first, last.id),
         )
 
-    def night(self, last: Ran) -> tuple[Ran, ...]:
-        """The runs of one night, the first one first: all waves of a sweep, else the run alone."""
+    def night(self, last: PastRun) -> tuple[PastRun, ...]:
+        """The runs of one night, oldest first: all waves of a sweep, or the single run."""
         if not last.sweep:
             return (last,)
-        return self._ran(_RUNS.where(RUNS.c.sweep == last.sweep).order_by(RUNS.c.id))
+        return self._select_runs(_RUNS.where(RUNS.c.sweep == last.sweep).order_by(RUNS.c.id))
 
-    def since(self, last: Ran) -> Ran:
-        """The first run of the night that `last` ends."""
+    def since(self, last: PastRun) -> PastRun:
+        """The first run of the night whose last run is `last`."""
         return self.night(last)[0]
 
-    def worst(self, nights: int = NIGHTS, most: int = 20) -> tuple[Standing, ...]:
-        """The nodes that were not ready most often in the last `nights`, the worst first."""
+    def worst(self, nights: int = NIGHTS, most: int = 20) -> tuple[NodeRecord, ...]:
+        """The nodes that were not ready most often in the last `nights`, worst first."""
         return standings(self._connection, self._since(nights), most=most)
 
     def names(self) -> tuple[str, ...]:
-        """Every name that a node ever had."""
+        """Every node name in the history."""
         query = select(NODES.c.name).distinct().order_by(NODES.c.name)
         return tuple(self._connection.execute(query).scalars())
 
-    def first_run(self) -> Ran | None:
-        """The first run that is remembered."""
-        return next(iter(self._ran(_RUNS.order_by(RUNS.c.id).limit(1))), None)
+    def first_run(self) -> PastRun | None:
+        """The oldest run in the history."""
+        return next(iter(self._select_runs(_RUNS.order_by(RUNS.c.id).limit(1))), None)
 
     def measures(self, node: str) -> tuple[str, ...]:
-        """What was ever measured of a node."""
-        if not (known := who(self._connection, [node])):
+        """The measures that the history has of a node."""
+        if not (known := find_machines(self._connection, [node])):
             return ()
         query = (
             select(LAYOUTS.c.measure)
@@ -338,14 +348,14 @@ class History:
         return tuple(self._connection.execute(query).scalars())
 
     def trend(self, node: str, measure: str, nights: int = NIGHTS) -> tuple[Trend, ...]:
-        """One measure of a node, per unit and per what was the same; the units in their order."""
-        if not (known := who(self._connection, [node])):
+        """One measure of a node, by unit and conditions, in natural order of the units."""
+        if not (known := find_machines(self._connection, [node])):
             return ()
         return trends(self._connection, known[node].id, self._since(nights), measure=measure)
 
     def node(self, name: str, nights: int = NIGHTS) -> NodePast | None:
-        """All that is known of the machine that bore this name last; None if no run had it."""
-        if not (known := who(self._connection, [name])):
+        """The history of the machine that last had this name; None if no run had it."""
+        if not (known := find_machines(self._connection, [name])):
             return None
         own = known[name]
         since_s = self._since(nights)
@@ -362,21 +372,21 @@ class History:
         )
 
     def gpu(self, uuid: str, nights: int = NIGHTS) -> GpuPast | None:
-        """All that is known of one GPU, wherever it sat; None if no run had it."""
+        """The history of one GPU, in whatever nodes it was; None if no run had it."""
         found = self._connection.execute(select(GPUS).where(GPUS.c.uuid == uuid)).one_or_none()
         if found is None:
             return None
-        sat = seats(self._connection, gpu=found.id)
+        points_there = seats(self._connection, gpu=found.id)
         return GpuPast(
             uuid=found.uuid,
             model=found.model,
-            seats=sat,
+            seats=points_there,
             episodes=episodes_of(self._connection, gpu=found.id),
             trends=trends_of_gpu(self._connection, found.id, self._since(nights)),
         )
 
     def _since(self, nights: int) -> float:
-        """When a window of so many nights begins: it ends with the latest run."""
+        """The start of a window of nights that ends with the latest run."""
         latest = self._connection.execute(select(func.max(RUNS.c.started_s))).scalar_one()
         return (latest or 0.0) - nights * NIGHT_S
 
@@ -384,8 +394,8 @@ class History:
         query = select(RUNS.c.started_s).where(RUNS.c.id == run)
         return float(self._connection.execute(query).scalar_one_or_none() or 0.0)
 
-    def _ran(self, query: Select[tuple[object, ...]]) -> tuple[Ran, ...]:
-        return tuple(_told(row) for row in self._connection.execute(query))
+    def _select_runs(self, query: Select[tuple[object, ...]]) -> tuple[PastRun, ...]:
+        return tuple(_past_run(row) for row in self._connection.execute(query))
 
 
 _RUNS = select(RUNS, RUNS.c.nonce.label("run"), FLEETS.c.nodes.label("fleet")).select_from(
@@ -393,8 +403,10 @@ _RUNS = select(RUNS, RUNS.c.nonce.label("run"), FLEETS.c.nodes.label("fleet")).s
 )
 
 
-def _told(row: Row[tuple[object, ...]]) -> Ran:
+def _past_run(row: Row[tuple[object, ...]]) -> PastRun:
     covered = None
     if row.pairs is not None:
-        covered = Covered(**{name: getattr(row, name) or 0 for name in Covered.__struct_fields__})
-    return as_struct(Ran, row, systemic=bool(row.systemic), covered=covered)
+        covered = PairCoverage(
+            **{name: getattr(row, name) or 0 for name in PairCoverage.__struct_fields__}
+        )
+    return as_struct(PastRun, row, systemic=bool(row.systemic), covered=covered)

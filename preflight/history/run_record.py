@@ -1,4 +1,4 @@
-"""What one run leaves behind as plain values, and `coverage.json`: what was measured of a fleet.
+"""The record of one run as plain values, and `coverage.json`: the rounds measured of a fleet.
 
 `coverage.json` holds node names, round numbers and durations. A wrong number in it can only change
 which pairs are measured first.
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 
 State = Literal["ready", "flaky", "unfit", "unjudged"]
-"""Of a node in one run. `flaky`: nothing but k of n tries stands against it."""
+"""The state of a node in one run. `flaky`: only flaky results count against it."""
 
 BAD: tuple[State, ...] = ("unfit", "flaky")
-"""Of these, the ones in which a node is not ready."""
+"""The states in which a node is not ready."""
 
 LONGEST = 240
-"""Characters of a sentence that are kept; the whole one is in the run's own report."""
+"""Characters stored of a sentence; the run's own report has all of it."""
 
 LONGEST_WORD = 128
-"""Characters of a UUID, a model, or a condition that are kept: a node may say anything."""
+"""Characters stored of a UUID, a model or a condition: a node may send anything."""
 
 DIGITS = 4
-"""Of a measured number that are kept: the least effect that is ever judged is 5 %."""
+"""Digits stored of a measured number: the smallest effect that any check judges is 5 %."""
 
 
 class Slot(Struct, frozen=True, kw_only=True):
-    """Where a GPU sat that night."""
+    """The slot of a GPU in that night."""
 
     slot: int
     """NVML's number."""
@@ -52,24 +52,24 @@ class Machine(Struct, frozen=True, kw_only=True):
     name: str
     state: State
     serial: str = ""
-    """Of its board; empty where it was not told, and then its name stands for it."""
+    """Serial number of its board; empty if not reported: then its name identifies it."""
     gpus: tuple[Slot, ...] | None = None
-    """None where they were not told: then nothing has moved."""
+    """None if not reported: then no GPU is taken to have moved."""
 
 
-class Found(Struct, frozen=True, kw_only=True):
-    """Whatever is not fine, once per check and component; `verdicts` say the same of it."""
+class NightFinding(Struct, frozen=True, kw_only=True):
+    """One check and component that is not fine, and the number of its `verdicts`."""
 
     check: str
     about: str
-    """"gpu041", "pair gpu041-gpu042", "fleet:all", or what a sweep blames: "leaf s1"."""
+    """"gpu041", "pair gpu041-gpu042", "fleet:all", or a part of the fabric: "leaf s1"."""
     outcome: str
     sentence: str
     nodes: tuple[str, ...] = ()
-    """Those that it condemns, or may; its subject where it condemns nobody."""
+    """The nodes that it makes or may make not ready; its subject if there are none."""
     verdicts: int = 1
     own: bool = True
-    """Whether `about` is a node or a pair: another fleet that holds it speaks of the same one."""
+    """Whether `about` is a node or a pair: another fleet with it has the same finding."""
 
 
 class Numbers(Struct, frozen=True, kw_only=True):
@@ -79,14 +79,14 @@ class Numbers(Struct, frozen=True, kw_only=True):
     measure: str
     """With its unit: "gemm_tflops", "allreduce_gbs"."""
     under: str
-    """What must be the same for two nights to be compared: "cuda, torch 2.4.1, deep"."""
+    """The conditions under which two nights are comparable: "cuda, torch 2.4.1, deep"."""
     units: tuple[str, ...]
     """"GPU 5", "rail 2", "NUMA node 0", "mlx5_3"."""
     values: tuple[float | None, ...]
 
 
-class Covered(Struct, frozen=True, kw_only=True):
-    """Pairs of nodes, and of leaf switches: measured tonight, and in all nights of this fleet."""
+class PairCoverage(Struct, frozen=True, kw_only=True):
+    """Pairs of nodes and of leaf switches: all, measured tonight, measured in any night."""
 
     pairs: int
     pairs_run: int
@@ -106,55 +106,55 @@ class Night(Struct, frozen=True, kw_only=True):
     seconds: float
     tier: str
     preflight: str
-    """The version that judged."""
+    """The version of preflight."""
     leaves: dict[str, str] = {}
-    """Node name → its leaf switch, of those of which it is known."""
+    """Node name → its leaf switch, if known."""
     machines: tuple[Machine, ...]
-    found: tuple[Found, ...] = ()
+    findings: tuple[NightFinding, ...] = ()
     fine: dict[str, frozenset[str]] = {}
-    """By check, whatever was judged and is fine: nodes, pairs, and who is in such a pair."""
+    """By check, the subjects that were checked and are fine: nodes, pairs, and their nodes."""
     counts: dict[str, dict[str, int]] = {}
-    """By check and outcome, how many verdicts there were."""
+    """Number of verdicts by check and outcome."""
     numbers: tuple[Numbers, ...] = ()
     folded: str = ""
     """The nodes' names, folded."""
     sweep: str = ""
-    """Of which sweep it is a wave, by that sweep's id; empty for a run by itself."""
+    """The id of the sweep of which it is a wave; empty for a single run."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The nodes of the run, in its order."""
+        """The nodes of the run, in order."""
         return tuple(one.name for one in self.machines)
 
 
-class Swept(Protocol):
-    """Adds a run's rounds to what is known of its fleet, at the moment of writing it down."""
+class CoverageUpdate(Protocol):
+    """Adds a run's rounds to its fleet's past, called when the run is written."""
 
-    def __call__(self, past: Past, /) -> tuple[Past, Covered | None]:
-        """Return what is known then, and how much that covers; None if no pairs were measured."""
+    def __call__(self, past: Past, /) -> tuple[Past, PairCoverage | None]:
+        """Return the new past and its coverage; None if no pairs were measured."""
         ...
 
 
-def unswept(past: Past) -> tuple[Past, Covered | None]:
-    """Of a run that measured no pairs: nothing new is known of them."""
+def no_coverage_update(past: Past) -> tuple[Past, PairCoverage | None]:
+    """The update of a run that measured no pairs: the past stays."""
     return past, None
 
 
 OF_DEVICES = frozenset({"gemm_tflops", "sustained_tflops", "memory_gbs"})
-"""What a GPU takes along when it moves; all else is its slot's, too, and counts where it is."""
+"""Measures that move with a GPU; all others depend on its slot, too."""
 
 _GPU = "GPU "
 
 
 def unit_key(owner: str, measure: str, unit: str, under: str) -> str:
-    """Name one series. `owner`: the GPU's UUID, or the node's name; `unit`: what is left of it."""
+    """Name one series. `owner`: the GPU's UUID or the node's name; `unit`: the rest of its name."""
     return f"{owner} {measure} {unit} ({under})"
 
 
 def of_slot(unit: str, slot: int) -> str | None:
-    """What a unit's name says beside its GPU: "GPU 5 with NUMA node 1" is "with NUMA node 1".
+    """The rest of a unit's name after its GPU: "GPU 5 with NUMA node 1" → "with NUMA node 1".
 
-    None for what is not that GPU's, or is a way between two.
+    None for a unit of another GPU, and for a path between two GPUs.
     """
     own = f"{_GPU}{slot}"
     if unit == own:
@@ -165,14 +165,14 @@ def of_slot(unit: str, slot: int) -> str | None:
 
 
 def of_gpu(unit: str) -> bool:
-    """Whether a unit is some GPU's."""
+    """Whether a unit belongs to a GPU."""
     return unit.startswith(_GPU)
 
 
 class HistoryError(UsageError):
-    """Locked, damaged, read-only, full, or written by a newer preflight: said in one line.
+    """A history that is locked, damaged, read-only, full, or from a newer preflight: one line.
 
-    A run goes on without it; the `history` command has nothing else to tell and ends with it.
+    A run goes on without the history; the `history` command prints the line and ends.
     """
 
 
@@ -183,39 +183,39 @@ Speed = Annotated[float, Meta(gt=0, le=1e6)]
 """GB/s."""
 
 
-class Done(Struct, frozen=True):
+class RoundRecord(Struct, frozen=True):
     """The last time a round was measured."""
 
     run: Annotated[int, Meta(ge=1, le=1 << 40)]
-    """The how-many-th run of this fleet that was."""
+    """The number of that run, counted for this fleet."""
     pairs: Count
-    """How many of its pairs were measured; those of a node that was down were not."""
+    """How many of its pairs were measured; pairs of a node that was down are not counted."""
 
 
 class Cost(Struct, frozen=True):
-    """How long a sweep took, so that the next one is as long as its budget."""
+    """How long a sweep took, to fit the next one into its budget."""
 
     round_s: Seconds
     """One round."""
     other_s: Seconds
-    """All that is no round: logging in, facts, importing torch."""
+    """Everything else: logging in, facts, importing torch."""
 
 
 class Past(Struct, frozen=True, kw_only=True):
-    """All that a planner wants to know; empty for a fleet that was never swept."""
+    """All that a planner needs to know; empty for a fleet that was never swept."""
 
     runs: Count = 0
-    done: dict[int, Done] = {}
+    done: dict[int, RoundRecord] = {}
     """By the round's number."""
     suspects: tuple[Pairing, ...] = ()
-    """Pairs that were bad when they were last measured."""
+    """Pairs that were bad in their last measurement."""
     costs: dict[str, Cost] = {}
     """By tier."""
     speeds: dict[str, tuple[Speed, ...]] = {}
-    """Of a fleet too small for peers: what each pair reached on each rail in its latest runs."""
+    """For a fleet too small for peers: speeds of each pair and rail in its latest runs."""
     units: dict[str, tuple[float, ...]] = {}
-    """Of devices that may have no peers: what each reached in its latest runs, in the unit of its
-    measure (`history.units.unit_key`). Read from the nights themselves, never kept here."""
+    """For devices that may have no peers: what each reached in its latest runs, in the unit of its
+    measure, by `unit_key`. Read from the nights' rows, never stored here."""
 
 
 SCHEMA = 1
@@ -224,30 +224,30 @@ LARGEST = 16 << 20
 """Bytes; a fleet of 4,096 nodes of which every round was measured takes 100 KiB."""
 
 MOST_FLEETS = 64
-"""Fleets that are remembered; the one that was swept longest ago is forgotten first."""
+"""Fleets in the file; the one whose last sweep is oldest goes first."""
 
 
 class KnownFleet(Struct, frozen=True, kw_only=True):
     """One fleet."""
 
     nodes: str
-    """Folded, for whoever reads the file."""
+    """Folded, for a person who reads the file."""
     past: Past
 
 
 class Coverage(Struct, frozen=True, kw_only=True):
-    """The whole file: by fleet, the one that was swept last at the end."""
+    """The whole file, by fleet; the one with the newest sweep comes last."""
 
     schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)]
     fleets: dict[str, KnownFleet] = {}
 
     def past(self, nodes: Sequence[str], leaves: Mapping[str, str]) -> Past:
-        """What is known of this very fleet; empty if it was never swept."""
+        """The past of exactly this fleet; empty if it was never swept."""
         kept = self.fleets.get(fleet_key(nodes, leaves))
         return kept.past if kept else Past()
 
     def having(self, nodes: Sequence[str], leaves: Mapping[str, str], past: Past) -> Coverage:
-        """Return the file with this fleet's past in the place of what it held."""
+        """Return the file with this fleet's past replaced."""
         key = fleet_key(nodes, leaves)
         others = [(each, kept) for each, kept in self.fleets.items() if each != key]
         own = KnownFleet(nodes=fold(nodes), past=past)
@@ -259,7 +259,7 @@ class Coverage(Struct, frozen=True, kw_only=True):
 
 
 def read_coverage(folder: Path) -> Coverage:
-    """Read a history folder; UsageError if the file is damaged, too large, or no file of ours."""
+    """Read a folder's coverage.json; UsageError if it is damaged, too large, or something else."""
     path = folder / NAME
     try:
         return msgspec.json.decode(read_regular(path, LARGEST), type=Coverage)
@@ -268,12 +268,12 @@ def read_coverage(folder: Path) -> Coverage:
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(
-            f"cannot use the history {path}: {reason}; move it away to begin anew, "
+            f"cannot use the history {path}: {reason}; move it away to start a new one, "
             "or give another folder: --preflight-history=DIR"
         ) from error
 
 
 def fleet_key(nodes: Sequence[str], leaves: Mapping[str, str]) -> str:
-    """Name a fleet: the same nodes on the same leaves have their rounds numbered alike."""
+    """Name a fleet: the same nodes on the same leaves have the same round numbers."""
     rows = (f"{name}\t{leaves.get(name, '')}\n" for name in sorted(nodes))
     return hashlib.sha256("".join(rows).encode()).hexdigest()[:32]

@@ -1,9 +1,9 @@
 """The tables of a history (schema 3), their migration, and one transaction at a time.
 
-Numbers of rows are chosen here and not by the database: whoever writes holds the one lock that
-there is. What repeats (sentences, names of units) is kept once and referred to.
+This module numbers the rows, not the database: a writer holds the only lock. What repeats
+(sentences, names of units) is stored once and referenced.
 
-Schema 1 was `coverage.json`, the rounds alone. It is taken in once, by whoever makes the database.
+Schema 1 was `coverage.json` with only the rounds. The run that creates the database imports it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from preflight.errors import UsageError
-from preflight.history.place import in_words
-from preflight.history.run_record import NAME, Covered, HistoryError, read_coverage
+from preflight.history.place import explain_refusal
+from preflight.history.run_record import NAME, HistoryError, PairCoverage, read_coverage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -99,8 +99,8 @@ RUNS = Table(
     Column("preflight", String(32), nullable=False),
     *(Column(name, Integer, nullable=False) for name in ("nodes", "ready", "not_ready")),
     Column("systemic", SmallInteger, nullable=False),
-    *(Column(name, Integer) for name in Covered.__struct_fields__),
-    # Of which sweep it is a wave: "" for a run by itself.
+    *(Column(name, Integer) for name in PairCoverage.__struct_fields__),
+    # The sweep of which it is a wave: "" for a single run.
     Column("sweep", String(64), nullable=False, server_default=""),
 )
 
@@ -208,7 +208,7 @@ MEASURES = Table(
     Column("node_id", ForeignKey("nodes.id"), nullable=False),
     Column("layout_id", ForeignKey("layouts.id"), nullable=False),
     Column("numbers", Text, nullable=False),
-    # A node's numbers lie side by side, so that a night touches one page of it per node.
+    # A node's numbers are adjacent, so that a night touches one page per node.
     Index("measures_by_node", "node_id", "run_id"),
 )
 
@@ -217,42 +217,42 @@ SCHEMA = 2
 
 
 def _waves(connection: Connection) -> None:
-    """Schema 3: the waves of one sweep are known as such."""
+    """Schema 3: runs name the sweep of which they are a wave."""
     added = "ALTER TABLE runs ADD COLUMN sweep VARCHAR(64) DEFAULT '' NOT NULL"
     connection.execute(text(added))
 
 
 STEPS: tuple[Callable[[Connection], None], ...] = (_waves,)
-"""What leads from schema 2 to 3, from 3 to 4, and so on. A step that was released is not changed:
-it names its tables and columns itself, as `tables.py` may have gone on since."""
+"""The migrations from schema 2 to 3, from 3 to 4, and so on. A released step never changes: it
+names inspector tables and columns itself, because the definitions above may change later."""
 
 
-def newest() -> int:
+def newest_schema() -> int:
     """The schema that this preflight writes."""
     return SCHEMA + len(STEPS)
 
 
 def known_schema(connection: Connection, place: Place) -> int:
     """The schema of a database, 0 for an empty one; HistoryError for one that is not ours."""
-    its = inspect(connection)
-    tables = its.get_table_names()
-    if place.file is not None and (its.get_view_names() or _triggers(connection)):
+    inspector = inspect(connection)
+    tables = inspector.get_table_names()
+    if place.file is not None and (inspector.get_view_names() or _triggers(connection)):
         raise HistoryError(
-            f"cannot use the history {place.words}: it has views or triggers, which none of ours "
-            "has; give another folder: --preflight-history=DIR"
+            f"cannot use the history {place.words}: it has views or triggers, and a history has "
+            "none; give another folder: --preflight-history=DIR"
         )
     if META.name not in tables:
         if tables and place.file is not None:
             raise HistoryError(
-                f"cannot use the history {place.words}: it is somebody else's database; give "
+                f"cannot use the history {place.words}: another program made it; give "
                 "another folder: --preflight-history=DIR"
             )
         return 0
     found = connection.execute(select(META.c.schema_version)).scalar_one()
-    if not isinstance(found, int) or found > newest():
+    if not isinstance(found, int) or found > newest_schema():
         raise HistoryError(
             f"cannot use the history {place.words}: a newer preflight wrote it (schema {found}, "
-            f"this one knows {newest()}); update preflight, or give another folder: "
+            f"this one knows {newest_schema()}); update preflight, or give another folder: "
             "--preflight-history=DIR"
         )
     return found
@@ -264,21 +264,23 @@ def _triggers(connection: Connection) -> bool:
 
 
 def prepare(connection: Connection, place: Place) -> None:
-    """Make the tables, or bring them up to date, and hold the lock of whoever writes."""
+    """Create or migrate the tables, and take the writer's lock."""
     found = known_schema(connection, place)
     if not found:
         METADATA.create_all(connection)
-        connection.execute(insert(META).values(id=1, schema_version=newest(), writes=0))
-        _take_in(connection, place)
+        connection.execute(insert(META).values(id=1, schema_version=newest_schema(), writes=0))
+        _import_coverage_file(connection, place)
     for step in STEPS[found - SCHEMA :] if found else ():
         step(connection)
     connection.execute(
-        update(META).where(META.c.id == 1).values(schema_version=newest(), writes=META.c.writes + 1)
+        update(META)
+        .where(META.c.id == 1)
+        .values(schema_version=newest_schema(), writes=META.c.writes + 1)
     )
 
 
-def _take_in(connection: Connection, place: Place) -> None:
-    """Take in the rounds that a folder's `coverage.json` knows of."""
+def _import_coverage_file(connection: Connection, place: Place) -> None:
+    """Import the rounds from a folder's `coverage.json`."""
     if place.folder is None or not (place.folder / NAME).exists():
         return
     try:
@@ -304,7 +306,7 @@ _AT_ONCE = 500
 
 
 class Rows:
-    """New rows of one table: each gets its number at once and is written with all the others."""
+    """New rows of one table: each gets its number at once, and all are written together."""
 
     def __init__(self, connection: Connection, table: Table) -> None:
         self._connection = connection
@@ -314,47 +316,49 @@ class Rows:
         self._waiting: list[dict[str, Any]] = []
 
     def add(self, **values: object) -> int:
-        """Note a row, and say its number."""
+        """Add a row and return its number."""
         number = self._next
         self._next += 1
         self._waiting.append({"id": number, **values})
         return number
 
     def write(self) -> None:
-        """Write what was noted."""
+        """Write the added rows."""
         if self._waiting:
             self._connection.execute(insert(self._table), self._waiting)
             self._waiting = []
 
 
-def in_pieces(values: Iterable[Any]) -> Iterator[list[Any]]:
-    """Cut a long list into what one query may hold."""
+def chunks(values: Iterable[Any]) -> Iterator[list[Any]]:
+    """Cut a long list into pieces that fit one query."""
     rest = list(values)
     for start in range(0, len(rest), _AT_ONCE):
         yield rest[start : start + _AT_ONCE]
 
 
 PATIENCE_S = 10.0
-"""For another run that is writing; a night of 1,000 nodes takes about one second."""
+"""Wait for another run that writes; a night of 1,000 nodes takes about one second."""
 
 MOST_STEPS, _TICK = 1 << 30, 1 << 14
-"""Of SQLite's machine in one transaction, some 20 s: a stranger's file may lack our indexes."""
+"""Of SQLite's machine in one transaction, some 20 s: another user's file may lack our indexes."""
 
 _WAL_FILES = ("-wal", "-shm")
 
 
 @contextmanager
 def transaction(place: Place, *, writes: bool) -> Iterator[Connection]:
-    """Hold one transaction: all of it is kept, or nothing. HistoryError for whatever goes wrong.
+    """Run one transaction: all or nothing. Any database error becomes a HistoryError.
 
-    Who writes holds the lock from the start, so that what he read stays true until he is done.
+    A writer holds the lock from the start, so that what it read stays true until it is done.
     """
     engine = _engine(place, writes=writes)
     try:
         with engine.connect() as connection, connection.begin():
             yield connection
     except (SQLAlchemyError, sqlite3.Error) as error:
-        raise HistoryError(in_words(place, str(getattr(error, "orig", None) or error))) from error
+        raise HistoryError(
+            explain_refusal(place, str(getattr(error, "orig", None) or error))
+        ) from error
     finally:
         engine.dispose()
 
@@ -369,7 +373,7 @@ def _engine(place: Place, *, writes: bool) -> Engine:
                 "beside preflight (psycopg for postgresql+psycopg://)"
             ) from error
         except ArgumentError as error:
-            raise HistoryError(in_words(place, str(error))) from error
+            raise HistoryError(explain_refusal(place, str(error))) from error
     engine = create_engine(
         "sqlite://", creator=lambda: _connect(place, writes=writes), poolclass=NullPool
     )
@@ -383,17 +387,17 @@ def _engine(place: Place, *, writes: bool) -> Engine:
 
 
 def _connect(place: Place, *, writes: bool) -> sqlite3.Connection:
-    """Connect without Python's own idea of when a transaction begins."""
+    """Connect without Python's implicit transactions."""
     connection = _file(place, "mode=rw" if writes else "mode=ro")
     if writes:
         connection.execute("PRAGMA synchronous = NORMAL")
-        # A night touches a page per node and index: they should be read once.
+        # A night touches a page per node and index: the cache reads each only once.
         connection.execute("PRAGMA cache_size = -65536")
         _write_ahead(connection)
     elif not _readable(connection):
         connection.close()
-        # A file that nobody writes, where we may not: its index of the log cannot be made.
-        connection = _file(place, "mode=ro&immutable=1" if _settled(place) else "mode=ro")
+        # A file without a writer in a read-only folder: SQLite cannot create the log's index.
+        connection = _file(place, "mode=ro&immutable=1" if _has_no_log(place) else "mode=ro")
     return connection
 
 
@@ -407,12 +411,12 @@ def _file(place: Place, how: str) -> sqlite3.Connection:
     )
     ticks = itertools.count(1)
     connection.set_progress_handler(lambda: next(ticks) * _TICK > MOST_STEPS, _TICK)
-    connection.execute("PRAGMA trusted_schema = OFF")  # what the file itself says runs no function
+    connection.execute("PRAGMA trusted_schema = OFF")  # the file's own schema may call no function
     return connection
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Let readers read while somebody writes; on a file system that cannot, do without."""
+    """Let readers read during a write, if the file system allows it."""
     (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
     if mode != "wal":
         try:
@@ -430,7 +434,7 @@ def _readable(connection: sqlite3.Connection) -> bool:
     return True
 
 
-def _settled(place: Place) -> bool:
-    """Whether all that was written is in the file itself."""
+def _has_no_log(place: Place) -> bool:
+    """Whether everything written is in the file itself."""
     file = place.file
     return file is not None and not any(os.access(f"{file}{end}", os.F_OK) for end in _WAL_FILES)

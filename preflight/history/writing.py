@@ -1,11 +1,11 @@
-"""Writing nights down: whole nights or nothing, and one writer at a time.
+"""Writes nights into a history: whole nights or nothing, one writer at a time.
 
 An episode is one finding for as long as it lasts. It ends in the night in which its check is fine
-on that component; a night in which nobody looked ends nothing.
+on that component; a night without that check ends nothing.
 
-A node is its board's serial number; while none is told, its name stands for it. A GPU is its UUID,
-wherever it sits. No node takes over what another's record holds on its word alone: a board or a GPU
-has moved once the node that had it tells another board, or GPUs without that one.
+A node is identified by its board's serial number, or by its name if it reports none; a GPU by its
+UUID, in whatever slot. One node's report alone does not move a board or a GPU: the node that had it
+must report another board, or its GPUs without that one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from preflight.history.tables import (
     TEXTS,
     VERDICTS,
     Rows,
-    in_pieces,
+    chunks,
     prepare,
     transaction,
 )
@@ -55,15 +55,21 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from preflight.history.place import Place
-    from preflight.history.run_record import Covered, Found, Night, Numbers, Swept
+    from preflight.history.run_record import (
+        CoverageUpdate,
+        Night,
+        NightFinding,
+        Numbers,
+        PairCoverage,
+    )
 
 
 _Key = tuple[str, str, int]
-"""(check, component, fleet); fleet 0 for what is a node's or pair's own in whatever fleet."""
+"""(check, component, fleet); fleet 0 for nodes and pairs, which may be in several fleets."""
 
 
-class Finds:
-    """The episodes that have not ended."""
+class EpisodeWriter:
+    """Writes episodes; knows the open ones."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -71,25 +77,25 @@ class Finds:
         self._verdicts = Rows(connection, VERDICTS)
         self._texts = Rows(connection, TEXTS)
         self._known_texts: dict[str, int] = {}
-        still = select(EPISODES).where(EPISODES.c.closed_run.is_(None))
+        open_rows = select(EPISODES).where(EPISODES.c.closed_run.is_(None))
         self._open: dict[_Key, int] = {
-            (row.check_id, row.about, row.fleet_id): row.id for row in connection.execute(still)
+            (row.check_id, row.about, row.fleet_id): row.id for row in connection.execute(open_rows)
         }
 
     def take(self, night: Night, run: int, fleet: int, nodes: Mapping[str, int]) -> None:
-        """Note what was found, and end what is mended."""
-        self._learn_texts([_short(one.sentence) for one in night.found])
+        """Add a night's findings, and end the episodes that are fine now."""
+        self._learn_texts([_short(one.sentence) for one in night.findings])
         self._close(night, run, fleet)
-        goes_on: list[dict[str, object]] = []
+        continued: list[dict[str, object]] = []
         blamed: list[dict[str, int]] = []
-        for one in night.found:
+        for one in night.findings:
             text = self._known_texts[_short(one.sentence)]
             key = (one.check, one.about, fleet if _of_fleet(one) else 0)
             episode = self._open.get(key)
             if episode is None:
                 episode = self._begin(key, one, run, text)
             else:
-                goes_on.append({"episode": episode, "outcome": one.outcome, "text": text,
+                continued.append({"episode": episode, "outcome": one.outcome, "text": text,
                                 "run": run})  # fmt: skip
             number = self._verdicts.add(
                 run_id=run,
@@ -104,13 +110,13 @@ class Finds:
                 if name in nodes
             ]
         self._episodes.write()
-        if goes_on:
-            self._connection.execute(_GOES_ON, goes_on)
+        if continued:
+            self._connection.execute(_CONTINUES, continued)
         self._verdicts.write()
         if blamed:
             self._connection.execute(insert(BLAMED), blamed)
 
-    def _begin(self, key: _Key, one: Found, run: int, text: int) -> int:
+    def _begin(self, key: _Key, one: NightFinding, run: int, text: int) -> int:
         check, about, fleet = key
         episode = self._episodes.add(
             check_id=check,
@@ -127,15 +133,15 @@ class Finds:
         return episode
 
     def _close(self, night: Night, run: int, fleet: int) -> None:
-        """End every episode whose component was judged tonight and is fine."""
-        found = {(one.check, one.about) for one in night.found}
+        """End every episode whose component was checked tonight and is fine."""
+        found = {(one.check, one.about) for one in night.findings}
         ended: list[dict[str, int]] = []
         for key, episode in list(self._open.items()):
             check, about, own = key
             fine = night.fine.get(check)
             if fine is None or (check, about) in found or (own and own != fleet):
                 continue
-            # What is no node and no pair (an uplink): whoever looked at this fleet looked at it.
+            # Neither node nor pair (an uplink): every check of this fleet includes it.
             if about in fine or (own and about != FLEET):
                 ended.append({"episode": episode, "run": run})
                 del self._open[key]
@@ -144,7 +150,7 @@ class Finds:
 
     def _learn_texts(self, texts: list[str]) -> None:
         new = [text for text in dict.fromkeys(texts) if text not in self._known_texts]
-        for piece in in_pieces(new):
+        for piece in chunks(new):
             query = select(TEXTS).where(TEXTS.c.text.in_(piece))
             self._known_texts |= {row.text: row.id for row in self._connection.execute(query)}
         for text in new:
@@ -153,7 +159,7 @@ class Finds:
         self._texts.write()
 
 
-_GOES_ON = (
+_CONTINUES = (
     update(EPISODES)
     .where(EPISODES.c.id == bindparam("episode"))
     .values(
@@ -175,20 +181,20 @@ def _short(sentence: str) -> str:
     return sentence if len(sentence) <= LONGEST else sentence[: LONGEST - 3] + "..."
 
 
-def _of_fleet(one: Found) -> bool:
-    """Whether it is about no node or pair in particular: another fleet's is another finding."""
+def _of_fleet(one: NightFinding) -> bool:
+    """Whether it is about neither a node nor a pair: then each fleet has its own finding."""
     return one.about == FLEET or not one.own
 
 
 _LARGEST = 1e300
-"""Rounded, a larger one may be none any more."""
+"""Rounding a larger number may make it infinite."""
 
 _Layout = tuple[str, str, str]
-"""(measure, under, units): of most nodes and nights the same."""
+"""(measure, under, units): the same for most nodes and nights."""
 
 
-class Figures:
-    """Writes numbers by the layouts that are known."""
+class NumberWriter:
+    """Writes measured numbers; knows the layouts."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -200,14 +206,14 @@ class Figures:
         }
 
     def take(self, night: Night, run: int, nodes: Mapping[str, int]) -> None:
-        """Note the numbers of one night."""
+        """Add the numbers of one night."""
         for one in night.numbers:
             if one.node in nodes and any(value is not None for value in one.values):
                 self._measures.add(
                     run_id=run,
                     node_id=nodes[one.node],
                     layout_id=self._layout(one),
-                    numbers=packed(one.values),
+                    numbers=encode_numbers(one.values),
                 )
         self._layouts.write()
         self._measures.write()
@@ -220,8 +226,8 @@ class Figures:
         return self._known[key]
 
 
-def packed(values: tuple[float | None, ...]) -> str:
-    """Write numbers as JSON of four significant digits; what is no number is null."""
+def encode_numbers(values: tuple[float | None, ...]) -> str:
+    """Encode numbers as JSON with four significant digits; null for NaN and infinity."""
     return "[" + ",".join(map(_one, values)) + "]"
 
 
@@ -243,8 +249,8 @@ class _Place(NamedTuple):
     slot: int
 
 
-class Who:
-    """Machines and GPUs as they are known so far."""
+class MachineWriter:
+    """Writes machines and GPUs; knows all earlier ones."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -259,15 +265,16 @@ class Who:
         self._by_uuid: dict[str, int] = {
             row.uuid: row.id for row in connection.execute(select(GPUS))
         }
-        still = select(PLACES).where(PLACES.c.until_run.is_(None))
+        open_rows = select(PLACES).where(PLACES.c.until_run.is_(None))
         self._sits = {
-            row.gpu_id: _Place(row.id, row.node_id, row.slot) for row in connection.execute(still)
+            row.gpu_id: _Place(row.id, row.node_id, row.slot)
+            for row in connection.execute(open_rows)
         }
 
     def take(self, night: Night, run: int) -> dict[str, int]:
-        """Note who took part; return the number of each node by its name."""
+        """Add the nodes that took part; return the number of each by its name."""
         boards = Counter(one.serial[:LONGEST_WORD] for one in night.machines)
-        # Boards that were made with one serial number, or virtual machines: no identity.
+        # Boards with a shared serial number, or virtual machines: it identifies none of them.
         serials = {
             one.name: serial if boards[serial := one.serial[:LONGEST_WORD]] == 1 else ""
             for one in night.machines
@@ -301,15 +308,15 @@ class Who:
             self._by_name[name] = known
 
     def _node(self, name: str, serials: Mapping[str, str], run: int) -> _Known:
-        """Find or begin the record of a node: two names of one run never get the same."""
+        """Find or create the record of a node: two names of one run never share one."""
         serial, named = serials[name], self._by_name.get(name)
         found = self._by_serial.get(serial)
         before = self._name_of[found.id] if found else name
-        had_it = before != name and not serials.get(before)
-        if found and had_it and self._by_name[before].id == found.id:
-            found, serial = None, ""  # the node that had this board may have it still
+        held_by_name = before != name and not serials.get(before)
+        if found and held_by_name and self._by_name[before].id == found.id:
+            found, serial = None, ""  # the node that had this board may still have it
         if found is None and named and not (serials[name] and named.serial):
-            found = named  # it tells none, or for the first time
+            found = named  # it reports no serial, or reports one for the first time
         if found is None:
             number = self._nodes.add(name=name, serial=serial or None, first_run=run, last_run=run)
             found = _Known(number, serial or None, run)
@@ -318,30 +325,30 @@ class Who:
         return known
 
     def _seat(self, night: Night, run: int, numbers: Mapping[str, int]) -> None:
-        """Note which GPU sits where, if that changed."""
-        told = {one.name: one.gpus for one in night.machines if one.gpus is not None}
-        uuids = Counter(gpu.uuid[:LONGEST_WORD] for gpus in told.values() for gpu in gpus)
-        left: list[int] = []
+        """Write which GPUs are in which slots, where that changed."""
+        gpus_of_node = {one.name: one.gpus for one in night.machines if one.gpus is not None}
+        uuids = Counter(gpu.uuid[:LONGEST_WORD] for gpus in gpus_of_node.values() for gpu in gpus)
+        vacated: list[int] = []
         sits: dict[int, tuple[int, int]] = {}
         doubtful: set[tuple[str, int]] = set()
-        for name, gpus in told.items():
+        for name, gpus in gpus_of_node.items():
             for gpu in gpus:
                 uuid = gpu.uuid[:LONGEST_WORD]
                 if uuid and uuids[uuid] == 1:
                     sits[self._gpu(uuid, gpu.model)] = numbers[name], gpu.slot
                 elif uuid in self._by_uuid:
-                    doubtful.add((name, self._by_uuid[uuid]))  # another tells it, too
+                    doubtful.add((name, self._by_uuid[uuid]))  # another node reports it, too
         self._gpus.write()
         for gpu_id, place in list(self._sits.items()):
             had = self._name_of[place.node]
             stays = sits.get(gpu_id) == (place.node, place.slot) or (had, gpu_id) in doubtful
-            if stays or had not in told:
+            if stays or had not in gpus_of_node:
                 continue
-            left.append(place.id)
+            vacated.append(place.id)
             del self._sits[gpu_id]
-        if left:
+        if vacated:
             leave = update(PLACES).where(PLACES.c.id == bindparam("place")).values(until_run=run)
-            self._connection.execute(leave, [{"place": place} for place in left])
+            self._connection.execute(leave, [{"place": place} for place in vacated])
         for gpu_id, (node, slot) in sits.items():
             if gpu_id not in self._sits:
                 place_id = self._places.add(
@@ -358,9 +365,9 @@ class Who:
 
 @contextmanager
 def writing(place: Place) -> Iterator[Writer]:
-    """Hold the history for as long as nights are added; HistoryError if it cannot be had.
+    """Lock the history while nights are added; HistoryError if it cannot be written.
 
-    The file of a folder must be there (`place.make`); an empty one is made a history.
+    The file of a folder must exist (`place.create`); an empty file becomes a history.
     """
     with transaction(place, writes=True) as connection:
         prepare(connection, place)
@@ -368,26 +375,26 @@ def writing(place: Place) -> Iterator[Writer]:
 
 
 class Writer:
-    """One transaction in which nights are added in the order in which they were."""
+    """One transaction in which nights are added in order of time."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._runs = Rows(connection, RUNS)
         self._fleets = Rows(connection, FLEETS)
-        self._who = Who(connection)
-        self._finds = Finds(connection)
-        self._figures = Figures(connection)
+        self._machines = MachineWriter(connection)
+        self._episode_writer = EpisodeWriter(connection)
+        self._number_writer = NumberWriter(connection)
 
-    def add(self, night: Night, swept: Swept) -> Past:
-        """Add one night, and say what is known of its fleet's pairs now."""
+    def add(self, night: Night, swept: CoverageUpdate) -> Past:
+        """Add one night, and return the new past of its fleet's pairs."""
         fleet, before = self._fleet(night)
         past, covered = swept(before)
         run = self._run(night, fleet, covered)
-        self._keep(fleet, past, run)
-        nodes = self._who.take(night, run)
-        self._weigh(night.sweep)
-        self._finds.take(night, run, fleet, nodes)
-        self._figures.take(night, run, nodes)
+        self._store_past(fleet, past, run)
+        nodes = self._machines.take(night, run)
+        self._mark_shared_cause(night.sweep)
+        self._episode_writer.take(night, run, fleet, nodes)
+        self._number_writer.take(night, run, nodes)
         rows = [
             {"run_id": run, "check_id": check, "outcome": outcome, "verdicts": number}
             for check, by_outcome in night.counts.items()
@@ -407,7 +414,7 @@ class Writer:
         self._fleets.write()
         return number, Past()
 
-    def _run(self, night: Night, fleet: int, covered: Covered | None) -> int:
+    def _run(self, night: Night, fleet: int, covered: PairCoverage | None) -> int:
         states = [one.state for one in night.machines]
         bad = sum(state in BAD for state in states)
         number = self._runs.add(
@@ -427,10 +434,11 @@ class Writer:
         self._runs.write()
         return number
 
-    def _weigh(self, sweep: str) -> None:
-        """See whether a sweep's waves have one cause together that none of them has by itself.
+    def _mark_shared_cause(self, sweep: str) -> None:
+        """Mark a sweep's waves as systemic if a shared cause shows only in all of them together.
 
-        Two of two nodes prove nothing; two of two in each of eight waves are not sixteen faults.
+        Two bad nodes of two prove nothing; two of two in each of eight waves are not sixteen
+        faults.
         """
         if not sweep:
             return
@@ -438,7 +446,7 @@ class Writer:
         waves = self._connection.execute(runs).all()
         asked = select(STATES).where(STATES.c.run_id.in_([wave.id for wave in waves]))
         rows = self._connection.execute(asked.order_by(STATES.c.run_id))
-        latest = {row.node_id: row.state for row in rows}  # a wave may have been done again
+        latest = {row.node_id: row.state for row in rows}  # a wave may have been repeated
         bad = sum(state in BAD for state in latest.values())
         together = shared_cause(bad, len(latest))
         for wave in waves:
@@ -446,8 +454,8 @@ class Writer:
             own = update(RUNS).where(RUNS.c.id == wave.id)
             self._connection.execute(own.values(systemic=int(together or alone)))
 
-    def _keep(self, fleet: int, past: Past, run: int) -> None:
-        """Keep a fleet's past; of the fleets swept longest ago, the nights alone."""
+    def _store_past(self, fleet: int, past: Past, run: int) -> None:
+        """Store a fleet's past; the fleets with the oldest sweeps keep only their nights."""
         text = msgspec.json.encode(past).decode() if past != Past() else ""
         own = FLEETS.c.id == fleet
         self._connection.execute(update(FLEETS).where(own).values(past=text, last_run=run))
@@ -459,12 +467,12 @@ class Writer:
 
 
 def read_past(text: str) -> Past:
-    """Read what is kept of a fleet's rounds; HistoryError if somebody else wrote it."""
+    """Decode a fleet's stored rounds; HistoryError if they are damaged."""
     try:
         known: Past = msgspec.json.decode(text, type=Past) if text else Past()
     except (ValueError, RecursionError) as error:
         raise HistoryError(
-            f"the history's rounds are damaged ({error}); move it away to begin anew, or give "
+            f"the history's rounds are damaged ({error}); move it away to start a new one, or give "
             "another folder: --preflight-history=DIR"
         ) from error
     else:

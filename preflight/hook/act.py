@@ -1,7 +1,7 @@
-"""Carries a decision out: asks what it needs to know, tells Slurm, and remembers what it told.
+"""Carries out a decision: asks Slurm for the node's state, drains or resumes it, records the drain.
 
-Asked in a folder that all nodes share (exact), or by counting drains at the controller (a race,
-which is looked at once more after the own drain).
+The breaker limits drains by tokens in a folder that all nodes share (exact), or by counting drains
+at the controller (racy, so the drains are counted again after this node's own).
 """
 
 from __future__ import annotations
@@ -26,48 +26,51 @@ from preflight.core.files import (
 )
 from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
-from preflight.hook.decision import Known, cause_of, decide, is_mine, parse
-from preflight.hook.model import Decision, Drained, Tokens, now
+from preflight.hook.decision import DecisionInput, cause_of, decide, is_mine, parse
+from preflight.hook.model import Decision, DrainRecord, Tokens, now
 from preflight.hook.slurm import Slurm, SlurmError, answer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from preflight.hook.model import BreakerConfig, Call, HookConfig, Judged
-    from preflight.hook.slurm import Noted
+    from preflight.hook.model import Assessment, BreakerConfig, Call, HookConfig
+    from preflight.hook.slurm import NodeReason
 
 
 FOLDER_S: Final = 2.0
-"""What a shared file system has to answer in."""
+"""How long a shared file system may take to answer."""
 
 
 class Breaker(Protocol):
-    """Grants one more drain, or does not."""
+    """Grants or refuses one more drain."""
 
     def ask(self, node: str, most: int) -> Tokens:
-        """Ask for a token for this node, of so many; never raises."""
+        """Ask for a token for this node, one of at most `most`; never raises."""
 
     def stands(self, node: str, most: int) -> bool:
-        """Whether the drain that was just set is within the number still."""
+        """Whether the drain that was just set is still within the limit."""
 
 
 def breaker_of(config: BreakerConfig, slurm: Slurm, until_s: float) -> Breaker:
-    """Choose by the configuration; the folder, which is exact, where both are given."""
+    """Choose the breaker by the configuration: the folder, which is exact, where both are given."""
     if config.directory is not None:
         return InFolder(config.directory, config.window_s, until_s)
     return BySlurm(slurm, config.window_s)
 
 
 def allowed(config: BreakerConfig, sizes: Mapping[str, int], job: str, own: Sequence[str]) -> int:
-    """The greater of a number and a share of the partition: the job's, else the node's smallest."""
+    """How many drains are allowed: the greater of a number and a share of the partition.
+
+    The partition is the job's, else the node's smallest.
+    """
     known = [sizes[name] for name in ((job,) if job in sizes else own) if name in sizes]
     share = floor(config.most_share * min(known)) if known else 0
     return max(config.most_nodes, share)
 
 
 class InFolder:
-    """Tokens in a shared folder, asked for by a process that may hang without us."""
+    """Takes tokens in a shared folder, in a process of its own: the file system may hang."""
 
     def __init__(self, folder: Path, window_s: float, until_s: float) -> None:
         self._folder = folder
@@ -75,60 +78,60 @@ class InFolder:
         self._until_s = until_s
 
     def ask(self, node: str, most: int) -> Tokens:
-        """Take the next token, if so many nodes do not hold one yet."""
+        """Take the next token, if fewer than `most` nodes hold one."""
         words = [sys.executable, "-IB", "-m", "preflight.hook.tokens", str(self._folder), node]
         until_s = min(time.monotonic() + FOLDER_S, self._until_s)
         try:
-            told = answer_of([*words, str(most), str(self._window_s)], _environ(), until_s)
+            answer = answer_of([*words, str(most), str(self._window_s)], _environ(), until_s)
         except OSError as error:
             return Tokens(granted=False, trouble=f"cannot start {sys.executable}: {error.strerror}")
-        if told is None:
-            return Tokens(granted=False, trouble=f"{self._folder} gave no answer in time")
+        if answer is None:
+            return Tokens(granted=False, trouble=f"{self._folder} did not answer in time")
         try:
-            return msgspec.json.decode(told.out, type=Tokens)
+            return msgspec.json.decode(answer.out, type=Tokens)
         except ValueError:
-            said = told.err or told.out[:80] or "no word"
-            return Tokens(granted=False, trouble=f"{self._folder}: {said}")
+            error_text = answer.err or answer.out[:80] or "no output"
+            return Tokens(granted=False, trouble=f"{self._folder}: {error_text}")
 
     def stands(self, node: str, most: int) -> bool:
-        """It does: tokens are exact."""
+        """Return True: tokens are exact."""
         del node, most
         return True
 
 
 class BySlurm:
-    """Counts the nodes that carry a reason of ours, set within the window."""
+    """Counts the nodes that preflight drained within the window."""
 
     def __init__(self, slurm: Slurm, window_s: float) -> None:
         self._slurm = slurm
         self._window_s = window_s
 
     def ask(self, node: str, most: int) -> Tokens:
-        """Count the others; several nodes that ask at once may all be granted.
+        """Count the other nodes; several nodes that ask at once may all be granted a drain.
 
-        Where the controller tells no time, each drain of ours counts, however old: rather too many
-        than too few.
+        Where the controller gives no time, each drain by preflight counts, however old: it is safer
+        to count too many than too few.
         """
         now_s = self._slurm.now_s()
         try:
-            others = {one.node for one in self._young(self._slurm.noted(node), now_s)} - {node}
+            others = {one.node for one in self._young(self._slurm.reasons(node), now_s)} - {node}
         except SlurmError as error:
             return Tokens(granted=False, trouble=str(error))
         granted = len(others) < most
         if now_s is None and not granted:
-            why = f"scontrol show config told no time, so {len(others)} drains of any age count"
+            why = f"scontrol show config shows no time, so {len(others)} drains of any age count"
             return Tokens(granted=False, trouble=f"{why}, and {most} are allowed")
         return Tokens(granted=granted, used=len(others) + granted, most=most)
 
     def stands(self, node: str, most: int) -> bool:
-        """Count again. Of those that raced, the latest find too many before them, and step back.
+        """Count again after the drain: of nodes that raced, those past the limit resume themselves.
 
         All drains of the same second count as earlier, so that no two nodes each take the other for
-        the later one. Where the controller does not tell, the drain is left as it is. What time it
-        is says the own drain, which has just been set.
+        the later one. Where the controller does not answer, the drain stays. The time of this
+        node's drain, which was just set, serves as the current time.
         """
         try:
-            ours = [one for one in self._slurm.noted(node) if parse(one.reason) is not None]
+            ours = [one for one in self._slurm.reasons(node) if parse(one.reason) is not None]
         except SlurmError:
             return True
         mine = next((one.time_s for one in ours if one.node == node), None)
@@ -137,8 +140,8 @@ class BySlurm:
         counted = self._young(ours, mine)
         return sum(one.time_s is None or one.time_s <= mine for one in counted) <= most
 
-    def _young(self, noted: Iterable[Noted], now_s: float | None) -> Iterable[Noted]:
-        """Keep those with a reason of ours, set within the window or nobody knows when."""
+    def _young(self, noted: Iterable[NodeReason], now_s: float | None) -> Iterable[NodeReason]:
+        """Yield the drains by preflight that are within the window or of unknown age."""
         for one in noted:
             age_s = 0.0 if one.time_s is None or now_s is None else now_s - one.time_s
             if age_s < self._window_s and parse(one.reason) is not None:
@@ -146,7 +149,7 @@ class BySlurm:
 
 
 def _environ() -> dict[str, str]:
-    """What this very Python may need to start; nothing else."""
+    """Return only what this Python may need to start."""
     libraries = os.environ.get("LD_LIBRARY_PATH")
     return {"LD_LIBRARY_PATH": libraries} if libraries else {}
 
@@ -155,101 +158,103 @@ NAME: Final = "drained.json"
 _LARGEST = 64 << 10
 
 
-def recall(folder: Path) -> Drained | None:
-    """Read it back; None where there is none, or where another than root could have written it."""
+def recall(folder: Path) -> DrainRecord | None:
+    """Read this node's recorded drain; None without one, or if others than root may write it."""
     path = folder / NAME
     try:
         if os.geteuid() == 0 and who_may_change(path):
             return None
-        return msgspec.json.decode(read_regular(path, _LARGEST), type=Drained)
+        return msgspec.json.decode(read_regular(path, _LARGEST), type=DrainRecord)
     except (OSError, ValueError, RecursionError):
         return None
 
 
-def remember(folder: Path, drained: Drained) -> str:
-    """Write it down before Slurm is told; says what went wrong, "" if nothing did."""
+def remember(folder: Path, drained: DrainRecord) -> str:
+    """Record a drain before Slurm is asked for it; return what went wrong, "" if nothing did."""
     try:
         refuse_others(folder)
         write_atomically(folder / NAME, msgspec.json.encode(drained))
     except (OSError, UsageError) as error:
         why = getattr(error, "strerror", "") or str(error)
-        return f"cannot write {folder / NAME} ({why}), so it will not be undone by itself"
+        return f"cannot write {folder / NAME} ({why}), so preflight will not resume the node"
     return ""
 
 
 def forget(folder: Path) -> None:
-    """Another drain, or none, took its place."""
+    """Remove the record: the drain was undone or replaced."""
     with suppress(OSError, UsageError):
         refuse_others(folder)
         remove(folder / NAME)
 
 
 _LOCK: Final = "lock"
-_TICK_S: Final = 0.02
-_DECIDES: Final = "another hook of this node is deciding, and did not come to its end in time"
+_RETRY_S: Final = 0.02
+_BUSY: Final = "another hook of this node is deciding, and did not finish in time"
 
 
 @contextmanager
-def _alone(folder: Path, until_s: float) -> Iterator[bool]:
-    """Hold what one hook of a node at a time holds; False where another does, half our time long.
+def _lock_node(folder: Path, until_s: float) -> Iterator[bool]:
+    """Lock out the node's other hooks; False if one holds the lock for half of the time left.
 
-    What is remembered and what Slurm is told would be of two hooks. True also where no file can be
-    locked: then nothing is remembered, or only a disk is full.
+    Otherwise `drained.json` could hold one hook's reason and Slurm another's. True also where no
+    file can be locked: then either no drain is stored, or only a disk is full.
     """
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
             refuse_others(folder)
-            inside = held.enter_context(open_folder(folder, make=True))
+            inside = stack.enter_context(open_folder(folder, make=True))
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             lock = os.open(_LOCK, flags, 0o600, dir_fd=inside)
-            held.callback(os.close, lock)
-            is_free = _locked(lock, (time.monotonic() + until_s) / 2)
+            stack.callback(os.close, lock)
+            is_free = _take(lock, (time.monotonic() + until_s) / 2)
         except (OSError, UsageError):
             is_free = True
         yield is_free
 
 
-def _locked(lock: int, until_s: float) -> bool:
+def _take(lock: int, until_s: float) -> bool:
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= until_s:
                 return False
-            time.sleep(_TICK_S)
+            time.sleep(_RETRY_S)
         else:
             return True
 
 
-_TELL_S = 0.2
-"""Of the time, to say what was done: who is cut off in the middle says nothing."""
+_LOG_S = 0.2
+"""Time reserved to log what was done: a hook that is cut off logs nothing."""
 
 
-def act(call: Call, judged: Judged, config: HookConfig, until_s: float) -> Decision:
-    """Decide and do it, all by `until_s` (monotonic clock); what comes back was done.
+def act(call: Call, assessment: Assessment, config: HookConfig, until_s: float) -> Decision:
+    """Decide and carry it out, all by `until_s` (monotonic clock); return what was done.
 
-    Asks Slurm nothing on a healthy node, and tells it one thing at most (two where nodes raced).
+    A ready node sends Slurm no request; any other changes its state once (twice where nodes raced).
     """
-    with ExitStack() as held:
-        return _Acting(config, until_s, held).decided(Known(call=call, judged=judged))
+    with ExitStack() as locks:
+        known = DecisionInput(call=call, assessment=assessment)
+        return _Acting(config, until_s, locks).decided(known)
 
 
 class _Acting:
-    def __init__(self, config: HookConfig, until_s: float, held: ExitStack) -> None:
+    def __init__(self, config: HookConfig, until_s: float, locks: ExitStack) -> None:
         self._config = config
-        self._until_s = until_s - _TELL_S
+        self._until_s = until_s - _LOG_S
         self._slurm = Slurm(config.slurm_bin, self._until_s)
-        self._held = held
+        self._locks = locks
         self._most = 0
 
-    def decided(self, known: Known) -> Decision:
-        """Find out what is asked for, until it is decided; then do it."""
+    def decided(self, known: DecisionInput) -> Decision:
+        """Find out what the decision still needs until it is made; then carry it out."""
         known = self._with_memory(known)
         while True:
             step = decide(known, self._config)
             if step == "state":
-                is_free = self._held.enter_context(_alone(self._config.state_dir, self._until_s))
-                known = self._with_state(known) if is_free else replace(known, unread=_DECIDES)
+                lock = _lock_node(self._config.state_dir, self._until_s)
+                is_free = self._locks.enter_context(lock)
+                known = self._with_state(known) if is_free else replace(known, unread=_BUSY)
             elif step == "token":
                 known = replace(known, tokens=self._token(known))
             elif step.action == "drain":
@@ -259,19 +264,19 @@ class _Acting:
             else:
                 return step
 
-    def _with_memory(self, known: Known) -> Known:
+    def _with_memory(self, known: DecisionInput) -> DecisionInput:
         mine = recall(self._config.state_dir)
         stood_s = mine.at.least_age_s() if mine is not None else 0.0
         return replace(known, drained=mine, stood_s=stood_s)
 
-    def _with_state(self, known: Known) -> Known:
-        """Ask for the node; forget a drain that somebody undid, or made his own.
+    def _with_state(self, known: DecisionInput) -> DecisionInput:
+        """Ask for the node's state; forget a drain that an operator undid or edited.
 
-        Another hook of this node may have drained it since we looked at what is remembered.
+        First read the stored drain again: another hook of this node may have changed it meanwhile.
         """
         known = self._with_memory(known)
         try:
-            state = self._slurm.node(known.judged.node)
+            state = self._slurm.node(known.assessment.node)
         except SlurmError as error:
             return replace(known, unread=str(error))
         if known.drained is not None and not is_mine(state, known.drained):
@@ -283,7 +288,7 @@ class _Acting:
         config = self._config.breaker
         return None if config is None else breaker_of(config, self._slurm, self._until_s)
 
-    def _token(self, known: Known) -> Tokens:
+    def _token(self, known: DecisionInput) -> Tokens:
         config, breaker = self._config.breaker, self._breaker()
         if config is None or breaker is None:
             return Tokens(granted=False, trouble="none is configured")
@@ -293,17 +298,14 @@ class _Acting:
             sizes = {}  # the number alone counts then, which is the smaller
         own = known.state.partitions if known.state is not None else ()
         self._most = allowed(config, sizes, known.call.partition, own)
-        return breaker.ask(known.judged.node, self._most)
+        return breaker.ask(known.assessment.node, self._most)
 
-    def _drain(self, step: Decision, known: Known) -> Decision:
-        """Tell Slurm; where it does not listen, the prolog's failure drains the node all the same.
-
-        The token for that is taken.
-        """
-        node, cause = known.judged.node, cause_of(known)
+    def _drain(self, step: Decision, known: DecisionInput) -> Decision:
+        """Drain by scontrol; where that fails, the prolog's own failure drains the node."""
+        node, cause = known.assessment.node, cause_of(known)
         if cause is None:
             return step
-        mine = Drained(
+        mine = DrainRecord(
             check=cause.check,
             reason=cause.reason,
             time_s=time.time(),
@@ -315,31 +317,31 @@ class _Acting:
             self._slurm.drain(node, step.reason)
         except SlurmError as error:
             if known.call.occasion == "prolog":
-                return replace(step, log=f"{step.log}; by the prolog's failure alone: {error}")
-            said = f"not drained {node}: {error}; found {cause.reason}"
-            return Decision(action="withheld", exit_code=0, log=said)
+                return replace(step, log=f"{step.log}; only by the prolog's failure: {error}")
+            log = f"not drained {node}: {error}; found {cause.reason}"
+            return Decision(action="withheld", exit_code=0, log=log)
         breaker = self._breaker()
         if known.tokens is not None and breaker and not breaker.stands(node, self._most):
             return self._step_back(known, cause.reason)
         return replace(step, log=f"{step.log}; {unsaved}") if unsaved else step
 
-    def _step_back(self, known: Known, reason: str) -> Decision:
-        node = known.judged.node
-        said = f"many nodes were drained at once, {self._most} are allowed; found {reason}"
+    def _step_back(self, known: DecisionInput, reason: str) -> Decision:
+        node = known.assessment.node
+        log = f"many nodes were drained at once, {self._most} are allowed; found {reason}"
         try:
             self._slurm.undrain(node)
         except SlurmError as error:
             return Decision(
-                action="drain", exit_code=1, reason=reason, log=f"drain {node}: {said}; {error}"
+                action="drain", exit_code=1, reason=reason, log=f"drain {node}: {log}; {error}"
             )
         forget(self._config.state_dir)
-        return Decision(action="withheld", exit_code=0, log=f"drained and resumed {node}: {said}")
+        return Decision(action="withheld", exit_code=0, log=f"drained and resumed {node}: {log}")
 
-    def _undrain(self, step: Decision, known: Known) -> Decision:
+    def _undrain(self, step: Decision, known: DecisionInput) -> Decision:
         try:
-            self._slurm.undrain(known.judged.node)
+            self._slurm.undrain(known.assessment.node)
         except SlurmError as error:
-            said = f"not resumed {known.judged.node}: {error}"
-            return Decision(action="withheld", exit_code=0, log=said)
+            log = f"not resumed {known.assessment.node}: {error}"
+            return Decision(action="withheld", exit_code=0, log=log)
         forget(self._config.state_dir)
         return step

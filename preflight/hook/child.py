@@ -1,8 +1,7 @@
-"""Nothing of the hook outlives it: nobody would log what an orphan tells the scheduler.
+"""The hook's child processes and its log line: no child outlives the hook, which logs what they do.
 
-Standard library only. Without ctypes the kernel is not asked, and only `orphaned` tells.
-
-Standard library only: it must be able to say that the rest cannot even be imported.
+Without ctypes the kernel cannot end a child with its parent, and only `orphaned` shows it.
+Standard library only: it must be able to log that the rest cannot be imported.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ _PR_SET_PDEATHSIG: Final = 1
 """linux/prctl.h"""
 
 _PARENT: Final[list[int]] = []
-"""The process that says what we did; empty where this one says it itself."""
+"""Pid of the process that logs what this one does; empty where this one logs it itself."""
 
 
 def bind(parent: int) -> None:
-    """Be sent SIGTERM by the kernel when `parent`, a pid, ends; end at once if it has."""
+    """Have the kernel send SIGTERM when `parent`, a pid, ends; exit now if it has ended."""
     _PARENT[:] = [parent]
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     if (ask := _asking(signal.SIGTERM)) is not None:
@@ -38,14 +37,14 @@ def bind(parent: int) -> None:
 
 
 def orphaned() -> bool:
-    """Whether the process that would say what we do has ended."""
+    """Whether the process that would log what this one does has ended."""
     return bool(_PARENT) and os.getppid() != _PARENT[0]
 
 
 def leash() -> Callable[[], None] | None:
-    """Return what a program is to run before it begins, so that SIGKILL ends it when we end.
+    """Return a preexec function: the kernel kills that program when this process ends.
 
-    Nothing is imported or looked up in there: it runs between fork and exec.
+    The function imports and looks up nothing: it runs between fork and exec.
     """
     ask, parent = _asking(signal.SIGKILL), os.getpid()
     if ask is None:
@@ -60,7 +59,7 @@ def leash() -> Callable[[], None] | None:
 
 
 def _asking(number: signal.Signals) -> Callable[[], object] | None:
-    """Return what asks the kernel for that signal at our parent's end; None without ctypes."""
+    """Return a call that requests this signal at the parent's end; None without ctypes."""
     try:
         import ctypes
 
@@ -71,24 +70,24 @@ def _asking(number: signal.Signals) -> Callable[[], object] | None:
 
 
 PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
-"""A prolog is started without any."""
+"""Slurm starts a prolog without PATH."""
 
 PAYLOAD: Final = Path(__file__).resolve().parent.parent / "payload"
 _STARTER: Final = (
     "import os, sys; sys.path.insert(0, sys.argv[1]); os.write(1, b'@preflight booted\\n'); "
     "import start, probe.main; start.main('probe')"
 )
-"""Runs the payload where it is installed; its modules are loaded while its request is made."""
+"""Runs the installed payload; it loads its modules while the hook prepares the request."""
 
 LONGEST_S: Final = 600
-"""The longest budget there is; its request, which comes later, tells the probe its own time."""
+"""The longest possible budget; the request, which comes later, holds the probe's deadline."""
 
 _PROBE: Final[list[subprocess.Popen[bytes]]] = []
-"""What reads this node, begun before it is known what to ask it."""
+"""The process that reads this node, started before its request is known."""
 
 
 def begin_probe() -> None:
-    """Start it: it loads its modules while we load ours. OSError if it cannot be started."""
+    """Start the probe, which loads its modules while the hook does. OSError if it cannot start."""
     os.environ.setdefault("PATH", PATH)
     pipe, python = subprocess.PIPE, [sys.executable, "-I", "-B"]
     argv = ["timeout", "-k", "2", str(LONGEST_S), *python, "-c", _STARTER, str(PAYLOAD)]
@@ -100,14 +99,14 @@ def begin_probe() -> None:
 
 
 def probe() -> subprocess.Popen[bytes]:
-    """Return the one that was begun, for one request, or another one. OSError."""
+    """Return the started probe, for one request, or start another one. Raises OSError."""
     if not _PROBE:
         begin_probe()
     return _PROBE.pop()
 
 
 def end_probe() -> None:
-    """End one that was begun and never asked."""
+    """End a probe that was started but got no request."""
     for process in _PROBE:
         os.killpg(process.pid, signal.SIGTERM)
 
@@ -116,11 +115,11 @@ HEALTHY, UNHEALTHY, UNJUDGED = 0, 1, 2
 
 
 SHARE_S: Final = 0.5
-"""What is kept of the budget to end the child and to say so."""
+"""Part of the budget reserved to end the child and to log that."""
 
 
-class Ended(NamedTuple):
-    """What came of the work: how to exit, what to print, and what to log ("" keeps silent)."""
+class HookResult(NamedTuple):
+    """The hook's result: its exit code, what to print, and what to log ("" for nothing)."""
 
     code: int
     out: str = ""
@@ -130,10 +129,10 @@ class Ended(NamedTuple):
 
 SYSLOG: Final = "/dev/log"
 LONGEST: Final = 900
-"""Characters of a line: what RFC 3164 lets every relay of syslog carry, less its head."""
+"""Characters of a line: what RFC 3164 lets every syslog relay carry, less the header."""
 
 WAIT_S: Final = 0.5
-"""A log daemon that stands still must not keep a job waiting."""
+"""A log daemon that hangs must not delay a job."""
 
 Level = Literal["info", "warning", "error"]
 
@@ -152,16 +151,16 @@ def say(text: str, level: Level = "warning", to: str = "syslog", device: str = S
 
 
 def one_line(text: str) -> str:
-    """Make it one line of printable ASCII, of bounded length: a node may be hostile."""
+    """Return the text as one line of printable ASCII, of bounded length: a node may be hostile."""
     kept = text[: 4 * LONGEST].encode("ascii", "replace").decode()
     kept = " ".join("".join(char if char.isprintable() else " " for char in kept).split())
     return kept if len(kept) <= LONGEST else f"{kept[: LONGEST - 3]}..."
 
 
 def _syslog(line: str, level: Level, device: str) -> bool:
-    """Whether the system's log took the line.
+    """Send the line to syslog; whether it was accepted.
 
-    logging's own handler connects anew where sending took too long, and then waits without end.
+    logging.SysLogHandler reconnects where sending timed out, and then waits without a limit.
     """
     head = f"<{_DAEMON | _SEVERITIES[level]}>preflight[{os.getpid()}]: "
     try:

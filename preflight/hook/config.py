@@ -1,4 +1,4 @@
-"""hook.toml, read so that nobody but root decides for which node a scheduler loses a machine."""
+"""Reads hook.toml, which only root may change: it decides which nodes a scheduler loses."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ DEFAULT: Final = Path("/etc/preflight/hook.toml")
 _LARGEST: Final = 64 << 10
 
 SPARE_S: Final = 1.0
-"""What a hook needs beside its budget, of the time that its caller gives it: to start and end."""
+"""Time that a hook needs beyond its budget, to start and end, within its caller's limit."""
 
 
 def load(path: Path | None = None) -> HookConfig:
     """Read the operator's choices; UsageError that names the file and what to change.
 
-    Without a path the usual place, where no file means the defaults: these only observe.
+    Without a path, reads the default file; if that does not exist, returns the defaults, which only
+    observe.
     """
     if path is None and not os.path.lexists(DEFAULT):
         return HookConfig()
@@ -33,12 +34,12 @@ def load(path: Path | None = None) -> HookConfig:
 
 
 def parse(content: bytes, path: Path) -> HookConfig:
-    """Take the text of a hook.toml apart; UsageError for what is none, or has unknown keys."""
+    """Parse the text of a hook.toml; UsageError for invalid TOML, values or unknown keys."""
     try:
         config = msgspec.convert(parse_toml(content.decode()), HookConfig, dec_hook=_path)
     except (ValueError, RecursionError) as error:
-        said = str(error).encode("ascii", "replace").decode()[:200]
-        raise UsageError(f"{path}: {said}; see docs/prolog.md for its keys") from error
+        problem = str(error).encode("ascii", "replace").decode()[:200]
+        raise UsageError(f"{path}: {problem}; see docs/prolog.md for its keys") from error
     for name, place in (
         ("inventory", config.inventory),
         ("state_dir", config.state_dir),
@@ -50,14 +51,14 @@ def parse(content: bytes, path: Path) -> HookConfig:
         if place is not None and not (place.is_absolute() and str(place).isprintable()):
             raise UsageError(f"{path}: {name} = {str(place)!a}: write a path that begins with /")
     if config.inventory is not None and config.inventory.suffix.lower() != ".toml":
-        raise UsageError(f"{path}: inventory = {str(config.inventory)!a}: write one of TOML")
+        raise UsageError(f"{path}: inventory = {str(config.inventory)!a}: give a .toml file")
     return config
 
 
 def refuse_longer(config: HookConfig, occasion: Occasion, limit_s: float | None) -> None:
-    """UsageError for a budget that whoever starts the hook does not wait for.
+    """Raise UsageError for a budget longer than the caller's time limit.
 
-    Ended in the middle, it would judge nothing on just the nodes that take that long.
+    A hook that is ended early would judge nothing on exactly the nodes that take that long.
     """
     prolog = occasion == "prolog"
     key, budget_s = (
@@ -67,21 +68,21 @@ def refuse_longer(config: HookConfig, occasion: Occasion, limit_s: float | None)
     )
     if limit_s is not None and budget_s > limit_s - SPARE_S:
         raise UsageError(
-            f"{key} = {budget_s:g} s is not used: the script that starts this ends it after "
-            f"{limit_s:g} s; write at most {limit_s - SPARE_S:g} in hook.toml, or raise LIMIT_S "
-            "in that script"
+            f"{key} = {budget_s:g} s is too long: the script that starts preflight ends it after "
+            f"{limit_s:g} s; set at most {limit_s - SPARE_S:g} in hook.toml, or raise LIMIT_S in "
+            "that script"
         )
 
 
-def _path(kind: type, said: object) -> Path:
-    """Make a path of a string, and of nothing else."""
-    if kind is not Path or not isinstance(said, str):
-        raise ValueError(f"expected a path, got {said!a:.40}")
-    return Path(said)
+def _path(kind: type, value: object) -> Path:
+    """Convert a string, and nothing else, to a path."""
+    if kind is not Path or not isinstance(value, str):
+        raise ValueError(f"expected a path, got {value!a:.40}")
+    return Path(value)
 
 
 def read_trusted(path: Path, largest: int = _LARGEST) -> bytes:
-    """Read a file that decides; UsageError where another than root could have written it."""
+    """Read a file that decides drains; UsageError where a user other than root may write it."""
     refuse_others(path)
     try:
         return read_regular(path, largest)

@@ -1,8 +1,7 @@
-"""Whether this node is drained, resumed or left alone: every rule of that lives here.
+"""All rules that decide whether this node is drained, resumed or left alone.
 
-Pure: it is told what is known, and says either what to do or what it must know first.
-
-`sinfo -R` prints twenty characters of them, and other tools tell drains apart by how they begin.
+Pure: from what is known, `decide` returns what to do or what it must know first.
+`sinfo -R` prints 20 characters of a drain's reason, and other tools recognize drains by its prefix.
 """
 
 from __future__ import annotations
@@ -12,7 +11,15 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec import Struct
 
-from preflight.hook.model import Call, Decision, Drained, HookConfig, Judged, NodeState, Tokens
+from preflight.hook.model import (
+    Assessment,
+    Call,
+    Decision,
+    DrainRecord,
+    HookConfig,
+    NodeState,
+    Tokens,
+)
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
@@ -30,7 +37,7 @@ _PLAINER = str.maketrans(
     {"=": ":", ",": ";", '"': "", "'": "", "`": "", "\\": "/", "\u00d7": "x", "\u00b5": "u"}
     | dict.fromkeys("\u2013\u2014\u2212", "-")
 )
-"""No quotes, `=` or `,`: scripts cut what sinfo and scontrol print at these."""
+"""No quotes, `=` or `,`: scripts split the output of sinfo and scontrol at these."""
 
 _OURS = re.compile(
     r"pf:(?P<check>[0-9a-z_]+(?:\.[0-9a-z_]+)+) (?P<words>.+) "
@@ -39,7 +46,7 @@ _OURS = re.compile(
 
 
 class Ours(Struct, frozen=True, kw_only=True):
-    """What a reason of ours says."""
+    """The parts of a drain reason that preflight wrote."""
 
     check: str
     words: str
@@ -49,11 +56,11 @@ class Ours(Struct, frozen=True, kw_only=True):
 def compose(
     check: str, sentence: str, job: str = "", *, whose: str = "node", occasion: Occasion = "prolog"
 ) -> str:
-    """Join check, number and job into at most 120 printable ASCII characters.
+    """Join check, sentence and job into at most 120 printable ASCII characters.
 
     `pf:gpu.count 7 of 8 GPUs answer [node] job 81723`. Where the sentence is too long, its end is
-    cut: sentences begin with the number that was seen. `whose`: `node`, or `preflight` for a fault
-    of our own. Without a job it ends in what asked.
+    cut: sentences begin with the number that was seen. `whose`: `node`, or `preflight` for its own
+    error. Without a job, the reason ends with the occasion.
     """
     start = f"{PREFIX}{_NOT_IN_A_CHECK.sub('_', check.lower())[:_CHECK_LONGEST]} "
     number = _NOT_IN_A_JOB.sub("", job)[:_JOB_LONGEST]
@@ -62,7 +69,7 @@ def compose(
 
 
 def parse(reason: str) -> Ours | None:
-    """Read a reason back; None for what anybody else wrote, or added something to."""
+    """Parse a reason; None for one that preflight did not write, or that was edited."""
     found = _OURS.fullmatch(reason)
     if found is None or len(reason) > LONGEST:
         return None
@@ -72,7 +79,7 @@ def parse(reason: str) -> Ours | None:
 def _plain(sentence: str) -> str:
     ascii_only = sentence.translate(_PLAINER).encode("ascii", "replace").decode()
     shown = "".join(char if char.isprintable() else " " for char in ascii_only)
-    return " ".join(shown.split()) or "no word"
+    return " ".join(shown.split()) or "no detail"
 
 
 def _cut(words: str, room: int) -> str:
@@ -86,37 +93,37 @@ def _cut(words: str, room: int) -> str:
 _SHOWN = 4
 
 
-def advised(advice: str) -> str:
-    """Append what to do, where a check says so."""
+def advice_suffix(advice: str) -> str:
+    """Return the suffix that says what to do; "" without advice."""
     return f"; do: {advice}" if advice else ""
 
 
-def notes(judged: Judged) -> str:
-    """One line on findings that drain nothing and on what could not be judged; "" if none."""
-    found = [_finding(each) for each in judged.findings if each.condemns]
-    if judged.trouble:
-        # The line may be all that is left of them: the disk may be full.
-        said = f"could not judge {judged.node}: {judged.trouble}"
-        return f"{said}; found before: {_some(found)}" if found else said
-    said = _some(found + [f"{each.check} unknown: {each.why}" for each in judged.unknown])
-    return f"{judged.node}: {said}" if said else ""
+def notes(assessment: Assessment) -> str:
+    """Return one line on findings that do not drain and checks that are unknown; "" if none."""
+    found = [_finding(each) for each in assessment.findings if each.makes_not_ready]
+    if assessment.trouble:
+        # With a full disk, this line is the only record of the findings.
+        text = f"could not check {assessment.node}: {assessment.trouble}"
+        return f"{text}; found before: {_some(found)}" if found else text
+    text = _some(found + [f"{each.check} unknown: {each.why}" for each in assessment.unknown])
+    return f"{assessment.node}: {text}" if text else ""
 
 
-def _some(told: list[str]) -> str:
-    more = f"; and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
-    return f"{'; '.join(told[:_SHOWN])}{more}"
+def _some(sentences: list[str]) -> str:
+    more = f"; and {len(sentences) - _SHOWN} more" if len(sentences) > _SHOWN else ""
+    return f"{'; '.join(sentences[:_SHOWN])}{more}"
 
 
 def _finding(one: Finding) -> str:
     whose = " [user]" if one.user else "" if one.drains else " [drains nothing]"
-    return f"{one.check} {one.outcome}{whose}: {one.sentence}{advised(one.advice)}"
+    return f"{one.check} {one.outcome}{whose}: {one.sentence}{advice_suffix(one.advice)}"
 
 
 Ask = Literal["state", "token"]
 """What to find out next: the node's state, or whether the breaker grants one more drain."""
 
 OWN_FAULT: Final = "hook.trouble"
-"""Stands for a check in the reason of a drain that `--fail-closed` asked for."""
+"""Takes the place of the check in the reason of a drain that `--fail-closed` requires."""
 
 _IN_USE: Final = frozenset(
     {
@@ -124,29 +131,29 @@ _IN_USE: Final = frozenset(
         *("CLOUD", "DYNAMIC_NORM", "NOT_RESPONDING"),
     }
 )
-"""States in which a node serves jobs. In any other (DOWN, FAIL, MAINT, REBOOT, powered down, a word
-of a later Slurm) somebody else is at work on it, and it is left alone."""
+"""States in which a node serves jobs. In any other (DOWN, FAIL, MAINT, REBOOT, powered down, a
+state of a later Slurm) an operator or Slurm is at work on the node: the hook leaves it alone."""
 
 _DRAIN: Final = "DRAIN"
 
 
-class Known(Struct, frozen=True, kw_only=True):
-    """All that a decision goes by; `decide` asks for what is still missing."""
+class DecisionInput(Struct, frozen=True, kw_only=True):
+    """All that a decision rests on; `decide` asks for what is still missing."""
 
     call: Call
-    judged: Judged
-    drained: Drained | None = None
-    """The drain of this node that we remember."""
+    assessment: Assessment
+    drained: DrainRecord | None = None
+    """The drain of this node that preflight recorded."""
     stood_s: float = 0.0
-    """For how long that has stood at least."""
+    """Minimum age of that drain."""
     state: NodeState | None = None
     unread: str = ""
-    """Why the scheduler did not tell the state; "" where it did, or was not asked."""
+    """Why the state could not be read; "" where it was read, or not asked for."""
     tokens: Tokens | None = None
 
 
 class Cause(Struct, frozen=True, kw_only=True):
-    """What the node is to be drained for."""
+    """Why the node is to be drained."""
 
     check: str
     reason: str
@@ -154,36 +161,38 @@ class Cause(Struct, frozen=True, kw_only=True):
     advice: str = ""
 
 
-def decide(known: Known, config: HookConfig) -> Decision | Ask:
-    """Say what to do, or what must be known first; asks for each thing at most once.
+def decide(known: DecisionInput, config: HookConfig) -> Decision | Ask:
+    """Return what to do, or what must be known first; asks for each thing at most once.
 
-    A node is drained only for a `fail` that blames its own hardware, while nobody else holds it,
-    and with a token of the breaker. Whatever could not be judged drains nothing.
+    A node is drained only for a `fail` that blames its own hardware, while no operator has taken it
+    over, and with a token of the breaker. An unknown result never drains.
     """
     cause = cause_of(known)
     if cause is None:
         return _resume(known, config)
     if why := only_observing(config):
-        return _say("observe", f"would drain {known.judged.node}: {cause.reason} ({why})")
+        return _leave_alone(
+            "observe", f"would drain {known.assessment.node}: {cause.reason} ({why})"
+        )
     if known.state is None:
-        return _unread(known, cause) if known.unread else "state"
+        return _drain_unread(known, cause) if known.unread else "state"
     return _drain(cause, known, known.state)
 
 
-def cause_of(known: Known) -> Cause | None:
-    """The one finding to drain for: one that stays comes before one that may heal.
+def cause_of(known: DecisionInput) -> Cause | None:
+    """Return the one finding to drain for: a lasting one comes before one that may heal.
 
-    Nothing where a fault of ours makes us a poor witness, unless that alone is to keep jobs away.
+    None where preflight itself failed, unless `--fail-closed` asks to drain for that.
     """
-    call, judged = known.call, known.judged
-    if why := judged.trouble or _silence(judged):
+    call, assessment = known.call, known.assessment
+    if why := assessment.trouble or _silence(assessment):
         if not call.fail_closed:
             return None
         reason = compose(OWN_FAULT, why, call.job, whose="preflight")
         return Cause(check=OWN_FAULT, reason=reason, heals=True)
     blamed = [
         each
-        for each in judged.findings
+        for each in assessment.findings
         if each.drains and not each.user and each.outcome is Outcome.FAIL
     ]
     if not blamed:
@@ -197,15 +206,15 @@ def cause_of(known: Known) -> Cause | None:
     )
 
 
-def _silence(judged: Judged) -> str:
-    """Say why nothing at all could be judged; "" where something was."""
-    if judged.findings or judged.passed or not judged.unknown:
+def _silence(assessment: Assessment) -> str:
+    """Return why no check has a result; "" where at least one has."""
+    if assessment.findings or assessment.passed or not assessment.unknown:
         return ""
-    return judged.unknown[0].why
+    return assessment.unknown[0].why
 
 
 def only_observing(config: HookConfig) -> str:
-    """Say why nothing is drained at all; "" where drains are enforced."""
+    """Return why the hook only observes; "" where it enforces drains."""
     breaker = config.breaker
     if not config.enforce:
         return "observing: enforce is not set"
@@ -215,82 +224,84 @@ def only_observing(config: HookConfig) -> str:
 
 
 def held_by(state: NodeState) -> str:
-    """Say who or what else holds the node, so that it is not ours to touch; "" if nobody does."""
+    """Return what else has taken the node out of service; "" if the hook may change it."""
     strange = state.states - _IN_USE - {_DRAIN}
     if strange or not state.states:
-        return f"the scheduler has it as {'+'.join(sorted(state.states)) or 'nothing known'}"
+        return f"its state in the scheduler is {'+'.join(sorted(state.states)) or 'unknown'}"
     if state.reason and parse(state.reason) is None:
-        return f"it carries the reason {state.reason[:80]!a}, which is not ours"
+        return f"its reason {state.reason[:80]!a} was not set by preflight"
     return ""
 
 
-def _drain(cause: Cause, known: Known, state: NodeState) -> Decision | Ask:
-    node, held = known.judged.node, held_by(state)
+def _drain(cause: Cause, known: DecisionInput, state: NodeState) -> Decision | Ask:
+    node, held = known.assessment.node, held_by(state)
     if _DRAIN in state.states:
         return _already_out(cause, known, state, held)
     if held:
-        return _say("withheld", f"left alone {node}: {held}; found {cause.reason}")
+        return _leave_alone("withheld", f"left alone {node}: {held}; found {cause.reason}")
     if known.tokens is None:
         return "token"
     if not known.tokens.granted:
         closed = _closed(known.tokens)
-        return _say("withheld", f"not drained {node}: {closed}; found {cause.reason}")
+        return _leave_alone("withheld", f"not drained {node}: {closed}; found {cause.reason}")
     counted = f"drain {known.tokens.used} of {known.tokens.most} in the window"
     return Decision(
         action="drain",
         exit_code=1,
         reason=cause.reason,
-        log=f"drain {node}: {cause.reason} ({counted}){advised(cause.advice)}",
+        log=f"drain {node}: {cause.reason} ({counted}){advice_suffix(cause.advice)}",
     )
 
 
-def _already_out(cause: Cause, known: Known, state: NodeState, held: str) -> Decision:
-    """Drained, by whomever: that stands. A job that was about to start is kept away from it.
+def _already_out(cause: Cause, known: DecisionInput, state: NodeState, held: str) -> Decision:
+    """The node is drained already: the drain stays, and the prolog keeps its job away.
 
-    A drain of ours that would have healed gives way to a cause that does not. The health check,
-    which comes by every few minutes, has nothing new to say.
+    A lasting cause replaces a drain by preflight that would have healed. The health check, which
+    runs every few minutes, logs nothing new.
     """
-    node, mine = known.judged.node, known.drained
+    node, mine = known.assessment.node, known.drained
     if not held and mine is not None and is_mine(state, mine) and mine.heals > cause.heals:
         return Decision(
             action="drain",
             exit_code=1,
             reason=cause.reason,
-            log=f"drained already {node}, now for: {cause.reason}{advised(cause.advice)}",
+            log=f"{node} is drained already, now for: {cause.reason}{advice_suffix(cause.advice)}",
         )
     news = known.call.occasion == "prolog"
-    return _say("none", f"drained already {node}: found {cause.reason}" * news, exit_code=1)
+    return _leave_alone(
+        "none", f"{node} is drained already: found {cause.reason}" * news, exit_code=1
+    )
 
 
-def _unread(known: Known, cause: Cause) -> Decision | Ask:
-    """Nobody told who holds the node: its reason may be somebody's, so it is not touched.
+def _drain_unread(known: DecisionInput, cause: Cause) -> Decision | Ask:
+    """The state could not be read: an operator may hold the node, so the hook leaves it alone.
 
-    With `--fail-closed` the prolog fails within the breaker's number: the scheduler itself then
-    drains the node, and keeps a reason that is there.
+    With `--fail-closed` the prolog fails, within the breaker's limit: the scheduler itself then
+    drains the node, and keeps an existing reason.
     """
-    said = f"{known.judged.node}: {known.unread}; found {cause.reason}"
+    outcome = f"{known.assessment.node}: {known.unread}; found {cause.reason}"
     if not known.call.fail_closed:
-        return _say("withheld", f"not drained {said}")
+        return _leave_alone("withheld", f"not drained {outcome}")
     if known.tokens is None:
         return "token"
     if not known.tokens.granted:
-        return _say("withheld", f"not drained {said}; {_closed(known.tokens)}")
-    return _say("none", f"kept the job from {said}", exit_code=1)
+        return _leave_alone("withheld", f"not drained {outcome}; {_closed(known.tokens)}")
+    return _leave_alone("none", f"kept the job from {outcome}", exit_code=1)
 
 
-def is_mine(state: NodeState, mine: Drained) -> bool:
-    """Whether the node still carries the drain that we set, unedited."""
+def is_mine(state: NodeState, mine: DrainRecord) -> bool:
+    """Whether the node still has the drain that preflight set, unedited."""
     return _DRAIN in state.states and state.reason == mine.reason and parse(mine.reason) is not None
 
 
-def _resume(known: Known, config: HookConfig) -> Decision | Ask:
-    """Undo a drain of ours whose cause has healed, and nothing else."""
-    mine, node = known.drained, known.judged.node
-    quiet = _say("none", notes(known.judged))
+def _resume(known: DecisionInput, config: HookConfig) -> Decision | Ask:
+    """Undo only a drain that preflight set and whose cause has healed."""
+    mine, node = known.drained, known.assessment.node
+    quiet = _leave_alone("none", notes(known.assessment))
     if mine is None or not _healed(mine, known, config):
         return quiet
     if why := only_observing(config):
-        return _say("observe", f"would resume {node}: {mine.check} passes again ({why})")
+        return _leave_alone("observe", f"would resume {node}: {mine.check} passes again ({why})")
     if known.state is None:
         return quiet if known.unread else "state"
     if not is_mine(known.state, mine) or held_by(known.state):
@@ -298,30 +309,32 @@ def _resume(known: Known, config: HookConfig) -> Decision | Ask:
     return Decision(action="undrain", exit_code=0, log=f"resume {node}: {mine.check} passes again")
 
 
-def _healed(mine: Drained, known: Known, config: HookConfig) -> bool:
-    judged = known.judged
-    again = bool(judged.passed) if mine.check == OWN_FAULT else mine.check in judged.passed
-    bad = any(each.drains and each.condemns for each in judged.findings)
-    # The others say nothing of a GPU that cannot be opened just now: maybe it is the one.
-    untold = any(each.check == "gpu.count" for each in judged.unknown)
+def _healed(mine: DrainRecord, known: DecisionInput, config: HookConfig) -> bool:
+    assessment = known.assessment
+    again = bool(assessment.passed) if mine.check == OWN_FAULT else mine.check in assessment.passed
+    bad = any(each.drains and each.makes_not_ready for each in assessment.findings)
+    # A GPU that cannot be opened just now may be the faulty one: the others prove nothing.
+    gpus_unknown = any(each.check == "gpu.count" for each in assessment.unknown)
     return (
         known.call.occasion == "healthcheck"
         and mine.heals
         and again
         and not bad
-        and not (untold and mine.check.startswith("gpu."))
-        and not judged.trouble
+        and not (gpus_unknown and mine.check.startswith("gpu."))
+        and not assessment.trouble
         and known.stood_s >= config.undrain_after_s
     )
 
 
 def _closed(tokens: Tokens) -> str:
     if tokens.trouble:
-        return f"the breaker could not be asked: {tokens.trouble}"
+        return f"the breaker did not answer: {tokens.trouble}"
     return (
         f"the breaker is open, {tokens.used} nodes drained in the window and {tokens.most} allowed"
     )
 
 
-def _say(action: Literal["none", "withheld", "observe"], log: str, exit_code: int = 0) -> Decision:
+def _leave_alone(
+    action: Literal["none", "withheld", "observe"], log: str, exit_code: int = 0
+) -> Decision:
     return Decision(action=action, exit_code=exit_code, log=log)

@@ -1,8 +1,8 @@
-"""Whatever happens in the hook, a job is not kept from a node by a fault of preflight's own.
+"""Runs the hook so that no error of preflight itself keeps a job from a node.
 
-The work is done in a child under a deadline; what does not come back from there as it should is
-trouble: a loud line in the log, and exit 0. A scheduler reads any other exit as a broken node.
-Standard library only, and little of it: this must hold where nothing else can be imported.
+A child does the work under a deadline. If it does not return a valid result, the hook logs an
+error and exits 0: a scheduler reads any other exit as a broken node.
+Standard library only, and little of it: this must work where nothing else can be imported.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
-from preflight.hook.child import HEALTHY, SHARE_S, UNHEALTHY, UNJUDGED, Ended
+from preflight.hook.child import HEALTHY, SHARE_S, UNHEALTHY, UNJUDGED, HookResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
 BUDGET_S: Final = {"prolog": 8.0, "healthcheck": 30.0}
-"""Until the configuration has been read, which may say otherwise."""
+"""Used until the configuration has been read, which may set other budgets."""
 
 
 _LARGEST: Final = 8 << 20
@@ -31,8 +31,8 @@ _RESULT: Final = "end"
 _LEVELS: Final = ("info", "warning", "error")
 
 
-class Told(NamedTuple):
-    """What the child has found out of the configuration."""
+class Settings(NamedTuple):
+    """The settings that the child read from the configuration."""
 
     budget_s: float
     observing: bool = False
@@ -50,9 +50,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         # argparse: 0 is --help. A wrong option in a prolog's script must not empty the fleet.
         code = HEALTHY if left.code in (0, None) else code
         if left.code not in (0, None):
-            _complain("wrong usage, so this node was not judged; see: preflight prolog --help")
+            _log_error("wrong usage, so this node was not checked; see: preflight prolog --help")
     except BaseException as error:  # noqa: BLE001  a traceback would exit 1, which drains the node
-        _complain(f"preflight broke: {type(error).__name__}; this node was not judged")
+        _log_error(f"preflight broke: {type(error).__name__}; this node was not checked")
     with contextlib.suppress(BaseException):
         sys.stdout.flush()
     os._exit(code)
@@ -60,93 +60,95 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def _guarded(words: Sequence[str]) -> int:
     began = time.monotonic()
-    from preflight.hook.options import parsed
+    from preflight.hook.options import parse_options
 
-    options = parsed(words)
-    told, ended, why = _worked(list(words), began, Told(BUDGET_S[options.occasion]))
+    options = parse_options(words)
+    settings, ended, why = _run_child(list(words), began, Settings(BUDGET_S[options.occasion]))
     if ended is None:
         from preflight.hook.child import say
 
-        held = options.fail_closed and not told.observing
-        act = "the job is kept away, as --fail-closed says" if held else "no reason to drain"
-        say(f"{options.occasion}: {why}; this node was not judged: {act}", "error", told.log)
+        held = options.fail_closed and not settings.observing
+        act = "--fail-closed keeps the job away" if held else "no reason to drain"
+        say(f"{options.occasion}: {why}; this node was not checked: {act}", "error", settings.log)
         if held and options.json:
             decision = {"action": "none", "exit_code": UNHEALTHY, "reason": "", "log": why}
             sys.stdout.write(json.dumps({"trouble": why, "decision": decision}, indent=2) + "\n")
         return UNHEALTHY if held else UNJUDGED if options.plain else HEALTHY
-    # A document that nobody takes changes nothing of what was done, and is to be logged.
+    # What was done is logged even if standard output is closed.
     with contextlib.suppress(OSError):
         sys.stdout.write(ended.out)
     if ended.log:
         from preflight.hook.child import say
 
-        say(ended.log, ended.level, told.log)
+        say(ended.log, ended.level, settings.log)
     return ended.code
 
 
-def _worked(words: list[str], began: float, told: Told) -> tuple[Told, Ended | None, str]:
-    """Have a child do it, and hear what it has found out; None and why, if it did not end well."""
+def _run_child(
+    words: list[str], began: float, settings: Settings
+) -> tuple[Settings, HookResult | None, str]:
+    """Run the work in a child; return its settings and result, or None and why there is none."""
     mine, its = os.pipe()
     parent, pid = os.getpid(), os.fork()
     if pid == 0:
-        _work(words, began, its, mine, parent)
+        _child_main(words, began, its, mine, parent)
     os.close(its)
-    said = bytearray()
+    received = bytearray()
     try:
-        while len(said) <= _LARGEST:
-            left_s = max(0.0, began + told.budget_s - SHARE_S - time.monotonic())
-            # What it has said is read also when the time is up: a pause may have come in between.
+        while len(received) <= _LARGEST:
+            left_s = max(0.0, began + settings.budget_s - SHARE_S - time.monotonic())
+            # After a pause of the machine the time may be up while output is waiting: read it.
             if not select.select([mine], [], [], left_s)[0]:
-                return told, None, f"it was not done within {told.budget_s:g} s"
+                return settings, None, f"it did not finish within {settings.budget_s:g} s"
             part = os.read(mine, 1 << 16)
             if not part:
-                return told, *_ended(bytes(said))
-            said += part
-            told = _heard(bytes(said), told)
-        return told, None, "its own child wrote without end"
+                return settings, *_parse_result(bytes(received))
+            received += part
+            settings = _parse_settings(bytes(received), settings)
+        return settings, None, f"its child wrote more than {_LARGEST >> 20} MiB"
     finally:
         os.close(mine)
         _end(pid)
 
 
-def _heard(said: bytes, told: Told) -> Told:
-    """The first line, once it is whole, says what the configuration wants."""
-    line, found, _ = said.partition(b"\n")
+def _parse_settings(received: bytes, defaults: Settings) -> Settings:
+    """Read the settings from the first line; the defaults until that line is whole."""
+    line, found, _ = received.partition(b"\n")
     if not found:
-        return told
+        return defaults
     try:
         fields = json.loads(line)
-        return Told(float(fields["budget_s"]), fields["observing"] is True, str(fields["log"]))
+        return Settings(float(fields["budget_s"]), fields["observing"] is True, str(fields["log"]))
     except (ValueError, KeyError, TypeError, RecursionError):
-        return told
+        return defaults
 
 
-def _ended(said: bytes) -> tuple[Ended | None, str]:
-    """Read the last line; nothing but a whole and well-formed one may keep a job away."""
-    *lines, rest = said.split(b"\n")
+def _parse_result(received: bytes) -> tuple[HookResult | None, str]:
+    """Read the result from the last line: only a whole and valid one may keep a job away."""
+    *lines, rest = received.split(b"\n")
     try:
         if rest or not lines:
-            return None, "its own child ended without an answer"
+            return None, "its child ended without a result"
         fields = json.loads(lines[-1])
         if "broke" in fields:
             return None, f"preflight broke: {fields['broke']}"
         fields = fields[_RESULT]
         code, out, log, level = (fields[name] for name in ("code", "out", "log", "level"))
     except (ValueError, KeyError, TypeError, RecursionError):
-        return None, "its own child ended without an answer"
+        return None, "its child ended without a result"
     sane = type(code) is int and code in (HEALTHY, UNHEALTHY, UNJUDGED)
     if not (sane and isinstance(out, str) and isinstance(log, str) and level in _LEVELS):
-        return None, "its own child answered garbage"
-    return Ended(code, out, log, level), ""
+        return None, "its child returned an invalid result"
+    return HookResult(code, out, log, level), ""
 
 
-def _work(words: list[str], began: float, its: int, mine: int, parent: int) -> NoReturn:
-    """The child: it holds no descriptor of the scheduler's, and answers through its pipe alone.
+def _child_main(words: list[str], began: float, its: int, mine: int, parent: int) -> NoReturn:
+    """Run the child: it holds no descriptor of the scheduler and reports only through its pipe.
 
-    It ends with its parent, which a script's time-out may end: who else would log what it does?
+    It ends with its parent, which a script's timeout may kill: only the parent logs what it does.
     """
     try:
-        signal.signal(signal.SIGTERM, _leave)
+        signal.signal(signal.SIGTERM, _exit_child)
         from preflight.hook.child import begin_probe, bind
 
         bind(parent)
@@ -155,26 +157,26 @@ def _work(words: list[str], began: float, its: int, mine: int, parent: int) -> N
         null = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
             os.dup2(null, standard)
-        with contextlib.suppress(OSError):  # whoever asks it tries again, and says what is wrong
+        with contextlib.suppress(OSError):  # the first request tries again and reports the error
             begin_probe()
 
-        def tell(**fields: object) -> None:
+        def send_settings(**fields: object) -> None:
             os.write(its, json.dumps(fields).encode("ascii") + b"\n")
 
         from preflight.hook.work import work
 
-        ended = work(words, began, tell)
+        ended = work(words, began, send_settings)
         left = memoryview(json.dumps({_RESULT: ended._asdict()}).encode("ascii") + b"\n")
         while left:
             left = left[os.write(its, left) :]
-    except BaseException as error:  # noqa: BLE001  it must not run on into what its parent does
-        _last_words(its, error)
+    except BaseException as error:  # noqa: BLE001  the child must not go on with the parent's code
+        _report_crash(its, error)
     finally:
-        _leave()
+        _exit_child()
 
 
-def _last_words(its: int, error: BaseException) -> None:
-    """Answer that preflight broke, and where: by the same way, so that it is logged."""
+def _report_crash(its: int, error: BaseException) -> None:
+    """Report through the pipe that preflight broke, and where, so that the parent logs it."""
     with contextlib.suppress(BaseException):
         trace = error.__traceback__
         while trace and trace.tb_next:
@@ -183,8 +185,8 @@ def _last_words(its: int, error: BaseException) -> None:
         os.write(its, json.dumps({"broke": f"{type(error).__name__} at {where}"}).encode() + b"\n")
 
 
-def _leave(*_: object) -> NoReturn:
-    """End, and with us what was started for the node's facts, and to ask the scheduler."""
+def _exit_child(*_: object) -> NoReturn:
+    """Exit, after ending the probe and any running call to the scheduler."""
     with contextlib.suppress(BaseException):
         bounded = sys.modules.get("preflight.hook.slurm")
         if bounded is not None:
@@ -199,14 +201,14 @@ def _leave(*_: object) -> NoReturn:
 
 
 def _fill_standard() -> None:
-    """Open what standard descriptors are missing: a pipe must not get one of their numbers."""
+    """Open missing standard descriptors, so that no pipe gets one of their numbers."""
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004  standard error
         pass
     os.close(opened)
 
 
 def _end(pid: int) -> None:
-    """End the child; one that waits in the kernel is left to it, and never waited for."""
+    """End the child, but do not wait for one that hangs in the kernel."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(OSError):
             os.kill(pid, number)
@@ -218,7 +220,7 @@ def _end(pid: int) -> None:
             time.sleep(0.005)
 
 
-def _complain(text: str) -> None:
+def _log_error(text: str) -> None:
     with contextlib.suppress(BaseException):
         from preflight.hook.child import say
 

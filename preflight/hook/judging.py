@@ -1,7 +1,7 @@
-"""Facts of this node become findings; a prolog judges the GPUs of its job.
+"""Turns this node's facts into findings; in a prolog, only about the job's GPUs.
 
-Slurm numbers GPUs as the host does, by the minor number of their device file; a GPU that is gone
-moves NVML's own numbers up, so these are only gone by where the minor number is not told.
+Slurm numbers GPUs as the host does, by the minor number of their device file. A missing GPU shifts
+NVML's own indices, so these are used only where the minor number is not known.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.checks.gpu.driver_log import missing_slots, roots, slot_of, troubles
+from preflight.checks.gpu.driver_log import gpu_faults, missing_slots, root_causes, slot_of
 from preflight.core.files import write_atomically
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.errors import UsageError
 from preflight.facts.model import DRIVER_S, WIRE, Facts
 from preflight.facts.node import Reach
 from preflight.hook.config import read_trusted
+from preflight.hook.confirmation import FILES, HUNG, SLOW, is_hung, is_late
 from preflight.hook.model import Finding, Unjudged
-from preflight.hook.second_look import FILES, HUNG, SLOW, is_hung, is_late
 from preflight.run.judgement import Judgement
 from preflight.run.measured import Measured
 from preflight.verdict import Outcome
@@ -38,40 +38,40 @@ if TYPE_CHECKING:
     from preflight.core.registry import Registered
     from preflight.facts.machine import KernelLog
     from preflight.facts.model import Driver, Gpu
-    from preflight.fleet.model import Fleet, Promise
+    from preflight.fleet.model import Expected, Fleet
     from preflight.hook.model import HookConfig
     from preflight.verdict import Verdict
 
 
 CHECK_S: Final = 1.0
-"""Chosen: a judge is a pure function of facts and takes milliseconds; one that does not is ill."""
+"""Chosen: a judge is a pure function of facts and takes milliseconds, unless it is broken."""
 
 OF_GPUS: Final = "gpu."
 OF_DRIVER: Final = (HUNG, SLOW)
-"""Checks of the driver of the whole node, whichever GPUs a job has."""
+"""Checks of the whole node's driver, independent of the job's GPUs."""
 
 NO_ANSWER: Final = "no answer in time"
-"""What the probe says of a section that was not done when its time was up."""
+"""The probe's text for a section that it could not read in time."""
 
 _BAD: Final = (Outcome.FAIL, Outcome.FLAKY, Outcome.WARN)
 
 
-class Found(Struct, frozen=True, kw_only=True):
-    """What the checks say of this node."""
+class CheckResults(Struct, frozen=True, kw_only=True):
+    """The results of this node's checks."""
 
     findings: tuple[Finding, ...] = ()
     unknown: tuple[Unjudged, ...] = ()
     passed: tuple[str, ...] = ()
     broken: str = ""
-    """A check that broke: our own fault."""
+    """A check that broke: an error of preflight."""
     may_pass: bool = False
-    """What a check found may be gone in a moment."""
+    """The fault may be gone in a moment."""
     saw: dict[str, bool] = {}
-    """Of the checks whose fault a second look must see: whether this one did, where it can tell."""
+    """Whether each check of `confirmation` saw its fault this time; absent where unknown."""
 
 
 def checks() -> Registry:
-    """The shipped checks; a node's own prolog runs no others."""
+    """Return the shipped checks; a prolog runs no others."""
     return Registry(load_folder(shipped_folder()))
 
 
@@ -83,16 +83,19 @@ def judge(
     ends: float,
     *,
     before: frozenset[str] = frozenset(),
-) -> Found:
-    """Ask every passive check about this node, those of GPUs about the job's alone.
+) -> CheckResults:
+    """Run every passive check on this node, those of GPUs only on the job's.
 
-    `ends`: the moment (time.monotonic) after which nothing is asked any more. `before`: the checks
-    whose fault the look before this one saw, of those that a second look must see.
+    `ends`: the moment (time.monotonic) after which no check starts. `before`: the checks of
+    `confirmation` whose fault the previous look saw.
     """
     (host,) = fleet.hosts
-    own = replace(fleet, hosts=(replace(host, promised=view.promised),))
-    of_node, of_gpus = _asking(registry, fleet, whole), _asking(registry, own, view.facts)
-    found: list[Found] = []
+    own = replace(fleet, hosts=(replace(host, expected=view.expected),))
+    of_node, of_gpus = (
+        _judgement_of(registry, fleet, whole),
+        _judgement_of(registry, own, view.facts),
+    )
+    found: list[CheckResults] = []
     for registered in registry:
         check = registered.check
         if registered.subject != "node" or check.stage != "facts" or not check.within("prolog"):
@@ -101,15 +104,15 @@ def judge(
         if about_gpus and view.unclear:
             found.append(_unjudged(check.id, view.unclear))
         elif time.monotonic() >= ends:
-            found.append(_unjudged(check.id, "the time for this was up", out_of_time=True))
+            found.append(_unjudged(check.id, "no time was left for it", out_of_time=True))
         else:
             asked = of_gpus if about_gpus else of_node
-            one = _asked(registered, asked, host.name, ends)
+            one = _run_check(registered, asked, host.name, ends)
             twice = check.id in FILES
             partly = len(view.facts.gpus or ()) < (whole.driver.counted or 0)
-            row = _in_a_row(one, check.id, whole.driver, before, partly=partly) if twice else one
+            row = _confirm(one, check.id, whole.driver, before, partly=partly) if twice else one
             found.append(row)
-    return Found(
+    return CheckResults(
         findings=tuple(each for one in found for each in one.findings),
         unknown=tuple(each for one in found for each in one.unknown),
         passed=tuple(each for one in found for each in one.passed),
@@ -118,34 +121,36 @@ def judge(
     )
 
 
-def _asking(registry: Registry, fleet: Fleet, facts: Facts) -> Judgement:
+def _judgement_of(registry: Registry, fleet: Fleet, facts: Facts) -> Judgement:
     name = fleet.hosts[0].name
     measured = Measured(nonce=facts.nonce, reach={name: Reach("local")}, facts={name: facts})
     return Judgement(fleet, registry, measured)
 
 
-def _asked(registered: Registered, judgement: Judgement, name: str, ends: float) -> Found:
+def _run_check(
+    registered: Registered, judgement: Judgement, name: str, ends: float
+) -> CheckResults:
     check_id = registered.check.id
     with _alarm(min(CHECK_S, ends - time.monotonic())) as rang:
         verdict = judgement.verdict(check_id, (name,))
     if rang:
         return _unjudged(check_id, f"its judge took over {CHECK_S:g} s", out_of_time=True)
-    return _found(registered, verdict, name)
+    return _results_of(registered, verdict, name)
 
 
-def _found(registered: Registered, verdict: Verdict, name: str) -> Found:
-    check_id, said = registered.check.id, verdict.sentence
+def _results_of(registered: Registered, verdict: Verdict, name: str) -> CheckResults:
+    check_id, sentence = registered.check.id, verdict.sentence
     if verdict.outcome is Outcome.OK:
-        return Found(passed=(check_id,))
+        return CheckResults(passed=(check_id,))
     if verdict.outcome is Outcome.BROKEN:
-        broken = Unjudged(check=check_id, why=said)
-        return Found(unknown=(broken,), broken=f"{check_id}: {said}")
+        broken = Unjudged(check=check_id, why=sentence)
+        return CheckResults(unknown=(broken,), broken=f"{check_id}: {sentence}")
     if verdict.outcome is Outcome.UNKNOWN and not verdict.grant:
-        return _unjudged(check_id, said, out_of_time=NO_ANSWER in said)
+        return _unjudged(check_id, sentence, out_of_time=NO_ANSWER in sentence)
     if verdict.outcome not in _BAD:
-        return Found()
+        return CheckResults()
     passing = verdict.evidence.get("may_pass") is True
-    return Found(findings=(_finding(registered.check, verdict, name),), may_pass=passing)
+    return CheckResults(findings=(_finding(registered.check, verdict, name),), may_pass=passing)
 
 
 def _finding(check: Check, verdict: Verdict, name: str) -> Finding:
@@ -157,49 +162,49 @@ def _finding(check: Check, verdict: Verdict, name: str) -> Finding:
         outcome=verdict.outcome,
         sentence=verdict.sentence,
         advice=verdict.advice,
-        drains=check.drains and here and not user and verdict.condemns,
+        drains=check.drains and here and not user and verdict.makes_not_ready,
         user=user,
         heals=check.heals,
         gpus=tuple(gpus) if isinstance(gpus, list | tuple) else (),
     )
 
 
-def _in_a_row(
-    found: Found, check_id: str, driver: Driver, before: frozenset[str], *, partly: bool
-) -> Found:
-    """What may pass, as that a driver is silent or slow, has a fault where the look before saw it.
+def _confirm(
+    found: CheckResults, check_id: str, driver: Driver, before: frozenset[str], *, partly: bool
+) -> CheckResults:
+    """Report a fault that may pass, as a silent or slow driver, only if the previous look saw it.
 
-    One that refuses for good needs no second look. `partly`: not all GPUs were looked at; that a
-    job's are well says nothing of the others.
+    A lasting error needs no second look. `partly`: only some GPUs were checked; that a job's GPUs
+    are ok shows nothing about the others.
     """
-    bad = any(each.condemns for each in found.findings)
+    bad = any(each.makes_not_ready for each in found.findings)
     seen = is_hung(driver) if check_id == HUNG else bad and (found.may_pass or check_id == SLOW)
     of_gpus = check_id not in OF_DRIVER
-    told = bool(found.findings or found.passed) and (bad or not (partly and of_gpus))
-    saw = {check_id: seen} if told and seen is not None else {}
+    conclusive = bool(found.findings or found.passed) and (bad or not (partly and of_gpus))
+    saw = {check_id: seen} if conclusive and seen is not None else {}
     if not bad or seen is False:
         return replace(found, saw=saw)
     (one,) = found.findings
     if check_id in before:
-        again = replace(one, sentence=f"{one.sentence}, as at the look before")
-        return Found(findings=(again,), saw=saw)
+        again = replace(one, sentence=f"{one.sentence}, as in the previous look")
+        return CheckResults(findings=(again,), saw=saw)
     late = is_late(driver)
-    more = f"it may take {DRIVER_S:g} s" if late else "it is a fault if the next look sees the same"
+    more = f"it may take {DRIVER_S:g} s" if late else "it counts as a fault if the next look agrees"
     return replace(_unjudged(check_id, f"{one.sentence}; {more}", out_of_time=late), saw=saw)
 
 
-def _unjudged(check_id: str, why: str, *, out_of_time: bool = False) -> Found:
-    return Found(unknown=(Unjudged(check=check_id, why=why, out_of_time=out_of_time),))
+def _unjudged(check_id: str, why: str, *, out_of_time: bool = False) -> CheckResults:
+    return CheckResults(unknown=(Unjudged(check=check_id, why=why, out_of_time=out_of_time),))
 
 
 @contextmanager
 def _alarm(seconds: float) -> Iterator[list[bool]]:
-    """End what runs under it after that time; the list then is not empty."""
+    """Interrupt the body after `seconds`; the yielded list is then not empty."""
     rang: list[bool] = []
 
     def ring(*_: object) -> None:
         rang.append(True)
-        raise TimeoutError("the judge's time was up")
+        raise TimeoutError("the judge's time is up")
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, max(0.01, seconds))
@@ -220,24 +225,24 @@ _PART: Final = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The job's GPUs as far as the scheduler tells. `ids` is None for all GPUs of the node."""
+    """The job's GPUs as the scheduler names them. `ids` is None for all GPUs of the node."""
 
     ids: tuple[int, ...] | None = None
     unclear: str = ""
-    """Why it cannot be told which GPUs they are; then none is judged."""
+    """Why it is unknown which GPUs they are; then none is checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The node as if it had the job's GPUs alone."""
+    """The node reduced to the job's GPUs."""
 
     facts: Facts
-    promised: Promise
+    expected: Expected
     unclear: str = ""
 
 
 def share_of(environ: Mapping[str, str], config: HookConfig) -> Share:
-    """Read which GPUs a job is given; without a word of it all, or none where GRES is in use."""
+    """Read which GPUs a job has; without the variable all, or none with `gpus_by_gres`."""
     text = environ.get(VARIABLE)
     if text is None:
         return Share(() if config.gpus_by_gres else None)
@@ -245,36 +250,38 @@ def share_of(environ: Mapping[str, str], config: HookConfig) -> Share:
     for part in text.strip().split(",") if text.strip() else ():
         found = _PART.fullmatch(part.strip())
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, -1)
-        # A range that runs backwards, or has no end, would silently be none or some of the GPUs.
+        # A range that runs backwards would silently mean no GPU, one without an end only some.
         if not first <= last < _MOST:
-            return Share(unclear=f"{VARIABLE} is {text[:80]!a}, which is no list of GPUs")
+            return Share(unclear=f"{VARIABLE} is {text[:80]!a}, which is not a list of GPUs")
         ids += range(first, last + 1)
         if len(ids) > _MOST:
             return Share(unclear=f"{VARIABLE} names more than {_MOST} GPUs")
     return Share(tuple(dict.fromkeys(ids)))
 
 
-def view(facts: Facts, promised: Promise, share: Share) -> View:
-    """Leave out what is about GPUs of others. A numbering that fits no GPU here is `unclear`."""
+def view(facts: Facts, expected: Expected, share: Share) -> View:
+    """Leave out other jobs' GPUs. Numbers that fit no GPU of this node are `unclear`."""
     if share.unclear or share.ids is None or facts.gpus is None:
-        return View(facts, promised, share.unclear)
-    untold = [gpu for gpu in facts.gpus if gpu.refused("minor")]
+        return View(facts, expected, share.unclear)
+    unnumbered = [gpu for gpu in facts.gpus if gpu.refused("minor")]
     if any(gpu.mig_enabled for gpu in facts.gpus):
-        why = f"a GPU is cut into MIG instances, which {VARIABLE} does not number as the host does"
-        return View(facts, promised, why)
-    own = tuple(g for g in facts.gpus if g not in untold and _number(g) in share.ids)
-    gone, absent = len(share.ids) - len(own), _absent(facts, promised)
-    if gone == len(untold) and not absent:  # then those left are the ones that cannot be told
-        own, gone = tuple(g for g in facts.gpus if g in own or g in untold), 0
+        why = (
+            f"a GPU is split into MIG instances, which {VARIABLE} does not number as the host does"
+        )
+        return View(facts, expected, why)
+    own = tuple(g for g in facts.gpus if g not in unnumbered and _number(g) in share.ids)
+    gone, absent = len(share.ids) - len(own), _absent(facts, expected)
+    if gone == len(unnumbered) and not absent:  # then the job has all GPUs without a number
+        own, gone = tuple(g for g in facts.gpus if g in own or g in unnumbered), 0
     blind = own and all(gpu.refused("mig_enabled") for gpu in facts.gpus)
-    if (gone and untold) or blind or any(gpu.refused("bus_id") for gpu in own):
-        return View(facts, promised, "NVML cannot tell just now which GPUs are the job's")
+    if (gone and unnumbered) or blind or any(gpu.refused("bus_id") for gpu in own):
+        return View(facts, expected, "NVML does not show at the moment which GPUs are the job's")
     if gone > absent:
         seen = ", ".join(str(_number(gpu)) for gpu in facts.gpus) or "none"
         given = ",".join(map(str, share.ids))
-        return View(facts, promised, f"{VARIABLE} is {given[:80]}, the GPUs here are {seen}")
+        return View(facts, expected, f"{VARIABLE} is {given[:80]}, the GPUs here are {seen}")
     return View(
-        _with_only(facts, own, gone, len(share.ids)), replace(promised, gpus=len(share.ids))
+        _with_only(facts, own, gone, len(share.ids)), replace(expected, gpus=len(share.ids))
     )
 
 
@@ -282,10 +289,10 @@ def _number(gpu: Gpu) -> int:
     return gpu.index if gpu.minor is None else gpu.minor
 
 
-def _absent(facts: Facts, promised: Promise) -> int:
-    """How many GPUs this node lacks, as NVML or the promise tells."""
+def _absent(facts: Facts, expected: Expected) -> int:
+    """How many GPUs this node lacks, by NVML's count or the expected number."""
     answering = len(facts.gpus or ())
-    return max(facts.driver.counted or 0, promised.gpus or 0, answering) - answering
+    return max(facts.driver.counted or 0, expected.gpus or 0, answering) - answering
 
 
 def _with_only(facts: Facts, own: tuple[Gpu, ...], gone: int, given: int) -> Facts:
@@ -297,31 +304,33 @@ def _with_only(facts: Facts, own: tuple[Gpu, ...], gone: int, given: int) -> Fac
         gpus=own,
         gpu_pairs=pairs and tuple(p for p in pairs if p.a in indices and p.b in indices),
         driver=replace(facts.driver, counted=given),
-        # The matrix that nvidia-smi prints is of all GPUs: it has nothing to be held to.
+        # nvidia-smi's matrix covers all GPUs: it cannot be compared with some of them.
         topo_text=facts.topo_text if whole else None,
         kernel_log=facts.kernel_log and _log_of(facts.kernel_log, facts, own, gone),
-        problems=facts.problems if gone else _not_of_lost(facts),
+        problems=facts.problems if gone else _problems_of_present(facts),
     )
 
 
 def _log_of(log: KernelLog, facts: Facts, own: tuple[Gpu, ...], gone: int) -> KernelLog:
-    """Without the Xids of others' GPUs, and what these made the job's own GPUs echo.
+    """Leave out Xids of other jobs' GPUs, and those that these caused on the job's GPUs.
 
-    Those of a lost one are the job's if it lacks one.
+    Xids of a missing GPU count for the job if the job lacks a GPU.
     """
     mine = {slot_of(gpu.bus_id) for gpu in own} | {f"GPU{_number(gpu)}" for gpu in own}
     mine |= set(missing_slots(facts)) if gone else set()
-    theirs = [one for one in troubles(log.lines) if one.slot not in mine]
+    theirs = [one for one in gpu_faults(log.lines) if one.slot not in mine]
     lines = tuple(
         line
         for line in log.lines
-        if all(one.slot in mine and one in roots([one, *theirs]) for one in troubles((line,)))
+        if all(
+            one.slot in mine and one in root_causes([one, *theirs]) for one in gpu_faults((line,))
+        )
     )
     return replace(log, lines=lines)
 
 
-def _not_of_lost(facts: Facts) -> tuple[str, ...]:
-    """The job's GPUs are all here: that another one is lost is not told of them."""
+def _problems_of_present(facts: Facts) -> tuple[str, ...]:
+    """Leave out problems of a missing GPU: all of the job's GPUs are present."""
     here = tuple(f"GPU {gpu.index}:" for gpu in facts.gpus or ())
     return tuple(
         line for line in facts.problems if not line.startswith("GPU ") or line.startswith(here)
@@ -331,38 +340,38 @@ def _not_of_lost(facts: Facts) -> tuple[str, ...]:
 NAME: Final = "facts.json"
 _LARGEST: Final = 16 << 20
 _SAME_BOOT_S: Final = 30.0
-"""Two readings of when the machine was started differ by what its clock was set by meanwhile."""
+"""Tolerance between two readings of the boot time, which differ when the clock is set."""
 
 _SLOW_TO_CHANGE: Final = ("software", "gpudirect", "nccl_conf")
-"""What a job cannot change in an hour, and what takes long to read. Not nvidia-smi's matrix: a
-repair changes it."""
+"""Sections that a job cannot change in an hour and that take long to read. Not nvidia-smi's matrix:
+a repair changes it."""
 
 
-class Patched(Struct, frozen=True):
-    """Facts of now, with what is taken from earlier; `age_s` is None where nothing was."""
+class CompletedFacts(Struct, frozen=True):
+    """Current facts, completed from earlier ones of age `age_s`; None where none were used."""
 
     facts: Facts
     age_s: float | None = None
 
 
-def keep(folder: Path, facts: Facts) -> None:
-    """Write them where only root may; OSError if that cannot be done."""
+def save_facts(folder: Path, facts: Facts) -> None:
+    """Save the facts in a folder that only root may change; OSError if that fails."""
     write_atomically(folder / NAME, msgspec.json.encode(facts))
 
 
-def patched(facts: Facts, config: HookConfig) -> Patched:
-    """Fill what there was no time to read; facts of another boot, or too old, are no use."""
+def complete_facts(facts: Facts, config: HookConfig) -> CompletedFacts:
+    """Complete the facts from saved ones, unless these are too old or from another boot."""
     earlier = _kept(config, facts)
     if earlier is None:
-        return Patched(facts)
+        return CompletedFacts(facts)
     changes: dict[str, object] = {
         name: getattr(earlier, name)
         for name in _SLOW_TO_CHANGE
         if getattr(facts, name) is None and getattr(earlier, name) is not None
     }
     if not changes:
-        return Patched(facts)
-    return Patched(replace(facts, **changes), facts.time_s - earlier.time_s)
+        return CompletedFacts(facts)
+    return CompletedFacts(replace(facts, **changes), facts.time_s - earlier.time_s)
 
 
 def _kept(config: HookConfig, now: Facts) -> Facts | None:

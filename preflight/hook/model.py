@@ -1,4 +1,4 @@
-"""What passes between the parts of the hook: a false drain costs a node, so each part is typed."""
+"""The values that the parts of the hook pass on, all typed: a false drain costs a node."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Moment(Struct, frozen=True):
-    """As `now` returns it; the default is of a boot that is unknown."""
+    """A moment since boot, as `now` returns it; the default belongs to an unknown boot."""
 
     boot_id: str = ""
     up_s: float = 0.0
 
     def age_s(self) -> float | None:
-        """Seconds since then; None where that was before a reboot."""
+        """Seconds since this moment; None if the machine was rebooted since."""
         here = now()
         return here.up_s - self.up_s if here.boot_id == self.boot_id else None
 
     def least_age_s(self) -> float:
-        """The same; where that was before a reboot, seconds since that."""
+        """Seconds since this moment, or since a later reboot."""
         age_s = self.age_s()
         return now().up_s if age_s is None else age_s
 
 
 def now() -> Moment:
-    """Return the moment that it is."""
+    """Return the current moment."""
     try:
         boot_id = _BOOT_ID.read_text().strip()
     except OSError:
@@ -40,22 +40,22 @@ def now() -> Moment:
 
 
 Action = Literal["none", "drain", "undrain", "withheld", "observe"]
-"""`observe`: it would have drained, and was not told to enforce. `withheld`: the breaker is open,
-or somebody else holds the node."""
+"""`observe`: the hook would have acted, but `enforce` is not set. `withheld`: the breaker is open,
+or an operator or another tool holds the node."""
 
 Occasion = Literal["prolog", "healthcheck"]
 
 
 class Call(Struct, frozen=True, kw_only=True):
-    """Why the hook was started, in the scheduler's words."""
+    """Why the scheduler started the hook."""
 
     occasion: Occasion
     job: str = ""
-    """Its number; "" where no job is about to start."""
+    """The job's number; "" where no job is about to start."""
     partition: str = ""
-    """The job's; "" where none is known: then the node's own partitions count."""
+    """The job's partition; "" where unknown: then the node's partitions count."""
     fail_closed: bool = False
-    """A fault of preflight's own keeps the job from this node."""
+    """Whether an error of preflight itself keeps the job from this node."""
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -63,46 +63,46 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     check: str
     outcome: Outcome
-    """`fail`, `flaky` or `warn`; what could not be judged is `Unjudged`."""
+    """`fail`, `flaky` or `warn`; an unknown result is an `Unjudged`."""
     sentence: str
     advice: str = ""
     drains: bool = False
-    """The check is declared drain-worthy, and the outcome condemns this node's own hardware."""
+    """The check may drain, and the outcome blames this node's own hardware."""
     user: bool = False
     """Left behind or set by a user: processes, application Xids, environment. Never drains."""
     heals: bool = False
-    """Its cause may go away by itself; only such a drain of ours may be undone."""
+    """The cause may go away by itself; the hook undoes only such a drain."""
     gpus: tuple[int, ...] = ()
-    """Which GPUs, as the host numbers them; () where it is not about some."""
+    """Which GPUs, as the host numbers them; () where the finding is not about GPUs."""
 
     @property
-    def condemns(self) -> bool:
-        """Whether the node, or its user's part of it, is unfit by this finding."""
+    def makes_not_ready(self) -> bool:
+        """Whether this finding makes the node, or its user's part of it, not ready."""
         return self.outcome in (Outcome.FAIL, Outcome.FLAKY)
 
 
 class Unjudged(Struct, frozen=True, kw_only=True):
-    """One check that could not be judged: never a reason to drain."""
+    """One check whose result is unknown: never a reason to drain."""
 
     check: str
     why: str
     out_of_time: bool = False
-    """The hook's budget was spent; nothing is said about the node by that."""
+    """The hook's budget ran out, which shows nothing about the node."""
 
 
-class Judged(Struct, frozen=True, kw_only=True):
-    """What the hook knows of this node now."""
+class Assessment(Struct, frozen=True, kw_only=True):
+    """The results of this node's checks."""
 
     node: str
-    """As the scheduler names it."""
+    """The node's name in the scheduler."""
     findings: tuple[Finding, ...] = ()
     unknown: tuple[Unjudged, ...] = ()
     passed: tuple[str, ...] = ()
-    """Checks that said `ok`: a drain of ours is undone only where its check is among them."""
+    """Checks that are `ok`: the hook undoes a drain only where its check is among them."""
     facts_age_s: float | None = None
-    """Age of what came from the last periodic run; None where all was read now."""
+    """Age of the facts taken from the last periodic run; None where all were read now."""
     trouble: str = ""
-    """Our own fault (bad inventory, crash, import error); "" where there was none."""
+    """An error of preflight itself (bad inventory, crash, import error); "" without one."""
     seconds: float = 0.0
 
 
@@ -114,52 +114,52 @@ class NodeState(Struct, frozen=True, kw_only=True):
     reason: str = ""
     reason_user: str = ""
     reason_time: float | None = None
-    """Seconds since the epoch; None where the scheduler does not tell."""
+    """Seconds since the epoch; None where the scheduler does not show it."""
     partitions: tuple[str, ...] = ()
 
 
 class Tokens(Struct, frozen=True, kw_only=True):
-    """What the breaker answered when it was asked for one more drain."""
+    """The breaker's answer to a request for one more drain."""
 
     granted: bool
     used: int = 0
     """Nodes that were drained within the window, this one included where it was granted."""
     most: int = 0
-    """Nodes that may be."""
+    """Nodes that may be drained within the window."""
     trouble: str = ""
-    """Why it could not be asked, and what to do; "" where it answered."""
+    """Why the breaker did not answer, and what to do; "" where it did."""
 
 
-class Drained(Struct, frozen=True, kw_only=True):
-    """The drain that the hook set on this node, as remembered here (state_dir/drained.json)."""
+class DrainRecord(Struct, frozen=True, kw_only=True):
+    """The drain that the hook set on this node, recorded in state_dir/drained.json."""
 
     check: str
     reason: str
-    """As it was given to the scheduler, to the letter: whoever edits it takes the node over."""
+    """Exactly as given to the scheduler: an operator who edits it takes the node over."""
     time_s: float
-    """Seconds since the epoch, for people: a clock that is set wrong must not keep a node out."""
+    """Seconds since the epoch, only for display: a wrong clock must not keep a node drained."""
     at: Moment = Moment()
     heals: bool = False
 
 
 class Decision(Struct, frozen=True, kw_only=True):
-    """What is to be done, and what is to be said of it."""
+    """What to do with the node, and what to log."""
 
     action: Action
     exit_code: int
     reason: str = ""
-    """For the scheduler: ASCII, at most 120 characters; "" where none is to be set."""
+    """For the scheduler: ASCII, at most 120 characters; "" to set none."""
     log: str = ""
-    """One line for syslog; "" keeps silent."""
+    """One line for syslog; "" logs nothing."""
 
 
 class BreakerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many nodes the hook may drain in a window: the greater of a number and a share."""
 
     directory: Path | None = None
-    """Drain tokens are taken in this folder of a file system that all nodes share."""
+    """Folder for drain tokens, on a file system that all nodes share."""
     slurm: bool = False
-    """Count the nodes that carry our reason, by asking the controller, instead."""
+    """Instead, ask the controller how many nodes have a reason set by preflight."""
     most_nodes: Annotated[int, Meta(ge=0, le=100_000)] = 3
     most_share: Annotated[float, Meta(ge=0, le=1)] = 0.05
     """Of the nodes of the partition."""
@@ -167,30 +167,30 @@ class BreakerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class HookConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the operator chose, in hook.toml; never a secret. The defaults only observe."""
+    """The operator's choices in hook.toml; never a secret. The defaults only observe."""
 
     inventory: Path | None = None
-    """What this node is promised to have; None: only what needs no promise is judged."""
+    """What is expected of this node; None: only checks that need no inventory run."""
     enforce: bool = False
-    """Drain, instead of only logging what would have been done."""
+    """Drain, instead of only logging what the hook would do."""
     budget_s: Annotated[float, Meta(ge=2, le=60)] = 8
     """For the whole prolog, in seconds."""
     healthcheck_budget_s: Annotated[float, Meta(ge=2, le=600)] = 30
-    """The same of a health check; Slurm ends its own after 60 s."""
+    """For the whole health check; Slurm ends its own after 60 s."""
     facts_max_age_s: Annotated[float, Meta(ge=0, le=7 * 86_400)] = 3600
     """How old facts of the last periodic run may be for a prolog to use them."""
     gpus_by_gres: bool = False
-    """A job to which the scheduler names no GPUs has none, instead of the whole node."""
+    """A job without SLURM_JOB_GPUS has no GPUs, instead of all."""
     state_dir: Path = Path("/var/lib/preflight")
     log: Literal["syslog", "stderr"] = "syslog"
     breaker: BreakerConfig | None = None
-    """None: enforcement is refused, and the hook only observes."""
+    """None: the hook only observes, even with `enforce`."""
     skip: tuple[str, ...] = ()
-    """Checks that the hook does not ask."""
+    """Checks that the hook does not run."""
     undrain_after_s: Annotated[float, Meta(ge=0, le=30 * 86_400)] = 600
-    """A drain of ours that may heal stands at least so long, in seconds."""
+    """Minimum duration, in seconds, of a drain that preflight may undo."""
     slurm_bin: Path | None = None
-    """Folder of scontrol and sinfo; None: looked for in the usual ones."""
+    """Folder of scontrol and sinfo; None: the usual folders are searched."""
     sysfs: Path = Path("/sys")
     kernel_log: Path = Path("/dev/kmsg")
-    """Where a container has these two of its host."""
+    """In a container: where the host's /sys and /dev/kmsg are mounted."""

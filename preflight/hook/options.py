@@ -1,4 +1,4 @@
-"""What may be said to `preflight prolog` and `preflight healthcheck`; standard library only."""
+"""Options of `preflight prolog` and `preflight healthcheck`; standard library only."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ if TYPE_CHECKING:
 
 USAGE: Final = 4
 _PROLOG: Final = """\
-Judge this node and the GPUs of the job that is to start (SLURM_JOB_GPUS),
-within 8 s and without loading anything. For the prolog of a scheduler, as root.
+Check this node and the GPUs of the job that is to start (SLURM_JOB_GPUS), within
+8 s and without any load on the GPUs. Run it as root from a scheduler's prolog.
 
-  preflight prolog              Slurm's Prolog=: drains as hook.toml says, which
-                                is not at all until you turn that on
-  preflight prolog --plain      other schedulers: tells by its exit code alone
+  preflight prolog              Slurm's Prolog=: drains if hook.toml sets
+                                `enforce`; by default it only logs
+  preflight prolog --plain      other schedulers: the exit code is the result
 
-Silent where all is well; else one line in syslog, and state_dir/last.json.
-What it reads, drains and logs: docs/prolog.md"""
+Prints and logs nothing on a ready node; else one line in syslog, and
+state_dir/last.json. What it reads, drains and logs: docs/prolog.md"""
 
 _HEALTHCHECK: Final = """\
-Judge this node with all its GPUs, within 30 s and without loading anything.
-For Slurm's HealthCheckProgram= or cron, as root.
+Check this node with all its GPUs, within 30 s and without any load on the GPUs.
+Run it as root from Slurm's HealthCheckProgram= or cron.
 
-  preflight healthcheck --periodic       also keep what it read, for prologs
-  preflight healthcheck --plain --json   show all that it finds
+  preflight healthcheck --periodic       also save the facts for prologs
+  preflight healthcheck --plain --json   show everything that it finds
 
-Silent where all is well; else one line in syslog, and state_dir/last.json.
-What it reads, drains and undrains: docs/prolog.md"""
+Prints and logs nothing on a ready node; else one line in syslog, and
+state_dir/last.json. What it reads, drains and undrains: docs/prolog.md"""
 
 
 class Options(NamedTuple):
-    """What was typed."""
+    """The options that were typed."""
 
     occasion: Occasion
     config: Path | None
@@ -46,16 +46,16 @@ class Options(NamedTuple):
     periodic: bool
     fail_closed: bool = False
     limit_s: float | None = None
-    """After so many seconds the caller ends the hook; None where it does not."""
+    """The caller ends the hook after this many seconds; None for no limit."""
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Say it in one line; the caller turns the exit into one that drains nobody."""
+        """Print one line; the caller changes the exit code to one that drains no node."""
         self.exit(USAGE, f"{self.prog}: {message}; see: {self.prog} --help\n")
 
 
-def parsed(words: Sequence[str]) -> Options:
+def parse_options(words: Sequence[str]) -> Options:
     """Read the words behind `preflight`; SystemExit for --help (0) and for wrong usage (4)."""
     occasion = cast("Literal['prolog', 'healthcheck']", words[0])
     parser = _Parser(
@@ -70,33 +70,38 @@ def parsed(words: Sequence[str]) -> Options:
     )  # fmt: skip
     parser.add_argument(
         "--node", default="", metavar="NAME",
-        help="this node's name in the inventory (default: SLURMD_NODENAME, else the host's)",
+        help="this node's name in the inventory (default: SLURMD_NODENAME, else the host name)",
     )  # fmt: skip
     parser.add_argument(
         "--plain", action="store_true",
-        help="touch no scheduler; exit 0 healthy, 1 unhealthy, 2 could not judge",
+        help="call no scheduler; exit 0 ready, 1 not ready, 2 unknown",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print what was found, as JSON")
     parser.add_argument(
         "--limit", type=_seconds, metavar="S",
-        help="whoever starts this ends it after so many seconds: a longer budget is refused",
+        help="the caller ends this after S seconds: refuse a longer budget",
     )  # fmt: skip
     if occasion == "prolog":
         parser.add_argument(
             "--fail-closed", action="store_true",
-            help="where preflight itself fails, keep the job from this node: exit 1",
+            help="if preflight itself fails, exit 1 to keep the job from this node",
         )  # fmt: skip
     if occasion == "healthcheck":
         parser.add_argument(
             "--periodic", action="store_true",
-            help="keep what was read in state_dir, for prologs that have less time",
+            help="save the facts in state_dir for prologs, which have less time",
         )  # fmt: skip
-    told = parser.parse_args(list(words[1:]))
-    periodic, closed = getattr(told, "periodic", False), getattr(told, "fail_closed", False)
-    plain, json = told.plain, told.json
+    arguments = parser.parse_args(list(words[1:]))
+    periodic, closed = (
+        getattr(arguments, "periodic", False),
+        getattr(arguments, "fail_closed", False),
+    )
+    plain, json = arguments.plain, arguments.json
     if closed and plain:
-        parser.error("--fail-closed is not for --plain, whose exit 2 says that nothing was judged")
-    return Options(occasion, told.config, told.node, plain, json, periodic, closed, told.limit)
+        parser.error("--fail-closed excludes --plain, which exits 2 when the result is unknown")
+    return Options(
+        occasion, arguments.config, arguments.node, plain, json, periodic, closed, arguments.limit
+    )
 
 
 def _seconds(text: str) -> float:

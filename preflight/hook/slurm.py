@@ -1,6 +1,6 @@
-"""What Slurm says of this node, and the one word we may tell it: each call has a deadline.
+"""Reads this node's state from Slurm and drains or resumes it; each call has a deadline.
 
-By absolute path, as a prolog has no PATH; never through a shell; by the name of one node alone.
+Calls tools by absolute path, as a prolog has no PATH; never through a shell; for one node only.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 _REAP_S: Final = 0.2
 LARGEST: Final = 4 << 20
-"""Bytes of an answer: sinfo says some 200 of a node, and half of an answer is none."""
+"""Bytes of output: sinfo prints about 200 per node, and cut output cannot be used."""
 
 _SHOWN: Final = 4096
 _RUNNING: Final[list[subprocess.Popen[bytes]]] = []
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """What a program said, and how it ended."""
+    """A program's output and exit code."""
 
     code: int
     out: str
@@ -48,10 +48,10 @@ class Answer(Struct, frozen=True, kw_only=True):
 def answer_of(
     words: Sequence[str | Path], environ: Mapping[str, str], until_s: float
 ) -> Answer | None:
-    """Run a program until then (monotonic clock); None where it was not done by that time.
+    """Run a program until `until_s` (monotonic clock); None where it has not ended by then.
 
-    OSError where it cannot be started, or says more than is read. What outlives SIGKILL, since it
-    waits in the kernel, holds no descriptor of ours and is not waited for.
+    OSError where it cannot be started, or prints too much. A process that outlives SIGKILL, since
+    it waits in the kernel, holds none of this process's descriptors and is not waited for.
     """
     if until_s <= time.monotonic():
         return None
@@ -67,32 +67,32 @@ def answer_of(
     )
     _RUNNING.append(process)
     try:
-        told = _heard(process, until_s)
-        if told is None:
+        output = _read_output(process, until_s)
+        if output is None:
             return None
         process.wait(max(0.0, until_s - time.monotonic()))
     except subprocess.TimeoutExpired:
         return None
     finally:
         _RUNNING.remove(process)
-        _leave(process)
-    shown = " ".join(told[1].decode(errors="replace").split())
-    return Answer(code=process.returncode, out=told[0].decode(errors="replace"), err=shown[:200])
+        _release(process)
+    shown = " ".join(output[1].decode(errors="replace").split())
+    return Answer(code=process.returncode, out=output[0].decode(errors="replace"), err=shown[:200])
 
 
 def end_what_runs() -> None:
-    """End what is asked at this moment: nobody would hear its answer."""
+    """End the running programs: no process is left to read their output."""
     for process in _RUNNING:
-        _leave(process)
+        _release(process)
 
 
-def _heard(process: subprocess.Popen[bytes], until_s: float) -> tuple[bytes, bytes] | None:
-    """Read both of its pipes to their ends; None where one was still open when the time was up."""
+def _read_output(process: subprocess.Popen[bytes], until_s: float) -> tuple[bytes, bytes] | None:
+    """Read stdout and stderr to their ends; None where one is still open at `until_s`."""
     out, err = bytearray(), bytearray()
     with selectors.DefaultSelector() as pipes:
-        for pipe, said in ((process.stdout, out), (process.stderr, err)):
+        for pipe, buffer in ((process.stdout, out), (process.stderr, err)):
             if pipe is not None:
-                pipes.register(pipe, selectors.EVENT_READ, said)
+                pipes.register(pipe, selectors.EVENT_READ, buffer)
         while pipes.get_map():
             left_s = until_s - time.monotonic()
             if left_s <= 0:
@@ -106,11 +106,11 @@ def _heard(process: subprocess.Popen[bytes], until_s: float) -> tuple[bytes, byt
                 else:
                     out += part
             if len(out) > LARGEST:
-                raise OSError(errno.EFBIG, f"it says more than {LARGEST >> 20} MiB")
+                raise OSError(errno.EFBIG, f"it prints more than {LARGEST >> 20} MiB")
     return bytes(out), bytes(err)
 
 
-def _leave(process: subprocess.Popen[bytes]) -> None:
+def _release(process: subprocess.Popen[bytes]) -> None:
     _kill(process)
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
@@ -120,7 +120,7 @@ def _leave(process: subprocess.Popen[bytes]) -> None:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End it, and a wrapper's children too: until it is waited for, its session has its number."""
+    """Kill its process group, with a wrapper's children; its pid stays reserved until reaped."""
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -136,17 +136,17 @@ _SIZE = re.compile(r"[0-9]{1,7}")  # Slurm itself holds no more than 65,536 node
 _TIME = "%Y-%m-%dT%H:%M:%S"
 
 
-class Noted(Struct, frozen=True):
-    """A node, and the reason that it carries."""
+class NodeReason(Struct, frozen=True):
+    """A node and its reason in Slurm."""
 
     node: str
     reason: str
     time_s: float | None
-    """When that was set, in seconds since the epoch."""
+    """When the reason was set, in seconds since the epoch."""
 
 
 def parse_node(text: str) -> NodeState | None:
-    """Read `scontrol show node` for one node; None where it tells no state."""
+    """Read `scontrol show node` for one node; None where it shows no state."""
     state = _STATE.search(text)
     if state is None:
         return None
@@ -161,10 +161,10 @@ def parse_node(text: str) -> NodeState | None:
     )
 
 
-def parse_listed(text: str) -> dict[str, Noted]:
-    """Read `sinfo --Node --format=%N|%H|%E`: every node; one without a reason has "none"."""
+def parse_reasons(text: str) -> dict[str, NodeReason]:
+    """Read `sinfo --Node --format=%N|%H|%E`: every node, with the reason "none" where unset."""
     rows = (line.split("|", 2) for line in text.splitlines() if line.count("|") > 1)
-    return {node: Noted(node, reason, seconds(when)) for node, when, reason in rows}
+    return {node: NodeReason(node, reason, seconds(when)) for node, when, reason in rows}
 
 
 def parse_sizes(text: str) -> dict[str, int]:
@@ -178,24 +178,24 @@ def parse_sizes(text: str) -> dict[str, int]:
 
 
 def parse_now(text: str) -> float | None:
-    """Read the head of `scontrol show config`, which bears the time of the controller's own clock.
+    """Read the controller's time from the first line of `scontrol show config`; None without it.
 
-    slurmctld stamps each answer anew (_fill_ctld_conf). None where it tells none.
+    slurmctld stamps each reply anew (_fill_ctld_conf).
     """
     found = _NOW.search(text)
     return seconds(found[1]) if found else None
 
 
-def seconds(told: str) -> float | None:
-    """Read Slurm's time, which was asked for in UTC; None for "Unknown" and the like."""
+def seconds(text: str) -> float | None:
+    """Parse a time of Slurm, printed in UTC; None for "Unknown" and the like."""
     try:
-        return float(calendar.timegm(time.strptime(told, _TIME)))
+        return float(calendar.timegm(time.strptime(text, _TIME)))
     except ValueError:
         return None
 
 
 def _reason(text: str) -> tuple[str, str, float | None]:
-    """The whole reason: what somebody added in lines of its own is part of it."""
+    """Return the whole reason, also lines that an operator added, with its user and time."""
     found = _REASON.search(text)
     if found is None:
         return "", "", None
@@ -206,9 +206,9 @@ def _reason(text: str) -> tuple[str, str, float | None]:
     return stamp["text"] + rest, stamp["user"], seconds(stamp["time"])
 
 
-def _states(told: str) -> list[str]:
+def _states(text: str) -> list[str]:
     words: list[str] = []
-    for part in told.upper().split("+"):
+    for part in text.upper().split("+"):
         bare = part.rstrip("".join(MARKS))
         words += [MARKS[mark][0] for mark in part[len(bare) :]]
         words += _ONE_WORD.get(bare, (bare,))
@@ -229,14 +229,14 @@ CALL_S: Final = 2.0
 """One call of scontrol or sinfo, at most; a controller that answers does so in milliseconds."""
 
 LEAST_S: Final = 0.1
-"""With less than this nothing is begun: a change that is cut off may have been made or not."""
+"""With less time left no change is started: one that is cut off may have been made or not."""
 
 _NODE = re.compile(r"(?!(?i:all)$)[A-Za-z0-9][A-Za-z0-9._-]*")
-"""One node: neither a list of them nor `ALL`, which scontrol takes for the whole cluster."""
+"""One node: neither a list nor `ALL`, which scontrol takes for the whole cluster."""
 
 
 class SlurmError(PreflightError):
-    """Slurm did not answer, in time or at all; the text says what was tried."""
+    """Slurm did not answer, in time or at all; the text names the call that failed."""
 
 
 class Slurm:
@@ -247,41 +247,42 @@ class Slurm:
         self._until_s = until_s
 
     def node(self, name: str) -> NodeState:
-        """Read the node's state and reason; SlurmError if they could not be."""
-        told = self._run("scontrol", "show", "node", _one(name))
-        state = parse_node(told)
+        """Read the node's state and reason; SlurmError where that fails."""
+        listing = self._run("scontrol", "show", "node", _one(name))
+        state = parse_node(listing)
         if state is None:
-            said = " ".join(told.split())[:80]
-            raise SlurmError(f"scontrol told no state of {name}, but {said!a}")
+            excerpt = " ".join(listing.split())[:80]
+            raise SlurmError(f"scontrol shows no state for {name}, but {excerpt!a}")
         return state
 
     def drain(self, name: str, reason: str) -> None:
-        """Take the node out of service: what runs there may end, nothing new starts."""
+        """Take the node out of service: running jobs may end, no new ones start."""
         self._update(name, "State=DRAIN", f"Reason={reason}")
 
     def undrain(self, name: str) -> None:
-        """Let jobs start on it again. A node that is also down stays so: that is not ours."""
+        """Let jobs start on it again. A node that is also down stays down."""
         self._update(name, "State=UNDRAIN")
 
     def sizes(self) -> dict[str, int]:
         """Count the nodes of every partition."""
         return parse_sizes(self._run("sinfo", "--noheader", "--all", "--format=%R %D"))
 
-    def noted(self, name: str) -> tuple[Noted, ...]:
-        """Every node that carries a reason, with when it was set.
+    def reasons(self, name: str) -> tuple[NodeReason, ...]:
+        """Return every node that has a reason.
 
-        SlurmError for an answer without the node that asks: silence is no fleet without drains.
+        SlurmError for a list without this node: an empty list would look like a fleet without
+        drains.
         """
         words = ("--noheader", "--all", "--Node", "--format=%N|%H|%E")
-        told = parse_listed(self._run("sinfo", *words))
-        if name not in told:
-            raise SlurmError(f"sinfo does not list {name} among its nodes: look at what it prints")
-        return tuple(one for one in told.values() if one.reason != "none")
+        nodes = parse_reasons(self._run("sinfo", *words))
+        if name not in nodes:
+            raise SlurmError(f"sinfo does not list {name}: run sinfo --all --Node there")
+        return tuple(one for one in nodes.values() if one.reason != "none")
 
     def now_s(self) -> float | None:
-        """Seconds since the epoch by the controller's clock, as its reasons have; None if untold.
+        """Seconds since the epoch by the controller's clock, which stamps reasons; None if unknown.
 
-        A node's own clock may be wrong, or be set by whoever made the mistake of the day.
+        The node's own clock may be wrong.
         """
         try:
             return parse_now(self._run("scontrol", "show", "config"))
@@ -289,11 +290,11 @@ class Slurm:
             return None
 
     def _update(self, name: str, *changes: str) -> None:
-        """Change the node, after a last look: what nobody would log any more is not done."""
+        """Change the node, unless the parent, which would log the change, has ended."""
         if orphaned():
-            raise SlurmError("the hook itself was ended, so nothing is changed")
+            raise SlurmError("the hook was ended, so nothing is changed")
         if self._until_s - time.monotonic() < LEAST_S:
-            raise SlurmError("there is no time left to tell slurmctld: raise budget_s in hook.toml")
+            raise SlurmError("no time is left to call scontrol: raise budget_s in hook.toml")
         self._run("scontrol", "update", f"NodeName={_one(name)}", *changes)
 
     def _run(self, tool: str, *words: str) -> str:
@@ -302,20 +303,20 @@ class Slurm:
         began_s = time.monotonic()
         until_s = min(began_s + CALL_S, self._until_s)
         try:
-            told = answer_of([program, *words], _environ(), until_s)
+            answer = answer_of([program, *words], _environ(), until_s)
         except OSError as error:
-            raise SlurmError(f"{program}: {error.strerror}; look at it there") from error
-        if told is None:
+            raise SlurmError(f"{program}: {error.strerror}; run it there by hand") from error
+        if answer is None:
             waited_s = max(0.0, until_s - began_s)
-            raise SlurmError(f"{shown} gave no answer within {waited_s:.1f} s: is slurmctld up?")
-        if told.code:
-            said = " ".join((told.err or told.out[:200]).split()) or "no word"
-            raise SlurmError(f"{shown} failed: {said}")
-        return told.out
+            raise SlurmError(f"{shown} did not answer within {waited_s:.1f} s: is slurmctld up?")
+        if answer.code:
+            error_text = " ".join((answer.err or answer.out[:200]).split()) or "no output"
+            raise SlurmError(f"{shown} failed: {error_text}")
+        return answer.out
 
 
 def find(tool: str, folder: Path | None) -> Path:
-    """Find a program of Slurm that root may run; SlurmError says why there is none."""
+    """Find a Slurm program that root may run; SlurmError says why there is none."""
     for place in (folder,) if folder is not None else map(Path, FOLDERS):
         program = place / tool
         if os.access(program, os.X_OK):
@@ -328,12 +329,12 @@ def find(tool: str, folder: Path | None) -> Path:
 
 def _one(name: str) -> str:
     if not _NODE.fullmatch(name):
-        raise SlurmError(f"{name[:40]!a} is not the name of one node: look at SLURMD_NODENAME")
+        raise SlurmError(f"{name[:40]!a} is not the name of one node: check SLURMD_NODENAME")
     return name
 
 
 def _environ() -> dict[str, str]:
-    """Nothing of a job, and times in UTC; slurmd tells where its configuration is."""
+    """Return an environment without the job's variables, with UTC times and slurmd's SLURM_CONF."""
     conf = os.environ.get("SLURM_CONF")
     fixed = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "SLURM_TIME_FORMAT": "standard"}
     return {**fixed, **({"SLURM_CONF": conf} if conf else {})}

@@ -1,11 +1,11 @@
-"""Drain tokens in a folder that all nodes share: one bug of ours must not empty a fleet.
+"""Drain tokens in a folder that all nodes share, so that one bug of preflight cannot empty a fleet.
 
 Each token is a file with the next number, made by link(2): atomic on NFS too, and whole as soon as
-it is there. Whoever makes number n knows that nobody took one since it counted those before n, so
-that no lock is needed and nobody's death leaves one. A token is never given back: it is too old to
-count some day. Its age is told by the file system's clock, not by the nodes'.
+it exists. A node that makes number n knows that no other took one since it counted those before n,
+so no lock is needed, and a node that dies leaves none behind. Tokens are not returned: they expire.
+Their age is measured by the file system's clock, not the nodes'.
 
-A program of its own, of the standard library alone: a shared file system may hang for ever.
+A separate program of the standard library alone: a shared file system may hang forever.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 MARK: Final = "shared"
-"""A file that the operator makes once. Where the file system is not mounted it is missing: an empty
-folder of the node's own would grant every node its drain."""
+"""A file that the operator makes once. It is missing where the file system is not mounted: an empty
+mount point would grant every node its drain."""
 
 _NUMBER = re.compile(r"\d{8,12}")
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LARGEST = 4096
 _FORGOTTEN_S = 60 * 86_400.0
-"""Twice the longest window: tokens so old are removed."""
+"""Twice the longest window: older tokens are removed."""
 
 _LEFT_OVER_S = 86_400.0
 
 
-class Taken(NamedTuple):
-    """What came of asking for a token."""
+class TokenResult(NamedTuple):
+    """The answer to a request for a token."""
 
     granted: bool
     used: int
-    """Nodes that hold a token that counts, this one included where it was granted."""
+    """Nodes with a token in the window, this one included where it was granted."""
 
 
 class _Token(NamedTuple):
@@ -47,10 +47,10 @@ class _Token(NamedTuple):
     path: Path
 
 
-def take(folder: Path, node: str, most: int, window_s: float) -> Taken:
-    """Take a token for this node, unless `most` nodes hold one that is younger than the window.
+def take(folder: Path, node: str, most: int, window_s: float) -> TokenResult:
+    """Take a token for this node, unless `most` nodes hold one younger than the window.
 
-    A node that holds one already needs no other. OSError where the folder cannot be used.
+    A node needs only one. OSError where the folder cannot be used.
     """
     if not (folder / MARK).is_file():
         raise FileNotFoundError(f"no file {folder / MARK}: mount it, or touch that file once")
@@ -62,8 +62,8 @@ def take(folder: Path, node: str, most: int, window_s: float) -> Taken:
         fresh = [one for one in found if one.age_s < window_s]
         holders = {_holder(one.path) or one.path.name for one in fresh}
         if node in holders:
-            # With none allowed the operator stops all drains: also of a node that had its token.
-            return Taken(granted=most > 0, used=len(holders))
+            # With `most` = 0 the operator stops all drains, also of a node with a token.
+            return TokenResult(granted=most > 0, used=len(holders))
         newest = max((one.number for one in found), default=0)
         taken = _next(draft, node, newest, holders, most)
         if taken.granted:
@@ -74,10 +74,10 @@ def take(folder: Path, node: str, most: int, window_s: float) -> Taken:
             draft.unlink()
 
 
-def _next(draft: Path, node: str, newest: int, holders: set[str], most: int) -> Taken:
-    """Link the next number; every number that is taken by now is somebody's fresh token.
+def _next(draft: Path, node: str, newest: int, holders: set[str], most: int) -> TokenResult:
+    """Link the next free number; each number taken meanwhile is another hook's fresh token.
 
-    It may be this node's: another of its hooks asked at the same moment.
+    That hook may be of this node, and have asked at the same moment.
     """
     number = newest
     while len(holders) < most:
@@ -86,12 +86,12 @@ def _next(draft: Path, node: str, newest: int, holders: set[str], most: int) -> 
         is_ours = _link(draft, token)
         holders = holders | {node if is_ours else _holder(token) or token.name}
         if node in holders:
-            return Taken(granted=True, used=len(holders))
-    return Taken(granted=False, used=len(holders))
+            return TokenResult(granted=True, used=len(holders))
+    return TokenResult(granted=False, used=len(holders))
 
 
 def _link(draft: Path, token: Path) -> bool:
-    """Whether the token is ours; over NFS an answer may be lost and its repetition fail."""
+    """Whether this process made the token; over NFS a reply may be lost and its retry fail."""
     try:
         token.hardlink_to(draft)
     except FileExistsError:
@@ -114,26 +114,26 @@ def _tokens(folder: Path, now_s: float) -> list[_Token]:
 
 
 def _holder(path: Path) -> str:
-    """Whose token it is; "" where nobody can tell, and then it counts as somebody's."""
+    """Return the node that holds the token; "" where unknown, and the token counts all the same."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(handle, "rb") as file:  # noqa: PTH123  a descriptor, not a path
-            said = json.loads(file.read(_LARGEST))
-        return said["node"] if isinstance(said["node"], str) else ""
+            token = json.loads(file.read(_LARGEST))
+        return token["node"] if isinstance(token["node"], str) else ""
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
 
 
-def _write(path: Path, said: dict[str, object]) -> None:
+def _write(path: Path, content: dict[str, object]) -> None:
     handle = os.open(path, _NEW, 0o640)
     with open(handle, "wb") as file:  # noqa: PTH123  a descriptor, not a path
-        file.write(json.dumps(said).encode("ascii"))
+        file.write(json.dumps(content).encode("ascii"))
         file.flush()
         os.fsync(handle)
 
 
 def _tidy(folder: Path, found: list[_Token], now_s: float) -> None:
-    """Remove what no window reaches any more, and what a node left that died while it asked."""
+    """Remove expired tokens, and drafts of nodes that died while they asked."""
     old = [one.path for one in found if one.age_s > _FORGOTTEN_S]
     for path in folder.glob(".*.draft"):
         with suppress(OSError):
@@ -145,7 +145,7 @@ def _tidy(folder: Path, found: list[_Token], now_s: float) -> None:
 
 
 def main(words: list[str]) -> int:
-    """Print one JSON document: what came of it, or why the folder cannot be used."""
+    """Print one JSON document: the answer, or why the folder cannot be used."""
     from preflight.core.trust import who_may_change
 
     folder, node, most, window_s = Path(words[0]), words[1], int(words[2]), float(words[3])
@@ -153,10 +153,10 @@ def main(words: list[str]) -> int:
         if os.geteuid() == 0 and (whose := who_may_change(folder)):
             raise PermissionError(f"{whose}; give it to root: chown root, chmod go-w")
         taken = take(folder, node, most, window_s)
-        said: dict[str, object] = {"granted": taken.granted, "used": taken.used, "most": most}
+        result: dict[str, object] = {"granted": taken.granted, "used": taken.used, "most": most}
     except OSError as error:
-        said = {"granted": False, "trouble": f"{folder}: {error.strerror or error}"}
-    sys.stdout.write(json.dumps(said))
+        result = {"granted": False, "trouble": f"{folder}: {error.strerror or error}"}
+    sys.stdout.write(json.dumps(result))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The hook's whole work, and what it writes into last.json."""
+"""Runs one prolog or health check from options to result, and writes last.json."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from preflight import __version__
@@ -16,19 +16,19 @@ from preflight.core.files import refuse_others, remove, write_atomically
 from preflight.core.text import plain_json
 from preflight.errors import UsageError
 from preflight.hook.act import act
-from preflight.hook.child import HEALTHY, SHARE_S, UNHEALTHY, UNJUDGED, Ended
+from preflight.hook.child import HEALTHY, SHARE_S, UNHEALTHY, UNJUDGED, HookResult
 from preflight.hook.config import load, refuse_longer
 from preflight.hook.decision import notes, only_observing
-from preflight.hook.here import look, node_name
-from preflight.hook.model import Call, Decision, Judged, Unjudged
-from preflight.hook.options import parsed
+from preflight.hook.local_node import inspect_node, node_name
+from preflight.hook.model import Assessment, Call, Decision, Unjudged
+from preflight.hook.options import parse_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from preflight.hook.child import Level
-    from preflight.hook.here import Look
+    from preflight.hook.local_node import Inspection
     from preflight.hook.model import HookConfig
     from preflight.hook.options import Options
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 LAST: Final = "last.json"
 _JOBS: Final = "jobs"
 _MOST_JOBS: Final = 100
-"""Files of jobs that are kept on a node, the newest."""
+"""How many jobs' files are kept on a node: the newest."""
 
 _NUMBER: Final = re.compile(r"[0-9]{1,12}")
 _FILE: Final = re.compile(r"[0-9]{1,12}\.json")
@@ -48,25 +48,25 @@ class Document(Struct, frozen=True, kw_only=True):
     schema: int = 1
     preflight: str = __version__
     time: str
-    """When it was judged, UTC."""
+    """When the node was checked, UTC."""
     call: Call
-    judged: Judged
+    assessment: Assessment = field(name="judged")
     decision: Decision | None = None
-    """None where nothing was decided: judged with --plain, or what was found comes first."""
+    """None with --plain, and in the file that is written before the decision."""
 
     def text(self) -> str:
-        """Lay it out for a person and a program alike."""
+        """Return the document as indented JSON."""
         return plain_json(self, indent=2)
 
 
-def document(call: Call, judged: Judged, decision: Decision | None = None) -> Document:
-    """Put the time of now on it."""
+def document(call: Call, assessment: Assessment, decision: Decision | None = None) -> Document:
+    """Make a document with the current time."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return Document(time=now, call=call, judged=judged, decision=decision)
+    return Document(time=now, call=call, assessment=assessment, decision=decision)
 
 
 def write(folder: Path, one: Document) -> None:
-    """Write last.json, and the same for its job; OSError or UsageError where that is not safe."""
+    """Write last.json, and a copy for the job; OSError or UsageError where that is not safe."""
     refuse_others(folder)
     content = one.text().encode()
     write_atomically(folder / LAST, content)
@@ -77,18 +77,20 @@ def write(folder: Path, one: Document) -> None:
 
 
 def _refuse_strange(jobs: Path) -> None:
-    """Files are removed in there: it must be the hook's own folder, and no link to another."""
+    """Refuse a folder that is a link or that others may change: the hook removes files in it."""
     if jobs.is_symlink():
-        raise UsageError(f"{jobs} is a symbolic link, which is not followed; make it a folder")
+        raise UsageError(
+            f"{jobs} is a symbolic link, which preflight does not follow; make it a folder"
+        )
     refuse_others(jobs)
 
 
 def _prune(folder: Path) -> None:
-    """Keep the newest: the files of ended jobs must not fill the disk that they are to explain.
+    """Keep the newest files, so that those of ended jobs do not fill the disk.
 
-    What somebody else has put there, or named otherwise, is his.
+    Files of other users, or with other names, stay.
     """
-    # Two prologs of one node may do this at once: what the other has removed is no trouble.
+    # Two prologs of one node may do this at once, so a file may be gone already.
     with suppress(FileNotFoundError):
         ours = []
         with os.scandir(folder) as entries:
@@ -101,45 +103,45 @@ def _prune(folder: Path) -> None:
             remove(folder / name)
 
 
-class Tell(Protocol):
-    """Hands on what the configuration says, before anything can go wrong."""
+class SendSettings(Protocol):
+    """Sends the settings to the parent, before anything can go wrong."""
 
     def __call__(self, *, budget_s: float, observing: bool, log: str) -> None:
-        """Say it once."""
+        """Send them once."""
 
 
-def work(words: Sequence[str], began: float, tell: Tell) -> Ended:
-    """Judge this node and act on it; `began` (time.monotonic) is when the hook was started."""
-    options = parsed(words)
+def work(words: Sequence[str], began: float, send_settings: SendSettings) -> HookResult:
+    """Check this node and act on the result; `began` (time.monotonic) is when the hook started."""
+    options = parse_options(words)
     name = node_name(os.environ, options.node)
     call = _call(options)
     try:
         config = load(options.config)
         refuse_longer(config, options.occasion, options.limit_s)
     except UsageError as error:
-        # Where to write, and whether a drain is wanted, is not known then: it is only said.
-        judged = Judged(node=name, trouble=str(error))
+        # Without a configuration the folder and `enforce` are unknown: the error is only logged.
+        assessment = Assessment(node=name, trouble=str(error))
         code = UNHEALTHY if options.fail_closed else HEALTHY
-        decision = Decision(action="none", exit_code=code, log=notes(judged))
-        return _said(options, call, judged, decision)
+        decision = Decision(action="none", exit_code=code, log=notes(assessment))
+        return _present(options, call, assessment, decision)
     prolog = options.occasion == "prolog"
     budget_s = config.budget_s if prolog else config.healthcheck_budget_s
-    tell(budget_s=budget_s, observing=bool(only_observing(config)), log=config.log)
+    send_settings(budget_s=budget_s, observing=bool(only_observing(config)), log=config.log)
     ends = began + budget_s - SHARE_S
-    seen = look(name, config, options.occasion, os.environ, ends)
-    return _ended(options, call, seen, config, ends)
+    seen = inspect_node(name, config, options.occasion, os.environ, ends)
+    return _act_and_report(options, call, seen, config, ends)
 
 
-def plain_code(judged: Judged) -> int:
-    """0 healthy, 1 unhealthy, 2 could not judge. What a user left behind is no fault of the node's.
+def plain_code(assessment: Assessment) -> int:
+    """Return 0 for ready, 1 for not ready, 2 for unknown. Findings about users do not count.
 
-    A fault of ours makes us a poor witness, whatever else was seen.
+    After an error of preflight itself the result is unknown, whatever else was seen.
     """
-    if judged.trouble:
+    if assessment.trouble:
         return UNJUDGED
-    if any(each.condemns and not each.user for each in judged.findings):
+    if any(each.makes_not_ready and not each.user for each in assessment.findings):
         return UNHEALTHY
-    return UNJUDGED if judged.unknown else HEALTHY
+    return UNJUDGED if assessment.unknown else HEALTHY
 
 
 def _call(options: Options) -> Call:
@@ -153,65 +155,73 @@ def _call(options: Options) -> Call:
     )
 
 
-def _kept(seen: Look, call: Call, config: HookConfig, options: Options) -> tuple[Judged, str]:
-    """Keep what was found before anything is done about it; with what could not be, or "".
+def _save_findings(
+    seen: Inspection, call: Call, config: HookConfig, options: Options
+) -> tuple[Assessment, str]:
+    """Save the findings before acting on them; return also what could not be saved, or "".
 
-    Whoever fills the disk hides no fault by that, but for a hung or slow driver: two looks at that
-    are in a row only where each could be written down.
+    A full disk hides no fault, except one that two looks in a row must see: a look counts only if
+    it could be recorded.
     """
-    from preflight.hook.judging import keep
-    from preflight.hook.second_look import FILES, keep_look
+    from preflight.hook.confirmation import FILES, save_look
+    from preflight.hook.judging import save_facts
 
-    judged = seen.judged
+    assessment = seen.assessment
     try:
-        keep_look(config.state_dir, seen.saw)
+        save_look(config.state_dir, seen.saw)
         if options.periodic and seen.facts is not None:
             refuse_others(config.state_dir)
-            keep(config.state_dir, seen.facts)
-        if _worth_a_file(judged):
-            write(config.state_dir, document(call, judged))
+            save_facts(config.state_dir, seen.facts)
+        if _worth_a_file(assessment):
+            write(config.state_dir, document(call, assessment))
     except (OSError, UsageError) as error:
-        bad = [each for each in judged.findings if each.check in FILES and each.condemns]
+        bad = [each for each in assessment.findings if each.check in FILES and each.makes_not_ready]
         twice = [each for each in bad if seen.saw.get(each.check, True)]  # False: it needs no other
         unsure = tuple(Unjudged(check=each.check, why=each.sentence) for each in twice)
-        others = tuple(each for each in judged.findings if each not in twice)
-        judged = replace(judged, findings=others, unknown=judged.unknown + unsure)
-        return judged, f"cannot write {config.state_dir}: {_words(error)}"
-    return judged, ""
+        others = tuple(each for each in assessment.findings if each not in twice)
+        assessment = replace(assessment, findings=others, unknown=assessment.unknown + unsure)
+        return assessment, f"cannot write {config.state_dir}: {_reason(error)}"
+    return assessment, ""
 
 
-def _worth_a_file(judged: Judged) -> bool:
-    """Nothing is written of a healthy node."""
-    bad = any(each.condemns for each in judged.findings)
-    return bool(bad or judged.trouble or judged.unknown)
+def _worth_a_file(assessment: Assessment) -> bool:
+    """Whether there is anything to write: not for a ready node."""
+    bad = any(each.makes_not_ready for each in assessment.findings)
+    return bool(bad or assessment.trouble or assessment.unknown)
 
 
-def _ended(options: Options, call: Call, seen: Look, config: HookConfig, ends: float) -> Ended:
-    """Decide, do it, and say so; the file then also holds what was done."""
-    judged, unwritten = _kept(seen, call, config, options)
+def _act_and_report(
+    options: Options, call: Call, seen: Inspection, config: HookConfig, ends: float
+) -> HookResult:
+    """Decide, carry it out and report it; last.json then also holds what was done."""
+    assessment, unwritten = _save_findings(seen, call, config, options)
     if options.plain:
-        return _said(options, call, judged, None, unwritten)
-    decision = act(call, judged, config, ends)
-    if _worth_a_file(judged):
+        return _present(options, call, assessment, None, unwritten)
+    decision = act(call, assessment, config, ends)
+    if _worth_a_file(assessment):
         try:
-            write(config.state_dir, document(call, judged, decision))
+            write(config.state_dir, document(call, assessment, decision))
         except (OSError, UsageError) as error:
-            unwritten = unwritten or f"cannot write {config.state_dir / LAST}: {_words(error)}"
-    return _said(options, call, judged, decision, unwritten)
+            unwritten = unwritten or f"cannot write {config.state_dir / LAST}: {_reason(error)}"
+    return _present(options, call, assessment, decision, unwritten)
 
 
-def _said(
-    options: Options, call: Call, judged: Judged, decision: Decision | None, unwritten: str = ""
-) -> Ended:
-    """Put it in the words of the shell that asked: with --plain nothing was decided."""
-    text = document(call, judged, decision).text() if options.json else ""
-    grave = judged.trouble or unwritten or (decision is not None and decision.action == "drain")
+def _present(
+    options: Options,
+    call: Call,
+    assessment: Assessment,
+    decision: Decision | None,
+    unwritten: str = "",
+) -> HookResult:
+    """Turn the outcome into exit code, output and log line; with --plain there is no decision."""
+    text = document(call, assessment, decision).text() if options.json else ""
+    grave = assessment.trouble or unwritten or (decision is not None and decision.action == "drain")
     level: Level = "error" if grave else "warning"
-    code, log = plain_code(judged), notes(judged)
+    code, log = plain_code(assessment), notes(assessment)
     if decision is not None and not options.plain:
         code, log = decision.exit_code, decision.log
-    return Ended(code, text, "; ".join(filter(None, (log, unwritten))), level)
+    return HookResult(code, text, "; ".join(filter(None, (log, unwritten))), level)
 
 
-def _words(error: OSError | UsageError) -> str:
+def _reason(error: OSError | UsageError) -> str:
     return getattr(error, "strerror", "") or str(error)

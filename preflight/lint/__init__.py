@@ -1,1 +1,1 @@
-"""What a training script will do on many ranks, read from its text: nothing of it is ever run."""
+"""Finds mistakes in a training script for many ranks from its text; no part of it is run."""

@@ -1,4 +1,4 @@
-"""All rules over one script, the gravest first; what a comment switches off is counted."""
+"""Applies all rules to one script and counts the findings that its comments ignore."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from preflight.lint import rules_on_collectives, rules_on_start
-from preflight.lint.reading import Unread, read_script
+from preflight.lint.reading import Unreadable, read_script
 from preflight.lint.script import Finding, Rule, Severity, is_distributed
 
 if TYPE_CHECKING:
@@ -22,50 +22,52 @@ RULES = tuple(
     for one in vars(module).values()
     if isinstance(one, Rule)
 )
-"""Every rule; their ids are a promise, scripts name them in comments."""
+"""Every rule. Their ids are stable: scripts name them in comments."""
 
 
 _ORDER = tuple(Severity)
 
 
-class Linted(Struct, frozen=True, kw_only=True):
-    """What is known of one file without running it."""
+class LintResult(Struct, frozen=True, kw_only=True):
+    """What the rules found in one file."""
 
     path: str
     findings: tuple[Finding, ...] = ()
-    """The gravest first, then by line."""
+    """By severity, most severe first, then by line."""
     ignored: int = 0
-    """How many a comment of the script switched off."""
+    """How many findings comments in the script ignore."""
     lines: int = 0
     distributed: bool = False
-    """Whether anything in it is for several ranks; else there was nothing to judge."""
-    unread: Unread | None = None
+    """Whether anything in it is for several ranks; if not, no rule applies."""
+    unread: Unreadable | None = None
 
     def of(self, severity: Severity) -> list[Finding]:
-        """The findings of that weight."""
+        """The findings of one severity."""
         return [one for one in self.findings if one.severity is severity]
 
 
-def lint(content: bytes, path: str) -> Linted:
-    """Judge the bytes of one file; never raises, whatever they are."""
+def lint(content: bytes, path: str) -> LintResult:
+    """Apply all rules to the bytes of one file; never raises."""
     script = read_script(content, path)
-    if isinstance(script, Unread):
-        return Linted(path=path, unread=script)
+    if isinstance(script, Unreadable):
+        return LintResult(path=path, unread=script)
     try:
-        found = list(_found(script))
+        findings = list(_findings(script))
     except RecursionError:
-        return Linted(path=path, unread=Unread("it is nested too deeply", "split its functions"))
-    told = [one for one in found if not _switched_off(script, one)]
-    return Linted(
+        return LintResult(
+            path=path, unread=Unreadable("it is nested too deeply", "split its functions")
+        )
+    active = [one for one in findings if not _is_ignored(script, one)]
+    return LintResult(
         path=path,
-        findings=tuple(sorted(told, key=lambda one: (_ORDER.index(one.severity), one.line))),
-        ignored=len(found) - len(told),
+        findings=tuple(sorted(active, key=lambda one: (_ORDER.index(one.severity), one.line))),
+        ignored=len(findings) - len(active),
         lines=content.count(b"\n") + 1,
         distributed=is_distributed(script),
     )
 
 
-def _found(script: Script) -> Iterator[Finding]:
+def _findings(script: Script) -> Iterator[Finding]:
     for rule in RULES:
         seen: set[int] = set()
         for one in rule.find(script):
@@ -74,6 +76,6 @@ def _found(script: Script) -> Iterator[Finding]:
                 yield Finding(rule.id, rule.severity, *one)
 
 
-def _switched_off(script: Script, finding: Finding) -> bool:
+def _is_ignored(script: Script, finding: Finding) -> bool:
     rules = script.ignored.get(finding.line)
     return rules is not None and ("" in rules or finding.rule in rules)

@@ -1,4 +1,4 @@
-"""Which calls need every rank: they wait for the others, so a rank that never comes hangs all."""
+"""Which calls need every rank: if one rank never makes the call, all others hang in it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from preflight.lint.script import Call, Function, Script
 
 _MOST: Final = 100
-"""Operations of one function that are told apart: of functions that call each other twice they
-would double with each."""
+"""Operations counted per function: where functions call each other twice, each call doubles the
+number."""
 _MOST_BASES: Final = 64
-"""Classes in which a method is looked for."""
+"""Classes to search for a method."""
 
 _GROUP_AT: Final = {
     "all_gather": 2, "all_gather_coalesced": 2, "all_gather_into_tensor": 2,
@@ -24,7 +24,7 @@ _GROUP_AT: Final = {
     "gather": 3, "gather_object": 3, "monitored_barrier": 0, "reduce": 3, "reduce_scatter": 3,
     "reduce_scatter_tensor": 3, "scatter": 3, "scatter_object_list": 3,
 }  # fmt: skip
-"""torch.distributed's collectives, and where each takes its group."""
+"""torch.distributed's collectives, and the position of each one's `group` argument."""
 
 _ALL_RANKS: Final = frozenset(f"{module}.{name}" for module, names in {
     "torch.distributed": ("new_group", "new_subgroups", "init_device_mesh"),
@@ -36,7 +36,7 @@ _ALL_RANKS: Final = frozenset(f"{module}.{name}" for module, names in {
     "accelerate.utils": ("wait_for_everyone", "gather", "gather_object", "broadcast",
                          "broadcast_object_list", "reduce"),
 }.items() for name in names)  # fmt: skip
-"""Calls that every rank of the job must make, whichever group they are about."""
+"""Calls that every rank of the job must make, whatever their group."""
 
 _SAVES: Final = {f"{module}.{name}": label + name for module, label, names in (
     ("torch.distributed.checkpoint", "torch.distributed.checkpoint.",
@@ -46,7 +46,7 @@ _SAVES: Final = {f"{module}.{name}": label + name for module, label, names in (
     ("torch.distributed.fsdp.FullyShardedDataParallel", "FSDP.",
      ("optim_state_dict", "full_optim_state_dict")),
 ) for name in names}  # fmt: skip
-"""Ways to a checkpoint that gather shards from every rank."""
+"""Calls that gather a checkpoint's shards from every rank."""
 
 _OBJECTS: Final = {
     "accelerate.Accelerator": {
@@ -75,11 +75,11 @@ class Operation:
     """A call that needs every rank, reached directly or through functions of the same file."""
 
     label: str
-    """As a person would say it: all_reduce."""
+    """Its short name: all_reduce."""
     line: int
-    """Of the call itself."""
+    """The line of the call that needs every rank."""
     call: Call
-    """What the function in question calls: the operation, or what leads to it."""
+    """The call in the function at hand: the operation itself, or a helper that leads to it."""
     saves: bool = False
 
     @property
@@ -91,7 +91,7 @@ class Operation:
 
 
 def operation(script: Script, call: Call) -> Operation | None:
-    """What a call needs every rank for, if it does; None for groups that are not all ranks."""
+    """The operation for which a call needs every rank; None if it needs only some ranks."""
     name = canonical(call.name)
     module, _, last = name.rpartition(".")
     if module == "torch.distributed" and last in _GROUP_AT:
@@ -111,7 +111,7 @@ def _is_true(node: ast.expr | None) -> bool:
 
 
 def _own_group(script: Script, call: Call, label: str) -> bool:
-    """Whether it is among the ranks of a group that the script names."""
+    """Whether only the ranks of a group in the script take part."""
     at = _GROUP_AT[label]
     given = call.keyword("group") or call.keyword("process_group")
     if given is None and len(call.node.args) > at:
@@ -133,7 +133,7 @@ def _of_object(script: Script, call: Call) -> Operation | None:
 
 
 def kind_of(script: Script, receiver: str) -> str:
-    """The class whose object that name is in this script; "" where it is not sure."""
+    """The class of the object with that name in this script; "" if unclear."""
     if not receiver:
         return ""
     usual = _USUAL_NAMES.get(receiver.rpartition(".")[2], "")
@@ -168,7 +168,7 @@ def reached(script: Script, call: Call) -> tuple[Operation, ...]:
 
 
 def callee(script: Script, call: Call) -> Function | None:
-    """The function of this file that is called, where the name tells."""
+    """The function of this file that is called, if its name shows it."""
     head, _, last = call.name.rpartition(".")
     if not head:
         around = call.place.function
@@ -178,7 +178,7 @@ def callee(script: Script, call: Call) -> Function | None:
         return script.functions.get(call.name)
     owner = _owner(script, call.place.function)
     todo = [owner] if owner else []
-    for each in todo:  # and the bases that come to it: of classes that name each other each once
+    for each in todo:  # grows by bases; classes that name each other are visited once
         if (found := script.functions.get(f"{each}.{last}")) is not None:
             return found
         bases = script.classes.get(each, ())[:8] if len(todo) < _MOST_BASES else ()
@@ -194,7 +194,7 @@ def _owner(script: Script, function: str) -> str:
 
 
 def inside(script: Script, function: Function) -> tuple[Operation, ...]:
-    """The operations that a function reaches in every distributed run, whoever calls it."""
+    """The operations that a function reaches in every distributed run, whatever its caller."""
     key = f"inside {function.name}"
     known = script.memo.get(key)
     if isinstance(known, tuple):
@@ -203,7 +203,7 @@ def inside(script: Script, function: Function) -> tuple[Operation, ...]:
     found: list[Operation] = []
     for call in _calls_by_function(script).get(function.name, ()):
         if call.place.tests & function.parameters:
-            continue  # the caller may have said that it is not to
+            continue  # the caller may switch this call off by an argument
         found += reached(script, call)
         if len(found) >= _MOST:
             break

@@ -1,8 +1,8 @@
-"""Which ranks get past a condition, and where they part before a collective.
+"""Which ranks pass a condition, and which collectives only some ranks reach.
 
-Silent where it does not: a rank inside of a group of tensor or pipeline parallelism is another
-number, `local_rank == -1` asks whether the job is distributed at all, and who is meant by
-`rank == source` is known at run time only.
+Conditions that the text does not decide are ignored: the rank inside a group of tensor or pipeline
+parallelism is a different number, `local_rank == -1` asks whether the job is distributed at all,
+and only the run shows which rank `rank == source` means.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from preflight.lint.operations import callee, reached
-from preflight.lint.script import Who, constant, dotted, names_in, once
+from preflight.lint.script import RankSet, constant, dotted, names_in, once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from preflight.lint.script import Call, Guard, Script
 
 
-Sides = tuple[Who, Who]
-"""Who goes into the body of an `if`, and who into its `else`."""
+Sides = tuple[RankSet, RankSet]
+"""The ranks that enter the body of an `if`, and those that enter its `else`."""
 
-NOBODY_KNOWS: Final[Sides] = (Who.ALL, Who.ALL)
-_FIRST: Final[Sides] = (Who.FIRST, Who.OTHERS)
+UNDECIDED: Final[Sides] = (RankSet.ALL, RankSet.ALL)
+_FIRST: Final[Sides] = (RankSet.FIRST, RankSet.OTHERS)
 
 _RANK: Final = frozenset((
     "rank", "global_rank", "world_rank", "local_rank", "dist_rank", "proc_rank", "process_rank",
@@ -53,7 +53,7 @@ _LEAVE_OUT: Final = re.compile(r"lora|peft|adapter")
 
 
 class Ranks:
-    """Knows which names of one script are ranks, and which say "I am the first"."""
+    """Knows which names of one script hold a rank, and which mean "this is rank 0"."""
 
     def __init__(self, imports: Mapping[str, str]) -> None:
         self._imports = imports
@@ -62,7 +62,7 @@ class Ranks:
 
     def learn(self, tree: ast.Module) -> None:
         """Follow `main = rank == 0`, `r = dist.get_rank()` and `def first(): return rank == 0`."""
-        for _ in range(2):  # a name may be made of one that is assigned further down
+        for _ in range(2):  # a name may depend on one that is assigned further down
             for node in ast.walk(tree):
                 if isinstance(node, ast.Assign) and len(node.targets) == 1:
                     self._assigned(dotted(node.targets[0], self._imports), node.value)
@@ -73,14 +73,16 @@ class Ranks:
         if not name:
             return
         sides = self.sides(value)
-        if Who.FIRST in sides:
+        if RankSet.FIRST in sides:
             self._names[name] = sides
         elif not isinstance(value, ast.Name | ast.Attribute) and self.is_rank(value):
             self._ranks.add(name)
 
     def _defined(self, node: ast.FunctionDef) -> None:
-        told = [one.value for one in ast.walk(node) if isinstance(one, ast.Return) and one.value]
-        if len(told) == 1 and Who.FIRST in (sides := self.sides(told[0])):
+        returned = [
+            one.value for one in ast.walk(node) if isinstance(one, ast.Return) and one.value
+        ]
+        if len(returned) == 1 and RankSet.FIRST in (sides := self.sides(returned[0])):
             self._names[node.name] = sides
             self._names[f"self.{node.name}"] = sides
 
@@ -102,7 +104,7 @@ class Ranks:
         return known and not _LEAVE_OUT.search(name.lower())
 
     def sides(self, test: ast.expr) -> Sides:
-        """Who gets past a condition, and who does not."""
+        """The ranks that pass a condition, and those that do not."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             return self.sides(test.operand)[::-1]
         if isinstance(test, ast.BoolOp):
@@ -111,7 +113,7 @@ class Ranks:
             return self._compared(test.left, test.ops[0], test.comparators[0])
         if isinstance(test, ast.Call | ast.Name | ast.Attribute):
             return self._named(test)
-        return NOBODY_KNOWS
+        return UNDECIDED
 
     def _named(self, test: ast.expr) -> Sides:
         if self.is_rank(test):
@@ -120,59 +122,59 @@ class Ranks:
         if name in self._names:
             return self._names[name]
         if isinstance(test, ast.Call) and (test.args or test.keywords):
-            return NOBODY_KNOWS
-        return _FIRST if _MAIN.fullmatch(name.rpartition(".")[2].lower()) else NOBODY_KNOWS
+            return UNDECIDED
+        return _FIRST if _MAIN.fullmatch(name.rpartition(".")[2].lower()) else UNDECIDED
 
     def _joined(self, test: ast.BoolOp) -> Sides:
-        """`and`: whoever passes, passes each part; `or`: whoever does not, passes none."""
+        """`and`: a rank that passes, passes each part; `or`: a rank that fails, passes none."""
         parts = [(part, self.sides(part)) for part in test.values]
-        known = [sides for _, sides in parts if sides != NOBODY_KNOWS]
+        known = [sides for _, sides in parts if sides != UNDECIDED]
         if not known:
-            return NOBODY_KNOWS
-        rest = [part for part, sides in parts if sides == NOBODY_KNOWS]
+            return UNDECIDED
+        rest = [part for part, sides in parts if sides == UNDECIDED]
         whole = all(_is_about_the_job(part) for part in rest)
         if isinstance(test.op, ast.And):
-            return known[0] if whole else (known[0][0], Who.ALL)
-        return known[0] if whole else (Who.ALL, known[0][1])
+            return known[0] if whole else (known[0][0], RankSet.ALL)
+        return known[0] if whole else (RankSet.ALL, known[0][1])
 
     def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Sides:
         if not self.is_rank(left):
             if not self.is_rank(right) or not isinstance(op, ast.Eq | ast.NotEq):
-                return NOBODY_KNOWS
+                return UNDECIDED
             left, right = right, left
         if isinstance(op, ast.In | ast.NotIn):
             return _among(op, right)
         value = constant(right)
         number = int(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
         if not isinstance(number, int):
-            return NOBODY_KNOWS if number is not None else (Who.SOME, Who.SOME)
+            return UNDECIDED if number is not None else (RankSet.SOME, RankSet.SOME)
         return _ordered(op, number)
 
 
 def _ordered(op: ast.cmpop, number: int) -> Sides:
     """`rank == 0`, `rank > 0`, `rank < 1`; -1 asks whether the job is distributed."""
     if number < 0 or (number == 0 and isinstance(op, ast.GtE | ast.Lt)):
-        return NOBODY_KNOWS
+        return UNDECIDED
     if isinstance(op, ast.Eq | ast.Is) or (number == 0 and isinstance(op, ast.LtE)):
-        return _FIRST if number == 0 else (Who.SOME, Who.SOME)
+        return _FIRST if number == 0 else (RankSet.SOME, RankSet.SOME)
     if isinstance(op, ast.NotEq | ast.IsNot) or (number == 0 and isinstance(op, ast.Gt)):
-        return _FIRST[::-1] if number == 0 else (Who.SOME, Who.SOME)
+        return _FIRST[::-1] if number == 0 else (RankSet.SOME, RankSet.SOME)
     if number == 1 and isinstance(op, ast.Lt | ast.GtE):
         return _FIRST if isinstance(op, ast.Lt) else _FIRST[::-1]
-    return (Who.SOME, Who.SOME)
+    return (RankSet.SOME, RankSet.SOME)
 
 
 def _among(op: ast.cmpop, right: ast.expr) -> Sides:
-    """`local_rank in (-1, 0)`: the first of a job, or the only one."""
+    """`local_rank in (-1, 0)`: the first rank of a job, or the only one."""
     if not isinstance(right, ast.Tuple | ast.List | ast.Set):
-        return (Who.SOME, Who.SOME)
+        return (RankSet.SOME, RankSet.SOME)
     if {constant(one) for one in right.elts} not in ({0}, {-1, 0}):
-        return (Who.SOME, Who.SOME)
+        return (RankSet.SOME, RankSet.SOME)
     return _FIRST if isinstance(op, ast.In) else _FIRST[::-1]
 
 
 def _is_about_the_job(test: ast.expr) -> bool:
-    """A part that asks whether there are other ranks at all: it holds in every distributed run."""
+    """Whether a condition only asks if the job has other ranks; distributed runs always pass it."""
     return any(_DISTRIBUTED.search(name) for name in names_in(test))
 
 
@@ -207,37 +209,37 @@ _HARMLESS_METHODS: Final = frozenset((
 
 
 @dataclass(frozen=True, slots=True)
-class Divided:
-    """An operation that only some ranks get to, and the condition that keeps the others away."""
+class PartialOperation:
+    """An operation that only some ranks reach, and the condition that excludes the others."""
 
     operation: Operation
     guard: Guard
     more: int = 0
-    """Further operations behind the same condition."""
+    """The number of further operations under the same condition."""
 
 
 @once
-def divided(script: Script) -> tuple[Divided, ...]:
-    """Every place where some ranks alone get to an operation of all; one per condition."""
-    found: dict[tuple[str, int, Who], list[Divided]] = defaultdict(list)
+def partial_operations(script: Script) -> tuple[PartialOperation, ...]:
+    """Every operation of all ranks that only some ranks reach; one per condition."""
+    found: dict[tuple[str, int, RankSet], list[PartialOperation]] = defaultdict(list)
     guarded = list(_guarded(script))
-    sides: dict[tuple[str, str], set[Who]] = defaultdict(set)
+    sides: dict[tuple[str, str], set[RankSet]] = defaultdict(set)
     for one, guard in guarded:
-        sides[one.call.place.function, one.label].add(guard.who)
-    # Two functions may be the two sides of one meeting: each has one of them only.
+        sides[one.call.place.function, one.label].add(guard.ranks)
+    # Two functions may be the two sides of one collective, each for some of the ranks.
     comes: dict[tuple[int, str], bool] = {}
-    lone = {(label, *who) for (_, label), who in sides.items() if len(who) == 1}
+    lone = {(label, *ranks) for (_, label), ranks in sides.items() if len(ranks) == 1}
     for one, guard in guarded:
         here = sides[one.call.place.function, one.label]
-        meets = guard.who.rest in here or (one.label, guard.who.rest) in lone
+        meets = guard.ranks.rest in here or (one.label, guard.ranks.rest) in lone
         where = id(guard), one.call.place.function
         if where not in comes:
             comes[where] = _may_come(script, guard, one)
         if meets or comes[where]:
             continue
-        found[one.call.place.function, guard.line, guard.who].append(Divided(one, guard))
+        found[one.call.place.function, guard.line, guard.ranks].append(PartialOperation(one, guard))
     return tuple(
-        Divided(several[0].operation, several[0].guard, len(several) - 1)
+        PartialOperation(several[0].operation, several[0].guard, len(several) - 1)
         for several in found.values()
     )
 
@@ -245,14 +247,14 @@ def divided(script: Script) -> tuple[Divided, ...]:
 def _guarded(script: Script) -> Iterator[tuple[Operation, Guard]]:
     for call in script.calls:
         guard = call.place.guard
-        if guard is None or any(each.who is Who.SOME for each in call.place.guards):
+        if guard is None or any(each.ranks is RankSet.SOME for each in call.place.guards):
             continue
         for one in reached(script, call):
             yield one, guard
 
 
 def _may_come(script: Script, guard: Guard, one: Operation) -> bool:
-    """Whether the other side calls something that this file does not show: it may wait there."""
+    """Whether the other side calls code outside this file, which may make the same call."""
     for name in guard.other:
         head, _, last = name.rpartition(".")
         if not name or last in _HARMLESS_METHODS or name in _HARMLESS:
@@ -265,12 +267,12 @@ def _may_come(script: Script, guard: Guard, one: Operation) -> bool:
 
 
 def _method(script: Script, name: str, one: Operation) -> bool:
-    """Whether the name is that of a method of the same class in this file."""
+    """Whether the name is a method of the same class in this file."""
     call = _named(script).get((name, one.call.place.function))
     return call is not None and callee(script, call) is not None
 
 
 @once
 def _named(script: Script) -> dict[tuple[str, str], Call]:
-    """By name and function around it, which tell what is called: one call of each."""
+    """One call for each pair of called name and enclosing function: the pair decides the callee."""
     return {(call.name, call.place.function): call for call in script.calls}

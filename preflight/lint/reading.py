@@ -1,7 +1,7 @@
-"""From the bytes of a file to a script: its calls, and which ranks get to them.
+"""Reads the bytes of a file into a `Script`: its calls, and which ranks reach them.
 
-A `return` under a condition on the rank keeps those ranks away from all that follows in the
-function, a `continue` or `break` from the rest of the loop.
+Ranks that `return` under a condition on the rank miss the rest of the function; with `continue` or
+`break` they miss the rest of the loop.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from preflight.lint.script import (
     Function,
     Guard,
     Place,
+    RankSet,
     Script,
-    Who,
     constant,
     dotted,
     imports_of,
@@ -41,31 +41,31 @@ _FIRST_ONLY: Final = frozenset((
     "rank_zero_only", "on_main_process", "on_local_main_process", "main_process_only",
     "master_only", "rank0_only", "rank_0_only", "only_on_rank_zero", "main_process",
 ))  # fmt: skip
-"""Decorators under which a function is nothing on the other ranks."""
+"""Decorators that make a function do nothing on other ranks."""
 
 _EXITS: Final = frozenset(("sys.exit", "exit", "quit", "os._exit"))
 _LONGEST_TEXT: Final = 60
 _MOST_NAMES: Final = 64
-"""Of the conditions before a line."""
+"""Names kept of the conditions before a line."""
 _MOST_NODES: Final = 10_000
-"""Of one side of a condition: in a chain of `elif` each has all that follow on its other side."""
+"""AST nodes searched per side of a condition: each `elif` has the rest of its chain there."""
 _UNSEEN: Final = "..."
-"""What is called behind them: no function of this file."""
+"""Stands for the calls beyond that limit: the name of no function."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Left:
-    """Who goes on after a statement, where others have left the function or the loop."""
+class _Remaining:
+    """The ranks that go on after a statement, when others have left the function or the loop."""
 
     function: tuple[Guard, ...] = ()
     loop: tuple[Guard, ...] = ()
     tests: frozenset[str] = frozenset()
 
-    def __add__(self, other: _Left) -> _Left:
-        return _Left(
+    def __add__(self, other: _Remaining) -> _Remaining:
+        return _Remaining(
             _innermost(self.function + other.function),
             _innermost(self.loop + other.loop),
-            _few(self.tests, other.tests),
+            _bounded_union(self.tests, other.tests),
         )
 
 
@@ -81,21 +81,21 @@ class Walker:
         self.classes: dict[str, tuple[str, ...]] = {}
 
     def module(self, tree: ast.Module) -> None:
-        """Go through the whole file."""
+        """Collect from the whole file."""
         self._block(tree.body, Place())
 
-    def _block(self, body: Sequence[ast.stmt], place: Place) -> _Left:
-        left = _Left()
+    def _block(self, body: Sequence[ast.stmt], place: Place) -> _Remaining:
+        remaining = _Remaining()
         for statement in body:
             here = replace(
                 place,
-                guards=_innermost(place.guards + left.function + left.loop),
-                tests=_few(place.tests, left.tests),
+                guards=_innermost(place.guards + remaining.function + remaining.loop),
+                tests=_bounded_union(place.tests, remaining.tests),
             )
-            left += self._statement(statement, here)
-        return left
+            remaining += self._statement(statement, here)
+        return remaining
 
-    def _statement(self, node: ast.stmt, place: Place) -> _Left:
+    def _statement(self, node: ast.stmt, place: Place) -> _Remaining:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 self._function(node, place)
@@ -112,7 +112,7 @@ class Walker:
                 return self._block(node.body, place)
             case _:
                 self._simple(node, place)
-        return _Left()
+        return _Remaining()
 
     def _simple(self, node: ast.stmt, place: Place) -> None:
         self._assignment(node, place)
@@ -131,7 +131,7 @@ class Walker:
         self._expressions((*node.decorator_list, *filter(None, arguments.defaults)), place)
         self.functions[name] = Function(name, frozenset(one.arg for one in every), decorators)
         only = next((one for one in decorators if one.rpartition(".")[2] in _FIRST_ONLY), "")
-        guards = (Guard(Who.FIRST, node.lineno, f"@{only.rpartition('.')[2]}"),) if only else ()
+        guards = (Guard(RankSet.FIRST, node.lineno, f"@{only.rpartition('.')[2]}"),) if only else ()
         self._block(node.body, Place(function=name, guards=guards))
 
     def _class(self, node: ast.ClassDef, place: Place) -> None:
@@ -140,51 +140,55 @@ class Walker:
         self._expressions(node.decorator_list, place)
         self._block(node.body, Place(function=name))
 
-    def _if(self, node: ast.If, place: Place) -> _Left:
+    def _if(self, node: ast.If, place: Place) -> _Remaining:
         self._expressions([node.test], place)
         sides = self._ranks.sides(node.test)
         text = ast.unparse(node.test)[:_LONGEST_TEXT]
         branches = (node.body, node.orelse)
-        left = _Left()
+        remaining = _Remaining()
         for side, body, other in zip(sides, branches, branches[::-1], strict=True):
             inside = place
-            if side is not Who.ALL:
+            if side is not RankSet.ALL:
                 guard = Guard(side, node.lineno, text, other=self._called_in(other))
                 inside = replace(place, guards=_innermost((*place.guards, guard)))
-            elif sides == (Who.ALL, Who.ALL):
-                inside = replace(place, tests=_few(place.tests, self._asked(node.test, place)))
+            elif sides == (RankSet.ALL, RankSet.ALL):
+                inside = replace(
+                    place, tests=_bounded_union(place.tests, self._tested_names(node.test, place))
+                )
             self._block(body, inside)
-            how = _ends(body, self._imports)
+            how = _exit_kind(body, self._imports)
             if not how:
                 continue
             rest = sides[1] if body is node.body else sides[0]
-            if rest is not Who.ALL:
-                stays = Guard(rest, node.lineno, text, left=True, other=self._called_in(body))
-                left += _Left((stays,)) if how == "function" else _Left(loop=(stays,))
-            elif sides == (Who.ALL, Who.ALL):
-                left += _Left(tests=self._asked(node.test, place))
-        return left
+            if rest is not RankSet.ALL:
+                stays = Guard(rest, node.lineno, text, early_exit=True, other=self._called_in(body))
+                remaining += (
+                    _Remaining((stays,)) if how == "function" else _Remaining(loop=(stays,))
+                )
+            elif sides == (RankSet.ALL, RankSet.ALL):
+                remaining += _Remaining(tests=self._tested_names(node.test, place))
+        return remaining
 
-    def _asked(self, test: ast.expr, place: Place) -> frozenset[str]:
-        """What of a condition counts: parameters of the function, and whether it names others."""
+    def _tested_names(self, test: ast.expr, place: Place) -> frozenset[str]:
+        """The function's parameters in a condition, and "" if it contains other names."""
         names = names_in(test)
         function = self.functions.get(place.function)
         own = names & function.parameters if function else frozenset[str]()
         return frozenset([*sorted(own)[:_MOST_NAMES], *[""] * (len(own) < len(names))])
 
-    def _loop(self, node: ast.For | ast.AsyncFor | ast.While, place: Place) -> _Left:
+    def _loop(self, node: ast.For | ast.AsyncFor | ast.While, place: Place) -> _Remaining:
         around = [node.test] if isinstance(node, ast.While) else [node.iter]
         self._expressions(around, place)
         inside = replace(place, loops=(*place.loops, node.lineno))
-        left = self._block(node.body, inside)
+        remaining = self._block(node.body, inside)
         self._block(node.orelse, place)
-        return _Left(left.function, tests=left.tests)
+        return _Remaining(remaining.function, tests=remaining.tests)
 
-    def _try(self, node: ast.Try | ast.TryStar, place: Place) -> _Left:
-        left = self._block(node.body, place)
+    def _try(self, node: ast.Try | ast.TryStar, place: Place) -> _Remaining:
+        remaining = self._block(node.body, place)
         for handler in node.handlers:
             self._block(handler.body, place)
-        return left + self._block(node.orelse, place) + self._block(node.finalbody, place)
+        return remaining + self._block(node.orelse, place) + self._block(node.finalbody, place)
 
     def _assignment(self, node: ast.stmt, place: Place) -> None:
         value = getattr(node, "value", None)
@@ -228,10 +232,10 @@ class Walker:
         for child in ast.iter_child_nodes(node):
             self._expression(child, place)
 
-    def _past(self, place: Place, who: Who, test: ast.expr) -> Place:
-        if who is Who.ALL:
+    def _past(self, place: Place, ranks: RankSet, test: ast.expr) -> Place:
+        if ranks is RankSet.ALL:
             return place
-        guard = Guard(who, test.lineno, ast.unparse(test)[:_LONGEST_TEXT])
+        guard = Guard(ranks, test.lineno, ast.unparse(test)[:_LONGEST_TEXT])
         return replace(place, guards=_innermost((*place.guards, guard)))
 
     def _called_in(self, body: Sequence[ast.stmt]) -> tuple[str, ...]:
@@ -241,20 +245,20 @@ class Walker:
         return (*names, *(_UNSEEN for _ in islice(nodes, 1)))
 
 
-def _few(some: frozenset[str], more: frozenset[str]) -> frozenset[str]:
-    """Join them, without a copy where nothing comes in; whether there are any is what counts."""
+def _bounded_union(some: frozenset[str], more: frozenset[str]) -> frozenset[str]:
+    """The union, without a copy if one holds the other; only whether it is empty must be exact."""
     if some <= more or more <= some:
         return max(some, more, key=len)
     return frozenset(sorted(some | more)[:_MOST_NAMES])
 
 
 def _innermost(guards: tuple[Guard, ...]) -> tuple[Guard, ...]:
-    some = [one for one in guards[:-1] if one.who is Who.SOME]
+    some = [one for one in guards[:-1] if one.ranks is RankSet.SOME]
     return (*some[-1:], *guards[-1:])
 
 
-def _ends(body: Sequence[ast.stmt], imports: Mapping[str, str]) -> str:
-    """Whether whoever gets into a block leaves the function, or the loop, at its end."""
+def _exit_kind(body: Sequence[ast.stmt], imports: Mapping[str, str]) -> str:
+    """What the ranks in a block leave at its end: "function", "loop", or "" for neither."""
     last = body[-1] if body else None
     if isinstance(last, ast.Return):
         return "function"
@@ -282,53 +286,53 @@ _LONGEST_FSTRING: Final = 16 << 10
 _ENDLESS: Final = re.compile(r"(?:\.(?:[ \t\f]|\\\r?\n)*+[^\W\d](?:[\w \t\f]|\\\r?\n)*+){33}")
 
 
-class Unread(Struct, frozen=True):
-    """Why a file was not judged, and what to do about it."""
+class Unreadable(Struct, frozen=True):
+    """Why a file was not checked, and how to correct it."""
 
     reason: str
     remedy: str
 
 
 _NO_DATA: Final = "give the script, not its data"
-_LONG_NAME: Final = Unread("it has a name of over 256 characters or 32 dots", _NO_DATA)
+_LONG_NAME: Final = Unreadable("it has a name of over 256 characters or 32 dots", _NO_DATA)
 
 
-def read_script(content: bytes, path: str) -> Script | Unread:
+def read_script(content: bytes, path: str) -> Script | Unreadable:
     """Read one file; never raises, whatever is in it."""
     if b"\0" in content:
-        return Unread("it is no text: there are NUL bytes in it", "give the Python source")
+        return Unreadable("it is not text: it contains NUL bytes", "give the Python source")
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
         text = content.decode(encoding)
     except (SyntaxError, UnicodeDecodeError, LookupError) as error:
-        said = f"it is not the text that it says it is ({_short(error)})"
-        return Unread(said, "save it as UTF-8, or name its encoding in its first line")
+        reason = f"its text does not match its encoding ({_short(error)})"
+        return Unreadable(reason, "save it as UTF-8, or declare its encoding in the first line")
     if path.endswith(".ipynb") or re.match(r'\s*\{\s*"cells"', text):
-        return Unread("it is a notebook", "export it: jupyter nbconvert --to script FILE")
+        return Unreadable("it is a notebook", "export it: jupyter nbconvert --to script FILE")
     if any(one[1] and len(one[0]) > _LONGEST_FSTRING for one in _STRING.finditer(text)):
-        return Unread("it has an f-string of over 16 KiB", _NO_DATA)
+        return Unreadable("it has an f-string of over 16 KiB", _NO_DATA)
     if _ENDLESS.search(text):
         return _LONG_NAME
-    return _parsed(text)
+    return _parse(text)
 
 
-def _parsed(text: str) -> Script | Unread:
+def _parse(text: str) -> Script | Unreadable:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # its odd escapes are no business of ours
+            warnings.simplefilter("ignore")  # invalid escapes in the script are not our subject
             tree = ast.parse(text)
         if any(len(name) > LONGEST_NAME for name in _names(tree)):
             return _LONG_NAME
-        return _script(tree, text)
+        return _build_script(tree, text)
     except (RecursionError, MemoryError):
-        return Unread("it is nested too deeply to be read", _NO_DATA)
+        return Unreadable("it is nested too deeply to parse", _NO_DATA)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         where = f" (line {line})" if line else ""
         if _PYTHON_2.search(text):
-            return Unread(f"it is Python 2{where}", "torch needs Python 3: translate it first")
-        said = f"it is no Python that 3.{_minor()} reads{where}: {_short(error)}"
-        return Unread(said, "correct it, or run preflight with the job's own Python")
+            return Unreadable(f"it is Python 2{where}", "torch needs Python 3: translate it first")
+        reason = f"Python 3.{_minor()} cannot parse it{where}: {_short(error)}"
+        return Unreadable(reason, "correct it, or run preflight with the job's own Python")
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
@@ -346,7 +350,7 @@ def _short(error: Exception) -> str:
     return str(getattr(error, "msg", None) or error)[:120]
 
 
-def _script(tree: ast.Module, text: str) -> Script:
+def _build_script(tree: ast.Module, text: str) -> Script:
     imports = imports_of(tree)
     ranks = Ranks(imports)
     ranks.learn(tree)
@@ -361,26 +365,26 @@ def _script(tree: ast.Module, text: str) -> Script:
         assigns=tuple(walker.assigns),
         is_rank=ranks.is_rank,
         dotted=lambda node: dotted(node, imports),
-        ignored=_ignored(tree, text),
+        ignored=_find_ignores(tree, text),
     )
 
 
-def _ignored(tree: ast.Module, text: str) -> Mapping[int, frozenset[str]]:
-    """Line → rules that are switched off there, also for the rest of a statement over lines."""
-    told: dict[int, frozenset[str]] = {}
+def _find_ignores(tree: ast.Module, text: str) -> Mapping[int, frozenset[str]]:
+    """Line → ignored rules; a comment holds for every line of its statement."""
+    ignored: dict[int, frozenset[str]] = {}
     if "preflight" not in text:
-        return told
+        return ignored
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type == tokenize.COMMENT and (found := _IGNORE.search(token.string)):
                 rules = frozenset(one.strip() for one in (found[1] or "").split(","))
                 alone = not token.line[: token.start[1]].strip()
-                told[token.start[0] + alone] = rules
+                ignored[token.start[0] + alone] = rules
     except (tokenize.TokenError, SyntaxError):
-        return told
+        return ignored
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt) and not hasattr(node, "body"):
             lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-            if said := [told[line] for line in lines if line in told]:
-                told |= dict.fromkeys(lines, said[0])
-    return told
+            if first_rules := [ignored[line] for line in lines if line in ignored]:
+                ignored |= dict.fromkeys(lines, first_rules[0])
+    return ignored

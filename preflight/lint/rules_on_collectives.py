@@ -1,4 +1,4 @@
-"""Collectives that some ranks never reach, or reach too late."""
+"""Rules for collectives that some ranks never reach, or reach too late."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from preflight.lint.operations import operation, reached
-from preflight.lint.ranks import divided
+from preflight.lint.ranks import partial_operations
 from preflight.lint.script import (
-    Found,
+    Mistake,
+    RankSet,
     Severity,
-    Who,
     alone_words,
     init_calls,
     once,
@@ -26,98 +26,98 @@ from preflight.lint.script import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preflight.lint.ranks import Divided
+    from preflight.lint.ranks import PartialOperation
     from preflight.lint.script import Assign, Call, Script
 
 
 @rule("collective-on-some-ranks", Severity.ERROR)
-def collective_on_some_ranks(script: Script) -> Iterator[Found]:
-    """Some ranks alone get to a call that waits for every rank."""
-    for one in divided(script):
+def collective_on_some_ranks(script: Script) -> Iterator[Mistake]:
+    """Only some ranks reach a call that waits for every rank."""
+    for one in partial_operations(script):
         if not one.operation.saves:
-            yield Found(one.operation.call.line, _said(one), _will(script, one), _remedy(one))
+            yield Mistake(one.operation.call.line, _sentence(one), _will(script, one), _remedy(one))
 
 
-def _said(one: Divided) -> str:
-    who, guard = one.guard.who, one.guard
+def _sentence(one: PartialOperation) -> str:
+    ranks, guard = one.guard.ranks, one.guard
     leads = "" if one.operation.call.line == one.operation.line else (
         f"{one.operation.call.last}(), which leads to "
     )  # fmt: skip
     more = f" and {one.more} more of its kind" if one.more else ""
-    how = "the others left" if guard.left else "it stands"
+    how = "the others leave" if guard.early_exit else "it stands"
     why = f"{how} under `{guard.text}` in line {guard.line}"
     if guard.text.startswith("@"):
-        why = f"{guard.text} makes the function nothing on the others"
-    verb = "calls" if str(who) == "rank 0" else "call"
-    return f"only {who} {verb} {leads}{one.operation.words}{more}: {why}"
+        why = f"{guard.text} makes the function do nothing on the other ranks"
+    verb = "calls" if str(ranks) == "rank 0" else "call"
+    return f"only {ranks} {verb} {leads}{one.operation.words}{more}: {why}"
 
 
-def _will(script: Script, one: Divided) -> str:
-    subject, waits = alone_words(one.guard.who)
+def _will(script: Script, one: PartialOperation) -> str:
+    subject, waits = alone_words(one.guard.ranks)
     return (
         f"{subject} {waits} in {one.operation.label} (line {one.operation.line}) for "
         f"{timeout_words(script)}, or in the others' next collective, then the job dies"
     )
 
 
-def _remedy(one: Divided) -> str:
+def _remedy(one: PartialOperation) -> str:
     if one.operation.label.startswith("new_"):
         return "make every group on every rank, also on those that are not in it"
     if "barrier" in one.operation.label or "wait_for_everyone" in one.operation.label:
-        return "move it behind the condition, where every rank comes by"
+        return "move it out of the condition, to where every rank calls it"
     return "call it on every rank; leave only what one rank does (print, write) in the condition"
 
 
 @rule("checkpoint-on-one-rank", Severity.ERROR)
-def checkpoint_on_one_rank(script: Script) -> Iterator[Found]:
-    """A checkpoint that gathers from every rank is written by some ranks alone."""
-    for one in divided(script):
+def checkpoint_on_one_rank(script: Script) -> Iterator[Mistake]:
+    """Only some ranks write a checkpoint that gathers from every rank."""
+    for one in partial_operations(script):
         if not one.operation.saves:
             continue
-        subject, waits = alone_words(one.guard.who)
-        yield Found(
+        subject, waits = alone_words(one.guard.ranks)
+        yield Mistake(
             one.operation.call.line,
             f"{one.operation.words} gathers from every rank, and only {subject} "
-            f"{'gets' if waits == 'waits' else 'get'} to it "
+            f"{'calls' if waits == 'waits' else 'call'} it "
             f"(`{one.guard.text}`, line {one.guard.line})",
             f"{subject} {waits} in it for the others' shards: {timeout_words(script)}, "
             "then the job dies without a checkpoint",
-            "call it on every rank; it writes once by itself, or write its result on rank 0",
+            "call it on every rank (it writes only once), or write its result on rank 0",
         )
 
 
 if TYPE_CHECKING:
     _Loop = tuple[str, tuple[int, ...]]
-    """Its function, and the lines of the loops around it."""
+    """The function, and the lines of the loops around a call."""
 
-_OWN: Final = frozenset((
+_FINITE_TESTS: Final = frozenset((
     "torch.isnan", "torch.isinf", "torch.isfinite", "math.isnan", "math.isfinite", "math.isinf",
     "numpy.isnan", "numpy.isfinite", "numpy.isinf",
 ))  # fmt: skip
 
 
 @rule("skipped-step", Severity.WARNING)
-def skipped_step(script: Script) -> Iterator[Found]:
-    """A rank skips its step because of its own loss, and the others wait for its gradients."""
+def skipped_step(script: Script) -> Iterator[Mistake]:
+    """A rank skips its step because of its loss, and the others wait for its gradients."""
     if not wraps_model(script):
         return
-    for call in script.called(_OWN):
-        after = _behind(script, call)
+    for call in script.called(_FINITE_TESTS):
+        after = _next_backward(script, call)
         leaves = _leaves(script, call) if after is not None else None
-        if after is None or leaves is None or _agreed(script, call):
+        if after is None or leaves is None or _ranks_agree_first(script, call):
             continue
-        yield Found(
+        yield Mistake(
             leaves.lineno,
-            f"a rank whose own loss is not finite (line {call.line}) skips "
+            f"a rank whose loss is not finite (line {call.line}) skips "
             f"backward in line {after.line}, which averages gradients over all ranks",
             f"the other ranks wait for its gradients in line {after.line} for "
             f"{timeout_words(script)}, then the job dies",
-            "agree first: all_reduce the flag (MAX), so that every rank skips the step or none",
+            "all_reduce the flag (MAX) first, so that every rank skips the step or none does",
         )
 
 
-def _behind(script: Script, call: Call) -> Call | None:
-    """The next backward pass in the same turn of the same loop."""
+def _next_backward(script: Script, call: Call) -> Call | None:
+    """The next backward pass in the same iteration of the same loop."""
     there = _backward(script).get(call.place.loop, [])
     at = bisect_right(there, call.line, key=lambda one: one.line)
     return there[at] if call.place.loops and at < len(there) else None
@@ -146,7 +146,7 @@ def _leaves(script: Script, call: Call) -> ast.stmt | None:
 
 
 @once
-def _first_talk(script: Script) -> dict[_Loop, int]:
+def _first_exchange(script: Script) -> dict[_Loop, int]:
     """The first line in each loop that leads to an operation of all ranks."""
     found: dict[_Loop, int] = {}
     for one in script.calls:
@@ -155,9 +155,9 @@ def _first_talk(script: Script) -> dict[_Loop, int]:
     return found
 
 
-def _agreed(script: Script, call: Call) -> bool:
-    """Whether ranks talk in that loop before the question is asked: the value may be shared."""
-    first = _first_talk(script).get(call.place.loop)
+def _ranks_agree_first(script: Script, call: Call) -> bool:
+    """Whether ranks exchange data earlier in that loop, and so may share the value."""
+    first = _first_exchange(script).get(call.place.loop)
     return first is not None and first <= call.line
 
 
@@ -166,9 +166,9 @@ _EVEN: Final = ("drop_last", "join", "Join", "even_batches", "islice", "cycle")
 
 
 @rule("uneven-batches", Severity.WARNING)
-def uneven_batches(script: Script) -> Iterator[Found]:
-    """Each rank loads a part of its own, and nothing makes the parts equally long."""
-    if not wraps_model(script) or _cares(script):
+def uneven_batches(script: Script) -> Iterator[Mistake]:
+    """Each rank loads its own part of the data, and the parts may differ in length."""
+    if not wraps_model(script) or _evens_out_batches(script):
         return
     for call in script.called([_LOADER]):
         part = _part(script, call)
@@ -176,30 +176,30 @@ def uneven_batches(script: Script) -> Iterator[Found]:
             continue
         step = _step(script)
         if step is not None:
-            yield Found(
+            yield Mistake(
                 call.line,
                 f"each rank loads its own part (`{ast.unparse(part)[:60]}`), and nothing makes "
                 "the parts equally long",
-                f"where the data does not divide by the ranks, those with a batch more wait in "
+                f"if the data does not divide evenly, the ranks with one batch more wait in "
                 f"line {step.line} for {timeout_words(script)}, then the job dies",
-                "use DistributedSampler, cut all parts to one length, or train inside of "
+                "use DistributedSampler, cut all parts to one length, or train inside "
                 "`with model.join():`",
             )
 
 
-def _cares(script: Script) -> bool:
-    """Whether the script has a word for it anywhere: then it is likely to have thought of it."""
+def _evens_out_batches(script: Script) -> bool:
+    """Whether the script names a remedy anywhere: its author then probably applied it."""
     if any(call.last in _EVEN for call in script.calls):
         return True
     return any(call.keyword(word) is not None for call in script.calls for word in _EVEN)
 
 
 def _part(script: Script, loader: Call) -> ast.expr | None:
-    """What the loader loads, where it is every n-th item from this rank's number on."""
+    """What the loader loads, if that is every n-th item starting at this rank's number."""
     given = loader.node.args[0] if loader.node.args else loader.keyword("dataset")
     if given is None:
         return None
-    for node in _made_of(script, given, loader):
+    for node in _origins(script, given, loader):
         for one in ast.walk(node):
             first = None
             if isinstance(one, ast.Slice) and one.step is not None:
@@ -211,8 +211,8 @@ def _part(script: Script, loader: Call) -> ast.expr | None:
     return None
 
 
-def _made_of(script: Script, given: ast.expr, loader: Call) -> Iterator[ast.expr]:
-    """The expression, and what was assigned to the names in it in the same function."""
+def _origins(script: Script, given: ast.expr, loader: Call) -> Iterator[ast.expr]:
+    """The expression, and what the same function assigns to the names in it."""
     yield given
     todo, seen = _names(script, given), set[str]()
     while todo:
@@ -236,13 +236,13 @@ def _assigned(script: Script, name: str, loader: Call) -> Assign | None:
 
 @once
 def _first(script: Script) -> dict[tuple[str, str], Assign]:
-    """By name and function: what is assigned first."""
+    """The first assignment to each name in each function."""
     return {(one.target, one.place.function): one for one in reversed(script.assigns)}
 
 
 @once
 def _step(script: Script) -> Call | None:
-    """Where ranks wait for each other in a loop of the script: backward, or a collective."""
+    """The first call in a loop in which ranks wait for each other: backward or a collective."""
     for call in script.calls:
         if call.place.loops and (call.last == "backward" or reached(script, call)):
             return call
@@ -251,7 +251,7 @@ def _step(script: Script) -> Call | None:
 
 if TYPE_CHECKING:
     _Before = tuple[int, bool, Call]
-    """A line, whether every rank is needed there, and the call in it."""
+    """A line, whether it needs every rank, and its call."""
 
 _LONG: Final = re.compile(
     r"(?:^|_)(?:download|preprocess|(?:evaluate|evaluation|validate|run_eval|eval_model|inference|"
@@ -262,8 +262,8 @@ _WAITS: Final = frozenset(("barrier", "monitored_barrier"))
 
 
 @rule("barrier-after-long-work", Severity.WARNING)
-def barrier_after_long_work(script: Script) -> Iterator[Found]:
-    """All ranks wait in a barrier for long work of rank 0, under the default time-out."""
+def barrier_after_long_work(script: Script) -> Iterator[Mistake]:
+    """All ranks wait in a barrier for long work of rank 0, under the default timeout."""
     inits = init_calls(script)
     if not inits or any(call.keyword("timeout") is not None or call.open_ended for call in inits):
         return
@@ -273,13 +273,13 @@ def barrier_after_long_work(script: Script) -> Iterator[Found]:
             continue
         work = None if barrier.place.guard else _alone_before(script, barrier)
         if work is not None:
-            yield Found(
+            yield Mistake(
                 barrier.line,
                 f"every rank waits in this barrier while rank 0 alone does {work.last}() "
                 f"(line {work.line}), and init_process_group (line {inits[0].line}) sets no "
                 "timeout",
-                f"if {work.last}() takes longer than {timeout_words(script)}, the other ranks "
-                "are ended in the barrier",
+                f"if {work.last}() takes longer than {timeout_words(script)}, the barrier of the "
+                "other ranks times out and the job dies",
                 "init_process_group(timeout=timedelta(hours=2)), or do the work before the job",
             )
 
@@ -298,7 +298,7 @@ def _alone_before(script: Script, barrier: Call) -> Call | None:
 
 @once
 def _before(script: Script) -> dict[_Loop, list[_Before]]:
-    """By function and loops: every operation of all ranks, and all long work of rank 0."""
+    """Each loop's operations of all ranks and long work of rank 0, by line."""
     found: dict[_Loop, list[_Before]] = {}
     for call in script.calls:
         every = operation(script, call) is not None
@@ -311,5 +311,5 @@ def _before(script: Script) -> dict[_Loop, list[_Before]]:
 
 def _is_long(call: Call) -> bool:
     guard = call.place.guard
-    alone = guard is not None and guard.who is Who.FIRST and not guard.left
+    alone = guard is not None and guard.ranks is RankSet.FIRST and not guard.early_exit
     return alone and _LONG.search(call.last) is not None

@@ -1,4 +1,4 @@
-"""How ranks start and end: which GPU each chooses, how their group comes up and goes."""
+"""Rules for how ranks start and end: the GPU of each, and the life of their process group."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 from preflight.lint.ranks import variable
 from preflight.lint.script import (
     DDP,
-    Found,
+    Mistake,
     Severity,
     backend,
     constant,
-    entry,
     init_calls,
+    is_entry_point,
     makes_group,
     once,
     own_gpu,
@@ -36,10 +36,10 @@ _CHOOSES: Final = frozenset((
 
 
 @rule("no-set-device", Severity.WARNING)
-def no_set_device(script: Script) -> Iterator[Found]:
-    """Work goes to the current GPU, and the script chooses none."""
+def no_set_device(script: Script) -> Iterator[Mistake]:
+    """Work goes to the current GPU, and the script sets none."""
     inits = init_calls(script)
-    if not inits or "nccl" not in backend(script) or not entry(script):
+    if not inits or "nccl" not in backend(script) or not is_entry_point(script):
         return
     if any(call.keyword("device_id") is not None or call.open_ended for call in inits):
         return
@@ -47,28 +47,28 @@ def no_set_device(script: Script) -> Iterator[Found]:
         return
     if any(one.target == "os.environ[CUDA_VISIBLE_DEVICES]" for one in script.assigns):
         return
-    bare = next((call for call in script.calls if _to_current(call)), None)
-    if bare is None or _names_one(script):
+    bare = next((call for call in script.calls if _uses_current_device(call)), None)
+    if bare is None or _computes_device(script):
         return
-    yield Found(
+    yield Mistake(
         bare.line,
-        "this goes to the current GPU, and the script never says which one that is",
-        "unless the launcher shows each rank one GPU only, all of a node work on GPU 0: out of "
+        "this goes to the current GPU, and the script never sets which one that is",
+        "unless the launcher shows each rank only one GPU, all ranks of a node use GPU 0: out of "
         "memory, or NCCL's `Duplicate GPU detected`",
         f"torch.cuda.set_device({own_gpu(script)}) before init_process_group",
     )
 
 
-def _to_current(call: Call) -> bool:
-    """`.cuda()` and `.to("cuda")`: the current device, whichever that is."""
+def _uses_current_device(call: Call) -> bool:
+    """Whether it is `.cuda()` or `.to("cuda")`: the current device."""
     arguments = (*call.node.args, *(one.value for one in call.node.keywords))
     if call.last == "cuda" and call.receiver:
         return not call.node.args and call.keyword("device") is None and not call.open_ended
     return call.last == "to" and any(constant(one) == "cuda" for one in arguments)
 
 
-def _names_one(script: Script) -> bool:
-    """Whether devices are computed anywhere: `f"cuda:{local_rank}"`, `.cuda(gpu)`."""
+def _computes_device(script: Script) -> bool:
+    """Whether the script computes a device anywhere: `f"cuda:{local_rank}"`, `.cuda(gpu)`."""
     for node in ast.walk(script.tree):
         if isinstance(node, ast.JoinedStr) and any(
             isinstance(one, ast.Constant) and "cuda:" in str(one.value) for one in node.values
@@ -81,27 +81,27 @@ def _names_one(script: Script) -> bool:
 
 
 @rule("fixed-device", Severity.WARNING)
-def fixed_device(script: Script) -> Iterator[Found]:
+def fixed_device(script: Script) -> Iterator[Mistake]:
     """Every rank works on the same GPU."""
     by_calls = any("distributed.rpc" in name for name in script.imports.values())
     if not makes_group(script) or by_calls:
-        return  # under RPC ranks have different parts, and GPUs by them
+        return  # under RPC ranks have different tasks, and GPUs to match
     for call in script.calls:
         if call.place.guards or call.place.tests:
-            continue  # for one rank only, or for the run that is not distributed
+            continue  # for one rank only, or for a run that is not distributed
         where = _fixed(call)
         if where:
-            yield Found(
+            yield Mistake(
                 call.line,
                 f"{where} is the same GPU on every rank",
-                "all ranks of a node use that one: out of memory, or NCCL's "
+                "all ranks of a node use that GPU: out of memory, or NCCL's "
                 "`Duplicate GPU detected`",
                 f"use the rank's own: torch.device('cuda', {own_gpu(script)})",
             )
 
 
 def _fixed(call: Call) -> str:
-    """The fixed device as the script names it, of a call that puts the rank's work there."""
+    """The fixed device on which a call puts the rank's work, as the script writes it; or ""."""
     first = call.node.args[0] if call.node.args else None
     value = constant(first)
     if call.last == "set_device" and call.name.startswith("torch."):
@@ -127,22 +127,22 @@ def _of_ddp(call: Call) -> str:
 
 
 @rule("global-rank-as-device", Severity.WARNING)
-def global_rank_as_device(script: Script) -> Iterator[Found]:
+def global_rank_as_device(script: Script) -> Iterator[Mistake]:
     """The GPU is chosen by the global rank."""
     for call in script.called(["torch.cuda.set_device", "torch.device"]):
         for given in _numbers(call):
-            if _is_global(script, given) or _holds_one(script, call, given):
-                yield Found(
+            if _is_global(script, given) or _holds_global_rank(script, call, given):
+                yield Mistake(
                     call.line,
                     f"the GPU is chosen by the global rank (`{ast.unparse(given)[:40]}`)",
-                    "on the second node the numbers go on where the first one's end: "
+                    "on the second node the ranks count on from the first node: "
                     "`invalid device ordinal`",
                     "use int(os.environ['LOCAL_RANK']), which counts from 0 on every node",
                 )
 
 
-def _holds_one(script: Script, call: Call, given: ast.expr) -> bool:
-    """Whether the name was given the global rank and nothing else, where this call sees it."""
+def _holds_global_rank(script: Script, call: Call, given: ast.expr) -> bool:
+    """Whether the name holds only the global rank where the call uses it."""
     name, around = script.dotted(given), call.place.function
     function = script.functions.get(around)
     if not isinstance(given, ast.Name | ast.Attribute) or not name:
@@ -155,7 +155,7 @@ def _holds_one(script: Script, call: Call, given: ast.expr) -> bool:
 
 @once
 def _holders(script: Script) -> dict[tuple[str, str], bool]:
-    """By name and function: whether every assignment there gives it the global rank."""
+    """For each name and function: whether every assignment is the global rank."""
     found: dict[tuple[str, str], bool] = {}
     for one in script.assigns:
         key = one.target, one.place.function
@@ -172,7 +172,7 @@ def _numbers(call: Call) -> Iterator[ast.expr]:
 
 
 def _is_global(script: Script, node: ast.expr) -> bool:
-    """Plain get_rank() or RANK itself; a number that was computed from it is not."""
+    """Whether it is get_rank() or RANK itself, not a number computed from it."""
     if isinstance(node, ast.Call) and script.dotted(node.func) == "int" and node.args:
         return _is_global(script, node.args[0])
     if isinstance(node, ast.Call) and script.dotted(node.func) == "torch.distributed.get_rank":
@@ -181,8 +181,8 @@ def _is_global(script: Script, node: ast.expr) -> bool:
 
 
 @rule("local-rank-argument", Severity.WARNING)
-def local_rank_argument(script: Script) -> Iterator[Found]:
-    """The local rank comes from the command line, where torchrun does not put it."""
+def local_rank_argument(script: Script) -> Iterator[Mistake]:
+    """The local rank comes from the command line, but torchrun does not put it there."""
     if not init_calls(script) or script.imported("deepspeed") or _asks_environment(script):
         return
     for call in script.calls:
@@ -190,13 +190,13 @@ def local_rank_argument(script: Script) -> Iterator[Found]:
         if call.last != "add_argument" or not names & {"--local_rank", "--local-rank"}:
             continue
         launch = "" if "--local-rank" in names else (
-            "; torch.distributed.launch says --local-rank since torch 2.0: unrecognized argument"
+            "; torch.distributed.launch passes --local-rank since torch 2.0: unrecognized argument"
         )  # fmt: skip
-        yield Found(
+        yield Mistake(
             call.line,
-            "the local rank comes from the command line, and LOCAL_RANK is never read",
+            "the local rank comes from the command line, and the script never reads LOCAL_RANK",
             f"under torchrun every rank has the default {_default(call)}{launch}",
-            "default=int(os.environ.get('LOCAL_RANK', 0)), or leave the option away",
+            "default=int(os.environ.get('LOCAL_RANK', 0)), or remove the option",
         )
 
 
@@ -217,27 +217,27 @@ _STARTED: Final = ("accelerate.Accelerator", "deepspeed.initialize")
 
 
 @rule("cuda-visible-devices", Severity.WARNING)
-def cuda_visible_devices(script: Script) -> Iterator[Found]:
-    """The script sets the GPUs that its ranks see, whatever the launcher gave them."""
+def cuda_visible_devices(script: Script) -> Iterator[Mistake]:
+    """The script sets the GPUs that its ranks see, and overrides the launcher."""
     started = makes_group(script) or script.calls_any(_STARTED)
     if not started or spawns(script):
-        return  # one process, or one that chooses the GPUs of the ranks that it starts
-    for line, value, place in _set(script):
+        return  # one process, or one that chooses the GPUs of its ranks
+    for line, value, place in _visible_device_lists(script):
         listed = constant(value)
         if not isinstance(listed, str) or listed.strip() in ("", "-1"):
-            continue  # computed, or a process that is to have no GPU
+            continue  # computed, or a process that should have no GPU
         if place.tests or place.guards:
             continue
-        yield Found(
+        yield Mistake(
             line,
             f"every rank sees the GPUs {listed[:40]!r}, whatever its launcher or Slurm gave it",
-            "LOCAL_RANK counts along this list: `invalid device ordinal` for more ranks than it "
-            "has entries, and another job's GPUs where they were not allotted",
-            "leave it to the launcher: CUDA_VISIBLE_DEVICES=... torchrun ...",
+            "LOCAL_RANK is an index into this list: `invalid device ordinal` if it has fewer "
+            "entries than the node has ranks, and it may name GPUs of another job",
+            "set it in front of the launcher: CUDA_VISIBLE_DEVICES=... torchrun ...",
         )
 
 
-def _set(script: Script) -> Iterator[tuple[int, ast.expr, Place]]:
+def _visible_device_lists(script: Script) -> Iterator[tuple[int, ast.expr, Place]]:
     for one in script.assigns:
         if one.target == f"os.environ[{_NAME}]":
             yield one.line, one.value, one.place
@@ -247,49 +247,51 @@ def _set(script: Script) -> Iterator[tuple[int, ast.expr, Place]]:
 
 
 @rule("init-timeout", Severity.HINT)
-def init_timeout(script: Script) -> Iterator[Found]:
-    """The process group gets no time-out of its own."""
+def init_timeout(script: Script) -> Iterator[Mistake]:
+    """The script sets no timeout for the process group."""
     for call in init_calls(script):
         if call.keyword("timeout") is None and not call.open_ended:
-            yield Found(
+            yield Mistake(
                 call.line,
-                "init_process_group sets no timeout: the default holds for every collective",
-                f"a rank that is busy alone for {timeout_words(script)} ends the job",
-                "timeout=timedelta(minutes=...): longer than what one rank ever does alone",
+                "init_process_group sets no timeout: the default limits every collective",
+                f"if one rank works alone for {timeout_words(script)}, the job dies",
+                "timeout=timedelta(minutes=...): longer than any work of one rank alone",
             )
 
 
 @rule("init-device-id", Severity.HINT)
-def init_device_id(script: Script) -> Iterator[Found]:
-    """The process group is not told which GPU the rank has."""
+def init_device_id(script: Script) -> Iterator[Mistake]:
+    """The process group does not know the rank's GPU."""
     if "nccl" not in backend(script):
         return
     for call in init_calls(script):
         if call.keyword("device_id") is None and not call.open_ended:
-            yield Found(
+            yield Mistake(
                 call.line,
-                "init_process_group is not told which GPU this rank has (device_id, torch 2.3)",
-                "barrier() guesses it from the rank, and connections are made at the first "
-                "collective only: a wrong GPU shows late, as a hang",
+                "init_process_group has no device_id: the GPU of this rank (since torch 2.3)",
+                "barrier() guesses the GPU from the rank, and NCCL connects only at the first "
+                "collective: a wrong GPU shows late, as a hang",
                 f"device_id=torch.device('cuda', {own_gpu(script)})" + _spawned(script),
             )
 
 
 def _spawned(script: Script) -> str:
-    return ", with the number that spawn() gives each process of a node" if spawns(script) else ""
+    return (
+        ", with the number that spawn() passes to each process of a node" if spawns(script) else ""
+    )
 
 
 @rule("no-record", Severity.HINT)
-def no_record(script: Script) -> Iterator[Found]:
-    """No function has torchrun's @record, so that an exception is not kept."""
+def no_record(script: Script) -> Iterator[Mistake]:
+    """No function has torchrun's @record, so torchrun's report lacks a rank's exception."""
     inits = init_calls(script)
-    if not inits or not entry(script) or spawns(script):
+    if not inits or not is_entry_point(script) or spawns(script):
         return
     decorated = (one for function in script.functions.values() for one in function.decorators)
     named = (call.name for call in script.calls)
     if any(name.rpartition(".")[2] == "record" for name in (*decorated, *named)):
         return
-    yield Found(
+    yield Mistake(
         inits[0].line,
         "no function of this script has torchrun's @record",
         "when a rank raises, torchrun's report has `error_file: <N/A>` and no traceback",
@@ -298,17 +300,17 @@ def no_record(script: Script) -> Iterator[Found]:
 
 
 @rule("no-destroy", Severity.HINT)
-def no_destroy(script: Script) -> Iterator[Found]:
-    """Nothing destroys the process group at the end."""
+def no_destroy(script: Script) -> Iterator[Mistake]:
+    """The script does not destroy the process group at the end."""
     inits = init_calls(script)
-    if not inits or not entry(script):
+    if not inits or not is_entry_point(script):
         return
     if any("destroy" in call.last or "cleanup" in call.last for call in script.calls):
         return
-    yield Found(
+    yield Mistake(
         inits[0].line,
-        "nothing destroys the process group that is made here",
-        "a rank that ends first takes the store with it while others still work: errors or a hang "
-        "at the very end",
+        "the script never destroys the process group that it makes here",
+        "when the rank with the store ends first, others that still work get errors or hang at "
+        "the very end",
         "torch.distributed.destroy_process_group() at the end of main",
     )

@@ -1,4 +1,4 @@
-"""A training script as the rules see it: its calls, which ranks get to them, and its job."""
+"""A training script as the rules see it: its calls, the ranks that reach them, the group."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ T = TypeVar("T")
 
 
 class Severity(StrEnum):
-    """How sure and how bad: an error hangs or dies, a warning often does, a hint costs evidence."""
+    """An error hangs or kills the job, a warning often does, a hint only costs evidence."""
 
     ERROR = "error"
     WARNING = "warning"
     HINT = "hint"
 
 
-class Who(StrEnum):
-    """Which ranks get past a condition; ALL also where it cannot be told from the text."""
+class RankSet(StrEnum):
+    """Which ranks pass a condition; ALL also if the text does not decide it."""
 
     ALL = "every rank"
     FIRST = "rank 0"
@@ -34,21 +34,21 @@ class Who(StrEnum):
     SOME = "some ranks"
 
     @property
-    def rest(self) -> Who:
-        """Who does not get past."""
-        return {Who.FIRST: Who.OTHERS, Who.OTHERS: Who.FIRST}.get(self, self)
+    def rest(self) -> RankSet:
+        """The ranks that do not pass."""
+        return {RankSet.FIRST: RankSet.OTHERS, RankSet.OTHERS: RankSet.FIRST}.get(self, self)
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A condition on the rank around a line, or before it: `left` when the others went away."""
+    """A condition on the rank around a line, or before it if the other ranks exited early."""
 
-    who: Who
+    ranks: RankSet
     line: int
     text: str
-    left: bool = False
+    early_exit: bool = False
     other: tuple[str, ...] = ()
-    """What those call that do not get past it, on their side of the condition."""
+    """What the other ranks call on their side of the condition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +58,15 @@ class Place:
     function: str = ""
     """`Trainer.fit`, `main.<locals>.step`; "" for the module itself."""
     guards: tuple[Guard, ...] = ()
-    """The innermost, before it one for some ranks if there is any: more do not count."""
+    """The innermost, preceded by one for some ranks if there is any; others do not matter."""
     tests: frozenset[str] = frozenset()
-    """Of conditions not about the rank: the function's parameters in them; "" for other names."""
+    """The function's parameters in conditions not about the rank; "" for other names."""
     loops: tuple[int, ...] = ()
     """Lines of the loops around it, the outermost first."""
 
     @property
     def loop(self) -> tuple[str, tuple[int, ...]]:
-        """The innermost loop, or the function itself: what stands in the same turn of it."""
+        """The innermost loop, or the function itself: equal for lines of the same iteration."""
         return self.function, self.loops
 
     @property
@@ -86,7 +86,7 @@ class Call:
 
     @property
     def last(self) -> str:
-        """The name behind the last dot."""
+        """The name after the last dot."""
         return self.name.rpartition(".")[2]
 
     @property
@@ -100,7 +100,7 @@ class Call:
 
     @property
     def open_ended(self) -> bool:
-        """Whether it passes on `**kwargs`, which may hold anything."""
+        """Whether it passes `**kwargs`, which may hold any argument."""
         return any(one.arg is None for one in self.node.keywords)
 
 
@@ -129,7 +129,7 @@ class Script:
 
     tree: ast.Module
     imports: Mapping[str, str]
-    """Name in the script → what it stands for: `dist` → `torch.distributed`."""
+    """Name in the script → full name: `dist` → `torch.distributed`."""
     functions: Mapping[str, Function]
     classes: Mapping[str, tuple[str, ...]]
     """Class → the names of its bases."""
@@ -140,7 +140,7 @@ class Script:
     dotted: Callable[[ast.expr], str]
     """The name of an expression as imports resolve it; "" where it has none."""
     ignored: Mapping[int, frozenset[str]] = field(default_factory=dict)
-    """Line → rules that a comment switches off there; "" for all."""
+    """Line → rules that a comment ignores there; "" for all."""
     memo: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
 
     def called(self, names: Iterable[str]) -> Iterator[Call]:
@@ -154,7 +154,7 @@ class Script:
 
     @cached_property
     def _places(self) -> Mapping[str, list[int]]:
-        """Where in `calls` each name stands: rules ask for a few names, once for every finding."""
+        """Name → its indices in `calls`: rules look up a few names for every finding."""
         places: dict[str, list[int]] = {}
         for at, call in enumerate(self.calls):
             places.setdefault(call.name, []).append(at)
@@ -167,7 +167,7 @@ class Script:
 
 
 def once(ask: Callable[[Script], T]) -> Callable[[Script], T]:
-    """Answer a question about a script once: rules ask it again for every finding."""
+    """Cache a function of a script: rules call it again for every finding."""
 
     @wraps(ask)
     def answer(script: Script) -> T:
@@ -180,7 +180,7 @@ def once(ask: Callable[[Script], T]) -> Callable[[Script], T]:
 
 
 class Finding(Struct, frozen=True):
-    """One line of a script that will do harm: what is there, what will happen, what to do."""
+    """One line of a script that will do harm: what it does, what will happen, what to do."""
 
     rule: str
     severity: Severity
@@ -190,8 +190,8 @@ class Finding(Struct, frozen=True):
     remedy: str
 
 
-class Found(NamedTuple):
-    """What a rule says of one line; the rule adds its name and severity."""
+class Mistake(NamedTuple):
+    """One mistake in one line; the rule adds its id and severity to make a `Finding`."""
 
     line: int
     sentence: str
@@ -201,14 +201,14 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One mistake that can be told from the text; `find` is pure and stays silent when unsure."""
+    """One mistake that the text shows; `find` is pure and reports nothing when unsure."""
 
     id: str
     severity: Severity
-    find: Callable[[Script], Iterable[Found]]
+    find: Callable[[Script], Iterable[Mistake]]
 
 
-def rule(id_: str, severity: Severity) -> Callable[[Callable[[Script], Iterable[Found]]], Rule]:
+def rule(id_: str, severity: Severity) -> Callable[[Callable[[Script], Iterable[Mistake]]], Rule]:
     """Make a rule of the function that finds the mistake."""
     return partial(Rule, id_, severity)
 
@@ -226,7 +226,7 @@ _SAME: Final = (
     ("pytorch_lightning.", "lightning."),
     ("lightning_fabric.", "lightning.fabric."),
 )
-"""Other addresses of the same functions."""
+"""Other import paths of the same functions."""
 
 
 LONGEST_NAME: Final = 256
@@ -235,7 +235,7 @@ _MOST_PARTS: Final = 32
 
 
 def imports_of(tree: ast.Module) -> dict[str, str]:
-    """Every name that an import anywhere in the file binds, and what it stands for."""
+    """Every name that an import anywhere in the file binds, and its full name."""
     found: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -270,7 +270,7 @@ def dotted(node: ast.expr, imports: Mapping[str, str]) -> str:
 
 
 def canonical(name: str) -> str:
-    """One address for what a package offers under several."""
+    """The usual import path of a name that a package exports under several."""
     for other, usual in _SAME:
         if name.startswith(other):
             name = usual + name[len(other) :]
@@ -304,7 +304,7 @@ _MINUTE_S: Final = 60
 
 @once
 def init_calls(script: Script) -> tuple[Call, ...]:
-    """Where the script itself makes the process group; a world of one is none."""
+    """The calls that create the process group; a world of one rank does not count."""
     return tuple(
         call for call in script.called([INIT]) if constant(call.keyword("world_size")) != 1
     )
@@ -322,18 +322,18 @@ def is_distributed(script: Script) -> bool:
 
 
 def makes_group(script: Script) -> bool:
-    """Whether this file starts the job's ranks up, or wraps the model for them by itself."""
+    """Whether this file creates the process group or wraps the model itself."""
     return bool(init_calls(script)) or wraps_model(script)
 
 
 def wraps_model(script: Script) -> bool:
-    """Whether it wraps a model by itself, so that its backward passes need every rank."""
+    """Whether it wraps a model itself, so that its backward passes need every rank."""
     return script.calls_any(_WRAPS)
 
 
 @once
 def spawns(script: Script) -> bool:
-    """Whether it starts its ranks by itself: torchrun has no part in it."""
+    """Whether it starts its ranks itself, without torchrun."""
     return any(call.last in ("spawn", "start_processes") for call in script.calls)
 
 
@@ -345,28 +345,28 @@ def own_gpu(script: Script) -> str:
 @once
 def backend(script: Script) -> str:
     """The backend that every `init_process_group` names: "" where they differ or are variables."""
-    told = set()
+    names = set()
     for call in init_calls(script):
         given = call.node.args[0] if call.node.args else call.keyword("backend")
         value = constant(given)
-        told.add(value if isinstance(value, str) else "")
-    return told.pop().lower() if len(told) == 1 else ""
+        names.add(value if isinstance(value, str) else "")
+    return names.pop().lower() if len(names) == 1 else ""
 
 
 @once
 def timeout_words(script: Script) -> str:
-    """How long a rank waits for one that never comes, as the script sets it or by default."""
+    """How long a rank waits for a missing one, as the script sets it or by default."""
     for call in init_calls(script):
         given = call.keyword("timeout")
         if given is not None:
             seconds = _seconds(script, given)
-            return _worded(seconds) if seconds else f"as long as line {call.line} says"
-    if "nccl" in (told := backend(script)):
+            return _format_duration(seconds) if seconds else f"the timeout in line {call.line}"
+    if "nccl" in (name := backend(script)):
         return "10 min (NCCL's default)"
-    return "30 min (gloo's default)" if told == "gloo" else "10 min (NCCL's default; gloo: 30)"
+    return "30 min (gloo's default)" if name == "gloo" else "10 min (NCCL's default; gloo: 30)"
 
 
-def _worded(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     return f"{seconds / _MINUTE_S:g} min" if seconds >= _MINUTE_S else f"{seconds:g} s"
 
 
@@ -392,13 +392,13 @@ def _number(node: ast.expr) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def alone_words(who: Who) -> tuple[str, str]:
+def alone_words(ranks: RankSet) -> tuple[str, str]:
     """(subject, "waits"/"wait") for a sentence about those ranks."""
-    return str(who), "waits" if who is Who.FIRST else "wait"
+    return str(ranks), "waits" if ranks is RankSet.FIRST else "wait"
 
 
-def entry(script: Script) -> bool:
-    """Whether the file is started itself: `if __name__ == "__main__"`, or work at its top level."""
+def is_entry_point(script: Script) -> bool:
+    """Whether the file is run itself: `if __name__ == "__main__"`, or work at its top level."""
     for node in script.tree.body:
         if isinstance(node, ast.If) and any(
             isinstance(one, ast.Name) and one.id == "__name__" for one in ast.walk(node.test)

@@ -1,7 +1,6 @@
-"""Nothing of ours stays behind on a node: every process below us is known and ended by its pid.
+"""Starts and ends our processes on a node by their pids, so that none is left behind.
 
-No process outlives its parent: the kernel kills it, and its GPU, its ports and its pipes are given
-back.
+No process outlives its parent: the kernel kills it, and frees its GPU, ports and pipes.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def end(pid: int) -> None:
-    """Kill a process that we started and what it started; those already gone are fine."""
+    """Kill a process that we started, and its descendants; some may be gone already."""
     if os.environ.get("PREFLIGHT_TEST_UNKILLABLE") == "1":
-        return  # test seam: stands for a process in D state, which SIGKILL does not reach
+        return  # for tests: imitates a process in D state, which SIGKILL does not reach
     for each in (pid, *below(pid)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(each, signal.SIGKILL)
@@ -54,16 +53,16 @@ def of(pid: int) -> list[int]:
 
 _REAP_S = 1.0
 EXIT_S = 30.0
-"""For a process to exit. One with CUDA needs 1 to 8 s, with much pinned memory longer: the driver
-gives all of it back, also after SIGKILL."""
+"""Time limit for a process to exit. With CUDA it takes 1 to 8 s, longer with much pinned memory:
+the driver frees all of it, also after SIGKILL."""
 
-UP_S = 5.0  # a fork takes milliseconds, on a machine with hundreds of processes a second
+UP_S = 5.0  # a fork takes milliseconds, with hundreds of processes on the machine a second
 _TRIES = 3
 _STREAMS = 3  # standard input, output and error
 
 
 def fork(name: str, work: Callable[[], object]) -> int:
-    """Have a process of its own do that, which ends with this one; return its pid."""
+    """Run `work` in a child that ends with this process; return its pid."""
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -74,21 +73,21 @@ def fork(name: str, work: Callable[[], object]) -> int:
         work()
         status = 0
     finally:
-        os._exit(status)  # no destructor of torch, gloo or CUDA may keep us
+        os._exit(status)  # skip the destructors of torch, gloo and CUDA, which may hang
 
 
 def fork_surely(name: str, work: Callable[[], object], what: str = "") -> int:
-    """Do the same, away from the wire and its signals; OSError if none of `what` comes up.
+    """Do the same without our standard streams and signal handlers; OSError if no child starts.
 
-    A fork takes along whatever locks other threads hold at that moment, for ever: a process that
-    hangs in one of them would be silent, and its node or GPU be blamed for it. It is replaced.
+    A fork copies the locks that other threads hold, for ever: a child that hangs in one would be
+    silent, and its node or GPU blamed. Such a child is replaced. `what` names it in the error.
     """
     for _ in range(_TRIES):
         up, upping = os.pipe()
 
         def begin(upping: int = upping) -> None:
             default_signals()
-            let_go_of_the_wire()
+            redirect_streams()
             os.write(upping, b".")
             os.close(upping)
             work()
@@ -100,12 +99,12 @@ def fork_surely(name: str, work: Callable[[], object], what: str = "") -> int:
         if alive:
             return pid
         os.kill(pid, signal.SIGKILL)
-        reaped(pid, UP_S)
+        wait_for_exit(pid, UP_S)
     raise OSError(f"none of {_TRIES} processes{what} came up")
 
 
 def die_with_parent(parent: int, name: str) -> None:
-    """Have the kernel SIGKILL this process when `parent` (a pid) ends; at once if it has.
+    """Have the kernel SIGKILL this process when `parent` (a pid) ends; exit if it has ended.
 
     `name` is what ps shows, at most 15 characters.
     """
@@ -116,12 +115,12 @@ def die_with_parent(parent: int, name: str) -> None:
 
 
 def set_name(name: str) -> None:
-    """Have ps show this name."""
+    """Set the process name that ps shows."""
     _prctl(_PR_SET_NAME, name[:15].encode("ascii"))
 
 
 def adopt_orphans() -> None:
-    """Become the parent of processes below us whose own has ended, so that we can reap them."""
+    """Become the parent of descendants whose parent ends, so that we can reap them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -132,27 +131,27 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def _prctl(option: int, value: int | bytes) -> None:
-    import ctypes  # most probes do without
+    import ctypes  # most probes do not need it
 
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 def leave(status: int = 0) -> None:
-    """End this process and all below it, and leave no zombie; one in D state keeps nobody."""
+    """End this process and its descendants, without zombies; do not wait for one in D state."""
     end_all()
     deadline = time.monotonic() + _REAP_S
     try:
         while time.monotonic() < deadline:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
                 time.sleep(0.005)
-                end_all()  # those that were orphaned meanwhile are ours now
+                end_all()  # we have adopted those that were orphaned meanwhile
     except ChildProcessError:
         pass  # all reaped
     os._exit(status)
 
 
-def reaped(pid: int, within_s: float) -> int | None:
-    """Wait for the end of a child; return its wait status, or None if it is still there."""
+def wait_for_exit(pid: int, within_s: float) -> int | None:
+    """Wait for the end of a child; return its wait status, or None if it still runs."""
     deadline = time.monotonic() + within_s
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -163,8 +162,8 @@ def reaped(pid: int, within_s: float) -> int | None:
         time.sleep(0.005)
 
 
-def let_go_of_the_wire() -> None:
-    """Point standard streams at /dev/null: a held descriptor would keep the login open."""
+def redirect_streams() -> None:
+    """Redirect the standard streams to /dev/null: an open one would keep the login open."""
     null = os.open(os.devnull, os.O_RDWR)
     for stream in range(_STREAMS):
         os.dup2(null, stream)
@@ -172,10 +171,10 @@ def let_go_of_the_wire() -> None:
 
 
 def close_all_but(keep: Collection[int]) -> None:
-    """Let go of inherited descriptors, except standard streams, `keep` and the payload's own zip.
+    """Close inherited descriptors, except the standard streams, `keep` and the payload's zip.
 
-    Their numbers stay taken: in a process that hosts a TCPStore, libuv closes two of them by number
-    at each fork (unix/signal.c, uv__signal_global_reinit), whatever they are by then.
+    They become /dev/null, so that their numbers are not reused: in a process that hosts a TCPStore,
+    libuv closes two descriptors by number at each fork (unix/signal.c, uv__signal_global_reinit).
     """
     null = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd"):
@@ -191,13 +190,13 @@ def close_all_but(keep: Collection[int]) -> None:
 
 
 def default_signals() -> None:
-    """Forget handlers inherited over fork: the agent's and torchrun's are not for children."""
+    """Reset inherited signal handlers: those of the agent and torchrun are not for children."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
 
 
-def ending(status: int) -> str:
-    """How a process ended, by its wait status: "was killed by SIGKILL"."""
+def describe_exit(status: int) -> str:
+    """Describe how a process ended, by its wait status: "was killed by SIGKILL"."""
     if not os.WIFSIGNALED(status):
         return f"ended by itself with status {os.WEXITSTATUS(status)}"
     number = os.WTERMSIG(status)

@@ -1,7 +1,7 @@
-"""Whether the job's ports can be taken here and reached from there; tried, and given back.
+"""Tests whether the job's ports can be bound here and reached from other nodes.
 
-Listens for real and connects for real, so that a firewall or a squatter shows before the job. The
-nonce itself never crosses the wire, since other listeners may hear what we say.
+It really listens and connects, so that a firewall, or another program on a port, shows before the
+job. The nonce itself is never sent, since another program may receive it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 _OPENING = b"preflight hello "
 
 OTHER_RUN = b"preflight here " + b"0" * 64 + b"\n"
-"""What another run's node hears, rather than a reset that would look like a firewall's."""
+"""The reply to another run's node: a reset would look like a firewall's."""
 
 
 def greeting(nonce: str) -> bytes:
-    """Return the line a connecting node says first."""
+    """Return the line that a connecting node sends first."""
     return _OPENING + _mark(nonce, "hello")
 
 
@@ -46,14 +46,14 @@ def reply(nonce: str, node: str) -> bytes:
     return b"preflight here " + _mark(nonce, f"here is {node}")
 
 
-def is_preflight(heard: bytes) -> bool:
-    """Whether a wrong greeting is at least one of some preflight run."""
-    return heard.startswith(_OPENING)
+def is_preflight(received: bytes) -> bool:
+    """Whether a wrong greeting comes from another preflight run."""
+    return received.startswith(_OPENING)
 
 
-def same(heard: bytes, expected: bytes) -> bool:
-    """Compare without telling a listener-in how much was right."""
-    return hmac.compare_digest(heard, expected)
+def same(received: bytes, expected: bytes) -> bool:
+    """Compare in constant time, so that the duration does not reveal how much was right."""
+    return hmac.compare_digest(received, expected)
 
 
 def _mark(nonce: str, text: str) -> bytes:
@@ -62,7 +62,7 @@ def _mark(nonce: str, text: str) -> bytes:
 
 
 CONNECT_S = 3.0
-"""For one connection, and again for the answer."""
+"""Time limit for a connection, and again for the reply."""
 
 AT_ONCE = 64
 
@@ -78,17 +78,17 @@ _WORDS = {
     errno.ECONNRESET: "reset",
     errno.EPIPE: "reset",
 }
-"""A local firewall that rejects shows as EPERM or EACCES, one on the way as EHOSTUNREACH."""
+"""A local firewall that rejects gives EPERM or EACCES, one on the path EHOSTUNREACH."""
 
 
 class _NotOursError(Exception):
-    """Somebody accepted who is not this run's listener on that node."""
+    """Another program than this run's listener accepted the connection."""
 
 
 def try_all(targets: list[Message], nonce: str, until: float) -> list[dict[str, Any]]:
     """Try every target, 64 at a time, and return one `Attempt` of the document for each, in order.
 
-    Those not done by `until` (a name service that hangs) are told as timed out.
+    Those not done by `until` (a name service that hangs) are reported as timed out.
     """
     attempts = [
         _attempt(target, "timeout", "not done in time: name lookup, or too many")
@@ -145,42 +145,42 @@ def _attempt(target: Message, result: str, error: str, ms: float = 0.0) -> dict[
 
 
 def _converse(target: Message, nonce: str) -> None:
-    """Connect, greet, hear the reply, and close first: TIME_WAIT stays on this side."""
+    """Connect, send the greeting, read the reply, and close first: TIME_WAIT stays on this side."""
     expected = reply(nonce, target["node"])
     address = (target["address"], target["port"])
     with socket.create_connection(address, timeout=CONNECT_S) as taken:
         if taken.getsockname() == taken.getpeername():
-            # Linux can connect an ephemeral port to itself when nobody listens there.
+            # Linux can connect an ephemeral port to itself when no program listens there.
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         taken.sendall(greeting(nonce))
-        heard = _heard(taken, len(expected))
-    if not same(heard, expected):
-        how = "closed without a word" if not heard else "gave another answer"
-        raise _NotOursError(f"somebody else accepted and {how}")
+        received = _receive(taken, len(expected))
+    if not same(received, expected):
+        how = "closed without a reply" if not received else "gave another reply"
+        raise _NotOursError(f"another program accepted and {how}")
 
 
-def _heard(taken: socket.socket, length: int) -> bytes:
+def _receive(taken: socket.socket, length: int) -> bytes:
     until = time.monotonic() + CONNECT_S
-    heard = b""
-    while len(heard) < length:
+    received = b""
+    while len(received) < length:
         taken.settimeout(max(0.001, until - time.monotonic()))
         try:
-            chunk = taken.recv(length - len(heard))
+            chunk = taken.recv(length - len(received))
         except socket.timeout:
-            how = f"said nothing for {CONNECT_S:.0f} s" if not heard else "gave another answer"
-            raise _NotOursError(f"somebody accepted and {how}") from None
+            how = f"no reply in {CONNECT_S:.0f} s" if not received else "another reply"
+            raise _NotOursError(f"a program accepted, but gave {how}") from None
         if not chunk:
             break
-        heard += chunk
-    return heard
+        received += chunk
+    return received
 
 
 HELLO_S = 3.0
-"""How long a peer may take to say its greeting, and then to close."""
+"""How long a peer may take to send its greeting, and then to close."""
 
 MOST_PEERS = 512
-"""Open at once. When full, the one that has kept us waiting longest is dropped."""
+"""Most open connections: with more, the oldest one is dropped."""
 
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER for an abrupt close: no TIME_WAIT on our side, so the port is free at once."""
@@ -189,13 +189,13 @@ _RESET = struct.pack("ii", 1, 0)
 class _Peer:
     def __init__(self, taken: socket.socket) -> None:
         self.socket = taken
-        self.said = b""
+        self.received = b""
         self.answered = False
         self.until = time.monotonic() + HELLO_S
 
 
 class Listeners:
-    """A thread that serves all listening sockets of this node until `close`."""
+    """Serves all listening sockets of this node in a thread, until `close`."""
 
     def __init__(self, listening: list[socket.socket], nonce: str, node: str) -> None:
         self._listening = listening
@@ -210,7 +210,7 @@ class Listeners:
         self._thread.start()
 
     def close(self, linger_s: float = 2.0) -> None:
-        """Stop listening. Peers that were answered may close first; the rest is reset."""
+        """Stop listening. Peers that got their reply may close first; the others are reset."""
         os.write(self._stopper, f"{linger_s}\n".encode("ascii"))
         self._thread.join(linger_s + 1.0)
 
@@ -222,21 +222,21 @@ class Listeners:
             one.close()
         until = time.monotonic() + float(os.read(self._stop, 64))
         self._selector.unregister(self._stop)
-        self._stop_waiting_for_the_silent()
+        self._drop_silent_peers()
         while self._peers and time.monotonic() < until:
             self._turn()
         for peer in list(self._peers.values()):
             self._drop(peer)
 
     def _turn(self) -> bool:
-        """Do what is due; False when told to stop."""
+        """Handle all events that are due; False after `close`."""
         for key, _ in self._selector.select(timeout=0.25):
             if key.fd == self._stop:
                 return False
             if key.data is None:
                 self._accept(key.fileobj)
             elif key.data.socket.fileno() >= 0:  # not dropped earlier in this turn
-                self._hear(key.data)
+                self._receive(key.data)
         now = time.monotonic()
         for late in [peer for peer in self._peers.values() if peer.until < now]:
             self._drop(late)
@@ -249,23 +249,23 @@ class Listeners:
             try:
                 taken, _ = listening.accept()  # type: ignore[attr-defined]
             except OSError:
-                return  # nobody more, or gone before we looked
+                return  # no more peers, or the peer is gone already
             taken.settimeout(0)
             peer = self._peers[taken.fileno()] = _Peer(taken)
             self._selector.register(taken, selectors.EVENT_READ, peer)
 
-    def _hear(self, peer: _Peer) -> None:
+    def _receive(self, peer: _Peer) -> None:
         try:
             chunk = peer.socket.recv(256)
             if not chunk:
                 return self._leave(peer)
-            peer.said += chunk
+            peer.received += chunk
             wanted = len(self._greeting)
-            if peer.answered or len(peer.said) > wanted:
+            if peer.answered or len(peer.received) > wanted:
                 return self._drop(peer)
-            if len(peer.said) == wanted:
-                known = same(peer.said, self._greeting)
-                if not known and not is_preflight(peer.said):
+            if len(peer.received) == wanted:
+                known = same(peer.received, self._greeting)
+                if not known and not is_preflight(peer.received):
                     return self._drop(peer)
                 peer.socket.send(self._reply if known else OTHER_RUN)
                 peer.answered, peer.until = True, time.monotonic() + HELLO_S
@@ -275,12 +275,12 @@ class Listeners:
             return self._leave(peer)
         return None
 
-    def _stop_waiting_for_the_silent(self) -> None:
+    def _drop_silent_peers(self) -> None:
         for peer in [peer for peer in self._peers.values() if not peer.answered]:
             self._drop(peer)
 
     def _drop(self, peer: _Peer) -> None:
-        """End a connection that is not ours to end politely."""
+        """Reset a connection."""
         with contextlib.suppress(OSError):
             peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._leave(peer)
@@ -292,13 +292,13 @@ class Listeners:
 
 
 BACKLOG = 4096
-"""Every node of the fleet may knock at the master in the same instant."""
+"""Every node of the fleet may connect to the master at the same moment."""
 
 
 def listener(port: int) -> socket.socket:
-    """Listen on every address, IPv6 and IPv4 where both exist; OSError says why it cannot be.
+    """Listen on every address, IPv6 and IPv4 where both exist; OSError with the reason if it fails.
 
-    Never SO_REUSEADDR: a port whose old connections linger must show.
+    Never SO_REUSEADDR: a port with lingering connections must fail.
     """
     try:
         return _listening(socket.AF_INET6, "::", port)
@@ -309,9 +309,9 @@ def listener(port: int) -> socket.socket:
 
 
 def is_free(port: int, patience_s: float = 1.0) -> bool:
-    """Whether the port could be taken once more, and give it back.
+    """Whether the port can be bound again; it is released at once.
 
-    The last acknowledgements of connections that ended well may still be on their way.
+    The last acknowledgements of closed connections may take up to `patience_s`.
     """
     until = time.monotonic() + patience_s
     while True:
@@ -340,7 +340,7 @@ def _listening(family: int, address: str, port: int) -> socket.socket:
 
 
 LOOKUP_S = 4.0
-"""Reading a stuck process can hang: the lookup runs in a child with this long."""
+"""Time limit for the lookup, in a child: reading a stuck process can hang."""
 
 
 def find(port: int) -> dict[str, Any]:
@@ -367,7 +367,7 @@ def _holder(held: procfs.Socket, run_pid: int) -> dict[str, Any]:
     everyone = procfs.everyone()
     describer = Describer(everyone, run_pid, Care())
     for pid in sorted(everyone):
-        opened = procfs.opened(pid)
+        opened = procfs.open_files(pid)
         if opened and held.inode in opened.sockets:
             process = describer.describe(everyone[pid], procfs.environ(pid))
             process["listens"] = [held.port] if held.state == procfs.LISTEN else []
@@ -384,7 +384,7 @@ def _holder(held: procfs.Socket, run_pid: int) -> dict[str, Any]:
 
 
 MARGIN_S = 3.0
-"""What is kept of the node's time for closing up and the answer."""
+"""Time that is reserved for closing the listeners and sending the answer."""
 
 MOST_DATA_PORTS = 16
 
@@ -399,7 +399,7 @@ def run(
     orders: queue.Queue[Message] = queue.Queue()
     kept = start.Lease(request.get("lease_s"))
 
-    def attend() -> None:  # without a controller nothing here has a purpose
+    def attend() -> None:  # without a controller, this process must end
         ended = start.attend(lines, kept, orders.put)
         start.leave(start.DONE if ended == start.CLOSED else start.LAPSED)
 
@@ -433,7 +433,7 @@ def run(
 
 
 class _Stage:
-    """The listeners of one node, from the first bind to the proof that the port is free again."""
+    """The listeners of one node, from the first bind to the test that the port is free again."""
 
     def __init__(self, request: Message) -> None:
         port = request.get("master_port")
@@ -446,14 +446,14 @@ class _Stage:
         self._listeners = Listeners(taken + listening, request["nonce"], request["name"])
 
     def close(self) -> None:
-        """Stop listening and prove that the master port can be taken once more."""
+        """Stop listening, and test whether the master port can be bound again."""
         self._listeners.close()
         if self.master and self.bound:
             self.master["free_again"] = is_free(self.master["port"])
 
 
 def _take(port: int, taken: list[socket.socket]) -> Message:
-    """Bind the master port, or say who has it; the listener is added to `taken`."""
+    """Bind the master port, or find its holder; the listener is added to `taken`."""
     try:
         taken.append(listener(port))
     except OSError as error:

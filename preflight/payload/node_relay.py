@@ -1,7 +1,7 @@
-"""Started by srun on every node: calls the controller back, then does what that one says.
+"""The relay that srun starts on every node: connects to the controller and runs its commands.
 
-Frames are proven, and one loop runs commands until the controller is gone. The controller's
-half is `preflight.transport.relay`; docs/wire.md is what both follow.
+Frames are authenticated, and one loop serves all commands until the controller is gone. The
+controller's half is `preflight.transport.relay`; docs/wire.md specifies the protocol.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 START, STDIN, EOF, KILL, MORE_OUT = 1, 2, 3, 4, 5
 OUT, ERR, OUT_END, EXIT, MORE_IN, DEAF = 16, 17, 18, 19, 20, 21
-"""What the controller says, and what the node says. DEAF: the command reads no more input."""
+"""Frames of the controller, and of the node. DEAF: the command reads no more input."""
 
 HEAD = struct.Struct("!BII")
 NUMBER = struct.Struct("!i")
@@ -45,11 +45,11 @@ LARGEST = 256 << 10
 
 
 class Refused(Exception):  # noqa: N818 (the payload's endings are named for what happened)
-    """The other side is not who it claims to be, or not in its right mind."""
+    """The other side is not the controller, or breaks the protocol."""
 
 
 class Sealer:
-    """Turns what we say into frames."""
+    """Makes authenticated frames of our messages."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -64,7 +64,7 @@ class Sealer:
 
 
 class Opener:
-    """Takes bytes as they arrive, and gives the frames in them."""
+    """Verifies and splits received bytes into frames."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -72,7 +72,7 @@ class Opener:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yield every frame that is whole by now; Refused if it is forged, replayed or too long."""
+        """Yield every complete frame; Refused if one is forged, replayed or too long."""
         self._buffer += data
         while len(self._buffer) >= HEAD.size:
             kind, channel, length = HEAD.unpack_from(self._buffer)
@@ -85,7 +85,7 @@ class Opener:
             tag = bytes(self._buffer[whole : whole + TAG])
             del self._buffer[: whole + TAG]
             if not hmac.compare_digest(tag, _tag(self._key, self._count, plain)):
-                raise Refused("a frame is not from whom it should be")
+                raise Refused("a frame is not from the controller")
             self._count += 1
             yield kind, channel, plain[HEAD.size :]
 
@@ -97,14 +97,14 @@ def _tag(key: bytes, count: int, plain: bytes) -> bytes:
 CHUNK = 64 << 10
 OUT_ROOM = 1 << 20
 IN_ROOM = 256 << 10
-"""Bytes that may be on their way: of frames to the controller unread, of input to the command."""
+"""Bytes in flight: frames that the controller has not read, input that the command has not."""
 
 ASK_S = 0.5
-"""What a command gets between SIGTERM and SIGKILL."""
+"""Time between SIGTERM and SIGKILL for a command."""
 
 
 class Command:
-    """A process in a session of its own, which ends as a whole."""
+    """A command in its own session, whose processes all end together."""
 
     def __init__(self, argv: list[str]) -> None:
         self._process = subprocess.Popen(
@@ -124,13 +124,13 @@ class Command:
         self.waiting = bytearray()
         """Input that the command has not taken yet."""
         self.input_ends = False
-        self.room = OUT_ROOM - 5 * FRAME  # for the frame that uses it up, and for the last words
+        self.room = OUT_ROOM - 5 * FRAME  # for the frame that uses it up, and for the last frames
         self.exited = False
         self.kill_at: float | None = None
-        """When SIGKILL is due, once it was asked to end."""
+        """When SIGKILL is due, after SIGTERM."""
 
     def write(self) -> int:
-        """Hand on what the command takes now; -1 when it reads no more."""
+        """Write as much input as the command takes now; -1 if it reads no more."""
         if self._process.stdin is None or self._process.stdin.closed:
             return -1
         written = 0
@@ -148,19 +148,19 @@ class Command:
         return written
 
     def close_input(self) -> None:
-        """Let the command see the end of its input."""
+        """Close the command's input."""
         self.waiting.clear()
         if self._process.stdin is not None:
             self._process.stdin.close()
 
     @property
     def wants_input(self) -> bool:
-        """Whether there is something to write to it."""
+        """Whether there is input to write to it."""
         stdin = self._process.stdin
         return stdin is not None and not stdin.closed and bool(self.waiting)
 
     def read(self, descriptor: int) -> bytes:
-        """Take what one output has; empty at its end, which closes it."""
+        """Read one output; empty at its end, which closes it."""
         data = os.read(descriptor, max(1, min(CHUNK, self.room)))
         self.room -= FRAME + len(data)
         if not data:
@@ -168,9 +168,9 @@ class Command:
         return data
 
     def status(self) -> int | None:
-        """How it ended, negative for a signal; None while it runs.
+        """Return its exit status, negative for a signal; None while it runs.
 
-        Looks without reaping: until `forget` its process group cannot be anybody else's.
+        This does not reap it: until `forget`, no other process group can get its number.
         """
         try:
             seen = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -181,13 +181,13 @@ class Command:
         return seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
 
     def ask(self) -> None:
-        """Ask it to end. Killed, timeout(1) would leave its command to nobody."""
+        """Send SIGTERM first: timeout(1) would leave its command behind after SIGKILL."""
         if self.kill_at is None:
             self._signal(signal.SIGTERM)
             self.kill_at = time.monotonic() + ASK_S
 
     def forget(self) -> None:
-        """End what is left of its process group, and let go of everything."""
+        """Kill its process group, and close its pipes."""
         self._signal(signal.SIGKILL)
         self.close_input()
         while self.open:
@@ -218,11 +218,11 @@ KILL_TICK_MS = 50
 NOT_FOUND = 127
 ARGUMENTS = 4096
 COMMANDS = 256
-"""Most words of a command, and most commands at once; more is no controller of ours."""
+"""Most words of a command, and most commands at once; our controller never sends more."""
 
 
 class Server:
-    """Joins one connection with the commands that it started."""
+    """Serves one connection and the commands that it starts."""
 
     def __init__(self, connection: socket.socket, sealer: Sealer, opener: Opener) -> None:
         self._connection = connection
@@ -238,20 +238,20 @@ class Server:
         connection.settimeout(0.0)
 
     def run(self) -> None:
-        """Serve until the controller hangs up or proves to be someone else."""
+        """Serve until the controller closes the connection, or a frame is invalid."""
         while True:
             ready = self._ready()
-            if self._connection.fileno() in ready and not self._hear():
+            if self._connection.fileno() in ready and not self._receive():
                 return
             for channel, command in list(self._commands.items()):
                 self._serve(channel, command, ready)
-            self._bury()
+            self._reap_orphans()
             if not self._flush():
                 return
 
     def _ready(self) -> set[int]:
-        """Wait for something to do; which descriptors are ready for it."""
-        poll = select.poll()  # made anew: a kept one would mistake a reused number for the old one
+        """Wait for events; return the descriptors that are ready."""
+        poll = select.poll()  # a new one each time: descriptors' numbers are reused
         poll.register(self._child_ended, select.POLLIN)
         poll.register(self._connection, select.POLLIN | (select.POLLOUT if self._outgoing else 0))
         for command in self._commands.values():
@@ -262,25 +262,25 @@ class Server:
         killing = any(c.kill_at is not None for c in self._commands.values())
         return {each for each, _ in poll.poll(KILL_TICK_MS if killing else None)}
 
-    def _hear(self) -> bool:
-        """Take what the controller says; False when it is gone."""
+    def _receive(self) -> bool:
+        """Handle the controller's frames; False when it is gone."""
         try:
             data = self._connection.recv(READ)
             for kind, channel, body in self._opener.feed(data):
-                self._obey(kind, channel, body)
+                self._handle(kind, channel, body)
         except BlockingIOError:
             return True
         except (OSError, Refused):
             return False
         return bool(data)
 
-    def _obey(self, kind: int, channel: int, body: bytes) -> None:
+    def _handle(self, kind: int, channel: int, body: bytes) -> None:
         if kind == START:
             self._start(channel, body)
             return
         command = self._commands.get(channel)
         if command is None:
-            return  # its last words and our order crossed
+            return  # it ended while the frame was on its way
         if kind == STDIN:
             command.waiting += body
             if len(command.waiting) > IN_ROOM:
@@ -296,39 +296,39 @@ class Server:
     def _start(self, channel: int, body: bytes) -> None:
         argv = json.loads(body.decode())
         if channel in self._commands or len(argv) > ARGUMENTS or len(self._commands) >= COMMANDS:
-            raise Refused("an order that makes no sense")
+            raise Refused("an invalid command")
         try:
             self._commands[channel] = Command([str(word) for word in argv])
         except (OSError, ValueError) as error:
             text = "%s: %s\n" % (argv[0], getattr(error, "strerror", None) or error)
-            self._say(ERR, channel, text.encode("utf-8", "replace"))
-            self._say(OUT_END, channel)
-            self._say(EXIT, channel, NUMBER.pack(NOT_FOUND))
+            self._send(ERR, channel, text.encode("utf-8", "replace"))
+            self._send(OUT_END, channel)
+            self._send(EXIT, channel, NUMBER.pack(NOT_FOUND))
 
     def _serve(self, channel: int, command: Command, ready: set[int]) -> None:
         for descriptor in [d for d in command.open if d in ready and command.room > 0]:
             kind = OUT if descriptor == command.stdout else ERR
             with contextlib.suppress(BlockingIOError):
                 if data := command.read(descriptor):
-                    self._say(kind, channel, data)
+                    self._send(kind, channel, data)
                 elif not command.open:
-                    self._say(OUT_END, channel)
+                    self._send(OUT_END, channel)
         if command.wants_input:
             written = command.write()
             if written < 0:
-                self._say(DEAF, channel)
+                self._send(DEAF, channel)
             elif written:
-                self._say(MORE_IN, channel, NUMBER.pack(written))
+                self._send(MORE_IN, channel, NUMBER.pack(written))
         if not command.exited and (status := command.status()) is not None:
             command.exited = True
-            self._say(EXIT, channel, NUMBER.pack(status))
+            self._send(EXIT, channel, NUMBER.pack(status))
         asked = command.kill_at
         if asked is not None and (command.exited or time.monotonic() >= asked):
             command.forget()
             del self._commands[channel]
 
-    def _bury(self) -> None:
-        """Reap orphans: what our commands left behind became our children."""
+    def _reap_orphans(self) -> None:
+        """Reap processes that commands left behind: we are their parent now."""
         with contextlib.suppress(BlockingIOError):
             if not os.read(self._child_ended, 4096):
                 return
@@ -338,7 +338,7 @@ class Server:
                     with contextlib.suppress(ChildProcessError):
                         os.waitpid(pid, os.WNOHANG)
 
-    def _say(self, kind: int, channel: int, body: bytes = b"") -> None:
+    def _send(self, kind: int, channel: int, body: bytes = b"") -> None:
         self._outgoing += self._sealer.seal(kind, channel, body)
 
     def _flush(self) -> bool:
@@ -356,14 +356,14 @@ GREETING = b"preflight relay 1\n"
 RANDOM = 32
 PROOF = 32
 DIAL_S = 4.0
-"""For one address; all of them are tried, and the controller waits longer than two take."""
+"""Time limit for one address; the controller waits for longer than two of them."""
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
 _STALL_MS = 15_000
 
 
-class NoWay(Exception):  # noqa: N818 (the payload's endings are named for what happened)
-    """No address of the controller can be reached from here; the text says what was tried."""
+class NoRoute(Exception):  # noqa: N818 (the payload's endings are named for what happened)
+    """No address of the controller can be reached from here; the text lists the attempts."""
 
 
 def dial(addresses: list[str], port: int) -> socket.socket:
@@ -377,22 +377,22 @@ def dial(addresses: list[str], port: int) -> socket.socket:
         else:
             _tune(connection)
             return connection
-    raise NoWay("; ".join(tried) or "the controller gave no address")
+    raise NoRoute("; ".join(tried) or "the controller gave no address")
 
 
 def meet(connection: socket.socket, name: str, secret: bytes) -> tuple[Sealer, Opener]:
-    """Prove who we are and have the controller do the same; Refused if it cannot."""
+    """Authenticate both sides by the run's secret; Refused if the controller does not know it."""
     connection.settimeout(DIAL_S)
     hello = _exactly(connection, len(GREETING) + RANDOM)
     theirs = hello[len(GREETING) :]
     if not hello.startswith(GREETING):
-        raise Refused("something else than the controller answered")
+        raise Refused("another program than the controller answered")
     ours, word = os.urandom(RANDOM), name.encode()
     proof = hmac.digest(secret, b"relay\0" + word + theirs + ours, "sha256")
     connection.sendall(bytes([len(word)]) + word + ours + proof)
     expected = hmac.digest(secret, b"controller\0" + word + ours + theirs, "sha256")
     if not hmac.compare_digest(_exactly(connection, PROOF), expected):
-        raise Refused("who answered does not know this run's secret")
+        raise Refused("the program that answered does not know this run's secret")
     up = hmac.digest(secret, b"from relay\0" + theirs + ours, "sha256")
     down = hmac.digest(secret, b"from controller\0" + theirs + ours, "sha256")
     return Sealer(up), Opener(down)
@@ -403,7 +403,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
         if time.monotonic() > ends:
-            raise Refused("the controller greeted too slowly")
+            raise Refused("the controller's greeting took too long")
         part = connection.recv(size - len(data))
         if not part:
             raise Refused("the controller hung up")
@@ -414,7 +414,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 def _tune(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # A controller that vanished without a word (power, cable) must end us as one that said it.
+    # A controller that vanishes without closing (power, cable) must end us, too.
     for option, value in (*_KEEPALIVE, ("TCP_USER_TIMEOUT", _STALL_MS)):
         if hasattr(socket, option):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
@@ -427,18 +427,18 @@ def _reason(error: OSError) -> str:
 
 
 def run(request: dict[str, Any], read_line: object, emit: Emit) -> None:
-    """Serve one run of preflight; `start` ends whatever is left when this returns."""
+    """Serve one run of preflight; `start` ends all that is left when this returns."""
     del read_line
     name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     children.set_name("preflight-relay")
     children.adopt_orphans()
     try:
-        # Where Slurm itself reaches the launching host is the likeliest way for us too.
+        # The address by which Slurm reaches the launching host most likely works for us, too.
         slurms = os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "")
         offered = [each for each in request["addresses"] if each != slurms]
         connection = dial([*([slurms] if slurms else []), *offered], request["port"])
         sealer, opener = meet(connection, name, bytes.fromhex(request["secret"]))
-    except (NoWay, Refused, OSError) as error:
+    except (NoRoute, Refused, OSError) as error:
         emit({"node": name, "trouble": str(error) or type(error).__name__})
         return
     Server(connection, sealer, opener).run()

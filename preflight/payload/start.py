@@ -1,10 +1,11 @@
-"""The first thing that runs on a node: takes the request, and leaves in time whatever happens.
+"""The payload's entry point: reads the request, runs an entry, and always ends in time.
 
-One JSON line per message, marked with the run's nonce: a login banner cannot pose as us.
+Each message is one JSON line marked with the run's nonce, so that a login banner cannot look like
+one.
 
-A node works only while its controller says that it is there: a line can die without a sound. A cut
-cable or a firewall that drops ends no connection, so silence itself must end us. The clock is
-CLOCK_MONOTONIC of this node: nobody's idea of the date matters.
+A node works only while its controller renews a lease: a cut cable or a firewall that drops packets
+does not close a connection, so silence must end us. The clock is this node's CLOCK_MONOTONIC,
+independent of the date.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ if TYPE_CHECKING:
     Message = dict[str, Any]
 
 VERSION = 1
-"""Of the wire: docs/wire.md."""
+"""Version of the wire protocol: docs/wire.md."""
 
 GRACE_S = 2.0
-"""An entry ends by its own deadlines; the alarm comes this much later."""
+"""The alarm comes this long after an entry's own deadline."""
 
 DONE, WRONG, BROKE, LATE, LAPSED = 0, 2, 3, 4, 5
-"""Exit statuses: answered (or nobody left to answer), wrong request, our bug, out of time, or not
-heard from the controller for the length of the lease."""
+"""Exit statuses: answered (or the controller is gone), wrong request, a bug of ours, out of time,
+or no message from the controller for the length of the lease."""
 
 _ENTRIES = {"outputs": "tool_outputs", "ports": "job_ports", "relay": "node_relay"}
 _ENTRIES.update((name, name + ".main") for name in ("burn", "probe", "stacks", "sweep"))
@@ -55,7 +56,7 @@ def main(entry: str) -> None:
 
 
 def leave(status: int) -> None:
-    """End at once: our children by pid, then us, waiting for nobody."""
+    """End our children by pid, then this process, without waiting."""
     children.end_all()
     os._exit(status)
 
@@ -69,7 +70,7 @@ def _serve(entry: str) -> int:
         print(f"preflight: no entry {entry!a}, or a request without nonce", file=sys.stderr)
         return WRONG
     channel.nonce = request["nonce"]
-    # Leave when time is up, and also when `timeout` or the login session tells us to.
+    # End when time is up, or when `timeout` or the login session sends a signal.
     for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: leave(LATE))
     signal.setitimer(signal.ITIMER_REAL, float(request["deadline_s"]) + GRACE_S)
@@ -79,7 +80,7 @@ def _serve(entry: str) -> int:
 
 
 def _complain(error: Exception) -> None:
-    """Say what broke and where, in one line without its text: that may hold somebody's secret."""
+    """Print the error's class and place in one line; its text may contain a secret."""
     trace = error.__traceback__
     while trace and trace.tb_next:
         trace = trace.tb_next
@@ -93,7 +94,7 @@ LINE_LIMIT = 4 << 20
 
 
 class Gone(Exception):  # noqa: N818 (an ending, not an error)
-    """The controller closed its end: nobody is left to answer."""
+    """The controller closed its end of the connection."""
 
 
 class Reader:
@@ -107,10 +108,10 @@ class Reader:
     def next(
         self, within_s: float | None = None, wait: Callable[[int, Any], bool] | None = None
     ) -> Message | None:
-        """Return the next object; None when there will be no more.
+        """Return the next object; None at the end of the stream.
 
-        TimeoutError if none is whole within that time (None: for ever); it can still come later.
-        `wait` waits in place of select(2).
+        TimeoutError if none is complete within `within_s` (None: no limit); it can still come
+        later. `wait` replaces select(2).
         """
         ends = None if within_s is None else time.monotonic() + within_s
         while b"\n" not in self._pending:
@@ -133,7 +134,7 @@ def _readable(descriptor: int, within_s: float | None) -> bool:
 
 
 def write(descriptor: int, document: Message, mark: str = "") -> None:
-    """Write one object as one line of plain ASCII, whole, however long it is."""
+    """Write one object as one complete line of ASCII, however long it is."""
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
     line = memoryview(f"{mark}{text}\n".encode("ascii"))
     while line:
@@ -149,7 +150,7 @@ class Channel(Reader):
         self._writing = allocate_lock()
 
     def emit(self, document: Message) -> None:
-        """Write one message as a whole; Gone when nobody reads any more."""
+        """Write one whole message; Gone if the controller has closed its end."""
         with self._writing:
             try:
                 write(1, document, f"@preflight {self.nonce} ")
@@ -158,37 +159,37 @@ class Channel(Reader):
 
 
 BEATS = 5
-"""So often per lease an agent says that it is alive."""
+"""Heartbeats of an agent per lease."""
 
 _LOOK_S = 0.5
-"""How often a lapse is looked for while nothing comes."""
+"""Interval at which the lease is checked while no message comes."""
 
 _HELD_UP_S = 3.0
-"""Between two looks, half a second apart; more than any scheduler's delay."""
+"""A longer gap between two checks means that this process was stopped: no scheduler delays more."""
 
 CLOSED, LINE = "closed", "line"
 
 
 class Lease:
-    """The sources whose renewals this process needs, all of them, and when each came last."""
+    """The sources that must all renew this process's lease, and the last renewal of each."""
 
     def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds
-        """None: it never lapses."""
+        """None: the lease never lapses."""
         self._renewed = {LINE: time.monotonic()}
         self._looked = time.monotonic()
         self._spared = False
 
     def renew(self, source: str) -> None:
-        """Note that a source is there; from its first time on, it must stay."""
+        """Renew a source; after its first renewal, the lease depends on it."""
         self._renewed[source] = time.monotonic()
         self._spared = False
 
     def lapsed(self) -> str:
-        """Name a source that has been silent for too long, or nothing; to be asked often.
+        """Return a source that has been silent for too long, or ""; call it often.
 
-        Who was held up itself (stopped, or by a loader that keeps the interpreter) has heard
-        nothing of what came meanwhile: it gets half a lease more, once, to take it in.
+        If this process itself was delayed (stopped, or by a library that blocks the interpreter),
+        it has not read what came meanwhile: it gets half a lease more, once.
         """
         if self.seconds is None:
             return ""
@@ -206,9 +207,9 @@ class Lease:
 def attend(
     lines: Callable[[float], Message | None], lease: Lease, take: Callable[[Message], None]
 ) -> str:
-    """Give the controller's messages to `take` while the lease holds; return what ended it.
+    """Pass the controller's messages to `take` while the lease holds; return what ended it.
 
-    Any message renews the line. "closed" if the controller hung up, else the source that lapsed.
+    Any message renews `LINE`. "closed" if the controller closed, else the source that lapsed.
     """
     while True:
         try:

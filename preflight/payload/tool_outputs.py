@@ -1,6 +1,6 @@
-"""What a node's own tools print, and the variables that steer NCCL: for `preflight capture`.
+"""Collects the output of a node's own tools and NCCL's variables, for `preflight capture`.
 
-The commands stand here and not in the request, so that a node runs nothing that it is sent.
+The commands are fixed here, so that a node runs no command from a request.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 MOST_BYTES = 512 << 10
-"""Of one output; `nvidia-smi -q` prints some 10 KiB for each GPU."""
+"""Most bytes of one output; `nvidia-smi -q` prints some 10 KiB for each GPU."""
 
 READ_BYTES = 32 << 20
-"""Of a kernel log before it is filtered: twice the largest usual ring buffer."""
+"""Most bytes of a kernel log before filtering: twice the largest usual ring buffer."""
 
 MARGIN_S = 2.0
-"""What is kept of the node's time for ending what did not answer, and for the answer itself."""
+"""Time that is reserved for ending tools that did not answer, and for sending the answer."""
 
 _JOURNAL, _DMESG, _ENV = "journalctl.txt", "dmesg.txt", "env.txt"
 _COMMANDS = {
@@ -40,16 +40,16 @@ _COMMANDS = {
     "nvidia-smi-topo-m.txt": ["nvidia-smi", "topo", "-m"],
     "nvidia-smi-nvlink-s.txt": ["nvidia-smi", "nvlink", "-s"],
 }  # fmt: skip
-"""All are started at once; of two readers of one log the second counts where the first has none."""
+"""All start in parallel; dmesg counts only where journalctl prints nothing."""
 
 _KERNEL = re.compile(
     rb"NVRM|nvidia|mlx5|mlx4|ib_core|infiniband|pcieport|PCIe|AER:|bnxt_|\befa\b|gdrdrv",
     re.IGNORECASE,
 )
 _CONTROL = re.compile(rb"[\0-\x08\x0b-\x1f\x7f]")
-"""One for one: as an escape it would take with it what the kernel wrote behind a user's word."""
+"""Replaced one by one: an escape sequence could hide the kernel's text after a user's word."""
 _LINE_END = re.compile(rb"\n(?=[^ \t]|$)")
-"""What goes on indented belongs to the line before it: alone it reads as a line of the kernel's."""
+"""An indented line continues the one before it: alone it would look like a line of the kernel."""
 
 _VARIABLE = re.compile(
     r"NCCL_|TORCH_NCCL_|GLOO_|CUDA_|UCX_|FI_|OMP_NUM_THREADS$|LD_LIBRARY_PATH$|NVIDIA_VISIBLE_DEVICES$"
@@ -95,30 +95,31 @@ def _finish(name: str, child: guard.Child | None, began: float, until: float) ->
     kernel, most = name in (_JOURNAL, _DMESG), child.most
     ended = child.listen(until)
     one["seconds"] = round(min(child.ended, time.monotonic()) - began, 3)
-    gone = child.dismiss(kill=not ended or len(child.said) > most)
-    said = bytes(child.said[:most])
-    one["cut"] = len(child.said) > most
+    gone = child.dismiss(kill=not ended or len(child.output) > most)
+    output = bytes(child.output[:most])
+    one["cut"] = len(child.output) > most
     if kernel:
-        lines = _LINE_END.split(_CONTROL.sub(b"?", said))
+        lines = _LINE_END.split(_CONTROL.sub(b"?", output))
         kept = b"".join(line + b"\n" for line in lines if _KERNEL.search(line))
         one["cut"] = one["cut"] or len(kept) > MOST_BYTES
-        said = _LINE_END.split(kept[-MOST_BYTES:], 1)[-1] if len(kept) > MOST_BYTES else kept
-    one["text"] = clean_block(without_processes(said) if words[1:] == ["-q"] else said, MOST_BYTES)
-    if ended and child.status is not None and len(child.said) <= most:
+        output = _LINE_END.split(kept[-MOST_BYTES:], 1)[-1] if len(kept) > MOST_BYTES else kept
+    text = without_processes(output) if words[1:] == ["-q"] else output
+    one["text"] = clean_block(text, MOST_BYTES)
+    if ended and child.status is not None and len(child.output) <= most:
         one["status"] = _exit_status(child.status)
     if not ended:
         one["error"] = "no answer in time" + ("" if gone else ", and it cannot be killed")
-    elif kernel and one["status"] != 0 and not said:
+    elif kernel and one["status"] != 0 and not output:
         one["error"] = "this login may not read the kernel log"
     return one
 
 
-def without_processes(said: bytes) -> bytes:
-    """All of `nvidia-smi -q` but processes, which may call themselves anything, a GPU too."""
-    head, *gpus = _GPU.split(said)
+def without_processes(output: bytes) -> bytes:
+    """Remove the processes from `nvidia-smi -q`: their names may look like anything, even a GPU."""
+    head, *gpus = _GPU.split(output)
     attached = _ATTACHED.search(head)
     if not attached or len(gpus) > int(attached[1]):
-        gpus = gpus[:1]  # it stands before the first process's name
+        gpus = gpus[:1]  # it comes before the first process's name
     return b"".join(_PROCESSES.sub(_LEFT_OUT, part) for part in (head, *gpus))
 
 
@@ -127,7 +128,7 @@ def _exit_status(status: int) -> int:
 
 
 def _environment() -> dict[str, Any]:
-    """The variables that NCCL and CUDA read, as this login has them; passwords cut out."""
+    """The variables of this login that NCCL and CUDA read, without passwords."""
     kept = {name: value for name, value in os.environ.items() if _VARIABLE.match(name)}
     text = "".join(f"{name}={setting(name, kept[name])}\n" for name in sorted(kept))
     text = clean_block(text.encode("utf-8", "replace"), MOST_BYTES)

@@ -16,25 +16,25 @@ from preflight.core.text import plain_json
 from preflight.fabric.schedule import Turn
 from preflight.fleet.nodeset import check_names
 from preflight.report.header import Overrides
-from preflight.verdict import Outcome, condemns
+from preflight.verdict import Outcome, makes_not_ready
 
 _FOLDED = re.compile(r"(?!-)[A-Za-z0-9_.:%,\[\]-]*")
 _TIME = re.compile("[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}(Z|[+-][0-9]{2}:[0-9]{2})")
 _DEEPEST = 64
-"""Lists and tables within each other."""
+"""The deepest nesting of lists and tables."""
 _MOST_BLAMED, _LONGEST = 1 << 23, 4096
-"""Culprits of all verdicts (a leaf switch of 64 nodes in 16 rounds: 1 << 16); characters."""
+"""Most culprits of all verdicts (64 nodes of a switch in 16 rounds: 1 << 16); characters."""
 
-SCHEMA = 1
-"""Raised by a change that an older reader would misread. Additions do not raise it."""
+SCHEMA = 2
+"""Raised by a change that an older reader would misread, and not by additions."""
 
 
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
-"""What a float, and so Prometheus, holds exactly."""
+"""Integers that a float, and so Prometheus, holds exactly."""
 
 
 class FleetRow(Struct, frozen=True, kw_only=True):
-    """Who was judged."""
+    """The nodes of the run, by state."""
 
     nodes: tuple[str, ...]
     folded: str
@@ -42,14 +42,14 @@ class FleetRow(Struct, frozen=True, kw_only=True):
     ready: tuple[str, ...]
     not_ready: tuple[str, ...]
     unjudged: tuple[str, ...]
-    """Nothing condemns them, but the run ended before all was judged that it owed on them."""
+    """No failure was found, but the run ended before it reached all of their expected verdicts."""
     apart: tuple[tuple[str, str], ...]
     exclude: str
-    """The not-ready nodes folded, ready to be pasted after `--exclude=`."""
+    """The not-ready nodes folded, to be pasted after `--exclude=`."""
     left_out: dict[str, str] = {}
-    """Of the unjudged, those that a sweep was not to look at, and why: somebody uses them."""
+    """The unjudged nodes that a sweep left out, and why: they are in use, or drained."""
     leaves: dict[str, str] = {}
-    """Node → its leaf switch, of those of which it is known."""
+    """Node → its leaf switch, where it is known."""
 
 
 class VerdictRow(Struct, frozen=True, kw_only=True):
@@ -63,18 +63,18 @@ class VerdictRow(Struct, frozen=True, kw_only=True):
     evidence: dict[str, Any]
     blame: str = ""
     culprits: tuple[str, ...] = ()
-    """The nodes it condemns in place of its subject, where it names several."""
+    """The nodes at fault in place of its subject, where it names several."""
     suspects: tuple[str, ...] = ()
-    """The nodes among which the culprit lies, where no more is known: all are not ready."""
+    """Nodes one of which is at fault, where no more is known: all of them are not ready."""
     cause: str = ""
     """Verdicts of one subject with the same cause are one finding; empty: the check itself."""
     grant: str = ""
-    """What to grant, where an `unknown` only lacks a privilege or something to compare with."""
+    """What to grant, if an `unknown` only lacks a privilege or something to compare with."""
 
     @property
-    def condemns(self) -> bool:
-        """Whether it makes its subject not ready."""
-        return condemns(self.outcome, self.grant)
+    def makes_not_ready(self) -> bool:
+        """Whether this verdict makes its subject not ready."""
+        return makes_not_ready(self.outcome, self.grant)
 
 
 class SizeRow(Struct, frozen=True, kw_only=True):
@@ -101,15 +101,15 @@ class PairRow(Struct, frozen=True, kw_only=True):
     turn: Turn = "scheduled"
     """Why it was measured: retests of suspects, repairs for partners of nodes that are down."""
     slow: str = ""
-    """"bandwidth", "latency" or "reach" where it is slow by itself."""
+    """"bandwidth", "latency" or "reach", if the pair itself is slow."""
     peers_gbs: float | None = None
     limit_gbs: float | None = None
-    """At the largest size that it reached: the median of its peers, and the limit."""
+    """At the largest size that the pair reached: the median of its peers, and the limit."""
     limit_origin: str = ""
 
 
 class BlameRow(Struct, frozen=True, kw_only=True):
-    """One component that the sweep's samples condemn, or the set among which it lies."""
+    """One component at fault by the sweep's samples, or the set that contains it."""
 
     kind: str
     component: str
@@ -118,13 +118,13 @@ class BlameRow(Struct, frozen=True, kw_only=True):
     advice: str
     pairs: tuple[str, ...]
     rail: Count | None = None
-    """The one rail that is meant; null: all of them."""
+    """The rail at fault; null: all rails."""
     culprits: tuple[str, ...] = ()
-    """The nodes at fault, where the component is a name for several."""
+    """The nodes at fault, if the component is a name for several."""
 
 
 class CoverageRow(Struct, frozen=True, kw_only=True):
-    """How much of the fabric was measured; `*_known` count earlier runs of a history as well."""
+    """How much of the fabric was measured; `*_known` include earlier runs of the history."""
 
     rounds: Count
     rounds_total: Count
@@ -138,15 +138,15 @@ class CoverageRow(Struct, frozen=True, kw_only=True):
     leaf_pairs_run: Count
     leaf_pairs_known: Count | None
     repairs: Count = 0
-    """Pairs of which no scheduled round holds any: made for partners of nodes that are down."""
+    """Pairs outside the scheduled rounds, made for partners of nodes that are down."""
     retests: Count = 0
-    """Pairs that were measured again, since something through them was in doubt."""
+    """Pairs that were measured again because of a suspect."""
     measured_share: Annotated[float, Meta(ge=0, le=1)] | None = None
-    """Of the rails' time from their first pair's start to their last one's end: in operations."""
+    """The share of the rails' time, from first pair to last, that was spent in operations."""
 
 
-class MissedSizeRow(Struct, frozen=True, kw_only=True):
-    """The same for spikes that come at operations of one size only."""
+class SensitivitySizeRow(Struct, frozen=True, kw_only=True):
+    """The same for spikes on operations of one size only."""
 
     size_bytes: Count
     operations: Count
@@ -156,8 +156,8 @@ class MissedSizeRow(Struct, frozen=True, kw_only=True):
     every_s: float | None
 
 
-class MissedRow(Struct, frozen=True, kw_only=True):
-    """How sharp the look at a rail of a node was; null: no rate or loss would have been named."""
+class SensitivityRow(Struct, frozen=True, kw_only=True):
+    """How sensitive the test of one rail was; null: no rate or loss would have been found."""
 
     node: str
     rail: Count
@@ -168,8 +168,8 @@ class MissedRow(Struct, frozen=True, kw_only=True):
     every_s: float | None
     slower: float | None
     events: Count | None = None
-    """How many spikes would have been named; null: others had too many to tell them apart."""
-    sizes: tuple[MissedSizeRow, ...] = ()
+    """How many spikes would have been found; null: the others had too many to tell them apart."""
+    sizes: tuple[SensitivitySizeRow, ...] = ()
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -185,23 +185,23 @@ class Report(Struct, frozen=True, kw_only=True):
     interrupted: bool
     fleet: FleetRow
     expected: Count
-    lost: Count
+    missing: Count
     counts: dict[str, Count]
     verdicts: tuple[VerdictRow, ...]
     pairs: tuple[PairRow, ...]
     blames: tuple[BlameRow, ...]
     suspicions: tuple[str, ...]
     coverage: CoverageRow | None = None
-    """None where no pairs were to be measured."""
-    missed: tuple[MissedRow, ...] = ()
-    """What this run could have missed, per rail of a node: the dullest looks first, at most 512."""
+    """None if no pairs were planned."""
+    sensitivity: tuple[SensitivityRow, ...] = ()
+    """What this run could have missed, per rail of a node: the least tested first, at most 512."""
     overrides: Overrides = Overrides()
-    """What the inventory laid over the checks: waivers, switches, numbers."""
+    """What the inventory overrides: waivers, checks that are off, numbers."""
     measured_in: tuple[str, ...] = ()
-    """Names of the job's variables that burn-in and sweep ran with."""
+    """Names of the job's variables with which burn-in and sweep ran."""
 
     def __post_init__(self) -> None:
-        """ValueError for a time that no clock shows: the file may be from anybody."""
+        """ValueError for an invalid start time: the file may be untrusted."""
         moment(self.started)
 
 
@@ -209,7 +209,7 @@ Row = TypeVar("Row", bound=Struct)
 
 
 def row_of(kind: type[Row], *values: Struct, **own: Any) -> Row:
-    """A row that takes its fields from those of the same name in `values`, and else from `own`."""
+    """A row with the fields of the same names in `values`, overridden by `own`."""
     fields = {
         name: getattr(value, name)
         for value in values
@@ -220,9 +220,9 @@ def row_of(kind: type[Row], *values: Struct, **own: Any) -> Row:
 
 
 def refuse_odd_names(report: Report) -> None:
-    """ValueError for a name, an id or a folded list that is none: they are printed and pasted.
+    """ValueError for an invalid name, id or folded list: they are printed and pasted.
 
-    Also for evidence so deep that who walks through it would come to no end.
+    Also for evidence that is nested too deep to be walked through.
     """
     fleet = report.fleet
     every = (fleet.nodes, fleet.ready, fleet.not_ready, fleet.unjudged, fleet.left_out)
@@ -230,16 +230,16 @@ def refuse_odd_names(report: Report) -> None:
     check_names(chain(*((row.a, row.b) for row in report.pairs)))
     check_names(chain(*((*row.culprits, *row.suspects) for row in report.verdicts)))
     check_names(chain(*(row.culprits for row in report.blames)))
-    check_names(row.node for row in report.missed)
+    check_names(row.node for row in report.sensitivity)
     for row in report.verdicts:
         if not is_check_id(row.check):
-            raise ValueError(f"{row.check[:60]!a} is no id of a check")
+            raise ValueError(f"{row.check[:60]!a} is not the id of a check")
         if _is_deeper(row.evidence, _DEEPEST):
             raise ValueError(f"evidence of {row.check} is more than {_DEEPEST} levels deep")
     _refuse_endless(report)
     for folded in (fleet.folded, fleet.exclude):
         if not _FOLDED.fullmatch(folded):
-            raise ValueError(f"{folded[:60]!a} is no list of nodes")
+            raise ValueError(f"{folded[:60]!a} is not a list of nodes")
 
 
 def _refuse_endless(report: Report) -> None:
@@ -260,18 +260,18 @@ def _is_deeper(value: Any, levels: int) -> bool:
 
 
 def moment(started: str) -> datetime:
-    """When a run began; ValueError where that is no time since 1970 with its zone."""
-    # fromisoformat takes any character between date and time.
+    """Parse when a run began; ValueError if it is not a time since 1970 with its zone."""
+    # fromisoformat accepts any character between date and time.
     when = datetime.fromisoformat(started) if _TIME.fullmatch(started) else None
     if when is None or not 1970 <= when.year < 9999:  # noqa: PLR2004
-        raise ValueError(f"{started[:40]!a} is no time since 1970")
+        raise ValueError(f"{started[:40]!a} is not a time since 1970")
     return when
 
 
 def encode(report: Report) -> bytes:
     """Encode as indented JSON in plain ASCII that ends in a newline.
 
-    Whoever prints the file on a terminal meets no control character that a node made up.
+    Printing the file on a terminal sends it no control character that came from a node.
     """
     return plain_json(report).encode("ascii")
 

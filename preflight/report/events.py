@@ -1,15 +1,15 @@
-"""`events.jsonl`: every verdict on disk when it is known, so that a killed run leaves what it knew.
+"""`events.jsonl`: each verdict is on disk as soon as it is known, also if the run is killed.
 
-A line is one JSON object, written in one piece and never touched again. The last one may be cut
-where the machine died; whoever reads skips it.
+A line is one JSON object, written in one piece and never changed. If the machine dies, the last
+line may be cut off; readers skip it.
 
-What such a run had not judged yet was not run, and its exit code is that of an interrupted one.
+What a killed run had not judged yet is `not_run`, and its exit code is that of an interrupted run.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from msgspec import Struct
@@ -24,6 +24,7 @@ from preflight.report.document import SCHEMA as DOCUMENT_SCHEMA
 from preflight.report.document import Report, VerdictRow, moment, refuse_odd_names, row_of
 from preflight.report.findings import suspicions
 from preflight.report.ready import fleet_row, of_entries, readiness
+from preflight.report.schema_1 import event_from_schema_1, report_from_schema_1
 from preflight.report.since import Night, nodes_of, verdict_of
 from preflight.verdict import Outcome
 
@@ -35,18 +36,18 @@ if TYPE_CHECKING:
 
 
 NAME = "events.jsonl"
-SCHEMA = 1
+SCHEMA = 2
 EVERY_NODE = ("*",)
-"""In place of the names where a check is owed on every node of the fleet."""
+"""Stands for the names of all nodes, if a check is expected on every node of the fleet."""
 
 _AT_ONCE = 1000
-"""Lines in one `write`, of what is known only when the run ends."""
+"""Lines in one `write`, for verdicts that are known only when the run ends."""
 
 Key = tuple[str, tuple[str, ...]]
 
 
 class Began(Struct, frozen=True, kw_only=True, tag_field="event", tag="began"):
-    """The first line: who is judged, and on what."""
+    """The first line: the nodes, and the expected verdicts."""
 
     schema: int = SCHEMA
     preflight: str
@@ -56,39 +57,39 @@ class Began(Struct, frozen=True, kw_only=True, tag_field="event", tag="began"):
     nodes: tuple[str, ...]
     origin: str
     leaves: dict[str, str] = {}
-    owed: dict[str, tuple[str, ...]]
-    """By check, the subjects on which a verdict is owed; `EVERY_NODE` for all nodes."""
+    expected: dict[str, tuple[str, ...]]
+    """By check, the subjects on which a verdict is expected; `EVERY_NODE` for all nodes."""
 
     def __post_init__(self) -> None:
-        """ValueError for a time that no clock shows."""
+        """ValueError for an invalid start time."""
         moment(self.started)
 
 
-class Said(
+class Reached(
     VerdictRow, frozen=True, kw_only=True, tag_field="event", tag="verdict", omit_defaults=True
 ):
-    """One verdict, as in report.json; `evidence` only of what is not fine."""
+    """One verdict, as in report.json; without `evidence` if it is `ok` or `not_run`."""
 
 
 class Ended(Struct, frozen=True, kw_only=True, tag_field="event", tag="ended"):
-    """The last line of a run that came to its end: what later ones compare with."""
+    """The last line of a run that was not killed: what later runs compare with."""
 
     night: Night
 
 
-Event = Began | Said | Ended
+Event = Began | Reached | Ended
 
 
 class Events:
-    """The file of one run. What cannot be written is given up, never the run."""
+    """The file of one run. If it cannot be written, it is given up, and the run goes on."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._handle: int | None = None
-        self._said: set[Key] = set()
+        self._recorded: set[Key] = set()
 
     def begin(self, began: Began) -> None:
-        """Begin a new file; one of an earlier run is replaced, and a link is not followed."""
+        """Begin a new file; an earlier run's file is replaced, and a link is not followed."""
         try:
             self._handle = open_new(self.path)
         except OSError:
@@ -97,27 +98,27 @@ class Events:
 
     def verdict(self, check: str, nodes: tuple[str, ...], verdict: Verdict) -> None:
         """Write a verdict, once."""
-        if self._handle is None or (check, nodes) in self._said:
+        if self._handle is None or (check, nodes) in self._recorded:
             return
-        self._said.add((check, nodes))
-        self._write(_said(Entry(check, subject(nodes), nodes, verdict)))
+        self._recorded.add((check, nodes))
+        self._write(_reached(Entry(check, subject(nodes), nodes, verdict)))
 
     def end(self, entries: Iterable[Entry], night: Night) -> None:
-        """Write what arrived on no other way, what is lost, and how the run ended."""
-        left = [one for one in entries if (one.check, one.nodes) not in self._said]
+        """Write the verdicts that are not written yet, missing ones too, and how the run ended."""
+        left = [one for one in entries if (one.check, one.nodes) not in self._recorded]
         for at in range(0, len(left), _AT_ONCE):
-            self._write(*map(_said, left[at : at + _AT_ONCE]))
+            self._write(*map(_reached, left[at : at + _AT_ONCE]))
         self._write(Ended(night=night))
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
 
     def _write(self, *events: Event) -> None:
-        """One `write`, so that its lines are there when the process is killed after it."""
+        """Write lines in one `write`, so that they are there if the process is killed after it."""
         if self._handle is None:
             return
         content = b"".join(map(_line, events))
@@ -127,7 +128,7 @@ class Events:
                 return
         except OSError:
             pass
-        # A full disk takes half a line: better none.
+        # A full disk may have taken half a line: remove it.
         os.ftruncate(self._handle, before)
         self.close()
 
@@ -136,30 +137,39 @@ def _line(event: Event) -> bytes:
     return escaped(msgspec.json.encode(event).decode()).encode("ascii") + b"\n"
 
 
-def _said(entry: Entry) -> Said:
+def _reached(entry: Entry) -> Reached:
     fine = entry.verdict.outcome in (Outcome.OK, Outcome.NOT_RUN)
-    return row_of(Said, entry, entry.verdict, **({"evidence": {}} if fine else {}))
+    return row_of(Reached, entry, entry.verdict, **({"evidence": {}} if fine else {}))
 
 
-def owed(keys: Iterable[Key], nodes: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Say in few words on whom a verdict is owed."""
-    by_check = grouped((check, subject(names)) for check, names in keys)
-    everyone = list(nodes)
-    return {c: EVERY_NODE if own == everyone else tuple(own) for c, own in by_check.items()}
+def by_check(keys: Iterable[Key], nodes: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """By check, the subjects of the expected verdicts; `EVERY_NODE` for all nodes."""
+    subjects = grouped((check, subject(names)) for check, names in keys)
+    every = list(nodes)
+    return {c: EVERY_NODE if own == every else tuple(own) for c, own in subjects.items()}
 
 
 _DECODER = msgspec.json.Decoder(Event)
 
 
 def read_events(content: bytes) -> list[Event]:
-    """Read the lines; one that is cut or was written by a later preflight is left out."""
-    found: list[Event] = []
-    for line in content.splitlines():
-        try:
-            found.append(_DECODER.decode(line))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            continue
-    return found
+    """Read the lines; skips a line that is cut off, or that a later preflight wrote."""
+    return [event for line in content.splitlines() if (event := _event(line)) is not None]
+
+
+def _event(line: bytes) -> Event | None:
+    try:
+        return cast("Event", _DECODER.decode(line))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _old_event(line)
+
+
+def _old_event(line: bytes) -> Event | None:
+    try:
+        old = msgspec.json.decode(line, type=dict[str, Any])
+        return cast("Event", msgspec.convert(event_from_schema_1(old), type=Event))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 REPORT = "report.json"
@@ -168,16 +178,16 @@ _INTERRUPTED = 2
 
 
 class _Dated(Struct, frozen=True):
-    """What every schema says of itself."""
+    """The fields that every schema has."""
 
     schema: int
     preflight: str = "another version"
 
 
 def reread(folder: Path) -> Report:
-    """Read what a run left; UsageError for a folder of which nothing can be told."""
+    """Read the report of a run, or its events; UsageError for a folder that has neither."""
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder: give a run's, such as preflight-runs/latest")
+        raise UsageError(f"{folder} is not a folder: give a run's, such as preflight-runs/latest")
     path, content = folder / REPORT, _content(folder / REPORT)
     if content is not None:
         report = _written(path, content)
@@ -190,7 +200,7 @@ def reread(folder: Path) -> Report:
         refuse_odd_names(report)
     except ValueError as error:
         raise UsageError(
-            f"{path} is no report of this preflight ({error}): give another run"
+            f"{path} is not a report of this preflight ({error}): give another run"
         ) from error
     return report
 
@@ -198,6 +208,9 @@ def reread(folder: Path) -> Report:
 def _written(path: Path, content: bytes) -> Report:
     try:
         dated = msgspec.json.decode(content, type=_Dated)
+        if dated.schema == 1:
+            old = msgspec.json.decode(content, type=dict[str, Any])
+            return msgspec.convert(report_from_schema_1(old), type=Report)
         if dated.schema != DOCUMENT_SCHEMA:
             raise UsageError(
                 f"{path} is of schema {dated.schema}, this preflight reads "
@@ -206,21 +219,21 @@ def _written(path: Path, content: bytes) -> Report:
         return msgspec.json.decode(content, type=Report)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(
-            f"{path} is no report of this preflight ({error}): give another run"
+            f"{path} is not a report of this preflight ({error}): give another run"
         ) from error
 
 
 def _instead(folder: Path) -> str:
-    """What to type where there is nothing; a sweep that was killed writes its report at its end."""
+    """What to type instead; a sweep that was killed has no report, but its waves have."""
     waves = sorted(one.parent.name for one in folder.glob(f"wave-*/{REPORT}"))
     if not waves:
         return "give the folder of a run"
     ended = f"its waves have reports, as {folder / waves[0]}"
-    return f"a sweep that did not end; preflight sweep --resume goes on with it, and {ended}"
+    return f"a sweep that did not end; preflight nightly --resume goes on with it, and {ended}"
 
 
 def _content(path: Path) -> bytes | None:
-    """None where there is no such file."""
+    """The file's content; None if there is no such file."""
     try:
         return read_regular(path, _LARGEST)
     except FileNotFoundError:
@@ -234,7 +247,7 @@ def _of_events(path: Path, events: Sequence[Event]) -> Report:
     if began is None:
         raise UsageError(f"{path} does not begin with a run: give another run")
     ended = next((one.night for one in events if isinstance(one, Ended)), None)
-    entries = _entries(began, [one for one in events if isinstance(one, Said)])
+    entries = _entries(began, [one for one in events if isinstance(one, Reached)])
     ready = readiness(began.nodes, entries, strict=False)
     return Report(
         preflight=began.preflight,
@@ -252,14 +265,14 @@ def _of_events(path: Path, events: Sequence[Event]) -> Report:
     )
 
 
-def _entries(began: Began, said: Sequence[Said]) -> tuple[Entry, ...]:
+def _entries(began: Began, verdicts: Sequence[Reached]) -> tuple[Entry, ...]:
     known = frozenset(began.nodes)
     ledger = Ledger()
     ledger.expect(
         (check, nodes_of(each, known))
-        for check, subjects in began.owed.items()
+        for check, subjects in began.expected.items()
         for each in (began.nodes if subjects == EVERY_NODE else subjects)
     )
-    for one in said:
+    for one in verdicts:
         ledger.record(one.check, nodes_of(one.subject, known), verdict_of(one))
     return ledger.settle("the run ended before it was judged, as when it is killed")

@@ -1,10 +1,10 @@
-"""The verdicts for other tools: JUnit XML, and Prometheus' textfile collector.
+"""Exports the verdicts for other tools: JUnit XML, and Prometheus' textfile collector.
 
-`classname` is "preflight." and the check's id, `name` the item's: "gpu.count[gpu041]". pytest's own
---junitxml gives a run's items the same ones; it would name the folder the checks lie in.
+`classname` is "preflight." and the check's id, `name` the item's: "gpu.count[gpu041]". In a run
+with --junitxml preflight gives pytest's items the same ones.
 
-Names and labels are stable; docs/report.md lists them. Pairs come as quantiles only: a thousand
-nodes would be half a million series.
+Names and labels are stable; docs/report.md lists them. Pairs are exported as quantiles only: a
+thousand nodes would be half a million series.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 
 _SKIPPED = (Outcome.NOT_RUN, Outcome.WAIVED)
-_ERROR = (Outcome.BROKEN, Outcome.LOST)
+_ERROR = (Outcome.BROKEN, Outcome.MISSING)
 
 
 def class_of(check: str) -> str:
-    """Under which name a tool groups a check's results."""
+    """The `classname` under which tools group a check's results."""
     return f"preflight.{check}"
 
 
 def junit(report: Report) -> bytes:
-    """Give the document; a verdict that condemns is a failure, one that is owed still an error."""
+    """The XML; a verdict that makes its subject not ready is a failure, a missing one an error."""
     rows = report.verdicts
-    failed = sum(row.condemns for row in rows)
+    failed = sum(row.makes_not_ready for row in rows)
     errors = sum(row.outcome in _ERROR for row in rows)
     skipped = sum(row.outcome in _SKIPPED for row in rows)
     suite = ET.Element(
@@ -65,29 +65,29 @@ def junit(report: Report) -> bytes:
 def _case(suite: ET.Element, row: VerdictRow) -> None:
     name = printable(f"{row.check}[{row.subject}]")
     case = ET.SubElement(suite, "testcase", classname=class_of(row.check), name=name, time="0")
-    said = printable(row.sentence)
+    sentence = printable(row.sentence)
     properties = ET.SubElement(case, "properties")
     ET.SubElement(properties, "property", name="preflight_outcome", value=str(row.outcome))
-    ET.SubElement(properties, "property", name="preflight_sentence", value=said)
-    kind = "failure" if row.condemns else "error" if row.outcome in _ERROR else ""
+    ET.SubElement(properties, "property", name="preflight_sentence", value=sentence)
+    kind = "failure" if row.makes_not_ready else "error" if row.outcome in _ERROR else ""
     if kind:
-        told = ET.SubElement(case, kind, message=said)
-        told.text = f"{row.outcome}: {said}" + (
+        problem = ET.SubElement(case, kind, message=sentence)
+        problem.text = f"{row.outcome}: {sentence}" + (
             f"\ndo: {printable(row.advice)}" if row.advice else ""
         )
     elif row.outcome in _SKIPPED:
-        ET.SubElement(case, "skipped", message=said)
+        ET.SubElement(case, "skipped", message=sentence)
 
 
 MODE = 0o644
-"""node_exporter runs as nobody in particular."""
+"""node_exporter may run as any user."""
 
 _SUFFIX = ".prom"
 _QUANTILES = (0.0, 0.05, 0.5, 0.95, 1.0)
 
 
 def refuse_unread(path: Path) -> None:
-    """Say before a run that nobody would read that file; UsageError."""
+    """UsageError, before a run, for a file that node_exporter would not read."""
     if path.suffix != _SUFFIX:
         raise UsageError(
             f"--preflight-prometheus={path}: node_exporter reads *{_SUFFIX} only: name it so"
@@ -97,12 +97,12 @@ def refuse_unread(path: Path) -> None:
 
 
 def write_metrics(path: Path, report: Report, found: Sequence[Finding]) -> None:
-    """Write them in one piece, readable for all; OSError, also for a link in the file's place."""
+    """Write the metrics in one piece, readable for all; OSError, also if the file is a link."""
     write_typed(path, metrics(report, found), MODE)
 
 
 def metrics(report: Report, found: Sequence[Finding]) -> bytes:
-    """Give the text of the file."""
+    """The text of the file."""
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry()
@@ -119,8 +119,8 @@ def _run(registry: CollectorRegistry, report: Report) -> None:
     _one(registry, "last_run_timestamp_seconds", "When the last run ended, Unix time", ended)
     _one(registry, "last_run_duration_seconds", "How long it ran", report.seconds)
     _one(registry, "last_run_exit_code", "Its exit code: 0 ready, 1 not ready", report.exit)
-    whole = not report.interrupted and not report.lost and report.exit in (0, 1)
-    _one(registry, "run_complete", "1: all that it owed was judged", whole)
+    whole = not report.interrupted and not report.missing and report.exit in (0, 1)
+    _one(registry, "run_complete", "1: every expected verdict was reached", whole)
 
 
 def _nodes(registry: CollectorRegistry, report: Report) -> None:
@@ -131,9 +131,7 @@ def _nodes(registry: CollectorRegistry, report: Report) -> None:
         "not_ready": fleet.not_ready,
         "unjudged": fleet.unjudged,
     }
-    each = _labelled(
-        registry, "node_ready", "1: ready, 0: not ready; none: it was not judged", "node"
-    )
+    each = _labelled(registry, "node_ready", "1: ready, 0: not ready; absent: not judged", "node")
     for state, names in by_state.items():
         states.labels(state).set(len(names))
         for name in names if state != "unjudged" else ():
@@ -141,8 +139,8 @@ def _nodes(registry: CollectorRegistry, report: Report) -> None:
 
 
 def _verdicts(registry: CollectorRegistry, report: Report, found: Sequence[Finding]) -> None:
-    _one(registry, "verdicts_expected", "Verdicts that the run owed", report.expected)
-    _one(registry, "verdicts_lost", "Verdicts that never arrived", report.lost)
+    _one(registry, "verdicts_expected", "Verdicts expected of the run", report.expected)
+    _one(registry, "verdicts_missing", "Verdicts that never arrived", report.missing)
     counts = _labelled(registry, "verdicts", "Verdicts by outcome", "outcome")
     for outcome in Outcome:
         counts.labels(str(outcome)).set(report.counts.get(outcome, 0))

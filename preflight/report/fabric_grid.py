@@ -1,10 +1,11 @@
-"""Where each pair is drawn, and how far it is from its peers.
+"""Compares each pair with its peers, and places it in the heat map.
 
-Small fleets, where most pairs were tried: a column per partner, so that a bad node is a row and a
-column. Large ones: a column per round, so that a bad node is a row. Every pair is in two rows.
+Small fleets, where most pairs were measured, get a column per partner, so that a bad node is a row
+and a column. Large fleets get a column per round, so that a bad node is a row. Every pair is in two
+rows.
 
-For the eye alone: who is condemned is decided elsewhere. But by the same limits, events and
-scatter, or the picture would point at healthy nodes where machines are busy.
+This is only the picture: the blame is decided elsewhere. It uses the same limits, events and
+scatter, as it would otherwise point at healthy nodes when machines are busy.
 """
 
 from __future__ import annotations
@@ -37,24 +38,24 @@ if TYPE_CHECKING:
 _ROWS = ("node", "endpoint", "leaf_rail")
 
 
-class Accused(Struct, frozen=True, kw_only=True):
-    """One finding: its words, and where it shows."""
+class LocatedBlame(Struct, frozen=True, kw_only=True):
+    """One blame: its sentence, and the rows and cells where it shows."""
 
     component: str
     sentence: str
     advice: str
     nodes: tuple[str, ...] = ()
-    """Rows that are marked; none for a path, whose two nodes are fine, or a shared cause."""
+    """Rows to mark; none for a path, whose two nodes are fine, and for a shared cause."""
     rail: int | None = None
-    """Of those rows only this rail; None: all."""
+    """Mark only this rail of the rows; None: all rails."""
     pairs: frozenset[tuple[str, str]] = frozenset()
     """The bad pairs that it explains."""
     certain: bool = True
-    """False where it is only one of several that the samples do not tell apart."""
+    """False for one of several possible components that the samples do not tell apart."""
 
 
-def blamed_turns(found: Iterable[Accused], observed: Observed) -> frozenset[Turn]:
-    """Give every pair, rail and round that goes through what is blamed, or may be."""
+def blamed_turns(found: Iterable[LocatedBlame], observed: Observed) -> frozenset[Turn]:
+    """Every pair, rail and round that goes through a blamed component."""
     nodes: set[tuple[str, int | None]] = set()
     paths: set[tuple[str, str, int | None]] = set()
     for one in found:
@@ -68,18 +69,20 @@ def blamed_turns(found: Iterable[Accused], observed: Observed) -> frozenset[Turn
     )
 
 
-def accused(blames: Iterable[BlameRow], observed: Observed) -> tuple[Accused, ...]:
+def locate_blames(blames: Iterable[BlameRow], observed: Observed) -> tuple[LocatedBlame, ...]:
     """Find the rows and cells of each blame."""
     known = {f"{one.a}-{one.b}": (one.a, one.b) for one in observed.tried}
-    return tuple(_accused(blame, known, observed.nodes) for blame in blames)
+    return tuple(_located(blame, known, observed.nodes) for blame in blames)
 
 
-def _accused(blame: BlameRow, known: dict[str, tuple[str, str]], nodes: Sequence[str]) -> Accused:
+def _located(
+    blame: BlameRow, known: dict[str, tuple[str, str]], nodes: Sequence[str]
+) -> LocatedBlame:
     shared = blame.kind == "systemic"
     pairs = () if shared else (known[name] for name in blame.pairs if name in known)
     rows = blame.culprits or (blame.component,)
     only = f" rail {blame.rail}" if blame.kind == "endpoint" and blame.rail is not None else ""
-    return Accused(
+    return LocatedBlame(
         component=blame.component + only,
         sentence=blame.sentence,
         advice=blame.advice,
@@ -93,54 +96,54 @@ def _accused(blame: BlameRow, known: dict[str, tuple[str, str]], nodes: Sequence
 _AS_PEERS = 1.1
 
 
-class Against(Struct, frozen=True):
+class Comparison(Struct, frozen=True):
     """One number of one pair, and the same number of its peers."""
 
     value: float
     peers: float | None
     ratio: float | None
-    """How many times as long (or as often) as the peers; None where there are none.
+    """How many times as long (or as often) as the peers; None without peers.
 
-    At most 1 where it is no more than what healthy pairs scatter by, and nobody is blamed for it.
+    At most 1 within the scatter of healthy pairs, if nothing on the pair's way is blamed.
     """
     size_bytes: int = 0
     of: int = 0
-    """Operations, of a count."""
+    """For a count: the number of operations."""
     longest_us: float = 0.0
 
     @property
     def stands_out(self) -> bool:
-        """Whether it is worse than its peers, so that theirs is worth a word in a full page."""
+        """Whether it is so much worse than its peers that their number is shown too."""
         return self.ratio is not None and self.ratio > _AS_PEERS
 
 
 _SEEN = 0.5
-"""Events added to those seen and to those expected: none in n operations is no rate of zero."""
+"""Added to the events seen and expected: no event in n operations does not mean a rate of zero."""
 
 _CHANCE = 2.5
-"""So many deviations beyond what is expected is no chance, even of hundreds of pairs."""
+"""Standard deviations above the expected count that is not chance, even in hundreds of pairs."""
 
 _LEAST_PEERS = 3
 
 
-def against_others(
+def compare_counts(
     events: Mapping[Turn, Events],
     scatter: float,
     blamed: Collection[Turn],
     *,
     late: bool = False,
-) -> dict[Turn, Against]:
-    """Each count of spikes, or of late starts, against the rate of all that nobody is blamed for.
+) -> dict[Turn, Comparison]:
+    """Compare each count of spikes, or of late starts, with the rate of all unblamed pairs.
 
-    `scatter`: times the variance that Poisson's law gives counts of healthy pairs. Within it a pair
-    is as its peers, unless something through it is `blamed`.
+    `scatter`: the variance of healthy pairs' counts, in units of Poisson's. Within it a pair
+    counts as equal to its peers, unless it is in `blamed`.
     """
     sums = _Sums(events, blamed, late=late)
-    return {turn: _against(turn, one, sums, scatter) for turn, one in events.items()}
+    return {turn: _compared(turn, one, sums, scatter) for turn, one in events.items()}
 
 
 class _Sums:
-    """Events and operations of the fabric, with and without what is blamed."""
+    """Events and operations of the fabric, without blamed pairs where enough others are left."""
 
     def __init__(
         self, events: Mapping[Turn, Events], blamed: Collection[Turn], *, late: bool
@@ -158,29 +161,29 @@ class _Sums:
         return one.late if self.late else one.wire
 
     def expected(self, turn: Turn, one: Events) -> float | None:
-        """By the others' rate; None where there are no others."""
+        """The count expected by the others' rate; None if there are no others."""
         mine = turn not in self._excluded
         tries = self._tries - (one.operations if mine else 0)
         hits = self._hits - (self.seen(one) if mine else 0)
         return one.operations * hits / tries if tries > 0 else None
 
 
-def _against(turn: Turn, one: Events, sums: _Sums, scatter: float) -> Against:
+def _compared(turn: Turn, one: Events, sums: _Sums, scatter: float) -> Comparison:
     seen, expected = sums.seen(one), sums.expected(turn, one)
     if expected is None:
-        return Against(seen, None, None, of=one.operations, longest_us=one.longest_us)
+        return Comparison(seen, None, None, of=one.operations, longest_us=one.longest_us)
     ratio = (seen + _SEEN) / (expected + _SEEN)
     chance = _CHANCE * math.sqrt(scatter * (expected + _SEEN))
     if turn not in sums.blamed and seen - expected <= chance:
         ratio = min(1.0, ratio)
-    return Against(seen, expected, ratio, of=one.operations, longest_us=one.longest_us)
+    return Comparison(seen, expected, ratio, of=one.operations, longest_us=one.longest_us)
 
 
 MANY = 64
-"""Nodes above which leaving out a pair's own two changes no median that an eye could see."""
+"""With more nodes, leaving out a pair's own two does not visibly change a median."""
 
 CUT_SHORT = 999.0
-"""The ratio of a pair whose time was up before it came to the sizes that others reached."""
+"""The ratio of a pair whose time was up before it reached the sizes that others reached."""
 
 
 class Cell(Struct, frozen=True, kw_only=True):
@@ -192,14 +195,14 @@ class Cell(Struct, frozen=True, kw_only=True):
     round: int
     state: PairState
     error: str = ""
-    bandwidth: Against | None = None
-    latency: Against | None = None
-    spikes: Against | None = None
-    late: Against | None = None
+    bandwidth: Comparison | None = None
+    latency: Comparison | None = None
+    spikes: Comparison | None = None
+    late: Comparison | None = None
 
     @property
     def worst(self) -> float:
-        """The largest of its ratios; infinite where it gave no result."""
+        """The largest of its ratios; infinite if it gave no result."""
         if self.state != "measured":
             return math.inf
         each = (self.bandwidth, self.latency, self.spikes, self.late)
@@ -207,53 +210,56 @@ class Cell(Struct, frozen=True, kw_only=True):
 
 
 class Panel(Struct, frozen=True):
-    """One of the three numbers: what it is called, where it is, and how it is said."""
+    """One heat map: its title, its number in a cell, and the words for it."""
 
     title: str
-    pick: Callable[[Cell], Against | None]
-    say: Callable[[Against], str]
+    pick: Callable[[Cell], Comparison | None]
+    describe: Callable[[Comparison], str]
 
 
-def _say_value(words: Callable[[float], str]) -> Callable[[Against], str]:
-    def say(one: Against) -> str:
-        told = one.peers is not None and one.stands_out
-        peers = f", peers {words(one.peers or 0.0)}" if told else ""
+def _describe_value(words: Callable[[float], str]) -> Callable[[Comparison], str]:
+    def describe(one: Comparison) -> str:
+        peers = f", peers {words(one.peers)}" if one.peers is not None and one.stands_out else ""
         return f"{words(one.value)} at {size(one.size_bytes)}{peers}"
 
-    return say
+    return describe
 
 
-def _say_spikes(one: Against) -> str:
+def _describe_spikes(one: Comparison) -> str:
     longest = f", longest {time_us(one.longest_us)}"
     if one.peers is None or not one.stands_out:
         return f"{one.value:g} in {one.of}{longest}"
     return f"{one.value:g} in {one.of} operations, of its peers {one.peers:.2g}{longest}"
 
 
-def _say_late(one: Against) -> str:
+def _describe_late(one: Comparison) -> str:
     peers = f", of its peers {one.peers:.2g}" if one.peers is not None and one.stands_out else ""
     return f"{one.value:g} in {one.of}{peers}"
 
 
-BANDWIDTH = Panel("Bandwidth (fastest operations)", lambda cell: cell.bandwidth, _say_value(gbs))
-LATENCY = Panel("Latency, smallest size (median)", lambda cell: cell.latency, _say_value(time_us))
-LATE = Panel("Late starts (one end waited)", lambda cell: cell.late, _say_late)
-"""Drawn only where there are any: a host that is late, or stood still."""
+BANDWIDTH = Panel(
+    "Bandwidth (fastest operations)", lambda cell: cell.bandwidth, _describe_value(gbs)
+)
+LATENCY = Panel(
+    "Latency, smallest size (median)", lambda cell: cell.latency, _describe_value(time_us)
+)
+LATE = Panel("Late starts (one end waited)", lambda cell: cell.late, _describe_late)
+"""Drawn only if there are any: a host is late, or paused."""
 
 
 def panels(spike_us: float) -> tuple[Panel, ...]:
-    """Those that are always drawn, with the rule that counts a spike on that kind of network."""
+    """The panels that are always drawn; `spike_us`: the least time of a spike on this network."""
     over = f"{MEDIANS:g} medians and {time_us(spike_us)}"
-    spikes = Panel(f"Spikes (over {over})", lambda cell: cell.spikes, _say_spikes)
+    spikes = Panel(f"Spikes (over {over})", lambda cell: cell.spikes, _describe_spikes)
     return BANDWIDTH, LATENCY, spikes
 
 
 def cells(
-    observed: Observed, found: Sequence[Accused] = (), limits: Thresholds = SHIPPED
+    observed: Observed, found: Sequence[LocatedBlame] = (), limits: Thresholds = SHIPPED
 ) -> tuple[Cell, ...]:
     """Compare every pair that was tried with those that share no node with it.
 
-    `found`: who is blamed. Others have a colour only for what healthy pairs do not scatter by.
+    `found`: the blames. A pair without one is coloured only beyond the scatter of healthy pairs.
     """
     by_turn = grouped(((one.a, one.b, one.rail, one.round), one) for one in observed.digests)
     many = len(observed.nodes) > MANY
@@ -263,8 +269,8 @@ def cells(
     wire = _times_slower(seen.wire, blamed, many=many)
     slow = _times_slower(seen.latency, blamed, many=many)
     usual = median([digest.size_bytes for digest in large.values()] or [0])
-    spikes = against_others(seen.events, seen.scatter, blamed)
-    late = against_others(seen.events, seen.scatter, blamed, late=True)
+    spikes = compare_counts(seen.events, seen.scatter, blamed)
+    late = compare_counts(seen.events, seen.scatter, blamed, late=True)
     cells = []
     for tried in observed.tried:
         turn = (tried.a, tried.b, tried.rail, tried.round)
@@ -287,7 +293,7 @@ def _ladder(own: Sequence[Digest]) -> Sequence[Digest]:
 
 
 class _Times(Struct, frozen=True):
-    """How many times as long as its peers a pair takes, and what of that is worth a colour."""
+    """How many times as long as its peers a pair takes, and the ratio that its colour shows."""
 
     whole: float
     shown: float
@@ -296,7 +302,7 @@ class _Times(Struct, frozen=True):
 def _times_slower(
     slower: Slower, blamed: Collection[Turn], *, many: bool
 ) -> dict[Turn, _Times | None]:
-    """By turn; None: it has no peers."""
+    """The ratios by turn; None for a turn without peers."""
     peers = _peers(list(slower.logs.items()), many=many)
     found: dict[Turn, _Times | None] = {}
     for turn, log in slower.logs.items():
@@ -311,7 +317,7 @@ def _times_slower(
 
 
 def _peers(own: Sequence[tuple[Turn, float]], *, many: bool) -> Callable[[Turn], float | None]:
-    """Give the median of the pairs that touch neither node, else of its own other rails."""
+    """A function: the median of the pairs that share no node, else of the pair's other rails."""
     if many:
         typical = median([value for _, value in own]) if own else None
         return lambda _turn: typical
@@ -328,34 +334,34 @@ def _peers(own: Sequence[tuple[Turn, float]], *, many: bool) -> Callable[[Turn],
     return of
 
 
-def _speed(digest: Digest | None, times: _Times | None, usual: float) -> Against | None:
-    """A pair whose time was up before the size that is `usual` is worse than any ratio says."""
+def _speed(digest: Digest | None, times: _Times | None, usual: float) -> Comparison | None:
+    """The bandwidth; a pair whose time was up before the `usual` size gets the ratio CUT_SHORT."""
     if digest is None:
         return None
     speed = busbw_gbs(digest.size_bytes, digest.best_us / 1e6)
     peers = None if times is None else speed * times.whole
     ratio = None if times is None else times.shown
-    return Against(
+    return Comparison(
         speed, peers, CUT_SHORT if digest.size_bytes < usual else ratio, digest.size_bytes
     )
 
 
-def _time(digest: Digest | None, times: _Times | None) -> Against | None:
+def _time(digest: Digest | None, times: _Times | None) -> Comparison | None:
     if digest is None:
         return None
     peers_us = None if times is None else digest.p50_us / times.whole
     ratio = None if times is None else times.shown
-    return Against(digest.p50_us, peers_us, ratio, digest.size_bytes)
+    return Comparison(digest.p50_us, peers_us, ratio, digest.size_bytes)
 
 
 CELLS = 4608
-"""Per panel, some 120 bytes of the page each: 64 nodes with 8 rails in 9 rounds."""
+"""Cells of a panel, of some 120 bytes each: 64 nodes with 8 rails in 9 rounds."""
 
 _AT_LEAST = 16
-"""Rows, where there are so many nodes."""
+"""The least number of rows, if there are so many nodes."""
 
 _PARTNERS = 32
-"""Nodes up to which a column can be a partner."""
+"""The most nodes with which a column can be a partner."""
 
 
 Endpoint = tuple[str, int]
@@ -363,7 +369,7 @@ Endpoint = tuple[str, int]
 
 
 class Row(Struct, frozen=True):
-    """One node and what stands in its columns; None: not tried."""
+    """One node and its cells by column; None: not tried."""
 
     node: str
     leaf: str
@@ -371,12 +377,12 @@ class Row(Struct, frozen=True):
 
 
 class Grid(Struct, frozen=True, kw_only=True):
-    """What the panels draw; `rows` are those that fit, of `nodes` in all."""
+    """The layout of the panels; `rows` are those that fit, of `nodes` in all."""
 
     rows: tuple[Row, ...]
     rails: tuple[int, ...]
     columns: tuple[str, ...]
-    """Of each rail's block: partners' names or "round 0", ..."""
+    """The columns of each rail's block: partners' names or "round 0", ..."""
     nodes: int
 
     @property
@@ -399,13 +405,13 @@ def grid(
     observed: Observed,
     cells: Sequence[Cell],
     best: Mapping[Endpoint, float],
-    found: Sequence[Accused],
+    found: Sequence[LocatedBlame],
     *,
     most: int = CELLS,
 ) -> Grid:
-    """Lay out as many rows as `most` cells allow: the accused first, then the worst.
+    """Lay out as many rows as `most` cells allow: the blamed first, then the worst.
 
-    `best`: what `best_of` found in these cells.
+    `best`: the result of `best_of` for these cells.
     """
     order = by_leaf(observed)
     rails = tuple(sorted({cell.rail for cell in cells}))
@@ -436,16 +442,16 @@ def grid(
 
 
 def _worse(one: Cell | None, other: Cell) -> Cell:
-    """A pair that was tried again stays as bad as it once was."""
+    """Of a pair that was measured twice, the worse cell."""
     return other if one is None or other.worst > one.worst else one
 
 
 def _chosen(
-    order: Sequence[str], best: Mapping[Endpoint, float], found: Sequence[Accused], most: int
+    order: Sequence[str], best: Mapping[Endpoint, float], found: Sequence[LocatedBlame], most: int
 ) -> Collection[str]:
-    """All nodes if they fit; else the accused, then whoever looks bad, the worst first.
+    """All nodes if they fit; else the blamed, then those that look bad, the worst first.
 
-    A few that look fine stand beside them, or nobody could tell what fine looks like.
+    A few that look fine are added for comparison.
     """
     if len(order) <= most:
         return order
@@ -475,7 +481,7 @@ def _chosen(
 
 
 def best_of(cells: Iterable[Cell]) -> dict[Endpoint, float]:
-    """The least ratio of each endpoint over all of its pairs: what its partners do not explain."""
+    """The least ratio of each endpoint over all of its pairs, which no bad partner explains."""
     found: dict[Endpoint, float] = {}
     for cell in cells:
         worst = cell.worst

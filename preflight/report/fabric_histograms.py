@@ -1,6 +1,6 @@
 """The histograms and tables of the fabric's page.
 
-A mean, or a median, hides what breaks a job: one operation in a thousand that takes 10 ms.
+Means and medians hide what breaks a job: one operation in a thousand that takes 10 ms.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from preflight.fabric.observed import Digest, Observed
     from preflight.fabric.samples import PairSamples, Phase, Sweep
-    from preflight.report.fabric_grid import Accused, Cell, Endpoint, Panel
+    from preflight.report.fabric_grid import Cell, Endpoint, LocatedBlame, Panel
 
     Ends = PairSamples | Digest
 
@@ -33,7 +33,7 @@ Kind = tuple[int, "Phase"]
 
 
 class Spread(Struct, frozen=True):
-    """Shares of operations by time: bin → share; bin k is from 10^(k/40) us on, 6 % wide."""
+    """Shares of operations by time: bin → share; bin k begins at 10^(k/40) us and is 6 % wide."""
 
     shares: dict[int, float]
     operations: int
@@ -42,13 +42,13 @@ class Spread(Struct, frozen=True):
 
 
 def bin_of(time_us: float) -> int:
-    """The bin of one time; what took under 0.1 us took 0.1."""
+    """The bin of one time; times below 0.1 us count as 0.1 us."""
     return math.floor(math.log10(max(time_us, 0.1)) * PER_DECADE)
 
 
 def of_samples(pairs: Iterable[PairSamples], kind: Kind) -> Spread | None:
     """Count every operation that both ends timed (the shorter counts); None if there is none."""
-    seen: Counter[float] = Counter()  # of many operations few times differ: they are rounded
+    seen: Counter[float] = Counter()  # times are rounded, so that few of them differ
     number = 0
     for pair in pairs:
         times = _network_us(pair, kind)
@@ -65,12 +65,12 @@ def of_samples(pairs: Iterable[PairSamples], kind: Kind) -> Spread | None:
 
 
 def kind_of(digest: Digest) -> Kind:
-    """Its size and phase."""
+    """The size and phase of a digest."""
     return digest.size_bytes, digest.phase
 
 
 def of_digests(digests: Iterable[Digest]) -> Spread | None:
-    """The same from quantiles: what lies between two of them is spread evenly there."""
+    """The same from quantiles: operations between two of them are spread evenly."""
     weights: dict[int, float] = {}
     operations, longest, number = 0, 0.0, 0
     for one in digests:
@@ -104,15 +104,15 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def histogram(who: str, kind: Kind, mine: Spread, peers: Spread | None) -> str:
-    """Draw it, with what it shows in words below."""
+    """Draw one histogram with a caption."""
     axes = _Axes(mine, peers)
     body = [*axes.grid()]
     if peers is not None:
         body.append(axes.outline(peers, "peers"))
     body.append(axes.outline(mine, "mine"))
     what = f"{size(kind[0])} all-reduce{', soak' if kind[1] == 'soak' else ''}"
-    others = f"peers (grey): {_said(peers)}" if peers is not None else "no peers"
-    words = f"{who}, {what}: {_said(mine)}; {others}"
+    others = f"peers (grey): {_describe(peers)}" if peers is not None else "no peers"
+    words = f"{who}, {what}: {_describe(mine)}; {others}"
     width, height = number(_LEFT + _WIDTH + 24), number(_TOP + _HEIGHT + _FOOT)
     return (
         f'<figure><svg class="histogram" width="{width}" height="{height}">{"".join(body)}</svg>'
@@ -120,7 +120,7 @@ def histogram(who: str, kind: Kind, mine: Spread, peers: Spread | None) -> str:
     )
 
 
-def _said(one: Spread) -> str:
+def _describe(one: Spread) -> str:
     longest = time_us(one.longest_us)
     return f"{one.operations} operations of {many(one.pairs, 'pair')}, longest {longest}"
 
@@ -134,7 +134,7 @@ class _Axes:
         self._decades = max(1, math.ceil(math.log10(most)))
 
     def _ticks(self) -> list[float]:
-        """Decades; on a short axis also what lies between them."""
+        """Decades; on a short axis also steps between them."""
         decades = (self._last - self._first) / PER_DECADE
         steps = _FEW if decades > 2 else _SOME if decades > 0.7 else _MANY  # noqa: PLR2004  what is readable
         low, high = (math.floor(at / PER_DECADE) for at in (self._first, self._last))
@@ -177,18 +177,18 @@ class _Axes:
 
 
 PEERS = 200
-"""Pairs that stand for the peers; of more, every k-th is taken."""
+"""The most pairs that represent the peers; of more, every k-th is used."""
 
 _HISTOGRAMS = 6
-"""Findings that get them."""
+"""Findings that get histograms."""
 
 T = TypeVar("T")
 
 
 def charts(
-    observed: Observed, found: Sequence[Accused], sweep: Sweep | None
+    observed: Observed, found: Sequence[LocatedBlame], sweep: Sweep | None
 ) -> tuple[list[str], int]:
-    """Draw those of the first findings where operations were timed; how many findings are left."""
+    """The histograms of the first findings with pairs, and how many findings have none drawn."""
     charted = [one for one in found if one.pairs]
     first = charted[:_HISTOGRAMS]
     drawn = [figure for one in first for figure in _of(one, observed, found, sweep)]
@@ -196,12 +196,12 @@ def charts(
 
 
 def _of(
-    one: Accused, observed: Observed, found: Sequence[Accused], sweep: Sweep | None
+    one: LocatedBlame, observed: Observed, found: Sequence[LocatedBlame], sweep: Sweep | None
 ) -> Iterator[str]:
-    """One histogram per kind that tells most: the smallest size, the largest, the soak."""
+    """The most telling histograms of one finding: smallest size, largest size, soak."""
     involved = {name for each in found for pair in each.pairs for name in pair}
     blamed = {name for each in found for name in each.nodes}
-    # Partners of the blamed are peers too, where nobody else is left: then without the blamed.
+    # If hardly any other nodes are left, partners of the blamed count as peers too.
     avoid = involved if len(observed.nodes) - len(involved) > 1 else blamed
 
     def is_mine(pair: Ends) -> bool:
@@ -223,12 +223,12 @@ def _of(
 
 
 def _some(pairs: Iterable[T]) -> list[T]:
-    """As many as are enough for a picture, from all over the fabric."""
+    """At most PEERS pairs, spread over the fabric."""
     found = list(pairs)
     return found[:: -(-len(found) // PEERS) or 1]
 
 
-def _kinds(one: Accused, observed: Observed) -> list[Kind]:
+def _kinds(one: LocatedBlame, observed: Observed) -> list[Kind]:
     own = {kind_of(d) for d in observed.digests if (d.a, d.b) in one.pairs}
     ladder = sorted(kind for kind in own if kind[1] == "ladder")
     soak = sorted(kind for kind in own if kind[1] == "soak")
@@ -236,7 +236,7 @@ def _kinds(one: Accused, observed: Observed) -> list[Kind]:
 
 
 def _network_us(pair: PairSamples, kind: Kind) -> list[float]:
-    """The times of one size in their order, the shorter of both ends'."""
+    """The times of one size in order, each the shorter of both ends' times."""
     ends = [
         timing.times_us
         for end in (pair.first, pair.second)
@@ -251,7 +251,7 @@ Row = tuple[float, str, tuple[str, ...]]
 
 
 def worst(compared: Sequence[Cell], panels: Sequence[Panel]) -> list[Row]:
-    """The cells that stand out, those without result first: ratio, the same in words, the rest."""
+    """Rows for the cells that stand out, those without result first: ratio, its text, the rest."""
     rows = [
         (ratio, "-" if ratio >= CUT_SHORT else f"{ratio:.2g} x", cells)
         for ratio, cells in _rows(compared, panels)
@@ -265,28 +265,29 @@ def _rows(
     for cell in compared:
         who = (f"{cell.a}-{cell.b}", str(cell.rail), str(cell.round))
         if cell.state != "measured":
-            said = f"{cell.state.replace('_', ' ')} {cell.error}".rstrip()
-            yield math.inf, (*who, "no result", said)
+            problem = f"{cell.state.replace('_', ' ')} {cell.error}".rstrip()
+            yield math.inf, (*who, "no result", problem)
             continue
         for panel in panels:
-            against = panel.pick(cell)
-            if against is None or against.ratio is None or against.ratio < STEPS[0].up_to:
+            comparison = panel.pick(cell)
+            ratio = comparison.ratio if comparison else None
+            if comparison is None or ratio is None or ratio < STEPS[0].up_to:
                 continue
             what = panel.title.split(" (")[0]
-            yield against.ratio, (*who, what, panel.say(against))
+            yield ratio, (*who, what, panel.describe(comparison))
 
 
 def standing_out(best: Mapping[Endpoint, float]) -> str:
-    """Endpoints that are bad with every partner, in words, node by node, the worst first."""
+    """A sentence on the endpoints that are bad with every partner, by node, the worst first."""
     bad = grouped(
         (name, (ratio, rail)) for (name, rail), ratio in best.items() if ratio >= STEPS[0].up_to
     )
     if not bad:
         return "No endpoint is bad with every partner."
     order = sorted(bad, key=lambda name: (-max(bad[name])[0], name))
-    said = [_node(name, bad[name]) for name in order[:ROWS]]
+    nodes = [_node(name, bad[name]) for name in order[:ROWS]]
     more = and_more(len(order) - ROWS, " nodes")
-    return f"Bad with every partner: {', '.join(said)}{more}."
+    return f"Bad with every partner: {', '.join(nodes)}{more}."
 
 
 def _node(name: str, own: Sequence[tuple[float, int]]) -> str:

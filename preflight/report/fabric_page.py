@@ -1,7 +1,7 @@
-"""The sweep on one page that opens anywhere, so that the slow node is seen at once.
+"""Draws the sweep on one self-contained page, so that the slow node is seen at once.
 
-Part of a run's page, and by itself what `preflight blame --picture` draws: no script, no font, no
-address. Whatever nodes or files call themselves is text.
+It is part of a run's page; `preflight blame --picture` draws it alone. It has no script, font or
+address, and every name is escaped text.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
     from preflight.fabric.observed import Observed
     from preflight.fabric.samples import Sweep
-    from preflight.report.document import MissedRow
-    from preflight.report.fabric_grid import Accused, Cell
+    from preflight.report.document import SensitivityRow
+    from preflight.report.fabric_grid import Cell, LocatedBlame
 
 LARGEST = 2 << 20
-"""Bytes of the page; rows are left out, and it says so, until it fits."""
+"""Bytes of the page; rows are left out until it fits, and the page says so."""
 
 _TEMPLATE = "fabric.html.j2"
 
 
 def fabric_page(
     observed: Observed,
-    found: Sequence[Accused],
+    found: Sequence[LocatedBlame],
     *,
     sweep: Sweep | None = None,
     origin: str = "",
-    missed: Sequence[MissedRow] = (),
+    missed: Sequence[SensitivityRow] = (),
 ) -> str:
-    """Draw the whole page, at most `LARGEST` bytes of it; the rest is as of `fabric_section`."""
+    """Draw the whole page in at most `LARGEST` bytes; for the arguments see `fabric_section`."""
 
     def whole(section: str) -> str:
         page = macros(_TEMPLATE).page(style("fabric.css"), section, sharpness(missed))
@@ -52,18 +52,18 @@ def fabric_page(
 
 def fabric_section(
     observed: Observed,
-    found: Sequence[Accused],
+    found: Sequence[LocatedBlame],
     *,
     sweep: Sweep | None = None,
     origin: str = "",
-    told: bool = False,
+    with_findings: bool = True,
     most: int = LARGEST,
     limits: Thresholds = SHIPPED,
 ) -> str:
-    """Draw all that is seen of the fabric, in at most so many bytes.
+    """Draw the measurements of the fabric in at most `most` bytes.
 
-    `found`: what is blamed. `sweep`: every iteration, where it was kept; else quantiles are drawn.
-    `origin`: where the samples came from, in words. `told`: what is blamed stands elsewhere.
+    `found`: the blames. `sweep`: every iteration, if it was stored; else quantiles are drawn.
+    `origin`: where the samples came from, in words. `with_findings`: list the blames here too.
     """
     compared = cells(observed, found, limits)
     drawn, charts_left = charts(observed, found, sweep)
@@ -82,7 +82,7 @@ def fabric_section(
         section = parts.section(
             what=_what(observed, compared, origin),
             blamed=_blamed(found),
-            findings=() if told else found,
+            findings=found if with_findings else (),
             matrix=parts.matrix(
                 legend=LEGEND,
                 laid=laid,
@@ -117,34 +117,34 @@ def _what(observed: Observed, compared: Sequence[Cell], origin: str) -> str:
     return " · ".join([*words, origin] if origin else words)
 
 
-def _blamed(found: Sequence[Accused]) -> str:
+def _blamed(found: Sequence[LocatedBlame]) -> str:
     names = ", ".join(one.component for one in found[:8])
-    return f"Blamed: {names}{and_more(len(found) - 8)}" if found else "Nobody is blamed."
+    return f"Blamed: {names}{and_more(len(found) - 8)}" if found else "No node or path is blamed."
 
 
 _SHARPNESS_ROWS = 12
 
 
-def sharpness(rows: Sequence[MissedRow], level: int = 2) -> str:
-    """Group equal looks, the dullest first, and say for each size what would have been caught."""
+def sharpness(rows: Sequence[SensitivityRow], level: int = 2) -> str:
+    """A table of endpoints by sensitivity, the least tested first: what would have been caught."""
     if not rows:
         return ""
     sizes = sorted({one.size_bytes for row in rows for one in row.sizes})
     groups = grouped((_sharpness_cells(row, sizes), row) for row in rows)
     heads = ("endpoints", "any size", "seconds of load", *map(size, sizes))
-    told = [(cells, _who(own)) for cells, own in groups.items()]
-    drawn: str = macros(_TEMPLATE).sharpness(level, heads, told, _SHARPNESS_ROWS)
+    table = [(cells, _endpoints(own)) for cells, own in groups.items()]
+    drawn: str = macros(_TEMPLATE).sharpness(level, heads, table, _SHARPNESS_ROWS)
     return drawn
 
 
-def _sharpness_cells(row: MissedRow, sizes: Sequence[int]) -> tuple[str, ...]:
+def _sharpness_cells(row: SensitivityRow, sizes: Sequence[int]) -> tuple[str, ...]:
     at = {one.size_bytes: at_size(one) for one in row.sizes}
     rate = "no rate" if row.one_in is None else f"1 in {two_digits(row.one_in):,}"
     every = "-" if row.every_s is None else f"one in {row.every_s:.1g} s"
     return (rate, every, *(at.get(one, "not measured") for one in sizes))
 
 
-def _who(rows: Sequence[MissedRow]) -> str:
+def _endpoints(rows: Sequence[SensitivityRow]) -> str:
     """Fold the nodes of each set of rails: "n[1-8] rails 0-7"."""
     rails = grouped((row.node, row.rail) for row in rows)
     nodes = grouped((fold(map(str, sorted(own))), name) for name, own in rails.items())

@@ -1,7 +1,7 @@
-"""The heat map as SVG: panels of rails, and one thumbnail of the whole fabric.
+"""Draws the heat maps as SVG: panels of rails, and one thumbnail of the whole fabric.
 
-The best, because a bad endpoint is bad with every partner and its partners are not: a dark dot is
-an endpoint, a dark block a node, a dark stripe one rail under a leaf.
+The thumbnail shows each endpoint's best pair, as a bad endpoint is bad with every partner and its
+partners are not: a dark dot is an endpoint, a dark block a node, a dark stripe one rail of a leaf.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from preflight.fabric.observed import Observed
-    from preflight.report.fabric_grid import Accused, Against, Cell, Endpoint, Grid, Panel, Row
+    from preflight.report.fabric_grid import (
+        Cell,
+        Comparison,
+        Endpoint,
+        Grid,
+        LocatedBlame,
+        Panel,
+        Row,
+    )
     from preflight.report.markup import Step
 
 
@@ -33,26 +41,26 @@ _LETTER = {
     "measured": "?",
 }
 _NAMED_COLUMNS, _CHAR = 40, 6.2
-_MOST_SAID = 99.0
+_MOST_SHOWN = 99.0
 _SMALL, _LARGE, _WIDE, _TALL = 6.0, 30.0, 390.0, 12.0
 _LINE, _RAIL_GAP = 14.0, 8.0
-_SAID, _MARGIN, _NUMBER = 126.0, 4.0, 22.0
-"""Width for what a row comes to, without that, and of a cell that has room for a number."""
+_SUMMARY, _MARGIN, _NUMBER = 126.0, 4.0, 22.0
+"""Width of the rows' summaries, width without them, and least width of a cell with a number."""
 
 
 class Plot(Struct, frozen=True):
-    """Where things are, in pixels."""
+    """The layout of a panel, in pixels."""
 
     side: float
     """Width of one cell."""
     tall: float
-    """Its height, which leaves room for a name beside it."""
+    """Height of a cell, enough for a name beside it."""
     gutter: float
-    """For the names of nodes."""
+    """Width of the node names."""
     head: float
-    """For the names of columns."""
+    """Height of the column names."""
     block: float
-    """From one rail to the next."""
+    """Distance from one rail to the next."""
     rails: int
     rows: dict[str, float]
     """Node → top of its row."""
@@ -62,16 +70,16 @@ class Plot(Struct, frozen=True):
 
     @property
     def right(self) -> float:
-        """Where the numbers of the rows begin."""
+        """Where the summaries of the rows begin."""
         return self.gutter + self.rails * self.block
 
-    def width(self, *, said: bool) -> float:
-        """Of the whole panel, with room for what its rows come to."""
-        return self.right + (_SAID if said else _MARGIN)
+    def width(self, *, summaries: bool) -> float:
+        """Width of the whole panel, with or without the rows' summaries."""
+        return self.right + (_SUMMARY if summaries else _MARGIN)
 
 
 def plot(grid: Grid) -> Plot:
-    """Choose sizes so that four nodes fill a panel, and hundreds of columns can be told apart."""
+    """Choose sizes so that four nodes fill a panel and hundreds of columns are distinguishable."""
     columns = max(1, len(grid.columns) * len(grid.rails))
     side = max(_SMALL, min(_LARGE, _WIDE / columns))
     tall = max(side, _TALL)
@@ -98,12 +106,12 @@ def plot(grid: Grid) -> Plot:
     )
 
 
-def draw(panel: Panel, grid: Grid, found: Sequence[Accused]) -> str:
+def draw(panel: Panel, grid: Grid, found: Sequence[LocatedBlame]) -> str:
     """Draw one panel."""
     at = plot(grid)
     body = [*_heads(grid, at), *_leaves(at)]
-    said = [_said(row, panel, at, grid) for row in grid.rows]
-    body += said
+    summaries = [_summary(row, panel, at, grid) for row in grid.rows]
+    body += summaries
     for row in grid.rows:
         body.append(_name(row, at, found))
         body += [
@@ -112,7 +120,8 @@ def draw(panel: Panel, grid: Grid, found: Sequence[Accused]) -> str:
             if cell is not None
         ]
     body += _frames(grid, at, found)
-    size = f'width="{number(at.width(said=any(said)))}" height="{number(at.height)}"'
+    width = at.width(summaries=any(summaries))
+    size = f'width="{number(width)}" height="{number(at.height)}"'
     return (
         f"<figure><figcaption>{text(panel.title)}</figcaption>"
         f'<svg class="heat" role="img" aria-label="{text(panel.title)}" {size}>'
@@ -144,7 +153,7 @@ def _leaves(at: Plot) -> Iterator[str]:
         yield f'<text class="leaf" x="0" y="{number(y)}">{label(leaf or "no leaf known")}</text>'
 
 
-def _name(row: Row, at: Plot, found: Sequence[Accused]) -> str:
+def _name(row: Row, at: Plot, found: Sequence[LocatedBlame]) -> str:
     mine = [one for one in found if row.node in one.nodes]
     y = number(at.rows[row.node] + at.tall / 2 + 3.5)
     css, mark = (' class="bad"', "▶ ") if mine else ("", "")
@@ -154,8 +163,8 @@ def _name(row: Row, at: Plot, found: Sequence[Accused]) -> str:
     )
 
 
-def _said(row: Row, panel: Panel, at: Plot, grid: Grid) -> str:
-    """What the row's worst rail comes to in a number, where most of its pairs stand out there."""
+def _summary(row: Row, panel: Panel, at: Plot, grid: Grid) -> str:
+    """The median ratio of the row's worst rail; "" if most of its pairs do not stand out."""
     width = len(grid.columns)
     by_rail = [
         (median([min(one, CUT_SHORT) for one in own]), rail)
@@ -178,48 +187,51 @@ def _ratios(cells: Sequence[Cell | None], panel: Panel) -> list[float]:
     for cell in cells:
         if cell is None:
             continue
-        against = panel.pick(cell)
+        comparison = panel.pick(cell)
         if cell.state != "measured":
             found.append(math.inf)
-        elif against is not None and against.ratio is not None:
-            found.append(against.ratio)
+        elif comparison is not None and comparison.ratio is not None:
+            found.append(comparison.ratio)
     return found
 
 
 def _cell(cell: Cell, panel: Panel, at: Plot, x: float, y: float) -> str:
-    against = panel.pick(cell)
+    comparison = panel.pick(cell)
     place = f'x="{number(x)}" y="{number(y)}" width="{number(at.side)}" height="{number(at.tall)}"'
     pair = f"{cell.a} {cell.b}"
     who = f"{pair} rail {cell.rail} round {cell.round}"
-    if cell.state != "measured" or against is None:
-        said = text(f"{who}: {cell.state.replace('_', ' ')} {cell.error}".rstrip())
+    if cell.state != "measured" or comparison is None:
+        title = text(f"{who}: {cell.state.replace('_', ' ')} {cell.error}".rstrip())
         middle = f'x="{number(x + at.side / 2)}" y="{number(y + at.tall / 2 + 3.5)}"'
         letter = f'<text class="letter" {middle} text-anchor="middle">{_LETTER[cell.state]}</text>'
         drawn = letter if at.side > _CHAR else ""
-        return f'<rect class="{BROKEN.css}" {place}><title>{said}</title></rect>{drawn}'
-    colour = step(against.ratio)
-    # Thousands of cells are as their peers: where they are says which rail and round it is.
-    full = against.stands_out or against.ratio is None
-    said = text(f"{who if full else pair}: {panel.say(against)}{_times(against)}")
+        return f'<rect class="{BROKEN.css}" {place}><title>{title}</title></rect>{drawn}'
+    colour = step(comparison.ratio)
+    # Thousands of cells equal their peers: their position shows rail and round.
+    full = comparison.stands_out or comparison.ratio is None
+    words = panel.describe(comparison)
+    title = text(f"{who if full else pair}: {words}{_times(comparison)}")
     drawn = ""
-    if at.side >= _NUMBER and full and against.ratio is not None and colour is not STEPS[0]:
+    if at.side >= _NUMBER and full and comparison.ratio is not None and colour is not STEPS[0]:
         middle = f'x="{number(x + at.side / 2)}" y="{number(y + at.tall / 2 + 3.5)}"'
-        words = f"{min(against.ratio, _MOST_SAID):.2g}"
+        ratio = f"{min(comparison.ratio, _MOST_SHOWN):.2g}"
         css = "letter" if colour.strong else "figure"
-        drawn = f'<text class="{css}" {middle} text-anchor="middle">{words}</text>'
-    return f'<rect class="{colour.css}" {place}><title>{said}</title></rect>{drawn}'
+        drawn = f'<text class="{css}" {middle} text-anchor="middle">{ratio}</text>'
+    return f'<rect class="{colour.css}" {place}><title>{title}</title></rect>{drawn}'
 
 
-def _times(against: Against) -> str:
-    """How it compares, in figures; a large page has thousands of cells that are as their peers."""
-    ratio = against.ratio
+def _times(comparison: Comparison) -> str:
+    """The ratio; "" for the thousands of cells of a large page that equal their peers."""
+    ratio = comparison.ratio
     if ratio is None:
         return ""
-    return ", cut short" if ratio >= CUT_SHORT else f", {ratio:.3g} x" if against.stands_out else ""
+    if ratio >= CUT_SHORT:
+        return ", cut short"
+    return f", {ratio:.3g} x" if comparison.stands_out else ""
 
 
-def _frames(grid: Grid, at: Plot, found: Sequence[Accused]) -> Iterator[str]:
-    """A frame around the row of an accused node, its rail's part of it, or a bad path's cells."""
+def _frames(grid: Grid, at: Plot, found: Sequence[LocatedBlame]) -> Iterator[str]:
+    """Frames around the row of a blamed node, its rail's part of it, or a bad path's cells."""
     for one in found:
         for node in (name for name in one.nodes if name in at.rows):
             first = grid.rails.index(one.rail) if one.rail in grid.rails else 0
@@ -235,7 +247,7 @@ def _frames(grid: Grid, at: Plot, found: Sequence[Accused]) -> Iterator[str]:
                 yield _frame(framed, x, at.rows[row.node], at.side, at.tall)
 
 
-def _frame(one: Accused, x: float, y: float, width: float, height: float) -> str:
+def _frame(one: LocatedBlame, x: float, y: float, width: float, height: float) -> str:
     css = "frame" if one.certain else "frame maybe"
     return (
         f'<rect class="{css}" x="{number(x - 1)}" y="{number(y - 1)}" '
@@ -245,7 +257,7 @@ def _frame(one: Accused, x: float, y: float, width: float, height: float) -> str
 
 
 ENDPOINTS = 40_000
-"""Beyond, neighbours share a dot, and the worst of them colours it."""
+"""With more endpoints, neighbours share a dot in the colour of the worst."""
 
 _PER_LINE = 128
 _DOT, _GAP, _GUTTER, _LEAF_GAP, _ENDPOINTS_LINE = 4.0, 6.0, 130.0, 3.0, 13.0
@@ -285,7 +297,7 @@ def thumbnail(observed: Observed, best: Mapping[Endpoint, float]) -> str:
 
 
 def _worst(ratios: Iterable[float | None]) -> Step | None:
-    """None where nothing was tried."""
+    """The colour of the worst ratio; None if nothing was tried."""
     found = [BROKEN if ratio == math.inf else step(ratio) for ratio in ratios if ratio is not None]
     return max(found, key=_ORDER.index, default=None)
 

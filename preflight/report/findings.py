@@ -1,4 +1,4 @@
-"""One finding per cause: a dead node is one line, not nineteen; a bad host, not its pairs."""
+"""Groups verdicts into one finding per cause: a dead node, or a bad host, is one line, not many."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ COUNTED = (
     (Outcome.WAIVED, "waived"),
     (Outcome.NOT_RUN, "not run"),
     (Outcome.BROKEN, "broken"),
-    (Outcome.LOST, "lost"),
+    (Outcome.MISSING, "missing"),
 )
-"""The outcomes in the order in which verdicts are counted, and how each is called there."""
+"""The outcomes in the order in which they are counted, and the word for each."""
 
 _AND = " and "
-_WAIT = "look for what these nodes share before you touch any of them (see the note)"
+_WAIT = "find what these nodes share before you change any of them (see the note)"
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """What is shown for one cause; `subjects` are nodes or pairs that share it word for word."""
+    """What is shown for one cause; `subjects`: nodes or pairs with exactly the same finding."""
 
     outcome: Outcome
     subjects: tuple[str, ...]
@@ -44,9 +44,9 @@ class Finding(Struct, frozen=True, kw_only=True):
     sentence: str
     advice: str
     also: tuple[str, ...] = ()
-    """Other checks whose verdict on the same subject has the same cause."""
+    """Other checks whose verdicts on the subject have the same cause."""
     verdicts: int = 1
-    condemns: bool = False
+    makes_not_ready: bool = False
 
 
 def findings(
@@ -54,7 +54,7 @@ def findings(
 ) -> tuple[Finding, ...]:
     """Group verdicts that are not fine by their cause, then merge identical ones over subjects.
 
-    `suspected`: checks that condemn so many nodes that no node should be taken out for it.
+    `suspected`: checks that fail on so many nodes that no node should be drained for them.
     """
     single = [blame for blame in blames if blame.kind != "systemic"]
     by_pair = grouped((name, blame) for blame in single for name in dict.fromkeys(blame.pairs))
@@ -65,7 +65,7 @@ def findings(
         if entry.verdict.outcome in NOT_FINE
         for cause in _causes(entry, *several.get(entry.subject, ("", ())))
     )
-    _tell_apart(groups)
+    _merge_double_culprits(groups)
     by_component = {blame.component: blame for blame in blames}
     each = (_joined(who, own, by_component.get(who)) for (who, _), own in groups.items())
     merged = grouped(((one.check, one.sentence, one.advice, one.outcome), one) for one in each)
@@ -75,22 +75,22 @@ def findings(
 
 
 def _several(own: Sequence[BlameRow]) -> tuple[str, Sequence[BlameRow]]:
-    """How the components to blame for one pair are called together, and what is said of each."""
+    """The joint name of all components that are blamed for one pair, and their rows."""
     return components(one.component for one in own), own
 
 
-def _causes(entry: Entry, both: str, own: Sequence[BlameRow]) -> list[tuple[str, str]]:
-    """Under each whom it condemns, and why: two checks that name one culprit are one finding."""
+def _causes(entry: Entry, joint: str, own: Sequence[BlameRow]) -> list[tuple[str, str]]:
+    """(subject at fault, cause) of a verdict: two checks with the same culprit are one finding."""
     subjects: Sequence[str] = entry.verdict.culprits or (entry.verdict.blame or entry.subject,)
-    if own and entry.verdict.blame == both:
-        # A path with a fault of its own, beside that of its end, is a second finding.
-        told = (name for one in own for name in one.culprits or (one.component,))
-        subjects = tuple(dict.fromkeys(told))
+    if own and entry.verdict.blame == joint:
+        # A path with a fault of its own, besides that of its end, is a second finding.
+        names = (name for one in own for name in one.culprits or (one.component,))
+        subjects = tuple(dict.fromkeys(names))
     return [(subject, entry.verdict.cause or entry.check) for subject in subjects]
 
 
-def _tell_apart(groups: dict[tuple[str, str], list[Entry]]) -> None:
-    """A pair of two culprits that are found anyway is no third finding."""
+def _merge_double_culprits(groups: dict[tuple[str, str], list[Entry]]) -> None:
+    """Merge "a and b" into a's finding, if a and b have findings of their own."""
     for both, cause in [key for key in groups if _AND in key[0]]:
         each = [(name, cause) for name in both.split(_AND)]
         if all(key in groups for key in each):
@@ -108,7 +108,7 @@ def _joined(subject: str, group: Sequence[Entry], blame: BlameRow | None) -> Fin
         advice=blame.advice if blame and from_sweep else worst.verdict.advice,
         also=tuple(dict.fromkeys(e.check for e in group if e.check != worst.check)),
         verdicts=len(group),
-        condemns=any(entry.verdict.condemns for entry in group),
+        makes_not_ready=any(entry.verdict.makes_not_ready for entry in group),
     )
 
 
@@ -118,26 +118,26 @@ def _over_subjects(same: Sequence[Finding]) -> Finding:
         subjects=tuple(subject for finding in same for subject in finding.subjects),
         also=tuple(dict.fromkeys(name for finding in same for name in finding.also)),
         verdicts=sum(finding.verdicts for finding in same),
-        condemns=any(finding.condemns for finding in same),
+        makes_not_ready=any(finding.makes_not_ready for finding in same),
     )
 
 
 def suspicions(entries: Iterable[Entry], nodes: int) -> dict[str, str]:
-    """Say of checks that condemn so many nodes that the fleet is not the likely culprit.
+    """A note for each check that fails on so many nodes that one shared cause is likelier.
 
     Counted on nodes, never on pairs: one slow host makes half of the pairs bad at N = 4.
     """
-    condemned: dict[str, set[str]] = {}
+    at_fault: dict[str, set[str]] = {}
     for entry in entries:
         names = entry.verdict.culprits
         if not names and len(entry.nodes) == 1:
             names = (entry.verdict.blame or entry.subject,)
-        if entry.verdict.condemns and names:
-            condemned.setdefault(entry.check, set()).update(names)
+        if entry.verdict.makes_not_ready and names:
+            at_fault.setdefault(entry.check, set()).update(names)
     return {
-        check: f"{check} condemns {len(names)} of {nodes} nodes: this looks like the inventory, "
-        "the check or one shared cause rather than that many faults; do not drain on it"
-        for check, names in condemned.items()
+        check: f"{check} fails on {len(names)} of {nodes} nodes: the inventory, the check or one "
+        "shared cause is likelier than that many faults; do not drain nodes for it"
+        for check, names in at_fault.items()
         if shared_cause(len(names), nodes)
     }
 

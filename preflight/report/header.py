@@ -1,4 +1,4 @@
-"""Before anything is measured: who, how reached, what will run, how long, where it goes."""
+"""The header of a run: the nodes, how they are reached, what will run, how long, and the report."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from msgspec import Struct
 
 from preflight.core.statistics import grouped
 from preflight.core.text import many
-from preflight.core.thresholds import Told, shipped
-from preflight.core.thresholds import words as words_of
+from preflight.core.thresholds import Override, describe_override, shipped
 from preflight.facts.basics import Count
 from preflight.fleet.model import today
 from preflight.fleet.nodeset import fold
@@ -30,7 +29,7 @@ _BASELINE = "baseline "
 
 
 class WaiverRow(Struct, frozen=True, kw_only=True):
-    """A failure that is accepted for a while, and how many verdicts of this run it was."""
+    """A failure that is accepted for a while, and how many verdicts of this run it covered."""
 
     check: str
     nodes: tuple[str, ...]
@@ -41,7 +40,7 @@ class WaiverRow(Struct, frozen=True, kw_only=True):
 
 
 class OffRow(Struct, frozen=True, kw_only=True):
-    """A check that these nodes are not judged by, and where that is written."""
+    """A check that is off for these nodes, and where the inventory says so."""
 
     check: str
     nodes: tuple[str, ...]
@@ -49,7 +48,7 @@ class OffRow(Struct, frozen=True, kw_only=True):
 
 
 class NumberRow(Struct, frozen=True, kw_only=True):
-    """A number that stands in for a shipped one, and where that is written."""
+    """A number that replaces a shipped one, and where the inventory sets it."""
 
     name: str
     value: float
@@ -59,7 +58,7 @@ class NumberRow(Struct, frozen=True, kw_only=True):
 
 
 class Overrides(Struct, frozen=True, kw_only=True):
-    """All three; empty where the inventory says nothing of the kind."""
+    """What the inventory overrides: waivers, checks that are off, numbers."""
 
     waivers: tuple[WaiverRow, ...] = ()
     off: tuple[OffRow, ...] = ()
@@ -67,7 +66,7 @@ class Overrides(Struct, frozen=True, kw_only=True):
 
 
 def overrides(fleet: Fleet, day: date, entries: Iterable[Entry] = ()) -> Overrides:
-    """Collect them; `entries` are the run's verdicts, where it is over."""
+    """Collect a fleet's overrides; `entries`: the run's verdicts, once it is over."""
     waived = Counter(
         (entry.check, name)
         for entry in entries
@@ -107,10 +106,10 @@ def _off(hosts: Sequence[Host]) -> Iterable[OffRow]:
 
 def _numbers(hosts: Sequence[Host]) -> Iterable[NumberRow]:
     alike = grouped(
-        ((f"{kind}{name}", told.value, told.where), host.name)
+        ((f"{kind}{name}", override.value, override.where), host.name)
         for host in hosts
-        for kind, numbers in (("", host.promised.limits), (_BASELINE, host.promised.baselines))
-        for name, told in numbers.items()
+        for kind, numbers in (("", host.expected.limits), (_BASELINE, host.expected.baselines))
+        for name, override in numbers.items()
     )
     for (name, value, where), names in alike.items():
         known = shipped().get(name)
@@ -124,34 +123,34 @@ def _numbers(hosts: Sequence[Host]) -> Iterable[NumberRow]:
 
 
 def before(fleet: Fleet, day: date) -> list[str]:
-    """Lines of the header: an operator must see what this run will not hold against anyone."""
-    told = overrides(fleet, day)
-    lines = [f"{label:<8} {_waiver(one)}{end}" for one, label, end in _waivers(told)]
-    lines += [f"off      {words}" for words in _switches(told)]
-    for one in told.numbers:
-        said = words_of(one.name, Told(one.value, one.by))
-        lines.append(f"number   {said} for {fold(one.nodes)}")
+    """Lines of the header: an operator must see what will not count against a node in this run."""
+    found = overrides(fleet, day)
+    lines = [f"{label:<8} {_waiver(one)}{end}" for one, label, end in _waivers(found)]
+    lines += [f"off      {words}" for words in _switches(found)]
+    for one in found.numbers:
+        number = describe_override(one.name, Override(one.value, one.by))
+        lines.append(f"number   {number} for {fold(one.nodes)}")
     return lines
 
 
-def after(told: Overrides) -> list[tuple[str, str]]:
-    """Label and line of each, for the summary; a waiver says what it was good for."""
+def after(found: Overrides) -> list[tuple[str, str]]:
+    """(label, line) of each for the summary; a waiver says how many verdicts it covered."""
     lines = []
-    for one, label, end in _waivers(told):
-        good = many(one.verdicts, "verdict") if one.verdicts else "nothing to waive in this run"
-        lines.append((label, f"{_waiver(one)}{end or f' ({good})'}"))
-    return lines + [("off", words) for words in _switches(told)]
+    for one, label, end in _waivers(found):
+        covered = many(one.verdicts, "verdict") if one.verdicts else "nothing to waive in this run"
+        lines.append((label, f"{_waiver(one)}{end or f' ({covered})'}"))
+    return lines + [("off", words) for words in _switches(found)]
 
 
-def _waivers(told: Overrides) -> Iterable[tuple[WaiverRow, str, str]]:
-    """Each with its label, and what is to be done where it has expired."""
-    for one in told.waivers:
+def _waivers(found: Overrides) -> Iterable[tuple[WaiverRow, str, str]]:
+    """Each waiver with its label, and what to do if it has expired."""
+    for one in found.waivers:
         expired = "; it has no effect: remove or renew it" if one.expired else ""
         yield one, "expired" if expired else "waived", expired
 
 
-def _switches(told: Overrides) -> list[str]:
-    return [f"{one.check} for {fold(one.nodes)} ({one.by})" for one in told.off]
+def _switches(found: Overrides) -> list[str]:
+    return [f"{one.check} for {fold(one.nodes)} ({one.by})" for one in found.off]
 
 
 def _waiver(one: WaiverRow) -> str:
@@ -159,16 +158,16 @@ def _waiver(one: WaiverRow) -> str:
 
 
 LOGINS = 1000
-"""Nodes above which a login each takes longer than it should: see docs/slurm.md."""
+"""With more nodes, logging in to each takes too long: see docs/slurm.md."""
 
 
 def slurm_job(fleet: Fleet) -> str:
-    """Return the job whose allocation we run in; empty if we know of none."""
+    """Return the id of the Slurm job in which preflight runs; empty if it is not known."""
     return (fleet.job.environ or {}).get("", {}).get("SLURM_JOB_ID", "")[:20]
 
 
 def too_many_logins(fleet: Fleet) -> list[str]:
-    """Recommend srun for a fleet that is too large to be logged in to."""
+    """Recommend srun for a fleet that is too large for a login to each node."""
     if sum(host.transport not in ("srun", "torchrun", "local") for host in fleet.hosts) <= LOGINS:
         return []
     return [
@@ -196,14 +195,14 @@ def header(
     estimate: Sequence[str],
     where: str,
 ) -> list[str]:
-    """Lay out the header; nothing in it is secret. `estimate`: its lines on time, as they are."""
+    """Lay out the header; nothing in it is secret. `estimate`: finished lines on the time."""
     total = len(fleet.hosts)
     nodes = many(total, "node")
-    gpus = sum(host.promised.gpus or 0 for host in fleet.hosts)
-    promised = f", {gpus} GPUs promised" if gpus else ", nothing promised"
-    sources = sorted({host.promised.origin.split(" [")[0] for host in fleet.hosts} - {""})
-    promises = (
-        f"; promises: {', '.join(sources)}" if sources and fleet.origin not in sources else ""
+    gpus = sum(host.expected.gpus or 0 for host in fleet.hosts)
+    hardware = f", {gpus} GPUs expected" if gpus else ", nothing expected"
+    sources = sorted({host.expected.origin.split(" [")[0] for host in fleet.hosts} - {""})
+    inventory = (
+        f"; expected by {', '.join(sources)}" if sources and fleet.origin not in sources else ""
     )
     rounds = len(planned.rounds) if planned else 0
     fabric = f", {many(rounds, 'round')} of pairs" if rounds else ""
@@ -213,7 +212,7 @@ def header(
     environ = fleet.job.environ_origin or "not known"
     return [
         f"preflight {version}",
-        f"fleet    {who}  {nodes}{promised}  (from {fleet.origin}{promises})",
+        f"fleet    {who}  {nodes}{hardware}  (from {fleet.origin}{inventory})",
         f"reach    {reach}, {_how_many(fleet, nodes, at_most)}",
         *too_many_logins(fleet),
         f"job      master {fleet.master.name} port {port}; environment: {environ}",
@@ -230,16 +229,16 @@ def header(
 
 
 def _environ(fleet: Fleet) -> list[str]:
-    """Say which of the job's variables burn-in and sweep run with, and which not, by reason."""
+    """The job's variables with which burn-in and sweep run, and those left out, by reason."""
     given, left_out = fleet.measured_in
     reasons = grouped((why, name) for name, why in sorted(left_out.items()))
-    told = [f"burn-in and sweep run with the job's {', '.join(given)}"] if given else []
-    told += [f"without {', '.join(names)} ({why})" for why, names in reasons.items()]
-    return [f"environ  {'; '.join(told)}"] if told else []
+    parts = [f"burn-in and sweep run with the job's {', '.join(given)}"] if given else []
+    parts += [f"without {', '.join(names)} ({why})" for why, names in reasons.items()]
+    return [f"environ  {'; '.join(parts)}"] if parts else []
 
 
 def _rounds(fleet: Fleet, planned: Planned) -> list[str]:
-    """Say which rounds, how to have the same again, and who said what hangs on which leaf."""
+    """The rounds, the seed that repeats them, and the source of the topology."""
     leaves = len(set(planned.leaves.values()))
     known = f"{leaves} {'leaf' if leaves == 1 else 'leaves'} by {planned.topology}"
     lacking = [host.name for host in fleet.hosts if host.name not in planned.leaves]
@@ -265,9 +264,9 @@ _MOST_PARTS: Final = 4
 
 
 def reach_words(hosts: Sequence[Host], known: Mapping[str, Way], slurm_job: str = "") -> str:
-    """Say how the nodes are reached; `known`: the ways found out so far, by node name."""
+    """How the nodes are reached; `known`: the ways found out so far, by node name."""
     job = f"Slurm job {slurm_job}, one step" if slurm_job else "one Slurm step"
-    said = {**_OTHERS, "srun": f"srun ({job})"}
+    titles = {**_OTHERS, "srun": f"srun ({job})"}
     others: dict[str, list[str]] = {}
     by_ssh: dict[tuple[str, str], list[str]] = {}
     for host in hosts:
@@ -280,7 +279,7 @@ def reach_words(hosts: Sequence[Host], known: Mapping[str, Way], slurm_job: str 
     parts = [f"ssh ({_ssh(by_ssh)}, known hosts only)"] if by_ssh else []
     mixed = len(others) + len(by_ssh) > 1
     for name, names in others.items():
-        words = said.get(name, name)
+        words = titles.get(name, name)
         parts.append(f"{words} x{len(names)}" if mixed else words)
     return ", ".join(parts)
 

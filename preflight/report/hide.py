@@ -1,11 +1,11 @@
-"""Replace every secret by a number, the same one wherever it stands: fields, sentences, patterns.
+"""Replaces every secret by a numbered name, the same one in fields, sentences and patterns.
 
-`gpu041` is `node-41` in the exclude list, in the sentence about it and in the middle of a path.
-What is known by its form alone (addresses, UUIDs, home folders) is numbered as it comes.
+`gpu041` becomes `node-41` in the exclude list, in sentences and inside a path. Secrets known only
+by their form (addresses, UUIDs, home folders) are numbered as they appear.
 
-Two addresses share as many first bits as before (prefix-preserving, as Crypto-PAn of Xu, Fan, Ammar
-and Moon, 2002), so subnets, gateways and GIDs that embed an address still agree.
-The key is drawn anew for each use and kept nowhere.
+Two addresses share as many leading bits as before (prefix-preserving, as in Crypto-PAn by Xu, Fan,
+Ammar and Moon, 2002), so subnets, gateways and GIDs that embed an address still agree. The key is
+random for each use and stored nowhere.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _Trie = dict[str, "_Trie"]
 
 
 def any_of(words: Iterable[str]) -> str:
-    """A pattern that matches the longest of these words; one that matches nothing for none."""
+    """A pattern that matches the longest of these words; without words it matches nothing."""
     root: _Trie = {}
     for word in words:
         at = root
@@ -47,11 +47,11 @@ def any_of(words: Iterable[str]) -> str:
 
 
 _DEEP = 40
-"""Words that each go on where another ends; of more the rest of the word, whatever it is."""
+"""The deepest chain of words that extend each other; beyond, any rest of a word matches."""
 
 
 def _pattern(node: _Trie, depth: int = 0) -> str:
-    """Longest first: the end of a word is tried when nothing goes on from there."""
+    """Longest first: the end of a word matches only where no longer word does."""
     if depth > _DEEP:
         return r"[\w.-]*"
     steps: list[str] = []
@@ -73,7 +73,7 @@ T = TypeVar("T")
 _OURS = frozenset(
     ("check", "outcome", "tier", "kind", "state", "turn", "slow", "phase", "backend", "also")
 )
-"""Fields whose words are ours, and must stay what they are."""
+"""Fields that hold preflight's own words, which stay as they are."""
 
 _OURS_AS_STARTED = frozenset(("preflight", "run", "started"))
 _FORMS = rf"""
@@ -82,17 +82,17 @@ _FORMS = rf"""
 | {PLAIN}
 """
 _LONGEST = 253
-"""Characters of a name that are looked for; of a longer one all that follows in its line goes."""
+"""The longest name that is matched whole; a longer one takes the rest of its line with it."""
 _LABELS = 64
 _MOST_UNFOLDED = 1 << 19
-"""Names in all node sets of a document: 4,096 nodes in 128 sets that differ."""
+"""The most names in all node sets of a document: 4,096 nodes in 128 different sets."""
 
 
 class Hider:
-    """Knows what was replaced by what; ask it again and the answer is the same."""
+    """Replaces secrets, and remembers each replacement so that it is the same everywhere."""
 
     def __init__(self, known: Mapping[str, Kind], addresses: Addresses | None = None) -> None:
-        """`addresses`: takes valid ones in place of real ones, where checks are to judge them."""
+        """`addresses`: replaces addresses by valid ones, which checks can still judge."""
         self._addresses = addresses
         self._stems = {kind: _stem(kind, known) for kind in {*known.values(), *_KINDS}}
         self._counted: dict[Kind, int] = {}
@@ -104,7 +104,7 @@ class Hider:
             self._number(name, kind)
         self._call_short([name for name, kind in known.items() if kind in ("node", "host")])
         reasons = [name.lower() for name, kind in known.items() if kind == "reason"]
-        # A name of few letters stands in many a word; one with digits is hidden wherever it is.
+        # A short name without digits is part of many words: it is hidden only as a whole word.
         names = self._given.keys() - {*reasons}
         long = {name for name in names if len(name) > _LONGEST}
         loose = [name for name in names - long if len(name) > 3 and any(map(str.isdigit, name))]  # noqa: PLR2004
@@ -119,7 +119,7 @@ class Hider:
         )
 
     def _call_short(self, names: Sequence[str]) -> None:
-        """Number `gpu041` as `gpu041.corp.example`, unless that is the name of several."""
+        """Give `gpu041` the number of `gpu041.corp.example`, unless several hosts share it."""
         often = Counter(short_of(name).lower() for name in names)
         for name in names:
             short = short_of(name).lower()
@@ -129,13 +129,13 @@ class Hider:
                 self._number(short, "host")
 
     def words(self, text: str) -> str:
-        """Hide what a text tells."""
+        """Replace the secrets in a text."""
         if text not in self._done:
             self._done[text] = self._pattern.sub(self._replaced, text)
         return self._done[text]
 
     def all_of(self, value: T) -> T:
-        """Hide it in everything that a value holds: structures, lists, keys and strings."""
+        """Replace the secrets in a value: in structures, lists, keys and strings."""
         hidden: Any = self._hidden(value)
         return hidden  # type: ignore[no-any-return]  # of the very type that went in
 
@@ -156,27 +156,27 @@ class Hider:
         return value
 
     def _replaced(self, match: re.Match[str]) -> str:
-        kind, said = _form_of(match), match[0]
+        kind, found = _form_of(match), match[0]
         if kind == "folded":
-            if said not in self._sets:
-                self._sets[said] = self._unfolded(said)
-            return self._sets[said]
+            if found not in self._sets:
+                self._sets[found] = self._unfolded(found)
+            return self._sets[found]
         if kind in ("loose", "known"):
-            return self._known(said) or self._number(said, "other")
+            return self._known(found) or self._number(found, "other")
         if kind in _PART_OF:
             return self._of_form(kind, match)
         if kind in ("ip4", "ip6"):
-            return self._of_address(said)
-        return self._number(said, _KIND_OF.get(kind, kind))
+            return self._of_address(found)
+        return self._number(found, _KIND_OF.get(kind, kind))
 
-    def _of_address(self, said: str) -> str:
-        """An address, or what only looks like one."""
-        if _is_address(said):
-            return self._number(said, "address")
-        if _is_address(said[:-1]):  # "2001:4:112:::", with a colon that is the sentence's
-            return self._number(said[:-1], "address") + said[-1]
-        parts = said.split(":")  # "ab12:22:7": a host, and numbers
-        return ":".join(map(self.words, parts)) if len(parts) > 1 else said
+    def _of_address(self, text: str) -> str:
+        """Replace an address, or the parts of what only looks like one."""
+        if _is_address(text):
+            return self._number(text, "address")
+        if _is_address(text[:-1]):  # "2001:4:112:::", with a colon that is the sentence's
+            return self._number(text[:-1], "address") + text[-1]
+        parts = text.split(":")  # "ab12:22:7": a host, and numbers
+        return ":".join(map(self.words, parts)) if len(parts) > 1 else text
 
     def _of_form(self, kind: str, match: re.Match[str]) -> str:
         group, stem = _PART_OF[kind]
@@ -190,31 +190,31 @@ class Hider:
         return match[0].removesuffix(name) + self._number(name, stem)
 
     def _host(self, name: str) -> str:
-        """A host of the fleet by its number, another one by one of its own."""
+        """Replace a host's name; one outside the fleet gets a number of its own."""
         return self._known(name) or self._number(name, "host")
 
-    def _known(self, said: str) -> str | None:
-        """A name, also with its domain, which nobody else needs to know."""
-        low = said.lower()
+    def _known(self, name: str) -> str | None:
+        """The replacement of a known name, with or without its domain; None if it is not known."""
+        low = name.lower()
         parts = low.split(".", _LABELS)
         shorter = (".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1))
         return next((self._given[one] for one in (low, *shorter) if one in self._given), None)
 
-    def _unfolded(self, said: str) -> str:
+    def _unfolded(self, folded: str) -> str:
         if self._unfolded_names > _MOST_UNFOLDED:
-            return self._number(said, "host")
+            return self._number(folded, "host")
         try:
-            names = expand(said)
+            names = expand(folded)
         except UsageError:
             names = ()
         self._unfolded_names += len(names)
         if not any(map(self._known, names)):
-            return self._plain(said)
+            return self._plain(folded)
         return fold(self._known(name) or self._number(name, "host") for name in names)
 
-    def _plain(self, said: str) -> str:
-        """No node set after all: what is in it may be known all the same."""
-        head, bracket, tail = said.partition("[")
+    def _plain(self, text: str) -> str:
+        """Replace the secrets in what only looks like a node set."""
+        head, bracket, tail = text.partition("[")
         return self.words(head) + bracket + self.words(tail)
 
     def _number(self, name: str, kind: Kind) -> str:
@@ -231,30 +231,30 @@ _KIND_OF = {"mac": "address", "long": "other"}
 _PART_OF = {
     part.partition("_")[0]: (part, kind) for part, kind in NAMED.items() if part != "mail_host"
 }
-"""Of what a form names, the part that is hidden, and what it is."""
+"""By form, the group that is hidden, and its kind."""
 
 _KINDS = (
     *("node", "leaf", "host", "domain", "user", "serial", "uuid", "guid", "address"),
     *("reason", "other"),
 )
 _VALID = ("address", "guid")
-"""Those in whose place a valid one can stand."""
+"""Kinds that can be replaced by a valid address."""
 
 
 def _form_of(match: re.Match[str]) -> str:
-    """Which of the alternatives it was; groups within one come after it."""
+    """The alternative that matched; groups inside it come after it."""
     return next(name for name, found in match.groupdict().items() if found is not None)
 
 
 def _stem(kind: Kind, known: Mapping[str, Kind]) -> str:
-    """What stands in for it; no real name may look like it, or one would be taken for another."""
+    """The stem of the numbered names; no real name may look like one of them."""
     taken = re.compile(rf"{kind}-\d+", re.IGNORECASE)
     return f"some-{kind}" if any(taken.fullmatch(name) for name in known) else kind
 
 
-def _is_address(said: str) -> bool:
+def _is_address(text: str) -> bool:
     try:
-        found = ipaddress.ip_address(said)
+        found = ipaddress.ip_address(text)
     except ValueError:
         return False
     return not (found.is_loopback or found.is_unspecified)
@@ -268,7 +268,7 @@ _CLASSES = tuple(
         *("fe80::/64", "fc00::/7", "ff00::/8", "2000::/3"),
     )
 )
-"""What a check may tell apart: the bits of its class stay. A link-local address has one subnet."""
+"""Address classes that checks distinguish: their bits stay. Link-local addresses share a subnet."""
 
 _MAPPED = IPv6Network("::ffff:0:0/96")
 _MAC = re.compile("[0-9a-f]{2}(:[0-9a-f]{2}){5,19}", re.IGNORECASE)
@@ -280,13 +280,13 @@ _TRIES = 64
 
 
 class Addresses:
-    """Real address → the one that is shown, the same each time."""
+    """Maps a real address to the one that is shown, the same each time."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
 
     def other(self, text: str) -> str:
-        """Another address, IP, MAC or GUID, written as this one is; "" for what is none."""
+        """Another IP, MAC or GUID, written in the same form; "" if `text` is not an address."""
         if _MAC.fullmatch(text):
             return self._mac(bytes.fromhex(text.replace(":", ""))).hex(":")
         if _GUID.fullmatch(text):
@@ -305,7 +305,7 @@ class Addresses:
         return other.exploded if len(text) == _WHOLE_GROUPS else str(other)
 
     def _mac(self, real: bytes) -> bytes:
-        """As many bytes: locally administered, and multicast where this one is."""
+        """As many bytes, locally administered, and multicast if this one is."""
         digest = hashlib.blake2b(real, key=self._key, digest_size=len(real)).digest()
         return bytes((2 | real[0] & 1, *digest[1:]))
 
@@ -319,12 +319,12 @@ class Addresses:
             other = self._scrambled(other, own)
             if other != real and _class_of(other) == own:
                 return other
-        return type(real)(int(real) ^ 1)  # of 16 bits one key in 65,536 flips none, ever
+        return type(real)(int(real) ^ 1)  # for 16 bits, one key in 65,536 never flips any
 
     def _scrambled(
         self, real: IPv4Address | IPv6Address, own: IPv4Network | IPv6Network | None
     ) -> IPv4Address | IPv6Address:
-        """Flip each bit behind the class by what stands before it."""
+        """Flip each bit after the class by a keyed hash of the bits before it."""
         bits, value = real.max_prefixlen, int(real)
         flips = 0
         for place in range(own.prefixlen if own else 0, bits):

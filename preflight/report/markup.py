@@ -1,8 +1,8 @@
-"""How our pages look: templates, five colours, light or dark, and escaped text.
+"""How preflight's pages look: templates, five colours, light or dark, and escaped text.
 
-What a template does not write itself is text, whoever wrote it. The reds are ColorBrewer's OrRd,
-"colorblind safe" and of falling lightness (on a dark screen of rising lightness); a pair that gave
-no time has a letter, so nothing is told by colour alone.
+Everything that a template does not write itself is escaped. The reds are ColorBrewer's OrRd,
+"colorblind safe" and of falling lightness (on a dark screen of rising lightness); a pair without a
+result has a letter, so that no information is in the colour alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST_NAMED = 8
 
 @cache
 def template(name: str) -> Template:
-    """Compile a template; its own line breaks and indentation are no part of the page."""
+    """Compile a template, without its own line breaks and indentation."""
     from jinja2 import Environment, StrictUndefined
 
     page = Environment(autoescape=True, finalize=escaped, undefined=StrictUndefined)
@@ -60,7 +60,7 @@ def many(number: int, word: str) -> str:
 
 
 def date_of(started: str) -> str:
-    """Say when as people do; what is no date stays as it is."""
+    """Write a date for people; text that is not a date stays as it is."""
     try:
         when = datetime.fromisoformat(started)
     except ValueError:
@@ -70,14 +70,14 @@ def date_of(started: str) -> str:
 
 
 def span_of(seconds: float) -> str:
-    """Say how long: "41 s", "12 min", "2.5 h"."""
+    """Write a duration: "41 s", "12 min", "2.5 h"."""
     if seconds < _MINUTE:
         return f"{seconds:.0f} s"
     return f"{seconds / _MINUTE:.0f} min" if seconds < _LONG else f"{seconds / _HOUR:.1f} h"
 
 
 def folded(subjects: Iterable[str]) -> str:
-    """Fold node names into a pattern; pairs and sets, and what is no host name, are listed."""
+    """Fold node names into a pattern; pairs, sets and anything else are listed."""
     plain: list[str] = []
     rest: list[str] = []
     for name in subjects:
@@ -94,9 +94,9 @@ class Step(Struct, frozen=True):
     """The same on a dark screen."""
     words: str
     up_to: float = 0.0
-    """Times as long as the peers take, exclusively."""
+    """Ratios below this: times as long as the peers take."""
     strong: bool = False
-    """Whether what is written on it must be of the page's own colour."""
+    """Whether text on it must have the page's background colour."""
 
 
 NO_PEERS = Step("cp", "#9ecae1", "#2f5a73", "no peers to compare with")
@@ -118,26 +118,26 @@ LEGEND = (*STEPS, BROKEN, NO_PEERS)
 
 
 def step(ratio: float | None) -> Step:
-    """The colour of a pair that takes `ratio` times as long as its peers; None: it has none."""
+    """The colour of a pair that takes `ratio` times as long as its peers; None: no peers."""
     if ratio is None:
         return NO_PEERS
     return next((one for one in STEPS if ratio < one.up_to), STEPS[-1])
 
 
 def _fills() -> str:
-    """Style rules that fill the shapes of each class; the reader's system says light or dark."""
+    """Style rules that fill the shapes of each class; the reader's system chooses light or dark."""
     light = "".join(f".{one.css}{{fill:{one.colour}}}" for one in LEGEND)
     dark = "".join(f".{one.css}{{fill:{one.dark}}}" for one in LEGEND)
     return f"{light}@media screen and (prefers-color-scheme:dark){{{dark}}}"
 
 
 def file(name: str) -> str:
-    """A file of this room that is no Python."""
+    """A template or style sheet of this package."""
     return (_FILES / name).read_text(encoding="utf-8")
 
 
 def style(*layout: str) -> str:
-    """All rules of a page: colours, drawings, and its layout; no address, no font, no image."""
+    """All style rules of a page: colours, layout and figures; no address, font or image."""
     return file("colours.css") + "".join(map(file, layout)) + file("figures.css") + _fills()
 
 

@@ -1,7 +1,7 @@
-"""A run's folder: made when the first file needs it; a full disk costs a file, never a verdict.
+"""A run's folder, made when its first file is written; a full disk costs a file, never a verdict.
 
-A run of ours is a folder of our own, named by its time, with nothing in it that we did not write.
-Anything else in there is somebody's, and is neither read nor removed; no link is ever followed.
+Only a folder that is ours, is named by its time and holds nothing but files that preflight writes
+counts as a run. Other folders and files are neither read nor removed; no link is ever followed.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 
 PLACES = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  a private folder is made there
 LEAST_BYTES = 64 << 10
-"""Free space below which nothing is begun: not even a small fleet's report would fit."""
+"""A run is not begun with less free space: not even a small fleet's report would fit."""
 
 
-class Kept:
-    """A private folder elsewhere, made when the first file needs it."""
+class Fallback:
+    """A private folder elsewhere for files that the run's folder does not take."""
 
     def __init__(self) -> None:
         self._folders: list[Path] = []
         self._names: dict[Path, list[str]] = {}
         self._lost: list[str] = []
 
-    def keep(self, name: str, content: bytes) -> None:
+    def write(self, name: str, content: bytes) -> None:
         """Write the file into the first place that takes it."""
         own = [os.environ["TMPDIR"]] if os.environ.get("TMPDIR") else []
         if not any(self._written(folder, name, content) for folder in self._folders) and not any(
@@ -58,15 +58,15 @@ class Kept:
 
     @property
     def words(self) -> str:
-        """What is where instead, and what is nowhere."""
-        said = [f"{' and '.join(names)} kept in {at}" for at, names in self._names.items() if names]
-        return "; ".join([*said, *(f"{name} is lost" for name in self._lost)])
+        """Where the files are instead, and which could be written nowhere."""
+        kept = [f"{' and '.join(names)} kept in {at}" for at, names in self._names.items() if names]
+        return "; ".join([*kept, *(f"{name} is lost" for name in self._lost)])
 
     def _made(self, place: Path, name: str, content: bytes) -> bool:
         try:
             folder = Path(tempfile.mkdtemp(prefix="preflight-", dir=place))
         except OSError:
-            return False  # full as well, or not there
+            return False  # full as well, or missing
         if self._written(folder, name, content):
             self._folders.append(folder)
             return True
@@ -83,9 +83,9 @@ class Kept:
 
 
 def full(folder: Path) -> bool:
-    """Whether the disk below an existing folder has no room for a report, as far as it says so.
+    """Whether the disk of an existing folder reports too little room for a report.
 
-    Some network file systems say nothing (no blocks or no inodes at all), and a quota shows later.
+    Some network file systems report nothing (0 blocks or inodes), and a quota shows only later.
     """
     disk = os.statvfs(folder)
     free = disk.f_bavail if os.geteuid() else disk.f_bfree
@@ -96,13 +96,13 @@ def full(folder: Path) -> bool:
 RUNS = "preflight-runs"
 LATEST = "latest"
 KEEP = 30
-"""Runs that are kept unless the operator says otherwise: a month of nights."""
+"""Runs that are kept by default: a month of nights."""
 
 NIGHTS = 30
-"""Earlier runs that a page compares with."""
+"""The most earlier runs with which a page compares."""
 
 OURS = frozenset((REPORT, "ready.hosts", "measured.json", "report.html", "fabric.html", EVENTS))
-"""Every file that a run writes, or that earlier versions wrote."""
+"""Every file that a run writes, or that a run of an earlier version wrote."""
 
 _STAMP = re.compile(r"\d{8}-\d{6}(-\d{1,2})?")
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}")
@@ -114,12 +114,12 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is named as one of ours in a folder of runs."""
+    """Whether a folder's name is that of a run."""
     return bool(_STAMP.fullmatch(path.name))
 
 
 def earlier(path: Path, most: int = NIGHTS) -> tuple[Night, ...]:
-    """The runs beside this one that ended before it, oldest first; none where it stands alone."""
+    """The finished runs before this one in the same folder, oldest first."""
     if not is_run(path):
         return ()
     found: list[Night] = []
@@ -136,15 +136,15 @@ def earlier(path: Path, most: int = NIGHTS) -> tuple[Night, ...]:
 
 
 def point_at(path: Path) -> None:
-    """Let `latest` lead to this run; a file or folder of that name is left as it is. OSError."""
+    """Make `latest` point to this run, unless it is a file or folder. OSError."""
     if is_run(path):
         link_atomically(path.parent / LATEST, path.name)
 
 
 def tidy(path: Path, keep: int) -> list[str]:
-    """Remove the oldest runs beside this one but for `keep`, itself counted; name what is gone.
+    """Keep this run and the newest ones beside it, `keep` in all; return the names removed.
 
-    A run without a report is one that still goes on, or that was killed: it stays.
+    A run without a report is still running, or was killed: it stays.
     """
     if not is_run(path) or keep < 1:
         return []
@@ -165,7 +165,7 @@ def _stamps(above: int) -> list[str]:
 
 
 def names_in(folder: int) -> list[str]:
-    """What is in a folder that is held, if only by its path."""
+    """Names of the entries of an open folder, which may be opened as a path only (O_PATH)."""
     handle = os.open(".", _FOLDER, dir_fd=folder)
     try:
         with os.scandir(handle) as entries:
@@ -176,11 +176,11 @@ def names_in(folder: int) -> list[str]:
 
 @contextmanager
 def _opened(above: int, name: str) -> Iterator[int]:
-    """Hold a run's folder open; OSError for a link, and for a folder of somebody else."""
+    """Hold a run's folder open; OSError for a link, and for a folder of another user."""
     handle = os.open(name, _FOLDER, dir_fd=above)
     try:
         if os.fstat(handle).st_uid not in (os.geteuid(), 0):
-            raise PermissionError(f"{name} belongs to somebody else")
+            raise PermissionError(f"{name} belongs to another user")
         yield handle
     finally:
         os.close(handle)
@@ -199,14 +199,14 @@ def _night(folder: int) -> Night | None:
 
 
 def _removable(above: int, name: str) -> bool:
-    """Whether all that is in there was written by a run of ours that came to its end."""
+    """Whether a folder is a finished run of ours and holds nothing else."""
     with suppress(OSError), _opened(above, name) as folder:
         return REPORT in (_whole(folder, OURS) or ())
     return False
 
 
 def _whole(folder: int, files: Collection[str]) -> list[str] | None:
-    """The files of a folder of ours, its report last; None where anything else is in it."""
+    """The files of a folder of ours, its report last; None if it holds anything else."""
     names = sorted(names_in(folder), key=lambda one: one == REPORT)
     regular = all(
         stat.S_ISREG(os.stat(n, dir_fd=folder, follow_symlinks=False).st_mode) for n in names
@@ -217,9 +217,9 @@ def _whole(folder: int, files: Collection[str]) -> list[str] | None:
 
 
 def remove_folder(above: int, name: str, files: Collection[str], *, needs: str = "") -> bool:
-    """Remove a folder of ours that holds nothing but such files; False where it is none by now.
+    """Remove a folder of ours that holds only `files`; False, without removing it, for others.
 
-    `needs`: the file that tells it from others, if any does.
+    `needs`: a file that it must hold, if any.
     """
     with _opened(above, name) as folder:
         names = _whole(folder, files)
@@ -232,7 +232,7 @@ def remove_folder(above: int, name: str, files: Collection[str], *, needs: str =
 
 
 def new_folder(into: Path, began_s: float) -> Path:
-    """The folder of a new run in a folder of runs; names sort by time."""
+    """The path of a new run in a folder of runs; names sort by time."""
     stamp = datetime.fromtimestamp(began_s, UTC).strftime("%Y%m%d-%H%M%S")
     names = (stamp, *(f"{stamp}-{number}" for number in range(2, 100)))
     return next((into / name for name in names if not (into / name).exists()), into / stamp)
@@ -240,18 +240,18 @@ def new_folder(into: Path, began_s: float) -> Path:
 
 @dataclass
 class Outputs:
-    """The run's folder; made when the first file needs it, so that `--co` leaves nothing."""
+    """The run's folder; made when the first file is written, so that `--co` leaves nothing."""
 
     path: Path
     exclude_file: Path | None = None
-    """Where the nodes to leave out are written, as somebody typed it."""
+    """The file for the nodes to leave out, as the operator typed it."""
     keep: int = KEEP
-    """Runs that stay beside this one, itself counted; 0: all of them."""
+    """Runs to keep, including this one; 0: all of them."""
     metrics: Path | None = None
-    """Where the run's numbers go for Prometheus, if anywhere."""
+    """The file of the run's numbers for Prometheus, if any."""
     trouble: str = field(default="", init=False)
     written: set[str] = field(default_factory=set, init=False)
-    kept: Kept = field(default_factory=Kept, init=False)
+    fallback: Fallback = field(default_factory=Fallback, init=False)
     events: Events = field(init=False)
 
     def __post_init__(self) -> None:
@@ -265,11 +265,11 @@ class Outputs:
         return cls(new_folder(working / RUNS, began_s))
 
     def refuse_unusable(self) -> None:
-        """Say before anything is measured that nothing could be written; UsageError (exit 4)."""
+        """UsageError (exit 4), before anything is measured, if nothing could be written."""
         self._refuse_exclude_file()
         there = next(path for path in (self.path, *self.path.parents) if path.exists())
         if not there.is_dir():
-            raise UsageError(f"--preflight-report: {there} is no folder: give another one")
+            raise UsageError(f"--preflight-report: {there} is not a folder: give another one")
         if not os.access(there, os.W_OK | os.X_OK):
             raise UsageError(f"cannot write into {there}: give a folder with --preflight-report")
         if self.metrics is not None:
@@ -282,7 +282,7 @@ class Outputs:
             with open_folder(self.path, make=False):
                 return
         except FileNotFoundError:
-            return  # what is there of the way to it is fine
+            return  # the existing folders above it are fine
         except OSError as error:
             raise UsageError(
                 f"--preflight-report: {error.strerror}: give a folder of your own"
@@ -309,13 +309,13 @@ class Outputs:
             return str(self.path)
 
     def at(self, name: str) -> str:
-        """Where a file of it is, as a person would type it; nothing where it was not written."""
+        """The path of a file in it, as a person would type it; "" if it was not written."""
         return f"{self.shown}/{name}" if name in self.written else ""
 
     def write(self, name: str, content: bytes) -> None:
-        """Write one file in one piece. A full disk costs its place there, never the verdicts.
+        """Write one file in one piece; if that fails, write it to the fallback folder.
 
-        What an earlier run left there under that name is removed: it would be taken for this one's.
+        Then an earlier run's file of that name is removed: it would be taken for this run's.
         """
         try:
             write_atomically(self.path / name, content)
@@ -323,13 +323,13 @@ class Outputs:
         except OSError as error:
             with suppress(OSError):
                 remove(self.path / name)
-            self.kept.keep(name, content)
+            self.fallback.write(name, content)
             self.trouble = self.trouble or f"cannot write {self.path / name}: {error.strerror}"
 
     def write_report(self, report: Report) -> Report:
-        """Write report.json, and who is ready and who is not: in one line, if anybody asked.
+        """Write report.json, the ready nodes, and the file of nodes to exclude if it is requested.
 
-        A report that could not be written is not a pass.
+        Exit 0 becomes 3 if a file could not be written where it belongs.
         """
         ready = launchable(report.fleet)
         self.write("ready.hosts", "".join(f"{name}\n" for name in ready).encode())
@@ -340,25 +340,25 @@ class Outputs:
         return replace(report, exit=3) if self.trouble and report.exit == 0 else report
 
     def write_asked(self, path: Path, content: bytes, *, make: bool = False) -> None:
-        """Write a file where somebody typed it. `make`: with the folders that are missing."""
+        """Write a file whose path the operator typed. `make`: make missing folders."""
         try:
             write_typed(path, content, make=make)
         except OSError as error:
-            self.kept.keep(path.name, content)
+            self.fallback.write(path.name, content)
             self.trouble = self.trouble or f"cannot write {path}: {error.strerror}"
 
     @property
-    def told(self) -> str:
-        """What could not be written, where it is instead, what to do; nothing if all is well."""
+    def trouble_words(self) -> str:
+        """What could not be written, where it is instead, and what to do; "" if all is well."""
         if not self.trouble:
             return ""
         return (
-            f"{self.trouble}; {self.kept.words}; make room there, or give another folder: "
+            f"{self.trouble}; {self.fallback.words}; make room there, or give another folder: "
             "--preflight-report=DIR"
         )
 
-    def tell_prometheus(self, report: Report, found: Sequence[Finding]) -> str:
-        """Write the numbers where they were asked for; say why that was not possible, if so."""
+    def write_metrics(self, report: Report, found: Sequence[Finding]) -> str:
+        """Write the file for Prometheus if it is requested; return why it could not, else ""."""
         if self.metrics is None:
             return ""
         try:
@@ -368,7 +368,7 @@ class Outputs:
         return ""
 
     def put_away(self) -> None:
-        """Let `latest` lead here and remove the oldest runs: what cannot be done costs nothing."""
+        """Make `latest` point here and remove the oldest runs; ignores what fails."""
         with suppress(OSError):
             point_at(self.path)
         tidy(self.path, self.keep)

@@ -1,10 +1,10 @@
-"""`report.html`: one run on one page; a browser may run nothing on it but our script.
+"""`report.html`: one run on one page, on which a browser runs no script but preflight's.
 
-The policy names our style and our script by their hash and forbids the rest: no address is ever
-contacted, and a string that slipped through as markup could neither load nor run anything.
+Its content security policy allows our style and our script by their hash and nothing else: the
+page contacts no address, and markup that slipped through could neither load nor run anything.
 
-State is told by a letter and by shape beside the colour; only what is not fine is a link, so that
-the keyboard reaches a handful of squares and not a thousand.
+A letter and a shape show each state besides the colour. Only nodes that are not fine are links, so
+that the keyboard reaches a few squares and not a thousand.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PAGE = "report.html"
 """The file in the run's folder."""
 
 LARGEST = 2_000_000
-"""Bytes of the page: it must open on a jump host, and pass through mail."""
+"""Bytes of the page, which must open on a jump host and fit into a mail."""
 
 _LEAST_FABRIC = 100_000
 _PARTS = (
@@ -74,20 +74,20 @@ _MEANS = {
 }
 
 
-class Told(Struct, frozen=True, kw_only=True):
-    """What stands beside the report of a run."""
+class PageContext(Struct, frozen=True, kw_only=True):
+    """What the page shows besides the report itself."""
 
     found: tuple[Finding, ...]
     earlier: tuple[Night, ...] = ()
     """Runs of the same folder before this one, oldest first."""
     drains: frozenset[str] = frozenset()
-    """Checks that a node may be taken out of service for."""
+    """Checks for which a node may be drained."""
 
 
-def page(report: Report, told: Told, fabric: Callable[[int], str] | None = None) -> str:
+def page(report: Report, context: PageContext, fabric: Callable[[int], str] | None = None) -> str:
     """Draw the whole page.
 
-    `fabric` draws what was measured between nodes in at most so many bytes; None: nothing was.
+    `fabric` draws the sweep in at most the given number of bytes; None: there was no sweep.
     """
 
     def drawn(others: Sequence[str]) -> str | None:
@@ -98,16 +98,16 @@ def page(report: Report, told: Told, fabric: Callable[[int], str] | None = None)
         return fabric(most).replace("h2>", "h3>")
 
     kind, mark = _BY_EXIT.get(report.exit, ("open", "!"))
-    said = title(report)
-    now = night_of(report, told.found)
-    last = before(told.earlier, now)
+    headline = title(report)
+    now = night_of(report, context.found)
+    last = before(context.earlier, now)
     drawing = template("page.html.j2").render(
         report=report,
         fleet=report.fleet,
         kind=kind,
         mark=mark,
-        headline=said[:1].upper() + said[1:],
-        page_title=f"preflight: {said} · {moment(report.started):%d %b %Y} · "
+        headline=headline[:1].upper() + headline[1:],
+        page_title=f"preflight: {headline} · {moment(report.started):%d %b %Y} · "
         f"{many(len(report.fleet.nodes), 'node')}",
         which=[
             date_of(report.started),
@@ -118,10 +118,10 @@ def page(report: Report, told: Told, fabric: Callable[[int], str] | None = None)
         ],
         figures=_figures(report),
         **_changed(since(last, now, report) if last else None),
-        **_nodes(report, told.found),
-        found=_causes(report, told),
+        **_nodes(report, context.found),
+        found=_causes(report, context),
         most_found=MOST,
-        **_trends((*alike(told.earlier, now), now)),
+        **_trends((*alike(context.earlier, now), now)),
         **_checked(report),
         fabric=drawn,
         parts=_PARTS,
@@ -140,25 +140,26 @@ def _figures(report: Report) -> list[tuple[int | None, str]]:
         (len(fleet.not_ready), "not ready"),
         (len(fleet.unjudged), "not judged"),
         (report.coverage.pairs_run if report.coverage else None, "pairs measured"),
-        (report.expected, "verdicts owed"),
-        (report.lost, "lost"),
+        (report.expected, "verdicts expected"),
+        (report.missing, "missing"),
     ]
 
 
-def _changed(told: Since | None) -> dict[str, Any]:
-    if told is None:
-        note = "No earlier run of this fleet lies beside this one: there is nothing to compare."
+def _changed(changes: Since | None) -> dict[str, Any]:
+    if changes is None:
+        note = "This folder has no earlier run of this fleet: there is nothing to compare."
         return {"changed_note": note, "columns": ()}
-    then = told.before
+    then = changes.before
     ready = f"{then.ready:,} of {then.nodes:,} nodes were ready then"
     columns = [
-        ("new", "+", "New", told.new),
-        ("still", "=", "Still", told.still),
-        ("healed", "✓", "Recovered", told.recovered),
-        *([("unseen", "-", "Not judged again", told.unseen)] if told.unseen else []),
+        ("new", "+", "New", changes.new),
+        ("still", "=", "Still", changes.still),
+        ("healed", "✓", "Recovered", changes.recovered),
+        *([("unseen", "-", "Not judged again", changes.unseen)] if changes.unseen else []),
     ]
+    compared = f"Compared with the run of {date_of(then.started)}"
     return {
-        "changed_note": f"Against the run of {date_of(then.started)} (tier {then.tier}; {ready}).",
+        "changed_note": f"{compared} (tier {then.tier}; {ready}).",
         "columns": [
             (*look, len(rows), list(grouped((one.check, one.subject) for one in rows).items()))
             for *look, rows in columns
@@ -167,14 +168,14 @@ def _changed(told: Since | None) -> dict[str, Any]:
 
 
 NAMED = 48
-"""Up to so many nodes a square has room for its name."""
+"""The most nodes with which a square has room for its name."""
 
 _BLOCK = 32
-"""Nodes in a row where no leaf switch is known."""
+"""Nodes in a row if no leaf switch is known."""
 
 
 class Mark(Struct, frozen=True):
-    """How a node's square looks, and where it leads."""
+    """How a node's square looks, and the finding to which it links."""
 
     letter: str
     css: str
@@ -188,26 +189,26 @@ _LOOK: Mapping[Outcome, tuple[str, str, str]] = {
     Outcome.FLAKY: ("~", "flaky", "flaky"),
     Outcome.UNKNOWN: ("?", "unknown", "unknown"),
     Outcome.BROKEN: ("B", "open", "a fault of preflight"),
-    Outcome.LOST: ("L", "open", "its verdict was lost"),
+    Outcome.MISSING: ("L", "open", "its verdict is missing"),
     Outcome.WARN: ("w", "warn", "warned"),
     Outcome.WAIVED: ("v", "warn", "waived"),
 }
 
 
 def marks(report: Report, found: Sequence[Finding]) -> dict[str, Mark]:
-    """Give each node that is not fine the mark of its worst finding; these come worst first.
+    """The mark of each node that is not fine, by its worst finding; `found` is worst first.
 
-    A warning that all nodes share is about the fleet, and would only hide who stands out.
+    A warning that all nodes share is about the fleet, and would only hide the others.
     """
     known = frozenset(report.fleet.nodes)
     out = frozenset(report.fleet.not_ready)
     given = dict.fromkeys(report.fleet.unjudged, _UNJUDGED)
     for number, one in enumerate(found):
         names = {name for subject in one.subjects for name in nodes_in(subject, known)}
-        if len(names) == len(known) > 1 and not one.condemns:
+        if len(names) == len(known) > 1 and not one.makes_not_ready:
             continue
         for name in names:
-            if name not in given and (name in out or not one.condemns):
+            if name not in given and (name in out or not one.makes_not_ready):
                 letter, css, words = _LOOK[one.outcome]
                 given[name] = Mark(letter, css, f"{words}: {one.check}", number)
     for name in out:
@@ -216,7 +217,7 @@ def marks(report: Report, found: Sequence[Finding]) -> dict[str, Mark]:
 
 
 def _nodes(report: Report, found: Sequence[Finding]) -> dict[str, Any]:
-    """Every node in the row of its leaf switch, and what the marks mean."""
+    """Every node in the row of its leaf switch, and the legend of the marks."""
     given, leaves, every = marks(report, found), report.fleet.leaves, report.fleet.nodes
     groups = grouped(
         (leaves.get(name, "") if leaves else str(at // _BLOCK), name)
@@ -244,20 +245,21 @@ def _nodes(report: Report, found: Sequence[Finding]) -> dict[str, Any]:
 
 
 MOST = 200
-"""Findings with a place of their own; beyond, the page says how many more there are."""
+"""The most findings on the page; if there are more, it says how many."""
 
 _WORDS = {Outcome.BROKEN: "fault of preflight", Outcome.WARN: "warning"}
 _REASON = 120
-"""Characters of a drain reason: Slurm's tools show a line of it."""
+"""Characters of a drain reason: Slurm's tools show one line of it."""
 
 
-def _causes(report: Report, told: Told) -> list[dict[str, Any]]:
+def _causes(report: Report, context: PageContext) -> list[dict[str, Any]]:
     """All findings, worst first, and what to paste for each.
 
-    Where so many nodes are condemned that one shared cause is likelier, no drain is offered.
+    If one shared cause is likelier than so many faults, no drain is offered.
     """
     known = frozenset(report.fleet.nodes)
-    return [_cause(one, known, () if report.suspicions else told.drains) for one in told.found]
+    drains = () if report.suspicions else context.drains
+    return [_cause(one, known, drains) for one in context.found]
 
 
 def _cause(one: Finding, known: frozenset[str], drains: Collection[str]) -> dict[str, Any]:
@@ -274,18 +276,18 @@ def _cause(one: Finding, known: frozenset[str], drains: Collection[str]) -> dict
         "advice": "" if one.outcome is Outcome.WAIVED else one.advice,
         "also": " · ".join(filter(None, (also, verdicts))),
         "nodes": nodes,
-        # Then the filter leaves it where it is: its names would fill the page.
+        # The page's filter does not move such a finding: its names would fill the page.
         "of_most": len(nodes) > max(1, len(known) // 2),
         "exclude": exclude,
-        "drain": drain_command(exclude, one) if one.condemns and one.check in drains else "",
+        "drain": drain_command(exclude, one) if one.makes_not_ready and one.check in drains else "",
     }
 
 
 def drain_command(nodes: str, one: Finding) -> str:
-    """Give what takes them out of service; the reason begins as those of our own hook do."""
+    """The command that drains these nodes; its reason has the form of our hook's reasons."""
     plain = "".join(c if c.isalnum() or c in " .:/()%+-" else " " for c in one.sentence)
-    told = " ".join(plain.encode("ascii", "ignore").decode().split())
-    reason = f"pf:{one.check} {told}"[:_REASON].rstrip()
+    sentence = " ".join(plain.encode("ascii", "ignore").decode().split())
+    reason = f"pf:{one.check} {sentence}"[:_REASON].rstrip()
     return f"scontrol update NodeName={shlex.quote(nodes)} State=DRAIN Reason={shlex.quote(reason)}"
 
 
@@ -294,13 +296,13 @@ _LEAST = 2
 
 
 def _trends(nights: Sequence[Night]) -> dict[str, Any]:
-    """A card for each number over the nights, oldest first, of which two nights or more tell."""
+    """A card for each number that two nights or more have; nights are oldest first."""
     drawn = (
         _card("Nodes not ready", [len(one.not_ready) for one in nights]),
         _card("Findings, by subject", [len(one.bad) for one in nights]),
         _card("Busbw of the typical pair", [n.busbw_p50_gbs for n in nights], " GB/s", 2),
         _card("Busbw that 95 % of pairs reach", [n.busbw_p5_gbs for n in nights], " GB/s", 2),
-        _card("Verdicts lost", [one.lost for one in nights]),
+        _card("Verdicts missing", [one.missing for one in nights]),
         _card("Time taken", [one.seconds / 60 for one in nights], " min", 1),
     )
     first = date_of(nights[0].started)
@@ -308,7 +310,7 @@ def _trends(nights: Sequence[Night]) -> dict[str, Any]:
         "nights": len(nights),
         "trends_note": f"{many(len(nights), 'run')}, {first} to this one, left to right."
         if len(nights) >= _LEAST
-        else "There is one run of this kind only: trends begin with the second in the same folder.",
+        else "There is only one run of this kind: trends begin with the second in the same folder.",
         "cards": [one for one in drawn if one],
     }
 
@@ -320,22 +322,22 @@ def _card(
     if len(known) < _LEAST:
         return None
 
-    def said(value: float) -> str:
+    def write(value: float) -> str:
         return f"{value:,.{digits}f}{unit}"
 
     low, high = min(known), max(known)
     path, end = _line(values, low, high)
     return {
         "heading": heading,
-        "now": said(known[-1]),
-        "spread": f"{said(low)} to {said(high)}" if high > low else "no change",
+        "now": write(known[-1]),
+        "spread": f"{write(low)} to {write(high)}" if high > low else "no change",
         "path": path,
         "end": end,
     }
 
 
 def _line(values: Sequence[float | None], low: float, high: float) -> tuple[str, list[str]]:
-    """One path and where it ends; a night that does not tell it leaves a gap."""
+    """An SVG path and its end; a night without the value leaves a gap."""
     step = (_WIDTH - 2 * _EDGE) / max(1, len(values) - 1)
     tall = _HEIGHT - 2 * _EDGE
     path, pen, last = "", "M", ["0.0", "0.0"]
@@ -351,20 +353,20 @@ def _line(values: Sequence[float | None], low: float, high: float) -> tuple[str,
 
 
 def _checked(report: Report) -> dict[str, Any]:
-    """Coverage, sharpness, what was not run and why, what the inventory laid over, every check."""
-    told = after(report.overrides)
+    """Coverage, sensitivity, what was not run and why, the inventory's overrides, every check."""
+    rows = after(report.overrides)
     if report.coverage is not None and report.coverage.pairs:
-        told.append(("pairs", coverage_words(report.coverage)))
-    if words := missed_words(report.missed):
-        told.append(("could be missed", words))
-    owed = f"{report.expected:,} verdicts were owed, {report.lost:,} of them lost"
+        rows.append(("pairs", coverage_words(report.coverage)))
+    if words := missed_words(report.sensitivity):
+        rows.append(("could be missed", words))
+    expected = f"{report.expected:,} verdicts were expected, {report.missing:,} of them are missing"
     by_check: dict[str, Counter[Outcome]] = {}
     for row in report.verdicts:
         by_check.setdefault(row.check, Counter())[row.outcome] += 1
     used = {row.outcome for row in report.verdicts}
     return {
-        "checked": [*told, ("verdicts", owed)],
-        "sharpness": sharpness(report.missed, level=3),
+        "checked": [*rows, ("verdicts", expected)],
+        "sharpness": sharpness(report.sensitivity, level=3),
         "reasons": Counter(
             row.sentence for row in report.verdicts if row.outcome is Outcome.NOT_RUN
         ),
@@ -374,8 +376,8 @@ def _checked(report: Report) -> dict[str, Any]:
 
 
 def waves_of(folders: Sequence[str]) -> str:
-    """Name the waves' folders, each with a link to the page in it."""
+    """List the waves' folders, each with a link to its page."""
     names = map(escaped, folders)
     links = "".join(f'<li><a href="{n}/report.html#fabric">{n}</a></li>' for n in names)
-    more = "Pairs were measured within each wave; its page tells more."
+    more = "Pairs were measured within each wave; its page has the details."
     return f'<p class="small">{more}</p><ul>{links}</ul>'

@@ -1,4 +1,4 @@
-"""Who may be launched on, who must be excluded, and the exit code that says so."""
+"""Decides which nodes are ready, which must be excluded, and the exit code."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from preflight.fleet.nodeset import fold, two_of
 from preflight.report.document import (
     BlameRow,
     FleetRow,
-    MissedRow,
     PairRow,
+    SensitivityRow,
     SizeRow,
     VerdictRow,
     row_of,
@@ -39,15 +39,15 @@ _TWO = 2
 
 
 class Readiness(Struct, frozen=True, kw_only=True):
-    """Nodes in fleet order. `apart`: pairs whose path is bad though both nodes are fine."""
+    """Nodes in fleet order. `apart`: pairs whose path is bad although both nodes are fine."""
 
     ready: tuple[str, ...]
     not_ready: tuple[str, ...]
     unjudged: tuple[str, ...] = ()
-    """Nothing condemns them, but the run ended before all was judged that it owed on them."""
+    """No failure was found, but the run ended before it reached all of their expected verdicts."""
     apart: tuple[tuple[str, str], ...] = ()
     idle: tuple[str, ...] = ()
-    """Of the unjudged, those that no measured pair holds, though pairs were to be measured."""
+    """The unjudged nodes that are in no measured pair, although pairs were planned for them."""
 
     @property
     def launchable(self) -> tuple[str, ...]:
@@ -60,12 +60,11 @@ class Readiness(Struct, frozen=True, kw_only=True):
 
 
 def readiness(nodes: Sequence[str], entries: Sequence[Entry], *, strict: bool) -> Readiness:
-    """Sort the nodes by whether any verdict condemns them.
+    """Sort the nodes into ready, not ready and unjudged.
 
-    A verdict condemns the nodes it names, and those among which the culprit lies, else its
-    subject; a pair with both ends cleared keeps them apart; a pair that blames neither makes both
-    not ready, as either may be the culprit. A
-    fleet that is unfit as a whole condemns no node; one that was not judged clears none.
+    A failed verdict makes its culprits and suspects not ready, else its subject. A pair that
+    blames its path keeps its two nodes apart; a pair that blames neither node makes both not
+    ready, as either may be at fault. A failure of the fleet as a whole makes no node not ready.
     """
     bad: set[str] = set()
     left: set[str] = set()
@@ -73,8 +72,8 @@ def readiness(nodes: Sequence[str], entries: Sequence[Entry], *, strict: bool) -
     known = frozenset(nodes)
     judged: set[str] = set()
     for entry in entries:
-        # A verdict on the fleet is about everybody who could be looked at.
-        judged.update(entry.nodes or known - _held(entry, UNSEEN))
+        # A verdict on the fleet covers all nodes but those that it names as unseen.
+        judged.update(entry.nodes or known - _listed(entry, UNSEEN))
         if left_open(entry):
             left.update(entry.nodes or nodes)
         if not counts_as_failure(entry, strict=strict):
@@ -104,34 +103,33 @@ def readiness(nodes: Sequence[str], entries: Sequence[Entry], *, strict: bool) -
 def _without_a_partner(
     nodes: Sequence[str], entries: Iterable[Entry], bad: Collection[str]
 ) -> set[str]:
-    """Whose pairs all went unjudged, where others' were not: nothing is known of its network.
+    """Nodes none of whose pairs was judged, although others' were: their network is untested.
 
-    A node whose partners are all condemned is none of them: it has nobody to talk to anyway. Nor
-    is one of which no pair was selected.
+    Not a node that has no ready partner, nor one of which no pair was selected.
     """
     pairs = [entry for entry in entries if len(entry.nodes) == _TWO]
     met = {name for one in pairs if _was_judged(one) for name in one.nodes}
-    busy = {name for one in pairs for name in _held(one, BUSY)}
+    busy = {name for one in pairs for name in _listed(one, BUSY)}
     if not met:
         return busy
-    owed = {name for one in pairs for name in one.nodes}
+    in_pairs = {name for one in pairs for name in one.nodes}
     others = {name for name in nodes if name not in bad}
-    return busy | {name for name in others & owed if name not in met and len(others) > 1}
+    return busy | {name for name in others & in_pairs if name not in met and len(others) > 1}
 
 
-def _held(entry: Entry, key: str) -> set[str]:
-    """The nodes in its evidence, which may be anything in a run that is read again."""
-    held = entry.verdict.evidence.get(key)
-    listed = held if isinstance(held, list | tuple | dict) else ()
-    return {name for name in listed if isinstance(name, str)}
+def _listed(entry: Entry, key: str) -> set[str]:
+    """The nodes in the evidence, which may have any type in a report that is read again."""
+    value = entry.verdict.evidence.get(key)
+    names = value if isinstance(value, list | tuple | dict) else ()
+    return {name for name in names if isinstance(name, str)}
 
 
 def _was_judged(entry: Entry) -> bool:
-    return entry.verdict.outcome not in (Outcome.NOT_RUN, Outcome.BROKEN, Outcome.LOST)
+    return entry.verdict.outcome not in (Outcome.NOT_RUN, Outcome.BROKEN, Outcome.MISSING)
 
 
 def _cleared_pair(entry: Entry, nodes: frozenset[str]) -> tuple[str, str] | None:
-    """Read "pair a-b"; names may hold dashes themselves: its own pair, else two nodes."""
+    """The pair that a verdict blames as "pair a-b": its own, else two nodes (names hold dashes)."""
     blame = entry.verdict.blame
     if len(entry.nodes) == _TWO and blame == f"pair {'-'.join(entry.nodes)}":
         return entry.nodes[0], entry.nodes[1]
@@ -141,21 +139,21 @@ def _cleared_pair(entry: Entry, nodes: frozenset[str]) -> tuple[str, str] | None
 
 
 def left_open(entry: Entry) -> bool:
-    """Whether a verdict is owed still: lost, broken, or the run was stopped before it."""
+    """Whether a subject is still unjudged: missing, broken, or the run stopped before it."""
     outcome = entry.verdict.outcome
     stopped = outcome is Outcome.NOT_RUN and entry.verdict.evidence.get("stopped") is True
-    return stopped or outcome in (Outcome.BROKEN, Outcome.LOST)
+    return stopped or outcome in (Outcome.BROKEN, Outcome.MISSING)
 
 
 def counts_as_failure(entry: Entry, *, strict: bool) -> bool:
     """Whether a verdict makes its subject not ready; `strict` adds warnings and missing grants."""
-    return entry.verdict.condemns or (
+    return entry.verdict.makes_not_ready or (
         strict and entry.verdict.outcome in (Outcome.WARN, Outcome.UNKNOWN)
     )
 
 
-def condemns_nobody(entry: Entry, *, strict: bool) -> bool:
-    """Whether the fleet is unfit as a whole: leaving nodes out is not known to mend that."""
+def is_about_whole_fleet(entry: Entry, *, strict: bool) -> bool:
+    """Whether the fleet as a whole has failed: leaving nodes out may not help."""
     named = entry.nodes or entry.verdict.culprits or entry.verdict.blame
     return not named and counts_as_failure(entry, strict=strict)
 
@@ -172,9 +170,9 @@ def exit_code(
 ) -> int:
     """Map a finished run to its exit code.
 
-    0 ready; 1 something is condemned, flaky or unknown; 2 interrupted; 3 preflight broke or lost
-    verdicts and nothing is condemned; 5 nothing to check. With `need`, enough ready nodes are 0,
-    unless the fleet is unfit as a whole.
+    0 ready; 1 something failed, is flaky or unknown; 2 interrupted; 3 preflight broke or verdicts
+    are missing, and nothing failed; 5 nothing to check. With `need`, enough ready nodes are 0,
+    unless the fleet as a whole has failed.
     `strangers_failed`: an ordinary test that ran beside the checks failed, which is never 0.
     """
     if interrupted:
@@ -183,7 +181,7 @@ def exit_code(
         return 3 if broke else 1 if strangers_failed else 5
     if any(counts_as_failure(entry, strict=strict) for entry in entries):
         enough = need is not None and len(ready.launchable) >= need
-        whole = any(condemns_nobody(entry, strict=strict) for entry in entries)
+        whole = any(is_about_whole_fleet(entry, strict=strict) for entry in entries)
         return 0 if enough and not (whole or broke or strangers_failed) else 1
     if broke or any(left_open(entry) for entry in entries):
         return 3
@@ -196,7 +194,7 @@ def exit_code(
 def fleet_row(
     names: Sequence[str], origin: str, ready: Readiness, leaves: Mapping[str, str] | None = None
 ) -> FleetRow:
-    """The fleet and who of it may be launched on; `leaves`: node → its leaf switch."""
+    """The nodes of the fleet by state; `leaves`: node → its leaf switch."""
     return row_of(
         FleetRow,
         ready,
@@ -209,16 +207,16 @@ def fleet_row(
 
 
 def verdict_row(entry: Entry) -> VerdictRow:
-    """One verdict of the ledger."""
+    """The row of one verdict."""
     return row_of(VerdictRow, entry, entry.verdict)
 
 
 def of_entries(entries: Sequence[Entry]) -> dict[str, Any]:
-    """The fields of a report that the verdicts alone decide."""
+    """The fields of a report that depend on the verdicts alone."""
     by_outcome = counts(entries)
     return {
         "expected": len(entries),
-        "lost": by_outcome[Outcome.LOST],
+        "missing": by_outcome[Outcome.MISSING],
         "counts": {str(outcome): number for outcome, number in by_outcome.items()},
         "verdicts": tuple(map(verdict_row, entries)),
     }
@@ -227,7 +225,7 @@ def of_entries(entries: Sequence[Entry]) -> dict[str, Any]:
 def pair_rows(
     sweep: Sweep, seen: Sequence[PairJudgement], scheduled: frozenset[Pairing]
 ) -> tuple[PairRow, ...]:
-    """Every series of a pair on a rail, and why it was measured."""
+    """A row for every measurement of a pair on a rail, with the reason why it was measured."""
     return tuple(
         row_of(
             PairRow,
@@ -245,7 +243,7 @@ def pair_rows(
 
 
 def blame_row(one: Blame) -> BlameRow:
-    """A component that is to blame."""
+    """The row of one blame."""
     pairs = tuple("-".join(ends) for ends in one.pairs)
     return row_of(BlameRow, one, component=one.component, pairs=pairs, culprits=one.culprits)
 
@@ -253,12 +251,12 @@ def blame_row(one: Blame) -> BlameRow:
 _MISSED_ROWS = 512
 
 
-def missed_rows(
+def sensitivity_rows(
     observed: Observed | None, blames: Iterable[BlameRow] = (), limits: Thresholds = SHIPPED
-) -> tuple[MissedRow, ...]:
-    """The dullest looks first: those that only a frequent event would have been seen in.
+) -> tuple[SensitivityRow, ...]:
+    """The least tested rails first, on which only frequent events would have been found.
 
-    What was measured with nodes that are blamed says nothing of others.
+    Measurements with blamed nodes do not count.
     """
     if observed is None:
         return ()
@@ -270,13 +268,13 @@ def missed_rows(
         digests=tuple(one for one in observed.digests if out.isdisjoint((one.a, one.b))),
     )
     return tuple(
-        convert(one, MissedRow, from_attributes=True)
+        convert(one, SensitivityRow, from_attributes=True)
         for one in sensitivity(left, _MISSED_ROWS, limits)
     )
 
 
 def excluded(fleet: FleetRow) -> str:
-    """Fold who is not ready, and one of each pair that must not be in one job; "" for nobody."""
+    """Fold the nodes to exclude: those not ready, and one of each pair that must stay apart."""
     bad = {*fleet.not_ready, *fleet.ready} - {*launchable(fleet)}
     return fold([name for name in fleet.nodes if name in bad])
 

@@ -1,6 +1,6 @@
-"""What is secret in a run, by name: hosts, switches, users, serials, UUIDs and addresses it tells.
+"""Finds the secrets in a run: names of hosts, switches and users, serials, UUIDs and addresses.
 
-What stands in a field says what it is; what stands in a sentence only is known by its form.
+The name of a field gives the kind of a secret in it; in sentences, secrets are found by their form.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAMING: Final = r"""
 | (?P<server>\b(?P<server_host>[A-Za-z][\w.-]{1,253})(?=:/[A-Za-z]))
 | (?P<jump>\bjump\ host\ (?P<jump_host>[A-Za-z0-9](?:[\w.-]*\w)?)(?=$|\ is\ in\ the\ way))
 """
-"""Who is named in them is hidden where he stands alone as well."""
+"""Forms that hold a secret name, which is then hidden wherever it appears."""
 
 PLAIN: Final = rf"""
   (?P<uuid>(?:GPU-|MIG-)?{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}})
@@ -57,17 +57,17 @@ _NAMING = re.compile(NAMING, re.VERBOSE | re.IGNORECASE)
 
 
 def named_in(text: str) -> list[tuple[str, str]]:
-    """Who is named in a sentence, and what he is: ("alice", "user")."""
+    """The names in a sentence, each with its kind: ("alice", "user")."""
     return [
-        (said, NAMED[name])
+        (name, NAMED[group])
         for match in _NAMING.finditer(text)
-        for name, said in match.groupdict().items()
-        if said and name in NAMED
+        for group, name in match.groupdict().items()
+        if name and group in NAMED
     ]
 
 
 Kind = str
-"""What is counted by itself, and how it is called: "node", "leaf", "host", "user", ..."""
+"""A kind of secret, numbered separately: "node", "leaf", "host", "user", ..."""
 
 _BY_FIELD: Mapping[str, Kind] = {
     "user": "user",
@@ -97,67 +97,67 @@ _BY_FIELD: Mapping[str, Kind] = {
     "switch": "leaf",
     "leaf": "leaf",
 }
-_NOBODY = frozenset(("root", "nobody", "localhost", "127.0.0.1", "::1", "0.0.0.0", "::", "unknown"))  # noqa: S104  names no machine
-"""The same on every machine: they tell nothing."""
+_PUBLIC = frozenset(("root", "nobody", "localhost", "127.0.0.1", "::1", "0.0.0.0", "::", "unknown"))  # noqa: S104  names no machine
+"""Names that are the same on every machine."""
 
 
-def secrets(report: Report, *said: object, earlier: Sequence[Night] = ()) -> dict[str, Kind]:
-    """Everything that is known by name, in the order in which it is to be numbered.
+def secrets(report: Report, *documents: object, earlier: Sequence[Night] = ()) -> dict[str, Kind]:
+    """Every secret name with its kind, in the order in which they are numbered.
 
-    `said`: what nodes said of themselves, of any shape; their sentences may repeat it. `earlier`:
-    the runs that its page compares with.
+    `documents`: data of any shape from the nodes; the report's sentences may repeat them.
+    `earlier`: the runs with which its page compares.
     """
     leaves = ((leaf, "leaf") for leaf in report.fleet.leaves.values())
-    known = (*leaves, *_of_people(report), *_of_nights(earlier, report))
-    told = (report.verdicts, report.blames, list(report.suspicions), *said)
-    return secrets_of(report.fleet.nodes, *told, known=known)
+    known = (*leaves, *_from_people(report), *_from_nights(earlier, report))
+    values = (report.verdicts, report.blames, list(report.suspicions), *documents)
+    return secrets_of(report.fleet.nodes, *values, known=known)
 
 
 def secrets_of(
-    nodes: Sequence[str], *said: object, known: Iterable[tuple[str, Kind]] = ()
+    nodes: Sequence[str], *documents: object, known: Iterable[tuple[str, Kind]] = ()
 ) -> dict[str, Kind]:
-    """The same without a report; `known`: names that are secret wherever they stand."""
+    """The same without a report; `known`: names that are secret wherever they appear."""
     found: dict[str, Kind] = dict.fromkeys(nodes, "node")
     for name, kind in known:
         found.setdefault(name, kind)
     own = {name.lower() for name in nodes}
     own |= {name.partition(".")[0] for name in own}
     texts: set[str] = set()
-    told = [*_told(said, texts)]
-    told += [one for text in texts for one in named_in(text)]
-    for value, kind in told:
+    values = [*_named_values(documents, texts)]
+    values += [one for text in texts for one in named_in(text)]
+    for value, kind in values:
         in_the_fleet = kind == "host" and value.lower().partition(".")[0] in own
-        if value not in _NOBODY and len(value) > 1 and not in_the_fleet:
+        if value not in _PUBLIC and len(value) > 1 and not in_the_fleet:
             found.setdefault(value, kind)
-    hosts = [*nodes, *(value for value, kind in told if kind == "host")]
+    hosts = [*nodes, *(value for value, kind in values if kind == "host")]
     for domain in filter(None, map(domain_of, hosts)):
         found.setdefault(domain, "domain")
     return found
 
 
 def short_of(name: str) -> str:
-    """What a host is called at home; empty of an address, and where that is its name anyway."""
+    """A host's name without its domain; empty for an address, and for a name without a domain."""
     first, dot, _ = name.partition(".")
     return first if dot and not first.isdecimal() and ":" not in name else ""
 
 
 def domain_of(name: str) -> str:
-    """Of `gpu041.corp.example` what says whose it is; a single word is no secret."""
+    """The domain of a host: `corp.example`; empty if it is a single word, which is no secret."""
     rest = name.partition(".")[2] if short_of(name) else ""
     return rest if "." in rest else ""
 
 
-def _of_people(report: Report) -> Iterator[tuple[str, Kind]]:
-    """Reasons that a person wrote, of a drain or a waiver: they may name anybody."""
+def _from_people(report: Report) -> Iterator[tuple[str, Kind]]:
+    """Reasons of drains and waivers, written by people: they may name anything."""
     for waiver in report.overrides.waivers:
         yield waiver.reason, "reason"
     for why in report.fleet.left_out.values():
-        if said := why.partition(": ")[2]:
-            yield said, "reason"
+        if reason := why.partition(": ")[2]:
+            yield reason, "reason"
 
 
-def _of_nights(nights: Iterable[Night], report: Report) -> Iterator[tuple[str, Kind]]:
-    """Nodes that are not in the fleet any more, and whatever else was found in those nights."""
+def _from_nights(nights: Iterable[Night], report: Report) -> Iterator[tuple[str, Kind]]:
+    """Nodes that have left the fleet, and other subjects of findings in those nights."""
     nights = tuple(nights)
     gone = dict.fromkeys(name for night in nights for name in night.not_ready)
     yield from ((name, "node") for name in gone)
@@ -168,8 +168,8 @@ def _of_nights(nights: Iterable[Night], report: Report) -> Iterator[tuple[str, K
             yield subject, "other"
 
 
-def _told(whole: Iterable[Any], texts: set[str]) -> Iterator[tuple[str, Kind]]:
-    """Walk over fields and keys, down to the strings in those that name somebody.
+def _named_values(whole: Iterable[Any], texts: set[str]) -> Iterator[tuple[str, Kind]]:
+    """Walk over all fields and keys; yield the strings in those whose name gives their kind.
 
     All other strings are added to `texts`.
     """
@@ -192,7 +192,7 @@ def _told(whole: Iterable[Any], texts: set[str]) -> Iterator[tuple[str, Kind]]:
 
 
 def _fields(one: Any) -> list[tuple[Any, Any]]:
-    """Of a structure or a table; what a node calls itself stands under the name of no host."""
+    """(name, value) of each field of a structure or a table; a node's own host name is "host"."""
     if isinstance(one, Resolved):
         return [("host", one.name), ("addresses", one.addresses), ("error", one.error)]
     if isinstance(one, Struct):

@@ -1,6 +1,6 @@
-"""What changed since an earlier run: new, still bad, recovered, not checked again.
+"""Compares a run with an earlier one: what is new, still bad, recovered, or not checked again.
 
-Gone is not healed: who recovers was judged again by the same check and came out fine.
+A node has recovered only when the same check passes; a finding that is merely gone does not count.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 
 
 MOST_BAD = 20_000
-"""Subjects that are kept; a fleet of which more are bad has another question than which are new."""
+"""The most bad subjects that are stored; with more of them, which are new hardly matters."""
 
 _ABOUT = 5
-"""Fleets grow and shrink: up to a fifth more or fewer nodes are about as many."""
+"""Fleets grow and shrink: runs are comparable up to a fifth more or fewer nodes."""
 
 Name = Annotated[str, Meta(max_length=512)]
 Number = Annotated[int, Meta(ge=0, le=1 << 40)]
 
 
 class Bad(Struct, frozen=True, array_like=True, order=True):
-    """One thing that was condemned: a node, an endpoint or a path, and by which check."""
+    """A subject that failed (a node, an endpoint or a path), and the check."""
 
     check: Name
     subject: Name
 
 
 class Night(Struct, frozen=True, kw_only=True):
-    """One run in a few numbers and names."""
+    """A run, summed up in a few numbers and names."""
 
     run: Name
     started: Name
@@ -53,21 +53,21 @@ class Night(Struct, frozen=True, kw_only=True):
     nodes: Number
     ready: Number
     not_ready: Annotated[tuple[Name, ...], Meta(max_length=MOST_BAD)]
-    lost: Number
+    missing: Number
     bad: Annotated[tuple[Bad, ...], Meta(max_length=MOST_BAD)]
     busbw_p50_gbs: float | None = None
     busbw_p5_gbs: float | None = None
-    """Of all pairs at the largest size of the sweep: the typical one and the slow ones."""
+    """Quantiles over all pairs at the largest size of the sweep: the median and the slow end."""
 
 
 def at(seconds: float) -> str:
-    """Write when a run began, in UTC."""
+    """Write a time in UTC."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def night_of(report: Report, found: Sequence[Finding]) -> Night:
     """Sum up a run."""
-    bad = {Bad(one.check, name) for one in found if one.condemns for name in one.subjects}
+    bad = {Bad(one.check, name) for one in found if one.makes_not_ready for name in one.subjects}
     speeds = _speeds(report)
     return row_of(
         Night,
@@ -82,7 +82,7 @@ def night_of(report: Report, found: Sequence[Finding]) -> Night:
 
 
 def alike(earlier: Sequence[Night], now: Night) -> tuple[Night, ...]:
-    """Those of the same tier and of about as many nodes: a look at two nodes is no night."""
+    """The runs of the same tier with about as many nodes: a run on two nodes is not comparable."""
     return tuple(
         one
         for one in earlier
@@ -91,7 +91,7 @@ def alike(earlier: Sequence[Night], now: Night) -> tuple[Night, ...]:
 
 
 def before(earlier: Sequence[Night], now: Night) -> Night | None:
-    """The run that this one is held against: the last that is alike, else the last one."""
+    """The run to compare with: the last that is alike, else the last one."""
     ran = alike(earlier, now) or earlier
     return ran[-1] if ran else None
 
@@ -106,7 +106,7 @@ _JUDGED = (Outcome.OK, Outcome.WARN, Outcome.WAIVED)
 
 
 class Since(Struct, frozen=True, kw_only=True):
-    """The four kinds, each in order; `before` is the run that this one is held against."""
+    """The four kinds of change, each in order; `before` is the run compared with."""
 
     before: Night
     new: tuple[Bad, ...]
@@ -116,7 +116,7 @@ class Since(Struct, frozen=True, kw_only=True):
 
 
 def since(before: Night, now: Night, report: Report) -> Since:
-    """Hold a run against an earlier one."""
+    """Compare a run with an earlier one."""
     then, here = set(before.bad), set(now.bad)
     fine = _Fine(report)
     gone = sorted(then - here)
@@ -130,7 +130,7 @@ def since(before: Night, now: Night, report: Report) -> Since:
 
 
 class _Fine:
-    """Who was judged by which check in this run, and came out fine."""
+    """The subjects that passed each check in this run."""
 
     def __init__(self, report: Report) -> None:
         self._ready = frozenset(report.fleet.ready)
@@ -144,7 +144,7 @@ class _Fine:
         judged = self._judged.get(bad.check, set())
         if bad.subject in judged:
             return True
-        # "h2 rail 3" and "pair h1-h2" are parts of nodes that pairs are judged by.
+        # Checks of pairs judge "h2 rail 3" and "pair h1-h2" too.
         nodes = nodes_in(bad.subject, self._known)
         return bool(nodes) and self._ready.issuperset(nodes) and judged.issuperset(nodes)
 
@@ -156,7 +156,7 @@ def _about(row: VerdictRow, known: frozenset[str]) -> Iterable[str]:
 
 
 def nodes_in(subject: str, known: frozenset[str]) -> Sequence[str]:
-    """Name the nodes of a subject: "h1", "h1-h2", "pair h1-h2", "h1 rail 3"; names hold dashes."""
+    """The nodes of a subject: "h1", "h1-h2", "pair h1-h2", "h1 rail 3"; names may hold dashes."""
     if subject in known:
         return (subject,)
     plain = subject.removeprefix("pair ").partition(" rail ")[0]
@@ -166,14 +166,14 @@ def nodes_in(subject: str, known: frozenset[str]) -> Sequence[str]:
 
 
 def found_in(report: Report) -> tuple[Finding, ...]:
-    """Find the causes again."""
+    """The findings of a report that was read again."""
     entries = entries_of(report)
     suspected = suspicions(entries, len(report.fleet.nodes) - len(report.fleet.left_out))
     return findings(entries, report.blames, suspected)
 
 
 def entries_of(report: Report) -> tuple[Entry, ...]:
-    """Every verdict as it was entered."""
+    """Every verdict of a report, as an entry."""
     known = frozenset(report.fleet.nodes)
     return tuple(
         Entry(row.check, row.subject, nodes_of(row.subject, known), verdict_of(row))
@@ -187,5 +187,5 @@ def nodes_of(subject: str, known: frozenset[str]) -> tuple[str, ...]:
 
 
 def verdict_of(row: VerdictRow) -> Verdict:
-    """The verdict that a row tells."""
+    """The verdict of a row."""
     return msgspec.convert(row, Verdict, from_attributes=True)

@@ -1,4 +1,4 @@
-"""What a tired engineer reads: findings, whom to launch on, how much was seen, the trust line."""
+"""The summary of a run on the terminal: findings, ready nodes, coverage, counts, exit code."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from preflight.report.document import (
         CoverageRow,
         FleetRow,
-        MissedRow,
-        MissedSizeRow,
         Report,
+        SensitivityRow,
+        SensitivitySizeRow,
         VerdictRow,
     )
     from preflight.report.findings import Finding
@@ -35,7 +35,7 @@ _WORD = {
     Outcome.FLAKY: "FLAKY",
     Outcome.UNKNOWN: "UNKN",
     Outcome.BROKEN: "BROKE",
-    Outcome.LOST: "LOST",
+    Outcome.MISSING: "MISSING",
     Outcome.WARN: "WARN",
     Outcome.WAIVED: "WAIVED",
 }
@@ -43,22 +43,22 @@ _UNJUDGED = "could not judge everything"
 _INDENT = " " * 7
 _MOST_NAMED = 6
 _REASONS = 4
-"""So many reasons for verdicts that were not run are shown: where one is still owed, first; then
-the most frequent."""
+"""The most reasons shown for verdicts that were not run: those of a stopped run first, then the
+most frequent."""
 
-_ALWAYS = (Outcome.OK, Outcome.FAIL, Outcome.LOST)
-"""Printed even at 0: `lost` above all, as it is the line that makes the others trustworthy."""
+_ALWAYS = (Outcome.OK, Outcome.FAIL, Outcome.MISSING)
+"""Counts that are printed even at 0: `lost` at 0 says that all the others are complete."""
 
 
 def finding_line(outcome: Outcome, subject: str, check: str, sentence: str) -> str:
-    """One line for a finding as soon as it is known, before the summary explains it."""
+    """One line for a finding as soon as it is known; the summary explains it later."""
     return f"{_WORD[outcome]:<6} {subject}  {check}: {printable(sentence)}"
 
 
 def title(report: Report, *, unsaved: bool = False) -> str:
-    """The summary's headline: a yes, or how many are not ready.
+    """The summary's headline: "ready", or how many nodes are not.
 
-    `unsaved`: nothing else is wrong than that files could not be written where they belong.
+    `unsaved`: only writing some files failed.
     """
     not_ready = len(report.fleet.not_ready)
     if report.interrupted:
@@ -67,17 +67,17 @@ def title(report: Report, *, unsaved: bool = False) -> str:
         return "nothing to check"
     if not_ready:
         return f"{not_ready} of {len(report.fleet.nodes)} nodes not ready"
-    if any(map(_unfit_as_a_whole, report.verdicts)):
+    if any(map(_is_about_whole_fleet, report.verdicts)):
         return "the fleet as a whole is not ready"
     if report.fleet.apart:
         return "all nodes ready, but not every pair of them"
-    rest = "all was judged, but not saved where it belongs" if unsaved else _UNJUDGED
+    rest = "everything was judged, but not saved where it belongs" if unsaved else _UNJUDGED
     return "ready" if report.exit == 0 else rest
 
 
-def _unfit_as_a_whole(row: VerdictRow) -> bool:
-    condemns = row.outcome in (Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN)
-    return condemns and row.subject == FLEET and not (row.culprits or row.blame)
+def _is_about_whole_fleet(row: VerdictRow) -> bool:
+    bad = row.outcome in (Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN)
+    return bad and row.subject == FLEET and not (row.culprits or row.blame)
 
 
 def summary(
@@ -99,32 +99,32 @@ def summary(
         lines.append("")
     lines += _nodes(report, width)
     lines += _not_run(report, width)
-    lines += _looked_at(report, width)
+    lines += _extent(report, width)
     lines.append(_counts(report.counts, report))
     lines += labelled("report", where, width) if where else []
     lines += labelled("page", page, width) if page else []
     if found:
-        lines.append(f"why        preflight checks {found[0].check}")
+        lines.append(f"why        preflight list-checks {found[0].check}")
     return lines + (labelled("next", hint, width) if hint else [])
 
 
 def labelled(label: str, words: str, width: int) -> list[str]:
-    """Lay out what a label is about, beside it."""
+    """Lay out a text beside its label."""
     return wrapped(words, first=f"{label:<11}", indent=" " * 11, width=width)
 
 
-def _looked_at(report: Report, width: int) -> list[str]:
-    """What was not held against anyone, how much was seen, and what could have been missed."""
-    told = after(report.overrides)
+def _extent(report: Report, width: int) -> list[str]:
+    """The waivers, how much of the fabric was measured, and what could have been missed."""
+    rows = after(report.overrides)
     if report.coverage is not None and report.coverage.pairs:
-        told.append(("coverage", coverage_words(report.coverage)))
-    if words := missed_words(report.missed):
-        told.append(("missed", words))
-    return [line for label, words in told for line in labelled(label, words, width)]
+        rows.append(("coverage", coverage_words(report.coverage)))
+    if words := missed_words(report.sensitivity):
+        rows.append(("missed", words))
+    return [line for label, words in rows for line in labelled(label, words, width)]
 
 
 def finding_lines(finding: Finding, nodes: Sequence[str], width: int) -> list[str]:
-    """Lay out one finding: whom, what, and what to do."""
+    """Lay out one finding: its subjects, its sentence, and what to do."""
     subject = _subjects(finding.subjects, nodes)
     also = f"  (also {', '.join(finding.also)})" if finding.also else ""
     lines = [f"{_WORD[finding.outcome]:<6} {subject}  {finding.check}{also}"]
@@ -145,19 +145,18 @@ def _subjects(subjects: Sequence[str], nodes: Sequence[str]) -> str:
 
 def _nodes(report: Report, width: int) -> list[str]:
     fleet = report.fleet
-    told = []
+    rows = []
     if fleet.ready:
-        told.append(("ready", _of_all(fleet, fleet.ready)))
+        rows.append(("ready", _of_all(fleet, fleet.ready)))
     if fleet.not_ready:
-        told.append(("not ready", f"{fleet.exclude}  --exclude={fleet.exclude}"))
-    if open_still := [name for name in fleet.unjudged if name not in fleet.left_out]:
-        whom = "it" if len(open_still) == 1 else "them"
-        against = f"nothing is held against {whom}, but not all was judged"
-        told.append(("not judged", f"{_of_all(fleet, open_still)}: {against}"))
+        rows.append(("not ready", f"{fleet.exclude}  --exclude={fleet.exclude}"))
+    if unjudged := [name for name in fleet.unjudged if name not in fleet.left_out]:
+        why = "no failure found, but some checks did not run"
+        rows.append(("not judged", f"{_of_all(fleet, unjudged)}: {why}"))
     by_reason = grouped((why, name) for name, why in fleet.left_out.items())
     for why, names in by_reason.items():
-        told.append(("left out", f"{_of_all(fleet, names)} not looked at: {why}"))
-    lines = [line for label, words in told for line in labelled(label, words, width)]
+        rows.append(("left out", f"{_of_all(fleet, names)} not checked: {why}"))
+    lines = [line for label, words in rows for line in labelled(label, words, width)]
     return lines + [f"apart      {a} and {b} must not be in one job" for a, b in fleet.apart]
 
 
@@ -166,11 +165,11 @@ def _of_all(fleet: FleetRow, names: Sequence[str]) -> str:
 
 
 def _not_run(report: Report, width: int) -> list[str]:
-    """Say why verdicts were not reached: what was not judged must not look like a pass."""
-    missing = [verdict for verdict in report.verdicts if verdict.outcome is Outcome.NOT_RUN]
-    reasons = Counter(verdict.sentence for verdict in missing)
-    owed = {verdict.sentence for verdict in missing if verdict.evidence.get("stopped") is True}
-    ranked = sorted(reasons.most_common(), key=lambda one: one[0] not in owed)
+    """Why verdicts were not reached: what was not judged must not look like a pass."""
+    not_run = [verdict for verdict in report.verdicts if verdict.outcome is Outcome.NOT_RUN]
+    reasons = Counter(verdict.sentence for verdict in not_run)
+    stopped = {verdict.sentence for verdict in not_run if verdict.evidence.get("stopped") is True}
+    ranked = sorted(reasons.most_common(), key=lambda one: one[0] not in stopped)
     lines: list[str] = []
     for reason, number in ranked[:_REASONS]:
         lines += wrapped(f"{number} x {reason}", first="not run    ", indent=" " * 15, width=width)
@@ -190,20 +189,20 @@ def _counts(counts: Mapping[str, int], report: Report) -> str:
 
 
 _PARTNERS = 2
-"""With two cleared partners a node's fault is told from its path's."""
+"""Two ready partners are enough to distinguish a node's fault from its path's."""
 
 
 def next_command(
     fleet: Fleet, nodes: Readiness, *, by_pairs: bool, short_of_s: float | None = None
 ) -> str:
-    """Say what to type next, where that is plain; empty where all is well.
+    """What to type next, if that is clear; empty if all nodes are ready.
 
-    `by_pairs`: the sweep condemned some, so that to look again takes ready nodes as their partners.
-    `short_of_s`: the budget, where nothing but its end kept nodes from being judged.
+    `by_pairs`: the sweep blamed nodes, which need ready partners to be checked again.
+    `short_of_s`: the budget, if only its end kept nodes from being judged.
     """
     failing = nodes.not_ready
     if fleet.origin == "this machine":
-        return "to judge a fleet: pytest --preflight --preflight-nodes='gpu[001-064]'"
+        return "to check a fleet: preflight check 'gpu[001-064]'"
     longer = f"--preflight-budget={2 * short_of_s:.0f}" if short_of_s else ""
     if not failing:
         return f"to judge {fold(nodes.unjudged)}: {longer}" if nodes.unjudged and longer else ""
@@ -212,16 +211,16 @@ def next_command(
         return f"to judge the others: add --preflight-exclude='{fold(failing)}', or {others}"
     partners = nodes.ready[:_PARTNERS] if by_pairs else ()
     if len(failing) + len(partners) == len(fleet.hosts):
-        return "to look again: the same command"
+        return "to check again: the same command"
     names = fold((*failing, *partners))
     these = f"these beside {fold(partners)}, ready" if partners else "these alone"
     if fleet.ranks:
-        return f"to look at {these}: torchrun on them, or --preflight-nodes='{names}' over SSH"
-    return f"to look again at {these}: add --preflight-nodes='{names}'"
+        return f"to check {these}: torchrun on them, or --preflight-nodes='{names}' over SSH"
+    return f"to check {these} again: add --preflight-nodes='{names}'"
 
 
-def missed_words(rows: Sequence[MissedRow]) -> str:
-    """Say it of the dullest look; nothing where nothing was measured."""
+def missed_words(rows: Sequence[SensitivityRow]) -> str:
+    """What could have been missed on the least tested rail; empty if nothing was measured."""
     if not rows:
         return ""
     worst = rows[0]
@@ -231,50 +230,50 @@ def missed_words(rows: Sequence[MissedRow]) -> str:
             where = f"on rail {worst.rail} of {worst.node}"
             return f"{where} {slower} would have been caught with 99 %, spikes not: {_why(worst)}"
         return (
-            "too few healthy pairs to compare with: failures, floors and promises were judged, "
+            "too few healthy pairs to compare with: failures and expected minimums were judged, "
             "spikes and small losses were not"
         )
     loss = f", and {slower}" if slower else ""
     return (
-        f"on rail {worst.rail} of {worst.node}, where the look was dullest, "
+        f"on rail {worst.rail} of {worst.node}, the least tested, "
         f"a spike on 1 in {two_digits(worst.one_in):,} operations would have been caught with 99 %"
         f"{loss}; an event rarer than one in {worst.every_s:.2g} s of load would not"
         f"{_sizes(worst)}"
     )
 
 
-def _why(row: MissedRow) -> str:
-    """Why no rate of spikes would have been named, and what to type."""
+def _why(row: SensitivityRow) -> str:
+    """Why no rate of spikes would have been found, and what to type."""
     if row.events is None:
-        return "the others had too many; run when the nodes have less to do"
+        return "the others had too many; run when the nodes are less busy"
     needed = f"{row.events} are needed, too many for {row.loaded_s:.2g} s of load"
     return f"{needed}; measure longer: --preflight-tier=deep or --preflight-catch-rate"
 
 
-def at_size(one: MissedSizeRow) -> str:
-    """What would have been caught at one size alone: "1 in 350 over 1 ms", or "no rate"."""
+def at_size(one: SensitivitySizeRow) -> str:
+    """The rate that would have been caught at one size: "1 in 350 over 1 ms", or "no rate"."""
     if one.one_in is None:
         return "no rate"
     return f"1 in {two_digits(one.one_in):,} over {time_us(one.over_us)}"
 
 
-def _sizes(worst: MissedRow) -> str:
-    """The ends of the ladder: spikes that come at one size only need to be more frequent."""
-    if len(worst.sizes) < 2:  # noqa: PLR2004  one size says nothing new
+def _sizes(worst: SensitivityRow) -> str:
+    """The same at the ends of the ladder: spikes at one size only must be more frequent."""
+    if len(worst.sizes) < 2:  # noqa: PLR2004  one size adds nothing
         return ""
     ends = (worst.sizes[0], worst.sizes[-1])
-    said = "; ".join(f"{size(one.size_bytes)}: {at_size(one)}" for one in ends)
-    return f" (at one size only: {said})"
+    rates = "; ".join(f"{size(one.size_bytes)}: {at_size(one)}" for one in ends)
+    return f" (at one size only: {rates})"
 
 
 def two_digits(number: float) -> int:
-    """Two digits: more would be promised than is known."""
+    """Round down to two digits: more would claim a precision that there is not."""
     step = int(10 ** max(0, math.floor(math.log10(max(1.0, number))) - 1))
     return math.floor(number / step) * step
 
 
 def coverage_words(seen: CoverageRow) -> str:
-    """Say it in words, with how to come to the rest."""
+    """How many pairs were measured, and how to measure the rest."""
     more = f"; {_leaf_pairs(seen)}" if seen.leaf_pairs else ""
     if seen.repairs:
         more += f"; {seen.repairs:,} for partners of nodes that are out"

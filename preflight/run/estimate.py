@@ -1,7 +1,7 @@
-"""How long the stages of a run will take, before anyone is asked, and what of it has no time.
+"""Estimates how long the stages of a run will take, before any node is contacted.
 
 From the nodes, GPUs and NICs that the inventory expects, the plans of burn-in and sweep, and
-durations.toml. What the last run of this fleet and tier took, where a history has it, wins.
+durations.toml. If a history has the times of the last run of this fleet and tier, those win.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Fleet
 
 GPUS_ASSUMED = 8
-"""Of a node of which the inventory says nothing: a plan for too few would not fit."""
+"""GPUs of a node that the inventory does not describe: a plan for too few would not fit."""
 
 _SIDES = 2  # NUMA nodes of a machine with 8 GPUs
 _STEP_S, _MOST_S = 10, 7 * 86400  # of a budget that is proposed
 _DRIVER_GPUS = "/proc/driver/nvidia/gpus"
-"""On this machine: a folder for each GPU, where the driver is loaded."""
+"""A folder for each GPU of this machine, if the driver is loaded."""
 
 _NVLINK_DOMAIN_MODELS = ("GB200", "GB300")
 """GPUs that share NVLink with those of other nodes. An inventory names no domains: NVML does."""
@@ -44,39 +44,39 @@ _DOMAIN_ROUNDS = 3  # fabric/roster.py, `neighbours`
 
 
 class Times(Struct, frozen=True, kw_only=True):
-    """What each stage should take within one budget, seconds."""
+    """The estimate of each stage within one budget, seconds."""
 
     facts_s: float
     """Logins, facts and ports."""
     burn_s: float = 0.0
     start_s: float = 0.0
-    """The sweep without rounds and retests: start, inside of the nodes, NVLink between them."""
+    """The sweep without rounds and retests: start, inside the nodes, NVLink between them."""
     round_s: float = 0.0
     retests_s: float = 0.0
     left_out: tuple[str, ...] = ()
-    """Parts of the burn-in for which there is no time."""
+    """Parts of the burn-in for which the budget has no time."""
 
 
-class Expected(Struct, frozen=True, kw_only=True):
-    """What a run consists of, as far as it is known before the nodes answer."""
+class Workload(Struct, frozen=True, kw_only=True):
+    """What a run consists of, as far as this is known before the nodes answer."""
 
     nodes: int
     gpus: int
-    """Of the node that has most; 0: the sweep goes over gloo."""
+    """The most GPUs of any node; 0: the sweep uses gloo."""
     nics: int
-    """To be measured by themselves, of the node that has most."""
+    """The most NICs of any node that the burn-in measures one by one."""
     assumed: bool
-    """Nothing says how many GPUs there are."""
+    """Whether the number of GPUs is only assumed."""
     tier: Tier
     stages: frozenset[Stage]
     nvlink_domains: bool = False
     """Nodes may share NVLink."""
     catch_rate: float | None = None
     last: Cost | None = None
-    """What the last run of this fleet and tier took."""
+    """The times of the last run of this fleet and tier."""
 
     def times(self, wall_s: float) -> Times:
-        """Estimate every stage by itself, with what fits into a budget."""
+        """Estimate every stage, with as much of it as fits into a budget."""
         facts_s = duration("facts.node_s") + self.nodes * duration("facts.each_s")
         facts_s += duration("ports.stage_s") if "net" in self.stages else 0.0
         burn_s, left_out = 0.0, tuple[str, ...]()
@@ -84,7 +84,7 @@ class Expected(Struct, frozen=True, kw_only=True):
             burn_s, left_out = self._burn(wall_s - facts_s)
         start_s = round_s = retests_s = 0.0
         if "fabric" in self.stages and (self.nodes > 1 or self.gpus > 1):
-            # Of the few pairs of a retest none is as slow as the slowest of many.
+            # A retest has few pairs, none of them as slow as the slowest of many.
             round_s, again_s = self._round_s(self.nodes), self._round_s(1, TIMES)
             start_s = duration("torch.import_s") + duration("torch.doubling_s") * log2(self.nodes)
             if self.gpus:
@@ -106,7 +106,7 @@ class Expected(Struct, frozen=True, kw_only=True):
         )
 
     def cost(self, wall_s: float) -> Cost:
-        """What a round takes, and all else: measured by the last run, or estimated."""
+        """The time of a round and of everything else: the last run's, or estimated."""
         if self.last is not None:
             return self.last
         times = self.times(wall_s)
@@ -114,20 +114,20 @@ class Expected(Struct, frozen=True, kw_only=True):
         return Cost(times.round_s, other_s)
 
     def too_small(self, wall_s: float) -> str:
-        """Why a budget is too small for the smallest useful run, and what to type; "" if it is not.
+        """Why a budget is too small for the smallest useful run, and what to type; else "".
 
-        Useful: a whole burn-in, however short, the insides of the nodes, and one round of pairs.
+        Useful is a complete, possibly short burn-in, the inside of the nodes, and one round.
         """
         if not self.stages & {"local", "fabric"} or self._useful(wall_s):
             return ""
         enough = _first_budget(wall_s, self._useful)
         return (
-            f"{wall_s:g} s are too few: the smallest useful run takes about "
+            f"{wall_s:g} s is too short: the smallest useful run takes about "
             f"{self._least_s(enough):.0f} s; give --preflight-budget={enough}"
         )
 
     def lines(self, wall_s: float, rounds: int, wanted: int) -> list[str]:
-        """Say it in the header. `rounds` are planned, of so many that were `wanted`."""
+        """The estimate's lines in the header; `rounds` of the `wanted` ones are planned."""
         times, cost = self.times(wall_s), self.cost(wall_s)
         of_all = f"{rounds} of {wanted}" if rounds < wanted else f"{rounds}"
         some = f"{of_all} round{'s' if of_all != '1' else ''}"
@@ -153,40 +153,40 @@ class Expected(Struct, frozen=True, kw_only=True):
         return lines
 
     @property
-    def known(self) -> Expected:
-        """Without the GPUs that are only assumed."""
+    def known(self) -> Workload:
+        """The same run without the GPUs that are only assumed."""
         return replace(self, gpus=0, nics=0) if self.assumed else self
 
     def _useful(self, wall_s: float) -> bool:
-        """Whether there is time for one round, by the last run or by the estimate.
+        """Whether there is time for one round, by the last run's times or by the estimate.
 
-        By either: a last run that was slow for once must not refuse all that come after it.
+        Either suffices: one slow run must not make preflight refuse all later ones.
         """
         if self.last is not None and self.last.other_s + self.last.round_s <= wall_s:
             return True
         times = self.times(wall_s)
-        # The burn-in ends at its share, and the sweep has the rest.
+        # The burn-in ends at its share; the sweep gets the rest.
         burn_fits = times.burn_s <= SHARE * (wall_s - times.facts_s) + _STEP_S / 100
         return burn_fits and self._least_s(wall_s) <= wall_s
 
     def _least_s(self, wall_s: float) -> float:
-        """What all takes with one round, and nothing to measure again."""
+        """The time of everything with one round and no retests."""
         times = self.times(wall_s)
         rounds_s = times.round_s if self.nodes > 1 else 0.0
         return times.facts_s + times.burn_s + times.start_s + rounds_s
 
     def _holds(self, wall_s: float, rounds: int) -> bool:
-        """Whether a budget holds all of it, with the planner's margin."""
+        """Whether everything fits into a budget, with the planner's margin."""
         fits = rounds_that_fit(wall_s, self.cost(wall_s)) >= max(1, rounds)
         return fits and not self._left_out(wall_s, rounds, rounds)
 
     def _left_out(self, wall_s: float, rounds: int, wanted: int) -> list[str]:
-        """What does not fit the budget."""
+        """The parts that do not fit into the budget."""
         cost, times = self.cost(wall_s), self.times(wall_s)
         parts = list(times.left_out)
         over_s = cost.other_s + rounds * cost.round_s - wall_s
         retests_s = min(times.retests_s, cost.other_s)
-        if over_s > retests_s and cost.round_s:  # so many were asked for
+        if over_s > retests_s and cost.round_s:  # more rounds were requested than fit
             rounds = max(0, rounds - ceil((over_s - retests_s) / cost.round_s))
         if rounds < wanted:
             parts.append(f"{wanted - rounds} of {wanted} rounds")
@@ -212,7 +212,7 @@ class Expected(Struct, frozen=True, kw_only=True):
         return sum(phases.values()), tuple(left_out)
 
     def _round_s(self, nodes: int, times: int = 1) -> float:
-        """The slowest pair of so many nodes, with `times` the iterations and the time for each."""
+        """The time of the slowest pair of `nodes`, with `times` as many iterations."""
         plan, backend = SweepPlan(nodes=(), rounds=()), "nccl" if self.gpus else "gloo"
         ladder, soak, limits = (
             (plan.nccl, plan.nccl_soak, plan.nccl_budget)
@@ -229,26 +229,26 @@ class Expected(Struct, frozen=True, kw_only=True):
         return spent_s
 
 
-def expected(
+def workload(
     fleet: Fleet,
     tier: Tier,
     stages: Collection[Stage],
     *,
     catch_rate: float | None = None,
     last: Cost | None = None,
-) -> Expected:
-    """Read it off the fleet: what the inventory expects, else the ranks of a node.
+) -> Workload:
+    """Derive it from the fleet: the GPUs that the inventory expects, else the ranks of a node.
 
     Else the GPUs of this machine if it is the fleet, else eight GPUs a node are assumed.
     """
-    promised = [host.promised.gpus for host in fleet.hosts if host.promised.gpus is not None]
-    known = max(promised, default=fleet.job.nproc_per_node)
+    stated = [host.expected.gpus for host in fleet.hosts if host.expected.gpus is not None]
+    known = max(stated, default=fleet.job.nproc_per_node)
     if known is None and all(host.transport == "local" for host in fleet.hosts):
         known = _gpus_here()
     gpus = GPUS_ASSUMED if known is None else known
-    models = {host.promised.gpu_model or "" for host in fleet.hosts}
-    nics = [host.promised.nics for host in fleet.hosts if host.promised.nics is not None]
-    return Expected(
+    models = {host.expected.gpu_model or "" for host in fleet.hosts}
+    nics = [host.expected.nics for host in fleet.hosts if host.expected.nics is not None]
+    return Workload(
         nodes=len(fleet.hosts),
         gpus=gpus,
         nics=max(nics, default=gpus),
@@ -269,13 +269,13 @@ def _gpus_here() -> int:
 
 
 def _first_budget(from_s: float, enough: Callable[[float], bool]) -> int:
-    """The first of the round budgets that is enough."""
+    """The smallest budget, in steps of 10 s, that is enough."""
     budgets = count(ceil(from_s / _STEP_S) * _STEP_S, _STEP_S)
     return next(each for each in budgets if each >= _MOST_S or enough(each))
 
 
 def _nic_turns(load: Load, has: Devices) -> int:
-    """How many NICs of one NUMA node have a turn, by the estimate."""
+    """How many NICs of one NUMA node the burn-in has time for, by the estimate."""
     if load.nic is None:
         return 0
     return min(has.nic_turns, int(load.limit_s["nic"] / nic_turn_s(load.nic) + 0.01))

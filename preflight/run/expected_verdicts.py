@@ -1,4 +1,4 @@
-"""What was chosen for a run, which verdicts are expected, and who takes part in a stage."""
+"""A run's settings, the verdicts expected of it, and the nodes that are eligible for a stage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Struct
 from preflight.check import Stage, Tier
 from preflight.fabric.plan import DEEP_RATE
 from preflight.facts.gpu_users import BUSY_WORD, busy_with
-from preflight.run.site_sections import Carried
+from preflight.run.site_sections import LoadedSection
 from preflight.transport.ways import SETUP_AT_MOST
 from preflight.verdict import not_run
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from preflight.verdict import Verdict
 
 
-def owed(
+def expected_verdicts(
     fleet: Fleet,
     registry: Registry,
     tier: Tier,
     pairs: Sequence[Pairing],
     wanted: Container[str] | None = None,
 ) -> list[Key]:
-    """Name every verdict that is owed, in the order in which it will be reached.
+    """Name every expected verdict, in the order in which the run reaches them.
 
-    `wanted`: of these checks alone; None or empty: of all that are within the tier.
+    `wanted`: only of these checks; None or empty: of all checks within the tier.
     """
     keys: list[Key] = []
     for registered in registry:
@@ -49,7 +49,7 @@ def owed(
 
 
 class Selection:
-    """The verdicts that somebody selected, and what follows from them."""
+    """The verdicts that the operator selected, and what the run must measure for them."""
 
     def __init__(
         self, fleet: Fleet, registry: Registry, judgement: Judgement, keys: Sequence[Key]
@@ -64,26 +64,26 @@ class Selection:
 
     @property
     def checks(self) -> Iterable[str]:
-        """The checks that are not switched off everywhere: only these are measured."""
+        """The checks that are on for some node: the run measures only for these."""
         return self._on
 
     @property
     def of_pairs(self) -> tuple[str, ...]:
-        """The checks of pairs among all that were selected."""
+        """The selected checks that judge pairs."""
         wanted = {check_id for check_id, _ in self.keys}
         own = (one for one in self._registry if one.subject == "pair")
         return tuple(one.check.id for one in own if one.check.id in wanted)
 
     @property
     def inside(self) -> bool:
-        """Whether a check of single nodes wants the sweep."""
+        """Whether a selected check of single nodes needs the sweep."""
         asked = (self._registry[check_id] for check_id in self._on)
         return any(one.check.stage == "fabric" and one.subject == "node" for one in asked)
 
     def watched(self) -> list[Key]:
-        """The selected verdicts after those that they wait for: a gate that is shut is a finding.
+        """The selected verdicts, each after the gates that it requires.
 
-        Were it not judged itself, a node that is down would leave nothing but `not_run` behind.
+        A failed gate is a finding: without it, a node that is down would show only `not_run`.
         """
         ways_in = tuple(r.check.id for r in self._registry if r.check.stage == "reach")
         gates: dict[str, set[str]] = {}
@@ -107,8 +107,8 @@ class Selection:
         return [*dict.fromkeys([*before, *self.keys])]
 
 
-class Partakers:
-    """Asks the judges; `reached` are the names of the nodes to which there is a connection."""
+class Eligibility:
+    """Decides which nodes take part in a stage; `reached`: names of nodes with a connection."""
 
     def __init__(
         self,
@@ -123,8 +123,8 @@ class Partakers:
         self._reached = reached
         self._even_if_busy = even_if_busy
 
-    def able(self, stage: Stage) -> list[Host]:
-        """Ask the judges of a stage's prerequisites who can take part in it."""
+    def eligible(self, stage: Stage) -> list[Host]:
+        """The reached nodes on which no prerequisite of the stage has failed."""
         return [
             host
             for host in self._hosts
@@ -132,25 +132,25 @@ class Partakers:
         ]
 
     def left_out(self, stage: Stage, taking_part: Sequence[Host]) -> dict[str, str]:
-        """Who is not among them, and why."""
-        able = {host.name for host in taking_part}
+        """By name, the nodes that do not take part, and why."""
+        names = {host.name for host in taking_part}
         return {
             host.name: self._judgement.may_take_part(host.name, stage)
-            or self.hindered(host.name)
+            or self.why_not_loaded(host.name)
             or "no connection"
             for host in self._hosts
-            if host.name not in able
+            if host.name not in names
         }
 
-    def hindered(self, name: str) -> str:
-        """Say why a node that may be loaded must not or cannot be, if so."""
+    def why_not_loaded(self, name: str) -> str:
+        """Say why an eligible node must not, or cannot, be put under load; "" if it can."""
         reach = self._judgement.measured.reach.get(name)
         if reach is not None and reach.shortfall is not None:
             return f"reach.answer of {name}: {reach.shortfall.sentence}"
         return self._busy(name)
 
     def _busy(self, name: str) -> str:
-        """Say whose work a measurement under load would disturb on a node, if anyone's."""
+        """Name the work on a node that a measurement under load would disturb; "" for none."""
         facts = self._judgement.measured.facts.get(name)
         if self._even_if_busy or facts is None:
             return ""
@@ -164,38 +164,38 @@ BUDGET_S: dict[Tier, float] = {"prolog": 8, "quick": 60, "standard": 300, "deep"
 """Wall time of a run by tier, unless --preflight-budget says otherwise."""
 
 PORTS_S = 30.0
-"""For the port stage; a blocked port costs each node one connect deadline of 3 s."""
+"""Time for the port stage; a blocked port costs each node one connect deadline of 3 s."""
 
 _LEAST_S: dict[Stage, float] = {"net": 8.0}
-"""No stage is begun with less. `net`: a connection and its answer may take 3 s each; cut off in the
-middle they would look like a firewall."""
+"""A stage is not begun with less. `net`: a connection and its answer may take 3 s each; if the
+budget ends in the middle, that looks like a firewall."""
 
 _LEAST_ELSE_S = 1.0
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """What the operator chose for this run."""
+    """The operator's settings for this run."""
 
     tier: Tier = "quick"
     fail_fast: FailFast = "stage"
     budget_s: float | None = None
     even_if_busy: bool = False
-    """Load nodes although somebody works on their GPUs."""
-    sections: tuple[Carried, ...] = ()
-    """The site's own sections of the probe."""
+    """Load nodes even if a job or user is using their GPUs."""
+    sections: tuple[LoadedSection, ...] = ()
+    """The site's sections of the probe."""
     at_most: int = SETUP_AT_MOST
     """Connections set up at once."""
     kernel_log_since_s: float | None = None
     """How far back the kernel log counts, in seconds; None: since boot."""
     catch_rate: float | None = None
-    """Events per second of load that the sweep's soak is to catch; None leaves it to the tier."""
+    """Events per second of load that the sweep's soak must catch; None: the tier decides."""
 
     keep_nccl_logs: bool = False
-    """What NCCL logs in the sweep is kept in measured.json."""
+    """Keep NCCL's log lines of the sweep in measured.json."""
 
     @property
     def soak_rate(self) -> float | None:
-        """What the soak is to catch; None for the short one."""
+        """Events per second of load that the soak must catch; None for the short soak."""
         deep = DEEP_RATE if self.tier == "deep" else None
         return deep if self.catch_rate is None else self.catch_rate
 
@@ -206,12 +206,12 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 
 def least_s(stage: Stage) -> float:
-    """The least time in seconds for which a stage is worth its beginning."""
+    """The least time left, in seconds, with which a stage is begun."""
     return _LEAST_S.get(stage, _LEAST_ELSE_S)
 
 
 def out_of_time(stage: Stage, wall_s: float) -> Verdict:
-    """No node's fault, so nobody is condemned for it."""
+    """The verdict for a stage that the budget has no time for: it counts against no node."""
     return not_run(
         f"of the budget of {wall_s:g} s less than {least_s(stage):g} s was left for the {stage} "
         "stage; give more: --preflight-budget=SECONDS",

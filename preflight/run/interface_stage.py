@@ -1,6 +1,7 @@
-"""Whether the nodes have what the sweep is told to go over: a setting of all is no fault of each.
+"""Whether the nodes have the network devices that the settings of the sweep select.
 
-It is named by --preflight-interface, or by the job's environment and the nodes' nccl.conf.
+The settings are --preflight-interface, the job's environment and the nodes' nccl.conf. A setting
+that selects nothing on any node is itself wrong, and counts against no node.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.checks.env.remark import told
+from preflight.checks.env.remark import show
 from preflight.checks.env.test_nccl_conf import settings
 from preflight.checks.net.selected import (
     gloo_interfaces,
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
     from preflight.facts.network import Interface
     from preflight.fleet.model import Fleet
 
-_TOLD = 64
-"""A node tells of so many interfaces at most: what is not among them may be there all the same."""
+_MOST_REPORTED = 64
+"""The most interfaces that a node reports: an interface that is not among them may still exist."""
 
 _SHOWN = 8
 _SEVERAL = 2
@@ -46,30 +47,30 @@ _LEAVE_AWAY = "or leave it away: each node then takes its way to the others"
 _RDMA = ("infiniband", "ethernet")
 
 
-class Strangers(Struct, frozen=True, kw_only=True):
-    """The nodes on which a setting of all selects nothing; in the same words where it is one."""
+class Mismatches(Struct, frozen=True, kw_only=True):
+    """By name, the nodes on which a setting selects nothing: why, and what to do."""
 
     reasons: dict[str, str] = {}
     advice: dict[str, str] = {}
 
 
 class _Setting(Struct, frozen=True):
-    """What selects nothing on some node, and who says so."""
+    """A setting that selects nothing on some node, and its origin."""
 
     origin: str
     setting: str
     of_all: str
-    """What is wrong where no node has it."""
+    """What is wrong if no node has what the setting selects."""
     of_one: str
     advice: str
     what: str
-    """What should be there, for the node's own advice; "" where that is no device."""
+    """The device to bring up on a node that lacks it; "" if that would not help."""
 
 
-def strangers(fleet: Fleet, facts: Mapping[str, Facts]) -> Strangers:
-    """Find the nodes that lack it; nobody where none was named, or who did not tell.
+def interface_mismatches(fleet: Fleet, facts: Mapping[str, Facts]) -> Mismatches:
+    """Find the nodes on which a setting selects nothing; a node that reported nothing is fine.
 
-    UsageError (exit 4) where no node that told has it: then it is the setting that is wrong.
+    UsageError (exit 4) if it selects nothing on any node that reported: the setting is wrong.
     """
     backends, usual = _backends(facts), _usual(facts)
     lacking: dict[_Setting, dict[str, Sequence[str]]] = {}
@@ -79,18 +80,18 @@ def strangers(fleet: Fleet, facts: Mapping[str, Facts]) -> Strangers:
     without = {name for nodes in lacking.values() for name in nodes}
     if without and without >= {name for name, one in facts.items() if _interfaces(one)}:
         raise UsageError("; ".join(_of_all(wrong, nodes) for wrong, nodes in lacking.items()))
-    return Strangers(
+    return Mismatches(
         reasons={n: _of_one(wrong, nodes) for wrong, nodes in lacking.items() for n in nodes},
         advice={n: _advice(wrong, nodes) for wrong, nodes in lacking.items() for n in nodes},
     )
 
 
-def told_of(sweep: Sweep, out: Strangers) -> Sweep:
-    """Note why they took no part, so that it is a finding and no pass."""
+def with_mismatches(sweep: Sweep, found: Mismatches) -> Sweep:
+    """Add why these nodes took no part, so that it is a finding and not a pass."""
     return replace(
         sweep,
-        troubles={**sweep.troubles, **out.reasons},
-        advice={**sweep.advice, **out.advice},
+        troubles={**sweep.troubles, **found.reasons},
+        advice={**sweep.advice, **found.advice},
     )
 
 
@@ -117,9 +118,9 @@ def _shown(nodes: Mapping[str, Sequence[str]]) -> str:
 def _wrong(
     fleet: Fleet, name: str, one: Facts, backends: Container[str], usual: str
 ) -> Iterator[tuple[_Setting, Sequence[str]]]:
-    """Yield what selects nothing on this node, with what there is instead, the first cause first.
+    """Yield each setting that selects nothing on this node, and the devices that it has instead.
 
-    The option wins over the environment; what the sweep does not use is not judged here.
+    The option wins over the environment; settings that the sweep does not use are not checked.
     """
     environ = _measured_in(fleet, name)
     if fleet.interface is not None:
@@ -135,7 +136,7 @@ def _wrong(
 
 def _named(wanted: str, origin: str, one: Facts) -> Iterator[tuple[_Setting, Sequence[str]]]:
     has = _interfaces(one)
-    if not has or len(has) >= _TOLD or wanted in [each.name for each in has]:
+    if not has or len(has) >= _MOST_REPORTED or wanted in [each.name for each in has]:
         return
     yield _Setting(
         origin, f" = {wanted}", "no node has such an interface", f"no interface {wanted} there",
@@ -150,13 +151,13 @@ def _nccl_socket(
     name = "NCCL_SOCKET_IFNAME"
     origin, value = _source(fleet, environ, one, name)
     has = _interfaces(one)
-    if len(value) < _SEVERAL or not has or len(has) >= _TOLD:
-        return  # NCCL takes no notice of a single character
+    if len(value) < _SEVERAL or not has or len(has) >= _MOST_REPORTED:
+        return  # NCCL ignores a single character
     found = nccl_interfaces(one, value, environ.get("NCCL_SOCKET_FAMILY", ""))
     loops = bool(found) and found[0].loopback and machines(fleet.hosts) >= _SEVERAL
     if not found or loops:
         yield (
-            _socket(origin, told(name, value), f"{name}={usual}", usual, loops=loops),
+            _socket(origin, show(name, value), f"{name}={usual}", usual, loops=loops),
             _leading(has),
         )
 
@@ -167,14 +168,14 @@ def _gloo_socket(
     """GLOO_SOCKET_IFNAME as torch reads it: whole names, each of which must be there."""
     name = "GLOO_SOCKET_IFNAME"
     value, has = environ.get(name, ""), _interfaces(one)
-    if not value or not has or len(has) >= _TOLD:
+    if not value or not has or len(has) >= _MOST_REPORTED:
         return
     found, missing = gloo_interfaces(one, value)
     loops = any(each.loopback for each in found) and machines(fleet.hosts) >= _SEVERAL
     if missing or loops:
         origin = fleet.job.environ_origin
         yield (
-            _socket(origin, told(name, value), f"{name}={usual}", usual, loops=not missing),
+            _socket(origin, show(name, value), f"{name}={usual}", usual, loops=not missing),
             _leading(has),
         )
 
@@ -197,12 +198,12 @@ def _rdma(
     off = _source(fleet, environ, one, "NCCL_IB_DISABLE")[1].strip() == "1"
     if not ports or off or environ.get("NCCL_NET", "IB") != "IB":
         return
-    hca = hca_of(environ)  # the sweep sets it where the environment does not: a file never counts
+    hca = hca_of(environ)  # the sweep sets it if the environment does not: a file never counts
     chosen = [port for port in nccl_ports(one, hca) if port.layer in _RDMA]
     if not chosen:
         devices = [port.nic.name for port in ports]
         yield _Setting(
-            f"{fleet.job.environ_origin}: ", told("NCCL_IB_HCA", hca),
+            f"{fleet.job.environ_origin}: ", show("NCCL_IB_HCA", hca),
             "it selects no RDMA device of any node", "no RDMA device there that the job selects",
             f"write one that is there (as in NCCL_IB_HCA={devices[0]}), or take it out", "",
         ), devices  # fmt: skip
@@ -213,7 +214,7 @@ def _rdma(
     if index is not None and roce and all(without_gid(port, index) for port in roce):
         has = sorted({str(gid.index) for port in roce for gid in port.port.gids or ()})
         yield _Setting(
-            f"{origin}: ", told("NCCL_IB_GID_INDEX", text),
+            f"{origin}: ", show("NCCL_IB_GID_INDEX", text),
             "no RoCE port of any node has that GID", "no RoCE port there has that GID",
             "take it out (NCCL 2.21 and newer chooses), or write one that is there "
             "(show_gids)", "",
@@ -221,13 +222,13 @@ def _rdma(
 
 
 def _measured_in(fleet: Fleet, name: str) -> Mapping[str, str]:
-    """The job's variables that measuring processes have on a node."""
-    job = fleet.job  # the children of the job's own ranks have all of it
+    """The job's variables with which the measuring processes run on a node."""
+    job = fleet.job  # children of the job's own ranks inherit the whole environment
     return (job.environ_of(name) or {}) if fleet.ranks else job.measured_in(name)
 
 
 def _source(fleet: Fleet, environ: Mapping[str, str], one: Facts, name: str) -> tuple[str, str]:
-    """Who sets a variable of NCCL's on a node, and its value: a file counts after the job."""
+    """Where a variable of NCCL's is set on a node, and its value: the job wins over a file."""
     if name in environ:
         return fleet.job.environ_origin, environ[name]
     value = settings(one.nccl_conf or ()).get(name, "")
@@ -236,7 +237,7 @@ def _source(fleet: Fleet, environ: Mapping[str, str], one: Facts, name: str) -> 
 
 
 def _backends(facts: Mapping[str, Facts]) -> set[str]:
-    """What the sweep may measure: NCCL where half of the nodes have GPUs and a torch for them."""
+    """The backends of the sweep: NCCL if half of the nodes have GPUs and a torch with CUDA."""
     seeing = [one for one in facts.values() if one.gpus]
     if not seeing or 2 * len(seeing) < len(facts):
         return {"gloo"}
@@ -255,5 +256,5 @@ def _interfaces(facts: Facts) -> tuple[Interface, ...]:
 
 
 def _leading(found: Sequence[Interface]) -> list[str]:
-    """Those that lead anywhere, by name."""
+    """Names of the interfaces other than loopback."""
     return [one.name for one in found if not one.loopback]

@@ -1,6 +1,7 @@
-"""What was measured, judged: the gates of the stages, the pytest items and replays all ask here.
+"""Judges what was measured, for the gates of the stages, the pytest items and replays.
 
-Each of them shows in the verdict itself, so that none can be forgotten.
+Waivers, switched-off checks and a site's numbers show in the verdict itself, so that no reader can
+miss them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from preflight.checks.fleet_view import FleetView, whole_fleet
 from preflight.core.registry import broken
 from preflight.core.statistics import grouped
-from preflight.core.thresholds import Thresholds, words
+from preflight.core.thresholds import Thresholds, describe_override
 from preflight.facts.model import WIRE, Driver, Facts, Python
 from preflight.facts.node import Group, Net, Node, Reach
 from preflight.fleet.inventory_tables import SWEPT
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from preflight.check import Check, Stage
     from preflight.core.registry import Registered, Registry
-    from preflight.core.thresholds import Told
+    from preflight.core.thresholds import Override
     from preflight.fabric.judge import Decoded
     from preflight.fabric.measure import Pair
     from preflight.facts.burn import Burn
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 Names = tuple[str, ...]
-"""Of a subject: one node, the two of a pair in fleet order, or nobody for the whole fleet."""
+"""The nodes of a subject: one, the two of a pair in fleet order, or none for the whole fleet."""
 
 Key = tuple[str, Names]
 """(check id, subject) of one expected verdict."""
@@ -46,7 +47,7 @@ _WAIVABLE = (Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.WARN)
 
 
 def off_for(check: str, hosts: Sequence[Host]) -> dict[str, str]:
-    """Of these nodes those for which a check is switched off, and why it is not run there."""
+    """The nodes for which a check is switched off, and why it is not run there."""
     return {
         host.name: f"switched off for {host.name} in {host.off[check]}"
         for host in hosts
@@ -54,21 +55,21 @@ def off_for(check: str, hosts: Sequence[Host]) -> dict[str, str]:
     }
 
 
-def with_numbers(verdict: Verdict, used: Mapping[str, Told]) -> Verdict:
-    """Say which numbers of the site's decided in place of shipped ones."""
+def with_numbers(verdict: Verdict, used: Mapping[str, Override]) -> Verdict:
+    """Append the site's numbers that decided in place of shipped ones."""
     if not used or verdict.outcome in (Outcome.NOT_RUN, Outcome.BROKEN):
         return verdict
-    said = "; ".join(words(name, told) for name, told in sorted(used.items()))
-    numbers = {name: {"value": told.value, "by": told.where} for name, told in used.items()}
+    listing = "; ".join(describe_override(name, one) for name, one in sorted(used.items()))
+    numbers = {name: {"value": one.value, "by": one.where} for name, one in used.items()}
     return replace(
         verdict,
-        sentence=f"{verdict.sentence} ({said})",
+        sentence=f"{verdict.sentence} ({listing})",
         evidence={**verdict.evidence, "numbers": numbers},
     )
 
 
 def corrupt(check: str, verdict: Verdict) -> bool:
-    """Whether it says that data came back wrong, which nobody may accept."""
+    """Whether the verdict reports corrupted data, which no waiver may accept."""
     wrong = verdict.evidence.get("state") == "corrupt" or verdict.evidence.get("corrupt") is True
     return check in NEVER or wrong
 
@@ -82,23 +83,23 @@ def waive(
     fleet: Collection[str],
     day: date,
 ) -> Verdict:
-    """Turn a failure that the site knows of into a waived one, if it knows of all it condemns.
+    """Turn a failure into a waived one if the waivers cover all nodes that it counts against.
 
-    Of several culprits those that are not waived stay. Corrupted data stay what they are.
+    Of several culprits those without a waiver stay. Corrupted data are never waived.
     """
     alive = [one for one in waivers if one.check == check and not one.expired(day)]
     if not alive or verdict.outcome not in _WAIVABLE:
         return verdict
-    condemned = _condemned(names, verdict, fleet)
-    covering = [one for one in alive if not condemned.isdisjoint(one.nodes)]
+    at_fault = _at_fault(names, verdict, fleet)
+    covering = [one for one in alive if not at_fault.isdisjoint(one.nodes)]
     if not covering:
         return verdict
     known = {name for one in covering for name in one.nodes}
     if corrupt(check, verdict):
-        told = "it is waived, but a waiver never hides corrupted data"
-        return replace(verdict, sentence=f"{verdict.sentence}; {told}")
+        note = "it is waived, but a waiver never hides corrupted data"
+        return replace(verdict, sentence=f"{verdict.sentence}; {note}")
     until = "; ".join(f"until {one.until}: {one.reason}" for one in covering)
-    if condemned <= known:
+    if at_fault <= known:
         return replace(
             verdict,
             outcome=Outcome.WAIVED,
@@ -109,13 +110,13 @@ def waive(
     left = tuple(name for name in verdict.culprits if name not in known)
     if len(left) == len(verdict.culprits) or not left:
         return verdict
-    spared = ", ".join(name for name in verdict.culprits if name in known)
-    told = f"{verdict.sentence} (for {spared} waived {until})"
-    return replace(verdict, sentence=told, culprits=left)
+    waived = ", ".join(name for name in verdict.culprits if name in known)
+    sentence = f"{verdict.sentence} (for {waived} waived {until})"
+    return replace(verdict, sentence=sentence, culprits=left)
 
 
-def _condemned(names: Names, verdict: Verdict, fleet: Collection[str]) -> set[str]:
-    """The nodes that a verdict would take out, as the run's readiness counts them."""
+def _at_fault(names: Names, verdict: Verdict, fleet: Collection[str]) -> set[str]:
+    """The nodes that a verdict makes not ready, as `readiness` counts them."""
     named = {*verdict.culprits, *verdict.suspects}
     if named:
         return named
@@ -138,7 +139,7 @@ _NO_FACTS = Facts(
     driver=Driver("absent"),
     problems=("it gave no facts",),
 )
-"""What a `reach.*` check sees of a node that never answered: every section is missing."""
+"""The facts of a node that never answered, for the `reach.*` checks: every section is missing."""
 
 
 class Judgement:
@@ -151,8 +152,8 @@ class Judgement:
         self._verdicts: dict[tuple[str, Names], Verdict] = {}
         self._nodes: dict[str, Node] = {}
         self._decoded: Decoded | None = None
-        self._used: dict[str, Told] = {}
-        """The site's numbers that the sweep was decoded by."""
+        self._used: dict[str, Override] = {}
+        """The site's numbers with which the sweep was decoded."""
         self._burn: dict[str, Burn] | None = None
         self._groups: dict[str, Group] = {}
         self._attempts: _Attempts | None = None
@@ -161,7 +162,7 @@ class Judgement:
         self.measured = measured
 
     def advance(self, measured: Measured) -> None:
-        """Take in what a further stage measured; verdicts already reached stand."""
+        """Add the results of a further stage; verdicts already reached stand."""
         self.measured = measured
         self._nodes.clear()
         self._groups.clear()
@@ -190,7 +191,7 @@ class Judgement:
         return self._verdicts[key]
 
     def off(self, check_id: str, names: Names) -> str:
-        """Why nobody is judged on this, where the site switched the check off."""
+        """Why a subject is not judged, if the site switched the check off for it; else ""."""
         hosts = [self._hosts[name] for name in names] or list(self._fleet.hosts)
         off = off_for(check_id, hosts)
         if not off or (not names and len(off) < len(hosts)):
@@ -206,9 +207,9 @@ class Judgement:
         return dict(self._verdicts)
 
     def may_take_part(self, name: str, stage: Stage) -> str:
-        """Return why a node must be left out of a stage, or nothing when it may take part.
+        """Return why a node must be left out of a stage, or "" if it may take part.
 
-        A gate of the stage itself is no gate to it: it can be judged only afterwards.
+        A gate within the stage itself does not count: it can be judged only afterwards.
         """
         for check in _admitting(self._registry, stage):
             blocker = self._blocker(check, (name,), before=stage)
@@ -237,22 +238,23 @@ class Judgement:
     def _conclude(
         self, registered: Registered, subject: Node | Pair | FleetView, limit: Thresholds
     ) -> Verdict:
-        """Judge, and say which of the site's numbers decided; a sweep's count as used."""
+        """Judge, and name the site's numbers that decided; all of a sweep's count as used."""
         verdict = registered.conclude(subject)
         used = self._used if registered.check.stage == "fabric" else {}
         return with_numbers(verdict, limit.used | used)
 
     def _judge_fleet(self, registered: Registered) -> Verdict:
-        """Judge the nodes that may be, and say who is not among them: `ok` is not about those."""
+        """Judge the nodes whose gates are open, and name the others: `ok` does not cover those."""
         view = self.fleet_view(registered.check)
         if not view.nodes:
-            return not_run(f"nobody to judge: {next(iter(view.left_out.values()))}", blocked=True)
+            why = next(iter(view.left_out.values()))
+            return not_run(f"no node to judge: {why}", blocked=True)
         limit = Thresholds(self._swept)
         view = dataclasses.replace(view, limit=limit)
         verdict = self._known_only(registered, self._conclude(registered, view, limit))
         if verdict.outcome is Outcome.BROKEN:
             return verdict
-        unseen = f"; not looked at: {fold(view.left_out)}" if view.left_out else ""
+        unseen = f"; not checked: {fold(view.left_out)}" if view.left_out else ""
         return replace(
             verdict,
             sentence=verdict.sentence + unseen,
@@ -260,16 +262,16 @@ class Judgement:
         )
 
     def _known_only(self, registered: Registered, verdict: Verdict) -> Verdict:
-        """Refuse a verdict that condemns who is no node of this fleet: nobody would be left out."""
+        """Refuse a verdict that blames a node outside this fleet: no node would be left out."""
         strangers = [
             name for name in (*verdict.culprits, *verdict.suspects) if name not in self._hosts
         ]
         if not strangers:
             return verdict
-        return broken(f"{registered.check.id} condemns {strangers[0]!a}, no node of this fleet")
+        return broken(f"{registered.check.id} blames {strangers[0]!a}, which is not in this fleet")
 
     def fleet_view(self, check: Check) -> FleetView:
-        """Show the whole fleet to a check: the nodes whose gates are open, and why not the rest."""
+        """The whole fleet for a check: the nodes whose gates are open, and why not the others."""
         left_out = {name: self._blocker(check, (name,)) for name in self._hosts}
         left_out |= {n: self._unreached(n) for n in self._hosts if n not in self.measured.facts}
         left_out |= off_for(check.id, self._fleet.hosts)
@@ -286,7 +288,7 @@ class Judgement:
                 gate = self.verdict(required, (name,))
                 if gate.evidence.get("blocked") is True:
                     return gate.sentence
-                if gate.outcome is Outcome.BROKEN or (gate.condemns and gate.blocks):
+                if gate.outcome is Outcome.BROKEN or (gate.makes_not_ready and gate.blocks):
                     return f"{required} of {name}: {gate.sentence}"
             if check.stage != "reach" and name not in self.measured.facts:
                 return self._unreached(name)
@@ -302,7 +304,7 @@ class Judgement:
             host, swept = self._hosts[name], self.sweep if self.measured.sweep else None
             self._nodes[name] = Node(
                 name=name,
-                promised=host.promised,
+                expected=host.expected,
                 reach=self.measured.reach.get(name, Reach(host.transport)),
                 facts=self.measured.facts.get(name, _NO_FACTS),
                 group=self._group(host.group),
@@ -311,7 +313,7 @@ class Judgement:
                 inside=swept.inside.get(name) if swept else None,
                 over_nvlink=swept.over_nvlink.get(name) if swept else None,
                 burn=self.burn.get(name) if self.measured.burned else None,
-                limit=Thresholds(host.promised.limits),
+                limit=Thresholds(host.expected.limits),
             )
         return self._nodes[name]
 
@@ -357,12 +359,12 @@ class Judgement:
 
     @property
     def sweep_limits(self) -> Thresholds:
-        """The numbers that judge the sweep, for whatever else is told of it."""
+        """The numbers that judge the sweep, for its reports and pictures too."""
         return Thresholds(self._swept)
 
     @property
     def burn(self) -> Mapping[str, Burn]:
-        """Every node's burn-in held against the others', once; nobody where there was none."""
+        """Every node's burn-in compared with its peers', once; empty if there was none."""
         if self._burn is None:
             from preflight.burn.judge import judge_burn  # as above
 
@@ -372,18 +374,18 @@ class Judgement:
         return self._burn
 
 
-def _of_all(hosts: Sequence[Host]) -> dict[str, Told]:
-    """The numbers that the site set for all nodes alike: sweep and fleet are judged by these."""
-    told = {name: one for host in hosts for name, one in host.promised.limits.items()}
+def _of_all(hosts: Sequence[Host]) -> dict[str, Override]:
+    """The numbers that the site sets for all nodes alike: they judge the sweep and the fleet."""
+    overrides = {name: one for host in hosts for name, one in host.expected.limits.items()}
     return {
         name: one
-        for name, one in told.items()
-        if name.startswith(SWEPT) or all(host.promised.limits.get(name) == one for host in hosts)
+        for name, one in overrides.items()
+        if name.startswith(SWEPT) or all(host.expected.limits.get(name) == one for host in hosts)
     }
 
 
 class _Attempts:
-    """Every connection that was tried, by whom it was aimed at; counted once for all nodes."""
+    """Every connection attempt, grouped by its target once for all nodes."""
 
     def __init__(self, ports: Mapping[str, Ports]) -> None:
         tried = [(name, attempt) for name, report in ports.items() for attempt in report.attempts]
@@ -393,15 +395,15 @@ class _Attempts:
 
 
 def _admitting(registry: Registry, stage: Stage) -> list[Check]:
-    """Return the checks whose gates decide who takes part in a stage.
+    """Return the checks whose gates decide which nodes take part in a stage.
 
-    A check of the whole fleet is not among them: it leaves a blocked node out of its view only.
+    Checks of the whole fleet do not count: they only leave a blocked node out of their view.
     """
     return [r.check for r in registry if r.check.stage == stage and r.subject != "fleet"]
 
 
 def stages_needed(registry: Registry, check_ids: Iterable[str]) -> set[Stage]:
-    """Name the stages that these checks and all that they require need; all need the way in."""
+    """The stages that these checks and their requirements need; `reach` is always one of them."""
     needed: set[Stage] = {"reach"}
     todo = list(check_ids)
     seen: set[str] = set()
@@ -413,6 +415,6 @@ def stages_needed(registry: Registry, check_ids: Iterable[str]) -> set[Stage]:
             todo += registry[check_id].check.requires
             if stage not in needed:
                 needed.add(stage)
-                # Who may take part in a stage is asked of the gates of all its checks.
+                # The gates of all checks of a stage decide which nodes take part in it.
                 todo += [gate for each in _admitting(registry, stage) for gate in each.requires]
     return needed

@@ -28,7 +28,7 @@ LARGEST = 1 << 30
 
 
 class Measured(Struct, frozen=True, kw_only=True):
-    """By node name. A stage adds its own part and leaves the rest as it was."""
+    """Results by node name. A stage adds its own part and leaves the rest as it was."""
 
     nonce: str
     reach: dict[str, Reach] = {}
@@ -37,12 +37,12 @@ class Measured(Struct, frozen=True, kw_only=True):
     port_troubles: dict[str, str] = {}
     """Why a node that took part in the port stage gave no usable report."""
     burned: dict[str, Burned] = {}
-    """What each node said of its devices under load."""
+    """Each node's burn-in result."""
     planned: Planned | None = None
-    """The rounds that were to be measured, over all nodes."""
+    """The rounds of pairs that were planned, over all nodes."""
     sweep: Sweep | None = None
     skipped: dict[Stage, Verdict] = {}
-    """Stages that were not run, and the verdict that everyone gets instead."""
+    """Stages that were not run, and the verdict that every subject gets instead."""
 
     def encode(self) -> bytes:
         """Write it for another process of the same run, or for judging it again later."""
@@ -50,7 +50,7 @@ class Measured(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def decode(cls, content: bytes) -> Measured:
-        """Read what `encode` wrote; ValueError if it is not that, or names what is no node."""
+        """Read what `encode` wrote; ValueError if it is malformed or holds an invalid node name."""
         read = msgspec.json.decode(content, type=cls)
         check_names(chain(read.reach, read.facts, read.ports, read.port_troubles, read.burned))
         rounds = read.planned.rounds if read.planned else ()
@@ -58,7 +58,7 @@ class Measured(Struct, frozen=True, kw_only=True):
         return read
 
     def only(self, names: AbstractSet[str]) -> Measured:
-        """What is of these nodes and of pairs of them: a replay may leave nodes out."""
+        """The part that concerns these nodes and pairs of them: a replay may leave nodes out."""
         tried = {
             name: replace(one, attempts=tuple(a for a in one.attempts if a.target in names))
             for name, one in self.ports.items()
@@ -88,13 +88,13 @@ def _swept(sweep: Sweep, names: AbstractSet[str]) -> Sweep:
 
 
 class Progress(Protocol):
-    """Called from the run's main thread and from its helpers; must be quick and never raise."""
+    """Called from the run's main thread and its helper threads; must be quick and never raise."""
 
     def step(self, phase: str, done: int, total: int, waiting: Sequence[str]) -> None:
-        """Say how far a phase is, and for whom it waits."""
+        """Show how far a phase is, and for which nodes it waits."""
 
     def line(self, text: str) -> None:
-        """Say something that stays on the screen."""
+        """Show a line that stays on the screen."""
 
 
 class Silent:

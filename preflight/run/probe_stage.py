@@ -1,4 +1,4 @@
-"""Stages `reach` and `facts`: one login and one round trip bring all of a node's facts."""
+"""Stages `reach` and `facts`: one login and one round trip fetch all of a node's facts."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from preflight.facts.model import DRIVER_S, decode_facts
 from preflight.facts.node import Clock, Reach
 from preflight.run.site_sections import modules
 from preflight.transport.bundle import start_payload
-from preflight.transport.ways import Manned, fan_out
+from preflight.transport.ways import RankConnections, fan_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from preflight.facts.model import Facts
     from preflight.fleet.model import Host, Job
-    from preflight.run.site_sections import Carried
+    from preflight.run.site_sections import LoadedSection
     from preflight.transport.bundle import Beside
     from preflight.transport.ways import Ways
 
 CONNECT_S = 10.0
-"""For name, TCP, host key and login together; a healthy node needs well under a second."""
+"""Time for name, TCP, host key and login together; a healthy node needs well under a second."""
 
 PROBE_S = 25.0
-"""For the whole probe: the driver's deadline, process and sysfs reading, a loaded node."""
+"""Time for the whole probe: the driver's deadline, process and sysfs reading, a loaded node."""
 
 
 FAIR_S = 6.0
-"""Chosen: a healthy node answers in one or two seconds, and under heavy load within this; that it
-did not in less, for want of a longer budget, is not held against it."""
+"""Chosen: a healthy node answers in one or two seconds, and within 6 s under heavy load. If the
+budget leaves a node less time, a missing answer does not count against it."""
 
 _SLACK_S = 0.3
-"""A command is told to end a little before its time."""
+"""A command's own deadline is a little earlier than ours."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
-    """One node's way in and what it said; the connection stays open for the next stages."""
+class ProbeResult:
+    """How one node was reached, and its facts; the connection stays open for the next stages."""
 
     reach: Reach
     facts: Facts | None
@@ -48,7 +48,7 @@ class Reached:
 
 
 class _Turn:
-    """What a node is given for one step, and whether that was too little to hold against it."""
+    """A node's time for one step, and whether that was too short to count against the node."""
 
     def __init__(self, whole_s: float, left_s: float) -> None:
         self.given_s = min(whole_s, left_s)
@@ -57,7 +57,7 @@ class _Turn:
 
     @property
     def was_cut(self) -> bool:
-        """Whether it failed because the run ended, and not by itself before."""
+        """Whether the step failed because the run's time was over, and not by itself before."""
         return self._short and time.monotonic() > self._ends - _SLACK_S
 
 
@@ -69,22 +69,22 @@ def probe_fleet(
     deadline_s: float,
     at_most: int,
     progress: Callable[[int, int, list[str]], None],
-    sections: Sequence[Carried] = (),
+    sections: Sequence[LoadedSection] = (),
     kernel_log_since_s: float | None = None,
     job: Job | None = None,
     names: Sequence[str] = (),
-    arrived: Callable[[str, Reached], None] = lambda _name, _reached: None,
-) -> dict[str, Reached]:
-    """Log in everywhere and ask for facts; every host has an entry in the result.
+    arrived: Callable[[str, ProbeResult], None] = lambda _name, _reached: None,
+) -> dict[str, ProbeResult]:
+    """Log in to every node and fetch its facts; every host has an entry in the result.
 
     `at_most` bounds how many nodes are set up at once; `deadline_s` ends the stage; `sections` are
-    the site's own; `kernel_log_since_s` is how far back the kernel log counts; `job` says where its
-    loader looks; `names` are those of its master, to be looked up on every node. `arrived` hears of
-    each answer at once, in its own thread: an interrupt must not lose what is known.
+    the site's own; `kernel_log_since_s` is how far back the kernel log counts; `job` has the job's
+    library paths; `names` are those of its master, to be resolved on every node. `arrived` is
+    called with each answer at once, in that node's thread: an interrupt must not lose it.
     """
     by_name = {host.name: host for host in hosts}
     beside = modules(sections)
-    asked_of_all = {
+    common = {
         "nonce": nonce,
         "sections": [
             {"id": each.id, "module": module, "deadline_s": each.deadline_s}
@@ -94,9 +94,9 @@ def probe_fleet(
         "names": list(names),
     }
 
-    def work(name: str) -> Reached:
+    def work(name: str) -> ProbeResult:
         request = {
-            **asked_of_all,
+            **common,
             "name": name,
             "libraries": list(job.libraries(name)) if job else [],
             "nccl_conf_file": job.nccl_conf_file(name) if job else "",
@@ -121,8 +121,8 @@ def probe_fleet(
 
 def _probe(
     host: Host, ways: Ways, request: dict[str, Any], beside: Beside, deadline_s: float
-) -> Reached:
-    """Log in and fetch one node's facts; every way it can fail is part of the result."""
+) -> ProbeResult:
+    """Log in and fetch one node's facts; the result also holds any failure."""
     began = time.monotonic()
     connection: Connection | None = None
     turn = _Turn(CONNECT_S, deadline_s)
@@ -142,14 +142,14 @@ def _probe(
             out_of_time=turn.was_cut,
         )
     else:
-        shortfall = connection.shortfall if isinstance(connection, Manned) else None
+        shortfall = connection.shortfall if isinstance(connection, RankConnections) else None
         reach = Reach(
             ways.way(host), seconds=time.monotonic() - began, shortfall=shortfall, clock=clock
         )
-        return Reached(reach, facts, connection)
+        return ProbeResult(reach, facts, connection)
     if connection is not None:
         connection.close()
-    return Reached(reach, None, None)
+    return ProbeResult(reach, None, None)
 
 
 def _no_answer(host: Host, error: Exception) -> ReachError:
@@ -175,17 +175,19 @@ def _ask(
 
 
 def clock_of(facts: Facts, asked_at_s: float, round_trip_s: float) -> Clock:
-    """Place the moment of `time_s` in the round trip: it is before all that the probe then did."""
+    """Estimate a node's clock offset: the probe reads `time_s` first, then does all its work."""
     within_s = max(0.0, round_trip_s - facts.seconds)
     return Clock(facts.time_s - (asked_at_s + within_s / 2), within_s / 2)
 
 
-def _reached(host: Host, ways: Ways, answer: Reached | Exception, *, given_s: float) -> Reached:
-    """A thread that was left behind at the deadline has no result of its own."""
-    if isinstance(answer, Reached):
+def _reached(
+    host: Host, ways: Ways, answer: ProbeResult | Exception, *, given_s: float
+) -> ProbeResult:
+    """The result of one node; a failure for a thread that did not end by the deadline."""
+    if isinstance(answer, ProbeResult):
         return answer
     sentence = str(answer) or type(answer).__name__
-    return Reached(
+    return ProbeResult(
         Reach(
             ways.way(host),
             "answer",

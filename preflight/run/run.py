@@ -1,6 +1,6 @@
-"""One run: who is expected to be judged on what, the stages in their order, and how it ended.
+"""One run: the verdicts expected of it, its stages in order, and how it ended.
 
-Knows nothing of pytest. The plugin asks it for the expected verdicts, lets it measure what the
+It does not know pytest. The plugin asks it for the expected verdicts, lets it measure what the
 selected ones need, and then asks for one verdict at a time.
 """
 
@@ -26,16 +26,16 @@ from preflight.fabric.schedule import repair as schedule
 from preflight.facts.burn import Burned, nvlink_domain
 from preflight.run.expected_verdicts import (
     PORTS_S,
-    Partakers,
+    Eligibility,
     Selection,
+    expected_verdicts,
     least_s,
     out_of_time,
-    owed,
 )
-from preflight.run.interface_stage import strangers, told_of
+from preflight.run.interface_stage import interface_mismatches, with_mismatches
 from preflight.run.judgement import Judgement, stages_needed
 from preflight.run.measured import Measured
-from preflight.run.probe_stage import Reached, probe_fleet
+from preflight.run.probe_stage import ProbeResult, probe_fleet
 from preflight.run.stages import (
     SLOTS,
     BurnStage,
@@ -66,24 +66,24 @@ if TYPE_CHECKING:
 NVLINK_DOMAIN = "fabric.nvlink_domain"
 
 
-class CutShort:
-    """Judges those of the selected subjects that an interrupted stage has measured."""
+class InterruptedStage:
+    """Judges the selected subjects that a stage had measured before it was interrupted."""
 
     def __init__(self, registry: Registry, judgement: Judgement) -> None:
         self._registry = registry
         self._judgement = judgement
 
-    def probing(self, arrived: Container[str], selected: Iterable[Key]) -> None:
-        """Judge those who had answered."""
+    def judge_probed(self, arrived: Container[str], selected: Iterable[Key]) -> None:
+        """Judge the nodes that had answered."""
         for check_id, nodes in selected:
             first_stages = self._check(check_id).stage in ("reach", "facts")
             if first_stages and nodes and all(name in arrived for name in nodes):
                 self._judgement.verdict(check_id, nodes)
 
-    def loading(self, selected: Iterable[Key]) -> None:
-        """Judge what needs no peers, as they may be missing.
+    def judge_burned(self, selected: Iterable[Key]) -> None:
+        """Judge the checks that need no peers, as those may be missing.
 
-        What a node may be drained for is in its own answers: that is judged by itself.
+        These are the checks that drain: they judge a node by its own answers alone.
         """
         for check_id, nodes in selected:
             check = self._check(check_id)
@@ -93,7 +93,7 @@ class CutShort:
             if burn.state == "measured" or burn.wrong or burn.lost:
                 self._judgement.verdict(check_id, nodes)
 
-    def sweeping(self, selected: Iterable[Key]) -> None:
+    def judge_swept(self, selected: Iterable[Key]) -> None:
         """Judge the pairs, the insides of nodes and NVLink between them that were measured."""
         for check_id, nodes in selected:
             if self._check(check_id).stage == "fabric" and self._was_swept(check_id, nodes):
@@ -119,7 +119,7 @@ _TO_GO_ON = "to go on: --preflight-fail-fast=never"
 
 
 class Run:
-    """Measures in bulk, stage by stage; judges as it goes; stops when told to."""
+    """Measures in bulk, stage by stage, judges each stage, and stops as fail-fast says."""
 
     def __init__(
         self,
@@ -140,18 +140,18 @@ class Run:
         self.nonce = secrets.token_hex(16)
         self.judgement = Judgement(fleet, registry, Measured(nonce=self.nonce))
         self.progress = progress
-        self._cut_short = CutShort(registry, self.judgement)
+        self._interrupted = InterruptedStage(registry, self.judgement)
         self._selection = self._select(())
         self._connections: dict[str, Connection] = {}
-        self._condemned = False
+        self._any_failed = False
         self.swept_s = 0.0
         """Wall time from the start of the run to the end of its sweep."""
         self.repairs: list[Key] = []
-        """Repairs and retests, which no scheduled round holds: judged beside the expected ones."""
+        """Repairs and retests, which are in no scheduled round: judged after the expected ones."""
         self.stopped: list[Key] = []
         """Subjects that will not be judged because fail-fast ended the run at its first finding."""
-        self.heard: Callable[[str, Names, Verdict], None] = lambda *_: None
-        """Hears of every verdict as soon as it is reached, fine or not."""
+        self.on_verdict: Callable[[str, Names, Verdict], None] = lambda *_: None
+        """Called with every verdict as soon as it is reached, fine or not."""
         self._began = time.monotonic()
         self._ends = self._began + settings.wall_s
 
@@ -161,14 +161,14 @@ class Run:
         return time.monotonic() - self._began
 
     def expected(self, check_ids: Container[str] | None = None) -> list[Key]:
-        """Name every verdict that this run owes, in the order in which it will be reached."""
+        """Name every verdict expected of this run, in the order in which it will be reached."""
         pairs = [pair for around in self.rounds for pair in around]
-        return owed(self.fleet, self.registry, self.settings.tier, pairs, check_ids)
+        return expected_verdicts(self.fleet, self.registry, self.settings.tier, pairs, check_ids)
 
     def measure(self, selected: Sequence[Key], found: Callable[[Key, Verdict], None]) -> None:
         """Run the stages that these verdicts need, and judge each stage as it ends.
 
-        `found` hears of every verdict that is not fine, as soon as it is known.
+        `found` is called with every verdict that is not fine, as soon as it is known.
         """
         self._selection = self._select(selected)
         needed = stages_needed(self.registry, self._selection.checks)
@@ -178,7 +178,7 @@ class Run:
                 if stage in needed:
                     self._measure_stage(stage)
                     if stage == "reach" and "fabric" in needed:
-                        strangers(self.fleet, self.judgement.measured.facts)
+                        interface_mismatches(self.fleet, self.judgement.measured.facts)
                     if self._judge_stage(stage, watched, found):
                         self._skip_after(stage)
                         break
@@ -188,25 +188,25 @@ class Run:
     def replay(
         self, measured: Measured, selected: Sequence[Key], found: Callable[[Key, Verdict], None]
     ) -> None:
-        """Judge what another run has measured; contacts nobody and never stops early."""
+        """Judge what another run has measured; contacts no node and never stops early."""
         measured = measured.only({host.name for host in self.fleet.hosts})
         self._selection = self._select(selected)
         self.nonce = measured.nonce
         self.judgement.advance(measured)
         if measured.sweep is not None:
-            self._besides(unscheduled_pairs(measured.sweep, pairs_of(self.rounds)))
+            self._expect_unscheduled(unscheduled_pairs(measured.sweep, pairs_of(self.rounds)))
         watched = self._selection.watched()
         for stage in STAGES:
             self._judge_stage(stage, watched, found)
 
     def close(self) -> None:
-        """Leave every node."""
+        """Close the connections to all nodes."""
         while self._connections:
             self._connections.popitem()[1].close()
         self.ways.close()
 
     def _measure_stage(self, stage: Stage) -> None:
-        """Measure one stage, or record why nobody will be judged on it."""
+        """Measure one stage, or record why its checks will not be judged."""
         if stage == "facts":
             return  # they came with `reach`
         left_s = self._ends - time.monotonic()
@@ -222,7 +222,7 @@ class Run:
             self._sweep(left_s)
 
     def _probe(self, left_s: float) -> None:
-        arrived: dict[str, Reached] = {}
+        arrived: dict[str, ProbeResult] = {}
         try:
             reached = probe_fleet(
                 self.fleet.hosts,
@@ -239,11 +239,11 @@ class Run:
             )
         except BaseException:
             self._take(dict(arrived))
-            self._cut_short.probing(arrived, self._selection.keys)
+            self._interrupted.judge_probed(arrived, self._selection.keys)
             raise
         self._take(reached)
 
-    def _take(self, reached: Mapping[str, Reached]) -> None:
+    def _take(self, reached: Mapping[str, ProbeResult]) -> None:
         self._connections = {n: r.connection for n, r in reached.items() if r.connection}
         self._set(
             reach={name: r.reach for name, r in reached.items()},
@@ -251,7 +251,7 @@ class Run:
         )
 
     def _try_ports(self, deadline_s: float) -> None:
-        hosts = self._partakers().able("net")
+        hosts = self._eligibility().eligible("net")
         names = {host.name for host in hosts}
         partners = grouped(
             ends
@@ -270,9 +270,9 @@ class Run:
         self._set(ports=ports, port_troubles=troubles)
 
     def _load(self, left_s: float) -> None:
-        """Burn in the devices of all nodes; the sweep keeps its part of the time."""
-        partakers = self._partakers()
-        hosts = [host for host in partakers.able("local") if not partakers.hindered(host.name)]
+        """Burn in the devices of all nodes; the sweep keeps its share of the time."""
+        eligibility = self._eligibility()
+        hosts = self._loadable(eligibility, "local")
         facts = self.judgement.measured.facts
         has = devices(
             (facts[host.name] for host in hosts if host.name in facts),
@@ -287,29 +287,30 @@ class Run:
             job=self.fleet.job,
             deadline_s=max(least_s("local"), left_s * SHARE),
         )
-        out = {n: Burned(left_out=why) for n, why in partakers.left_out("local", hosts).items()}
+        out = {n: Burned(left_out=why) for n, why in eligibility.left_out("local", hosts).items()}
         try:
             burned = stage.run(lambda *at: self.progress.step("burn-in", *at))
         except KeyboardInterrupt:
             self._set(burned={**stage.so_far(), **out}, planned=self.planned)
-            self._cut_short.loading(self._selection.keys)
+            self._interrupted.judge_burned(self._selection.keys)
             raise
         for line in no_time_lines(burned):
             self.progress.line(f"burn-in  {line}")
         self._set(burned={**burned, **out}, planned=self.planned)
 
     def _sweep(self, deadline_s: float) -> None:
-        odd = strangers(self.fleet, self.judgement.measured.facts)
-        partakers = self._partakers()
-        able = [host for host in partakers.able("fabric") if not partakers.hindered(host.name)]
-        hosts = [host for host in able if host.name not in odd.reasons]
+        mismatches = interface_mismatches(self.fleet, self.judgement.measured.facts)
+        eligibility = self._eligibility()
+        loadable = self._loadable(eligibility, "fabric")
+        hosts = [host for host in loadable if host.name not in mismatches.reasons]
         if hosts and not self.rounds and not any(map(self._may_have_rails, hosts)):
-            return  # one node with one rail: nothing to start a launch for
-        out = partakers.left_out("fabric", hosts)
-        out |= {host.name: odd.reasons[host.name] for host in able if host.name in odd.reasons}
+            return  # one node with one rail: there is nothing to measure
+        out = eligibility.left_out("fabric", hosts)
+        reasons = mismatches.reasons
+        out |= {host.name: reasons[host.name] for host in loadable if host.name in reasons}
         names = [host.name for host in self.fleet.hosts]
         repaired = schedule(self.rounds, names, out)
-        self._besides(repaired.new)
+        self._expect_unscheduled(repaired.new)
         plan = SweepPlan(
             nodes=(*(host.name for host in hosts), *out),
             rounds=tuple(
@@ -338,9 +339,9 @@ class Run:
             suspects=suspects,
             gathering=lambda *at: self.progress.step("import torch", *at),
             progress=lambda *at: self.progress.step("pairs", *at),
-            interrupted=lambda so_far: self._judge_so_far(told_of(so_far, odd)),
+            interrupted=lambda so_far: self._judge_so_far(with_mismatches(so_far, mismatches)),
         )
-        sweep = told_of(sweep, odd)
+        sweep = with_mismatches(sweep, mismatches)
         try:
             self._keep(sweep)
         except KeyboardInterrupt:
@@ -350,12 +351,16 @@ class Run:
     def _select(self, selected: Sequence[Key]) -> Selection:
         return Selection(self.fleet, self.registry, self.judgement, selected)
 
-    def _partakers(self) -> Partakers:
+    def _eligibility(self) -> Eligibility:
         busy = self.settings.even_if_busy
-        return Partakers(self.fleet.hosts, self.judgement, self._connections, even_if_busy=busy)
+        return Eligibility(self.fleet.hosts, self.judgement, self._connections, even_if_busy=busy)
 
-    def _besides(self, pairs: Sequence[Pairing]) -> None:
-        """Owe a verdict on each of them: what was measured must not be silent."""
+    def _loadable(self, eligibility: Eligibility, stage: Stage) -> list[Host]:
+        hosts = eligibility.eligible(stage)
+        return [host for host in hosts if not eligibility.why_not_loaded(host.name)]
+
+    def _expect_unscheduled(self, pairs: Sequence[Pairing]) -> None:
+        """Expect a verdict on each of these pairs: every measured pair is reported."""
         self.repairs = [(check_id, pair) for check_id in self._selection.of_pairs for pair in pairs]
 
     def _may_have_rails(self, host: Host) -> bool:
@@ -363,7 +368,7 @@ class Run:
         return may_have_rails(self._connections[host.name], facts)
 
     def _unpinned(self) -> frozenset[str]:
-        """Nodes on which NCCL chooses its interface as in the job: by variables or nccl.conf."""
+        """Nodes on which NCCL chooses its interface as in the job, by variables or nccl.conf."""
         facts = self.judgement.measured.facts
         return frozenset(
             host.name
@@ -374,7 +379,7 @@ class Run:
         )
 
     def _domains(self) -> dict[str, str]:
-        """Node → its NVLink domain, where NVML tells one."""
+        """Node → its NVLink domain, if NVML reports one."""
         facts = self.judgement.measured.facts
         found = {name: nvlink_domain(one.gpus or ()) for name, one in facts.items()}
         return {name: domain for name, domain in found.items() if domain}
@@ -383,33 +388,33 @@ class Run:
         self.swept_s = self.seconds
         for line in clock_lines(sweep):
             self.progress.line(f"clock  {line}")
-        self._besides(unscheduled_pairs(sweep, pairs_of(self.rounds)))
+        self._expect_unscheduled(unscheduled_pairs(sweep, pairs_of(self.rounds)))
         self._set(sweep=sweep, planned=self.planned)
 
     def _judge_so_far(self, sweep: Sweep) -> None:
-        """Judge what was measured before an interrupt; the rest stays open."""
+        """Judge what was measured before an interrupt; the rest is not judged."""
         self._keep(sweep)
-        self._cut_short.sweeping([*self._selection.keys, *self.repairs])
+        self._interrupted.judge_swept([*self._selection.keys, *self.repairs])
 
     @gc_paused()
     def _judge_stage(
         self, stage: Stage, selected: Sequence[Key], found: Callable[[Key, Verdict], None]
     ) -> bool:
-        """Judge the stage's selected subjects; say whether the run must stop here."""
+        """Judge the stage's selected subjects; return whether the run must stop here."""
         fail_fast = self.settings.fail_fast
         for key in (*selected, *self.repairs):
             if self.registry[key[0]].check.stage != stage:
                 continue
             verdict = self.judgement.verdict(*key)
-            self.heard(*key, verdict)
+            self.on_verdict(*key, verdict)
             if verdict.outcome not in (Outcome.OK, Outcome.NOT_RUN, Outcome.WAIVED):
                 found(key, verdict)
-            self._condemned = self._condemned or verdict.condemns
-            if self._condemned and fail_fast == "first":
+            self._any_failed = self._any_failed or verdict.makes_not_ready
+            if self._any_failed and fail_fast == "first":
                 self._settle_rest([*selected, *self.repairs])
                 return True
         # Reach and facts are one round trip, so their findings are shown together.
-        return self._condemned and fail_fast == "stage" and stage != "reach"
+        return self._any_failed and fail_fast == "stage" and stage != "reach"
 
     def _settle_rest(self, selected: Sequence[Key]) -> None:
         known = self.judgement.known()
@@ -423,7 +428,7 @@ class Run:
             self._skip_from(later[0], not_run(why, stopped=True))
 
     def _skip_from(self, stage: Stage, verdict: Verdict) -> None:
-        """Measure neither it nor what comes after it; a reason that is known already stands."""
+        """Skip this stage and all later ones; a reason that is already recorded stands."""
         skipped = dict(self.judgement.measured.skipped)
         for later in STAGES[STAGES.index(stage) :]:
             skipped.setdefault(later, verdict)

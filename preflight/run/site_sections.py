@@ -1,4 +1,4 @@
-"""A site's own sections of the probe: checked before they travel to the nodes."""
+"""A site's own sections of the probe: loaded and checked before they are sent to the nodes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 LONGEST_S: Final = 10.0
-"""A section's deadline at most: the whole probe has 25 s, and the driver may take 10 of them."""
+"""The longest deadline of a section: the whole probe has 25 s; the driver may take 10 s of them."""
 
 MOST: Final = 16
-"""Sections of one run at most; each is a process of its own on every node."""
+"""The most sections in one run; each is a process of its own on every node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What `pytest_preflight_probe_sections` returns a list of.
+    """One file of the list that `pytest_preflight_probe_sections` returns.
 
-    `path`: a file for Python 3.8 and later that needs the standard library only and defines
-    `collect(request)`; what that returns must be plain JSON, at most 60 KiB. A relative path is
-    taken from pytest's rootdir. `request` is `{"id", "name", "deadline_s"}`, the node's name among
-    them. It runs as the login user in a process of its own, which is ended after `deadline_s`.
+    `path`: a file for Python 3.8 and later that imports only the standard library and defines
+    `collect(request)`, which returns plain JSON of at most 60 KiB. A relative path starts at
+    pytest's rootdir. `request` is `{"id", "name", "deadline_s"}`; `name` is the node's. It runs as
+    the login user in a process of its own, which is ended after `deadline_s`.
     """
 
     id: str
@@ -40,34 +40,34 @@ class Section:
 
 _LONGEST_ID = 80
 _LARGEST = 256 << 10
-"""Bytes of a section's file: it travels to every node."""
+"""The most bytes of a section's file, which is sent to every node."""
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
-    """A section with the code that travels."""
+class LoadedSection:
+    """A section with the code that is sent to the nodes."""
 
     id: str
     source: bytes
     deadline_s: float
 
 
-def modules(sections: Sequence[Carried]) -> tuple[tuple[str, bytes], ...]:
-    """Name the code of sections as modules that travel beside the probe."""
+def modules(sections: Sequence[LoadedSection]) -> tuple[tuple[str, bytes], ...]:
+    """(module name, code) of each section, to be sent beside the probe."""
     return tuple((f"site_section_{n}", each.source) for n, each in enumerate(sections))
 
 
-def add(carried: dict[str, Carried], section: Section, root: Path) -> None:
-    """Add a section to those that travel; UsageError that begins with what its plugin did."""
-    one = _sound(section, root)
-    if one.id in carried:
+def add(loaded: dict[str, LoadedSection], section: Section, root: Path) -> None:
+    """Load a section and add it; UsageError begins with what its plugin did."""
+    one = _load(section, root)
+    if one.id in loaded:
         raise UsageError(f"names {one.id} a second time: rename one")
-    if len(carried) == MOST:
+    if len(loaded) == MOST:
         raise UsageError(f"names more than {MOST} sections: join some")
-    carried[one.id] = one
+    loaded[one.id] = one
 
 
-def _sound(section: Section, root: Path) -> Carried:
+def _load(section: Section, root: Path) -> LoadedSection:
     if not isinstance(section, Section):
         raise UsageError(f"returned {section!r:.80}, expected preflight.run.site_sections.Section")
     if (
@@ -79,16 +79,18 @@ def _sound(section: Section, root: Path) -> Carried:
     seconds = section.deadline_s
     if not isinstance(seconds, int | float) or not 0 < seconds <= LONGEST_S:
         raise UsageError(f"gives {section.id} {seconds!r:.20} s: give more than 0, at most 10")
-    return Carried(section.id, _source(section.id, root / section.path), float(seconds))
+    return LoadedSection(section.id, _source(section.id, root / section.path), float(seconds))
 
 
 def _source(section_id: str, path: Path) -> bytes:
-    """Read a section's file and see that it can be asked, without running it."""
+    """Read a section's file and check that it defines `collect`, without running it."""
     try:
         if not path.is_file():
-            raise UsageError(f"names {path} for {section_id}, which is no file: correct the path")
-        if os.geteuid() == 0 and (said := who_may_plant(path)):
-            raise UsageError(f"names {path}, and {said}: give it to root, it runs on every node")
+            raise UsageError(
+                f"names {path} for {section_id}, which is not a file: correct the path"
+            )
+        if os.geteuid() == 0 and (writer := who_may_plant(path)):
+            raise UsageError(f"names {path}, and {writer}: give it to root, it runs on every node")
         source = path.read_bytes()
         tree = ast.parse(source, path.name, feature_version=(3, 8))
     except (OSError, SyntaxError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""Stages `net`, `local` and `fabric`, in which all nodes work at once, each in a talk of its own.
+"""Stages `net`, `local` and `fabric`, in which all nodes work at once, each in its own session.
 
-`net`: the job's ports, bound for real and connected to from every other node. `local`: nodes load
-their devices. `fabric`: one launch measures all pairs.
+`net`: nodes bind the job's ports and connect to each other's. `local`: nodes load their devices.
+`fabric`: one launch measures all pairs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from preflight.facts.burn import Alive, Burned, Ready, decode_burned
 from preflight.facts.model import decode_ports
 from preflight.fleet.nodeset import fold
 from preflight.transport.bundle import start_payload
-from preflight.transport.payload_session import LEASE_S, Leased
-from preflight.transport.ways import Manned
+from preflight.transport.payload_session import LEASE_S, LeasedSession
+from preflight.transport.ways import RankConnections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,27 +38,27 @@ if TYPE_CHECKING:
     from preflight.fabric.schedule import Rounds
     from preflight.facts.model import Facts, Ports
     from preflight.fleet.model import Host, Job
-    from preflight.transport.payload_session import LeasedTalk
+    from preflight.transport.payload_session import MessageSession
 
     Progress = Callable[[int, int, list[str]], None]
 
 
 SLOTS, MOST_SLOTS = 2, 16
-"""Devices that CPUs stand for where a node has no GPU and no launch line names its ranks."""
+"""Stand-in devices of a node that has no GPU, if no launch line gives its number of ranks."""
 
 _TURN_S = 1.0
-"""How often a lease is looked after while a node or the others are waited for."""
+"""How often a lease is renewed while we wait for a node or for the others."""
 
 _GRACE_S = 5.0
-"""How much longer a node may go on by itself: who ends first must be us, for a node that ended
-by its own clock would look like one that went away."""
-_LATE = "its time was up before it was through"
-_NOBODY = "no node's Python has torch; name the job's Python with --preflight-python"
-_WITHOUT = "look at its load and at processes in D state, then run again"
+"""How much later a node's own deadline is than ours: a node that ended by its own clock would look
+like one that went away."""
+_LATE = "it had not finished when its time was up"
+_NO_TORCH = "no node's Python has torch; name the job's Python with --preflight-python"
+_CHECK_LOAD = "check its load and look for processes in D state, then run again"
 
 
 class _Stage(ABC):
-    """One conversation per node; a node that is stuck or lies harms no other."""
+    """One session per node, in a thread; a node that hangs or lies does not affect the others."""
 
     def __init__(
         self,
@@ -80,11 +80,11 @@ class _Stage(ABC):
 
     @abstractmethod
     def _serve(self, name: str) -> None:
-        """Talk with one node, in its own thread; its end is noted, whatever it is."""
+        """Serve one node in its own thread; record how that ended, whatever happens."""
 
 
 class BurnStage(_Stage):
-    """Every node loads its devices, and says how far it is."""
+    """Every node loads its devices and reports its progress."""
 
     def __init__(
         self,
@@ -102,13 +102,13 @@ class BurnStage(_Stage):
         self._plan = msgspec.to_builtins(plan)
         self._job = job
         self._slots = min(MOST_SLOTS, job.nproc_per_node or SLOTS)
-        self._said = {name: Collected() for name in self._hosts}
+        self._collected = {name: Collected() for name in self._hosts}
         self._burned: dict[str, Burned] = {}
-        self._talks: dict[str, Leased] = {}
+        self._talks: dict[str, LeasedSession] = {}
         self._over = False
 
     def run(self, progress: Progress) -> dict[str, Burned]:
-        """Return what every node said; those not through by the deadline with what there is."""
+        """Return every node's result; partial for nodes that are not done by the deadline."""
         self._begin()
         try:
             with self._moved:
@@ -124,40 +124,45 @@ class BurnStage(_Stage):
             progress(total, total, [])
 
     def so_far(self) -> dict[str, Burned]:
-        """What was said until an interrupt; nobody is blamed for what is missing."""
+        """The results until an interrupt; missing ones count against no node."""
         with self._moved:
             late = {
-                name: said.result(trouble="the run was interrupted", stopped=True)
-                for name, said in self._said.items()
+                name: collected.result(trouble="the run was interrupted", stopped=True)
+                for name, collected in self._collected.items()
                 if name not in self._burned
             }
             return {**self._burned, **late}
 
     def _steps(self) -> tuple[int, int]:
-        """How many phases are over, of all nodes together."""
+        """How many phases are done, and how many there are, over all nodes."""
         done = total = 0
-        for name, said in self._said.items():
-            of = said.step.of if said.step else 1
+        for name, collected in self._collected.items():
+            step = collected.step
+            of = step.of if step else 1
             total += of
-            done += of if name in self._burned else said.step.done if said.step else 0
+            done += of if name in self._burned else step.done if step else 0
         return min(done, total - 1), total
 
     def _whole(self) -> dict[str, Burned]:
-        """Whose time was up although others were through is at fault; else nobody is."""
+        """A node that is late is at fault if others are done; if all are late, none is."""
         with self._moved:
             found = dict(self._burned)
-            through = [name for name, one in found.items() if one.done]
+            finished = [name for name, one in found.items() if one.done]
+            longest_s = max((found[name].seconds for name in finished), default=0.0)
             for name in self._hosts.keys() - found.keys():
-                said = self._said[name]
-                where = f" (in {said.step.phase})" if said.step else ""
+                collected = self._collected[name]
+                where = f" (in {collected.step.phase})" if collected.step else ""
                 late = f"{_LATE}{where}"
-                if through:
-                    late += f"; {fold(through)} took {max(found[n].seconds for n in through):.0f} s"
-                found[name] = said.result(
-                    trouble=late, advice=_WITHOUT, stopped=not through, seconds=self._seconds()
+                if finished:
+                    late += f"; {fold(finished)} took {longest_s:.0f} s"
+                found[name] = collected.result(
+                    trouble=late,
+                    advice=_CHECK_LOAD,
+                    stopped=not finished,
+                    seconds=self._seconds(),
                 )
-        if found and all(said.no_torch for said in self._said.values()):
-            return {n: replace(one, trouble="", left_out=_NOBODY) for n, one in found.items()}
+        if found and all(collected.no_torch for collected in self._collected.values()):
+            return {n: replace(one, trouble="", left_out=_NO_TORCH) for n, one in found.items()}
         return {name: found[name] for name in self._hosts}
 
     def _serve(self, name: str) -> None:
@@ -167,19 +172,19 @@ class BurnStage(_Stage):
         except ReachError as error:
             trouble, advice = error.sentence, error.advice
         except WireError as error:
-            trouble, advice = str(error), _WITHOUT
+            trouble, advice = str(error), _CHECK_LOAD
         except TimeoutError:
-            return  # told apart in `_whole`
+            return  # `_whole` decides what that means
         with self._moved:
             if self._over:
-                return  # we have closed the talk: however it ended, the node is not to blame
-            self._burned[name] = self._said[name].result(
+                return  # we have closed the session: however it ended, the node is not to blame
+            self._burned[name] = self._collected[name].result(
                 trouble=trouble, advice=advice, seconds=self._seconds()
             )
             self._moved.notify_all()
 
     def _talk(self, name: str) -> None:
-        host, said = self._hosts[name], self._said[name]
+        host, collected = self._hosts[name], self._collected[name]
         left_s = max(1.0, self._ends - time.monotonic()) + _GRACE_S
         request = {
             "nonce": self._nonce,
@@ -192,39 +197,41 @@ class BurnStage(_Stage):
         }
         environ = self._job.measured_in(name)
         connection = self._connections[name]
-        talk = Leased(start_payload(connection, host, "burn", request, left_s, environ=environ))
+        talk = LeasedSession(
+            start_payload(connection, host, "burn", request, left_s, environ=environ)
+        )
         with self._moved:
             self._talks[name] = talk
             over = self._over
         try:
-            while not (over or said.done or said.busy or said.no_torch):
+            while not (over or collected.done or collected.busy or collected.no_torch):
                 if time.monotonic() > self._ends:
                     raise TimeoutError
                 document = talk.hear(_TURN_S)
                 if document is not None:
-                    self._take(said, talk, document)
+                    self._take(collected, talk, document)
         finally:
             talk.close()
 
-    def _take(self, said: Collected, talk: Leased, document: bytes) -> None:
+    def _take(self, collected: Collected, talk: LeasedSession, document: bytes) -> None:
         event = decode_burned(document)
         if isinstance(event, Alive):
             return
         if isinstance(event, Ready):
-            talk.watch()  # before, importing torch may keep its Python from saying anything
+            talk.watch()  # not before: while its Python imports torch it may be silent
         with self._moved:
-            said.take(event)
+            collected.take(event)
             self._moved.notify_all()
 
     def _has_gpus(self, host: Host) -> bool:
         facts = self._facts.get(host.name)
-        return bool(host.promised.gpus or (facts is not None and facts.gpus))
+        return bool(host.expected.gpus or (facts is not None and facts.gpus))
 
     def _seconds(self) -> float:
         return time.monotonic() - self._began
 
     def _close(self) -> None:
-        """End whoever is still at it, side by side; each thread closes its own as it ends."""
+        """Close all open sessions in parallel; a thread that ends closes its own."""
         with self._moved:
             self._over = True
             left = [talk for name, talk in self._talks.items() if name not in self._burned]
@@ -233,13 +240,13 @@ class BurnStage(_Stage):
 
 
 READY_S, READY_SHARE, READY_MOST_S = 45.0, 3, 300.0
-"""For the nodes' Pythons to import torch: that part of the time given, within these bounds."""
+"""Time for the nodes' Pythons to import torch: that share of the given time, within bounds."""
 
 
 def may_have_rails(connection: Connection, facts: Facts | None) -> bool:
     """Whether a node can have two rails or more: ranks of the job, or GPUs that answered."""
     gpus = facts.gpus if facts is not None else None
-    seats = len(connection.seats) if isinstance(connection, Manned) else 0
+    seats = len(connection.ranks) if isinstance(connection, RankConnections) else 0
     return max(seats, len(gpus or ())) > 1
 
 
@@ -257,13 +264,13 @@ def sweep_fleet(
     interrupted: Callable[[Sweep], None] = lambda _so_far: None,
     suspects: Callable[[Sweep], Rounds] | None = None,
 ) -> Sweep:
-    """Measure what is planned; pairs of nodes that are left out come back as not run, with why.
+    """Measure the planned pairs; pairs of nodes that are left out are not run, with the reason.
 
-    `catch_rate`: events per second of load that the soak is to catch with 99 %; None for a short
-    one. `suspects`: whom to measure again after the scheduled rounds (see `launch.sweep`).
-    `job`: it is measured in the job's environment, where one is known. `gathering` hears of
-    nodes whose Python has imported torch, `progress` of pairs. On Ctrl-C `interrupted` gets what
-    was measured until then.
+    `catch_rate`: events per second of load that the soak must catch with 99 %; None for a short
+    soak. `suspects` chooses what to measure again after the scheduled rounds (see `launch.sweep`).
+    `job`: measure in this job's environment, if it is known. `gathering` is called with the nodes
+    whose Python has imported torch, `progress` with the pairs, and on Ctrl-C `interrupted` with
+    the samples so far.
     """
     ready_s = min(READY_MOST_S, max(READY_S, deadline_s / READY_SHARE))
     plan = replace(plan, ready_s=ready_s)
@@ -271,9 +278,9 @@ def sweep_fleet(
         plan = catching(plan, catch_rate)
     limit = OUTPUT_LIMIT + plan.most_words
 
-    def start(host: Host, request: Mapping[str, object]) -> LeasedTalk:
+    def start(host: Host, request: Mapping[str, object]) -> MessageSession:
         connection = connections[host.name]
-        if isinstance(connection, Manned):
+        if isinstance(connection, RankConnections):
             return start_rank_agents(connection, host, request, deadline_s, limit=limit)
         environ = job.measured_in(host.name)
         return start_payload(
@@ -313,7 +320,7 @@ class _Tried(Struct, frozen=True):
 
 
 class PortPlan(Struct, frozen=True, kw_only=True):
-    """Who hosts the master port, and who will talk to whom in the sweep."""
+    """The node that hosts the master port, and each node's partners in the sweep."""
 
     master: str
     master_port: int
@@ -321,9 +328,9 @@ class PortPlan(Struct, frozen=True, kw_only=True):
 
 
 class PortStage(_Stage):
-    """All nodes step together: listen, then try, then prove the port free again.
+    """All nodes step together: they listen, then connect, then prove the port free again.
 
-    A node that falls out at any step is reported with the reason, and the others go on.
+    A node that fails at any step is reported with the reason, and the others go on.
     """
 
     def __init__(
@@ -357,11 +364,11 @@ class PortStage(_Stage):
             self._may_finish.set()
         with self._moved:
             silent = self._hosts.keys() - self._reports.keys() - self._troubles.keys()
-            late = dict.fromkeys(sorted(silent), "gave no answer in time")
+            late = dict.fromkeys(sorted(silent), "did not answer in time")
             return dict(self._reports), {**self._troubles, **late}
 
     def _await(self, arrived: Mapping[str, object], progress: Progress) -> None:
-        """Wait until every node has arrived at a step or fallen out, at most PATIENCE_S."""
+        """Wait until every node has reached a step or failed, at most PATIENCE_S."""
         patience = min(self._ends, time.monotonic() + PATIENCE_S)
         with self._moved:
             while True:
@@ -376,7 +383,7 @@ class PortStage(_Stage):
         try:
             report = self._talk(name)
         except (ReachError, WireError, TimeoutError) as error:
-            self._arrive(self._troubles, name, str(error) or "gave no answer in time")
+            self._arrive(self._troubles, name, str(error) or "did not answer in time")
         else:
             self._arrive(self._reports, name, report)
 
@@ -395,7 +402,7 @@ class PortStage(_Stage):
             "master_port": self._plan.master_port if name == self._plan.master else None,
             "data_ports": DATA_PORTS if len(self._hosts) > 1 else 0,
         }
-        talk = Leased(
+        talk = LeasedSession(
             start_payload(
                 self._connections[name], self._hosts[name], "ports", request, self._left_s()
             )
@@ -416,21 +423,21 @@ class PortStage(_Stage):
         finally:
             talk.close()
 
-    def _hear(self, talk: Leased) -> bytes:
+    def _hear(self, talk: LeasedSession) -> bytes:
         """Return its next answer; TimeoutError when the stage's time is up."""
         while time.monotonic() < self._ends:
             document = talk.hear(min(_TURN_S, self._left_s()))
             if document is not None:
                 return document
-        raise TimeoutError("gave no answer in time")
+        raise TimeoutError("did not answer in time")
 
-    def _wait(self, step: threading.Event, talk: Leased) -> None:
-        """Wait until all may take the next step, so that meanwhile the node does not leave."""
+    def _wait(self, step: threading.Event, talk: LeasedSession) -> None:
+        """Wait for the next step, and renew the lease so that the node does not exit meanwhile."""
         while time.monotonic() < self._ends and not step.wait(min(_TURN_S, self._left_s())):
             talk.renew()
 
     def _targets(self, name: str) -> list[dict[str, object]]:
-        """List whom this node tries: the master's port, and its partners' data ports."""
+        """The ports to which this node connects: the master's, and its partners' data ports."""
         with self._moved:
             listening = dict(self._listening)
         master = self._plan.master
@@ -451,11 +458,11 @@ class PortStage(_Stage):
 
 
 def _refuse_unasked(report: Ports, targets: Sequence[Mapping[str, object]]) -> None:
-    """Whoever tells of connections that it was not asked to try may want to blame their target."""
+    """Refuse a report on connections that were not requested: it could blame their target."""
     asked = Counter((each["node"], each["port"], each["kind"]) for each in targets)
-    told = Counter((each.target, each.port, each.kind) for each in report.attempts)
-    if not told <= asked:
-        raise WireError("its report tells of connections that it was not asked to try")
+    reported = Counter((each.target, each.port, each.kind) for each in report.attempts)
+    if not reported <= asked:
+        raise WireError("its report lists connections that it was not asked to try")
 
 
 def _decode(document: bytes, kind: type[_Arrived]) -> _Arrived:
@@ -466,9 +473,9 @@ def _decode(document: bytes, kind: type[_Arrived]) -> _Arrived:
 
 
 def cut_links(ports: Mapping[str, Ports]) -> frozenset[tuple[str, str]]:
-    """(from, to) of every connection of the port stage that did not come about.
+    """(from, to) of every connection of the port stage that failed.
 
-    An attempt that the node itself could not make says nothing of the way.
+    An attempt that the node itself could not make says nothing about the network.
     """
     return frozenset(
         (source, one.target)

@@ -1,12 +1,12 @@
-"""The options and ini keys of --preflight, with the help that teaches them.
+"""The options and ini keys of --preflight with their help, and the hooks for a site's plugins.
 
 Imports the standard library only: every pytest run of an environment loads this file.
 
-Write these functions in a `conftest.py` beside your pytest.ini, or in an installed pytest plugin.
-All are called in the one process that measures and reports, never in a worker of pytest-xdist.
-pytest takes no hook whose name does not begin with `pytest_`, hence the names. A conftest.py that
-must also load where preflight is not installed marks them `@pytest.hookimpl(optionalhook=True)`.
-`docs/site-checks.md` shows each at work.
+Write the hooks in a `conftest.py` beside your pytest.ini, or in an installed pytest plugin. All are
+called in the one process that measures and reports, never in a worker of pytest-xdist. Their names
+begin with `pytest_` because pytest accepts no others. In a conftest.py that must also load where
+preflight is not installed, mark them `@pytest.hookimpl(optionalhook=True)`.
+`docs/site-checks.md` has an example of each.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TIERS = ("quick", "standard", "deep", "prolog")
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """Have pytest say our UsageError as its own (exit 4): one line that drives no terminal."""
+    """Turn a UsageError into pytest's own (exit 4), as one printable line."""
     from preflight.errors import UsageError  # a suite without --preflight loads none of it
 
     try:
@@ -45,10 +45,14 @@ def usage_errors() -> Iterator[None]:
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Offer the options; all of them start with --preflight."""
-    group = parser.getgroup("preflight", "prove a GPU fleet fit before the job starts")
-    for offer in (_whom, _what, _job, _pairs):
-        offer(group.addoption)
+    """Add the options; all of them start with --preflight."""
+    for name, title, add in (
+        ("preflight", "preflight: which nodes (write --option=value)", _nodes),
+        ("preflight-checks", "preflight: what is checked, for how long, and the report", _checks),
+        ("preflight-job", "preflight: the job that is to start", _job),
+        ("preflight-pairs", "preflight: the sweep over pairs of nodes", _pairs),
+    ):
+        add(parser.getgroup(name, title).addoption)
     parser.addini("preflight_nodes", "Nodes, as --preflight-nodes", default="")
     parser.addini("preflight_inventory", "Inventory file, as --preflight-inventory", default="")
     parser.addini(
@@ -56,25 +60,24 @@ def add_options(parser: pytest.Parser) -> None:
     )
 
 
-def _whom(add: Add) -> None:
-    """Which nodes, the way to them, and how many are enough."""
+def _nodes(add: Add) -> None:
+    """Which nodes, how to reach them, and how many must be ready."""
     add(
         "--preflight",
         action="store_true",
-        help="Judge a fleet instead of running your tests; without more, judges this machine",
+        help="Judge a fleet instead of running your tests; alone it judges this machine",
     )
     add(
         "--preflight-nodes",
         metavar="LIST",
         help="Nodes, as in 'gpu[001-064]' or 'a,b,c'; '@gpu' is a group of ClusterShell, "
-        "'@inventory:gpu' one of the inventory; write these with '=': --preflight-nodes=@gpu",
+        "'@inventory:gpu' one of the inventory",
     )
     add(
         "--preflight-inventory",
         metavar="FILE",
-        help="TOML or YAML file: nodes, how to reach them, what they were promised to have; or an "
-        "Ansible inventory (file, folder, script, or FILE.json of ansible-inventory --list); write "
-        "paths with '=', or pytest takes them for tests: --preflight-inventory=FILE",
+        help="TOML or YAML file: nodes, how to reach them, what they are expected to have; or an "
+        "Ansible inventory (file, folder, script, or FILE.json of ansible-inventory --list)",
     )
     add("--preflight-exclude", metavar="LIST", help="Nodes to leave out")
     add(
@@ -98,12 +101,12 @@ def _whom(add: Add) -> None:
     )
 
 
-def _what(add: Add) -> None:
-    """What is judged, how deep, for how long, and where the report goes."""
+def _checks(add: Add) -> None:
+    """Which checks, how deep, for how long, and where the report goes."""
     add(
         "--preflight-checks",
         metavar="IDS",
-        help="Only these checks, as in 'gpu.count,net.ports' (all: preflight checks)",
+        help="Only these checks, as in 'gpu.count,net.ports' (all: preflight list-checks)",
     )
     add(
         "--preflight-tier",
@@ -135,8 +138,8 @@ def _what(add: Add) -> None:
     add(
         "--preflight-replay",
         metavar="FILE",
-        help="Judge the measured.json of an earlier run again, with the nodes and promises "
-        "given now; contacts nobody",
+        help="Judge the measured.json of an earlier run again, with the nodes and the inventory "
+        "given now; contacts no node",
     )
     add(
         "--preflight-report",
@@ -170,7 +173,7 @@ def _what(add: Add) -> None:
 
 
 def _job(add: Add) -> None:
-    """What is known of the job that is to start."""
+    """The job that is to start."""
     add(
         "--preflight-python",
         metavar="CMD",
@@ -190,7 +193,7 @@ def _job(add: Add) -> None:
     add(
         "--preflight-script",
         metavar="FILE",
-        help="The job's training script: what it will hang on is said (as `preflight lint` does); "
+        help="The job's training script: reports what it will hang on (as `preflight lint` does); "
         "it is read, never run",
     )
 
@@ -220,20 +223,20 @@ def _pairs(add: Add) -> None:
         "--preflight-history",
         metavar="DIR",
         help="Folder (or sqlite:///FILE, postgresql://...) that remembers every run: rounds of "
-        "pairs add up to all of them, and `preflight history` tells what comes again (default: "
+        "pairs add up to all of them, and `preflight history` shows what recurs (default: "
         "$PREFLIGHT_HISTORY)",
     )
     add(
         "--preflight-keep-nccl-logs",
         action="store_true",
-        help="Keep what NCCL logs in the sweep in the run's measured.json; preflight capture does",
+        help="Keep NCCL's log of the sweep in the run's measured.json, as preflight capture does",
     )
     add(
         "--preflight-catch-rate",
         metavar="RATE",
         type=float,
-        help="Soak each link long enough to see an event of this rate (per second of load) with "
-        "99 %% (default: a short soak; deep: 0.1)",
+        help="Soak each link long enough for a 99 %% chance to catch an event this frequent (per "
+        "second of load; default: a short soak; deep: 0.1)",
     )
     add(
         "--preflight-interface",
@@ -244,7 +247,7 @@ def _pairs(add: Add) -> None:
     add(
         "--preflight-even-if-busy",
         action="store_true",
-        help="Load nodes although somebody works on their GPUs (default: their pairs are not run)",
+        help="Load nodes even if their GPUs are in use (default: their pairs are not run)",
     )
 
 
@@ -252,13 +255,13 @@ def _pairs(add: Add) -> None:
 def pytest_preflight_nodes(
     config: pytest.Config,
 ) -> str | Iterable[str] | Iterable[Host] | None:
-    """Name the nodes to judge, when neither an option nor PREFLIGHT_NODES has.
+    """Name the nodes to judge, if neither an option nor PREFLIGHT_NODES does.
 
-    Called once, while options are read, also for `--co`. Returns a node list such as
-    "gpu[001-064]", or names, whose settings are those of the inventory of the ini file if there is
-    one; or `preflight.fleet.model.Host`s, which bring their own; or None to leave it to the next
-    plugin, to Slurm's allocation and to the ini file. An exception, or an answer that is none of
-    these, is exit 4 in one line with the plugin's name.
+    Called once, while options are read, also for `--co`. Return a node list such as
+    "gpu[001-064]", or names, which take their settings from the ini file's inventory if there is
+    one; or `preflight.fleet.model.Host`s, which have their own; or None to leave it to the next
+    plugin, to Slurm's allocation and to the ini file. An exception or any other answer is exit 4,
+    in one line with the plugin's name.
     """
 
 
@@ -268,19 +271,19 @@ def pytest_preflight_probe_sections(  # type: ignore[empty-body]
 ) -> Iterable[Section]:
     """Name files of your own that run on every node beside the probe.
 
-    Called once, while options are read. What each section finds arrives in checks as
+    Called once, while options are read. Checks read the result of a section as
     `node.facts.section(id)`, a `preflight.facts.Extra`: `data`, or `error` if it raised, hung or
-    flooded, which harms nothing else. A file that is missing, has no `collect`, does not compile,
-    or two sections of one id, is exit 4 in one line with the plugin's name.
+    wrote too much, which affects nothing else. A file that is missing, has no `collect` or does not
+    compile, and two sections of one id, are exit 4, in one line with the plugin's name.
     """
 
 
 @pytest.hookspec
 def pytest_preflight_report(report: Report, folder: Path, config: pytest.Config) -> None:
-    """Pass the outcome on: to a dashboard, a database, a ticket.
+    """Pass the report on to a dashboard, a database or a ticket.
 
     Called once, after report.json and ready.hosts were written to `folder` and the summary was
-    shown; not for `--co`, wrong usage, or when nothing was judged. An exception is a line with the
-    plugin's name on the screen, and changes neither verdicts nor exit code: those speak of the
-    fleet, and report.json has what could not be passed on. Bound your own time: nothing else does.
+    shown; not for `--co`, wrong usage, or when nothing was judged. An exception is shown in one
+    line with the plugin's name; it changes neither verdicts nor exit code, which are about the
+    fleet. Limit your own time: preflight does not.
     """

@@ -1,6 +1,6 @@
-"""What one run leaves for the next, and what it takes from earlier ones.
+"""Reads earlier runs from the history before a run, and adds the run to it afterwards.
 
-The history never decides how a run ends: one that cannot be read or written costs a line.
+The history never decides how a run ends: if it cannot be read or written, one line says so.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from preflight.fabric.measure import LATENCY_BELOW, wire_from
 from preflight.fabric.planner import after, coverage, pairs_tested
 from preflight.fleet.nodeset import fold
 from preflight.history import reading
-from preflight.history.place import SWEEP, in_words, make, place_of, there
+from preflight.history.place import SWEEP, create, exists, explain_refusal, parse_place
 from preflight.history.run_record import (
-    Covered,
-    Found,
     HistoryError,
     Machine,
     Night,
+    NightFinding,
     Numbers,
+    PairCoverage,
     Slot,
+    no_coverage_update,
     read_coverage,
-    unswept,
 )
 from preflight.report.document import row_of
 from preflight.report.ready import counts_as_failure, readiness
@@ -49,50 +49,50 @@ if TYPE_CHECKING:
     from preflight.facts.model import Facts
     from preflight.fleet.model import Fleet
     from preflight.history.place import Place
-    from preflight.history.run_record import Past, State, Swept
+    from preflight.history.run_record import CoverageUpdate, Past, State
     from preflight.run.run import Run
 
 
-_OF_WAYS = "p2p_gbs"
+_PEER_TO_PEER = "p2p_gbs"
 
 
 def numbers_of(run: Run) -> tuple[Numbers, ...]:
-    """Everything of one run."""
+    """All numbers of one run."""
     measured = run.judgement.measured
     return (*_of_burn(measured.burned, measured.facts), *_of_rails(run))
 
 
 def _of_burn(burned: Mapping[str, Burned], facts: Mapping[str, Facts]) -> Iterable[Numbers]:
     for name, one in burned.items():
-        told = facts.get(name)
+        own = facts.get(name)
         by_measure: dict[str, dict[str, float]] = {}
-        for raw in units(name, one, told):
+        for raw in units(name, one, own):
             if raw.alike.endswith(FAR):
-                continue  # the near side says what there is to say
-            unit = raw.name.partition(" to ")[0] if raw.measure == _OF_WAYS else raw.name
+                continue  # the near side has the same information
+            unit = raw.name.partition(" to ")[0] if raw.measure == _PEER_TO_PEER else raw.name
             kept = by_measure.setdefault(raw.measure, {})
             kept[unit] = _slower(raw, kept.get(unit))
         for measure, values in by_measure.items():
             yield Numbers(
                 node=name,
                 measure=measure,
-                under=conditions(one, told),
+                under=conditions(one, own),
                 units=tuple(values),
                 values=tuple(values.values()),
             )
 
 
 def _slower(raw: Raw, other: float | None) -> float:
-    """Of a GPU's ways to others the slowest."""
+    """The slowest of a GPU's paths to other GPUs."""
     if other is None:
         return raw.best
     return max(raw.best, other) if raw.measure in FASTER_IS_LESS else min(raw.best, other)
 
 
 def _of_rails(run: Run) -> Iterable[Numbers]:
-    """The medians of each rail's pairs: at the largest size its bandwidth, at the smallest times.
+    """Medians over each rail's pairs: bandwidth at the largest size, times at the smallest.
 
-    A median of several partners is the node's own: one bad partner is one of them.
+    A median over several partners describes the node: one bad partner does not change it much.
     """
     sweep = run.judgement.measured.sweep
     if sweep is None:
@@ -102,13 +102,13 @@ def _of_rails(run: Run) -> Iterable[Numbers]:
         if seen.summary.state != "measured" or not seen.summary.sizes:
             continue
         small, large = seen.summary.sizes[0], seen.summary.sizes[-1]
-        told = []
+        values = []
         if large.size_bytes >= wire_from(pair.backend):
-            told.append(("allreduce_gbs", large.size_bytes, large.busbw_gbs))
+            values.append(("allreduce_gbs", large.size_bytes, large.busbw_gbs))
         if small.size_bytes < LATENCY_BELOW:
-            told.append(("allreduce_p50_us", small.size_bytes, small.p50_us))
-            told.append(("allreduce_p99_us", small.size_bytes, small.p99_us))
-        for measure, size_bytes, value in told:
+            values.append(("allreduce_p50_us", small.size_bytes, small.p50_us))
+            values.append(("allreduce_p99_us", small.size_bytes, small.p99_us))
+        for measure, size_bytes, value in values:
             for name in (pair.a, pair.b):
                 key = (name, measure, f"{pair.backend}, {size(size_bytes)}")
                 reached.setdefault(key, {}).setdefault(pair.rail, []).append(value)
@@ -131,13 +131,13 @@ _NO_SERIAL = frozenset(
         *("123456789", "0123456789", "1234567890"),
     )
 )
-"""What boards say in the place of a serial number that nobody gave them."""
+"""Placeholders of boards that were given no serial number."""
 
 _SHORTEST_SERIAL = 3
 
 
 def night_of(run: Run, entries: Sequence[Entry], began_s: float, sweep: str = "") -> Night:
-    """Turn a finished run into a night. Readiness is the usual one, whatever --strict says.
+    """Turn a finished run into a night of the history. Readiness ignores --strict.
 
     `sweep`: the id of the sweep of which the run is a wave.
     """
@@ -153,7 +153,7 @@ def night_of(run: Run, entries: Sequence[Entry], began_s: float, sweep: str = ""
         preflight=__version__,
         leaves=run.fleet.leaves,
         machines=tuple(_machines(run, names, entries)),
-        found=tuple(found_in(entries, frozenset(names))),
+        findings=tuple(found_in(entries, frozenset(names))),
         fine=fine_in(entries, frozenset(names)),
         counts={check: dict(by_outcome) for check, by_outcome in counts.items()},
         numbers=numbers_of(run),
@@ -177,9 +177,9 @@ def _machines(run: Run, names: Sequence[str], entries: Sequence[Entry]) -> Itera
 
 
 def serial_of(facts: Facts | None) -> str:
-    """The serial number of a node's board; empty where it tells none, or only a placeholder."""
-    said = (facts.machine.serial if facts is not None and facts.machine is not None else "") or ""
-    plain = said.strip()
+    """The serial number of a node's board; empty for none, or for a placeholder."""
+    machine = facts.machine if facts is not None else None
+    plain = ((machine.serial if machine is not None else "") or "").strip()
     letters = set(plain.replace("-", "").replace(".", "").replace(" ", "").lower())
     if plain.lower() in _NO_SERIAL or len(plain) < _SHORTEST_SERIAL or len(letters) <= 1:
         return ""
@@ -192,8 +192,8 @@ def _gpus(facts: Facts | None) -> tuple[Slot, ...] | None:
     return tuple(Slot(slot=gpu.index, uuid=gpu.uuid, model=gpu.name) for gpu in facts.gpus)
 
 
-def found_in(entries: Iterable[Entry], known: frozenset[str]) -> Iterable[Found]:
-    """Whatever is not fine, once per check and component, in the words of the worst verdict."""
+def found_in(entries: Iterable[Entry], known: frozenset[str]) -> Iterable[NightFinding]:
+    """What is not fine, once per check and component, with the sentence of the worst verdict."""
     groups = grouped(
         ((entry.check, about), entry)
         for entry in entries
@@ -202,8 +202,8 @@ def found_in(entries: Iterable[Entry], known: frozenset[str]) -> Iterable[Found]
     )
     for (check, about), group in groups.items():
         worst = min(group, key=lambda one: NOT_FINE.index(one.verdict.outcome))
-        nodes = [name for one in group for name in _condemned(one, about, known)]
-        yield Found(
+        nodes = [name for one in group for name in _at_fault(one, about, known)]
+        yield NightFinding(
             check=check,
             about=about[:600],
             outcome=str(worst.verdict.outcome),
@@ -215,7 +215,7 @@ def found_in(entries: Iterable[Entry], known: frozenset[str]) -> Iterable[Found]
 
 
 def _components(entry: Entry) -> tuple[str, ...]:
-    """Under whom a verdict is kept: whom it condemns, else its subject."""
+    """The components under which a verdict is stored: its culprits, else its subject."""
     return entry.verdict.culprits or (entry.verdict.blame or _subject(entry),)
 
 
@@ -223,7 +223,7 @@ def _subject(entry: Entry) -> str:
     return f"pair {entry.subject}" if len(entry.nodes) == _PAIR else entry.subject
 
 
-def _condemned(entry: Entry, about: str, known: Collection[str]) -> tuple[str, ...]:
+def _at_fault(entry: Entry, about: str, known: Collection[str]) -> tuple[str, ...]:
     if about in known:
         return (about, *(name for name in entry.verdict.suspects if name in known))
     suspects = tuple(name for name in entry.verdict.suspects if name in known)
@@ -231,9 +231,9 @@ def _condemned(entry: Entry, about: str, known: Collection[str]) -> tuple[str, .
 
 
 def fine_in(entries: Iterable[Entry], known: frozenset[str]) -> dict[str, frozenset[str]]:
-    """By check, whatever was judged and is fine: nodes, pairs and their ends, the whole fleet.
+    """By check, all subjects that are fine: nodes, pairs and their ends, the whole fleet.
 
-    A verdict on the fleet that names culprits clears all others whom it looked at.
+    If a verdict on the fleet names culprits, all other nodes that it covers are fine.
     """
     fine: dict[str, set[str]] = {}
     for entry in entries:
@@ -243,9 +243,9 @@ def fine_in(entries: Iterable[Entry], known: frozenset[str]) -> dict[str, frozen
             fine.setdefault(entry.check, set()).update((*entry.nodes, _subject(entry)))
         elif not entry.nodes and (is_fine or (verdict.culprits and _was_judged(entry))):
             named = {*verdict.culprits, *verdict.suspects, *verdict.evidence.get(UNSEEN, ())}
-            cleared = known - named
-            fine.setdefault(entry.check, set()).update(cleared, [FLEET] if is_fine else [])
-    return {check: frozenset(who) for check, who in fine.items()}
+            others = known - named
+            fine.setdefault(entry.check, set()).update(others, [FLEET] if is_fine else [])
+    return {check: frozenset(subjects) for check, subjects in fine.items()}
 
 
 def _was_judged(entry: Entry) -> bool:
@@ -256,26 +256,26 @@ _PAIR = 2
 _BAD = (Outcome.FAIL, Outcome.FLAKY, Outcome.WAIVED)
 
 FEW_NODES, MOST_NODES = 2, 32
-"""A group of so few nodes may have parts without peers: only these need their own past, and of no
-more nodes than that it is looked up."""
+"""In a group of up to FEW_NODES, parts may have no peers and are compared with their own past. It
+is looked up for at most MOST_NODES nodes."""
 
 
 @dataclass
-class Nightly:
-    """A history and what it says of this fleet; afterwards, with this run in it."""
+class HistorySession:
+    """One run's use of a history: the past of this fleet before the run, and after it."""
 
     place: Place
     nodes: tuple[str, ...]
     leaves: Mapping[str, str]
     past: Past | None
-    """None where it could not be read."""
+    """None if it could not be read."""
     trouble: str = ""
-    """Why not."""
+    """Why it could not be read."""
 
     def remember(self, run: Run, entries: Sequence[Entry], began_s: float) -> str:
-        """Add a run that reached anybody; return what went wrong with that, if anything did.
+        """Add a run that reached at least one node; return what went wrong, "" if nothing did.
 
-        What is there is read again, as another run may have written it meanwhile.
+        The history is read again, as another run may have written it meanwhile.
         """
         if not run.judgement.measured.reach:
             return ""
@@ -286,42 +286,42 @@ class Nightly:
             with writing(self.place) as writer:
                 sweep = os.environ.get(SWEEP, "")[:64]
                 past = writer.add(night_of(run, entries, began_s, sweep), _swept(run, self.nodes))
-        except Exception as error:  # noqa: BLE001  no fault of ours here may cost the report
-            return f"{_said(error)}; this run is not remembered"
-        except KeyboardInterrupt:  # whoever has no patience with a lock still gets the report
+        except Exception as error:  # noqa: BLE001  no error of preflight here may cost the report
+            return f"{_reason(error)}; this run is not remembered"
+        except KeyboardInterrupt:  # Ctrl-C while waiting for a lock must not cost the report
             return "interrupted while it was written; this run is not remembered"
         self.past = past
         return ""
 
 
 def prepared(place: Place) -> None:
-    """Make the folder and the file of a history where they are missing; HistoryError if refused."""
+    """Make a missing folder and file of a history; HistoryError if that is refused."""
     if place.file is None:
         return
     try:
         with open_folder(place.file.parent, make=True) as folder:
-            make(place, folder)
+            create(place, folder)
     except OSError as error:
-        raise HistoryError(in_words(place, error.strerror or str(error))) from error
+        raise HistoryError(explain_refusal(place, error.strerror or str(error))) from error
 
 
-def open_history(text: str, working: Path, fleet: Fleet, tier: Tier) -> Nightly:
-    """Read what is known of a fleet.
+def open_history(text: str, working: Path, fleet: Fleet, tier: Tier) -> HistorySession:
+    """Read what a history knows of a fleet.
 
-    UsageError for what is neither a folder nor a database, and for a folder that others may write
-    to; a history that cannot be read is a `trouble`, and the run goes on without it.
+    UsageError for what is neither a folder nor a database, and for a folder that other users may
+    write to. If the history cannot be read, `trouble` says why, and the run goes on without it.
     """
-    place = place_of(text, working)
+    place = parse_place(text, working)
     nodes = tuple(host.name for host in fleet.hosts)
     _refuse_unsafe(place)
     try:
         past = _past(place, nodes, fleet, tier)
-    except Exception as error:  # noqa: BLE001  nor the run
-        return Nightly(place, nodes, fleet.leaves, None, _said(error))
-    return Nightly(place, nodes, fleet.leaves, past)
+    except Exception as error:  # noqa: BLE001  no error of preflight here may cost the run
+        return HistorySession(place, nodes, fleet.leaves, None, _reason(error))
+    return HistorySession(place, nodes, fleet.leaves, past)
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, UsageError):
         return str(error)
     return f"preflight's own fault ({type(error).__name__}: {error}): report it"
@@ -334,7 +334,7 @@ def _refuse_unsafe(place: Place) -> None:
         with open_folder(place.file.parent, make=False):
             pass
     except FileNotFoundError:
-        pass  # it is made when there is something to remember
+        pass  # it is made when the run is added
     except OSError as error:
         raise UsageError(
             f"--preflight-history={place.folder}: {error.strerror}: give a folder of your own"
@@ -342,7 +342,7 @@ def _refuse_unsafe(place: Place) -> None:
 
 
 def _past(place: Place, nodes: tuple[str, ...], fleet: Fleet, tier: Tier) -> Past:
-    if place.folder is not None and not there(place):
+    if place.folder is not None and not exists(place):
         return read_coverage(place.folder).past(nodes, fleet.leaves)  # taken in by the first write
     from msgspec.structs import replace
 
@@ -352,34 +352,34 @@ def _past(place: Place, nodes: tuple[str, ...], fleet: Fleet, tier: Tier) -> Pas
 
 
 def _without_peers(fleet: Fleet) -> list[str]:
-    """The nodes of groups so small that a part of theirs may have no peers."""
+    """The nodes of groups so small that some of their parts may have no peers."""
     groups = grouped((host.group, host.name) for host in fleet.hosts)
     few = [name for own in groups.values() if len(own) <= FEW_NODES for name in own]
     return few[:MOST_NODES]
 
 
-def _swept(run: Run, nodes: tuple[str, ...]) -> Swept:
-    """What this run adds to the rounds that are known."""
+def _swept(run: Run, nodes: tuple[str, ...]) -> CoverageUpdate:
+    """The function that adds this run's rounds to the known ones."""
     sweep, planned = run.judgement.measured.sweep, run.judgement.measured.planned
     if sweep is None or planned is None or not sweep.pairs:
-        return unswept
+        return no_coverage_update
     tested = pairs_tested(sweep)
     bad = sorted(_suspected(run) & tested)
 
-    def swept(past: Past) -> tuple[Past, Covered | None]:
+    def swept(past: Past) -> tuple[Past, PairCoverage | None]:
         new = after(
             past, planned, sweep, nodes,
             bad=bad, tier=run.settings.tier, seconds=run.swept_s,
         )  # fmt: skip
         now = coverage(planned, tested, nodes, new)
         known = {"pairs_known": now.pairs_known or 0, "leaf_pairs_known": now.leaf_pairs_known or 0}
-        return new, row_of(Covered, now, **known)
+        return new, row_of(PairCoverage, now, **known)
 
     return swept
 
 
 def _suspected(run: Run) -> set[Pairing]:
-    """Pairs that were measured as bad, and those that a verdict condemns."""
+    """Pairs that measured bad, and those with a bad verdict."""
     bad = {ends for ends, pair in run.judgement.sweep.pairs.items() if pair.bad}
     for (_, names), verdict in run.judgement.known().items():
         if len(names) == _PAIR and verdict.outcome in _BAD:

@@ -31,7 +31,7 @@ GROUP_ABOVE = 20_000
 """Expected verdicts above which there is one item per check and group instead of per subject."""
 
 
-class Reached(Struct, frozen=True):
+class ItemVerdict(Struct, frozen=True):
     """A verdict of an item, as it travels from an xdist worker."""
 
     check: str
@@ -39,7 +39,7 @@ class Reached(Struct, frozen=True):
     verdict: Verdict
 
 
-class Unfit(Exception):  # noqa: N818  it is a finding about a node, not an error of ours
+class FailedVerdict(Exception):  # noqa: N818  it is a finding about a node, not an error of ours
     """Carries a verdict that fails its item; shown as a sentence, never as a traceback."""
 
 
@@ -59,8 +59,8 @@ class CheckFile(pytest.File):
         keys = self.run.expected([registered.check.id])
         for label, own in self._split(registered, keys):
             name = f"{registered.check.id}[{label}]"
-            # pytest 9.2 keeps a node id in parts and would take `a[b]` for a name without
-            # parameters; --lf then finds none of its failures again.
+            # pytest 9.2 splits node ids and would take `a[b]` for a name without parameters;
+            # --lf then does not find its failures again.
             item = CheckItem.from_parent(self, name=name, nodeid=f"{self.nodeid}::{name}")
             item.run, item.keys = self.run, own
             item.extra_keyword_matches.add(f"test_{registered.check.id.replace('.', '_')}")
@@ -75,7 +75,7 @@ class CheckFile(pytest.File):
             for key in keys:
                 yield subject(key[1]), [key]
             return
-        # A group's name is free text of the inventory; an id is shown, pasted and parsed.
+        # A group's name is free text of the inventory; ids are shown, pasted and parsed.
         group_of = {h.name: re.sub(r"[^\w.-]+", "_", h.group) for h in self.run.fleet.hosts}
         whole = {"pair": "pairs", "fleet": FLEET}.get(registered.subject)
         yield from grouped((whole or group_of[key[1][0]], key) for key in keys).items()
@@ -86,28 +86,28 @@ class CheckItem(pytest.Item):
 
     run: Run
     keys: list[Key]
-    verdicts: Sequence[Reached] = ()
+    verdicts: Sequence[ItemVerdict] = ()
 
     def runtest(self) -> None:
         """Pass, skip or fail by the worst verdict."""
-        self.verdicts = [Reached(*key, self.run.judgement.verdict(*key)) for key in self.keys]
+        self.verdicts = [ItemVerdict(*key, self.run.judgement.verdict(*key)) for key in self.keys]
         verdicts = (one.verdict for one in self.verdicts)
         worst = min(verdicts, key=lambda verdict: WORST_FIRST.index(verdict.outcome))
         self.user_properties.append(("preflight_outcome", str(worst.outcome)))
         self.user_properties.append(("preflight_sentence", printable(worst.sentence)))
         if worst.outcome is Outcome.NOT_RUN:
             pytest.skip(printable(worst.sentence))
-        if worst.condemns or worst.outcome in (Outcome.BROKEN, Outcome.LOST):
-            raise Unfit(_words(worst))
+        if worst.makes_not_ready or worst.outcome in (Outcome.BROKEN, Outcome.MISSING):
+            raise FailedVerdict(_words(worst))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *_: Any) -> str:
-        """A finding is its sentence; only a fault of ours shows a traceback."""
-        if isinstance(excinfo.value, Unfit):
+        """Show a finding as its sentence; only an error of preflight shows a traceback."""
+        if isinstance(excinfo.value, FailedVerdict):
             return str(excinfo.value)
         return str(super().repr_failure(excinfo))
 
     def reportinfo(self) -> tuple[Any, int | None, str]:
-        """Name the item in words; pytest's listing would turn the id's dots into colons."""
+        """The item's title; pytest's listing would turn the id's dots into colons."""
         return self.path, None, self.name.replace("[", " on ").rstrip("]")
 
 
@@ -118,22 +118,22 @@ def _words(verdict: Verdict) -> str:
 
 
 _NAMED = 8
-"""So many stragglers are named; more are counted."""
+"""Up to so many nodes that are waited for are named; more are counted."""
 
 
 class TerminalProgress:
-    """Rewrites one line on a terminal; elsewhere prints a line when a phase begins to drag."""
+    """Rewrites one line on a terminal; elsewhere prints a line when a phase takes long."""
 
     def __init__(self, terminal: pytest.TerminalReporter) -> None:
         self._terminal = terminal
         self._live = terminal.isatty and terminal.verbosity >= 0
         self._lock = threading.Lock()
         self._began: dict[str, float] = {}
-        self._said: dict[str, float] = {}
+        self._printed_at: dict[str, float] = {}
         self._width = 0
 
     def step(self, phase: str, done: int, total: int, waiting: Sequence[str]) -> None:
-        """Show how far a phase is; off a terminal at its end and every ten seconds."""
+        """Show how far a phase is; without a terminal, at its end and every ten seconds."""
         now = time.monotonic()
         with self._lock:
             began = self._began.setdefault(phase, now)
@@ -171,38 +171,38 @@ class TerminalProgress:
 
     def _due(self, phase: str, now: float, *, last: bool) -> bool:
         """Every ten seconds while it lasts, and once at its end."""
-        previous = self._said.get(phase, self._began[phase])
+        previous = self._printed_at.get(phase, self._began[phase])
         if previous < 0 or not (last or now - previous >= 10):  # noqa: PLR2004  seconds
             return False
-        self._said[phase] = -1.0 if last else now
+        self._printed_at[phase] = -1.0 if last else now
         return True
 
 
-TERSE = -2
+VERY_QUIET = -2
 """pytest's verbosity at -qq."""
 
-_SPOKE = (0, 1)
+_CONCLUSIVE = (0, 1)
 
 
-def is_terse(config: pytest.Config) -> bool:
-    """Whether -qq was typed."""
-    return config.get_verbosity() <= TERSE
+def is_very_quiet(config: pytest.Config) -> bool:
+    """Whether -qq was given."""
+    return config.get_verbosity() <= VERY_QUIET
 
 
-def hush(config: pytest.Config, terminal: pytest.TerminalReporter) -> None:
-    """Let pytest say on standard error what it still has to say: a crash must be seen there."""
+def send_to_stderr(config: pytest.Config, terminal: pytest.TerminalReporter) -> None:
+    """Have pytest write to standard error: a crash must be seen there."""
     from _pytest.config import create_terminal_writer
 
     terminal._tw = create_terminal_writer(config, sys.stderr)  # noqa: SLF001  it has no option
 
 
-def tell(fleet: FleetRow, exit_code: int) -> None:
-    """Print the nodes to leave out, in one line, and no line for none.
+def print_excluded(fleet: FleetRow, exit_code: int) -> None:
+    """Print the nodes to leave out in one line, or nothing if there are none.
 
-    Where not all was judged the line is not the whole truth: standard error says so.
+    If not everything was judged, the line is incomplete: standard error says so.
     """
     if nodes := excluded(fleet):
         sys.stdout.write(f"{nodes}\n")
         sys.stdout.flush()
-    if exit_code not in _SPOKE:
+    if exit_code not in _CONCLUSIVE:
         sys.stderr.write(f"preflight: exit {exit_code}, not all was judged; run without -qq\n")

@@ -1,4 +1,4 @@
-"""What the operator chose, read from pytest's options and ini keys; wrong usage ends here."""
+"""Reads pytest's options and ini keys into the choices for a run; refuses wrong usage."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from preflight.fabric.sane import refuse_absurd_sweep
 from preflight.fabric.schedule import default_rounds
 from preflight.fleet.inventory_tables import refuse_unknown
 from preflight.fleet.nodeset import fold
-from preflight.fleet.sources import Wish, resolve
+from preflight.fleet.sources import FleetRequest, resolve
 from preflight.history.place import VARIABLE
 from preflight.report.outputs import KEEP, Outputs
-from preflight.run.estimate import expected
+from preflight.run.estimate import workload
 from preflight.run.expected_verdicts import Settings
 from preflight.run.judgement import stages_needed
 from preflight.run.measured import LARGEST, Measured
@@ -41,30 +41,30 @@ if TYPE_CHECKING:
     from preflight.check import Stage
     from preflight.fabric.planner import Extent, Planned
     from preflight.fleet.model import Fleet
-    from preflight.fleet.sources import Found
-    from preflight.run.estimate import Expected
+    from preflight.fleet.sources import SiteNodes
+    from preflight.run.estimate import Workload
     from preflight.run.expected_verdicts import FailFast
-    from preflight.session.history import Nightly
-    from preflight.transport.torchrun_ranks import Crew
+    from preflight.session.history import HistorySession
+    from preflight.transport.torchrun_ranks import JobRanks
 
 
 LARGEST_SEED = (1 << 32) - 1
 RANDOM_SEEDS = 1_000_000
-"""A seed is typed again by hand; a million orders are enough."""
+"""Random seeds are below this, so that they are short to type; a million orders are enough."""
 
 
 def choose_rounds(
     config: pytest.Config, fleet: Fleet, settings: Settings, stages: Collection[Stage]
-) -> tuple[Planned, Nightly | None, list[str], Expected | None]:
-    """Plan the rounds and open the history; UsageError for a history that is of no use.
+) -> tuple[Planned, HistorySession | None, list[str], Workload | None]:
+    """Plan the rounds and open the history; UsageError for an unusable history.
 
-    `stages`: those that the run will measure. The lines tell what they should take; by the last, a
-    run whose plan cannot fit is refused. None: the operator gave the number of rounds.
+    `stages`: those that the run will measure. The lines estimate their time; the last value serves
+    to refuse a run that cannot fit, and is None if the operator gave the number of rounds.
     """
     nodes = tuple(host.name for host in fleet.hosts)
     history = _history(config, fleet, settings)
     past, wall_s = history.past if history else None, settings.wall_s
-    ahead = expected(
+    ahead = workload(
         fleet,
         settings.tier,
         stages,
@@ -90,7 +90,7 @@ def choose_rounds(
 
 
 def refuse_odd_rounds(config: pytest.Config) -> None:
-    """Refuse what is no number of rounds and no seed, before anybody is asked anything."""
+    """Refuse an invalid number of rounds or seed, before any plugin or node is asked."""
     _extent(config)
     seed = config.getoption("preflight_seed")
     if seed is not None and not 0 <= seed <= LARGEST_SEED:
@@ -110,7 +110,7 @@ def _extent(config: pytest.Config) -> Extent:
     )
 
 
-def _history(config: pytest.Config, fleet: Fleet, settings: Settings) -> Nightly | None:
+def _history(config: pytest.Config, fleet: Fleet, settings: Settings) -> HistorySession | None:
     text = config.getoption("preflight_history")
     if text is None:
         text = os.environ.get(VARIABLE)
@@ -125,31 +125,31 @@ _AGO = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) ?([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def seconds_back(said: str | None) -> float | None:
-    """Read "boot", "2h", "3d", or a time such as 2026-11-21T08:00; None for all since boot.
+def seconds_back(text: str | None) -> float | None:
+    """Parse "boot", "2h", "3d", or a time such as 2026-11-21T08:00; None for all since boot.
 
     A time without a zone is this machine's. UsageError for anything else.
     """
-    if said is None or said == "boot":
+    if text is None or text == "boot":
         return None
-    if ago := _AGO.fullmatch(said):
-        return _sane(said, float(ago[1]) * _UNITS[ago[2]])
+    if ago := _AGO.fullmatch(text):
+        return _sane(text, float(ago[1]) * _UNITS[ago[2]])
     try:
-        moment = datetime.fromisoformat(said)
+        moment = datetime.fromisoformat(text)
     except ValueError:
-        raise _refusal(said) from None
-    return _sane(said, time.time() - moment.astimezone().timestamp())
+        raise _refusal(text) from None
+    return _sane(text, time.time() - moment.astimezone().timestamp())
 
 
-def _sane(said: str, seconds: float) -> float:
+def _sane(text: str, seconds: float) -> float:
     if not 0 < seconds <= LONGEST_S:
-        raise _refusal(said)
+        raise _refusal(text)
     return seconds
 
 
-def _refusal(said: str) -> UsageError:
+def _refusal(text: str) -> UsageError:
     return UsageError(
-        f"{OPTION} {said[:40]!a}: give boot, an age such as 90m, 2h or 3d, or a time in the past "
+        f"{OPTION} {text[:40]!a}: give boot, an age such as 90m, 2h or 3d, or a time in the past "
         "such as 2026-11-21T08:00"
     )
 
@@ -160,21 +160,21 @@ LONGEST_BUDGET_S = 7 * 86400
 
 @dataclass(frozen=True)
 class Chosen:
-    """A run as it was asked for. `wanted`: only these checks; None for all of the tier."""
+    """The operator's choices for a run. `wanted`: only these checks; None: all of the tier."""
 
     fleet: Fleet
-    found: Found | None
-    """What a hook of the site answered, for the workers."""
+    found: SiteNodes | None
+    """The nodes that a hook of the site named, for xdist's workers."""
     registry: Registry
     wanted: frozenset[str] | None
     settings: Settings
     replayed: Measured | None
     planned: Planned | None
-    """The rounds of pairs; None for a replay of a run that did not keep them."""
-    history: Nightly | None
+    """The rounds of pairs; None for a replay of a run that did not record them."""
+    history: HistorySession | None
     estimate: list[str]
-    ahead: Expected | None
-    """What the run should take and what of it has no time, for the header; none for a replay."""
+    ahead: Workload | None
+    """The run's estimated time and what does not fit into it; None for a replay."""
     outputs: Outputs
     items: str | None
     strict: bool
@@ -209,7 +209,7 @@ def read_options(config: pytest.Config) -> Chosen:
     rank_0 = leading(config)
     found = handoff.found if handoff else None if rank_0 else _found(config)
     fleet = resolve(_wish(config, found, rank_0.crew if rank_0 else None))
-    refuse_unknown(fleet.spoken, [one.check.id for one in registry])
+    refuse_unknown(fleet.mentioned_checks, [one.check.id for one in registry])
     need = config.getoption("preflight_need")
     if need is not None and need > len(fleet.hosts):
         raise UsageError(f"--preflight-need={need}: the fleet has {len(fleet.hosts)} nodes only")
@@ -253,7 +253,7 @@ _RANGES: Mapping[str, tuple[float, float, str]] = {
     ),
     "budget": (1, LONGEST_BUDGET_S, f"seconds, 1 to {LONGEST_BUDGET_S}"),
 }
-"""By option, the least and the greatest that it takes, and what to give."""
+"""By option, its least and greatest value, and what to give."""
 
 
 def _refuse_rivals(config: pytest.Config) -> None:
@@ -285,7 +285,7 @@ def _registry(config: pytest.Config) -> Registry:
     site = [Path(folder) for folder in config.getini("preflight_checks")]
     for folder in site:
         if not folder.is_dir():
-            raise UsageError(f"preflight_checks: {folder} is no folder: correct the ini file")
+            raise UsageError(f"preflight_checks: {folder} is not a folder: correct the ini file")
     return Registry(
         [check for folder in (shipped_folder(), *site) for check in load_folder(folder)]
     )
@@ -301,12 +301,12 @@ def _wanted(text: str | None, registry: Registry) -> frozenset[str] | None:
 
 
 def _patience(config: pytest.Config) -> FailFast:
-    """Whoever is content with some ready nodes wants all judged before they are counted."""
+    """With --preflight-need all nodes are judged before the ready ones are counted."""
     return "never" if config.getoption("preflight_need") is not None else "stage"
 
 
-def _found(config: pytest.Config) -> Found | None:
-    """Ask the site's plugins, unless the operator named the nodes."""
+def _found(config: pytest.Config) -> SiteNodes | None:
+    """Call the site's plugins, unless the operator named the nodes."""
     named = any(config.getoption(f"preflight_{how}") is not None for how in ("nodes", "inventory"))
     return None if named or "PREFLIGHT_NODES" in os.environ else ask_nodes(config)
 
@@ -315,16 +315,18 @@ _TYPED = (
     *("nodes", "inventory", "exclude", "transport", "python", "env_file", "launch", "script"),
     *("interface", "topology"),
 )
-"""What the fleet is made of, and the options of these names say."""
+"""Options that describe the fleet."""
 
 
-def _wish(config: pytest.Config, found: Found | None, crew: Crew | None = None) -> Wish:
-    def said(name: str) -> str | None:
+def _wish(
+    config: pytest.Config, found: SiteNodes | None, crew: JobRanks | None = None
+) -> FleetRequest:
+    def option(name: str) -> str | None:
         value = config.getoption(f"preflight_{name}")
         return None if value is None else str(value)
 
-    return Wish(
-        **{name: said(name) for name in _TYPED},
+    return FleetRequest(
+        **{name: option(name) for name in _TYPED},
         ask_slurm=not hasattr(config, "workerinput"),
         logs_in=config.getoption("preflight_replay") is None,
         found=found,
@@ -351,6 +353,6 @@ def _replayed(path: str | None, fleet: Fleet) -> Measured | None:
             raise UsageError(f"{path}: sweep.{error}") from error
     unasked = fold(host.name for host in fleet.hosts if host.name not in measured.reach)
     if unasked and "reach" not in measured.skipped:
-        said = f"it holds nothing of {unasked}: leave out by --preflight-exclude={unasked}"
-        raise UsageError(f"--preflight-replay={path}: {said}")
+        advice = f"leave it out with --preflight-exclude={unasked}"
+        raise UsageError(f"--preflight-replay={path}: it holds no data of {unasked}: {advice}")
     return measured

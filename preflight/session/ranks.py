@@ -1,4 +1,4 @@
-"""A rank's part in pytest: rank 0 runs the session and takes all with it, the others follow it."""
+"""pytest under torchrun: rank 0 runs the session, the other ranks serve it and exit with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from preflight.errors import PreflightError, UsageError
 from preflight.run.site_sections import modules
 from preflight.session.flags import usage_errors
 from preflight.session.site import ask_sections
-from preflight.transport.job_store import Board, Decoder, Hello, read_place
+from preflight.transport.job_store import Decoder, Hello, JobStore, read_place
 from preflight.transport.job_store_hub import Hub
 from preflight.transport.rank_follower import follow
 from preflight.transport.torchrun_ranks import TorchrunTransport, gather
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from preflight.transport.bundle import Beside
     from preflight.transport.job_store import Place
-    from preflight.transport.torchrun_ranks import Crew
+    from preflight.transport.torchrun_ranks import JobRanks
 
 
-_THEIRS = "under torchrun every rank is a pytest, and rank 0 alone judges"
+_WHY_NOT = "under torchrun every rank is a pytest, and rank 0 alone judges"
 
 _PYTEST = {
     "numprocesses": ("-n", "leave it out: the ranks are the workers here"),
@@ -47,7 +47,7 @@ _PYTEST = {
     "force_flaky": ("--force-flaky", "leave it out: preflight retests by itself"),
     "count": ("--count", "leave it out: preflight repeats by itself"),
 }
-"""By pytest's own name of the option. Some belong to other plugins and may not be there."""
+"""By pytest's name of the option. Some belong to other plugins, which may not be installed."""
 
 _HARMLESS = {"count": (1,), "maxfail": (0,)}
 
@@ -57,7 +57,7 @@ _OURS = {
     "preflight_python": "the ranks' own Python is the job's: leave it out",
     "preflight_env_file": "the ranks' own environment is the job's: leave it out",
     "preflight_launch": "torchrun's own arguments are the job's: leave it out",
-    "preflight_replay": "a replay needs nobody: run it outside torchrun",
+    "preflight_replay": "a replay contacts no node: run it outside torchrun",
 }
 
 _NO_STORE = (
@@ -67,14 +67,14 @@ _NO_STORE = (
 
 
 def refuse(config: pytest.Config, place: Place) -> None:
-    """Raise UsageError for what does not go together; every rank comes to the same conclusion."""
+    """Raise UsageError for options that do not go with torchrun; every rank decides alike."""
     for name, (option, advice) in _PYTEST.items():
-        said = config.getoption(name, None)
-        if said and said not in _HARMLESS.get(name, ()):
-            raise UsageError(f"{option} does not go with torchrun: {_THEIRS}; {advice}")
+        value = config.getoption(name, None)
+        if value and value not in _HARMLESS.get(name, ()):
+            raise UsageError(f"{option} does not go with torchrun: {_WHY_NOT}; {advice}")
     if config.pluginmanager.hasplugin("randomly"):
         raise UsageError(
-            f"pytest-randomly does not go with torchrun: {_THEIRS}; switch it off: -p no:randomly"
+            f"pytest-randomly does not go with torchrun: {_WHY_NOT}; switch it off: -p no:randomly"
         )
     for name, advice in _OURS.items():
         if config.getoption(name, None) is not None:
@@ -86,12 +86,12 @@ def refuse(config: pytest.Config, place: Place) -> None:
 
 WRONG, BROKE, INTERRUPTED = 4, 3, 2
 
-SAID_S = 10.0
-"""For rank 0 to say what is refused before a rank beside it leaves."""
+REFUSAL_S = 10.0
+"""Time for rank 0 to print a usage error before another rank on its node exits."""
 
 
 def role_of(environ: Mapping[str, str]) -> Leading | Following:
-    """What this process does; UsageError if torchrun's environment makes no sense."""
+    """The plugin for this rank; UsageError if torchrun's environment makes no sense."""
     place = read_place(environ)
     return Following(place) if place.rank else Leading(place)
 
@@ -104,27 +104,27 @@ class Following:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> NoReturn:
-        """Serve rank 0 in place of a session. Nothing of pytest has begun here yet."""
+        """Serve rank 0 instead of running a session, before pytest has started anything."""
         code = 0
         if not _only_asks(config):
             try:
                 refuse(config, self._place)
                 code = follow(self._place, _sections(config))
-            except UsageError:  # rank 0 comes to the same, and says it
+            except UsageError:  # rank 0 finds the same error, and prints it
                 code = WRONG
                 if self._place.rank < self._place.per_node:
-                    time.sleep(SAID_S)  # torchrun ends us, and with us rank 0, when one has left
-        # Threads that are inside the store would crash an interpreter that shuts down.
+                    time.sleep(REFUSAL_S)  # when one rank exits, torchrun ends all, rank 0 too
+        # Threads that wait in the store would crash an interpreter that shuts down.
         os._exit(code)
 
 
 class Leading:
-    """The plugin object of rank 0: it has the crew for whoever plans the run."""
+    """The plugin object of rank 0: it gathers the crew of ranks that the run is planned with."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
         self._config: pytest.Config
-        self.crew: Crew | None = None
+        self.crew: JobRanks | None = None
         self.hub: Hub | None = None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -150,7 +150,7 @@ class Leading:
             _say(str(error))
             raise SystemExit(code) from error
         finally:
-            # From here on SIGTERM only means that we leave later than another rank of this node.
+            # From here on SIGTERM only means that another rank of this node has exited first.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             if self.hub is not None:
                 sys.stdout.flush()
@@ -158,7 +158,7 @@ class Leading:
         return result
 
     def transport(self) -> TorchrunTransport:
-        """The way to all nodes of this job."""
+        """The transport to all nodes of this job."""
         if self.crew is None or self.hub is None:
             raise UsageError(
                 "the ranks were not gathered: start pytest with torchrun ... -m pytest"
@@ -169,36 +169,36 @@ class Leading:
         refuse(config, self._place)
         self._config = config
         nonce = secrets.token_hex(16)
-        listening, speaking = Board.open(self._place), Board.open(self._place)
+        listening, speaking = JobStore.open(self._place), JobStore.open(self._place)
         self.hub = Hub(listening, speaking, nonce)
         self.hub.begin()
         speaking.write("hello", msgspec.json.encode(Hello(nonce, __version__)))
         self.crew = gather(self._place, speaking, Decoder(nonce), nonce, _say)
-        self.hub.man(m.rank for m in self.crew.members if m.present and m.rank)
+        self.hub.watch(m.rank for m in self.crew.members if m.present and m.rank)
         uneven = next((m for m in self.crew.members if m.present and not m.is_regular), None)
         if uneven is not None:
             raise UsageError(
-                f"{self.crew.words(uneven)} is one of another number of ranks per node: give the "
+                f"{self.crew.words(uneven)} has a different number of ranks on its node: give the "
                 "same --nproc-per-node on every node"
             )
 
 
 def leading(config: pytest.Config) -> Leading | None:
-    """The role of rank 0, where torchrun started this session."""
+    """The plugin of rank 0, if torchrun started this session."""
     role = config.pluginmanager.get_plugin("preflight-rank")
     return role if isinstance(role, Leading) else None
 
 
 def _sections(config: pytest.Config) -> Beside:
-    """The site's own modules for the probe: code does not travel through the job's store."""
+    """The site's own modules for the probe: no code is sent through the job's store."""
     try:
         return modules(ask_sections(config))
-    except UsageError:  # rank 0 comes to the same, and says it
+    except UsageError:  # rank 0 finds the same error, and prints it
         return ()
 
 
 def _only_asks(config: pytest.Config) -> bool:
-    """Whether somebody wants help or a version, and no run."""
+    """Whether only the help or the version is asked for."""
     return bool(config.getoption("help", None) or config.getoption("version", None))
 
 

@@ -14,7 +14,7 @@ from preflight.core.registry import declares_check, load_file, shipped_folder
 from preflight.core.text import wrapped
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
-from preflight.report.events import Began, owed
+from preflight.report.events import Began, by_check
 from preflight.report.header import header, reach_words, slurm_job
 from preflight.report.since import at
 from preflight.report.terminal import finding_line
@@ -28,13 +28,13 @@ from preflight.session.items import (
     CheckFile,
     CheckItem,
     TerminalProgress,
-    hush,
-    is_terse,
+    is_very_quiet,
+    send_to_stderr,
 )
 from preflight.session.options import Chosen, read_options
 from preflight.session.ranks import leading
-from preflight.session.site import tell
-from preflight.session.verdict_collector import Tally
+from preflight.session.site import pass_on
+from preflight.session.verdict_collector import VerdictCollector
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 
 
 WAYS_S = 5.0
-"""For the header to find out how nodes will be reached; who takes longer is asked again later."""
+"""Time for the header to find out how nodes will be reached; slower nodes are tried again later."""
 
 
-def start(config: pytest.Config) -> tuple[Session, Tally]:
+def start(config: pytest.Config) -> tuple[Session, VerdictCollector]:
     """Read options and inventory; UsageError when something is wrong with them."""
     chosen = read_options(config)
     is_worker = hasattr(config, "workerinput")
@@ -58,12 +58,12 @@ def start(config: pytest.Config) -> tuple[Session, Tally]:
     rank_0 = leading(config)
     if rank_0 is not None:
         run.ways.use(rank_0.transport())
-    tally = Tally(run, chosen, is_worker=is_worker)
-    return Session(config, run, chosen, tally, is_worker=is_worker), tally
+    collector = VerdictCollector(run, chosen, is_worker=is_worker)
+    return Session(config, run, chosen, collector, is_worker=is_worker), collector
 
 
 def _shipped_by_id(item: pytest.Item) -> str:
-    """Shipped checks by id, before a site's, whatever the files they stand in."""
+    """Sort key: shipped checks by id, whatever their file, before a site's."""
     if isinstance(item, CheckItem) and item.path.is_relative_to(shipped_folder()):
         return item.keys[0][0].replace(".", "_")
     return "~"
@@ -73,12 +73,18 @@ class Session:
     """The plugin object that collects and measures, in the controller and in xdist's workers."""
 
     def __init__(
-        self, config: pytest.Config, run: Run, chosen: Chosen, tally: Tally, *, is_worker: bool
+        self,
+        config: pytest.Config,
+        run: Run,
+        chosen: Chosen,
+        collector: VerdictCollector,
+        *,
+        is_worker: bool,
     ) -> None:
         self.run = run
         self._config = config
         self._chosen = chosen
-        self._tally = tally
+        self._collector = collector
         self._is_worker = is_worker
         self._interrupts = Interrupts()
         self._stop: KeyboardInterrupt | None = None
@@ -93,7 +99,7 @@ class Session:
     def pytest_collect_directory(
         self, path: Path, parent: pytest.Collector
     ) -> pytest.Collector | None:
-        """Load no __init__.py above the root folder, where it may be anybody's (/tmp)."""
+        """Load no __init__.py above the root folder, where any user may own it (/tmp)."""
         outside = not path.is_relative_to(self._config.rootpath)
         return pytest.Dir.from_parent(parent, path=path) if outside else None
 
@@ -101,13 +107,13 @@ class Session:
     def pytest_pycollect_makemodule(
         self, module_path: Path, parent: pytest.Collector
     ) -> pytest.Collector | None:
-        """Make items of a check file; any other test file of the operator stays pytest's."""
+        """Make items of a check file; any other test file is left to pytest."""
         if not declares_check(module_path):
             return None
         file = CheckFile.from_parent(parent, path=module_path)
         file.checks = self._checks_of(module_path)
         if len(file.checks) > 1:
-            file.name = module_path.parent.name  # else `-k memory` also finds what stands beside it
+            file.name = module_path.parent.name  # else `-k memory` also selects its other checks
         file.run, file.grouped = self.run, self._grouped
         return file
 
@@ -121,7 +127,7 @@ class Session:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        """Put the shipped checks in the order of their ids, and keep those that were asked for."""
+        """Sort the shipped checks by id, and keep those that were selected."""
         items.sort(key=_shipped_by_id)
         if self._chosen.wanted is None:
             return
@@ -138,29 +144,29 @@ class Session:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Show progress on pytest's terminal; in a worker of xdist, read what was measured."""
+        """Show progress on pytest's terminal; in a worker of xdist, read the measurements."""
         self._session = session
         terminal = session.config.pluginmanager.get_plugin("terminalreporter")
         if terminal is not None and not self._is_worker:
             terminal.showfspath = terminal.verbosity > 0
             terminal._show_progress_info = False  # noqa: SLF001  its per-cent sign has no option
             self.run.progress = TerminalProgress(terminal)
-            if is_terse(session.config):
-                hush(session.config, terminal)
+            if is_very_quiet(session.config):
+                send_to_stderr(session.config, terminal)
         self._interrupts.hold()
         if handoff := xdist.Handoff.to(session.config):
             handoff.take(self.run)
 
     def pytest_unconfigure(self) -> None:
-        """Give Ctrl-C back to whoever runs pytest inside of a program."""
+        """Restore the signal handlers for a program that runs pytest inside itself."""
         self._interrupts.let_go()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_setupnodes(self) -> None:
-        """Under xdist, measure before the workers start, for the very items that they will select.
+        """Under xdist, measure before the workers start, for the items that they will select.
 
         xdist's controller collects nothing by itself, but only a collection knows what -k, -m and
-        --lf leave: an item that no worker runs must neither be measured nor be missed.
+        --lf select: an item that no worker runs must be neither measured nor reported missing.
         """
         try:
             self._session.perform_collect()
@@ -173,13 +179,13 @@ class Session:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
-        """Stop here if not before: pytest finishes no session that was stopped while it started."""
+        """Raise a held Ctrl-C here: pytest does not finish a session that is stopped earlier."""
         if self._stop is not None:
             raise self._stop
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Tell an xdist worker what was measured."""
+        """Hand the measurements to an xdist worker."""
         xdist.give(node.workerinput, self.run, self._chosen.outputs, self._chosen.found)
 
     @pytest.hookimpl(tryfirst=True)
@@ -194,11 +200,11 @@ class Session:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self) -> Generator[None, None, None]:
-        """Pass the report on, last of all: a sink that fails or hangs takes nothing away."""
+        """Pass the report on, last of all: a plugin that fails or hangs then costs nothing."""
         yield
-        conclusion = self._tally.conclusion
+        conclusion = self._collector.conclusion
         if conclusion is not None and conclusion.report.verdicts:
-            for trouble in tell(self._config, conclusion.report, conclusion.outputs.path):
+            for trouble in pass_on(self._config, conclusion.report, conclusion.outputs.path):
                 self.run.progress.line(f"sink   {trouble}")
 
     def _measure(self, items: Sequence[pytest.Item]) -> None:
@@ -207,22 +213,22 @@ class Session:
         order = {key: place for place, key in enumerate(self.run.expected())}
         keys = sorted(chosen, key=lambda key: order.get(key, len(order)))
         self._refuse_too_small(keys)
-        self._tally.expect(keys, keys_of)
+        self._collector.expect(keys, keys_of)
         if keys:
             self._keep_events(keys)
         if self._chosen.replayed is not None:
             self.run.replay(self._chosen.replayed, keys, self._found)
-            self._tally.expect_repairs()
+            self._collector.expect_repairs()
         elif keys:
             try:
-                with usage_errors():  # only the nodes could tell that it is wrong
+                with usage_errors():  # some wrong settings show only in the nodes' facts
                     self.run.measure(keys, self._found)
             finally:
-                self._tally.expect_repairs()
+                self._collector.expect_repairs()
                 self._write_measured()
 
     def _refuse_too_small(self, keys: Sequence[Key]) -> None:
-        """End before any node is asked, where the budget has no time for what was selected."""
+        """Refuse, before any node is contacted, a budget too small for the selected verdicts."""
         stages = stages_needed(self.run.registry, {check for check, _ in keys})
         ahead, wall_s = self._chosen.ahead, self.run.settings.wall_s
         why = replace(ahead.known, stages=frozenset(stages)).too_small(wall_s) if ahead else ""
@@ -231,7 +237,7 @@ class Session:
                 raise UsageError(f"--preflight-budget={wall_s:g}: {why}")
 
     def _keep_events(self, keys: Sequence[Key]) -> None:
-        """Have every verdict on disk from now on, as soon as it is reached."""
+        """From now on, write every verdict to disk as soon as it is reached."""
         run, events = self.run, self._chosen.outputs.events
         names = [host.name for host in run.fleet.hosts]
         replayed = self._chosen.replayed
@@ -244,13 +250,13 @@ class Session:
                 nodes=tuple(names),
                 origin=run.fleet.origin,
                 leaves=run.fleet.leaves,
-                owed=owed(keys, names),
+                expected=by_check(keys, names),
             )
         )
-        run.heard = events.verdict
+        run.on_verdict = events.verdict
 
     def _write_measured(self) -> None:
-        """Write what a replay needs; it cost minutes of a whole fleet, so Ctrl-C waits for it."""
+        """Write what a replay needs; measuring took minutes of a fleet, so Ctrl-C waits for it."""
         measured, outputs = self.run.judgement.measured, self._chosen.outputs
         try:
             outputs.write("measured.json", measured.encode())
@@ -259,7 +265,7 @@ class Session:
             raise
 
     def _found(self, key: Key, verdict: Verdict) -> None:
-        """Show a finding when it is known; one line for all verdicts that share its cause."""
+        """Show a finding at once; one line for all verdicts that share its cause."""
         check, nodes = key
         about = fold(verdict.culprits) or verdict.blame or subject(nodes)
         cause = (about, verdict.cause or check)
@@ -268,12 +274,12 @@ class Session:
             self.run.progress.line(finding_line(verdict.outcome, about, check, verdict.sentence))
 
     def _ways(self) -> Mapping[str, Way]:
-        """Find out how each node will be reached; not worth it for a list of what would be run."""
+        """Find out how each node will be reached; not for --co and replays, which contact none."""
         looks_only = self._config.option.collectonly or self._chosen.replayed is not None
         return {} if looks_only else self.run.ways.known(WAYS_S)
 
     def pytest_report_header(self) -> list[str]:
-        """Say who is judged, how reached, what will run, how long, where the report goes."""
+        """The nodes, how they are reached, what will run, how long, and where the report goes."""
         keys = self.run.expected(self._chosen.wanted)
         nodes = len(self.run.fleet.hosts)
         per_node = sum(len(names) == 1 for _, names in keys) // nodes

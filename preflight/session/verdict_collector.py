@@ -1,4 +1,4 @@
-"""Verdicts of the items as they arrive; at the end the report, the screen, the exit code."""
+"""Collects the items' verdicts; at the end writes the report, the summary and the exit code."""
 
 from __future__ import annotations
 
@@ -25,26 +25,25 @@ from preflight.fleet.model import today
 from preflight.report.document import CoverageRow, Report, row_of
 from preflight.report.events import REPORT
 from preflight.report.exports import class_of
-from preflight.report.fabric_grid import accused
+from preflight.report.fabric_grid import locate_blames
 from preflight.report.fabric_page import fabric_section
 from preflight.report.findings import Finding, findings, suspicions
 from preflight.report.header import overrides
 from preflight.report.outputs import earlier
-from preflight.report.page import PAGE, Told, page
+from preflight.report.page import PAGE, PageContext, page
 from preflight.report.ready import (
     blame_row,
     exit_code,
     fleet_row,
-    missed_rows,
     of_entries,
     pair_rows,
     readiness,
+    sensitivity_rows,
 )
 from preflight.report.since import at, night_of
 from preflight.report.terminal import next_command, summary, title
 from preflight.session.flags import usage_errors
-from preflight.session.items import CheckItem, Reached, is_terse
-from preflight.session.items import tell as terse_words
+from preflight.session.items import CheckItem, ItemVerdict, is_very_quiet, print_excluded
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
@@ -61,21 +60,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """A finished run, as data and as lines."""
+    """A finished run: its report, and the lines of its summary."""
 
     report: Report
     found: tuple[Finding, ...]
     outputs: Outputs
     hint: str
-    unheard: str = ""
-    """Why Prometheus was not told, if so."""
+    metrics_trouble: str = ""
+    """Why the file for Prometheus was not written, if so."""
     unsaved: bool = False
-    """All is well, but not all files could be written where they belong."""
+    """Everything is ready, but not every file could be written where it belongs."""
 
     def lines(self, width: int) -> list[str]:
         """Lay out the summary for a terminal of that width."""
         outputs = self.outputs
-        where = "; ".join(filter(None, (outputs.at(REPORT), outputs.told, self.unheard)))
+        places = (outputs.at(REPORT), outputs.trouble_words, self.metrics_trouble)
+        where = "; ".join(filter(None, places))
         drawn = outputs.at(PAGE)
         return summary(
             self.report, self.found, where=where, page=drawn, hint=self.hint, width=width
@@ -96,9 +96,9 @@ def conclude(
     broke: bool,
     strangers_failed: bool,
 ) -> Conclusion:
-    """Join everything that is known into the report, write it, and keep what to show.
+    """Assemble the report, write it, and return what to show.
 
-    `past` is what a history knows of this fleet, this run included.
+    `past` is what a history knows of this fleet, including this run.
     """
     names = [host.name for host in run.fleet.hosts]
     ready = readiness(names, entries, strict=strict)
@@ -107,7 +107,7 @@ def conclude(
     systemic = [f"{b.sentence}; {b.advice}" for b in decoded.blames if b.kind == "systemic"]
     again = filter(None, [unsettled_words(measured), *unread_words(measured)]) if measured else ()
     blames = tuple(map(blame_row, decoded.blames))
-    missed = missed_rows(decoded.observed, blames, run.judgement.sweep_limits)
+    missed = sensitivity_rows(decoded.observed, blames, run.judgement.sweep_limits)
     report = Report(
         preflight=__version__,
         run=run.nonce,
@@ -130,23 +130,24 @@ def conclude(
         blames=blames,
         suspicions=(*suspected.values(), *systemic, *again),
         coverage=_coverage(run, names, past),
-        missed=missed,
+        sensitivity=missed,
         overrides=overrides(run.fleet, today(), entries),
         measured_in=run.fleet.measured_in[0],
     )
-    well, unheard = report.exit == 0, ""
+    is_ready, metrics_trouble = report.exit == 0, ""
     found = findings(entries, blames, suspected)
     if entries:
         report = outputs.write_report(report)
         outputs.write(PAGE, _page(run, report, found, outputs).encode())
         outputs.events.end(entries, night_of(report, found))
         outputs.put_away()
-        unheard = outputs.tell_prometheus(report, found)
-    ended = interrupted or broke or report.lost or report.counts.get(Outcome.BROKEN)
+        metrics_trouble = outputs.write_metrics(report, found)
+    ended = interrupted or broke or report.missing or report.counts.get(Outcome.BROKEN)
     late = run.settings.fail_fast == "never" and not ended
     short_of_s = run.settings.wall_s if late else None
     hint = next_command(run.fleet, ready, by_pairs=bool(blames), short_of_s=short_of_s)
-    return Conclusion(report, found, outputs, hint, unheard, unsaved=well and report.exit != 0)
+    unsaved = is_ready and report.exit != 0
+    return Conclusion(report, found, outputs, hint, metrics_trouble, unsaved=unsaved)
 
 
 def _page(
@@ -155,28 +156,33 @@ def _page(
     found: tuple[Finding, ...],
     outputs: Outputs,
 ) -> str:
-    """Draw the run for eyes; a page that could not be written changes no exit code."""
+    """The run's HTML page."""
     sweep, decoded = run.judgement.measured.sweep, run.judgement.sweep
-    told = Told(
+    context = PageContext(
         found=found,
         earlier=earlier(outputs.path),
         drains=frozenset(one.check.id for one in run.registry if one.check.drains),
     )
     if sweep is None or not sweep.pairs:
-        return page(report, told)
+        return page(report, context)
     observed = decoded.observed if decoded.observed is not None else observe(sweep)
-    blamed = accused(report.blames, observed)
+    blamed = locate_blames(report.blames, observed)
     return page(
         report,
-        told,
+        context,
         lambda most: fabric_section(
-            observed, blamed, sweep=sweep, told=True, most=most, limits=run.judgement.sweep_limits
+            observed,
+            blamed,
+            sweep=sweep,
+            with_findings=False,
+            most=most,
+            limits=run.judgement.sweep_limits,
         ),
     )
 
 
 def _coverage(run: Run, names: Sequence[str], past: Past | None) -> CoverageRow | None:
-    """Count what was measured; a replayed run that did not keep its rounds tells nothing."""
+    """Count what was measured; None for a replayed run that did not record its rounds."""
     measured = run.judgement.measured
     if measured.sweep is None or measured.planned is None:
         return None
@@ -198,16 +204,16 @@ _STATUS = {
     "warn": ("warned", "", ("WARN", {"yellow": True})),
     "not_run": ("not run", "", "NOT RUN"),
     "waived": ("waived", "", ("WAIVED", {"yellow": True})),
-    "fail": ("unfit", "", ("FAIL", {"red": True})),
+    "fail": ("fail", "", ("FAIL", {"red": True})),
     "flaky": ("flaky", "", ("FLAKY", {"red": True})),
     "unknown": ("unknown", "", ("UNKNOWN", {"red": True})),
     "broken": ("broken", "", ("BROKEN", {"red": True})),
-    "lost": ("lost", "", ("LOST", {"red": True})),
+    "missing": ("missing", "", ("MISSING", {"red": True})),
 }
 
 
 def _stopped(session: pytest.Session) -> bool:
-    """Whether -x or --maxfail ended it; other plugins stop a session by other means."""
+    """Whether -x or --maxfail ended the session; other plugins stop one by other means."""
     at_most = session.config.getvalue("maxfail")
     return bool(at_most and session.testsfailed >= at_most)
 
@@ -216,8 +222,8 @@ def _last_line(report: pytest.TestReport) -> str:
     return (report.longreprtext.strip().splitlines() or ["its verdict never arrived"])[-1][:200]
 
 
-class Tally:
-    """The plugin object that counts and concludes; in a worker of xdist it passes verdicts on."""
+class VerdictCollector:
+    """The plugin object that collects verdicts and concludes; an xdist worker passes them on."""
 
     def __init__(self, run: Run, chosen: Chosen, *, is_worker: bool) -> None:
         self._run = run
@@ -233,9 +239,9 @@ class Tally:
         self._junit: Path | None = None
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Find pytest's own writer of JUnit XML, where it was asked for.
+        """Find pytest's own writer of JUnit XML, if --junitxml was given.
 
-        Root has it write into memory: it would follow a stranger's link.
+        For root it writes into memory, as it would follow another user's link.
         """
         self._xml = session.config.stash.get(xml_key, None)
         if self._xml is None or os.geteuid() != 0:
@@ -256,19 +262,19 @@ class Tally:
             self._chosen.outputs.write_asked(self._junit, content, make=True)
 
     def expect(self, keys: Sequence[Key], keys_of: Mapping[str, Sequence[Key]]) -> None:
-        """Note what is owed, and which item owes what."""
+        """Add the expected verdicts, and which item reaches which."""
         self._ledger.expect(keys)
         self._keys_of = keys_of
 
     def expect_repairs(self) -> None:
-        """Add the pairs that were measured though no scheduled round holds them."""
+        """Add the pairs that were measured though they are in no scheduled round."""
         self._ledger.expect(self._run.repairs)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, Any, Any]:
-        """Attach the verdicts to the report."""
+        """Attach the item's verdicts to pytest's report."""
         report = yield
         if call.when == "call" and isinstance(item, CheckItem):
             report.preflight_verdicts = item.verdicts
@@ -276,7 +282,7 @@ class Tally:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_report_to_serializable(self, report: Any) -> Generator[None, Any, Any]:
-        """Put them into plain types, which travel between processes."""
+        """Turn the verdicts into plain types, which can be sent between processes."""
         data = yield
         if hasattr(report, "preflight_verdicts"):
             data["preflight_verdicts"] = msgspec.to_builtins(report.preflight_verdicts)
@@ -284,19 +290,21 @@ class Tally:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_report_from_serializable(self) -> Generator[None, Any, Any]:
-        """Read them where they arrive."""
+        """Decode the verdicts in the process that receives them."""
         report = yield
         if hasattr(report, "preflight_verdicts"):
-            report.preflight_verdicts = msgspec.convert(report.preflight_verdicts, list[Reached])
+            report.preflight_verdicts = msgspec.convert(
+                report.preflight_verdicts, list[ItemVerdict]
+            )
         return report
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Enter the verdicts that arrive into the ledger."""
+        """Record the verdicts that arrive in the ledger."""
         if self._xml is not None and (keys := self._keys_of.get(report.nodeid)):
-            # By default it is the path of the checks, which differs between installations.
+            # The default is the path of the checks, which differs between installations.
             self._xml.node_reporter(report).add_attribute("classname", class_of(keys[0][0]))
-        arrived: Sequence[Reached] = getattr(report, "preflight_verdicts", ())
+        arrived: Sequence[ItemVerdict] = getattr(report, "preflight_verdicts", ())
         for one in arrived:
             self._ledger.record(one.check, one.nodes, one.verdict)
         if report.failed and not hasattr(report, "preflight_verdicts"):
@@ -306,25 +314,25 @@ class Tally:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: Any) -> tuple[str, str, Any] | None:
-        """Count outcomes in our words; letters are left to the progress line."""
+        """Name outcomes in pytest's counts as preflight does, without a progress letter."""
         if getattr(report, "when", "") == "call" and hasattr(report, "preflight_verdicts"):
             outcome = dict(report.user_properties).get("preflight_outcome")
             return _STATUS.get(str(outcome))
         return None
 
     def pytest_internalerror(self) -> None:
-        """Remember that preflight itself, or another plugin, broke."""
+        """Record that preflight or another plugin broke."""
         self._broke = True
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Tell a person's Ctrl-C from plugins that stop a session by an exception of that kind."""
+        """Distinguish Ctrl-C from plugins that stop a session by a similar exception."""
         self._interrupted = type(excinfo.value) is KeyboardInterrupt or isinstance(
             excinfo.value, pytest.exit.Exception
         )
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Settle the ledger, write the report, and give the exit code that says what it means."""
+        """Settle the ledger, write the report, and set the exit code."""
         self._run.close()
         self._write_junit()
         if self._is_worker or session.config.option.collectonly:
@@ -353,10 +361,10 @@ class Tally:
         session.exitstatus = self.conclusion.report.exit
 
     def _settled(self, session: pytest.Session) -> tuple[Entry, ...]:
-        """Add what is known without an item: repair pairs, shut gates, findings after a stop."""
+        """Add verdicts that no item has: repair pairs, failed gates, findings after a stop."""
         repairs = set(self._run.repairs)
         for key, verdict in self._run.judgement.known().items():
-            is_finding = verdict.condemns or verdict.outcome is Outcome.BROKEN
+            is_finding = verdict.makes_not_ready or verdict.outcome is Outcome.BROKEN
             if key in repairs or is_finding or (self._interrupted and key in self._ledger):
                 self._ledger.record(*key, verdict)
         if self._interrupted:
@@ -364,12 +372,12 @@ class Tally:
         return self._ledger.settle("stopped by -x or --maxfail" if _stopped(session) else "")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Show the findings by cause, whom to launch on, and the counts."""
+        """Show the findings by cause, the ready and not-ready nodes, and the counts."""
         conclusion = self.conclusion
         if conclusion is None:
             return
-        if is_terse(terminalreporter.config):
-            terse_words(conclusion.report.fleet, conclusion.report.exit)
+        if is_very_quiet(terminalreporter.config):
+            print_excluded(conclusion.report.fleet, conclusion.report.exit)
             return
         terminalreporter.section(title(conclusion.report, unsaved=conclusion.unsaved), sep="=")
         width = min(terminalreporter._tw.fullwidth, 100)  # noqa: SLF001  pytest offers no other way

@@ -1,4 +1,4 @@
-"""What a node gets to run: the payload as one zip, and py-spy where a node lacks one."""
+"""What a node is sent to run: the payload as one zip, and py-spy if the node has none."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from preflight import __version__
-from preflight.core.remote_command import OUTPUT_LIMIT, Furnished, ReachError
+from preflight.core.remote_command import OUTPUT_LIMIT, HasPayload, ReachError
 from preflight.core.trust import who_may_change
-from preflight.transport.payload_session import BOOTED, PYTHON_FLOOR, TOO_OLD, Talk
+from preflight.transport.payload_session import BOOTED, PYTHON_FLOOR, TOO_OLD, PayloadSession
 
 if TYPE_CHECKING:
     import zipfile
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 PAYLOAD = Path(__file__).resolve().parent.parent / "payload"
 
 CARRIED = dict.fromkeys(("burn", "probe", "stacks", "sweep"), ("pynvml",))
-"""Modules that travel along, by entry: a node need not have them installed."""
+"""Modules sent with the payload, by entry: a node need not have them installed."""
 
 PARTS = {"relay": ("start.py", "children.py", "node_relay.py")}
-"""All that an entry needs, for one whose zip goes to every node through one pipe."""
+"""All that an entry needs, if its zip goes to every node through one pipe."""
 
 STAYS = {
     "probe": ("burn/", "tool_outputs.py", "job_ports.py", "node_relay.py", "stacks/", "sweep/"),
@@ -48,7 +48,7 @@ STAYS = {
     "stacks": ("burn/", "tool_outputs.py", "job_ports.py", "node_relay.py", "sweep/"),
     "sweep": ("burn/", "tool_outputs.py", "job_ports.py", "node_relay.py", "stacks/"),
 }
-"""Packages that an entry has no use for: every node is sent every byte."""
+"""Packages that an entry does not need: every byte is sent to every node."""
 
 WITH_TORCH = ("burn", "sweep")
 """Entries that need the job's own Python, with its torch."""
@@ -58,8 +58,8 @@ preflight_version = "{__version__}"
 import sys
 v = tuple(sys.version_info[:2])
 if v < {PYTHON_FLOOR}:
-    told = "Python %d.%d is too old, %d.%d needed" % (v + {PYTHON_FLOOR})
-    sys.stderr.write(told + chr(10))
+    message = "Python %d.%d is too old, %d.%d needed" % (v + {PYTHON_FLOOR})
+    sys.stderr.write(message + chr(10))
     sys.exit({TOO_OLD})
 import os
 left = int(sys.argv[1])
@@ -80,19 +80,19 @@ start.main(sys.argv[2])
 BOOT = f"exec({_LOADER!r})"
 """The program given to `python -c`: one line, without what csh or fish would read inside quotes.
 
-Its first lines must be readable by the oldest Python that a node may have, to say so. A node with a
-preinstalled payload (`preflight.answer`) reads the version in it, and runs none of it.
+The oldest Python must be able to read its first lines, which report that it is too old. A node with
+a preinstalled payload (`preflight.answer`) reads the version in it, and runs none of it.
 """
 
 Beside = tuple[tuple[str, bytes], ...]
-"""(module, source) of what travels along without being ours; compiled on the node."""
+"""(module, source) of a site's modules, sent with the payload and compiled on the node."""
 
 _PYTHON = re.compile(r"python[0-9.]*")
 _packing = threading.Lock()
 
 
 class _Bound(msgspec.Struct, frozen=True):
-    """The part of a request that ties its answer to this run."""
+    """The part of a request that binds its answer to this run."""
 
     nonce: str
 
@@ -108,26 +108,26 @@ def start_payload(
     payload: Path = PAYLOAD,
     beside: Beside = (),
     environ: Mapping[str, str] | None = None,
-) -> Talk:
-    """Send the payload and its request to a node; `Talk.read` then gives its answers.
+) -> PayloadSession:
+    """Send the payload and its request to a node; `PayloadSession.read` then gives its answers.
 
     `entry`: "probe", "ports", "burn", "outputs", "sweep", "stacks". `request`: one JSON object with
-    at least "nonce". Under `timeout_s` all of it must end, on the node too. `limit`: most bytes the
-    node may answer.
-    `beside`: modules by name that travel along: a site's own.
-    `environ`: variables that the node's Python starts with, besides those of the login. A rank of
-    the job has the job's own already.
+    at least "nonce". `timeout_s` ends all of it, on the node too. `limit`: most bytes of the
+    answer.
+    `beside`: a site's own modules, which are sent too.
+    `environ`: variables for the node's Python, besides those of the login. A rank of the job has
+    the job's own already.
     """
     line = request if isinstance(request, bytes) else msgspec.json.encode(request)
     nonce = msgspec.json.decode(line, type=_Bound).nonce
-    if isinstance(connection, Furnished):
+    if isinstance(connection, HasPayload):
         packed = b""
         remote = connection.start_entry(entry, timeout_s=timeout_s, limit=limit)
     else:
         packed = bundle(entry, payload, beside)
         argv = boot(host.python, entry, len(packed), environ)
         remote = connection.start(argv, timeout_s=timeout_s, limit=limit)
-    talk = Talk(remote, host.python, nonce, timeout_s)
+    talk = PayloadSession(remote, host.python, nonce, timeout_s)
     talk.push(packed + line.replace(b"\n", b" ") + b"\n")
     return talk
 

@@ -1,7 +1,7 @@
-"""Whether a node is the node we think it is; one that nobody vouches for is refused.
+"""Verify a node's host key against known_hosts files; a node whose key is unknown is refused.
 
-paramiko's own reader raises on `@revoked` and `@cert-authority` lines, knows no patterns and looks
-at one key of a kind only; each of these would turn away, or let in, hosts that `ssh` would not.
+paramiko's own reader raises on `@revoked` and `@cert-authority` lines, knows no patterns and reads
+only one key of each type, so it would refuse, or accept, hosts that `ssh` would not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LARGEST = 16 << 20
 REVOKED, AUTHORITY = "@revoked", "@cert-authority"
 
 
-class Known(Struct, frozen=True):
+class KnownHost(Struct, frozen=True):
     """One line of a known_hosts file."""
 
     file: str
@@ -44,7 +44,7 @@ class Known(Struct, frozen=True):
 
     @property
     def fingerprint(self) -> str:
-        """As ssh-keygen -l prints it."""
+        """The fingerprint as `ssh-keygen -l` prints it."""
         return fingerprint(self.blob)
 
     def speaks_of(self, name: str) -> bool:
@@ -60,12 +60,12 @@ class Known(Struct, frozen=True):
 
 
 def fingerprint(blob: bytes) -> str:
-    """SHA256 of a public key, in OpenSSH's writing."""
+    """Return the SHA256 of a public key in OpenSSH's notation."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
-def read_known_hosts(files: Sequence[str], names: Sequence[str]) -> tuple[Known, ...]:
-    """All lines about a host that goes by `names`; files that do not exist hold none."""
+def read_known_hosts(files: Sequence[str], names: Sequence[str]) -> tuple[KnownHost, ...]:
+    """Return all lines about a host with these names; a missing file has none."""
     return tuple(
         known
         for file in files
@@ -75,7 +75,7 @@ def read_known_hosts(files: Sequence[str], names: Sequence[str]) -> tuple[Known,
 
 
 def vouching(files: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether a certificate authority vouches for a host; a file we cannot read says nothing."""
+    """Whether a certificate authority vouches for a host; unreadable files are skipped."""
     with suppress(ReachError):
         return any(
             known.speaks_of(name)
@@ -86,7 +86,9 @@ def vouching(files: Sequence[str], names: Sequence[str]) -> bool:
     return False
 
 
-def _parsed(file: str, read: Callable[[Path, int, int], tuple[Known, ...]]) -> tuple[Known, ...]:
+def _parsed(
+    file: str, read: Callable[[Path, int, int], tuple[KnownHost, ...]]
+) -> tuple[KnownHost, ...]:
     path = Path(file)
     try:
         stamp = path.stat()
@@ -103,28 +105,28 @@ def _parsed(file: str, read: Callable[[Path, int, int], tuple[Known, ...]]) -> t
 
 
 @lru_cache(maxsize=64)
-def _parse(path: Path, _mtime_ns: int, _size: int) -> tuple[Known, ...]:
+def _parse(path: Path, _mtime_ns: int, _size: int) -> tuple[KnownHost, ...]:
     numbered = enumerate(read_regular(path, LARGEST).decode().splitlines(), start=1)
     found = [_line(path, number, text.strip()) for number, text in numbered]
     return tuple(known for known in found if known)
 
 
 @lru_cache(maxsize=64)
-def _authorities(path: Path, mtime_ns: int, size: int) -> tuple[Known, ...]:
-    """The few lines that every node of a fleet is looked up in."""
+def _authorities(path: Path, mtime_ns: int, size: int) -> tuple[KnownHost, ...]:
+    """Return the few lines in which every node of a fleet is looked up."""
     return tuple(known for known in _parse(path, mtime_ns, size) if known.marker == AUTHORITY)
 
 
-def _line(path: Path, number: int, text: str) -> Known | None:
+def _line(path: Path, number: int, text: str) -> KnownHost | None:
     if not text or text.startswith("#"):
         return None
     marker, _, rest = text.partition(" ") if text.startswith("@") else ("", "", text)
     names, kind, key = [*rest.split(maxsplit=3), "", "", ""][:3]
     blob = _decoded(key)
     if blob and marker in ("", REVOKED, AUTHORITY):
-        return Known(str(path), number, marker, names, kind, blob)
+        return KnownHost(str(path), number, marker, names, kind, blob)
     if not marker:
-        return None  # as OpenSSH does: a line that vouches for nobody
+        return None  # OpenSSH also skips such a line
     raise ReachError(
         "hostkey",
         f"{path} line {number} has a marker and cannot be read, so a key it forbids might pass",
@@ -157,7 +159,7 @@ def _hashed(pattern: str, name: str) -> bool:
     return hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest)
 
 
-class Shown(Struct, frozen=True):
+class HostKey(Struct, frozen=True):
     """The host key that a node showed: its type, and its SHA256 as ssh-keygen prints it."""
 
     kind: str
@@ -165,26 +167,31 @@ class Shown(Struct, frozen=True):
 
 
 def verify(
-    known: Sequence[Known], kind: str, blob: bytes, *, names: Sequence[str], files: Sequence[str]
+    known: Sequence[KnownHost],
+    kind: str,
+    blob: bytes,
+    *,
+    names: Sequence[str],
+    files: Sequence[str],
 ) -> None:
     """Return if the key is known for the host, else raise ReachError("hostkey").
 
-    `known`: the lines about the host. `kind`, `blob`: the key it showed. `names`: the host as
-    known_hosts files write it, exact first; a later one counts only where the exact one is not
-    there at all. `files`: where we looked.
+    `known`: the lines about the host. `kind`, `blob`: its key. `names`: the host as known_hosts
+    files write it, exact first; a later name counts only if no line has the exact one. `files`:
+    the files that were read.
     """
     if not any(line.marker == REVOKED and line.blob == blob for line in known):
         plain = [line for line in known if not line.marker]
         exact = [line for line in plain if line.speaks_of(names[0])]
         if any(line.kind == kind and line.blob == blob for line in exact or plain):
             return
-    shown = Shown(kind, fingerprint(blob))
+    shown = HostKey(kind, fingerprint(blob))
     raise refusal(known, shown, names=names, files=files, knows_certificates=False)
 
 
 def refusal(
-    known: Sequence[Known],
-    shown: Shown,
+    known: Sequence[KnownHost],
+    shown: HostKey,
     *,
     names: Sequence[str],
     files: Sequence[str],
@@ -193,8 +200,8 @@ def refusal(
 ) -> ReachError:
     """Say why a key is not accepted.
 
-    `through`: the command that runs another on the jump host. `knows_certificates`: whether the
-    SSH that refused it could have verified one.
+    `through`: the command prefix that runs a command on the jump host. `knows_certificates`:
+    whether the SSH client that refused the key can verify certificates.
     """
     for line in known:
         if line.marker == REVOKED and line.fingerprint == shown.fingerprint:
@@ -211,13 +218,13 @@ def refusal(
     return _unknown(shown, names[0], files, through)
 
 
-def kinds_known(known: Sequence[Known]) -> tuple[str, ...]:
-    """Key types to ask the host for first, so that it shows one that we can compare."""
+def kinds_known(known: Sequence[KnownHost]) -> tuple[str, ...]:
+    """Return the key types to ask the host for first, so that its key can be compared."""
     return tuple(dict.fromkeys(line.kind for line in known if not line.marker))
 
 
 def revoked(sentence: str) -> ReachError:
-    """A key is void."""
+    """Return the error for a revoked key."""
     return ReachError(
         "hostkey",
         sentence,
@@ -225,7 +232,9 @@ def revoked(sentence: str) -> ReachError:
     )
 
 
-def _changed(lines: Sequence[Known], shown: Shown, name: str, through: Sequence[str]) -> ReachError:
+def _changed(
+    lines: Sequence[KnownHost], shown: HostKey, name: str, through: Sequence[str]
+) -> ReachError:
     old = next((line for line in lines if line.kind == shown.kind), lines[0])
     forget = shlex.join(("ssh-keygen", "-R", name, "-f", old.file))
     return ReachError(
@@ -237,7 +246,9 @@ def _changed(lines: Sequence[Known], shown: Shown, name: str, through: Sequence[
     )
 
 
-def _no_certificate(line: Known, shown: Shown, name: str, through: Sequence[str]) -> ReachError:
+def _no_certificate(
+    line: KnownHost, shown: HostKey, name: str, through: Sequence[str]
+) -> ReachError:
     return ReachError(
         "hostkey",
         f"{line.file} line {line.line} vouches for it through an SSH certificate authority, but "
@@ -247,7 +258,7 @@ def _no_certificate(line: Known, shown: Shown, name: str, through: Sequence[str]
     )
 
 
-def _beyond_paramiko(line: Known) -> ReachError:
+def _beyond_paramiko(line: KnownHost) -> ReachError:
     return ReachError(
         "hostkey",
         f"{line.file} line {line.line} vouches for it through an SSH certificate authority, which "
@@ -256,7 +267,7 @@ def _beyond_paramiko(line: Known) -> ReachError:
     )
 
 
-def _unknown(shown: Shown, name: str, files: Sequence[str], through: Sequence[str]) -> ReachError:
+def _unknown(shown: HostKey, name: str, files: Sequence[str], through: Sequence[str]) -> ReachError:
     where = " or ".join(files) or "any known_hosts file"
     return ReachError(
         "hostkey",
@@ -266,18 +277,18 @@ def _unknown(shown: Shown, name: str, files: Sequence[str], through: Sequence[st
     )
 
 
-def _compare(shown: Shown) -> str:
-    """The public half lies where sshd keeps it by default."""
+def _compare(shown: HostKey) -> str:
+    """Say how to compare the key, at sshd's default path of its public half."""
     file = f"/etc/ssh/ssh_host_{_family(shown)}_key.pub"
     return f"compare with `ssh-keygen -lf {file}` on its console"
 
 
-def _add(shown: Shown, name: str, file: str, through: Sequence[str]) -> str:
+def _add(shown: HostKey, name: str, file: str, through: Sequence[str]) -> str:
     host, _, port = name.removeprefix("[").partition("]:")
     scan = ("ssh-keyscan", "-t", _family(shown), "-p", port or "22", "--", host)
     return f"add it: `{shlex.join((*through, *scan))} >> {shlex.quote(file)}`"
 
 
-def _family(shown: Shown) -> str:
+def _family(shown: HostKey) -> str:
     kind = shown.kind.removesuffix("-cert-v01@openssh.com")
     return {"ssh-ed25519": "ed25519", "ssh-rsa": "rsa"}.get(kind, "ecdsa")

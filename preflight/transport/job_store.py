@@ -1,7 +1,7 @@
-"""The job's own store: notes that its ranks leave each other, and their places.
+"""The job's own TCPStore, over which its ranks exchange notes, and each rank's place in the job.
 
-Notes are bytes, capped and decoded by a schema; nothing is pickled. torch is imported here for its
-store alone: CUDA stays untouched.
+Notes are bytes of limited size, decoded by a schema; nothing is pickled. torch is imported only
+for its store: CUDA is not initialised.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 
 NOTE_LIMIT = 1 << 20
-"""Bytes of the longest note that is read; ours stay under a tenth of it."""
+"""Bytes of the longest note that is read; preflight's own are under a tenth of it."""
 
 CALL_S = 10.0
-"""For one answer of the store; torchrun's own agent serves it within microseconds."""
+"""Deadline of one answer of the store; torchrun's own agent answers within microseconds."""
 
 JOIN_S = 60.0
-"""For the store to accept us."""
+"""Deadline of the connection to the store."""
 
 _AT_ONCE = 512
 _SILENT = "ERROR"
 _ours = False
-"""torch's log is silent: else somebody (a conftest.py) loaded it before us, with its log on."""
+"""torch's log is off: else other code (a conftest.py) loaded torch before us, with its log on."""
 _FIRST_NAP_S, _LONGEST_NAP_S = 0.005, 0.25
 
 
@@ -46,8 +46,8 @@ class StoreLostError(PreflightError):
     """The store is gone, and with it the torchrun that hosted it."""
 
 
-class Board:
-    """One connection to the store. Calls from several threads take turns, also while they wait."""
+class JobStore:
+    """One connection to the store. Calls from several threads run one at a time, waits included."""
 
     def __init__(self, store: Any, *, talkative: bool = False) -> None:
         self._store = store
@@ -56,8 +56,8 @@ class Board:
         self._too_late = _errors()
 
     @classmethod
-    def open(cls, place: Place) -> Board:
-        """Connect as the job's ranks do; StoreLostError with what to do if there is no store."""
+    def open(cls, place: Place) -> JobStore:
+        """Connect as the job's ranks do; StoreLostError if there is no store."""
         global _ours  # noqa: PLW0603  torch is loaded once per process, by us or by another
         _ours = _ours or "torch" not in sys.modules or "TORCH_CPP_LOG_LEVEL" in os.environ
         dist = _distributed()
@@ -79,7 +79,7 @@ class Board:
         return cls(dist.PrefixStore(place.prefix, raw), talkative=not _ours)
 
     def write(self, key: str, note: bytes) -> None:
-        """Leave a note under a key, in place of an older one."""
+        """Write a note under a key, in place of an older one."""
         self._call("set", key, note)
 
     def read(self, key: str, within_s: float = CALL_S) -> bytes | None:
@@ -102,7 +102,7 @@ class Board:
         return True
 
     def _poll(self, keys: Sequence[str], within_s: float) -> bool:
-        """As `wait`, by looking again and again: a torch with its log on tells each vain wait."""
+        """Do the same by polling: a torch with its log on logs each wait that times out."""
         ends, nap_s = time.monotonic() + within_s, _FIRST_NAP_S
         while not self._call("check", list(keys)):
             left_s = ends - time.monotonic()
@@ -144,7 +144,7 @@ class Board:
 
 def _sized(note: bytes) -> bytes:
     if len(note) > NOTE_LIMIT:
-        raise WireError(f"a note of {len(note)} bytes lies in the job's store: none of ours is")
+        raise WireError(f"a note in the job's store has {len(note)} bytes: not preflight's")
     return note
 
 
@@ -160,7 +160,7 @@ def _errors() -> type[Exception]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence torch's C++ log while it is read, and leave the job's environment as it was."""
+    """Turn torch's C++ log off while torch loads, and restore the job's environment."""
     chosen = os.environ.setdefault("TORCH_CPP_LOG_LEVEL", _SILENT)
     try:
         yield
@@ -170,7 +170,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _distributed() -> Any:
-    """Import the part of torch that has the store; its warnings are not for our screen."""
+    """Import the part of torch that has the store, without its warnings."""
     with warnings.catch_warnings(), _quiet():
         warnings.simplefilter("ignore")
         import torch.distributed as dist
@@ -192,14 +192,14 @@ _Bytes = Annotated[bytes, Meta(max_length=CHUNK)]
 
 
 class Hello(Struct, frozen=True):
-    """Rank 0's first note: the run that all others belong to."""
+    """Rank 0's first note: the run that all other notes belong to."""
 
     nonce: _Nonce
     version: _Word
 
 
 class Present(Struct, frozen=True, kw_only=True):
-    """A rank's first note: who it is, where it runs, and the part of its environment we judge."""
+    """A rank's first note: its numbers, where it runs, and the part of its environment we check."""
 
     nonce: _Nonce
     version: _Word
@@ -232,19 +232,19 @@ class Feed(Struct, frozen=True, tag_field="do", tag="feed"):
 
 
 class End(Struct, frozen=True, tag_field="do", tag="end"):
-    """End it, whatever it is doing."""
+    """Kill the child, whatever it is doing."""
 
     child: _Id
 
 
 class Ask(Struct, frozen=True, tag_field="do", tag="ask"):
-    """Say that you are there."""
+    """Ask the rank to answer `Here`."""
 
     number: _Id
 
 
 class Leave(Struct, frozen=True, tag_field="do", tag="leave"):
-    """The run is over: end everything, say so, and leave with this code when all have."""
+    """The run is over: end all children, report ready, and exit with this code when all are."""
 
     code: Annotated[int, Meta(ge=0, le=255)]
 
@@ -252,8 +252,8 @@ class Leave(Struct, frozen=True, tag_field="do", tag="leave"):
 Order = Start | Feed | End | Ask | Leave
 
 
-class Said(Struct, frozen=True, tag_field="say", tag="said"):
-    """What a child wrote."""
+class Output(Struct, frozen=True, tag_field="say", tag="said"):
+    """Output of a child."""
 
     child: _Id
     out: _Bytes = b""
@@ -261,7 +261,7 @@ class Said(Struct, frozen=True, tag_field="say", tag="said"):
 
 
 class Ended(Struct, frozen=True, tag_field="say", tag="ended"):
-    """A child is gone; status None if it had to be left behind."""
+    """A child has ended; status None if it could not be reaped."""
 
     child: _Id
     status: Whole | None
@@ -282,23 +282,23 @@ class Here(Struct, frozen=True, tag_field="say", tag="here"):
 
 
 class Leaving(Struct, frozen=True, tag_field="say", tag="leaving"):
-    """The rank goes before it was told to."""
+    """The rank exits before rank 0 ordered it to."""
 
     why: _Sentence
 
 
-Reply = Said | Ended | Unable | Here | Leaving
+Reply = Output | Ended | Unable | Here | Leaving
 
 
 class ToRank(Struct, frozen=True):
-    """An order, bound to the run."""
+    """An order to a rank, bound to the run."""
 
     nonce: _Nonce
     order: Order
 
 
 class FromRank(Struct, frozen=True):
-    """A reply, bound to the run; `number` counts a rank's replies, so that a lost one shows."""
+    """A rank's reply, bound to the run; `number` counts its replies, so that a loss shows."""
 
     nonce: _Nonce
     rank: _Rank
@@ -333,7 +333,7 @@ class Decoder:
 
     def _bound(self, note: _T) -> _T:
         if note.nonce != self._nonce:
-            raise WireError("a note of another run lies in the job's store")
+            raise WireError("a note in the job's store is of another run")
         return note
 
 
@@ -347,7 +347,7 @@ def _decode(decoder: msgspec.json.Decoder[_K], note: bytes) -> _K:
         return decoder.decode(note)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = str(error).encode("ascii", "replace").decode()[:200]
-        raise WireError(f"a note in the job's store is none of preflight's: {reason}") from error
+        raise WireError(f"a note in the job's store is not preflight's: {reason}") from error
 
 
 _RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
@@ -355,12 +355,12 @@ _NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"
 
 
 class Place(Struct, frozen=True, kw_only=True):
-    """One rank among all; `seat` counts the ranks of its node, also where LOCAL_RANK is virtual."""
+    """One rank's place in the job, from torchrun's variables."""
 
     rank: int
     world: int
     local_rank: int
-    """What the job takes for its GPU: 0 for all under torchrun's --virtual-local-rank."""
+    """The job's GPU index: 0 for all ranks under torchrun's --virtual-local-rank."""
     per_node: int
     group: int
     run_id: str
@@ -369,36 +369,36 @@ class Place(Struct, frozen=True, kw_only=True):
     master: str
     port: int
     agent_store: bool
-    """torchrun itself hosts the store at the master port; else the job's rank 0 would have to."""
+    """Whether torchrun itself hosts the store at the master port; else the job's rank 0 does."""
 
     @property
-    def seat(self) -> int:
-        """The number of this rank on its own node."""
+    def index_on_node(self) -> int:
+        """The index of this rank on its node, also where LOCAL_RANK is virtual."""
         return self.rank % self.per_node
 
     @property
     def prefix(self) -> str:
-        """Where our keys lie in the job's store: no other start of the job shares them."""
+        """The prefix of our keys in the job's store, unique to this start of the job."""
         return f"preflight/{self.run_id}/{self.restart}"
 
 
 def read_place(environ: Mapping[str, str]) -> Place:
-    """Read it; UsageError when torchrun's variables were changed on the way."""
-    told = {**dict.fromkeys(_RESTARTS, "0"), **environ}
-    read = {name: whole(told.get(name, "")) for name in (*_NUMBERS, *_RESTARTS)}
+    """Read a rank's place; UsageError if torchrun's variables were changed."""
+    variables = {**dict.fromkeys(_RESTARTS, "0"), **environ}
+    read = {name: whole(variables.get(name, "")) for name in (*_NUMBERS, *_RESTARTS)}
     number = {name: value for name, value in read.items() if value is not None}
     odd = [name for name in read if name not in number] + ["MASTER_ADDR"] * (
-        "MASTER_ADDR" not in told
+        "MASTER_ADDR" not in variables
     )
     if odd:
         raise UsageError(
-            f"torchrun's environment is not whole ({odd[0]}): start pytest as torchrun's own "
+            f"torchrun's environment is incomplete ({odd[0]}): start pytest as torchrun's own "
             "program, torchrun ... -m pytest --preflight"
         )
     if not 0 <= number["RANK"] < number["WORLD_SIZE"] or number["LOCAL_WORLD_SIZE"] < 1:
         raise UsageError(
-            f"RANK {number['RANK']} of WORLD_SIZE {number['WORLD_SIZE']} cannot be: leave the "
-            "variables of torchrun as it set them"
+            f"RANK {number['RANK']} of WORLD_SIZE {number['WORLD_SIZE']} is impossible: do not "
+            "change torchrun's variables"
         )
     return Place(
         rank=number["RANK"],
@@ -409,7 +409,7 @@ def read_place(environ: Mapping[str, str]) -> Place:
         run_id=environ["TORCHELASTIC_RUN_ID"],
         restart=number[_RESTARTS[0]],
         max_restarts=number[_RESTARTS[1]],
-        master=told["MASTER_ADDR"],
+        master=variables["MASTER_ADDR"],
         port=number["MASTER_PORT"],
         agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE", "True") == "True",
     )

@@ -1,6 +1,6 @@
-"""Rank 0's end of the board: orders go out, replies come in one row, silence is noticed.
+"""Rank 0's side of the job store: it sends orders, reads replies in one queue and watches beats.
 
-However many ranks there are, one thread reads them all and one watches over them.
+One thread reads all ranks' replies and one watches their beats, however many ranks there are.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from preflight.transport.rank_follower import BEAT_S, LEAVE_S, SILENCE_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from preflight.transport.job_store import Board, FromRank, Order, Reply
+    from preflight.transport.job_store import FromRank, JobStore, Order, Reply
 
 _TICK_S = 1.0
 _BESIDE_S = 2.0
 _HOLE_S = 3.0
-"""A rank may die between drawing its place in the row and writing there."""
+"""A rank may die after it took a place in the queue and before it wrote there."""
 
 
 class Hub:
-    """Speaks with all ranks but rank 0, which it is. Safe for several threads."""
+    """Rank 0's connection to all other ranks. Thread-safe."""
 
-    def __init__(self, listening: Board, speaking: Board, nonce: str) -> None:
+    def __init__(self, listening: JobStore, speaking: JobStore, nonce: str) -> None:
         self._listening = listening
         self._speaking = speaking
         self._nonce = nonce
@@ -38,19 +38,19 @@ class Hub:
         self._moved = threading.Condition()
         self._sending = threading.Lock()
         self._sent: dict[int, int] = {}
-        self._heard: dict[int, int] = {}
+        self._replies_seen: dict[int, int] = {}
         self._sinks: dict[tuple[int, int], Callable[[Reply | str], None]] = {}
         self._lost: dict[int, str] = {}
         self._left: set[int] = set()
         self._here: set[tuple[int, int]] = set()
         self._children = 0
         self._asked = 0
-        self._crew: tuple[int, ...] = ()
+        self._watched: tuple[int, ...] = ()
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
 
     def begin(self) -> None:
-        """Give the first beat, and go on until `finish`."""
+        """Write the first beat, and keep beating until `finish`."""
         self._speaking.write("beat/0", b"0")
         self._threads = [
             threading.Thread(target=work, daemon=True) for work in (self._listen, self._beat)
@@ -58,14 +58,14 @@ class Hub:
         for thread in self._threads:
             thread.start()
 
-    def man(self, ranks: Iterable[int]) -> None:
-        """Watch over these ranks from now on: they were all heard of."""
-        self._crew = tuple(ranks)
+    def watch(self, ranks: Iterable[int]) -> None:
+        """Watch the beats of these ranks from now on; each has answered once."""
+        self._watched = tuple(ranks)
 
     # -- speaking ---------------------------------------------------------------------------
 
     def send(self, rank: int, order: Order) -> None:
-        """Leave an order for a rank. StoreLostError if the store is gone."""
+        """Send an order to a rank. StoreLostError if the store is gone."""
         note = msgspec.json.encode(ToRank(self._nonce, order))
         with self._sending:
             at = self._sent.get(rank, 0)
@@ -73,7 +73,7 @@ class Hub:
             self._speaking.write(f"to/{rank}/{at}", note)
 
     def attach(self, rank: int, sink: Callable[[Reply | str], None]) -> int:
-        """Number a new child; `sink` hears what comes of it, or why the rank is lost."""
+        """Number a new child; `sink` gets its replies, or the reason why the rank is lost."""
         with self._moved:
             self._children += 1
             child = self._children
@@ -84,12 +84,12 @@ class Hub:
         return child
 
     def detach(self, rank: int, child: int) -> None:
-        """Hear no more of a child."""
+        """Drop all further replies of a child."""
         with self._moved:
             self._sinks.pop((rank, child), None)
 
     def roll_call(self, ranks: Iterable[int], within_s: float) -> list[int]:
-        """Ask ranks whether they are there, and return those that do not say so in time."""
+        """Ask ranks to answer, and return those that do not in time."""
         with self._moved:
             self._asked += 1
             number = self._asked
@@ -109,25 +109,25 @@ class Hub:
         return sorted(silent)
 
     def why_lost(self, rank: int) -> str:
-        """Why a rank says no more, "" while it does."""
+        """Why a rank no longer answers; "" while it does."""
         return self._lost.get(rank, "")
 
-    def told_to_leave(self, rank: int) -> bool:
-        """Whether a rank left because its own torchrun ended it."""
+    def ended_by_torchrun(self, rank: int) -> bool:
+        """Whether a rank exited because its own torchrun ended it."""
         return rank in self._left
 
     def finish(self, code: int) -> None:
-        """Have all ranks leave with this code: tell them, wait till they are ready, let them go."""
-        alive = [rank for rank in self._crew if rank not in self._lost]
+        """Have all ranks exit with this code: order it, wait until they are ready, release them."""
+        alive = [rank for rank in self._watched if rank not in self._lost]
         with suppress(StoreLostError):
-            for rank in self._crew:
+            for rank in self._watched:
                 self.send(rank, Leave(code))
             self._speaking.wait([f"ready/{rank}" for rank in alive], LEAVE_S)
             self._speaking.write("go", b"1")
         self._stop()
 
     def _stop(self) -> None:
-        """End our threads: one inside the store would crash an interpreter that shuts down."""
+        """Stop our threads: one inside the store crashes an interpreter that shuts down."""
         self._over.set()
         with suppress(StoreLostError):  # a last note wakes the thread that reads
             self._speaking.write(f"from/{self._speaking.count('from', 1) - 1}", b"")
@@ -151,8 +151,8 @@ class Hub:
                     drawn_since = drawn_since or time.monotonic()
                     continue
                 at, drawn_since = at + 1, None
-        for rank in () if self._over.is_set() else self._crew:
-            self._lose(rank, "cannot be heard: the job's store is gone")
+        for rank in () if self._over.is_set() else self._watched:
+            self._lose(rank, "cannot answer: the job's store is gone")
 
     def _next(self, at: int) -> bytes | None:
         try:
@@ -164,12 +164,12 @@ class Hub:
         try:
             words = self._decoder.reply(note)
         except WireError:
-            return  # its writer's next number shows that one is missing
+            return  # the rank's next number shows that a reply is missing
         with self._moved:
-            expected = self._heard.get(words.rank, 0)
-            self._heard[words.rank] = expected + 1
+            expected = self._replies_seen.get(words.rank, 0)
+            self._replies_seen[words.rank] = expected + 1
         if words.number != expected:
-            self._lose(words.rank, "lost some of its words on the way")
+            self._lose(words.rank, "lost messages on the way")
             return
         self._hear(words)
 
@@ -199,7 +199,7 @@ class Hub:
             sink(why)
 
     def _beat(self) -> None:
-        """Beat for the others, and look for their beats."""
+        """Write rank 0's beats, and check the other ranks'."""
         beats = 0
         last: dict[int, tuple[bytes, float]] = {}
         with suppress(StoreLostError):
@@ -209,7 +209,7 @@ class Hub:
                 self._look(last)
 
     def _look(self, last: dict[int, tuple[bytes, float]]) -> None:
-        watched = [rank for rank in self._crew if rank not in self._lost]
+        watched = [rank for rank in self._watched if rank not in self._lost]
         try:
             beats = self._speaking.read_all([f"beat/{rank}" for rank in watched])
         except WireError:
@@ -219,4 +219,4 @@ class Hub:
             if rank not in last or last[rank][0] != beat:
                 last[rank] = (beat, now)
             elif now - last[rank][1] > SILENCE_S:
-                self._lose(rank, "fell silent")
+                self._lose(rank, "stopped answering")

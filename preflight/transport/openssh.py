@@ -1,4 +1,4 @@
-"""Nodes by way of the user's own `ssh`: all that it can do, with one login per node for a run."""
+"""Reach nodes with the user's own `ssh` and all its features; one login per node for a run."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from msgspec.structs import replace
 from preflight.core.remote_command import OUTPUT_LIMIT, PipeRemote, ReachError, deadlined, spawn
 from preflight.core.trust import who_may_change
 from preflight.transport.openssh_logins import Gate, Jumps, Master, hop, trouble
-from preflight.transport.ssh_config import Asked, login_options, route_to, silent_agent
+from preflight.transport.ssh_config import SettingsCache, login_options, route_to, silent_agent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from preflight.fleet.model import Host
-    from preflight.transport.ssh_config import Effective
+    from preflight.transport.ssh_config import SshSettings
 
 
 _OURS: Final = {
@@ -41,7 +41,7 @@ _OURS: Final = {
     "EscapeChar": "none",
     "ForwardAgent": "no",
     "ForwardX11": "no",
-    "LogLevel": "DEBUG1",  # the level that tells fingerprints, and how far we came
+    "LogLevel": "DEBUG1",  # the level that logs fingerprints and each step of the login
     "NoHostAuthenticationForLocalhost": "no",
     "PermitLocalCommand": "no",
     "RemoteCommand": "none",
@@ -59,18 +59,18 @@ _GUEST: Final = {
     "ControlMaster": "no",
     "EscapeChar": "none",
     "LogLevel": "ERROR",
-    "ProxyCommand": "false",  # without its master it must fail, not log in anew
+    "ProxyCommand": "false",  # without its master it must fail, not log in again
 }
 
 
 def master_argv(
-    ssh: str, host: Host, config: Effective, socket: Path, *, left_s: float, proxy: str = ""
+    ssh: str, host: Host, config: SshSettings, socket: Path, *, left_s: float, proxy: str = ""
 ) -> list[str]:
-    """The ssh that logs in. `proxy`: a ProxyCommand that outranks the configuration's."""
+    """Return the ssh that logs in. `proxy`: a ProxyCommand that overrides the configuration's."""
     options = {**_OURS, "ConnectTimeout": str(max(1, math.ceil(left_s)))}
     if proxy:
         options["ProxyCommand"] = proxy
-    if config.one("forkafterauthentication") == "yes":  # older ones do not know the word
+    if config.one("forkafterauthentication") == "yes":  # older ssh does not know the option
         options["ForkAfterAuthentication"] = "no"
     if silent_agent(config.one("identityagent")):
         options["IdentityAgent"] = "none"
@@ -84,7 +84,7 @@ def master_argv(
 
 
 def guest_argv(ssh: str, socket: Path, *words: str) -> list[str]:
-    """An ssh that uses a master's connection or none, and reads no configuration."""
+    """Return an ssh that uses only a master's connection, and reads no configuration."""
     return [ssh, "-F", "none", "-T", "-S", str(socket), *_words(_GUEST), *words]
 
 
@@ -94,34 +94,34 @@ def _words(options: dict[str, str]) -> Iterator[str]:
 
 
 def _path(file: str) -> str:
-    """A file name as ssh's options take it: quoted, and its % not read as a token."""
+    """Quote a file name for ssh's options, its % escaped."""
     return '"' + file.replace("%", "%%") + '"'
 
 
 def proxy_through(ssh: str, socket: Path) -> str:
-    """The ProxyCommand that reaches a node through a master on its jump host."""
+    """Return the ProxyCommand that reaches a node through a master on its jump host."""
     words = guest_argv(ssh, socket, "-W")
     return f"{shlex.join(words).replace('%', '%%')} '[%h]:%p' node"
 
 
 SSH_FAILED: Final = 255
 SIGNALLED: Final = -1
-"""Ended by a signal of which we do not know the number."""
+"""Ended by a signal of unknown number."""
 
 _TELL: Final = '"$@"; s=$?; echo "$0 $s" >&2; exit $s'
 
 
 def marked(argv: Sequence[str], mark: str) -> list[str]:
-    """Have the node itself say with which status a command ended: `MARK 137`, on stderr.
+    """Make the node write a command's exit status to stderr: `MARK 137`.
 
-    ssh's client tells 255 of a command that a signal ended, of one that exits 255 and of a lost
-    connection alike, and nothing at all while a grandchild holds the output open.
+    ssh's client exits with 255 for a command killed by a signal, for one that exits 255 and for a
+    lost connection alike, and does not exit while a grandchild holds the output open.
     """
     return ["sh", "-c", _TELL, mark, *argv]
 
 
 class OpenSSHRemote(PipeRemote):
-    """One command through a master: the ssh process is ours, the status the node's."""
+    """One command through a master: a local ssh process, with the status that the node reports."""
 
     def __init__(
         self,
@@ -135,28 +135,28 @@ class OpenSSHRemote(PipeRemote):
         super().__init__(process, timeout_s, limit)
         self._mark = re.compile(re.escape(mark.encode()) + rb" (\d{1,3})\n")
         self._connected = connected
-        self._told: int | None = None
+        self._node_status: int | None = None
 
     def _took_stderr(self, data: bytes) -> None:
         super()._took_stderr(data)
-        if self._told is None and (said := self._intake.cut_stderr(self._mark)):
-            self._told = int(said[1])
+        if self._node_status is None and (match := self._buffer.cut_stderr(self._mark)):
+            self._node_status = int(match[1])
 
     def _exited(self, wait_s: float) -> bool:
-        return self._told is not None or super()._exited(wait_s)
+        return self._node_status is not None or super()._exited(wait_s)
 
     def _leave(self) -> int | None:
         status = super()._leave()
-        if self._told is not None or status != SSH_FAILED:
-            return status if self._told is None else self._told
+        if self._node_status is not None or status != SSH_FAILED:
+            return status if self._node_status is None else self._node_status
         return SIGNALLED if self._connected() else None
 
 
 LONGEST: Final = 104
-"""Bytes of a Unix socket's path on the meanest system, its final NUL included."""
+"""Bytes of the longest Unix socket path that every system allows, its final NUL included."""
 
 _ADDED: Final = len("/65535") + len(".0123456789abcdef") + 1
-"""What comes behind the folder: our number, ssh's random ending while it binds, the NUL."""
+"""What follows the folder: our number, ssh's random suffix while it binds, the NUL."""
 
 _WATCH: Final = """
 read -r _
@@ -165,7 +165,7 @@ for socket in "$0"/*; do
 done
 rm -rf "$0"
 """
-"""Ends every login as soon as the process that holds its input is gone, however that ended."""
+"""Ends every login as soon as the process that holds its stdin is gone, however it ended."""
 
 LEAVE_S: Final = 5.0
 
@@ -173,7 +173,7 @@ _TEMPORARY: Final = (tempfile.gettempdir(), "/tmp")  # noqa: S108  mkdtemp makes
 
 
 class Sockets:
-    """A folder of mode 0700 with an unpredictable name, and its guard that outlives a SIGKILL."""
+    """A folder of mode 0700 with an unpredictable name, and a guard process that survives us."""
 
     def __init__(self) -> None:
         self.folder = _private_folder()
@@ -191,7 +191,7 @@ class Sockets:
         return self.folder / str(next(self._numbers))
 
     def close(self) -> None:
-        """Remove the folder; logins that are still there lose their sockets. Never raises."""
+        """Remove the folder; logins that still run lose their sockets. Never raises."""
         with suppress(OSError):
             if self._guard.stdin is not None:
                 self._guard.stdin.close()
@@ -232,8 +232,8 @@ class OpenSSHTransport:
 
     name = "openssh"
 
-    def __init__(self, asked: Asked | None = None) -> None:
-        self._asked = asked or Asked()
+    def __init__(self, asked: SettingsCache | None = None) -> None:
+        self._asked = asked or SettingsCache()
         self._jumps = Jumps(self._open_gate)
         self._masters: set[Master] = set()
         self._sockets: Sockets | None = None
@@ -247,7 +247,7 @@ class OpenSSHTransport:
         return OpenSSHConnection(master)
 
     def close(self) -> None:
-        """End every login, also those that are being made. Never raises."""
+        """End every login, also those in progress. Never raises."""
         with self._lock:
             self._closed = True
             masters, self._masters = self._masters, set()
@@ -264,7 +264,7 @@ class OpenSSHTransport:
         return Gate(host, self._log_in(host, ends, before))
 
     def _log_in(self, host: Host, ends: float, before: tuple[str, ...] = ()) -> Master:
-        """`before`: jump hosts to go through, where the configuration does not say it."""
+        """Log in; `before`: jump hosts to go through, if the configuration names none."""
         began = time.monotonic()
         config = self._asked.of(host, max(0.1, ends - began))
         hops = before or _hops(config)
@@ -279,12 +279,12 @@ class OpenSSHTransport:
         finally:
             if not master.socket.exists():
                 self._drop(master)
-        said, seconds = master.log.decode("utf-8", "replace"), time.monotonic() - began
+        log, seconds = master.log.decode("utf-8", "replace"), time.monotonic() - began
         route = replace(route_to(host, config), via=gate.name if gate else "")
-        behind = gate.trouble(said, route, seconds) if gate else None
-        raise behind or trouble(said, route, seconds, timed_out=timed_out)
+        behind = gate.trouble(log, route, seconds) if gate else None
+        raise behind or trouble(log, route, seconds, timed_out=timed_out)
 
-    def _started(self, host: Host, config: Effective, proxy: str, ends: float) -> Master:
+    def _started(self, host: Host, config: SshSettings, proxy: str, ends: float) -> Master:
         ssh = _ssh()
         with self._lock:
             if self._closed:
@@ -316,19 +316,19 @@ def _ssh() -> str:
     return ssh
 
 
-def _hops(config: Effective) -> tuple[str, ...]:
-    told = config.one("proxyjump")
-    return () if told in ("", "none") else tuple(told.split(","))
+def _hops(config: SshSettings) -> tuple[str, ...]:
+    jumps = config.one("proxyjump")
+    return () if jumps in ("", "none") else tuple(jumps.split(","))
 
 
-def _is_last(host: Host, config: Effective, hops: tuple[str, ...]) -> bool:
-    """Whether a node is its own jump host, by a `Host *` meant for the others: ssh would loop."""
+def _is_last(host: Host, config: SshSettings, hops: tuple[str, ...]) -> bool:
+    """Whether a `Host *` meant for others makes a node its own jump host: ssh would loop."""
     last = hop(hops[-1], None) if hops else None
     return last is not None and last.address in (host.address, config.one("hostname"))
 
 
 class OpenSSHConnection:
-    """One login; each command is an ssh of its own that uses it."""
+    """One login; each command is a separate ssh that uses it."""
 
     def __init__(self, master: Master) -> None:
         self._master = master
@@ -340,7 +340,7 @@ class OpenSSHConnection:
         if not self._master.serves:
             raise ReachError(
                 "answer",
-                "the node runs no command for this login: line lost",
+                "the node runs no command for this login: connection lost",
                 "look at sshd's log on the node (a restart, ClientAlive), and at the network",
             )
         mark = f"@preflight-{secrets.token_hex(8)}"

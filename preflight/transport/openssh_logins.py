@@ -1,7 +1,7 @@
-"""One `ssh` per node or jump host that logs in once and lends its connection, or says why not.
+"""One `ssh` per node or jump host logs in once and shares its connection, or says why it cannot.
 
-A bastion lets few connections log in at once (sshd's MaxStartups); an ssh per node would be turned
-away by it at random, and each of those nodes be called down.
+A bastion lets few connections log in at once (sshd's MaxStartups): of one ssh per node it would
+refuse some at random, and those nodes would be reported down.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from preflight.core.remote_command import ReachError, signal_group
 from preflight.core.text import legible
 from preflight.fleet.model import Host
-from preflight.transport.host_keys import REVOKED, Known, Shown, read_known_hosts, refusal, revoked
+from preflight.transport.host_keys import (
+    REVOKED,
+    HostKey,
+    KnownHost,
+    read_known_hosts,
+    refusal,
+    revoked,
+)
 from preflight.transport.ssh_config import (
     Once,
     config_option,
@@ -44,7 +51,7 @@ if TYPE_CHECKING:
 
 MOST_HOPS: Final = 8
 NEWS_S: Final = 1.0
-"""For the master's word on why a connection through it failed; it comes before ours fails."""
+"""How long to wait for the master to log why a connection through it failed."""
 
 WAIT_SLACK_S: Final = 2.0
 LINE: Final = 4096
@@ -62,7 +69,7 @@ _Way: TypeAlias = tuple[tuple[str, ...], str | None]
 
 
 def hop(text: str, ssh_config: str | None) -> Host | None:
-    """Read one jump host as ProxyJump writes it; None if it says what we cannot read."""
+    """Read one jump host of ProxyJump; None if it cannot be read."""
     match = _HOP.fullmatch(text)
     if match is None:
         return None
@@ -72,7 +79,7 @@ def hop(text: str, ssh_config: str | None) -> Host | None:
 
 
 class Gate:
-    """A login on a jump host, and what it says of the connections that fail behind it."""
+    """A login on a jump host, and why connections through it fail."""
 
     def __init__(self, host: Host, master: Master) -> None:
         self.name = host.name
@@ -84,11 +91,11 @@ class Gate:
             target=self._listen, name=f"preflight-jump-{host.name}", daemon=True
         ).start()
 
-    def trouble(self, said: str, route: Route, seconds: float) -> ReachError | None:
-        """Say why there was no way on from here; None if the fault lies behind the node's port."""
-        if "debug1: Remote protocol version" in said:
+    def trouble(self, log: str, route: Route, seconds: float) -> ReachError | None:
+        """Say why the jump host did not connect; None if the fault lies behind the node's port."""
+        if "debug1: Remote protocol version" in log:
             return None
-        if "forwarding request failed" in said:
+        if "forwarding request failed" in log:
             return self._why_closed(route, seconds)
         if not self.master.alive:
             return in_the_way(self._host, "the connection to it was lost")
@@ -110,7 +117,7 @@ class Gate:
             return legible(self._reasons.get((host, str(port)), "no reason given"))
 
     def _listen(self) -> None:
-        """Take off what the master says until it ends; it would stop at a full pipe."""
+        """Read the master's log until it ends; with a full pipe it would stop."""
         failed: dict[str, str] = {}
         stderr = self.master.stderr
         lines = BufferedReader(stderr)
@@ -127,17 +134,17 @@ class Gate:
 
 
 class Jumps:
-    """The jump hosts of a run, each logged in to by whoever comes first."""
+    """The jump hosts of a run; the first node that needs one logs in to it."""
 
     def __init__(self, open_gate: Callable[[Host, float, tuple[str, ...]], Gate]) -> None:
-        """`open_gate(host, ends, before)`: logs in to a jump host that has others before it."""
+        """`open_gate(host, ends, before)` logs in to a jump host through the others before it."""
         self._open_gate = open_gate
         self._gates: Once[_Way, Gate] = Once()
 
     def to(self, hops: tuple[str, ...], ssh_config: str | None, ends: float) -> Gate | None:
-        """Reach the last of these jump hosts; None if their names are ssh's own business.
+        """Reach the last of these jump hosts; None if only ssh can read their names.
 
-        ReachError("route") that blames the jump host if it lets us not in: the same one for all.
+        ReachError("route"), which blames the jump host, if the login fails: the same for all nodes.
         """
         host = hop(hops[-1], ssh_config)
         if host is None or len(hops) > MOST_HOPS:
@@ -147,12 +154,12 @@ class Jumps:
         try:
             return self._gates.get((hops, ssh_config), opened, wait_s)
         except TimeoutError as error:
-            raise in_the_way(host, "its login had no answer in time") from error
+            raise in_the_way(host, "its login did not finish in time") from error
         except ReachError as error:
             raise ReachError(error.step, error.sentence, error.advice, blame=error.blame) from error
 
     def _opened(self, host: Host, ends: float, before: tuple[str, ...]) -> Gate:
-        # Those who wait must hear of a failure before their own time is over.
+        # Those who wait must get the failure before their own deadline.
         soon = time.monotonic() + 0.8 * (ends - time.monotonic())
         try:
             return self._open_gate(host, soon, before)
@@ -164,7 +171,7 @@ class Jumps:
 
 
 def in_the_way(host: Host, sentence: str, advice: str = "") -> ReachError:
-    """The jump host is at fault, and nobody knows anything of the nodes behind it."""
+    """Return the error that blames the jump host; the nodes behind it are unknown."""
     login = [
         *(["-l", host.user] if host.user else []),
         *(["-p", str(host.port)] if host.port else []),
@@ -187,55 +194,55 @@ def in_the_way(host: Host, sentence: str, advice: str = "") -> ReachError:
 
 
 LOG_KEPT: Final = 256 << 10
-"""Bytes of what ssh says on its way in: the last ones; a node's banner may be endless."""
+"""Last bytes of ssh's log that are kept during a login; a node's banner may be endless."""
 
 TICK_S: Final = 0.05
 REAP_S: Final = 1.0
 
 
 class Master:
-    """An ssh that has logged in, or is about to."""
+    """An ssh that has logged in, or is logging in."""
 
     def __init__(self, argv: Sequence[str], path: Path) -> None:
         self.socket = path
         self.log = b""
-        """What it said until it had logged in (`ssh -v`)."""
+        """Its log until it had logged in (`ssh -v`)."""
         self._process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             bufsize=0,
-            start_new_session=True,  # Ctrl-C is ours to handle; its ProxyCommand ends with it
+            start_new_session=True,  # preflight handles Ctrl-C; its ProxyCommand ends with it
             env=os.environ | {"SSH_ASKPASS_REQUIRE": "never"},
         )
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs: it ends with the connection."""
+        """Whether the process runs; it ends with the connection."""
         return self._process.poll() is None
 
     @property
     def serves(self) -> bool:
-        """Whether it still takes commands: one that is dying has closed its socket first."""
+        """Whether it still takes commands; before it ends it closes its socket."""
         with socket.socket(socket.AF_UNIX) as door:
             door.settimeout(TICK_S)
             try:
                 door.connect(str(self.socket))
             except TimeoutError:
-                return self.alive  # too many wait at its door
+                return self.alive  # too many connections wait
             except OSError:
                 return False
         return self.alive
 
     @property
     def stderr(self) -> FileIO:
-        """What it goes on saying, unbuffered."""
+        """Its standard error, unbuffered."""
         assert isinstance(self._process.stderr, FileIO)
         return self._process.stderr
 
     def logged_in(self, ends: float) -> bool:
-        """Wait until commands can use it; False when it ended, or time is up."""
+        """Wait until commands can use it; False if it ended or time is up."""
         os.set_blocking(self.stderr.fileno(), False)
         with selectors.DefaultSelector() as selector:
             selector.register(self.stderr, selectors.EVENT_READ)
@@ -243,15 +250,15 @@ class Master:
                 left_s = ends - time.monotonic()
                 if left_s <= 0:
                     return False
-                if selector.select(min(left_s, TICK_S)) and not self._heard():
+                if selector.select(min(left_s, TICK_S)) and not self._read_log():
                     self._reap(max(0.0, ends - time.monotonic()))
                     return False
         return True
 
     def forget_log(self) -> None:
-        """Hear no more of it: what it says from now on is for nobody, and may be endless.
+        """Stop reading its log, which may be endless.
 
-        ssh ignores SIGPIPE, so that it may speak to a closed pipe.
+        ssh ignores SIGPIPE, so it may write to a closed pipe.
         """
         with suppress(OSError):
             self.stderr.close()
@@ -270,8 +277,8 @@ class Master:
         with suppress(OSError):
             self.socket.unlink(missing_ok=True)
 
-    def _heard(self) -> bool:
-        """Take what it said; False at the end of it."""
+    def _read_log(self) -> bool:
+        """Read what it logged; False at its end."""
         data = self.stderr.read(1 << 16)
         self.log = (self.log + (data or b""))[-LOG_KEPT:]
         return data != b""
@@ -291,21 +298,21 @@ _CERTIFICATE: Final = re.compile(
 _INVALID: Final = re.compile(r"^Certificate invalid: (.+)$", re.MULTILINE)
 
 
-def refused_key(said: str, route: Route) -> ReachError:
-    """Name key, certificate and authority by their fingerprints. `said`: the log of `ssh -v`."""
+def refused_key(log: str, route: Route) -> ReachError:
+    """Name key, certificate and authority by their fingerprints. `log`: the log of `ssh -v`."""
     try:
         known = read_known_hosts(route.known_hosts, route.known_names)
     except ReachError as error:
         return error
-    certificate = _CERTIFICATE.search(said)
+    certificate = _CERTIFICATE.search(log)
     if certificate:
-        return _refused_certificate(said, certificate, route, known)
-    key = _KEY.search(said)
+        return _refused_certificate(log, certificate, route, known)
+    key = _KEY.search(log)
     if key is None:
-        return _unseen(said, route)
-    shown = Shown(legible(key[1], 60), key[2])
+        return _unseen(log, route)
+    shown = HostKey(legible(key[1], 60), key[2])
     found = _refusal(known, shown, route)
-    is_revoked = "is marked as revoked" in said or "was revoked" in said or "revoked by" in said
+    is_revoked = "is marked as revoked" in log or "was revoked" in log or "revoked by" in log
     if is_revoked and "revokes" not in found.sentence:
         return revoked(f"it shows the {shown.kind} key {shown.fingerprint}, which ssh's {_WHERE}")
     return found
@@ -315,10 +322,10 @@ _WHERE: Final = "configuration revokes (RevokedHostKeys)"
 
 
 def _refused_certificate(
-    said: str, certificate: re.Match[str], route: Route, known: tuple[Known, ...]
+    log: str, certificate: re.Match[str], route: Route, known: tuple[KnownHost, ...]
 ) -> ReachError:
-    shown = Shown(legible(certificate[1], 60), certificate[2])
-    authority = Shown(legible(certificate[4], 60), certificate[5])
+    shown = HostKey(legible(certificate[1], 60), certificate[2])
+    authority = HostKey(legible(certificate[4], 60), certificate[5])
     whose = f"its host certificate {legible(certificate[3], 60)!a}, signed by {authority.kind} "
     whose += authority.fingerprint
     for line in known:
@@ -326,15 +333,15 @@ def _refused_certificate(
             return revoked(f"{whose}, is void: {line.file} line {line.line} revokes that key")
         if line.marker == REVOKED and line.fingerprint == shown.fingerprint:
             return _refusal(known, shown, route)
-    if "was revoked" in said or "is marked as revoked" in said:
+    if "was revoked" in log or "is marked as revoked" in log:
         return revoked(f"{whose}, is void: ssh's {_WHERE}")
-    if invalid := _INVALID.search(said):
+    if invalid := _INVALID.search(log):
         name = route.known_names[0]
         sign = shlex.join(("ssh-keygen", "-s", "CA", "-I", "ID", "-h", "-n", name, "HOST_KEY.pub"))
         return ReachError(
             "hostkey",
             f"{whose}, is not accepted for {name}: {legible(invalid[1])}",
-            f"sign the node's host key anew (`{sign}`), or find out who answers in its place",
+            f"sign the node's host key again (`{sign}`), or find out who answers in its place",
         )
     if any(not line.marker for line in known):
         return _refusal(known, shown, route)
@@ -349,15 +356,15 @@ def _refused_certificate(
     )
 
 
-def _refusal(known: tuple[Known, ...], shown: Shown, route: Route) -> ReachError:
+def _refusal(known: tuple[KnownHost, ...], shown: HostKey, route: Route) -> ReachError:
     through = ("ssh", *config_option(route.ssh_config), route.via) if route.via else ()
     names, files = route.known_names, route.known_hosts
     return refusal(known, shown, names=names, files=files, through=through)
 
 
-def _unseen(said: str, route: Route) -> ReachError:
-    """Some ssh that words its log otherwise."""
-    lines = [line for line in said.splitlines() if line and not line.startswith("debug")]
+def _unseen(log: str, route: Route) -> ReachError:
+    """Return the error if the log has no key that we recognise."""
+    lines = [line for line in log.splitlines() if line and not line.startswith("debug")]
     return ReachError(
         "hostkey",
         f"ssh does not accept the host key of {route.where}: "
@@ -391,84 +398,84 @@ _NO_NEWS: Final = re.compile(
 )
 
 
-def trouble(said: str, route: Route, seconds: float, *, timed_out: bool) -> ReachError:
+def trouble(log: str, route: Route, seconds: float, *, timed_out: bool) -> ReachError:
     """Say at which step ssh failed, after so many seconds.
 
-    `said`: its standard error. `timed_out`: we ended it, for its time was over.
+    `log`: its standard error. `timed_out`: we ended it at its deadline.
     """
-    said = said.replace("\r", "")
-    greeted = "debug1: Remote protocol version" in said
+    log = log.replace("\r", "")
+    greeted = "debug1: Remote protocol version" in log
     read = _after_greeting if greeted else _before_greeting
-    return next(read(said, route, seconds, timed_out=timed_out))
+    return next(read(log, route, seconds, timed_out=timed_out))
 
 
 def _before_greeting(
-    said: str, route: Route, seconds: float, *, timed_out: bool
+    log: str, route: Route, seconds: float, *, timed_out: bool
 ) -> Iterator[ReachError]:
-    """What fits, best first, while nobody has spoken SSH to us."""
-    connected = "debug1: Connection established." in said
-    if match := _NO_NAME.search(said):
+    """Yield the errors that fit, best first, before the SSH greeting."""
+    connected = "debug1: Connection established." in log
+    if match := _NO_NAME.search(log):
         yield no_name(match[1], legible(match[2]))
-    if match := _NO_CONNECT.search(said):
+    if match := _NO_CONNECT.search(log):
         yield no_connection(route.where, match[1], seconds)
-    if match := _BANNER.search(said) or _OTHER_TONGUE.search(said):
+    if match := _BANNER.search(log) or _OTHER_TONGUE.search(log):
         yield no_route("not SSH", route.where, why=legible(match[match.lastindex or 0]))
-    if timed_out or _LATE.search(said):
+    if timed_out or _LATE.search(log):
         kind = "never speaks" if connected else "no answer"
         yield no_route(kind, route.where, seconds=seconds)
-    if "kex_exchange_identification:" in said and connected:
+    if "kex_exchange_identification:" in log and connected:
         yield no_route("closes early", route.where)
-    why = _last_news(said) or "ssh ended without a word"
+    why = _last_news(log) or "ssh ended without a word"
     yield no_route("unreachable", route.where, why=why)
 
 
 def _after_greeting(
-    said: str, route: Route, seconds: float, *, timed_out: bool
+    log: str, route: Route, seconds: float, *, timed_out: bool
 ) -> Iterator[ReachError]:
-    """What fits, best first, when somebody speaks SSH there."""
-    if "Host key verification failed." in said:
-        yield refused_key(said, route)
-    if match := _NO_DEAL.search(said):
+    """Yield the errors that fit, best first, after the SSH greeting."""
+    if "Host key verification failed." in log:
+        yield refused_key(log, route)
+    if match := _NO_DEAL.search(log):
         yield no_route("handshake fails", route.where, why=legible(match[1]))
-    if not _KEY_ACCEPTED.search(said):
-        why = f"no end of it in {seconds:.0f} s" if timed_out else _last_news(said)
+    if not _KEY_ACCEPTED.search(log):
+        why = f"not finished in {seconds:.0f} s" if timed_out else _last_news(log)
         why = why or "the connection was closed"
         yield no_route("handshake fails", route.where, why=why)
-    if "\nAuthenticated to " in said:
-        yield _not_shared(said, route)
-    if "with partial success" in said:
-        yield login_wants_more(route, _CONTINUE.findall(said)[-1:])
-    if "Permission denied" in said or "Too many authentication failures" in said:
-        yield login_refused(route, *_keys(said))
+    if "\nAuthenticated to " in log:
+        yield _not_shared(log, route)
+    if "with partial success" in log:
+        yield login_wants_more(route, _CONTINUE.findall(log)[-1:])
+    if "Permission denied" in log or "Too many authentication failures" in log:
+        yield login_refused(route, *_keys(log))
     if timed_out:
         yield login_slow(route)
     yield ReachError(
         "login",
-        f"{route.whom} is turned away before the login ends: {_last_news(said)}",
+        f"{route.login} is disconnected before the login ends: {_last_news(log)}",
         "look at sshd's log on the node (PAM, nologin, a full disk)",
     )
 
 
-def _keys(said: str) -> tuple[list[str], list[str]]:
-    """Which keys the node refused, and which ones never came that far, with the reason."""
-    accepted = dict.fromkeys(_ACCEPTED.findall(said))
-    tried = [key for key in dict.fromkeys(_OFFERED.findall(said)) if key not in accepted]
-    unusable = dict(_UNUSABLE.findall(said)) | dict.fromkeys(accepted, _CANNOT_SIGN)
+def _keys(log: str) -> tuple[list[str], list[str]]:
+    """Return the keys that the node refused, and those that could not be tried, with the reason."""
+    accepted = dict.fromkeys(_ACCEPTED.findall(log))
+    tried = [key for key in dict.fromkeys(_OFFERED.findall(log)) if key not in accepted]
+    unusable = dict(_UNUSABLE.findall(log)) | dict.fromkeys(accepted, _CANNOT_SIGN)
     return (
         [legible(key, 80) for key in tried],
         [f"{legible(key, 80)} ({legible(why, 80)})" for key, why in unusable.items()],
     )
 
 
-def _not_shared(said: str, route: Route) -> ReachError:
+def _not_shared(log: str, route: Route) -> ReachError:
     return ReachError(
         "login",
-        f"{route.whom} logs in, but ssh cannot share the connection: {_last_news(said)}",
+        f"{route.login} logs in, but ssh cannot share the connection: {_last_news(log)}",
         "look at the free space and the rights of the folder for temporary files here (TMPDIR)",
     )
 
 
-def _last_news(said: str) -> str:
-    """The last line that is more than a trace."""
-    lines = [line for line in said.splitlines() if line.strip() and not _NO_NEWS.match(line)]
+def _last_news(log: str) -> str:
+    """Return the last line of the log that is not a debug line."""
+    lines = [line for line in log.splitlines() if line.strip() and not _NO_NEWS.match(line)]
     return legible(lines[-1]) if lines else ""

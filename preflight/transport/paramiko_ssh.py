@@ -1,4 +1,4 @@
-"""Nodes over SSH without an ssh process each: one connection per node, many commands on it."""
+"""Reach nodes over SSH with paramiko, without ssh processes: one connection per node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from preflight.core.remote_command import OUTPUT_LIMIT, ReachError, StreamRemote
 from preflight.core.text import legible
 from preflight.transport.host_keys import kinds_known, read_known_hosts, verify
 from preflight.transport.ssh_config import (
-    Asked,
+    SettingsCache,
     login_refused,
     login_slow,
     login_wants_more,
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     import paramiko
 
     from preflight.fleet.model import Host
-    from preflight.transport.ssh_config import Effective, Route
+    from preflight.transport.ssh_config import Route, SshSettings
 
 
 MOST_KEYS = 5
-"""sshd hangs up after six failures (MaxAuthTries), and newer ones then shut our address out."""
+"""sshd hangs up after six failures (MaxAuthTries), and newer versions then block our address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def log_in(transport: paramiko.Transport, route: Route, ends: float) -> None:
 
 
 def _keys(route: Route, unusable: list[str]) -> Iterator[_Key]:
-    """The configured files, then the agent's; what cannot be used is added to `unusable`."""
+    """Yield the configured keys, then the agent's; keys that cannot be used go to `unusable`."""
     for file in route.identity_files:
         try:
             yield _Key(file, _load(file, Path(file).stat().st_mtime_ns))
@@ -93,7 +93,7 @@ def _load(file: str, _mtime_ns: int) -> paramiko.PKey:
 
 
 def _agent_twin(file: str) -> Iterator[_Key]:
-    """The agent's copy of a key whose file has a passphrase, found by the public half beside it."""
+    """Yield the agent's copy of a key whose file has a passphrase, found by its .pub file."""
     with suppress(OSError):
         public = read_key(f"{file}.pub").decode(errors="replace").split()
         yield from (key for key in _agent_keys() if key.secret.get_base64() in public)
@@ -133,7 +133,7 @@ _Address: TypeAlias = tuple[str, int] | tuple[str, int, int, int] | tuple[int, b
 
 
 def connected(route: Route, ends: float) -> socket.socket:
-    """A TCP connection to the first of its addresses that answers."""
+    """Return a TCP connection to the first address that answers."""
     found = _addresses(route)
     began = time.monotonic()
     trouble = ReachError("route", "its name has no address", "give the node an `address`")
@@ -174,7 +174,7 @@ WEAK = {
     "ciphers": ["aes128-cbc", "aes192-cbc", "aes256-cbc", "3des-cbc"],
     "macs": ["hmac-sha1", "hmac-sha1-96", "hmac-md5", "hmac-md5-96"],
 }
-"""What paramiko still offers last and OpenSSH no longer does."""
+"""Algorithms that paramiko still offers and OpenSSH no longer does."""
 
 CHEAP = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 """They need no MAC, which paramiko compares byte by byte in Python."""
@@ -205,7 +205,7 @@ def dial(route: Route, ends: float) -> paramiko.Transport:
 
 
 def hang_up(transport: paramiko.Transport) -> None:
-    """Close at once: the thread that reads would otherwise notice only at its next wake-up."""
+    """Close at once: else the reading thread notices only at its next wake-up."""
     transport.packetizer.complete_handshake()  # ends a timer thread that would outlive us
     with suppress(OSError):
         transport.sock.shutdown(socket.SHUT_RDWR)
@@ -237,7 +237,7 @@ def _handshake(
 
 
 def _silence() -> None:
-    """Keep to itself what paramiko logs: our errors say it, without tracebacks on stderr."""
+    """Suppress paramiko's log: our errors say the same without tracebacks on stderr."""
     log = logging.getLogger(LOG)
     log.propagate = False
     if not log.handlers:
@@ -245,7 +245,7 @@ def _silence() -> None:
 
 
 def _prefer(options: paramiko.SecurityOptions, kinds: Sequence[str]) -> None:
-    """Ask first for host keys of the types we could recognise, and for ciphers that cost least."""
+    """Prefer host keys of the known types, and the cheapest ciphers."""
     signatures = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
     wanted = [name for kind in kinds for name in signatures.get(kind, (kind,))]
     options.key_types = _first(options.key_types, wanted)
@@ -271,19 +271,19 @@ def _no_handshake(transport: paramiko.Transport, route: Route, seconds: float) -
 
 def _words(error: BaseException | None, seconds: float) -> str:
     if error is None:
-        return f"no end of it in {seconds:.0f} s"
+        return f"not finished in {seconds:.0f} s"
     return legible(str(error)) or "the connection was closed"
 
 
 CHUNK = 1 << 21
-"""paramiko's window: it drops what was read from the front of an array, at a cost of all behind."""
+"""paramiko's window; each read moves all the rest of its buffer."""
 
 PACKET = 1 << 15
 OPEN_S = 15.0
 """For the node to open a channel and start a command on it."""
 
 ROOM_TICK_S = 0.005
-"""How often room to write is looked for: paramiko tells nobody when the node grants more."""
+"""How often to check for room to write: paramiko has no event for it."""
 
 
 class ParamikoTransport:
@@ -291,8 +291,8 @@ class ParamikoTransport:
 
     name = "paramiko"
 
-    def __init__(self, asked: Asked | None = None) -> None:
-        self._asked = asked or Asked()
+    def __init__(self, asked: SettingsCache | None = None) -> None:
+        self._asked = asked or SettingsCache()
 
     def connect(self, host: Host, timeout_s: float) -> ParamikoConnection:
         """Log in within that time; ReachError says at which step it failed."""
@@ -314,14 +314,14 @@ class ParamikoTransport:
 
 
 class _Invoke:
-    """invoke, as paramiko sees it for `Match exec`: loaded when something of it is used."""
+    """A stand-in for invoke, which paramiko needs for `Match exec`: it loads on first use."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(importlib.import_module("invoke"), name)
 
 
 def _import_paramiko() -> None:
-    """Without invoke, which brings asyncio and unittest.mock: a third of the time it takes."""
+    """Import paramiko without invoke, whose asyncio and unittest.mock take a third of the time."""
     if "paramiko" in sys.modules or "invoke" in sys.modules:
         return
     sys.modules["invoke"] = None  # type: ignore[assignment]  # how imports are kept from a module
@@ -341,7 +341,7 @@ class ParamikoConnection:
     def start(
         self, argv: Sequence[str], *, timeout_s: float, limit: int = OUTPUT_LIMIT
     ) -> ParamikoRemote:
-        """Start it through the user's shell, every word quoted; ReachError if the node will not."""
+        """Start it through the user's shell, every word quoted; ReachError if the node refuses."""
         import paramiko
 
         try:
@@ -351,7 +351,8 @@ class ParamikoConnection:
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise ReachError(
                 "answer",
-                f"the node runs no command for this login: {legible(str(error)) or 'line lost'}",
+                "the node runs no command for this login: "
+                f"{legible(str(error)) or 'connection lost'}",
                 "look at sshd's log on the node (MaxSessions, ForceCommand, the login shell)",
             ) from error
         return ParamikoRemote(channel, timeout_s, limit)
@@ -397,23 +398,23 @@ class ParamikoRemote(StreamRemote):
             return True
         if writing:
             time.sleep(min(wait_s, ROOM_TICK_S))
-        elif not self._intake.ended:
+        elif not self._buffer.ended:
             self._news.wait(wait_s)
         return self._drained()
 
     def _drained(self) -> bool:
-        """Take all there is of both outputs; whether there was any."""
-        channel, intake = self._channel, self._intake
-        over = bool(channel.eof_received or channel.closed)  # looked at first: no data after it
+        """Take all output that has arrived; return whether there was any."""
+        channel, buffer = self._channel, self._buffer
+        over = bool(channel.eof_received or channel.closed)  # read first: no data follows it
         moved = False
         with suppress(OSError, EOFError):
-            while channel.recv_ready() and not intake.overflow:
-                intake.add_stdout(channel.recv(CHUNK))
+            while channel.recv_ready() and not buffer.overflow:
+                buffer.add_stdout(channel.recv(CHUNK))
                 moved = True
-            while channel.recv_stderr_ready() and not intake.overflow:
-                intake.add_stderr(channel.recv_stderr(CHUNK))
+            while channel.recv_stderr_ready() and not buffer.overflow:
+                buffer.add_stderr(channel.recv_stderr(CHUNK))
                 moved = True
-        intake.ended = intake.ended or over
+        buffer.ended = buffer.ended or over
         return moved
 
     def _exited(self, wait_s: float) -> bool:
@@ -424,18 +425,18 @@ class ParamikoRemote(StreamRemote):
 
         if not self._left:
             self._left = True
-            told = self._channel.exit_status
-            # -1 is paramiko's "none came": a signal if the node closed in order, else a lost line.
-            ended_there = told >= 0 or (self._channel.closed and bool(self._channel.eof_received))
-            self._status = told if ended_there else None
+            status = self._channel.exit_status
+            # -1 is paramiko's "no status": a signal if the node closed in order, else a lost line.
+            ended_there = status >= 0 or (self._channel.closed and bool(self._channel.eof_received))
+            self._status = status if ended_there else None
             with suppress(OSError, EOFError, paramiko.SSHException):
                 self._channel.close()
-            self._intake.ended = True
+            self._buffer.ended = True
         return self._status
 
 
-def refuse_jump_hosts(config: Effective) -> None:
-    """Say of a node behind another what would reach it, rather than try it directly."""
+def refuse_jump_hosts(config: SshSettings) -> None:
+    """Refuse a node behind a jump host, and say what would reach it."""
     for way in ("proxyjump", "proxycommand"):
         through = config.one(way)
         if through not in ("", "none"):

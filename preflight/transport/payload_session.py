@@ -1,11 +1,11 @@
-"""The conversation with a payload on a node: its answers, or a sentence on what came instead.
+"""A session with the payload on a node: its answers, or an error that says what came instead.
 
-TCP tells nobody that a cable was cut or that packets are dropped, so both ends count silence: the
-payload leaves when no message came for the length of its lease, and we give up a little earlier on
-a payload that promised to be heard and is not.
+TCP does not report a cut cable or dropped packets, so both ends measure silence: the payload exits
+when no message came for the length of its lease, and the controller gives up a little earlier on a
+payload that must report and does not.
 
-Ctrl-Z, a debugger, a machine that swaps or a laptop that slept: nodes hear nothing from us and
-leave as they should, and our own deadlines pass while nobody watches them.
+Ctrl-Z, a debugger, swapping or a sleeping laptop suspend the controller: nodes then get no message
+and exit, and the controller's own deadlines pass unobserved.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ if TYPE_CHECKING:
 
 PYTHON_FLOOR: Final = (3, 8)
 TOO_OLD: Final = 97
-"""Exit status by which the boot line says that the node's Python is older than that."""
+"""The boot line's exit status if the node's Python is older than that."""
 
 BOOTED: Final = b"@preflight booted"
-"""The boot line writes this when the whole payload has arrived: from here on it is our code."""
+"""The boot line writes this when the whole payload has arrived; from then on our code runs."""
 
 CUT_SHORT: Final = "the payload was cut short"
-"""The boot line's word for an input that ended too early."""
+"""The boot line's message for an input that ended too early."""
 
 REFUSED: Final = 98
-"""Exit status of a forced command of ours (`preflight.answer`) that turns a call away."""
+"""Exit status of preflight's forced command (`preflight.answer`) if it refuses a call."""
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 OUT_OF_TIME = (124, 4)
 """timeout(1) after its SIGTERM; the payload's own alarm."""
 
 LAPSED = 5
-"""The payload's exit when it has not heard from us for the length of its lease."""
+"""The payload's exit status if no message came for the length of its lease."""
 
 KILLED = 137
-"""What a shell makes of SIGKILL: timeout's last word to the stubborn, or the kernel's."""
+"""A shell's exit status for SIGKILL, by timeout(1) or by the kernel."""
 
 MOST_NOISE = 100_000
-"""Lines that are not ours; millions of empty ones would keep us from hearing the other nodes."""
+"""Most lines that are not ours; millions of empty ones would hold up the other nodes."""
 
 LAST_WORDS_S = 2.0
-"""For the exit status and standard error of a payload that has stopped answering."""
+"""Wait for the exit status and standard error of a payload that has stopped answering."""
 
 
-class Talk:
-    """One payload at work. Not for several threads at once, except `close`."""
+class PayloadSession:
+    """A session with one payload. Not thread-safe, except `close`."""
 
     def __init__(self, remote: Remote, python: Sequence[str], nonce: str, timeout_s: float) -> None:
         self._remote = remote
@@ -70,7 +70,7 @@ class Talk:
         self._passed_over = 0
 
     def push(self, data: bytes) -> None:
-        """Send bytes as they are. If the node takes no more, `read` will tell why."""
+        """Send bytes unchanged. If the node takes no more, `read` raises the reason."""
         try:
             self._remote.send(data, self._timeout_s)
         except TimeoutError as error:
@@ -91,10 +91,10 @@ class Talk:
         self._remote.kill()
 
     def read(self, deadline_s: float) -> bytes:
-        """The next answer's JSON; lines that are not ours are passed over.
+        """Return the next answer's JSON; lines that are not ours are skipped.
 
-        ReachError("python") if the node's Python never ran, ReachError("answer") if anything else
-        came than an answer, or nothing in time; both end the payload.
+        ReachError("python") if the node's Python never ran, ReachError("answer") if something else
+        came, or nothing in time; both end the payload.
         """
         document = self.hear(deadline_s)
         if document is None:
@@ -102,7 +102,7 @@ class Talk:
         return document
 
     def hear(self, within_s: float) -> bytes | None:
-        """As `read`, but None when nothing comes within that time, and the payload works on."""
+        """Do the same, but return None if nothing comes in time; the payload works on."""
         ends = time.monotonic() + within_s
         while True:
             try:
@@ -133,19 +133,18 @@ class Talk:
         )
 
     def _late(self, deadline_s: float) -> ReachError:
-        """No answer in time: its last words may say what it waits for."""
-        said = last_line(self._remote.wait(0.0).stderr) or legible(self._noise)
+        """Return the error for no answer in time; its last output may say what it waits for."""
+        output = last_line(self._remote.wait(0.0).stderr) or legible(self._noise)
         where = "its payload" if self._booted else self._python
         return ReachError(
             "answer",
-            f"{where} gave no answer in {deadline_s:.3g} s"
-            + (f"; it said: {said}" if said else ""),
+            f"{where} gave no answer in {deadline_s:.3g} s" + _quoted(output),
             "look at the node's load, at processes in D state, and at what its login shell does",
         )
 
     def _ended(self, answer: Answer) -> ReachError:
-        """Name what came instead of an answer."""
-        said = last_line(answer.stderr) or last_line(answer.stdout) or legible(self._noise)
+        """Return the error that says what came instead of an answer."""
+        output = last_line(answer.stderr) or last_line(answer.stdout) or legible(self._noise)
         status = answer.status
         killed = status is not None and (status < 0 or status == KILLED)
         if status is None:
@@ -158,11 +157,11 @@ class Talk:
             sentence = "it was killed by a signal before it answered"
             advice = "look at the kernel log on the node (out of memory?)"
         elif status == LAPSED and self._booted:
-            sentence = "it left, because it no longer heard from this machine"
-            advice = "look at the network on the way there, and whether this machine stood still"
+            sentence = f"it stopped, because no message came from this machine for {LEASE_S:g} s"
+            advice = "check the network between the two, and whether this machine was suspended"
         elif self._booted:
             sentence = f"the payload stopped with exit {status} before it answered"
-            advice = "report what it said: this is a fault of preflight"
+            advice = "report its output: this is a bug in preflight"
         elif status == REFUSED:
             sentence = "its forced command refused the call"
             advice = "install the same preflight there and here; see docs/preinstalled.md"
@@ -170,70 +169,70 @@ class Talk:
             sentence = "something else answered"
             advice = "look for a forced command or a login shell that runs something else"
         else:
-            return self._no_python(status, said)
-        return ReachError("answer", sentence + _quoted(said), advice)
+            return self._no_python(status, output)
+        return ReachError("answer", sentence + _quoted(output), advice)
 
-    def _no_python(self, status: int, said: str) -> ReachError:
-        """The node's Python never came as far as our code."""
-        if CUT_SHORT in said:
+    def _no_python(self, status: int, output: str) -> ReachError:
+        """Return the error if the node's Python never ran our code."""
+        if CUT_SHORT in output:
             return ReachError(
                 "answer",
                 f"{CUT_SHORT} on its way",
-                "run again; if it stays, look at the connection and at what its login shell reads",
+                "run again; if it persists, check the connection and what its login shell reads",
             )
-        if status in (NOT_FOUND, NOT_EXECUTABLE) and self._lacks_timeout(said):
+        if status in (NOT_FOUND, NOT_EXECUTABLE) and self._lacks_timeout(output):
             return ReachError(
                 "answer",
-                "its timeout(1) cannot be run" + _quoted(said),
+                "its timeout(1) cannot be run" + _quoted(output),
                 "install coreutils on the node, or correct its PATH and the rights of timeout",
             )
         advice = (
             "install Python 3.8 or newer on the node, or name the job's with --preflight-python"
         )
         if status == TOO_OLD:
-            sentence = f"{self._python}: {said}"
+            sentence = f"{self._python}: {output}"
         elif status == NOT_FOUND:
-            sentence = f"{self._python}: not found" + _quoted(said)
+            sentence = f"{self._python}: not found" + _quoted(output)
         elif status == NOT_EXECUTABLE:
-            sentence = f"{self._python}: cannot be executed" + _quoted(said)
+            sentence = f"{self._python}: cannot be executed" + _quoted(output)
         else:
-            sentence = f"{self._python}: did not start (exit {status})" + _quoted(said)
+            sentence = f"{self._python}: did not start (exit {status})" + _quoted(output)
             # A start file that ends the shell, `exit 1` in .bashrc, looks the same from here.
             advice += "; if it starts by hand, look at what the login shell's start files do"
         return ReachError("python", sentence, advice)
 
-    def _lacks_timeout(self, said: str) -> bool:
-        """Whether a shell speaks of timeout itself, and not timeout of the Python it was given."""
-        named = re.search(rf"(?<![\w./-]){re.escape(self._program)}(?![\w/-])", said)
-        of_python = named or re.match(r"timeout: (failed to|can't)", said)
-        return bool(re.search(r"\btimeout\b", said)) and not of_python
+    def _lacks_timeout(self, output: str) -> bool:
+        """Whether the shell's error is about timeout(1) itself, not about the Python it starts."""
+        named = re.search(rf"(?<![\w./-]){re.escape(self._program)}(?![\w/-])", output)
+        of_python = named or re.match(r"timeout: (failed to|can't)", output)
+        return bool(re.search(r"\btimeout\b", output)) and not of_python
 
 
-def _quoted(said: str) -> str:
-    return f"; it said: {said}" if said else ""
+def _quoted(output: str) -> str:
+    return f"; its output: {output}" if output else ""
 
 
 LEASE_S = 15.0
-"""The payload ends by itself after so long without a message; a request names it as `lease_s`."""
+"""The payload exits after so long without a message; a request names it as `lease_s`."""
 
 RENEW_S = 3.0
-"""How often we say that we are there: four renewals may be lost or late."""
+"""How often the lease is renewed: four renewals may be lost or late."""
 
 LOST_S = 12.0
-"""Silence after which a line counts as lost. Less than the lease: a node that is cut off must be
-known as the culprit before others leave on its account."""
+"""Silence after which a connection counts as lost. Less than the lease: a node that is cut off must
+be known as the culprit before other nodes stop because of it."""
 
 _HELD_UP_S = 3.0
-"""Between two looks; callers come by every second at least."""
+"""Longest time between two calls; callers come at least every second."""
 
 
-class LeasedTalk(Protocol):
-    """A conversation with a running payload. One thread speaks and listens; any may `close`."""
+class MessageSession(Protocol):
+    """A session with a running payload. One thread sends and reads; any may `close`."""
 
     def hear(self, within_s: float) -> bytes | None:
-        """Return its next message as JSON; None if none comes in time, and it works on.
+        """Return its next message as JSON; None if none comes in time.
 
-        WireError or ReachError once no more will come.
+        WireError or ReachError once no more can come.
         """
 
     def send(self, message: Mapping[str, object]) -> None:
@@ -243,50 +242,50 @@ class LeasedTalk(Protocol):
         """End the payload, whatever it is doing. Never raises."""
 
 
-class Leased:
-    """Speaks for us while we listen or wait; for one thread, but for `close`."""
+class LeasedSession:
+    """A session that renews the payload's lease; for one thread, except `close`."""
 
-    def __init__(self, talk: LeasedTalk) -> None:
+    def __init__(self, talk: MessageSession) -> None:
         self._talk = talk
         self._renewals = 0
-        self._spoke = self._heard = self._looked = time.monotonic()
+        self._last_sent = self._last_message = self._last_look = time.monotonic()
         self._watched = self._spared = False
 
     def watch(self) -> None:
-        """From now on the payload says in time that it is alive; silence means a lost line."""
+        """Expect regular messages from now on; silence means a lost connection."""
         self._watched = True
-        self._heard = time.monotonic()
+        self._last_message = time.monotonic()
 
     def hear(self, within_s: float) -> bytes | None:
-        """As the talk's, renewing the lease; ReachError("answer") when the line is lost.
+        """Return its next message and renew the lease; ReachError("answer") on a lost connection.
 
-        If we did not listen meanwhile (we were stopped), it gets half the time more, once.
+        If this process was suspended meanwhile, the payload gets half the time more, once.
         """
         self.renew()
         document = self._talk.hear(within_s)
         now = time.monotonic()
-        held_up_s, self._looked = now - self._looked, now
+        held_up_s, self._last_look = now - self._last_look, now
         if document is not None:
-            self._heard, self._spared = now, False
-        elif self._watched and now - self._heard > LOST_S:
+            self._last_message, self._spared = now, False
+        elif self._watched and now - self._last_message > LOST_S:
             if held_up_s > _HELD_UP_S and not self._spared:
-                self._heard, self._spared = now - LOST_S / 2, True
+                self._last_message, self._spared = now - LOST_S / 2, True
                 return None
             raise ReachError(
                 "answer",
-                f"the connection to it was lost: it said nothing for {LOST_S:g} s",
-                "look whether the node is up and at the network between it and this machine",
+                f"the connection to it was lost: no message for {LOST_S:g} s",
+                "check that the node is up, and the network between it and this machine",
             )
         return document
 
     def send(self, message: Mapping[str, object]) -> None:
-        """Send one JSON object, which renews the lease as well."""
-        self._spoke = time.monotonic()
+        """Send one JSON object, which also renews the lease."""
+        self._last_sent = time.monotonic()
         self._talk.send(message)
 
     def renew(self) -> None:
-        """Say that we are there, if it is time; callers that do something else come by often."""
-        if time.monotonic() - self._spoke >= RENEW_S:
+        """Renew the lease if it is time; callers must call this often."""
+        if time.monotonic() - self._last_sent >= RENEW_S:
             self._renewals += 1
             self.send({"renew": self._renewals})
 
@@ -296,19 +295,19 @@ class Leased:
 
 
 LEAST_S = 3.0
-"""Shorter holes are any busy machine's, and cost nobody anything."""
+"""Shorter gaps happen on any busy machine and do no harm."""
 
 _LOOK_S = 0.5
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Also counts while the machine sleeps, where there is such a clock (Linux)."""
+"""This clock also counts while the machine sleeps (Linux)."""
 
 
 def _now() -> float:
     return time.clock_gettime(_CLOCK)
 
 
-class Standstill:
-    """Looks at the clock twice a second, from `watch` to `close`."""
+class SuspendDetector:
+    """Detects that this process was suspended: it reads the clock twice a second."""
 
     def __init__(self) -> None:
         self._looked = _now()
@@ -319,28 +318,28 @@ class Standstill:
         self._over = threading.Event()
 
     def watch(self) -> None:
-        """Look from now on, in a thread."""
+        """Start to watch, in a thread."""
         self._looked = _now()
         threading.Thread(target=self._watch, daemon=True).start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._over.set()
 
     def recent_s(self, within_s: float) -> float:
-        """How long the last hole was, if it ended less than `within_s` ago; else 0."""
+        """Return the length of the last suspension if it ended less than `within_s` ago; else 0."""
         self.look()
         return self._longest_s if _now() - self._ended < within_s else 0.0
 
     def forgive_s(self) -> float:
-        """For how long we stood still since this was last asked."""
+        """Return how long this process was suspended since the last call."""
         self.look()
         with self._lock:
             seconds, self._unforgiven_s = self._unforgiven_s, 0.0
         return seconds
 
     def look(self) -> None:
-        """Compare the clock with the last look; the first thread that runs again may ask."""
+        """Compare the clock with the last reading; any thread may call it first after a pause."""
         with self._lock:
             now = _now()
             hole_s, self._looked = now - self._looked, now

@@ -1,7 +1,7 @@
-"""Every rank but rank 0: says who it is, serves orders, leaves when all leave.
+"""Every rank but rank 0: it describes itself, follows orders, and exits when all ranks do.
 
-A rank that left alone would make torchrun hold the other nodes' agents for 300 s; a rank that
-stayed alone would hold its own. So it watches rank 0, and ends with it.
+If a rank exits alone, torchrun holds the other nodes' agents for 300 s; a rank that stays alone
+holds its own. So each rank watches rank 0, and ends with it.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from preflight.transport.bundle import boot, bundle
 from preflight.transport.job_store import (
     CHUNK,
     Ask,
-    Board,
     Decoder,
     End,
     Ended,
     Feed,
     FromRank,
     Here,
+    JobStore,
     Leave,
     Leaving,
+    Output,
     Present,
-    Said,
     Start,
     StoreLostError,
     Unable,
@@ -78,12 +78,12 @@ def present(place: Place, nonce: str, version: str) -> Present:
 
 
 def address_towards(other: str) -> str:
-    """Our own address on the way to another host; "" where there is no way or no such host."""
+    """Return our own address on the route to another host; "" without a route or such a host."""
     return next(addresses_towards(other), "")
 
 
 ASK_S = 0.5
-"""For the end and the last words of a child whose output has ended."""
+"""Wait for the end and the last stderr of a child whose output has ended."""
 
 AT_ITS_LIMITS = "install coreutils' timeout; look at its limits"
 
@@ -96,13 +96,13 @@ def no_process(error: OSError) -> str:
 def spawn_entry(
     entry: str, timeout_s: float, beside: Beside
 ) -> tuple[subprocess.Popen[bytes], bytes]:
-    """Start an entry of the payload here, and return with it what it must read first."""
+    """Start an entry of the payload here; return its process and what it must read first."""
     packed = bundle(entry, beside=beside if entry == "probe" else ())
     return spawn(deadlined(boot((sys.executable,), entry, len(packed)), timeout_s)), packed
 
 
 class Child:
-    """Its input comes from a queue, its output goes to `say`, each in a thread of its own."""
+    """A process on this rank: a thread feeds its input, others pass its output to `say`."""
 
     def __init__(self, start: Start, say: Callable[[Reply], None], beside: Beside) -> None:
         self._number = start.child
@@ -113,7 +113,7 @@ class Child:
         self._input.put(packed)
 
     def run(self) -> None:
-        """Begin to pass on what it reads and writes."""
+        """Start the threads that pass its input and output on."""
         for work in (self._write, self._read_all):
             threading.Thread(target=work, daemon=True).start()
 
@@ -125,7 +125,7 @@ class Child:
             self._input.put(None)
 
     def end(self) -> None:
-        """Ask its process group to end, then make it. Never raises."""
+        """Ask its process group to end, then kill it. Never raises."""
         end_group(self._process)
         self._input.put(None)
 
@@ -140,7 +140,7 @@ class Child:
             self._process.stdin.close()
 
     def _read_all(self) -> None:
-        """Pass its output on, standard error beside; its end comes last."""
+        """Pass its output and standard error on, then its end."""
         process = self._process
         assert process.stdout is not None
         assert process.stderr is not None
@@ -151,7 +151,7 @@ class Child:
         with suppress(OSError):
             while left > 0 and (data := os.read(process.stdout.fileno(), min(CHUNK, left + 1))):
                 left -= len(data)
-                self._say(Said(self._number, out=data))
+                self._say(Output(self._number, out=data))
         if left < 0:
             self.end()
         errors.join(ASK_S)
@@ -165,67 +165,67 @@ class Child:
         with suppress(OSError):
             while left > 0 and (data := os.read(descriptor, CHUNK)):
                 left -= len(data)
-                self._say(Said(self._number, err=data))
+                self._say(Output(self._number, err=data))
 
 
 HELLO_S = 120.0
-"""For rank 0 to speak: its Python may come from a cold network file system."""
+"""Wait for rank 0's first note: its Python may come from a cold network file system."""
 
 BEAT_S = 2.0
 SILENCE_S = 15.0
-"""Without a beat for this long a rank, or rank 0, is taken for gone."""
+"""After this long without a beat a rank, or rank 0, counts as gone."""
 
 LEAVE_S = 10.0
-"""For the other ranks to be ready to leave as well."""
+"""Wait for the other ranks to be ready to exit as well."""
 
 BROKE, INTERRUPTED = 3, 2
 _TICK_S = 0.5
 
 
-class _Told(BaseException):
-    """No error: torchrun's agent wants us gone."""
+class _Terminated(BaseException):
+    """Not an error: torchrun's agent ended this rank by a signal."""
 
 
 def follow(place: Place, beside: Beside = ()) -> int:
     """Serve rank 0 until the run is over; the exit code is that of all ranks.
 
-    `beside`: the site's own modules for the probe, as this node has them.
+    `beside`: the site's own modules for the probe, from this node.
     """
     watch = _Watch(place)
-    signal.signal(signal.SIGTERM, _told)
-    signal.signal(signal.SIGINT, _told)
+    signal.signal(signal.SIGTERM, _on_signal)
+    signal.signal(signal.SIGINT, _on_signal)
     try:
         return Follower(place, watch, beside).serve()
-    except _Told:
+    except _Terminated:
         return INTERRUPTED
     except (StoreLostError, WireError) as error:
         watch.complain(str(error))
         return BROKE
     finally:
-        # From here on SIGTERM only means that we leave later than another rank of this node.
+        # From here on SIGTERM only means that another rank of this node exited first.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         watch.end_children()
 
 
-def _told(number: int, frame: FrameType | None) -> None:
+def _on_signal(number: int, frame: FrameType | None) -> None:
     del number, frame
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, signal.SIG_IGN)
-    raise _Told
+    raise _Terminated
 
 
 class _Watch:
-    """Ends this rank when rank 0 is gone, even while a call of the store hangs."""
+    """Ends this rank when rank 0 is gone, even while a call to the store hangs."""
 
     def __init__(self, place: Place) -> None:
         self.children: dict[int, Child] = {}
         self._place = place
-        self._heard = time.monotonic() + HELLO_S
+        self._last_beat = time.monotonic() + HELLO_S
         threading.Thread(target=self._run, daemon=True).start()
 
-    def heard(self) -> None:
-        """Rank 0 is alive."""
-        self._heard = time.monotonic()
+    def beat_seen(self) -> None:
+        """Note that rank 0 is alive."""
+        self._last_beat = time.monotonic()
 
     def end_children(self) -> None:
         """End what runs here for rank 0."""
@@ -233,52 +233,52 @@ class _Watch:
             child.end()
 
     def complain(self, reason: str) -> None:
-        """One line per node, for want of rank 0's voice."""
-        if self._place.seat == 0:
+        """Print one line per node, since rank 0 cannot report it."""
+        if self._place.index_on_node == 0:
             with suppress(OSError):
-                text = f"preflight: rank {self._place.rank} leaves: {reason}\n"
+                text = f"preflight: rank {self._place.rank} exits: {reason}\n"
                 os.write(2, text.encode("ascii", "replace"))
 
     def _run(self) -> None:
-        while time.monotonic() - self._heard < SILENCE_S:
+        while time.monotonic() - self._last_beat < SILENCE_S:
             time.sleep(_TICK_S)
-        self.complain(f"rank 0 fell silent for {SILENCE_S:g} s; look at its node's torchrun")
+        self.complain(f"no beat from rank 0 for {SILENCE_S:g} s; look at its node's torchrun")
         self.end_children()
         os._exit(BROKE)
 
 
 class Follower:
-    """One rank's part of a run."""
+    """One rank, which follows rank 0's orders."""
 
     def __init__(self, place: Place, watch: _Watch, beside: Beside) -> None:
         self._place = place
         self._watch = watch
         self._beside = beside
-        self._listening = Board.open(place)
-        self._speaking = Board.open(place)
+        self._listening = JobStore.open(place)
+        self._speaking = JobStore.open(place)
         note = self._listening.read("hello", HELLO_S)
         if note is None:
-            raise StoreLostError(f"rank 0 said nothing within {HELLO_S:g} s: look at its node")
+            raise StoreLostError(f"rank 0 wrote no note in {HELLO_S:g} s: look at its node")
         hello = decode_hello(note)
         self._nonce = hello.nonce
         self._decoder = Decoder(hello.nonce)
-        self._watch.heard()
+        self._watch.beat_seen()
         self._number = 0
         self._turn = threading.Lock()
 
     def serve(self) -> int:
-        """Take orders until the one to leave."""
+        """Follow orders until the one to leave."""
         rank = self._place.rank
         self._speaking.write(f"beat/{rank}", b"0")
-        told = present(self._place, self._nonce, __version__)
-        self._speaking.write(f"present/{rank}", msgspec.json.encode(told))
+        note = present(self._place, self._nonce, __version__)
+        self._speaking.write(f"present/{rank}", msgspec.json.encode(note))
         threading.Thread(target=self._beat, daemon=True).start()
         try:
-            # Not in line: Python 3.11 does not count a loop's way back to the `try` around it, and
-            # an exception raised there by a signal would pass us by.
+            # A method, since Python 3.11 does not count a loop's jump back as inside the `try`
+            # around it: an exception that a signal raises there would not be caught.
             code = self._take_orders()
-        except _Told:
-            self._say(Leaving("torchrun told it to end (SIGTERM)"))
+        except _Terminated:
+            self._say(Leaving("torchrun ended it (SIGTERM)"))
             raise
         return self._leave(code)
 
@@ -313,7 +313,7 @@ class Follower:
             self._say(Here(order.number))
 
     def _leave(self, code: int) -> int:
-        """Say that this rank is ready, and go when rank 0 sees that all are."""
+        """Report ready, and return when rank 0 sees that all ranks are."""
         self._watch.end_children()
         with suppress(StoreLostError):  # rank 0 and its torchrun may be gone already
             self._speaking.write(f"ready/{self._place.rank}", b"1")
@@ -321,7 +321,7 @@ class Follower:
         return code
 
     def _say(self, reply: Reply) -> None:
-        """Put a reply into the one row that rank 0 reads; without a store, `serve` ends."""
+        """Put a reply into the queue that rank 0 reads; without a store, `serve` ends."""
         with self._turn, suppress(StoreLostError):
             words = FromRank(self._nonce, self._place.rank, self._number, reply)
             self._number += 1
@@ -337,5 +337,5 @@ class Follower:
                 now = self._speaking.read("beat/0", 0.0)
                 if now is not None and now != before:
                     before = now
-                    self._watch.heard()
+                    self._watch.beat_seen()
                 time.sleep(BEAT_S)

@@ -1,6 +1,6 @@
-"""Relays of a Slurm step: they call back, prove who they are, and run our commands.
+"""The controller's side of Slurm's relays: they connect, authenticate and run our commands.
 
-The node's half is `preflight/payload/node_relay.py`; docs/wire.md is what both follow.
+The node's side is `preflight/payload/node_relay.py`; docs/wire.md describes the protocol.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 START, STDIN, EOF, KILL, MORE_OUT = 1, 2, 3, 4, 5
 OUT, ERR, OUT_END, EXIT, MORE_IN, DEAF = 16, 17, 18, 19, 20, 21
-"""What the controller says, and what the node says. DEAF: the command reads no more input."""
+"""Frames of the controller, and of the node. DEAF: the command reads no more input."""
 
 HEAD: Final = struct.Struct("!BII")
 NUMBER: Final = struct.Struct("!i")
@@ -40,7 +40,7 @@ LARGEST = 256 << 10
 
 
 class Frame(NamedTuple):
-    """One thing said about one command (its channel)."""
+    """One message about one command (its channel)."""
 
     kind: int
     channel: int
@@ -48,11 +48,11 @@ class Frame(NamedTuple):
 
 
 class RefusedError(PreflightError):
-    """The other side is not who it claims to be, or not in its right mind."""
+    """The other side failed to authenticate, or broke the protocol."""
 
 
 class Sealer:
-    """Turns what we say into frames."""
+    """Turns our messages into authenticated frames."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -67,7 +67,7 @@ class Sealer:
 
 
 class Opener:
-    """Takes bytes as they arrive, and gives the frames in them."""
+    """Reads authenticated frames from bytes as they arrive."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -75,7 +75,7 @@ class Opener:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yield every frame that is whole by now; RefusedError if forged, replayed or too long."""
+        """Yield every complete frame; RefusedError if forged, replayed or too long."""
         self._buffer += data
         while len(self._buffer) >= HEAD.size:
             kind, channel, length = HEAD.unpack_from(self._buffer)
@@ -88,7 +88,7 @@ class Opener:
             tag = bytes(self._buffer[whole : whole + TAG])
             del self._buffer[: whole + TAG]
             if not hmac.compare_digest(tag, _tag(self._key, self._count, plain)):
-                raise RefusedError("a frame is not from whom it should be")
+                raise RefusedError("a frame's signature is wrong")
             self._count += 1
             yield Frame(kind, channel, plain[HEAD.size :])
 
@@ -103,35 +103,35 @@ PROOF = 32
 
 
 class Hello:
-    """One caller's greeting: `opening` is sent to it, `feed` takes what it says."""
+    """One caller's greeting: `opening` is sent to it, `feed` takes its answer."""
 
     def __init__(self, secret: bytes, expected: Container[str]) -> None:
         self._secret = secret
         self._expected = expected
         self._ours = os.urandom(RANDOM)
-        self._heard = bytearray()
+        self._received = bytearray()
 
     @property
     def opening(self) -> bytes:
-        """What the caller is greeted with: fresh for each, so that no old answer fits."""
+        """The greeting to the caller: random for each, so that no old answer fits."""
         return GREETING + self._ours
 
-    def feed(self, data: bytes) -> Proven | None:
-        """Take some bytes; the proven caller once it has said all, RefusedError if it lies."""
-        self._heard += data
-        if not self._heard or len(self._heard) < 1 + self._heard[0] + RANDOM + PROOF:
+    def feed(self, data: bytes) -> RelayIdentity | None:
+        """Take some bytes; return the caller once it has proven its name, RefusedError if not."""
+        self._received += data
+        if not self._received or len(self._received) < 1 + self._received[0] + RANDOM + PROOF:
             return None
-        length = self._heard[0]
-        word = bytes(self._heard[1 : 1 + length])
-        theirs = bytes(self._heard[1 + length : 1 + length + RANDOM])
-        proof = bytes(self._heard[1 + length + RANDOM :])
+        length = self._received[0]
+        word = bytes(self._received[1 : 1 + length])
+        theirs = bytes(self._received[1 + length : 1 + length + RANDOM])
+        proof = bytes(self._received[1 + length + RANDOM :])
         expected = self._mac(b"relay\0" + word + self._ours + theirs)
         if not hmac.compare_digest(proof, expected):
             raise RefusedError("a caller does not know this run's secret")
         name = word.decode("utf-8", "replace")
         if name not in self._expected:
-            raise RefusedError("a caller is not one of the nodes that are expected")
-        return Proven(
+            raise RefusedError("a caller is not one of the expected nodes")
+        return RelayIdentity(
             name,
             self._mac(b"controller\0" + word + theirs + self._ours),
             Sealer(self._mac(b"from controller\0" + self._ours + theirs)),
@@ -142,8 +142,8 @@ class Hello:
         return hmac.digest(self._secret, message, "sha256")
 
 
-class Proven:
-    """A caller that is the relay of a node of this run; `answer` proves us to it."""
+class RelayIdentity:
+    """A caller that has proven to be a node's relay; `answer` authenticates us to it."""
 
     def __init__(self, name: str, answer: bytes, sealer: Sealer, opener: Opener) -> None:
         self.name = name
@@ -154,7 +154,7 @@ class Proven:
 
 IN_ROOM = 256 << 10
 OUT_ROOM = 1 << 20
-"""Bytes that may be on their way to a command, and of frames from it, as node_relay.py has it."""
+"""Bytes that may be in flight to a command, and of frames from it; as in node_relay.py."""
 
 SEND = 256 << 10
 
@@ -174,7 +174,7 @@ class Channel:
         self.exited = threading.Event()
         self.status: int | None = None
         self.granted = IN_ROOM
-        """Bytes of input that the node has promised room for, all in all (the hub's)."""
+        """Bytes of input for which the node has granted room, in total (the hub's)."""
         self.sent = 0
         """Bytes of input (the reader's)."""
         self.received = 0
@@ -184,19 +184,23 @@ class Channel:
 
 
 class Link:
-    """The relay of one node, once it has proven itself."""
+    """The authenticated connection to one node's relay."""
 
     def __init__(
-        self, connection: socket.socket, address: str, proven: Proven, wake: Callable[[], None]
+        self,
+        connection: socket.socket,
+        address: str,
+        proven: RelayIdentity,
+        wake: Callable[[], None],
     ) -> None:
         self.name = proven.name
         self.connection = connection
         self.address = address
         self.lost = False
         self.rivals = ""
-        """From where two relays called in by this name; "" while there is one."""
+        """Addresses of two relays that claim this name; "" while there is one."""
         self.fault = ""
-        """What it said that no relay says, so that it was cut off."""
+        """How it broke the protocol, so that it was cut off."""
         self._sealer = proven.sealer
         self._opener = proven.opener
         self._outgoing = bytearray(proven.answer)
@@ -204,13 +208,13 @@ class Link:
         self._lock = threading.Lock()
         self._channels: dict[int, Channel] = {}
         self._late: dict[int, int] = {}
-        """Bytes that may still come of each command that was forgotten, by its channel."""
+        """Bytes that may still come for each forgotten command, by its channel."""
         self._count = 0
 
     # -- for the threads that talk with commands
 
     def start(self, argv: Sequence[str]) -> tuple[int, Channel]:
-        """Have a command started; what becomes of it arrives in its channel."""
+        """Start a command; its output and end arrive in its channel."""
         body = msgspec.json.encode(list(argv))
         channel = Channel()
         with self._lock:
@@ -231,7 +235,7 @@ class Link:
         self._wake()
 
     def forget(self, number: int) -> None:
-        """End a command and hear no more of it."""
+        """End a command and drop all that still comes from it."""
         with self._lock:
             self._late[number] = 2 * OUT_ROOM
             self._channels.pop(number, None)
@@ -241,7 +245,7 @@ class Link:
 
     @property
     def has_more(self) -> bool:
-        """Whether there is something left to send."""
+        """Whether there is data left to send."""
         return bool(self._outgoing)
 
     def flush(self) -> None:
@@ -252,7 +256,7 @@ class Link:
                 del self._outgoing[:sent]
 
     def hear(self, data: bytes) -> None:
-        """Hand on what the node said; RefusedError if it makes no sense."""
+        """Pass the node's frames to their channels; RefusedError if they break the protocol."""
         for frame in self._opener.feed(data):
             channel = self._channels.get(frame.channel)
             if channel is not None:
@@ -261,7 +265,7 @@ class Link:
                 continue
             left = self._late.get(frame.channel, 0) - FRAME - len(frame.body)
             if left < 0:
-                raise RefusedError("it speaks of a command that does not run")
+                raise RefusedError("it sent a frame of a command that does not run")
             self._late[frame.channel] = left
 
     def lose(self) -> None:
@@ -286,12 +290,12 @@ def _apply(channel: Channel, frame: Frame) -> None:
     if frame.kind == MORE_IN:
         taken = _number(frame.body)
         if not 0 < taken <= channel.sent + IN_ROOM - channel.granted:
-            raise RefusedError("it took other input than it was sent")
+            raise RefusedError("it took more input than was sent")
         channel.granted += taken
         return
     channel.received += FRAME + len(frame.body)
     if channel.received - channel.taken > OUT_ROOM:
-        raise RefusedError("it sent more than there was room for")
+        raise RefusedError("it sent more output than was allowed")
     if frame.kind in (OUT, ERR) and frame.body:
         channel.arrived.append((frame.kind, frame.body))
     elif frame.kind == OUT_END:
@@ -303,7 +307,7 @@ def _apply(channel: Channel, frame: Frame) -> None:
         channel.deaf = True
         channel.exited.set()
     else:
-        raise RefusedError("it sent a frame that means nothing")
+        raise RefusedError("it sent a frame of an unknown kind")
 
 
 def _number(body: bytes) -> int:
@@ -313,25 +317,25 @@ def _number(body: bytes) -> int:
 
 
 TURN_BYTES = 16 << 10
-"""Bytes that a relay is heard for before all others have their turn."""
+"""Bytes that are read from a relay before all others have their turn."""
 
 GREETING_S = 10.0
-"""After which a caller that has not proven itself is hung up on."""
+"""Deadline for a caller to authenticate."""
 
 STRANGERS = 256
-"""Callers beyond the expected ones that may be greeted at once."""
+"""Callers, besides the expected ones, that may be greeted at once."""
 
 BACKLOG = 4096
-"""Calls that wait for us in the kernel: any user of a node can fill 128, and then a relay waits."""
+"""Connections that may wait in the kernel: any user of a node can fill 128, and relays wait."""
 
 TICK_S = 0.5
 STALL_MS = 20_000
-"""After which the kernel gives up a relay that takes no bytes."""
+"""The kernel drops a relay that takes no bytes for this long."""
 
 
 @dataclass
 class _Caller:
-    """Somebody who has not proven himself yet."""
+    """A caller that has not authenticated yet."""
 
     connection: socket.socket
     address: str
@@ -340,7 +344,7 @@ class _Caller:
 
 
 class Hub:
-    """Listens, proves callers, carries all frames. `links` has each node's relay by its name."""
+    """Accepts and authenticates callers, moves all frames. `links`: each node's relay by name."""
 
     def __init__(
         self, expected: Collection[str], secret: bytes, ports: range | None = None
@@ -351,7 +355,7 @@ class Hub:
         self.port = int(self._listener.getsockname()[1])
         self.links: dict[str, Link] = {}
         self.changed = threading.Condition()
-        """Notified when a relay has called in or is lost."""
+        """Notified when a relay has connected or is lost."""
         self._callers: dict[socket.socket, _Caller] = {}
         """The oldest first."""
         self._closing = False
@@ -366,13 +370,13 @@ class Hub:
         self._thread.start()
 
     def close(self) -> None:
-        """Hang up on everybody: each relay then ends its commands and itself. Never raises."""
+        """Close all connections: each relay then ends its commands and itself. Never raises."""
         self._closing = True
         self._wake(force=True)
         self._thread.join(TICK_S * 4)
 
     def notify(self) -> None:
-        """Have whoever waits for `changed` look again."""
+        """Wake all threads that wait for `changed`."""
         with self.changed:
             self.changed.notify_all()
 
@@ -394,7 +398,7 @@ class Hub:
             self._leave()
 
     def _watch(self, link: Link) -> None:
-        """Ask for room to write only while there is something to write."""
+        """Wait for write events only while there is data to send."""
         if link.lost:
             return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.has_more else 0)
@@ -417,8 +421,8 @@ class Hub:
         free = len(self._expected) + STRANGERS - len(self._callers)
         if free <= 0:
             self._make_room()
-        with suppress(OSError):  # such as BlockingIOError: nobody else is calling
-            # Of callers beyond that one a turn: each may have its say before it makes room.
+        with suppress(OSError):  # such as BlockingIOError: no more callers
+            # Beyond that, one caller a turn: each can answer before it must make room.
             for _ in range(max(1, free)):
                 connection, (address, *_) = self._listener.accept()
                 self._admit(connection, str(address).removeprefix("::ffff:"))
@@ -437,7 +441,7 @@ class Hub:
             connection.send(hello.opening)  # fits into any empty socket
 
     def _make_room(self) -> None:
-        """Hang up on the oldest caller from where most of them call: a flood costs only itself."""
+        """Drop the oldest caller of the busiest address: a flood harms only its own address."""
         [(crowd, _)] = Counter(each.address for each in self._callers.values()).most_common(1)
         self._refuse(next(each for each in self._callers.values() if each.address == crowd))
 
@@ -452,7 +456,7 @@ class Hub:
             return
         first = self.links.get(proven.name) if proven else None
         if first is not None and not first.lost:
-            # All relays know one secret: one of these two is another node, and nobody knows which.
+            # All relays share one secret: one of these two is another node, unknown which.
             first.rivals = f"{first.address} and {caller.address}"
             self._lose(first)
         if not data or first is not None:
@@ -531,13 +535,13 @@ def _listen(ports: range | None, callers: int) -> socket.socket:
 
 
 ASKED = 8
-"""Nodes whose route is looked at: they all share a network, and a name may take seconds."""
+"""Nodes whose route is looked up: they share a network, and a lookup may take seconds."""
 
 _DISCARD = 9  # any port will do: nothing is sent there
 
 
 def own_addresses(nodes: Iterable[str]) -> list[str]:
-    """Return our addresses on the ways to some nodes, the most frequent first."""
+    """Return our addresses on the routes to some nodes, the most frequent first."""
     found: dict[str, int] = {}
     for node in list(nodes)[:ASKED]:
         for address in addresses_towards(node):
@@ -546,7 +550,7 @@ def own_addresses(nodes: Iterable[str]) -> list[str]:
 
 
 def addresses_towards(node: str) -> Iterator[str]:
-    """Our own addresses on the ways to another host; none where there is no way or no such host."""
+    """Yield our own addresses on the routes to another host; none without a route or a host."""
     with suppress(OSError, UnicodeError):
         for family, kind, protocol, _, there in socket.getaddrinfo(
             node, _DISCARD, type=socket.SOCK_DGRAM

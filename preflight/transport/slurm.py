@@ -1,4 +1,4 @@
-"""The allocation that we run in, its launcher, and Slurm's words on nodes, as 22.05 prints them."""
+"""The current Slurm allocation, its launcher, and what Slurm (as of 22.05) prints about nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 ASK_S = 10.0
-"""For Slurm's commands that only ask."""
+"""Deadline of Slurm's query commands."""
 
 NODES: Final = ("sinfo", "--all", "--noheader", "--Node", "--format=%N|%T|%E")
 """Prints a line NAME|STATE|REASON for each node, one for each of its partitions."""
@@ -30,9 +30,9 @@ _VERSION = re.compile(r"slurm\S{0,40}\s+(\d+)\.(\d+)")
 
 
 def clean(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for Slurm's commands: our allocation, without its wishes for steps.
+    """Return the environment for Slurm's commands: our allocation, without options for steps.
 
-    SLURM_NTASKS, SLURM_MEM_PER_CPU and their like are input to srun, and would bend our one step.
+    srun reads SLURM_NTASKS, SLURM_MEM_PER_CPU and others as options, which would change our step.
     """
     foreign = ("SLURM_", "SRUN_", "SLURMD_")
     kept = {name: environ[name] for name in _KEPT if name in environ}
@@ -46,40 +46,40 @@ class Launcher:
         self.environ = clean(environ)
 
     def command(self, nodes: Sequence[str]) -> list[str]:
-        """Return the one srun for these nodes, which wants the task's own words behind it.
+        """Return the srun command for these nodes, to which the task's own command is appended.
 
-        Its options hold against those that slurm.conf, the site's defaults and the job would have.
+        Its options override those of slurm.conf, of the site's defaults and of the job.
         """
         words = ["srun", "--job-name=preflight", f"--nodes={len(nodes)}"]
         words += [f"--nodelist={fold(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"]
         words += ["--mpi=none", "--export=ALL", "--chdir=/", "--input=all", "--quit-on-interrupt"]
-        # The job's own steps may hold everything; we take nothing away from them.
+        # The job's own steps may use all resources; share them, take none.
         words += [*self._sharing, "--mem=0", "--cpu-bind=none"]
-        # One node's trouble must end neither the others nor the job.
+        # A failure of one node must end neither the others nor the job.
         return [*words, "--no-kill", "--kill-on-bad-exit=0", "--wait=0"]
 
     def states(self, nodes: Sequence[str]) -> str:
-        """Return a line NAME|STATE|REASON for each of these nodes, more than one if need be."""
+        """Return a line NAME|STATE|REASON for each partition of each of these nodes."""
         return ask([*NODES, f"--nodes={fold(nodes)}"], self.environ)
 
     @cached_property
     def ports(self) -> range | None:
-        """The ports that a firewall between Slurm's nodes lets through, where Slurm names some."""
-        told = ask(["scontrol", "show", "config"], self.environ)
-        found = re.search(r"^SrunPortRange\s*=\s*(\d+)-(\d+)", told, re.MULTILINE)
+        """The ports that firewalls between Slurm's nodes let through, if SrunPortRange is set."""
+        config = ask(["scontrol", "show", "config"], self.environ)
+        found = re.search(r"^SrunPortRange\s*=\s*(\d+)-(\d+)", config, re.MULTILINE)
         span = range(int(found[1]), int(found[2]) + 1) if found else range(0)
         return span if span and span[0] > 0 else None
 
     @cached_property
     def _sharing(self) -> tuple[str, ...]:
-        """Steps share what the job has by themselves before 20.11, and when asked to since."""
+        """Steps share the job's resources by default before 20.11, and with --overlap since."""
         found = _VERSION.search(ask(["srun", "--version"], self.environ))
         old = found is not None and (int(found[1]), int(found[2])) < KNOWS_OVERLAP
         return () if old else ("--overlap",)
 
 
 def ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Return what one of Slurm's commands says; nothing if it says nothing in time."""
+    """Return the output of one of Slurm's commands; "" if it does not end in time."""
     done = ask_here(argv, ASK_S, environ)
     return done.stdout.decode("utf-8", "replace") if done else ""
 
@@ -94,10 +94,10 @@ MARKS: Final = {
     "@": ("REBOOT_REQUESTED", "about to reboot"),
     "^": ("REBOOT_ISSUED", "rebooting"),
     "+": ("BLOCKED", "blocked"),
-    "-": ("PLANNED", "promised to a waiting job"),
+    "-": ("PLANNED", "planned for a waiting job"),
 }
-"""What sinfo, and scontrol of older versions, append to a state (sinfo's manual, NODE STATE CODES):
-scontrol's own word of today, and ours for people."""
+"""What sinfo, and older scontrol, append to a state (sinfo's manual, NODE STATE CODES): the word
+that today's scontrol prints, and ours for people."""
 
 _MARKS = "".join(MARKS)
 
@@ -112,13 +112,13 @@ class NodeUse(Struct, frozen=True, kw_only=True):
 
     name: str
     state: str
-    """Slurm's long word in lower case, its suffix included: "idle", "mixed", "idle*"."""
+    """Slurm's long state name in lower case, its suffix included: "idle", "mixed", "idle*"."""
     reason: str = ""
-    """Why it was drained or is down; "" where nobody said."""
+    """Why it was drained or is down; "" if Slurm has no reason."""
 
     @property
     def free(self) -> bool:
-        """Whether the next job may start there: idle, and neither held, planned nor silent."""
+        """Whether the next job may start there: idle, not reserved or planned, and responding."""
         return self.state == "idle"
 
     @property
@@ -128,24 +128,24 @@ class NodeUse(Struct, frozen=True, kw_only=True):
 
     @property
     def working(self) -> bool:
-        """Whether somebody's job is there."""
+        """Whether a job runs there."""
         return self.state.rstrip(_MARKS) in WORKING
 
     @property
     def down(self) -> bool:
-        """Whether nothing can be started there."""
+        """Whether no job can start there."""
         return self.state.startswith(_NOT_UP) or self.state.endswith("*")
 
     @property
     def words(self) -> str:
-        """Say why it is not looked at."""
+        """Say why it is not checked."""
         why = f": {self.reason}" if self.reason else ""
         if self.working:
             return f"in use ({self.state})"
         if self.reserved:
             return f"reserved for others ({self.state})"
         if self.state == "planned":
-            return "promised to a waiting job (planned)"
+            return "planned for a waiting job (planned)"
         marks = [MARKS[mark][1] for mark in self.state if mark in MARKS]
         return f"{', '.join([self.state.rstrip(_MARKS) or 'of no state', *marks])}{why}"
 
@@ -157,13 +157,13 @@ class Reservation(Struct, frozen=True, kw_only=True):
     active: bool
     starts: str
     ends: datetime | None
-    """In this machine's time zone, as scontrol prints it; None where it has no end."""
+    """In this machine's time zone, as scontrol prints it; None if it has no end."""
 
 
 def parse_nodes(text: str) -> dict[str, NodeUse]:
     """Read sinfo's lines NAME|STATE|REASON, one or more a node; any other line is skipped.
 
-    Of a node in several partitions the line counts that keeps us away, if there is one.
+    If a node is in several partitions, the line that says it is not free counts.
     """
     found: dict[str, NodeUse] = {}
     for line in text.splitlines():
@@ -172,8 +172,8 @@ def parse_nodes(text: str) -> dict[str, NodeUse]:
         state = legible(state.strip().lower(), 40)
         if not name or not state:
             continue
-        said = legible(reason.strip(), 100)
-        use = NodeUse(name=name, state=state, reason="" if said in ("none", "(null)") else said)
+        cause = legible(reason.strip(), 100)
+        use = NodeUse(name=name, state=state, reason="" if cause in ("none", "(null)") else cause)
         if name not in found or found[name].free:
             found[name] = use
     return found
@@ -201,7 +201,7 @@ def parse_reservation(text: str) -> Reservation | None:
 
 
 _NOT_UP = ("down", "fail", "error", "unknown", "powering", "powered", "reboot")
-"""States, as sinfo begins them, in which a node runs nothing."""
+"""Prefixes of sinfo's states in which a node runs no job."""
 
 _LAUNCH = re.compile(r"Task launch for \S+ failed on node ([^\s:]+): (.*)")
 _EXITED = re.compile(r"error: ([^\s:]+): tasks? [\d,\-]+: (.*)")
@@ -210,7 +210,7 @@ _ERROR = re.compile(r"^(?:srun|slurmstepd\S*): (?:error|fatal): (.*)")
 
 
 def down(listing: str) -> dict[str, ReachError]:
-    """Name the nodes that Slurm itself says cannot start anything; `listing`: what NODES prints."""
+    """Name the nodes that are down according to Slurm; `listing`: the output of NODES."""
     return {name: _by_state(use) for name, use in parse_nodes(listing).items() if use.down}
 
 
@@ -226,7 +226,7 @@ def _by_state(use: NodeUse) -> ReachError:
 
 
 def not_started(line: str) -> dict[str, ReachError]:
-    """Name the nodes on which srun could not start us: it ends the whole step for them."""
+    """Name the nodes on which srun could not start its task: srun then ends the whole step."""
     found = _LAUNCH.search(line)
     if found is None:
         return {}
@@ -236,7 +236,7 @@ def not_started(line: str) -> dict[str, ReachError]:
 
 
 def exited(line: str) -> dict[str, ReachError]:
-    """Name the nodes on which our task has ended: the others go on without them."""
+    """Name the nodes on which our task has ended; the others go on without them."""
     found = _EXITED.search(line)
     if found is None:
         return {}
@@ -246,7 +246,7 @@ def exited(line: str) -> dict[str, ReachError]:
 
 
 def missing_python(line: str, python: str) -> ReachError | None:
-    """Say so if a line tells that our Python could not be run; Slurm does not say where."""
+    """Return the error if a line says that Python could not be run; Slurm does not say where."""
     found = _EXECVE.search(line)
     if found is None:
         return None
@@ -258,7 +258,7 @@ def missing_python(line: str, python: str) -> ReachError | None:
 
 
 def complaint(lines: Iterable[str]) -> str:
-    """Pick the error that srun gave up with: the first, for the later ones follow from it."""
+    """Return the first error of srun: the later ones follow from it."""
     return next((legible(found[1]) for line in lines if (found := _ERROR.match(line))), "")
 
 

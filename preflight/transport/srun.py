@@ -1,12 +1,12 @@
-"""Nodes of a Slurm allocation, through Slurm's own launcher: one step, relays that call back.
+"""Reach the nodes of a Slurm allocation by one srun step, whose relays connect back to us.
 
-A step per node would hurt slurmctld, and srun's own pipes give every node the same input. So one
-srun starts a small relay on each node; the relays call back, and commands run over their
-connections. srun ends a whole step when one node fails to start it: the step is then started
+A step per node would overload slurmctld, and srun's own pipes give every node the same input. So
+one srun starts a small relay on each node; the relays connect back, and commands run over their
+connections. srun ends a whole step if one node cannot start it: preflight then starts the step
 again without that node, before any command has run.
 
-What the step prints only explains why a node did not call back. Any of its nodes can print Slurm's
-own words on another: srun passes on what a task writes, and believes a slurmd which task that was.
+The step's output is used only to explain why a node did not connect. Any node of the step can fake
+Slurm's messages about another: srun passes on what a task writes, and trusts slurmd's task number.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 CHUNK = 64 << 10
 THANKS = 128 << 10
-"""Bytes read after which the node is told that there is room again."""
+"""Bytes read after which we grant the node as much room again."""
 
 
 class RelayConnection:
-    """One node's relay; each command gets a channel of its own."""
+    """The connection to one node's relay; each command gets its own channel."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -63,14 +63,14 @@ class RelayConnection:
         if self._link.rivals:
             raise ReachError(
                 "answer",
-                f"two relays called in as this node, from {self._link.rivals}: one poses as it",
-                "look which address is this node's: the other one's node is not to be trusted",
+                f"two relays connected as this node, from {self._link.rivals}: one is an impostor",
+                "find out which address is this node's: do not trust the node with the other one",
             )
         if self._link.fault:
             raise ReachError(
                 "answer",
                 self._link.fault,
-                "no relay of ours does that: look who else can be root on the node",
+                "preflight's relay never does that: check who else can be root on the node",
             )
         if self._link.lost:
             raise ReachError(
@@ -81,7 +81,7 @@ class RelayConnection:
         return RelayRemote(self._link, deadlined(argv, timeout_s), timeout_s, limit)
 
     def close(self) -> None:
-        """Nothing to leave: the relay serves this node until the whole run is over."""
+        """Do nothing: the relay serves this node until the run is over."""
 
 
 class RelayRemote(StreamRemote):
@@ -97,7 +97,7 @@ class RelayRemote(StreamRemote):
         self._thanks = 0
 
     def finish_input(self) -> None:
-        """Send an end of file behind everything sent before."""
+        """Send an end of file after everything sent before."""
         if not self._finished:
             self._finished = True
             self._link.say(relay.EOF, self._number)
@@ -122,20 +122,20 @@ class RelayRemote(StreamRemote):
         return self._drained()
 
     def _drained(self) -> bool:
-        """Take all that has arrived; whether there was any."""
-        channel, intake = self._channel, self._intake
-        over = channel.ended  # looked at first: no data after it
+        """Take all that has arrived; return whether there was any."""
+        channel, buffer = self._channel, self._buffer
+        over = channel.ended  # read first: no data follows it
         moved = False
-        while channel.arrived and not intake.overflow:
+        while channel.arrived and not buffer.overflow:
             kind, data = channel.arrived.popleft()
-            (intake.add_stdout if kind == relay.OUT else intake.add_stderr)(data)
+            (buffer.add_stdout if kind == relay.OUT else buffer.add_stderr)(data)
             channel.taken += relay.FRAME + len(data)
             self._thanks += relay.FRAME + len(data)
             moved = True
         if self._thanks >= THANKS:
             self._link.say(relay.MORE_OUT, self._number, relay.NUMBER.pack(self._thanks))
             self._thanks = 0
-        intake.ended = intake.ended or (over and not channel.arrived)
+        buffer.ended = buffer.ended or (over and not channel.arrived)
         return moved
 
     def _exited(self, wait_s: float) -> bool:
@@ -146,15 +146,15 @@ class RelayRemote(StreamRemote):
             self._left = True
             self._status = self._channel.status
             self._link.forget(self._number)
-            self._intake.ended = True
+            self._buffer.ended = True
         return self._status
 
 
 LONGEST_S = 7 * 86400
-"""A relay leaves with its controller; this is the end of one that nothing else ends."""
+"""Last deadline of a relay, which otherwise exits with its controller."""
 
 LEAVE_S = 3.0
-"""For srun to see its tasks end, and after it was asked to end itself."""
+"""Wait for srun to see its tasks end, and again after SIGTERM."""
 
 LINE = 4096
 _HERE = "@preflight here "
@@ -164,11 +164,11 @@ _BOOT = (
     + "'+os.environ.get('SLURMD_NODENAME','')+chr(10)).encode());"
     + BOOT
 )
-"""Says that the task runs before it reads: srun feeds nobody until all nodes are connected."""
+"""Reports that the task runs before it reads: srun sends no input until all nodes connected."""
 
 KEPT = 200
 READ_BYTES, READ_BYTES_PER_NODE = 64 << 10, 4 << 10
-"""Bytes of each output of the step that are read as words; the rest is only taken off the pipe."""
+"""Bytes of each output of the step that are parsed; the rest is read and dropped."""
 
 
 class _Trouble(Struct, frozen=True):
@@ -177,7 +177,7 @@ class _Trouble(Struct, frozen=True):
 
 
 class Step:
-    """A running srun. `words` has what its output says of a node, by name."""
+    """A running srun. `words` has an error by node name, from its output."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class Step:
         self._breaking = False
         """srun could not start a node: it is about to end the others too."""
         self.ended = threading.Event()
-        """srun is gone, and all that it said has been read."""
+        """srun has ended, and all its output has been read."""
         self._no_python: ReachError | None = None
         self._lines: list[str] = []
         self._changed = changed
@@ -212,7 +212,7 @@ class Step:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        # The secret travels here, not in argv or environment, which others on the node could read.
+        # The secret goes through stdin: other users of the node can read argv and environment.
         opening = packed + msgspec.json.encode(request) + b"\n"
         readers = [
             self._thread(self._read, self._process.stdout, self._read_output),
@@ -223,18 +223,18 @@ class Step:
 
     @property
     def reason(self) -> ReachError | None:
-        """Why srun gave up, if it did, where it blames no node."""
+        """Why srun gave up, if it did and named no node."""
         if not self.ended.is_set():
             return None
-        said = slurm.complaint(self._lines) or legible("".join(self._lines[-1:])) or "nothing"
+        complaint = slurm.complaint(self._lines) or legible("".join(self._lines[-1:])) or "nothing"
         return ReachError(
             "route",
-            f"Slurm's launcher gave up; its output says: {said}",
+            f"Slurm's launcher gave up; its output says: {complaint}",
             "try it by hand in the same allocation: srun --overlap --ntasks-per-node=1 hostname",
         )
 
     def close(self) -> None:
-        """Let srun end by itself, since the relays have left; then make it. Never raises."""
+        """Wait until srun ends with its relays, then terminate and kill it. Never raises."""
         with suppress(OSError, ValueError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
@@ -255,7 +255,7 @@ class Step:
 
     def _tell(self, opening: bytes) -> None:
         stdin = self._process.stdin
-        with suppress(OSError, ValueError):  # srun's own words tell why it does not listen
+        with suppress(OSError, ValueError):  # srun's own output says why it reads nothing
             if stdin is not None:
                 stdin.write(opening)
                 stdin.flush()
@@ -277,14 +277,14 @@ class Step:
                 pass
 
     def _read_output(self, line: bytes) -> None:
-        """Take what a task says that has started, or that cannot call us back."""
+        """Read the messages of tasks that have started, or that cannot connect to us."""
         if line.startswith(_HERE.encode()):
             self.started |= self._names & {line[len(_HERE) :].decode("utf-8", "replace")}
         if not line.startswith(self._mark):
             return
         with suppress(msgspec.DecodeError):
-            said = msgspec.json.decode(line[len(self._mark) :], type=_Trouble)
-            self._explain({said.node: _no_way_back(said.trouble)})
+            report = msgspec.json.decode(line[len(self._mark) :], type=_Trouble)
+            self._explain({report.node: _no_way_back(report.trouble)})
 
     def _read_error(self, line: bytes) -> None:
         text = line.decode("utf-8", "replace")
@@ -299,7 +299,7 @@ class Step:
             self._explain({name: self._no_python or reason for name, reason in ends.items()})
 
     def _explain(self, reasons: Mapping[str, ReachError]) -> None:
-        """Keep the first words on each node of the step, and where they came from."""
+        """Keep the first error of each node of the step, and say where it comes from."""
         for name in self._names & reasons.keys():
             why = reasons[name]
             sentence = (
@@ -319,20 +319,20 @@ def _no_way_back(trouble: str) -> ReachError:
 
 
 PATIENCE_S = 12.0
-"""How long a node may take to call back: longer than two addresses take to time out on it."""
+"""How long a node may take to connect back: longer than two addresses take to time out there."""
 
 PER_NODE_S = 0.005
-"""What each node adds to that."""
+"""Added to that for each node."""
 
 ATTEMPTS = 4
-"""Steps that are started at most; each leaves out the nodes that failed the one before."""
+"""Most steps that are started; each leaves out the nodes that failed the one before."""
 
 START_S = 45.0
-"""For all attempts together."""
+"""Deadline of all attempts together."""
 
 
 class SrunTransport:
-    """Starts one step for all its nodes on the first `connect`; each node is then its relay."""
+    """Starts one step for all its nodes on the first `connect`; each node then has a relay."""
 
     name = "srun"
 
@@ -345,13 +345,13 @@ class SrunTransport:
         self._refused: dict[str, ReachError] = {}
         self._hub: Hub | None = None
         self._steps: list[Step] = []
-        """All that were started, the lasting one last."""
+        """All steps that were started; the one that is used comes last."""
 
     def connect(self, host: Host, timeout_s: float) -> RelayConnection:
-        """Wait until it is known who takes part; ReachError says why a node does not.
+        """Wait until all relays have connected; ReachError says why this node's has not.
 
-        The start of the whole fleet has a deadline of its own, not this one node's `timeout_s`:
-        nobody may run anything before the step is known to last.
+        The start of the whole fleet has its own deadline, not this node's `timeout_s`: no command
+        may run before it is known that the step stays.
         """
         with self._lock:
             if not self._began:
@@ -366,7 +366,7 @@ class SrunTransport:
         return RelayConnection(link)
 
     def close(self) -> None:
-        """Let the relays go, then srun. Never raises."""
+        """End the relays, then srun. Never raises."""
         atexit.unregister(self.close)
         with self._lock:
             self._closed = True
@@ -379,7 +379,7 @@ class SrunTransport:
             step.kill()
 
     def _gather(self) -> None:
-        """Start the step, again without those that fail it, until all that are left are there."""
+        """Start the step, again without the nodes that fail it, until all the others connect."""
         try:
             names = list(self._hosts)
             down = slurm.down(self._launcher.states(names))
@@ -396,13 +396,13 @@ class SrunTransport:
             self._settled.set()
 
     def _lasts(self, names: list[str], ends: float) -> bool:
-        """Start one step on these nodes; whether it goes on, with those that called in.
+        """Start one step on these nodes; return whether it stays up with those that connected.
 
-        If not, the culprits are in `_refused`, and nothing of the step is left to build on.
+        If not, the nodes at fault are in `_refused`, and the step is closed.
         """
         hub, step = self._begin(names)
         absent = _missing(hub, step, names, ends)
-        # srun gives no task its input before all tasks are connected: one that called in has it.
+        # srun sends no input before all tasks are connected: a relay that connected has its input.
         lasts = bool(hub.links) and not step.ended.is_set()
         if not lasts:
             absent = [name for name in absent if name not in step.started] or absent
@@ -444,7 +444,7 @@ class SrunTransport:
 
 
 def _missing(hub: Hub, step: Step, names: Sequence[str], ends: float) -> list[str]:
-    """Wait for everyone to call in, as long as anyone may; who has not when that is over."""
+    """Wait for all relays to connect; return the nodes whose relay has not at the deadline."""
     patience = min(ends, time.monotonic() + PATIENCE_S + PER_NODE_S * len(names))
     with hub.changed:
         while waiting := [name for name in names if name not in hub.links]:
@@ -456,7 +456,7 @@ def _missing(hub: Hub, step: Step, names: Sequence[str], ends: float) -> list[st
 
 
 def _python(hosts: Sequence[Host]) -> str:
-    """Choose what runs the relays: the nodes' common Python, unless that is a container's."""
+    """Choose the Python of the relays: the nodes' most common one, unless it is a container's."""
     counted = Counter(host.python for host in hosts)
     python, number = counted.most_common(1)[0]
     return python[0] if len(python) == 1 and number * 2 > len(hosts) else "python3"
@@ -465,8 +465,8 @@ def _python(hosts: Sequence[Host]) -> str:
 def _silent(seconds: float) -> ReachError:
     return ReachError(
         "route",
-        f"Slurm was asked to start our step on it, and nothing came back in {seconds:g} s",
-        "look whether the node is up, at slurmd and its log there, and at a prolog that hangs",
+        f"Slurm was asked to start our step on it, and no relay connected in {seconds:g} s",
+        "check that the node is up, slurmd and its log there, and whether a prolog hangs",
     )
 
 

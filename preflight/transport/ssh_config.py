@@ -1,4 +1,4 @@
-"""The way to a node, as the inventory and the user's own `ssh` describe it together."""
+"""How to log in to a node, from the inventory and the user's own `ssh` configuration."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ _KEPT = frozenset(
         "verifyhostkeydns",
     )
 )
-"""Settings that somebody here reads; all 90 of them for thousands of nodes would fill memory."""
+"""Settings that preflight reads; all 90 of them for thousands of nodes would fill memory."""
 
 _Way: TypeAlias = tuple[str, str | None, int | None, str | None]
 
 
-class Effective(Struct, frozen=True):
-    """The settings of `ssh -G` in lower case, each with all its values; none without an ssh."""
+class SshSettings(Struct, frozen=True):
+    """The settings of `ssh -G` in lower case, each with all its values; empty without an ssh."""
 
     settings: dict[str, tuple[str, ...]] = {}
 
@@ -76,14 +76,14 @@ V = TypeVar("V")
 
 
 class Once(Generic[K, V]):
-    """Answers that are each fetched once, by whoever asks first; the others wait for it."""
+    """A cache whose first caller fetches a value while the others wait for it."""
 
     def __init__(self) -> None:
         self._answers: dict[K, Future[V]] = {}
         self._lock = threading.Lock()
 
     def get(self, key: K, fetch: Callable[[], V], wait_s: float) -> V:
-        """Raise what `fetch` raised, for all who ask; TimeoutError for those who wait too long."""
+        """Return the value, or raise what `fetch` raised; TimeoutError after `wait_s`."""
         with self._lock:
             is_first = key not in self._answers
             answer = self._answers.setdefault(key, Future())
@@ -96,14 +96,14 @@ class Once(Generic[K, V]):
         return answer.result(wait_s)
 
 
-class Asked:
-    """Answers of `ssh -G`."""
+class SettingsCache:
+    """A cache of the settings that `ssh -G` prints."""
 
     def __init__(self) -> None:
-        self._answers: Once[_Way, Effective] = Once()
+        self._answers: Once[_Way, SshSettings] = Once()
 
-    def of(self, host: Host, timeout_s: float) -> Effective:
-        """Return the settings for a node; ReachError where ssh itself cannot read them."""
+    def of(self, host: Host, timeout_s: float) -> SshSettings:
+        """Return the settings for a node; ReachError if ssh cannot read them."""
         key = (host.address, host.user, host.port, host.ssh_config)
         try:
             return self._answers.get(key, partial(_ask, host, timeout_s), timeout_s)
@@ -112,21 +112,21 @@ class Asked:
 
 
 def login_options(host: Host) -> list[str]:
-    """Name the configuration file, the port and the user that the inventory has for a node."""
+    """Return ssh's options for the inventory's configuration file, port and user of a node."""
     port = ["-p", str(host.port)] if host.port else []
     user = ["-l", host.user] if host.user else []
     return [*config_option(host.ssh_config), *port, *user]
 
 
 def config_option(ssh_config: str | None) -> list[str]:
-    """Name the configuration file that ssh must read, if it is not the user's own."""
+    """Return ssh's option for a configuration file other than the user's own."""
     return ["-F", ssh_config] if ssh_config else []
 
 
-def _ask(host: Host, timeout_s: float) -> Effective:
+def _ask(host: Host, timeout_s: float) -> SshSettings:
     ssh = shutil.which("ssh")
     if ssh is None:
-        return Effective()
+        return SshSettings()
     argv = [ssh, "-G", *login_options(host), "--", host.address]
     try:
         asked = subprocess.run(
@@ -141,7 +141,7 @@ def _ask(host: Host, timeout_s: float) -> Effective:
         key, _, value = line.partition(" ")
         if key.lower() in _KEPT:
             settings[key.lower()] = (*settings.get(key.lower(), ()), value)
-    return Effective(settings)
+    return SshSettings(settings)
 
 
 def _unreadable(host: Host, reason: str) -> ReachError:
@@ -162,7 +162,7 @@ _LARGEST_KEY = 64 << 10
 
 
 class Route(Struct, frozen=True, kw_only=True):
-    """Where to connect, as whom, with which keys, and who vouches for the host."""
+    """Where to connect, as which user, with which keys and known_hosts files."""
 
     hostname: str
     port: int
@@ -170,20 +170,20 @@ class Route(Struct, frozen=True, kw_only=True):
     identity_files: tuple[str, ...]
     use_agent: bool
     silent_agent: str = ""
-    """The socket of the agent that is left out, as it does not answer."""
+    """The socket of an agent that does not answer, and is not used."""
     known_hosts: tuple[str, ...]
     alias: str | None = None
     typed: str = ""
-    """What a person gives to `ssh`: a host that its configuration may know by another name."""
+    """The host as a user types it for `ssh`, whose configuration may map it to another name."""
     ssh_config: str | None = None
     via: str = ""
-    """The jump host on the way, if there is one."""
+    """The jump host, if there is one."""
 
     @property
     def known_names(self) -> tuple[str, ...]:
         """The host's names in known_hosts files, the exact one first.
 
-        Like OpenSSH, a key without a port vouches for the host on every port.
+        As in OpenSSH, a key without a port counts for every port of the host.
         """
         if self.alias:
             return (self.alias,)
@@ -193,17 +193,17 @@ class Route(Struct, frozen=True, kw_only=True):
 
     @property
     def where(self) -> str:
-        """Where somebody should listen, as sentences say it."""
+        """Host, port and jump host, for messages."""
         return f"{self.hostname} port {self.port}" + (f" behind {self.via}" if self.via else "")
 
     @property
-    def whom(self) -> str:
-        """Who logs in where, as sentences say it."""
+    def login(self) -> str:
+        """USER@HOST, for messages."""
         return f"{self.user}@{self.hostname}"
 
 
-def route_to(host: Host, config: Effective) -> Route:
-    """What the inventory says of the way in, and `ssh -G` where it says nothing."""
+def route_to(host: Host, config: SshSettings) -> Route:
+    """Return the route of the inventory, completed by `ssh -G`."""
     return Route(
         hostname=config.one("hostname") or host.address,
         port=host.port or int(config.one("port") or PORT),
@@ -218,8 +218,8 @@ def route_to(host: Host, config: Effective) -> Route:
     )
 
 
-def identity_files(host: Host, config: Effective) -> tuple[str, ...]:
-    """The inventory's key whether or not it is there; else those of ssh that are."""
+def identity_files(host: Host, config: SshSettings) -> tuple[str, ...]:
+    """Return the inventory's key, even if missing; else ssh's keys that exist."""
     if host.identity_file:
         return _expanded([host.identity_file])
     identities = config.every("identityfile") or IDENTITIES
@@ -227,12 +227,12 @@ def identity_files(host: Host, config: Effective) -> tuple[str, ...]:
 
 
 def read_key(file: str) -> bytes:
-    """Read a key or its public half, which anybody may have put there; OSError in words."""
+    """Read a key or its public half, which any user may have put there; OSError."""
     return read_regular(Path(file), _LARGEST_KEY)
 
 
-def known_hosts_files(host: Host, config: Effective) -> tuple[str, ...]:
-    """Where host keys are looked up."""
+def known_hosts_files(host: Host, config: SshSettings) -> tuple[str, ...]:
+    """Return the files in which host keys are looked up."""
     files = f"{config.one('userknownhostsfile')} {config.one('globalknownhostsfile')}"
     known_hosts = [host.known_hosts] if host.known_hosts else files.split() or KNOWN_HOSTS
     return tuple(file for file in _expanded(known_hosts) if file != "none")
@@ -256,7 +256,7 @@ _BEYOND_PARAMIKO: tuple[tuple[str, str], ...] = (
     ("BindAddress", "bindaddress"),
     ("BindInterface", "bindinterface"),
 )
-"""Settings that paramiko would ignore, and the node be reached otherwise or not at all."""
+"""Settings that paramiko ignores: it would reach the node in another way, or not at all."""
 
 KLIST_S = 2.0
 AGENT_S = 2.0
@@ -265,17 +265,17 @@ _LIST_KEYS = b"\0\0\0\1\x0b"
 """SSH_AGENTC_REQUEST_IDENTITIES (draft-ietf-sshm-ssh-agent)."""
 
 
-def why_openssh(host: Host, config: Effective) -> str:
-    """Name what only OpenSSH can do for a node; empty where paramiko reaches it as well.
+def why_openssh(host: Host, config: SshSettings) -> str:
+    """Name the feature of a node's login that only OpenSSH has; "" if paramiko can reach it.
 
-    `config`: what `ssh -G` says of it. Reads the key files, known_hosts and the ticket cache that
-    this names, and contacts nobody.
+    `config`: the node's settings of `ssh -G`. Reads the key files, known_hosts and the ticket cache
+    that they name; opens no connection to the node.
     """
     return next(_reasons(host, config), "")
 
 
-def _reasons(host: Host, config: Effective) -> Iterator[str]:
-    """Cheap ones first; none is looked for once there is one."""
+def _reasons(host: Host, config: SshSettings) -> Iterator[str]:
+    """Yield such features, the cheap tests first."""
     for label, key in _BEYOND_PARAMIKO:
         if config.one(key).lower() not in _OFF:
             yield label
@@ -305,9 +305,9 @@ def _agents_socket(named: str) -> str:
 
 
 def silent_agent(named: str = "") -> str:
-    """The socket of IdentityAgent (or SSH_AUTH_SOCK), if its agent gives no answer.
+    """Return the socket of IdentityAgent (or SSH_AUTH_SOCK) if its agent does not answer.
 
-    ssh and paramiko would wait for it until the node's time is over, and the node be blamed.
+    ssh and paramiko would wait for it until the node's deadline, and the node would be blamed.
     """
     place = "" if named == "none" else _agents_socket(named)
     return place if place and _is_silent(place) else ""
@@ -327,7 +327,7 @@ def _is_silent(place: str) -> bool:
 
 
 def _is_on_a_token(key_file: Path) -> bool:
-    """Whether the secret is in a security key; its public half says so."""
+    """Whether the private key is in a security key, according to its public half."""
     try:
         return read_key(f"{key_file}.pub").startswith(b"sk-")
     except OSError:
@@ -336,7 +336,7 @@ def _is_on_a_token(key_file: Path) -> bool:
 
 @lru_cache(maxsize=1)
 def has_ticket() -> bool:
-    """Debian's ssh asks for Kerberos everywhere; only a ticket shows that the user does too."""
+    """Whether the user has a Kerberos ticket; Debian's ssh enables Kerberos for everyone."""
     klist = shutil.which("klist")
     if klist is None:
         return False
@@ -345,7 +345,7 @@ def has_ticket() -> bool:
 
 
 def no_name(name: str, reason: str) -> ReachError:
-    """Its name leads nowhere."""
+    """Return the error for a name that does not resolve."""
     return ReachError(
         "name",
         f"the name {legible(name, 80)!a} does not resolve: {reason}",
@@ -383,17 +383,17 @@ _NO_ROUTE: Final = {
         "look at sshd's log on the node; `ssh -v` shows what the two sides offer",
     ),
 }
-"""What may be wrong at a node's port, in the order in which we come by: a sentence and advice."""
+"""What may be wrong at a node's port, in the order of a connection: a sentence and advice."""
 
 
 def no_route(kind: str, where: str, *, why: str = "", seconds: float = 0.0) -> ReachError:
-    """One of these. `seconds`: how long we waited."""
+    """Return one of these errors. `seconds`: how long we waited."""
     sentence, advice = _NO_ROUTE[kind]
     return ReachError("route", sentence.format(where=where, why=why, seconds=seconds), advice)
 
 
 def no_connection(where: str, reason: str, seconds: float) -> ReachError:
-    """The kernel's word on a connection that was not made, here or on a jump host."""
+    """Return the error for a connection that the kernel, here or on a jump host, did not make."""
     if reason == "Connection refused":
         return no_route("refuses", where)
     if "timed out" in reason:
@@ -402,19 +402,19 @@ def no_connection(where: str, reason: str, seconds: float) -> ReachError:
 
 
 def login_wants_more(route: Route, methods: Sequence[str]) -> ReachError:
-    """A key alone does not open this door."""
+    """Return the error for a login that needs more than a key."""
     return ReachError(
         "login",
-        f"{route.whom} wants more than a key: {legible(', '.join(methods), 80)}",
+        f"{route.login} wants more than a key: {legible(', '.join(methods), 80)}",
         "allow login by key alone for this user; preflight never answers a prompt",
     )
 
 
 def login_slow(route: Route) -> ReachError:
-    """The door neither opens nor shuts."""
+    """Return the error for a login that takes too long."""
     return ReachError(
         "login",
-        f"the login of {route.whom} had no answer in time",
+        f"the login of {route.login} did not finish in time",
         "look at the node's load, and at what its login waits for (LDAP, a network home)",
     )
 
@@ -425,10 +425,10 @@ def login_refused(route: Route, tried: Sequence[str], unusable: Sequence[str]) -
         unusable = [*unusable, f"the agent at {route.silent_agent} (silent for {AGENT_S:.0f} s)"]
     without = f"; not usable: {', '.join(unusable)}" if unusable else ""
     if tried:
-        sentence = f"{route.whom} is refused with {', '.join(tried)}{without}"
+        sentence = f"{route.login} is refused with {', '.join(tried)}{without}"
         remedy = "add the key's public half to that user's ~/.ssh/authorized_keys on the node"
     else:
-        sentence = f"there is no key to log in with as {route.whom}{without}"
+        sentence = f"there is no key to log in with as {route.login}{without}"
         remedy = "make a key usable without a prompt (load it into ssh-agent)"
     return ReachError(
         "login",
@@ -439,7 +439,7 @@ def login_refused(route: Route, tried: Sequence[str], unusable: Sequence[str]) -
 
 
 def by_hand(route: Route) -> list[str]:
-    """The ssh that a person would type, without the command to run."""
+    """Return the ssh command line that a user would type, without the remote command."""
     identity = ["-i", route.identity_files[0]] if len(route.identity_files) == 1 else []
     options = [*config_option(route.ssh_config), "-o", "BatchMode=yes", "-p", str(route.port)]
     return ["ssh", *options, *identity, f"{route.user}@{route.typed or route.hostname}"]

@@ -1,4 +1,4 @@
-"""Nodes reached through the job's own rendezvous store: no login, each rank answers for itself."""
+"""Reach nodes through the job's own rendezvous store: no login, each rank answers for itself."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from preflight.transport.job_store import (
     End,
     Ended,
     Feed,
+    Output,
     Place,
     Present,
-    Said,
     Start,
     StoreLostError,
     Unable,
@@ -43,27 +43,27 @@ if TYPE_CHECKING:
     from preflight.core.remote_command import Connection, Remote
     from preflight.fleet.model import Host
     from preflight.transport.bundle import Beside
-    from preflight.transport.job_store import Board, Decoder, Reply
+    from preflight.transport.job_store import Decoder, JobStore, Reply
     from preflight.transport.job_store_hub import Hub
 
 ROLL_CALL_S = 10.0
-"""For a rank to say that it is there; a healthy one needs milliseconds."""
+"""Wait for a rank to answer; a good one needs milliseconds."""
 
 
 class TorchrunTransport:
-    """The way to nodes on which torchrun has started ranks."""
+    """The transport to nodes on which torchrun has started ranks."""
 
     name = "torchrun"
 
-    def __init__(self, crew: Crew, hub: Hub, beside: Beside = ()) -> None:
-        self._crew = crew
+    def __init__(self, job: JobRanks, hub: Hub, beside: Beside = ()) -> None:
+        self._job = job
         self._hub = hub
         self._beside = beside
 
     def connect(self, host: Host, timeout_s: float) -> TorchrunConnection:
-        """Call the roll of a node's ranks; ReachError("answer") if none of them answers."""
-        members = self._crew.groups[host.group_rank or 0]
-        others = [m.rank for m in members if m.present and m.rank != self._crew.place.rank]
+        """Ask a node's ranks to answer; ReachError("answer") if none of them does."""
+        members = self._job.groups[host.group_rank or 0]
+        others = [m.rank for m in members if m.present and m.rank != self._job.place.rank]
         silent = set(self._hub.roll_call(others, min(timeout_s, ROLL_CALL_S)))
         silent |= {m.rank for m in members if m.present is None}
         strange = [m for m in members if m.present and m.present.version != __version__]
@@ -71,37 +71,37 @@ class TorchrunTransport:
             theirs = strange[0].present.version if strange[0].present else ""
             raise ReachError(
                 "answer",
-                f"{self._crew.words(strange[0])} has preflight {theirs[:40]}, "
+                f"{self._job.words(strange[0])} has preflight {theirs[:40]}, "
                 f"rank 0 has {__version__}",
                 "install the same pytest-preflight for the job's Python on all nodes",
             )
         there = [member for member in members if member.rank not in silent]
         shortfall = self._shortfall([m for m in members if m.rank in silent])
         if not there:
-            said = shortfall or Shortfall("none of its ranks answers", f"look at {host.name}")
-            raise ReachError("answer", said.sentence, said.advice)
-        seats = [self._seat(member) for member in members]
-        return TorchrunConnection(self._seat(there[0]), seats, shortfall)
+            reason = shortfall or Shortfall("none of its ranks answers", f"look at {host.name}")
+            raise ReachError("answer", reason.sentence, reason.advice)
+        ranks = [self._rank_connection(member) for member in members]
+        return TorchrunConnection(self._rank_connection(there[0]), ranks, shortfall)
 
     def close(self) -> None:
-        """Nothing to leave: the ranks stay until rank 0 lets all go together."""
+        """Do nothing: the ranks stay until rank 0 lets all exit together."""
 
-    def _seat(self, member: Member) -> OwnSeat | RankSeat:
-        words = self._crew.words(member)
-        if member.rank == self._crew.place.rank:
-            return OwnSeat(words, self._beside)
-        return RankSeat(words, self._hub, member.rank)
+    def _rank_connection(self, member: Member) -> OwnRank | OtherRank:
+        words = self._job.words(member)
+        if member.rank == self._job.place.rank:
+            return OwnRank(words, self._beside)
+        return OtherRank(words, self._hub, member.rank)
 
     def _shortfall(self, silent: Sequence[Member]) -> Shortfall | None:
-        """Name the ranks that do not answer; those that their torchrun ended come second."""
+        """Name the ranks that do not answer, those that their torchrun ended last."""
         if not silent:
             return None
-        ended = [m for m in silent if self._hub.told_to_leave(m.rank)]
+        ended = [m for m in silent if self._hub.ended_by_torchrun(m.rank)]
         mute = [m for m in silent if m not in ended]
         first = (mute or ended)[0]
         count = f", and {len(mute) - 1} more of its ranks" if len(mute) > 1 else ""
-        how = "started and fell silent" if mute else "was ended by its own torchrun"
-        sentence = f"{self._crew.words(first)}{count} {how}"
+        how = "started, then stopped answering" if mute else "was ended by its own torchrun"
+        sentence = f"{self._job.words(first)}{count} {how}"
         if mute and ended:
             sentence += f"; its torchrun then ended {_ranks(ended)}"
         pid = f" (pid {first.present.pid})" if first.present else ""
@@ -113,22 +113,22 @@ class TorchrunTransport:
 
 
 class TorchrunConnection:
-    """A node by its first rank that answers; `seats` are all of its ranks."""
+    """A connection to a node through its first rank that answers; `ranks` are all of its ranks."""
 
     def __init__(
         self,
-        speaker: OwnSeat | RankSeat,
-        seats: Sequence[OwnSeat | RankSeat],
+        speaker: OwnRank | OtherRank,
+        ranks: Sequence[OwnRank | OtherRank],
         shortfall: Shortfall | None,
     ) -> None:
         self.shortfall = shortfall
         self._speaker = speaker
-        self._seats = tuple(seats)
+        self._connections = tuple(ranks)
 
     @property
-    def seats(self) -> Sequence[Connection]:
+    def ranks(self) -> Sequence[Connection]:
         """A connection to each rank of the node."""
-        return self._seats
+        return self._connections
 
     def start_entry(self, entry: str, *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> Remote:
         """Have the node's first rank start an entry of the payload."""
@@ -139,11 +139,11 @@ class TorchrunConnection:
         return self._speaker.start(argv, timeout_s=timeout_s, limit=limit)
 
     def close(self) -> None:
-        """Nothing to leave."""
+        """Do nothing."""
 
 
-class _Seat:
-    """One rank: it starts entries of the payload, and nothing else."""
+class _RankConnection:
+    """A connection to one rank, which starts entries of the payload and nothing else."""
 
     def __init__(self, words: str) -> None:
         self._words = words
@@ -154,15 +154,15 @@ class _Seat:
         raise ReachError(
             "answer",
             f"a rank runs no command from outside ({argv[0][:40] if argv else ''})",
-            "use the SSH or srun way for this",
+            "use the ssh or srun transport for this",
         )
 
     def close(self) -> None:
-        """Nothing to leave."""
+        """Do nothing."""
 
 
-class OwnSeat(_Seat):
-    """Rank 0, which we are: its entries are processes below us."""
+class OwnRank(_RankConnection):
+    """Rank 0, this process: its entries are our child processes."""
 
     def __init__(self, words: str, beside: Beside) -> None:
         super().__init__(words)
@@ -177,33 +177,33 @@ class OwnSeat(_Seat):
                 "answer", f"{self._words}: {no_process(error)}", AT_ITS_LIMITS
             ) from error
         remote = PipeRemote(process, timeout_s, limit)
-        with suppress(ReachError, TimeoutError):  # who reads its answer is told why
+        with suppress(ReachError, TimeoutError):  # reading its answer raises the reason
             remote.send(packed, timeout_s)
         return remote
 
 
-class RankSeat(_Seat):
-    """Another rank: it starts entries when told so."""
+class OtherRank(_RankConnection):
+    """Another rank, which starts entries by order."""
 
     def __init__(self, words: str, hub: Hub, rank: int) -> None:
         super().__init__(words)
         self._hub, self._rank = hub, rank
 
     def start_entry(self, entry: str, *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> Remote:
-        """Tell the rank to start an entry."""
+        """Order the rank to start an entry."""
         return RankRemote(self._hub, self._rank, self._words, Start(0, entry, timeout_s, limit))
 
 
 class RankRemote(StreamRemote):
-    """A process below another rank; its input and output travel as notes."""
+    """A child process of another rank; its input and output are notes in the store."""
 
     def __init__(self, hub: Hub, rank: int, words: str, start: Start) -> None:
         super().__init__(start.timeout_s, start.limit)
         self._hub, self._rank, self._words = hub, rank, words
-        self._said: queue.SimpleQueue[Reply | str] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[Reply | str] = queue.SimpleQueue()
         self._ended: Ended | None = None
         self._left = False
-        self._child = hub.attach(rank, self._said.put)
+        self._child = hub.attach(rank, self._replies.put)
         self._tell(replace(start, child=self._child))
 
     def finish_input(self) -> None:
@@ -227,7 +227,7 @@ class RankRemote(StreamRemote):
     def _move(self, wait_s: float, *, writing: bool) -> bool:
         del writing  # the store takes whatever there is
         try:
-            reply = self._said.get(timeout=wait_s)
+            reply = self._replies.get(timeout=wait_s)
         except queue.Empty:
             return False
         if isinstance(reply, str):
@@ -237,10 +237,10 @@ class RankRemote(StreamRemote):
             raise ReachError("answer", f"{self._words}: {reply.sentence}", reply.advice)
         if isinstance(reply, Ended):
             self._ended = reply
-            self._intake.ended = True
-        elif isinstance(reply, Said):
-            self._intake.add_stdout(reply.out)
-            self._intake.add_stderr(reply.err)
+            self._buffer.ended = True
+        elif isinstance(reply, Output):
+            self._buffer.add_stdout(reply.out)
+            self._buffer.add_stderr(reply.err)
         return True
 
     def _gone(self, why: str) -> ReachError:
@@ -262,7 +262,7 @@ class RankRemote(StreamRemote):
             if self._ended is None:
                 with suppress(PreflightError):
                     self._hub.send(self._rank, End(self._child))
-            self._intake.ended = True
+            self._buffer.ended = True
         return self._ended.status if self._ended else None
 
 
@@ -275,32 +275,32 @@ _BY_RANK = frozenset(("RANK", "LOCAL_RANK", "ROLE_RANK", "CUDA_VISIBLE_DEVICES")
 
 
 class Member(Struct, frozen=True, kw_only=True):
-    """One rank; `present` is None if it was never heard of."""
+    """One rank; `present` is None if it never answered."""
 
     rank: int
-    seat: int
+    index_on_node: int
     group: int
     present: Present | None = None
 
     @property
     def is_regular(self) -> bool:
-        """Whether it runs where its number says: torchrun numbers ranks node by node."""
+        """Whether it runs on the node of its number: torchrun numbers ranks node by node."""
         return self.present is None or self.present.group == self.group
 
 
-class Crew(Struct, frozen=True, kw_only=True):
+class JobRanks(Struct, frozen=True, kw_only=True):
     """The ranks of the job, in order."""
 
     members: tuple[Member, ...]
     place: Place
 
     @classmethod
-    def of(cls, place: Place, present: Mapping[int, Present]) -> Crew:
+    def of(cls, place: Place, present: Mapping[int, Present]) -> JobRanks:
         """Place every rank of the world on its node; torchrun numbers them node by node."""
         members = [
             Member(
                 rank=rank,
-                seat=rank % place.per_node,
+                index_on_node=rank % place.per_node,
                 group=rank // place.per_node,
                 present=present.get(rank),
             )
@@ -317,10 +317,10 @@ class Crew(Struct, frozen=True, kw_only=True):
         return {group: tuple(members) for group, members in found.items()}
 
     def words(self, member: Member) -> str:
-        """Name a rank for a person: "rank 5 (h3, local rank 1)"."""
+        """Name a rank for messages: "rank 5 (h3, local rank 1)"."""
         known = next((m.present for m in self.groups[member.group] if m.present), None)
         where = known.hostname[:64] if known else f"node of group rank {member.group}"
-        return f"rank {member.rank} ({where}, local rank {member.seat})"
+        return f"rank {member.rank} ({where}, local rank {member.index_on_node})"
 
     def ranked(self) -> Ranked:
         """The nodes of these ranks, for the fleet."""
@@ -335,22 +335,22 @@ class Crew(Struct, frozen=True, kw_only=True):
         )
 
     def _node(self, group: int, label: str) -> RankedNode:
-        told = [member.present for member in self.groups[group] if member.present]
-        if not told:
+        answers = [member.present for member in self.groups[group] if member.present]
+        if not answers:
             return RankedNode(group=group, label=label, address=label)
-        first = told[0]
+        first = answers[0]
         return RankedNode(
             group=group,
             label=label,
             hostname=first.hostname,
             address=sound_name(self._address(first), label),
             python=(first.python,),
-            environ=_joined([one.environ for one in told]),
-            uneven=_uneven([one.environ for one in told]),
+            environ=_joined([one.environ for one in answers]),
+            uneven=_uneven([one.environ for one in answers]),
         )
 
     def _address(self, one: Present) -> str:
-        """How the other nodes reach it. Rank 0's own node may know its own name as loopback."""
+        """Return its address for other nodes; rank 0's node may resolve its name to loopback."""
         others = [m.present.address for m in self.members if m.present and m.group != one.group]
         if one.rank < self.place.per_node and one.address.startswith("127.") and others:
             return address_towards(others[0]) or one.address
@@ -358,7 +358,7 @@ class Crew(Struct, frozen=True, kw_only=True):
 
 
 def _labels(groups: Mapping[int, Sequence[Member]]) -> dict[int, str]:
-    """A name for each node: short where that is enough, numbered where agents share a host."""
+    """Return a name for each node: short if unique, numbered if agents share a host."""
     full = {group: _hostname(members, group) for group, members in groups.items()}
     short = {group: sound_name(name.partition(".")[0], name) for group, name in full.items()}
     for labels in (short, full):
@@ -372,25 +372,22 @@ def _labels(groups: Mapping[int, Sequence[Member]]) -> dict[int, str]:
 
 
 def _hostname(members: Iterable[Member], group: int) -> str:
-    told = next((member.present.hostname for member in members if member.present), "")
-    return sound_name(told, f"group-{group}")
+    hostname = next((member.present.hostname for member in members if member.present), "")
+    return sound_name(hostname, f"group-{group}")
 
 
 def _joined(environs: Sequence[dict[str, str]]) -> dict[str, str]:
-    """The environment of a node's ranks: what differs among them by rank is not the node's.
-
-    Where each rank is given GPUs of its own, the node's are all of theirs.
-    """
+    """Return the environment of a node: its first rank's, with the GPUs of all its ranks."""
     name = "CUDA_VISIBLE_DEVICES"
-    told = list(dict.fromkeys(one[name] for one in environs if name in one))
+    devices = list(dict.fromkeys(one[name] for one in environs if name in one))
     joined = dict(environs[0])
-    if len(told) > 1:
-        joined[name] = ",".join(told)
+    if len(devices) > 1:
+        joined[name] = ",".join(devices)
     return joined
 
 
 def _uneven(environs: Sequence[dict[str, str]]) -> dict[str, tuple[str | None, ...]]:
-    """What the ranks of a node do not share, but for what torchrun itself gives each of them."""
+    """Return variables that differ between a node's ranks, except those that torchrun sets."""
     names = {name for environ in environs for name in environ}
     values = {name: tuple(environ.get(name) for environ in environs) for name in sorted(names)}
     return {
@@ -400,55 +397,55 @@ def _uneven(environs: Sequence[dict[str, str]]) -> dict[str, tuple[str | None, .
     }
 
 
-def missing(crew: Crew) -> str:
-    """Who was never heard of, in words; nothing if all were."""
-    silent = [member for member in crew.members if member.present is None]
-    named = ", ".join(crew.words(member) for member in silent[:4])
+def missing(job: JobRanks) -> str:
+    """Name the ranks that never answered; "" if all did."""
+    silent = [member for member in job.members if member.present is None]
+    named = ", ".join(job.words(member) for member in silent[:4])
     more = f" and ranks {fold(str(m.rank) for m in silent[4:])}" if len(silent) > 4 else ""  # noqa: PLR2004
     return named + more
 
 
 GATHER_S = 90.0
-"""For the first half of the ranks: their Python may come from a cold network file system."""
+"""Wait for the first half of the ranks: their Python may come from a cold network file system."""
 
 STRAGGLER_S = 10.0
-"""For the rest, and twice as long as the first half needed."""
+"""Wait for the rest: this, and twice the time that the first half needed."""
 
 _SAY_S = 5.0
 _LOOK_S = 0.2
 
 
 def gather(
-    place: Place, board: Board, decoder: Decoder, nonce: str, tell: Callable[[str], None]
-) -> Crew:
-    """Return all ranks; those that never came have no `present`."""
-    told: dict[int, Present] = {place.rank: present(place, nonce, __version__)}
-    began = said = time.monotonic()
+    place: Place, store: JobStore, decoder: Decoder, nonce: str, tell: Callable[[str], None]
+) -> JobRanks:
+    """Return all ranks; those that never answered have no `present`."""
+    answers: dict[int, Present] = {place.rank: present(place, nonce, __version__)}
+    began = reported_at = time.monotonic()
     patience = began + GATHER_S
     halved = False
-    while len(told) < place.world:
+    while len(answers) < place.world:
         for rank in range(place.world):
-            if rank not in told and board.has(f"present/{rank}"):
-                _take(told, rank, board, decoder)
+            if rank not in answers and store.has(f"present/{rank}"):
+                _take(answers, rank, store, decoder)
         now = time.monotonic()
-        if not halved and len(told) * 2 >= place.world:
+        if not halved and len(answers) * 2 >= place.world:
             halved, patience = True, now + STRAGGLER_S + 2 * (now - began)
-        if len(told) == place.world or now > patience:
+        if len(answers) == place.world or now > patience:
             break
-        if now - said > _SAY_S:
-            said = now
-            tell(f"{len(told)} of {place.world} ranks are there; waiting for "
-                 f"{missing(Crew.of(place, told))}")  # fmt: skip
+        if now - reported_at > _SAY_S:
+            reported_at = now
+            tell(f"{len(answers)} of {place.world} ranks have answered; waiting for "
+                 f"{missing(JobRanks.of(place, answers))}")  # fmt: skip
         time.sleep(_LOOK_S)
-    return Crew.of(place, told)
+    return JobRanks.of(place, answers)
 
 
-def _take(told: dict[int, Present], rank: int, board: Board, decoder: Decoder) -> None:
-    """Read a rank's first note; one that lies about its number counts as not there."""
+def _take(answers: dict[int, Present], rank: int, store: JobStore, decoder: Decoder) -> None:
+    """Read a rank's first note; one with a wrong number counts as missing."""
     try:
-        note = board.read(f"present/{rank}")
+        note = store.read(f"present/{rank}")
         one = decoder.present(note) if note is not None else None
     except WireError:
         return
     if one is not None and one.rank == rank:
-        told[rank] = one
+        answers[rank] = one

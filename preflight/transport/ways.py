@@ -1,7 +1,7 @@
-"""The ways into one fleet: which one leads to each node, and the same work on many at once.
+"""Choose the transport of each node, and do the same work on many nodes at once.
 
-Each transport is made once, for all the nodes that it serves. One slow node holds up no other: what
-is done on many nodes stands under one deadline.
+Each transport is made once, for all the nodes that it serves. One slow node does not delay others:
+work on many nodes has one deadline.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from msgspec import Struct
 from preflight.core.remote_command import LocalConnection, ReachError
 from preflight.errors import PreflightError, UsageError
 from preflight.fleet.model import TRANSPORTS
-from preflight.transport.ssh_config import Asked, why_openssh
+from preflight.transport.ssh_config import SettingsCache, why_openssh
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 @runtime_checkable
-class Manned(Protocol):
-    """A connection to a node on which the job's own ranks answer, one per rail."""
+class RankConnections(Protocol):
+    """A connection to a node through the job's own ranks, one per rail."""
 
     shortfall: Shortfall | None
     """Ranks of the node that do not answer; None when all do."""
 
     @property
-    def seats(self) -> Sequence[Connection]:
+    def ranks(self) -> Sequence[Connection]:
         """A connection to each rank of the node, in the order of its rails."""
 
 
@@ -51,13 +51,15 @@ class Transport(Protocol):
         """Log in; raises ReachError that says which step failed."""
 
     def close(self) -> None:
-        """Leave what was set up for the fleet as a whole. Never raises."""
+        """Close what was set up for the whole fleet. Never raises."""
 
 
-def transport_for(name: str, hosts: Sequence[Host] = (), asked: Asked | None = None) -> Transport:
+def transport_for(
+    name: str, hosts: Sequence[Host] = (), asked: SettingsCache | None = None
+) -> Transport:
     """Return the transport of that name; UsageError names the nearest if there is none.
 
-    `hosts`: all the nodes that it will serve, for a way that is opened to all of them at once.
+    `hosts`: all the nodes that it will serve, for a transport that connects to all at once.
     """
     if name == "local":
         return LocalTransport()
@@ -79,32 +81,32 @@ def transport_for(name: str, hosts: Sequence[Host] = (), asked: Asked | None = N
 
 
 ASK_S = 10.0
-"""For `ssh -G` of one node; a `Match exec` of the user's configuration may take its time."""
+"""Deadline of `ssh -G` for one node; a `Match exec` of the configuration may be slow."""
 
 ASKED_AT_ONCE = 16
 
 
 class Way(Struct, frozen=True):
-    """How a node is reached, and what decided it where nobody said so."""
+    """The transport of a node, and why it was chosen if none was configured."""
 
     transport: str
     why: str = ""
 
 
 class Ways:
-    """Connects to the nodes of one run. Cheap to make; nothing is contacted before `connect`."""
+    """Connects to the nodes of one run. Cheap to make; contacts no node before `connect`."""
 
     def __init__(self, hosts: Iterable[Host]) -> None:
         self._hosts: dict[str, list[Host]] = {}
         for host in hosts:
             self._hosts.setdefault(host.transport, []).append(host)
-        self._asked = Asked()
+        self._asked = SettingsCache()
         self._chosen: dict[str, Way] = {}
         self._made: dict[str, Transport] = {}
         self._making = threading.Lock()
 
     def use(self, transport: Transport) -> None:
-        """Take a way that is open already, for the nodes that name it."""
+        """Use an open transport for the nodes that name it."""
         with self._making:
             self._made[transport.name] = transport
 
@@ -113,9 +115,9 @@ class Ways:
         return self.choose(host).transport
 
     def choose(self, host: Host, timeout_s: float = ASK_S) -> Way:
-        """Decide between paramiko and OpenSSH where the inventory leaves it open; contacts nobody.
+        """Choose paramiko or OpenSSH if the inventory leaves it open; contacts no node.
 
-        Where `ssh -G` fails, paramiko: `connect` then says why, as a finding.
+        If `ssh -G` fails it is paramiko, whose `connect` reports the reason as a finding.
         """
         if host.transport != "ssh":
             return Way(host.transport)
@@ -129,7 +131,7 @@ class Ways:
         return self._chosen[host.name]
 
     def known(self, deadline_s: float) -> dict[str, Way]:
-        """The way to every node by its name; those that take longer to find out are left out."""
+        """Return the transport of every node by name, without those not found out in time."""
         hosts = [host for some in self._hosts.values() for host in some]
         open_ones = [host for host in hosts if host.transport == "ssh"]
         fan_out(
@@ -138,11 +140,11 @@ class Ways:
             deadline_s=deadline_s,
             at_most=ASKED_AT_ONCE,
         )
-        said = {host.name: Way(host.transport) for host in hosts if host.transport != "ssh"}
+        fixed = {host.name: Way(host.transport) for host in hosts if host.transport != "ssh"}
         return {
             host.name: way
             for host in hosts
-            if (way := said.get(host.name) or self._chosen.get(host.name))
+            if (way := fixed.get(host.name) or self._chosen.get(host.name))
         }
 
     def connect(self, host: Host, timeout_s: float) -> Connection:
@@ -150,7 +152,7 @@ class Ways:
         return self._transport(self.choose(host, timeout_s).transport).connect(host, timeout_s)
 
     def close(self) -> None:
-        """Leave everything that was set up for the fleet as a whole. Never raises."""
+        """Close everything that was set up for the whole fleet. Never raises."""
         with self._making:
             while self._made:
                 self._made.popitem()[1].close()
@@ -163,31 +165,31 @@ class Ways:
 
 
 class LocalTransport:
-    """Runs commands as processes of ours: no shell, no network, a session of their own."""
+    """Runs commands as local processes: no shell, no network, each in its own session."""
 
     name = "local"
 
     def connect(self, host: Host, timeout_s: float) -> LocalConnection:
-        """Nothing to connect to: always succeeds."""
+        """Return a local connection; always succeeds."""
         del host, timeout_s
         return LocalConnection()
 
     def close(self) -> None:
-        """Nothing to leave."""
+        """Do nothing."""
 
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 SETUP_AT_MOST = 64
-"""Nodes that are set up (connected to, logged in to) at once."""
+"""Most nodes that are connected to and logged in to at once."""
 
 PROGRESS_S = 0.5
 """Least time between two calls of `progress`."""
 
 
 class TooSlowError(PreflightError, TimeoutError):
-    """A node's turn was not over, or had not come, when the deadline of all passed."""
+    """A node's work had not ended, or not begun, at the deadline of all nodes."""
 
 
 def fan_out(
@@ -198,36 +200,36 @@ def fan_out(
     at_most: int | None = SETUP_AT_MOST,
     progress: Callable[[int, int, list[str]], None] | None = None,
 ) -> dict[str, R | Exception]:
-    """Do `work` on every item, `at_most` at a time; what came of each, by its name, in order.
+    """Do `work` on every item, `at_most` at a time; return each result by name, in order.
 
     Items are names, or have one (`item.name`). What `work` raises is its item's result. At the
-    deadline (seconds from now) the rest get a TooSlowError and their threads are left behind:
-    daemons, which start nothing new. `progress(done, total, waiting)` hears of changes, at most
-    twice a second. `at_most=None` gives every item its own thread from the start: for work that
-    waits for other items' work, which would deadlock behind a bound (see `Gate`).
+    deadline (seconds from now) the rest get a TooSlowError; their daemon threads are left to end
+    and start nothing new. `progress(done, total, waiting)` is called on changes, at most twice a
+    second. `at_most=None` gives every item its own thread from the start: for work that waits for
+    other items' work, which would deadlock behind a bound (see `Gate`).
     """
     named = {str(getattr(item, "name", item)): item for item in items}
-    crew = _Crew(named, work)
+    workers = _Workers(named, work)
     results: dict[str, R | Exception] = {}
-    told, told_at = 0, 0.0
+    reported, reported_at = 0, 0.0
     ends = time.monotonic() + deadline_s
-    crew.start(len(named) if at_most is None else min(at_most, len(named)))
+    workers.start(len(named) if at_most is None else min(at_most, len(named)))
     try:
         while len(results) < len(named) and (left_s := ends - time.monotonic()) > 0:
-            results.update(crew.finished(min(left_s, PROGRESS_S)))
+            results.update(workers.finished(min(left_s, PROGRESS_S)))
             done, now = len(results), time.monotonic()
-            due = now - told_at >= PROGRESS_S or done == len(named)
-            if progress is not None and done != told and due:
-                told, told_at = done, now
+            due = now - reported_at >= PROGRESS_S or done == len(named)
+            if progress is not None and done != reported and due:
+                reported, reported_at = done, now
                 progress(done, len(named), [name for name in named if name not in results])
     finally:
-        crew.stop()
-    late = {name: crew.excuse(name, deadline_s) for name in named.keys() - results.keys()}
+        workers.stop()
+    late = {name: workers.excuse(name, deadline_s) for name in named.keys() - results.keys()}
     return {name: results[name] if name in results else late[name] for name in named}
 
 
 class Gate:
-    """Bounds how many nodes are set up at once, and nothing after that.
+    """Limits how many nodes are connected to at once, but not how many then run.
 
     A stage whose nodes wait for each other runs all of them (`fan_out(at_most=None)`) and holds
     `with gate.passage(deadline_s):` only while it connects.
@@ -238,7 +240,7 @@ class Gate:
 
     @contextmanager
     def passage(self, deadline_s: float) -> Iterator[None]:
-        """Wait for a place and keep it for the body; TooSlowError if none comes free in time."""
+        """Hold a place during the body; TooSlowError if none comes free in time."""
         if not self._places.acquire(timeout=deadline_s):
             raise TooSlowError(f"its turn to connect had not come after {deadline_s:.3g} s")
         try:
@@ -247,8 +249,8 @@ class Gate:
             self._places.release()
 
 
-class _Crew(Generic[T, R]):
-    """Daemon threads that take items in order until there are none, or until told to stop."""
+class _Workers(Generic[T, R]):
+    """Daemon threads that take items in order until there are none, or until `stop`."""
 
     def __init__(self, named: Mapping[str, T], work: Callable[[T], R]) -> None:
         self._todo = deque(named.items())
@@ -266,7 +268,7 @@ class _Crew(Generic[T, R]):
         self._todo.clear()
 
     def finished(self, wait_s: float) -> Iterator[tuple[str, R | Exception]]:
-        """All that is done by now, waiting for the first of it at most that long."""
+        """Yield all finished results; wait for the first at most that long."""
         try:
             yield self._done.get(timeout=wait_s)
             while True:

@@ -58,7 +58,7 @@ WITHOUT_CUDA = {
     "sweep/process_groups.py": {"_gloo": "connects CPUs"},
     "sweep/transports.py": {
         "not if self._rail.go.backend == 'nccl'": "gloo's interface",
-        "Means._tcp": "tells which interface carried gloo's data",
+        "Transport._tcp": "tells which interface carried gloo's data",
         "_local": "is called by _tcp",
         "gloo_interfaces": "the interfaces of gloo",
     },

@@ -91,7 +91,7 @@ def fingerprint() -> str:
         *_ROOT.glob("preflight/payload/probe/*.py"),
         *_ROOT.glob("preflight/facts/**/*.py"),
         *_ROOT.glob("checks/**/*.py"),
-        _ROOT / "preflight/commands/run.py",
+        _ROOT / "preflight/commands/check.py",
         _ROOT / "contrib/slurm/prolog.d/50-preflight",
         _ROOT / "contrib/slurm/healthcheck",
         _ROOT / "tests/bench/hook_faults.py",

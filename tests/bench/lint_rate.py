@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.lint.lint import lint
-from preflight.lint.reading import Unread, read_script
+from preflight.lint.reading import Unreadable, read_script
 from preflight.lint.script import Severity, makes_group
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def main(folders: list[str]) -> int:
         counted["not read"] += linted.unread is not None
         counted["distributed"] += linted.distributed
         script = read_script(content, str(path))
-        starts = not isinstance(script, Unread) and makes_group(script)
+        starts = not isinstance(script, Unreadable) and makes_group(script)
         counted["that make a group or wrap a model"] += starts
         for one in linted.findings:
             by_rule[f"{one.severity.value:<8} {one.rule}"] += 1

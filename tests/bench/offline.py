@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from preflight.core.registry import Registry, load_folder, shipped_folder
-from preflight.fleet.sources import Wish, resolve
+from preflight.fleet.sources import FleetRequest, resolve
 from preflight.run.expected_verdicts import Settings
 from preflight.run.measured import Measured, Silent
 from preflight.run.run import Run
@@ -22,7 +22,7 @@ def main() -> None:
     began = time.perf_counter()
     measured = Measured.decode(Path(sys.argv[1]).read_bytes())
     decoded = time.perf_counter()
-    fleet = resolve(Wish(inventory=sys.argv[2]))
+    fleet = resolve(FleetRequest(inventory=sys.argv[2]))
     run = Run(fleet, Registry(load_folder(shipped_folder())), Settings(), Silent())
     ready = time.perf_counter()
     expected = run.expected()

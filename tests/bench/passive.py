@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.facts.model import decode_facts
-from preflight.fleet.sources import Wish, resolve
+from preflight.fleet.sources import FleetRequest, resolve
 from preflight.run.expected_verdicts import Settings
 from preflight.run.measured import Measured, Silent
 from preflight.run.run import Run
@@ -84,7 +84,7 @@ def judged(folder: Path) -> Taken:
         reach={facts.host: synthetic.REACHED for facts in answers},
         facts={facts.host: facts for facts in answers},
     )
-    fleet = resolve(Wish(inventory=str(folder / _INVENTORY)))
+    fleet = resolve(FleetRequest(inventory=str(folder / _INVENTORY)))
     run = Run(fleet, Registry(load_folder(shipped_folder())), Settings(), Silent())
     passive = [key for key in run.expected() if run.registry[key[0]].check.stage in _STAGES]
     _, judge = _timed(lambda: run.replay(measured, passive, lambda *_: None))

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from preflight.fabric.agent_events import PairSeen, Ready, decode_event
-from preflight.fabric.collect import Collected
+from preflight.fabric.collect import SweepAccounts
 from preflight.fabric.plan import GLOO, GLOO_SOAK, SweepPlan
 from preflight.fabric.roster import roster
 from preflight.fabric.samples import Timing
@@ -93,7 +93,7 @@ def held() -> Held:
     ready = Ready("2.13.0+cpu", cuda=False, gpus=0, rails=_RAILS)
     who = roster(plan, dict.fromkeys(nodes, ready))
     drawn = _Drawn()
-    collected = Collected(who)
+    collected = SweepAccounts(who)
     accounts, times, tidy_s = 0, 0, 0.0
     before_mib, take_s = _resident_mib(), 0.0
     for number, around in enumerate(who.rounds):

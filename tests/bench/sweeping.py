@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from preflight.fabric.plan import SweepPlan
     from preflight.fabric.samples import Sweep
     from preflight.fleet.model import Host
-    from preflight.transport.payload_session import LeasedTalk
+    from preflight.transport.payload_session import MessageSession
 
 
 def swept(plan: SweepPlan, hosts: Sequence[Host], connections: Mapping[str, Connection]) -> Sweep:
     """Do what the plan says; the connections stay open."""
 
-    def start(host: Host, request: Mapping[str, object]) -> LeasedTalk:
+    def start(host: Host, request: Mapping[str, object]) -> MessageSession:
         return start_payload(connections[host.name], host, "sweep", request, DEADLINE_S)
 
     return sweep(plan, hosts, start, nonce=secrets.token_hex(16), deadline_s=DEADLINE_S)

@@ -11,7 +11,7 @@ import pytest
 
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.fleet.model import Host
-from preflight.fleet.sources import Wish, resolve
+from preflight.fleet.sources import FleetRequest, resolve
 from preflight.history import reading
 from preflight.run.expected_verdicts import Settings
 from preflight.run.measured import Measured, Silent
@@ -134,7 +134,7 @@ _NOBODY_TELLS = {
     "gpus.health.fan_pct",
     "gpus.health.repair_pending",
     "gpus.health.retired_pages",
-    "gpus.health.uncorrected_said",
+    "gpus.health.uncorrected_seen",
     "gpus.health.unrepairable",
     "machine.cgroup.cpus",
     "machine.cgroup.memory_mib",
@@ -222,7 +222,7 @@ def test_the_synthetic_fleet_is_judged_by_every_check_and_has_its_planted_faults
     """Nothing of it is skipped, else judging it would be faster than judging a real one."""
     (tmp_path / "fleet.toml").write_text(synthetic.inventory(260))
     measured = Measured.decode(synthetic.measured(260).encode())
-    fleet = resolve(Wish(inventory=str(tmp_path / "fleet.toml")))
+    fleet = resolve(FleetRequest(inventory=str(tmp_path / "fleet.toml")))
     run = Run(fleet, Registry(load_folder(shipped_folder())), Settings(), Silent())
     run.replay(measured, run.expected(), lambda *_: None)
     known = run.judgement.known()

@@ -78,7 +78,7 @@ def test_a_report_is_read(tmp_path: Path) -> None:
     """Nodes, paths and blames are told apart from what is open."""
     report = {
         "exit": 1,
-        "lost": 0,
+        "missing": 0,
         "fleet": {"not_ready": ["h3"], "unjudged": ["h7"], "apart": [["h1", "h2"]]},
         "blames": [
             {"kind": "node", "component": "h3", "sentence": "slow"},

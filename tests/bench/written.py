@@ -14,8 +14,8 @@ import msgspec
 from msgspec.structs import replace
 
 from preflight.core.registry import Ledger, Registry, load_folder, shipped_folder
-from preflight.fleet.sources import Wish, resolve
-from preflight.report.events import NAME, Began, Ended, owed, read_events
+from preflight.fleet.sources import FleetRequest, resolve
+from preflight.report.events import NAME, Began, Ended, by_check, read_events
 from preflight.report.outputs import Outputs
 from preflight.report.page import PAGE
 from preflight.report.since import at
@@ -32,7 +32,7 @@ def main() -> None:
     """Judge, then write the files of the first night; beside 29 copies, those of the last."""
     measured = Measured.decode(Path(sys.argv[1]).read_bytes())
     run = Run(
-        resolve(Wish(inventory=sys.argv[2])),
+        resolve(FleetRequest(inventory=sys.argv[2])),
         Registry(load_folder(shipped_folder())),
         Settings(),
         Silent(),
@@ -71,7 +71,7 @@ def _write(run: Run, folder: Path) -> tuple[float, float]:
     outputs.events.begin(
         Began(
             preflight="0", run=run.nonce, started=at(_BEGAN_S), tier="quick", nodes=tuple(nodes),
-            origin=run.fleet.origin, owed=owed(keys, nodes),
+            origin=run.fleet.origin, expected=by_check(keys, nodes),
         )
     )  # fmt: skip
     conclude(

@@ -13,8 +13,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.history import reading
-from preflight.history.place import Place, place_of
-from preflight.history.run_record import Cost, Covered, Done, Found, Machine, Night, Numbers, Slot
+from preflight.history.place import Place, parse_place
+from preflight.history.run_record import (
+    Cost,
+    Machine,
+    Night,
+    NightFinding,
+    Numbers,
+    PairCoverage,
+    RoundRecord,
+    Slot,
+)
 from preflight.session.history import prepared
 from tests.bench.outside import cost
 from tests.bench.ratio import Bound, Row, extremes, seconds
@@ -74,7 +83,7 @@ def written(folder: Path, nodes: int, nights: int) -> Year:
     """Write a year down."""
     from preflight.history.writing import writing
 
-    place = place_of(str(folder), folder)
+    place = parse_place(str(folder), folder)
     prepared(place)
     fleet = _Fleet(nodes)
     began = time.perf_counter()
@@ -165,7 +174,7 @@ class _Fleet:
             for name, gpus in zip(self.names, self._gpus, strict=True)
         ]
         found = [
-            Found(
+            NightFinding(
                 check=_CHECKS[place % 7],
                 about=name,
                 outcome="fail",
@@ -183,23 +192,23 @@ class _Fleet:
             tier="deep",
             preflight="0.1.0",
             machines=tuple(machines),
-            found=tuple(found),
+            findings=tuple(found),
             fine=dict.fromkeys(_CHECKS, well),
             counts={check: {"ok": len(well), "fail": len(bad)} for check in _CHECKS},
             numbers=tuple(self._numbers()),
             folded=f"gpu[1-{len(self.names)}]",
         )
 
-    def swept(self, past: Past) -> tuple[Past, Covered]:
+    def swept(self, past: Past) -> tuple[Past, PairCoverage]:
         """Nine more rounds, the next ones in turn."""
         run = past.runs + 1
         half = len(self.names) // 2
         turn = range(past.runs * _ROUNDS, run * _ROUNDS)
-        done = {**past.done, **{one % self._rounds: Done(run, half) for one in turn}}
+        done = {**past.done, **{one % self._rounds: RoundRecord(run, half) for one in turn}}
         new = replace(past, runs=run, done=done, costs={"deep": Cost(2.0, 60.0)})
         pairs = half * self._rounds
         known = min(pairs, len(done) * half)
-        return new, Covered(pairs=pairs, pairs_run=_ROUNDS * half, pairs_known=known)
+        return new, PairCoverage(pairs=pairs, pairs_run=_ROUNDS * half, pairs_known=known)
 
     def _state(self, name: str, bad: set[str]) -> State:
         return "ready" if name not in bad else "flaky" if name.endswith("1") else "unfit"

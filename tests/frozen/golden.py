@@ -128,7 +128,7 @@ _DIFFERS = (
     ),
     _differs("the machine's name", r'(\bhostname=")[^"]*', r"\1HOST"),
     _differs(
-        "pytest names the line of our source that raised, which is no promise",
+        "pytest names the line of our source that raised, which is no expectation",
         r"/[^\s\"<>]*/preflight/[\w/]+\.py:\d+: ", "SOURCE: ",
     ),
     _differs(

@@ -26,8 +26,8 @@ SCRIPTS: dict[str, str] = json.loads((VERBS_FOLDER / "scripts.json").read_text()
 WRONG: dict[str, list[list[str]]] = json.loads((VERBS_FOLDER / "wrong.json").read_text())
 
 VERBS = (
-    "blame", "capture", "checks", "diagnose", "explain", "healthcheck", "history", "learn",
-    "lint", "prolog", "read", "report", "run", "sweep", "watch",
+    "blame", "capture", "check", "diagnose", "explain", "healthcheck", "history", "learn",
+    "lint", "list-checks", "nightly", "prolog", "read", "report", "watch",
 )  # fmt: skip
 PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--preflight")
 SWEPT = ("lab-healthy", "lab-lossy-and-hung", "lab-three-culprits", "rehearsal-nvlink-domain",
@@ -53,7 +53,7 @@ def test_helps(tmp_path: Path) -> None:
     shown += within(tmp_path).text("preflight")
     for verb in VERBS:
         told = program(tmp_path, PROGRAM, verb, "--help")
-        if verb == "run":  # pytest's own help is most of it
+        if verb == "check":  # pytest's own help is most of it
             told = Told(told.exit, _ours(told.out), told.err)
         shown += told.text(f"preflight {verb} --help")
     _hold("help", shown, tmp_path)
@@ -78,10 +78,12 @@ def _ours(text: str) -> str:
 
 def test_pages_of_checks(tmp_path: Path) -> None:
     """The list of checks, and the page of each of them."""
-    told = within(tmp_path, "checks")
+    told = within(tmp_path, "list-checks")
     ids = re.findall(r"^([a-z]+\.\w+) ", told.out, re.MULTILINE)
-    shown = told.text("preflight checks") + f"{len(ids)} checks\n\n"
-    shown += "".join(within(tmp_path, "checks", one).text(f"preflight checks {one}") for one in ids)
+    shown = told.text("preflight list-checks") + f"{len(ids)} checks\n\n"
+    shown += "".join(
+        within(tmp_path, "list-checks", one).text(f"preflight list-checks {one}") for one in ids
+    )
     _hold("checks", shown, tmp_path)
 
 
@@ -115,7 +117,7 @@ def test_wrong_usage_of_verbs(tmp_path: Path) -> None:
     _wrong_files(tmp_path)
     shown = ""
     for words in WRONG["preflight"]:
-        own = words[0] in ("prolog", "healthcheck", "run", "sweep", "watch")
+        own = words[0] in ("prolog", "healthcheck", "check", "nightly", "watch")
         told = program(tmp_path, PROGRAM, *words) if own else within(tmp_path, *words)
         shown += told.text(f"preflight {' '.join(words)}")
     assert "Traceback" not in shown

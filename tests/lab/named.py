@@ -31,7 +31,7 @@ class _Fleet(Struct, frozen=True):
 
 class _Report(Struct, frozen=True):
     exit: int
-    lost: int
+    missing: int
     fleet: _Fleet
     blames: tuple[_Blame, ...]
 
@@ -66,7 +66,7 @@ def named(folder: Path) -> Named:
     unsure = (one.component for one in report.blames if one.kind == _OPEN)
     return Named(
         report.exit,
-        report.lost,
+        report.missing,
         tuple(dict.fromkeys((*report.fleet.not_ready, *apart, *sure))),
         tuple(dict.fromkeys((*unsure, *report.fleet.unjudged))),
     )

@@ -24,7 +24,7 @@ from preflight.commands.read import captured, judge_captured
 from preflight.errors import UsageError
 from preflight.facts.job import Dump
 from preflight.fleet.nodeset import expand, fold
-from preflight.fleet.sources import Wish, resolve
+from preflight.fleet.sources import FleetRequest, resolve
 from preflight.report.document import encode
 from tests.patterns.growth import logs, pasted, stretched, words
 from tests.patterns.test_growth import EVERY_WAY, _explain
@@ -84,7 +84,7 @@ def _a_pair_again_and_again(folder: Path, length: int) -> None:
 def _killed_run(folder: Path, length: int) -> None:
     began = {
         "event": "began", "preflight": "0.1.0", "run": "ab", "origin": "", "tier": "quick",
-        "started": "2026-11-22T02:00:00+00:00", "owed": {"gpu.count": ["-" * 25 * length]},
+        "started": "2026-11-22T02:00:00+00:00", "expected": {"gpu.count": ["-" * 25 * length]},
         "nodes": _names(length),
     }  # fmt: skip
     bent = {
@@ -116,7 +116,7 @@ def _insides(folder: Path, length: int) -> None:
 def _inventory(folder: Path, length: int) -> None:
     path = folder / "fleet.toml"
     path.write_text(f'[group.gpu]\nnodes = "{",".join(_names(length))}"\n')
-    assert resolve(Wish(inventory=str(path))).hosts
+    assert resolve(FleetRequest(inventory=str(path))).hosts
 
 
 def _suggestion(folder: Path, length: int) -> None:
@@ -126,7 +126,7 @@ def _suggestion(folder: Path, length: int) -> None:
     nodes, odd = f"{label}.{label}.n[1-1000]", f"{label}.{label[::-1]}.m7"
     path.write_text(f'[group.gpu]\nnodes = "{nodes}"\n[node."{odd}"]\nuser = "x"\n')
     with pytest.raises(UsageError):
-        resolve(Wish(inventory=str(path)))
+        resolve(FleetRequest(inventory=str(path)))
 
 
 def _script(folder: Path, text: str) -> None:
@@ -247,7 +247,7 @@ def _parts_of_a_string(folder: Path, length: int) -> None:
 def _nodes_of_a_verdict(folder: Path, length: int) -> None:
     """One verdict of a stored night blames them all."""
     place = made(Path(tempfile.mkdtemp(dir=folder)))
-    kept(place, night(1, machine("h0", "unfit"), found=(found("a.b", "h0"),)))
+    kept(place, night(1, machine("h0", "unfit"), findings=(found("a.b", "h0"),)))
     with closing(sqlite3.connect(str(place.file))) as other:
         (verdict,) = other.execute("SELECT verdict_id FROM blamed").fetchone()
         nodes = [(at, f"m{at}") for at in range(10, 10 + 40 * length)]

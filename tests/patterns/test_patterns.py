@@ -56,11 +56,12 @@ _MADE_WHEN_RUN = {
     "preflight/hang/diagnose/places.py": "places.toml, which is read here",
     "preflight/hang/explain/scan.py": "escaped words",
     "preflight/hang/explain/symptom.py": "the symptoms, which are read here",
-    "preflight/commands/run.py": "NAMES_CODE of trust.py",
+    "preflight/commands/check.py": "NAMES_CODE of trust.py",
     # Held in a table of the module, and found there.
     "checks/host/test_host_log.py": "_KINDS",
     "checks/net/test_nic_log.py": "_KINDS",
     "preflight/captured/environment.py": "_FORMS",
+    "preflight/captured/unread.py": "_FORMS",
     "preflight/core/trust.py": "_PARTED",
 }
 """Modules with calls of `re` whose expression is no literal, and what it is made of."""

@@ -64,7 +64,7 @@ class Told:
 
     def found(self) -> set[tuple[str, str]]:
         """(check, subject) of every verdict that a person has to look at."""
-        bad = ("fail", "flaky", "unknown", "broken", "lost", "warn")
+        bad = ("fail", "flaky", "unknown", "broken", "missing", "warn")
         return {(check, subject) for check, subject, _ in self.outcomes(*bad)}
 
 

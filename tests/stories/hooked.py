@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from preflight.commands.run import PROGRAM
+from preflight.commands.check import PROGRAM
 from preflight.core.registry import Registry, load_folder, shipped_folder
-from preflight.hook.second_look import FILES
+from preflight.hook.confirmation import FILES
 from tests.lab import kernel_log, sysfs
 from tests.lab.nvml.build import build
 from tests.lab.nvml.scenario import Scenario, h100
@@ -61,7 +61,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Hooked:
-    """A node of eight H100 and eight NICs, promised as such; healthy until told otherwise."""
+    """A node of eight H100 and eight NICs, expected as such; healthy until told otherwise."""
 
     folder: Path
     library: Path

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.lab.inventory import Tables
 
 CLEAN_S = 20.0
-"""What is promised: after so long nothing of a run is left on any host."""
+"""What is expected: after so long nothing of a run is left on any host."""
 
 FIRST_H1_H4 = 5
 """A seed whose first round holds h1-h4 and h2-h3, the second h1-h3 and h2-h4."""
@@ -47,7 +47,7 @@ class Sweeping(Terminal):
         return {name: more for name in now if (more := now[name] - self._before[name])}
 
     def wait_until_clean(self, *names: str) -> float:
-        """Until nothing of the run is left there, as promised; returns after how many seconds."""
+        """Until nothing of the run is left there, as expected; returns after how many seconds."""
         began = time.monotonic()
         while left := self.left(*names):
             assert time.monotonic() < began + CLEAN_S + MARGIN_S, left

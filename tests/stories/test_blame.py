@@ -125,7 +125,7 @@ def test_a_topology_that_is_no_use_is_one_line(tmp_path: Path) -> None:
     samples = stored(tmp_path, encode_sweep(SLOW))
     conf = tmp_path / "topology.conf"
     conf.write_text("SwitchName=leaf1 Nodes=gpu[1-8]\n")
-    assert "knows no leaf of h[1-5]" in refused(blame(samples, "--topology", str(conf)))
+    assert "names no leaf of h[1-5]" in refused(blame(samples, "--topology", str(conf)))
     conf.write_text("SwitchName=leaf1 Nodes=gpu[1-99999999]\n")
     assert "line 1" in refused(blame(samples, "--topology", str(conf)))
     assert "cannot read" in refused(blame(samples, "--topology", str(tmp_path / "none.toml")))
@@ -154,11 +154,11 @@ def test_the_fabric_of_that_night_can_be_drawn(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_lost_account_is_no_reason_against_anybody(tmp_path: Path) -> None:
+def test_a_missing_account_blames_no_node(tmp_path: Path) -> None:
     """One end measured all of it: the pair is not judged, the others are; both forms say so."""
     first, *rest = HEALTHY.pairs
     lost = replace(HEALTHY, pairs=(replace(first, second=None), *rest))
-    said = f"not judged: {first.a}-{first.b}: {first.b}'s account of it was lost"
+    said = f"not judged: {first.a}-{first.b}: {first.b}'s account of it is missing"
     for content in (encode_sweep(lost), encode_observed(observe(lost))):
         told = blame(stored(tmp_path, content))
         assert (told.exit, told.found) == (3, []), told.out
@@ -179,7 +179,7 @@ def test_a_healthy_night_blames_nobody(tmp_path: Path) -> None:
     told = blame(tmp_path)
     assert (told.exit, told.found) == (0, [])
     assert told.document["run"] == "ab" * 16
-    assert "nobody is blamed    exit 0" in blame(tmp_path, as_json=False).out
+    assert "nothing is blamed    exit 0" in blame(tmp_path, as_json=False).out
 
 
 def test_two_nccl_nodes_with_nothing_to_hold_them_against_are_not_excluded(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_two_nccl_nodes_with_nothing_to_hold_them_against_are_not_excluded(tmp_p
         said = blame(path, as_json=False).out
         assert "UNKN   h1-h2  fabric.allreduce\n" in said
         assert "missed     too few healthy pairs to compare with" in said
-        assert said.endswith("nobody is blamed    exit 3\n")
+        assert said.endswith("nothing is blamed    exit 3\n")
 
 
 def test_the_examples_of_the_page_say_what_the_page_says(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_pairs_without_times_clear_nobody(tmp_path: Path) -> None:
         (gzip.compress(encode_sweep(SLOW))[:-50], "damaged gzip"),
         (encode_sweep(SLOW).replace(b"200.0", b"-200.0", 1), "at pairs[0].first.timings[0]"),
         (encode_sweep(SLOW).replace(b'"round":0', b'"round":3', 1), "ranks disagree"),
-        (b"\x00\xff\x1b[31m", "no JSON at byte 0"),
+        (b"\x00\xff\x1b[31m", "not JSON at byte 0"),
     ],
     ids=["truncated", "damaged", "negative", "rounds", "binary"],
 )

@@ -49,7 +49,7 @@ def test_three_nodes_are_burned_in(here: Here) -> None:
 
 
 def test_a_promised_gpu_that_torch_does_not_see_is_unknown(here: Here) -> None:
-    """CPUs do not stand for GPUs that were promised: nothing of them is called healthy."""
+    """CPUs do not stand for GPUs that were expected: nothing of them is called healthy."""
     text = here.inventory.read_text()
     here.inventory.write_text(text.replace("[group.train]\n", "[group.train]\ngpus = 8\n"))
     told = here.judge_all(*STAGE)
@@ -79,7 +79,7 @@ def test_an_interrupted_burn_in_tells_what_it_found(tmp_path: Path) -> None:
     finally:
         run.end()
     assert told.exit == 2, told.out
-    assert "slot 1 was lost in" in told.out
+    assert "slot 1 died in" in told.out
     assert "SIGKILL" in told.out
     assert ("burn.device", "n1", "fail") in told.outcomes()
     judged = ("burn.device", "burn.integrity")  # the other slot's proofs are whole by then

@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.captured.archive import pack
-from preflight.commands.capture import Taken, in_public
+from preflight.commands.capture import ArchiveParts, in_public
 from preflight.report.document import Report
 from tests import warm
 from tests.golden.hold import hold
@@ -120,7 +120,7 @@ def test_this_machine_is_captured_and_read(tmp_path: Path, tools: dict[str, str]
     assert path.stat().st_mode & 0o777 == 0o640
     assert f"written: {path}, {path.stat().st_size / 1e3:.0f} KB, " in err
     assert "could not collect" in err
-    assert "the sweep gave no log of NCCL: see run/report.json" in err
+    assert "the sweep left no NCCL log: see run/report.json" in err
     archive, _ = hold(path)
     names = {name.rpartition("/")[2] for name in archive.files}
     assert {"facts.json", "nvidia-smi-q.txt", "ibstat.txt", "journalctl.txt", "env.txt"} <= names
@@ -143,7 +143,7 @@ def test_a_run_that_measured_nothing_is_less_than_a_capture(tmp_path: Path) -> N
     assert archive.manifest.run_exit == 4
     code, out, _ = _preflight("read", path)
     assert code in (1, 3), out
-    assert "no pair was measured: the run left none" in " ".join(out.split())
+    assert "no pair was measured: the run left no such file" in " ".join(out.split())
 
 
 @pytest.mark.parametrize("budget", ["-5", "0", "nan", "1e9"])
@@ -264,10 +264,10 @@ def test_hosts_of_the_lab_are_captured_as_golden_data(lab: Lab, tmp_path: Path) 
         assert f"nodes/{name}/nvidia-smi-topo-m.txt" in archive.files
         assert "8 GPUs" in verdicts[f"nodes/{name}/facts.json", "gpu.count"].sentence
     assert path.name.startswith("preflight-capture-2-nodes-")
-    failed = {check for (_, check), one in verdicts.items() if one.condemns}
+    failed = {check for (_, check), one in verdicts.items() if one.makes_not_ready}
     assert failed == {"software.arch"}  # the lab's torch is built without CUDA
     assert "GB/s" in verdicts["run/measured.json", "fabric.allreduce"].sentence
-    taken = Taken()
+    taken = ArchiveParts()
     for part in archive.manifest.parts:
         taken.add(part, archive.files.get(part.name, b""))
     hidden, shown = in_public(taken, ["h1", "h2"])

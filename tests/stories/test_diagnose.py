@@ -38,5 +38,5 @@ def test_who_keeps_a_job_waiting_is_named(
     """The rank (or node, or path), what it does, and its line; the job goes on as if not asked."""
     looked = "3" if situation.moves else "1"
     with kept.hanging(situation):
-        told = diagnose(cluster.inventory("hang.toml"), "--json", f"--look-s={looked}")
-    assert not situation.expected.off(told.answer), told.out
+        done = diagnose(cluster.inventory("hang.toml"), "--json", f"--look-s={looked}")
+    assert not situation.expected.off(done.answer), done.out

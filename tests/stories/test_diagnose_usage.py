@@ -27,7 +27,7 @@ def test_what_was_seen_is_kept_and_judged_again(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
-    assert (live.returncode, live.stderr) == (3, "preflight: kept in kept\n")
+    assert (live.returncode, live.stderr) == (3, "preflight: saved in kept\n")
     again = diagnose(tmp_path, "kept")
     assert (again.returncode, again.stdout) == (3, live.stdout)
     assert (tmp_path / "kept" / "state.json").stat().st_mode & 0o777 == 0o640
@@ -54,10 +54,10 @@ def test_wrong_usage_is_one_line(tmp_path: Path) -> None:
     for words, said in (
         (("--pid", "4194303"), "no process 4194303 here"),
         (("--pid", "1", "--nodes", "a"), "leave out --nodes"),
-        (("nowhere",), "there is no nowhere: give a folder that --save has made"),
-        (("4711",), "; a process is asked about with --pid=4711"),
-        (("state.json",), "give a folder that --save has made"),
-        (("--look-s", "600"), "--look-s takes 0.2 to 10 seconds"),
+        (("nowhere",), "there is no nowhere: give a folder that --save made"),
+        (("4711",), "; for a process use --pid=4711"),
+        (("state.json",), "give a folder that --save made"),
+        (("--look-s", "600"), "--look-s=600: give seconds, 0.2 to 10"),
     ):
         told = diagnose(tmp_path, *words)
         assert (told.returncode, told.stdout) == (4, ""), words

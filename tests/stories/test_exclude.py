@@ -18,7 +18,7 @@ GPUS = ("--preflight-checks", "host.driver_hung,gpu.count")
 
 @pytest.fixture
 def lacking(tmp_path: Path) -> str:
-    """Promises this machine more GPUs than anybody has."""
+    """Expectations this machine more GPUs than anybody has."""
     path = tmp_path / "fleet.toml"
     path.write_text('[group.g]\nnodes = "here1"\ngpus = 99\ntransport = "local"\n')
     return f"--preflight-inventory={path}"

@@ -24,28 +24,38 @@ def _explain(folder: Path, *words: str, given: str = "") -> subprocess.Completed
 
 def test_from_a_pipe(tmp_path: Path) -> None:
     """The cause, its proof and what to do; nothing on standard error."""
-    told = _explain(tmp_path, "-", given="step 1\n" + LOG)
+    done = _explain(tmp_path, "-", given="step 1\n" + LOG)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("port_in_use  (95% sure)\nwhat      port 29511 was in use")
+    assert "proof     -:2: RuntimeError" in done.stdout
+
+
+def test_a_log_without_any_failure_is_exit_0(tmp_path: Path) -> None:
+    """It is said so, with what to do where the job hangs; an empty log is nothing to check."""
+    told = _explain(tmp_path, "-", given="epoch 1: loss 0.31\nepoch 2: loss 0.27\n")
     assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout.startswith("port_in_use  (95% sure)\nwhat      port 29511 was taken")
-    assert "proof     -:2: RuntimeError" in told.stdout
+    assert "what      no line shows a failure" in told.stdout
+    assert "preflight diagnose" in told.stdout
+    assert _explain(tmp_path, "-", given="").returncode == 5
 
 
 def test_as_json_and_unknown(tmp_path: Path) -> None:
-    """All keys are there, and a log that tells nothing is exit 3, not a guess."""
-    (tmp_path / "a.log").write_text("epoch 1\n")
-    told = _explain(tmp_path, "a.log", "--json")
-    assert told.returncode == 3
-    answer = json.loads(told.stdout)
+    """All keys are there; a failure of no known cause is exit 3 with its line, not a guess."""
+    (tmp_path / "a.log").write_text("epoch 1\nthe flux capacitor failed\n")
+    done = _explain(tmp_path, "a.log", "--json")
+    assert done.returncode == 3
+    answer = json.loads(done.stdout)
     assert answer["category"] == "unknown"
+    assert [one["text"] for one in answer["evidence"]] == ["the flux capacitor failed"]
     assert {"culprits", "sentence", "advice", "evidence", "confidence", "alternatives"} <= {*answer}
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     """One line, exit 4."""
-    told = _explain(tmp_path, "b.log")
-    assert told.returncode == 4
+    done = _explain(tmp_path, "b.log")
+    assert done.returncode == 4
     assert (
-        told.stderr == "preflight: cannot read b.log: No such file or directory; give log files\n"
+        done.stderr == "preflight: cannot read b.log: No such file or directory; give log files\n"
     )
 
 
@@ -59,13 +69,13 @@ def test_text_that_the_kernel_sends_is_no_file(tmp_path: Path, verb: str, text: 
     That to a pagemap had no end.
     """
     (tmp_path / "stderr.log").symlink_to(text)
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "preflight.cli", verb, "stderr.log"],
         cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
         check=False,
     )  # fmt: skip
-    (line,) = told.stderr.splitlines()
-    assert (told.returncode, "stderr.log" in line) == (4, True), told
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, "stderr.log" in line) == (4, True), done
     assert os.access(text, os.R_OK) == ("text that the kernel sends" in line)
 
 
@@ -74,21 +84,21 @@ def test_no_word_of_a_log_drives_the_terminal_as_json(tmp_path: Path) -> None:
     line = LOG.replace("RuntimeError", "RuntimeError \x9b31m\u202e\x1b]0;x\x07", 1)
     (tmp_path / "a.log").write_text(line)
     for words in (("a.log",), ("a.log", "--json")):
-        told = _explain(tmp_path, *words)
-        assert told.returncode == 0, told.stderr
-        assert not any(one in told.stdout for one in "\x9b\u202e\x1b\x07")
-        answer = str(json.loads(told.stdout)) if "--json" in words else told.stdout
+        done = _explain(tmp_path, *words)
+        assert done.returncode == 1, done.stderr
+        assert not any(one in done.stdout for one in "\x9b\u202e\x1b\x07")
+        answer = str(json.loads(done.stdout)) if "--json" in words else done.stdout
         assert not any(one in answer for one in ("\x9b", "\\x9b", "\u202e", "\\u202e", "\x1b"))
 
 
 def test_the_environment_of_a_process_is_read(tmp_path: Path) -> None:
-    """/proc/PID/environ has an end, and nobody else is waiting for what it holds."""
+    """/proc/PID/environ has an end, and no other process waits for its content."""
     words = [sys.executable, "-m", "preflight.cli", "read", "/proc/self/environ"]
     environ = {"NCCL_DEBUG": "INFO", "PATH": os.environ["PATH"], "MASTER_ADDR": "gpu001"}
-    told = subprocess.run(
+    done = subprocess.run(
         words, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
-    assert "environment" in told.stdout.splitlines()[1], told
+    assert "environment" in done.stdout.splitlines()[1], done
 
 
 def test_the_folder_of_a_launch_under_watch(tmp_path: Path) -> None:
@@ -101,9 +111,9 @@ def test_the_folder_of_a_launch_under_watch(tmp_path: Path) -> None:
     (folder / "nccl" / "n3.77.log").write_text("NCCL INFO Connected all rings\n")
     rank = folder / "torchrun" / "run_x" / "attempt_0" / "1"
     (rank / "stderr.log").write_text("step 1\n" + LOG)
-    told = _explain(tmp_path, "watch-1-n3")
-    assert (told.returncode, told.stderr) == (0, "")
-    assert "torchrun/run_x/attempt_0/1/stderr.log:2:" in told.stdout.replace("\n          ", "")
+    done = _explain(tmp_path, "watch-1-n3")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "torchrun/run_x/attempt_0/1/stderr.log:2:" in done.stdout.replace("\n          ", "")
     for run in ("watch-1-n3/torchrun", "watch-1-n3/torchrun/run_x"):
         assert _explain(tmp_path, run).stdout.startswith("port_in_use")
     (folder / "output.log").write_text("OSError: [Errno 98] Address already in use\n")
@@ -115,15 +125,15 @@ def test_a_folder_of_anything_else_is_refused(tmp_path: Path) -> None:
     """It may hold many jobs' logs: one line that says what to give."""
     (tmp_path / "many").mkdir()
     (tmp_path / "many" / "slurm-1.out").write_text(LOG)
-    told = _explain(tmp_path, "many")
-    assert (told.returncode, told.stdout) == (4, "")
-    assert told.stderr.startswith("preflight: no log of a job in many: give log files, or")
-    assert told.stderr.count("\n") == 1
+    done = _explain(tmp_path, "many")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr.startswith("preflight: no log of a job in many: give log files, or")
+    assert done.stderr.count("\n") == 1
     for run in "ab":
         (tmp_path / "many" / run / "attempt_0" / "0").mkdir(parents=True)
-    told = _explain(tmp_path, "many")
-    assert told.returncode == 4
-    assert told.stderr == "preflight: 2 runs of torchrun in many: give one of them\n"
+    done = _explain(tmp_path, "many")
+    assert done.returncode == 4
+    assert done.stderr == "preflight: 2 runs of torchrun in many: give one of them\n"
 
 
 def test_the_symptom_on_the_page_works(tmp_path: Path) -> None:
@@ -132,7 +142,7 @@ def test_the_symptom_on_the_page_works(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "quota.toml").write_text(block)
     log = "[rank3]: write failed: quota of project vision exceeded\n"
-    told = _explain(tmp_path, "--symptoms", "own", "-", given=log)
-    assert told.returncode == 0
-    assert "the quota of vision is used up" in told.stdout
-    assert "who       project vision" in told.stdout
+    done = _explain(tmp_path, "--symptoms", "own", "-", given=log)
+    assert done.returncode == 1
+    assert "the quota of vision is used up" in done.stdout
+    assert "who       project vision" in done.stdout

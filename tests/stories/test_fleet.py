@@ -66,7 +66,7 @@ def test_a_healthy_fleet_is_ready(judge: Callable[..., Told]) -> None:
     assert "2 at a time" in told.out
     assert "ready      h[1-4]  4 of 4" in told.out
     assert told.found() == set()
-    assert told.report["lost"] == 0
+    assert told.report["missing"] == 0
     pairs = told.report["pairs"]
     assert {(pair["a"], pair["b"]) for pair in pairs} == {
         ("h1", "h2"), ("h1", "h3"), ("h1", "h4"), ("h2", "h3"), ("h2", "h4"), ("h3", "h4"),

@@ -58,7 +58,7 @@ def test_a_node_that_is_down_does_not_hide_the_rest(here: Here) -> None:
             ("site.alike", "fleet:all", "ok"), ("reach.python", "n2", "fail"),
         }  # fmt: skip
         (row,) = [v for v in told.report["verdicts"] if v["outcome"] == "ok"]
-        assert row["sentence"] == "2 alike; not looked at: n2"
+        assert row["sentence"] == "2 alike; not checked: n2"
         assert told.report["fleet"]["ready"] == ["n1", "n3"]
 
 
@@ -68,5 +68,5 @@ def test_a_worker_that_dies_over_the_fleet(here: Here) -> None:
     here.check("site.alike", f"{die}\n    conclude(ok('fine'))", subject="fleet")
     told = here.judge(*WORKERS, "--max-worker-restart=0")
     assert told.exit == 3
-    assert told.outcomes() == {("site.alike", "fleet:all", "lost")}
+    assert told.outcomes() == {("site.alike", "fleet:all", "missing")}
     assert told.report["fleet"]["unjudged"] == ["n1", "n2", "n3"]

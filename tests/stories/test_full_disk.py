@@ -42,8 +42,8 @@ def judged(here: Here, folder: Path, *arguments: str) -> tuple[Told, Path]:
     told = here.judge(f"--preflight-report={folder}", *arguments, env={"TMPDIR": str(elsewhere)})
     said = "".join(line.strip() for line in told.out.splitlines())
     assert told.exit == 3, told.out
-    assert "3 ok, 0 failed, 0 lost" in told.out
-    assert " all was judged, but not saved where it belongs " in told.out
+    assert "3 ok, 0 failed, 0 missing" in told.out
+    assert " everything was judged, but not saved where it belongs " in told.out
     assert "No space left on device" in " ".join(told.out.split())
     kept = re.search(rf"kept in ?({elsewhere}/preflight-\w+);", said)
     assert kept, told.out
@@ -85,7 +85,7 @@ def test_measurements_that_do_not_fit_can_be_judged_again(
     assert names == {"measured.json", "ready.hosts", "report.html", "report.json"}
     again = here.judge(f"--preflight-replay={kept / 'measured.json'}")
     assert again.exit == 0, again.out
-    assert "3 ok, 0 failed, 0 lost" in again.out
+    assert "3 ok, 0 failed, 0 missing" in again.out
 
 
 def test_a_disk_that_is_full_already_is_refused(here: Here) -> None:

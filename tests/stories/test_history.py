@@ -47,7 +47,7 @@ def test_three_nights_of_one_fleet(here: Here) -> None:
     assert "worst      n2  not ready in 2 of 3 runs; last " in fleet.stdout
     assert "           n3  not ready in 2 of 3 runs; last " in fleet.stdout
     one = _history("n3", "--history", str(nights), folder=here.folder)
-    assert "no serial number told" in one.stdout
+    assert "serial number unknown" in one.stdout
     assert "open       site.straight fail, 2 runs since " in one.stdout
     assert "bent by 3 mm, 0 allowed" in one.stdout
     worst = _history("--worst", "--json", "--history", str(nights), folder=here.folder)
@@ -56,7 +56,7 @@ def test_three_nights_of_one_fleet(here: Here) -> None:
     assert (nobody.returncode, nobody.stdout) == (4, "")
     assert f"no run in {nights / _DB} had a node 'n9'; known: n1, n2, n3" in nobody.stderr
     empty = _history("--history", "elsewhere", folder=here.folder)
-    assert (empty.returncode, "no run is remembered here" in empty.stdout) == (5, True)
+    assert (empty.returncode, "no run is stored here" in empty.stdout) == (5, True)
 
 
 def test_a_damaged_history_changes_no_verdict(here: Here) -> None:

@@ -55,7 +55,7 @@ def test_answers_to_the_probe_that_are_none(here: Here) -> None:
     assert "belongs to another run" in why["replayed"]
     assert "more than 8 MiB" in why["huge"]
     assert "over 100000 lines" in why["newlines"]
-    assert told.report["lost"] == 0
+    assert told.report["missing"] == 0
 
 
 def test_a_node_that_claims_to_be_another(here: Here) -> None:
@@ -79,7 +79,7 @@ def test_hostile_words_in_every_text(here: Here) -> None:
     junit = here.folder / "junit.xml"
     told = here.judge_all("-v", "-k", "evil and not fabric", f"--junitxml={junit}", "-rA")
     assert told.exit == 1
-    assert told.report["lost"] == 0
+    assert told.report["missing"] == 0
     ET.parse(junit)  # noqa: S314  we wrote it a moment ago
     texts = [told.out, told.err, junit.read_text()]
     texts += [path.read_text() for path in told.folder.iterdir() if path.name != "measured.json"]

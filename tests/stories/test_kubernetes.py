@@ -1,4 +1,4 @@
-"""The example manifests for Kubernetes do what they promise: their own commands, run in pods."""
+"""The example manifests for Kubernetes do what they say: their own commands, run in pods."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_training_starts_when_all_nodes_are_fit(job: Job) -> None:
         ranks = {f"rank {GPUS * index + i} trains with {PODS * GPUS}" for i in range(GPUS)}
         assert set(pod.ran["train"].out.splitlines()) == ranks
     log = _log(job)
-    assert "\nfleet    train-[0-1]  2 nodes, 4 GPUs promised  (from torchrun" in log
+    assert "\nfleet    train-[0-1]  2 nodes, 4 GPUs expected  (from torchrun" in log
     assert "\nready      train-[0-1]  2 of 2\n" in log
     kept = [job.volume(pod, "report") / "preflight" / "report.json" for pod in job.pods]
     assert [file.exists() for file in kept] == [True, False]
@@ -98,7 +98,7 @@ def test_training_starts_when_all_nodes_are_fit(job: Job) -> None:
 
 @before
 def test_training_does_not_start_beside_an_unfit_node(job: Job) -> None:
-    """A promised GPU is lost: every init container fails, no other starts, the pod is named."""
+    """An expected GPU is lost: every init container fails, no other starts, the pod is named."""
     host = job.pods[1].host
     host.set_scenario(host.scenario.gpu_lost(1))
     job.run()
@@ -115,7 +115,7 @@ def test_a_rank_that_dies_fails_every_pod(job: Job) -> None:
     job.run(PYTEST_PLUGINS="dies", PYTHONPATH="/job")
     assert _exits(job) == [{"preflight": 1}] * PODS, job.said()
     log = re.sub(r"\s+", " ", _log(job))
-    assert "rank 3 (preflight-1, local rank 1) started and fell silent" in log
+    assert "rank 3 (preflight-1, local rank 1) started, then stopped answering" in log
     assert " not ready preflight-1 --exclude=preflight-1 " in log
 
 

@@ -51,10 +51,10 @@ def test_this_machine_is_learned_and_judged_by_it(
     (name,) = inventory.names
     host = inventory.host(name)
     assert (host.transport, host.python) == ("local", (sys.executable,))
-    assert ", learned 20" in host.promised.origin
+    assert ", learned 20" in host.expected.origin
     told = preflight("--preflight-inventory", str(tmp_path / "here.toml"), *FACTS)
-    promised = {"gpu.count", "gpu.topology"}
-    assert not {check for check, _ in told.found()} & promised, told.out
+    expected = {"gpu.count", "gpu.topology"}
+    assert not {check for check, _ in told.found()} & expected, told.out
 
 
 def test_a_run_that_somebody_else_wrote_names_no_hostile_node(
@@ -73,7 +73,7 @@ def test_a_run_that_somebody_else_wrote_names_no_hostile_node(
 
 
 def test_promises_are_replaced_ways_in_are_kept_and_nothing_is_overwritten(tmp_path: Path) -> None:
-    """Three nodes alike are one folded group; their promise of eight GPUs was wrong."""
+    """Three nodes alike are one folded group; their expectation of eight GPUs was wrong."""
     out = tmp_path / "new.toml"
     done = _learn(tmp_path, "--inventory", _local(tmp_path), "-o", out)
     assert done.returncode == 0, done.stderr
@@ -86,7 +86,7 @@ def test_promises_are_replaced_ways_in_are_kept_and_nothing_is_overwritten(tmp_p
     before = out.read_bytes()
     again = _learn(tmp_path, "--inventory", _local(tmp_path), "-o", out)
     assert again.returncode == 4
-    assert "is there already: give another file, or --force to replace it" in again.stderr
+    assert "exists already: give another file, or --force to replace it" in again.stderr
     assert out.read_bytes() == before
     assert _learn(tmp_path, "--inventory", _local(tmp_path), "-o", out, "--force").returncode == 0
 
@@ -108,7 +108,7 @@ def test_who_does_not_answer_is_named_and_not_invented(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["--nodes", "h[1-99999999]"], "more than 65536 nodes"),
-        (["nosuchrun"], "cannot read what a run measured"),
+        (["nosuchrun"], "cannot read the run's measurements"),
         (["--inventory", "nosuch.toml"], "cannot read the inventory"),
         (["-o", "nosuch/new.toml"], "there is no folder"),
         (["-o", "/proc/new.toml"], "/proc takes no new file; give another file"),

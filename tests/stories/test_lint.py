@@ -72,24 +72,24 @@ def test_the_same_as_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "code", "said"),
+    ("name", "content", "code", "answer"),
     [
         ("a.py", b"\x7fELF\0", 3, "there are NUL bytes in it"),
         ("a.py", b"def f(:\n", 3, "it is no Python that"),
-        ("a.py", b"import os\n", 5, "nothing in it is for several ranks"),
+        ("a.py", b"import os\n", 5, "not a distributed script"),
         ("a.py", b"from torch import distributed\n", 0, "nothing found"),
-        ("\x1b[31mred.py", b"x = '\xff'\n", 3, "[31mred.py was not judged"),
+        ("\x1b[31mred.py", b"x = '\xff'\n", 3, "[31mred.py was not checked"),
         ("b.py", b"#" * (4 << 20) + b"#", 4, "larger than 4 MiB"),
     ],
 )
 def test_files_that_are_no_such_script(
-    tmp_path: Path, name: str, content: bytes, code: int, said: str
+    tmp_path: Path, name: str, content: bytes, code: int, answer: str
 ) -> None:
     """One line, the exit code of the table, no traceback, and nothing that steers a terminal."""
     (tmp_path / name).write_bytes(content)
     got, out, err = _lint(tmp_path, name)
     assert got == code
-    assert said in " ".join((out + err).split())
+    assert answer in " ".join((out + err).split())
     assert "Traceback" not in out + err
     assert "\x1b" not in out + err
 
@@ -98,16 +98,16 @@ def test_a_run_that_knows_the_script_and_the_launch(here: Here) -> None:
     """A fleet that is well is not ready for a script that hangs, nor for a launch of more nodes."""
     script = here.folder / "train.py"
     script.write_text(TRAIN)
-    told = here.judge_all(
+    run = here.judge_all(
         "--preflight-checks=launch.script,launch.fits",
         "--preflight-script=train.py",
         "--preflight-launch=torchrun --nnodes=4 --nproc-per-node=1 --rdzv-endpoint=n1:29500 t.py",
     )
-    assert told.exit == 1, told.out
-    assert told.found() == {("launch.script", "fleet:all"), ("launch.fits", "fleet:all")}
-    said = {one["check"]: one["sentence"] for one in told.report["verdicts"]}
-    assert said["launch.script"].startswith("train.py line 13: only rank 0 calls evaluate()")
-    assert said["launch.fits"] == "--nnodes=4 waits for 4 nodes, and this run has 3"
+    assert run.exit == 1, run.out
+    assert run.found() == {("launch.script", "fleet:all"), ("launch.fits", "fleet:all")}
+    sentences = {one["check"]: one["sentence"] for one in run.report["verdicts"]}
+    assert sentences["launch.script"].startswith("train.py line 13: only rank 0 calls evaluate()")
+    assert sentences["launch.fits"] == "--nnodes=4 waits for 4 nodes, and this run has 3"
     assert not (here.folder / "it-ran").exists()
 
 

@@ -188,7 +188,7 @@ def test_a_slow_driver_drains_at_the_second_look(hooked: Hooked, slurm: FakeSlur
         seen.append((told.code, slurm.seen[0]))
         if seen == [(0, IDLE)]:
             assert told.unknown()["gpu.driver_slow"] is False
-            assert "it is a fault if the next look sees the same" in told.log[0]
+            assert "it counts as a fault if the next look agrees" in told.log[0]
     assert seen == [*[(0, IDLE)] * 3, (1, OUT), (0, IDLE)]
 
 
@@ -209,7 +209,7 @@ def test_a_hung_driver_drains_at_the_second_look(hooked: Hooked, slurm: FakeSlur
         seen.append((told.code, slurm.seen[0]))
         if seen == [(0, IDLE)]:
             assert told.unknown()["host.driver_hung"] is False
-            assert "it is a fault if the next look sees the same" in told.log[0]
+            assert "it counts as a fault if the next look agrees" in told.log[0]
     assert seen == [*[(0, IDLE)] * 4, (1, OUT), (0, IDLE)]
 
 
@@ -249,7 +249,7 @@ def test_a_gpu_that_cannot_just_now_drains_at_the_second_look(
         seen.append((told.code, slurm.seen[0]))
         if seen == [(0, IDLE)]:
             assert told.unknown()[check] is False
-            assert "it is a fault if the next look sees the same" in " ".join(told.log)
+            assert "it counts as a fault if the next look agrees" in " ".join(told.log)
     assert (seen, told.unfit()) == ([*[(0, IDLE)] * 4, (1, OUT)], {check: True})
 
 

@@ -94,7 +94,7 @@ def test_our_own_fault_keeps_no_job_away(hooked: Hooked, broken: str) -> None:
         hooked.configure("budget_s = 20")
     told = hooked.prolog("--limit=9")
     assert (told.code, told.out, len(told.log)) == (0, "", 1)
-    assert "could not judge" in told.log[0]
+    assert "could not check" in told.log[0]
 
 
 @pytest.fixture

@@ -129,7 +129,7 @@ def test_a_broken_inventory_drains_nobody(hook: Hook, slurm: Slurm) -> None:
     assert reasons(slurm) == {}
     for node in slurm.lab.hosts:
         assert "fleet.toml" in hook.last(node)["judged"]["trouble"]
-        assert "could not judge" in hook.last(node)["decision"]["log"]
+        assert "could not check" in hook.last(node)["decision"]["log"]
 
 
 def test_many_at_once_trip_the_breaker(hook: Hook, slurm: Slurm) -> None:

@@ -58,7 +58,7 @@ def test_selecting_by_stage(here: Here) -> None:
         told = here.judge_all("-m", "preflight_reach", *workers)
         assert told.exit == 0, told.out
         assert {check.split(".")[0] for check, _, _ in told.outcomes()} == {"reach"}
-        assert told.report["lost"] == 0
+        assert told.report["missing"] == 0
 
 
 def test_collecting_lists_stable_ids(here: Here) -> None:
@@ -82,8 +82,8 @@ def test_stopping_at_the_first_failure(here: Here, option: str, workers: tuple[s
     told = here.judge(option, *workers)
     assert told.exit == 1, told.out
     assert told.found() == {("site.a", "n2")}
-    assert told.report["lost"] == 0
-    assert ", 0 lost" in told.out
+    assert told.report["missing"] == 0
+    assert ", 0 missing" in told.out
     rest = {v["sentence"] for v in told.report["verdicts"] if v["outcome"] == "not_run"}
     assert rest <= {"stopped by -x or --maxfail"}
     assert rest or workers
@@ -175,8 +175,8 @@ def test_a_worker_that_dies(here: Here, options: tuple[str, ...]) -> None:
     )
     told = here.judge(*WORKERS, *options)
     assert told.exit == 3, told.out
-    assert ("site.a", "n2", "lost") in told.outcomes()
-    assert "LOST   n2  site.a" in told.out
+    assert ("site.a", "n2", "missing") in told.outcomes()
+    assert "MISSING n2  site.a" in told.out
     assert "crashed while running" in told.out
     assert "n2" in told.report["fleet"]["unjudged"]
     assert "n2" not in (told.folder / "ready.hosts").read_text()
@@ -192,7 +192,10 @@ def test_a_dead_worker_does_not_hide_a_finding(here: Here) -> None:
     )
     told = here.judge(*WORKERS)
     assert told.exit == 1
-    assert told.outcomes("fail", "lost") == {("site.a", "n2", "fail"), ("site.b", "n3", "lost")}
+    assert told.outcomes("fail", "missing") == {
+        ("site.a", "n2", "fail"),
+        ("site.b", "n3", "missing"),
+    }
 
 
 def test_an_ordinary_test_beside_the_checks(here: Here) -> None:

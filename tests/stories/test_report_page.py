@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.fabric.observed import observe
-from preflight.report.fabric_grid import accused
+from preflight.report.fabric_grid import locate_blames
 from preflight.report.fabric_page import fabric_section
-from preflight.report.page import PAGE, Told, page
+from preflight.report.page import PAGE, PageContext, page
 from preflight.report.ready import blame_row
 from preflight.report.since import found_in, night_of
 from preflight.verdict import fail, unknown, warn
@@ -50,13 +50,15 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fleet = hosts(4)
     swept = sweep(fleet, lambda a, b: 0.05 if "h3" in (a, b) else 1.0)
     observed = observe(swept)
-    blamed = accused(map(blame_row, blame(swept, fleet)), observed)
-    beside = Told(found=found_in(told), earlier=tuple(nights), drains=frozenset({"gpu.count"}))
+    blamed = locate_blames(map(blame_row, blame(swept, fleet)), observed)
+    beside = PageContext(
+        found=found_in(told), earlier=tuple(nights), drains=frozenset({"gpu.count"})
+    )
     path = tmp_path_factory.mktemp("page") / PAGE
     drawn = page(
         told,
         beside,
-        lambda most: fabric_section(observed, blamed, sweep=swept, told=True, most=most),
+        lambda most: fabric_section(observed, blamed, sweep=swept, with_findings=False, most=most),
     )
     path.write_text(drawn, encoding="utf-8")
     return path

@@ -109,10 +109,10 @@ def test_what_is_no_run_is_refused_in_one_line(here: Here) -> None:
     (here.folder / "night" / "wave-001").mkdir(parents=True)
     (here.folder / "night" / "wave-001" / "report.json").write_text("{}")
     for folder, said in (
-        ("night", "preflight sweep --resume goes on with it, and its waves have reports"),
+        ("night", "preflight nightly --resume goes on with it, and its waves have reports"),
         ("site", "holds no report.json"),
-        ("nowhere", "is no folder"),
-        ("odd", "is no report of this preflight"),
+        ("nowhere", "is not a folder"),
+        ("odd", "is not a report of this preflight"),
         ("newer", "is of schema 2, this preflight reads 1: use the one that wrote it (9.1)"),
     ):
         told = again(folder, cwd=here.folder)

@@ -76,7 +76,7 @@ def _run(
     *words: str, folder: Path, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     command = str(Path(sys.executable).with_name("preflight"))
-    return _started(command, "run", *words, folder=folder, env=env)
+    return _started(command, "check", *words, folder=folder, env=env)
 
 
 @root_only
@@ -108,7 +108,7 @@ def test_root_runs_no_strangers_conftest(tmp_path: Path, place: str) -> None:
     told = _pytest(folder=folder)
     assert told.returncode == 4, told.stdout
     assert f"root would run the code of {planted}" in told.stderr
-    assert "type `preflight run` instead" in told.stderr
+    assert "type `preflight check` instead" in told.stderr
     assert "Traceback" not in told.stderr
     assert not (tmp_path / "sprung").exists()
     assert not (folder / "out").exists()
@@ -179,7 +179,7 @@ def test_root_runs_no_doctest(tmp_path: Path, how: str) -> None:
     os.chown(his, STRANGER, STRANGER)
     (site / "README.md").symlink_to(his)
     told = {
-        "run": lambda: _run("site", folder=tmp_path),
+        "run": lambda: _run("--site-checks=site", folder=tmp_path),
         "ini": lambda: _pytest("-o", f"preflight_checks={site}", folder=tmp_path),
         "glob": lambda: _pytest("--doctest-glob=*.md", str(site), folder=tmp_path),
         "typed": lambda: _pytest(str(his), folder=tmp_path),
@@ -295,7 +295,7 @@ def test_root_takes_no_conftest_that_may_yet_be_made(tmp_path: Path, folder: str
     (tmp_path / folder).chmod(0o1777)
     told = _pytest(folder=tmp_path)
     assert told.returncode == 4
-    assert f"root would run the code of {tmp_path / folder}, and everybody may" in told.stderr
+    assert f"root would run the code of {tmp_path / folder}, and every user may" in told.stderr
 
 
 @root_only
@@ -362,7 +362,7 @@ def test_the_isolated_run_springs_no_trap(
 def test_the_waves_of_a_sweep_spring_no_trap(tmp_path: Path, trap: Path) -> None:
     """Neither the sweep nor the process of a wave loads anything of the folder it is started in."""
     variables = {"PYTHONPATH": str(trap), "PYTEST_ADDOPTS": "-p evil", "PYTEST_PLUGINS": "evil"}
-    command = [str(Path(sys.executable).with_name("preflight")), "sweep", "--whole-fleet"]
+    command = [str(Path(sys.executable).with_name("preflight")), "nightly", "--whole-fleet"]
     alone = ["--preflight-nodes=localhost", "--preflight-tier=quick", "-m", "preflight_reach"]
     told = subprocess.run(
         [*command, *alone, f"--into={tmp_path / 'own'}"], cwd=trap,
@@ -379,7 +379,7 @@ def test_the_isolated_run_takes_a_folder_of_site_checks(tmp_path: Path) -> None:
     """A folder that is typed adds its checks to the shipped ones; the exit codes are the same."""
     site = tmp_path / "my site"
     write_check(site, "site.a", "conclude(fail('bent', advice='drain'))", stage="reach")
-    told = _run("my site", folder=tmp_path)
+    told = _run("--site-checks=my site", folder=tmp_path)
     assert told.returncode == 1, told.stdout + told.stderr
     assert "  site.a\n" in told.stdout
     assert "reach.answer" in (tmp_path / "out" / "report.json").read_text()
@@ -391,7 +391,7 @@ def test_the_isolated_run_takes_no_strangers_checks(tmp_path: Path) -> None:
     site = tmp_path / "site"
     write_check(site, "site.a", f"open({str(tmp_path / 'sprung')!r}, 'w')", stage="reach")
     _give_away(site)
-    told = _run("site", folder=tmp_path)
+    told = _run("--site-checks=site", folder=tmp_path)
     assert told.returncode == 4
     assert "chown -R root, chmod -R go-w" in told.stderr
     assert not (tmp_path / "sprung").exists()
@@ -410,11 +410,11 @@ def test_the_isolated_run_takes_no_file_of_a_stranger_among_roots_checks(
     for file in (his, site / "notes.txt"):
         file.touch()
         os.chown(file, STRANGER, STRANGER)
-    told = _run("site", folder=tmp_path)
+    told = _run("--site-checks=site", folder=tmp_path)
     assert told.returncode == 4
     assert f"root would run the code of {his}, and {his} belongs to nobody" in told.stderr
     his.unlink()
-    assert _run("site", folder=tmp_path).returncode == 0
+    assert _run("--site-checks=site", folder=tmp_path).returncode == 0
 
 
 @root_only
@@ -426,14 +426,14 @@ def test_the_isolated_run_takes_no_package_above_roots_checks(tmp_path: Path) ->
     his = tmp_path / "all" / "__init__.py"
     his.write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
     os.chown(his, STRANGER, STRANGER)
-    told = _run("all/site", folder=tmp_path)
+    told = _run("--site-checks=all/site", folder=tmp_path)
     assert told.returncode == 0, told.stdout + told.stderr
     assert not (tmp_path / "sprung").exists()
     (site / "__init__.py").touch()  # now Python itself loads it: "all" holds a package
-    told = _run("all/site", folder=tmp_path)
+    told = _run("--site-checks=all/site", folder=tmp_path)
     assert not (tmp_path / "sprung").exists()
     assert told.returncode == 4
-    assert f"root would run the code of {tmp_path / 'all'}, and everybody may" in told.stderr
+    assert f"root would run the code of {tmp_path / 'all'}, and every user may" in told.stderr
 
 
 @root_only
@@ -499,7 +499,7 @@ def test_an_access_list_lets_nobody_change_roots_checks(
     site = tmp_path / "site"
     write_check(site, "site.a", f"open({str(tmp_path / 'sprung')!r}, 'w')", stage="reach")
     let_write(tmp_path / place, kind=kind)
-    told = _run("site", folder=tmp_path)
+    told = _run("--site-checks=site", folder=tmp_path)
     assert not (tmp_path / "sprung").exists()
     assert told.returncode == 4, told.stdout
     assert "user nobody may write to" in told.stderr
@@ -536,7 +536,7 @@ def test_junit_xml_is_written_through_no_strangers_link(
         (his / "out.xml").symlink_to(victim)
         os.chown(his / "out.xml", STRANGER, STRANGER, follow_symlinks=False)
     _give_away(his)
-    named = ["site"] if start is _run else ["-o", f"preflight_checks={site}"]
+    named = ["--site-checks=site"] if start is _run else ["-o", f"preflight_checks={site}"]
     told = start(*named, f"--junitxml={his / 'out.xml'}", folder=tmp_path)
     assert victim.read_text() == "precious"
     if when == "before":
@@ -635,15 +635,15 @@ def test_a_checkout_that_somebody_else_owns_still_judges(tmp_path: Path) -> None
 def _checks(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
     command = str(Path(sys.executable).with_name("preflight"))
     return subprocess.run(
-        [command, "checks"], cwd=folder, env={**os.environ, **env}, capture_output=True, text=True,
-        timeout=LONGEST_S, check=False,
+        [command, "list-checks"], cwd=folder, env={**os.environ, **env}, capture_output=True,
+        text=True, timeout=LONGEST_S, check=False,
     )  # fmt: skip
 
 
 @root_only
 @pytest.mark.parametrize("place", ["beside", "above", "table"])
 def test_the_list_of_checks_springs_no_trap(tmp_path: Path, trap: Path, place: str) -> None:
-    """`preflight checks` takes no order from an ini file that another user could change."""
+    """`preflight list-checks` takes no order from an ini file that another user could change."""
     shutil.copy(trap / "evil.py", trap / "xdist.py")
     planted, folder = trap / "pytest.ini", trap
     if place == "above":

@@ -29,8 +29,11 @@ def _pairs(told: Told) -> list[str]:
         (["--preflight-sweep=0"], "--preflight-sweep='0': give a number of rounds, 1 or more"),
         (["--preflight-seed=-1"], "--preflight-seed=-1: give a number, 0 to 4294967295"),
         (["--preflight-topology=topology.conf"], "topology.conf line 2: 'foo' is not KEY=VALUE"),
-        (["--preflight-history="], "--preflight-history is empty: give a folder that outlives"),
-        (["--preflight-history=mysql://h/d"], "a history in 'mysql' is not known: give a folder"),
+        (["--preflight-history="], "--preflight-history is empty: give a folder that stays"),
+        (
+            ["--preflight-history=mysql://h/d"],
+            "a history in 'mysql' is not supported: give",
+        ),
     ],
 )
 def test_wrong_usage(

@@ -75,7 +75,7 @@ def test_a_site_folder_that_cannot_be_used(here: Here) -> None:
     (here.folder / "pytest.ini").write_text("[pytest]\npreflight_checks = nosuch\n")
     told = here.judge_all()
     assert told.exit == 4
-    assert "is no folder: correct the ini file" in told.err
+    assert "is not a folder: correct the ini file" in told.err
 
 
 def test_lenient_strict_and_enough(here: Here) -> None:
@@ -124,7 +124,7 @@ def test_what_a_selected_check_waits_for(here: Here) -> None:
 
 
 def test_the_list_of_checks_has_the_sites_own(here: Here) -> None:
-    """`preflight checks` in the site's folder lists them; a page is how a file begins."""
+    """`preflight list-checks` in the site's folder lists them; a page is how a file begins."""
     path = here.check("site.a", "os._exit(9)")
     path.write_text('"""No node is bent.\n\n## Fix\nStraighten it.\n"""\n' + path.read_text())
     (here.folder / "conftest.py").write_text("raise SystemExit(9)\n")
@@ -146,9 +146,13 @@ def test_the_list_of_checks_has_the_sites_own(here: Here) -> None:
 
 
 def _command(here: Here, *arguments: str) -> tuple[int, str, str]:
-    """Run `preflight checks` in the site's folder."""
+    """Run `preflight list-checks` in the site's folder."""
     argv = [sys.executable, "-c", "from preflight.cli import main; raise SystemExit(main())"]
     done = subprocess.run(
-        [*argv, "checks", *arguments], cwd=here.folder, capture_output=True, text=True, check=False
+        [*argv, "list-checks", *arguments],
+        cwd=here.folder,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return done.returncode, done.stdout, done.stderr

@@ -48,7 +48,7 @@ def sweep(slurm: Slurm, tmp_path: Path) -> Iterator[Callable[..., Done]]:
     """Sweep the lab's hosts; reservations go with the test."""
     inventory = slurm.lab.inventory("night.toml")
     yield lambda *words: subprocess.run(
-        [PREFLIGHT, "sweep", f"--preflight-inventory={inventory}", "--wave=2", *words],
+        [PREFLIGHT, "nightly", f"--preflight-inventory={inventory}", "--wave=2", *words],
         cwd=tmp_path, env=_environ(slurm), stdin=subprocess.DEVNULL, capture_output=True,
         text=True, timeout=LONGEST_S, check=False,
     )  # fmt: skip
@@ -65,7 +65,7 @@ def test_a_sweep_looks_at_idle_nodes_only(
     until(lambda: slurm.states()["h2"] in ("allocated", "mixed"), "the job to start", 60)
     done = sweep("--idle", "-m", "preflight_reach")
     assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = tmp_path.glob("preflight-sweeps/2*/report.json")
+    (path,) = tmp_path.glob("preflight-nightly/2*/report.json")
     told: dict[str, Any] = json.loads(path.read_text())
     assert told["fleet"]["ready"] == ["h1", "h4"]
     assert told["fleet"]["left_out"] == {

@@ -191,7 +191,7 @@ def test_words_of_one_node_exclude_no_other(
             said = there.start(["uname", "-n"], timeout_s=10).wait(10).stdout
             assert said == f"{host.name}\n".encode()
         # srun may tell of a task that ended only after the time that a node has to call back.
-        told = "our step ended there: Exited with exit code 2|nothing came back in 12 s"
+        told = "our step ended there: Exited with exit code 2|no relay connected in 12 s"
         with pytest.raises(ReachError, match=told):
             way.connect(ended, 10)
 

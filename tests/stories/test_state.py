@@ -73,7 +73,7 @@ def test_workers_judge_what_was_measured_and_nothing_else(here: Here) -> None:
     told = here.judge("-n", "2")
     assert told.exit == 3, told.out
     assert told.outcomes() == {("site.a", f"n{i}", "broken") for i in (1, 2, 3)}
-    assert "while the run went on" in " ".join(told.out.split())
+    assert "was changed during the run" in " ".join(told.out.split())
     assert "Traceback" not in told.out
     assert told.report["fleet"]["ready"] == []
 
@@ -143,5 +143,5 @@ def test_a_replay_of_who_was_not_measured_is_refused(here: Here) -> None:
     kept.write_bytes((here.judge("--preflight-exclude=n3").folder / "measured.json").read_bytes())
     told = here.judge(f"--preflight-replay={kept}")
     assert told.exit == 4
-    assert "kept.json: it holds nothing of n3: leave out by --preflight-exclude=n3" in told.err
+    assert "kept.json: it holds no data of n3: leave it out with --preflight-exclude=n3" in told.err
     assert here.judge(f"--preflight-replay={kept}", "--preflight-exclude=n3").exit == 0

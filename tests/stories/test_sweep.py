@@ -48,8 +48,8 @@ class Night:
 
     def words(self, *more: str) -> list[str]:
         """The sweep of this night."""
-        return [PREFLIGHT, "sweep", "site", "--preflight-inventory=fleet.toml", "--whole-fleet",
-                "--wave=2", "--preflight-checks=site.bent", *more]  # fmt: skip
+        return [PREFLIGHT, "nightly", "--site-checks=site", "--inventory=fleet.toml",
+                "--whole-fleet", "--wave=2", "--preflight-checks=site.bent", *more]  # fmt: skip
 
     def begin(self, *more: str) -> subprocess.Popen[str]:
         """Start it, and return while it goes on."""
@@ -73,7 +73,7 @@ class Night:
     @property
     def sweeps(self) -> list[Path]:
         """The folders of all sweeps."""
-        return sorted((self.folder / "preflight-sweeps").glob("2*/"))
+        return sorted((self.folder / "preflight-nightly").glob("2*/"))
 
     def report(self) -> dict[str, Any]:
         """The united report, held to the schema of every report."""
@@ -121,9 +121,9 @@ def test_a_killed_sweep_goes_on(night: Night) -> None:
     killed.send_signal(signal.SIGKILL)
     until(lambda: not Path(f"/proc/{wave}").exists(), "the wave to leave", 30)
     other = night.run(*night.words("--resume", "--preflight-strict"))
-    assert (other.returncode, "begun with other options" in other.stderr) == (4, True)
+    assert (other.returncode, "began with other options" in other.stderr) == (4, True)
     night.gate.touch()
-    done = night.run(PREFLIGHT, "sweep", "--resume")
+    done = night.run(PREFLIGHT, "nightly", "--resume")
     assert done.returncode == 1, done.stdout + done.stderr
     told = night.report()
     assert Counter(row["subject"] for row in told["verdicts"] if row["check"] == "site.bent") == {
@@ -131,7 +131,7 @@ def test_a_killed_sweep_goes_on(night: Night) -> None:
     }
     assert told["fleet"]["not_ready"] == ["n4"]
     assert told["fleet"]["ready"] == ["n1", "n2", "n3", "n5", "n6"]
-    assert (told["exit"], told["interrupted"], told["lost"]) == (1, False, 0)
+    assert (told["exit"], told["interrupted"], told["missing"]) == (1, False, 0)
     (folder,) = night.sweeps
     waves = json.loads((folder / "sweep.json").read_text())["waves"]
     again = [wave["folder"] for wave in waves if wave["tries"] == 2]
@@ -141,18 +141,18 @@ def test_a_killed_sweep_goes_on(night: Night) -> None:
     assert "= 1 of 6 nodes not ready =" in done.stdout
     assert "FAIL   n4  site.bent" in lines
     assert "not ready  n4  --exclude=n4" in lines
-    assert (night.folder / "preflight-sweeps" / "latest").resolve() == folder
+    assert (night.folder / "preflight-nightly" / "latest").resolve() == folder
     assert "n4" in (folder / "report.html").read_text()
     assert "since" not in {line.partition(" ")[0] for line in lines}
     nothing = night.run(PREFLIGHT, "sweep", "--resume")
-    assert (nothing.returncode, "was cut short lately" in nothing.stderr) == (4, True)
+    assert (nothing.returncode, "was interrupted in the last 12 h" in nothing.stderr) == (4, True)
 
 
 def test_a_sweep_of_nobody_is_refused(night: Night) -> None:
     """Without a fleet it would be this machine, which is no fleet: one line, exit 4, no folder."""
-    told = night.run(PREFLIGHT, "sweep", "--whole-fleet")
+    told = night.run(PREFLIGHT, "nightly", "--whole-fleet")
     assert told.returncode == 4
-    assert told.stderr.startswith("preflight sweep: a sweep of which fleet? give ")
+    assert told.stderr.startswith("preflight nightly: no fleet is given: give ")
     assert not night.sweeps
 
 
@@ -164,7 +164,7 @@ def test_an_interrupted_sweep_tells_what_it_knows(night: Night) -> None:
     out, _ = sweep.communicate(timeout=LONGEST_S)
     assert sweep.returncode == 2, out
     assert "= interrupted =" in out
-    assert "to go on: the same command with --resume" in out
+    assert "to continue: repeat the command with --resume" in out
     told = night.report()
     assert (told["exit"], told["interrupted"]) == (2, True)
     assert {"n3", "n4"} & set(told["fleet"]["unjudged"])

@@ -65,12 +65,12 @@ def test_help_shows_our_options() -> None:
 
 
 def test_a_group_is_written_with_an_equals_sign(tmp_path: Path) -> None:
-    """After a blank pytest takes @gpu for a file of arguments; help and pages show how to."""
+    """After a blank pytest takes @gpu for a file of arguments; help and pages show the `=`."""
     (tmp_path / "fleet.toml").write_text('[group.gpu]\nnodes = "n[1-2]"\n')
     asked = ("--preflight", "--preflight-inventory=fleet.toml", "--collect-only", "-q")
     told = _python("-m", "pytest", *asked, "--preflight-nodes=@inventory:gpu", folder=tmp_path)
     assert "reach.name[n2]" in told.stdout
-    assert "--preflight-nodes=@gpu" in _python("-m", "pytest", "--help").stdout
+    assert "write --option=value" in _python("-m", "pytest", "--help").stdout
     root = Path(__file__).parents[2]
     for page in [root / "README.md", *root.glob("docs/**/*.md"), *root.glob("preflight/**/*.py")]:
         assert not re.search(r"--preflight-(nodes|exclude) +['\"]?@", page.read_text()), page
@@ -92,7 +92,7 @@ def test_a_bare_run_judges_this_machine(preflight: Callable[..., Told]) -> None:
     assert told.exit == 0, told.out
     assert "(from this machine)" in told.out
     assert "reach    local processes" in told.out
-    assert "next       to judge a fleet: pytest --preflight --preflight-nodes" in told.out
+    assert "next       to check a fleet: preflight check 'gpu[001-064]'" in told.out
     assert told.report["fleet"]["origin"] == "this machine"
     assert told.report["exit"] == 0
 
@@ -139,7 +139,7 @@ def test_a_report_that_cannot_be_written(here: Here, place: str) -> None:
     here.check("site.a", "conclude(ok('fine'))")
     told = here.judge(f"--preflight-report={place}")
     assert told.exit == 4
-    assert "is no folder: give another one" in told.err
+    assert "is not a folder: give another one" in told.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -169,7 +169,7 @@ def test_stopping_a_run_that_waits(
         reaper.cancel()
     assert run.returncode == 2, out
     assert "= interrupted =" in out
-    assert "6 not run, 0 lost" in out
+    assert "6 not run, 0 missing" in out
     assert "not judged n1" in out
     assert (here.folder / "report" / "ready.hosts").read_text() == ""
     assert token not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout  # noqa: PLW1510
@@ -212,13 +212,13 @@ def _preflight(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_lists_and_explains_the_checks() -> None:
-    """`preflight checks` lists ids with their stage; with an id it prints that check's page."""
-    told = _preflight("checks")
+    """`preflight list-checks` lists ids with their stage; with an id it prints its page."""
+    told = _preflight("list-checks")
     assert told.returncode == 0
     assert any(
         line.split()[:3] == ["gpu.count", "prolog", "facts"] for line in told.stdout.splitlines()
     )
-    page = _preflight("checks", "gpu.count")
+    page = _preflight("list-checks", "gpu.count")
     assert page.returncode == 0
     assert "## Fix" in page.stdout
 
@@ -226,9 +226,9 @@ def test_the_command_lists_and_explains_the_checks() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("checks", "gpu.cuont"), "did you mean 'gpu.count'?"),
+        (("list-checks", "gpu.cuont"), "did you mean 'gpu.count'?"),
         (("chekcs",), "see: preflight --help"),
-        (("checks", "--nosuch"), "see: preflight --help"),
+        (("list-checks", "--nosuch"), "see: preflight --help"),
     ],
 )
 def test_a_slip_of_the_pen(arguments: tuple[str, ...], said: str) -> None:
@@ -240,11 +240,13 @@ def test_a_slip_of_the_pen(arguments: tuple[str, ...], said: str) -> None:
 
 
 def test_help_of_the_command_says_how_to_judge() -> None:
-    """`preflight --help` leads to the pytest command; a bare `preflight` shows the same."""
+    """`preflight --help` leads to `preflight check`; a bare `preflight` shows the same, exit 0."""
     told = _preflight("--help")
     assert told.returncode == 0
-    assert "pytest --preflight --preflight-nodes" in " ".join(told.stdout.split())
-    assert _preflight().stdout == told.stdout
+    assert "Begin with: preflight check 'gpu[001-064]'" in told.stdout
+    assert "4 wrong usage" in told.stdout
+    bare = _preflight()
+    assert (bare.returncode, bare.stdout) == (0, told.stdout)
 
 
 def test_no_module_of_ours_is_rewritten_at_every_start(here: Here) -> None:

@@ -63,7 +63,7 @@ def test_two_agents_of_two_ranks_each(job: Agents) -> None:
     assert [agent.exit for agent in job.every] == [0, 0], told.out + told.err
     assert "reach    torchrun (the job's own store), 2 nodes, 4 ranks\n" in told.out
     assert "environment: torchrun rank\n" in told.out
-    assert told.report["lost"] == 0
+    assert told.report["missing"] == 0
     assert {(p["rail"], p["state"]) for p in told.report["pairs"]} == {
         (0, "measured"),
         (1, "measured"),
@@ -82,7 +82,7 @@ def test_a_rank_that_dies_is_named(job: Agents, tmp_path: Path) -> None:
     node = told.report["fleet"]["nodes"][1]
     assert told.found() == {("reach.answer", node)}, told.out + told.err
     flat = re.sub(r"\s+", " ", told.out)
-    assert re.search(r"rank 3 \(\S+, local rank 1\) started and fell silent", flat)
+    assert re.search(r"rank 3 \(\S+, local rank 1\) started, then stopped answering", flat)
     assert told.report["fleet"]["ready"] == [told.report["fleet"]["nodes"][0]]
 
 

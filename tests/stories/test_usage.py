@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -35,11 +37,11 @@ _FIRST_STAGES = "preflight_reach or preflight_facts"
         (["--preflight-kernel-log-since", "yesterday"], "give boot, an age such as 90m"),
         (
             ["--preflight-nodes", "a,b", "--preflight-interface", "lo"],
-            "--preflight-interface = lo: no node reaches another by loopback; leave it away",
+            "--preflight-interface = lo: no node reaches another by loopback; leave it out",
         ),
         (["--preflight-catch-rate", "0"], "give events per second of load"),
         (["--preflight-need", "0"], "number of nodes the job needs"),
-        (["--preflight-nodes", "a", "--preflight-exclude", "b"], "not of this fleet"),
+        (["--preflight-nodes", "a", "--preflight-exclude", "b"], "is not in this fleet"),
         (["--preflight-env-file", "/nonexistent.env"], "env > job.env"),
         (["--preflight-env-file=/dev/null"], "env > job.env"),
         (["--preflight-launch", "torchrun --nproc-per-node=none t.py"], "number of ranks"),
@@ -57,8 +59,26 @@ def test_wrong_usage(preflight: Callable[..., Told], arguments: list[str], said:
     assert not told.folder.exists()
 
 
+@pytest.mark.parametrize("word", ["--preflight-nodes=gpu[001-064]", "--preflight-strict"])
+def test_an_option_without_preflight_is_no_pass(tmp_path: Path, word: str) -> None:
+    """`pytest --preflight-nodes=...` ran the tests that lay around: exit 0 looked like a pass."""
+    (tmp_path / "test_mine.py").write_text("def test_mine():\n    pass\n")
+
+    def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words],
+            cwd=tmp_path, env={**os.environ, **env}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    typed, inert = run(word), run(PYTEST_ADDOPTS=word)
+    option = word.partition("=")[0]
+    assert (typed.returncode, typed.stdout) == (4, "")
+    assert f"{option} without --preflight list-checks nothing; add --preflight" in typed.stderr
+    assert (inert.returncode, "1 passed" in inert.stdout) == (0, True)
+
+
 def test_an_unknown_key_of_the_inventory(preflight: Callable[..., Told], tmp_path: Path) -> None:
-    """A misspelled promise is refused with the nearest known word."""
+    """A misspelled expectation is refused with the nearest known word."""
     path = tmp_path / "fleet.toml"
     path.write_text('[group.train]\nnodes = "h1"\ngpu = 8\n')
     told = preflight("--preflight-inventory", str(path))
@@ -114,7 +134,7 @@ def test_a_budget_without_time_for_one_round_is_refused(
     )
     assert told.exit == 4
     assert re.search(
-        r"--preflight-budget=20: 20 s are too few: the smallest useful run takes about 2\d s; "
+        r"--preflight-budget=20: 20 s is too short: the smallest useful run takes about 2\d s; "
         r"give --preflight-budget=30\n",
         told.err,
     ), told.err
@@ -149,15 +169,19 @@ def test_an_empty_allocation_is_refused(preflight: Callable[..., Told]) -> None:
 
 
 def test_the_command_speaks_to_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """`preflight checks` fits 80 columns; an unknown verb is told with the nearest known one."""
-    assert main(["checks"]) == 0
+    """`preflight list-checks` fits 80 columns; an unknown verb is answered with the nearest."""
+    assert main(["list-checks"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert any(line.startswith("gpu.count ") and " prolog " in line for line in lines)
     with pytest.raises(SystemExit) as left:
-        main(["check"])
+        main(["chekc"])
     assert left.value.code == 4
-    assert "unknown verb 'check'; did you mean 'checks'?" in capsys.readouterr().err
+    assert "unknown verb 'chekc'; did you mean 'check'?" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as left:
+        main(["run", "--preflight-tier=deep"])
+    assert left.value.code == 4
+    assert "unknown verb 'run'; it is called check now" in capsys.readouterr().err
     with pytest.raises(SystemExit) as left:
         main(["capture", ".", "--tier=foo"])
     assert left.value.code == 4

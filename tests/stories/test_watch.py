@@ -81,13 +81,13 @@ def _hanging(folder: Path) -> Iterator[subprocess.Popen[str]]:
     (folder / "train.py").write_text(TRAIN)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     with (
-        (folder / "told").open("w") as told,
+        (folder / "output").open("w") as done,
         subprocess.Popen(
             _words("--stalled-after=2", launch=[*launch, "train.py"]),
             cwd=folder,
             env=clean_environment() | {"OMP_NUM_THREADS": "1"},
             stdout=subprocess.DEVNULL,
-            stderr=told,
+            stderr=done,
             text=True,
         ) as started,
     ):
@@ -99,9 +99,9 @@ def _hanging(folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def _named(folder: Path) -> list[Any]:
-    """Answers that name somebody; a busy machine may have it look before all ranks are up."""
-    told = [_json(path) for path in sorted(folder.glob("diagnosis-*.json"))]
-    return [one for one in told if one["culprits"]]
+    """Answers that name a culprit; on a busy machine it may look before all ranks are up."""
+    done = [_json(path) for path in sorted(folder.glob("diagnosis-*.json"))]
+    return [one for one in done if one["culprits"]]
 
 
 @pytest.mark.busy
@@ -121,18 +121,18 @@ def test_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
     assert not {path.name for path in folder.iterdir() if path.is_dir()}
     record = _json(folder / "watch.json")
     assert (record["exit"], record["set"]["NCCL_DEBUG"]["value"]) == (0, "WARN")
-    told = (tmp_path / "told").read_text()
-    assert "preflight: half or more of the ranks here did next to nothing for 2 s\n" in told
-    assert "rank 1" in told
-    assert "preflight: the ranks are at work again\n" in told
+    done = (tmp_path / "output").read_text()
+    assert "preflight: half or more of the ranks here did almost nothing for 2 s\n" in done
+    assert "rank 1" in done
+    assert "preflight: the ranks are at work again\n" in done
 
 
 def test_a_healthy_launch(tmp_path: Path) -> None:
     """Not a word, its output as it is, and no folder."""
-    told = _watch(tmp_path, "--stalled-after=2", launch=[sys.executable, "-c", RANKS])
-    assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
-    told = _watch(tmp_path, launch=["sh", "-c", "cat; echo out; echo err >&2"])
-    assert (told.returncode, told.stdout, told.stderr) == (0, "out\n", "err\n")
+    done = _watch(tmp_path, "--stalled-after=2", launch=[sys.executable, "-c", RANKS])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = _watch(tmp_path, launch=["sh", "-c", "cat; echo out; echo err >&2"])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "out\n", "err\n")
     assert not _left(tmp_path)
 
 
@@ -144,15 +144,15 @@ def test_a_launch_that_dies_is_explained(tmp_path: Path) -> None:
     log = tmp_path / "slurm-1.out"
     log.write_text("CUDA out of memory, said an earlier step\n")
     with log.open("a") as out:
-        told = subprocess.run(
+        done = subprocess.run(
             _words(launch=["sh", "-c", f"{DIES}; exit 3", "--db-word", "hunter2", "train.py"]),
             cwd=tmp_path, text=True, check=False, env=clean_environment(), stdout=out,
             stderr=subprocess.PIPE, timeout=LONGEST_S,
         )  # fmt: skip
     (folder,) = _left(tmp_path)
-    assert told.returncode == 3
-    assert told.stderr.startswith(f"preflight: the launch ended with exit code 3; see {folder}\n")
-    assert "preflight: port_in_use" in told.stderr
+    assert done.returncode == 3
+    assert done.stderr.startswith(f"preflight: the launch ended with exit code 3; see {folder}\n")
+    assert "preflight: port_in_use" in done.stderr
     assert "memory" not in (folder / "output.log").read_text()
     assert _json(folder / "explanation.json")["category"] == "port_in_use"
     record = _json(folder / "watch.json")
@@ -160,29 +160,29 @@ def test_a_launch_that_dies_is_explained(tmp_path: Path) -> None:
 
 
 def test_a_copy_of_the_output(tmp_path: Path) -> None:
-    """With --tee it passes unchanged, and dies explained; without, how it could be is said."""
+    """With --tee the output is unchanged and the end explained; without, --tee is advised."""
     launch = ["sh", "-c", f"{DIES}; echo err >&2; exit 3"]
-    told = _watch(tmp_path, launch=launch)
-    assert told.returncode == 3
-    assert "with --tee it is kept, and explained" in told.stderr
+    done = _watch(tmp_path, launch=launch)
+    assert done.returncode == 3
+    assert "rerun with --tee to explain it" in done.stderr
     (first,) = _left(tmp_path)
-    told = _watch(tmp_path, "--tee", launch=launch)
-    assert (told.returncode, told.stdout) == (3, DIES[6:-1] + "\n")
-    assert told.stderr.startswith("err\n")
-    assert "preflight: port_in_use" in told.stderr
+    done = _watch(tmp_path, "--tee", launch=launch)
+    assert (done.returncode, done.stdout) == (3, DIES[6:-1] + "\n")
+    assert done.stderr.startswith("err\n")
+    assert "preflight: port_in_use" in done.stderr
     (folder,) = set(_left(tmp_path)) - {first}
-    assert (folder / "stdout.log").read_text() == told.stdout
+    assert (folder / "stdout.log").read_text() == done.stdout
 
 
 @pytest.mark.parametrize("own", [("--folder=file/below",), ("--folder=file/below", "--tee")])
 def test_no_place_for_evidence(tmp_path: Path, own: tuple[str, ...]) -> None:
-    """The launch goes on as it would have; it is said once."""
+    """The launch goes on as without a watch; the error is reported once."""
     (tmp_path / "file").touch()
-    told = _watch(tmp_path, *own, launch=["sh", "-c", "echo ${NCCL_DEBUG-unset}; exit 5"])
-    assert (told.returncode, told.stdout) == (5, "unset\n")
-    assert told.stderr == (
-        "preflight: no evidence can be kept in file/below (Not a directory): the launch goes on "
-        "without; --folder names another place\n"
+    done = _watch(tmp_path, *own, launch=["sh", "-c", "echo ${NCCL_DEBUG-unset}; exit 5"])
+    assert (done.returncode, done.stdout) == (5, "unset\n")
+    assert done.stderr == (
+        "preflight: cannot write evidence to file/below (Not a directory): the launch goes on "
+        "without it; give another place with --folder=DIR\n"
     )
 
 
@@ -191,10 +191,10 @@ def test_the_place_is_taken_away(tmp_path: Path) -> None:
     remove = (
         "until rm -r watch-* 2>/dev/null; do sleep 0.1; done; exit 6"  # it may be writing there
     )
-    told = _watch(tmp_path, launch=["sh", "-c", remove])
-    assert told.returncode == 6
-    assert told.stderr.startswith("preflight: a part of the watching failed (FileNotFoundError")
-    assert told.stderr.count("\n") == 1
+    done = _watch(tmp_path, launch=["sh", "-c", remove])
+    assert done.returncode == 6
+    assert done.stderr.startswith("preflight: a part of the watch failed (FileNotFoundError")
+    assert done.stderr.count("\n") == 1
 
 
 WRITES = """\
@@ -208,8 +208,8 @@ with open(path, "w") as log:
 
 def test_debug_files_keep_to_their_size(tmp_path: Path) -> None:
     """Their first and last lines, and one between that says how much is missing."""
-    told = _watch(tmp_path, "--debug=nccl", "--debug-mib=4", launch=[sys.executable, "-c", WRITES])
-    assert (told.returncode, told.stderr) == (0, "")
+    done = _watch(tmp_path, "--debug=nccl", "--debug-mib=4", launch=[sys.executable, "-c", WRITES])
+    assert (done.returncode, done.stderr) == (0, "")
     (folder,) = _left(tmp_path)
     log = folder / "nccl" / "gpu001.41.log"
     text = log.read_text()
@@ -220,26 +220,30 @@ def test_debug_files_keep_to_their_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "error"),
     [
-        (["watch"], 4, "nothing to watch: put the launch behind --, as in -- torchrun train.py"),
+        (["watch"], 4, "no launch is given: put it after --, as in -- torchrun train.py"),
         (["watch", "--debug=nvls", "--", "true"], 4, "--debug=nvls is unknown; type --debug="),
-        (["watch", "--stalled-after=x", "--", "true"], 4, "--stalled-after=x is no number from 2"),
-        (["watch", "--stalled-after=nan", "--", "true"], 4, "is no number from 2"),
+        (
+            ["watch", "--stalled-after=x", "--", "true"],
+            4,
+            "--stalled-after=x: give a number of at least 2",
+        ),
+        (["watch", "--stalled-after=nan", "--", "true"], 4, "give a number of at least 2"),
         (["watch", "--inventory=none.toml", "--", "true"], 4, "none.toml"),
         (["watch", "torchrun", "train.py"], 4, "unrecognized arguments: torchrun train.py; type: "),
         (["watch", "--", "no-such-launcher"], 127, "No such file or directory; check its name"),
         (["watch", "--", "/"], 126, "Permission denied; check its name"),
     ],
 )
-def test_wrong_words(tmp_path: Path, words: list[str], code: int, said: str) -> None:
+def test_wrong_words(tmp_path: Path, words: list[str], code: int, error: str) -> None:
     """Of ours: exit 4, a line that says what to type. Of the launch: as a shell has it."""
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "preflight.cli", *words], cwd=tmp_path, env=clean_environment(),
         capture_output=True, text=True, timeout=LONGEST_S, check=False,
     )  # fmt: skip
-    assert (told.returncode, told.stdout) == (code, "")
-    assert said in told.stderr
+    assert (done.returncode, done.stdout) == (code, "")
+    assert error in done.stderr
     assert not _left(tmp_path)
 
 
@@ -249,9 +253,9 @@ def test_closed_streams(tmp_path: Path, closed: str) -> None:
     line = (
         f'exec "$0" -m preflight.cli watch -- sh -c "ls -l /proc/self/fd > seen; exit 6" {closed}'
     )
-    told = subprocess.run(
+    done = subprocess.run(
         ["sh", "-c", line, sys.executable], cwd=tmp_path, env=clean_environment(),
         timeout=LONGEST_S, check=False,
     )  # fmt: skip
-    assert told.returncode == 6
+    assert done.returncode == 6
     assert "watch-" not in (tmp_path / "seen").read_text()

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="the rule holds for root alone")
 
 _SHOW = "import os, sys; sys.stdout.write(repr(dict(os.environ)))"
-_START = f"from preflight.commands.run import start; start([], program={_SHOW!r})"
+_START = f"from preflight.commands.check import start; start([], program={_SHOW!r})"
 CODE = {
     "OPENSSL_CONF": "/etc/hosts",
     "OPENSSL_MODULES": "/etc",
@@ -211,7 +211,7 @@ def test_no_launch_is_told_of_a_folder_that_a_stranger_could_swap(
     os.chown(tmp_path, 65534, 65534)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["watch", "--print-env"]) == 4
-    assert f"no evidence can be kept in . ({tmp_path} belongs to nobody)" in capsys.readouterr().err
+    assert f"cannot write evidence into . ({tmp_path} belongs to nobody)" in capsys.readouterr().err
 
 
 @root_only
@@ -248,8 +248,8 @@ def test_what_is_left_out_is_named(tmp_path: Path) -> None:
     os.chown(tmp_path, 65534, 65534)
     command = str(Path(sys.executable).with_name("preflight"))
     told = subprocess.run(
-        [command, "run", "--help"], env={"PREFLIGHT_NODES": f"@{tmp_path}", "PATH": str(tmp_path)},
-        capture_output=True, text=True, check=True,
+        [command, "check", "--help"], capture_output=True, text=True, check=True,
+        env={"PREFLIGHT_NODES": f"@{tmp_path}", "PATH": str(tmp_path)},
     )  # fmt: skip
     (line,) = told.stderr.splitlines()
     assert f"PATH ({tmp_path} belongs to nobody)" in line

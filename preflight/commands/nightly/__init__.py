@@ -1,1 +1,1 @@
-"""`preflight sweep`: a whole fleet, some idle nodes at a time, night after night."""
+"""`preflight nightly`: a whole fleet, some idle nodes at a time, night after night."""

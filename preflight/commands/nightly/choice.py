@@ -1,8 +1,8 @@
-"""Which nodes a sweep judges tonight: those on which Slurm says nobody works, in waves.
+"""Chooses the nodes of tonight's sweep, those that are idle in Slurm, and puts them into waves.
 
-Over the nights every two of them are in one wave. The fleet is cut, leaf by leaf, into halves of
-waves; a wave is two halves. Halves meet as nodes do in a schedule of pairs: on a circle, in which
-every two of them share a wave exactly once. Slurm's answers are read as 22.05 prints them.
+Over the nights every two nodes share a wave. The fleet is cut, leaf by leaf, into halves of waves;
+a wave is two halves. Halves are paired like nodes in a schedule of pairs: on a circle, in which
+every two of them share a wave exactly once. Slurm's output is read as 22.05 prints it.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ if TYPE_CHECKING:
 
 
 ASK_S = 20.0
-"""A slurmctld under load answers late; a sweep that is to run for hours waits for it."""
+"""A slurmctld under load answers late, and a sweep of hours can wait for it."""
 
 LARGEST = 16 << 20
-"""Bytes of an answer; 64 Ki nodes in four partitions take 12 MiB."""
+"""Bytes of output; 64 Ki nodes in four partitions take 12 MiB."""
 
 _NOT_FOUND = b" not found"
-"""An answer as well: Slurm is there, and what was asked for is not."""
+"""A valid answer: Slurm works, but has no such item."""
 
 _NO_CLUSTER = (b"Could not establish a configuration source", b"ClusterName needs to be specified")
-"""What Slurm's commands say where they are installed and nothing is configured."""
+"""Errors of Slurm's commands where they are installed but not configured."""
 
 _RESERVATION_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.+@:-]{0,127}")
 
 
 class SlurmError(PreflightError):
-    """Slurm gave no usable answer; the text says which command did not, and what to do."""
+    """Slurm gave no usable answer; the text names the command and what to do."""
 
 
 def ask_nodes(environ: Mapping[str, str]) -> dict[str, NodeUse]:
-    """Ask who uses which node, by Slurm's names; SlurmError if it does not say."""
+    """Ask Slurm how each node is used, by Slurm's node names; SlurmError without an answer."""
     found = parse_nodes(_ask(NODES, environ))
     if not found:
-        raise SlurmError("sinfo names no node: see `sinfo --Node`, or give --whole-fleet")
+        raise SlurmError("sinfo lists no node: see `sinfo --Node`, or give --whole-fleet")
     return found
 
 
@@ -64,53 +64,55 @@ def ask_reservation(name: str, environ: Mapping[str, str]) -> Reservation:
     found = parse_reservation(_ask(show, environ))
     if found is None:
         raise UsageError(
-            f"--reservation={name[:60]!a}: Slurm shows none of that name with nodes; "
+            f"--reservation={name[:60]!a}: Slurm has none of that name with nodes; "
             "see: scontrol show reservation"
         )
     if not found.active:
         raise UsageError(
-            f"--reservation={name[:60]!a} is not active, it starts {found.starts}: sweep then"
+            f"--reservation={name[:60]!a} is not active: start the sweep at {found.starts}"
         )
     return found
 
 
 def _ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
-    """What one of Slurm's commands prints; SlurmError in one line if it gives no answer."""
-    hand = f"try it by hand: {argv[0]}; or give --whole-fleet to leave Slurm out"
+    """Return the output of a Slurm command; SlurmError in one line if it fails."""
+    hand = f"run it by hand: {argv[0]}; or give --whole-fleet to ignore Slurm"
     try:
         done = subprocess.run(
             argv, env=clean(environ), stdin=subprocess.DEVNULL, capture_output=True,
             timeout=ASK_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        said = f", it said: {words}" if (words := _last(error.stderr)) else ""
-        raise SlurmError(f"{argv[0]} did not answer in {ASK_S:g} s{said}; {hand}") from error
+        output = f", it printed: {words}" if (words := _last(error.stderr)) else ""
+        raise SlurmError(f"{argv[0]} did not answer in {ASK_S:g} s{output}; {hand}") from error
     except OSError as error:
         raise SlurmError(f"{argv[0]} cannot be run ({error.strerror}); {hand}") from error
     if done.returncode and _NOT_FOUND not in done.stdout + done.stderr:
         if any(words in done.stderr for words in _NO_CLUSTER):
             raise SlurmError(
-                f"{argv[0]} is here, but it knows no cluster (no slurm.conf where it looks): set "
-                "SLURM_CONF to that of your cluster, or give --whole-fleet to leave Slurm out"
+                f"{argv[0]} found no cluster (no slurm.conf where it looks): set SLURM_CONF to "
+                "that of your cluster, or give --whole-fleet to ignore Slurm"
             )
-        said = _last(done.stderr) or "nothing"
-        raise SlurmError(f"{argv[0]} gave up, it said: {said}; {hand}")
+        output = _last(done.stderr) or "nothing"
+        raise SlurmError(f"{argv[0]} failed and printed: {output}; {hand}")
     return done.stdout[:LARGEST].decode("utf-8", "replace")
 
 
-def _last(said: bytes | None) -> str:
-    """The line in which Slurm's commands say why they end; those before it tell the way there."""
-    lines = [line for line in (said or b"").decode("utf-8", "replace").splitlines() if line.strip()]
+def _last(stderr: bytes | None) -> str:
+    """Return the last line: in it Slurm's commands say why they failed."""
+    lines = [
+        line for line in (stderr or b"").decode("utf-8", "replace").splitlines() if line.strip()
+    ]
     return legible(lines[-1].strip(), 150) if lines else ""
 
 
-Whom = Literal["idle", "reservation", "all"]
+Source = Literal["idle", "reservation", "all"]
 
 UNKNOWN_TO_SLURM = "Slurm does not know it"
 
 
 class Chosen(Struct, frozen=True):
-    """The nodes to look at, in the order given, and why not the others."""
+    """The nodes to check, in the given order, and why the others are left out."""
 
     nodes: tuple[str, ...]
     left_out: dict[str, str] = {}
@@ -118,17 +120,17 @@ class Chosen(Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Chooser:
-    """Asks Slurm anew each time: jobs start while a sweep goes on."""
+    """Chooses nodes; asks Slurm each time, as jobs start during a sweep."""
 
-    whom: Whom
+    source: Source
     reservation: str = ""
     environ: Mapping[str, str] = field(default_factory=dict)
     ours: frozenset[str] = frozenset()
-    """Nodes of the allocation that the sweep itself runs in: they are busy with us."""
+    """Nodes of the sweep's own allocation: they are busy only with the sweep."""
 
     def choose(self, names: Iterable[str]) -> Chosen:
-        """Sort the nodes; SlurmError without an answer, UsageError for a reservation of no use."""
-        if self.whom == "all":
+        """Choose nodes; SlurmError without an answer, UsageError for an unusable reservation."""
+        if self.source == "all":
             return Chosen(tuple(names))
         held = self.held()
         uses = ask_nodes(self.environ)
@@ -143,17 +145,17 @@ class Chooser:
         return Chosen(tuple(free), left_out)
 
     def held(self) -> Reservation | None:
-        """The reservation as it is now; None where none was named."""
-        if self.whom != "reservation":
+        """Return the reservation as it is now; None if none was named."""
+        if self.source != "reservation":
             return None
         return ask_reservation(self.reservation, self.environ)
 
     def arrived(self, names: Iterable[str]) -> dict[str, str]:
-        """Nodes on which somebody's job has begun, and its state there; nobody without an answer.
+        """Return the nodes on which a job has begun, with their state; none without an answer.
 
         A slurmctld that does not answer starts no job either.
         """
-        if self.whom == "all":
+        if self.source == "all":
             return {}
         try:
             uses = ask_nodes(self.environ)
@@ -163,40 +165,40 @@ class Chooser:
         return {name: use.words for name, use in found.items() if use is not None and use.working}
 
 
-def chosen_way(*, idle: bool, reservation: str | None, whole: bool) -> Whom | None:
-    """What the options say; None if nothing. UsageError where they contradict each other."""
-    said: list[Whom] = ["idle"] if idle else []
-    said += ["reservation"] if reservation is not None else []
-    said += ["all"] if whole else []
-    if len(said) > 1:
-        raise UsageError("--idle, --reservation and --whole-fleet are three ways: give one of them")
+def chosen_way(*, idle: bool, reservation: str | None, whole: bool) -> Source | None:
+    """Return the source that the options name; None if they name none. UsageError for several."""
+    ways: list[Source] = ["idle"] if idle else []
+    ways += ["reservation"] if reservation is not None else []
+    ways += ["all"] if whole else []
+    if len(ways) > 1:
+        raise UsageError("give only one of --idle, --reservation and --whole-fleet")
     if reservation == "":
-        raise UsageError("--reservation is empty: give the name of one")
-    return said[0] if said else None
+        raise UsageError("--reservation is empty: give a name: --reservation=NAME")
+    return ways[0] if ways else None
 
 
-def chooser(environ: Mapping[str, str], whom: Whom | None, reservation: str = "") -> Chooser:
-    """How nodes are chosen: Slurm is asked where there is one, if nobody said; UsageError."""
+def chooser(environ: Mapping[str, str], source: Source | None, reservation: str = "") -> Chooser:
+    """Return how nodes are chosen: without `source` by Slurm, where sinfo is found; UsageError."""
     here = shutil.which("sinfo", path=environ.get("PATH")) is not None
-    if not here and whom in ("idle", "reservation"):
+    if not here and source in ("idle", "reservation"):
         raise UsageError(
-            "Slurm's sinfo is not here, so nobody tells which nodes are idle: run this where it "
-            "is, or give --whole-fleet (nodes on whose GPUs somebody works are spared all the same)"
+            "Slurm's sinfo is not on PATH, so idle nodes cannot be found: run this where it is, "
+            "or give --whole-fleet (nodes with GPUs in use are skipped all the same)"
         )
-    whom = whom or ("idle" if here else "all")
-    return Chooser(whom=whom, reservation=reservation, environ=environ, ours=_ours(environ))
+    source = source or ("idle" if here else "all")
+    return Chooser(source=source, reservation=reservation, environ=environ, ours=_ours(environ))
 
 
 def _ours(environ: Mapping[str, str]) -> frozenset[str]:
     nodes = environ.get("SLURM_JOB_NODELIST", "")
     try:
         return frozenset(expand(nodes)) if nodes and environ.get("SLURM_JOB_ID") else frozenset()
-    except UsageError:  # it is refused where it names the fleet
+    except UsageError:  # the list is refused where it names the fleet
         return frozenset()
 
 
 def _use_of(name: str, uses: Mapping[str, NodeUse]) -> NodeUse | None:
-    """Slurm knows nodes by their short names; a fleet may not."""
+    """Return a node's use: Slurm uses short host names, a fleet may use long ones."""
     return uses.get(name) or uses.get(name.partition(".")[0])
 
 
@@ -212,7 +214,7 @@ def _why_not(name: str, uses: Mapping[str, NodeUse], held: Reservation | None) -
 
 
 Wave = tuple[str, ...]
-"""Nodes that are judged together, in the order of the fleet."""
+"""Nodes that are checked together, in the order of the fleet."""
 
 Night = tuple[Wave, ...]
 """The waves of one sweep."""
@@ -221,17 +223,17 @@ LEAST, MOST = 2, 4096
 """Nodes of a wave."""
 
 MOST_LOOKED_AT = 64
-"""Rounds of halves that are compared, and nights that are remembered."""
+"""Rounds of halves that are compared, and earlier nights that are read."""
 
 
 def plan_waves(
     nodes: Sequence[str], leaves: Mapping[str, str], most: int, earlier: Sequence[Night] = ()
 ) -> Night:
-    """Put every node into one wave of at most `most` nodes; who waited longest comes first.
+    """Put every node into one wave of at most `most` nodes, those that waited longest first.
 
-    `nodes` is the fleet in order; `earlier` are the waves of former nights, the latest first. Where
-    the same nodes are there every night, every two of them have shared a wave after as many nights
-    as there are halves less one (`nights_to_all`); of more than 64 halves, nearly all.
+    `nodes` is the fleet in order; `earlier` are the waves of earlier nights, the latest first. If
+    the same nodes are idle every night, every two of them have shared a wave after `nights_to_all`
+    nights, which is the number of halves minus one; with more than 64 halves, nearly all have.
     """
     if not LEAST <= most <= MOST:
         raise ValueError(most)
@@ -246,28 +248,28 @@ def plan_waves(
 
 
 def nights_to_all(nodes: int, most: int) -> int:
-    """How many nights it takes until every two nodes of such a fleet have shared a wave."""
+    """Return after how many nights every two of `nodes` nodes have shared a wave."""
     return 1 if nodes <= most else _halves(nodes, most) - 1
 
 
 def _halves(nodes: int, most: int) -> int:
-    """An even number of halves, none of more than half a wave."""
+    """Return an even number of halves, none larger than half a wave."""
     return 2 * -(-nodes // (2 * (most // 2)))
 
 
 def _rounds(halves: Sequence[Wave], earlier: Sequence[Night]) -> Iterator[list[tuple[Wave, Wave]]]:
-    """Ways to put the halves together, no two alike; of many, another sample every night."""
+    """Yield different ways to pair the halves; of many ways a new sample every night."""
     circle = Circle([str(at) for at in range(len(halves))])
     numbers = list(circle.numbers)
     if len(numbers) > MOST_LOOKED_AT:
-        shuffled = random.Random(repr(earlier[:1]))  # noqa: S311  an order that repeats, no secret
+        shuffled = random.Random(repr(earlier[:1]))  # noqa: S311  a repeatable order, no secret
         numbers = shuffled.sample(numbers, MOST_LOOKED_AT)
     for number in numbers:
         yield [(halves[int(a)], halves[int(b)]) for a, b in circle.pairs(number)]
 
 
 def _cut(nodes: Sequence[str], leaves: Mapping[str, str], count: int) -> list[Wave]:
-    """Cut into parts of nearly one size, neighbours of one leaf together."""
+    """Cut the nodes into parts of nearly equal size, with nodes of one leaf together."""
     known = sorted({leaves[name] for name in nodes if name in leaves}, key=natural)
     rank = {leaf: at for at, leaf in enumerate(known)}
     row = sorted(nodes, key=lambda name: rank.get(leaves.get(name, ""), len(rank)))
@@ -276,7 +278,7 @@ def _cut(nodes: Sequence[str], leaves: Mapping[str, str], count: int) -> list[Wa
 
 
 class _Past:
-    """What former nights have put together."""
+    """Which nodes and leaves earlier nights have put into one wave."""
 
     def __init__(self, earlier: Sequence[Night], leaves: Mapping[str, str]) -> None:
         self._wave_of = [
@@ -289,20 +291,20 @@ class _Past:
         }
 
     def news(self, halves: Sequence[tuple[Wave, Wave]]) -> tuple[int, int]:
-        """How much a night would bring: leaves never joined, then how long ago its pairs met."""
+        """Score a night: new leaf pairs, then how long ago its node pairs shared a wave."""
         fresh = {pair for one, other in halves for pair in self._leaf_pairs((*one, *other))}
-        # Who sits at the same place in both halves stands for all of them.
+        # The nodes at equal places of both halves represent all pairs.
         ages = (
             self._since(a, b) for one, other in halves for a, b in zip(one, other, strict=False)
         )
         return len(fresh - self._joined), sum(ages)
 
     def waited(self, wave: Wave) -> float:
-        """For how many nights its nodes were not looked at, on the average."""
+        """Return for how many nights the wave's nodes were not checked, on average."""
         return sum(map(self._alone, wave)) / len(wave)
 
     def _since(self, a: str, b: str) -> int:
-        """How many nights ago two nodes shared a wave; more than all that is known, if never."""
+        """Return how many nights ago two nodes shared a wave; if never, one more than is known."""
         for ago, wave_of in enumerate(self._wave_of):
             if a in wave_of and wave_of[a] == wave_of.get(b):
                 return ago

@@ -1,7 +1,7 @@
-"""How a sweep ended: one report of all waves on disk, one summary on the screen, one exit code.
+"""Ends a sweep: writes one report of all waves, prints one summary, returns one exit code.
 
-A wave of sixteen nodes leaves megabytes, a night hundreds of them. Removed are only files that a
-wave writes, in folders of our own that are named as a wave's, of sweeps that came to their end.
+A wave of sixteen nodes leaves megabytes, a night hundreds of them, so old waves are removed: only
+files that a wave writes, in folders named like a wave's, of finished sweeps.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from preflight.commands.nightly.united import (
     Whole,
     covered,
     fabric_of_waves,
-    lost,
-    owed_later,
+    missing_verdict,
+    not_reached,
     unite,
 )
 from preflight.core.files import open_folder
@@ -38,7 +38,7 @@ from preflight.report.outputs import (
     point_at,
     remove_folder,
 )
-from preflight.report.page import PAGE, Told, page
+from preflight.report.page import PAGE, PageContext, page
 from preflight.report.since import before, night_of, since
 from preflight.report.terminal import summary, title
 
@@ -53,34 +53,36 @@ if TYPE_CHECKING:
 
 
 _MOST_CHANGES = 5
-"""Checks that are named of each kind; the page has them all."""
+"""How many checks are named of each kind; the page has all."""
 
 
 def change_lines(
     report: Report, found: Sequence[Finding], earlier: Sequence[Night]
 ) -> list[tuple[str, str]]:
-    """Label and text of each line; nothing where no earlier night is known."""
+    """Return label and text of each line; none without an earlier night."""
     now = night_of(report, found)
     last = before(earlier, now)
     if last is None:
         return []
-    told = since(last, now, report)
-    then = told.before.started[:16].replace("T", " ")
-    counts = f"{len(told.new)} new, {len(told.still)} still, {len(told.recovered)} recovered"
-    unseen = f", {len(told.unseen)} not judged again" if told.unseen else ""
+    changes = since(last, now, report)
+    then = changes.before.started[:16].replace("T", " ")
+    counts = (
+        f"{len(changes.new)} new, {len(changes.still)} still, {len(changes.recovered)} recovered"
+    )
+    unseen = f", {len(changes.unseen)} not judged again" if changes.unseen else ""
     lines = [("since", f"{then} UTC: {counts}{unseen}")]
-    for label, bad in (("new", told.new), ("recovered", told.recovered)):
+    for label, bad in (("new", changes.new), ("recovered", changes.recovered)):
         if bad:
             lines.append((label, _named(bad, report.fleet.nodes)))
     return lines
 
 
 def _named(bad: Iterable[Bad], nodes: Collection[str]) -> str:
-    """Check by check, folded: "gpu.count gpu[003,005]; fabric.allreduce pair gpu001-gpu002"."""
+    """List findings by check, folded: "gpu.count gpu[003,005]; net.ports gpu001"."""
     by_check = grouped((one.check, one.subject) for one in bad)
-    said = [f"{check} {_folded(names, nodes)}" for check, names in by_check.items()]
-    more = f"; and {len(said) - _MOST_CHANGES} more checks" if len(said) > _MOST_CHANGES else ""
-    return "; ".join(said[:_MOST_CHANGES]) + more
+    parts = [f"{check} {_folded(names, nodes)}" for check, names in by_check.items()]
+    more = f"; and {len(parts) - _MOST_CHANGES} more checks" if len(parts) > _MOST_CHANGES else ""
+    return "; ".join(parts[:_MOST_CHANGES]) + more
 
 
 def _folded(names: Sequence[str], nodes: Collection[str]) -> str:
@@ -89,7 +91,7 @@ def _folded(names: Sequence[str], nodes: Collection[str]) -> str:
 
 
 def parts_of(folder: Path, sweep: Sweep) -> list[Part]:
-    """The reports of the waves' latest tries, as far as there are any."""
+    """Return the reports of the waves' latest tries, where there are any."""
     parts = []
     for number, wave in enumerate(sweep.waves, 1):
         if not wave.folder or wave.stand in ("waiting", "left out"):
@@ -97,35 +99,37 @@ def parts_of(folder: Path, sweep: Sweep) -> list[Part]:
         try:
             parts.append(Part(number=number, report=read_report(folder / wave.folder)))
         except WaveError:
-            continue  # its nodes are owed a verdict
+            continue  # its nodes count as missing
     return parts
 
 
-def owed_to(sweep: Sweep, parts: Sequence[Part], stopped: str) -> dict[str, Verdict]:
-    """Nodes of which no wave has a report, and why."""
-    told = {name for part in parts for name in part.report.fleet.nodes}
-    owed: dict[str, Verdict] = {}
+def missing_nodes(sweep: Sweep, parts: Sequence[Part], stopped: str) -> dict[str, Verdict]:
+    """Return a verdict for each node that is in no wave's report."""
+    reported = {name for part in parts for name in part.report.fleet.nodes}
+    missing: dict[str, Verdict] = {}
     for number, wave in enumerate(sweep.waves, 1):
         where = f"wave {number}" + (f" ({wave.folder})" if wave.folder else "")
         for name in wave.nodes:
-            if name in told or wave.stand == "left out":
+            if name in reported or wave.stand == "left out":
                 continue
             if wave.open:
-                owed[name] = owed_later(f"before its wave {stopped or 'the sweep was broken off'}")
+                missing[name] = not_reached(
+                    f"before its wave {stopped or 'the sweep was interrupted'}"
+                )
             elif wave.stand == "broken off" and "jobs" in wave.why:
-                owed[name] = owed_later(f"{wave.why} again and again, in {where}")
+                missing[name] = not_reached(f"{wave.why} repeatedly, in {where}")
             else:
-                owed[name] = lost(f"{where}: {wave.why or 'its report is gone'}")
-    return owed
+                missing[name] = missing_verdict(f"{where}: {wave.why or 'its report is missing'}")
+    return missing
 
 
 _WRITTEN = OURS | {SCREEN}
 
 
 def tidy_waves(folder: Path, keep: int) -> list[str]:
-    """Put away the waves of all sweeps beside this one but the latest `keep`; 0 keeps all.
+    """Remove the waves of older sweeps, except the latest `keep` sweeps; 0 keeps all.
 
-    Names the sweeps of which something went. What cannot be removed stays, and costs nothing.
+    Returns the sweeps of which something was removed. Files that cannot be removed stay.
     """
     if keep < 1:
         return []
@@ -139,7 +143,7 @@ def tidy_waves(folder: Path, keep: int) -> list[str]:
 
 
 def _put_away(sweep: Path) -> bool:
-    """Whether there was anything."""
+    """Remove the wave folders of a sweep; return whether there were any."""
     some = False
     with open_folder(sweep, make=False) as above:
         for name in filter(WAVE.fullmatch, names_in(above)):
@@ -148,18 +152,18 @@ def _put_away(sweep: Path) -> bool:
     return some
 
 
-_SAID = re.compile(r"^history +(\S.*(?:\n {9,}\S.*)*)", re.MULTILINE)
+_HISTORY_LINE = re.compile(r"^history +(\S.*(?:\n {9,}\S.*)*)", re.MULTILINE)
 _MOST = 4 << 20
 
 
-def unremembered(folder: Path, sweep: Sweep) -> dict[str, str]:
-    """What waves said of a history that could not be read or written, by the waves that did."""
-    said = grouped(
+def history_troubles(folder: Path, sweep: Sweep) -> dict[str, str]:
+    """Return the waves' messages about a history that could not be read or written, by waves."""
+    troubles = grouped(
         (trouble, str(number))
         for number, wave in enumerate(sweep.waves, 1)
         if wave.folder and (trouble := _trouble(folder / wave.folder / SCREEN))
     )
-    return {_waves(numbers): trouble for trouble, numbers in said.items()}
+    return {_waves(numbers): trouble for trouble, numbers in troubles.items()}
 
 
 def _trouble(screen: Path) -> str:
@@ -168,7 +172,7 @@ def _trouble(screen: Path) -> str:
             text = file.read(_MOST).decode("utf-8", "replace")
     except OSError:
         return ""
-    found = _SAID.findall(text)
+    found = _HISTORY_LINE.findall(text)
     return legible(" ".join(found[-1].split()), 300) if found else ""
 
 
@@ -185,12 +189,12 @@ def conclude(
     stopped: str,
     interrupted: bool,
 ) -> int:
-    """Write the united report and show it. `stopped`: why waves had no turn, if so."""
+    """Write the united report and print its summary. `stopped`: why waves did not run, or ""."""
     parts = parts_of(folder, sweep)
     reports = [part.report for part in parts]
     whole = Whole(
         sweep=sweep,
-        owed=owed_to(sweep, parts, stopped),
+        missing=missing_nodes(sweep, parts, stopped),
         interrupted=interrupted,
         coverage=covered(
             sweep.nodes, sweep.leaves, sweep.topology, reports, [night.whole for night in former]
@@ -199,24 +203,24 @@ def conclude(
     report, found = unite(whole, parts)
     outputs = outputs_of(folder, sweep)
     fine = report.exit == 0
-    report, unheard = _written(report, found, outputs, sweep)
+    report, unpublished = _write_outputs(report, found, outputs, sweep)
     tidy_waves(folder, sweep.keep)
     screen.line()
     changes = change_lines(report, found, earlier(folder))
     screen.title(title(report, unsaved=fine and report.exit != 0))
-    where = "; ".join(filter(None, (outputs.at(REPORT), outputs.told, unheard)))
+    where = "; ".join(filter(None, (outputs.at(REPORT), outputs.trouble_words, unpublished)))
     drawn, hint = outputs.at(PAGE), _hint(sweep, report)
     for line in summary(report, found, where=where, page=drawn, hint=hint, width=screen.width):
         screen.line(line)
     for label, text in changes:
         screen.labelled(label, text)
-    for waves, trouble in unremembered(folder, sweep).items():
+    for waves, trouble in history_troubles(folder, sweep).items():
         screen.labelled("history", f"{waves}: {trouble}")
     return report.exit
 
 
 def outputs_of(folder: Path, sweep: Sweep) -> Outputs:
-    """What the sweep as a whole writes, and where."""
+    """Return the files that the sweep as a whole writes."""
     return Outputs(
         folder,
         exclude_file=Path(sweep.exclude_file) if sweep.exclude_file else None,
@@ -224,23 +228,23 @@ def outputs_of(folder: Path, sweep: Sweep) -> Outputs:
     )
 
 
-def _written(
+def _write_outputs(
     report: Report, found: tuple[Finding, ...], outputs: Outputs, sweep: Sweep
 ) -> tuple[Report, str]:
-    """Write the files, as a run does; return also why Prometheus was not told, if so."""
+    """Write the files, as a run does; return also why the metrics could not be written, or ""."""
     report = outputs.write_report(report)
-    told = Told(found=found, earlier=earlier(outputs.path), drains=draining())
+    extras = PageContext(found=found, earlier=earlier(outputs.path), drains=draining())
     waves = [outputs.path / wave.folder for wave in sweep.waves if wave.folder]
     drawn = fabric_of_waves(waves, report.blames)
-    outputs.write(PAGE, page(report, told, drawn).encode())
+    outputs.write(PAGE, page(report, extras, drawn).encode())
     _leave_events(report, found, outputs)
     with suppress(OSError):
         point_at(outputs.path)
-    return report, outputs.tell_prometheus(report, found)
+    return report, outputs.write_metrics(report, found)
 
 
 def _leave_events(report: Report, found: tuple[Finding, ...], outputs: Outputs) -> None:
-    """What the next nights compare with; of single verdicts only those that are in no wave."""
+    """Write what later nights compare with; single verdicts only if they are in no wave."""
     outputs.events.begin(
         Began(
             preflight=report.preflight,
@@ -250,19 +254,19 @@ def _leave_events(report: Report, found: tuple[Finding, ...], outputs: Outputs) 
             nodes=report.fleet.nodes,
             origin=report.fleet.origin,
             leaves=report.fleet.leaves,
-            owed={},
+            expected={},
         )
     )
     outputs.events.end((), night_of(report, found))
 
 
 def _hint(sweep: Sweep, report: Report) -> str:
-    """What to type next."""
+    """Return what to type next."""
     if not sweep.finished:
-        return "to go on: the same command with --resume"
+        return "to continue: repeat the command with --resume"
     if not report.fleet.not_ready:
         return ""
     these = [f"--preflight-nodes={fold(report.fleet.not_ready)}"]
     same = [word for word in sweep.words if word.startswith("--preflight-inventory=")]
     words = shlex.join(["preflight", "run", f"--preflight-tier={sweep.tier}", *same, *these])
-    return f"to look again at these alone: {words}"
+    return f"to check only these again: {words}"

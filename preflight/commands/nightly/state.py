@@ -1,8 +1,8 @@
-"""Where a sweep stands: in `sweep.json`, and on the screen.
+"""The state of a sweep, in `sweep.json` and on the screen.
 
-The file is written whole after each step, so that a killed sweep goes on; it also tells later
-nights who was looked at, and with whom. The screen has a line as a wave begins, its findings, and a
-line as it ends.
+The file is written whole after each step, so that a killed sweep can continue; later nights read
+from it which nodes shared a wave. The screen shows a line when a wave begins, its findings, and a
+line when it ends.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from preflight.check import Tier
-from preflight.commands.nightly.choice import MOST_LOOKED_AT, Night, Whom
+from preflight.commands.nightly.choice import MOST_LOOKED_AT, Night, Source
 from preflight.core.files import read_regular, write_atomically
 from preflight.core.statistics import grouped
 from preflight.core.text import many, printable, wrapped
@@ -40,25 +40,25 @@ if TYPE_CHECKING:
 
 
 WAVE = re.compile(r"wave-\d{3,6}(-\d{1,3})?")
-"""The folder of a wave's try."""
+"""Name of the folder of a wave's try."""
 
 SCHEMA, NAME, LARGEST = 1, "sweep.json", 64 << 20
 TOO_OLD_S = 12 * 3600.0
-"""A sweep is not gone on with after so long: the next night begins anew, with who is waiting."""
+"""An older sweep is not continued: the next night begins a new one, longest-waiting nodes first."""
 
 Stand = Literal["waiting", "begun", "done", "broken off", "left out"]
-"""`begun`: it runs now, or was killed. `broken off`: a job came, or its process died."""
+"""`begun`: it runs now, or was killed. `broken off`: a job came, or the wave's process died."""
 
 Name = Annotated[str, Meta(max_length=253)]
 
 
 class WaveState(Struct, frozen=True, kw_only=True):
-    """One wave, and what became of it."""
+    """One wave and its progress."""
 
     nodes: tuple[Name, ...]
     stand: Stand = "waiting"
     folder: str = ""
-    """Of its latest try, beside sweep.json; "" before the first."""
+    """Folder of its latest try, beside sweep.json; "" before the first."""
     tries: int = 0
     why: str = ""
     """Why it was broken off, or left out."""
@@ -67,12 +67,12 @@ class WaveState(Struct, frozen=True, kw_only=True):
 
     @property
     def open(self) -> bool:
-        """Whether it is still to be judged."""
+        """Whether the wave is still to be run."""
         return self.stand in ("waiting", "begun")
 
 
 class Sweep(Struct, frozen=True, kw_only=True):
-    """The whole file."""
+    """The content of sweep.json."""
 
     schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)] = SCHEMA
     preflight: str
@@ -81,61 +81,61 @@ class Sweep(Struct, frozen=True, kw_only=True):
     started_s: float
     """Seconds since the epoch."""
     words: tuple[str, ...]
-    """How it was called: the options of every wave."""
+    """The options that every wave gets."""
     cwd: str
-    """Where relative paths in them begin."""
+    """The folder that relative paths in `words` start from."""
     folders: tuple[str, ...] = ()
     """The site's own checks."""
     tier: Tier
     usual_s: float
-    """What a wave gets where the time is long enough."""
+    """A wave's time where the sweep has enough."""
     most: int
     """Nodes of a wave."""
-    whom: Whom = "all"
+    source: Source = field(default="all", name="whom")
     reservation: str = ""
-    """Who is looked at."""
+    """Where the choice of nodes comes from."""
     strict: bool = False
     metrics: str = ""
     exclude_file: str = ""
-    """Files that the whole sweep writes, not each wave; "" where none was asked for."""
+    """Files that the whole sweep writes, not each wave; "" for none."""
     keep: int = KEEP
-    """Sweeps of which the waves' folders stay."""
+    """How many sweeps keep their waves' folders."""
     nodes: tuple[Name, ...]
-    """The fleet in order, the nodes that are left out among them."""
+    """The fleet in order, including the nodes that are left out."""
     origin: str
     leaves: dict[str, str] = {}
     topology: str = ""
     left_out: dict[str, str] = {}
-    """Nodes that were not to be looked at, and why."""
+    """Nodes that are left out, and why."""
     waves: tuple[WaveState, ...] = ()
     ends_s: float | None = None
-    """When it must have ended; None: when it is done."""
+    """When the sweep must end; None for no limit."""
     spent_s: float = 0.0
-    """Seconds that it ran, all calls together."""
+    """Seconds that it ran, in all calls together."""
     written_s: float = 0.0
     """When it was written last, seconds since the epoch."""
     finished: bool = False
-    """Nothing is left of it to go on with."""
+    """No wave is left to run."""
 
     def write(self, folder: Path) -> None:
-        """Write it in one piece; OSError if that fails."""
+        """Write the file atomically; OSError if that fails."""
         content = msgspec.json.format(msgspec.json.encode(self), indent=1)
         write_atomically(folder / NAME, content + b"\n")
 
     def having(self, number: int, **changes: object) -> Sweep:
-        """Return it with one wave changed."""
+        """Return the state with one wave changed."""
         waves = list(self.waves)
         waves[number] = replace(waves[number], **changes)
         return replace(self, waves=tuple(waves))
 
     @property
     def idle_s(self) -> float:
-        """For how long nobody has gone on with it."""
+        """Seconds since the sweep last wrote its state."""
         return datetime.now(UTC).timestamp() - max(self.started_s, self.written_s)
 
 
 class Standing:
-    """A sweep's state while it goes on. Every change is written; OSError where that fails."""
+    """The state of a running sweep. Every change is written; OSError where that fails."""
 
     def __init__(self, folder: Path, sweep: Sweep) -> None:
         self.folder = folder
@@ -143,7 +143,7 @@ class Standing:
         self._spent_before_s = sweep.spent_s
         self._began = time.monotonic()
         self.took_s: list[float] = []
-        """How long the waves of this call took."""
+        """Seconds that each wave of this call took."""
 
     def set(self, number: int, **changes: object) -> None:
         """Change one wave."""
@@ -151,12 +151,12 @@ class Standing:
         self.write()
 
     def leave_out(self, number: int, why: Mapping[str, str]) -> None:
-        """Take nodes out of a wave; one of which nobody is left is left out itself."""
+        """Take nodes out of a wave; a wave without nodes is left out itself."""
         rest = tuple(name for name in self.sweep.waves[number].nodes if name not in why)
         self.sweep = replace(self.sweep, left_out={**self.sweep.left_out, **why})
         changes: dict[str, object] = {"nodes": rest}
         if not rest:
-            changes = {"stand": "left out", "why": "somebody works on each of its nodes"}
+            changes = {"stand": "left out", "why": "each of its nodes is in use"}
         self.set(number, **changes)
 
     def add(self, waves: Iterable[Wave], nodes: Collection[str]) -> None:
@@ -169,7 +169,7 @@ class Standing:
         self.write()
 
     def write(self) -> None:
-        """Write it down, with the time that it took so far."""
+        """Write the state, with the time spent so far."""
         left = any(wave.open or wave.stand == "broken off" for wave in self.sweep.waves)
         self.sweep = replace(
             self.sweep,
@@ -181,58 +181,58 @@ class Standing:
 
     @property
     def next(self) -> int | None:
-        """The wave whose turn it is; None when all had theirs."""
+        """The next wave to run; None when all have run."""
         return next((n for n, wave in enumerate(self.sweep.waves) if wave.open), None)
 
     @property
     def open_waves(self) -> int:
-        """How many have not had their turn."""
+        """How many waves are still to run."""
         return sum(wave.open for wave in self.sweep.waves)
 
     @property
     def left_s(self) -> float | None:
-        """Time until the sweep must have ended; None where it has no end."""
+        """Time until the sweep must end; None for no limit."""
         return None if self.sweep.ends_s is None else self.sweep.ends_s - time.time()
 
     @property
     def done_at(self) -> datetime | None:
-        """When all will be done, by what the waves so far took; None before the first."""
+        """When all will be done, estimated from the waves so far; None before the first."""
         if not self.took_s:
             return None
         left_s = self.open_waves * sum(self.took_s) / len(self.took_s)
         return clock(left_s if self.left_s is None else min(left_s, max(0.0, self.left_s)))
 
     def at(self, number: int) -> str:
-        """A wave as a person counts: "3/12"."""
+        """Return a wave's number, counted from 1: "3/12"."""
         return f"{number + 1}/{len(self.sweep.waves)}"
 
     def nodes_after(self, number: int) -> int:
-        """How many nodes come after a wave."""
+        """Return how many nodes come after a wave."""
         rest = self.sweep.waves[number + 1 :]
         return sum(len(wave.nodes) for wave in rest if wave.open)
 
 
-ANEW = "leave --resume out to begin anew"
-"""How a refused sweep.json is told to whoever can only go on with it."""
+ANEW = "leave out --resume to begin a new sweep"
+"""What to do about a refused sweep.json; replaced where a new sweep begins anyway."""
 
 
 class Former(Struct, frozen=True, kw_only=True):
-    """A night that is over."""
+    """An earlier night."""
 
     waves: Night
-    """Who was looked at, and with whom."""
+    """Its waves: the nodes that were checked together."""
     whole: Night = ()
-    """Of these, the waves of which every pair was measured."""
+    """The waves of which every pair was measured."""
 
 
 def read_sweep(folder: Path) -> Sweep:
-    """Read a sweep's folder; UsageError if there is no sweep in it, or a damaged one.
+    """Read a sweep's folder; UsageError if it holds no sweep, or a damaged one.
 
-    What root would be told to run by a file that somebody else may change is refused.
+    Root refuses a file that another user may change, as it holds options to run.
     """
     path = folder / NAME
-    if os.geteuid() == 0 and (said := who_may_change(path)):
-        raise UsageError(f"root would go on as {path} says, and {said}; {ANEW}")
+    if os.geteuid() == 0 and (whose := who_may_change(path)):
+        raise UsageError(f"root does not continue by {path}: {whose}; {ANEW}")
     try:
         return msgspec.json.decode(read_regular(path, LARGEST), type=Sweep)
     except (OSError, ValueError, RecursionError) as error:
@@ -241,15 +241,15 @@ def read_sweep(folder: Path) -> Sweep:
 
 
 def latest(into: Path) -> tuple[Path, Sweep] | None:
-    """The sweep that began last, if there is one; UsageError if it cannot be read."""
+    """Return the sweep that began last, or None; UsageError if it cannot be read."""
     folders = sweeps_in(into)
     return (folders[0], read_sweep(folders[0])) if folders else None
 
 
 def former_nights(into: Path, *, but: str = "") -> tuple[Former, ...]:
-    """Who was together in former nights, the latest first; damaged files are passed over.
+    """Return the waves of earlier nights, the latest first; damaged files are skipped.
 
-    `but`: the id of the sweep that goes on now.
+    `but`: the id of the current sweep, which is left out.
     """
     found: list[Former] = []
     for folder in sweeps_in(into)[:MOST_LOOKED_AT]:
@@ -266,7 +266,7 @@ def former_nights(into: Path, *, but: str = "") -> tuple[Former, ...]:
 
 
 def sweeps_in(into: Path) -> list[Path]:
-    """The folders of all sweeps, the latest first; a link is none."""
+    """Return the folders of all sweeps, the latest first, without links."""
     try:
         held = [path.parent for path in into.glob(f"*/{NAME}") if not path.parent.is_symlink()]
     except OSError:
@@ -281,7 +281,7 @@ class _OfNight(Struct, frozen=True):
 
 
 class _Night(Struct, frozen=True):
-    """Of the file of another night, perhaps of another version: what a plan needs."""
+    """The part of an earlier night's file, perhaps of another version, that a plan needs."""
 
     sweep: str = ""
     waves: tuple[_OfNight, ...] = ()
@@ -292,7 +292,7 @@ _WIDEST, _NARROWEST = 100, 40
 
 
 class Screen:
-    """Lines on standard output; on a terminal, the one of a wave that runs is rewritten."""
+    """Prints lines; on a terminal, rewrites the line of the running wave."""
 
     def __init__(self) -> None:
         self._live = sys.stdout.isatty()
@@ -300,40 +300,40 @@ class Screen:
         self.width = max(_NARROWEST, min(shutil.get_terminal_size().columns, _WIDEST))
 
     def line(self, text: str = "") -> None:
-        """Print a line as it is."""
+        """Print a line unchanged."""
         self._write(f"{self._cleared()}{text}\n")
 
     def labelled(self, label: str, text: str) -> None:
-        """Print a label and what it is about, wrapped."""
+        """Print a label and its text, wrapped."""
         for line in labelled(label, text, self.width):
             self.line(line)
 
     def title(self, text: str) -> None:
-        """Head the summary."""
+        """Print the heading of the summary."""
         self.line(f" {text} ".center(self.width, "="))
 
     def header(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Say who is swept, how, until when, and where it is written."""
+        """Print the header: fleet, waves, end and report folder."""
         for label, text in rows:
             self.labelled(label, text)
         self.line()
 
     def begins(self, at: str, nodes: Sequence[str], left: int, done_at: datetime | None) -> None:
-        """Say which wave begins, how many nodes come after it, and when all will be done."""
+        """Print which wave begins, how many nodes follow it, and when all will be done."""
         after = f"{left} after them" if left else "the last ones"
-        about = f", all done about {done_at:%H:%M}" if done_at else ""
+        about = f", all done at about {done_at:%H:%M}" if done_at else ""
         self.labelled(f"wave {at}", f"{fold(nodes)}  {many(len(nodes), 'node')}, {after}{about}")
 
     def goes_on(self, at: str, since_s: float, phase: str) -> None:
-        """Rewrite the line of the wave that runs; nothing where nobody watches."""
+        """Rewrite the line of the running wave; does nothing without a terminal."""
         if self._live:
             text = f"wave {at}  {timedelta(seconds=int(since_s))}  {phase}"[: self.width - 1]
             self._write(f"\r{text.ljust(self._shown)}")
             self._shown = len(text)
 
     def found(self, findings: Sequence[Finding]) -> None:
-        """Show what a wave condemns, each cause in a line or two."""
-        for one in (each for each in findings if each.condemns):
+        """Print the findings that make nodes not ready, each cause in a line or two."""
+        for one in (each for each in findings if each.makes_not_ready):
             nodes = all("-" not in name for name in one.subjects)
             about = fold(one.subjects) if nodes else ", ".join(map(printable, one.subjects[:4]))
             words = finding_line(one.outcome, about, one.check, one.sentence)
@@ -342,14 +342,14 @@ class Screen:
                 self.line(line)
 
     def ends(self, fleet: FleetRow, seconds: float) -> None:
-        """Say how a wave came out."""
+        """Print the result of a wave."""
         counts = ((len(fleet.ready), "ready"), (len(fleet.not_ready), "not ready"),
                   (len(fleet.unjudged), "not judged"))  # fmt: skip
-        said = ", ".join(f"{number} {word}" for number, word in counts if number)
-        self.labelled("", f"{said}  {seconds:.0f} s")
+        text = ", ".join(f"{number} {word}" for number, word in counts if number)
+        self.labelled("", f"{text}  {seconds:.0f} s")
 
     def left_out(self, why: Mapping[str, str], *, after: str = "") -> None:
-        """Name nodes that are not looked at; those with one reason in one line."""
+        """Print the nodes that are left out; those with the same reason in one line."""
         for reason, names in grouped((reason, name) for name, reason in why.items()).items():
             self.labelled("left out", f"{fold(names)}  {len(names)}{after}: {reason}")
 
@@ -358,16 +358,16 @@ class Screen:
         return f"\r{' ' * shown}\r" if shown else ""
 
     def _write(self, text: str) -> None:
-        """A terminal that is gone, a full disk: costs these lines, and not the night."""
+        """Print text; a closed terminal or a full disk costs these lines, but not the night."""
         try:
             sys.stdout.write(text)
             sys.stdout.flush()
         except OSError:
-            # What is held back would fail once more at the end, and change the exit code.
+            # Buffered output would fail once more at exit and change the exit code.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             self._live = False
 
 
 def clock(seconds_from_now: float) -> datetime:
-    """The time on the wall after so long."""
+    """Return the local time in so many seconds."""
     return datetime.fromtimestamp(time.time() + seconds_from_now).astimezone()

@@ -1,12 +1,11 @@
-"""Runs the waves of a sweep, one after the other, and writes down after each where it stands.
+"""Runs the waves of a sweep, one after the other, and writes the state after each.
 
-A wave is `preflight run` in a process of its own, which ends when the sweep's does. A sweep that is
-killed cannot tell it: the kernel does, and the wave writes down what it knows and leaves its nodes,
-as after any SIGTERM. It is started as `python -I -m preflight.commands.nightly.sweeper PID LOCK
-WORDS...` by the sweep with that process id.
+A wave is `preflight check` in its own process, which ends with the sweep's. If the sweep is killed,
+the kernel sends SIGTERM to the wave, which writes what it knows and leaves its nodes. The sweep
+starts it as `python -I -m preflight.commands.nightly.sweeper PID LOCK WORDS...`, with its own PID.
 
-The kernel's own lock on a file: it ends with whoever holds it, however he ended. A wave's process
-holds it as well, so that nobody begins before the wave of a killed sweep has left its nodes.
+The lock is the kernel's lock on a file, which ends with its holders, however they end. A wave's
+process holds it too, so that no sweep begins before the wave of a killed one has left its nodes.
 """
 
 from __future__ import annotations
@@ -47,15 +46,15 @@ if TYPE_CHECKING:
 
 
 LEAST_SHARE = 1 / 12
-"""Of a tier's usual time, what a wave is not begun with less of: 5 minutes of the hour of `deep`.
-Chosen: that pays for the logins, the burn-in's first measures and every pair of 16 nodes once."""
+"""Smallest share of a tier's usual time that a wave starts with: 5 minutes of the hour of `deep`.
+Chosen: enough for the logins, the burn-in's first measurements and every pair of 16 nodes once."""
 
 
 def wave_budget_s(usual_s: float, left_s: float | None, waves: int) -> float | None:
-    """What the next of so many waves gets, in seconds; None where the time is up.
+    """Return the next wave's time in seconds, of `waves` left; None where the time is up.
 
-    Its usual time; if not all waves have so much, each its share; if that is too little to say
-    anything, fewer waves are begun. `left_s` None: the sweep has all the time it needs.
+    It is the usual time; if the time is short, an equal share; if that share is too small, fewer
+    waves start. `left_s` None: the sweep has no time limit.
     """
     if left_s is None:
         return usual_s
@@ -66,10 +65,10 @@ def wave_budget_s(usual_s: float, left_s: float | None, waves: int) -> float | N
 
 
 SCREEN = "terminal.txt"
-"""What the wave would have shown on a terminal of its own."""
+"""The file with the wave's terminal output."""
 
 LEAVE_S = 60.0
-"""For a wave to leave its nodes and write its report, once it was told to end."""
+"""For a wave to leave its nodes and write its report after SIGTERM."""
 
 LARGEST = 1 << 30
 """Bytes of a wave's report."""
@@ -79,14 +78,14 @@ _PHASE = re.compile(r"^(?:probing|ports|burn-in|import torch|pairs) +\S.*")
 
 
 class WaveError(PreflightError):
-    """A wave left no report that can be used; the text says why."""
+    """A wave left no usable report; the text says why."""
 
 
 class WaveProcess:
-    """`preflight run` of some nodes, with its folder."""
+    """The process of one wave, `preflight check`, with its folder."""
 
     def __init__(self, words: Sequence[str], folder: Path, cwd: str, lock: int, sweep: str) -> None:
-        """Start it; OSError if its folder cannot be written or its working folder is gone."""
+        """Start the wave; OSError if its folder cannot be written or its working folder is gone."""
         self._folder = folder
         screen = open_new(folder / SCREEN)
         argv = [
@@ -106,27 +105,27 @@ class WaveProcess:
                 stdout=screen,
                 stderr=screen,
                 pass_fds=[lock],
-                # Ctrl-C on our terminal is ours: we end the wave, in order, once.
+                # Ctrl-C on the terminal must reach only the sweep, which ends the wave once.
                 start_new_session=True,
             )
         finally:
             os.close(screen)
 
     def ended(self, wait_s: float) -> int | None:
-        """Its exit status; None if it still runs after so long."""
+        """Return the exit status; None if the wave still runs after `wait_s`."""
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(wait_s)
         return None
 
     def stop(self) -> None:
-        """Have it leave its nodes and write what it knows; then make it. Never raises."""
+        """End the wave by SIGTERM, so that it writes its report, then by SIGKILL. Never raises."""
         if self._process.poll() is None:
             self._process.terminate()
             if self.ended(LEAVE_S) is None:
                 self.kill()
 
     def kill(self) -> None:
-        """End it and whatever it started here; its nodes end by themselves what runs there."""
+        """Kill the wave and its local children; its nodes end by themselves what runs there."""
         with suppress(ProcessLookupError):
             if self._process.returncode is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -134,19 +133,19 @@ class WaveProcess:
 
     @property
     def phase(self) -> str:
-        """What it does now, in its own words: "pairs    12/120  3.1 s"; "" if it does not say."""
+        """The wave's last progress line: "pairs 12/120 3.1 s"; "" without one."""
         for line in reversed(self._last_lines()):
             if found := _PHASE.match(line):
                 return " ".join(found[0].split())
         return ""
 
     @property
-    def last_words(self) -> str:
-        """The last line that it said."""
+    def last_line(self) -> str:
+        """The wave's last line of output."""
         return next((line for line in reversed(self._last_lines()) if line), "nothing")
 
     def report(self) -> Report:
-        """What it found; WaveError if it left no report."""
+        """Return the wave's report; WaveError if it left none."""
         return read_report(self._folder)
 
     def _last_lines(self) -> list[str]:
@@ -164,18 +163,18 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def main(argv: Sequence[str]) -> int:
-    """Judge as `preflight run WORDS` does; the exit codes are the same."""
+    """Run `preflight check WORDS`, with the same exit codes."""
     parent, lock, *words = argv
     end_with(int(parent))
-    # Held by this process, and by nothing that it starts.
+    # Only this process holds the lock, not its children.
     fcntl.fcntl(int(lock), fcntl.F_SETFD, fcntl.FD_CLOEXEC)
-    from preflight.commands.run import main as judge
+    from preflight.commands.check import main as judge
 
     return judge(words)
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel send SIGTERM when the parent dies; leave if it has died by now."""
+    """Have the kernel send SIGTERM when the parent dies; exit if it has died already."""
     with suppress(OSError, AttributeError):  # another kernel: then Ctrl-C and SIGTERM are passed on
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
@@ -194,34 +193,34 @@ def read_report(folder: Path) -> Report:
 
 
 WATCH_S: Final = 20.0
-"""How often Slurm is asked whether somebody's job has come to a node of the wave."""
+"""How often Slurm is asked whether a job has started on a node of the wave."""
 
 PAUSES_S: Final = (10.0, 60.0)
-"""Before a slurmctld that does not answer is asked again: it may just be restarted."""
+"""Pauses before a slurmctld that does not answer is asked again: it may be restarting."""
 
 LATE_S: Final = 120.0
-"""How long after its budget a wave is ended: it writes its report after its last stage."""
+"""How long after its budget a wave is ended: it still has to write its report."""
 
 MOST_TRIES: Final = 3
-"""After so many tries a wave to which jobs keep coming is left for another night."""
+"""After this many tries a wave that keeps getting jobs is left for another night."""
 
 ENDED: Final = "it was ended from outside, or took too long"
 
 _LATE_ROUNDS = 3
-"""How often nodes that have become idle meanwhile are taken up."""
+"""How often nodes that have become idle meanwhile are added."""
 
 _LOOK_S = 0.5
 _USAGE, _EMPTY = 4, 5
 
 
 class Sweeper:
-    """One call of `preflight sweep`: goes on from a state until it is done, or the time is up."""
+    """One call of `preflight nightly`: runs waves until all are done or the time is up."""
 
     def __init__(
         self, folder: Path, sweep: Sweep, chooser: Chooser, screen: Screen, lock: int
     ) -> None:
         self.trouble = ""
-        """Why it could not go on."""
+        """Why the sweep could not continue; "" if it could."""
         self.time_up = False
         self._now = Standing(folder, sweep)
         self._chooser = chooser
@@ -231,13 +230,13 @@ class Sweeper:
 
     @property
     def sweep(self) -> Sweep:
-        """Where it stands."""
+        """The current state."""
         return self._now.sweep
 
     def run(self, former: tuple[Former, ...]) -> None:
-        """Do all waves, then those whose nodes have become idle meanwhile.
+        """Run all waves, then waves of nodes that have become idle meanwhile.
 
-        KeyboardInterrupt ends the wave that runs, and passes on; the state is written.
+        KeyboardInterrupt ends the running wave and is raised again; the state is written.
         """
         try:
             self._now.write()
@@ -282,7 +281,7 @@ class Sweeper:
             self._take(number, process, status, time.monotonic() - began)
 
     def _still_free(self, number: int) -> tuple[str, ...]:
-        """Leave out of a wave whoever is busy by now; nobody left: nothing to do."""
+        """Leave busy nodes out of a wave; return the others."""
         chosen = self._ask(self.sweep.waves[number].nodes)
         if chosen is None:
             return ()
@@ -292,7 +291,7 @@ class Sweeper:
         return chosen.nodes
 
     def _ask(self, nodes: tuple[str, ...]) -> Chosen | None:
-        """Who of them is idle now; None, with the trouble noted, if Slurm keeps silent."""
+        """Return which of the nodes are idle now; None, and set `trouble`, without an answer."""
         for pause_s in (*(PAUSES_S if self._now.took_s else ()), None):
             try:
                 chosen = self._chooser.choose(nodes)
@@ -311,7 +310,7 @@ class Sweeper:
     def _look_after(
         self, process: WaveProcess, nodes: tuple[str, ...], number: int, longest_s: float
     ) -> tuple[Mapping[str, str], int]:
-        """Wait for a wave's end; end it where a job comes, or where it does not end by itself."""
+        """Wait for a wave's end; end it if a job starts on its nodes, or if it takes too long."""
         began = looked = time.monotonic()
         while (status := process.ended(_LOOK_S)) is None:
             now = time.monotonic()
@@ -327,25 +326,25 @@ class Sweeper:
         return {}, process.ended(0) or 0 if status is None else status
 
     def _broken_by_jobs(self, number: int, came: Mapping[str, str]) -> None:
-        """Do it again without the nodes to which jobs came, unless they keep coming."""
+        """Repeat a wave without the nodes on which jobs started, unless jobs keep starting."""
         again = self.sweep.waves[number].tries < MOST_TRIES
-        end = "the others again" if again else "the others another night"
-        self._screen.labelled("", f"ended, a job came to {fold(came)}; {end}")
+        end = "repeated without them" if again else "its other nodes are left for another night"
+        self._screen.labelled("", f"ended, a job started on {fold(came)}; {end}")
         stand = "waiting" if again else "broken off"
-        self._now.set(number, stand=stand, why="jobs came to its nodes")
+        self._now.set(number, stand=stand, why="jobs started on its nodes")
         self._now.leave_out(number, came)
 
     def _take(self, number: int, process: WaveProcess, status: int, seconds: float) -> None:
-        """Read what a wave found, and say it."""
+        """Read a wave's report and print its findings."""
         try:
             report = process.report()
         except WaveError:
             ended = f"killed (signal {-status})" if status < 0 else f"ended with {status}"
-            said = f"{ended}, it left no report; its last words: {process.last_words}"
-            self._now.set(number, stand="broken off", why=said)
-            self._screen.labelled("", said)
-            if status in (_USAGE, _EMPTY):  # every other wave would say the same
-                self.trouble = process.last_words
+            sentence = f"{ended} without a report; its last line: {process.last_line}"
+            self._now.set(number, stand="broken off", why=sentence)
+            self._screen.labelled("", sentence)
+            if status in (_USAGE, _EMPTY):  # every other wave would fail the same way
+                self.trouble = process.last_line
             return
         if report.interrupted:
             self._now.set(number, stand="broken off", why=ENDED)
@@ -360,10 +359,10 @@ class Sweeper:
     # -- around the waves
 
     def _add_late(self, former: tuple[Former, ...]) -> bool:
-        """Plan waves of nodes that were busy and are idle now; say whether there are any."""
+        """Plan waves of nodes that were busy and are idle now; return whether there are any."""
         sweep = self.sweep
         waiting = tuple(name for name in sweep.nodes if name in sweep.left_out)
-        if not waiting or self._chooser.whom == "all" or self._late_rounds >= _LATE_ROUNDS:
+        if not waiting or self._chooser.source == "all" or self._late_rounds >= _LATE_ROUNDS:
             return False
         self._late_rounds += 1
         chosen = self._ask(waiting)
@@ -376,12 +375,13 @@ class Sweeper:
         return True
 
     def _words(self, nodes: tuple[str, ...], name: str, budget_s: float) -> list[str]:
-        told = {
+        options = {
             "nodes": ",".join(nodes), "report": self._now.folder / name, "tier": self.sweep.tier,
             "fail-fast": "never", "budget": f"{budget_s:.0f}",
         }  # fmt: skip
-        own = [f"--preflight-{option}={value}" for option, value in told.items()]
-        return [*self.sweep.folders, *self.sweep.words, *own]
+        own = [f"--preflight-{option}={value}" for option, value in options.items()]
+        site = [f"--site-checks={one}" for one in self.sweep.folders]
+        return [*site, *self.sweep.words, *own]
 
 
 NAME = "lock"
@@ -391,9 +391,9 @@ _POLL_S = 0.2
 
 @contextmanager
 def locked(folder: Path, *, wait_s: float = 0.0) -> Iterator[int]:
-    """Hold the folder's lock; gives its descriptor. UsageError that names who holds it.
+    """Hold the folder's lock; yields its descriptor. UsageError that names the holder.
 
-    `wait_s`: for the wave of a sweep that was killed to end by itself.
+    `wait_s`: how long the wave of a killed sweep may take to end.
     """
     with _opened(folder) as lock:
         ends = time.monotonic() + wait_s
@@ -410,9 +410,11 @@ def locked(folder: Path, *, wait_s: float = 0.0) -> Iterator[int]:
 def _opened(folder: Path) -> Iterator[int]:
     try:
         with open_folder(folder, make=True) as inside:
-            # What the waves write there is read back.
-            if os.geteuid() == 0 and (said := who_may_plant(folder)):
-                raise UsageError(f"--into={folder}: {said}: give a folder that is root's alone")
+            # The sweep reads back what the waves write there.
+            if os.geteuid() == 0 and (reason := who_may_plant(folder)):
+                raise UsageError(
+                    f"--into={folder}: {reason}: give a folder that only root can change"
+                )
             lock = os.open(NAME, _FLAGS, 0o640, dir_fd=inside)
     except OSError as error:
         raise UsageError(
@@ -421,7 +423,7 @@ def _opened(folder: Path) -> Iterator[int]:
     try:
         found = os.fstat(lock)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-            raise UsageError(f"{folder / NAME} is another file by a hard link: remove it")
+            raise UsageError(f"{folder / NAME} is a hard link to another file: remove it")
         yield lock
     finally:
         os.close(lock)
@@ -440,7 +442,7 @@ def _taken(lock: int, folder: Path) -> bool:
 
 
 def _holder(lock: int) -> str:
-    """Who wrote himself into it: a person finds the process by that."""
+    """Return which process holds the lock, as it wrote into the file."""
     words = legible(os.pread(lock, 200, 0), 100).split()
     since = ""
     with suppress(ValueError, OverflowError, IndexError):

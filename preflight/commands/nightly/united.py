@@ -1,8 +1,8 @@
-"""One report for the whole sweep: what every wave found, as if it had been one run.
+"""Joins the waves' reports into one report for the whole sweep, as if it had been one run.
 
-With it goes the fabric over the nights: how much of it was measured, and all waves in one drawing.
-Waves share no node, so the rows of each are its own, and the same round of all is one column. Pairs
-are held against those of all waves, as colours are for eyes: who is blamed, each wave has judged.
+It also counts how much of the fabric was measured over the nights, and draws all waves together.
+Waves share no node, so each has its own rows, and the same round of all waves is one column.
+Colours compare a pair with those of all waves; the blames are those of each wave.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from preflight.fabric.observed import Observed
 from preflight.fabric.stored import read_stored
 from preflight.fleet.nodeset import fold
 from preflight.report.document import CoverageRow, FleetRow, Report
-from preflight.report.fabric_grid import accused
+from preflight.report.fabric_grid import locate_blames
 from preflight.report.fabric_page import fabric_section
 from preflight.report.findings import Finding, findings, suspicions
 from preflight.report.header import NumberRow, OffRow, Overrides, WaiverRow
@@ -37,30 +37,30 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from preflight.commands.nightly.choice import Night
-    from preflight.report.document import BlameRow, MissedRow, PairRow, VerdictRow
+    from preflight.report.document import BlameRow, PairRow, SensitivityRow, VerdictRow
     from preflight.report.hide import Hider
 
 
-ASKED = "reach.answer"
-"""The check under which it stands that a node was not judged at all: the first of all questions."""
+REACH_CHECK = "reach.answer"
+"""The check that reports that a node was not checked at all: it comes before all others."""
 
 
 def of_the_fleet(reports: Mapping[int, Report]) -> Iterator[Entry]:
-    """One verdict for each check that judged every wave as a whole, by the number of the wave."""
+    """Yield one verdict for each check of the whole fleet; `reports` by the wave's number."""
     rows = grouped(
         (row.check, (number, row))
         for number, report in reports.items()
         for row in report.verdicts
         if row.subject == FLEET
     )
-    for check, told in rows.items():
-        yield Entry(check, FLEET, (), _joined(told, len(reports)))
+    for check, rows_of_check in rows.items():
+        yield Entry(check, FLEET, (), _joined(rows_of_check, len(reports)))
 
 
-def _joined(told: Sequence[tuple[int, VerdictRow]], waves: int) -> Verdict:
-    """The worst that it said of any wave, and of which."""
-    worst = min((row.outcome for _, row in told), key=WORST_FIRST.index)
-    same = [(number, row) for number, row in told if row.outcome is worst]
+def _joined(rows: Sequence[tuple[int, VerdictRow]], waves: int) -> Verdict:
+    """Return a check's worst verdict on any wave, with the numbers of these waves."""
+    worst = min((row.outcome for _, row in rows), key=WORST_FIRST.index)
+    same = [(number, row) for number, row in rows if row.outcome is worst]
     first = same[0][1]
     by_sentence = grouped((row.sentence, number) for number, row in same)
     alone = waves == 1 or (len(by_sentence) == 1 and len(same) == waves)
@@ -84,29 +84,29 @@ def _of(sentence: str, waves: Sequence[int]) -> str:
 
 
 MOST_MISSED = 512
-"""As in every report."""
+"""The same limit as in every report."""
 
 
 def joined_pairs(reports: Sequence[Report]) -> tuple[PairRow, ...]:
-    """All pairs; rounds are counted on, so that one number is one moment."""
+    """Return the pairs of all waves; rounds are numbered on, so that each number is one time."""
     rows: list[PairRow] = []
     for report, before in _counted(reports):
         rows += [replace(row, round=row.round + before) for row in report.pairs]
     return tuple(rows)
 
 
-def most_missed(reports: Sequence[Report]) -> tuple[MissedRow, ...]:
-    """The dullest looks of all; no rate at all is duller than any."""
-    rows = [row for report in reports for row in report.missed]
+def least_sensitive(reports: Sequence[Report]) -> tuple[SensitivityRow, ...]:
+    """Return the least sensitive rows of all waves; a row without a rate comes first."""
+    rows = [row for report in reports for row in report.sensitivity]
     return tuple(sorted(rows, key=lambda row: row.one_in or 0.0)[:MOST_MISSED])
 
 
-def joined_overrides(told: Iterable[Overrides]) -> Overrides:
-    """What the inventory laid over the checks, each of its lines once with all its nodes."""
+def joined_overrides(overrides: Iterable[Overrides]) -> Overrides:
+    """Join waivers, disabled checks and custom limits, each once with all its nodes."""
     waivers: dict[object, WaiverRow] = {}
     off: dict[object, OffRow] = {}
     numbers: dict[object, NumberRow] = {}
-    for one in told:
+    for one in overrides:
         for waiver in one.waivers:
             key = (waiver.check, waiver.nodes, waiver.until, waiver.reason)
             before = waivers[key].verdicts if key in waivers else 0
@@ -128,44 +128,44 @@ def _both(one: Iterable[str], other: Iterable[str]) -> tuple[str, ...]:
 
 
 def _counted(reports: Sequence[Report]) -> Iterator[tuple[Report, int]]:
-    """Each report, and how many rounds there were before it."""
+    """Yield each report, and how many rounds came before it."""
     before = 0
     for report in reports:
         yield report, before
         before += max((row.round + 1 for row in report.pairs), default=0)
 
 
-NOBODY, INTERRUPTED, BROKE, CONDEMNED = 5, 2, 3, 1
-"""Exit codes, as everywhere."""
+EMPTY, INTERRUPTED, BROKE, FAULT = 5, 2, 3, 1
+"""Exit codes."""
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """One wave that left a report."""
+    """The report of one wave."""
 
     number: int
-    """As a person counts: the first is 1."""
+    """Counted from 1."""
     report: Report
 
 
 class Whole(Struct, frozen=True, kw_only=True):
-    """What the waves do not know: the sweep around them."""
+    """What the waves' reports do not hold: the state of the sweep."""
 
     sweep: Sweep
-    owed: Mapping[str, Verdict]
-    """Nodes to be looked at of which there is no report: `lost`, or stopped before their turn."""
+    missing: Mapping[str, Verdict]
+    """Nodes without a report, because their wave left none or did not run, and their verdicts."""
     interrupted: bool
     coverage: CoverageRow | None
 
 
-def owed_later(why: str) -> Verdict:
-    """What stands for a node whose turn did not come."""
+def not_reached(why: str) -> Verdict:
+    """Return the verdict on a node whose wave did not run."""
     return not_run(why, stopped=True)
 
 
-def lost(why: str) -> Verdict:
-    """What stands for a node whose wave left no report."""
-    advice = "look into its wave's folder; to do it again: preflight sweep --resume"
-    return Verdict(outcome=Outcome.LOST, sentence=why, advice=advice)
+def missing_verdict(why: str) -> Verdict:
+    """Return the verdict on a node whose wave left no report."""
+    advice = "see its wave's folder; to repeat it: preflight nightly --resume"
+    return Verdict(outcome=Outcome.MISSING, sentence=why, advice=advice)
 
 
 def unite(whole: Whole, parts: Sequence[Part]) -> tuple[Report, tuple[Finding, ...]]:
@@ -188,7 +188,7 @@ def unite(whole: Whole, parts: Sequence[Part]) -> tuple[Report, tuple[Finding, .
         blames=blames,
         suspicions=(*suspected.values(), *_of_waves(parts, suspected)),
         coverage=whole.coverage,
-        missed=most_missed(reports),
+        sensitivity=least_sensitive(reports),
         overrides=joined_overrides([report.overrides for report in reports]),
         measured_in=tuple(sorted({name for report in reports for name in report.measured_in})),
     )
@@ -196,14 +196,16 @@ def unite(whole: Whole, parts: Sequence[Part]) -> tuple[Report, tuple[Finding, .
 
 
 def _entries(whole: Whole, parts: Sequence[Part]) -> tuple[Entry, ...]:
-    """All verdicts: those on nodes and pairs as they are, those on each wave's whole as one."""
+    """Return all verdicts: those on nodes and pairs unchanged, those on whole waves joined."""
     own = [entry for part in parts for entry in entries_of(part.report) if entry.nodes]
-    owed = [Entry(ASKED, name, (name,), verdict) for name, verdict in whole.owed.items()]
-    return (*own, *of_the_fleet({part.number: part.report for part in parts}), *owed)
+    missing = [
+        Entry(REACH_CHECK, name, (name,), verdict) for name, verdict in whole.missing.items()
+    ]
+    return (*own, *of_the_fleet({part.number: part.report for part in parts}), *missing)
 
 
 def _fleet(sweep: Sweep, reports: Sequence[Report]) -> FleetRow:
-    """Every node stands where its wave put it; whoever is in none was not judged."""
+    """Return the fleet with each node as its wave judged it; a node in no wave is unjudged."""
     ready = {name for report in reports for name in report.fleet.ready}
     bad = {name for report in reports for name in report.fleet.not_ready}
     not_ready = tuple(name for name in sweep.nodes if name in bad)
@@ -222,20 +224,20 @@ def _fleet(sweep: Sweep, reports: Sequence[Report]) -> FleetRow:
 
 
 def _exit(whole: Whole, reports: Sequence[Report], entries: Sequence[Entry]) -> int:
-    """The worst of the waves, in the order that a run's own code has."""
+    """Return the worst exit code of the waves, in the same order as for a run."""
     codes = {report.exit for report in reports}
     if whole.interrupted:
         return INTERRUPTED
-    if codes <= {NOBODY} and not whole.owed:
-        return NOBODY
-    condemned = any(counts_as_failure(entry, strict=whole.sweep.strict) for entry in entries)
-    if condemned or CONDEMNED in codes:
-        return CONDEMNED
-    return BROKE if whole.owed or codes - {0, NOBODY} else 0
+    if codes <= {EMPTY} and not whole.missing:
+        return EMPTY
+    faulty = any(counts_as_failure(entry, strict=whole.sweep.strict) for entry in entries)
+    if faulty or FAULT in codes:
+        return FAULT
+    return BROKE if whole.missing or codes - {0, EMPTY} else 0
 
 
 def _of_waves(parts: Sequence[Part], suspected: Collection[str]) -> list[str]:
-    """What looked like one shared cause to a wave, where the fleet does not say so by itself."""
+    """Return the waves' suspicions of a shared cause that the whole fleet does not repeat."""
     return [
         f"wave {part.number}, of {len(part.report.fleet.nodes)} nodes: {note}"
         for part in parts
@@ -245,7 +247,7 @@ def _of_waves(parts: Sequence[Part], suspected: Collection[str]) -> list[str]:
 
 
 UNTRIED = ("not_run", "absent")
-"""States of a pair that say nothing of it."""
+"""States of a pair that was not measured."""
 
 
 def covered(
@@ -255,9 +257,9 @@ def covered(
     tonight: Sequence[Report],
     earlier: Iterable[Night],
 ) -> CoverageRow | None:
-    """Count pairs of the whole fleet; `earlier`: former waves of which every pair was measured.
+    """Count the measured pairs of the whole fleet; None where no wave measures pairs.
 
-    None where no wave was to measure pairs.
+    `earlier`: waves of earlier nights of which every pair was measured.
     """
     rows = [report.coverage for report in tonight if report.coverage is not None]
     if not rows:
@@ -280,7 +282,7 @@ def covered(
         pairs=len(nodes) * (len(nodes) - 1) // 2,
         pairs_run=now.count,
         pairs_known=known.count,
-        # Nights that bring as many pairs as this one that no night had before.
+        # How many nights with as many new pairs as this one are needed.
         runs_left=-(-unseen // fresh) if fresh > 0 else None if unseen else 0,
         topology=topology,
         leaf_pairs=leaf_count * (leaf_count - 1) // 2,
@@ -293,7 +295,7 @@ def covered(
 
 
 class _Met:
-    """Who met whom: a row of bits for each node, so that thousands of nodes cost megabytes."""
+    """Which pairs were measured: one row of bits per node, so thousands of nodes cost megabytes."""
 
     def __init__(self, nodes: Sequence[str], leaves: Mapping[str, str]) -> None:
         self._nodes, self._leaves = nodes, leaves
@@ -301,33 +303,33 @@ class _Met:
         self._rows = [0] * len(nodes)
 
     def pairs(self, met: Iterable[tuple[str, str]]) -> None:
-        """Enter single pairs; who is not of this fleet any more is passed over."""
+        """Add single pairs; nodes that have left the fleet are skipped."""
         for a, b in met:
             if a in self._at and b in self._at:
                 self._rows[self._at[a]] |= 1 << self._at[b]
                 self._rows[self._at[b]] |= 1 << self._at[a]
 
     def all_of(self, wave: Iterable[str]) -> None:
-        """Enter a wave in which everybody met everybody."""
+        """Add a wave in which every pair was measured."""
         places = [self._at[name] for name in wave if name in self._at]
         together = sum(1 << at for at in places)
         for at in places:
             self._rows[at] |= together & ~(1 << at)
 
     def joined(self, other: _Met) -> _Met:
-        """Both together."""
+        """Return the pairs of both."""
         both = _Met(self._nodes, self._leaves)
         both._rows = [a | b for a, b in zip(self._rows, other._rows, strict=True)]
         return both
 
     @property
     def count(self) -> int:
-        """How many pairs."""
+        """Number of pairs."""
         return sum(row.bit_count() for row in self._rows) // 2
 
     @property
     def leaf_pairs(self) -> int:
-        """How many pairs of different leaves."""
+        """Number of pairs of different leaves."""
         members: dict[str, int] = {}
         for at, name in enumerate(self._nodes):
             if name in self._leaves:
@@ -342,22 +344,24 @@ class _Met:
 def fabric_of_waves(
     waves: Sequence[Path], blames: Iterable[BlameRow], hider: Hider | None = None
 ) -> Callable[[int], str]:
-    """Draw it in at most so many bytes, under the way to each wave's own page.
+    """Return a function that draws the fabric in at most so many bytes, below links to the waves.
 
-    `hider`: for a public page nobody is named in it, and it leads nowhere; `blames` are hidden.
+    `hider`: a public page has no names and no links; `blames` are hidden already.
     """
     links = "" if hider else waves_of([folder.name for folder in waves])
     seen = seen_in(waves)
     if seen is None:
         return lambda _: links
     observed = hider.all_of(seen) if hider else seen
-    found = accused(blames, observed)
+    found = locate_blames(blames, observed)
     room = len(links.encode())
-    return lambda most: links + fabric_section(observed, found, told=True, most=most - room)
+    return lambda most: (
+        links + fabric_section(observed, found, with_findings=False, most=most - room)
+    )
 
 
 def seen_in(waves: Iterable[Path]) -> Observed | None:
-    """What was measured in all of these folders; None where nothing was, or nothing is left."""
+    """Return the measurements of all these folders; None where there are none."""
     each = [one for one in map(_seen, waves) if one is not None]
     if not each:
         return None
@@ -375,5 +379,5 @@ def _seen(folder: Path) -> Observed | None:
     try:
         observed = read_stored(folder).observed
     except UsageError:
-        return None  # it measured no pairs, or its folder was put away
+        return None  # it measured no pairs, or its folder was removed
     return observed if observed.tried else None

@@ -1,7 +1,7 @@
-"""Who is at fault: a part of the fabric, or the parts among which the samples leave it open.
+"""The culprit: the part of the fabric at fault, or the parts that the samples cannot separate.
 
-A culprit that is named accounts for other suspicions: a part accounts for what goes through it,
-never for what is wider and shows with others too.
+A named culprit explains other suspicions: a part explains what goes through it, never a wider
+part that is also bad with others.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Symptom = Literal["slow", "latency", "spikes", "late", "corrupt", "hung", "no_co
 """`late`: the host began its operations late; the network was as fast as its peers'."""
 
 RetestDoubt = Literal["", "none", "too_short", "counter_moved"]
-"""Why a clean second look does not acquit: there was none, it was shorter than what was first seen
-takes to come again, or a counter moved in it."""
+"""Why a clean retest does not clear a part: there was none, it was too short for the events that
+were first seen, or a counter moved in it."""
 
 
 class Component(Struct, frozen=True):
@@ -35,7 +35,7 @@ class Component(Struct, frozen=True):
 
     kind: PartKind
     nodes: tuple[str, ...]
-    """One; two of a path; all under a leaf."""
+    """One node; two of a path; all under a leaf."""
     rail: int | None = None
     """None: on all rails."""
     leaf: str = ""
@@ -48,7 +48,7 @@ class Component(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """As an operator says it: "h3", "rail 2 of h3", "the path h1-h2", "rail 2 of leaf4"."""
+        """For messages: "h3", "rail 2 of h3", "the path h1-h2", "rail 2 of leaf4"."""
         if self.rail is not None:
             return f"rail {self.rail} of {self._whole}"
         return f"the path {self._whole}" if self.kind == "path" else self._whole
@@ -62,24 +62,24 @@ class Culprit(Struct, frozen=True, kw_only=True):
     """One fault: the component, or the set among which it must lie, and what it explains."""
 
     among: tuple[Component, ...]
-    """Exactly one where it is named; more where the samples do not tell them apart."""
+    """Exactly one if it is named; more if the samples cannot separate them."""
     symptom: Symptom = "broken"
     confidence: float
     """0 to 1: how far the samples at hand exclude other explanations."""
     pairs: tuple[Pairing, ...] = ()
     """The bad pairs that it explains."""
     cleared_partners: int = 0
-    """How many distinct partners of it are fine with somebody else."""
+    """How many distinct partners of it are fine with another node."""
     events: int = 0
-    """Of spikes and late starts: how many, in how many operations, and the longest of them."""
+    """For spikes and late starts: how many, in how many operations, and the longest."""
     operations: int = 0
     worst_us: float = 0.0
     elsewhere: float = 0.0
     """Events per operation in the rest of the fabric."""
     strength: float = 0.0
-    """Of a shift: in log time, 0.1 is 10 % slower. Of events: how many more per operation."""
+    """For a shift: in log time, 0.1 is 10 % slower. For events: how many more per operation."""
     second_look: RetestDoubt = ""
-    """Of events that were seen in the scheduled rounds and not again: why that acquits nobody."""
+    """For events that were seen in the scheduled rounds only: why that clears no part."""
 
     @property
     def component(self) -> Component | None:
@@ -93,7 +93,7 @@ class Culprit(Struct, frozen=True, kw_only=True):
 
     @property
     def node(self) -> str:
-        """The one node that is at fault, on all its rails or on one; nothing if it is no node."""
+        """The node at fault, on all its rails or on one; "" if it is not a node."""
         return self.among[0].nodes[0] if self.kind in OF_A_NODE else ""
 
     @property
@@ -105,17 +105,17 @@ class Culprit(Struct, frozen=True, kw_only=True):
 
 EVENTS = ("spikes", "late")
 _BY_EVENTS = ("slow", "latency", "hung", "broken")
-"""What so many events can make of a pair; it takes more to keep it from connecting."""
+"""States of a pair that many events can cause; failing to connect takes more."""
 
 _MOST_SHARE_EXPLAINED = 0.5
 
 
 def known(fresh: Culprit, culprits: Sequence[Culprit]) -> bool:
-    """Whether parts that are named account for it, whatever their symptoms.
+    """Whether named parts explain it, whatever their symptoms.
 
-    A path accounts for neither end, a node for no leaf. But a rail accounts for its node, which one
-    repairs at the same place; most of a leaf's nodes for the leaf; and one of a set for the set's
-    wider.
+    A path explains neither end, a node no leaf. But a rail explains its node, which is repaired at
+    the same place; most of a leaf's nodes explain the leaf; and one part of a set explains the
+    set's wider parts.
     """
     named = [one.component for one in culprits if one.component is not None]
     return all(
@@ -125,7 +125,7 @@ def known(fresh: Culprit, culprits: Sequence[Culprit]) -> bool:
 
 
 def due_to(fresh: Culprit, one: Culprit) -> bool:
-    """Whether a path was slow, or hung, for a wider part that loses or holds up what it sends."""
+    """Whether a path was slow, or hung, because of a wider part that loses or delays data."""
     path, part = one.component, fresh.component
     if path is None or path.kind != "path" or part is None or part.kind == "path":
         return False
@@ -143,7 +143,7 @@ def within(part: Component, other: Component) -> bool:
 
 
 def _accounts(other: Component, part: Component, among: Sequence[Component]) -> bool:
-    """Whether `other`, which is named, accounts for a part of those `among` which a fault lies."""
+    """Whether the named part `other` explains `part`, one of those `among` which a fault lies."""
     if within(part, other):
         return True
     return within(other, part) and any(

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 TIE = 3.0
-"""Nats: explanations nearer than that (20 to 1) are not told apart."""
+"""Nats: explanations nearer than that (20 to 1) count as equal."""
 
 _WIDER = 1.0
 
 _SAME = 0.5
-"""A rival explains the same if most of its gain is gone once the other is accepted."""
+"""A rival explains the same if most of its gain vanishes once the other is accepted."""
 
 _RIVAL = 2 * TIE
 
@@ -33,41 +33,41 @@ _LEAF = 3
 """So many of a leaf's nodes must show a fault before it is the leaf's: two may both be bad."""
 
 DOUBT, FEW = 5.0, 8
-"""Nats from which a part is worth a second look, and how many are looked at again."""
+"""Nats from which a part is worth a retest, and how many parts are retested."""
 
 _MOST_PATHS = FEW // 2
-"""Of those, paths whose one round is no proof, however much it shows."""
+"""Of those, paths with one round, which is no proof however bad it is."""
 
 _MOST = 256
-"""Parts at fault that one search names; more is no list of faults."""
+"""Most parts that one search names; a longer list would be useless."""
 
 
 class Model(Protocol):
-    """What healthy observations look like, and what a fault does to them."""
+    """A model of good observations, and of what a fault does to them."""
 
     def fit(self, through: Sequence[int]) -> tuple[float, float]:
-        """The strength of a fault of a part with these observations, and its gain in nats."""
+        """Return the strength of a part's fault with these observations, and its gain in nats."""
 
     def hunch(self, through: Sequence[int]) -> float:
-        """The gain of a fault of a part if a single round were proof enough."""
+        """Return that gain if a single round were proof enough."""
 
     def accept(self, through: Sequence[int], strength: float) -> None:
-        """From now on these observations are expected to show it."""
+        """Expect these observations to show the fault from now on."""
 
     def enough(self, strength: float, through: Sequence[int]) -> bool:
         """Whether a fault of that strength matters at all."""
 
     def shows(self, some: Sequence[int], strength: float, beside: Sequence[int]) -> bool:
-        """Whether some of a part's observations fit that fault better than none.
+        """Whether some of a part's observations fit that fault better than no fault.
 
-        `beside`: all of the part's; what healthy is like is taken from the others.
+        `beside`: all of the part's; good values are taken from the others.
         """
 
     def leave_out(self, some: Collection[int]) -> None:
-        """From now on these are no yardstick for others."""
+        """Do not compare other observations with these from now on."""
 
 
-class Accepted(NamedTuple):
+class Fault(NamedTuple):
     """One fault: the part, its observations, those that explain it as well, strength and gain."""
 
     key: Key
@@ -77,28 +77,28 @@ class Accepted(NamedTuple):
     strength: float
     gain: float
     margin: float
-    """By how much the next explanation is worse, nats."""
+    """By how many nats the next explanation is worse."""
 
 
-class Explained(NamedTuple):
-    """What a search names, and what it suspects without proof, the likeliest first."""
+class SearchResult(NamedTuple):
+    """The faults that a search names, and unproven suspects, the likeliest first."""
 
-    accepted: list[Accepted]
+    accepted: list[Fault]
     doubted: list[Key]
 
 
 def explain(
     parts: Parts, through: Mapping[Key, list[int]], model: Model, false_alarm: float
-) -> Explained:
-    """Name parts until nothing is left that beats chance over all that were suspected.
+) -> SearchResult:
+    """Name parts until no remaining suspect is beyond chance, given all that were tested.
 
-    `through`: what was observed through each suspect. `false_alarm`: how probable it may be that a
-    healthy fabric has any part named; infinite where no healthy fabric shows anything, and all that
-    was seen must have a cause.
+    `through`: observations through each suspect. `false_alarm`: accepted probability that a good
+    fabric has any part named; infinite if a good fabric shows nothing at all, so that every
+    observation must have a cause.
     """
     if not through:
-        return Explained([], [])
-    # Every observation had the chance to make its parts suspects, so all of those were tested.
+        return SearchResult([], [])
+    # Every observation could have made its parts suspects, so all of them count as tested.
     tested = max(len(through), parts.tested)
     threshold = math.log(tested / false_alarm) if math.isfinite(false_alarm) else -math.inf
     return _Suspects(parts, through, model, threshold).explained()
@@ -115,11 +115,11 @@ class _Suspects:
         self._model = model
         self._threshold = threshold
 
-    def explained(self) -> Explained:
+    def explained(self) -> SearchResult:
         """Accept the likeliest, take its effect out of the observations, and go on."""
         model, through = self._model, self._through
         queue = self._queue(through)
-        accepted: list[Accepted] = []
+        accepted: list[Fault] = []
         doubted: list[Key] = []
         tried_at = -1
         while queue and len(accepted) < _MOST:
@@ -149,8 +149,8 @@ class _Suspects:
             }
             ties = tuple(sorted(o for o, lag in lags.items() if lag < self._tie(key, o)))
             margin = max(0.0, min(lags.values(), default=gain))
-            accepted.append(Accepted(key, through[key], ties, strength, gain, margin))
-        return Explained(accepted, doubted)
+            accepted.append(Fault(key, through[key], ties, strength, gain, margin))
+        return SearchResult(accepted, doubted)
 
     def _queue(self, keys: Iterable[Key]) -> list[tuple[float, Key]]:
         fit, penalty = self._model.fit, self._parts.penalty
@@ -159,10 +159,9 @@ class _Suspects:
         return queue
 
     def _several(self, doubted: Sequence[Key]) -> bool:
-        """Whether parts that spoil each other's yardstick are proven once all are left out of it.
+        """Whether parts that distort each other's comparison are proven once all are left out.
 
-        Each of two late hosts among eight makes the other look usual. All of them must then be
-        proven.
+        Each of two late hosts among eight makes the other look usual. All must then be proven.
         """
         chosen: list[Key] = []
         aside: set[int] = set()
@@ -185,7 +184,7 @@ class _Suspects:
         return beyond_chance and self._model.enough(strength, self._through[key])
 
     def _doubted(self, keys: Iterable[Key], gain: Callable[[Sequence[int]], float]) -> list[Key]:
-        """Those that would convince a reader who had suspected them alone, hottest first."""
+        """Return those that would be proven if they were the only suspects, strongest first."""
         model, through = self._model, self._through
         ranked = sorted((self._parts.penalty(key) - gain(through[key]), key) for key in keys)
         return [
@@ -195,9 +194,9 @@ class _Suspects:
         ]
 
     def _hot_once(self, left: Sequence[Key]) -> list[Key]:
-        """Paths that nothing but the limit of what one round may prove keeps from being suspected.
+        """Return paths that only the limit on one round's proof keeps from being suspects.
 
-        The hottest first; of a path and its rails only the hottest.
+        Strongest first; of a path and its rails only the strongest.
         """
         pairs: dict[tuple[str, str], Key] = {}
         for key in self._doubted((one for one in left if one.kind == "path"), self._model.hunch):
@@ -205,7 +204,7 @@ class _Suspects:
         return list(pairs.values())[:_MOST_PATHS]
 
     def _whole(self, key: Key) -> bool:
-        """Whether a part is bad as such: most of what it holds shows it, and nobody most of it."""
+        """Whether a whole part is bad: most of its members show it, none alone most of it."""
         model, through = self._model, self._through
         members = self._parts.members(key)
         if not members:
@@ -223,7 +222,7 @@ class _Suspects:
         hot = 0
         left = own
         for one, theirs in seen:
-            # What two of them share counts for the likelier.
+            # What two of them share counts for the more likely one.
             mine = [number for number in theirs if number in left]
             if mine and model.shows(mine, strength, through[key]):
                 hot += one in members
@@ -234,17 +233,17 @@ class _Suspects:
         return hot * 2 > len(members) and (key.kind != "leaf_rail" or hot >= _LEAF)
 
     def _outside(self, members: Sequence[Key]) -> list[Key]:
-        """What else of their kind is suspected: a bad node elsewhere is met by all of a leaf."""
+        """Return other suspects of their kind: all of a leaf's nodes meet a bad node elsewhere."""
         like = members[0].kind, members[0].rail
         known = set(members)
         return [one for one in self._through if (one.kind, one.rail) == like and one not in known]
 
     def _tie(self, key: Key, other: Key) -> float:
-        """How near is as good; a wider part, of which the rest is clean, must do better."""
+        """Return the nats within which both are equal; a wider part, clean elsewhere, gets less."""
         return _WIDER if set(self._through[key]) < set(self._through[other]) else TIE
 
     def _near(self, key: Key, gain: float) -> dict[Key, float]:
-        """Parts that share observations with it, and what each would gain in its place."""
+        """Return parts that share observations with it, and the gain of each in its place."""
         own = set(self._through[key])
         near: dict[Key, float] = {}
         for other, theirs in self._through.items():

@@ -1,9 +1,10 @@
-"""All that a fabric's samples say against its parts, hard failures before statistics.
+"""Find the parts of a fabric at fault from all its samples, hard failures before statistics.
 
-Else the cable that spikes now and then is acquitted every time: no retry until green.
+Scheduled rounds and retests count together: with a retry until green, a cable with rare spikes
+would pass every time.
 
-One round proves no path, for a pause of a host is several events in it. Those measured again are a
-handful, and their further rounds are a test of their own, so that less than in a search is enough.
+One round does not prove a path at fault: a host's pause is several events in it. Only a few paths
+are retested, and their further rounds are a separate test, so they need less proof than a search.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from preflight.fabric.decoding.culprit import (
     known,
     within,
 )
-from preflight.fabric.decoding.explain import DOUBT, FEW, Accepted, Explained, explain
+from preflight.fabric.decoding.explain import DOUBT, FEW, Fault, SearchResult, explain
 from preflight.fabric.decoding.hard_failures import failures
 from preflight.fabric.decoding.parts import (
     ALL_RAILS,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
     from preflight.fabric.decoding.culprit import RetestDoubt, Symptom
     from preflight.fabric.decoding.parts import Meetings
-    from preflight.fabric.decoding.rare_events import Watched
+    from preflight.fabric.decoding.rare_events import EventCounts
     from preflight.fabric.decoding.shifts import LogTimes, Shifts
     from preflight.fabric.observed import Observed
 
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 
 
 POWER = 0.99
-"""With what probability the retest must have shown a fault of the rate first seen."""
+"""The probability with which the retest would have shown a fault of the rate first seen."""
 
 
 class _Look(NamedTuple):
@@ -65,20 +66,20 @@ class _Look(NamedTuple):
 
 
 class RetestComparison:
-    """The scheduled rounds and the retests of one fabric, apart."""
+    """Compares the scheduled rounds of a fabric with its retests."""
 
     def __init__(self, observed: Observed, met: Meetings, least_us: float) -> None:
-        """`met`: the meetings of both, which all operations are held against."""
+        """`met`: the meetings of both, with which all operations are compared."""
         self._observed = observed
         border = observed.retested
         self.first = watch(met.only(again=False, border=border), least_us)
-        """What was seen before anybody was measured again."""
+        """What was seen before any part was retested."""
         self.again = watch(met.only(again=True, border=border), least_us)
 
     def remaining(self, one: Culprit) -> Culprit | None:
-        """A culprit by events in the first rounds, with all samples; None: the retest clears it.
+        """Return a culprit by events, judged by all samples; None: the retest clears it.
 
-        That takes all who were suspected of it: nobody is named because others were cleared.
+        A retest clears it only if it clears all suspects: none is named because others are cleared.
         """
         doubts = [self._doubt(part, one) for part in one.among]
         if not any(doubts):
@@ -93,7 +94,7 @@ class RetestComparison:
         )
 
     def _doubt(self, part: Component, one: Culprit) -> RetestDoubt:
-        """Why its second look does not clear it; nothing where it does."""
+        """Say why its retest does not clear it; "" if it does."""
         first, again = self._looks(part, one)
         if not again.operations or not first.operations:
             return "none"
@@ -121,7 +122,7 @@ class RetestComparison:
         )
 
 
-def _look(watched: Watched, part: Component, *, late: bool) -> _Look:
+def _look(watched: EventCounts, part: Component, *, late: bool) -> _Look:
     counted = watched.late if late else watched.wire
     rows = [row for row, place in enumerate(counted.places) if _through(place, part)]
     single = [row for row in rows if counted.places[row].rail != ALL_RAILS]
@@ -151,13 +152,13 @@ def _at_most(events: int, mean: float) -> float:
 
 
 def joined(first: Exposures, again: Exposures) -> Exposures:
-    """What was scheduled, and after it what was measured again."""
+    """Join the scheduled rounds and the retests."""
     both = zip(astuple(first), astuple(again), strict=True)
     return Exposures(*(mine + more for mine, more in both))
 
 
-def hot_again(parts: Parts, rates: Rates, border: int, false_alarm: float) -> list[Accepted]:
-    """Paths that their retests prove, hottest first; observations from `border` on are retests."""
+def hot_again(parts: Parts, rates: Rates, border: int, false_alarm: float) -> list[Fault]:
+    """Return paths proven by their retests, strongest first; `border`: the first retest."""
     suspects = parts.suspects(rates.hot())
     doubted = [
         (key, through)
@@ -165,7 +166,7 @@ def hot_again(parts: Parts, rates: Rates, border: int, false_alarm: float) -> li
         if key.kind == "path" and through[-1] >= border > through[0]
     ]
     rates.leave_out({row for _, through in doubted for row in through})
-    proven: list[Accepted] = []
+    proven: list[Fault] = []
     for key, through in doubted:
         first = [row for row in through if row < border]
         if rates.hunch(first) - parts.penalty(key) <= DOUBT:
@@ -177,12 +178,12 @@ def hot_again(parts: Parts, rates: Rates, border: int, false_alarm: float) -> li
             continue
         ends = (suspects[Key("node", name)] for name in (key.one, key.other))
         if all(_fine(own, through, strength, rates) for own in ends):
-            proven.append(Accepted(key, through, (), strength, gain, margin))
+            proven.append(Fault(key, through, (), strength, gain, margin))
     return sorted(proven, key=lambda one: -one.gain)
 
 
 def _fine(own: Sequence[int], path: Sequence[int], strength: float, rates: Rates) -> bool:
-    """Whether an end of a path does not show with others what the path shows."""
+    """Whether an end of a path does not show the path's fault with other nodes."""
     others = sorted(set(own).difference(path))
     return bool(others) and rates.fit(others)[1] <= DOUBT and not rates.shows(others, strength, own)
 
@@ -194,7 +195,7 @@ _UNPROVEN = 0.3
 def proven(one: Culprit, observed: Observed, trials: Trials) -> Culprit:
     """Count its cleared partners; with fewer than two partners, or none cleared, name the set.
 
-    A partner is cleared that was measured with somebody else whom nothing is found against.
+    A partner is cleared if it was fine with another node that has no fault.
     """
     part, name = one.component, one.node
     if part is None or not name or one.symptom == "late":
@@ -211,22 +212,22 @@ def proven(one: Culprit, observed: Observed, trials: Trials) -> Culprit:
 
 
 class Findings(Struct, frozen=True, kw_only=True):
-    """What is wrong with a fabric, worst first within each kind of symptom."""
+    """The faults of a fabric, worst first within each kind of symptom."""
 
     culprits: tuple[Culprit, ...] = ()
     systemic: str = ""
-    """Why so many faults at once are likelier one shared cause; nothing where they are not."""
+    """Why so many faults at once probably have one cause; "" if there are few."""
     doubted: tuple[Component, ...] = ()
-    """Parts that are suspected without proof: worth a second look."""
+    """Parts that are suspected without proof: worth a retest."""
 
     @property
     def nodes(self) -> frozenset[str]:
-        """Every node that is named for sure, or a rail of it."""
+        """Every node that is named, or whose rail is."""
         return frozenset(one.node for one in self.culprits if one.node)
 
     @property
     def lossy(self) -> frozenset[str]:
-        """Those that are named for what they lose or hold up: any of their pairs may suffer."""
+        """Nodes that are named for lost or delayed data: all their pairs may suffer."""
         return frozenset(one.node for one in self.culprits if one.node and one.symptom in EVENTS)
 
 
@@ -239,7 +240,7 @@ def find(observed: Observed, thresholds: Thresholds = SHIPPED) -> Findings:
     culprits = _with_searched(failures(observed), searches)
     doubted = [each.parts.component(key) for each in searches for key in each.explained.doubted]
     if observed.retested:
-        culprits = _not_acquitted(culprits, observed, met, limit)
+        culprits = _not_cleared(culprits, observed, met, limit)
     trials = _trials(culprits, observed)
     culprits = [_with_pairs(proven(one, observed, trials), trials) for one in culprits]
     return Findings(
@@ -249,13 +250,13 @@ def find(observed: Observed, thresholds: Thresholds = SHIPPED) -> Findings:
     )
 
 
-def _not_acquitted(
+def _not_cleared(
     culprits: Sequence[Culprit], observed: Observed, met: Meetings, limit: Limit
 ) -> list[Culprit]:
-    """Keep what the scheduled rounds showed of events, unless a second look has cleared it."""
+    """Keep the events of the scheduled rounds, unless a retest has cleared them."""
     second = RetestComparison(observed, met, limit("spike_us"))
     kept = list(culprits)
-    # By these events the scheduled rounds alone would have named somebody.
+    # With these events the scheduled rounds alone would have named a part.
     for one in _with_searched([], _events(second.first, observed, limit)):
         left, among = second.remaining(one), set(one.among)
         if left is None:
@@ -271,7 +272,7 @@ def _not_acquitted(
 
 
 def _same_events(one: Culprit, other: Culprit) -> bool:
-    """Whether all rounds together already suspect what the first alone do, or a part of it."""
+    """Whether all rounds together already suspect the same part, or one within it."""
     if one.symptom != other.symptom:
         return False
     inner = other.component
@@ -279,15 +280,15 @@ def _same_events(one: Culprit, other: Culprit) -> bool:
 
 
 def _seen_again(second: RetestComparison, observed: Observed, limit: Limit) -> list[Culprit]:
-    """Paths whose events came again when they were measured again."""
+    """Return paths whose events came again in their retests."""
     counted = joined(second.first.wire, second.again.wire)
     rates, parts = rates_of(counted, limit), Parts(counted.places, observed.leaves)
     accepted = hot_again(parts, rates, len(second.first.wire.places), SHARE)
-    return _with_searched([], [_Search("spikes", Explained(accepted, []), parts, counted)])
+    return _with_searched([], [_Search("spikes", SearchResult(accepted, []), parts, counted)])
 
 
 def _with_searched(culprits: list[Culprit], searches: Iterable[_Search]) -> list[Culprit]:
-    """And what these searches add that is not accounted for by what was found before it."""
+    """Add the culprits of these searches that earlier culprits do not explain."""
     for search in searches:
         for one in search.explained.accepted:
             fresh = _culprit(search, one)
@@ -306,7 +307,7 @@ def _trials(culprits: Sequence[Culprit], observed: Observed) -> Trials:
 
 
 def _with_pairs(one: Culprit, trials: Trials) -> Culprit:
-    """A late host is seen by its own clock alone: whoever was paired with it waited for it."""
+    """Add a late host's pairs: it is found by its own clock, and its partners waited for it."""
     if one.pairs:
         return one
     waited = {
@@ -322,16 +323,16 @@ _SHIFTS: tuple[Literal["slow", "latency"], ...] = ("slow", "latency")
 
 
 class _Search(NamedTuple):
-    """What one model found, with the counts behind it where it counts events."""
+    """What one model found, and the counts if it counts events."""
 
     symptom: Symptom
-    explained: Explained
+    explained: SearchResult
     parts: Parts
     counted: Exposures | None = None
 
 
 def _searches(observed: Observed, met: Meetings, limit: Limit) -> Iterator[_Search]:
-    """Wrong sums, then shifts, then events: what is found first accounts for what comes after."""
+    """Search for wrong sums, shifts, then events: earlier findings explain later ones."""
     wrong = _wrong(observed)
     yield _searched("corrupt", wrong, observed, Rates(wrong, never=True), math.inf)
     for symptom in _SHIFTS:
@@ -340,8 +341,8 @@ def _searches(observed: Observed, met: Meetings, limit: Limit) -> Iterator[_Sear
     yield from _events(watch(met, limit("spike_us")), observed, limit)
 
 
-def _events(watched: Watched, observed: Observed, limit: Limit) -> Iterator[_Search]:
-    """Late hosts first: one makes its partners wait, and some of that looks like the wire's."""
+def _events(watched: EventCounts, observed: Observed, limit: Limit) -> Iterator[_Search]:
+    """Search late hosts first: their partners wait, which can look like the wire's fault."""
     late = rates_of(watched.late, limit, alone=True)
     yield _searched("late", watched.late, observed, late)
     yield _searched("spikes", watched.wire, observed, rates_of(watched.wire, limit))
@@ -360,7 +361,7 @@ def _searched(
 
 
 def _wrong(observed: Observed) -> Exposures:
-    """Whether any sum came out wrong, per pair, rail and round that was measured."""
+    """Count wrong sums per pair, rail and round that was measured."""
     whole = [one for one in observed.tried if one.state in ("measured", "corrupt")]
     if all(one.state == "measured" for one in whole):
         return Exposures()
@@ -373,7 +374,7 @@ def _wrong(observed: Observed) -> Exposures:
     )
 
 
-def _culprit(search: _Search, one: Accepted) -> Culprit:
+def _culprit(search: _Search, one: Fault) -> Culprit:
     parts, counted = search.parts, search.counted
     culprit = Culprit(
         among=tuple(parts.component(key) for key in (one.key, *one.ties)),
@@ -397,7 +398,7 @@ def _culprit(search: _Search, one: Accepted) -> Culprit:
 
 
 def _systemic(culprits: Sequence[Culprit], observed: Observed) -> str:
-    """Counted on nodes after decoding, never on pairs: one slow host makes many pairs bad."""
+    """Say if too many nodes are at fault; nodes count, since one slow host makes many pairs bad."""
     causes: dict[str, set[str]] = {}
     for one in culprits:
         if one.node:

@@ -1,7 +1,6 @@
-"""What failed outright: a node is bad if even its best pair is, a path if both its ends are fine.
+"""Decode outright failures: a node is bad if all its pairs are, a path if both its ends are good.
 
-Pure logic over which pairs were good and which bad, without statistics; what "bad" means is decided
-elsewhere.
+Pure logic over good and bad pairs, without statistics; other code decides which pairs are bad.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ _TWO = 2
 _CERTAIN, _NODE, _PATH, _UNRESOLVED = 0.95, 0.8, 0.7, 0.3
 
 
-class Tested(Protocol):
-    """One pair's result, as far as blame is concerned."""
+class PairOutcome(Protocol):
+    """One pair's result, for blame."""
 
     @property
     def nodes(self) -> Pairing:
@@ -39,18 +38,18 @@ class Tested(Protocol):
 
     @property
     def bad(self) -> bool:
-        """Somebody is to blame for it."""
+        """A part is to blame for it."""
 
     @property
     def good(self) -> bool:
-        """It clears both ends."""
+        """It proves both ends good."""
 
     @property
     def suspect(self) -> str:
-        """The end that was seen to fail by itself; nothing if neither was."""
+        """The end that failed by itself; "" if neither did."""
 
 
-def decode(tested: Iterable[Tested], silent: Collection[str] = ()) -> tuple[Culprit, ...]:
+def decode(tested: Iterable[PairOutcome], silent: Collection[str] = ()) -> tuple[Culprit, ...]:
     """Find the fewest components that explain the bad pairs without guessing.
 
     A node is at fault if all its pairs are bad, it was tried with at least two partners, and at
@@ -58,7 +57,7 @@ def decode(tested: Iterable[Tested], silent: Collection[str] = ()) -> tuple[Culp
     both its ends have a good pair. The rest is the set among which the culprit lies: nodes that no
     good pair clears, and the paths of their bad pairs.
     A good pair clears a node only on the rails it was measured on.
-    `silent` are nodes that fell silent during the measurement: their bad pairs need no guessing.
+    `silent`: nodes that stopped answering during the measurement: their bad pairs need no guessing.
     """
     tested = tuple(tested)
     bad = list(dict.fromkeys(one.nodes for one in tested if one.bad))
@@ -87,9 +86,9 @@ def decode(tested: Iterable[Tested], silent: Collection[str] = ()) -> tuple[Culp
 
 
 def decode_rails(
-    tested: Iterable[Tested], silent: Collection[str] = ()
+    tested: Iterable[PairOutcome], silent: Collection[str] = ()
 ) -> tuple[dict[int, Culprit], ...]:
-    """Decode each rail by itself; of the same nodes, what each rail that names them says."""
+    """Decode each rail by itself, and group the culprits of the same nodes by rail."""
     found: dict[tuple[str, tuple[str, ...]], dict[int, Culprit]] = {}
     for rail, own in sorted(grouped((one.rail, one) for one in tested).items()):
         for culprit in decode(own, silent):
@@ -109,12 +108,12 @@ def _node(
 
 
 def _bad_itself(name: str, partners: set[str], cleared: set[str]) -> bool:
-    """Whether a node is bad with every partner that did not fall silent, and one is cleared."""
+    """Whether a node is bad with every partner that kept answering, and one is cleared."""
     return name not in cleared and len(partners) >= _TWO and bool(partners & cleared)
 
 
-def _cleared(tested: Sequence[Tested], bad: Collection[Pairing]) -> set[str]:
-    """The nodes that have a good pair on every rail on which they have a bad one.
+def _cleared(tested: Sequence[PairOutcome], bad: Collection[Pairing]) -> set[str]:
+    """Return nodes that have a good pair on every rail on which they have a bad one.
 
     A pair with one bad rail is a bad pair. A partner that lacks a rail says nothing about it.
     """
@@ -163,7 +162,7 @@ _MOST_OF_THE_RAILS = 0.5
 
 
 def failures(observed: Observed) -> list[Culprit]:
-    """Decode what failed outright: no statistics are needed for it."""
+    """Decode outright failures, which need no statistics."""
     bad = {one.path: one for one in observed.tried if one.bad}
     if not bad:
         return []
@@ -180,7 +179,7 @@ def failures(observed: Observed) -> list[Culprit]:
 
 
 def _joined(same: Mapping[int, Culprit], bad: Iterable[PairResult], rail: int | None) -> Culprit:
-    """One fault; `same`: what each rail says of it. On most rails at once it is the whole node."""
+    """Join each rail's culprit (`same`) into one fault; on most rails it is the whole node."""
     pairs = tuple(dict.fromkeys(pair for each in same.values() for pair in each.pairs))
     seen = {_SYMPTOMS[one.state] for one in bad if one.nodes in pairs and one.rail in same}
     parts = dict.fromkeys(part for each in same.values() for part in each.among)

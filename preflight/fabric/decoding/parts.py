@@ -1,7 +1,7 @@
-"""The parts of a fabric that can be at fault, and through which of them each observation goes.
+"""The parts of a fabric that can be at fault, and the parts through which each observation goes.
 
 A sweep of 4,096 nodes with 8 rails has 786,432 digests. So a meeting (one pair on one rail in one
-round) is a row number, and whatever is wanted of a digest is taken while it is at hand.
+round) is a row number, and all values of a digest are read in one pass.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 PENALTY = {"endpoint": 0.0, "node": 2.0, "leaf_rail": 2.0, "path": 4.0}
-"""In nats: what explains more and is more common is preferred where the samples leave a choice.
+"""In nats: if the samples leave a choice, the part that fails more often is preferred.
 
-Sparse noisy-OR with explaining away; the values were tried on simulated fabrics.
+Sparse noisy-OR with explaining away; the values were chosen on simulated fabrics.
 """
 
 
 class Key(NamedTuple):
-    """A part, cheap to make by the million; `Component` is what leaves this room."""
+    """A part, cheap to make by the million; outside this package it is a `Component`."""
 
     kind: PartKind
     one: str
@@ -45,19 +45,19 @@ ALL_RAILS = -1
 """The rail of an observation that was made on most rails at once."""
 
 AS_ONE = -2
-"""The rail of a node's key where it is judged by what hit most of its rails at once, alone.
+"""The rail of a node's key if only events on most of its rails at once count.
 
-A host that is late is late on all of them: that its rails one by one show nothing says nothing.
+A late host is late on all rails at once: single rails without events do not clear it.
 """
 
 
 def alike(key: Key, other: Key) -> bool:
-    """Whether they are one node, judged in two ways."""
+    """Whether both are the same node, judged in two ways."""
     return key.kind == "node" and key[:3] == other[:3]
 
 
 class Place(NamedTuple):
-    """Where an observation was made. Of one node alone (a late host): `b` is empty."""
+    """Where an observation was made; `b` is empty for one node alone (a late host)."""
 
     a: str
     b: str
@@ -65,7 +65,7 @@ class Place(NamedTuple):
 
 
 class Parts:
-    """The parts of one fabric, as far as observations can tell them apart."""
+    """The parts of one fabric that observations can distinguish."""
 
     def __init__(self, places: Sequence[Place], leaves: Mapping[str, str]) -> None:
         self._places = places
@@ -77,7 +77,7 @@ class Parts:
 
     @property
     def tested(self) -> int:
-        """How many parts could have been named: so many chances has chance."""
+        """How many parts could have been named, for the probability of a false alarm."""
         pairs = set(map(itemgetter(0, 1), self._places))
         nodes = {name for pair in pairs for name in pair}
         rails = set(map(itemgetter(2), self._places))
@@ -103,7 +103,7 @@ class Parts:
         return keys
 
     def suspects(self, hot: Iterable[int]) -> dict[Key, list[int]]:
-        """Every part that a hot observation goes through, with all observations through it."""
+        """Return parts of outlying observations, each with all observations through it."""
         wanted = dict.fromkeys(key for number in hot for key in self.of(self._places[number]))
         of_nodes = self._of_nodes({key.one for key in wanted if key.kind == "node"})
         of_leaves = self._of_leaves([key for key in wanted if key.kind == "leaf_rail"])
@@ -122,7 +122,7 @@ class Parts:
         return through
 
     def _within(self, key: Key, through: list[int]) -> list[int]:
-        """Of all observations through one node those that go through a part of it, or its path."""
+        """Return the observations of a node that go through a part of it, or through its path."""
         if key.rail == AS_ONE:
             return [number for number in through if self.whole(number)]
         if key.kind == "node":
@@ -148,7 +148,7 @@ class Parts:
         return through
 
     def members(self, key: Key) -> list[Key]:
-        """What a part holds that could be at fault alone: a leaf's nodes, a node's endpoints."""
+        """Return the parts within a part: a leaf's nodes, a node's endpoints."""
         if key.kind == "leaf_rail":
             kind: PartKind = "endpoint" if self._many_rails else "node"
             return [
@@ -164,7 +164,7 @@ class Parts:
 
     @cached_property
     def _met(self) -> dict[str, set[int]]:
-        """On which rails each node was measured."""
+        """The rails on which each node was measured."""
         met: dict[str, set[int]] = defaultdict(set)
         for a, b, rail in self._places:
             if rail != ALL_RAILS:
@@ -173,12 +173,12 @@ class Parts:
         return met
 
     def pairs(self, through: Iterable[int]) -> tuple[tuple[str, str], ...]:
-        """The pairs of nodes that these observations were made of."""
+        """Return the pairs of nodes of these observations."""
         places = (self._places[number] for number in through)
         return tuple(dict.fromkeys((place.a, place.b) for place in places if place.b))
 
     def penalty(self, key: Key) -> float:
-        """What a part costs as an explanation; with one rail the node is its own endpoint."""
+        """Return a part's penalty as an explanation; with one rail the node is its own endpoint."""
         if key.kind == "node" and not self._many_rails:
             return 0.0
         return PENALTY[key.kind]
@@ -204,7 +204,7 @@ class Exposures(Struct):
     def add(
         self, places: Sequence[Place], operations: Sequence[int], loaded_s: Sequence[float]
     ) -> int:
-        """Put down rows in which nothing happened; the number of the first of them."""
+        """Add rows without events; return the number of the first."""
         first = len(self.places)
         self.places.extend(places)
         self.operations.extend(operations)
@@ -214,7 +214,7 @@ class Exposures(Struct):
         return first
 
     def count(self, row: int, worst_us: float) -> None:
-        """One more event there."""
+        """Count one more event in a row."""
         self.events[row] += 1
         self.worst_us[row] = max(self.worst_us[row], worst_us)
 
@@ -228,7 +228,7 @@ class Column(NamedTuple):
 
 
 class Meetings(NamedTuple):
-    """Who met on which rail, in order of first appearance, and what was measured then."""
+    """The meetings in order of first appearance, and what was measured in each."""
 
     places: list[Place]
     rounds: list[int]
@@ -239,17 +239,17 @@ class Meetings(NamedTuple):
     """The rows of one pair in one round: its rails."""
     columns: dict[SizePhase, Column]
     standing_out: list[tuple[int, Digest]]
-    """Digests in which any operation did, with the row of each."""
+    """Digests with outlying operations, and the row of each."""
 
     def only(self, *, again: bool, border: int) -> Meetings:
-        """The same, met together only from round `border` on (`again`), or only before."""
+        """Return only the meetings from round `border` on (`again`), or only those before."""
         rounds = self.rounds
         together = [rows for rows in self.together if (rounds[rows[0]] >= border) == again]
         return self._replace(together=together)
 
 
 def meetings(observed: Observed) -> Meetings:
-    """Sort them in one pass."""
+    """Sort a fabric's digests in one pass."""
     rows: dict[tuple[str, str, int, int], int] = {}
     operations: list[int] = []
     loaded_s: list[float] = []
@@ -276,7 +276,7 @@ def meetings(observed: Observed) -> Meetings:
 
 
 def usable(observed: Observed) -> Iterator[Digest]:
-    """Those of pairs that were measured to their end."""
+    """Yield the digests of pairs that were measured completely."""
     out = {(one.a, one.b, one.rail, one.round) for one in observed.tried if one.state != "measured"}
     for one in observed.digests:
         if one.operations and not (out and (one.a, one.b, one.rail, one.round) in out):
@@ -296,7 +296,7 @@ class Trials:
     def __init__(
         self, observed: Observed, *, suspected: Collection[str], blamed: Collection[str]
     ) -> None:
-        """`suspected`: whose trials will be asked for; `blamed`: with whom nobody is cleared."""
+        """`suspected`: nodes whose trials are needed; `blamed`: nodes that clear no partner."""
         self._of: dict[str, list[PairResult]] = defaultdict(list)
         self._fine: dict[int, set[str]] = defaultdict(set)
         for one in observed.tried if suspected else ():
@@ -309,16 +309,16 @@ class Trials:
                 self._fine[one.rail].update((a, b))
 
     def of(self, name: str, rail: int | None) -> list[PairResult]:
-        """Of one node, on one rail or on all, in order."""
+        """Return one node's trials, on one rail or on all, in order."""
         return [one for one in self._of[name] if rail in (None, one.rail)]
 
     def fine(self, rail: int | None) -> set[str]:
-        """Who was measured there with somebody else, both of whom nobody blames."""
+        """Return nodes that were fine there with another node, both not blamed."""
         return self._fine[rail] if rail is not None else set().union(*self._fine.values())
 
 
 FALSE_ALARM = 1e-3
-"""How probable it may be that a healthy fabric has any part named, over all tests of a run."""
+"""Accepted probability that a good fabric has any part named, over all tests of a run."""
 
 SHARE = FALSE_ALARM / 4
 """Bandwidth, latency, spikes, late hosts: each gets its share of that."""

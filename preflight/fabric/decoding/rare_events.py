@@ -1,13 +1,12 @@
-"""Spikes and late starts: what stood out, and how often by chance.
+"""Spikes and late starts: which operations stand out, and how often that is chance.
 
 What both ends saw is the network's. Where only one end waited, the other end's own gap before the
 operation says whether that host began late; if it does not, the delay was on the wire: a loss in
 one direction looks one-sided too, at the end that waits for the packet. A host that was frozen in
 the middle of an operation is long at both ends: its supervisor saw it stand still.
 
-Counts of healthy pairs scatter more than Poisson's law says where hosts are shared, so likelihoods
-are divided by the dispersion that the fabric at hand shows. The yardstick of a part is all that
-does not go through it.
+On shared hosts the counts of good pairs scatter more than Poisson's law says, so likelihoods are
+divided by the dispersion of this fabric. A part is compared with all that does not go through it.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
 
 
 MEDIANS = 20.0
-"""A spike takes at least so many of its peers' medians."""
+"""A spike lasts at least so many of its peers' medians."""
 
 ONE_EVENT_S = 0.05
-"""Exceedances within so long, over sizes and rails of a pair, are one event."""
+"""Spikes within so long, over sizes and rails of a pair, are one event."""
 
 _EXPLAINS = 0.5
 """Share of the excess that a host's own gap must account for to make that host late."""
@@ -38,14 +37,14 @@ _MOST_RAILS = 0.5
 """An event on more of a pair's rails than this share is the node's, not each rail's."""
 
 
-class Watched(NamedTuple):
+class EventCounts(NamedTuple):
     """A whole fabric: events of the wire per pair, late starts per host."""
 
     wire: Exposures
     late: Exposures
-    """`place.b` is empty: a late start is one host's own."""
+    """`place.b` is empty: a late start belongs to one host."""
     limits_us: dict[SizePhase, float]
-    """From which time on an operation of that size is a spike."""
+    """By size: an operation that takes longer is a spike."""
 
 
 class Mark(NamedTuple):
@@ -56,13 +55,13 @@ class Mark(NamedTuple):
     us: float
 
 
-def watch(met: Meetings, least_us: float) -> Watched:
-    """Count events; `least_us`: what is never a spike on that kind of network."""
+def watch(met: Meetings, least_us: float) -> EventCounts:
+    """Count events; `least_us`: shorter operations are never spikes on that network."""
     limits_us = {
         kind: max(least_us, MEDIANS * median(column.p50_us)) for kind, column in met.columns.items()
     }
     marks = _marks(met, limits_us)
-    watched = Watched(Exposures(), Exposures(), limits_us)
+    watched = EventCounts(Exposures(), Exposures(), limits_us)
     alone = _Alone()
     for rows in met.together:
         a, b, _ = met.places[rows[0]]
@@ -92,7 +91,7 @@ class _Alone(dict[tuple[str, int], Place]):
 def _marks(
     met: Meetings, limits_us: Mapping[SizePhase, float]
 ) -> dict[int, list[tuple[str, Mark]]]:
-    """Exceedances by row, each with the host that began late, or nobody for the wire."""
+    """Return spikes by row, each with the host that began late, or "" for the wire."""
     marks: dict[int, list[tuple[str, Mark]]] = {}
     for row, digest in met.standing_out:
         limit_us = limits_us[digest.size_bytes, digest.phase]
@@ -106,7 +105,7 @@ def _marks(
 
 
 def _stood_still(digest: Digest, one: Standout) -> str:
-    """The one end whose standstill explains it; where both did, the machine is shared."""
+    """Return the end whose standstill explains it; if both stood still, the machine is shared."""
     enough_us = _EXPLAINS * (max(one.first_us, one.second_us) - digest.p50_us)
     still = one.first_stall_us >= enough_us, one.second_stall_us >= enough_us
     if still[0] == still[1]:
@@ -115,7 +114,7 @@ def _stood_still(digest: Digest, one: Standout) -> str:
 
 
 def _began_late(digest: Digest, one: Standout) -> str:
-    """Whose own gap explains why the other end waited."""
+    """Return the end whose own gap explains why the other end waited."""
     excess_us = abs(one.first_us - one.second_us)
     if one.first_us > one.second_us:
         host, gap_us = digest.b, one.second_gap_us - one.first_gap_us
@@ -126,23 +125,23 @@ def _began_late(digest: Digest, one: Standout) -> str:
 
 
 def _count(exposures: Exposures, first: int, marks: Sequence[Mark]) -> None:
-    """Into the rows of one pair from `first` on; what hits most rails at once, into the last."""
+    """Count spikes in a pair's rows from `first` on; those on most rails at once in the last."""
     if not marks:
         return
     rows = {place.rail: first + at for at, place in enumerate(exposures.places[first:])}
     rails = len(rows.keys() - {ALL_RAILS})
     for cluster in _clusters(marks):
         hit = {mark.rail for mark in cluster}
-        if len(hit) > max(1.0, _MOST_RAILS * rails):  # no rail's own
+        if len(hit) > max(1.0, _MOST_RAILS * rails):  # not one rail's
             hit = {ALL_RAILS}
         for rail in hit:
             exposures.count(rows[rail], max(mark.us for mark in cluster))
 
 
 def _clusters(marks: Sequence[Mark]) -> list[list[Mark]]:
-    """Those within `ONE_EVENT_S` of the first of them are one event.
+    """Group spikes within `ONE_EVENT_S` of the first of a group.
 
-    Never a chain: a cable that holds up each fiftieth of the small operations does so every 11 ms.
+    Never a chain: a cable that delays every fiftieth small operation does so every 11 ms.
     """
     clusters: list[list[Mark]] = []
     for mark in sorted(marks):
@@ -153,7 +152,7 @@ def _clusters(marks: Sequence[Mark]) -> list[list[Mark]]:
 
 
 LEAST_RATE = 1e-6
-"""Events per operation that a healthy wire is always allowed."""
+"""Events per operation that a good wire may always have."""
 
 LEAST_EVENTS = 3
 """No part is named for fewer: one event is a sample, not a rate."""
@@ -162,16 +161,16 @@ _STEPS = 6
 _TRIMMED = 0.9
 _COUNTED, _NORMAL = 2.0, 1.4826
 _MANY = 400
-_FEW_PEERS = 10  # the median of fewer says nothing of their scatter
+_FEW_PEERS = 10  # the median of fewer does not show their scatter
 LEAST_PEERS = 3
-_DOUBT = 3.0  # one or two calm pairs are hardly a yardstick: thrice their rate is
-_ADDS = 1.0  # of the fabric's own rate: less than twice as often is nobody's fault
-_FEW, _FEW_WEIGH = 2, 1.6  # where there are two rounds only, both together may still prove it
+_DOUBT = 3.0  # one or two calm pairs are a weak comparison: use three times their rate
+_ADDS = 1.0  # of the fabric's own rate: less than twice as often is no fault
+_FEW, _FEW_WEIGH = 2, 1.6  # with only two rounds, both together may still prove it
 _SEEN = 0.5  # events added to what was seen: none in n operations is no proof of a rate of zero
 
 
 def rates_of(counted: Exposures, limit: Callable[[str], float], *, alone: bool = False) -> Rates:
-    """The model with the limits of a backend."""
+    """Return the model with the limits of a backend."""
     return Rates(
         counted,
         most=limit("burst_nats"),
@@ -187,7 +186,7 @@ class _Count(NamedTuple):
 
     operations: int
     events: float
-    """Without those of faults that are accepted."""
+    """Without the events of accepted faults."""
     rows: int = 0
 
 
@@ -207,11 +206,11 @@ class Rates:
     ) -> None:
         """`most`: nats that one pair in one round may prove, since events come in bursts.
 
-        `effect`: added events per operation that anybody would mind.
-        `usual`: events per operation that healthy fabrics of this kind are known to have.
-        `scatter`: by how much counts of healthy pairs are known to scatter more than Poisson's law.
-        `alone`: what happened is proven by the part's own clock; peers only say how usual it is.
-        `never`: a healthy fabric has none at all (a wrong sum), so that one is proof enough.
+        `effect`: added events per operation that matter.
+        `usual`: events per operation that good fabrics of this kind are known to have.
+        `scatter`: how much more than Poisson's law counts of good pairs are known to scatter.
+        `alone`: the part's own clock proves an event; peers only show how usual it is.
+        `never`: a good fabric has no such event (a wrong sum), so that one is proof.
         """
         self._most = most
         self._effect = effect
@@ -222,7 +221,7 @@ class Rates:
         self._events = observed.events
         self._operations = [max(1, count) for count in observed.operations]
         self._known = [0.0] * len(self._events)
-        """Expected, of faults accepted so far: without the healthy rate."""
+        """Events expected from accepted faults, without the usual rate."""
         self._watched = sum(self._operations)
         self._left = float(sum(self._events))
         """Events that no accepted fault explains."""
@@ -231,16 +230,16 @@ class Rates:
 
     @property
     def base(self) -> float:
-        """Events per operation in the fabric as a whole, without what accepted faults explain."""
+        """Events per operation in the whole fabric, without those of accepted faults."""
         return max(LEAST_RATE, (max(0.0, self._left) + _SEEN) / max(1, self._watched))
 
     @property
     def least(self) -> float:
-        """Added events per operation below which nobody is named."""
+        """Added events per operation below which no part is named."""
         return max(self._effect, _ADDS * self.base)
 
     def gain_of(self, events: int, operations: int, pairs: int) -> float:
-        """What so many events, evenly over so many pairs of so many operations, would gain."""
+        """Return the gain of so many events, spread evenly over pairs with so many operations."""
         mean = self.base * operations
         rate = events / (pairs * operations) - self.base
         if rate <= 0:
@@ -258,11 +257,11 @@ class Rates:
         return [row for row, events in enumerate(self._events) if events]
 
     def fit(self, through: Sequence[int]) -> tuple[float, float]:
-        """The added rate, per operation, that fits best, and what assuming it gains."""
+        """Return the added rate per operation that fits best, and its gain."""
         return self._fit(through, self._most * (_FEW_WEIGH if len(through) <= _FEW else 1.0))
 
     def hunch(self, through: Sequence[int]) -> float:
-        """What assuming it would gain if events did not come in bursts."""
+        """Return the gain if events did not come in bursts."""
         return self._fit(through, math.inf)[1]
 
     def _fit(self, through: Sequence[int], most: float) -> tuple[float, float]:
@@ -293,7 +292,7 @@ class Rates:
         return rate, max(0.0, gain)
 
     def shows(self, some: Sequence[int], strength: float, beside: Sequence[int]) -> bool:
-        """Whether these fit a fault of that strength better than none; `beside`: healthy there."""
+        """Whether these fit a fault of that strength better than none; `beside`: good ones."""
         base = self._base(self._both(beside)[1])
         gain = 0.0
         for row in some:
@@ -303,18 +302,18 @@ class Rates:
         return gain > 0
 
     def leave_out(self, some: Collection[int]) -> None:
-        """These are no yardstick for others any more: several parts seem to be at fault at once."""
+        """Stop comparing others with these: several parts seem to be at fault at once."""
         self._aside = frozenset(some)
 
     def accept(self, through: Sequence[int], strength: float) -> None:
-        """Expect its events from now on."""
+        """Expect the fault's events from now on."""
         for row in through:
             added = strength * self._operations[row]
             self._known[row] += added
             self._left -= added
 
     def enough(self, strength: float, through: Sequence[int]) -> bool:
-        """Whether it rests on more than a few events, and adds to what all have."""
+        """Whether it has more than a few events, and clearly more than all others."""
         seen = sum([self._events[row] for row in through])
         if self._never:
             return seen > 0
@@ -323,14 +322,14 @@ class Rates:
         return seen >= LEAST_EVENTS and strength >= max(self._effect, _ADDS * usual)
 
     def _base(self, rest: _Count) -> float:
-        """The healthy rate that the rest of the fabric speaks for."""
+        """Return the usual rate, from the rest of the fabric."""
         if self._never or not rest.operations:
             return LEAST_RATE
         doubt = 1.0 if rest.rows >= LEAST_PEERS else _DOUBT
         return max(LEAST_RATE, doubt * (rest.events + _SEEN) / rest.operations)
 
     def _both(self, through: Sequence[int]) -> tuple[_Count, _Count]:
-        """What went through a part, and what its yardstick is: all else that is not left out."""
+        """Return what went through a part, and what it is compared with: all else not left out."""
         own = self._count(through)
         aside = self._count(list(self._aside.difference(through)))
         return own, _Count(
@@ -347,7 +346,7 @@ class Rates:
         )
 
     def _beyond_chance(self, own: _Count, rest: _Count) -> float:
-        """Nats by which two rates fit better than one for all: a few calm pairs are no proof."""
+        """Return the nats by which two rates fit better than one; few calm pairs prove nothing."""
         if own.events <= 0 or rest.operations <= 0:
             return 0.0
         mine, others = own.events / own.operations, rest.events / rest.operations
@@ -358,7 +357,7 @@ class Rates:
         return nats - (others - one) * rest.operations
 
     def _scatter(self, through: Sequence[int]) -> float:
-        """Dispersion of the rest; of the whole, trimmed, where that is as good and costs less."""
+        """Return the dispersion of the rest, or the trimmed whole's if as good and cheaper."""
         if self._never:
             return 1.0
         if len(self._events) > _MANY:
@@ -377,7 +376,7 @@ class Rates:
         return max(self._least_scatter, found)
 
     def _pearson(self, some: Sequence[int]) -> float:
-        """Squared distances from one rate for all of these, each in units of Poisson's law."""
+        """Return the squared distances from one common rate, in units of Poisson's law."""
         count = self._count(some)
         rate = max(LEAST_RATE, count.events / max(1, count.operations))
         total = 0.0
@@ -388,10 +387,10 @@ class Rates:
 
 
 def _dispersion(events: Sequence[int], known: Sequence[float], operations: Sequence[int]) -> float:
-    """How much more than Poisson's law counts scatter; 1 where they follow it.
+    """Return how much more than Poisson's law counts scatter; 1 if they follow it.
 
-    By the median and the deviation below it where there are counts enough: nearly half of the
-    pairs may touch a faulty node. Else Pearson's statistic of the calmer nine tenths.
+    With enough counts it uses the median and the deviation below it, as nearly half of the pairs
+    may touch a faulty node; else Pearson's statistic of the calmest nine tenths.
     """
     if not events:
         return 1.0

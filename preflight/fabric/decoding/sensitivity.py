@@ -1,11 +1,11 @@
-"""What a sweep could have missed, and what it saw of each pair, by the rules that blame.
+"""What a sweep could have missed, and the heatmap's values of each pair, by the rules of blame.
 
-A clean result is worth what it could have shown. From the operations and loaded seconds that really
-went through an endpoint, and what the rest of the fabric was like, follows how rare a spike may be
-and still be named with 99 % probability.
+A clean result is worth as much as the faults it would have shown. The operations and loaded seconds
+of an endpoint, and the scatter of the rest of the fabric, say how rare a spike may be and still be
+named with 99 % probability.
 
-The same limits, the same events, the same log times, and the scatter that is believed of healthy
-pairs: a picture by other rules points at healthy nodes where machines are busy.
+It uses the same limits, events, log times and scatter as blame: a heatmap by other rules would
+point at good nodes on busy machines.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ if TYPE_CHECKING:
 
 
 POWER = 0.99
-"""With what probability a fault of the rate or size given would have been named."""
+"""The probability with which a fault of the given rate or size would have been named."""
 
 _MOST_EVENTS = 100_000
 _STEPS = 60
-_TAIL = 12.0  # standard deviations below the mean: what is beyond adds nothing to a probability
-_ALL = 0.95  # who must lose nearly all to be named is not judged
+_TAIL = 12.0  # standard deviations below the mean: beyond, probabilities are negligible
+_ALL = 0.95  # a rail that must lose nearly all bandwidth to be named is not judged
 
 
 class AtSize(Struct, frozen=True, kw_only=True):
-    """The same for what comes at operations of one size only."""
+    """The sensitivity to spikes at operations of one size only."""
 
     size_bytes: int
     operations: int
@@ -64,7 +64,7 @@ class AtSize(Struct, frozen=True, kw_only=True):
 
 
 class Sensitivity(Struct, frozen=True, kw_only=True):
-    """How sharp the look at one rail of one node was."""
+    """How small a fault of one rail of one node the sweep would have found."""
 
     node: str
     rail: int
@@ -78,7 +78,7 @@ class Sensitivity(Struct, frozen=True, kw_only=True):
     every_s: float | None
     """So would an event that comes once in so many seconds of load; a rarer one would not."""
     slower: float | None
-    """Share of its bandwidth that it could have lost and just been named; None: no loss would."""
+    """The least loss of bandwidth, as a share, for which it would be named; None: none would."""
     sizes: tuple[AtSize, ...] = ()
     events: int | None = None
     """So many events in its operations name it."""
@@ -88,9 +88,9 @@ class Sensitivity(Struct, frozen=True, kw_only=True):
 def sensitivity(
     observed: Observed, most: int | None = None, thresholds: Thresholds = SHIPPED
 ) -> tuple[Sensitivity, ...]:
-    """Work it out for every rail of every node that was measured, the dullest looks first.
+    """Return the sensitivity for every rail of every measured node, the least tested first.
 
-    `most`: of those, so many.
+    `most`: at most so many.
     """
     met, limit = meetings(observed), thresholds.of(observed.backend)
     watched = watch(met, limit("spike_us"))
@@ -127,7 +127,7 @@ class _Load(Struct):
 
 
 def _through(wire: Exposures) -> dict[Endpoint, _Load]:
-    """Both ends of a pair were looked at."""
+    """Sum up the load of each endpoint; a pair loads both its ends."""
     through: dict[Endpoint, _Load] = defaultdict(_Load)
     for row, (a, b, rail) in enumerate(wire.places):
         for name in (a, b) if rail != ALL_RAILS else ():
@@ -138,7 +138,7 @@ def _through(wire: Exposures) -> dict[Endpoint, _Load]:
 
 
 class _Rule:
-    """The rule that condemns, turned round; endpoints that were measured alike cost once."""
+    """The rule of blame, inverted; endpoints with equal load are computed once."""
 
     def __init__(self, rates: Rates, threshold: float, model: Shifts) -> None:
         self._rates = rates
@@ -148,7 +148,7 @@ class _Rule:
         self._slower: dict[int, float | None] = {}
 
     def events(self, load: _Load) -> int | None:
-        """How many events make it certain enough that it is named."""
+        """Return how many events are enough to name the endpoint."""
         each, pairs = load.operations // load.pairs, load.pairs
         if (each, pairs) not in self._events:
             self._events[each, pairs] = self._needed(each, pairs)
@@ -161,7 +161,7 @@ class _Rule:
         return counts[place] if place < len(counts) else None
 
     def mean(self, events: int, load: _Load) -> float | None:
-        """How many it takes on average, so that so many show, and the rate is one that matters."""
+        """Return the mean number of events that shows so many, at a rate that matters."""
         mean = mean_for(events, _moments(load.loaded_s))
         least = self._rates.least * load.operations
         return None if mean is None else max(mean, least)
@@ -169,7 +169,7 @@ class _Rule:
     def slower(self, pairs: int) -> float | None:
         """The least loss of bandwidth, at this scatter, that so many pairs would prove."""
         if pairs not in self._slower:
-            # A pair's own scatter works against it: two scales, nine times in ten, over the pairs.
+            # A pair's own scatter hides it: two scales, nine times in ten, over the pairs.
             needed = self._threshold / pairs
             scales = scales_of(needed) + 2.0 / math.sqrt(pairs)
             loss = 1 - math.exp(-max(self._model.effect, scales * self._model.scatter))
@@ -201,9 +201,9 @@ def _by_size(
     limits_us: Mapping[SizePhase, float],
     least: float,
 ) -> tuple[Sensitivity, ...]:
-    """Add to each look what spikes at one size alone would have shown.
+    """Add the sensitivity to spikes at each single size.
 
-    `least`: added events per operation, of all sizes, below which nobody is named.
+    `least`: added events per operation, of all sizes, below which no part is named.
     """
     own: dict[Endpoint, dict[int, list[Digest]]] = {(one.node, one.rail): {} for one in looks}
     for digest in digests:
@@ -243,7 +243,7 @@ def _at_size(look: Sensitivity, rows: Sequence[Digest], over_us: float, least: f
 
 
 def _moments(loaded_s: Iterable[float]) -> int:
-    """In how many moments events count one by one: those that are near in time are one.
+    """Return in how many moments events count separately: those near in time are one.
 
     A Poisson process of rate r over T seconds shows r T exp(-r t) clusters that are more than t
     apart, never more than T / (e t); slots of e t that hold any event are never more than that.
@@ -255,9 +255,9 @@ def _moments(loaded_s: Iterable[float]) -> int:
 
 @cache
 def mean_for(events: int, moments: int, power: float = POWER) -> float | None:
-    """The mean of events that shows at least `events` of them with that probability.
+    """Return the mean number of events that shows at least `events` with that probability.
 
-    They come by Poisson's law; of those in one of the `moments` one counts. None: too few moments.
+    Events follow Poisson's law; in each of the `moments` one counts. None: too few moments.
     """
     if moments < events:
         return None
@@ -292,34 +292,34 @@ Turn = tuple[str, str, int, int]
 
 
 class Events(NamedTuple):
-    """Of one pair on one rail in one round; those on most of its rails count for each."""
+    """Events of one pair on one rail in one round; those on most rails count for each rail."""
 
     wire: int
     late: int
     operations: int
     longest_us: float
-    """Of those that took part in an event."""
+    """The longest of the operations in an event."""
 
 
 class Slower(NamedTuple):
-    """Log times by turn, and from how much more on one stands out of what healthy pairs scatter."""
+    """Log times by turn, and the excess from which one stands out of good pairs' scatter."""
 
     logs: dict[Turn, float]
     hot: float
 
 
 class HeatmapValues(NamedTuple):
-    """All that a picture draws by colour."""
+    """All values that the heatmap shows as colours."""
 
     events: dict[Turn, Events]
     scatter: float
-    """Times the variance by Poisson's law that counts of healthy pairs have."""
+    """Variance of good pairs' counts, in units of Poisson's law."""
     wire: Slower
     latency: Slower
 
 
 def heatmap_values(observed: Observed, thresholds: Thresholds = SHIPPED) -> HeatmapValues:
-    """See each pair by itself, as the rules do."""
+    """Return each pair's values, by the same rules as blame."""
     met, limit = meetings(observed), thresholds.of(observed.backend)
     turns = [(*place, number_of) for place, number_of in zip(met.places, met.rounds, strict=True)]
     return HeatmapValues(
@@ -331,9 +331,9 @@ def heatmap_values(observed: Observed, thresholds: Thresholds = SHIPPED) -> Heat
 
 
 def _events(met: Meetings, turns: Sequence[Turn], least_us: float) -> dict[Turn, Events]:
-    """`watch` puts down the rows of one pair after the other, and of each those of its two hosts.
+    """Read each pair's events from the rows that `watch` wrote pair by pair, hosts likewise.
 
-    What hit most of a pair's rails at once has a row of its own, the last one.
+    Events on most of a pair's rails at once are in its last row.
     """
     wire, late, _ = watch(met, least_us)
     found: dict[Turn, Events] = {}

@@ -1,12 +1,12 @@
 """Slower than its peers, all the time: bandwidth at the wire's sizes, latency at the least.
 
-Times are compared in logarithms, in units of what the rest of the fabric scatters. The yardstick of
-a part is all that does not go through it: whoever shares a node with a slow one is slow as well.
+Times are compared as logarithms, in units of the scatter of the rest of the fabric. A part is
+compared with all that does not go through it, since all pairs of a slow node are slow.
 Heavy tails are expected (Student's t, 8 degrees of freedom): one busy second of one host is no
 proof, the same shift with several partners is.
 
-Pairs under one leaf and pairs with a spine between them are not compared with each other, unless
-faults leave nobody else: of two leaves a slow one slows every pair between them.
+Pairs under one leaf and pairs across a spine are not compared with each other, unless faults leave
+no other pairs: one slow leaf of two slows every pair between them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _DEGREES = 8.0
 HOT = 3.0
-"""Of the healthy scatter: what is slower by more is looked at."""
+"""In units of the usual scatter: what is slower by more is examined."""
 
 _LEAST_PEERS = 3
 _MANY_PEERS = 200
@@ -59,7 +59,7 @@ def shifts_of(
     symptom: Literal["slow", "latency"],
     limit: Callable[[str], float],
 ) -> Shifts:
-    """The model of one symptom: bandwidth at the wire's sizes, or latency at the least."""
+    """Return the model of one symptom: bandwidth at large sizes, or latency at the least."""
     wanted: Callable[[int], bool] = of_latency
     if symptom == "slow":
         least_bytes, floor = wire_from(observed.backend), limit("bandwidth_scatter")
@@ -73,37 +73,37 @@ class Shifts:
     """The model of `explain` for observations that a fault makes slower by a constant factor."""
 
     def __init__(self, observed: LogTimes, *, effect: float, floor: float) -> None:
-        """`floor`: scatter that is always believed."""
+        """`floor`: the least scatter that is assumed."""
         self.timed = observed
         self._logs = observed.logs
         self._places = observed.places
         self._again = observed.again
         self._expected = [0.0] * len(self._logs)
         self.effect = effect
-        """In log time, what matters at all."""
+        """In log time, the least shift that matters."""
         self._floor = floor
         self._aside: frozenset[int] = frozenset()
         self._whole = self._base_of(self._logs)
 
     @property
     def scatter(self) -> float:
-        """Of what is healthy, in log time."""
+        """The scatter of good observations, in log time."""
         return self._whole.scatter
 
     @property
     def stands_out(self) -> float:
-        """By how much more, in log time, an observation stands out of what healthy ones scatter."""
+        """The excess, in log time, by which an observation stands out of the usual scatter."""
         return min(self.effect, HOT * self._whole.scatter)
 
     def hot(self) -> list[int]:
-        """Observations that stand out at all, by effect: their parts are looked at."""
+        """Observations that stand out: their parts are examined."""
         least = self._whole.log + self.stands_out
         fastest = median(sorted(self._logs)[: max(1, len(self._logs) // 4)]) if self._logs else 0.0
         bound = min(least, fastest + self.effect)
         return [row for row, log in enumerate(self._logs) if log > bound]
 
     def fit(self, through: Sequence[int]) -> tuple[float, float]:
-        """The median shift over its partners, in log time, and what assuming it gains."""
+        """Return the median shift over its partners, in log time, and its gain."""
         base = self._base(through)
         if base is None:
             return 0.0, 0.0
@@ -118,11 +118,11 @@ class Shifts:
         return shift, gain
 
     def hunch(self, through: Sequence[int]) -> float:
-        """The same gain: a median does not come in bursts."""
+        """Return the same gain: a median has no bursts."""
         return self.fit(through)[1]
 
     def shows(self, some: Sequence[int], strength: float, beside: Sequence[int]) -> bool:
-        """Whether these fit a fault of that strength better than none; `beside`: healthy there."""
+        """Whether these fit a fault of that strength better than none; `beside`: good ones."""
         base = self._base(beside)
         if base is None:
             return False
@@ -134,23 +134,23 @@ class Shifts:
         return gain > 0
 
     def leave_out(self, some: Collection[int]) -> None:
-        """These are no yardstick for others any more: several parts seem to be at fault at once."""
+        """Stop comparing others with these: several parts seem to be at fault at once."""
         self._aside = frozenset(some)
 
     def accept(self, through: Sequence[int], strength: float) -> None:
-        """The slowest part on the way sets the pace."""
+        """Expect the shift of its slowest part in each observation."""
         for row in through:
             self._expected[row] = max(self._expected[row], strength)
         rest = [log for log, known in zip(self._logs, self._expected, strict=True) if not known]
         self._whole = self._base_of(rest or self._logs)
 
     def enough(self, strength: float, through: Sequence[int]) -> bool:
-        """Whether it is slower by as much as anybody would mind."""
+        """Whether the shift is large enough to matter."""
         del through
         return strength >= self.effect
 
     def _typical(self, through: Sequence[int]) -> float:
-        """A partner counts once, however often it was met."""
+        """Return the typical shift; a partner counts once, however often it was met."""
         if not self._again:
             return _lower_median([self._logs[row] for row in through])
         met: dict[Place, list[float]] = defaultdict(list)
@@ -159,7 +159,7 @@ class Shifts:
         return _lower_median([_lower_median(logs) for logs in met.values()])
 
     def _base(self, through: Sequence[int]) -> _Base | None:
-        """What does not go through the part, and is not slow for a reason known already."""
+        """Return what does not go through the part and is not slow for a known reason."""
         if len(self._logs) - len(through) > _MANY_PEERS and len(through) * 10 < len(self._logs):
             return self._whole
         own = self._aside.union(through)
@@ -171,12 +171,12 @@ class Shifts:
         base = self._base_of(rest)
         if len(rest) >= _ENOUGH_PEERS:
             return base
-        # Few agree by chance: those that go through the part tell of the scatter as well.
+        # Few may agree by chance: use the scatter of those through the part as well.
         logs = [self._logs[row] for row in through]
         return base._replace(scatter=max(base.scatter, (max(logs) - min(logs)) / _RANGE))
 
     def _base_of(self, logs: Sequence[float]) -> _Base:
-        """Faults only slow down, so what is faster than typical speaks for the scatter of both."""
+        """Return centre and scatter; faults only slow down, so faster values show the scatter."""
         if not logs:
             return _Base(0.0, self._floor)
         ranked = sorted(logs)
@@ -193,14 +193,14 @@ class Shifts:
 
 
 def _lower_median(values: Sequence[float]) -> float:
-    """Of an even number the lower of the two: a part with two partners is as bad as its better."""
+    """Return the lower median: a part with two partners is as bad as with its better one."""
     return sorted(values)[(len(values) - 1) // 2]
 
 
 def _densest(ranked: Sequence[float], apart: float) -> float:
-    """The median of the densest two fifths: typical even where most pairs touch a slow node.
+    """Return the median of the densest two fifths: typical even if most pairs touch a slow node.
 
-    Faults only slow down: where as many are faster, `apart` or more, those are the healthy ones.
+    Faults only slow down: if as many are faster by `apart` or more, those are the good ones.
     """
     wide = math.ceil(_DENSE * len(ranked))
     middle = _of_densest(ranked, wide)
@@ -216,12 +216,12 @@ def _of_densest(ranked: Sequence[float], wide: int) -> float:
 
 
 def surprise(scales: float) -> float:
-    """Negative log likelihood, up to a constant, of a deviation in healthy scatter."""
+    """Return the negative log likelihood, up to a constant, of a deviation in usual scatter."""
     return (_DEGREES + 1) / 2 * math.log1p(scales * scales / _DEGREES)
 
 
 def scales_of(nats: float) -> float:
-    """The deviation whose `surprise` is so much."""
+    """Return the deviation with that `surprise`."""
     return math.sqrt(_DEGREES * math.expm1(2 * nats / (_DEGREES + 1)))
 
 
@@ -229,7 +229,7 @@ _LEAST_US = 1e-3
 
 
 class LogTimes(NamedTuple):
-    """Log time of each pair on one rail in one round, against all pairs at the same sizes."""
+    """Log time of each pair on one rail in one round, relative to all pairs at the same sizes."""
 
     places: list[Place]
     logs: list[float]
@@ -240,7 +240,7 @@ class LogTimes(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """What is compared with each other: rows of `Meetings`, and the time of each."""
+    """Rows of `Meetings` that are compared with each other, and the time of each."""
 
     rows: list[int]
     times_us: list[float]
@@ -249,9 +249,9 @@ class _Group(NamedTuple):
 def log_times(
     met: Meetings, leaves: Mapping[str, str], wanted: Callable[[int], bool], effect: float
 ) -> LogTimes:
-    """One per pair, rail and round: the median over the wanted sizes of its distance to all.
+    """Return, per pair, rail and round, the median over the wanted sizes of its distance to all.
 
-    `effect`: in log time, from where on a leaf is too slow to be a yardstick for others.
+    `effect`: in log time; a leaf that is slower is not compared with.
     """
     groups = _groups(met, leaves, wanted)
     slow = _slow_leaves(met, groups, leaves, effect)
@@ -261,7 +261,7 @@ def log_times(
         own = gathered.setdefault(kind[:2], [None] * len(met.places))
         for row, time_us in zip(rows, times_us, strict=True):
             own[row] = math.log(time_us / typical_us)
-    # No list per pair: a few numbers of 131,072 pairs are cheap, as many lists are not.
+    # No list per pair: for 131,072 pairs a few numbers are cheap, lists are not.
     logs = [_median(each) for each in zip(*gathered.values(), strict=True)]
     who = {met.places[rows[0]][:2] for rows in met.together}
     return LogTimes(
@@ -301,7 +301,7 @@ def _only(whole: _Group, near: Sequence[bool], *, same: bool) -> _Group:
 def _slow_leaves(
     met: Meetings, groups: Mapping[_Kind, _Group], leaves: Mapping[str, str], effect: float
 ) -> set[_Leaf]:
-    """Where nodes under one leaf are slow with each other."""
+    """Return leaves whose nodes are slow with each other."""
     within: dict[_Leaf, list[float]] = defaultdict(list)
     for (_, _, same), (rows, times_us) in groups.items():
         if same:
@@ -319,7 +319,7 @@ def _yardstick(
     leaves: Mapping[str, str],
     slow: set[_Leaf],
 ) -> list[float]:
-    """Far pairs are held against those far ones that touch no slow leaf, else against near ones."""
+    """Return what far pairs are compared with: far ones that touch no slow leaf, else near ones."""
     size_bytes, phase, same = kind
     rows, times_us = groups[kind]
     if same:
@@ -334,12 +334,12 @@ def _yardstick(
     everywhere = set.intersection(*({place.a, place.b} for place, _ in fit)) if fit else {""}
     if not everywhere:
         return [time_us for _, time_us in fit]
-    # Pairs that all share one node are as slow as that node: no yardstick either.
+    # Pairs that all share one node are as slow as that node: do not compare with them.
     return groups.get((size_bytes, phase, True), groups[kind]).times_us
 
 
 def _healthy(times_us: Sequence[float]) -> float:
-    """Typical, by the lower quartile: one slow leaf of four slows half of all far pairs."""
+    """Return the lower quartile: one slow leaf of four slows half of all far pairs."""
     return sorted(times_us)[(len(times_us) - 1) // 4]
 
 
@@ -349,7 +349,7 @@ def _near(place: Place, leaves: Mapping[str, str]) -> bool:
 
 
 def _times_us(size_bytes: int, column: Column) -> list[float]:
-    """Of the wire's sizes the fastest: a slow link slows all, a busy host leaves some alone."""
+    """Return times; at large sizes the fastest: a slow link slows all, a busy host only some."""
     times_us = column.p50_us if of_latency(size_bytes) else column.best_us
     return [max(time_us, _LEAST_US) for time_us in times_us]
 

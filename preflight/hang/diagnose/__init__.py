@@ -1,1 +1,1 @@
-"""What a job that hangs now shows, and whom it waits for."""
+"""Diagnoses a job that hangs now: which ranks, node or path it waits for."""

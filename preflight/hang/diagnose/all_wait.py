@@ -1,4 +1,4 @@
-"""All ranks wait: which path, node or GPU the data do not get through, or where ranks differ."""
+"""All ranks wait: find the path, node or GPU that passes no data, or where ranks differ."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.model import (
     Diagnosis,
     count,
-    doing,
-    folded,
+    describe,
+    fold_ranks,
     line_of,
     lint_of,
-    named,
     rank_names,
     verb,
 )
@@ -23,22 +22,22 @@ from preflight.hang.diagnose.model import (
 if TYPE_CHECKING:
     from preflight.facts.job import PortLook
     from preflight.hang.diagnose.job_ranks import Case, Wire
-    from preflight.hang.diagnose.model import Seat
+    from preflight.hang.diagnose.model import RankState
 
 _SPINS, _IDLES = 90, 5
-"""Percent: a GPU that waits inside of a collective is fully busy; one that has no work is at 0."""
+"""Percent: a GPU that waits inside a collective is fully busy; one without work is at 0."""
 _FEW = 0.25
 _PARTLY = 0.7
-"""So much less sure where some ranks' connections are not known: more paths may be stuck."""
+"""Factor on confidence if some ranks' connections are unknown: more paths may be stuck."""
 _HARM = re.compile(r"^(?!.*(?:drop|discard|missed|wait|congest|ecn|cnp|pause|out_of_buffer))")
-"""Counters that move on healthy ports too tell nothing."""
+"""Excludes counters that also move on healthy ports."""
 _XID = re.compile(r"NVRM: Xid \(([^)]{0,99})\): (\d+)")
 
 Pair = tuple[str, str]
 
 
 def judge_network(case: Case) -> Diagnosis | None:
-    """By the kernels' own repetitions first, then by counters of ports, then by idle GPUs."""
+    """Judge by TCP retransmissions first, then by port counters, then by idle GPUs."""
     if not case.stuck:
         return None
     return _resent(case) or _ports(case) or _idle_gpu(case)
@@ -59,9 +58,9 @@ def _resent(case: Case) -> Diagnosis | None:
     return Diagnosis(
         category="link",
         culprits=culprits,
-        sentence=f"{_all_wait(case)}; {words}: what is sent is not acknowledged, and is sent again",
+        sentence=f"{_all_wait(case)}; {words}: packets are sent again and not acknowledged",
         advice="measure that path alone, look at its cable, port and switch; start the job "
-        "again without that node if it stays",
+        "again without that node if this persists",
         line=line_of(case.waiting),
         evidence=(
             *(_proof(one) for one in shown),
@@ -74,11 +73,11 @@ def _resent(case: Case) -> Diagnosis | None:
 
 
 def _blamed(pairs: Counter[Pair], case: Case) -> tuple[tuple[str, ...], str, float]:
-    """One path; else the node that all of them share; else the paths."""
+    """One path; otherwise the node that all paths share; otherwise the paths."""
     if len(pairs) == 1:
         one, other = next(iter(pairs))
         if one == other:
-            return (f"node {one}",), f"connections inside of {one} are stuck", 0.6
+            return (f"node {one}",), f"connections inside {one} are stuck", 0.6
         return (f"path {one}-{other}",), f"nothing gets through between {one} and {other}", 0.9
     ends = Counter(name for pair in pairs for name in set(pair))
     name, number = max(ends.items(), key=lambda item: (item[1], item[0]))
@@ -89,7 +88,7 @@ def _blamed(pairs: Counter[Pair], case: Case) -> tuple[tuple[str, ...], str, flo
             f"nothing gets through between {name} and {', '.join(others[:4])}",
             0.9,
         )
-    nodes = {seat.node for seat in case.seats}
+    nodes = {member.node for member in case.members}
     names = sorted(f"{one}-{other}" for one, other in pairs)
     if shared_cause(len(ends), len(nodes)):
         words = f"{len(pairs)} paths are stuck ({', '.join(names[:4])}): a switch, or a setting"
@@ -104,9 +103,9 @@ def _pair(wire: Wire) -> Pair:
 
 def _proof(wire: Wire) -> str:
     end = wire.end
-    whom = f"rank {wire.peer_rank}" if wire.peer_rank is not None else "a rank"
+    peer = f"rank {wire.peer_rank}" if wire.peer_rank is not None else "a rank"
     return (
-        f"rank {wire.rank} ({wire.node}) to {whom} ({wire.peer_node}), {end.local} to {end.peer}: "
+        f"rank {wire.rank} ({wire.node}) to {peer} ({wire.peer_node}), {end.local} to {end.peer}: "
         f"{end.unacked} bytes not acknowledged, sent again {max(end.retries, end.resent)} times"
     )
 
@@ -115,9 +114,9 @@ def _proof(wire: Wire) -> str:
 
 
 def _ports(case: Case) -> Diagnosis | None:
-    """One node's port shows errors or is down, and no other node's is."""
+    """The ports of one node are down or count errors, and those of no other node."""
     if any(look.ports is None for look in case.looks.values()):
-        return None  # a port that nobody read may be as bad
+        return None  # a port that was not read may be as bad
     odd = _odd_ports(case)
     nodes = sorted({node for node, _, _ in odd})
     if len(nodes) != 1:
@@ -126,8 +125,8 @@ def _ports(case: Case) -> Diagnosis | None:
     return Diagnosis(
         category="link",
         culprits=(f"node {node}", *(f"port {one.name}" for _, one, _ in odd)),
-        sentence=f"{_all_wait(case)}; {port.name} of {node} {why}, no other node's port does",
-        advice="look at that port's cable and switch; drain the node if it stays",
+        sentence=f"{_all_wait(case)}; {port.name} of {node} {why}, and no port of another node",
+        advice="check that port's cable and switch; drain the node if this persists",
         line=line_of(case.waiting),
         evidence=tuple(f"{node}: {one.name} {why}" for _, one, why in odd[:6]),
         confidence=0.6,
@@ -155,11 +154,13 @@ def _odd_ports(case: Case) -> list[tuple[str, PortLook, str]]:
 
 
 def _idle_gpu(case: Case) -> Diagnosis | None:
-    """Everybody's GPU turns inside of the collective, and a few have nothing to do."""
+    """Most GPUs are busy inside the collective, and a few are idle."""
     busy = {
-        seat.rank: percent for seat in case.waiting if (percent := seat.busy_percent) is not None
+        member.rank: percent
+        for member in case.waiting
+        if (percent := member.busy_percent) is not None
     }
-    idle = [seat for seat in case.waiting if busy.get(seat.rank, 100) <= _IDLES]
+    idle = [member for member in case.waiting if busy.get(member.rank, 100) <= _IDLES]
     spinning = [rank for rank, percent in busy.items() if percent >= _SPINS]
     if (
         len(busy) < len(case.waiting)
@@ -169,7 +170,7 @@ def _idle_gpu(case: Case) -> Diagnosis | None:
     ):
         return None
     names = ", ".join(f"GPU {one.gpu} of {one.node} (rank {one.rank})" for one in idle[:4])
-    told = [f"{one.node}: {line}" for one in idle for line in _xids(case, one.node)]
+    xids = [f"{one.node}: {line}" for one in idle for line in _xids(case, one.node)]
     return Diagnosis(
         category="link",
         culprits=(
@@ -177,18 +178,18 @@ def _idle_gpu(case: Case) -> Diagnosis | None:
             *(f"gpu {one.gpu}" for one in idle[:1] if len(idle) == 1),
         ),
         sentence=f"{_all_wait(case)}; {names} {verb(len(idle), 'is', 'are')} at 0 % while "
-        f"{count(len(spinning), 'GPU')} {verb(len(spinning), 'is', 'are')} at 100 %: what it needs "
-        "does not come, or it has failed",
-        advice="look at that GPU's link, NIC and cable, and at its kernel log; drain the node "
-        "and measure it alone",
+        f"{count(len(spinning), 'GPU')} {verb(len(spinning), 'is', 'are')} at 100 %: its data "
+        "does not arrive, or it has failed",
+        advice="check that GPU's link, NIC and cable, and the kernel log; drain the node and "
+        "measure it alone",
         line=line_of(tuple(idle)),
         evidence=(
-            f"GPUs of ranks {folded(spinning)}: {_SPINS} % busy or more",
+            f"GPUs of ranks {fold_ranks(spinning)}: {_SPINS} % busy or more",
             *(f"GPU of rank {one.rank}: {busy[one.rank]} % busy" for one in idle[:4]),
-            *told[:4],
+            *xids[:4],
         ),
-        confidence=0.7 if told else 0.55,
-        alternatives=(Alternative("desync", "its call has other shapes", 0.2),),
+        confidence=0.7 if xids else 0.55,
+        alternatives=(Alternative("desync", "its call has different shapes", 0.2),),
         next=f"pytest --preflight --preflight-nodes={idle[0].node}",
     )
 
@@ -208,40 +209,40 @@ def _all_wait(case: Case) -> str:
 # -- places
 
 _LONGEST_S = 10
-"""The longest look that `preflight diagnose` takes."""
+"""The longest look of `preflight diagnose`."""
 
 _BETWEEN_RANKS = (
-    Alternative("link", "the data do not get through", 0.4),
+    Alternative("link", "the data does not get through", 0.4),
     Alternative(
-        "desync", "they are at different turns of the same line, or with other shapes", 0.25
+        "desync", "they are in different iterations of the same line, or their shapes differ", 0.25
     ),
 )
-"""What it may be instead where all wait in one place."""
+"""The alternatives if all ranks wait in one place."""
 
 
 def judge_places(case: Case) -> Diagnosis | None:
-    """Different places first; then the same one."""
+    """Judge ranks that wait in different places, or all in the same one."""
     if not case.stuck:
         return None
     groups = case.spots(case.waiting)
     return _different(case, groups) if len(groups) > 1 else _same(case, groups[0])
 
 
-def _different(case: Case, groups: list[tuple[Seat, ...]]) -> Diagnosis:
-    few = tuple(seat for group in groups[1:] for seat in group)
+def _different(case: Case, groups: list[tuple[RankState, ...]]) -> Diagnosis:
+    few = tuple(member for group in groups[1:] for member in group)
     complete = len(case.waiting) == case.world
     clear = len(few) * 2 < case.world and len(groups[0]) * 2 > case.world
     passing = any(one.kind == "p2p" for one in case.waiting)
-    told = "; ".join(f"{named(group)} {doing(group[0], len(group))}" for group in groups[:4])
+    positions = "; ".join(describe(group) for group in groups[:4])
     both = complete and case.world == 2  # noqa: PLR2004  either may be the wrong one
     blamed = few if clear else case.waiting if both else ()
     sure = 0.85 if clear and len(few) == 1 else 0.65 if clear or both else 0.4
     return Diagnosis(
         category="desync",
         culprits=rank_names(blamed) if not passing else (),
-        sentence=f"the ranks wait in different places: {told}",
-        advice="compare how they came there: a branch by rank, a batch more or less, an error that "
-        "one rank caught; all must call the same collectives in the same order",
+        sentence=f"the ranks wait in different places: {positions}",
+        advice="compare how they got there: a branch by rank, one batch more or less, an error "
+        "that one rank caught; all must call the same collectives in the same order",
         line=line_of(few) if clear else line_of(groups[0]),
         evidence=tuple(
             f"rank {group[0].rank}: {' < '.join(group[0].place.calls[:5])}"
@@ -252,7 +253,7 @@ def _different(case: Case, groups: list[tuple[Seat, ...]]) -> Diagnosis:
         alternatives=(
             Alternative(
                 "link",
-                "they are of different groups, and the data of one do not get through",
+                "they are in different groups, and the data of one does not get through",
                 0.4 if passing else 0.1,
             ),
         ),
@@ -260,16 +261,16 @@ def _different(case: Case, groups: list[tuple[Seat, ...]]) -> Diagnosis:
     )
 
 
-def _same(case: Case, group: tuple[Seat, ...]) -> Diagnosis:
+def _same(case: Case, group: tuple[RankState, ...]) -> Diagnosis:
     place = group[0].place
     where = place.where if place else ""
     longer = look_longer(case)
     return Diagnosis(
-        sentence=f"all {count(len(group))} that can be read wait in {where}, nothing moves, and "
-        "nothing that was looked at says why",
+        sentence=f"all {count(len(group))} that can be read wait in {where}, no data moves, and "
+        "nothing that was read shows why",
         advice=("look longer first: one step may take more time than that; " * bool(longer))
         + "measure the paths between these nodes; start the next run under preflight watch, "
-        "whose flight recorder tells whose call differs",
+        "whose flight recorder shows which call differs",
         line=line_of(group),
         alternatives=(*(_BETWEEN_RANKS if case.world > 1 else ()), _long_steps(case)),
         next=longer or "pytest --preflight",
@@ -277,15 +278,15 @@ def _same(case: Case, group: tuple[Seat, ...]) -> Diagnosis:
 
 
 def look_longer(case: Case) -> str:
-    """The command that looks as long as can be; nothing where this look was that long."""
+    """The command for the longest look; empty if this look was that long."""
     return f"preflight diagnose --look-s={_LONGEST_S}" if _looked_s(case) < _LONGEST_S else ""
 
 
 def _long_steps(case: Case) -> Alternative:
-    told = f"it goes on, and no step ended within the {_looked_s(case):g} s of this look"
+    sentence = f"it progresses, and no step ended within the {_looked_s(case):g} s of this look"
     sure = 0.2 if look_longer(case) else 0.1
-    return Alternative("progresses", told, sure)
+    return Alternative("progresses", sentence, sure)
 
 
 def _looked_s(case: Case) -> float:
-    return round(max((one.look.look_s for one in case.seats), default=0.0), 1)
+    return round(max((one.look.look_s for one in case.members), default=0.0), 1)

@@ -1,4 +1,4 @@
-"""Ranks that cannot answer: stopped, dead, killed for memory, or on a node that is silent."""
+"""Ranks that cannot go on: stopped, dead, killed for memory, or on a node without an answer."""
 
 from __future__ import annotations
 
@@ -7,50 +7,59 @@ from typing import TYPE_CHECKING
 
 from preflight.core.statistics import grouped
 from preflight.hang.answer_text import Alternative
-from preflight.hang.diagnose.model import Diagnosis, count, line_of, named, rank_names, ranks, verb
+from preflight.hang.diagnose.model import (
+    Diagnosis,
+    count,
+    describe_ranks,
+    line_of,
+    rank_names,
+    ranks,
+    verb,
+)
 
 if TYPE_CHECKING:
     from preflight.facts.job import NodeLook
     from preflight.hang.diagnose.job_ranks import Case
-    from preflight.hang.diagnose.model import Seat
+    from preflight.hang.diagnose.model import RankState
 
 _KILLED = re.compile(r"[Kk]illed process (\d+) ?\(([^)]{0,40})\)")
 _LOGIN = re.compile(r"permission|denied|host key|authentic|password|not allowed|refused the login")
 
 
 def over(case: Case) -> Diagnosis | None:
-    """A job whose ranks were all there, and have all ended while they were looked at."""
-    left = [one for one in case.seats if one.look.state not in ("gone", "zombie")]
-    gone = [one for one in case.seats if one.look.state == "gone"]
+    """All ranks of the job ended during the look."""
+    left = [one for one in case.members if one.look.state not in ("gone", "zombie")]
+    gone = [one for one in case.members if one.look.state == "gone"]
     if left or not gone or case.silent or case.absent:
         return None
     return Diagnosis(
         category="no_job",
-        sentence=f"the job ended while it was looked at: {count(len(case.seats))} "
-        f"{verb(len(case.seats), 'is', 'are')} gone",
-        advice="see what its launcher and its log say of how it ended",
+        sentence=f"the job ended during the look: {count(len(case.members))} "
+        f"{verb(len(case.members), 'is', 'are')} gone",
+        advice="read in its launcher's output and its log how it ended",
         confidence=0.9,
         next="preflight explain LOG",
     )
 
 
 def stopped(case: Case) -> Diagnosis | None:
-    """A rank that a signal or a debugger holds: everybody waits for it, whatever its stack says."""
-    held = tuple(one for one in case.seats if one.look.state in ("stopped", "traced"))
-    if not held:
+    """A signal or a debugger stops a rank: all others wait for it, whatever its stack shows."""
+    stopped_ranks = tuple(one for one in case.members if one.look.state in ("stopped", "traced"))
+    if not stopped_ranks:
         return None
-    traced = all(one.look.state == "traced" for one in held)
+    traced = all(one.look.state == "traced" for one in stopped_ranks)
     word = "held by a debugger or tracer" if traced else "stopped by a signal (state T)"
-    pids = ", ".join(str(one.look.pid) for one in held[:8])
-    place = next((one.place for one in held if one.place and one.place.user), None)
+    pids = ", ".join(str(one.look.pid) for one in stopped_ranks[:8])
+    place = next((one.place for one in stopped_ranks if one.place and one.place.user), None)
     return Diagnosis(
         category="stopped_rank",
-        culprits=rank_names(held),
-        sentence=f"{named(held)} {verb(len(held), 'is', 'are')} {word}{_meanwhile(case, held)}",
+        culprits=rank_names(stopped_ranks),
+        sentence=f"{describe_ranks(stopped_ranks)} {verb(len(stopped_ranks), 'is', 'are')} {word}"
+        f"{_meanwhile(case, stopped_ranks)}",
         advice=f"detach the tracer of pid {pids}"
         if traced
-        else f"let it go on: kill -CONT {pids.replace(',', '')}; ask who stopped it",
-        line=line_of(held),
+        else f"continue it: kill -CONT {pids.replace(',', '')}; find out who stopped it",
+        line=line_of(stopped_ranks),
         evidence=(f"pid {pids}: state {'t' if traced else 'T'} of /proc/PID/stat",)
         + ((f"it stands in {place.where}",) if place else ()),
         confidence=0.8 if traced else 0.95,
@@ -58,49 +67,50 @@ def stopped(case: Case) -> Diagnosis | None:
 
 
 def dead(case: Case) -> Diagnosis | None:
-    """A rank whose process has ended while others still wait for it."""
-    corpses = tuple(one for one in case.seats if one.look.state in ("zombie", "gone"))
+    """A rank's process has ended while others still wait for it."""
+    dead_ranks = tuple(one for one in case.members if one.look.state in ("zombie", "gone"))
     gone = (*case.gone, *_of_bare_nodes(case))
-    numbers = [one.rank for one in corpses] + [rank for rank, _ in gone]
+    numbers = [one.rank for one in dead_ranks] + [rank for rank, _ in gone]
     if not numbers:
         return _worker_killed(case)
-    nodes = list(dict.fromkeys([*(one.node for one in corpses), *(n for _, n in gone if n)]))
-    alive = [one for one in case.read if one.look.state not in ("zombie", "gone")]
-    if not alive and not case.unread:
+    nodes = list(dict.fromkeys([*(one.node for one in dead_ranks), *(n for _, n in gone if n)]))
+    alive = [one for one in case.readable if one.look.state not in ("zombie", "gone")]
+    if not alive and not case.unreadable:
         return None
-    who = f"{ranks(numbers)} ({', '.join(nodes[:4]) or 'on no node that was looked at'})"
-    killed = _killed(case, nodes, {one.look.pid for one in corpses})
+    ranks_and_nodes = f"{ranks(numbers)} ({', '.join(nodes[:4]) or 'not on these nodes'})"
+    killed = _killed(case, nodes, {one.look.pid for one in dead_ranks})
     if killed:
         return Diagnosis(
             category="out_of_memory",
             culprits=_ranks_and_nodes(numbers, nodes),
-            sentence=f"{who} {verb(len(numbers), 'was', 'were')} killed: out of memory"
-            f"{_meanwhile(case, corpses)}",
-            advice="give the job more host memory, or load fewer data per rank; start it again",
+            sentence=f"{ranks_and_nodes} {verb(len(numbers), 'was', 'were')} killed: out of memory"
+            f"{_meanwhile(case, dead_ranks)}",
+            advice="give the job more host memory, or load less data per rank; start it again",
             evidence=killed,
             confidence=0.85,
             next=f"preflight explain LOG; pytest --preflight --preflight-nodes={nodes[0]}",
         )
-    state = "dead and not yet collected (zombie)" if corpses and not gone else "gone"
+    state = "dead and not yet reaped (zombie)" if dead_ranks and not gone else "gone"
     waits = f"; {', '.join(case.launchers)} still waits for the others" * bool(case.launchers)
     return Diagnosis(
         category="dead_rank",
         culprits=_ranks_and_nodes(numbers, _bare(case)),
-        sentence=f"{who} {verb(len(numbers), 'is', 'are')} {state}{_meanwhile(case, corpses)}",
-        advice="read its own log: an error ended it, or it ran out of data before the others did "
+        sentence=f"{ranks_and_nodes} {verb(len(numbers), 'is', 'are')} {state}"
+        f"{_meanwhile(case, dead_ranks)}",
+        advice="read its log: an error ended it, or it ran out of data before the others did "
         "(drop_last=True, or join()); then start the job again",
-        evidence=tuple(f"rank {one.rank}: pid {one.look.pid} is a zombie" for one in corpses[:4])
+        evidence=tuple(f"rank {one.rank}: pid {one.look.pid} is a zombie" for one in dead_ranks[:4])
         + tuple(
             f"rank {rank}: no such process on {node or 'any node'}{waits}"
             for rank, node in gone[:4]
         ),
-        confidence=0.9 if corpses else 0.85 if case.gone else 0.7 if nodes else 0.4,
+        confidence=0.9 if dead_ranks else 0.85 if case.gone else 0.7 if nodes else 0.4,
         next="preflight explain LOG",
     )
 
 
 def silent(case: Case) -> Diagnosis | None:
-    """Nodes that do not answer, where the ranks that are not seen must be."""
+    """Nodes without an answer, on which the absent ranks must be."""
     lacking = case.silent
     if not lacking or not case.absent:
         return None
@@ -109,7 +119,7 @@ def silent(case: Case) -> Diagnosis | None:
     why = lacking[0].sentence or "no answer"
     absent = case.absent
     late = all(one.late for one in lacking)
-    doubted = f"the node is {'slow' if late else 'well and only we cannot reach it'}"
+    doubted = f"the node is {'slow' if late else 'healthy, and only this machine cannot reach it'}"
     return Diagnosis(
         category="node_unreachable",
         culprits=tuple(f"node {one.node}" for one in lacking),
@@ -124,16 +134,16 @@ def silent(case: Case) -> Diagnosis | None:
 
 
 def _bare(case: Case) -> list[str]:
-    """Nodes that answered and have no rank of the job, though ranks are missing."""
+    """Nodes that answered and show no rank of the job, although ranks are absent."""
     if not case.absent or case.silent:
         return []
-    manned = {one.node for one in case.seats}
+    populated = {one.node for one in case.members}
     looks = case.state.looks.items()
-    return [node for node, look in looks if node not in manned and not look.hidden]
+    return [node for node, look in looks if node not in populated and not look.hidden]
 
 
 def _of_bare_nodes(case: Case) -> list[tuple[int, str]]:
-    """Ranks that no node shows, while others wait for them, and their node if only one has none."""
+    """Ranks that no node shows while others wait; their node if only one has no rank."""
     bare = _bare(case)
     if not bare or not case.waiting or any(one.went_on for one in case.waiting):
         return []
@@ -141,7 +151,7 @@ def _of_bare_nodes(case: Case) -> list[tuple[int, str]]:
 
 
 def _worker_killed(case: Case) -> Diagnosis | None:
-    """A loader's worker that was killed leaves its rank waiting for a batch."""
+    """A killed DataLoader worker leaves its rank waiting for a batch."""
     loading = tuple(one for one in case.elsewhere if one.kind == "data")
     if not loading or not case.stuck:
         return None
@@ -152,8 +162,8 @@ def _worker_killed(case: Case) -> Diagnosis | None:
     return Diagnosis(
         category="out_of_memory",
         culprits=_ranks_and_nodes([one.rank for one in loading], nodes),
-        sentence=f"{named(loading)} {verb(len(loading), 'waits', 'wait')} for DataLoader workers, "
-        f"and a process there was killed: out of memory{_meanwhile(case, loading)}",
+        sentence=f"{describe_ranks(loading)} {verb(len(loading), 'waits', 'wait')} for DataLoader "
+        f"workers, and a process there was killed: out of memory{_meanwhile(case, loading)}",
         advice="give the job more host memory, or fewer workers and less prefetch; start it again",
         line=line_of(loading),
         evidence=killed,
@@ -163,18 +173,18 @@ def _worker_killed(case: Case) -> Diagnosis | None:
 
 
 def _killed(case: Case, nodes: list[str], pids: set[int]) -> tuple[str, ...]:
-    """What tells of a kill for memory on these nodes since the job began."""
-    told = []
-    oldest = max((one.look.age_s for one in case.seats), default=0.0)
-    of_node = grouped((one.node, one.look.oom_kills) for one in case.seats)
+    """Evidence of a kill for memory on these nodes since the job began."""
+    proof = []
+    oldest = max((one.look.age_s for one in case.members), default=0.0)
+    of_node = grouped((one.node, one.look.oom_kills) for one in case.members)
     wanted = set(nodes)
     for node, look in case.state.looks.items():
         if node not in wanted:
             continue
-        told += [f"{node}: {line}" for line in _kills(look, oldest, pids)]
+        proof += [f"{node}: {line}" for line in _kills(look, oldest, pids)]
         if kills := max(of_node.get(node, ()), default=0):
-            told.append(f"{node}: {count(kills, 'kill')} in the job's memory cgroup")
-    return tuple(told[:6])
+            proof.append(f"{node}: {count(kills, 'kill')} in the job's memory cgroup")
+    return tuple(proof[:6])
 
 
 def _kills(look: NodeLook, age_s: float, pids: set[int]) -> list[str]:
@@ -189,10 +199,10 @@ def _kills(look: NodeLook, age_s: float, pids: set[int]) -> list[str]:
     return found
 
 
-def _meanwhile(case: Case, without: tuple[Seat, ...]) -> str:
-    """Append what the others do: ` while 31 ranks wait in all_reduce (train.py:41)`."""
-    others = {one.rank for one in without}
-    waiting = tuple(one for one in case.waiting if one.rank not in others)
+def _meanwhile(case: Case, without: tuple[RankState, ...]) -> str:
+    """What the others do: ` while 31 ranks wait in all_reduce (train.py:41)`."""
+    left_out = {one.rank for one in without}
+    waiting = tuple(one for one in case.waiting if one.rank not in left_out)
     if not waiting:
         return ""
     number = len(waiting)

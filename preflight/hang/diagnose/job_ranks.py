@@ -1,4 +1,4 @@
-"""One job at one moment: its ranks with node and place, who waits, and who is elsewhere."""
+"""One job at one moment: its ranks, which of them wait, and which are elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from msgspec.structs import replace
 
 from preflight.core.statistics import grouped
 from preflight.facts.job import Connection
-from preflight.hang.diagnose.model import IDLE, JobState, NodeState, Seat, Standing, doing
+from preflight.hang.diagnose.model import (
+    IDLE,
+    JobState,
+    NodeState,
+    PlaceRow,
+    RankState,
+    describe_activity,
+)
 from preflight.hang.diagnose.places import (
     CODE,
     LOCKED,
@@ -35,7 +42,7 @@ if TYPE_CHECKING:
 
 _MAPPED = "::ffff:"
 _RAS = "28028"
-"""The port of NCCL's own roll call (NCCL_RAS_ADDR), which speaks at any time."""
+"""The port of NCCL's RAS service (NCCL_RAS_ADDR), which sends data at any time."""
 
 
 class Wire(Struct, frozen=True, kw_only=True):
@@ -44,21 +51,21 @@ class Wire(Struct, frozen=True, kw_only=True):
     rank: int
     node: str
     peer_rank: int | None
-    """None where the other end is on a node that was not looked at."""
+    """None if the other end is on a node without a look."""
     peer_node: str
-    """Its address, where its node is not known."""
+    """Its address, if its node is unknown."""
     end: Connection
 
     @property
     def stuck(self) -> bool:
-        """Whether its kernel sends again what the other end does not acknowledge."""
+        """Whether its kernel retransmits, because the other end does not acknowledge."""
         return self.end.unacked > 0 and (self.end.retries > 0 or self.end.resent > 0)
 
 
 def wires_of(ranks: Iterable[tuple[int, str, RankLook]], *, complete: bool) -> tuple[Wire, ...]:
-    """Keep the connections between ranks, leave out the store's and strangers'.
+    """The connections between ranks, without those of the store and of other processes.
 
-    `complete`: every rank was seen, so that an end which is nobody's is no rank's.
+    `complete`: every rank was seen, so that an end without a known rank belongs to no rank.
     """
     every = [(*one, end) for one in ranks for end in one[2].connections]
     owners = {(_end(end.local), _end(end.peer)): (rank, node) for rank, node, _, end in every}
@@ -93,79 +100,79 @@ def _loopback(address: str) -> bool:
 
 
 _USED_MIB, _UUID = 2048, 4
-"""What torch takes of a GPU that it uses; of a CPU job on a node with GPUs none is told."""
+"""MiB that torch takes on a GPU it uses: a CPU job on a node with GPUs gets none assigned."""
 
 
 _LIVELY = 5
-"""A main thread that waits in a collective gives up the CPU once, not so often in some seconds."""
+"""Context switches: a main thread that waits in a collective makes one, not this many."""
 _FLOW = 1 << 20
-"""Bytes a second: what a training step moves, and a heartbeat does not."""
+"""Bytes per second: a training step moves this much, a heartbeat does not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """The job, as far as it could be seen, sorted for the judges."""
+    """The visible state of the job, sorted for the judges."""
 
     state: JobState
     world: int
-    seats: tuple[Seat, ...]
+    members: tuple[RankState, ...]
     """By rank."""
     gone: tuple[tuple[int, str], ...] = ()
-    """Ranks that their own node says it lacks, with that node."""
+    """(rank, node): ranks whose process their node no longer has."""
     absent: tuple[int, ...] = ()
-    """Further ranks that no node showed."""
+    """Other ranks that no node shows."""
     silent: tuple[NodeState, ...] = ()
     """Nodes without an answer."""
     wires: tuple[Wire, ...] = ()
     """Connections between ranks."""
-    nameless: bool = False
-    """Nobody gave its processes ranks: their pids stand for them."""
+    without_ranks: bool = False
+    """The processes have no ranks: their pids replace them."""
     launchers: tuple[str, ...] = ()
-    """Kinds of what started the ranks and still waits for them."""
+    """Kinds of launchers that still wait for the ranks."""
 
     @cached_property
     def looks(self) -> dict[str, NodeLook]:
-        """What those nodes showed that have ranks of the job."""
-        ours = {one.node for one in self.seats}
+        """The looks of the nodes with ranks of the job."""
+        ours = {one.node for one in self.members}
         return {node: look for node, look in self.state.looks.items() if node in ours}
 
     @cached_property
-    def read(self) -> tuple[Seat, ...]:
-        """Ranks whose place is known."""
-        return tuple(one for one in self.seats if one.place is not None)
+    def readable(self) -> tuple[RankState, ...]:
+        """Ranks with a known place."""
+        return tuple(one for one in self.members if one.place is not None)
 
     @cached_property
-    def unread(self) -> tuple[Seat, ...]:
-        """Ranks that are there, and show no stack."""
-        return tuple(one for one in self.seats if one.place is None and one.look.state != "disk")
+    def unreadable(self) -> tuple[RankState, ...]:
+        """Ranks that exist but show no stack."""
+        return tuple(one for one in self.members if one.place is None and one.look.state != "disk")
 
     @cached_property
-    def held(self) -> tuple[Seat, ...]:
-        """Ranks that hang in the kernel, so that not even their stack can be read."""
-        return tuple(one for one in self.seats if one.place is None and one.look.state == "disk")
+    def in_kernel(self) -> tuple[RankState, ...]:
+        """Ranks that hang in the kernel, where no stack can be read."""
+        return tuple(one for one in self.members if one.place is None and one.look.state == "disk")
 
     @cached_property
-    def ended(self) -> tuple[Seat, ...]:
-        """Ranks that have left their work and take the group down, or are in their exit."""
-        return tuple(one for one in self.read if one.kind == "end")
+    def ended(self) -> tuple[RankState, ...]:
+        """Ranks that have finished: they destroy the group or exit."""
+        return tuple(one for one in self.readable if one.kind == "end")
 
     @cached_property
-    def waiting(self) -> tuple[Seat, ...]:
-        """Ranks that wait for other ranks or their GPU, and most of the ranks at one still line."""
-        plain = [one for one in self.read if one.waits and one.kind != "end"]
+    def waiting(self) -> tuple[RankState, ...]:
+        """Ranks that wait for other ranks or their GPU, or are in the majority at one line."""
+        plain = [one for one in self.readable if one.waits and one.kind != "end"]
         line = self._same_line() if len(plain) * 2 < self.world else []
         ranks = {one.rank for one in (*plain, *line)}
-        return tuple(one for one in self.read if one.rank in ranks)
+        return tuple(one for one in self.readable if one.rank in ranks)
 
-    def _same_line(self) -> list[Seat]:
-        """Most of the ranks stand still at one line of the user's: they wait there.
+    def _same_line(self) -> list[RankState]:
+        """The majority of ranks, if they stand still at one line of the user's code: they wait.
 
-        A collective that was begun before is waited for in C++ (`work.wait()`, `loss.item()`): in a
-        lock or a poll, and not in a file's lock, a pipe or a sleep.
+        The wait for an earlier collective is in C++ (`work.wait()`, `loss.item()`): in a lock or a
+        poll, and not in a file's lock, a pipe or a sleep.
         """
         still = [
             one
-            for one in self.read
+            for one in self.readable
             if one.place
             and one.place.kind == CODE
             and one.steady
@@ -180,31 +187,31 @@ class Case:
         return [one for one in still if one.place and one.place.key == spot]
 
     @cached_property
-    def elsewhere(self) -> tuple[Seat, ...]:
-        """Ranks that do something of their own."""
+    def elsewhere(self) -> tuple[RankState, ...]:
+        """Ranks that do something else than wait or finish."""
         apart = {one.rank for one in (*self.waiting, *self.ended)}
-        return (*(one for one in self.read if one.rank not in apart), *self.held)
+        return (*(one for one in self.readable if one.rank not in apart), *self.in_kernel)
 
     @cached_property
-    def moving(self) -> tuple[Seat, ...]:
-        """Ranks that went on between the looks, or compute."""
-        return tuple(one for one in self.seats if moved(one))
+    def moving(self) -> tuple[RankState, ...]:
+        """Ranks that moved on between the looks, or compute."""
+        return tuple(one for one in self.members if moved(one))
 
     @cached_property
-    def stuck(self) -> tuple[Seat, ...]:
-        """Ranks that wait, and were seen to wait for the same in all looks; nobody if some go on.
+    def stuck(self) -> tuple[RankState, ...]:
+        """Ranks that wait in the same place in all looks; none if some move on.
 
-        A rank of a healthy job may be met twice in one place; not all of those that wait.
+        In a healthy job two looks may find one rank in the same place, but not all that wait.
         """
         if self._flows() or any(moved(one) for one in self.waiting):
             return ()
-        if any(one.came_through for one in self.read):
+        if any(one.came_through for one in self.readable):
             return ()
         return tuple(one for one in self.waiting if one.steady)
 
     def _flows(self) -> bool:
-        """Most of the job's nodes move data through their RDMA ports: no rank's kernel tells."""
-        spans = {one.node: one.look.look_s for one in self.seats}
+        """Whether most of the job's nodes move data through RDMA ports, which no socket shows."""
+        spans = {one.node: one.look.look_s for one in self.members}
         moved_bytes = [
             max((p.received for p in look.ports or () if "/" in p.name), default=0)
             / max(spans[node], 0.1)
@@ -214,86 +221,86 @@ class Case:
 
     @cached_property
     def quiet_s(self) -> float | None:
-        """Since data last came between ranks; None where they meet by other ways than TCP."""
-        if any(one.look.gpus for one in self.seats):
+        """Seconds since data last passed between ranks; None if they do not use TCP."""
+        if any(one.look.gpus for one in self.members):
             return None
-        told = [wire.end.quiet_s for wire in self.wires if wire.end.quiet_s is not None]
-        return min(told, default=None)
+        silences_s = [wire.end.quiet_s for wire in self.wires if wire.end.quiet_s is not None]
+        return min(silences_s, default=None)
 
     @cached_property
-    def standings(self) -> tuple[Standing, ...]:
-        """Who stands where; the most first."""
+    def standings(self) -> tuple[PlaceRow, ...]:
+        """The ranks in each place, most ranks first."""
         rows: dict[tuple[str, str], list[int]] = {}
-        for seat in self.seats:
-            rows.setdefault(_row(seat), []).append(seat.rank)
+        for member in self.members:
+            rows.setdefault(_row(member), []).append(member.rank)
         ordered = sorted(rows.items(), key=lambda item: (-len(item[1]), item[1]))
         return tuple(
-            Standing(ranks=tuple(ranks), where=where, what=what) for (where, what), ranks in ordered
+            PlaceRow(ranks=tuple(ranks), where=where, what=what) for (where, what), ranks in ordered
         )
 
-    def spots(self, seats: tuple[Seat, ...]) -> list[tuple[Seat, ...]]:
-        """Ranks by what they wait in; the most first."""
-        groups: dict[object, list[Seat]] = {}
-        for seat in seats:
-            groups.setdefault(seat.place.key if seat.place else None, []).append(seat)
+    def spots(self, members: tuple[RankState, ...]) -> list[tuple[RankState, ...]]:
+        """Ranks grouped by place, most ranks first."""
+        groups: dict[object, list[RankState]] = {}
+        for member in members:
+            groups.setdefault(member.place.key if member.place else None, []).append(member)
         ordered = sorted(groups.values(), key=lambda group: (-len(group), group[0].rank))
         return [tuple(group) for group in ordered]
 
-    def meeting(self, seats: tuple[Seat, ...]) -> str:
-        """` in all_reduce (train.py:41)` where all of them stand in one place, else nothing."""
-        groups = self.spots(seats)
+    def meeting(self, members: tuple[RankState, ...]) -> str:
+        """` in all_reduce (train.py:41)` if all of them are in one place, otherwise empty."""
+        groups = self.spots(members)
         place = groups[0][0].place
         return f" in {place.where}" if place and len(groups) == 1 else ""
 
 
-def moved(seat: Seat) -> bool:
-    """Whether it went on: other lines, bytes from other ranks, or turns of work while it waited."""
-    if seat.place is None:
-        return bool(seat.fed)
-    if seat.waits:
-        turns = seat.place.kind in OTHERS and seat.cpu > IDLE and seat.look.switches > _LIVELY
-        return seat.went_on or turns
-    return seat.went_on or seat.computes
+def moved(member: RankState) -> bool:
+    """Whether it moved on: other lines, bytes from other ranks, or work while it waited."""
+    if member.place is None:
+        return bool(member.fed)
+    if member.waits:
+        turns = member.place.kind in OTHERS and member.cpu > IDLE and member.look.switches > _LIVELY
+        return member.went_on or turns
+    return member.went_on or member.computes
 
 
-def _row(seat: Seat) -> tuple[str, str]:
+def _row(member: RankState) -> tuple[str, str]:
     states = {
         "stopped": "is stopped",
         "traced": "is held by a debugger",
         "zombie": "is dead",
         "gone": "is gone",
     }
-    what = states.get(seat.look.state, "")
-    if seat.place is None and seat.look.state == "disk":
-        return seat.look.wait_channel or "disk", doing(seat)
-    if seat.place is None:
-        return seat.look.wait_channel or seat.look.state, what or "no stack"
+    what = states.get(member.look.state, "")
+    if member.place is None and member.look.state == "disk":
+        return member.look.wait_channel or "disk", describe_activity(member)
+    if member.place is None:
+        return member.look.wait_channel or member.look.state, what or "no stack"
     if what:
-        return seat.place.where, what
-    return seat.place.where, doing(seat)
+        return member.place.where, what
+    return member.place.where, describe_activity(member)
 
 
 def jobs_of(state: JobState) -> tuple[str, ...]:
-    """The jobs that were seen, the largest first."""
+    """The names of the jobs, largest first."""
     counts = Counter(one.job for look in state.looks.values() for one in look.ranks)
     return tuple(sorted(counts, key=lambda job: (-counts[job], job)))
 
 
 def case_of(state: JobState, job: str) -> Case:
-    """Gather one job's ranks from all nodes."""
-    seats = _seats(state, job)
-    nameless = not seats
-    if nameless:
-        seats = _by_pid(state, job)
-    looks = [one.look for one in seats.values()]
-    sizes = [*(one.world_size or 0 for one in looks), *(rank + 1 for rank in seats)]
-    world = len(seats) if nameless else max(sizes, default=0)
-    gone = [] if nameless else _gone(state, seats)
+    """Collect one job's ranks from all nodes."""
+    members = _rank_states(state, job)
+    without_ranks = not members
+    if without_ranks:
+        members = _by_pid(state, job)
+    looks = [one.look for one in members.values()]
+    sizes = [*(one.world_size or 0 for one in looks), *(rank + 1 for rank in members)]
+    world = len(members) if without_ranks else max(sizes, default=0)
+    gone = [] if without_ranks else _gone(state, members)
     named = {rank for rank, _ in gone}
-    absent = tuple(r for r in range(world) if r not in seats and r not in named)
-    absent = () if nameless else absent
-    wires = wires_of(((s.rank, s.node, s.look) for s in seats.values()), complete=not absent)
-    natives = _natives(seats.values())
+    absent = tuple(r for r in range(world) if r not in members and r not in named)
+    absent = () if without_ranks else absent
+    wires = wires_of(((s.rank, s.node, s.look) for s in members.values()), complete=not absent)
+    natives = _natives(members.values())
     launchers = [one for look in state.looks.values() for one in look.launchers]
     fed = Counter[int]()
     for wire in wires:
@@ -301,46 +308,46 @@ def case_of(state: JobState, job: str) -> Case:
     return Case(
         state=state,
         world=world,
-        seats=tuple(
+        members=tuple(
             replace(one, fed=fed[one.rank], place=_with_native(one, natives))
-            for _, one in sorted(seats.items())
+            for _, one in sorted(members.items())
         ),
         gone=tuple(sorted(gone)),
         absent=absent,
-        nameless=nameless,
+        without_ranks=without_ranks,
         wires=wires,
         silent=tuple(node for node in state.nodes if node.look is None),
         launchers=tuple(sorted({one.kind for one in launchers if one.job in (job, "")})),
     )
 
 
-def _seats(state: JobState, job: str) -> dict[int, Seat]:
-    seats: dict[int, Seat] = {}
+def _rank_states(state: JobState, job: str) -> dict[int, RankState]:
+    members: dict[int, RankState] = {}
     children = _children(state)
     for node in state.nodes:
         if node.look is None:
             continue
         for look in _main_ones(one for one in node.look.ranks if one.job == job):
             if look.rank is not None:
-                old = seats.get(look.rank)
-                if old is None or _rather(look, old.look, children):
-                    seats[look.rank] = _seat(look, node)
-    return seats
+                old = members.get(look.rank)
+                if old is None or _preferred(look, old.look, children):
+                    members[look.rank] = _rank_state(look, node)
+    return members
 
 
-def _by_pid(state: JobState, job: str) -> dict[int, Seat]:
-    """Processes that nobody gave a rank (`torch.multiprocessing.spawn`), on one node."""
+def _by_pid(state: JobState, job: str) -> dict[int, RankState]:
+    """Processes without a rank variable (`torch.multiprocessing.spawn`), on one node."""
     nodes = [one for one in state.nodes if one.look and any(r.job == job for r in one.look.ranks)]
     if len(nodes) != 1 or nodes[0].look is None:
         return {}
     looks = [one for one in nodes[0].look.ranks if one.job == job and not _is_worker(one)]
-    return {one.pid: _seat(one, nodes[0]) for one in looks}
+    return {one.pid: _rank_state(one, nodes[0]) for one in looks}
 
 
-def _rather(new: RankLook, old: RankLook, children: frozenset[int]) -> bool:
-    """Of two that claim one rank: the newest start, what a launcher started, the older process.
+def _preferred(new: RankLook, old: RankLook, children: frozenset[int]) -> bool:
+    """Prefer one of two processes with the same rank: newest restart, launcher's child, older one.
 
-    What a rank started has its environment, and may outlive it.
+    A rank's child inherits its environment, and may outlive it.
     """
 
     def order(one: RankLook) -> tuple[int, bool, float]:
@@ -355,23 +362,23 @@ def _children(state: JobState) -> frozenset[int]:
 
 
 def _main_ones(looks: Iterable[RankLook]) -> list[RankLook]:
-    """Leave out a rank's own children, which have its environment: loader workers, compilers."""
+    """Leave out children of ranks, which inherit the environment: loader workers, compilers."""
     every = [one for one in looks if not _is_worker(one)]
     ranks = {(one.pid, one.rank) for one in every}
     return [one for one in every if (one.parent, one.rank) not in ranks]
 
 
 def _is_worker(look: RankLook) -> bool:
-    """A loader's worker whose rank has died stands in for nobody."""
+    """Whether it is a DataLoader worker: one whose rank has died is not that rank."""
     frames = main_frames(look.stacks) or main_frames(look.later)
     return any(frame.function == "_worker_loop" for frame in frames)
 
 
-def _seat(look: RankLook, node: NodeState) -> Seat:
+def _rank_state(look: RankLook, node: NodeState) -> RankState:
     first, later = place_of(look.stacks), place_of(look.later)
     if first is None and later is None:
         first = place_of(look.native)
-    return Seat(
+    return RankState(
         rank=look.pid if look.rank is None else look.rank,
         node=node.node,
         look=look,
@@ -382,24 +389,24 @@ def _seat(look: RankLook, node: NodeState) -> Seat:
     )
 
 
-def _natives(seats: Iterable[Seat]) -> dict[object, Native]:
-    """What C and C++ tell of a place: read of one rank, it holds for all that stand there."""
-    told: dict[object, Native] = {}
-    for seat in seats:
-        native = native_of(seat.look.native)
-        if seat.place is not None and native is not None:
-            told[seat.place.key] = native
-    return told
+def _natives(members: Iterable[RankState]) -> dict[object, Native]:
+    """C and C++ functions by place: those read of one rank hold for all in that place."""
+    by_place: dict[object, Native] = {}
+    for member in members:
+        native = native_of(member.look.native)
+        if member.place is not None and native is not None:
+            by_place[member.place.key] = native
+    return by_place
 
 
-def _with_native(seat: Seat, natives: dict[object, Native]) -> Place | None:
-    if seat.place is None or (seat.cpu >= IDLE and not seat.look.gpus):
-        return seat.place
-    return deeper(seat.place, natives.get(seat.place.key))
+def _with_native(member: RankState, natives: dict[object, Native]) -> Place | None:
+    if member.place is None or (member.cpu >= IDLE and not member.look.gpus):
+        return member.place
+    return deeper(member.place, natives.get(member.place.key))
 
 
 def _gpu(look: RankLook, node: NodeLook | None) -> GpuLook | None:
-    """The GPU that it has memory on; with several, or where none is told, the one of its place."""
+    """The GPU on which it has memory; if that is not exactly one, the GPU of its local rank."""
     if node is None or not node.gpus:
         return None
     owned = [one for one in node.gpus if one.uuid in look.gpus or look.pid in one.pids]
@@ -416,10 +423,10 @@ def _gpu(look: RankLook, node: NodeLook | None) -> GpuLook | None:
     return None
 
 
-def _gone(state: JobState, seats: dict[int, Seat]) -> list[tuple[int, str]]:
-    """Ranks between those of a node that answered, whose processes are not there any more."""
+def _gone(state: JobState, members: dict[int, RankState]) -> list[tuple[int, str]]:
+    """(rank, node) of processes that are missing on a node that answered."""
     found: list[tuple[int, str]] = []
-    looks = grouped((one.node, one.look) for one in seats.values())
+    looks = grouped((one.node, one.look) for one in members.values())
     for node in state.nodes:
         here = looks.get(node.node, [])
         placed = [(one.rank, one.local_rank) for one in here if one.local_rank is not None]
@@ -428,5 +435,5 @@ def _gone(state: JobState, seats: dict[int, Seat]) -> list[tuple[int, str]]:
         if node.look is None or len(bases) != 1 or node.look.hidden:
             continue
         base = bases.pop()
-        found += [(rank, node.node) for rank in range(base, base + size) if rank not in seats]
+        found += [(rank, node.node) for rank in range(base, base + size) if rank not in members]
     return found

@@ -1,4 +1,4 @@
-"""Whom a job waits for: from all ranks' places to one sentence; unknown rather than a guess."""
+"""Judges what a job waits for from its ranks' places; answers "unknown" rather than guess."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from preflight.hang.diagnose.job_ranks import Case, case_of, jobs_of
 from preflight.hang.diagnose.model import (
     Diagnosis,
     count,
-    doing,
-    folded,
+    describe,
+    describe_activity,
+    fold_ranks,
     line_of,
     lint_of,
-    named,
     ranks,
 )
 from preflight.hang.diagnose.odd_rank import advice_for
@@ -31,32 +31,31 @@ if TYPE_CHECKING:
 
 
 _NO_ANSWER = "no answer"
-_GRANT = "ask as the user whose job it is, or as root"
+_GRANT = "run this as the job's user or as root"
 
 
-def nothing(state: JobState) -> Diagnosis:
-    """No rank was seen: no job, or none that may be read, or no node that answers."""
+def diagnose_no_ranks(state: JobState) -> Diagnosis:
+    """No rank was found: no job, no permission to read it, or no node that answers."""
     silent = [node for node in state.nodes if node.look is None]
     looks = state.looks.values()
     hidden = sum(look.hidden for look in looks)
     launchers = sum(len(look.launchers) for look in looks)
     if launchers and not state.job:
-        told = _launchers_alone(launchers, hidden)
+        answer = _launchers_alone(launchers, hidden)
     elif silent and not looks:
-        told = _unanswered(silent)
+        answer = _unanswered(silent)
     else:
-        told = _no_job(state.job, len(looks), hidden, certain=not silent)
+        answer = _no_job(state.job, len(looks), hidden, certain=not silent)
     unseen = tuple(f"node {one.node}: {one.sentence or _NO_ANSWER}" for one in silent)
-    return replace(told, unseen=(*unseen, *told.unseen))
+    return replace(answer, unseen=(*unseen, *answer.unseen))
 
 
 def _launchers_alone(launchers: int, hidden: int) -> Diagnosis:
-    """Ranks are not there yet, or not any more, or are another user's."""
+    """A launcher has no visible ranks: not yet started, ended, or another user's."""
     if hidden:
         others = _others(hidden)
         return Diagnosis(
-            sentence=f"{count(launchers, 'launcher')}, and {others}: its ranks, as far as one can "
-            "tell",
+            sentence=f"{count(launchers, 'launcher')}, and {others}: these are probably its ranks",
             advice=_GRANT,
             next="sudo preflight diagnose",
             unseen=(others,),
@@ -64,27 +63,27 @@ def _launchers_alone(launchers: int, hidden: int) -> Diagnosis:
     return Diagnosis(
         sentence=f"{count(launchers, 'launcher')} but no rank: it has not started any yet, "
         "or they have ended",
-        advice="start the launch on every node; see that all name the same endpoint",
+        advice="start the launch on every node, with the same endpoint on all",
         confidence=0.3,
         next="preflight explain LOG",
     )
 
 
 def _unanswered(silent: list[NodeState]) -> Diagnosis:
-    """No node shows anything; what several have in common is the machine that asks."""
+    """No node answers; if there are several, the cause may be this machine."""
     first = silent[0]
     why = first.sentence or _NO_ANSWER
     if len(silent) > 1:
         return Diagnosis(
             sentence=f"none of {count(len(silent), 'node')} answers, the first: {why}",
-            advice="look at this machine first: its load, its way to the nodes, the login; then "
-            "ask again",
+            advice="check this machine first: its load, its network to the nodes, its login; then "
+            "try again",
             next="pytest --preflight -k reach",
         )
     if first.late:
         return Diagnosis(
-            sentence=f"{first.node} is there, and could not look in time: {why}",
-            advice="look at its load (uptime, top) and ask again; one process alone is read by: "
+            sentence=f"{first.node} was reached, but its answer did not come in time: {why}",
+            advice="check its load (uptime, top) and try again; to read one process alone: "
             "py-spy dump --nonblocking --pid N",
             next="preflight diagnose",
         )
@@ -110,51 +109,51 @@ def _no_job(job: str, nodes: int, hidden: int, *, certain: bool) -> Diagnosis:
 
 
 def _others(hidden: int) -> str:
-    return f"{count(hidden, 'process')} of other users may not be read"
+    return f"{count(hidden, 'process')} of other users cannot be read"
 
 
-def several(jobs: tuple[str, ...]) -> Diagnosis:
+def diagnose_several_jobs(jobs: tuple[str, ...]) -> Diagnosis:
     """Several jobs run on these nodes."""
     names = ", ".join(job or "(without a name)" for job in jobs[:6])
     return Diagnosis(
         sentence=f"{len(jobs)} jobs run on these nodes: {names}",
-        advice="say which one is meant with --job",
+        advice="choose one: --job=NAME",
     )
 
 
 def unknown(case: Case) -> Diagnosis:
-    """What was seen names nobody."""
-    if case.unread and not case.read:
+    """No judge found a culprit."""
+    if case.unreadable and not case.readable:
         return _unreadable(case)
-    if case.world == 1 and case.read:
+    if case.world == 1 and case.readable:
         return _alone(case)
-    if (shared := _together(case)) is not None:
+    if (shared := _waits_outside_job(case)) is not None:
         return shared
-    seen = f"{len(case.read)} of {case.world} ranks"
+    seen = f"{len(case.readable)} of {case.world} ranks"
     longer = all_wait.look_longer(case)
     let_read = "; let py-spy read all ranks, on all nodes"
     return Diagnosis(
-        sentence=f"{seen} show where they stand, and that names nobody",
+        sentence=f"{seen} show where they are, and that shows no culprit",
         advice=("look longer: a step may take more time than that" if longer else "look again")
-        + let_read * (len(case.read) < case.world),
+        + let_read * (len(case.readable) < case.world),
         next=longer or "preflight explain LOG",
     )
 
 
 def _unreadable(case: Case) -> Diagnosis:
-    why = case.unread[0].look.no_stacks or "no stack was read"
+    why = case.unreadable[0].look.no_stacks or "no stack was read"
     return Diagnosis(
-        sentence=f"none of {count(len(case.unread))} shows where it stands: {why}",
-        advice="let their stacks be read, then look again (docs/diagnose.md: Stacks, and py-spy)",
+        sentence=f"none of {count(len(case.unreadable))} shows where it is: {why}",
+        advice="make their stacks readable, then look again (docs/diagnose.md: Stacks, and py-spy)",
         next="sudo preflight diagnose" if "root" in why else "preflight diagnose",
     )
 
 
 def _alone(case: Case) -> Diagnosis:
-    """A job of one rank waits for no other: its line is all that there is to tell."""
-    one = case.read[0]
+    """A job of one rank waits for no other rank: only its line matters."""
+    one = case.readable[0]
     return Diagnosis(
-        sentence=f"{one.name} is alone in its job, and {doing(one)}",
+        sentence=f"{one.name} is alone in its job, and {describe_activity(one)}",
         advice="look at that line: it waits for no other rank",
         line=line_of((one,)),
         evidence=one.place.calls[:5] if one.place else (),
@@ -162,15 +161,14 @@ def _alone(case: Case) -> Diagnosis:
     )
 
 
-def _together(case: Case) -> Diagnosis | None:
-    """Most ranks wait at one line, and the kernel says for what: for none of them."""
-    largest = max(case.spots(case.read), key=len, default=())
+def _waits_outside_job(case: Case) -> Diagnosis | None:
+    """Most ranks wait at one line, and the kernel shows that they wait for no rank."""
+    largest = max(case.spots(case.readable), key=len, default=())
     waits = {channel_words(one.look.wait_channel) for one in largest}
     if len(largest) * 2 <= case.world or len(waits) != 1 or waits & {"", LOCKED, "sleeps"}:
         return None
     return Diagnosis(
-        sentence=f"{named(largest)} {doing(largest[0], len(largest))}: what they wait for is "
-        "outside of the job",
+        sentence=f"{describe(largest)}: what they wait for is outside the job",
         advice=advice_for(largest[0]),
         line=line_of(largest),
         next="pytest --preflight",
@@ -189,85 +187,87 @@ _JUDGES: tuple[Callable[[Case], Diagnosis | None], ...] = (
     odd_rank.judge_blind,
     all_wait.judge_places,
 )
-"""The first that knows answers: what is seen on a process stands before what follows from it."""
+"""The first with an answer decides: what a process shows comes before conclusions from it."""
 
 
 _BY_NAME = re.compile(r" --preflight-nodes=\S+")
 _PROBLEMS = 8
-"""So many different troubles of nodes are told."""
+"""At most this many different problems of nodes are listed."""
 
-_LOST: frozenset[Category] = frozenset({"node_unreachable", "dead_rank", "out_of_memory"})
-"""Categories of ranks that are not seen because they are not there."""
+_ABSENT_RANKS: frozenset[Category] = frozenset({"node_unreachable", "dead_rank", "out_of_memory"})
+"""Categories in which ranks are not seen because they do not exist."""
 
 
 def diagnose(state: JobState) -> Diagnosis:
-    """Name the ranks that a job waits for, their line, and how sure that is."""
+    """Name the ranks that a job waits for, their line, and the confidence."""
     jobs = jobs_of(state)
     wanted = (state.job,) if state.job else jobs
     if not any(job in jobs for job in wanted):
-        return nothing(state)
+        return diagnose_no_ranks(state)
     if len(wanted) > 1:
-        return several(jobs)
+        return diagnose_several_jobs(jobs)
     case = case_of(state, wanted[0])
     for judge in _JUDGES:
         found = judge(case)
         if found is not None:
-            return _finished(found, case)
-    return _finished(unknown(case), case)
+            return _completed(found, case)
+    return _completed(unknown(case), case)
 
 
-def _finished(told: Diagnosis, case: Case) -> Diagnosis:
-    """Add the table, and what could not be seen; less is sure where less was seen."""
-    unseen = _unseen(case, told.category)
-    hidden = len(case.unread) + len(case.absent)
-    share = hidden / max(1, case.world) if told.category not in _LOST else 0.0
-    answer = replace(
-        told,
-        confidence=round(told.confidence * (1 - share / 2), 2),
+def _completed(answer: Diagnosis, case: Case) -> Diagnosis:
+    """Add the table and what was not seen; lower the confidence if little was seen."""
+    unseen = _unseen(case, answer.category)
+    hidden = len(case.unreadable) + len(case.absent)
+    share = hidden / max(1, case.world) if answer.category not in _ABSENT_RANKS else 0.0
+    completed = replace(
+        answer,
+        confidence=round(answer.confidence * (1 - share / 2), 2),
         standings=case.standings,
         unseen=unseen,
-        next=_BY_NAME.sub("", told.next) if case.state.here else told.next,
+        next=_BY_NAME.sub("", answer.next) if case.state.here else answer.next,
     )
-    return _pids(answer) if case.nameless else answer
+    return _with_pids_for_ranks(completed) if case.without_ranks else completed
 
 
-def _pids(told: Diagnosis) -> Diagnosis:
-    """The same of processes without ranks: what stands for their rank is their pid."""
+def _with_pids_for_ranks(answer: Diagnosis) -> Diagnosis:
+    """Say "pid" instead of "rank" for processes without ranks."""
 
     def words(text: str) -> str:
         return re.sub(r"\brank(s?) (?=\d)", r"pid\1 ", text)
 
     return replace(
-        told,
-        sentence=words(told.sentence),
-        culprits=tuple(words(one) for one in told.culprits),
-        evidence=tuple(words(one) for one in told.evidence),
-        unseen=tuple(words(one) for one in told.unseen),
+        answer,
+        sentence=words(answer.sentence),
+        culprits=tuple(words(one) for one in answer.culprits),
+        evidence=tuple(words(one) for one in answer.evidence),
+        unseen=tuple(words(one) for one in answer.unseen),
     )
 
 
 def _unseen(case: Case, category: Category) -> tuple[str, ...]:
-    told = []
+    entries = []
     reasons: dict[str, list[int]] = {}
-    for seat in (*case.held, *case.unread):
-        if seat.look.state not in ("zombie", "gone"):
-            reasons.setdefault(seat.look.no_stacks or "no stack was read", []).append(seat.rank)
-    told += [f"{ranks(some)}: {why}" for why, some in reasons.items()]
-    told += [
+    for member in (*case.in_kernel, *case.unreadable):
+        if member.look.state not in ("zombie", "gone"):
+            reasons.setdefault(member.look.no_stacks or "no stack was read", []).append(member.rank)
+    entries += [f"{ranks(some)}: {why}" for why, some in reasons.items()]
+    entries += [
         f"node {node.node}: {node.sentence or 'no answer'}{f'; {node.advice}' * bool(node.advice)}"
         for node in case.silent
     ]
-    if case.absent and not case.silent and category not in _LOST:
-        told.append(f"{ranks(case.absent)}: on no node that was looked at; name all its nodes")
+    if case.absent and not case.silent and category not in _ABSENT_RANKS:
+        entries.append(f"{ranks(case.absent)}: not on these nodes; name all nodes of the job")
     for node, look in case.state.looks.items():
         if look.hidden:
-            several = count(look.hidden, "process")
-            told.append(f"node {node}: {several} of another user; ask as that user or as root")
-    return (*told, *_problems(case))
+            processes = count(look.hidden, "process")
+            entries.append(
+                f"node {node}: {processes} of another user; run this as that user or as root"
+            )
+    return (*entries, *_problems(case))
 
 
 def _problems(case: Case) -> list[str]:
-    """What the nodes themselves could not read: a driver that does not answer is told here."""
+    """What the nodes could not read themselves, such as a driver that does not answer."""
     nodes: dict[str, list[str]] = {}
     for node, look in case.state.looks.items():
         for problem in look.problems:
@@ -280,34 +280,34 @@ def _first(nodes: list[str]) -> str:
 
 
 _ROWS = 12
-"""Of the table; what else there is, is in --json."""
+"""Rows of the table; --json has all."""
 
 
-def lines(told: Diagnosis, width: int) -> list[str]:
-    """Everything of it, wrapped."""
-    table = [f"{folded(one.ranks)}  {one.what or one.where}" for one in told.standings]
+def lines(answer: Diagnosis, width: int) -> list[str]:
+    """The lines of the answer, wrapped."""
+    table = [f"{fold_ranks(one.ranks)}  {one.what or one.where}" for one in answer.standings]
     left = len(table) - _ROWS
     labelled = (
-        ("what", [told.sentence]),
-        ("who", [_who(told.culprits)]),
-        ("line", [told.line]),
-        ("do", [told.advice]),
-        ("next", [told.next]),
-        ("proof", told.evidence),
-        ("or", [one.words for one in told.alternatives]),
+        ("what", [answer.sentence]),
+        ("who", [_culprit_list(answer.culprits)]),
+        ("line", [answer.line]),
+        ("do", [answer.advice]),
+        ("next", [answer.next]),
+        ("proof", answer.evidence),
+        ("or", [one.words for one in answer.alternatives]),
         ("ranks", table[:_ROWS] + [f"and {left} more rows: --json"] * (left > 0)),
-        ("unseen", told.unseen),
+        ("unseen", answer.unseen),
     )
-    shown = rows(told.category, told.confidence, labelled, width)
+    shown = rows(answer.category, answer.confidence, labelled, width)
     return [_cut(line, width) for line in shown]
 
 
-def _who(culprits: tuple[str, ...]) -> str:
-    """Ranks folded, the rest as it is."""
+def _culprit_list(culprits: tuple[str, ...]) -> str:
+    """The culprits in one line, with their ranks folded."""
     ranks = {one: whole(one.removeprefix("rank ")) for one in culprits if one.startswith("rank ")}
     numbers = [number for number in ranks.values() if number is not None]
     words = [one for one in culprits if ranks.get(one) is None]
-    folded_ranks = [f"rank{'s' * (len(numbers) > 1)} {folded(numbers)}"] if numbers else []
+    folded_ranks = [f"rank{'s' * (len(numbers) > 1)} {fold_ranks(numbers)}"] if numbers else []
     return ", ".join([*folded_ranks, *words])
 
 

@@ -1,4 +1,4 @@
-"""What is asked of a job that hangs, and what is said of it in the end."""
+"""The state of a job that hangs, its ranks, and the diagnosis."""
 
 from __future__ import annotations
 
@@ -22,45 +22,45 @@ Category = Literal[
     "progresses", "straggler", "odd_rank", "desync", "link", "dead_rank", "stopped_rank",
     "out_of_memory", "node_unreachable", "no_job", "unknown",
 ]  # fmt: skip
-"""`odd_rank`: the others wait in a collective while it is elsewhere. `link`: all are in the same
-one and nothing moves. `straggler`: everything moves, at the pace of the slowest."""
+"""`odd_rank`: the others wait in a collective while one rank is elsewhere. `link`: all are in the
+same collective and no data moves. `straggler`: the job moves at the pace of its slowest rank."""
 
 
 class NodeState(Struct, frozen=True, kw_only=True):
-    """One node of the job: what it showed, or why it did not."""
+    """One node of the job: its look, or the reason why there is none."""
 
     node: str
     look: NodeLook | None = None
     sentence: str = ""
-    """Why there is no look: as the `reach.*` checks say it."""
+    """Why there is no look, in the words of the `reach.*` checks."""
     advice: str = ""
     late: bool = False
-    """It was reached, and what it was to show did not come in time: it is there, and slow."""
+    """The node was reached, but its look did not arrive in time: it is up and slow."""
 
 
 class JobState(Struct, frozen=True, kw_only=True):
-    """All that is known of one job at this moment."""
+    """The state of one job at one moment."""
 
     nodes: tuple[NodeState, ...]
     job: str = ""
-    """Which of several jobs on these nodes is meant; empty: the only one."""
+    """The name of the job, if these nodes run several; empty for the only one."""
     here: bool = False
-    """The only node is the machine that asks: no command needs its name."""
+    """The only node is this machine: no command needs its name."""
 
     @property
     def looks(self) -> dict[str, NodeLook]:
-        """What the nodes that answered showed, by node."""
+        """The looks of the nodes that answered, by node."""
         return {one.node: one.look for one in self.nodes if one.look is not None}
 
 
-class Standing(Struct, frozen=True, kw_only=True):
-    """Where a rank stands, in a row of the table: equal ones are folded by the report."""
+class PlaceRow(Struct, frozen=True, kw_only=True):
+    """A row of the table: where some ranks are. The report folds equal rows."""
 
     ranks: tuple[int, ...]
     where: str
     """`all_reduce (train.py:41)`, or the process state where there is no stack."""
     what: str = ""
-    """What it does: waits, computes, reads, is stopped."""
+    """What they do: wait, compute, read, are stopped."""
 
 
 class Diagnosis(Struct, frozen=True, kw_only=True):
@@ -72,43 +72,43 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     sentence: str
     advice: str
     line: str = ""
-    """The line of the user's code that matters: `/home/u/train.py:88 in evaluate`."""
+    """The user's line to look at: `/home/u/train.py:88 in evaluate`."""
     evidence: tuple[str, ...] = ()
     confidence: float = 0.0
     alternatives: tuple[Alternative, ...] = ()
-    standings: tuple[Standing, ...] = ()
+    standings: tuple[PlaceRow, ...] = ()
     next: str = ""
     """What to check next with preflight."""
     unseen: tuple[str, ...] = ()
-    """What could not be looked at, and what would let it be."""
+    """What could not be read, and how to make it readable."""
 
 
 BUSY = 0.5
-"""Of a core: a main thread that uses so much computes, or spins."""
+"""Share of a core: a main thread that uses this much computes or spins."""
 IDLE = 0.05
-"""Of a core: one that uses less waits for something."""
+"""Share of a core: a main thread that uses less waits for something."""
 
 
-class Seat(Struct, frozen=True, kw_only=True):
+class RankState(Struct, frozen=True, kw_only=True):
     """One rank of the job."""
 
     rank: int
     node: str
     look: RankLook
     gpu_look: GpuLook | None = None
-    """What the driver tells of its GPU."""
+    """Its GPU, as the driver reports it."""
     place: Place | None = None
     """At the last look."""
     before: Place | None = None
-    """At the first, where there were two."""
+    """At the first look, if there were two."""
     seen: tuple[tuple[Place, int], ...] = ()
-    """Of many quick looks between the two: where, and how often."""
+    """(place, times) of the quick looks between the two."""
     fed: int = 0
-    """Bytes that came from other ranks between the looks."""
+    """Bytes received from other ranks between the looks."""
 
     @property
     def kind(self) -> str:
-        """What it is at; empty where its place is not known."""
+        """The kind of its place; empty if unknown."""
         return self.place.kind if self.place else ""
 
     @property
@@ -118,7 +118,7 @@ class Seat(Struct, frozen=True, kw_only=True):
 
     @property
     def busy_percent(self) -> int | None:
-        """Of the time that its GPU was busy."""
+        """Percent of the time that its GPU was busy."""
         return self.gpu_look.busy_percent if self.gpu_look else None
 
     @property
@@ -128,12 +128,12 @@ class Seat(Struct, frozen=True, kw_only=True):
 
     @property
     def cpu(self) -> float:
-        """Of a core, what its main thread used."""
+        """Share of a core that its main thread used."""
         return self.look.main_cpu_s / self.look.look_s if self.look.look_s > 0 else 0.0
 
     @property
     def waits(self) -> bool:
-        """Whether it stands where others are waited for: other ranks, or its own GPU."""
+        """Whether it waits for other ranks or for its GPU."""
         place = self.place
         if place is None or self.look.state == "disk":
             return False
@@ -143,7 +143,7 @@ class Seat(Struct, frozen=True, kw_only=True):
 
     @property
     def steady(self) -> bool:
-        """Two looks or more saw it in one place only, and nothing came in meanwhile."""
+        """Whether two or more looks saw it in one place, and it received no data between them."""
         if self.place is None or self.fed or (self.before is None and not self.seen):
             return False
         others = {one.key for one, _ in self.seen} | {(self.before or self.place).key}
@@ -151,7 +151,7 @@ class Seat(Struct, frozen=True, kw_only=True):
 
     @property
     def went_on(self) -> bool:
-        """It was seen in another place meanwhile, or other ranks' data came in."""
+        """Whether it changed its place or received data from other ranks."""
         if self.place is None:
             return False
         before = {one.key for one, _ in self.seen} | {(self.before or self.place).key}
@@ -159,21 +159,21 @@ class Seat(Struct, frozen=True, kw_only=True):
 
     @property
     def came_through(self) -> bool:
-        """It was met in a collective, and later elsewhere: what it waited for has come."""
+        """Whether it was first in a collective and later elsewhere: the collective finished."""
         if self.place is None or self.before is None:
             return False
         return self.before.kind in OTHERS and self.before.key != self.place.key
 
     @property
     def computes(self) -> bool:
-        """It works by itself: not a GPU's program that spins until its GPU is done."""
+        """Whether it computes on the CPU, rather than spin until its GPU is done."""
         return self.cpu >= BUSY and not self.look.gpus
 
 
 _FEW = 3
 
 
-def folded(ranks: Iterable[int]) -> str:
+def fold_ranks(ranks: Iterable[int]) -> str:
     """`0-15,18-31`."""
     return str(clustershell("RangeSet").RangeSet(",".join(map(str, ranks)) or None))
 
@@ -181,23 +181,30 @@ def folded(ranks: Iterable[int]) -> str:
 def ranks(some: Iterable[int]) -> str:
     """`rank 3`, or `ranks 0-2,5`."""
     every = sorted(set(some))
-    return f"rank{'s' * (len(every) > 1)} {folded(every)}"
+    return f"rank{'s' * (len(every) > 1)} {fold_ranks(every)}"
 
 
-def rank_names(seats: Iterable[Seat]) -> tuple[str, ...]:
-    """As culprits are named: `rank 3`."""
-    return tuple(f"rank {one.rank}" for one in seats)
+def rank_names(members: Iterable[RankState]) -> tuple[str, ...]:
+    """Names for `culprits`: `rank 3`."""
+    return tuple(f"rank {one.rank}" for one in members)
 
 
-def named(seats: Sequence[Seat]) -> str:
-    """`rank 17 (gpu003, GPU 1)`; many are folded, with their nodes where these are few."""
-    if len(seats) == 1:
-        return seats[0].name
-    if len(seats) <= _FEW:
-        return " and ".join(filter(None, (", ".join(s.name for s in seats[:-1]), seats[-1].name)))
-    nodes = list(dict.fromkeys(one.node for one in seats))
+def describe_ranks(members: Sequence[RankState]) -> str:
+    """`rank 17 (gpu003, GPU 1)`; many are folded, with their nodes if these are few."""
+    if len(members) == 1:
+        return members[0].name
+    if len(members) <= _FEW:
+        return " and ".join(
+            filter(None, (", ".join(s.name for s in members[:-1]), members[-1].name))
+        )
+    nodes = list(dict.fromkeys(one.node for one in members))
     on = f" ({', '.join(nodes)})" if len(nodes) <= _FEW else f" (on {len(nodes)} nodes)"
-    return ranks(one.rank for one in seats) + on
+    return ranks(one.rank for one in members) + on
+
+
+def describe(group: Sequence[RankState]) -> str:
+    """`ranks 3,5 (gpu003) wait in all_reduce (train.py:41)`, of ranks in the same place."""
+    return f"{describe_ranks(group)} {describe_activity(group[0], len(group))}"
 
 
 def count(number: int, thing: str = "rank") -> str:
@@ -207,25 +214,25 @@ def count(number: int, thing: str = "rank") -> str:
 
 
 def verb(number: int, one: str, many: str) -> str:
-    """The form that fits the number."""
+    """Singular or plural, by the number."""
     return one if number == 1 else many
 
 
-def _user_frame(seats: Iterable[Seat]) -> Frame | None:
-    """The line of the user's code of the first that has one."""
-    places = (one.place for one in seats)
+def _user_frame(members: Iterable[RankState]) -> Frame | None:
+    """The user's frame of the first rank that has one."""
+    places = (one.place for one in members)
     return next((one.user for one in places if one is not None and one.user is not None), None)
 
 
-def lint_of(seats: Iterable[Seat]) -> str:
-    """The command that reads the script of the first whose line is known."""
-    user = _user_frame(seats)
+def lint_of(members: Iterable[RankState]) -> str:
+    """The command that checks the script of the first rank with a known line."""
+    user = _user_frame(members)
     return f"preflight lint {shlex.quote(user.file) if user else 'SCRIPT'}"
 
 
-def line_of(seats: Iterable[Seat]) -> str:
-    """The user's line of the first that has one."""
-    return line_words(_user_frame(seats))
+def line_of(members: Iterable[RankState]) -> str:
+    """The user's line of the first rank that has one."""
+    return line_words(_user_frame(members))
 
 
 def line_words(frame: Frame | None) -> str:
@@ -236,36 +243,36 @@ def line_words(frame: Frame | None) -> str:
 _MANY = {"waits": "wait", "is": "are", "has": "have", "computes": "compute", "runs": "run"}
 
 
-def doing(seat: Seat, number: int = 1) -> str:
-    """`is in its DataLoader at train.py:88`, of so many ranks as stand there."""
-    told = _doing(seat)
+def describe_activity(member: RankState, number: int = 1) -> str:
+    """`is in its DataLoader at train.py:88`, in the plural for several ranks."""
+    activity = _activity(member)
     if number > 1:
-        first, blank, rest = told.partition(" ")
+        first, blank, rest = activity.partition(" ")
         rest = rest.replace(" and sleeps", " and sleep").replace(" and waits", " and wait")
-        told = _MANY.get(first, first) + blank + rest.replace("in its ", "in their ")
-    return told
+        activity = _MANY.get(first, first) + blank + rest.replace("in its ", "in their ")
+    return activity
 
 
-def _doing(seat: Seat) -> str:
-    if seat.look.state != "disk":
-        return _at_work(seat)
-    channel = f" in {seat.look.wait_channel}" if seat.look.wait_channel else ""
-    if seat.place is None:
+def _activity(member: RankState) -> str:
+    if member.look.state != "disk":
+        return _at_work(member)
+    channel = f" in {member.look.wait_channel}" if member.look.wait_channel else ""
+    if member.place is None:
         return f"is held by the kernel (D state{channel})"
-    return f"{_at_work(seat)}, held by the kernel (D state{channel})"
+    return f"{_at_work(member)}, held by the kernel (D state{channel})"
 
 
-def _at_work(seat: Seat) -> str:
-    place = seat.place
+def _at_work(member: RankState) -> str:
+    place = member.place
     if place is None:
         return "cannot be read"
     at = f" at {place.at}" if place.at else ""
     if place.kind in OTHERS:
         return f"waits in {place.where}"
     if place.kind == "backward":
-        return f"{'waits' if seat.waits else 'computes'} in {place.where}"
+        return f"{'waits' if member.waits else 'computes'} in {place.where}"
     if place.kind not in (CODE, "sleep"):
         return f"{place.words}{at}"
     inside = f"is in {place.user.function}{at}" if place.user else "runs"
-    rest = channel_words(seat.look.wait_channel) if seat.look.state == "sleeping" else ""
+    rest = channel_words(member.look.wait_channel) if member.look.state == "sleeping" else ""
     return f"{inside}{f' and {rest}' if rest else ''}"

@@ -1,7 +1,7 @@
-"""The odd one out: ranks that are elsewhere while the others wait in a collective.
+"""The odd rank: ranks that are elsewhere while the others wait in a collective.
 
-Ranks that wait in one collective sleep in one kernel function: where no stack can be read, that
-tells something too. It names no line, so little is sure.
+Ranks that wait in one collective sleep in one kernel function: this shows the odd rank even
+without stacks, but not its line, so the confidence is low.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from preflight.hang.diagnose.model import (
     IDLE,
     Diagnosis,
     count,
-    doing,
+    describe,
+    describe_activity,
+    describe_ranks,
     line_of,
     lint_of,
-    named,
     rank_names,
     verb,
 )
@@ -41,64 +42,64 @@ from preflight.hang.diagnose.places import (
 if TYPE_CHECKING:
     from preflight.facts.job import Frame
     from preflight.hang.diagnose.job_ranks import Case
-    from preflight.hang.diagnose.model import Seat
+    from preflight.hang.diagnose.model import RankState
 
 
 _EXIT = (
-    "read its own output first: an error may have ended its script (preflight explain LOG), or it "
+    "read its output first: an error may have ended its script (preflight explain LOG), or it "
     "ran out of steps before the others (drop_last=True, equal batches, join())"
 )
 _OTHERWISE = (
-    "look at that line: let all ranks do it, or make it short; what one rank does alone must "
-    "end before the group's time-out"
+    "look at that line: let all ranks do it, or make it short; work of one rank alone must "
+    "end before the group's timeout"
 )
 
 
-def next_of(seat: Seat) -> str:
-    """The node where it is at work by itself; the script where its way is what differs."""
-    if exits(seat):
+def next_of(member: RankState) -> str:
+    """The next command: check its node if the rank works alone, its script if its path differs."""
+    if exits(member):
         return "preflight explain LOG"
-    if seat.place is None or seat.place.kind in ("data", "checkpoint", "io", "download"):
-        return f"pytest --preflight --preflight-nodes={seat.node}"
-    return lint_of((seat,)) if seat.place.user is not None else ""
+    if member.place is None or member.place.kind in ("data", "checkpoint", "io", "download"):
+        return f"pytest --preflight --preflight-nodes={member.node}"
+    return lint_of((member,)) if member.place.user is not None else ""
 
 
-def advice_for(seat: Seat) -> str:
-    """By what it is at, else by what the kernel says that it sleeps in."""
-    if exits(seat):
+def advice_for(member: RankState) -> str:
+    """Advice by the kind of its place, otherwise by its wait channel in the kernel."""
+    if exits(member):
         return _EXIT
-    by_channel = channel_of(seat.look.wait_channel).advice if seat.kind == CODE else ""
-    return by_channel or knowledge().advice.get(seat.kind, _OTHERWISE)
+    by_channel = channel_of(member.look.wait_channel).advice if member.kind == CODE else ""
+    return by_channel or knowledge().advice.get(member.kind, _OTHERWISE)
 
 
-def exits(seat: Seat) -> bool:
-    """Whether it has left its script, and only threads of its own keep it alive."""
-    return seat.place is not None and seat.place.op == "exit"
+def exits(member: RankState) -> bool:
+    """Whether it has left its script, and only its threads keep it alive."""
+    return member.place is not None and member.place.op == "exit"
 
 
-def evidence(case: Case, apart: tuple[Seat, ...]) -> tuple[str, ...]:
-    """Lines of up to four of them, and of the others' wait."""
-    told = []
-    for seat in sorted(apart, key=lambda one: one.rank)[:4]:
-        calls = seat.place.calls if seat.place else ()
-        told.append(f"rank {seat.rank}: {' < '.join(calls[:5]) or doing(seat)}")
-        cpu = f"{seat.cpu:.0%} of a core" if seat.look.look_s else "unknown CPU"
-        told += [*_workers(seat), *_threads(seat)]
-        told.append(
-            f"rank {seat.rank}: {cpu} in {seat.look.look_s:.1f} s, state {seat.look.state}"
-            + (f", in {seat.look.wait_channel}" if seat.look.wait_channel else "")
+def evidence(case: Case, apart: tuple[RankState, ...]) -> tuple[str, ...]:
+    """Proof for up to four of these ranks, and for the wait of the others."""
+    proof = []
+    for member in sorted(apart, key=lambda one: one.rank)[:4]:
+        calls = member.place.calls if member.place else ()
+        proof.append(f"rank {member.rank}: {' < '.join(calls[:5]) or describe_activity(member)}")
+        cpu = f"{member.cpu:.0%} of a core" if member.look.look_s else "unknown CPU"
+        proof += [*_workers(member), *_threads(member)]
+        proof.append(
+            f"rank {member.rank}: {cpu} in {member.look.look_s:.1f} s, state {member.look.state}"
+            + (f", in {member.look.wait_channel}" if member.look.wait_channel else "")
         )
-    told += _gpus(case, apart)
-    told.append(
-        f"{len(case.stuck)} of {len(case.waiting)} that wait stood there in both looks"
-        ", and got nothing from other ranks meanwhile"
+    proof += _gpus(case, apart)
+    proof.append(
+        f"{len(case.stuck)} of {len(case.waiting)} that wait were there in both looks"
+        ", and received nothing from other ranks between them"
     )
-    return tuple(told)
+    return tuple(proof)
 
 
-def _gpus(case: Case, apart: tuple[Seat, ...]) -> list[str]:
-    """Who waits inside of a collective has a busy GPU; who has not come there has none."""
-    known = {one.rank: used for one in case.seats if (used := one.busy_percent) is not None}
+def _gpus(case: Case, apart: tuple[RankState, ...]) -> list[str]:
+    """A rank that waits inside a collective has a busy GPU; one that has not reached it has not."""
+    known = {one.rank: used for one in case.members if (used := one.busy_percent) is not None}
     own = {one.rank for one in apart}
     rest = [percent for rank, percent in known.items() if rank not in own]
     if not rest:
@@ -111,66 +112,66 @@ def _gpus(case: Case, apart: tuple[Seat, ...]) -> list[str]:
     ]
 
 
-def _workers(seat: Seat) -> list[str]:
-    """What the processes do that it waits for, in its loader or elsewhere."""
-    if seat.place is None or seat.place.kind not in ("data", "process", "queue", "lock"):
+def _workers(member: RankState) -> list[str]:
+    """What the worker processes do for which it waits, in its DataLoader or elsewhere."""
+    if member.place is None or member.place.kind not in ("data", "process", "queue", "lock"):
         return []
-    places = [(one.pid, place_of(one.stacks)) for one in seat.look.workers[:2]]
-    told = [
-        f"rank {seat.rank}: its worker (pid {pid}): {' < '.join(place.calls[:3])}"
+    places = [(one.pid, place_of(one.stacks)) for one in member.look.workers[:2]]
+    lines = [
+        f"rank {member.rank}: its worker (pid {pid}): {' < '.join(place.calls[:3])}"
         for pid, place in places
         if place is not None and place.calls
     ]
-    if seat.look.dead_children:
-        told.append(
-            f"rank {seat.rank}: {count(seat.look.dead_children, 'process')} of its own died"
+    if member.look.dead_children:
+        lines.append(
+            f"rank {member.rank}: {count(member.look.dead_children, 'process')} of its own died"
         )
-    return told
+    return lines
 
 
-def _threads(seat: Seat) -> list[str]:
-    """What its other threads do, where its main one waits for them."""
-    if seat.place is None or not (exits(seat) or seat.place.kind in ("queue", "lock")):
+def _threads(member: RankState) -> list[str]:
+    """What its other threads do, if its main thread waits for them."""
+    if member.place is None or not (exits(member) or member.place.kind in ("queue", "lock")):
         return []
-    stacks = seat.look.later or seat.look.stacks
-    told = []
+    stacks = member.look.later or member.look.stacks
+    lines = []
     for thread in stacks.threads if stacks else ():
         own = next((one for one in thread.frames if not library(one)), None)
         if own is not None and not thread.main and thread.name != "MainThread":
             name = f" {thread.name}" if thread.name else ""
-            told.append(f"rank {seat.rank}: its thread{name}: {short(own)} in {own.function}")
-    return told[:2]
+            lines.append(f"rank {member.rank}: its thread{name}: {short(own)} in {own.function}")
+    return lines[:2]
 
 
-def settled(seat: Seat) -> Seat:
-    """The same rank at the innermost of the user's functions that all looks saw it in.
+def at_common_function(member: RankState) -> RankState:
+    """The same rank, placed at the innermost user function that all looks have in common.
 
-    What an evaluation was doing at the last look (a file, a layer) is chance; that it evaluates is
-    not. Unchanged where all looks agree, or have no function of the user's in common.
+    What an evaluation does at the last look (a file, a layer) is chance; that it evaluates is
+    not. Unchanged if all looks agree, or have no user function in common.
     """
-    looks = _looks(seat)
-    place = seat.place
+    looks = _looks(member)
+    place = member.place
     if place is None or len(looks) < 2:  # noqa: PLR2004  nothing to compare
-        return seat
+        return member
     user = next((one for one in reversed(_shared(looks)) if not library(one)), None)
     if user is None or user == place.user:
-        return seat
-    kinds = {one.kind for one in (place, seat.before, *(one for one, _ in seat.seen)) if one}
+        return member
+    kinds = {one.kind for one in (place, member.before, *(one for one, _ in member.seen)) if one}
     if kinds == {place.kind} and place.kind != CODE:
-        return replace(seat, place=replace(place, user=user))
-    return replace(seat, place=Place(kind=CODE, waits="idle", user=user, calls=place.calls))
+        return replace(member, place=replace(place, user=user))
+    return replace(member, place=Place(kind=CODE, waits="idle", user=user, calls=place.calls))
 
 
-def _looks(seat: Seat) -> list[tuple[Frame, ...]]:
-    """Its stacks, outermost call first; that of the last look first, whose lines are told."""
-    look = seat.look
+def _looks(member: RankState) -> list[tuple[Frame, ...]]:
+    """Its stacks, outermost call first; the last look comes first, because its lines are shown."""
+    look = member.look
     sampled = [one.frames for one in look.sightings]
     stacks = [main_frames(look.later), main_frames(look.stacks), *sampled]
     return [tuple(reversed(frames)) for frames in stacks if frames]
 
 
 def _shared(looks: list[tuple[Frame, ...]]) -> list[Frame]:
-    """The calls that all stacks begin with; of the last of them the line may differ."""
+    """The calls with which all stacks begin; the line of the last one may differ."""
     shared: list[Frame] = []
     for frames in zip(*looks, strict=False):
         if len({(one.file, one.function) for one in frames}) > 1:
@@ -182,27 +183,29 @@ def _shared(looks: list[tuple[Frame, ...]]) -> list[Frame]:
 
 
 _FRESH_S = 60.0
-"""A wait so young may be a step's own; torch's shortest default time-out is ten times that."""
+"""A shorter wait may be part of a step; torch's shortest default timeout is ten times that."""
 
-_PATIENT = "look again in a minute: work that ends in time is no hang; else, "
+_PATIENT = "look again in a minute: work that ends in time is no hang; otherwise, "
 
 
 def judge(case: Case) -> Diagnosis | None:
-    """Ranks that do something of their own, while the rest is stuck waiting."""
+    """Ranks that are elsewhere while all others are stuck waiting."""
     waiting = case.stuck
     apart = (*case.elsewhere, *case.ended)
     if not waiting or not apart:
         return None
-    if len(apart) + len(case.unread) > len(case.waiting):
+    if len(apart) + len(case.unreadable) > len(case.waiting):
         return _most_are_elsewhere(case, apart)
-    groups = case.spots(tuple(settled(one) for one in apart))
-    sentence = "; ".join(f"{named(group)} {doing(group[0], len(group))}" for group in groups[:3])
+    groups = case.spots(tuple(at_common_function(one) for one in apart))
+    sentence = "; ".join(describe(group) for group in groups[:3])
     busy = _busy(apart)
-    comes = f"; {verb(len(apart), 'it is', 'they are')} at work and may come" if busy else ""
+    comes = (
+        f"; {verb(len(apart), 'it is', 'they are')} at work and may still arrive" if busy else ""
+    )
     patient = busy or _fresh(case)
     return Diagnosis(
         category="odd_rank",
-        culprits=rank_names(sorted(apart, key=lambda seat: seat.rank)),
+        culprits=rank_names(sorted(apart, key=lambda member: member.rank)),
         sentence=f"{sentence}, while {waits_for(case, len(apart))}{comes}",
         advice=_PATIENT * patient + advice_for(groups[0][0]),
         line=line_of(groups[0]),
@@ -218,21 +221,21 @@ def waits_for(case: Case, culprits: int) -> str:
     number = len(case.waiting)
     groups = case.spots(case.waiting)
     place = groups[0][0].place
-    whom = "it" if culprits == 1 else "them"
+    pronoun = "it" if culprits == 1 else "them"
     where = place.where if place else ""
     more = f" and {count(len(groups) - 1, 'other place')}" if len(groups) > 1 else ""
-    return f"{count(number)} {verb(number, 'waits', 'wait')} for {whom} in {where}{more}"
+    return f"{count(number)} {verb(number, 'waits', 'wait')} for {pronoun} in {where}{more}"
 
 
-def _most_are_elsewhere(case: Case, apart: tuple[Seat, ...]) -> Diagnosis | None:
-    """Few wait and most do not: either the few are alone in it, or the many share a trouble."""
+def _most_are_elsewhere(case: Case, apart: tuple[RankState, ...]) -> Diagnosis | None:
+    """Few ranks wait and most do not: the few differ, or the others share a problem."""
     few = case.waiting
-    if len(case.ended) > len(few) + len(case.unread) and len(case.ended) * 2 > len(apart):
+    if len(case.ended) > len(few) + len(case.unreadable) and len(case.ended) * 2 > len(apart):
         return Diagnosis(
             category="desync",
             culprits=rank_names(few),
-            sentence=f"{named(few)} {doing(few[0], len(few))}, which {count(len(case.ended))} "
-            "do not come to: they have finished",
+            sentence=f"{describe(few)}, which {count(len(case.ended))} "
+            "will not reach: they have finished",
             advice=knowledge().advice["end"],
             line=line_of(few),
             evidence=evidence(case, few),
@@ -242,30 +245,30 @@ def _most_are_elsewhere(case: Case, apart: tuple[Seat, ...]) -> Diagnosis | None
     groups = case.spots(apart)
     largest = groups[0]
     return Diagnosis(
-        sentence=f"{len(largest)} of {case.world} ranks: {named(largest)} "
-        f"{doing(largest[0], len(largest))}, while {waits_for(case, len(apart))}: "
+        sentence=f"{len(largest)} of {case.world} ranks: {describe(largest)}, "
+        f"while {waits_for(case, len(apart))}: "
         + (
-            f"too few are seen to say who is odd ({count(len(case.unread))} cannot be read)"
-            if case.unread
-            else "no one rank is odd, look at what they share"
+            f"too few are visible to name it ({count(len(case.unreadable))} cannot be read)"
+            if case.unreadable
+            else "no single rank is odd, look at what they share"
         ),
-        advice="look at what most of them do: the file system, the data, the server that they ask",
+        advice="look at what most of them do: the file system, the data, the server that they use",
         line=line_of(largest),
         evidence=evidence(case, apart),
         confidence=0.4,
-        alternatives=(Alternative("odd_rank", "they come late, each by itself", 0.3),),
+        alternatives=(Alternative("odd_rank", "they are late, each for its own reason", 0.3),),
         next="pytest --preflight",
     )
 
 
-def _confidence(case: Case, apart: tuple[Seat, ...]) -> float:
+def _confidence(case: Case, apart: tuple[RankState, ...]) -> float:
     surely = all(
         one.place and (one.place.kind in OTHERS or one.place.waits == "yes") for one in case.waiting
     )
     sure = 0.92 if surely else 0.8
     if len(apart) * 2 > len(case.waiting):
         sure -= 0.1
-    if any(_open(one) for one in apart):
+    if any(_may_wait_itself(one) for one in apart):
         sure -= 0.05
     if _busy(apart):
         sure -= 0.25
@@ -277,74 +280,77 @@ def _confidence(case: Case, apart: tuple[Seat, ...]) -> float:
 
 
 def _fresh(case: Case) -> bool:
-    """Whether data came between ranks a moment ago: a hang is older than that when one asks."""
+    """Whether data passed between ranks a moment ago: a hang is older when someone looks."""
     return case.quiet_s is not None and case.quiet_s < _FRESH_S
 
 
-def _busy(apart: tuple[Seat, ...]) -> bool:
-    """Whether all of them work: whom the others wait for is certain then, that it hangs is not."""
+def _busy(apart: tuple[RankState, ...]) -> bool:
+    """Whether all of them work: then the culprit is certain, but not that the job hangs."""
     return all(moved(one) for one in apart)
 
 
-def _open(seat: Seat) -> bool:
-    """Whether its line may itself wait for others, in C++, for all that is known."""
-    if seat.place is None or seat.place.kind != CODE or moved(seat) or seat.look.state == "disk":
+def _may_wait_itself(member: RankState) -> bool:
+    """Whether its line may itself wait for others in C++."""
+    if (
+        member.place is None
+        or member.place.kind != CODE
+        or moved(member)
+        or member.look.state == "disk"
+    ):
         return False
-    return channel_words(seat.look.wait_channel) in ("", LOCKED)
+    return channel_words(member.look.wait_channel) in ("", LOCKED)
 
 
-def _doubts(case: Case, apart: tuple[Seat, ...]) -> tuple[Alternative, ...]:
+def _doubts(case: Case, apart: tuple[RankState, ...]) -> tuple[Alternative, ...]:
     doubts = []
     if any(moved(one) for one in apart) or _fresh(case):
         healthy = 0.4 if _busy(apart) else 0.2
-        told = "no hang: it will come, as long as it ends before the group's time-out"
-        doubts.append(Alternative("progresses", told, healthy))
-    if any(_open(one) for one in apart):
+        sentence = "no hang: it will arrive, if its work ends before the group's timeout"
+        doubts.append(Alternative("progresses", sentence, healthy))
+    if any(_may_wait_itself(one) for one in apart):
         doubts.append(
-            Alternative(
-                "desync", "its line may itself wait for a collective that was begun before", 0.15
-            )
+            Alternative("desync", "its line may itself wait for an earlier collective", 0.15)
         )
     return tuple(doubts)
 
 
 _MOST, _FEW = 0.75, 0.25
-"""Of the job's ranks: those in one sleep, and those that are not."""
+"""Shares of the job's ranks: those in one wait channel, and the others."""
 
 
 def judge_blind(case: Case) -> Diagnosis | None:
-    """Unread ranks that compute, or sleep in something else than the rest, which is at rest."""
-    if not case.unread or case.elsewhere or case.ended or (case.read and not case.stuck):
+    """Ranks without a stack that compute, or sleep in another wait channel than the rest."""
+    if not case.unreadable or case.elsewhere or case.ended or (case.readable and not case.stuck):
         return None
-    if any(one.fed for one in case.seats):
+    if any(one.fed for one in case.members):
         return None
-    resting = [one for one in case.seats if _rests(one)]
+    resting = [one for one in case.members if _rests(one)]
     channel, number = _usual(case, resting)
-    odd = tuple(one for one in case.unread if _differs(one, channel))
+    odd = tuple(one for one in case.unreadable if _differs(one, channel))
     if not channel or not odd or number < _MOST * case.world:
         return None
-    if len(odd) > _FEW * case.world or number + len(odd) < len(case.seats):
+    if len(odd) > _FEW * case.world or number + len(odd) < len(case.members):
         return None
-    told = "; ".join(f"{one.name} {_words(one)}" for one in odd[:3])
+    oddities = "; ".join(f"{one.name} {_words(one)}" for one in odd[:3])
     return Diagnosis(
         category="odd_rank",
         culprits=rank_names(odd),
-        sentence=f"{told}, while {count(number)} {verb(number, 'sleeps', 'sleep')} in {channel}; "
-        f"no stack of {named(odd)} could be read, so its line is not known",
-        advice="let its stack be read (below), and look again",
+        sentence=f"{oddities}, while {count(number)} {verb(number, 'sleeps', 'sleep')} in "
+        f"{channel}; no stack of {describe_ranks(odd)} could be read, so its line is unknown",
+        advice="make its stack readable (below), and look again",
         evidence=tuple(
             f"rank {one.rank}: {one.cpu:.0%} of a core, state {one.look.state}, "
             f"in {one.look.wait_channel or 'no sleep'}"
             for one in odd[:6]
         ),
-        confidence=0.55 if case.read else 0.45,
+        confidence=0.55 if case.readable else 0.45,
         alternatives=(Alternative("unknown", "it sleeps elsewhere by chance", 0.3),),
         next="preflight diagnose",
     )
 
 
-def _usual(case: Case, resting: list[Seat]) -> tuple[str, int]:
-    """The sleep of those that are known to wait, else of most; and of how many it is."""
+def _usual(case: Case, resting: list[RankState]) -> tuple[str, int]:
+    """The wait channel of ranks known to wait, otherwise of most; and the number of ranks in it."""
     stuck = {one.rank for one in case.stuck}
     known = [one for one in resting if one.rank in stuck] or resting
     counts = Counter(one.look.wait_channel for one in known if one.look.wait_channel)
@@ -352,19 +358,19 @@ def _usual(case: Case, resting: list[Seat]) -> tuple[str, int]:
     return channel, sum(one.look.wait_channel == channel for one in resting)
 
 
-def _rests(seat: Seat) -> bool:
-    return seat.look.state == "sleeping" and seat.cpu < IDLE
+def _rests(member: RankState) -> bool:
+    return member.look.state == "sleeping" and member.cpu < IDLE
 
 
-def _differs(seat: Seat, channel: str) -> bool:
-    if seat.computes:
+def _differs(member: RankState, channel: str) -> bool:
+    if member.computes:
         return True
-    return _rests(seat) and seat.look.wait_channel not in ("", channel)
+    return _rests(member) and member.look.wait_channel not in ("", channel)
 
 
-def _words(seat: Seat) -> str:
-    if seat.computes:
-        return f"computes ({seat.cpu:.0%} of a core)"
-    channel = seat.look.wait_channel
+def _words(member: RankState) -> str:
+    if member.computes:
+        return f"computes ({member.cpu:.0%} of a core)"
+    channel = member.look.wait_channel
     known = channel_words(channel)
     return f"sleeps in {channel}{f' ({known})' if known else ''}"

@@ -1,4 +1,4 @@
-"""Where a rank stands, read from its stack: which collective, which line of the user's code."""
+"""Reads a rank's place from its stack: which collective, which line of the user's code."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ FILE = Path(__file__).resolve().with_name("places.toml")
 Waits = Literal["yes", "no", "idle"]
 
 CODE = "code"
-"""The kind of a place that no row tells: the user's own line, or a library's arithmetic."""
+"""The kind of a place that fits no row: a line of the user, or a library's arithmetic."""
 
 _KEPT = 8192
-"""Thousands of ranks stand in few places: each is read once."""
+"""Thousands of ranks are in few places: each is classified once."""
 
 LOCKED = "waits for a lock or a thread"
-"""Words of a wait channel that a wait in C++ has too."""
+"""Words of a wait channel that a wait in C++ also has."""
 
 OTHERS = frozenset({"collective", "p2p", "rendezvous"})
 """Kinds in which a rank waits for other ranks."""
 
 
 class Native(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What functions in C and C++ tell."""
+    """The meaning of functions in C and C++."""
 
     kind: str
     functions: tuple[str, ...]
@@ -59,12 +59,12 @@ class Row(Native, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Channel(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the kernel's word for a sleep means."""
+    """The meaning of a wait channel of the kernel."""
 
     names: str
     words: str
     advice: str = ""
-    """What to do about one rank that sleeps there while the others wait for it."""
+    """What to do if one rank sleeps there while the others wait for it."""
 
 
 class Knowledge(Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,7 +79,7 @@ class Knowledge(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Place(Struct, frozen=True, kw_only=True):
-    """Where a main thread stands."""
+    """Where a main thread is."""
 
     kind: str
     op: str = ""
@@ -95,12 +95,12 @@ class Place(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[str, tuple[tuple[str, str, int], ...]]:
-        """What two looks must have in common to be in the same place."""
+        """Equal for two looks in the same place."""
         return self.op, self.spot
 
     @property
     def at(self) -> str:
-        """`train.py:41`, or nothing where no line of the user is on the stack."""
+        """`train.py:41`; empty if the stack has no line of the user."""
         return short(self.user) if self.user else ""
 
     @property
@@ -117,13 +117,13 @@ def knowledge() -> Knowledge:
 
 
 def place_of(stacks: Stacks | None) -> Place | None:
-    """Read a rank's place from its main thread; None where there is no stack."""
+    """Read a rank's place from its main thread; None without a stack."""
     frames = tuple(one for one in main_frames(stacks) if not _compiled(one))
     return place_in(frames) if frames else None
 
 
 def deeper(place: Place, native: Native | None) -> Place:
-    """Complete what a Python stack leaves open by what C and C++ tell of the same place."""
+    """Complete a place that the Python stack leaves open with its C and C++ functions."""
     if native is None or place.waits != "idle":
         return place
     kind = place.kind if place.kind != CODE else native.kind
@@ -132,7 +132,7 @@ def deeper(place: Place, native: Native | None) -> Place:
 
 
 def native_of(stacks: Stacks | None) -> Native | None:
-    """What the functions in C and C++ of a main thread tell; None where that is nothing."""
+    """The meaning of the C and C++ functions of a main thread; None if unknown."""
     functions = [one.function for one in main_frames(stacks) if _compiled(one)]
     for row in knowledge().native:
         if any(re.search(each, one) for each in row.functions for one in functions):
@@ -174,13 +174,13 @@ def place_in(frames: tuple[Frame, ...]) -> Place:
 
 
 def channel_of(name: str) -> Channel:
-    """What is known of a wait channel."""
+    """The row of a wait channel; an empty one if it is unknown."""
     known = (one for one in knowledge().channel if re.search(one.names, name))
     return next(known, Channel("", ""))
 
 
 def channel_words(name: str) -> str:
-    """What a wait channel means; nothing where it is not known."""
+    """The meaning of a wait channel; empty if unknown."""
     return channel_of(name).words
 
 
@@ -190,7 +190,7 @@ def short(frame: Frame) -> str:
 
 
 def library(frame: Frame) -> bool:
-    """Whether a call is of Python's own or an installed library's code."""
+    """Whether a call is in Python's own code or in an installed library."""
     return _in_library(frame.file)
 
 
@@ -199,7 +199,7 @@ def _compiled(frame: Frame) -> bool:
 
 
 def _plumbing(frame: Frame) -> bool:
-    """Python's own files and torch's: an installed trainer's line says more."""
+    """Whether a frame is Python's or torch's: the line of an installed trainer says more."""
     return (
         not frame.file or re.search(r"/torch/|^<|lib/python[\d.]+/\w+\.py$", frame.file) is not None
     )

@@ -1,4 +1,4 @@
-"""Whether the job goes on, and if it does only slowly, at whose pace."""
+"""Whether the job progresses, and which ranks slow it down."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.model import (
     Diagnosis,
     count,
+    describe_ranks,
     line_words,
-    named,
     rank_names,
     ranks,
     verb,
@@ -24,36 +24,36 @@ if TYPE_CHECKING:
 
     from preflight.facts.job import Frame
     from preflight.hang.diagnose.job_ranks import Case
-    from preflight.hang.diagnose.model import Seat
+    from preflight.hang.diagnose.model import RankState
     from preflight.hang.diagnose.places import Place
 
 _MOST = 0.5
 _SAMPLES = 12
-"""Quick looks at a rank, of fewer its shares say too little."""
+"""Quick looks at a rank; with fewer, its shares mean too little."""
 _GAP, _TIMES = 0.2, 1.5
-"""The slow work for so much more of the time than any other, and so many times as long as these."""
+"""Slow ranks work this much more of the time than any other, and this many times as long."""
 _PEERS, _CLOCK, _AT_WORK = 4, 0.8, 50
-"""GPUs to compare with; a clock below that part of theirs; percent of the time it is busy."""
+"""GPUs to compare with; the share of their clock below which one is slow; its busy percent."""
 _LITTLE, _MANY_TIMES = 0.1, 3.0
-"""The same of CPU time, where steps are mostly waiting for something else."""
+"""The same for CPU time, for steps that mostly wait for something else."""
 _SEEN, _CPU = "the time", "a core"
 _WAITERS = {"collective", "p2p", "rendezvous", "sync", "backward"}
-"""Kinds in which the fast ones spend what is left of a step; in backward DDP waits."""
+"""Kinds of places in which fast ranks spend the rest of a step; DDP waits in backward."""
 
 
 def judge(case: Case) -> Diagnosis | None:
-    """No rank is stuck and most went on: no hang, but perhaps some are behind."""
-    if case.stuck or not case.moving or len(case.moving) < _MOST * len(case.seats):
+    """No rank is stuck and most moved on: no hang, but some may be slow."""
+    if case.stuck or not case.moving or len(case.moving) < _MOST * len(case.members):
         return None
     return (
         _straggler(case)
         or _slow_gpu(case)
         or Diagnosis(
             category="progresses",
-            sentence=f"no hang: it progresses; {len(case.moving)} of {count(len(case.seats))} "
-            "went on between two looks",
-            advice="nothing to mend; look again if it stops",
-            confidence=0.9 if len(case.moving) == len(case.seats) else 0.75,
+            sentence=f"no hang: it progresses; {len(case.moving)} of {count(len(case.members))} "
+            "moved on between two looks",
+            advice="nothing to repair; look again if it stops",
+            confidence=0.9 if len(case.moving) == len(case.members) else 0.75,
             alternatives=_perhaps(case),
         )
     )
@@ -62,9 +62,9 @@ def judge(case: Case) -> Diagnosis | None:
 def slow_ones(
     own: Mapping[int, float], *, gap: float = _GAP, times: float = _TIMES
 ) -> tuple[int, ...]:
-    """Those that work for clearly longer than all the rest, where they are the fewer; else none."""
+    """The ranks that work clearly longer than all the rest, if they are the minority."""
     ranked = sorted(own, key=lambda rank: own[rank])
-    if len(ranked) < 2:  # noqa: PLR2004  somebody to compare with
+    if len(ranked) < 2:  # noqa: PLR2004  nothing to compare with
         return ()
     gaps = [own[b] - own[a] for a, b in pairwise(ranked)]
     at = max(range(len(gaps)), key=lambda place: gaps[place]) + 1
@@ -74,33 +74,33 @@ def slow_ones(
 
 
 def _straggler(case: Case) -> Diagnosis | None:
-    if case.unread:
+    if case.unreadable:
         return None
-    shares = {one.rank: _share(one) for one in case.read}
+    shares = {one.rank: _share(one) for one in case.readable}
     sampled = {rank: share for rank, share in shares.items() if share is not None}
-    by_cpu = {one.rank: min(one.cpu, 1.0) for one in case.read if not one.look.gpus}
-    if len(sampled) == len(case.read) and (slow := slow_ones(sampled)):
-        return _told(case, slow, sampled, _SEEN, 0.85)
-    if len(by_cpu) == len(case.read):
+    by_cpu = {one.rank: min(one.cpu, 1.0) for one in case.readable if not one.look.gpus}
+    if len(sampled) == len(case.readable) and (slow := slow_ones(sampled)):
+        return _diagnose_straggler(case, slow, sampled, _SEEN, 0.85)
+    if len(by_cpu) == len(case.readable):
         slow = slow_ones(by_cpu) or slow_ones(by_cpu, gap=_LITTLE, times=_MANY_TIMES)
-        behind = frozenset(slow)
-        if slow and _met_waiting([one for one in case.read if one.rank not in behind]):
-            return _told(case, slow, by_cpu, _CPU, 0.7)
+        slow_set = frozenset(slow)
+        if slow and _met_waiting([one for one in case.readable if one.rank not in slow_set]):
+            return _diagnose_straggler(case, slow, by_cpu, _CPU, 0.7)
     return None
 
 
-def _met_waiting(seats: Sequence[Seat]) -> bool:
-    """Whether the fast ones were met waiting in most looks: else they wait for nobody."""
-    places = [place for one in seats for place in (one.place, one.before) if place is not None]
+def _met_waiting(members: Sequence[RankState]) -> bool:
+    """Whether the fast ranks wait in most looks; otherwise they wait for no rank."""
+    places = [place for one in members for place in (one.place, one.before) if place is not None]
     waits = [place for place in places if place.kind in _WAITERS]
     return len(waits) * 2 >= len(places)
 
 
 def _slow_gpu(case: Case) -> Diagnosis | None:
-    """GPUs at work whose clock is far below that of the job's other GPUs: all go at their pace."""
-    found = [(one, gpu) for one in case.seats if (gpu := one.gpu_look) is not None]
+    """Busy GPUs whose clock is far below that of the job's other GPUs slow down all."""
+    found = [(one, gpu) for one in case.members if (gpu := one.gpu_look) is not None]
     clocks = [gpu.clock_mhz for _, gpu in found if gpu.clock_mhz]
-    if len(clocks) < _PEERS or len(clocks) < len(case.seats):
+    if len(clocks) < _PEERS or len(clocks) < len(case.members):
         return None
     usual = median(clocks)
     slow = [
@@ -110,62 +110,67 @@ def _slow_gpu(case: Case) -> Diagnosis | None:
     ]
     if not slow or len(slow) * 4 > len(found):
         return None
-    seats = tuple(one for one, _ in slow)
-    told = [
+    members = tuple(one for one, _ in slow)
+    evidence = [
         f"GPU {gpu.index} of {one.node}: {gpu.clock_mhz} MHz, the others {usual:.0f}"
-        + (f"; held back: {', '.join(gpu.throttled)}" if gpu.throttled else "")
+        + (f"; throttled: {', '.join(gpu.throttled)}" if gpu.throttled else "")
         for one, gpu in slow[:6]
     ]
     return Diagnosis(
         category="straggler",
-        culprits=rank_names(seats),
-        sentence=f"it progresses; {named(seats)} {verb(len(seats), 'has', 'have')} a GPU at "
-        f"{slow[0][1].clock_mhz} MHz where the others run at {usual:.0f}: all wait for the slowest",
-        advice="look at its cooling, power and caps; drain the node if its clock stays low",
-        evidence=tuple(told),
+        culprits=rank_names(members),
+        sentence=f"it progresses; {describe_ranks(members)} {verb(len(members), 'has', 'have')} a "
+        f"GPU at {slow[0][1].clock_mhz} MHz where the others run at {usual:.0f}: all wait "
+        "for the slowest",
+        advice="check its cooling, power and caps; drain the node if its clock stays low",
+        evidence=tuple(evidence),
         confidence=0.65 if any(gpu.throttled for _, gpu in slow) else 0.5,
-        next=f"pytest --preflight --preflight-tier=standard --preflight-nodes={seats[0].node}",
+        next=f"pytest --preflight --preflight-tier=standard --preflight-nodes={members[0].node}",
     )
 
 
 def _perhaps(case: Case) -> tuple[Alternative, ...]:
-    """A few that were at work of their own in both looks while all others waited in both."""
-    own = {one.rank: sum(_works(place) for place in (one.place, one.before)) for one in case.read}
+    """A few ranks that worked in both looks while all others waited in both."""
+    own = {
+        one.rank: sum(_works(place) for place in (one.place, one.before)) for one in case.readable
+    }
     slow = [rank for rank, times in own.items() if times == 2]  # noqa: PLR2004  both looks
     if not slow or len(slow) * 2 >= len(own) or sum(own.values()) > 2 * len(slow):
         return ()
-    told = f"{ranks(slow)} may set the pace: at work in both looks, while the others waited in both"
-    return (Alternative("straggler", told, 0.3),)
+    sentence = (
+        f"{ranks(slow)} may set the pace: at work in both looks, while the others waited in both"
+    )
+    return (Alternative("straggler", sentence, 0.3),)
 
 
 def _works(place: Place | None) -> bool:
     return place is not None and place.kind not in _WAITERS
 
 
-def _share(seat: Seat) -> float | None:
-    """How much of the time it was seen at work of its own."""
-    total = sum(times for _, times in seat.seen)
+def _share(member: RankState) -> float | None:
+    """The share of quick looks that saw it at work."""
+    total = sum(times for _, times in member.seen)
     if total < _SAMPLES:
         return None
-    return sum(times for place, times in seat.seen if place.kind not in _WAITERS) / total
+    return sum(times for place, times in member.seen if place.kind not in _WAITERS) / total
 
 
-def _told(
+def _diagnose_straggler(
     case: Case, slow: tuple[int, ...], own: Mapping[int, float], unit: str, sure: float
 ) -> Diagnosis:
-    behind = frozenset(slow)
-    seats = tuple(one for one in case.read if one.rank in behind)
-    rest = [own[one.rank] for one in case.read if one.rank not in behind]
-    line = _busiest(seats)
+    slow_set = frozenset(slow)
+    members = tuple(one for one in case.readable if one.rank in slow_set)
+    rest = [own[one.rank] for one in case.readable if one.rank not in slow_set]
+    line = _busiest(members)
     at = f" in {line.function} at {short(line)}" if line is not None else ""
     nodes = _whole_nodes(case, slow)
     theirs, others = median([own[rank] for rank in slow]), median(rest)
     return Diagnosis(
         category="straggler",
         culprits=(*(f"rank {rank}" for rank in slow), *(f"node {node}" for node in nodes)),
-        sentence=f"it progresses, at the pace of {named(seats)}{at}: "
-        f"{verb(len(slow), 'it is', 'they are')} at work for {theirs:.0%} of {unit}, the "
-        f"other {count(len(rest))} for {others:.0%}, and {verb(len(rest), 'waits', 'wait')} then",
+        sentence=f"it progresses, at the pace of {describe_ranks(members)}{at}: "
+        f"{verb(len(slow), 'it works', 'they work')} for {theirs:.0%} of {unit}, the "
+        f"other {count(len(rest))} for {others:.0%}, and then {verb(len(rest), 'waits', 'wait')}",
         advice="compare that rank's data, CPU and GPU with its peers': "
         + (
             f"all ranks of {', '.join(nodes)} are slow, so look at the node"
@@ -174,20 +179,23 @@ def _told(
         ),
         line=line_words(line),
         evidence=(
-            *(f"rank {one.rank}: {own[one.rank]:.0%} of {unit}" for one in seats[:6]),
+            *(f"rank {one.rank}: {own[one.rank]:.0%} of {unit}" for one in members[:6]),
             f"the others: {min(rest):.0%} to {max(rest):.0%}",
-            *_clocks(case, seats),
+            *_clocks(case, members),
         ),
         confidence=sure,
-        next=f"pytest --preflight --preflight-tier=standard --preflight-nodes={seats[0].node}",
+        next=f"pytest --preflight --preflight-tier=standard --preflight-nodes={members[0].node}",
     )
 
 
-def _busiest(seats: tuple[Seat, ...]) -> Frame | None:
-    """The user's line at which they were seen working most."""
+def _busiest(members: tuple[RankState, ...]) -> Frame | None:
+    """The user's line that most looks saw them working at."""
     seen: Counter[Frame] = Counter()
-    for seat in seats:
-        looks = [*seat.seen, *((one, 1) for one in (seat.place, seat.before) if one is not None)]
+    for member in members:
+        looks = [
+            *member.seen,
+            *((one, 1) for one in (member.place, member.before) if one is not None),
+        ]
         for place, times in looks:
             if place.user is not None and place.kind not in _WAITERS:
                 seen[place.user] += times
@@ -195,22 +203,22 @@ def _busiest(seats: tuple[Seat, ...]) -> Frame | None:
 
 
 def _whole_nodes(case: Case, slow: tuple[int, ...]) -> list[str]:
-    """Nodes of which all ranks, two or more, are slow."""
-    behind = frozenset(slow)
-    of_node = grouped((one.node, one.rank) for one in case.seats)
-    return [node for node, own in of_node.items() if len(own) > 1 and behind.issuperset(own)]
+    """Nodes whose ranks, two or more, are all slow."""
+    slow_set = frozenset(slow)
+    of_node = grouped((one.node, one.rank) for one in case.members)
+    return [node for node, own in of_node.items() if len(own) > 1 and slow_set.issuperset(own)]
 
 
-def _clocks(case: Case, seats: tuple[Seat, ...]) -> list[str]:
-    """What holds their GPUs back, as the driver tells."""
-    theirs = {(one.node, one.gpu) for one in seats}
-    held = [
+def _clocks(case: Case, members: tuple[RankState, ...]) -> list[str]:
+    """Why the driver throttles their GPUs."""
+    theirs = {(one.node, one.gpu) for one in members}
+    throttled = [
         (gpu, node)
         for node, look in case.state.looks.items()
         for gpu in look.gpus or ()
         if gpu.throttled and (node, gpu.index) in theirs
     ]
     return [
-        f"GPU {gpu.index} of {node} is held back: {', '.join(gpu.throttled)}"
-        for gpu, node in held[:4]
+        f"GPU {gpu.index} of {node} is throttled: {', '.join(gpu.throttled)}"
+        for gpu, node in throttled[:4]
     ]

@@ -1,6 +1,6 @@
-"""Python exceptions in a log: which of them ended a rank, whose it was, and where it was raised.
+"""Finds Python exceptions in a log: which of them ended a rank, which rank, and where.
 
-Tracebacks are followed line by line; torchrun's summary tells whose one without a rank was.
+Tracebacks are followed line by line; torchrun's summary names the rank of one without a prefix.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
 
 
 def speaker_of(text: str) -> Speaker:
-    """Read a line's own prefixes. `[rank9]:` is global; `[Rank 1]` may count within a group only.
+    """Read a line's prefixes. `[rank9]:` is global; `[Rank 1]` may count only within a group.
 
-    Torch writes the second beside the first; alone it is taken as it is.
+    Torch writes the second beside the first; alone it counts as global.
     """
     rank = _RANK.search(text)
-    if rank is None and "what():" not in text:  # who dies by it has said so with its prefix
+    if rank is None and "what():" not in text:  # a rank that dies by it has a prefix before it
         rank = _OWN_RANK.search(text) or _PREFIXED.match(text)
     nccl = _NCCL.search(text)
     return Speaker(
@@ -54,7 +54,7 @@ def speaker_of(text: str) -> Speaker:
 
 
 def speaker_of_file(path: Path) -> Speaker:
-    """A file that is named after a rank speaks for it: `rank3.log`, `logs/rank_12/stderr`."""
+    """The rank in a file's name is the speaker: `rank3.log`, `logs/rank_12/stderr`."""
     for part in (path.name, path.parent.name):
         named = _IN_NAME.search(part)
         if named:
@@ -68,7 +68,7 @@ _ISO = re.compile(r"\b(?:19|20)\d\d[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d(
 
 
 def time_of(text: str) -> tuple[float, ...] | None:
-    """(month, day, seconds of the day), the greatest common form; None where none is told.
+    """(month, day, seconds of the day), the form that all formats share; None without a time.
 
     No year: torch's own prefix has none.
     """
@@ -80,7 +80,7 @@ def time_of(text: str) -> tuple[float, ...] | None:
 
 
 _MOST = 200
-"""Tracebacks that are kept."""
+"""Limit of stored tracebacks."""
 _LONGEST = 400
 """Lines of one traceback."""
 _PREFIX = re.compile(
@@ -98,24 +98,24 @@ _FRAME = re.compile(
 )
 _ENDS = re.compile(
     r"^ {0,2}(?P<kind>[A-Za-z_][\w.]{0,120}(?:Error|Exception|Interrupt|Exit|Timeout|Warning)"
-    r"|[a-z_][\w.]*\.[A-Z]\w{2,60})(?::\s*(?P<said>.*))?$"
+    r"|[a-z_][\w.]*\.[A-Z]\w{2,60})(?::\s*(?P<message>.*))?$"
 )
 _LIBRARY = re.compile(
     r"(?:site|dist)-packages|/lib/python3|<frozen|/torch/distributed/|/bin/(?:torchrun|accelerate|deepspeed)$"
 )
 
 
-class Raised(Struct, frozen=True, kw_only=True):
-    """One exception that nobody caught."""
+class LoggedException(Struct, frozen=True, kw_only=True):
+    """One uncaught exception."""
 
     kind: str
-    said: str
+    message: str
     file: str
-    """Of the innermost frame outside of libraries; "" if there was none."""
+    """The file of the innermost frame outside libraries; "" if there is none."""
     line: int
     code: str
     script: str
-    """That was started, where the outermost frame tells it; else ""."""
+    """The started script, if the outermost frame shows it; otherwise ""."""
     speaker: Speaker
     place: Place
     began: int
@@ -135,21 +135,21 @@ class _Running:
 
 
 class Tracebacks:
-    """Follows the tracebacks of one file, several ranks' at a time."""
+    """Follows the tracebacks of one file, of several ranks at a time."""
 
     def __init__(self, source: str, whose: Speaker) -> None:
         self._source = source
         self._whose = whose
         self._running: dict[int | None, _Running] = {}
-        self.raised: list[Raised] = []
+        self.raised: list[LoggedException] = []
 
     @property
     def open(self) -> bool:
-        """Whether one has begun and not ended."""
+        """Whether a traceback has begun and not ended."""
         return bool(self._running)
 
     def begin(self, text: str, number: int) -> None:
-        """A line says that a traceback follows."""
+        """Start a traceback at the line that announces it."""
         speaker = speaker_of(text).joined(self._whose)
         self._running[speaker.rank] = _Running(speaker, text, number)
 
@@ -169,20 +169,20 @@ class Tracebacks:
                     running.script = frame["file"]
                 running.own = (frame["file"], int(frame["line"]), frame["code"] or "")
         elif ends := _ENDS.match(bare):
-            self._end(running, ends["kind"], ends["said"] or "", (number, order, text))
+            self._end(running, ends["kind"], ends["message"] or "", (number, order, text))
             del self._running[speaker.rank]
         elif running.lines > _LONGEST:
             del self._running[speaker.rank]
 
-    def _end(self, running: _Running, kind: str, said: str, at: tuple[int, int, str]) -> None:
+    def _end(self, running: _Running, kind: str, message: str, at: tuple[int, int, str]) -> None:
         number, order, text = at
         if len(self.raised) >= _MOST:
             return
         file, line, code = running.own
         self.raised.append(
-            Raised(
+            LoggedException(
                 kind=kind.rpartition(".")[2],
-                said=said[:300],
+                message=message[:300],
                 file=file,
                 line=line,
                 code=code,
@@ -196,11 +196,11 @@ class Tracebacks:
         )
 
 
-_T = TypeVar("_T", Hit, Raised)
+_T = TypeVar("_T", Hit, LoggedException)
 
 
-def in_time(some: Iterable[_T]) -> list[_T]:
-    """By their own clocks where all have one, else as they were read."""
+def in_order_of_time(some: Iterable[_T]) -> list[_T]:
+    """In order of their own times if all have one, otherwise in order of reading."""
     every = sorted(some, key=lambda one: one.order)
     if all(one.time is not None for one in every):
         every.sort(key=lambda one: one.time or ())
@@ -214,57 +214,59 @@ ECHOES = frozenset((
     "SystemExit", "KeyboardInterrupt", "BrokenPipeError", "ConnectionResetError", "EOFError",
     "RayActorError", "ActorDiedError", "ActorUnavailableError", "WorkerCrashedError",
 ))  # fmt: skip
-"""Exceptions that tell of somebody else's end, or that have symptoms of their own."""
+"""Exceptions that report the end of another process, or that have their own symptoms."""
 _WRAPS = re.compile(
     r"NCCL (?:[Ee]rror|communicator was aborted)|nccl\w{0,60}Error|unhandled (?:system|cuda) error"
     r"|Timed out waiting \d+ms for (?:recv|send)|[Cc]onnection (?:closed|reset) by|[Bb]roken pipe"
     r"|Socket Timeout|Application timeout caused pair closure|worker process.{0,40}(?:died|exited)"
 )
-"""What an exception says that only passes on what a library met: its cause stands elsewhere."""
+"""Messages of exceptions that only pass on a library's error: the cause is elsewhere."""
 
 
-def own_faults(raised: Sequence[Raised], survived: dict[int, int]) -> list[Raised]:
-    """Those that ended their rank, and are no echo of another rank's end."""
+def own_faults(
+    raised: Sequence[LoggedException], survived: dict[int, int]
+) -> list[LoggedException]:
+    """Exceptions that ended their rank and are no echo of another rank's end."""
     return [
         one
         for one in raised
         if one.kind not in ECHOES
-        and not _WRAPS.search(one.said)
+        and not _WRAPS.search(one.message)
         and one.order >= survived.get(-1 if one.speaker.rank is None else one.speaker.rank, 0)
     ]
 
 
-def of_exceptions(thrown: Sequence[Raised], roots: Collection[int]) -> Explanation:
-    """Code that raised: the first rank to do so ended the others.
+def of_exceptions(thrown: Sequence[LoggedException], roots: Collection[int]) -> Explanation:
+    """The explanation for exceptions: the first rank that raised one ended the others.
 
-    `roots`: ranks that torchrun saw fail first.
+    `roots`: ranks that torchrun names as the first to fail.
     """
     seen_first = [one for one in thrown if one.speaker.rank in roots]
-    first = in_time(seen_first or thrown)[0]
-    same = [one for one in thrown if (one.kind, one.said) == (first.kind, first.said)]
+    first = in_order_of_time(seen_first or thrown)[0]
+    same = [one for one in thrown if (one.kind, one.message) == (first.kind, first.message)]
     ranks = sorted({one.speaker.rank for one in same if one.speaker.rank is not None})
     place = f" at {first.file}:{first.line}" if first.file else ""
     code = f" ({first.code})" if first.code else ""
-    who = first.speaker.words or "a rank"
+    subject = first.speaker.words or "a rank"
     named = names(first.speaker)
     if len(ranks) > 1:
-        who = rank_words(ranks)
+        subject = rank_words(ranks)
         named = tuple(f"rank {rank}" for rank in ranks[:16])
-    said = f": {first.said}" if first.said else ""
+    message = f": {first.message}" if first.message else ""
     return Explanation(
         category="other",
         culprits=named,
-        sentence=f"{who} raised {first.kind}{said}{place}{code}",
-        cause="an exception in the script or in a library; what other ranks say after it is echo",
-        advice="mend the code at that line; the others only waited for this rank",
+        sentence=f"{subject} raised {first.kind}{message}{place}{code}",
+        cause="an exception in the script or in a library; later errors of other ranks are echoes",
+        advice="correct the code at that line; the other ranks only waited for this one",
         next=with_script("preflight lint SCRIPT", [first]),
         evidence=proofs(one.place for one in [first, *same, *thrown]),
         confidence=0.8,
     )
 
 
-def with_script(words: str, raised: Sequence[Raised]) -> str:
-    """A command of ours with the script that these exceptions name, where all name the same."""
+def with_script(words: str, raised: Sequence[LoggedException]) -> str:
+    """Put the script that all these exceptions name into a preflight command."""
     scripts = {one.script for one in raised if one.kind not in ECHOES and one.script}
     if len(scripts) != 1 or not words.endswith(" SCRIPT"):
         return words
@@ -276,41 +278,43 @@ SUMMARY, ALONE = "child_failed", "failed_alone"
 _LONG = 12
 """Lines of the summary of one failed rank."""
 _ABOVE = 6
-"""Lines before that, among which the summary says whether another failed."""
+"""Lines before that, in which the summary says whether another rank failed."""
 _RAISED = "1"
-"""How Python exits by an exception."""
+"""Python's exit code after an exception."""
 
 
 class Summaries:
-    """All that the logs hold; who is who may stand behind what it tells of."""
+    """All of torchrun's summaries in the logs; one may come after the lines whose rank it names."""
 
     def __init__(self) -> None:
-        self._told: list[tuple[Hit, Speaker]] = []
+        self._failed: list[tuple[Hit, Speaker]] = []
         self._at: dict[tuple[str, int], Speaker] = {}
         self._alone: list[Place] = []
 
     def take(self, hit: Hit) -> int | None:
-        """Keep what belongs to a summary; the rank that was the first to fail, if this names it."""
+        """Store what belongs to a summary; return the rank that failed first, if this names it."""
         if hit.symptom.id == ALONE:
             self._alone.append(hit.place)
         if hit.symptom.id != SUMMARY:
             return None
         named = Speaker(rank=int(hit.fields["rank"]), node=hit.fields.get("node", ""))
-        self._told.append((hit, named))
+        self._failed.append((hit, named))
         self._at.setdefault((hit.place.source, hit.place.line), named)
         return named.rank
 
     def within(self, place: Place) -> Speaker | None:
-        """Whom the summary that a line stands in is of."""
+        """The rank and node of the summary that contains a line."""
         above = range(place.line - _LONG + 1, place.line)
         return next(filter(None, (self._at.get((place.source, number)) for number in above)), None)
 
-    def named(self, raised: Sequence[Raised]) -> list[Raised]:
-        """Exceptions with the ranks that are known from the summaries."""
+    def named(self, raised: Sequence[LoggedException]) -> list[LoggedException]:
+        """Add the ranks known from the summaries to exceptions."""
         alone = self._of_the_only_one(raised)
         return [self._whose(one, alone) for one in raised]
 
-    def _whose(self, one: Raised, alone: tuple[Raised, Speaker] | None) -> Raised:
+    def _whose(
+        self, one: LoggedException, alone: tuple[LoggedException, Speaker] | None
+    ) -> LoggedException:
         if one.speaker.rank is not None:
             return one
         if alone is not None and one is alone[0]:
@@ -318,14 +322,16 @@ class Summaries:
         named = self.within(replace(one.place, line=one.began))
         return one if named is None else replace(one, speaker=named)
 
-    def _of_the_only_one(self, raised: Sequence[Raised]) -> tuple[Raised, Speaker] | None:
-        """The one exception before the summary of a rank that failed alone, by an exception.
+    def _of_the_only_one(
+        self, raised: Sequence[LoggedException]
+    ) -> tuple[LoggedException, Speaker] | None:
+        """The only exception before the summary of the only rank that failed by an exception.
 
-        Of two, one may be another rank's, who caught it.
+        With two exceptions, one may belong to another rank, which caught it.
         """
-        if len({named.rank for _, named in self._told}) != 1:
+        if len({named.rank for _, named in self._failed}) != 1:
             return None
-        hit, named = self._told[0]
+        hit, named = self._failed[0]
         place = hit.place
         alone = any(
             one.source == place.source and 0 < place.line - one.line <= _ABOVE

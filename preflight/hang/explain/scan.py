@@ -1,6 +1,6 @@
-"""Finds every symptom in logs as they stream by: 50 MB/s of NCCL's chatter, in bounded memory.
+"""Finds every symptom in streamed logs: 50 MB/s of NCCL's output, in bounded memory.
 
-The cause stands at the end, and the end is what is torn: all that can be had of it counts.
+The cause is at the end of a log, which is often damaged: every readable part of it counts.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from preflight.hang.explain.exceptions import Raised
+    from preflight.hang.explain.exceptions import LoggedException
     from preflight.hang.explain.symptom import Symptom
 
 
 _OUTPUT = ("output.log", "errors.log", "stdout.log", "stderr.log")
-"""Of that launch, or of one rank beneath torchrun; it says first what ended it."""
+"""Output of the launch, or of one rank under torchrun; read first."""
 _RANK = ("error.json", "stdout.log", "stderr.log")
-"""What torchrun keeps of each rank in RUN/attempt_0/LOCAL_RANK."""
-_WAYS_OUT = "give log files, or a folder that preflight watch or a run of torchrun --log-dir left"
+"""Files that torchrun writes for each rank in RUN/attempt_0/LOCAL_RANK."""
+_WAYS_OUT = "give log files, or a folder from preflight watch or torchrun --log-dir"
 
 
 def logs_of(given: Iterable[Path]) -> Iterator[Path]:
-    """Files as they are given, and folders as the logs in them that are not empty, if any is not.
+    """The given files, and the logs in given folders (only non-empty ones, if there are any).
 
-    UsageError for a folder without any, or with those of several runs.
+    UsageError for a folder without logs, or with the logs of several runs.
     """
     for path in given:
         if str(path) == "-" or not _is_folder(path):
@@ -80,17 +80,17 @@ def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
     except OSError:
-        return False  # what is wrong is told when it is opened
+        return False  # opening it will report the error
 
 
 def any_of(words: Iterable[bytes]) -> re.Pattern[bytes]:
-    """Find any of them, ten times faster than by plain alternatives: common beginnings are one."""
+    """Match any of these words, ten times faster than plain alternatives: shares prefixes."""
     return re.compile(_branches(sorted(set(words))))
 
 
 def _branches(words: list[bytes]) -> bytes:
     if not words or not words[0]:
-        return b""  # one ends here, and what only adds to it needs no look
+        return b""  # a word ends here: longer ones need no match
     parts = [
         re.escape(first) + _branches([word[1:] for word in those])
         for first, those in groupby(words, key=lambda word: word[:1])
@@ -104,18 +104,18 @@ if TYPE_CHECKING:
 CHUNK = 1 << 20
 
 _MEMBER = 4096
-"""What one more gzipped part costs, however empty: 20 bytes can be one."""
+"""Bytes charged for each gzip member, however empty: 20 bytes can be one."""
 
 _GZIP = b"\x1f\x8b"
 _ANY_GZIP = 16 + zlib.MAX_WBITS
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
-"""What PowerShell's `>` writes."""
+"""Encodings that PowerShell's `>` writes."""
 
 
 def blocks(path: Path, troubles: list[str]) -> Iterator[bytes]:
     """Yield a file's text as it comes, about CHUNK bytes at a time; `-` is standard input.
 
-    UsageError where it cannot be opened. What breaks later is told in `troubles`.
+    UsageError if it cannot be opened. Later errors are added to `troubles`.
     """
     with _opened(path) as file:
         try:
@@ -123,7 +123,7 @@ def blocks(path: Path, troubles: list[str]) -> Iterator[bytes]:
             packed = file.peek(len(_GZIP)).startswith(_GZIP)
             yield from _as_utf8(_unzipped(raw, path) if packed else raw)
         except (OSError, EOFError, zlib.error) as error:
-            troubles.append(f"{path}: read up to a fault ({error})")
+            troubles.append(f"{path}: read up to an error ({error})")
 
 
 @contextmanager
@@ -140,13 +140,13 @@ def _opened(path: Path) -> Iterator[_Peeked]:
 
 
 def _raw(file: _Peeked) -> Iterator[bytes]:
-    """`read1`, because `read` forgets what it has gathered when the next piece is a fault."""
+    """Uses `read1`, because `read` drops what it has read when the next part fails."""
     while more := file.read1(CHUNK):
         yield more
 
 
 def _unzipped(raw: Iterator[bytes], path: Path) -> Iterator[bytes]:
-    """Decompress one member after the other; zlib.error or EOFError after all that could be had."""
+    """Decompress member by member; zlib.error or EOFError after all readable text."""
     member = zlib.decompressobj(_ANY_GZIP)
     whole = False
     left = unpacks_to(0)
@@ -173,7 +173,7 @@ def _unzipped(raw: Iterator[bytes], path: Path) -> Iterator[bytes]:
             if left < 0:
                 raise EOFError(
                     f"it unpacks to over {SWELLS} times its size, or has thousands of parts; "
-                    "where that is no trap: "
+                    "if you trust it: "
                     f"zcat {shlex.quote(str(path))} | preflight explain -"
                 )
             rest = member.unused_data if member.eof else member.unconsumed_tail
@@ -184,7 +184,7 @@ def _unzipped(raw: Iterator[bytes], path: Path) -> Iterator[bytes]:
 
 
 def _up_to_fault(member: zlib._Decompress, rest: bytes) -> bytes:
-    """Byte by byte: a call that meets the fault gives nothing of what came before it."""
+    """Decompress byte by byte: a call that fails returns nothing of what came before."""
     got = bytearray()
     with suppress(zlib.error):
         for byte in rest:
@@ -193,7 +193,7 @@ def _up_to_fault(member: zlib._Decompress, rest: bytes) -> bytes:
 
 
 def _as_utf8(texts: Iterator[bytes]) -> Iterator[bytes]:
-    """Text of two bytes a character as the rest of us reads it; anything else as it is."""
+    """Convert UTF-16 to UTF-8; anything else stays as it is."""
     first = b""
     for text in texts:
         first += text
@@ -211,9 +211,9 @@ def _as_utf8(texts: Iterator[bytes]) -> Iterator[bytes]:
 
 
 LONGEST = 16 << 10
-"""Bytes of a line that are looked at, half of them at its end; what is between is cut out."""
+"""Bytes searched of a line, half of them at its end; the middle is cut."""
 _HUGE = 4 * LONGEST
-"""Bytes of a line without an end (yet) that are kept."""
+"""Bytes stored of a line without an end so far."""
 
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _BREAKS = re.compile(rb"\r\n|\n|\r")
@@ -222,8 +222,8 @@ _BREAKS = re.compile(rb"\r\n|\n|\r")
 def chunks(path: Path, troubles: list[str]) -> Iterator[list[bytes]]:
     """Yield a file's lines, some thousands at a time; `-` is standard input.
 
-    A huge line is one line, cut. UsageError where the file cannot be opened. What breaks later (a
-    gzip cut short) is told in `troubles`, and what came before it counts.
+    A huge line is one line, cut. UsageError if the file cannot be opened. Later errors (a gzip file
+    cut short) are added to `troubles`, and the text before them counts.
     """
     left = b""
     for block in blocks(path, troubles):
@@ -264,11 +264,20 @@ def _split(block: bytes) -> list[bytes]:
 
 
 _KEPT_EACH = 3
-"""Hits of one symptom by one speaker that are kept: the first ones."""
+"""Hits stored of one symptom and speaker: the first ones."""
 _KEPT = 20_000
-"""Hits in all."""
+"""Hits stored in all."""
 _SHOWN = 400
-"""Characters of a line that are kept as proof."""
+"""Characters stored of a line as proof."""
+
+_FAILURE = (
+    *(b"error", b"fail", b"traceback", b"exception", b"abort", b"fatal", b"kill", b"terminat"),
+    *(b"timed out", b"timeout", b"time-out", b"segmentation", b"core dumped", b"panic", b"xid"),
+    *(b"corrupt", b"out of memory", b"refused", b"cannot", b"unable", b"hang", b"hung", b"stuck"),
+    *(b"lost", b"died", b"dead", b"unreachable", b"exited", b"exit code", b"return code"),
+    *(b"signal", b"no such", b"not found", b"denied", b"invalid", b"mismatch", b"assert"),
+)
+"""A log without any of these words, in upper or lower case, shows no failure."""
 
 _INFO = b"NCCL INFO "
 _CHATTER = frozenset(
@@ -278,33 +287,34 @@ _CHATTER = frozenset(
         *(b"=== Sy", b"NVLS t", b"CPU/0-", b"CPU/1-", b"+ PCI[", b"+ NVL[", b"+ NET[", b"=====\n"),
     }
 )
-"""What a line of NCCL begins with that never tells of a failure; without them nothing changes but
-the speed."""
+"""Beginnings of NCCL's lines that never report a failure; they only make the scan faster."""
 
 
 @dataclass
-class Found:
-    """All that a set of logs gave."""
+class ScanResult:
+    """Everything found in a set of logs."""
 
     hits: list[Hit] = field(default_factory=list)
-    raised: list[Raised] = field(default_factory=list)
+    raised: list[LoggedException] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    """How often each symptom was met, those not kept included."""
+    """How often each symptom was found, including hits that are not stored."""
     ranks: set[int] = field(default_factory=set)
-    """Global ranks that any line was written by."""
+    """Global ranks that wrote any line."""
     roots: set[int] = field(default_factory=set)
     """Global ranks that torchrun calls the first to fail."""
     ended: int = 0
-    """The last line, in the order of reading, that says the job came to its end; 0 if none."""
+    """The number of the last line that reports the normal end of the job; 0 if none."""
     world: int = 0
-    """The greatest number of ranks that anybody told of; 0 if nobody did."""
+    """The largest number of ranks in any line; 0 if none."""
+    failure: Place | None = None
+    """The first line with a word of failure; None where no line has one."""
     lines: int = 0
     troubles: list[str] = field(default_factory=list)
 
 
 @dataclass
 class _Open:
-    """A symptom whose following lines belong to it."""
+    """A symptom to which the following lines belong."""
 
     symptom: Symptom
     texts: list[str]
@@ -313,7 +323,7 @@ class _Open:
 
 
 class Scanner:
-    """Looks for symptoms, file by file; who is who is learned on the way."""
+    """Looks for symptoms, file by file; learns the ranks of processes on the way."""
 
     def __init__(self, symptoms: Sequence[Symptom]) -> None:
         self._anchor = any_of(word.encode() for each in symptoms for word in each.anchors)
@@ -324,9 +334,9 @@ class Scanner:
         self._kept: Counter[tuple[str, object]] = Counter()
         self._processes: dict[tuple[str, int], int] = {}
         self._summaries = Summaries()
-        self._found = Found()
+        self._found = ScanResult()
 
-    def read(self, paths: Iterable[Path]) -> Found:
+    def read(self, paths: Iterable[Path]) -> ScanResult:
         """Scan them one after the other."""
         for path in paths:
             self._file(path)
@@ -337,53 +347,66 @@ class Scanner:
             for one in found.raised
             if one.speaker.rank is not None
         }
-        found.hits = [self._who(hit, by_place) for hit in found.hits]
+        found.hits = [self._with_rank(hit, by_place) for hit in found.hits]
         return found
 
     def _file(self, path: Path) -> None:
         source, whose = str(path), speaker_of_file(path)
         tracebacks = Tracebacks(source, whose)
-        still: list[_Open] = []
+        open_symptoms: list[_Open] = []
         number = 0
         found = self._found
         anchored = self._anchor.search
         for lines in chunks(path, found.troubles):
+            self._look_for_failure(lines, source, number)
             for line in lines:
                 number += 1
                 at = line.find(_INFO)
-                if at >= 0 and not still and line[at + 10 : at + 16] in _CHATTER:
+                if at >= 0 and not open_symptoms and line[at + 10 : at + 16] in _CHATTER:
                     continue
-                if still or tracebacks.open:
+                if open_symptoms or tracebacks.open:
                     text = text_of(line)
-                    still = self._feed(still, text, source, whose)
+                    open_symptoms = self._feed(open_symptoms, text, source, whose)
                     tracebacks.feed(text, number, found.lines + number)
                 if b"Traceback (most" in line:
                     tracebacks.begin(text_of(line), number)
                 if anchored(line) is not None:
                     text = text_of(line)
-                    for began in self._begun(line, text, number, found.lines + number):
+                    for began in self._open_symptoms(line, text, number, found.lines + number):
                         if began.symptom.span:
-                            still.append(began)
+                            open_symptoms.append(began)
                         else:
                             self._close(began, source, whose)
-        for each in still:
+        for each in open_symptoms:
             self._close(each, source, whose)
         found.lines += number
         found.raised += tracebacks.raised
 
-    def _begun(self, line: bytes, text: str, number: int, order: int) -> list[_Open]:
-        """Begin with every symptom of which an anchor is in this line."""
+    def _look_for_failure(self, lines: Iterable[bytes], source: str, before: int) -> None:
+        """Keep the first line that has a word of failure; what NCCL calls INFO is none."""
+        if self._found.failure is not None:
+            return
+        for number, line in enumerate(lines, before + 1):
+            text = line.lower()
+            if any(word in text for word in _FAILURE) and _INFO not in line:
+                self._found.failure = Place(source, number, text_of(line)[:_SHOWN])
+                return
+
+    def _open_symptoms(self, line: bytes, text: str, number: int, order: int) -> list[_Open]:
+        """Open every symptom with an anchor in this line."""
         symptoms = {
             each.id: each
             for word, those in self._by_anchor.items()
-            if word in line  # the expression finds one of those that overlap only
+            if word in line  # the expression finds only one of overlapping words
             for each in those
         }
         return [_Open(symptom, [text], number, order) for symptom in symptoms.values()]
 
-    def _feed(self, still: list[_Open], text: str, source: str, whose: Speaker) -> list[_Open]:
+    def _feed(
+        self, open_symptoms: list[_Open], text: str, source: str, whose: Speaker
+    ) -> list[_Open]:
         left: list[_Open] = []
-        for each in still:
+        for each in open_symptoms:
             each.texts.append(text)
             if len(each.texts) > each.symptom.span:
                 self._close(each, source, whose)
@@ -393,19 +416,19 @@ class Scanner:
 
     def _close(self, began: _Open, source: str, whose: Speaker) -> None:
         symptom, text = began.symptom, "\n".join(began.texts)
-        told = symptom.fields(text)
-        if told is None:
+        fields = symptom.fields(text)
+        if fields is None:
             return
         found = self._found
         speaker = speaker_of(began.texts[0]).joined(whose)
-        if "world" in told:
-            self._learn(told, speaker)
-        if "end" in told:
+        if "world" in fields:
+            self._learn(fields, speaker)
+        if "end" in fields:
             found.ended = began.order
         if speaker.rank is not None:
             found.ranks.add(speaker.rank)
         found.counts[symptom.id] += 1
-        key = (symptom.id, (source, speaker, tuple(sorted(told.items()))[:6]))
+        key = (symptom.id, (source, speaker, tuple(sorted(fields.items()))[:6]))
         self._kept[key] += 1
         if self._kept[key] > _KEPT_EACH or len(found.hits) >= _KEPT:
             return
@@ -414,7 +437,7 @@ class Scanner:
             symptom=symptom,
             place=place,
             speaker=speaker,
-            fields=told,
+            fields=fields,
             time=time_of(text),
             order=began.order,
         )
@@ -423,19 +446,19 @@ class Scanner:
         if root is not None:
             found.roots.add(root)
 
-    def _learn(self, told: dict[str, str], speaker: Speaker) -> None:
-        """A communicator's line joins rank and process; the largest one has the global ranks."""
-        world, rank = int(told["world"]), int(told.get("rank", 0))
+    def _learn(self, fields: dict[str, str], speaker: Speaker) -> None:
+        """A communicator's line maps processes to ranks; the largest has the global ranks."""
+        world, rank = int(fields["world"]), int(fields.get("rank", 0))
         if world > self._found.world:
             self._found.world = world
             self._processes.clear()
         if world == self._found.world and speaker.node and speaker.pid is not None:
             self._processes[speaker.node, speaker.pid] = rank
 
-    def _who(self, hit: Hit, raised: dict[tuple[str, int], Speaker]) -> Hit:
-        """Name the rank of a process that said its number only, or that torchrun sums up.
+    def _with_rank(self, hit: Hit, raised: dict[tuple[str, int], Speaker]) -> Hit:
+        """Add the rank to a hit that has only a process id, or is in torchrun's summary.
 
-        `raised`: who raised the exception in which the words stand.
+        `raised`: the speakers of exceptions, by place.
         """
         speaker = hit.speaker
         if speaker.rank is not None:

@@ -1,7 +1,7 @@
-"""What is known of a job's last words, as data, and what of it a log holds, in whose words.
+"""Symptoms of failed jobs as data, their hits in a log, and the explanation.
 
-One file per symptom in `symptoms/`.
-A person adds a symptom by adding a file; its own examples hold it to its pattern (docs/explain.md).
+There is one file per symptom in `symptoms/`. To add a symptom, add a file; its examples test its
+pattern (docs/explain.md).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from preflight.core.files import parse_toml
 from preflight.core.text import whole
 from preflight.errors import UsageError
-from preflight.facts.boards import known
+from preflight.facts.boards import xid_info
 from preflight.hang.answer_text import Alternative
 
 if TYPE_CHECKING:
@@ -30,34 +30,34 @@ FOLDER = Path(__file__).resolve().with_name("symptoms")
 Category = Literal[
     "port_in_use", "stale_process", "device_ordinal", "duplicate_gpu", "oom_one_rank",
     "nic_or_ib_link", "wrong_interface", "firewall", "timeout_rank_missing", "collective_mismatch",
-    "gpu_hardware", "version_mismatch", "shm", "env_misconfig", "other", "unknown",
+    "gpu_hardware", "version_mismatch", "shm", "env_misconfig", "other", "no_failure", "unknown",
 ]  # fmt: skip
 
 Role = Literal["cause", "sign", "hint", "echo", "fact"]
-"""`cause`: ends the search. `sign`: a failure that another may have brought about. `hint`: matters
-where nothing failed. `echo`: what others say once somebody has failed. `fact`: tells who is who."""
+"""`cause`: ends the search. `sign`: a failure that another may have caused. `hint`: matters if
+nothing failed. `echo`: an error of other ranks after a failure. `fact`: identifies ranks."""
 
 RANKING: dict[Role, int] = {"cause": 0, "sign": 1, "hint": 2, "echo": 3, "fact": 4}
 
 
 class Example(Struct, frozen=True, forbid_unknown_fields=True):
-    """A text that the symptom must be found in, and what must be read out of it."""
+    """A text that must show the symptom, and the fields that must be read from it."""
 
     text: str
     fields: dict[str, str] = {}
 
 
 class Circumstance(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a symptom means something else than by itself: where all that is named here holds."""
+    """Conditions that change what a symptom means; all of them must hold."""
 
     numbers: dict[str, tuple[int, ...]] = {}
-    """Fields, each with one of these numbers."""
+    """Fields, each of which has one of these numbers."""
     greater: tuple[str, str] | None = None
-    """Two fields, the first of which is the greater number."""
+    """Two fields; the number of the first is greater."""
     met: str = ""
-    """Another symptom that the logs hold."""
+    """Another symptom that the logs show."""
     several: str = ""
-    """A field of which the logs tell more than one value: `{several}` in the remark."""
+    """A field with more than one value in the logs: `{several}` in the remark."""
     world: int = 0
     """The number of ranks."""
     category: Category = "unknown"
@@ -65,79 +65,81 @@ class Circumstance(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     remark: str = ""
     """Added to the sentence."""
     lesser: bool = False
-    """A cause is but a sign then."""
+    """The cause is then only a sign."""
     moot: bool = False
-    """A hint does not matter then."""
+    """The hint does not matter then."""
 
 
 class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One thing that a log may say, and what that means."""
+    """One thing that a log may show, and what it means."""
 
     id: str = ""
     """The file's name."""
     category: Category
     role: Role
     follows: bool = False
-    """A cause that a rank's end brings about as well: it is one where no rank had died before."""
+    """A rank's end can produce this cause too: it counts only if no rank died before it."""
     retried: bool = False
-    """A sign that programs give which then try again: it counts where nothing else failed."""
+    """A sign of programs that try again: it counts only if nothing else failed."""
     dies: bool = False
-    """A sign after which a rank is no more, so that its peers' links fail too."""
+    """A sign after which a rank is dead, so that its peers' connections fail too."""
     waits: bool = False
-    """A sign of those who only waited for another."""
+    """A sign of ranks that only waited for another."""
     confidence: Annotated[float, Meta(ge=0, le=1)]
-    """That the category is right where this is the first failure."""
+    """Probability that the category is right if this is the first failure."""
     anchors: tuple[str, ...]
-    """A line without any of these words is not looked at."""
+    """Only lines with one of these words are searched."""
     patterns: tuple[str, ...]
-    """Regular expressions; the first that matches counts, its named groups are the fields."""
+    """Regular expressions; the first match counts, and its named groups are the fields."""
     further: tuple[str, ...] = ()
     """More expressions for fields, searched in the same lines."""
     span: Annotated[int, Meta(ge=0, le=40)] = 0
     """Lines after the one with the anchor that belong to it."""
     sentences: tuple[str, ...]
-    """What is said, with {fields}; the first of which all fields are known."""
+    """Sentences with {fields}; the first whose fields are all known is used."""
     numbers: dict[str, dict[str, str]] = {}
-    """By field: what a text in any field says in place of the field's number."""
+    """By field: texts in any field that replace the field's number."""
     words: dict[str, dict[str, str]] = {}
-    """By field: what its numbers mean, told as `{FIELD_words}`; "" for all others."""
+    """By field: the meaning of its numbers, for `{FIELD_words}`; "" for all others."""
     when: tuple[Circumstance, ...] = ()
-    """The first that holds is told in place of category and confidence."""
+    """The first that holds replaces category and confidence."""
     survived_by: str = ""
-    """A fact that tells, further down in the same file, that this ended nobody."""
+    """A later fact in the same file that shows that no process ended by this."""
     cause: str
     advice: str
     check: str = ""
-    """What to run next: preflight's check, or a command."""
+    """What to run next: a check of preflight, or a command."""
     culprits: tuple[str, ...] = ()
-    """Fields that name the culprit; `speaker` is the rank, else the node, that said it.
+    """Fields that name the culprit; `speaker` is the rank, otherwise the node, that wrote it.
 
-    In `a/b`, b counts where a is not known."""
+    In `a/b`, b counts if a is unknown."""
     instead: dict[Category, str] = {}
-    """What else the same words may mean: told as alternatives."""
+    """Other meanings of the same words, given as alternatives."""
     source: str
     examples: tuple[Example, ...]
     counter: tuple[str, ...] = ()
-    """Texts in which it must not be found."""
+    """Texts that must not show it."""
 
     def fields(self, text: str) -> dict[str, str] | None:
-        """Read a text; None where it is about something else."""
+        """Read the fields from a text; None if it does not match."""
         for pattern in _compiled(self.patterns):
             found = pattern.search(text)
             if found is not None:
-                told = {key: value for key, value in found.groupdict().items() if value}
+                fields = {key: value for key, value in found.groupdict().items() if value}
                 for more in _compiled(self.further):
                     other = more.search(text)
                     if other is not None:
-                        told |= {k: v for k, v in other.groupdict().items() if v and k not in told}
-                return told
+                        fields |= {
+                            k: v for k, v in other.groupdict().items() if v and k not in fields
+                        }
+                return fields
         return None
 
-    def sentence(self, told: Mapping[str, str]) -> str:
-        """Say it with as much as is known."""
+    def sentence(self, fields: Mapping[str, str]) -> str:
+        """Format the first sentence whose fields are all known."""
         for each in self.sentences:
-            if all(name in told for name in _names(each)):
-                return each.format_map(dict(told))
+            if all(name in fields for name in _names(each)):
+                return each.format_map(dict(fields))
         return self.sentences[-1]
 
 
@@ -151,7 +153,7 @@ def _names(sentence: str) -> list[str]:
 
 
 def load_symptoms(folder: Path = FOLDER) -> tuple[Symptom, ...]:
-    """Read every symptom; UsageError that names the file where one is wrong."""
+    """Read every symptom; UsageError names the file if one is wrong."""
     return tuple(_load(path) for path in sorted(folder.glob("*.toml")))
 
 
@@ -159,14 +161,14 @@ def _load(path: Path) -> Symptom:
     try:
         content = parse_toml(path.read_text(encoding="utf-8"))
         symptom = msgspec.convert({**content, "id": path.stem}, Symptom)
-        _refuse_careless(symptom)
+        _refuse_invalid(symptom)
     except (OSError, ValueError, re.error) as error:
         raise UsageError(f"{path}: {error}; see docs/explain.md") from error
     return symptom
 
 
-def _refuse_careless(symptom: Symptom) -> None:
-    """Refuse a file whose last sentence may lack a field, or whose expressions are none."""
+def _refuse_invalid(symptom: Symptom) -> None:
+    """Refuse a file whose last sentence may lack a field, or whose expressions are invalid."""
     _compiled(symptom.patterns)
     _compiled(symptom.further)
     if not symptom.anchors or not symptom.patterns or not symptom.sentences:
@@ -182,7 +184,7 @@ def shipped() -> tuple[Symptom, ...]:
 
 
 class Speaker(Struct, frozen=True, kw_only=True):
-    """Who wrote a line, as far as the line tells."""
+    """The process that wrote a line, as far as the line shows it."""
 
     rank: int | None = None
     """Global rank."""
@@ -190,7 +192,7 @@ class Speaker(Struct, frozen=True, kw_only=True):
     pid: int | None = None
 
     def joined(self, other: Speaker) -> Speaker:
-        """Complete it by what another knows."""
+        """Fill gaps from another speaker."""
         return Speaker(
             rank=self.rank if self.rank is not None else other.rank,
             node=self.node or other.node,
@@ -205,7 +207,7 @@ class Speaker(Struct, frozen=True, kw_only=True):
 
 
 class Place(Struct, frozen=True):
-    """Where a line stands."""
+    """A line of a log."""
 
     source: str
     line: int
@@ -221,9 +223,9 @@ class Hit(Struct, frozen=True, kw_only=True):
     speaker: Speaker
     fields: dict[str, str]
     time: tuple[float, ...] | None
-    """Comparable with other times of the same form; None where the line tells none."""
+    """Comparable with other times of the same form; None if the line has none."""
     order: int
-    """The how-many-th line it is of all that were read."""
+    """The number of the line among all lines read."""
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
@@ -241,7 +243,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     next: str = ""
     """What to check next with preflight."""
     lines: int = 0
-    """That were read."""
+    """How many lines were read."""
 
 
 _MOST = 16
@@ -255,15 +257,15 @@ _WORDS = {
     "near": "rank",
     "local_rank": "local rank",
 }
-"""What a field is of, where that is not its own name."""
+"""The kind of a culprit, if it differs from the field's name."""
 _TASK = re.compile(r"/task:(\d{1,9})")
 
 
 def culprits(same: Sequence[Hit], first: Hit) -> tuple[str, ...]:
-    """Who is to blame by the fields that the symptom names, over all its places.
+    """The culprits by the fields that the symptom names, over all its hits.
 
-    Where they name nobody, it is the one node whose lines tell of it. A symptom that names no
-    field accuses nobody: who writes that line only reports it.
+    If the fields are empty, the culprit is the node, if only one reports it. A symptom without
+    culprit fields names no culprit: the writer of the line only reports the failure.
     """
     found: dict[str, None] = {}
     for hit in [first, *same]:
@@ -299,7 +301,7 @@ def tasks_of(value: str) -> list[str]:
 
 
 def _first_known(fields: str, hit: Hit) -> tuple[str, ...]:
-    """`speaker/gpu` is the rank or node that said it; the GPU only where neither is known."""
+    """`speaker/gpu` is the rank or node that wrote it; the GPU only if neither is known."""
     return next(filter(None, (_culprit(field, hit) for field in fields.split("/"))), ())
 
 
@@ -327,30 +329,30 @@ def proofs(places: Iterable[Place]) -> tuple[Place, ...]:
     return tuple(seen.values())[:_PROOFS]
 
 
-def decoded(hit: Hit) -> dict[str, str]:
-    """Add who spoke, and what numbers mean: a completion's status, an errno, an Xid."""
-    told = dict(hit.fields)
+def with_meanings(hit: Hit) -> dict[str, str]:
+    """Add the speaker and the meaning of numbers: a completion's status, an errno, an Xid."""
+    fields = dict(hit.fields)
     if hit.speaker.words:
-        told.setdefault("speaker", hit.speaker.words)
-    if rank := told.get("rank"):
-        told["rank_words"] = f"rank{'s' * (',' in rank)} {rank}"
-    if tasks := tasks_of(told.get("tasks", "")):
-        told["task_words"] = f"task{'s' * (len(tasks) > 1)} {', '.join(tasks)}"
+        fields.setdefault("speaker", hit.speaker.words)
+    if rank := fields.get("rank"):
+        fields["rank_words"] = f"rank{'s' * (',' in rank)} {rank}"
+    if tasks := tasks_of(fields.get("tasks", "")):
+        fields["task_words"] = f"task{'s' * (len(tasks) > 1)} {', '.join(tasks)}"
     for field, meanings in hit.symptom.words.items():
         number = number_of(hit, field)
         words = meanings.get(str(number), meanings.get("", "")) if number else ""
         if words:
-            told[f"{field}_words"] = words.format(number=number)
-    if "xid" in told:
-        told["xid_words"] = known(int(told["xid"])).meaning
-    return told
+            fields[f"{field}_words"] = words.format(number=number)
+    if "xid" in fields:
+        fields["xid_words"] = xid_info(int(fields["xid"])).meaning
+    return fields
 
 
 def number_of(hit: Hit, field: str) -> int:
-    """The number of a field, or that which a text stands for; 0 where neither is told."""
-    told = whole(hit.fields.get(field, ""), 2**64)
-    if told is not None:
-        return told
+    """The number of a field, or the number that a text stands for; 0 without either."""
+    number = whole(hit.fields.get(field, ""), 2**64)
+    if number is not None:
+        return number
     names = hit.symptom.numbers.get(field, {})
     texts = hit.fields.values()
     return int(next((names[name] for name in names if any(name in one for one in texts)), 0))

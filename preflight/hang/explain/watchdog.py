@@ -1,4 +1,4 @@
-"""What the time-outs of torch's watchdog tell together: who was in what, and who was not there."""
+"""Compares the timeouts of torch's watchdog: which rank was in which collective, which in none."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ WATCHDOG, STATUS = "watchdog", "group_status"
 _LEAST = 2
 
 
-class Waiting(Struct, frozen=True, kw_only=True):
-    """One rank's time-out."""
+class Timeout(Struct, frozen=True, kw_only=True):
+    """The timeout of one rank."""
 
     rank: int
     group: str
@@ -29,33 +29,33 @@ class Waiting(Struct, frozen=True, kw_only=True):
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """What follows from all of them."""
+    """The conclusion from all timeouts."""
 
     kind: str
     """`mismatch`, `behind`, `missing`, `all` or `some`."""
     ranks: tuple[int, ...]
-    """Who is odd; nobody where it is `all` or `some`."""
+    """The odd ranks; none for `all` and `some`."""
     sentence: str
     proofs: tuple[Hit, ...]
 
 
-def waiting(hits: Sequence[Hit]) -> list[Waiting]:
-    """The first time-out of each rank in each group, where its rank is known."""
-    found: dict[tuple[int, str], Waiting] = {}
+def timeouts(hits: Sequence[Hit]) -> list[Timeout]:
+    """The first timeout of each known rank in each group."""
+    found: dict[tuple[int, str], Timeout] = {}
     for hit in hits:
-        told = hit.fields
-        if hit.symptom.id != WATCHDOG or hit.speaker.rank is None or "seq" not in told:
+        fields = hit.fields
+        if hit.symptom.id != WATCHDOG or hit.speaker.rank is None or "seq" not in fields:
             continue
-        key = (hit.speaker.rank, told.get("group", ""))
+        key = (hit.speaker.rank, fields.get("group", ""))
         found.setdefault(
             key,
-            Waiting(
+            Timeout(
                 rank=hit.speaker.rank,
-                group=told.get("group", ""),
-                seq=int(told["seq"]),
-                op=told["op"].lstrip("_"),
-                sizes=(told.get("in", ""), told.get("out", "")),
-                timeout_ms=int(told["timeout_ms"]),
+                group=fields.get("group", ""),
+                seq=int(fields["seq"]),
+                op=fields["op"].lstrip("_"),
+                sizes=(fields.get("in", ""), fields.get("out", "")),
+                timeout_ms=int(fields["timeout_ms"]),
                 hit=hit,
             ),
         )
@@ -63,20 +63,20 @@ def waiting(hits: Sequence[Hit]) -> list[Waiting]:
 
 
 def judge(hits: Sequence[Hit], seen: set[int], world: int) -> Verdict | None:
-    """Compare the ranks that timed out; None where no rank's number is known.
+    """Compare the ranks that timed out; None if no rank's number is known.
 
-    `seen`: ranks that any line is from, so that one which is silent here is silent indeed;
-    `world`: the number of ranks, 0 if nobody told.
+    `seen`: ranks that wrote any line, whose silence here counts; `world`: the number of ranks, 0 if
+    unknown.
     """
-    late = waiting(hits)
+    late = timeouts(hits)
     if not late:
         return None
     return _mismatched(late) or _behind(late, hits) or _missing(late, seen, world)
 
 
-def _mismatched(late: Sequence[Waiting]) -> Verdict | None:
-    """The same number in one group, but not the same collective or not the same size."""
-    by_call: dict[tuple[str, int], dict[tuple[str, tuple[str, str]], list[Waiting]]] = {}
+def _mismatched(late: Sequence[Timeout]) -> Verdict | None:
+    """The same number in one group, but a different collective or size."""
+    by_call: dict[tuple[str, int], dict[tuple[str, tuple[str, str]], list[Timeout]]] = {}
     for one in late:
         calls = by_call.setdefault((one.group, one.seq), {})
         calls.setdefault((one.op, one.sizes), []).append(one)
@@ -91,22 +91,22 @@ def _mismatched(late: Sequence[Waiting]) -> Verdict | None:
         return Verdict(
             kind="mismatch",
             ranks=tuple(sorted(one.rank for one in odd)),
-            sentence=f"collective {seq} was not the same everywhere: {words}",
+            sentence=f"the ranks' calls differ in collective {seq}: {words}",
             proofs=tuple(side[0].hit for side in sides[:3]),
         )
     return None
 
 
-def _behind(late: Sequence[Waiting], hits: Sequence[Hit]) -> Verdict | None:
-    """A rank whose last enqueued work is before the one in which others wait."""
-    waits: dict[str, Waiting] = {}
+def _behind(late: Sequence[Timeout], hits: Sequence[Hit]) -> Verdict | None:
+    """A rank whose last enqueued collective comes before the one in which others wait."""
+    waits: dict[str, Timeout] = {}
     for one in late:
         best = waits.get(one.group)
         if best is None or one.seq > best.seq:
             waits[one.group] = one
-    odd: dict[int, tuple[Hit, int, Waiting]] = {}
+    odd: dict[int, tuple[Hit, int, Timeout]] = {}
     for hit in hits:
-        # The time-out's own line tells no group, the status beside it does.
+        # The timeout's own line names no group, the status beside it does.
         ahead = waits.get(hit.fields.get("group", ""), waits.get(""))
         rank = hit.speaker.rank
         if hit.symptom.id != STATUS or ahead is None or rank is None or rank == ahead.rank:
@@ -121,38 +121,40 @@ def _behind(late: Sequence[Waiting], hits: Sequence[Hit]) -> Verdict | None:
     return Verdict(
         kind="behind",
         ranks=tuple(sorted(odd)),
-        sentence=f"{who} had come to collective {enqueued} only, where rank {ahead.rank} waited "
+        sentence=f"{who} had only reached collective {enqueued}, while rank {ahead.rank} waited "
         f"in number {ahead.seq} ({ahead.op})",
         proofs=(*(hit for hit, _, _ in odd.values()), ahead.hit),
     )
 
 
-def _missing(late: Sequence[Waiting], seen: set[int], world: int) -> Verdict:
-    """Those who were there all the time and did not wait where the others did."""
+def _missing(late: Sequence[Timeout], seen: set[int], world: int) -> Verdict:
+    """Ranks that wrote lines and did not wait in the collective of the others."""
     first = min(late, key=lambda one: one.hit.order)
     call = (first.group, first.seq, first.op)
     same = [one for one in late if (one.group, one.seq, one.op) == call]
     there = {one.rank for one in same}
     of = world or _size(first)
-    # Of a greater number more are missing than are there: nobody is named, and nothing is counted.
+    # If more ranks are missing than present, none is named or counted.
     whole = 0 < of <= 2 * len(there) and len(there) >= _LEAST and first.group in ("", "0")
     missing = set(range(of)) - there if whole else set()
     words = f"{first.op} number {first.seq}"
     proofs = tuple(one.hit for one in same[:3])
     if whole and not missing:
-        told = f"all {of} ranks waited in {words} and none got through"
-        return Verdict(kind="all", ranks=(), sentence=told, proofs=proofs)
-    # Whose log is not here cannot be told from who did not come.
+        sentence = f"all {of} ranks waited in {words} and none got through"
+        return Verdict(kind="all", ranks=(), sentence=sentence, proofs=proofs)
+    # A rank without a log looks the same as a missing one.
     if missing and missing <= seen and len(missing) <= len(there):
-        told = f"{rank_words(missing)} did not come to {words}, in which {_ranks(same)} waited"
-        return Verdict(kind="missing", ranks=tuple(sorted(missing)), sentence=told, proofs=proofs)
+        sentence = f"{rank_words(missing)} did not reach {words}, in which {_ranks(same)} waited"
+        return Verdict(
+            kind="missing", ranks=tuple(sorted(missing)), sentence=sentence, proofs=proofs
+        )
     of_all = f" of {of}" if of else ""
-    told = f"{_ranks(same)}{of_all} waited in {words} for {first.timeout_ms / 1000:g} s"
-    return Verdict(kind="some", ranks=(), sentence=told, proofs=proofs)
+    sentence = f"{_ranks(same)}{of_all} waited in {words} for {first.timeout_ms / 1000:g} s"
+    return Verdict(kind="some", ranks=(), sentence=sentence, proofs=proofs)
 
 
-def _size(one: Waiting) -> int:
-    """How many ranks the group has, by what a collective takes in and gives out; 0 if unknown."""
+def _size(one: Timeout) -> int:
+    """The size of the group, from a collective's input and output sizes; 0 if unknown."""
     taken, given = (int(each or 0) for each in one.sizes)
     if "ALLGATHER" in one.op.upper() and taken and given % taken == 0:
         return given // taken
@@ -161,13 +163,13 @@ def _size(one: Waiting) -> int:
     return 0
 
 
-def _ranks(some: Sequence[Waiting]) -> str:
+def _ranks(some: Sequence[Timeout]) -> str:
     return rank_words({one.rank for one in some})
 
 
 def survivors(hits: Sequence[Hit]) -> dict[int, int]:
-    """Ranks that waited in a collective until it timed out, and the line in which they say so.
+    """Ranks that waited in a collective until it timed out, and the line that reports it.
 
-    Whoever raises before that has caught it: a dead rank waits for nobody.
+    A rank that raised before that caught its exception: a dead rank does not wait.
     """
-    return {one.rank: one.hit.order for one in waiting(hits)}
+    return {one.rank: one.hit.order for one in timeouts(hits)}

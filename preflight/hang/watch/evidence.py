@@ -1,9 +1,9 @@
-"""The evidence of a launch: the variables that make it leave some, and the folder that holds it.
+"""The evidence of a launch: the variables that make torch and NCCL write it, and its folder.
 
-What the user set is never changed. Names, defaults and effects as in torch 2.13's own files and
-NCCL's debug.cc. Two were renamed: torch 2.13 reads both names, prefers the newer, and warns of the
-older; earlier ones read the older. Which holds is read from the headers that torch itself installs;
-where none are found, both names are set, which costs a line of output at most.
+Variables that the user set never change. Names, defaults and effects are from torch 2.13's files
+and NCCL's debug.cc. Two were renamed: torch 2.13 reads both names, prefers the newer, and warns
+about the older; earlier versions read the older. The headers that torch installs show which holds;
+without them both names are set, which costs at most a line of output.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 
 DEBUGS = ("nccl", "dist")
-"""What `--debug` can be given."""
+"""Choices of `--debug`."""
 
 NCCL_FOLDER, RECORDER_FOLDER, TORCHRUN_FOLDER = "nccl", "recorder", "torchrun"
 FOLDERS = (NCCL_FOLDER, RECORDER_FOLDER, TORCHRUN_FOLDER)
 LEFT = ("torchrun/**/error.json", "torchrun/**/*.log", "nccl/*.log")
-"""What torchrun and NCCL leave in the folder of a launch under watch."""
+"""Files of torchrun and NCCL in the folder of a watched launch."""
 
 
 def files_of(folder: Path, patterns: Iterable[str]) -> dict[Path, int]:
-    """The regular files of these patterns in turn, with their sizes; what goes meanwhile is none.
+    """The regular files of these patterns in turn, with their sizes, without those just removed.
 
-    OSError where the folders could not be looked through: others may write there.
+    OSError if the folders cannot be searched: others may write there.
     """
     found: dict[Path, int] = {}
     try:
@@ -50,17 +50,17 @@ def files_of(folder: Path, patterns: Iterable[str]) -> dict[Path, int]:
                 if stat.S_ISREG(status.st_mode):
                     found[path] = status.st_size
     except RecursionError as error:
-        said = "its folders are too deep within each other"
-        raise OSError(errno.ELOOP, said, str(folder)) from error
+        fault = "its folders are too deep within each other"
+        raise OSError(errno.ELOOP, fault, str(folder)) from error
     return found
 
 
 RECORDER_PREFIX = "rank_"
-"""A rank's dump is `recorder/rank_3`, and the pipe that asks for one `recorder/rank_3.pipe`."""
+"""A rank's dump is `recorder/rank_3`; writing to `recorder/rank_3.pipe` requests one."""
 
 
-class Wish(NamedTuple):
-    """One variable, and the others that say the same: any of them set by the user settles it."""
+class Variable(NamedTuple):
+    """One variable to set, unless the user set it or one of `settled_by`."""
 
     name: str
     value: str
@@ -68,32 +68,32 @@ class Wish(NamedTuple):
     settled_by: tuple[str, ...] = ()
 
 
-class Left(NamedTuple):
-    """A variable that somebody else has set, and that was therefore left as it is."""
+class LeftAsSet(NamedTuple):
+    """A variable that stays as it is, because the user or a file has set it."""
 
     name: str
     settled_by: str
-    """The variable that was found, often the same."""
+    """The variable that is set, often the same."""
     value: str
     where: str
     """The environment, or a file of NCCL's settings."""
 
     @property
     def sentence(self) -> str:
-        """What is missing because of it."""
+        """What stays unset because of it."""
         own = f"{self.settled_by}={self.value} of {self.where} is left as it is"
         return own if self.name == self.settled_by else f"{own}, and {self.name} not set"
 
 
 class Plan(NamedTuple):
-    """What is added to the launch's environment."""
+    """The variables to add to the launch's environment."""
 
-    added: tuple[Wish, ...]
-    left: tuple[Left, ...]
+    added: tuple[Variable, ...]
+    left: tuple[LeftAsSet, ...]
 
     def environ(self, before: Mapping[str, str]) -> dict[str, str]:
         """The launch's environment."""
-        return {**before, **{wish.name: wish.value for wish in self.added}}
+        return {**before, **{variable.name: variable.value for variable in self.added}}
 
 
 def plan(
@@ -107,63 +107,63 @@ def plan(
 ) -> Plan:
     """Decide on every variable.
 
-    `in_files`: what NCCL's own files of settings hold, by name: (value, file). `folder`: where
-    evidence goes, empty where there is none. `pipes`: whether a rank can surely make a pipe there;
-    torch ends a rank that cannot. `outdated`: names that this torch has newer ones for.
+    `in_files`: the variables in NCCL's settings files, by name: (value, file). `folder`: the
+    evidence folder, empty if there is none. `pipes`: whether ranks can certainly make pipes there;
+    torch ends a rank that cannot. `outdated`: names that this torch has renamed.
     """
     added, left = [], []
     mine = {name: (value, "your environment") for name, value in environ.items()}
-    for wish in _wishes(folder, debug, pipes=pipes):
-        if wish.name in outdated:
+    for variable in _variables(folder, debug, pipes=pipes):
+        if variable.name in outdated:
             continue
-        names = (wish.name, *wish.settled_by)
+        names = (variable.name, *variable.settled_by)
         for given in (mine, in_files):
             if found := next((one for one in names if one in given), ""):
-                left.append(Left(wish.name, found, *given[found]))
+                left.append(LeftAsSet(variable.name, found, *given[found]))
                 break
         else:
-            added.append(wish)
+            added.append(variable)
     return Plan(tuple(added), tuple(left))
 
 
-def _wishes(folder: str, debug: frozenset[str], *, pipes: bool) -> list[Wish]:
+def _variables(folder: str, debug: frozenset[str], *, pipes: bool) -> list[Variable]:
     kept, loud, dist = bool(folder), "nccl" in debug, "dist" in debug
     sizes = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
     files = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-    last = "the last 2000 collectives are remembered"
+    last = "torch records the last 2000 collectives"
     prefix = f"{folder}/{RECORDER_FOLDER}/{RECORDER_PREFIX}"
-    told = "NCCL tells everything" if loud else "NCCL's warnings are written down"
+    level_words = "NCCL logs everything" if loud else "NCCL logs its warnings"
     to_file = folder.replace("%", "%%") + f"/{NCCL_FOLDER}/%h.%p.log"
     rows = [
-        *((True, Wish(name, "2000", last, sizes)) for name in sizes),
-        (True, Wish("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", "and are written down when one times out")),
-        *((kept, Wish(name, prefix, "to here, a file for each rank", files)) for name in files),
-        (kept and pipes, Wish("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", prefix,
-                              "or at once, when asked through a pipe")),
-        # Without a file NCCL would speak into the launch's own output. Who has set a level reads
-        # NCCL's lines where they are now: moving them would hide them.
-        (kept, Wish("NCCL_DEBUG", "INFO" if loud else "WARN", told)),
-        (kept, Wish("NCCL_DEBUG_FILE", to_file, "a file for each host and process",
+        *((True, Variable(name, "2000", last, sizes)) for name in sizes),
+        (True, Variable("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", "and writes them when one times out")),
+        *((kept, Variable(name, prefix, "to here, a file for each rank", files)) for name in files),
+        (kept and pipes, Variable("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", prefix,
+                              "or at once, on request through a pipe")),
+        # Without a file NCCL writes into the launch's output. A user who has set a level reads
+        # NCCL's lines there: moving them would hide them.
+        (kept, Variable("NCCL_DEBUG", "INFO" if loud else "WARN", level_words)),
+        (kept, Variable("NCCL_DEBUG_FILE", to_file, "a file for each host and process",
                     ("NCCL_DEBUG",))),
-        (kept and loud, Wish("NCCL_DEBUG_SUBSYS", "ALL", "of all its parts", ("NCCL_DEBUG",))),
-        # As if --log-dir had been typed; a --log-dir that was typed still wins.
-        (kept, Wish("PET_LOG_DIR", f"{folder}/{TORCHRUN_FOLDER}",
-                    "torchrun keeps error files here")),
-        (True, Wish("PYTHONFAULTHANDLER", "1", "a rank that crashes prints its Python stacks")),
-        (dist, Wish("TORCH_DISTRIBUTED_DEBUG", "DETAIL",
-                    "every collective is compared between ranks")),
-        (dist, Wish("TORCH_CPP_LOG_LEVEL", "INFO", "torch's own lines about it are shown")),
-        (dist and kept, Wish("PET_TEE", "2", "torchrun keeps each rank's stderr in a file too",
+        (kept and loud, Variable("NCCL_DEBUG_SUBSYS", "ALL", "of all its parts", ("NCCL_DEBUG",))),
+        # The same as --log-dir; an explicit --log-dir still wins.
+        (kept, Variable("PET_LOG_DIR", f"{folder}/{TORCHRUN_FOLDER}",
+                    "torchrun writes error files here")),
+        (True, Variable("PYTHONFAULTHANDLER", "1", "a rank that crashes prints its Python stacks")),
+        (dist, Variable("TORCH_DISTRIBUTED_DEBUG", "DETAIL",
+                    "torch compares every collective between ranks")),
+        (dist, Variable("TORCH_CPP_LOG_LEVEL", "INFO", "torch prints its own lines about it")),
+        (dist and kept, Variable("PET_TEE", "2", "torchrun also writes ranks' stderr to files",
                              ("PET_REDIRECTS",))),
     ]  # fmt: skip
-    return [wish for holds, wish in rows if holds]
+    return [variable for holds, variable in rows if holds]
 
 
 _LARGEST = 64 << 10
 
 
 def set_in_files(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Variables by name: (value, file). NCCL reads one of a user, then /etc/nccl.conf."""
+    """Variables by name: (value, file). NCCL reads a user's file, then /etc/nccl.conf."""
     found: dict[str, tuple[str, str]] = {}
     for path in _places(environ):
         try:
@@ -188,16 +188,16 @@ def _places(environ: Mapping[str, str]) -> Iterator[Path]:
 _HEADER = "torch/include/torch/csrc/distributed/c10d/FlightRecorder.hpp"
 _OLD_SIZE, _OLD_FILE = "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 _SIZE_BY_DEFAULT = f'"{_OLD_SIZE}"}}, 2000)'
-"""Only where it records by default do all parts of torch go without the older name."""
+"""Only a torch that records by default does not need the older name anywhere."""
 
 _FILE_BY_NEW_NAME = "enable_dynamic_filename_"
-"""Came after the newer name of the file."""
+"""This came after the newer name of the file."""
 
 _LONGEST = 256 << 10
 
 
 def outdated(command: str, environ: Mapping[str, str]) -> frozenset[str]:
-    """Names that need not be set for this launcher's torch; empty where that is not known."""
+    """Names that this launcher's torch does not need; empty if unknown."""
     for packages in _packages(command, environ):
         if not (packages / "torch").is_dir():
             continue
@@ -213,7 +213,7 @@ def outdated(command: str, environ: Mapping[str, str]) -> frozenset[str]:
 
 
 def _packages(command: str, environ: Mapping[str, str]) -> Iterator[Path]:
-    """Where the launcher's Python keeps its packages."""
+    """The package folders of the launcher's Python."""
     found = shutil.which(command, path=environ.get("PATH"))
     if found is None:
         return
@@ -245,24 +245,24 @@ _AS_MANY = 100
 
 
 def folder_name() -> str:
-    """What a folder made now is called, before somebody else's of that name."""
+    """The name for a folder made now, if it does not exist yet."""
     host = os.uname().nodename.partition(".")[0]
     return f"watch-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{host}"
 
 
-def settled(base: Path) -> Path:
-    """The folder itself. OSError where root's could be swapped: torch writes there by its name."""
-    if os.geteuid() == 0 and (said := who_may_change(base)):
-        raise PermissionError(errno.EPERM, said)
+def safe_base(base: Path) -> Path:
+    """The real path. OSError if another user could replace a folder of root's."""
+    if os.geteuid() == 0 and (problem := who_may_change(base)):
+        raise PermissionError(errno.EPERM, problem)
     return Path(os.path.realpath(base))
 
 
 def make_folder(base: Path) -> Path:
-    """Make a new one there, named by the time and this host; OSError where that cannot be.
+    """Make a new folder, named by time and host; OSError if that fails.
 
-    Two nodes of one job start within a second, often in one shared folder.
+    Two nodes of one job may start within a second in one shared folder.
     """
-    stem, real = folder_name(), settled(base)
+    stem, real = folder_name(), safe_base(base)
     real.mkdir(parents=True, exist_ok=True)
     for number in range(_AS_MANY):
         folder = real / (f"{stem}-{number + 1}" if number else stem)
@@ -277,7 +277,7 @@ def make_folder(base: Path) -> Path:
 
 
 def makes_pipes(folder: Path) -> bool:
-    """Whether its file system has named pipes: torch ends a rank that cannot make its own."""
+    """Whether the file system has named pipes: torch ends a rank that cannot make its pipe."""
     pipe = folder / RECORDER_FOLDER / ".try"
     try:
         os.mkfifo(pipe)
@@ -289,7 +289,7 @@ def makes_pipes(folder: Path) -> bool:
 
 
 def ask_for_dumps(folder: Path) -> int:
-    """Ask every rank that listens; how many do."""
+    """Request a dump from every rank that listens; return how many do."""
     asked = 0
     for pipe in (folder / RECORDER_FOLDER).glob("*.pipe"):
         try:
@@ -307,7 +307,7 @@ def ask_for_dumps(folder: Path) -> int:
 
 
 def tidy(folder: Path) -> None:
-    """Take away what says nothing: pipes, and folders in which nothing is."""
+    """Remove pipes and empty folders."""
     for path in (folder / RECORDER_FOLDER).glob("*.pipe"):
         path.unlink(missing_ok=True)
     for place, _, _ in sorted(os.walk(folder), reverse=True):
@@ -316,11 +316,11 @@ def tidy(folder: Path) -> None:
                 Path(place).rmdir()
 
 
-FOUND, PROGRESSES, UNKNOWN, NOBODY = 0, 3, 3, 5
+FOUND, PROGRESSES, UNKNOWN, NO_RANKS = 0, 3, 3, 5
 """Exit codes of `preflight.hang.watch.examine`; the second of a stall, the third of an end."""
 
 COLUMNS = ("at_s", "rank", "pid", *Reading._fields[1:])
-"""Of the table of samples: a row is one look at one rank."""
+"""Columns of samples.tsv: a row is one look at one rank."""
 
 _RECORD_MODE = 0o640
 
@@ -329,47 +329,50 @@ _SCRIPT = re.compile(r"[\w./+][\w./+-]*\.(?:py|sh)")
 
 
 def _program(command: Sequence[str]) -> list[str]:
-    """A launch's program and its script: any other word may hold a secret."""
+    """A launch's program and script: any other word may contain a secret."""
     return [command[0], *filter(_SCRIPT.fullmatch, command[1:])][:2]
 
 
 class Record:
-    """`watch.json`, written when the launch starts and again whenever it says more."""
+    """`watch.json`, written when the launch starts and after each change."""
 
     def __init__(self, folder: Path | None, command: Sequence[str], plan: Plan) -> None:
         self._folder = folder
-        self._said: dict[str, Any] = {
+        self._content: dict[str, Any] = {
             "preflight": __version__,
             "host": os.uname().nodename,
             "command": _program(command),
             "started": _time(),
-            "set": {wish.name: {"value": wish.value, "why": wish.why} for wish in plan.added},
+            "set": {
+                variable.name: {"value": variable.value, "why": variable.why}
+                for variable in plan.added
+            },
             "left": [one.sentence for one in plan.left],
             "stalls": [],
         }
 
     def stall(self, answer: str) -> None:
-        """One more stall was found; `answer`: the file that tells of it."""
-        self._said["stalls"].append({"at": _time(), "answer": answer})
+        """Add a stall; `answer`: the file with its diagnosis."""
+        self._content["stalls"].append({"at": _time(), "answer": answer})
         self.write()
 
     def ended(self, status: int) -> None:
-        """How the launch ended."""
-        self._said["ended"] = _time()
+        """Add how the launch ended."""
+        self._content["ended"] = _time()
         if os.WIFSIGNALED(status):
-            self._said["signal"] = os.WTERMSIG(status)
+            self._content["signal"] = os.WTERMSIG(status)
         else:
-            self._said["exit"] = os.waitstatus_to_exitcode(status)
+            self._content["exit"] = os.waitstatus_to_exitcode(status)
         self.write()
 
     def write(self) -> None:
-        """Write it; OSError where the folder takes nothing."""
+        """Write the file; OSError if that fails."""
         if self._folder is not None:
-            text = json.dumps(self._said, indent=1) + "\n"
+            text = json.dumps(self._content, indent=1) + "\n"
             write(self._folder / "watch.json", text)
 
     def write_samples(self, seen: Iterable[tuple[object, ...]]) -> None:
-        """Write what was seen, a line for each look at each rank. OSError as above."""
+        """Write the samples, a line for each look at each rank. OSError as above."""
         if self._folder is None:
             return
         lines = ["\t".join(COLUMNS)]
@@ -378,7 +381,7 @@ class Record:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file of the folder, which is ours alone: whole, or not at all."""
+    """Write a file into the folder atomically: whole, or not at all."""
     new = path.with_suffix(".new")
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, _RECORD_MODE)
     try:
@@ -386,7 +389,7 @@ def write(path: Path, text: str) -> None:
             file.write(text)
         new.replace(path)
     except OSError:
-        new.unlink(missing_ok=True)  # on a full disk half of it would stay
+        new.unlink(missing_ok=True)  # a full disk would leave half of it
         raise
 
 

@@ -1,11 +1,11 @@
-"""Why a launch stands, or ended: `python -m preflight.hang.watch.examine WHAT ...`.
+"""Examines why a launch hangs or ended: `python -m preflight.hang.watch.examine WHAT ...`.
 
-    stall PID NUMBER FOLDER NODES INVENTORY   whom its ranks wait for
+    stall PID NUMBER FOLDER NODES INVENTORY   what its ranks wait for
     end FOLDER FILE...                        why it ended, by its files
     nodes NODES INVENTORY                     whether these can be the job's nodes
 
-A process of its own, so that what it loads is gone when it ends, and so that the watch can end it.
-The nodes of a job are looked at from the one where rank 0 is; the others look at themselves.
+It is a separate process, so that its memory is freed at its end and the watch can end it. The node
+of rank 0 looks at all nodes of the job; the others look only at themselves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from preflight.core.text import plain_json, printable
 from preflight.errors import PreflightError, UsageError
-from preflight.hang.watch.evidence import FOUND, NOBODY, PROGRESSES, UNKNOWN, write
+from preflight.hang.watch.evidence import FOUND, NO_RANKS, PROGRESSES, UNKNOWN, write
 from preflight.hang.watch.progress import ranks_of
 
 if TYPE_CHECKING:
@@ -35,58 +35,60 @@ _WIDTH = 100
 
 
 def main(words: Sequence[str]) -> int | str:
-    """Do what the first word says; what to exit with."""
+    """Run the command in the first word; return the exit status."""
     what, *rest = words
     if what == "stall":
         pid, number, folder, nodes, inventory = rest
-        return _why_it_stands(int(pid), number, folder, nodes, inventory)
+        return _why_it_hangs(int(pid), number, folder, nodes, inventory)
     if what == "end":
         return _why_it_ended(Path(rest[0]), [Path(file) for file in rest[1:]])
     nodes, inventory = rest
-    return refused(nodes, inventory, os.environ) or 0
+    return nodes_problem(nodes, inventory, os.environ) or 0
 
 
 def _why_it_ended(folder: Path, files: Sequence[Path]) -> int:
-    """Write explanation.json and .txt, and print the latter; 3 where it is unknown."""
+    """Write explanation.json and .txt, and print the latter; 3 if the cause is unknown."""
     from preflight.hang.explain.scan import Scanner
     from preflight.hang.explain.symptom import shipped
     from preflight.hang.explain.weigh import explain, lines
 
-    told = explain(Scanner(shipped()).read(files))
-    text = "".join(f"{line}\n" for line in lines(told, _WIDTH))
-    write(folder / "explanation.json", msgspec.json.format(msgspec.json.encode(told)).decode())
+    explanation = explain(Scanner(shipped()).read(files))
+    text = "".join(f"{line}\n" for line in lines(explanation, _WIDTH))
+    write(
+        folder / "explanation.json", msgspec.json.format(msgspec.json.encode(explanation)).decode()
+    )
     write(folder / "explanation.txt", text)
     sys.stdout.write(text)
-    return UNKNOWN if told.category == "unknown" else FOUND
+    return UNKNOWN if explanation.category in ("unknown", "no_failure") else FOUND
 
 
-def _why_it_stands(launch: int, number: str, folder: str, nodes: str, inventory: str) -> int:
+def _why_it_hangs(launch: int, number: str, folder: str, nodes: str, inventory: str) -> int:
     """Look, judge, print, and write `state-N.json`, `diagnosis-N.json` and `.txt`."""
     from preflight.hang.diagnose.judge import diagnose, lines
 
     state = _look(launch, nodes, inventory)
-    told = diagnose(state)
-    if told.category == "progresses":
+    diagnosis = diagnose(state)
+    if diagnosis.category == "progresses":
         return PROGRESSES
-    if told.category == "no_job" or not (told.standings or told.culprits):
-        return NOBODY  # its ranks are not up yet, or have just ended
-    text = "".join(f"{line}\n" for line in lines(told, _WIDTH))
+    if diagnosis.category == "no_job" or not (diagnosis.standings or diagnosis.culprits):
+        return NO_RANKS  # not started yet, or just ended
+    text = "".join(f"{line}\n" for line in lines(diagnosis, _WIDTH))
     sys.stdout.write(text)
     sys.stdout.flush()
     if not folder:
         return FOUND
     try:
         write(Path(folder, f"diagnosis-{number}.txt"), text)
-        write(Path(folder, f"diagnosis-{number}.json"), plain_json(told, indent=2))
+        write(Path(folder, f"diagnosis-{number}.json"), plain_json(diagnosis, indent=2))
         write(Path(folder, f"state-{number}.json"), plain_json(state, indent=2))
     except OSError as error:
         place = printable(folder)
-        sys.stdout.write(f"not all of it could be written to {place}: {error.strerror}\n")
+        sys.stdout.write(f"cannot write all files to {place}: {error.strerror}\n")
     return FOUND
 
 
 def _look(launch: int, nodes: str, inventory: str) -> JobState:
-    """At all of the job's nodes where they are known and we have rank 0, else at this machine."""
+    """Look at all of the job's nodes if they are known and rank 0 is here, else at this machine."""
     from preflight.hang.look import look_here
 
     several = os.environ.get("SLURM_JOB_NUM_NODES", "1") not in ("", "1")
@@ -95,15 +97,15 @@ def _look(launch: int, nodes: str, inventory: str) -> JobState:
         try:
             state = _look_everywhere(launch, nodes, inventory)
         except PreflightError as error:
-            sys.stdout.write(f"the other nodes were not looked at: {printable(str(error))}\n")
+            sys.stdout.write(f"the other nodes were not checked: {printable(str(error))}\n")
             state = None
         if state is not None:
             return state
     return look_here(pids=(launch,))
 
 
-def refused(nodes: str, inventory: str, environ: Mapping[str, str]) -> str:
-    """Why these cannot be the job's nodes, before it hangs; empty where they can."""
+def nodes_problem(nodes: str, inventory: str, environ: Mapping[str, str]) -> str:
+    """Why these cannot be the job's nodes, known before it hangs; empty if they can."""
     try:
         _fleet(nodes, inventory, environ)
     except UsageError as error:
@@ -112,15 +114,17 @@ def refused(nodes: str, inventory: str, environ: Mapping[str, str]) -> str:
 
 
 def _fleet(nodes: str, inventory: str, environ: Mapping[str, str]) -> Fleet:
-    from preflight.fleet.sources import Wish, resolve
+    from preflight.fleet.sources import FleetRequest, resolve
 
-    return resolve(Wish(nodes=nodes or None, inventory=inventory or None, environ=dict(environ)))
+    return resolve(
+        FleetRequest(nodes=nodes or None, inventory=inventory or None, environ=dict(environ))
+    )
 
 
 def _look_everywhere(launch: int, nodes: str, inventory: str) -> JobState | None:
-    """All nodes of this launch's job; None where none of the others let us in.
+    """Look at all nodes of this launch's job; None if no other node accepts a login.
 
-    UsageError where the nodes cannot be resolved.
+    UsageError if the nodes cannot be resolved.
     """
     from preflight.hang.look import look
     from preflight.transport.ways import Ways
@@ -133,18 +137,18 @@ def _look_everywhere(launch: int, nodes: str, inventory: str) -> JobState | None
         ways.close()
     own = own_node(state, socket.gethostname())
     if own is None or not any(node.look for node in state.nodes if node is not own):
-        # A login from node to node is not set up, which says nothing of the nodes.
+        # Login from node to node is not set up, which means nothing about the nodes.
         return None
     return replace(state, job=job_of(own, {one.pid for one in ranks_of(launch)}))
 
 
 def own_node(state: JobState, host: str) -> NodeState | None:
-    """The node that we are on, by the name that it calls itself."""
+    """The node of this process, by its own host name."""
     return next((one for one in state.nodes if one.look and one.look.host == host), None)
 
 
 def job_of(node: NodeState, pids: set[int]) -> str:
-    """The job of these processes; empty where the look does not know them."""
+    """The job of these processes; empty if the look does not have them."""
     ranks = node.look.ranks if node.look else ()
     return next((rank.job for rank in ranks if rank.pid in pids), "")
 

@@ -1,12 +1,12 @@
-"""The launch's output and NCCL's debug files: kept, and held to a size.
+"""Stores the launch's output and NCCL's debug files, and limits their size.
 
-Standard output and error are inherited. Where one is a file (Slurm's, nohup's) that file is read
-afterwards; `--tee` puts a `tee` there, a process of its own, so that a launch outlives its watch.
+Standard output and error are inherited. If one is a file (Slurm's, nohup's), that file is read
+afterwards; `--tee` puts a separate `tee` process there, so that a launch outlives its watch.
 
-NCCL writes at its own position, not at the file's end: a file that is renamed goes on growing under
-its new name, one that is cut off has a hole up to where it is written next. So the space of what
-lies between its first and last lines is given back in place (a hole). Where a file system has no
-holes on demand, the file is emptied instead, and only its end is kept, in a copy.
+NCCL writes at its own position, not at the file's end: a renamed file goes on growing under its new
+name, and a truncated one has a hole up to the next write. So the middle of the file becomes a hole,
+which frees its space in place. On a file system that cannot make holes, the file is emptied
+instead, and only a copy of its end remains.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 
 LONGEST = 8 << 20
-"""Bytes of the end of a file that are kept."""
+"""Bytes stored of the end of a file."""
 
 _LAST_WORDS_S = 5.0
-"""How long a `tee` may take when the launch has ended: another may hold its pipe for ever."""
+"""How long a `tee` may run after the launch: another process may hold its pipe for ever."""
 
 _BLOCK = 1 << 20
 _NAMES = {1: "output.log", 2: "errors.log"}
-"""Of the copies; where both go to one file there is the first."""
+"""Names of the copies; if both go to one file, only the first exists."""
 
 
 class Source(NamedTuple):
-    """A descriptor of ours that is a regular file, and how long that was before the launch."""
+    """A descriptor that is a regular file, and the file's size before the launch."""
 
     descriptor: int
     began: int
@@ -55,7 +55,7 @@ class Output:
         self._pipes: list[int] = []
 
     def tee(self, children: Children, folder: Path) -> list[tuple[Any, ...]]:
-        """Start a `tee` for each; the answer makes them the launch's. OSError where none can."""
+        """Start a `tee` for each; return the file actions for the launch. OSError if that fails."""
         actions: list[tuple[Any, ...]] = []
         for number, name in ((1, "stdout.log"), (2, "stderr.log")):
             theirs, ours = os.pipe()
@@ -71,13 +71,13 @@ class Output:
         self._sources = ()
         return actions
 
-    def let_go(self) -> None:
-        """Once the launch has its own ends of the pipes."""
+    def close_pipes(self) -> None:
+        """Close the pipes here, once the launch has its ends."""
         while self._pipes:
             os.close(self._pipes.pop())
 
     def finish(self, children: Children) -> None:
-        """Wait until what the launch said has been written."""
+        """Wait until the launch's output has been written."""
         until = time.monotonic() + _LAST_WORDS_S
         while time.monotonic() < until:
             children.reap()
@@ -86,7 +86,7 @@ class Output:
             signals.wait(until - time.monotonic())
 
     def keep(self, folder: Path) -> list[Path]:
-        """Copy the ends of what the launch has written so far; where they are."""
+        """Copy the end of the launch's output so far; return the copies' paths."""
         kept = []
         for source in self._sources:
             path = folder / _NAMES[source.descriptor]
@@ -116,7 +116,7 @@ def _end(source: Source) -> bytes:
         return b""
     try:
         size = os.fstat(handle).st_size
-        began = source.began if size >= source.began else 0  # somebody has emptied it
+        began = source.began if size >= source.began else 0  # the file was truncated meanwhile
         return _read(handle, max(began, size - LONGEST), size)
     finally:
         os.close(handle)
@@ -131,7 +131,7 @@ def _read(handle: int, start: int, end: int) -> bytes:
 
 
 def logs(folder: Path, kept: Sequence[Path]) -> list[Path]:
-    """Every file of the folder that may say what ended the launch, its output first."""
+    """Every file of the folder that may show why the launch ended, its output first."""
     found = [*kept]
     with suppress(OSError):
         found += [path for path, size in files_of(folder, LEFT).items() if size]
@@ -144,17 +144,17 @@ _SECTOR = 512
 _OFTEN_S, _SELDOM_S, _SLOWER = 0.1, 1.0, 1.25
 _COPIED = 1 << 20
 _BEFORE = ".before"
-"""Of a file that was emptied: what its end was then."""
+"""Suffix of the copy of the end of an emptied file."""
 
 
 class Cap(NamedTuple):
-    """How much a file may hold on the disk, and what of it is kept once it holds half of that."""
+    """The limit of a file on disk, and how much stays once it reaches half of that."""
 
     most: int
 
     @property
     def head(self) -> int:
-        """Bytes of its beginning: versions, devices and topology stand there."""
+        """Bytes of its beginning, which has versions, devices and topology."""
         return self.most // 8 // _BLOCK_BYTES * _BLOCK_BYTES
 
     @property
@@ -164,7 +164,7 @@ class Cap(NamedTuple):
 
 
 class Trimmer:
-    """Holds the log files below some folders to their size; more often while one grows fast."""
+    """Limits the log files below some folders; runs more often while one grows fast."""
 
     def __init__(self, folders: Iterable[Path], cap: Cap) -> None:
         self._folders = tuple(folders)
@@ -175,13 +175,13 @@ class Trimmer:
         """When to call `sweep` next."""
 
     def sweep(self) -> None:
-        """Give back the middle of every file that holds more than half of what it may."""
+        """Free the middle of every file above half of its limit."""
         grew = 0
         for path in self._files():
             try:
                 found = path.lstat()
                 if found.st_blocks * _SECTOR > self._cap.most // 2:
-                    self._emptied[str(path)] = _give_back(path, self._cap)
+                    self._emptied[str(path)] = _free_middle(path, self._cap)
             except OSError:
                 continue
             grew = max(grew, found.st_size - self._sizes.get(str(path), 0))
@@ -190,7 +190,7 @@ class Trimmer:
         self.every_s = min(self.every_s * _SLOWER, _SELDOM_S) if calm else _OFTEN_S
 
     def close(self) -> None:
-        """When nobody writes any more: put a line in the place of each hole."""
+        """Replace each hole by a line, once no process writes any more."""
         self.sweep()
         for path in self._files():
             with suppress(OSError):
@@ -204,8 +204,8 @@ class Trimmer:
         return [path for path in found if not path.is_symlink()]
 
 
-def _give_back(path: Path, cap: Cap) -> int:
-    """Return how long the file was where it had to be emptied, else 0."""
+def _free_middle(path: Path, cap: Cap) -> int:
+    """Free the middle; return the file's size if it had to be emptied, otherwise 0."""
     handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         end = (os.fstat(handle).st_size - cap.tail) // _BLOCK_BYTES * _BLOCK_BYTES
@@ -219,7 +219,7 @@ def _give_back(path: Path, cap: Cap) -> int:
 
 
 def _punch(handle: int, start: int, length: int) -> bool:
-    """Make a hole; False where this file system makes none."""
+    """Make a hole; False if the file system cannot."""
     libc = ctypes.CDLL(None, use_errno=True)
     long = ctypes.c_int64
     mode = ctypes.c_int(_KEEP_SIZE | _PUNCH_HOLE)
@@ -227,16 +227,16 @@ def _punch(handle: int, start: int, length: int) -> bool:
 
 
 def _write_copy(path: Path, handle: int, cap: Cap) -> int:
-    """Keep the end of a file that is about to be emptied, in place of the last such copy."""
+    """Copy the end of a file before it is emptied; replaces the previous copy."""
     size = os.fstat(handle).st_size
     path.with_suffix(_BEFORE).write_bytes(os.pread(handle, cap.tail, max(size - cap.tail, 0)))
     return size
 
 
 def _close_up(path: Path, cap: Cap, emptied: int) -> None:
-    """Write the file anew: its beginning, a line that says how much is missing, its end.
+    """Rewrite the file: its beginning, a line with the number of missing bytes, its end.
 
-    `emptied`: how long it was when it was last emptied; nothing may have come since.
+    `emptied`: its size when it was last emptied; it may have no data since.
     """
     before = path.with_suffix(_BEFORE)
     with path.open("rb") as old:
@@ -247,7 +247,7 @@ def _close_up(path: Path, cap: Cap, emptied: int) -> None:
             return
         kept = before.read_bytes().lstrip(b"\0") if before.exists() else b""
         room = max(cap.most - hole - len(kept) - _BLOCK_BYTES, 0)
-        start = max(_data_behind(old.fileno(), hole, size), size - room)
+        start = max(_data_after(old.fileno(), hole, size), size - room)
         missing = start - hole - len(kept)
         new = path.with_suffix(".new")
         with new.open("xb") as file:
@@ -260,8 +260,8 @@ def _close_up(path: Path, cap: Cap, emptied: int) -> None:
     before.unlink(missing_ok=True)
 
 
-def _data_behind(handle: int, hole: int, size: int) -> int:
-    """Where there is something again, to the byte; its size where there is nothing."""
+def _data_after(handle: int, hole: int, size: int) -> int:
+    """The first byte with data after a hole; the file's size if there is none."""
     try:
         block = os.lseek(handle, hole, os.SEEK_DATA)
     except OSError:

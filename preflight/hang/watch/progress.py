@@ -1,8 +1,8 @@
-"""Which processes beneath a launch are its ranks, and whether each of them still gets on.
+"""Finds the ranks below a launch, and whether each of them still makes progress.
 
-What a rank does between two collectives shows: it reads, writes, touches memory, gives up the CPU.
-A rank that waits for the others shows next to nothing of it, whether it sleeps (gloo) or spins at
-100 % (NCCL): so CPU time decides nothing, and each rank is held against its own past.
+Work between two collectives is visible: a rank reads, writes, touches memory, yields the CPU. A
+rank that waits for others shows almost nothing, whether it sleeps (gloo) or spins at 100 % (NCCL):
+so CPU time decides nothing, and each rank is compared with its own past.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
 _TICKS = os.sysconf("SC_CLK_TCK")
 _LONGEST = 1 << 20
 _STATE, _PARENT, _MINFLT, _UTIME, _STIME, _START = 0, 1, 7, 11, 12, 19
-"""Fields of /proc/PID/stat, counted from the one behind the name in brackets."""
+"""Fields of /proc/PID/stat, counted from the one after the name in brackets."""
 
 
 class Reading(NamedTuple):
-    """One look at a process; each number is what it has come to since its start."""
+    """One look at a process; each number is its total since its start."""
 
     started: int
-    """In clock ticks since boot: with the pid, who it is."""
+    """Start in clock ticks since boot: identifies the process together with its pid."""
     state: str
     cpu_s: float
-    """Of all its threads."""
+    """CPU time of all its threads."""
     faults: int
-    """Pages that it touched for the first time, none of them from a disk."""
+    """Minor page faults: pages touched for the first time, without disk reads."""
     switches: int
-    """How often its main thread gave up the CPU by itself."""
+    """Voluntary context switches of its main thread."""
     calls: int
-    """Reads and writes of files and pipes; 0 where the kernel does not let us see."""
+    """Reads and writes of files and pipes; 0 if the kernel does not permit reading them."""
     moved: int
     """Bytes of these."""
 
 
 def reading_of(pid: int) -> Reading | None:
-    """Look at one; None when it has gone."""
+    """Look at a process; None if it has ended."""
     stat, status = _stat(pid), _text(f"/proc/{pid}/status")
     if not stat or not status:
         return None
@@ -61,35 +61,35 @@ def reading_of(pid: int) -> Reading | None:
 
 
 def pending_signals(pid: int) -> frozenset[int]:
-    """Signals that were sent to a process as a whole, and that it has not taken."""
+    """Signals that are pending for a whole process."""
     bits = int(_field(_text(f"/proc/{pid}/status"), "ShdPnd") or "0", 16)
     return frozenset(number + 1 for number in range(64) if bits >> number & 1)
 
 
 def environ_of(pid: int) -> dict[str, str]:
-    """What a process was started with; empty where that is not ours to read."""
+    """The initial environment of a process; empty if it cannot be read."""
     text = _text(f"/proc/{pid}/environ")
     return dict(one.partition("=")[::2] for one in text.split("\0") if "=" in one)
 
 
 def name_of(pid: int) -> str:
-    """Its name, as `ps` tells it; empty when it has gone."""
+    """Its name, as in `ps`; empty if it has ended."""
     return _text(f"/proc/{pid}/comm").strip()
 
 
 def command_of(pid: int) -> str:
-    """Its words, a blank between them; empty when it has gone."""
+    """Its command line; empty if it has ended."""
     return _text(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
 
 
 def parent_of(pid: int) -> int:
-    """Whose child it is; 0 when it has gone."""
+    """The pid of its parent; 0 if it has ended."""
     stat = _stat(pid)
     return int(stat[_PARENT]) if stat else 0
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat behind the name; none when it has gone."""
+    """The fields of /proc/PID/stat after the name; empty if it has ended."""
     stat = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return stat if len(stat) > _START else []
 
@@ -109,7 +109,7 @@ def _field(text: str, field: str) -> str:
 
 
 def _text(path: str) -> str:
-    """A file of /proc; empty when its process has gone, or where it is not ours to read."""
+    """A file of /proc; empty if its process has ended or it cannot be read."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -123,11 +123,11 @@ def _text(path: str) -> str:
 
 
 _RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-"""As torchrun, Slurm, Open MPI and MPICH number them; the first that is there counts."""
+"""Rank variables of torchrun, Slurm, Open MPI and MPICH; the first that is set counts."""
 
 _PLACE = (*_RANK, "LOCAL_RANK")
-"""What a launcher sets anew for each rank. Kubernetes numbers pods by RANK, and torchrun under srun
-inherits its task's: who has just what the launch was given is no rank of his own."""
+"""Variables that a launcher sets for each rank. Kubernetes numbers pods by RANK, and torchrun under
+srun inherits its task's: a process with the launch's own values is not a rank."""
 
 _WRAPPERS = frozenset(
     {
@@ -135,7 +135,7 @@ _WRAPPERS = frozenset(
         "taskset", "time", "timeout", "zsh",
     }
 )  # fmt: skip
-"""They start what computes, and then wait: their own progress says nothing."""
+"""Programs that start the real one and then wait: their progress means nothing."""
 
 _LAUNCHERS = ("accelerate", "deepspeed", "torch.distributed", "torchrun")
 _DEEPEST = 12
@@ -149,10 +149,10 @@ class RankProcess(NamedTuple):
 
 
 class _Start(NamedTuple):
-    """What a process was started with.
+    """The command line and environment of a process.
 
-    The kernel reads these two out of the process's own memory, and waits where that is locked: in
-    a rank that hangs in a page fault, say. So they are read while it is young, and never again.
+    The kernel reads both from the process's memory, and blocks if that is locked, as in a rank that
+    hangs in a page fault. So they are read once, while the process is young.
     """
 
     name: str
@@ -168,10 +168,10 @@ Known: TypeAlias = dict[int, _Start]
 def ranks_of(
     launch: int, given: Mapping[str, str] | None = None, known: Known | None = None
 ) -> list[RankProcess]:
-    """Every rank beneath the launch on this node. None: it still waits for its other nodes, say.
+    """Every rank below the launch on this node; empty while it waits for other nodes, for example.
 
-    `given`: our own environment. A launch with a rank there may be one itself: `srun preflight
-    watch -- python train.py`. `known`: what an earlier search has read.
+    `given`: the launch's environment. If it has a rank, the launch may itself be that rank: `srun
+    preflight watch -- python train.py`. `known`: results of an earlier search.
     """
     own = os.environ if given is None else given
     search = _Search(own, {} if known is None else known)
@@ -185,13 +185,13 @@ def ranks_of(
 
 
 def rank_in(environ: Mapping[str, str]) -> int | None:
-    """The rank that a process was started as."""
-    told = next((environ[name] for name in _RANK if name in environ), "")
-    return whole(told)
+    """The rank in a process's environment."""
+    text = next((environ[name] for name in _RANK if name in environ), "")
+    return whole(text)
 
 
 class _Search:
-    """From a launch downwards; a kernel without lists of children is asked about everybody."""
+    """Searches down from a launch; lists all processes if the kernel lists no children."""
 
     def __init__(self, given: Mapping[str, str], known: Known) -> None:
         self.found: list[RankProcess] = []
@@ -199,10 +199,10 @@ class _Search:
         self._given = _place(given)
         self._all: dict[int, list[int]] | None = None
         if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
-            self._all = _everybody()
+            self._all = _children_by_parent()
 
     def below(self, pid: int, depth: int) -> None:
-        """Find the ranks below one that is none."""
+        """Find the ranks below a process that is not a rank."""
         if depth >= _DEEPEST:
             return
         for child in self._children(pid):
@@ -213,7 +213,7 @@ class _Search:
                 self.found.append(RankProcess(self.behind_wrappers(child), one.rank))
 
     def of(self, pid: int) -> _Start:
-        """What it was started with; read once, and again where its program is another."""
+        """Its command line and environment; read once, and again if its program changes."""
         stat = _stat(pid)
         name, started = name_of(pid), int(stat[_START]) if stat else 0
         one = self._known.get(pid)
@@ -224,7 +224,7 @@ class _Search:
         return one
 
     def behind_wrappers(self, pid: int) -> int:
-        """The process that computes, where a shell or the like stands before it."""
+        """The process that computes, below a shell or other wrapper."""
         for _ in range(_DEEPEST):
             children = self._children(pid)
             if name_of(pid) not in _WRAPPERS or not children:
@@ -240,7 +240,7 @@ def _place(environ: Mapping[str, str]) -> tuple[str | None, ...]:
     return tuple(environ.get(name) for name in _PLACE)
 
 
-def _everybody() -> dict[int, list[int]]:
+def _children_by_parent() -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for pid in map(whole, os.listdir("/proc")):  # noqa: PTH208  cheaper
         if pid is not None and (parent := parent_of(pid)):
@@ -249,15 +249,15 @@ def _everybody() -> dict[int, list[int]]:
 
 
 QUIET_SHARE = 0.1
-"""Of a rank's own usual rate. Chosen: a job that lost nine tenths of its pace is worth a look."""
+"""Share of a rank's usual rate. Chosen: a job at a tenth of its pace is worth a look."""
 
 _PASTS = 64
 _STRIDES = 4
-"""How often in one window its rates are noted as usual ones."""
+"""How many times per window its rates are stored as usual ones."""
 
 
 class Rates(NamedTuple):
-    """What a rank did per second."""
+    """A rank's activity per second."""
 
     faults: float
     switches: float
@@ -266,12 +266,12 @@ class Rates(NamedTuple):
 
 
 FLOORS = Rates(faults=50, switches=20, calls=5, moved=16 << 10)
-"""What is below counts as nothing. Chosen; measured of ranks of torch 2.13 that wait in a gloo
-collective, or sleep: 0.3 switches per second, and none of the others."""
+"""Rates below these count as nothing. Chosen; ranks of torch 2.13 that wait in a gloo collective,
+or sleep, were measured at 0.3 switches per second and 0 of the others."""
 
 
 class Track:
-    """What one rank did in the last window, and what it usually does."""
+    """A rank's activity in the last window, and its usual activity."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
@@ -280,7 +280,7 @@ class Track:
         self._noted_s: float | None = None
 
     def add(self, now_s: float, reading: Reading) -> None:
-        """One more look."""
+        """Add a look."""
         if self._looks and self._looks[-1][1].started != reading.started:
             self.forget()
             self._pasts.clear()
@@ -295,18 +295,18 @@ class Track:
         if rates is None:
             return
         if self._noted_s is None:
-            # The first window is the start: it imports, which nothing later comes up to.
+            # The first window is the start: imports are busier than anything later.
             self._noted_s = now_s
         elif now_s - self._noted_s >= self._window_s / _STRIDES:
             self._pasts.append(rates)
             self._noted_s = now_s
 
     def forget(self) -> None:
-        """After a pause of ours: the looks before it say nothing of what lies between."""
+        """Drop the looks before a pause of the watch: they do not cover it."""
         self._looks.clear()
 
     def learn(self) -> None:
-        """What it does now is usual: somebody looked closely, and it gets on."""
+        """Take its present activity as usual: an examination found that it progresses."""
         rates = self.rates
         self._pasts.clear()
         if rates:
@@ -314,7 +314,7 @@ class Track:
 
     @property
     def rates(self) -> Rates | None:
-        """Of the last window; None until there is a whole one."""
+        """The rates of the last window; None until a whole window has passed."""
         if not self._looks:
             return None
         (then_s, then), (now_s, now) = self._looks[0], self._looks[-1]
@@ -329,7 +329,7 @@ class Track:
 
     @property
     def quiet(self) -> bool:
-        """Whether it did next to nothing for a whole window."""
+        """Whether it did almost nothing for a whole window."""
         rates = self.rates
         return rates is not None and all(
             rate <= max(floor, QUIET_SHARE * usual)
@@ -343,10 +343,10 @@ class Track:
 
 
 def stalled(tracks: Iterable[Track]) -> bool:
-    """Whether it is time to look: at least half of the ranks here were quiet for the window.
+    """Whether to examine the job: at least half of the ranks here were quiet for the window.
 
-    Half, as one rank that works on alone (an evaluation, a checkpoint, an endless loop) keeps all
-    others waiting, and of two ranks that is one.
+    Half, because one rank that works alone (an evaluation, a checkpoint, an endless loop) keeps all
+    others waiting, and with two ranks that is one.
     """
     quiet = [track.quiet for track in tracks]
     return bool(quiet) and 2 * sum(quiet) >= len(quiet)

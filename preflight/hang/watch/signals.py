@@ -1,10 +1,10 @@
-"""The processes that a watch starts, and their signals: as if nobody stood before the launch.
+"""The processes that a watch starts, and their signals: as if the launch ran without a watch.
 
-Signals reach the launch once, and its end becomes ours.
+The launch gets each signal once, and the watch ends the way the launch did.
 
-Ctrl-C, `kill -- -GROUP`, Slurm's scancel and systemd signal every process by themselves. A wrapper
-that passed such a signal on would deliver it twice, and torchrun takes a second SIGTERM while it
-still ends its ranks. A process beside us that leaves signals pending shows which it was.
+Ctrl-C, `kill -- -GROUP`, Slurm's scancel and systemd signal every process themselves. A wrapper
+that forwarded such a signal would deliver it twice, and a second SIGTERM disturbs torchrun while it
+ends its ranks. A witness process that leaves signals pending shows which ones came to the group.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ PASSED: frozenset[int] = frozenset(
         *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
     }
 )  # fmt: skip
-"""All that somebody sends on purpose and that can be waited for."""
+"""All signals that users send and that can be waited for."""
 
 ENDING = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
-"""Who sends one of these wants the launch to end: he is not told why it ended."""
+"""Signals whose sender wants the launch to end: then its end is not explained."""
 
 
 _CHANGED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-"""Python ignores these from its start; what it starts must not."""
+"""Python ignores these signals; its children must not."""
 
 _LOOKS, _BETWEEN_S = 200, 0.005
-"""A second for a killed process to be gone."""
+"""Together a second for a killed process to end."""
 
 
 class Children:
-    """Starts processes, and knows how each ended."""
+    """Starts processes, and records how each ended."""
 
     def __init__(self, mask: Iterable[int]) -> None:
-        """`mask`: the signals that were blocked before we blocked ours."""
+        """`mask`: the signals that were blocked before the watch blocked its own."""
         self._mask = frozenset(mask)
         self._ended: dict[int, int] = {}
         self._ours: set[int] = set()
@@ -63,10 +63,10 @@ class Children:
         blocked: Iterable[int] = (),
         default: Iterable[int] = (),
     ) -> int:
-        """Start one by the PATH that it gets; OSError where it cannot be.
+        """Start a process by the PATH in `environ`; OSError if that fails.
 
-        `files`: as `os.posix_spawn` takes them.
-        Descriptors that we inherited are its own too; those that we opened are not.
+        `files`: file actions of `os.posix_spawn`. The process gets the descriptors that the watch
+        inherited, but not those that it opened.
         """
         program = shutil.which(words[0], path=environ.get("PATH")) or words[0]
         pid = os.posix_spawnp(
@@ -79,7 +79,7 @@ class Children:
         return pid
 
     def reap(self) -> None:
-        """Take note of all that have ended; orphans that were given to us are let go."""
+        """Record all children that have ended; adopted orphans are reaped and dropped."""
         with suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -89,11 +89,11 @@ class Children:
                     self._ended[pid] = status
 
     def status(self, pid: int) -> int | None:
-        """How it ended, as waitpid tells it; None while it runs."""
+        """Its status from waitpid; None while it runs."""
         return self._ended.get(pid)
 
     def end(self, pid: int) -> None:
-        """End one of ours; one that the kernel does not let go (D state) is left behind."""
+        """Kill a child; one that hangs in the kernel (D state) is left behind."""
         self.reap()
         if pid in self._ended:
             return
@@ -106,45 +106,45 @@ class Children:
             time.sleep(_BETWEEN_S)
 
 
-class Came(NamedTuple):
-    """A signal that came."""
+class Received(NamedTuple):
+    """A received signal."""
 
     number: int
     from_kernel: bool
-    """From the terminal, whose whole foreground group gets it."""
+    """It comes from the terminal, which signals its whole foreground group."""
 
 
 _SI_KERNEL = 0x80
 
 
 def block() -> frozenset[int]:
-    """From now on they wait until they are asked for; what was blocked before is the answer."""
+    """Block the signals, so that `wait` receives them; return those blocked before."""
     return frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, PASSED | {signal.SIGCHLD}))
 
 
-def wait(seconds: float) -> Came | None:
+def wait(seconds: float) -> Received | None:
     """Sleep until a signal comes, a process ends (SIGCHLD), or the time is over (None)."""
     got = signal.sigtimedwait(PASSED | {signal.SIGCHLD}, max(seconds, 0.0))
-    return None if got is None else Came(got.si_signo, got.si_code == _SI_KERNEL)
+    return None if got is None else Received(got.si_signo, got.si_code == _SI_KERNEL)
 
 
 class Relay:
-    """Passes on to the launch what was meant for us alone."""
+    """Forwards signals to the launch that only the watch received."""
 
     def __init__(self, launch: int, children: Children, witness: Witness) -> None:
         self._launch = launch
         self._children = children
         self._witness = witness
         self.asked_to_end = False
-        """Whether somebody ended the launch on purpose."""
+        """Whether a user ended the launch on purpose."""
 
-    def take(self, came: Came) -> None:
-        """Deal with one signal; a stop (Ctrl-Z) stops us too, here, until we are continued."""
-        self.asked_to_end |= came.number in ENDING
-        # The terminal's reach its whole foreground group, which the launch shares with us.
-        if not came.from_kernel and not self._witness.saw(came.number):
-            self._pass_on(came.number)
-        if came.number == signal.SIGTSTP:
+    def take(self, received: Received) -> None:
+        """Handle one signal; a stop (Ctrl-Z) also stops the watch here, until it is continued."""
+        self.asked_to_end |= received.number in ENDING
+        # A signal of the terminal reaches the launch too: it is in the same foreground group.
+        if not received.from_kernel and not self._witness.saw(received.number):
+            self._pass_on(received.number)
+        if received.number == signal.SIGTSTP:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
             os.kill(os.getpid(), signal.SIGTSTP)
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
@@ -157,25 +157,25 @@ class Relay:
 
 
 def end_as(status: int) -> int:
-    """Die by the signal that the launch died by; else its exit code, to exit with."""
+    """Die by the signal that ended the launch; otherwise return its exit code."""
     if not os.WIFSIGNALED(status):
         return os.waitstatus_to_exitcode(status)
     number = os.WTERMSIG(status)
-    # The launch has left its core, if any; ours would be written over it.
+    # The launch has written its core, if any; the watch's would overwrite it.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     with suppress(OSError):  # SIGKILL has no handler
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     os.kill(os.getpid(), number)
-    return 128 + number  # as process 1 of a container, whom that does not end
+    return 128 + number  # process 1 of a container survives its own signal
 
 
 _SENDERS_LOOP_S = 0.1
-"""Who signals every process of a job one by one may come to us first."""
+"""A sender that signals a job's processes one by one may reach the watch first."""
 
 
 class Witness:
-    """A `cat` in our process group, with every signal blocked, that ends when we do."""
+    """A `cat` in the same process group, with all signals blocked, that ends with the watch."""
 
     def __init__(self, children: Children) -> None:
         self._children = children
@@ -183,7 +183,7 @@ class Witness:
         self._renew()
 
     def saw(self, number: int) -> bool:
-        """Whether it got that signal too; False where there is no witness."""
+        """Whether it got that signal too; False without a witness."""
         if self._pid < 0:
             return False
         time.sleep(_SENDERS_LOOP_S)
@@ -193,14 +193,14 @@ class Witness:
         return saw
 
     def dismiss(self) -> None:
-        """Let it end."""
+        """End it."""
         if self._pid >= 0:
             os.close(self._end)
             self._children.end(self._pid)
             self._pid = -1
 
     def _renew(self) -> None:
-        """A new one, on which nothing lies."""
+        """Start a new one without pending signals."""
         self.dismiss()
         theirs, self._end = os.pipe()
         try:
@@ -224,15 +224,15 @@ _LONGEST = 64 << 10
 
 
 class ModuleRun:
-    """A module of ours as a process, until it ends or its time is over."""
+    """Runs a module of preflight as a process, until it ends or its time is over."""
 
     def __init__(
         self, children: Children, module: str, words: Sequence[str], most_s: float
     ) -> None:
-        """OSError where no process can be started."""
+        """OSError if no process can be started."""
         self._children = children
-        self._said, theirs = os.pipe()
-        os.set_blocking(self._said, False)
+        self._output, theirs = os.pipe()
+        os.set_blocking(self._output, False)
         self._text = b""
         self.until_s = time.monotonic() + most_s
         try:
@@ -246,30 +246,30 @@ class ModuleRun:
                 ],
             )
         except OSError:
-            os.close(self._said)
+            os.close(self._output)
             raise
         finally:
             os.close(theirs)
 
     def over(self) -> bool:
-        """Whether it has ended; it is ended where its time is over."""
+        """Whether it has ended; kills it when its time is over."""
         self._children.reap()
-        self._hear()
+        self._read_output()
         if time.monotonic() >= self.until_s:
             self._children.end(self._pid)
         return self._children.status(self._pid) is not None
 
     def conclude(self) -> tuple[int, str]:
-        """End it where it still runs; its exit code (negative: by that signal) and what it said."""
+        """Kill it if it still runs; return its exit code (negative: a signal) and its output."""
         self._children.end(self._pid)
-        self._hear()
-        os.close(self._said)
+        self._read_output()
+        os.close(self._output)
         status = self._children.status(self._pid)
         code = -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)
         return code, self._text.decode("utf-8", "replace")
 
-    def _hear(self) -> None:
-        """Take what it has said so far: a full pipe would hold it up."""
+    def _read_output(self) -> None:
+        """Read its output so far: a full pipe would block it."""
         with suppress(BlockingIOError):
-            while text := os.read(self._said, _LONGEST):
+            while text := os.read(self._output, _LONGEST):
                 self._text = (self._text + text)[:_LONGEST]

@@ -1,4 +1,4 @@
-"""One watched launch, from its start to our own end in its way."""
+"""Watches one launch from start to end, and exits as it did."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from preflight.core.text import whole
 from preflight.hang.watch import signals
 from preflight.hang.watch.evidence import (
     FOUND,
-    NOBODY,
+    NO_RANKS,
     PROGRESSES,
     RECORDER_FOLDER,
     Plan,
@@ -37,43 +37,43 @@ if TYPE_CHECKING:
     from preflight.hang.watch.progress import Known
 
 STALLED_AFTER_S = 300.0
-"""Before any of torch's own limits ends the job and its evidence: 480 s (NCCL's heartbeat), 10 min
-(a collective of NCCL's), 30 min (of gloo's)."""
+"""Less than all of torch's limits, which end the job and its evidence: 480 s (NCCL's heartbeat),
+10 min (NCCL's collectives), 30 min (gloo's)."""
 
 SHORTEST_S = 2.0
 CAP_MIB = 256
 
 
 class Options(NamedTuple):
-    """As typed."""
+    """The options of the command line."""
 
     command: tuple[str, ...]
     base: Path
     """The folder in which the evidence's own folder is made."""
     debug: frozenset[str] = frozenset()
     cap_mib: int = CAP_MIB
-    """Of each debug file."""
+    """The limit of each debug file."""
     stalled_after_s: float | None = None
     tee: bool = False
     keep: bool = False
     nodes: str = ""
-    """The job's nodes, or `inventory`: looked at too, from the node of rank 0."""
+    """The job's nodes (or `inventory`): the node of rank 0 looks at them, too."""
     inventory: str = ""
     environ: Mapping[str, str] = os.environ
-    """What the launch is started in. As root our own holds less (`preflight.commands.run`)."""
+    """The launch's environment. As root the watch's own has less (`preflight.commands.check`)."""
 
 
 NOT_FOUND, NOT_RUNNABLE = 127, 126
-"""As a shell, env and timeout say it."""
+"""Exit codes of a shell, env and timeout."""
 
 _DIRECT = ("accelerate", "python", "torchrun")
-"""Launchers whose ranks run on this node, with this node's folders."""
+"""Launchers whose ranks run on this node and see its folders."""
 
 EXPLAIN_S = 60.0
 
 
 def watch(options: Options) -> int:
-    """Run the command and watch it; the exit code, or our death by the launch's signal."""
+    """Run the command and watch it; return its exit code, or die by its signal."""
     children = Children(signals.block())
     witness = Witness(children)
     folder = _make(options.base)
@@ -87,9 +87,9 @@ def watch(options: Options) -> int:
         witness.dismiss()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
-        say(f"{options.command[0]} cannot be started: {error.strerror}; check its name and path")
+        report(f"{options.command[0]} cannot be started: {error.strerror}; check its name and path")
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUNNABLE
-    output.let_go()
+    output.close_pipes()
     others = (options.nodes, options.inventory)
     watcher = Watcher(launch, children, folder, record, stalled_after_s=window_s, others=others)
     relay = Relay(launch, children, witness)
@@ -99,7 +99,7 @@ def watch(options: Options) -> int:
     guarded(record.write)
     if decided.left:
         names = ", ".join(dict.fromkeys(one.settled_by for one in decided.left))
-        say(f"left as you set it: {names}")
+        report(f"left as you set it: {names}")
     look_s = trim_s = time.monotonic()
     while True:
         children.reap()
@@ -113,9 +113,9 @@ def watch(options: Options) -> int:
         if trimmer and now >= trim_s:
             guarded(trimmer.sweep)
             trim_s = time.monotonic() + trimmer.every_s
-        came = signals.wait((min(look_s, trim_s) if trimmer else look_s) - time.monotonic())
-        if came is not None and came.number in signals.PASSED:
-            relay.take(came)
+        received = signals.wait((min(look_s, trim_s) if trimmer else look_s) - time.monotonic())
+        if received is not None and received.number in signals.PASSED:
+            relay.take(received)
     witness.dismiss()
     guarded(watcher.end)
     output.finish(children)
@@ -127,7 +127,7 @@ def watch(options: Options) -> int:
 
 
 class _Guard:
-    """Does a part of the watching; whatever goes wrong with it, the launch goes on."""
+    """Runs a part of the watch; if it fails, the launch goes on."""
 
     def __init__(self) -> None:
         self._once = Once()
@@ -135,15 +135,15 @@ class _Guard:
     def __call__(self, work: Callable[[], object]) -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001  a fault of ours must not end a job of days
+        except Exception as error:  # noqa: BLE001  a bug of preflight must not end a job of days
             kind = type(error).__name__
-            self._once.say(
-                kind, f"a part of the watching failed ({kind}: {error}); the launch goes on"
+            self._once.report(
+                kind, f"a part of the watch failed ({kind}: {error}); the launch goes on"
             )
 
 
 def _decide(options: Options, folder: Path | None) -> Plan:
-    """What the launch's environment gets."""
+    """Decide which variables to set for the launch."""
     pipes = (
         folder is not None
         and os.path.basename(options.command[0]).rstrip(".0123456789") in _DIRECT  # noqa: PTH119
@@ -160,7 +160,7 @@ def _decide(options: Options, folder: Path | None) -> Plan:
 
 
 def stalled_after_s(options: Options) -> float:
-    """As typed; else the usual, or half of a shorter heartbeat, which would end the job before."""
+    """As typed; otherwise the default, or half of a shorter heartbeat, which would end the job."""
     if options.stalled_after_s is not None:
         return options.stalled_after_s
     heartbeat_s = whole(options.environ.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", ""))
@@ -171,9 +171,9 @@ def _make(base: Path) -> Path | None:
     try:
         return make_folder(base)
     except OSError as error:
-        say(
-            f"no evidence can be kept in {base} ({error.strerror or error}): the launch goes on "
-            "without; --folder names another place"
+        report(
+            f"cannot write evidence to {base} ({error.strerror or error}): the launch goes on "
+            "without it; give another place with --folder=DIR"
         )
         return None
 
@@ -193,16 +193,16 @@ class _Closing:
         self._output, self._children = output, children
 
     def close(self, status: int, watcher: Watcher, trimmer: Trimmer | None, *, asked: bool) -> None:
-        """Keep what a person may want, take away the rest. OSError where the disk is full.
+        """Keep what a person may want, remove the rest. OSError if the disk is full.
 
-        `asked`: whether somebody ended the launch on purpose, who need not be told why it ended.
+        `asked`: whether a user ended the launch on purpose: then its end is not explained.
         """
         if trimmer is not None:
             trimmer.close()
         failed = status != 0 and not asked
-        told = self._options
+        options = self._options
         dumps = (self._folder / RECORDER_FOLDER).glob("*[0-9]")
-        wanted = told.keep or told.debug or told.tee or any(dumps)
+        wanted = options.keep or options.debug or options.tee or any(dumps)
         if not (failed or watcher.stalls or wanted):
             shutil.rmtree(self._folder, ignore_errors=True)
             return
@@ -210,30 +210,30 @@ class _Closing:
         kept = self._output.keep(self._folder)
         if failed:
             watcher.keep_samples()
-            self._tell(status, logs(self._folder, kept), in_a_stall=watcher.in_a_stall)
+            self._report(status, logs(self._folder, kept), in_a_stall=watcher.in_a_stall)
         tidy(self._folder)
 
-    def _tell(self, status: int, files: list[Path], *, in_a_stall: bool) -> None:
-        """`in_a_stall`: it was found, and told; the end is its echo in all likelihood."""
-        said = self._explained(files) if files else ""
+    def _report(self, status: int, files: list[Path], *, in_a_stall: bool) -> None:
+        """Report the end. `in_a_stall`: a reported stall, of which this is probably the echo."""
+        explanation = self._explained(files) if files else ""
         ended, see = f"the launch ended {_words(status)}", f"see {self._folder}"
         if in_a_stall:
-            say(f"{ended}, after the stall that is told above; {see}")
+            report(f"{ended}, after the stall reported above; {see}")
         elif files:
-            say(f"{ended}; {see}\n{said}".rstrip())
+            report(f"{ended}; {see}\n{explanation}".rstrip())
         else:
-            say(f"{ended}; {see}\nwhat it said went past us: with --tee it is kept, and explained")
+            report(f"{ended}; {see}\nits output was not captured: rerun with --tee to explain it")
 
     def _explained(self, files: list[Path]) -> str:
-        """What the files say of its end; empty where that is unknown."""
+        """The explanation of its end from the files; empty if unknown."""
         words = ["end", str(self._folder), *map(str, files)]
         run = ModuleRun(self._children, EXAMINE, words, EXPLAIN_S)
         while not run.over():
-            came = signals.wait(1.0)
-            if came is not None and came.number in signals.ENDING:
+            received = signals.wait(1.0)
+            if received is not None and received.number in signals.ENDING:
                 break
-        code, said = run.conclude()
-        return said.rstrip() if code == FOUND else ""
+        code, output = run.conclude()
+        return output.rstrip() if code == FOUND else ""
 
 
 def _words(status: int) -> str:
@@ -243,14 +243,14 @@ def _words(status: int) -> str:
 
 
 ANSWER_S = 2.5
-"""torch looks into its pipe once a second (TORCH_NCCL_COORD_CHECK_MILSEC), then it writes."""
+"""torch reads its pipe once a second (TORCH_NCCL_COORD_CHECK_MILSEC), then writes."""
 
 _PERIOD_S = 5.0
 _LOOKS = 20
-"""At least so many in a window."""
+"""The least number of looks in a window."""
 
 _FIND_AGAIN = 6
-"""Looks after which new ranks are searched for: one by one they are found by their absence."""
+"""Looks between searches for new ranks; a missing rank starts a search at once."""
 
 _ROWS = 4096
 _LONGEST_WAIT_S = 3600.0
@@ -262,9 +262,9 @@ EXAMINE = "preflight.hang.watch.examine"
 
 
 class Watcher:
-    """Looks at the ranks every few seconds, and has them examined when they come to a stop.
+    """Looks at the ranks every few seconds, and starts an examination when they stop.
 
-    A suspicion is no finding; the ranks' stacks decide.
+    A stop is only a suspicion; the ranks' stacks decide.
     """
 
     def __init__(
@@ -283,24 +283,24 @@ class Watcher:
         self.every_s = min(_PERIOD_S, stalled_after_s / _LOOKS)
         """When to call `look` next."""
         self.stalls = 0
-        """How often a stall was found and told."""
+        """How many stalls were found and reported."""
         self._tracks: dict[RankProcess, Track] = {}
         self._seen: deque[tuple[object, ...]] = deque(maxlen=_ROWS)
         self._looked_s = self._examine_s = self._stood_s = 0.0
         self._looks = self._examined = 0
         self._examination: ModuleRun | None = None
         self._asked_s: float | None = None
-        self._told = ""
-        self._told_of: frozenset[RankProcess] = frozenset()
+        self._reported = ""
+        self._reported_ranks: frozenset[RankProcess] = frozenset()
         self._known: Known = {}
         self._once = Once()
 
     def look(self) -> None:
-        """Once: at every rank. OSError and what else goes wrong is the caller's to survive."""
+        """Look at every rank once. The caller handles OSError and all other errors."""
         now = time.monotonic()
         if self._looked_s and now - self._looked_s > 3 * self.every_s + 1:
             for track in self._tracks.values():
-                track.forget()  # we were stopped, and so was the launch
+                track.forget()  # the watch was stopped, and so was the launch
         self._looked_s = now
         self._sample(now)
         if quiet := stalled(self._tracks.values()):
@@ -313,12 +313,12 @@ class Watcher:
                 self._examine()
         elif not quiet:
             self._examined, self._examine_s = 0, 0.0
-            self._take_back()
+            self._report_recovery()
         elif now >= self._examine_s:
             self._begin(now)
 
     def end(self) -> None:
-        """The launch has ended: what is known is told; who still looks sees only its end."""
+        """Report a finished examination at the launch's end; discard one that still runs."""
         if self._examination is None:
             return
         if self._examination.over():
@@ -328,11 +328,11 @@ class Watcher:
 
     @property
     def in_a_stall(self) -> bool:
-        """Whether one was found that lasted until the launch ended, or began to."""
+        """Whether a reported stall lasted until the launch ended or began to end."""
         return self.stalls > 0 and time.monotonic() - self._stood_s < _ENDS_S
 
     def keep_samples(self) -> None:
-        """Write down what was seen."""
+        """Write the samples."""
         self._record.write_samples(self._seen)
 
     def _sample(self, now: float) -> None:
@@ -358,7 +358,7 @@ class Watcher:
         return True
 
     def _begin(self, now: float) -> None:
-        """Dumps first: they are there before anybody is looked at."""
+        """Request the dumps first, so that they exist before the examination."""
         self._examined += 1
         self._examine_s = now + min(self._window_s * 2**self._examined, _LONGEST_WAIT_S)
         if self._folder is not None and ask_for_dumps(self._folder):
@@ -373,69 +373,73 @@ class Watcher:
 
     def _conclude(self, run: ModuleRun) -> None:
         self._examination = None
-        code, said = run.conclude()
+        code, output = run.conclude()
         if code == PROGRESSES:
             for track in self._tracks.values():
                 track.learn()
-        if code in (PROGRESSES, NOBODY):
+        if code in (PROGRESSES, NO_RANKS):
             return
         if code == FOUND:
             self.stalls += 1
-            self._tell(said)
+            self._report(output)
             self._record.stall(f"diagnosis-{self.stalls}.json")
             self.keep_samples()
             return
-        why = f"it took over {EXAMINE_S:g} s" if code < 0 else said.strip() or f"exit {code}"
-        self._once.say(
+        why = f"it took over {EXAMINE_S:g} s" if code < 0 else output.strip() or f"exit {code}"
+        self._once.report(
             "examine",
-            f"{self._quiet}, and why could not be looked into ({why}); "
+            f"{self._quiet}; the examination failed ({why}); "
             f"try: preflight diagnose --pid={self._launch}",
         )
 
     @property
     def _quiet(self) -> str:
-        return f"half or more of the ranks here did next to nothing for {self._window_s:g} s"
+        return f"half or more of the ranks here did almost nothing for {self._window_s:g} s"
 
-    def _tell(self, said: str) -> None:
-        """What was found; the same again is one line."""
+    def _report(self, answer: str) -> None:
+        """Report the diagnosis; the same one again takes one line."""
         where = f"\nsee {self._folder}" if self._folder else ""
-        what = said.partition("\nproof")[0]
-        if what == self._told:
-            say(f"still no progress, for the same reason{where}")
+        what = answer.partition("\nproof")[0]
+        if what == self._reported:
+            report(f"still no progress, for the same reason{where}")
             return
-        self._told, self._told_of = what, frozenset(self._tracks)
-        say(f"{self._quiet}\n{said.rstrip()}{where}")
+        self._reported, self._reported_ranks = what, frozenset(self._tracks)
+        report(f"{self._quiet}\n{answer.rstrip()}{where}")
 
-    def _take_back(self) -> None:
-        """Say that a stall that was told is over; ranks that end, or are new, do not go on."""
-        if self._told and self._told_of and self._told_of == frozenset(self._tracks):
-            say("the ranks are at work again")
-            self._told = ""
+    def _report_recovery(self) -> None:
+        """Report the end of a reported stall, if the same ranks work again."""
+        if (
+            self._reported
+            and self._reported_ranks
+            and self._reported_ranks == frozenset(self._tracks)
+        ):
+            report("the ranks are at work again")
+            self._reported = ""
 
 
-def say(text: str) -> None:
-    """Say it; where nobody can hear it, nothing happens: the launch goes on.
+def report(text: str) -> None:
+    """Print a message to stderr; errors are ignored: the launch goes on.
 
-    Control characters, which names of files and processes can hold, do not reach the terminal.
+    Control characters, which names of files and processes can contain, do not reach the terminal.
     """
     lines = (
         "".join(char if char.isprintable() else " " for char in line) for line in text.splitlines()
     )
     shown = "".join(f"preflight: {line}".rstrip() + "\n" for line in lines)
     if os.isatty(2):
-        shown = "\n" + shown  # behind a progress bar
+        shown = "\n" + shown  # after a progress bar
     with suppress(OSError):
         os.write(2, shown.encode("utf-8", "replace"))
 
 
 class Once:
-    """Says each kind of trouble one time."""
+    """Prints each kind of problem once."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
 
-    def say(self, kind: str, text: str) -> None:
-        """Say it, unless something of that kind was said."""
-        if kind not in self._said:
-            self._said.add(kind)
-            say(text)
+    def report(self, kind: str, text: str) -> None:
+        """Print the message, unless one of that kind was printed."""
+        if kind not in self._printed:
+            self._printed.add(kind)
+            report(text)

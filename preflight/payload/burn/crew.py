@@ -1,6 +1,6 @@
-"""One process per device, ordered through the phases together; who is late is killed, and named.
+"""Runs one process per device through the phases; a late process is killed, its device reported.
 
-A GPU that hangs holds up the others of its node for that phase's deadline, and no other phase.
+A GPU that hangs delays the others of its node only until the deadline of that phase.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 
 _KILLED_S = 10.0
-"""For a killed process to be gone: the driver ends its kernels and gives its memory back first."""
+"""How long a killed process may take to end: the driver ends its kernels and frees memory first."""
 
 
 @dataclass
 class Answer:
-    """What came of one order; `how` is "hung", "died", "error" or "held" where it is the last."""
+    """The result of one order; after a failure, `how` is "hung", "died", "error" or "held"."""
 
     events: list[dict[str, Any]] = field(default_factory=list)
     how: str = ""
@@ -45,7 +45,7 @@ class Answer:
 
 
 class Worker:
-    """One forked process, its orders and its answers. OSError if none comes up."""
+    """One forked process, its orders and its answers; OSError if it does not start."""
 
     def __init__(self, name: str, serve: Serve) -> None:
         orders, self._orders = os.pipe()
@@ -55,54 +55,54 @@ class Worker:
         try:
             self.pid = children.fork_surely(name, lambda: _work(serve, orders, answering))
         except OSError:
-            self.let_go()
+            self.close()
             raise
         finally:
             os.close(orders)
             os.close(answering)
 
-    def tell(self, order: dict[str, Any]) -> None:
-        """Give an order; OSError if nobody is there to read it."""
+    def order(self, order: dict[str, Any]) -> None:
+        """Send an order; OSError if the process has ended."""
         self._waited = clocks.waited_s(self.pid)
         start.write(self._orders, order)
 
     def answer(self, ends: float, limit_s: float) -> Answer:
-        """Wait for what came of the order until `ends`; a process that is late is ended."""
+        """Wait for the result of the order until `ends`; kill the process if it is late."""
         try:
-            said = self._answers.next(max(0.0, ends - time.monotonic()))
+            message = self._answers.next(max(0.0, ends - time.monotonic()))
         except TimeoutError:
             excuse = clocks.excuse(self._waited, self.pid, limit_s)
             left = self.end(kill=True)
             error = f"it stood still for {limit_s:.0f} s and was killed{excuse}{left}"
             return Answer(how="hung", error=error, starved="for a CPU" in excuse)
-        if said is None:
+        if message is None:
             return Answer(how="died", error=self.end() or "its process ended by itself")
-        if "failed" in said:
+        if "failed" in message:
             self.end()
-            return Answer(said["events"], how=said["how"], error=said["failed"])
-        return Answer(said["events"])
+            return Answer(message["events"], how=message["how"], error=message["failed"])
+        return Answer(message["events"])
 
-    def let_go(self) -> None:
-        """Give no more orders: it ends by itself."""
+    def close(self) -> None:
+        """Close its pipes: it ends by itself."""
         for descriptor in (self._orders, self._answers.descriptor):
             if descriptor >= 0:
                 os.close(descriptor)
         self._orders = self._answers.descriptor = -1
 
     def end(self, *, kill: bool = False) -> str:
-        """End it and say how it had ended by itself; never waits for ever, as in D state."""
-        self.let_go()
-        status = None if kill else children.reaped(self.pid, children.EXIT_S)
+        """End it, and describe how it ended by itself; do not wait for one in D state."""
+        self.close()
+        status = None if kill else children.wait_for_exit(self.pid, children.EXIT_S)
         if status is not None:
-            return f"its process {children.ending(status)}" if status else ""
+            return f"its process {children.describe_exit(status)}" if status else ""
         os.kill(self.pid, signal.SIGKILL)
-        if children.reaped(self.pid, _KILLED_S) is not None:
+        if children.wait_for_exit(self.pid, _KILLED_S) is not None:
             return ""
         return f"; it is still there{' in D state' * clocks.in_d_state(self.pid)}"
 
 
 def _work(serve: Serve, orders: int, answering: int) -> None:
-    """The life of the process itself."""
+    """In the child: serve orders until the parent closes the pipes."""
     children.close_all_but({orders, answering})
     reader = start.Reader(orders)
 
@@ -121,7 +121,7 @@ def _work(serve: Serve, orders: int, answering: int) -> None:
 
 
 class Crew:
-    """The devices of a node that are still there."""
+    """The processes of a node's devices, without those that were lost."""
 
     def __init__(
         self, kind: str, count: int, plan: dict[str, Any], sides: Sides, emit: Emit
@@ -137,27 +137,27 @@ class Crew:
                 self._lose(index, "open", "error", str(error))
 
     def together(self, phase: str) -> None:
-        """Have all devices do it at once, as a job would."""
+        """Run a phase on all devices at once, as a job would."""
         self._ask(list(self._alive), phase)
 
     def in_turn(self, phase: str) -> None:
-        """Have them do it one by one: they share a way."""
+        """Run a phase on one device after another: they share a path."""
         for index in list(self._alive):
             self._ask([index], phase)
 
     def dismiss(self) -> list[int]:
-        """End all processes, which frees their memory; return the devices that came through."""
+        """End all processes, which frees their memory; return the devices without a failure."""
         there = sorted(self._alive)
         for one in self._alive.values():
-            one.let_go()
+            one.close()
         for one in self._alive.values():
             one.end()
         self._alive = {}
         return there
 
-    def _ask(self, who: Iterable[int], phase: str) -> None:
+    def _ask(self, indices: Iterable[int], phase: str) -> None:
         limit_s = float(self._limits[phase])
-        asked = [index for index in who if self._told(index, phase)]
+        asked = [index for index in indices if self._order(index, phase)]
         ends = time.monotonic() + limit_s
         for index in asked:
             answer = self._alive[index].answer(ends, limit_s)
@@ -167,9 +167,9 @@ class Crew:
                 self._alive.pop(index)
                 self._lose(index, phase, answer.how, answer.error, starved=answer.starved)
 
-    def _told(self, index: int, phase: str) -> bool:
+    def _order(self, index: int, phase: str) -> bool:
         try:
-            self._alive[index].tell({"phase": phase})
+            self._alive[index].order({"phase": phase})
         except OSError:  # it ended between two phases
             error = self._alive.pop(index).end() or "its process ended by itself"
             self._lose(index, phase, "died", error)
@@ -177,13 +177,13 @@ class Crew:
         return True
 
     def _lose(self, index: int, phase: str, how: str, error: str, *, starved: bool = False) -> None:
-        self._emit(lost(index, phase, how, error, starved=starved))
+        self._emit(lost_event(index, phase, how, error, starved=starved))
 
 
-def lost(
+def lost_event(
     index: int, phase: str, how: str, error: str, *, to: int | None = None, starved: bool = False
 ) -> dict[str, Any]:
-    """The event that tells of a device which did not come through."""
+    """The event for a device that failed."""
     return {
         "event": "lost",
         "device": index,

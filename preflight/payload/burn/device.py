@@ -1,6 +1,6 @@
-"""What one device's process does, phase by phase; its GPU is touched by nobody else of ours.
+"""The process of one device, phase by phase; no other process of ours uses its GPU.
 
-A rate is several samples, each long enough for the clock.
+A rate has several samples, each long enough for the clock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TRIES = 5
 
 
 class Bench:
-    """One device: a GPU, or one CPU that stands for it where there is none."""
+    """One device: a GPU, or one CPU in place of a GPU."""
 
     def __init__(self, torch: Any, kind: str, index: int) -> None:
         self.torch = torch
@@ -39,20 +39,20 @@ class Bench:
         self.device = torch.device("cuda", index) if kind == "cuda" else torch.device("cpu")
 
     def sync(self) -> None:
-        """Wait until the device has done all that it was given."""
+        """Wait until the device has finished all its work."""
         if self.kind == "cuda":
             self.torch.cuda.synchronize(self.device)
 
     def bus_id(self) -> str:
-        """The PCI address of a GPU as sysfs spells it; "" where nobody tells."""
+        """The PCI address of a GPU as in sysfs; "" where not known."""
         return transports.bus_id(self.torch, self.device.index, _by_nvml) or ""
 
     def empty(self, count: int, dtype: Any) -> Any:
-        """A buffer on the device."""
+        """Return an uninitialized buffer on the device."""
         return self.torch.empty(count, dtype=dtype, device=self.device)
 
     def seconds(self, work: Callable[[], object], times: int) -> float:
-        """How long so many repetitions take together, until the device has done the last."""
+        """Seconds for `times` repetitions together, until the device has finished the last."""
         self.sync()
         began = time.perf_counter()
         for _ in range(times):
@@ -61,9 +61,9 @@ class Bench:
         return max(_LEAST_S, time.perf_counter() - began)
 
     def samples(self, work: Callable[[], object], how: dict[str, Any]) -> list[float]:
-        """Seconds per repetition, one number for each of `samples` runs of about `sample_s`.
+        """Seconds per repetition, for each of `samples` runs of about `sample_s`.
 
-        `warm_s` before them is for clocks to come up and for libraries to choose their kernels.
+        `warm_s` before them lets clocks rise, and libraries choose their kernels.
         """
         self.seconds(work, 1)
         times = self.times(work, how["sample_s"])
@@ -73,10 +73,10 @@ class Bench:
         return [self.seconds(work, times) / times for _ in range(how["samples"])]
 
     def times(self, work: Callable[[], object], within_s: float) -> int:
-        """How many repetitions fill that time where nothing holds them up; at least 1.
+        """How many repetitions fill `within_s` without a stall; at least 1.
 
-        By the quickest of a few: after a stall one repetition would seem to fill it, and a sample
-        so short may slip through between two stalls of a slow device.
+        The quickest of a few counts: after a stall one repetition would seem to fill the time, and
+        such short samples may fall between the stalls of a slow device.
         """
         once = min(self.seconds(work, 2) / 2 for _ in range(_TRIES))
         return max(1, min(_MOST_TIMES, math.ceil(within_s / once)))
@@ -87,7 +87,7 @@ def _by_nvml(uuid: str) -> str | None:
 
 
 def reading(measure: str, samples: list[float], **where: Any) -> dict[str, Any]:
-    """The event for one series: what was measured, between whom, and every sample."""
+    """The event for one series: the measure, the devices, and every sample."""
     return {
         "event": "reading",
         "measure": measure,
@@ -97,14 +97,14 @@ def reading(measure: str, samples: list[float], **where: Any) -> dict[str, Any]:
 
 
 class Waited:
-    """The share of its time for which this process was ready to run and had no CPU."""
+    """Measures the share of time in which this process was ready to run but had no CPU."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._before = clocks.waited_s(os.getpid())
 
     def share(self) -> float:
-        """Since this was made, of the thread that waited most; 0 where the kernel tells nothing."""
+        """The share of the thread that waited most; 0 where the kernel does not report it."""
         elapsed_s = max(1e-3, time.monotonic() - self._began)
         now = clocks.waited_s(os.getpid())
         most = max((now[name] - self._before.get(name, 0.0) for name in now), default=0.0)
@@ -121,10 +121,10 @@ def inside(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def across(bench: Bench, how: dict[str, Any], sides: Sides) -> list[dict[str, Any]]:
-    """GB/s to the device and back, with host memory of each NUMA side in turn.
+    """GB/s to the device and back, with host memory of each NUMA node in turn.
 
-    The host's buffers are pinned, and written first by a CPU of their side. All are kept until the
-    end: torch would hand a freed one out again, on whatever side it was.
+    The host's buffers are pinned, and first written by a CPU of their NUMA node. All are kept until
+    the end: torch would reuse a freed one on any NUMA node.
     """
     size = how["mib"] * MIB
     own = bench.empty(size, bench.torch.uint8).fill_(1)
@@ -152,7 +152,7 @@ def _copying(to: Any, source: Any) -> Callable[[], object]:
 def measure(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
     """TFLOPS of an n x n x n product of random numbers, 2 n^3 operations each."""
     torch, n = bench.torch, how["n"]
-    torch.manual_seed(1)  # numbers decide how much power a product takes: the same for all
+    torch.manual_seed(1)  # the same numbers for all: a product's power depends on them
     one = torch.randn(n, n, device=bench.device).to(torch.bfloat16)
     other = torch.randn(n, n, device=bench.device).to(torch.bfloat16)
     out = torch.empty_like(one)
@@ -161,7 +161,7 @@ def measure(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def measure_launch(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
-    """Microseconds of launching and waiting; each sample is the median of many."""
+    """Microseconds to launch and synchronize; each sample is the median of many."""
     number = bench.torch.zeros(1, device=bench.device)
 
     def once() -> None:
@@ -180,14 +180,14 @@ _SM_CLOCK, _MEMORY_CLOCK = 1, 2  # nvml.h: nvmlClockType_t
 
 
 class Gauge:
-    """NVML on one GPU, found by its PCI address; tells nothing where there is no NVML."""
+    """NVML readings of one GPU, found by its PCI address; none without NVML."""
 
     def __init__(self, bench: Bench) -> None:
         address = bench.bus_id() if bench.kind == "cuda" else ""
         self._gpus = counters.Gpus().by_bus_id(address) if address else []
 
     def look(self, at_s: float) -> dict[str, Any] | None:
-        """One look, `at_s` seconds into the load; None without NVML, a value of it if refused."""
+        """One reading, `at_s` seconds into the load; None without NVML."""
         if not self._gpus:
             return None
         (gpu,) = self._gpus
@@ -206,9 +206,9 @@ _MOST_WINDOWS = 2000
 
 
 def measure_sustained(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
-    """Multiply for `seconds`: TFLOPS of each window, the clocks in the middle of it, the bits.
+    """Multiply for `seconds`: TFLOPS and clocks of each window, and whether results are exact.
 
-    The clocks are read while the device has work queued: an idle GPU says nothing about heat.
+    The clocks are read while the device has work queued: an idle GPU is not hot.
     """
     torch, n = bench.torch, how["n"]
     one, other = integrity.small(bench, n, n, 4), integrity.small(bench, n, n, 5)
@@ -262,16 +262,16 @@ def work(
     plan: dict[str, Any],
     sides: Sides,
 ) -> None:
-    """The process of one device of a node: does what is ordered until there is nobody to order."""
-    import torch  # loaded by the agent already; here it only gets its name
+    """In the process of one device: run the ordered phases until the orders end."""
+    import torch  # already loaded by the agent
 
     torch.set_num_threads(1)
     bench = Bench(torch, kind, index)
     while True:
-        told = order()
-        if told is None:
+        message = order()
+        if message is None:
             return
-        phase = told["phase"]
+        phase = message["phase"]
         waited = Waited()
         if phase == "open":
             events = [_open(bench, index, sides)]
@@ -284,7 +284,7 @@ def work(
 
 
 def _open(bench: Bench, index: int, sides: Sides) -> dict[str, Any]:
-    """Come up: the driver makes a context, and the process goes next to its device."""
+    """Create the CUDA context, and bind the process to the CPUs next to its device."""
     found: dict[str, Any] = {"event": "opened", "name": "CPU", "bus_id": "", "numa": None}
     if bench.kind == "cpu":
         cpus = sorted(os.sched_getaffinity(0))

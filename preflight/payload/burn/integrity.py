@@ -1,10 +1,10 @@
-"""Whether a device computes and remembers right, to the bit, by products that are exact.
+"""Tests whether a device computes and stores correctly, bit by bit.
 
-Two proofs: one exact product, again and again, which must be right by itself and the same each
-time; and patterns over most of the free memory, written, read back, inverted and read back again.
+Two proofs: one exact product, repeated, which must be correct and the same each time; and patterns
+over most of the free memory, written, read back, inverted and read back again.
 
-All sums stay within what the format holds, so neither the order of additions nor the kernel that a
-library picks can change a bit. Whatever differs is broken arithmetic, memory or wiring.
+All sums are exact in the format, so neither the order of additions nor the library's kernel changes
+a bit. Any difference is an error of arithmetic, memory or wiring.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _EXACT_WORD = 2**64
 
 
 def signs(bench: Any, rows: int, columns: int, key: int) -> Any:
-    """A bf16 matrix of +1 and -1 by a fixed pattern: with 256 summands no sum loses a bit."""
+    """A bf16 matrix of +1 and -1 in a fixed pattern: sums of 256 products are exact."""
     words = (_words(bench, rows * columns, key) & 1).mul_(2).sub_(1)
     return words.to(bench.torch.bfloat16).view(rows, columns)
 
@@ -32,10 +32,10 @@ def small(bench: Any, rows: int, columns: int, key: int) -> Any:
 
 
 def wrong_row(bench: Any, one: Any, other: Any, product: Any) -> int | None:
-    """The first row in which `product` is not one x other; None if all are right.
+    """The first row in which `product` is not one x other; None if all are correct.
 
-    After Freivalds: product v = one (other v) for a vector of odd numbers. In float64 all of it is
-    exact, and any single wrong element shows.
+    Freivalds' algorithm: product v = one (other v) for a vector of odd numbers. All of it is exact
+    in float64, so any single wrong element shows.
     """
     double = bench.torch.float64
     weights = ((_words(bench, other.shape[1], 7) & 0xFFFF) | 1).to(double)
@@ -45,7 +45,7 @@ def wrong_row(bench: Any, one: Any, other: Any, product: Any) -> int | None:
 
 
 def digest_of(bench: Any, product: Any) -> str:
-    """16 hex digits of every bit and its place: equal on all devices that computed right."""
+    """A hash (16 hex digits) of all bits: equal on all devices that computed correctly."""
     torch = bench.torch
     bits = product.contiguous().view(torch.int16).view(-1)
     total, width = 0, _ROWS * _ROWS
@@ -64,7 +64,7 @@ def place_of(wrong: Any, right: Any) -> tuple[int, int]:
 
 
 def _times(bench: Any, matrix: Any, vector: Any) -> Any:
-    """The product in float64, some rows at a time: the whole would need four times its room."""
+    """The product in float64, some rows at a time: the whole would take four times the memory."""
     parts = [
         matrix[start : start + _ROWS].to(bench.torch.float64) @ vector
         for start in range(0, matrix.shape[0], _ROWS)
@@ -83,12 +83,12 @@ _WORD = 2**32
 
 
 def prove(bench: Any, how: dict[str, Any]) -> list[dict[str, Any]]:
-    """One proof of arithmetic, one of memory."""
+    """Run both proofs, of arithmetic and of memory."""
     return [_product(bench, how), _memory(bench, how)]
 
 
 def proof(what: str, rounds: int, wrong: int, first: str = "", **more: Any) -> dict[str, Any]:
-    """The event: how often it was tried, how often it came out wrong, and where first."""
+    """The event of a proof: how often it ran, how often it was wrong, and where first."""
     return {
         "event": "proof",
         "what": what,
@@ -144,7 +144,7 @@ def _memory(bench: Any, how: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bytes(bench: Any, how: dict[str, Any]) -> int:
-    """How much is written: a share of what is free now, up to a limit."""
+    """Bytes to write: a share of the memory that is free now, up to a limit."""
     most = how["most_mib"] * MIB
     if bench.kind != "cuda":
         return int(most)

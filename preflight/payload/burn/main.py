@@ -1,7 +1,7 @@
-"""The agent of one node's burn-in: loads its devices phase by phase, and says each result at once.
+"""The agent of one node's burn-in: loads its devices phase by phase, and sends each result at once.
 
-Each device is loaded by a process of its own, which costs its own deadline when it hangs. All of
-them end with this one, and this one with its controller, its lease and its deadline.
+Each device has a process of its own. They all end with this process, and this process ends with its
+controller, its lease or its deadline.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _LAST_WORDS_S = 6.0  # the controller stops listening 5 s before our deadline
 def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
     """Serve one burn-in; the events are those of preflight.facts.burn, docs/wire.md."""
     ends = time.monotonic() + request["deadline_s"] - _LAST_WORDS_S
-    agent.hold(request, read_line, emit)
+    agent.serve_controller(request, read_line, emit)
     children.adopt_orphans()
     held = agent.claim(str(request["name"]))
     if held is None:
         emit({"event": "busy", "error": agent.why_taken(str(request["name"]))[0]})
         return
-    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML counts, whatever CUDA finds fastest
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order, not the fastest GPU first
     found = cuda.describe()
     if found["event"] == "no_torch":
         emit(found)
@@ -44,7 +44,7 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
     kind = "cuda" if found["cuda"] else "cpu"
     count = found["gpus"] if found["cuda"] else int(request["slots"])
     emit({"event": "ready", "torch": found["torch"], "kind": kind, "devices": count})
-    if kind == "cuda" or not request["gpus"]:  # else its GPUs are out of reach of this torch
+    if kind == "cuda" or not request["gpus"]:  # else this torch cannot use the node's GPUs
         _load(request["plan"][kind], kind, count, request.get("sysfs", "/sys"), emit, ends=ends)
     emit({"event": "done"})
     held.close()
@@ -53,9 +53,9 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
 def _load(
     plan: dict[str, Any], kind: str, count: int, sysfs: str, emit: Emit, *, ends: float
 ) -> None:
-    """Go through the phases that the plan has; whoever is lost in one takes no part in the rest.
+    """Run the plan's phases; a device that fails in one takes no part in later ones.
 
-    `ends`: when all should be said, by the monotonic clock.
+    `ends`: when all results must be sent, by the monotonic clock.
     """
     sides = paths.sides(sysfs)
     workers = crew.Crew(kind, count, plan, sides, emit)

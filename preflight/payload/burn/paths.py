@@ -1,12 +1,12 @@
-"""How fast data moves within a node: in memory, through each RDMA NIC, between GPUs.
+"""Measures how fast data moves within a node: in memory, through each RDMA NIC, between GPUs.
 
-Memory: a DIMM that runs at half speed, or a governor that saves power, slows every data loader.
+Memory: a DIMM at half speed, or a powersave governor, slows every data loader.
 
-NICs: perftest's server and client both run here, so nothing goes over a cable. A NIC at 400 Gb/s
-loads the memory of its NUMA node with 50 GB/s each way: so one NIC at a time on each NUMA node, and
-the NUMA nodes side by side.
+NICs: perftest's server and client both run here, without a cable. A NIC at 400 Gb/s loads the
+memory of its NUMA node with 50 GB/s each way, so each NUMA node runs one NIC at a time, in parallel
+with the others.
 
-GPUs: one pair after the other, since two pairs that share a link would measure each other.
+GPUs: one pair at a time, since two pairs that share a link would disturb each other.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _MOST_THREADS = 64
 
 
 def measure_host(plan: dict[str, Any], sides: Sides, emit: Emit) -> None:
-    """One side after the other, each in a process of its own."""
+    """Measure one NUMA node after another, each in a process of its own."""
     limit_s = float(plan["limit_s"]["host"])
     for side, cpus in sides:
         error = ""
         try:
             one = crew.Worker("preflight-host", partial(_measure_memory, side, cpus, plan["host"]))
-            one.tell({})
+            one.order({})
             answer = one.answer(time.monotonic() + limit_s, limit_s)
         except OSError as failure:
             error = str(failure)
@@ -73,7 +73,7 @@ def _measure_memory(
     order: Callable[[], dict[str, Any] | None],
     say: Callable[..., None],
 ) -> None:
-    """The process on one side: measures once."""
+    """In the process of one NUMA node: measure once."""
     import torch
 
     if order() is None:
@@ -98,7 +98,7 @@ _NODE = re.compile(r"node(\d{1,4})$")
 
 
 def sides(sysfs: str) -> Sides:
-    """Each NUMA node with those of its CPUs that this process may use; one side without sysfs."""
+    """Each NUMA node with those of its CPUs that this process may use; one node without sysfs."""
     allowed = os.sched_getaffinity(0)
     folder = sysfs + "/devices/system/node"
     found = []
@@ -112,7 +112,7 @@ def sides(sysfs: str) -> Sides:
 
 
 def expand(cpulist: str) -> list[int]:
-    """The CPUs of a list as sysfs writes it, "0-31,64-95"; none for what is no such list."""
+    """The CPUs of a list of sysfs, "0-31,64-95"; [] for an invalid list."""
     cpus: list[int] = []
     for part in cpulist.split(","):
         first, _, last = part.strip().partition("-")
@@ -127,10 +127,10 @@ _AVERAGE = 3  # #bytes, #iterations, BW peak, BW average, MsgRate
 
 
 def measure_nics(how: dict[str, Any], sysfs: str, emit: Emit, sides: Sides, ends: float) -> None:
-    """Write from each active NIC to itself; a NIC that cannot is told with the tool's words.
+    """Measure the loopback of each active NIC; a failure is reported in the tool's words.
 
-    `ends`: of the monotonic clock. No NIC is begun that would not end by then, but one of each
-    NUMA node; those without a turn are named. Which come first: `how["first"]`.
+    `ends`: by the monotonic clock. Except for the first NIC of each NUMA node, no NIC starts that
+    would not finish by then; those left out are reported. `how["first"]` selects the first NIC.
     """
     folder = sysfs + "/class/infiniband"
     ports = active(folder)
@@ -146,7 +146,7 @@ def measure_nics(how: dict[str, Any], sysfs: str, emit: Emit, sides: Sides, ends
         try:
             with suppress(OSError):
                 if cpus:
-                    os.sched_setaffinity(0, cpus)  # of this thread, and of what it starts
+                    os.sched_setaffinity(0, cpus)  # of this thread and the processes it starts
             while left and time.monotonic() + longest_s <= ends:
                 began = time.monotonic()
                 events.put(_measure(tool, *left[0], how))
@@ -175,9 +175,9 @@ def measure_nics(how: dict[str, Any], sysfs: str, emit: Emit, sides: Sides, ends
 def _lanes(
     folder: str, ports: list[tuple[str, int]], first: int
 ) -> dict[int | None, list[tuple[str, int]]]:
-    """The NICs of each NUMA node, from the `first` one on; all in one lane where one's is unknown.
+    """The NICs of each NUMA node, from the `first` on; all in one lane if a NUMA node is unknown.
 
-    In a virtual machine all NUMA nodes are unknown, and what NICs share is, too.
+    In a virtual machine the NUMA nodes, and so what NICs share, are unknown.
     """
     numa = {name: pci.numa(f"{folder}/{name}/device") for name, _ in ports}
     known = None not in numa.values()
@@ -206,14 +206,14 @@ def _measure(tool: str, name: str, port: int, how: dict[str, Any]) -> dict[str, 
 
 
 def active(folder: str) -> list[tuple[str, int]]:
-    """(device, port) of every port that is up, the first of each device."""
+    """(device, port) of the first active port of each device."""
     ports = {name: transports.active(f"{folder}/{name}") for name in names(folder)}
     found = {name: [port for port in own if port.isdigit()] for name, own in ports.items()}
     return [(clean(name, 64), int(own[0])) for name, own in found.items() if own]
 
 
 def average(printed: str) -> float | None:
-    """Gb/s of the last line of figures; None where there is none."""
+    """Gb/s in the last line of numbers; None where there is none."""
     for line in reversed(printed.splitlines()):
         fields = line.split()
         if len(fields) > _AVERAGE and fields[0].isdigit() and fields[1].isdigit():
@@ -226,19 +226,19 @@ def average(printed: str) -> float | None:
 
 
 def _loop(tool: str, name: str, port: int, how: dict[str, Any]) -> tuple[float | None, str]:
-    """One run of server and client; the rate, or why there is none."""
+    """Run server and client once; return the rate, or why there is none."""
     words = [tool, "-d", name, "-i", str(port), "-p", str(_free_port()), "-F", "--report_gbits"]
     words += ["-D", str(how["seconds"]), "-s", str(how["bytes"])]
     server = _start(words)
     time.sleep(_LISTENS_S)
     client = _start([*words, "127.0.0.1"])
     try:
-        said = client.communicate(timeout=how["seconds"] + how["patience_s"])[0]
+        output = client.communicate(timeout=how["seconds"] + how["patience_s"])[0]
     except subprocess.TimeoutExpired:
         printed, error = "", "it did not end in time"
     else:
-        printed = said.decode("utf-8", "replace").strip()
-        error = clean(printed[-200:]) or "it said nothing"
+        printed = output.decode("utf-8", "replace").strip()
+        error = clean(printed[-200:]) or "it printed nothing"
     for one in (client, server):
         _end(one)
     rate = average(printed)
@@ -257,7 +257,7 @@ def _end(one: subprocess.Popen[bytes]) -> None:
     try:
         one.communicate(timeout=1.0)
     except subprocess.TimeoutExpired:
-        return  # in D state: the agent's end is as far as a signal reaches
+        return  # in D state, which no signal ends
 
 
 def _free_port() -> int:
@@ -270,37 +270,39 @@ _MOST_LOST = 3
 
 
 def measure_pairs(kind: str, alive: list[int], plan: dict[str, Any], emit: Emit) -> None:
-    """Measure all pairs of the devices that came through; a pair that hangs is named and left."""
+    """Measure all pairs of the remaining devices; a pair that hangs is reported and skipped."""
     left = [(a, b) for a in alive for b in alive if a < b]
     lost = 0
     while left and lost < _MOST_LOST:
-        if not _go_on(kind, left, plan, emit):
+        if not _measure_in_one_process(kind, left, plan, emit):
             return
         lost += 1
 
 
-def _go_on(kind: str, left: list[tuple[int, int]], plan: dict[str, Any], emit: Emit) -> bool:
-    """Measure pairs in one process, taking each from the list; whether one of them ended it."""
+def _measure_in_one_process(
+    kind: str, left: list[tuple[int, int]], plan: dict[str, Any], emit: Emit
+) -> bool:
+    """Measure pairs in one process, and remove each from `left`; return whether a pair ended it."""
     limit_s = float(plan["limit_s"]["p2p"])
     try:
         one = crew.Worker("preflight-p2p", partial(_copy_pairs, kind, plan["p2p"]))
     except OSError as error:
-        emit(crew.lost(left[0][0], "p2p", "error", str(error), to=left[0][1]))
+        emit(crew.lost_event(left[0][0], "p2p", "error", str(error), to=left[0][1]))
         return False
     new = sorted({index for pair in left for index in pair}) if kind == "cuda" else []
     limit_s += float(plan["limit_s"]["open"]) if new else 0.0
     while left:
         a, b = left.pop(0)
         try:
-            one.tell({"open": new, "a": a, "b": b})
+            one.order({"open": new, "a": a, "b": b})
         except OSError:
-            emit(crew.lost(a, "p2p", "died", one.end() or "its process ended", to=b))
+            emit(crew.lost_event(a, "p2p", "died", one.end() or "its process ended", to=b))
             return True
         answer = one.answer(time.monotonic() + limit_s, limit_s)
         for event in answer.events:
             emit(event)
         if answer.how:
-            emit(crew.lost(a, "p2p", answer.how, answer.error, to=b, starved=answer.starved))
+            emit(crew.lost_event(a, "p2p", answer.how, answer.error, to=b, starved=answer.starved))
             return True
         new, limit_s = [], float(plan["limit_s"]["p2p"])
     one.end()
@@ -313,16 +315,16 @@ def _copy_pairs(
     order: Callable[[], dict[str, Any] | None],
     say: Callable[..., None],
 ) -> None:
-    """The process that holds both ends of each pair: copies between each two, both ways."""
+    """In the process of the pairs: copy between the two GPUs of each, both ways."""
     import torch
 
     torch.set_num_threads(1)
     while True:
-        told = order()
-        if told is None:
+        message = order()
+        if message is None:
             return
-        a, b = told["a"], told["b"]
-        for index in told["open"]:
+        a, b = message["a"], message["b"]
+        for index in message["open"]:
             cuda.initialise(torch, index)
         say([*_copy(torch, kind, a, b, how), *_copy(torch, kind, b, a, how)])
 
@@ -347,7 +349,7 @@ def _copy(torch: Any, kind: str, a: int, b: int, how: dict[str, Any]) -> list[di
 
 
 class _Both(Bench):
-    """A copy is over when both ends have done with it."""
+    """Two devices: a copy is complete when both have finished."""
 
     def __init__(self, source: Bench, target: Bench) -> None:
         super().__init__(source.torch, source.kind, source.device.index or 0)

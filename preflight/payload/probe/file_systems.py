@@ -1,4 +1,4 @@
-"""A file server that is down hangs whoever asks it, so a child asks it, one per file system."""
+"""Reads each file system in a child of its own: a file server that is down hangs its reader."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEADLINE_S = 5.0
 """A healthy server answers in milliseconds."""
 
 MOST_SHARED = 24
-"""Shared file systems that are looked at."""
+"""Shared file systems that are read."""
 
 _SERVED = (
     "9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs",
@@ -28,73 +28,73 @@ _SERVED = (
 _LOCAL_FUSE = ("fuse.lxcfs", "fuse.portal", "fuse.gvfsd-fuse", "fuse.snapfuse", "fuse.overlayfs",
                "fuse.fuse-overlayfs", "fuse.squashfuse", "fuse.squashfuse_ll")  # fmt: skip
 _LESS_S = 0.5
-"""A look begins so much later than its deadline, at the most."""
+"""A child starts at most this much later than its deadline does."""
 
 _PASSING = ("/run/user/", "/var/lib/kubelet/", "/var/lib/docker/", "/var/lib/containers/",
             "/run/containerd/", "/snap/")  # fmt: skip
-"""Below these, mounts belong to one login or one container."""
+"""Mounts below these belong to one login or one container."""
 
 _MIB = 1 << 20
 _HIDDEN = (errno.EACCES, errno.EPERM)
 _NOT_TRIED = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.ENOTDIR, *_HIDDEN)
-"""Of an open for a nameless file: its file system has none such, or it is not for us."""
+"""Errors of opening an unnamed file: the file system has none, or this login may not create one."""
 
 
-class Asked:
-    """The file systems of a node, each being looked at by a child of its own."""
+class Readers:
+    """The children that read a node's file systems, one each."""
 
     def __init__(self, mounts: list[sysfs.Mount], began: float) -> None:
         self._until = began + DEADLINE_S
-        self._told = chosen(mounts, _paths())
-        self._children = [guard.spawn(_look, one["mount"], one["paths"]) for one in self._told]
+        self._documents = choose(mounts, _paths())
+        self._children = [guard.spawn(_look, one["mount"], one["paths"]) for one in self._documents]
 
     def finish(self, until: float, problems: list[str]) -> list[dict[str, Any]]:
         """Return every `FileSystem`; one that did not answer is "hung"."""
         until = min(until, self._until)
         answered = [child.listen(until) for child in self._children]
         for child, done in zip(self._children, answered):  # noqa: B905 (Python 3.8)
-            if not done:  # all at once, so that the patience for each passes for all
+            if not done:  # all first, so that their grace periods run in parallel
                 children.end(child.pid)
-        for one, child, done in zip(self._told, self._children, answered):  # noqa: B905
+        for one, child, done in zip(self._documents, self._children, answered):  # noqa: B905
             if not child.dismiss(kill=not done):
                 problems.append(f"{one['mount']}: our reader {child.pid} cannot be killed")
-            # Cut short, or without a CPU, a look says nothing of who did not answer yet.
+            # A child that was cut short, or had no CPU, proves nothing about the file system.
             state = "hung" if child.waiting.seconds > DEADLINE_S - _LESS_S else "hidden"
-            one.update(_said(child) if done else {"state": state, "seconds": DEADLINE_S})
-        return self._told
+            one.update(_result(child) if done else {"state": state, "seconds": DEADLINE_S})
+        return self._documents
 
 
-def chosen(mounts: list[sysfs.Mount], paths: list[str]) -> list[dict[str, Any]]:
-    """Return the file systems that matter, without what only a look can tell."""
+def choose(mounts: list[sysfs.Mount], paths: list[str]) -> list[dict[str, Any]]:
+    """Return the relevant file systems, without the fields that only a child can read."""
     found: dict[str, dict[str, Any]] = {}
     for path in paths:
         mount = sysfs.holding(path, mounts)
         if mount is not None:
-            found.setdefault(mount.point, _told(mount, mounts))["paths"].append(clean(path))
+            found.setdefault(mount.point, _describe(mount, mounts))["paths"].append(clean(path))
     shown = {mount.point: mount for mount in mounts}
     devices = {shown[point].device for point in found}
     for mount in sorted(shown.values(), key=lambda one: len(one.point)):
         passing = mount.point.startswith(_PASSING)
-        left_out = passing or mount.stranger or mount.device in devices
+        left_out = passing or mount.fuse_user or mount.device in devices
         if is_shared(mount.kind) and not left_out:
             devices.add(mount.device)
-            found.setdefault(mount.point, _told(mount, mounts))
+            found.setdefault(mount.point, _describe(mount, mounts))
     few = [one for one in found.values() if one["paths"]]
     shared = [one for one in found.values() if not one["paths"]]
     return few + shared[:MOST_SHARED]
 
 
 def is_shared(kind: str) -> bool:
-    """Whether a server or a user's daemon serves it."""
+    """Whether a server or a user's daemon serves file systems of this type."""
     return kind in _SERVED or (kind.startswith("fuse") and kind not in (*_LOCAL_FUSE, "fusectl"))
 
 
-def _told(mount: sysfs.Mount, mounts: list[sysfs.Mount]) -> dict[str, Any]:
+def _describe(mount: sysfs.Mount, mounts: list[sysfs.Mount]) -> dict[str, Any]:
     shared, source = is_shared(mount.kind), ""
     if shared:
         from . import redact  # its patterns take milliseconds
 
-        source = clean(redact.redacted([mount.source])[0])
+        source = clean(redact.redact_words([mount.source])[0])
     above = [one for one in mounts if one.kind == "autofs"]
     return {
         "mount": clean(mount.point),
@@ -110,16 +110,16 @@ def _told(mount: sysfs.Mount, mounts: list[sysfs.Mount]) -> dict[str, Any]:
 
 
 def _paths() -> list[str]:
-    """The places that a job writes to: `cwd` is where a login starts, or the job itself did."""
+    """The folders that a job writes to, with the working directory of the login or the job."""
     try:
         work = [os.getcwd()]
     except OSError:
-        work = []  # it is gone: nobody can miss it
+        work = []  # it is deleted
     return list(dict.fromkeys(["/", "/tmp", "/dev/shm", *work]))  # noqa: S108 (looked at only)
 
 
 def _look(mount: str, paths: list[str]) -> dict[str, Any]:
-    """In the child: its size, and whether it takes a file that nobody ever sees."""
+    """In the child: read the size, and try to create an unnamed file."""
     began = time.monotonic()
     try:
         size = os.statvfs(mount)
@@ -138,9 +138,9 @@ def _look(mount: str, paths: list[str]) -> dict[str, Any]:
 
 
 def _refusal(path: str) -> str:
-    """Say why a new file in a folder takes no page of data; "" if it does, or cannot be tried.
+    """Why a page of data cannot be written to a new file; "" if it can, or cannot be tried.
 
-    It has no name (O_TMPFILE), so nobody meets it, and it is gone when it is closed.
+    The file has no name (O_TMPFILE): other programs cannot see it, and closing deletes it.
     """
     try:
         file = os.open(path, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -155,7 +155,7 @@ def _refusal(path: str) -> str:
     return ""
 
 
-def _said(child: guard.Child) -> dict[str, Any]:
+def _result(child: guard.Child) -> dict[str, Any]:
     try:
         answer: dict[str, Any] = child.value()
     except guard.BrokenError as error:

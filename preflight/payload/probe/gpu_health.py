@@ -1,4 +1,4 @@
-"""The readings that tell a failing GPU from a sound one; one that NVML refuses hides no other."""
+"""Reads a GPU's health from NVML; a reading that NVML refuses does not affect the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _AGAINST = (
     (4, "route unhealthy"),
     (6, "access timeout recovery"),
 )
-"""Where two bits of the health mask say 1 for yes, 2 for no."""
+"""Fields of two bits in the health mask: 1 is yes, 2 is no."""
 
 _WRONG_SETUP_AT, _WRONG_SETUP_MASK = 8, 0xF
 _WRONG_SETUP = {
@@ -35,7 +35,7 @@ _WRONG_SETUP = {
 
 
 def read_gpu_fabric(reader: Reader) -> None:
-    """Fill the fields `fabric_...`, by the newest form there is."""
+    """Fill the fields `fabric_...` from the newest structure that the driver knows."""
     forms = (
         ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),
         ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t"),
@@ -97,7 +97,7 @@ def _cluster(info: Any) -> bytes:
 
 
 def _uuid(raw: bytes) -> str:
-    """Spell one: the module `uuid` would cost every node milliseconds."""
+    """Format a UUID: importing the module `uuid` would take milliseconds."""
     text = raw.hex()
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
@@ -137,7 +137,7 @@ def read_gpu_links(reader: Reader, known: list[dict[str, Any]] | None) -> None:
 
 
 def _all_at_once(reader: Reader, links: list[int]) -> list[dict[str, Any]] | None:
-    """Ask for all links in one question, link by link only where that is refused."""
+    """Read all links in one call; link by link only where NVML refuses that."""
     asked = [(link, name, number) for link in links for name in _FIELDS for number in _FIELDS[name]]
     answers = reader.nvml.fields(reader.handle, [(number, link) for link, _, number in asked])
     found: dict[int, dict[str, Any]] = {link: {"link": link} for link in links}
@@ -184,7 +184,7 @@ _PCIE_GEN = "nvmlDeviceGetCurrPcieLinkGeneration"
 
 
 def read(reader: Reader, links: list[dict[str, Any]] | None) -> dict[str, Any]:
-    """Return one `GpuHealth` of the document; `links` are its NVLinks, None where untold."""
+    """Return one `GpuHealth` of the document; `links` are its NVLinks, None where not known."""
     nvml, handle = reader.nvml, reader.handle
     _software(reader)
     _modes(reader)
@@ -256,8 +256,8 @@ def _memory_errors(reader: Reader) -> None:
 
 
 def _retired(reader: Reader) -> int | None:
-    told = reader.nvml.fields(reader.handle, [_RETIRED_SINGLE, _RETIRED_DOUBLE])
-    return None if any(code for _, code in told) else sum(pages for pages, _ in told)
+    counts = reader.nvml.fields(reader.handle, [_RETIRED_SINGLE, _RETIRED_DOUBLE])
+    return None if any(code for _, code in counts) else sum(pages for pages, _ in counts)
 
 
 def _heat_and_power(reader: Reader) -> None:
@@ -292,9 +292,9 @@ def _watts(milliwatts: int) -> float:
 
 
 def _pcie(reader: Reader, before: int) -> None:
-    """`before`: its generation before it was asked whether it is at work.
+    """Read the PCIe link. `before`: its generation before the readings of load.
 
-    Idle it falls: only one that is low before and after belongs to what was read in between.
+    It falls when the GPU is idle: it is low only if it was low before and after those readings.
     """
     reader.take("pcie_gen", _PCIE_GEN, via=lambda now: max(now, before))
     reader.take("pcie_gen_max", "nvmlDeviceGetMaxPcieLinkGeneration")
@@ -308,7 +308,7 @@ def _recovery(reader: Reader) -> None:
 
 
 def _action(reader: Reader) -> str | None:
-    """Ask R570's one word for it, and before that the two that it replaced."""
+    """Read the recovery action (R570), or the two older fields that it replaced."""
     ((action, code),) = reader.nvml.fields(reader.handle, [_RECOVERY_ACTION])
     if code is None:
         return _RECOVERY.get(action, f"action {action}")

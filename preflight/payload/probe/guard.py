@@ -1,7 +1,7 @@
-"""A call that may never return runs in a child we can do without: the node still answers in time.
+"""Runs a call that may never return in a disposable child, so that the node answers in time.
 
 SIGKILL does not reach a process in D state, and a process that inherited the SSH channel keeps it
-open. So the child gets no descriptor of ours but its own result pipe, and is never waited on.
+open. So the child inherits only its own result pipe, and its parent never blocks on its end.
 """
 
 from __future__ import annotations
@@ -27,42 +27,42 @@ if TYPE_CHECKING:
     from typing import Any
 
 GRACE_S = 0.5
-"""How long after SIGKILL, or after its answer, a child may take to be gone."""
+"""How long a child may take to end after SIGKILL, or after its answer."""
 
 _STANDARD = (0, 1, 2)
 
 
 _TICK_S = 0.1
-"""How often a wait notes that it ran."""
+"""Interval at which a wait updates the clock."""
 
 _LATE_S = 0.15
-"""A tick that comes this much later is a busy machine's; what is beyond is time that nobody had."""
+"""A tick may be this late on a busy machine; what is beyond counts as a pause."""
 
 _FREEZERS = ("__refrigerator", "do_freezer_trap")
 """Where a process of a frozen container waits (wchan): freezers of cgroup v1 and v2."""
 
 
 class Clock:
-    """CLOCK_MONOTONIC without the time in which this process, or who it waits for, could not run.
+    """CLOCK_MONOTONIC without the time in which this process, or its child, could not run.
 
-    SIGSTOP, a frozen container, a machine that is migrated: no deadline may pass meanwhile.
+    No deadline may pass during SIGSTOP, in a frozen container, or while a machine migrates.
     """
 
     def __init__(self) -> None:
         self.stood_s = 0.0
-        """For how long this process did not run since `bound`, and not for want of a CPU."""
+        """How long this process was stopped since `bound`, without waits for a CPU."""
         self._lost_s = self._at = self._mine_s = 0.0
         self._ends: float | None = None
 
     def bound(self, ends: float) -> None:
-        """Leave pauses out from now on, but end all waiting at `ends` (time.monotonic).
+        """Exclude pauses from now on, but end all waiting at `ends` (time.monotonic).
 
-        Until then this is CLOCK_MONOTONIC, for an entry that takes pauses as they come.
+        Without `bound` this is CLOCK_MONOTONIC, for an entry that counts pauses.
         """
         self._ends, self._at, self._mine_s = ends, time.monotonic(), sum(_scheduled("self"))
 
     def now(self) -> float:
-        """Seconds; to be asked several times a second, or what lies between counts as a pause."""
+        """Seconds. Call it several times a second: a longer gap counts as a pause."""
         at = time.monotonic()
         if self._ends is not None:
             late_s, mine_s = at - self._at - _TICK_S, sum(_scheduled("self"))
@@ -73,27 +73,27 @@ class Clock:
         return at - self._lost_s
 
     def left_s(self, until: float) -> float:
-        """Seconds until then, or until the end of all waiting; 0 where that has come."""
+        """Seconds until `until`, or until the end of all waiting if sooner; not below 0."""
         left_s = until - self.now()
         if self._ends is not None:
             left_s = min(left_s, self._ends - self._at)
         return max(0.0, left_s)
 
     def skip(self, seconds: float) -> None:
-        """Leave out the last so many: who we waited for was stopped."""
+        """Exclude the last `seconds`, in which the child was stopped."""
         if self._ends is not None:
             self._lost_s += seconds
 
 
 clock = Clock()
-"""The one of this process, by which all `until` in here count."""
+"""The clock of this process: every `until` in this module is in its seconds."""
 
 
 class Calls:
-    """The calls of a child, one after the other, and how long it waited in each (`Waiting`).
+    """The successive calls of a child, and how long it waited in each (`Waiting`).
 
-    The child writes into memory that it shares with its parent when the call in progress began; by
-    that moment the parent tells it from others. A pause is so left out of the call that it fell in.
+    The child writes the start time of its current call into shared memory. Its parent identifies
+    calls by that time, and so excludes a pause from the call in which it happened.
     """
 
     def __init__(self) -> None:
@@ -102,13 +102,13 @@ class Calls:
         self._waited_s: dict[float, float] = {}
 
     def begin(self) -> float:
-        """In the child: the moment, as a call begins."""
+        """In the child: note that a call begins; return the time."""
         began = time.monotonic()
         struct.pack_into("d", self._shared, 0, began)
         return began
 
     def note(self, since: float, now: float, waited_s: float) -> None:
-        """In the parent: of a tick that two calls share, each has what lies on its side."""
+        """In the parent: add a tick; two calls in one tick share it at the second one's start."""
         before, (self._seen,) = self._seen, struct.unpack_from("d", self._shared, 0)
         shares = {before: waited_s}
         if self._seen != before:
@@ -118,20 +118,20 @@ class Calls:
             self._waited_s[began] = self._waited_s.get(began, 0.0) + more_s
 
     def waited_s(self, began: float, took_s: float) -> float:
-        """Return how long the child waited in a call of that length by its own clock.
+        """Return how long the child waited in a call that took `took_s` by its own clock.
 
-        One that no tick has met was over within one.
+        A call that no tick noted was shorter than a tick.
         """
         return min(took_s, self._waited_s.get(began, _TICK_S))
 
 
 class Waiting:
-    """How long a child waits for what it asks (the driver), as its parent sees it at every tick.
+    """How long a child waits for the driver, measured by its parent at every tick.
 
-    That is time in which it sleeps in the kernel, interruptibly or not, and CPU time that it uses.
-    It is not: time in which it could run and had no CPU (state R, or the kernel's run delay: other
-    processes, a quota), was stopped or frozen; nor in which this parent stood still, unless it only
-    had no CPU either. So a crowd of users makes no driver slow, and hides no hung one.
+    That is the time in which it sleeps in the kernel, and CPU time that it uses. It excludes time
+    in which it could run but had no CPU (state R, or the kernel's run delay), was stopped or
+    frozen, and time in which this parent was stopped. So other users' load neither makes a driver
+    look slow nor hides a hung one.
     """
 
     def __init__(self, pid: int, calls: Calls | None) -> None:
@@ -142,7 +142,7 @@ class Waiting:
         self._seen = self._look()
 
     def note(self, state: str) -> None:
-        """Count what passed since the last time; `state` is how it is now, "" where it ended."""
+        """Add the time since the last call; `state` is the child's state, "" if it ended."""
         before, self._seen = self._seen, self._look()
         passed_s, stood_s, ran_s, starved_s = (b - a for a, b in zip(before, self._seen))  # noqa: B905 (Python 3.8)
         waited_s = ran_s if state == "R" else max(0.0, passed_s - stood_s - starved_s)
@@ -159,7 +159,7 @@ _STOPPED = ("T", "t")
 
 
 def _scheduled(pid: int | str) -> tuple[float, float]:
-    """Seconds that a process had a CPU, and that it waited for one; 0 where nobody counts them."""
+    """Seconds that a process had a CPU, and that it waited for one; 0 without schedstats."""
     try:
         with open(f"/proc/{pid}/schedstat", "rb") as file:
             ran_ns, starved_ns = file.read().split()[:2]
@@ -169,42 +169,42 @@ def _scheduled(pid: int | str) -> tuple[float, float]:
 
 
 class BrokenError(Exception):
-    """The child ended without an answer; the text says how."""
+    """The child ended without an answer; the text has the reason."""
 
 
 MOST_BYTES = 32 << 20
-"""What one child may say: twice the largest ring buffer of kernels as they are built."""
+"""Most output of one child: twice the largest default ring buffer of kernels."""
 
-_talking: dict[int, Child] = {}
-"""Children that have not said everything, by their pipes."""
+_open: dict[int, Child] = {}
+"""Children whose output is not complete, by their pipes."""
 
 
 class Child:
-    """One forked helper and what it has said so far.
+    """One forked helper and its output so far.
 
-    Whichever child is listened to, what all of them say is read: so none waits till it is its turn,
-    and one that has done its work in time has told it in time, however much that is.
+    `listen` reads the output of all children, whichever it waits for, so that no child blocks on a
+    full pipe while the parent waits for another.
     """
 
     def __init__(self, pid: int, pipe: int, most: int, calls: Calls | None = None) -> None:
         self.pid = pid
-        self.said = bytearray()
+        self.output = bytearray()
         self.ended = math.inf
-        """When it had said everything, or over `most` bytes, of which no more is read."""
+        """When its output was complete, or exceeded `most` bytes; no more is read then."""
         self.status: int | None = None
-        """Wait status, once it is gone."""
+        """Wait status, once it has ended."""
         self.waiting = Waiting(pid, calls)
         self._pipe, self.most = pipe, most
-        _talking[pipe] = self
+        _open[pipe] = self
 
     def listen(self, until: float = math.inf, *, most_s: float = math.inf) -> bool:
-        """Read on till it has said everything (True) or that time has come (False).
+        """Read until its output is complete (True), or until `until` (False).
 
-        `most_s`: or till it has waited that long itself.
+        `most_s`: or until the child itself has waited that long.
         """
-        while self._pipe in _talking:
+        while self._pipe in _open:
             tick_s = min(clock.left_s(until), _TICK_S)
-            if not self._hear(tick_s):
+            if not self._read(tick_s):
                 state = self._state()
                 if state in _STOPPED:
                     clock.skip(tick_s)
@@ -216,30 +216,30 @@ class Child:
         self.waiting.note("")
         return True
 
-    def _hear(self, seconds: float) -> bool:
-        """Read what the children say till this one did (True), or that time is over (False)."""
-        ends, before = time.monotonic() + seconds, len(self.said)
-        while self._pipe in _talking:
+    def _read(self, seconds: float) -> bool:
+        """Read all children's output until some of this one came (True), or time is up (False)."""
+        ends, before = time.monotonic() + seconds, len(self.output)
+        while self._pipe in _open:
             poll, left_s = select.poll(), max(0.0, ends - time.monotonic())
-            for pipe in _talking:
+            for pipe in _open:
                 poll.register(pipe, select.POLLIN)
-            heard = poll.poll(left_s * 1000)
-            for pipe, _ in heard:
-                child, chunk = _talking[pipe], os.read(pipe, 65536)
-                child.said += chunk
-                if not chunk or len(child.said) > child.most:
-                    del _talking[pipe]
+            readable = poll.poll(left_s * 1000)
+            for pipe, _ in readable:
+                child, chunk = _open[pipe], os.read(pipe, 65536)
+                child.output += chunk
+                if not chunk or len(child.output) > child.most:
+                    del _open[pipe]
                     child.ended = time.monotonic()
-            if len(self.said) > before:
+            if len(self.output) > before:
                 return True
-            if not (heard and left_s):
+            if not (readable and left_s):
                 return False
         return True
 
     def value(self) -> Any:
-        """What `spawn`ed work returned; BrokenError with its words if it failed."""
+        """Return the result of `spawn`ed work; BrokenError with the reason if it failed."""
         try:
-            answer = json.loads(self.said.decode())
+            answer = json.loads(self.output.decode())
         except ValueError:
             raise BrokenError("its process ended without an answer") from None
         if "failed" in answer:
@@ -247,10 +247,10 @@ class Child:
         return answer["value"]
 
     def dismiss(self, *, kill: bool) -> bool:
-        """Stop caring, and say whether it is gone: a survivor is not waited on any longer."""
+        """Close its pipe, and return whether it ended; a survivor is left behind."""
         if kill:
             children.end(self.pid)
-        _talking.pop(self._pipe, None)
+        _open.pop(self._pipe, None)
         os.close(self._pipe)
         until = clock.now() + GRACE_S
         while not self._reaped():
@@ -261,7 +261,7 @@ class Child:
         return True
 
     def _state(self) -> str:
-        """Its state in /proc/PID/stat; that of a stopped one where somebody froze it."""
+        """Its state in /proc/PID/stat; "T", as of a stopped process, if it is frozen."""
         its = procfs.look(self.pid)
         frozen = its is not None and procfs.wchan(self.pid) in _FREEZERS
         return "T" if frozen else its.state if its is not None else ""
@@ -278,15 +278,15 @@ class Child:
 def spawn(
     work: Callable[..., Any], *given: object, calls: Calls | None = None, most: int = MOST_BYTES
 ) -> Child:
-    """Start `work(*given)` in a child of its own; what it returns must be plain JSON.
+    """Start `work(*given)` in a child of its own; its result must be plain JSON.
 
-    `calls`: what the work tells when each of its calls begins. `most`: bytes that are read of it.
+    `calls`: where the work notes the start of each of its calls. `most`: bytes of output to read.
     """
 
     def run(pipe: int) -> None:
         try:
             answer = {"value": work(*given)}
-        except Exception as error:  # noqa: BLE001 (one section's trouble stays its own)
+        except Exception as error:  # noqa: BLE001 (a section's error must not affect the others)
             answer = {"failed": words(error)}
         with open(pipe, "wb", buffering=1 << 16) as file:
             file.write(json.dumps(answer).encode("ascii"))
@@ -295,7 +295,7 @@ def spawn(
 
 
 def answer_of(name: str, asked: Child, until: float, complain: Callable[[str], None]) -> Any:
-    """Return what a section's child answers till then; None, and why to `complain`, if nothing."""
+    """Return the answer of a section's child; on failure None, with the reason to `complain`."""
     answered = asked.listen(until)
     if not asked.dismiss(kill=not answered):
         complain(f"{name}: its reader {asked.pid} cannot be killed")
@@ -311,7 +311,7 @@ def answer_of(name: str, asked: Child, until: float, complain: Callable[[str], N
 def spawn_program(
     argv: list[str], environ: Mapping[str, str], *, errors: bool = False, most: int = MOST_BYTES
 ) -> Child:
-    """Start a program whose standard output is the pipe; its standard error too with `errors`."""
+    """Start a program and read its standard output; its standard error too with `errors`."""
 
     def run(pipe: int) -> None:
         os.dup2(pipe, 1)
@@ -323,7 +323,7 @@ def spawn_program(
 
 
 def program(name: str, folders: Iterable[str]) -> str | None:
-    """Return the first of these folders' programs of that name that can be run."""
+    """Return the path of the first executable of that name in these folders."""
     paths = (f"{folder}/{name}" for folder in folders if folder)
     return next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), None)
 
@@ -336,18 +336,18 @@ def _fork(run: Callable[[int], None], most: int, calls: Calls | None = None) -> 
         os.close(its)
         return Child(pid, mine, most, calls)
     try:
-        _talking.clear()
-        _shed(its)
+        _open.clear()
+        _close_inherited(its)
         run(its)
         os._exit(0)
     finally:
         os._exit(1)
 
 
-def _shed(keep: int) -> None:
-    """Drop what a child must not hold: our descriptors, our alarm, our answers to signals."""
+def _close_inherited(keep: int) -> None:
+    """Drop what a child must not inherit: our descriptors, alarm and signal handlers."""
     children.default_signals()
-    children.let_go_of_the_wire()
+    children.redirect_streams()
     spared = {str(keep), *map(str, _STANDARD)}
     spared |= {os.path.basename(path) for path in sys.path if path.startswith("/proc/self/fd/")}
     for name in os.listdir("/proc/self/fd"):

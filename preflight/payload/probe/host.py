@@ -1,4 +1,4 @@
-"""The machine around the GPUs, asked at once from children: limits, memory, file systems, load."""
+"""Reads the machine around the GPUs, in children: limits, memory, file systems, load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from . import file_systems, guard, procfs, sysfs
 from .processes import ancestors
 from .procfs import TICKS, Users
-from .sysfs import attempt_lines, keyed, lines, numbered, whole
+from .sysfs import attempt_lines, lines, numbered, parse_key_values, whole
 from .text import attempt, clean, words
 
 TYPE_CHECKING = False
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 _NO_LIMIT = 1 << 60
-"""Bytes: version 1 writes "none" as the largest number of pages."""
+"""Bytes: cgroup v1 writes "no limit" as the largest number of pages."""
 
 _MIB = 1 << 20
 
 
 def read_cgroup(mounts: list[sysfs.Mount]) -> dict[str, Any]:
-    """Return `Cgroup`: the least that any group on the way down to ours grants."""
+    """Return `Cgroup`: the lowest limits of our group and of those above it."""
     cpus, memory, pids = [], [], []
     for folder in _folders(sysfs.lines("/proc/self/cgroup"), mounts):
         cpus += [quota_v2(_first(folder, "cpu.max")), _quota_v1(folder)]
@@ -127,9 +127,9 @@ def read_container(mounts: list[sysfs.Mount]) -> dict[str, Any]:
 
 
 def _hidden_by(mounts: list[sysfs.Mount]) -> str | None:
-    """Say what keeps others' processes from us; "" for nothing, None if it cannot be told.
+    """What hides other users' processes from us; "" for nothing, None if not known.
 
-    Who runs an init of its own is a machine of its own: nothing is missing there.
+    A container with its own init counts as a machine: nothing is hidden there.
     """
     proc = sysfs.holding("/proc", mounts)
     if proc is not None and os.geteuid() and _HIDE_PID.intersection(proc.super_options):
@@ -156,7 +156,7 @@ def _kind() -> str:
 
 
 def clock_kept() -> bool | None:
-    """Whether the kernel counts its clock as kept in step; None where it may not be asked."""
+    """Whether the kernel reports a synchronized clock; None where this login may not ask."""
     import ctypes
 
     state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))
@@ -164,22 +164,22 @@ def clock_kept() -> bool | None:
 
 
 _TIME_ERROR = 5
-"""adjtimex(2): nobody has set it in step for long enough."""
+"""adjtimex(2): the clock is not synchronized."""
 
 
 UNLIMITED = -1
 
 _LAUNCHERS = {b"slurmd": "slurmd", b"pbs_mom": "pbs_mom"}
-"""Jobs are started below these; sshd is not among them."""
+"""Daemons that start jobs; sshd is not one of them."""
 
 _MOST = 1 << 62
-"""What the document can hold, and nobody has."""
+"""The most that the document can hold; no machine has as much."""
 
 _IPC_LOCK = 14
 """CAP_IPC_LOCK of capabilities(7): no limit on locked memory."""
 
 _ALL_IDS = ["0", "0", "4294967295"]
-"""The uid_map of the machine's own user namespace; in another, capabilities lock nothing."""
+"""The uid_map of the machine's own user namespace; in another one, CAP_IPC_LOCK has no effect."""
 
 
 def own() -> dict[str, int]:
@@ -191,7 +191,7 @@ def own() -> dict[str, int]:
 
 def locks_any() -> bool:
     """Whether this process may lock memory beyond its limit."""
-    effective = int(keyed(lines("/proc/self/status"))["CapEff"], 16)
+    effective = int(parse_key_values(lines("/proc/self/status"))["CapEff"], 16)
     return bool(effective >> _IPC_LOCK & 1) and lines("/proc/self/uid_map")[0].split() == _ALL_IDS
 
 
@@ -208,7 +208,7 @@ def launchers(look: Look) -> list[dict[str, Any]]:
 
 
 def parse(found: list[str]) -> dict[str, int] | None:
-    """Read /proc/PID/limits; None where a limit that we need is not there."""
+    """Read /proc/PID/limits; None where a limit that we need is missing."""
     words = {
         name: line[len(name) :].split()[:2]
         for line in found
@@ -245,11 +245,11 @@ _DOORS = (
     b"cron",
     b"crond",
 )
-"""Where a login or a job begins: what runs beside it below these is somebody else's."""
+"""Programs that start a login or a job: other children of theirs are not ours."""
 
 
 class Look:
-    """How much CPU time every process had used at one moment; kernel threads are no one's."""
+    """The CPU time that every process has used so far, without kernel threads."""
 
     def __init__(self, among: Iterable[int] | None = None) -> None:
         self.at_s = time.monotonic()
@@ -259,7 +259,7 @@ class Look:
 
 def read_load(before: Look, run_pid: int) -> dict[str, Any]:
     """Return `Load` since that look, without what belongs to this run or its login."""
-    after = Look(before.stats)  # who came in between has no share
+    after = Look(before.stats)  # without processes that started in between
     seconds = max(time.monotonic() - before.at_s, 1 / TICKS)
     ours = _ours(run_pid, before.stats)
     shares = []
@@ -291,7 +291,7 @@ def _worker(pid: int, share: float, look: Look) -> dict[str, Any]:
 
 
 def _ours(run_pid: int, everyone: dict[int, procfs.Stat]) -> set[int]:
-    """Name this run, what it was started from up to the door it came in by, and all below that."""
+    """The pids of this run: up to the login or job that started it, and all below that."""
     top = run_pid
     for pid in ancestors(run_pid):
         if pid in everyone and everyone[pid].comm in _DOORS:
@@ -311,7 +311,7 @@ def read_memory() -> dict[str, Any]:
 
 def parse_memory(meminfo: list[str], pressure: list[str]) -> dict[str, Any]:
     """Read /proc/meminfo and /proc/pressure/memory."""
-    known = {name: value.split() for name, value in keyed(meminfo).items()}
+    known = {name: value.split() for name, value in parse_key_values(meminfo).items()}
 
     def mib(name: str) -> int:
         return int(known[name][0]) // _KIB if name in known else 0
@@ -356,15 +356,15 @@ def _dimms(folder: str, controller: str) -> list[dict[str, Any]]:
 
 
 def _rest(folder: str, controller: str, dimms: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the controller counted beyond its DIMMs: old drivers know rows only, or no place."""
-    told = {
+    """The controller's errors beyond its DIMMs': old drivers only know rows, or no location."""
+    beyond = {
         kind: whole(f"{folder}/{name}_count") - sum(one[kind] for one in dimms)
         for kind, name in (("corrected", "ce"), ("uncorrected", "ue"))
     }
     return {
         "name": clean(f"{controller}, no DIMM named"),
-        "corrected": max(0, told["corrected"]),
-        "uncorrected": max(0, told["uncorrected"]),
+        "corrected": max(0, beyond["corrected"]),
+        "uncorrected": max(0, beyond["uncorrected"]),
         "counted_s": _counted_s(folder),
     }
 
@@ -375,11 +375,11 @@ def _counted_s(folder: str) -> float | None:
 
 
 _ENOUGH = 4096
-"""Bytes of /proc/cpuinfo that hold the first CPU: all of it takes long on a large machine."""
+"""Bytes of /proc/cpuinfo with the first CPU: reading all of it takes long on a large machine."""
 
 
 def read_stack(root: str) -> dict[str, Any]:
-    """Return `Stack`; what a machine does not tell is "" or 0."""
+    """Return `Stack`; "" or 0 for what is not known."""
     return {
         "os": system(sysfs.attempt_lines("/etc/os-release")),
         "libc": _libc(),
@@ -392,7 +392,7 @@ def read_stack(root: str) -> dict[str, Any]:
 
 
 def serial(root: str) -> str | None:
-    """Return the serial number of the machine, which only root may read on most; None without."""
+    """Return the machine's serial number; None where there is none, or only root may read it."""
     names = ("product_serial", "board_serial")
     return next(filter(None, (attempt(f"{root}/class/dmi/id/{name}") for name in names)), None)
 
@@ -407,8 +407,8 @@ def system(found: list[str]) -> str:
 
 
 def cpu(found: list[str]) -> str:
-    """Return what kind of CPU it is: its name on x86, implementer and part on Arm."""
-    known = sysfs.keyed(found)
+    """Return the CPU's model: its name on x86, implementer and part on Arm."""
+    known = sysfs.parse_key_values(found)
     if "model name" in known:
         return clean(known["model name"])
     words = (
@@ -425,7 +425,7 @@ def _libc() -> str:
 
 
 def governors(root: str) -> list[dict[str, Any]]:
-    """Return every `Governor`; [] where the kernel steers no frequencies."""
+    """Return every `Governor`; [] where the kernel does not control frequencies."""
     folder = root + "/devices/system/cpu/cpufreq"
     counted: dict[tuple[str, str], int] = {}
     for policy in sysfs.numbered(folder, r"policy\d+"):
@@ -440,19 +440,19 @@ def governors(root: str) -> list[dict[str, Any]]:
 
 
 LOOK_S = 0.2
-"""For who computes here, two looks this far apart."""
+"""CPU load is measured between two looks this far apart."""
 
 
 class Machine:
-    """Asks for all of it at once; `finish` collects what came."""
+    """Starts all readers at once; `finish` collects their results."""
 
     def __init__(self, root: str, began: float) -> None:
         self._problems: list[str] = []
         self._began = began
-        self._files: file_systems.Asked | None = None
+        self._files: file_systems.Readers | None = None
         self._asked = guard.spawn(read, root, os.getpid())
         try:
-            self._files = file_systems.Asked(sysfs.read(), began)
+            self._files = file_systems.Readers(sysfs.read(), began)
         except OSError as error:
             self._problems.append(f"file systems: {words(error)}")
 
@@ -468,7 +468,7 @@ class Machine:
 
 
 def read(root: str, run_pid: int) -> dict[str, Any]:
-    """Return every part but the file systems, and what went wrong with which."""
+    """Return every part except the file systems, and the parts that failed with the reason."""
     problems: list[str] = []
     before = Look()
     parts: dict[str, Callable[[], Any]] = {

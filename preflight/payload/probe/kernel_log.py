@@ -1,11 +1,11 @@
-"""Of what the kernel said only the lines that tell of hardware leave the node, each kind once.
+"""Reads the kernel log; only lines about hardware leave the node, each kind once.
 
-A storm of a hundred thousand lines becomes one with a count. The patterns are built in: whoever
-asks cannot have other lines than these. What a user may name (a process, a file) can stand in a
-line, so each pattern begins where the line does, and lines that begin with it are left out.
+A hundred thousand similar lines become one with a count. The patterns are built in, so no request
+can read other lines. A user can choose names in a line (a process, a file), so each pattern matches
+from the start of the line, and lines that start with such a name are left out.
 
-/dev/kmsg is asked first; a container without it, or a login that may not open it, asks the
-journal and dmesg(1), at once and each in a child of its own.
+/dev/kmsg comes first; in a container without it, or without permission, the journal and dmesg(1)
+are read, in parallel and each in a child of its own.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 
 MOST_OF_A_KIND = 96
-"""Different lines of one kind; beyond that the one that came longest ago is counted as dropped."""
+"""Different lines of one kind; with more, the least recent one only counts as dropped."""
 
 MOST_ERAS = 1024
 
 MOST_CRASH_LINES = 64
-"""Of programs' exceptions; from then on one line per GPU counts them and has their last time."""
+"""Lines of programs' exceptions; further ones are one line per GPU, with a count."""
 
 APART_S = 15.0
-"""Exceptions of a GPU's programs that follow on each other faster are of one crash."""
+"""Exceptions on one GPU with shorter intervals belong to one crash."""
 
 _CHARS = 300
 
-# Lines that begin with the name of a process, up to 15 characters of a user's choice. Linux 4.18 to
-# 6.12: arch/*/mm/fault.c, kernel/exit.c, kernel/signal.c, mm/oom_kill.c, mm/page_alloc.c, block/;
-# and of XFS, which puts its own name before it: fs/xfs/xfs_ioctl.c. And those of netfilter, which
-# begin with the words of whoever wrote the rule: net/netfilter/nf_log_syslog.c and
-# net/bridge/netfilter/ebt_log.c. The first are whole lines of words of a user.
+# Lines that start with the name of a process, up to 15 characters that a user chooses. Linux 4.18
+# to 6.12: arch/*/mm/fault.c, kernel/exit.c, kernel/signal.c, mm/oom_kill.c, mm/page_alloc.c,
+# block/; XFS puts its own name first: fs/xfs/xfs_ioctl.c. Lines of netfilter start with a rule's
+# prefix: net/netfilter/nf_log_syslog.c, net/bridge/netfilter/ebt_log.c. In the first three
+# patterns a user chooses the whole rest of the line.
 OF_A_USER = (
     r"input: |oom-kill:|process '"
     r"|(?s:.{0,15}?)(?:\[\d+\](?::| )|\(\d+\):? | invoked oom-killer: |/\d+: potentially unexpected"
@@ -53,10 +53,10 @@ OF_A_USER = (
 )
 _BDF = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _DRIVER = r"[\w-]{1,40} " + _BDF
-"""Whose device it is: behind any other word at a line's beginning may stand a user's."""
+"""A driver and its device: after any other first word of a line, a user may choose the text."""
 _MLX = r"mlx5_core " + _BDF
 _NETDEV = _MLX + r"(?: \S{1,15})?: "
-"""Maybe with a network device's name, a container's choice: it has no blank and no colon."""
+"""Perhaps with a network device's name, which a container chooses: no blank and no colon."""
 
 _FS = r"(?:(?:EXT[234]-fs|F2FS-fs|BTRFS:?)(?: \w+)?|XFS) \("
 _SHUT = (
@@ -65,7 +65,7 @@ _SHUT = (
 )
 
 _KINDS: tuple[tuple[str, str], ...] = (
-    # What makes what was before it old: a driver came anew, or a GPU needs no recovery any more.
+    # Lines after which earlier ones are obsolete: a driver was loaded, or a GPU recovered.
     ("era", r"nvidia-nvlink: (?:Nvlink Core is being|Unregistered)"),
     ("era", r"NVRM: loading NVIDIA "),
     (
@@ -74,11 +74,11 @@ _KINDS: tuple[tuple[str, str], ...] = (
     ),
     ("era", _MLX + r": firmware version"),
     ("sm", r"NVRM: Xid \([^)]*\): 13,"),
-    # What users bring about has kinds of its own: it crowds out nothing else.
+    # Lines that users can cause have kinds of their own, so that they do not displace others.
     ("app", r"NVRM: Xid \([^)]*\): (?:8|31|32|43|45|68|69|137),"),
     ("xid", r"NVRM: Xid \("),
     ("sxid", r"nvidia-nvswitch\d*: SXid \("),
-    # Not "NVRM: API mismatch", in which a program's own version stands, nor a netdev of that name.
+    # Not "NVRM: API mismatch", which contains a program's version, nor a netdev of that name.
     (
         "nvrm",
         r"NVRM: GPU.*(?:fallen off the bus|[Ii]nit_?[Aa]dapter failed|setting [TR]X sublink)",
@@ -131,13 +131,13 @@ _OF_A_USER = re.compile(OF_A_USER, re.ASCII)
 _NAMED = re.compile(
     r" pid=[^,]*, name=.{0,15},| to .{1,15}:\d+ due to |(?<=\.[0-7]) \S{1,15}(?=: )", re.DOTALL
 )
-"""A user's words, which tell no two lines apart."""
+"""Text that a user chooses: lines that differ only in it are one."""
 
-# What tells two lines of one kind apart; of a kind without such words, all but its numbers.
+# The parts by which lines of one kind differ; without an entry, all of the line but its numbers.
 _XID = re.compile(
     r"Xid \([^)]{0,99}\): \d+|previous Xid \d+|recovery action.*|[Nn]on-?fatal|[Ff]atal"
 )
-_TELLS = {
+_DISTINCTIVE = {
     "xid": _XID,
     "app": _XID,
     "sxid": re.compile(r"SXid \([^)]{0,99}\): \d+|[Nn]on-fatal|[Ff]atal|Link \d+|Data|Severity"),
@@ -157,10 +157,10 @@ _SM = re.compile(
 _NUMBER = re.compile(r"\(pid \d+\)|0x[0-9a-f]+|(?<![\w:.])\d{4,}(?![\w:])|[0-9a-f]{16}|\{\d+\}")
 
 
-def told(
+def summarize(
     source: str, records: Iterable[tuple[float | None, bytes]], after_s: float
 ) -> dict[str, Any]:
-    """Return the `KernelLog` document of all records; of the lines only those after that time."""
+    """Return the `KernelLog` document of all records, with the lines after `after_s`."""
     seen, era, begins_s = 0, 0, None
     found: dict[tuple[object, ...], dict[str, Any]] = {}
     crashes = _Crashes()
@@ -171,7 +171,7 @@ def told(
         if begins_s is None:
             begins_s = at_s
         if source == "dmesg" and any(map(_ANY.match, map(_printable, raw.split(b"\n")[1:]))):
-            # A user's word, or the kernel's within the same microsecond: nobody can tell.
+            # A user's text, or another kernel line of the same microsecond: they look alike.
             dropped["any"] = dropped.get("any", 0) + 1
         record = _printable(raw)
         hit = _ANY.match(record)
@@ -181,8 +181,8 @@ def told(
         era += kind == "era"
         if at_s is not None and at_s < after_s and kind != "era":
             continue
-        tells = crashes.told_apart(record, at_s) if kind == "sm" else _told_apart(kind, record)
-        key = (era, kind, tells)
+        distinctive = crashes.key(record, at_s) if kind == "sm" else _distinctive(kind, record)
+        key = (era, kind, distinctive)
         line = found.get(key)
         if line is None:
             found[key] = {"text": clean(record, _CHARS), "at_s": at_s, "last_s": at_s, "times": 1}
@@ -208,44 +208,44 @@ def told(
 
 
 class _Crashes:
-    """Tells exceptions of GPU programs apart (Xid 13): by crash, and by whether its place changes.
+    """Distinguishes exceptions of GPU programs (Xid 13) by crash, and by whether its TPC changes.
 
-    One crash writes a line or three for each of up to a hundred processors: what matters is that
-    there were several. Of a crash that has one place the line that names it is kept.
+    One crash writes up to three lines for each of up to a hundred processors: it matters only that
+    there were several. If a crash has one place, the line that names it is kept.
     """
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[float | None, int, str]] = {}
-        self._told: set[tuple[object, ...]] = set()
+        self._keys: set[tuple[object, ...]] = set()
 
-    def told_apart(self, text: str, at_s: float | None) -> tuple[object, ...]:
-        """Return what is the same for lines that need not be told twice."""
-        said = _SM.match(text)
-        slot, pid, place = said.groups("") if said else ("", "", "")
+    def key(self, text: str, at_s: float | None) -> tuple[object, ...]:
+        """Return a key that is equal for lines of which one is enough."""
+        match = _SM.match(text)
+        slot, pid, place = match.groups("") if match else ("", "", "")
         last_s, number, first = self._last.get(slot, (None, 0, ""))
         if at_s is not None and last_s is not None and at_s - last_s > APART_S:
             number, first = number + 1, ""
         first = first or place
         self._last[slot] = (at_s, number, first)
         where = "" if not place else "first" if place == first else "other"
-        tells = slot, pid, number, where
-        if tells not in self._told and len(self._told) >= MOST_CRASH_LINES:
+        key = slot, pid, number, where
+        if key not in self._keys and len(self._keys) >= MOST_CRASH_LINES:
             return (slot,)
-        self._told.add(tells)
-        return tells
+        self._keys.add(key)
+        return key
 
 
-def _told_apart(kind: str, text: str) -> str:
-    tells, text = _TELLS.get(kind), _NAMED.sub("", text, count=1)
-    return " ".join(tells.findall(text)) if tells else _NUMBER.sub("#", text)
+def _distinctive(kind: str, text: str) -> str:
+    pattern, text = _DISTINCTIVE.get(kind), _NAMED.sub("", text, count=1)
+    return " ".join(pattern.findall(text)) if pattern else _NUMBER.sub("#", text)
 
 
 def _printable(raw: bytes) -> str:
-    """One character for each: a user's escape must not take what the driver wrote behind it."""
-    said = raw.decode("utf-8", "replace")
-    if said.isprintable():
-        return said
-    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in said)
+    """Replace each character by one: a user's escape must not hide the driver's text after it."""
+    decoded = raw.decode("utf-8", "replace")
+    if decoded.isprintable():
+        return decoded
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in decoded)
 
 
 if TYPE_CHECKING:
@@ -253,10 +253,10 @@ if TYPE_CHECKING:
 
 LOG = "/dev/kmsg"
 PATIENCE_S = 3.0
-"""The device answers in milliseconds; a journal of months may take longer, and is then left."""
+"""The device answers in milliseconds; a journal of months may take longer, and is given up."""
 
 READ_S, READ_CPU_S = 2.0, 1.2
-"""Of that for reading the device, and its reader's own CPU time: the rest counts as dropped."""
+"""Limits on reading the device: time, and CPU time of its reader. The rest counts as dropped."""
 
 _RECORD = 8192
 _LOOK = 64
@@ -267,24 +267,24 @@ _PROGRAMS = {
     ),
     "dmesg": ("dmesg", "-k"),
 }  # fmt: skip
-"""Of both only the kernel's own records: programs write there, too. busybox's dmesg has no -k."""
+"""Only the kernel's own records: programs write there, too. busybox's dmesg has no -k."""
 _STAMP = re.compile(rb"^\[\s*(\d{1,10}\.\d{1,9})\]\s?(?:\[\s*[TC]\d{1,10}\]\s?)?")
 _KERNELS = tuple(b"%d" % level for level in range(8))
 """Priorities of syslog's facility 0."""
 _ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
 
 
-class Asked:
-    """The readers of the log, at work."""
+class Readers:
+    """The running readers of the log."""
 
     def __init__(self, path: str, since_s: float | None) -> None:
-        """Begin to read; `since_s`: only the last so many seconds, None: all since boot."""
+        """Start to read the last `since_s` seconds; None: all since boot."""
         up_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._after_s = 0.0 if since_s is None else max(0.0, up_s - since_s)
         self._refused = ""
         self._children: list[tuple[str, guard.Child]] = []
         try:
-            os.close(text.opened(path)[0])
+            os.close(text.open_regular(path)[0])
         except OSError as error:
             self._refused = words(error)
             self._begin_programs()
@@ -292,24 +292,24 @@ class Asked:
             self._children.append(("kmsg", guard.spawn(_read, path, self._after_s)))
 
     def finish(self, until: float, problems: list[str]) -> dict[str, Any] | None:
-        """Return the `KernelLog` of the first reader that saw any of it; None if nobody did."""
+        """Return the `KernelLog` of the first reader that got any lines; None if none did."""
         best: dict[str, Any] | None = None
         for source, child in self._children:
             answered = child.listen(until)
-            child.dismiss(kill=not answered or len(child.said) > child.most)
+            child.dismiss(kill=not answered or len(child.output) > child.most)
             if best is not None:
                 continue
             if not answered:
                 self._refused = "no answer in time"
             elif source == "kmsg":
                 best = self._value(child)
-            elif child.status == 0 and child.said:
+            elif child.status == 0 and child.output:
                 read = _entries if source == "journal" else _stamped
-                best = told(source, read(bytes(child.said)), self._after_s)
+                best = summarize(source, read(bytes(child.output)), self._after_s)
             if best is not None and not best["seen"]:
                 best, self._refused = None, "it is empty"
         if best is None:
-            problems.append("kernel log: " + clean(self._refused or "nobody could read it"))
+            problems.append("kernel log: " + clean(self._refused or "no program could read it"))
         return best
 
     def _value(self, child: guard.Child) -> dict[str, Any] | None:
@@ -330,9 +330,9 @@ class Asked:
 
 
 def _read(path: str, after_s: float) -> dict[str, Any]:
-    """In the child: every record that there is when it begins, one read(2) each."""
+    """In the child: read every record that exists at its start, one read(2) each."""
     device = _Device(path)
-    value = told("kmsg", _records(_lines(device.pieces())), after_s)
+    value = summarize("kmsg", _records(_lines(device.pieces())), after_s)
     if device.unread:
         value["dropped"] += device.unread
         value["dropped_of"].update(any=device.unread, later=device.unread)
@@ -340,27 +340,27 @@ def _read(path: str, after_s: float) -> dict[str, Any]:
 
 
 class _Device:
-    """Reads up to what was written since it began: a log may grow as fast as it is read.
+    """Reads the records that exist at its start: a log may grow as fast as it is read.
 
-    A second file stands at the end: what comes there first is where reading ends. The stamps of
-    records would not do: their clock and that of programs drift apart by minutes in months.
+    A second descriptor is at the end of the log: reading stops at the first record that it gets.
+    Time stamps would not do: the log's clock and a program's drift apart, by minutes in months.
     """
 
     def __init__(self, path: str) -> None:
         self.unread = 0
-        self._file, self._end = text.opened(path)[0], text.opened(path)[0]
-        # A plain file has a size; of the device the kernel says 0.
+        self._file, self._end = text.open_regular(path)[0], text.open_regular(path)[0]
+        # A plain file has a size; the device's is 0.
         self._size = os.lseek(self._end, 0, os.SEEK_END)
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield a record of the device each, of a plain file whatever fits."""
+        """Yield one record of the device at a time; of a plain file, whatever one read returns."""
         reads, size, new = 0, 0, None
         until, until_cpu = time.monotonic() + READ_S, time.process_time() + READ_CPU_S
         while time.monotonic() < until and time.process_time() < until_cpu:
             try:
                 piece = os.read(self._file, _RECORD)
             except BrokenPipeError:
-                # It was overwritten before it was read; before the first, it was only the oldest.
+                # A record was overwritten before it was read; before the first, only the oldest.
                 self.unread += reads > 0
                 continue
             except BlockingIOError:
@@ -397,14 +397,14 @@ def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _records(lines: Iterator[bytes]) -> Iterator[Record]:
-    """Read `priority,number,microseconds,flags;text`; lines with a blank first are properties."""
+    """Read `priority,number,microseconds,flags;text`; skip properties, which start with a blank."""
     for line in lines:
         head, semicolon, text = line.partition(b";")
         fields = head.split(b",")
         if not semicolon or len(fields) < 3 or not fields[2].isdigit():  # noqa: PLR2004
             continue
         if fields[3:4] == [b"c"] or fields[0] not in _KERNELS:
-            # The rest of a text that was torn apart, or a program wrote it: it may name anything.
+            # The rest of a split text, or written by a program: it may contain anything.
             continue
         yield int(fields[2]) / 1e6, _ESCAPED.sub(_unescape, text)
 
@@ -413,14 +413,14 @@ def _unescape(found: re.Match[bytes]) -> bytes:
     return bytes((int(found.group(1), 16),))
 
 
-def _entries(said: bytes) -> Iterator[Record]:
-    """Read what journalctl prints as JSON: a line end in a text is no end of a line there."""
-    for line in said.splitlines():
+def _entries(output: bytes) -> Iterator[Record]:
+    """Read the JSON output of journalctl, in which a text may contain line ends."""
+    for line in output.splitlines():
         try:
             entry = json.loads(line)
             if entry.get("SYSLOG_FACILITY") != "0":
-                continue  # a program wrote it, or nobody knows who did
-            text = entry["MESSAGE"]  # numbers where it is no text, null where it is too long
+                continue  # not, or not surely, written by the kernel
+            text = entry["MESSAGE"]  # a list of bytes if not UTF-8, null if it is too long
             at_us = entry.get("_SOURCE_MONOTONIC_TIMESTAMP") or entry["__MONOTONIC_TIMESTAMP"]
             record = int(at_us) / 1e6, text.encode() if isinstance(text, str) else bytes([*text])
         except (AttributeError, ValueError, TypeError, KeyError):
@@ -428,14 +428,14 @@ def _entries(said: bytes) -> Iterator[Record]:
         yield record
 
 
-def _stamped(said: bytes) -> Iterator[Record]:
-    """Read `[   12.345678] text`, as dmesg prints it; the rest of a text is a line of its own.
+def _stamped(output: bytes) -> Iterator[Record]:
+    """Read dmesg's `[   12.345678] text`; a text with line ends takes several lines.
 
-    That is indented, or without /dev/kmsg bears the stamp of the text, as the next text may, too:
-    as a user may name a file with a line end, it is no line of the kernel's.
+    The further lines are indented, or, without /dev/kmsg, repeat the time stamp, as the next text
+    may, too. They do not count as the kernel's: a user may put a line end into a file's name.
     """
     at_s, text, stamp = None, b"", None
-    for line in said.split(b"\n"):
+    for line in output.split(b"\n"):
         found = _STAMP.match(line)
         if found is None or found.group(1) == stamp:
             rest = line[found.end() if found else 0 :].strip()

@@ -1,4 +1,4 @@
-"""The facts of a node in one answer; a section that cannot be read hides no other."""
+"""Collects a node's facts in one answer; a section that fails does not affect the others."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
 
 
 ANSWER_LIMIT = 60 << 10
-"""Bytes of JSON that one section may answer."""
+"""Most bytes of JSON in the answer of one of a site's sections."""
 
 DEEPEST = 16
-"""Levels of lists and objects in it: decoders give up at some depth, and with them our facts."""
+"""Most levels of lists and objects in it: a decoder that fails at it would lose all facts."""
 
 _WHOLE_NUMBERS = 2**63
-"""Beyond it no decoder agrees with the next."""
+"""Decoders differ on larger ones."""
 
 
-class Exited(Exception):  # noqa: N818 (it is the whole message on the screen)
+class Exited(Exception):  # noqa: N818 (the class name is part of the message)
     """The section called sys.exit."""
 
 
 class WrongError(Exception):
-    """An answer that is no plain JSON; the text says why."""
+    """An answer that is no plain JSON, with the reason."""
 
 
 def read(
     wanted: Sequence[dict[str, Any]], node: str, until: float, problems: list[str]
 ) -> dict[str, dict[str, Any]]:
-    """Ask all sections at once, each for its own time, and return an `Extra` document by id."""
+    """Run all of a site's sections in parallel; return an `Extra` document by section id."""
     if not wanted:
         return {}
-    with contextlib.suppress(Exception):  # what a section leaves running ends with us
+    with contextlib.suppress(Exception):  # processes that a section leaves running end with us
         children.adopt_orphans()
     began = guard.clock.now()
     asked = [(each, guard.spawn(_collect, each, node, most=ANSWER_LIMIT)) for each in wanted]
@@ -61,25 +61,25 @@ def read(
 
 
 def _collect(each: dict[str, Any], node: str) -> Any:
-    """In the child: the site's code, and nothing of what it does but its answer."""
+    """In the child: run the site's code and return only its answer."""
     request = {"id": each["id"], "name": node, "deadline_s": each["deadline_s"]}
     if each["module"][:13] != "site_section_":
         raise WrongError("a request may name no module of the node's own")
     try:
         found = __import__(each["module"]).collect(request)
-        json.dumps(found)  # here what is wrong with it can still be told
+        json.dumps(found)  # here its error can still be reported
         return found  # noqa: TRY300 (an else would not see sys.exit)
     except SystemExit as error:
         raise Exited(f"sys.exit({error.code!r:.80})") from None
 
 
 def _answer(child: guard.Child, until: float, deadline_s: float) -> dict[str, Any]:
-    """Listen to one child, end it and what it has started, and look at what it said."""
+    """Wait for one child, end it and its processes, and check its output."""
     answered = child.listen(until)
     gone = child.dismiss(kill=True)
     error = ""
     data = None
-    if len(child.said) > ANSWER_LIMIT:
+    if len(child.output) > ANSWER_LIMIT:
         error = f"its answer exceeds {ANSWER_LIMIT >> 10} KiB"
     elif not answered:
         error = f"no answer in {deadline_s:g} s"
@@ -97,7 +97,7 @@ def _answer(child: guard.Child, until: float, deadline_s: float) -> dict[str, An
 
 
 def _refuse_odd(data: Any) -> None:
-    """Refuse what json.loads takes and the controller's decoder does not: WrongError."""
+    """Raise WrongError for what json.loads accepts and the controller's decoder does not."""
     level, depth = [data], 0
     while level:
         depth += 1
@@ -132,7 +132,7 @@ if TYPE_CHECKING:
     Request = dict[str, Any]
 
 MARGIN_S = 1.0
-"""What is kept of the node's time for the last section and the answer itself."""
+"""Time that is reserved for the last section and for sending the answer."""
 
 
 def run(
@@ -142,7 +142,7 @@ def run(
 ) -> None:
     """Emit one `Facts` document: preflight.facts.model, docs/wire.md."""
     del lines
-    gc.disable()  # it would find nothing here; and what it marks, each child would have to copy
+    gc.disable()  # there is no garbage here, and its marks would make each child copy memory
     began = time.monotonic()
     until = began + float(request["deadline_s"]) - MARGIN_S
     root = str(request.get("sysfs", "/sys"))
@@ -160,7 +160,7 @@ def run(
         "gpudirect": guard.spawn(rdma.survey, root),
         "nccl_conf": software.start(request),
     }
-    log_asked = kernel_log.Asked(
+    log_asked = kernel_log.Readers(
         str(request.get("kmsg", kernel_log.LOG)), request.get("kernel_log_since_s")
     )
 
@@ -194,7 +194,7 @@ def run(
     facts["topo_text"] = nvml.finish(drawing, min(until, guard.clock.now() + driver_s), problems)
     facts["machine"] = machine.finish(soon, problems)
     facts["kernel_log"] = log_asked.finish(min(until, asked_at + kernel_log.PATIENCE_S), problems)
-    # Last and alone: what a site adds can take time from nothing of ours.
+    # Last and alone, so that a site's sections take no time from ours.
     facts["extra"] = read(request.get("sections") or [], str(request["name"]), until, problems)
     facts["problems"] = [clean(problem, TEXT_LIMIT) for problem in problems[:256]]
     facts["seconds"] = round(time.monotonic() - began, 3)
@@ -202,7 +202,7 @@ def run(
 
 
 def _identity(nonce: str) -> dict[str, Any]:
-    """Who this node says it is, and what reads it."""
+    """The node's name, login, kernel and Python."""
     return {
         **identity(nonce),
         "user": clean(me(Users(patient=False))),
@@ -216,9 +216,9 @@ def _identity(nonce: str) -> dict[str, Any]:
 
 
 def _driver(asked: guard.Child, most_s: float, problems: list[str]) -> dict[str, Any]:
-    """Return the sections that only the driver can fill; one that does not answer is `hung`.
+    """Return the sections that need the driver; a driver that does not answer is `hung`.
 
-    Of each call's time only what the reader waited for the driver counts: `guard.Calls`.
+    A call's time counts only while the reader waited for the driver: `guard.Calls`.
     """
     answered = asked.listen(most_s=most_s)
     waiting, passed_s = asked.waiting, time.monotonic() - asked.waiting.began

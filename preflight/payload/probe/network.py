@@ -1,4 +1,4 @@
-"""Interfaces, addresses, links and names: wrong choices hang a job at the start."""
+"""Reads interfaces, addresses, links and names, which a job needs to connect."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GET_ADDRESS = 22
 _DONE, _ERROR = 3, 2
 _REQUEST_DUMP = 0x301
 _LOCAL, _ADDRESS = 2, 1
-"""IFA_LOCAL is our own end; IFA_ADDRESS is that too, but the far end on a point-to-point line."""
+"""IFA_LOCAL is our address; so is IFA_ADDRESS, except on a point-to-point link (the far end)."""
 
 _WAIT_S = 2.0
 _HEAD = struct.Struct("=IHHII")
@@ -36,7 +36,7 @@ _ATTRIBUTE = struct.Struct("=HH")
 
 
 def by_index() -> Found:
-    """Return "10.77.0.1/24" and the like by interface index, IPv4 first; OSError if refused."""
+    """Return addresses ("10.77.0.1/24") by interface index, IPv4 first; OSError if refused."""
     found: Found = {}
     for family in (socket.AF_INET, socket.AF_INET6):
         for bodies in answers(socket.NETLINK_ROUTE, _GET_ADDRESS, _BODY.pack(family, 0, 0, 0, 0)):
@@ -46,7 +46,7 @@ def by_index() -> Found:
 
 
 def answers(protocol: int, kind: int, ask: bytes) -> Iterator[list[bytes]]:
-    """Ask the kernel for all that it has of a kind, netlink(7); yield the bodies as they come."""
+    """Dump all of the kernel's entries of a kind, netlink(7); yield their bodies as they come."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as kernel:
         kernel.settimeout(_WAIT_S)
         kernel.send(_HEAD.pack(_HEAD.size + len(ask), kind, _REQUEST_DUMP, 1, 0) + ask)
@@ -57,9 +57,9 @@ def answers(protocol: int, kind: int, ask: bytes) -> Iterator[list[bytes]]:
 
 
 def messages(data: bytes) -> tuple[list[bytes], bool]:
-    """Take a datagram apart: the bodies of its messages, and whether more are to come.
+    """Split a datagram into the bodies of its messages, and return whether more will come.
 
-    OSError where the kernel refuses; what is cut short ends it.
+    OSError where the kernel refuses; a truncated message ends the dump.
     """
     bodies: list[bytes] = []
     while len(data) >= _HEAD.size:
@@ -68,14 +68,14 @@ def messages(data: bytes) -> tuple[list[bytes], bool]:
             return bodies, False
         if kind == _ERROR:
             code = struct.unpack_from("=i", data, _HEAD.size)[0] if size >= _HEAD.size + 4 else 0
-            raise OSError(-code, "the kernel refuses to tell")
+            raise OSError(-code, "the kernel refuses to list them")
         bodies.append(data[_HEAD.size : size])
         data = data[(size + 3) & ~3 :]
     return bodies, True
 
 
 def attributes(data: bytes) -> dict[int, bytes]:
-    """Take the attributes of a message apart, by their kind."""
+    """Split the attributes of a message, by their kind."""
     found: dict[int, bytes] = {}
     while len(data) >= _ATTRIBUTE.size:
         size, kind = _ATTRIBUTE.unpack_from(data)
@@ -95,7 +95,7 @@ def _take(body: bytes, family: int, found: Found) -> None:
 
 
 def interface_of(address: str) -> str:
-    """The interface that has this address; "" where none says so."""
+    """The interface that has this address; "" if none has."""
     wanted = address.partition("%")[0] + "/"
     with contextlib.suppress(OSError):
         for index, its in by_index().items():
@@ -139,7 +139,7 @@ def read_ethernet(name: str, path: str) -> dict[str, Any]:
 
 
 def lower(path: str) -> list[str]:
-    """Return the interfaces that an interface is made of: a bond's, a bridge's, a VLAN's."""
+    """Return the interfaces under an interface: a bond's, a bridge's, a VLAN's."""
     try:
         return sorted(name[6:] for name in os.listdir(path) if name.startswith("lower_"))[:32]
     except OSError:
@@ -153,10 +153,10 @@ def fastest(mask: int) -> int:
 
 
 def _modes(name: str) -> tuple[int | None, int | None]:
-    """Return the fastest mode of the device and of the other end; None where it does not say."""
+    """Return the fastest mode of the device and of the other end; None where not known."""
     try:
         words = -_ask(name, 0)[_WORDS_AT]
-        if words <= 0:  # the kernel tells how long its masks are, as a negative
+        if words <= 0:  # the kernel answers with the length of its masks, as a negative
             return None, None
         answer = _ask(name, words)
     except OSError:
@@ -186,19 +186,19 @@ def _mask(words: list[int]) -> int:
 
 
 def _wanted(name: str) -> int | None:
-    """Return the MTU that the machine's configuration asks for; None where it says nothing."""
+    """Return the MTU in the machine's configuration; None where it has none."""
     found = re.search(r"(?:^| )MTU=[\"']?([0-9]{2,5})\b", attempt(IFCFG + os.path.basename(name)))
     return int(found.group(1)) if found else None
 
 
 def _counters(folder: str) -> list[dict[str, Any]] | None:
     found = [(name, attempt(folder + name)) for name in _COUNTED]
-    told = [(name, min(int(text), 2**53)) for name, text in found if text.isdigit()]
-    return [{"name": name, "value": value} for name, value in told if value] if told else None
+    counts = [(name, min(int(text), 2**53)) for name, text in found if text.isdigit()]
+    return [{"name": name, "value": value} for name, value in counts if value] if counts else None
 
 
 MOST = 64
-"""Interfaces told: a node of many containers has hundreds; what can carry a job comes first."""
+"""Interfaces in the document: a node with many containers has hundreds of them."""
 
 _UP, _LOOPBACK = 0x1, 0x8
 """IFF_UP and IFF_LOOPBACK, as sysfs prints them in `flags`."""
@@ -218,7 +218,7 @@ def read(root: str, proc: str = "/proc/sys/net/ipv4") -> dict[str, Any]:
 
 
 def _interfaces(root: str) -> list[dict[str, Any]] | None:
-    """Return all of this network namespace by index; None without sysfs, OSError if refused."""
+    """Return the interfaces here, by index; None without sysfs, OSError if refused."""
     folder = root + "/class/net"
     try:
         names = os.listdir(folder)
@@ -238,7 +238,7 @@ def _interfaces(root: str) -> list[dict[str, Any]] | None:
 
 
 def _rating(one: dict[str, Any]) -> tuple[bool, bool, int]:
-    """Sort key: what has an address of its own, then devices, then ends of containers' cables."""
+    """Sort key: first those with a routable address, then devices, then virtual ones."""
     routable = any(not its.startswith("fe80") for its in one["addresses"])
     return not routable, not one["physical"], int(one["index"])
 
@@ -269,13 +269,13 @@ def _interface(name: str, path: str, its: list[str]) -> dict[str, Any]:
 
 
 def _number(path: str) -> int | None:
-    """Return a count that a file of sysfs holds; None for -1, "unknown" and what is not there."""
+    """Return the count in a file of sysfs; None for -1, "unknown", or without the file."""
     text = attempt(path)
     return int(text) if text.isdigit() else None
 
 
 def port_range(proc: str = "/proc/sys/net/ipv4") -> list[int] | None:
-    """Return the range that the kernel draws local ports from; None if it does not say."""
+    """Return the kernel's range of local ports; None if not known."""
     words = attempt(proc + "/ip_local_port_range").split()
     if len(words) != len(("first", "last")) or not all(word.isdigit() for word in words):
         return None
@@ -283,7 +283,7 @@ def port_range(proc: str = "/proc/sys/net/ipv4") -> list[int] | None:
 
 
 def _fec(name: str) -> str:
-    """Return the forward error correction in use; "" where the driver does not tell."""
+    """Return the forward error correction in use; "" where the driver does not report it."""
     try:
         answer = _ethtool(name, struct.pack("=IIII", _GET_FEC, 0, 0, 0))
     except OSError:
@@ -295,7 +295,7 @@ if TYPE_CHECKING:
     Asked = list[tuple[str, guard.Child]]
 
 PATIENCE_S = 4.0
-"""A name server that is down keeps the resolver for 5 s and more; so it would every rank."""
+"""A name server that is down delays the resolver, and so every rank, by 5 s or more."""
 
 MOST_NAMES = 4
 _DISCARD = 9  # any port will do: nothing is sent there
@@ -316,7 +316,7 @@ def finish(asked: Asked, until: float) -> list[dict[str, Any]]:
 
 
 def source_address(other: str) -> str:
-    """Our own address on the way to another node; OSError where there is no way."""
+    """Our source address to another node; OSError without a route."""
     found = socket.getaddrinfo(other, _DISCARD, type=socket.SOCK_DGRAM)
     family, kind, protocol, _, there = found[0]
     with socket.socket(family, kind, protocol) as probe:
@@ -336,12 +336,12 @@ def _resolved(name: str, child: guard.Child, until: float) -> dict[str, Any]:
     answered = child.listen(until, most_s=PATIENCE_S)
     waited_s = round(child.waiting.seconds, 3)
     child.dismiss(kill=not answered)
-    told: dict[str, Any] = {"name": clean(name), "addresses": [], "error": "", "seconds": 0.0}
+    resolved: dict[str, Any] = {"name": clean(name), "addresses": [], "error": "", "seconds": 0.0}
     if not answered:
-        return {**told, "error": f"no answer in {waited_s:.0f} s", "seconds": waited_s}
+        return {**resolved, "error": f"no answer in {waited_s:.0f} s", "seconds": waited_s}
     try:
         its, seconds = child.value()
     except guard.BrokenError as error:
-        return {**told, "error": clean(str(error))}
+        return {**resolved, "error": clean(str(error))}
     seconds = min(seconds, waited_s)
-    return {**told, "addresses": [clean(one) for one in its], "seconds": seconds}
+    return {**resolved, "addresses": [clean(one) for one in its], "seconds": seconds}

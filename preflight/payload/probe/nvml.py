@@ -1,4 +1,4 @@
-"""Asks the NVIDIA driver through its library; only in a guarded child, as any call may hang."""
+"""Reads the GPUs through NVML; only in a guarded child, as any call may hang."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REMOTE_KINDS = {0: "gpu", 1: "other", 2: "switch"}
 
 
 def read(nvml: Nvml, index: int, handle: Any, sysfs_root: str) -> dict[str, Any] | None:
-    """Return one `Gpu` of the document; None for one that cannot even say who it is."""
+    """Return one `Gpu` of the document; None for one without a UUID and a bus ID."""
     lib = nvml.lib
     uuid = nvml.text(lib.nvmlDeviceGetUUID, handle)
     reader = Reader(nvml, handle)
@@ -33,7 +33,7 @@ def read(nvml: Nvml, index: int, handle: Any, sysfs_root: str) -> dict[str, Any]
     device = f"{sysfs_root}/bus/pci/devices/{bus_id}" if bus_id else ""
     memory = reader.sure("memory_total_mib", lambda: _memory(nvml, handle))
     mig = reader.sure("mig_enabled", lambda: nvml.ask(lib.nvmlDeviceGetMigMode, handle))
-    # MIG switches links off: while nobody can tell whether it is on, a link is neither up nor dead.
+    # MIG switches links off: unless it is known whether MIG is on, links are neither up nor dead.
     blind = reader.failed("mig_enabled")
     links = None if blind else reader.sure("links", lambda: _links(nvml, handle))
     name = reader.sure("name", lambda: nvml.text(lib.nvmlDeviceGetName, handle))
@@ -63,7 +63,7 @@ def read(nvml: Nvml, index: int, handle: Any, sysfs_root: str) -> dict[str, Any]
 
 
 def _memory(nvml: Nvml, handle: Any) -> Any:
-    """Return memory info; version 2 (R510) leaves out what the driver keeps for itself."""
+    """Return memory info; version 2 (R510) excludes the driver's own reserve."""
     newer = nvml.ask(nvml.lib.nvmlDeviceGetMemoryInfo, handle, nvml.lib.nvmlMemory_v2)
     return newer if newer or nvml.failed else nvml.ask(nvml.lib.nvmlDeviceGetMemoryInfo, handle)
 
@@ -78,7 +78,7 @@ def _mig(nvml: Nvml, handle: Any) -> list[dict[str, Any]]:
 
 
 def _links(nvml: Nvml, handle: Any) -> list[dict[str, Any]] | None:
-    """Return the NVLinks it has: NVML refuses numbers beyond the last, or all of them."""
+    """Return the GPU's NVLinks: NVML refuses numbers beyond the last, or all of them."""
     lib = nvml.lib
     links = []
     for link in range(lib.NVML_NVLINK_MAX_LINKS):
@@ -105,7 +105,7 @@ def _far_end(nvml: Nvml, handle: Any, link: dict[str, Any]) -> None:
 
 
 def _processes(nvml: Nvml, handle: Any) -> list[dict[str, Any]] | None:
-    """Return who holds memory on it; under MIG one process may appear once per instance."""
+    """Return the processes with memory on it; with MIG, a process may appear once per instance."""
     compute = _running(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
     if compute is None:
         return None
@@ -121,7 +121,7 @@ def _processes(nvml: Nvml, handle: Any) -> list[dict[str, Any]] | None:
 
 
 def _running(nvml: Nvml, call: str, handle: Any) -> Any:
-    """Ask in the binding's own form, which needs R510, else in that of R460."""
+    """Call the binding's version, which needs R510, or else that of R460."""
     found = nvml.ask_by_name(call, handle)
     older = found is None and nvml.refusal == nvml.lib.NVML_ERROR_FUNCTION_NOT_FOUND
     return nvml.ask_by_name(f"{call}_v2", handle) if older else found
@@ -132,7 +132,7 @@ def _plus(mib: int | None, used_bytes: int | None) -> int | None:
 
 
 _ANCESTORS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-"""nvmlGpuTopologyLevel_t in nvidia-smi's words; 0 (two GPUs on one board) has none of its own."""
+"""nvmlGpuTopologyLevel_t in nvidia-smi's words; it has no word for 0 (two GPUs on one board)."""
 
 _P2P = {
     0: "ok",
@@ -145,11 +145,11 @@ _P2P = {
 """nvmlGpuP2PStatus_t."""
 
 _CAPS = {"p2p_read": 0, "p2p_write": 1, "p2p_nvlink": 2}
-"""nvmlGpuP2PCapsIndex_t. Spelled out: pynvml's NVML_P2P_CAPS_INDEX_READ is a tuple by mistake."""
+"""nvmlGpuP2PCapsIndex_t, as numbers: pynvml's NVML_P2P_CAPS_INDEX_READ is a tuple by mistake."""
 
 
 def read_pairs(nvml: Nvml, handles: dict[int, Any]) -> list[dict[str, Any]]:
-    """Return one `GpuPair` for each two GPUs that answered, by index."""
+    """Return one `GpuPair` for each pair of GPUs that answered, by index."""
     nvml.subject = "pairs of GPUs"
     return [_pair(nvml, a, b, handles) for a in handles for b in handles if a < b]
 
@@ -165,10 +165,10 @@ def _pair(nvml: Nvml, a: int, b: int, handles: dict[int, Any]) -> dict[str, Any]
 
 
 def survey(sysfs_root: str, begin: Callable[[], float]) -> dict[str, Any]:
-    """Return `driver`, `gpus`, `gpu_pairs` of the document, and `problems` met on the way.
+    """Return `driver`, `gpus` and `gpu_pairs` of the document, and `problems`.
 
-    `begin` is told when each call begins. `driver` lacks how long they took: only who watches this
-    process knows that; `opening` and `timed` are by our own clock.
+    `begin` is called at the start of each call. `driver` lacks the durations: only the parent can
+    measure them; `opening` and `timed` are by our own clock.
     """
     try:
         pynvml = load()
@@ -199,7 +199,7 @@ def _answered(nvml: Nvml, sysfs_root: str) -> dict[str, Any]:
         if handle is not None:
             handles[index] = handle
         elif nvml.refusal == pynvml.NVML_ERROR_NO_PERMISSION:
-            counted -= 1  # another job's: none of ours is missing for it
+            counted -= 1  # it belongs to another job, so it is not missing here
     found = []
     for index, handle in list(handles.items()):
         nvml.subject = f"GPU {index}"
@@ -222,7 +222,7 @@ MOST_BYTES = 65536
 
 
 def start() -> guard.Child | None:
-    """Start `nvidia-smi topo -m` where there is one; it takes seconds on some drivers."""
+    """Start `nvidia-smi topo -m` if installed; it takes seconds with some drivers."""
     folders = [*os.environ.get("PATH", "").split(":"), "/usr/bin", "/usr/local/bin"]
     program = guard.program("nvidia-smi", folders)
     if program is None:
@@ -233,12 +233,12 @@ def start() -> guard.Child | None:
 
 
 def finish(drawing: guard.Child | None, until: float, problems: list[str]) -> str | None:
-    """Return what it printed; None where it is not there, failed, or did not end in time."""
+    """Return its output; None where it is not installed, failed, or did not end in time."""
     if drawing is None:
         return None
     ended = drawing.listen(until)
-    gone = drawing.dismiss(kill=not ended or len(drawing.said) > MOST_BYTES)
-    text = clean_block(bytes(drawing.said), MOST_BYTES)
+    gone = drawing.dismiss(kill=not ended or len(drawing.output) > MOST_BYTES)
+    text = clean_block(bytes(drawing.output), MOST_BYTES)
     if ended and gone and drawing.status == 0:
         return text
     how = "no answer in time" if not ended else f"it failed: {clean(text, 200)}"

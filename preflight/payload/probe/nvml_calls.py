@@ -1,6 +1,6 @@
-"""The NVIDIA driver's library: how it is loaded, asked and read, for all that ask it.
+"""Loads NVML and wraps its calls, for all its users.
 
-Only in a process that can be done without, as any call may hang.
+Only in a disposable process, as any call may hang.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LIBRARY = "libnvidia-ml.so.1"
 OURS = "preflight's own reader broke: "
-"""Begins an error that says nothing of the driver: nobody may be drained for that."""
+"""Prefix of an error that is not the driver's: no node may be drained for it."""
 
 CLOCK_REASONS = {
     0x001: "idle",
@@ -33,14 +33,14 @@ CLOCK_REASONS = {
 """nvmlClocksEventReason*, by bit."""
 
 FORCED = ("hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake")
-"""Of these what hardware or heat force upon a GPU."""
+"""The reasons that hardware or heat force upon a GPU."""
 
 MOST = 2**53
-"""Beyond it is no count: a driver that fails may answer all ones."""
+"""A larger value is no count: a failing driver may answer all ones."""
 
 
 class NoDriver(Exception):  # noqa: N818 (most nodes without a GPU have none)
-    """Nobody can be asked; `state` is "absent" or "error", the text says why."""
+    """NVML cannot be used; `state` is "absent" or "error", the text has the reason."""
 
     def __init__(self, state: str, why: str = "") -> None:
         super().__init__(why)
@@ -49,7 +49,7 @@ class NoDriver(Exception):  # noqa: N818 (most nodes without a GPU have none)
 
 def load() -> Any:
     """Return pynvml; NoDriver without the driver's library."""
-    import ctypes  # a reader of something else has no use for it
+    import ctypes  # other readers do not need it
 
     try:
         ctypes.CDLL(LIBRARY)
@@ -57,42 +57,42 @@ def load() -> Any:
         missing = "cannot open shared object file" in str(error) and LIBRARY in str(error)
         raise (NoDriver("absent") if missing else NoDriver("error", words(error))) from None
     try:
-        import pynvml  # 20 ms, in vain without the library
+        import pynvml  # takes 20 ms, useless without the library
     except ImportError as error:
         raise NoDriver("error", OURS + words(error)) from None
     return pynvml
 
 
 def text(raw: bytes | str | None) -> str:
-    """Return the same as text: pynvml before 11.515 answers in bytes."""
+    """Return NVML's string as text: pynvml before 11.515 returns bytes."""
     return raw.decode("ascii", "replace") if isinstance(raw, bytes) else raw or ""
 
 
 def reasons(bits: int) -> list[str]:
-    """Name what holds a GPU's clocks where they are."""
+    """Return the names of a GPU's clock event reasons."""
     return [name for bit, name in CLOCK_REASONS.items() if bits & bit]
 
 
 _LONG_S = 0.1
-"""Any call from here on could be the slowest one, once pauses are left out."""
+"""Any longer call could be the slowest one, once pauses are excluded."""
 
 
 class Nvml:
-    """pynvml with one answer for every call that fails: None, and a line unless it is harmless."""
+    """pynvml whose failed calls return None, and add a problem unless the error is harmless."""
 
     def __init__(self, pynvml: Any, begin: Callable[[], float] = time.monotonic) -> None:
-        """Ask through `pynvml`; `begin` returns the moment, and may note that a call begins."""
+        """Call through `pynvml`; `begin` returns the time, and may note that a call begins."""
         self.lib, self._begin = pynvml, begin
         self.subject = "driver"
         self.problems: list[str] = []
         self.refusal: int | None = None
-        """NVML's code for why the last call failed; None when it did not."""
+        """NVML's error code of the last call; None if it succeeded."""
         self.doubts: list[int] = []
-        """The codes of calls and fields that were refused for now: `Reader.sure`."""
+        """Error codes that are not harmless, of calls and fields: see `Reader.sure`."""
         self.timed: list[tuple[float, float, str]] = []
-        """When a call began, its seconds and its words: of each that could be the slowest."""
+        """(start, seconds, description) of each call that could be the slowest."""
         self._slowest_s = 0.0
-        # What the binding raises where only a version of the call is missing, as before R510.
+        # The binding raises this where only a version of the call is missing, as before R510.
         self._newer = getattr(pynvml, "NVMLLibraryMismatchError", ())
         self._harmless = {
             pynvml.NVML_ERROR_NOT_SUPPORTED,
@@ -104,7 +104,7 @@ class Nvml:
         }
 
     def ask(self, call: Any, *given: Any) -> Any:
-        """Return what a call answers; None if it fails."""
+        """Return the result of a call; None if it fails."""
         began = self._begin()
         try:
             answer = call(*given)
@@ -123,7 +123,7 @@ class Nvml:
         return answer
 
     def ask_by_name(self, name: str, *given: Any) -> Any:
-        """Return the same for a call that an older pynvml may not have: "not found" then."""
+        """Return the result of a call by its name; "not found" where an older pynvml lacks it."""
         call = getattr(self.lib, name, None)
         if call is None:
             self.refusal = self.lib.NVML_ERROR_FUNCTION_NOT_FOUND
@@ -138,21 +138,21 @@ class Nvml:
             return False
 
     def reasons_call(self) -> str:
-        """Name the function that says what holds a GPU's clocks where they are."""
+        """Return the name of the function that reads the clock event reasons."""
         name = "nvmlDeviceGetCurrentClocksEventReasons"
         return name if self.has(name) else "nvmlDeviceGetCurrentClocksThrottleReasons"  # till R530
 
     def harmless(self, code: int) -> bool:
-        """Whether a refusal says that there is nothing to tell, not that something broke."""
+        """Whether an error code only means that there is nothing to read."""
         return code in self._harmless
 
     @property
     def failed(self) -> bool:
-        """Whether the last call was refused for now: nothing may be concluded from that."""
+        """Whether the last call failed with an error that is not harmless: it proves nothing."""
         return self.refusal is not None and not self.harmless(self.refusal)
 
     def fields(self, handle: Any, ids: list[Any]) -> list[tuple[int, int | None]]:
-        """Return (value, None) or (0, NVML's code) for each numbered field, asked all at once."""
+        """Return (value, None) or (0, NVML's code) for each numbered field, in one call."""
         answers = self.ask_by_name("nvmlDeviceGetFieldValues", handle, ids)
         if answers is None:
             return [(0, self.refusal)] * len(ids)
@@ -174,7 +174,7 @@ class Nvml:
             self.timed.append((began, took_s, f"{name} of {self.subject}"))
 
     def text(self, call: Any, *given: Any) -> str:
-        """Return the same as printable text; "" if it fails."""
+        """Return the result of a call as printable text; "" if it fails."""
         answer = self.ask(call, *given)
         return "" if answer is None else clean(answer)
 
@@ -190,7 +190,7 @@ _SMALL = ("pcie_gen", "pcie_gen_max", "pcie_width", "pcie_width_max")
 
 
 class Reader:
-    """Reads one GPU; remembers which readings it lacks, was denied, or answered with an error."""
+    """Reads one GPU; remembers which readings it lacks, was denied, or failed."""
 
     def __init__(self, nvml: Nvml, handle: Any) -> None:
         self.nvml, self.handle = nvml, handle
@@ -198,7 +198,7 @@ class Reader:
         self._refused: dict[str, list[str]] = {"lacks": [], "denied": [], "errors": []}
 
     def take(self, field: str, call: str, *given: Any, via: Callable[[Any], Any] = int) -> None:
-        """Ask for one reading; `via` turns NVML's answer into the document's value."""
+        """Read one value; `via` converts NVML's answer to the document's value."""
         answer = self.nvml.ask_by_name(call, self.handle, *given)
         if self.nvml.refusal is not None:
             self.refuse(field, self.nvml.refusal)
@@ -208,7 +208,7 @@ class Reader:
             self.values[field] = via(answer)
 
     def sure(self, field: str, work: Callable[[], Any]) -> Any:
-        """Return what several answers make; where any of them is refused for now, that is, too."""
+        """Return the result of `work`; None, and a refused field, if any of its calls failed."""
         doubts = len(self.nvml.doubts)
         value = work()
         if len(self.nvml.doubts) == doubts:
@@ -217,7 +217,7 @@ class Reader:
         return None
 
     def derive(self, field: str, work: Callable[[], Any]) -> None:
-        """Fill one reading with what several answers make; None is a reading that it lacks."""
+        """Fill one reading from several calls; with None, the GPU lacks the reading."""
         value = self.sure(field, work)
         if value is not None:
             self.values[field] = value
@@ -225,13 +225,13 @@ class Reader:
             self.refuse(field, self._lacking(self.nvml.refusal or 0))
 
     def _lacking(self, code: int) -> int:
-        """A number that is new to an old driver is an invalid argument to it."""
+        """Convert a code: an old driver calls a new field's number an invalid argument."""
         lib = self.nvml.lib
         unknown = code in (0, lib.NVML_ERROR_INVALID_ARGUMENT)
         return int(lib.NVML_ERROR_NOT_SUPPORTED if unknown else code)
 
     def refuse(self, field: str, code: int) -> None:
-        """Remember why a reading is missing."""
+        """Note why a reading is missing."""
         lib = self.nvml.lib
         if code == lib.NVML_ERROR_NO_PERMISSION:
             self._refused["denied"].append(field)
@@ -242,11 +242,11 @@ class Reader:
             self._refused["errors"].append(f"{field}: {words}")
 
     def failed(self, field: str) -> bool:
-        """Whether it was refused for now, so that no other reading may stand in for it."""
+        """Whether the reading failed, so that no other reading may replace it."""
         return any(error.startswith(field + ":") for error in self._refused["errors"])
 
     def fields(self, wanted: dict[str, tuple[int, float]]) -> None:
-        """Ask for several of NVML's numbered fields at once: (id, factor) by name."""
+        """Read several of NVML's numbered fields at once: (id, factor) by name."""
         ids = [number for number, _ in wanted.values()]
         answers = self.nvml.fields(self.handle, ids)
         for (name, (_, factor)), (value, code) in zip(wanted.items(), answers):  # noqa: B905 - 3.8
@@ -256,14 +256,14 @@ class Reader:
                 self.refuse(name, self._lacking(code))
 
     def document(self) -> dict[str, Any]:
-        """Return one `GpuHealth`: what was told, and what was refused."""
+        """Return one `GpuHealth`: the readings, and those that are missing."""
         for name in [name for name, value in self.values.items() if _absurd(name, value)]:
             self._refused["errors"].append(f"{name}: absurd value {self.values.pop(name)}")
         return {**self.values, **{kind: names for kind, names in self._refused.items() if names}}
 
 
 def _absurd(name: str, value: Any) -> bool:
-    """Say whether no GPU can be so: a driver that fails may answer all ones."""
+    """Whether the value is impossible: a failing driver may answer all ones."""
     if not isinstance(value, (int, float)):
         return False
     if name.endswith("_c"):

@@ -1,4 +1,4 @@
-"""Reading a stuck process can get stuck itself (as `ps` does); the others are told all the same."""
+"""Reads the node's processes, in a child: a stuck process may hang its reader, as it hangs `ps`."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _RANK = {
     "master_port": b"MASTER_PORT",
     "elastic_run_id": b"TORCHELASTIC_RUN_ID",
 }
-"""The only values of an environment that ever leave a node."""
+"""The only variables of an environment whose values leave a node."""
 
 _DEEPEST = 64
-"""Ancestors looked at: a loop made by reused pids must end."""
+"""Most ancestors to follow: a loop made by reused pids must end."""
 
 
 class Care:
-    """Reading the memory of a process (command, environment) can hang: which must be left alone."""
+    """Which processes' memory (command, environment) must not be read, since that can hang."""
 
     def __init__(self, stuck: Collection[int] = (), shared: mmap.mmap | None = None) -> None:
-        """`shared`: where others see which process is being read."""
+        """`shared`: memory in which the parent sees the process that is being read."""
         self._stuck, self._shared = stuck, shared
 
     def untouchable(self, one: Stat) -> bool:
@@ -46,7 +46,7 @@ class Care:
         return one.pid in self._stuck or bool(self._stuck and one.state == "D")
 
     def mark(self, pid: int) -> None:
-        """Note whose memory is read next."""
+        """Note the process whose memory is read next."""
         if self._shared is not None:
             struct.pack_into("q", self._shared, 0, pid)
 
@@ -67,7 +67,7 @@ class Describer:
         return "?" if uid is None else clean(self._users.name(uid))
 
     def describe(self, stat: Stat, environ: bytes | None) -> dict[str, Any]:
-        """Return one `Process` of the document, except what only a survey of all can add."""
+        """Return one `Process` of the document, without the fields that need a whole `Survey`."""
         uid = procfs.uid(stat.pid)
         variables = procfs.variables(environ)
         its_rank = rank(variables)
@@ -88,20 +88,20 @@ class Describer:
         }
 
     def command(self, stat: Stat, uid: int | None) -> str:
-        """Return its command without secrets; [name] where it has none or it must not be read."""
+        """Return its command without secrets; [name] if it has none or must not be read."""
         if stat.kernel or stat.state in "ZX" or self._care.untouchable(stat):
             return bare(stat)
         self._care.mark(stat.pid)
         argv = procfs.argv(stat.pid)
         if not argv:
             return bare(stat)
-        from . import redact  # its patterns take a node milliseconds, most have nobody to tell of
+        from . import redact  # its patterns take milliseconds, and most nodes do not need them
 
         return redact.command(argv, whole=uid == self._uid)
 
 
 def _agent(above: list[int]) -> int | None:
-    """Return the launcher whose rank we are (torchrun -m pytest): its other ranks are our run too.
+    """Return our launcher if we are a rank (torchrun -m pytest): its other ranks are ours, too.
 
     It is the first ancestor that is no rank itself, when the ones below it are.
     """
@@ -114,7 +114,7 @@ def _agent(above: list[int]) -> int | None:
 
 
 def bare(stat: Stat) -> str:
-    """Name a process without touching its memory: that read can hang when it is stuck."""
+    """Return a process's name without reading its memory, which can hang."""
     return f"[{clean(stat.comm)}]"
 
 
@@ -130,7 +130,7 @@ def rank(environ: Mapping[bytes, bytes]) -> dict[str, str] | None:
 
 
 def ancestors(pid: int) -> list[int]:
-    """Return the pids above, up to but without init: init is everyone's."""
+    """Return the pids of the ancestors, without init."""
     above: list[int] = []
     stat = look(pid)
     while stat and stat.ppid > 1 and len(above) < _DEEPEST:
@@ -140,23 +140,23 @@ def ancestors(pid: int) -> list[int]:
 
 
 MOST = 512
-"""Processes described at most; beyond that the node is sick enough."""
+"""Most processes in the document."""
 
 LOOK_AGAIN_S = 0.2
-"""D state and zombies are only worth telling when they are still so after this long."""
+"""D state and zombies are only reported if they last this long."""
 
 LOOK_STEP_S = 0.02
-"""Most zombies are reaped at once: a look now and then saves waiting for those."""
+"""Interval of looks in that time: most zombies are reaped soon, and the wait can end."""
 
 MOST_ENVIRONS = 16 << 20
-"""Bytes of environments that are read of all processes: users make them as long as they like."""
+"""Most bytes of all environments together: users can make them arbitrarily long."""
 
 _RANK_HINTS = b"RANK=", b"TORCHELASTIC_RUN_ID="
 _STEP = re.compile(rb"slurmstepd: \[(\d+)\D")
 
 
 class Survey:
-    """One pass."""
+    """One pass over all processes."""
 
     def __init__(self, run_pid: int, gpu_mib: Mapping[int, int | None], care: Care) -> None:
         self._run_pid, self._gpu_mib, self._care = run_pid, gpu_mib, care
@@ -193,7 +193,7 @@ class Survey:
         self._care.mark(pid)
         environ = procfs.environ(pid) if self._left > 0 else None
         self._left -= len(environ or b"")
-        opened = procfs.opened(pid) if gpus else None
+        opened = procfs.open_files(pid) if gpus else None
         hidden = environ is None or (gpus and opened is None)
         self._unreadable += hidden and os.path.exists(f"/proc/{pid}")
         hinted = environ and any(hint in environ for hint in _RANK_HINTS)
@@ -203,7 +203,7 @@ class Survey:
             self._holders.add(pid)
 
     def _lasting(self) -> tuple[set[int], float]:
-        """Return who was a zombie or in D state at every look, and the seconds they took."""
+        """Return the pids in zombie or D state at every look, and the seconds between them."""
         suspects = [
             one
             for one in self._everyone.values()
@@ -219,7 +219,7 @@ class Survey:
         return {one.pid for one in suspects}, round(time.monotonic() - began, 3)
 
     def _rating(self, pid: int) -> tuple[bool, bool, int]:
-        """Sort key: zombies come last, when not all can be told."""
+        """Sort key: zombies come last, as not all may fit."""
         return self._everyone[pid].state == "Z", pid not in self._holders, pid
 
     def _jobs_alive(self) -> set[str] | None:
@@ -241,7 +241,7 @@ class Survey:
         self, one: Stat, alive: set[str] | None, ports: Mapping[str, int]
     ) -> dict[str, Any]:
         process = self._describer.describe(one, self._ranks.get(one.pid))
-        opened = procfs.opened(one.pid)
+        opened = procfs.open_files(one.pid)
         listens = {ports[inode] for inode in opened.sockets if inode in ports} if opened else ()
         job = process["job"]
         process["wchan"] = procfs.wchan(one.pid) if one.state == "D" else ""
@@ -258,12 +258,12 @@ def _lasts(one: Stat) -> bool:
 
 
 def _listening() -> dict[str, int]:
-    """Return port by socket inode of everything that listens here."""
+    """Return the port of every listening socket, by inode."""
     return {one.inode: one.port for one in procfs.tcp() if one.state == procfs.LISTEN}
 
 
 STALLED_S = 1.0
-"""A pass that rests this long on one process is stuck on it."""
+"""A pass that stays at one process for this long is stuck on it."""
 
 TRIES = 5
 
@@ -273,9 +273,9 @@ def read(
 ) -> dict[str, Any] | None:
     """Return the document's `Processes`; None if /proc did not answer even without the stuck ones.
 
-    Reading the command or environment of a process takes a lock of its memory. Where a thread of
-    it hangs in the driver under that lock, the reader hangs too: so a child reads and notes
-    where it is, and after a stall the next one leaves that process (and all in D state) alone.
+    Reading the command or environment of a process takes a lock of its memory. If one of its
+    threads hangs in the driver with that lock, the reader hangs too. So a child reads and notes its
+    position, and after a stall the next child skips that process, and all in D state.
     """
     answer = patiently(_survey, (os.getpid(), gpu_mib), until, problems)
     dropped = 0 if answer is None else answer.pop("dropped")
@@ -288,7 +288,7 @@ def patiently(
     survey: Callable[..., dict[str, Any]], given: tuple[object, ...], until: float,
     problems: list[str],
 ) -> dict[str, Any] | None:  # fmt: skip
-    """Run `survey(*given, Care)` in a child; None where even that did not answer."""
+    """Run `survey(*given, Care)` in a child, repeatedly if it hangs; None if none answers."""
     stuck: set[int] = set()
     shared = mmap.mmap(-1, 8)
     for _ in range(TRIES):
@@ -297,7 +297,7 @@ def patiently(
         if not asked.dismiss(kill=not answered):
             problems.append(f"processes: our reader {asked.pid} cannot be killed")
         if answered:
-            return _told(asked, stuck, problems)
+            return _answer(asked, stuck, problems)
         at = _at(shared)
         if not at or guard.clock.now() > until:
             break
@@ -311,7 +311,7 @@ def _survey(run_pid: int, gpu_mib: dict[int, int | None], care: Care) -> dict[st
 
 
 def _listen(asked: guard.Child, shared: mmap.mmap, until: float) -> bool:
-    """Wait for the answer as long as the pass gets on."""
+    """Wait for the answer as long as the pass makes progress."""
     before = -1
     while guard.clock.now() < until:
         if asked.listen(min(until, guard.clock.now() + STALLED_S)):
@@ -327,7 +327,7 @@ def _at(shared: mmap.mmap) -> int:
     return int(struct.unpack_from("q", shared, 0)[0])
 
 
-def _told(asked: guard.Child, stuck: set[int], problems: list[str]) -> dict[str, Any] | None:
+def _answer(asked: guard.Child, stuck: set[int], problems: list[str]) -> dict[str, Any] | None:
     try:
         answer: dict[str, Any] = asked.value()
     except guard.BrokenError as error:
@@ -340,7 +340,7 @@ def _told(asked: guard.Child, stuck: set[int], problems: list[str]) -> dict[str,
 
 
 def survivor(pid: int, what: str) -> dict[str, Any] | None:
-    """Describe a child that SIGKILL did not end, from what cannot hang; None if it is gone."""
+    """Describe a child that SIGKILL did not end, by safe reads only; None if it is gone."""
     stat = look(pid)
     if stat is None:
         return None

@@ -1,4 +1,4 @@
-"""What /proc tells of one process: its stat line, its files, its user, its sockets."""
+"""Reads one process from /proc: its stat line, files, user and sockets."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ ENVIRON_LIMIT = 1 << 20
 
 
 def argv(pid: int) -> list[bytes]:
-    """Return its command line; [] for a zombie, a kernel thread, or what is hidden."""
+    """Return its command line; [] for a zombie, a kernel thread, or a hidden process."""
     line = attempt_raw(f"/proc/{pid}/cmdline").rstrip(b"\0 ")
     return line.split(b"\0") if line else []
 
 
 def environ(pid: int) -> bytes | None:
-    """Return its environment as it was started, raw; None where this login may not read it."""
+    """Return its initial environment, raw; None where this login may not read it."""
     try:
         return text.raw(f"/proc/{pid}/environ", ENVIRON_LIMIT)
     except OSError:
@@ -43,8 +43,8 @@ def variables(block: bytes | None) -> dict[bytes, bytes]:
 
 
 def uid(pid: int) -> int | None:
-    """Return its effective user id, from `status`: the folder's owner may say root instead."""
-    # Only a newline ends a line: the name in it may hold a carriage return.
+    """Return its effective user id, from `status`: the folder's owner may be root instead."""
+    # Only a newline ends a line: the process name may contain a carriage return.
     for line in attempt_raw(f"/proc/{pid}/status").split(b"\n"):
         if line.startswith(b"Uid:"):
             return int(line.split()[2])
@@ -52,10 +52,10 @@ def uid(pid: int) -> int | None:
 
 
 def is_daemon(pid: int, name: str) -> bool:
-    """Whether root started it from a program of that name: anybody may call a process so.
+    """Whether root started it from a program of that name: any user can set a process name.
 
-    By the real user, as the effective one is root's in a setuid program that a user started by
-    another name; by the program too where this login may see it.
+    The real user counts, as the effective user is root in any setuid program; the program counts,
+    too, where this login may see it.
     """
     words = [line.split() for line in attempt_raw(f"/proc/{pid}/status").split(b"\n")]
     try:
@@ -67,7 +67,7 @@ def is_daemon(pid: int, name: str) -> bool:
 
 
 def wchan(pid: int) -> str:
-    """Return the kernel function it sleeps in; "" where the kernel does not tell."""
+    """Return the kernel function in which it sleeps; "" where not known."""
     name = attempt(f"/proc/{pid}/wchan")
     return "" if name == "0" else name
 
@@ -78,16 +78,16 @@ def job(pid: int) -> str:
     return found.group(1).decode("ascii") if found else ""
 
 
-class Open:
-    """What a process has open, as far as this question goes: GPUs and sockets."""
+class OpenFiles:
+    """The GPUs and sockets that a process has open."""
 
     def __init__(self, targets: list[str]) -> None:
         self.gpu = any(one.startswith(_GPU) and one[len(_GPU) :][:1].isdigit() for one in targets)
         self.sockets = {one[len(_SOCKET) : -1] for one in targets if one.startswith(_SOCKET)}
 
 
-def opened(pid: int) -> Open | None:
-    """Return what it has open; None where this login may not look."""
+def open_files(pid: int) -> OpenFiles | None:
+    """Return what it has open; None where this login may not read that."""
     folder = f"/proc/{pid}/fd"
     targets = []
     try:
@@ -96,7 +96,7 @@ def opened(pid: int) -> Open | None:
                 targets.append(os.readlink(f"{folder}/{name}"))
     except OSError:
         return None
-    return Open(targets)
+    return OpenFiles(targets)
 
 
 PF_KTHREAD = 0x00200000
@@ -107,7 +107,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Stat:
-    """What the kernel says of one process without touching its memory: this read cannot hang."""
+    """The stat line of one process, which never hangs: the kernel reads no memory of it."""
 
     __slots__ = ("comm", "cpu_s", "kernel", "pages", "pid", "ppid", "start", "state", "threads")
 
@@ -129,11 +129,11 @@ class Stat:
         self.threads = max(0, int(fields[17]) - 1)
         """Threads besides the leader."""
         self.start = int(fields[19])
-        """Clock ticks after boot; with the pid it names a process for good."""
+        """Clock ticks after boot; with the pid it identifies a process uniquely."""
         self.cpu_s = (int(fields[11]) + int(fields[12])) / TICKS
         """Seconds of CPU time, of all its threads."""
         self.pages = max(0, int(fields[21]))
-        """Of its memory that are resident."""
+        """Resident pages of its memory."""
 
     def age_s(self) -> float:
         """Seconds since it was started."""
@@ -141,7 +141,7 @@ class Stat:
 
 
 def look(pid: int, thread: int | None = None) -> Stat | None:
-    """Return that process, or one thread of it, as it is now; None if it is gone."""
+    """Return the current stat of a process, or of one of its threads; None if it is gone."""
     task = "" if thread is None else f"/task/{thread}"
     try:
         return Stat(attempt_raw(f"/proc/{pid}{task}/stat", 4096))
@@ -150,7 +150,7 @@ def look(pid: int, thread: int | None = None) -> Stat | None:
 
 
 def below(pid: int, everyone: Mapping[int, Stat]) -> set[int]:
-    """Return all that descend from a process, of these."""
+    """Return those of `everyone` that descend from a process."""
     children: dict[int, list[int]] = {}
     for one in everyone.values():
         children.setdefault(one.ppid, []).append(one.pid)
@@ -176,8 +176,8 @@ _LEAST_USER_FIELDS = 3
 class Users:
     """Names of user ids, each looked up once.
 
-    `patient=False` reads /etc/passwd only: asking a directory (LDAP, SSSD) may block for minutes,
-    so that is done only inside a guarded child.
+    `patient=False` reads only /etc/passwd: a directory (LDAP, SSSD) may block for minutes, so it
+    is queried only in a guarded child.
     """
 
     def __init__(self, *, patient: bool) -> None:
@@ -185,11 +185,11 @@ class Users:
         self._names: dict[int, str] = {}
 
     def name(self, uid: int) -> str:
-        """Return the login name, or the number as text where nobody knows it."""
+        """Return the login name, or the number as text where it has none."""
         if not self._names:
             self._names = _local()
         if uid not in self._names:
-            self._names[uid] = (self._patient and _asked(uid)) or str(uid)
+            self._names[uid] = (self._patient and _from_directory(uid)) or str(uid)
         return self._names[uid]
 
 
@@ -206,8 +206,8 @@ def _local() -> dict[int, str]:
     return names or {0: "root"}
 
 
-def _asked(uid: int) -> str:
-    import pwd  # only where /etc/passwd did not say
+def _from_directory(uid: int) -> str:
+    import pwd  # only for users not in /etc/passwd
 
     try:
         return pwd.getpwuid(uid).pw_name
@@ -216,15 +216,15 @@ def _asked(uid: int) -> str:
 
 
 def me(users: Users) -> str:
-    """Return who this login is; USER stands in where only a directory knows the name."""
+    """Return this login's name; USER's value if only a directory has the name."""
     name = users.name(os.geteuid())
     return os.environ.get("USER", name) if name.isdigit() else name
 
 
 def identity(nonce: str) -> dict[str, Any]:
-    """Return how each document begins: whose it is, and what the time is there."""
+    """Return the first fields of each document: the node's name and its time."""
     up_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-    now_s = max(time.time(), up_s)  # the date of a dead battery: uptime is their difference
+    now_s = max(time.time(), up_s)  # with a dead battery the date may be before the boot
     return {
         "wire": start.VERSION,
         "nonce": nonce,
@@ -255,7 +255,7 @@ class Socket:
         self.state = fields[3]
         self.uid = int(fields[7])
         self.inode = fields[9]
-        """"0" once no process has it open any more."""
+        """"0" once no process has it open."""
 
 
 def tcp() -> list[Socket]:

@@ -1,6 +1,7 @@
-"""Each rail needs its RDMA device, up, at full rate, without errors, and next to its GPU.
+"""Reads the RDMA devices: ports, error counters, PCIe settings, and GPUDirect.
 
-Those 64 everybody may read, the rest only root: without it every answer here is None.
+Any login may read the first 64 bytes of a PCI configuration space, only root the rest: without
+root the PCIe settings are None.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _REDIRECT = 0x04 | 0x08
 
 _DIRECT_TRANSLATED = 0x40
 _HOPS = 64
-"""Capabilities followed at most: a chain that bites its tail ends here."""
+"""Most capabilities to follow: the chain may be a loop."""
 
 
 def relaxed_ordering(path: str) -> bool | None:
-    """Whether a device may let its writes overtake one another; None where it cannot be read."""
+    """Whether a device's writes may be reordered; None where it cannot be read."""
     space = _open(path)
     if space is None:
         return None
@@ -79,7 +80,7 @@ def _open(path: str) -> int | None:
 
 
 def _find(space: int) -> int:
-    """Where the PCI Express capability begins; 0 where it cannot be found."""
+    """The offset of the PCI Express capability; 0 where it cannot be found."""
     at = (_word(space, _CAPABILITIES) or 0) & 0xFC
     for _ in range(_HOPS):
         if at < 0x40:  # noqa: PLR2004 (the header ends there)
@@ -129,7 +130,7 @@ ERRORS = {
 }  # fmt: skip
 
 GIDS = 32
-"""Entries looked at: every address of the interface takes two, and indexes in use are low."""
+"""Entries to read: every address of the interface takes two, and indexes in use are low."""
 
 PORTS = 16
 
@@ -139,8 +140,8 @@ def read_all(folder: str) -> list[dict[str, Any]]:
     return [_port(number, f"{folder}/ports/{number}", folder) for number in _numbers(folder)]
 
 
-def counted(root: str, folder: str) -> dict[int, Counts]:
-    """Return the error counters of each port, as far as there are any."""
+def read_counters(root: str, folder: str) -> dict[int, Counts]:
+    """Return the error counters of each port that has any."""
     found: dict[int, Counts] = {}
     for number in _numbers(folder):
         port = f"{folder}/ports/{number}"
@@ -162,7 +163,7 @@ def errors(port: str) -> Counts:
 
 
 def compare(before: Counts, after: Counts, apart_s: float) -> dict[str, Any] | None:
-    """Return a `Counters` document of two looks; None where nothing could be read."""
+    """Return a `Counters` document of two readings; None where nothing could be read."""
     if not after:
         return None
     nonzero = [
@@ -184,7 +185,7 @@ def _port(number: int, folder: str, device: str) -> dict[str, Any]:
         "port": number,
         "state": state,
         "phys_state": attempt(folder + "/phys_state"),
-        # That of a port which went down in between says nothing of one that is up.
+        # If the port went down in between, its rate is not that of the state above.
         "rate": rate if attempt(folder + "/state") == state else "",
         "link_layer": layer,
         "netdev": clean(_netdev(number, folder, device)),
@@ -194,9 +195,9 @@ def _port(number: int, folder: str, device: str) -> dict[str, Any]:
 
 def _netdev(number: int, port: str, device: str) -> str:
     """Return the interface over a port: that of its first GID, else the one numbered like it."""
-    told = attempt(port + "/gid_attrs/ndevs/0")
-    if told:
-        return told
+    of_gid = attempt(port + "/gid_attrs/ndevs/0")
+    if of_gid:
+        return of_gid
     found = names(device + "/device/net")
     for name in found:
         at = attempt(f"{device}/device/net/{name}/dev_port")
@@ -225,7 +226,7 @@ def _take(counts: Counts, name: str, path: str) -> None:
 
 
 LOOKS_APART_S = 0.25
-"""Between two looks at the error counters: a cable that is losing bits now moves them."""
+"""Time between two readings of the error counters: they rise if a cable has errors now."""
 
 MOST = 256
 
@@ -238,13 +239,13 @@ def read(root: str) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     began = time.monotonic()
-    before = {name: counted(root, f"{folder}/{name}") for name in devices}
+    before = {name: read_counters(root, f"{folder}/{name}") for name in devices}
     found = [_nic(name, f"{folder}/{name}") for name in devices]
     if not any(before.values()):
         return found
     time.sleep(max(0.0, LOOKS_APART_S - (time.monotonic() - began)))
     for nic in found:
-        after = counted(root, f"{folder}/{nic['name']}")
+        after = read_counters(root, f"{folder}/{nic['name']}")
         apart_s = round(time.monotonic() - began, 3)
         for port in nic["ports"]:
             first = before[nic["name"]].get(port["port"], {})
@@ -300,7 +301,7 @@ def _open_modules(proc: str) -> bool | None:
 
 
 def _iommu(devices: Iterable[str]) -> str | None:
-    """How devices are mapped, in the kernel's words; the strictest where they differ."""
+    """The IOMMU domain type of the devices, in the kernel's words; the strictest if they differ."""
     kinds = set()
     for device in devices:
         grouped = os.path.exists(device + "/iommu_group")
@@ -331,13 +332,13 @@ def _acs(root: str, gpus: list[str], nics: list[str]) -> list[dict[str, Any]] | 
 
 
 def _below_meeting(a: tuple[str, ...], b: tuple[str, ...]) -> list[str]:
-    """Ports under the switch in which two devices meet; none where only the root joins them."""
+    """The ports below the switch that two devices share; none if they share only the root."""
     shared = 0
     for one, other in zip(a, b):  # noqa: B905 (Python 3.8)
         if one != other:
             break
         shared += 1
-    # The root complex and the root port are shared by all behind one port: no switch, no shortcut.
+    # All devices behind one root port share it and the root complex: that is no switch.
     if shared < 3:  # noqa: PLR2004 (pciXXXX:XX, root port, upstream port of a switch)
         return []
     return [*a[shared:-1], *b[shared:-1]]

@@ -1,8 +1,8 @@
-"""Command lines travel in reports; the passwords and tokens that people put into them must not.
+"""Removes passwords and tokens from command lines, which travel in reports.
 
-Nobody can list how secrets are spelled, so the list is of what is harmless: of another user's
-command the program and its script; of our own also options' names, numbers, paths and the values of
-options that are known to hold no secret. What is cut shows as `***`.
+Secrets have no common form, so only what is known to be harmless stays: the program and script of
+another user's command; of our own also options' names, numbers, paths and the values of options
+that hold no secret. `***` replaces the rest.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _HARMLESS = frozenset((
     "rdzv-id", "run-path", "save-dir", "scheduler", "strategy", "tokenizer", "tokenizer-name",
     "type", "world-size",
 ))  # fmt: skip
-"""Options whose values say what a job is; never a name under which anybody would keep a secret."""
+"""Options whose values describe a job and are never secret."""
 _VERBS = frozenset(("agent", "exec", "launch", "run", "serve", "start", "train"))
-"""After a program: vllm serve, ray start."""
+"""Subcommands of programs: vllm serve, ray start."""
 _TELLTALE = re.compile(
     r"(?i)(?:pass|pwd|secret|token(?!s|iz)|key|auth|cred|pin$|pw(?![a-z])|bearer|jwt"
     r"|(?<![a-z])(?:psk|otp|sas|sig)(?![a-z]))"
 )
-"""Of these not even a number or a path is shown."""
+"""Names whose value is never shown, not even a number or a path."""
 _TELLTALE_INSIDE = re.compile(rf"{_TELLTALE.pattern}[\w.-]{{0,60}}[:%+;|~]")
 """key:VALUE, and key%3dVALUE."""
 SECRET_VARIABLE = re.compile(
     r"(?i)TOKEN|SECRET|(?<!BY)PASS(?!IVE|THR)|CREDENTIAL|(?:_|API|ACCESS|PRIVATE)KEY(?:_|$)|JWT|AUTH"
     r"|BEARER|PWD|(?<![A-Z])PW(?![A-Z])|_(?:PSK|SAS|OTP|SIG)$"
 )
-"""The controller has the same expression, for what does not come from a node."""
+"""The controller has the same expression, for text that does not come from a node."""
 _SETTING = re.compile(r"[\^=]{0,2}[\w./:,;+~%^|*\[\]-]{0,4000}")
 """A list of devices, protocols or folders: a value with blanks or a login may hold a secret."""
 _ASSIGNABLE = re.compile(r"(?:--)?[A-Za-z_][A-Za-z0-9_.-]{0,60}")
@@ -59,7 +59,7 @@ _GPU = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{36}")
 _TAKES_MODULE = re.compile(
     r"(?:python|pypy)[\d.]*|torchrun|accelerate|torch\.distributed\.(?:run|launch)"
 )
-"""Of these -m names a module."""
+"""Programs whose -m takes a module."""
 _SHELLS = re.compile(r"bash|sh|dash|zsh")
 _CODE = re.compile(r"-[a-zA-Z]{0,3}c")
 _BARE = re.compile(r"[^\w./+-].*", re.DOTALL)
@@ -67,7 +67,7 @@ _FLAG = re.compile(r"-[uBx]")
 """Options of an interpreter that take no value."""
 
 _URL_LOGIN = re.compile(r"(://)[^/\s]*@|(://)[^\s:]*:\S*@")
-_UP_TO_AT = re.compile(r"(?<!\S)\S*@")  # of each word: behind its last @ is no login
+_UP_TO_AT = re.compile(r"(?<!\S)\S*@")  # a word's login ends at its last @
 _KNOWN_SHAPE = re.compile(
     r"(?<![A-Za-z0-9])(?:hf_|sk-|sk_|pk_|rk_|gh[pousr]_|github_pat_|glpat-|xox[a-z]-|nvapi-|AKIA|ASIA|AIza|"
     r"dop_v1_|npm_|pypi-|wandb_v1_|eyJ)[\w.+/=-]{8,}"
@@ -82,18 +82,18 @@ _INTERPRETER = re.compile(r"^(?:python|pypy|bash|sh|dash|zsh|perl|ruby|node)[\d.
 
 
 def command(argv: list[bytes], *, whole: bool) -> str:
-    """One printable line for a process. `whole=False` (another user's): program and script only."""
+    """Return a process's command as one printable line; if not `whole`, only program and script."""
     words = [clean(word, TEXT_LIMIT) for word in argv[:256]]
     # A title set by the process itself is a whole command in one word.
     words = [*words[0].split(), *words[1:]] if whole and words else program(words)
-    return clean(" ".join(redacted(words)), TEXT_LIMIT)
+    return clean(" ".join(redact_words(words)), TEXT_LIMIT)
 
 
 def program(words: list[str]) -> list[str]:
     """Cut a command to its program, with the script or module where the program runs one."""
     if not words:
         return []
-    bare = [_BARE.sub("", word) for word in words]  # behind another character anything may stand
+    bare = [_BARE.sub("", word) for word in words]  # text after other characters may be secret
     shown = [bare[0] or CUT]
     name = os.path.basename(bare[0])
     at = next((at for at, word in enumerate(words) if at and not _FLAG.fullmatch(word)), 0)
@@ -105,8 +105,8 @@ def program(words: list[str]) -> list[str]:
     return [*shown, words[at]] if is_script else shown
 
 
-def redacted(words: list[str]) -> list[str]:
-    """Return a command's words; of what is not known to be harmless `***` is left."""
+def redact_words(words: list[str]) -> list[str]:
+    """Return a command's words, with `***` for all that is not known to be harmless."""
     shell = bool(words) and _SHELLS.fullmatch(os.path.basename(words[0])) is not None
     safe: list[str] = []
     before, module_next = "", False
@@ -136,26 +136,26 @@ def redacted(words: list[str]) -> list[str]:
         elif word.endswith(".py") or not (
             word.startswith("-") or before.startswith("--") or before in ("-W", "-X")
         ):
-            module_next &= word in _VERBS  # it is the script, and what follows are its options
+            module_next &= word in _VERBS  # it is the script, and its own options follow
         before = word
     return safe
 
 
 def _assignment(name: str, value: str) -> str:
-    """`name=value`; of `name=` and `name==` nothing, as base64 ends in these, too."""
+    """Redact `name=value`; drop `name=` and `name==`, as base64 can end like this."""
     if name[0] != "-" and not value.strip("="):
         return CUT
     return f"{_without_shapes(name)}={_value(name, value)}"
 
 
 def setting(name: str, value: str) -> str:
-    """The value of a variable of NCCL or a library under it, or `***`."""
+    """Return the value of a variable of NCCL or one of its libraries, or `***`."""
     harmless = _SETTING.fullmatch(value.strip()) and not _TELLTALE_INSIDE.search(value)
     return CUT if SECRET_VARIABLE.search(name) or not harmless else _without_shapes(value)
 
 
 def _value(name: str, value: str) -> str:
-    """A word behind an option's name, or behind anything else."""
+    """Redact a word: the value of the option `name`, or "" for any other word."""
     shown = any(kind.fullmatch(value) for kind in (_NUMBER, _PATH, _GPU))
     harmless = _plain(name) in _HARMLESS and _PLAIN.fullmatch(value) is not None
     harmless = harmless and not _TELLTALE_INSIDE.search(value)
@@ -163,7 +163,7 @@ def _value(name: str, value: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """An option's name as the list spells it: "data" of --trainer.data and of --DATA."""
+    """Normalize an option's name: --trainer.data and --DATA become "data"."""
     return name.lstrip("-").rpartition(".")[2].replace("_", "-").lower()
 
 
@@ -173,14 +173,14 @@ def without_login(text: str) -> str:
 
 
 def _without_shapes(word: str) -> str:
-    """Cut what looks like a secret also where none should be: a key in a path or a file's name."""
+    """Cut words of a secret's form wherever they are: a key in a path or a file's name."""
     word = _KNOWN_SHAPE.sub(CUT, without_login(word))
     word = _AWS_SECRET.sub(CUT, _HEX.sub(CUT, word))
     return _LONG.sub(lambda found: CUT if _random(found.group()) else found.group(), word)
 
 
 def _random(text: str) -> bool:
-    """Whether a long word looks drawn by lot: letters and digits mixed, few separators."""
+    """Whether a long word looks random: mixed letters and digits, few separators."""
     if _UUID.search(text):
         return False
     kinds = [

@@ -1,12 +1,12 @@
-"""Which torch, CUDA, NCCL and cuDNN a job would get here, from files: an import takes seconds.
+"""Finds the torch, CUDA, NCCL and cuDNN of a job by their files: an import takes seconds.
 
 Runs in a child: the job's Python is often on a shared file system, which may hang.
 
-The section .nv_fatbin is a row of containers, one per compiled source; each lists its images: code
-for one architecture (kind 2), or PTX (kind 1), which the driver translates for later ones.
+The ELF section .nv_fatbin has one container per compiled source, which lists its images: code for
+one architecture (kind 2), or PTX (kind 1), which the driver compiles for later ones.
 
-Which they are: NVIDIA/nccl, src/misc/param.cc initEnvFunc. The home is the one of the user
-database, whatever HOME says. Only settings leave the node, and no value of a strange name.
+The files of NCCL settings: NVIDIA/nccl, src/misc/param.cc initEnvFunc. The home is that of the user
+database, not HOME. Only settings leave the node, and only values of known names.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 MAGIC = 0xBA55ED50
 MOST = 64
-"""Containers looked at: all sources of a build are compiled for the same, but for some."""
+"""Containers to read: nearly all sources of a build are compiled for the same architectures."""
 
 MOST_S = 0.3
-"""The rest of a library on a slow file system is not waited for."""
+"""Time limit, for a library on a slow file system."""
 
 _KINDS = {1: "compute", 2: "sm"}
 _ALIGNED = 8
 
 
 def architectures(path: str) -> list[str] | None:
-    """Return what most of a library's kernels are compiled for; None if the file does not tell."""
+    """Return the targets of most of a library's kernels; None if not known."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -73,14 +73,14 @@ def _section(handle: int, wanted: bytes) -> tuple[int, int] | None:
 
 
 def _containers(handle: int, start: int, end: int) -> Iterator[frozenset[str]]:
-    """Read the list of images of one container after the other; their contents are skipped."""
+    """Yield the images that each container lists, without reading their contents."""
     at, until = start, time.monotonic() + MOST_S
     for _ in range(MOST):
         if at + 16 > end or time.monotonic() > until:
             return
         magic, _, head, size = struct.unpack("<IHHQ", os.pread(handle, 16, at))
         if magic != MAGIC:
-            at += _ALIGNED  # between two of them there may be filling
+            at += _ALIGNED  # there may be padding between containers
             continue
         yield frozenset(_images(handle, at + head, min(at + head + size, end)))
         at += head + size
@@ -101,7 +101,7 @@ def _images(handle: int, at: int, end: int) -> Iterator[str]:
 
 
 def _usual(containers: list[frozenset[str]]) -> list[str] | None:
-    """Keep what half of them have: single kernels are for one architecture only."""
+    """Keep the targets of at least half of them: some kernels are for one architecture only."""
     if not containers:
         return None
     every = dict.fromkeys(arch for one in containers for arch in one)
@@ -173,24 +173,24 @@ def _torch_folder() -> Optional[str]:
 def _torch(folder: str) -> Optional[dict[str, Any]]:
     try:
         with open(folder + "/version.py", encoding="utf-8", errors="replace") as file:
-            said = dict(_ASSIGNED.findall(file.read(65536)))
+            assigned = dict(_ASSIGNED.findall(file.read(65536)))
     except OSError:
         return None
-    if "__version__" not in said:
+    if "__version__" not in assigned:
         return None
     archs = None
-    if "cuda" in said:
+    if "cuda" in assigned:
         archs = architectures(folder + "/lib/libtorch_cuda.so")
     return {
-        "version": clean(said["__version__"], LINE_LIMIT),
-        "cuda": clean(said["cuda"], LINE_LIMIT) if "cuda" in said else None,
-        "hip": clean(said["hip"], LINE_LIMIT) if "hip" in said else None,
+        "version": clean(assigned["__version__"], LINE_LIMIT),
+        "cuda": clean(assigned["cuda"], LINE_LIMIT) if "cuda" in assigned else None,
+        "hip": clean(assigned["hip"], LINE_LIMIT) if "hip" in assigned else None,
         "archs": archs,
     }
 
 
 def _packages(folders: Iterable[str], major: str) -> Iterator[tuple[str, str]]:
-    """Name and version of NVIDIA's wheels for that CUDA; the nearest folder's come last."""
+    """Yield (name, version) of NVIDIA's wheels for that CUDA; the first folder's come last."""
     for folder in reversed(list(dict.fromkeys(folders))):
         for name in names(folder):
             match = _PACKAGE.fullmatch(name)
@@ -199,7 +199,7 @@ def _packages(folders: Iterable[str], major: str) -> Iterator[tuple[str, str]]:
 
 
 def _files(pattern: re.Pattern[str], folders: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The same from file names such as libnccl.so.2.21.5; the first folder's come last."""
+    """Yield the same by file names such as libnccl.so.2.21.5; the first folder's come last."""
     found = [match.groups() for _, match in _matches(pattern, folders)]
     for name, version in reversed(found):
         yield name, clean(version, LINE_LIMIT)
@@ -235,11 +235,12 @@ MOST_SETTINGS = 512
 LONGEST = 1023
 """Characters of a value: NCCL's own buffer."""
 
-_TOLD = ("NCCL_", "TORCH_", "PYTORCH_", "GLOO_", "CUDA_", "OMP_NUM_THREADS", "FI_", "UCX_")
+_SHOWN = ("NCCL_", "TORCH_", "PYTORCH_", "GLOO_", "CUDA_", "OMP_NUM_THREADS", "FI_", "UCX_")
+"""Prefixes of names whose values may leave the node."""
 
 
 def start(request: dict[str, Any]) -> guard.Child:
-    """Start reading: `nccl_conf_file` is what NCCL_CONF_FILE of the job names on this node."""
+    """Start reading; `nccl_conf_file` is the job's NCCL_CONF_FILE on this node."""
     etc, named = str(request.get("etc", "/etc")), str(request.get("nccl_conf_file", ""))
     return guard.spawn(read_nccl_conf, etc, named)
 
@@ -247,7 +248,7 @@ def start(request: dict[str, Any]) -> guard.Child:
 def read_nccl_conf(etc: str, named: str) -> list[dict[str, Any]]:
     """Return the files that exist: `named` (NCCL_CONF_FILE) or ~/.nccl.conf, then etc/nccl.conf.
 
-    Runs in a guarded child: a home on a dead file server, or a dead directory, never answers.
+    Runs in a guarded child: a home on a file server that is down never answers.
     """
     home = _home()
     user = named or (home + "/.nccl.conf" if home else "")
@@ -277,12 +278,12 @@ def _file(path: str, kind: str) -> dict[str, Any] | None:
 
 def _opener(path: str, flags: int) -> int:
     del flags  # always "rb"
-    return text.opened(path)[0]
+    return text.open_regular(path)[0]
 
 
 def _settings(raw: bytes) -> dict[str, Any]:
-    """Split it as NCCL does: at the first =, nothing trimmed, # only in the first column."""
-    told, odd = [], 0
+    """Split the lines like NCCL: at the first =, without trimming, # only in the first column."""
+    settings, odd = [], 0
     for line in raw.split(b"\n"):
         if not line.strip() or line.startswith(b"#"):
             continue
@@ -290,13 +291,13 @@ def _settings(raw: bytes) -> dict[str, Any]:
         if not equals:
             odd += 1
             continue
-        told.append({"name": clean(name, 256), "value": _told(name, value)})
-    return {"settings": told[:MOST_SETTINGS], "without_equals": odd}
+        settings.append({"name": clean(name, 256), "value": _shown(name, value)})
+    return {"settings": settings[:MOST_SETTINGS], "without_equals": odd}
 
 
-def _told(name: bytes, value: bytes) -> str:
+def _shown(name: bytes, value: bytes) -> str:
     from . import redact  # its patterns take milliseconds, and few nodes have the file
 
     plain = clean(name).strip()
     plain = plain[len("export ") :].strip() if plain.startswith("export ") else plain
-    return redact.setting(plain, clean(value, LONGEST)) if plain.startswith(_TOLD) else "***"
+    return redact.setting(plain, clean(value, LONGEST)) if plain.startswith(_SHOWN) else "***"

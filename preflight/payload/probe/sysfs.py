@@ -1,4 +1,4 @@
-"""Small files of /sys and /proc, and what is mounted where."""
+"""Reads small files of /sys and /proc, and the mounts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ROOT = r"^pci[0-9a-fA-F]{4,}:[0-9a-fA-F]{2}$"
 
 
 def bus_id(raw: str) -> str:
-    """Spell a PCI address as sysfs does: "00000000:1B:00.0" is 0000:1b:00.0. "" if it is none."""
+    """Format a PCI address like sysfs: "00000000:1B:00.0" is 0000:1b:00.0; "" if it is not one."""
     found = re.match(r"^([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])$", raw)
     if not found:
         return ""
@@ -21,9 +21,9 @@ def bus_id(raw: str) -> str:
 
 
 def pci_path(link: str) -> list[str] | None:
-    """Return the way from the PCI root complex to a device, given its link; None if it has none.
+    """Return the path from the PCI root complex to a device, given its link; None if it has none.
 
-    [] where that cannot be read, as for want of memory.
+    [] where it cannot be read (for example, out of memory).
     """
     try:
         device = os.open(link, os.O_PATH | os.O_CLOEXEC)
@@ -32,7 +32,7 @@ def pci_path(link: str) -> list[str] | None:
     except OSError:
         return []
     try:
-        # The kernel follows all links or none: realpath() goes on where one cannot be read.
+        # The kernel follows all links or none; realpath() ignores a link that cannot be read.
         parts = os.readlink(f"/proc/self/fd/{device}").split("/")
     except OSError:
         return []
@@ -55,7 +55,7 @@ def pcie_link(device: str) -> dict[str, float | int | None] | None:
 
 
 def numa(device: str) -> int | None:
-    """Return the NUMA node of a device; None where the firmware does not tell (sysfs: -1)."""
+    """Return the NUMA node of a device; None where the firmware does not report it (sysfs: -1)."""
     text = attempt(device + "/numa_node")
     return int(text) if text.isdigit() else None
 
@@ -66,7 +66,7 @@ def local_cpus(device: str) -> str:
 
 
 def _gts(text: str) -> float | None:
-    """Return the number of "32.0 GT/s PCIe"; None for "Unknown", as virtual functions say."""
+    """Return the number of "32.0 GT/s PCIe"; None for the "Unknown" of virtual functions."""
     found = re.match(r"([0-9]{1,3}(?:\.[0-9])?) GT/s", text)
     return float(found.group(1)) if found else None
 
@@ -82,9 +82,9 @@ LIMIT = 256 << 10
 def lines(path: str, limit: int = LIMIT) -> list[str]:
     """Return the lines of a file; OSError if it cannot be read.
 
-    Only a newline ends one: other characters that end lines may stand in a user's words.
+    Only a newline ends one: a text of a user may contain other line separators.
     """
-    # Buffered: one bare read of a file of /proc brings a page at most, and no error.
+    # Buffered: one plain read of a file of /proc returns at most a page, without an error.
     with open(path, "rb") as file:
         found = file.read(limit).decode("utf-8", "replace").split("\n")
     return found if found[-1] else found[:-1]
@@ -121,8 +121,8 @@ def cpus_in(text: str) -> int:
     return total
 
 
-def keyed(found: list[str]) -> dict[str, str]:
-    """Return "Name: value" lines as they stand in /proc; the first of a name counts."""
+def parse_key_values(found: list[str]) -> dict[str, str]:
+    """Return "Name: value" lines of /proc as a dict; the first of a name counts."""
     table: dict[str, str] = {}
     for line in found:
         name, colon, value = line.partition(":")
@@ -156,8 +156,8 @@ class Mount:
         self.super_options = words[at + 3].split(",")
 
     @property
-    def stranger(self) -> int:
-        """The user other than root whose program answers for it (FUSE); 0 where there is none."""
+    def fuse_user(self) -> int:
+        """The id of the user whose program serves it (FUSE); 0 for root or without one."""
         ids = [one[8:] for one in self.super_options if one.startswith("user_id=")]
         return int(ids[0]) if ids and ids[0].isdecimal() and self.kind.startswith("fuse") else 0
 
@@ -169,12 +169,12 @@ def _plain(word: str) -> str:
 
 
 def read() -> list[Mount]:
-    """Return every mount of this process, in the order they came in; OSError without /proc."""
+    """Return every mount of this process, in mount order; OSError without /proc."""
     return parse(lines("/proc/self/mountinfo", 64 << 20))
 
 
 def parse(found: list[str]) -> list[Mount]:
-    """Read the lines of mountinfo, without those that are none."""
+    """Read the lines of mountinfo; skip invalid ones."""
     mounts = []
     for line in found:
         try:
@@ -185,7 +185,7 @@ def parse(found: list[str]) -> list[Mount]:
 
 
 def holding(path: str, mounts: list[Mount]) -> Mount | None:
-    """Return the mount that a path lies on; of several at one place the last one shows."""
+    """Return the mount that contains a path; of several at one place, the last."""
     best = None
     for mount in mounts:
         inside = path == mount.point or path.startswith(mount.point.rstrip("/") + "/")

@@ -1,4 +1,4 @@
-"""What a node says reaches terminals and reports: printable text of bounded length, no more."""
+"""Turns a node's texts into printable ones of bounded length, for terminals and reports."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ TEXT_LIMIT = 2048
 """Characters of a command or message; half of what the document allows."""
 
 _ESCAPE = r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|.?)"
-"""An escape without its end takes nothing with it: who wrote it may not hide what is behind it."""
+"""An escape without its end matches alone: it must not hide the text after it."""
 
 
 def clean(raw: bytes | str, limit: int = LINE_LIMIT) -> str:
-    """Turn anything into one printable line: whitespace to blanks, control characters dropped."""
+    """Return one printable line: whitespace becomes blanks, control characters are dropped."""
     text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
     if text[-1:] == "\n" and text[:-1].isprintable():  # nearly every file of sysfs
         text = text[:-1] + " "
@@ -31,20 +31,20 @@ def clean(raw: bytes | str, limit: int = LINE_LIMIT) -> str:
 
 
 def clean_block(raw: bytes, limit: int) -> str:
-    """Return the same for text of several lines: keeps its tabs and newlines."""
+    """Return the same for text of several lines: tabs and newlines are kept."""
     text = re.sub(_ESCAPE, "", raw.decode("utf-8", "replace"))
     return "".join(c for c in text if c in "\t\n" or c.isprintable())[:limit]
 
 
 def words(error: BaseException) -> str:
-    """Say an exception in the words of its cause: "Permission denied" rather than its class."""
+    """Return the cause of an exception: "Permission denied" rather than its class."""
     if isinstance(error, OSError) and error.strerror:
         return clean(error.strerror)
     return clean(f"{type(error).__name__}: {error}")
 
 
 def raw(path: str, limit: int = 65536) -> bytes:
-    """Return what one read of a small file of /proc or /sys gives; OSError if it is not there."""
+    """Return one read of a small file of /proc or /sys; OSError if it does not exist."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(file, limit)
@@ -53,7 +53,7 @@ def raw(path: str, limit: int = 65536) -> bytes:
 
 
 def attempt_raw(path: str, limit: int = 65536) -> bytes:
-    """Return the same, or b"" where it cannot be read, as of a process that is gone."""
+    """Return the same, or b"" where it cannot be read (a process that has ended)."""
     try:
         return raw(path, limit)
     except OSError:
@@ -61,7 +61,7 @@ def attempt_raw(path: str, limit: int = 65536) -> bytes:
 
 
 def read(path: str) -> str:
-    """Return one small file of /proc or /sys, cleaned and stripped; OSError if it is not there."""
+    """Return one small file of /proc or /sys, cleaned and stripped; OSError without it."""
     return clean(raw(path)).strip()
 
 
@@ -71,7 +71,7 @@ def attempt(path: str) -> str:
 
 
 def names(folder: str) -> list[str]:
-    """Return what a folder holds, sorted; [] where it cannot be listed."""
+    """Return the entries of a folder, sorted; [] where it cannot be listed."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
@@ -79,11 +79,11 @@ def names(folder: str) -> list[str]:
 
 
 _HARMLESS = (os.makedev(1, 3), os.makedev(1, 11))
-"""/dev/null and /dev/kmsg. Who opens and closes /dev/watchdog0 restarts the node."""
+"""/dev/null and /dev/kmsg. Opening and closing /dev/watchdog0 would restart the node."""
 
 
-def opened(path: str, *, follow: bool = True) -> tuple[int, os.stat_result]:
-    """Return a regular file, open to be read; OSError, EINVAL where it is something else."""
+def open_regular(path: str, *, follow: bool = True) -> tuple[int, os.stat_result]:
+    """Open a regular file for reading; OSError with EINVAL for anything else."""
     seen = os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     try:
         status = os.fstat(seen)
@@ -102,10 +102,10 @@ def opened(path: str, *, follow: bool = True) -> tuple[int, os.stat_result]:
 
 
 def _is_endless(file: int) -> bool:
-    """Whether the kernel makes it up, and lets one wait for it: /proc/kmsg, tracefs's trace_pipe.
+    """Whether reads of it can block: /proc/kmsg, tracefs's trace_pipe.
 
-    What is read of these nobody else reads. Files that lie on a file system cannot be waited for,
-    but for those of FUSE, whose file systems have blocks.
+    Reading these would take the text from other readers. epoll accepts no file on a file system,
+    except on FUSE, whose file systems have blocks.
     """
     with suppress(PermissionError), select.epoll() as waiting:
         waiting.register(file)

@@ -1,6 +1,6 @@
-"""Two looks at a job that may hang, seconds apart: where its ranks stand, and what moved.
+"""Takes two looks at a job that may hang, seconds apart: its ranks' stacks, and what changed.
 
-Where they stand: their Python stacks twice, and native ones of some that are at rest.
+The Python stacks are read twice, native ones only of some ranks that are at rest.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    Told = dict[str, Any]
+    Document = dict[str, Any]
 
 
 LARGEST = 32 << 20
-"""Bytes of a file: 2000 entries with stacks take two or three MiB."""
+"""Most bytes of a file: 2000 entries with stacks take two or three MiB."""
 
 _PACKED, _TOGETHER = 2 << 20, 12 << 20
-"""Bytes of what travels, of one and (as base64) of all of a node: a child's answer takes 16 MiB."""
+"""Most compressed bytes of one file, and (as base64) of all files of a node."""
 
 _CHUNK = 1 << 20
 _LATE = "no time was left to read it"
@@ -41,13 +41,13 @@ _AGE_SLACK_S = 5.0
 _NOT_THEIRS = "it is no regular file of the rank's own user"
 
 
-def read(wanted: list[Told], until: float) -> dict[str, Told]:
+def read(wanted: list[Document], until: float) -> dict[str, Document]:
     """Return a `Dump` by pid (as text) for each of `wanted`: "pid", "uid", "paths", "began_s".
 
-    In a child only: they may be on a file server. Of several places the newest file counts.
-    `until`: what is not read by then (monotonic) is left, so that the others are told.
+    Only in a child: they may be on a file server. Of several paths the newest file counts.
+    What is not read by `until` (monotonic clock) is left out, so that the others are returned.
     """
-    found: dict[str, Told] = {}
+    found: dict[str, Document] = {}
     room = _TOGETHER
     for one in _in_turn(wanted):
         if time.monotonic() >= until:
@@ -63,8 +63,8 @@ def read(wanted: list[Told], until: float) -> dict[str, Told]:
     return found
 
 
-def _in_turn(wanted: list[Told]) -> list[Told]:
-    """The smallest of each user first, then each one's next: who poses as many ranks waits."""
+def _in_turn(wanted: list[Document]) -> list[Document]:
+    """Each user's smallest first, then each one's next: who poses as many ranks waits."""
     turns: dict[Any, int] = {}
     placed = []
     for size, place in sorted((_size(one), place) for place, one in enumerate(wanted)):
@@ -74,7 +74,7 @@ def _in_turn(wanted: list[Told]) -> list[Told]:
     return [wanted[place] for _, _, place in sorted(placed)]
 
 
-def _size(one: Told) -> int:
+def _size(one: Document) -> int:
     total = 0
     for place in (place for path in one["paths"] for place in _places(one, path)):
         with suppress(OSError):
@@ -82,13 +82,13 @@ def _size(one: Told) -> int:
     return total
 
 
-def _places(one: Told, path: str) -> tuple[str, str]:
-    """Where the process sees it, in its own container, and where this login does."""
+def _places(one: Document, path: str) -> tuple[str, str]:
+    """The path in the process's own container, and at this login."""
     return f"/proc/{one['pid']}/root{path}", path
 
 
-def _newest(one: Told, path: str, until: float) -> list[Told]:
-    """Return it as the process sees it, in its own container, else as this login does."""
+def _newest(one: Document, path: str, until: float) -> list[Document]:
+    """Return the file in the process's own container, else at this login's path."""
     for place in _places(one, path):
         dump = _dump(place, path, one, until)
         if dump is not None:
@@ -96,10 +96,10 @@ def _newest(one: Told, path: str, until: float) -> list[Told]:
     return []
 
 
-def _dump(place: str, path: str, one: Told, until: float) -> Told | None:
-    """Return the file, or why it is not; None where there is none of this job."""
+def _dump(place: str, path: str, one: Document, until: float) -> Document | None:
+    """Return the file, or why it is not read; None where there is none of this job."""
     try:
-        file, status = text.opened(place, follow=False)
+        file, status = text.open_regular(place, follow=False)
     except OSError as error:
         if error.errno == errno.EINVAL:
             return _refused(path, _NOT_THEIRS)
@@ -116,10 +116,10 @@ def _dump(place: str, path: str, one: Told, until: float) -> Told | None:
         os.close(file)
 
 
-def _content(file: int, path: str, status: os.stat_result, until: float) -> Told:
-    told = {"path": clean(path), "written_s": max(0.0, status.st_mtime), "size": status.st_size}
+def _content(file: int, path: str, status: os.stat_result, until: float) -> Document:
+    dump = {"path": clean(path), "written_s": max(0.0, status.st_mtime), "size": status.st_size}
     if status.st_size > LARGEST:
-        return {**told, "why": f"it has {status.st_size >> 20} MiB", "content": ""}
+        return {**dump, "why": f"it has {status.st_size >> 20} MiB", "content": ""}
     packing, packed = zlib.compressobj(6), bytearray()
     with open(file, "rb", closefd=False) as stream:
         for _ in range(LARGEST // _CHUNK):
@@ -127,91 +127,93 @@ def _content(file: int, path: str, status: os.stat_result, until: float) -> Told
             if len(packed) > _PACKED or stream.tell() >= status.st_size:
                 break
             if time.monotonic() >= until:
-                return {**told, "why": _LATE, "content": ""}
+                return {**dump, "why": _LATE, "content": ""}
     packed += packing.flush()
     if len(packed) > _PACKED:
-        return {**told, "why": f"it has over {_PACKED >> 20} MiB compressed", "content": ""}
-    return {**told, "content": base64.b64encode(packed).decode("ascii")}
+        return {**dump, "why": f"it has over {_PACKED >> 20} MiB compressed", "content": ""}
+    return {**dump, "content": base64.b64encode(packed).decode("ascii")}
 
 
-def _refused(path: str, why: str) -> Told:
+def _refused(path: str, why: str) -> Document:
     return {"path": clean(path), "written_s": 0.0, "size": 0, "content": "", "why": clean(why)}
 
 
 SPY_S, READ_S, NATIVE_S = 8.0, 8.0, 8.0
-"""For one step each; on a healthy node they take milliseconds, and native stacks a second."""
+"""Time limit of each step; on a healthy node they take milliseconds, native stacks a second."""
 
 MOST_NATIVE = 4
 MOST_SAMPLED = 32
-"""Ranks of a node that are sampled, each by a process of ours: more of them would be a load."""
+"""Most ranks of a node to sample, each by a process of ours: more would load the node."""
 
 MOST_WORKERS = 32
 _AT_REST_S, _AT_REST_SWITCHES = 0.011, 2
-"""CPU time and waits of a main thread that did nothing between the looks: one tick, a stray one."""
+"""Most CPU time and context switches of a main thread at rest between the looks."""
 
-_INSTALLED = "this node runs nothing that it is sent: install py-spy there: pip install py-spy"
+_INSTALLED = (
+    "this node runs no program that is sent to it: install py-spy there: pip install py-spy"
+)
 _INSTALL = "install py-spy there, or beside preflight: pip install 'pytest-preflight[diagnose]'"
 
 
-class Standing:
-    """The stacks of a node's processes; what is missing is said in words."""
+class StackReader:
+    """Reads the stacks of a node's processes, or the reason why there are none."""
 
     def __init__(self, patience: Patience, *, own: bool) -> None:
         self._patience = patience
         self._own = own
         self._spy: pyspy.Spy | None = None
-        self._lacks = ""
-        self._carried: pyspy.Carried | None = None
+        self._no_spy = ""
+        self._sent: pyspy.SentSpy | None = None
         self._first: dict[int, Any] = {}
         self._later: dict[int, Any] = {}
         self._native: dict[int, Any] = {}
         self._samplers: dict[int, guard.Child] = {}
-        self._sampled: dict[int, list[Told]] = {}
+        self._sampled: dict[int, list[Document]] = {}
 
     def prepare(
         self,
-        pythons: list[Told],
-        lines: Callable[..., Told | None],
-        emit: Callable[[Told], None],
+        pythons: list[Document],
+        lines: Callable[..., Document | None],
+        emit: Callable[[Document], None],
     ) -> None:
-        """Take the node's own py-spy, or ask for one that travels; only where there is work."""
+        """Find the node's own py-spy, or request one; only if there are processes to read."""
         if not pythons:
             return
         if self._own:
             folders = (folder for one in pythons for folder in one["bins"])
-            self._spy = pyspy.installed(folders, self._patience.within(SPY_S))
+            self._spy = pyspy.find_installed(folders, self._patience.within(SPY_S))
         if self._spy is None and not pyspy.asks(emit):
-            self._lacks = _INSTALLED
+            self._no_spy = _INSTALLED
         elif self._spy is None:
-            self._carried = pyspy.Carried(lines, self._patience.until)
-            self._spy = self._carried.spy
-            self._lacks = f"{self._carried.refused}: {_INSTALL}"
+            self._sent = pyspy.SentSpy(lines, self._patience.until)
+            self._spy = self._sent.spy
+            self._no_spy = f"{self._sent.refused}: {_INSTALL}"
 
     def read(self, pids: Iterable[int]) -> None:
-        """Take a first look; what moved under the reader's eyes is read once more."""
+        """Read the stacks a first time; retry those that changed while they were read."""
         self._first = self._dump(pids)
-        missed = [pid for pid, told in self._first.items() if not _read(told)]
+        missed = [pid for pid, stack in self._first.items() if not _read(stack)]
         if missed and len(missed) < len(self._first):
             self._first.update(self._dump(missed))
 
-    def read_once(self, pids: Iterable[int]) -> dict[int, Told | None]:
-        """Return the `Stacks` of processes that are looked at once."""
-        return {pid: self._document(told) for pid, told in self._dump(pids).items()}
+    def read_once(self, pids: Iterable[int]) -> dict[int, Document | None]:
+        """Return the `Stacks` of processes that are read only once."""
+        return {pid: self._document(stack) for pid, stack in self._dump(pids).items()}
 
-    def sample(self, ranks: list[Told], until: float) -> None:
-        """Look at ranks often from now on, whole seconds of what is left till that moment."""
+    def sample(self, ranks: list[Document], until: float) -> None:
+        """Start to sample ranks, for the whole seconds that remain until `until`."""
         seconds = int(until - time.monotonic())
         pids = [one["pid"] for one in ranks if _read(self._first.get(one["pid"]))]
         if self._spy is not None and seconds > 0 and len(pids) <= MOST_SAMPLED:
             self._samplers = self._spy.sample(pids, seconds)
 
     def read_again(self) -> None:
-        """Take a second look at those that could be read; what was sampled is complete by then."""
-        self._sampled = pyspy.sampled(self._samplers, self._patience.within(pyspy.LATE_S))
-        self._later = self._dump(pid for pid, told in self._first.items() if _read(told))
+        """Collect the samples, and read the stacks a second time where the first read succeeded."""
+        self._sampled = pyspy.collect_samples(self._samplers, self._patience.within(pyspy.LATE_S))
+        self._later = self._dump(pid for pid, stack in self._first.items() if _read(stack))
 
-    def read_native(self, rows: list[Told]) -> None:
-        """Read the C side of ranks at rest, one of each place: that pauses them for some ms."""
+    def read_native(self, rows: list[Document]) -> None:
+        """Read the native stacks of ranks at rest, one per place: that pauses them for some ms."""
         chosen: dict[str, int] = {}
         for row in rows:
             before, after = self._first.get(row["pid"]), self._later.get(row["pid"])
@@ -222,12 +224,12 @@ class Standing:
             pids = list(chosen.values())[:MOST_NATIVE]
             until = self._patience.within(NATIVE_S)
             self._native = self._spy.dump(pids, until, native=True, at_once=2)
-            for pid, told in self._native.items():
-                if not _read(told):
-                    self._patience.complain(f"native stack of process {pid}: {told}")
+            for pid, stack in self._native.items():
+                if not _read(stack):
+                    self._patience.complain(f"native stack of process {pid}: {stack}")
 
-    def add(self, one: Told, row: Told) -> None:
-        """Put a rank's stacks into its row of the document, or why there are none."""
+    def add(self, one: Document, row: Document) -> None:
+        """Add a rank's stacks to its row of the document, or why there are none."""
         pid = one["pid"]
         row["stacks"] = self._document(self._first.get(pid))
         row["later"] = self._document(self._later.get(pid))
@@ -243,97 +245,99 @@ class Standing:
             row["no_stacks"] = clean(self._why_none(one, row), TEXT_LIMIT)
 
     def close(self) -> None:
-        """Leave nothing."""
-        if self._carried is not None:
-            self._carried.close()
+        """Close the file of a py-spy that was sent."""
+        if self._sent is not None:
+            self._sent.close()
 
     def _dump(self, pids: Iterable[int]) -> dict[int, Any]:
         if self._spy is None:
             return {}
         return self._spy.dump(pids, self._patience.within(READ_S))
 
-    def _document(self, told: Any, *, native: bool = False) -> Told | None:
-        if not _read(told) or self._spy is None:
+    def _document(self, stack: Any, *, native: bool = False) -> Document | None:
+        if not _read(stack) or self._spy is None:
             return None
-        return {"threads": told, "native": native, "by": self._spy.by}
+        return {"threads": stack, "native": native, "by": self._spy.by}
 
-    def _why_none(self, one: Told, row: Told) -> str:
+    def _why_none(self, one: Document, row: Document) -> str:
         if row["state"] in ("zombie", "gone"):
             return "it has ended"
         if one["stuck"]:
-            return "reading its memory hangs, as a thread of it does in the kernel: see dmesg"
+            return "reading its memory hangs, as one of its threads hangs in the kernel: see dmesg"
         if not one["python"]:
             return "it is no Python process"
         if self._spy is None:
-            return self._lacks
-        told = self._first.get(one["pid"])
+            return self._no_spy
+        error = self._first.get(one["pid"])
         reason = pyspy.why(one["uid"], one["user"])
-        return reason or f"py-spy could not read it: {told or 'it said nothing'}"
+        return reason or f"py-spy could not read it: {error or 'it printed nothing'}"
 
 
-def readable(ranks: list[Told], alive: Callable[[int], bool]) -> list[int]:
-    """Return whose stacks can be read: Pythons that are alive, and the first of their workers."""
+def readable(ranks: list[Document], alive: Callable[[int], bool]) -> list[int]:
+    """Return the pids whose stacks can be read: live Python ranks, and their first workers."""
     mine = [one for one in ranks if one["python"] and not one["stuck"] and alive(one["pid"])]
     each = max(1, MOST_WORKERS // max(1, len(mine)))
     workers = [pid for one in mine for pid in one["workers"][:each]]
     return [one["pid"] for one in mine] + workers[:MOST_WORKERS]
 
 
-def _read(told: Any) -> bool:
-    """Whether a stack was read: else it is text, or nothing."""
-    return isinstance(told, list)
+def _read(stack: Any) -> bool:
+    """Whether a stack was read: otherwise it is an error text, or None."""
+    return isinstance(stack, list)
 
 
-def _at_rest(row: Told) -> bool:
-    """Whether its main thread sleeps and did nothing between the looks."""
+def _at_rest(row: Document) -> bool:
+    """Whether its main thread sleeps, and did nothing between the looks."""
     idle = row.get("main_cpu_s", 1.0) <= _AT_REST_S and row["switches"] <= _AT_REST_SWITCHES
     return bool(row["state"] == "sleeping" and idle)
 
 
-_TELL_S = 0.5
-"""Of a child's time, to send what it has read."""
+_SEND_S = 0.5
+"""Time of a child that is reserved for sending what it has read."""
 LOOK_S = 3.0
 MARGIN_S = 1.0
-"""What is kept of the node's time for the answer itself."""
+"""Time that is reserved for sending the answer."""
 
 FIND_S, USERS_S, GPUS_S, DUMPS_S = 6.0, 1.0, 3.0, 3.0
 
 
-def run(request: Told, lines: Callable[..., Told | None], emit: Callable[[Told], None]) -> None:
+def run(
+    request: Document, lines: Callable[..., Document | None], emit: Callable[[Document], None]
+) -> None:
     """Emit one `NodeLook` document: preflight.facts.job, docs/wire.md."""
     began = time.monotonic()
     patience = Patience(began + float(request["deadline_s"]) - MARGIN_S)
     look_s = max(0.1, float(request.get("look_s", LOOK_S)))
     sysfs = str(request.get("sysfs", "/sys"))
     document = _identity(request["nonce"])
-    log = kernel_log.Asked(
+    log = kernel_log.Readers(
         str(request.get("kmsg", kernel_log.LOG)), request.get("kernel_log_since_s")
     )
     gpus_asked = guard.spawn(moments.read_gpu_look, began + look_s)
     found = _find(request, patience)
     ranks, launchers = found["ranks"], found["launchers"]
-    dumps_until = patience.within(look_s + DUMPS_S - _TELL_S)
+    dumps_until = patience.within(look_s + DUMPS_S - _SEND_S)
     wanted = [_dumped(one) for one in ranks if one["dumps"]]
     dumps_asked = guard.spawn(read, wanted, dumps_until)
-    standing = Standing(patience, own=bool(request.get("own_spy", True)))
+    stacks = StackReader(patience, own=bool(request.get("own_spy", True)))
     before = Instant(patience, ranks, sysfs)
     pythons = [one for one in (*ranks, *launchers) if one["python"]]
-    standing.prepare(pythons, lines, emit)
-    standing.read(readable(ranks, before.alive))
-    of_launchers = standing.read_once(one["pid"] for one in launchers if one["python"])
-    standing.sample(ranks, before.at + look_s)
+    stacks.prepare(pythons, lines, emit)
+    stacks.read(readable(ranks, before.alive))
+    of_launchers = stacks.read_once(one["pid"] for one in launchers if one["python"])
+    stacks.sample(ranks, before.at + look_s)
     patience.sleep_until(before.at + look_s)
     after = Instant(patience, ranks, sysfs)
-    standing.read_again()
-    document["gpus"] = _gpus(patience.hear("GPUs", gpus_asked, GPUS_S), ranks, patience)
+    stacks.read_again()
+    document["gpus"] = _gpus(patience.answer_of("GPUs", gpus_asked, GPUS_S), ranks, patience)
     rows = [after.row(one, before) for one in ranks]
     if request.get("native", True):
-        standing.read_native(rows)
-    dumped = patience.hear("flight recorder", dumps_asked, DUMPS_S) or {}
+        stacks.read_native(rows)
+    dumped = patience.answer_of("flight recorder", dumps_asked, DUMPS_S) or {}
     for one, row in zip(ranks, rows):  # noqa: B905 (Python 3.8)
-        standing.add(one, row)
+        stacks.add(one, row)
         row["dump"] = dumped.get(str(one["pid"]))
-    standing.close()
+    stacks.close()
     document.update(
         ranks=rows,
         launchers=[_launcher(one, of_launchers.get(one["pid"])) for one in launchers],
@@ -346,7 +350,7 @@ def run(request: Told, lines: Callable[..., Told | None], emit: Callable[[Told],
     emit(document)
 
 
-def _identity(nonce: str) -> Told:
+def _identity(nonce: str) -> Document:
     return {
         **identity(nonce),
         "cores": min(65535, os.cpu_count() or 1),
@@ -354,7 +358,7 @@ def _identity(nonce: str) -> Told:
     }
 
 
-def _find(request: Told, patience: Patience) -> Told:
+def _find(request: Document, patience: Patience) -> Document:
     wanted = [pid for pid in request.get("pids") or [] if isinstance(pid, int)]
     until = patience.within(FIND_S)
     found = processes.patiently(ranks.find, (os.getpid(), wanted), until, patience.problems)
@@ -366,11 +370,11 @@ def _find(request: Told, patience: Patience) -> Told:
     return found
 
 
-def _name_users(ranks: list[Told], patience: Patience) -> None:
-    """Ask the directory for the users that /etc/passwd does not know, if it answers soon."""
+def _name_users(ranks: list[Document], patience: Patience) -> None:
+    """Look up users that are not in /etc/passwd in the directory, if it answers soon."""
     unknown = {one["uid"] for one in ranks if one["user"].isdigit()}
     if unknown:
-        named = patience.hear("users", guard.spawn(_names, sorted(unknown)), USERS_S) or {}
+        named = patience.answer_of("users", guard.spawn(_names, sorted(unknown)), USERS_S) or {}
         for one in ranks:
             one["user"] = named.get(str(one["uid"]), one["user"])
 
@@ -380,23 +384,25 @@ def _names(uids: list[int]) -> dict[str, str]:
     return {str(uid): clean(users.name(uid)) for uid in uids}
 
 
-def _dumped(one: Told) -> Told:
-    """What the reader of dumps needs to know of a rank."""
+def _dumped(one: Document) -> Document:
+    """The fields of a rank that the reader of dumps needs."""
     began_s = time.time() - float(one["age_s"])
     return {"pid": one["pid"], "uid": one["uid"], "paths": one["dumps"], "began_s": began_s}
 
 
-def _gpus(told: Told | None, ranks: list[Told], patience: Patience) -> list[Told] | None:
-    """Return the GPUs, and note to each rank those that it holds memory on."""
-    gpus: list[Told] | None = told["gpus"] if told else None
-    for problem in told["problems"] if told else []:
+def _gpus(
+    answer: Document | None, ranks: list[Document], patience: Patience
+) -> list[Document] | None:
+    """Return the GPUs, and add to each rank those on which it has memory."""
+    gpus: list[Document] | None = answer["gpus"] if answer else None
+    for problem in answer["problems"] if answer else []:
         patience.complain(problem)
     for one in ranks:
         one["gpus"] = [gpu["uuid"] for gpu in gpus or [] if one["pid"] in gpu["pids"]]
     return gpus
 
 
-def _launcher(one: Told, stacks: Told | None) -> Told:
+def _launcher(one: Document, stacks: Document | None) -> Document:
     names = ("pid", "job", "kind", "ranks", "children")
-    told = {name: one[name] for name in names if one.get(name) is not None}
-    return {**told, "stacks": stacks}
+    known = {name: one[name] for name in names if one.get(name) is not None}
+    return {**known, "stacks": stacks}

@@ -1,4 +1,4 @@
-"""All that ranks, ports and GPUs had used at one moment, and what moved between two."""
+"""Counters of ranks, ports and GPUs at one moment, and their changes between two."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .ranks import Patience
 
-    Told = dict[str, Any]
+    Document = dict[str, Any]
 
 
 _ROOTS = {2: ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"), 1: ("/sys/fs/cgroup/memory",)}
@@ -30,19 +30,19 @@ _JOB = re.compile(r"/job_\d+(?=/|$)")
 
 
 def oom_kills(pid: int) -> int:
-    """Return how many processes of its group, or of the job's, were killed; 0 where untold."""
+    """Return how many processes of its group, or of the job's, were killed; 0 if not known."""
     most = 0
     for version, path in groups("\n".join(sysfs.attempt_lines(f"/proc/{pid}/cgroup"))):
         job = _JOB.search(path)
         for each in {path, path[: job.end()] if job else path}:
             for root in _ROOTS[version]:
-                told = _KILLS.search(attempt(f"{root}{each}/{_FILES[version]}"))
-                most = max(most, int(told.group(1)) if told else 0)
+                match = _KILLS.search(attempt(f"{root}{each}/{_FILES[version]}"))
+                most = max(most, int(match.group(1)) if match else 0)
     return most
 
 
 def groups(text: str) -> list[tuple[int, str]]:
-    """Read /proc/PID/cgroup: (version, path) of those that account memory; not the root itself."""
+    """Read /proc/PID/cgroup: (version, path) of groups that account memory, without the root."""
     found = []
     for line in text.split("\n"):
         number, _, rest = line.partition(":")
@@ -61,17 +61,17 @@ _STATES = {"R": "running", "S": "sleeping", "D": "disk", "T": "stopped", "t": "t
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def read(pids: dict[str, int]) -> dict[str, Told]:
-    """Return one `Moment` for each process, by its pid as text; `pids` gives each one's start.
+def read(pids: dict[str, int]) -> dict[str, Document]:
+    """Return a `moment` of each process, by its pid as text; `pids` has each one's start time.
 
-    One that has ended, or whose pid another has by now, is in the state "gone". In a child only:
-    it is the kernel's own account, but of processes that may be stuck.
+    The state is "gone" for a process that has ended, also if its pid was reused. Only in a child:
+    the processes may be stuck.
     """
     return {pid: moment(int(pid), start) for pid, start in pids.items()}
 
 
-def moment(pid: int, start: int) -> Told:
-    """Return what the kernel accounts to one process now."""
+def moment(pid: int, start: int) -> Document:
+    """Return the kernel's current counters of one process."""
     its = procfs.look(pid)
     if its is None or its.start != start:
         return {"state": "gone"}
@@ -95,7 +95,7 @@ def moment(pid: int, start: int) -> Told:
 
 def _numbers(path: str) -> dict[str, int]:
     """Return the whole numbers of a file of "Name: number" lines; {} where it may not be read."""
-    table = sysfs.keyed(sysfs.attempt_lines(path))
+    table = sysfs.parse_key_values(sysfs.attempt_lines(path))
     return {name: int(value) for name, value in table.items() if value.isdigit()}
 
 
@@ -104,18 +104,18 @@ _WORD = 4
 """Bytes: port_xmit_data and port_rcv_data count words (InfiniBand Architecture, PortCounters)."""
 
 
-def look(root: str) -> dict[str, Told]:
+def look(root: str) -> dict[str, Document]:
     """Return one `PortLook` for each port under `root`/class/infiniband, by "mlx5_0/1"."""
     folder = root + "/class/infiniband"
-    found: dict[str, Told] = {}
+    found: dict[str, Document] = {}
     for device in names(folder)[:MOST]:
-        for number, counts in rdma.counted(root, f"{folder}/{device}").items():
+        for number, counts in rdma.read_counters(root, f"{folder}/{device}").items():
             name = clean(f"{device}/{number}")
             found[name] = _port(name, f"{folder}/{device}/ports/{number}", counts)
     return found
 
 
-def _port(name: str, folder: str, counts: dict[str, int]) -> Told:
+def _port(name: str, folder: str, counts: dict[str, int]) -> Document:
     state = attempt(folder + "/state")
     return {
         "name": name,
@@ -132,12 +132,12 @@ def _bytes(path: str) -> int:
     return min(int(text) * _WORD, 2**53) if text.isdigit() else 0
 
 
-def moved(before: dict[str, Told], after: dict[str, Told]) -> list[Told]:
-    """Return a `PortLook` of the document for each port: what moved between two looks."""
-    return [_moved(before.get(name, now), now) for name, now in sorted(after.items())]
+def changes(before: dict[str, Document], after: dict[str, Document]) -> list[Document]:
+    """Return a `PortLook` of the document for each port: its changes between two looks."""
+    return [_change(before.get(name, now), now) for name, now in sorted(after.items())]
 
 
-def _moved(before: Told, now: Told) -> Told:
+def _change(before: Document, now: Document) -> Document:
     grown = {
         name: value - before["errors"].get(name, value) for name, value in now["errors"].items()
     }
@@ -157,57 +157,57 @@ _STATIC = (
     "pid", "parent", "job", "rank", "local_rank", "world_size", "local_world_size", "restarts",
     "master", "age_s", "user", "program", "visible", "gpus",
 )  # fmt: skip
-_STANDING = ("wait_channel", "memory_mib", "oom_kills", "children", "dead_children")
+_CURRENT = ("wait_channel", "memory_mib", "oom_kills", "children", "dead_children")
 _MOVED = ("cpu_s", "main_cpu_s", "switches", "read_bytes", "written_bytes")
 
 
 class Instant:
-    """One moment."""
+    """One look at ranks, connections and ports."""
 
-    def __init__(self, patience: Patience, ranks: list[Told], sysfs: str) -> None:
+    def __init__(self, patience: Patience, ranks: list[Document], sysfs: str) -> None:
         pids = [one["pid"] for one in ranks]
         wired = guard.spawn(sockets.look, pids)
         ports = guard.spawn(look, sysfs)
         self.at = time.monotonic()
         moment = guard.spawn(read, {str(one["pid"]): one["start"] for one in ranks})
-        self._moments: Told = patience.hear("processes", moment, READ_S) or {}
-        told = patience.hear("connections", wired, READ_S)
-        for problem in told["problems"] if told else []:
+        self._moments: Document = patience.answer_of("processes", moment, READ_S) or {}
+        answer = patience.answer_of("connections", wired, READ_S)
+        for problem in answer["problems"] if answer else []:
             patience.complain(problem)
-        self._wires: dict[str, list[Told]] = told["wires"] if told else {}
-        self._interfaces: dict[str, Told] | None = told["ports"] if told else None
-        self._rdma: dict[str, Told] | None = patience.hear("RDMA ports", ports, READ_S)
+        self._wires: dict[str, list[Document]] = answer["wires"] if answer else {}
+        self._interfaces: dict[str, Document] | None = answer["ports"] if answer else None
+        self._rdma: dict[str, Document] | None = patience.answer_of("RDMA ports", ports, READ_S)
 
-    def of(self, pid: int) -> Told:
-        """Return what is known of a process; "gone" for one that nobody could tell of."""
+    def of(self, pid: int) -> Document:
+        """Return the counters of a process; state "gone" if they could not be read."""
         return self._moments.get(str(pid)) or {"state": _GONE}
 
     def alive(self, pid: int) -> bool:
-        """Whether there is anything left of it to be read."""
+        """Whether the process still runs."""
         return self.of(pid)["state"] not in ("zombie", _GONE)
 
-    def row(self, one: Told, before: Instant) -> Told:
+    def row(self, one: Document, before: Instant) -> Document:
         """Return a `RankLook` of the document as of now, without its stacks."""
         pid = one["pid"]
         then, now = before.of(pid), self.of(pid)
-        told = {name: one[name] for name in _STATIC if one.get(name) is not None}
-        told.update(look_s=round(self.at - before.at, 3), state=now["state"])
-        told.update({name: now[name] for name in _STANDING if name in now})
+        row = {name: one[name] for name in _STATIC if one.get(name) is not None}
+        row.update(look_s=round(self.at - before.at, 3), state=now["state"])
+        row.update({name: now[name] for name in _CURRENT if name in now})
         for name in _MOVED:
             if then.get(name) is not None and now.get(name) is not None:
-                told[name] = max(0, round(now[name] - then[name], 3))
-        told["connections"] = sockets.moved(
+                row[name] = max(0, round(now[name] - then[name], 3))
+        row["connections"] = sockets.changes(
             before._wires.get(str(pid), []), self._wires.get(str(pid), [])
         )
-        return told
+        return row
 
-    def ports(self, before: Instant) -> list[Told] | None:
+    def ports(self, before: Instant) -> list[Document] | None:
         """Return the `PortLook`s of both kinds; None where neither could be read twice."""
         pairs = ((before._interfaces, self._interfaces), (before._rdma, self._rdma))
         read = [(then, now) for then, now in pairs if then is not None and now is not None]
         if not read:
             return None
-        return [port for then, now in read for port in moved(then, now)][:512]
+        return [port for then, now in read for port in changes(then, now)][:512]
 
 
 _IDLE = "idle"
@@ -215,10 +215,10 @@ MOST_PIDS = 256
 MIB = 1 << 20
 
 
-def read_gpu_look(at: float) -> Told:
-    """Return `gpus` and `problems` as of that moment (monotonic); in a child only.
+def read_gpu_look(at: float) -> Document:
+    """Return `gpus` and `problems` at the time `at` (monotonic); only in a child.
 
-    `gpus` is None where there is no driver, or it refuses; the time until then is for its start.
+    `gpus` is None without a driver, or if it fails. NVML starts before `at`.
     """
     try:
         pynvml = load()
@@ -234,7 +234,7 @@ def read_gpu_look(at: float) -> Told:
     return {"gpus": [gpu for gpu in gpus if gpu], "problems": nvml.problems}
 
 
-def _gpu(nvml: Nvml, index: int) -> Told | None:
+def _gpu(nvml: Nvml, index: int) -> Document | None:
     nvml.subject = f"GPU {index}"
     handle = nvml.ask(nvml.lib.nvmlDeviceGetHandleByIndex, index)
     if handle is None:

@@ -1,4 +1,4 @@
-"""The processes of a node with what they were started with, each read once and with care."""
+"""Reads the processes of a node with their commands and environments, once and safely."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
     from probe.procfs import Stat
 
     Environ = Mapping[bytes, bytes]
-    Seat = dict[str, Any]
+    Identity = dict[str, Any]
 
 
 _DEEPEST = 64
-"""Ancestors looked at: a loop made by reused pids must end."""
+"""Most ancestors to follow: a loop made by reused pids must end."""
 
 
-class Kin:
+class ProcessTree:
     """The processes of a node as a tree."""
 
     def __init__(self, stats: Mapping[int, Stat]) -> None:
         self.stats = dict(stats)
         self.roots: list[int] = []
-        """The topmost process of each seat, once `join`ed."""
+        """The topmost process of each rank, after `join`."""
         self._root_of: dict[int, int] = {}
         self._below: dict[int, list[int]] = {}
         self._grow()
 
     def keep(self, pids: Collection[int]) -> None:
-        """Forget all but these."""
+        """Drop all other processes."""
         self.stats = {pid: one for pid, one in self.stats.items() if pid in pids}
         self._grow()
 
@@ -48,7 +48,7 @@ class Kin:
         return self._below.get(pid, [])
 
     def below(self, pid: int) -> list[int]:
-        """Return all that descend from it, the nearest first."""
+        """Return all its descendants, the nearest first."""
         found: list[int] = []
         waiting = deque(self.of(pid))
         seen = {pid}
@@ -69,19 +69,19 @@ class Kin:
             if pid in self.stats:
                 yield pid
 
-    def join(self, seats: Mapping[int, Seat]) -> None:
-        """Put processes with the same seat below each other into one group."""
-        for pid in seats:
-            alike = [one for one in self.above(pid) if same(seats.get(one), seats[pid])]
+    def join(self, identities: Mapping[int, Identity]) -> None:
+        """Group processes that have the same rank and descend from each other."""
+        for pid in identities:
+            alike = [one for one in self.above(pid) if same(identities.get(one), identities[pid])]
             self._root_of[pid] = alike[-1] if alike else pid
         self.roots = sorted(set(self._root_of.values()), key=lambda pid: self.stats[pid].start)
 
     def members(self, root: int) -> list[int]:
-        """Return the processes with a root's seat, itself first and the nearest next."""
+        """Return the processes of a root's rank, the root first, then the nearest."""
         return [pid for pid in (root, *self.below(root)) if self._root_of.get(pid) == root]
 
-    def parent_of_seat(self, pid: int) -> int | None:
-        """Return the parent of its seat's topmost process; None where that is not to be seen."""
+    def parent_of_rank(self, pid: int) -> int | None:
+        """Return the parent of its rank's topmost process; None if that is not known."""
         parent = self.stats[self._root_of.get(pid, pid)].ppid
         return parent if parent in self.stats else None
 
@@ -91,8 +91,8 @@ class Kin:
             self._below.setdefault(stat.ppid, []).append(pid)
 
 
-def same(one: Seat | None, other: Seat) -> bool:
-    """Whether two processes are in one place of one job."""
+def same(one: Identity | None, other: Identity) -> bool:
+    """Whether two processes have the same rank of the same job."""
     names = ("kind", "job", "rank")
     return one is not None and all(one[name] == other[name] for name in names)
 
@@ -109,13 +109,13 @@ _MODULES = {
 }  # fmt: skip
 _INTERPRETER = re.compile(r"^(?:python|pypy)[\d.]*$")
 _WORDS = 16
-"""Of a command are looked at; the program comes first."""
+"""Words of a command to read: the program comes first."""
 
 _MOST = 65535
 
 
 def kind(argv: Sequence[bytes]) -> str:
-    """Name the launcher that a command line is of; "" for anything else."""
+    """Return the kind of launcher of a command line; "" for anything else."""
     words = [word.decode("utf-8", "replace") for word in argv[:_WORDS]]
     if not words:
         return ""
@@ -130,10 +130,10 @@ def kind(argv: Sequence[bytes]) -> str:
     return ""
 
 
-def told(argv: Sequence[bytes]) -> dict[str, Any]:
-    """Return `job` and `ranks` as its own options say, for one that has no ranks yet or any more.
+def job_options(argv: Sequence[bytes]) -> dict[str, Any]:
+    """Return `job` and `ranks` by a launcher's options, if it has no ranks now.
 
-    Unknown is "" and None: torchrun reads both from files and variables too.
+    "" and None if not known: torchrun reads both from files and variables, too.
     """
     given = _options(argv)
     run_id = given.get("rdzv-id", "")
@@ -172,15 +172,15 @@ _NAMES = {
 }  # fmt: skip
 _MOST_RANKS, _MOST_LOCAL, _MOST_RESTARTS = 1 << 20, 65535, 1 << 31
 _NO_RUN_ID = (b"", b"none")
-"""What torchrun calls every job that was given no name."""
+"""torchrun's run ids of a job without a name."""
 
 _HERE = ("localhost", "ip6-localhost", "::1", "[::1]")
 
 
-def read_seat(environ: Environ) -> Seat | None:
-    """Return its `kind`, `job`, `rank` and so on; None for one that is no rank of a job of many.
+def read_identity(environ: Environ) -> Identity | None:
+    """Return its `kind`, `job`, `rank` and so on; None if it is no rank of a job of several.
 
-    torch's own variables win: under srun or mpirun every process has those of these too.
+    torch's variables come first: under srun or mpirun every process has theirs, too.
     """
     for kind, names in _NAMES.items():
         rank, local, world, here = (
@@ -205,9 +205,9 @@ def read_seat(environ: Environ) -> Seat | None:
 
 
 def job(environ: Environ) -> str:
-    """Return what all ranks of a job share; "" where they share no name that we know.
+    """Return a job's id, which all its ranks share; "" if not known.
 
-    A master on the loopback serves this node alone, so another node's is another job.
+    A master on the loopback serves only this node, so another node's is another job.
     """
     run_id = environ.get(b"TORCHELASTIC_RUN_ID", b"")
     if run_id not in _NO_RUN_ID:
@@ -224,7 +224,7 @@ def job(environ: Environ) -> str:
 
 
 def master(environ: Environ) -> str:
-    """Return where its ranks meet, "address:port"; "" where the environment does not say."""
+    """Return its master, "address:port"; "" without the variables."""
     address, port = environ.get(b"MASTER_ADDR"), environ.get(b"MASTER_PORT")
     return clean(address + b":" + port) if address and port else ""
 
@@ -238,15 +238,15 @@ def _number(text: bytes | None, most: int) -> int | None:
 
 
 _HELPERS = (b"resource_tracker", b"semaphore_tracker")
-"""Of Python's multiprocessing: they compute nothing."""
+"""Helpers of Python's multiprocessing, which compute nothing."""
 
 _ENDED = "ZX"
 
 
-class People:
-    """All processes but our own; `only`: these, what is below them, and of a rank its launcher's.
+class ProcessTable:
+    """All processes but our own; with `only`, these, their descendants, and their jobs' ranks here.
 
-    Reading a process's environment or command can hang, where a thread of it hangs in the kernel.
+    Reading a process's environment or command can hang if one of its threads hangs in the kernel.
     """
 
     def __init__(self, run_pid: int, only: Collection[int], care: Care) -> None:
@@ -254,44 +254,46 @@ class People:
         every = everyone()
         ours = {run_pid, *procfs.below(run_pid, every), *ancestors(run_pid)}
         self.absent = [pid for pid in only if pid not in every]
-        self.kin = Kin(
+        self.tree = ProcessTree(
             {pid: one for pid, one in every.items() if not one.kernel and pid not in ours}
         )
         self.environs: dict[int, dict[bytes, bytes]] = {}
-        self.seats: dict[int, Seat] = {}
+        self.identities: dict[int, Identity] = {}
         self.denied: list[int] = []
-        """Whose environment this login may not read."""
+        """Processes whose environment this login may not read."""
         self._argv: dict[int, list[bytes]] = {}
         if only:
-            self._narrow([pid for pid in only if pid in self.kin.stats])
-        for pid in self.kin.stats:
+            self._narrow([pid for pid in only if pid in self.tree.stats])
+        for pid in self.tree.stats:
             self._read(pid)
-        self.kin.join(self.seats)
+        self.tree.join(self.identities)
 
     def _narrow(self, only: list[int]) -> None:
-        """Keep these processes, what is below them, and the other ranks of a rank's launcher."""
-        meant = {pid for each in only for pid in (each, *self.kin.below(each))}
+        """Keep these processes, their descendants, and the other ranks of their launchers."""
+        meant = {pid for each in only for pid in (each, *self.tree.below(each))}
         jobs, kept = set(), set(meant)
         for pid in only:
             top = self._launcher_of(pid)
             if top is not None:
-                jobs.add(self.seats[pid]["job"])
-                kept |= {top, *self.kin.below(top)}
+                jobs.add(self.identities[pid]["job"])
+                kept |= {top, *self.tree.below(top)}
         for pid in kept - meant:
             self._read(pid)
-        others = {pid for pid in kept - meant if pid in self.seats}
-        self.kin.keep(kept - {pid for pid in others if self.seats[pid]["job"] not in jobs})
-        self.seats = {pid: seat for pid, seat in self.seats.items() if pid in self.kin.stats}
+        others = {pid for pid in kept - meant if pid in self.identities}
+        self.tree.keep(kept - {pid for pid in others if self.identities[pid]["job"] not in jobs})
+        self.identities = {
+            pid: identity for pid, identity in self.identities.items() if pid in self.tree.stats
+        }
 
     def _launcher_of(self, pid: int) -> int | None:
-        """Return what started a rank: its nearest ancestor in another place; None for no rank."""
+        """Return a rank's launcher: its nearest ancestor of another rank; None if it is no rank."""
         self._read(pid)
-        mine = self.seats.get(pid)
+        mine = self.identities.get(pid)
         if mine is None:
             return None
-        for one in self.kin.above(pid):
+        for one in self.tree.above(pid):
             self._read(one)
-            if not same(self.seats.get(one), mine):
+            if not same(self.identities.get(one), mine):
                 return one if one > 1 else None
         return None
 
@@ -305,31 +307,31 @@ class People:
                 self.denied.append(pid)
             return
         self.environs[pid] = procfs.variables(block)
-        seat = read_seat(self.environs[pid])
-        if seat:
-            self.seats[pid] = seat
+        identity = read_identity(self.environs[pid])
+        if identity:
+            self.identities[pid] = identity
 
     def ended(self, pid: int) -> bool:
         """Whether it is a zombie."""
-        return self.kin.stats[pid].state in _ENDED
+        return self.tree.stats[pid].state in _ENDED
 
     def stuck(self, pid: int) -> bool:
         """Whether reading its memory would hang."""
-        return pid in self.kin.stats and self._care.untouchable(self.kin.stats[pid])
+        return pid in self.tree.stats and self._care.untouchable(self.tree.stats[pid])
 
     def command(self, pid: int) -> list[bytes]:
-        """Return its command line; [] where it has none or must not be read."""
+        """Return its command line; [] if it has none or must not be read."""
         if pid not in self._argv:
             self._care.mark(pid)
             self._argv[pid] = [] if self.stuck(pid) else procfs.argv(pid)
         return self._argv[pid]
 
     def launcher(self, pid: int) -> str:
-        """Name the kind of launcher that it is; "" for anything else."""
+        """Return its kind of launcher; "" for anything else."""
         return kind(self.command(pid))
 
     def is_python(self, pid: int) -> bool:
-        """Whether it runs Python, other than a helper of multiprocessing's own."""
+        """Whether it runs Python, and is not a helper of multiprocessing."""
         command = self.command(pid)
         try:
             program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))

@@ -1,4 +1,4 @@
-"""py-spy at work: which one of this node may be run, and what it said of each process."""
+"""Runs py-spy: finds one that may be run on this node, and reads its output."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 MOST_THREADS, MOST_FRAMES, KEPT_INNER = 256, 128, 96
-"""Of a deep recursion the innermost frames are kept, and the outermost: the script's own."""
+"""Of a deep stack, the innermost frames are kept, and the outermost, which are the script's."""
 
 MOST_PLACES = 64
-"""Of one process that was sampled; a rank in more of them stands nowhere for long."""
+"""Most places of one sampled process."""
 
 _OPENING = re.compile(rb"^\[", re.MULTILINE)
 _LAST_LINE = 2**31
@@ -38,16 +38,16 @@ _TIMES = re.compile(r"\d{1,9}", re.ASCII)
 _SAMPLED = re.compile(r"(?=.*\)$)(.*) \((.*?)(?::(\d{1,9}))?\)", re.ASCII)
 
 
-def parse(said: bytes, pid: int, most: int = 1024) -> list[dict[str, Any]] | None:
-    """Return the `Thread`s of `py-spy dump --json`, the main one first; None for anything else.
+def parse(output: bytes, pid: int, most: int = 1024) -> list[dict[str, Any]] | None:
+    """Return the `Thread`s of `py-spy dump --json`, the main one first; None if invalid.
 
-    `most`: frames of all threads together; those beyond are left out, the main one's never.
+    `most`: frames of all threads together; with more, threads other than the main one lose theirs.
     """
-    opening = _OPENING.search(said)
+    opening = _OPENING.search(output)
     if opening is None:
         return None
     try:
-        text = said[opening.start() :].decode("utf-8", "replace")
+        text = output[opening.start() :].decode("utf-8", "replace")
         listed, _ = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):
         return None
@@ -65,14 +65,14 @@ def parse(said: bytes, pid: int, most: int = 1024) -> list[dict[str, Any]] | Non
 
 
 def _thread(one: dict[str, Any], pid: int, *, by_name: bool) -> dict[str, Any]:
-    """Read one thread; in a container py-spy tells the container's numbers, so names must do."""
+    """Read one thread; in a container py-spy has the container's thread ids: names count then."""
     frames = one.get("frames")
     frames = frames if isinstance(frames, list) else []
-    told = _within_bounds([_frame(each) for each in frames if isinstance(each, dict)])
+    bounded = _within_bounds([_frame(each) for each in frames if isinstance(each, dict)])
     active, holds = one.get("active"), one.get("owns_gil")
     name = _text(one.get("thread_name"))
     return {
-        "frames": told,
+        "frames": bounded,
         "main": name == "MainThread" if by_name else one.get("os_thread_id") == pid,
         "name": name,
         "idle": not active if isinstance(active, bool) else None,
@@ -93,13 +93,13 @@ def _text(value: Any) -> str:
     return clean(value) if isinstance(value, str) else ""
 
 
-def parse_samples(said: bytes, pid: int) -> list[dict[str, Any]]:
-    """Return the `Sighting`s of `py-spy record -f raw`: where the main thread was seen.
+def parse_samples(output: bytes, pid: int) -> list[dict[str, Any]]:
+    """Return the `Sighting`s of `py-spy record -f raw`: the stacks of the main thread.
 
     A line is `thread (0x7f): MainThread;<module> (/a.py:9);step (/a.py:3) 17`, outermost first.
     """
     seen: dict[str, int] = {}
-    for line in said.decode("utf-8", "replace").split("\n"):
+    for line in output.decode("utf-8", "replace").split("\n"):
         stack, _, times = line.rpartition(" ")
         thread, _, calls = stack.partition(";")
         if calls and _TIMES.fullmatch(times) and _is_main(thread, pid):
@@ -108,17 +108,17 @@ def parse_samples(said: bytes, pid: int) -> list[dict[str, Any]]:
     return [{"frames": _sampled(calls.split(";")), "times": seen[calls]} for calls in ordered]
 
 
-def _is_main(told: str, pid: int) -> bool:
-    """Whether it is the main one; a process without `threading` gives its threads no names."""
-    thread = _THREAD.fullmatch(told)
+def _is_main(label: str, pid: int) -> bool:
+    """Whether it is the main thread; without `threading`, a process's threads have no names."""
+    thread = _THREAD.fullmatch(label)
     return thread is not None and (thread[2] == "MainThread" or thread[1] == str(pid))
 
 
 def _sampled(calls: list[str]) -> list[dict[str, Any]]:
     frames = []
     for call in reversed(calls):
-        told = _SAMPLED.fullmatch(call)
-        name, file, line = told.groups() if told else (call, "", None)
+        match = _SAMPLED.fullmatch(call)
+        name, file, line = match.groups() if match else (call, "", None)
         frames.append({"function": clean(name), "file": clean(file), "line": int(line or 0)})
     return _within_bounds(frames)
 
@@ -130,7 +130,7 @@ def _within_bounds(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def where(threads: Any) -> str:
-    """Return the main thread's stack as one text, to compare; "" where it was not told."""
+    """Return the main thread's stack as one text, to compare; "" without a main thread."""
     main = next((one for one in threads if one["main"]), None)
     if main is None:
         return ""
@@ -138,47 +138,47 @@ def where(threads: Any) -> str:
 
 
 EACH_S = 4.0
-"""For one process; it takes 20 ms where nothing else runs, and seconds on a loaded node."""
+"""Time limit for one process: it takes 20 ms on an idle node, seconds on a loaded one."""
 
 NATIVE_EACH_S = 6.0
 """The symbols of torch are hundreds of MB to read."""
 
 AT_ONCE = 4
 SAMPLES_A_SECOND = 20
-"""Of each rank: 0.1 ms of CPU time for one look, that pauses nobody."""
+"""Samples of each rank: one takes 0.1 ms of CPU time, without a pause."""
 
 LATE_S = 1.0
-"""What a sampler may need beyond its time, to start and to end."""
+"""How much longer a sampler may take, to start and to end."""
 _LIMIT = 4 << 20
 _MOST_FRAMES, _ALL_FRAMES = 1024, 32768
-"""Of one process, and of all that are looked at together: the answer has an upper size."""
+"""Most frames of one process, and of all together: the answer is limited in size."""
 _PLACES = ("/usr/local/bin", "/usr/bin", "/opt/conda/bin", os.path.expanduser("~/.local/bin"))
 _MOST_STEPS = 400
-"""Folders and links on the way to one program; links may lead in a circle."""
+"""Most folders and links on the path to one program; links may form a loop."""
 
 _VERSION = re.compile(r"py-spy (\d[\w.]{0,30})")
 _STOPPED = "T"
 
 
 class Spy:
-    """One py-spy that can be run here."""
+    """A py-spy that can be run here."""
 
     def __init__(self, path: str, by: str) -> None:
         self._path = path
         self.by = by
-        """What the document calls it."""
+        """Its name in the document."""
 
     def dump(
         self, pids: Iterable[int], until: float, *, native: bool = False, at_once: int = AT_ONCE
     ) -> dict[int, Any]:
-        """Return for each process its threads, or as text why there are none.
+        """Return the threads of each process, or an error text.
 
-        Without `native` nothing is paused. With it each is stopped by ptrace for as long as its
-        stack is walked; should py-spy have to be killed meanwhile, the process is let go on.
+        Without `native` no process is paused. With it, ptrace stops each one while its stack is
+        walked; if py-spy must be killed meanwhile, the process is continued.
         """
         waiting = list(pids)
         room = min(_MOST_FRAMES, max(1, _ALL_FRAMES // max(1, len(waiting))))
-        told: dict[int, Any] = {}
+        stacks: dict[int, Any] = {}
         running: list[tuple[int, float, guard.Child]] = []
         while waiting or running:
             while waiting and len(running) < at_once:
@@ -188,14 +188,14 @@ class Spy:
                 running.append((pid, ends, self._start(pid, native=native)))
             pid, ends, child = running.pop(0)
             answered = child.listen(ends)
-            child.dismiss(kill=not answered or len(child.said) > _LIMIT)
+            child.dismiss(kill=not answered or len(child.output) > _LIMIT)
             if native and not answered:
-                _let_go(pid)
-            told[pid] = _heard(child, pid, room) if answered else "py-spy did not answer in time"
-        return told
+                _continue(pid)
+            stacks[pid] = _stack(child, pid, room) if answered else "py-spy did not answer in time"
+        return stacks
 
     def sample(self, pids: Iterable[int], seconds: int) -> dict[int, guard.Child]:
-        """Look at processes often for so long, each by a child of its own; without a pause."""
+        """Sample processes for `seconds`, each by a child of its own, without pausing them."""
         argv = [self._path, "record", "--nonblocking", "--idle", "--threads", "--full-filenames"]
         argv += ["--format", "raw", "--output", "/dev/stdout", "--rate", str(SAMPLES_A_SECOND)]
         argv += ["--duration", str(seconds), "--pid"]
@@ -207,15 +207,17 @@ class Spy:
         return _begin(argv, errors=True)
 
 
-def sampled(samplers: dict[int, guard.Child], until: float) -> dict[int, list[dict[str, Any]]]:
-    """Return the `Sighting`s of each process whose sampler is done by then; end the others."""
-    told = {}
+def collect_samples(
+    samplers: dict[int, guard.Child], until: float
+) -> dict[int, list[dict[str, Any]]]:
+    """Return the `Sighting`s of each process whose sampler ends by `until`; end the others."""
+    sightings = {}
     for pid, child in samplers.items():
-        answered = child.listen(until) and len(child.said) <= _LIMIT
+        answered = child.listen(until) and len(child.output) <= _LIMIT
         child.dismiss(kill=not answered)
         if answered:
-            told[pid] = parse_samples(bytes(child.said), pid)
-    return told
+            sightings[pid] = parse_samples(bytes(child.output), pid)
+    return sightings
 
 
 def _begin(argv: list[str], *, errors: bool = False) -> guard.Child:
@@ -223,17 +225,17 @@ def _begin(argv: list[str], *, errors: bool = False) -> guard.Child:
     return guard.spawn_program(argv, environ, errors=errors, most=_LIMIT)
 
 
-def _heard(child: guard.Child, pid: int, room: int) -> Any:
-    threads = parse(bytes(child.said), pid, room)
+def _stack(child: guard.Child, pid: int, room: int) -> Any:
+    threads = parse(bytes(child.output), pid, room)
     if threads:
         return threads
-    lines = [line for line in bytes(child.said).splitlines() if line.strip()]
-    said = clean(lines[0], 200) if lines else f"exit {child.status}"
-    return said.replace("Error: ", "")
+    lines = [line for line in bytes(child.output).splitlines() if line.strip()]
+    error = clean(lines[0], 200) if lines else f"exit {child.status}"
+    return error.replace("Error: ", "")
 
 
-def _let_go(pid: int) -> None:
-    """Continue a process that a py-spy which we had to kill may have left stopped."""
+def _continue(pid: int) -> None:
+    """Continue a process that a killed py-spy may have left stopped."""
     for _ in range(20):
         time.sleep(0.01)
         its = procfs.look(pid)
@@ -244,13 +246,13 @@ def _let_go(pid: int) -> None:
                 os.kill(pid, signal.SIGCONT)
 
 
-def installed(bins: Iterable[str], until: float) -> Spy | None:
-    """Return the first py-spy that runs: beside the ranks' Python, on PATH, in common places."""
+def find_installed(bins: Iterable[str], until: float) -> Spy | None:
+    """Return the first py-spy that runs: next to the ranks' Python, on PATH, in common folders."""
     common = [*os.environ.get("PATH", "").split(os.pathsep), *_PLACES]
     for folder in filter(os.path.isabs, dict.fromkeys([*bins, *common])):
         path = os.path.join(folder, "py-spy")
-        if os.geteuid() == 0 or folder not in common:  # users name the folders of their ranks
-            path = resolved(path)
+        if os.geteuid() == 0 or folder not in common:  # users choose the folders of their ranks
+            path = resolve_path(path)
         if path and os.access(path, os.X_OK):
             version = version_of(path, until)
             if version:
@@ -259,18 +261,18 @@ def installed(bins: Iterable[str], until: float) -> Spy | None:
 
 
 def version_of(path: str, until: float) -> str:
-    """Return what version it says it is; "" for what cannot be run or is no py-spy."""
+    """Return its version; "" if it cannot be run or is not py-spy."""
     child = _begin([path, "--version"])
     answered = child.listen(min(until, time.monotonic() + EACH_S))
     child.dismiss(kill=not answered)
-    found = _VERSION.search(bytes(child.said).decode("ascii", "replace"))
+    found = _VERSION.search(bytes(child.output).decode("ascii", "replace"))
     return found.group(1) if answered and found else ""
 
 
-def resolved(path: str) -> str:
-    """Return the file that an absolute path leads to; "" where others could lead it elsewhere.
+def resolve_path(path: str) -> str:
+    """Return the file that an absolute path leads to; "" if another user could change that.
 
-    Each step, links too, is seen after those before it: nobody else can exchange it by then.
+    Each step, including links, is checked after those before it: no other user can replace it then.
     """
     place, steps, seen = "/", path.split("/")[::-1], 0
     try:
@@ -289,14 +291,14 @@ def resolved(path: str) -> str:
 
 
 def _is_ours(place: str) -> bool:
-    """Whether it is root's or our own, and nobody else could have put it there, or may change it.
+    """Whether it belongs to root or us, and no other user can have placed it or can change it.
 
-    A sticky folder keeps our folders in their places, but others may have moved in a link or file.
+    No other user can move our folders in a sticky folder, but others may have put a file there.
     """
     status, above = os.lstat(place), os.lstat(os.path.dirname(place))
     others = stat.S_IWOTH if os.geteuid() else stat.S_IWGRP | stat.S_IWOTH
     device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
-    mounted = {one.stranger for one in sysfs.read() if one.device == device}
+    mounted = {one.fuse_user for one in sysfs.read() if one.device == device}
     if not {status.st_uid, *mounted} <= {0, os.geteuid()}:
         return False
     if stat.S_ISDIR(status.st_mode):
@@ -307,15 +309,15 @@ def _is_ours(place: str) -> bool:
 
 
 WAIT_S = 8.0
-"""For 3 MB to come over a slow line."""
+"""Time for 3 MB to arrive over a slow connection."""
 
 _LARGEST = 32 << 20
 
 
 def asks(emit: Callable[[dict[str, Any]], None]) -> bool:
-    """Say that this node lacks py-spy; False where nothing that travels is run: a preinstalled one.
+    """Request py-spy; False with a preinstalled payload, which runs no program that is sent.
 
-    Whoever installed the payload (docs/preinstalled.md) was promised that nothing else is.
+    docs/preinstalled.md guarantees that.
     """
     if not any(path.startswith("/proc/self/fd/") for path in sys.path):
         return False
@@ -323,22 +325,22 @@ def asks(emit: Callable[[dict[str, Any]], None]) -> bool:
     return True
 
 
-class Carried:
-    """What the controller sent, as a file that can be run; gone when this process is."""
+class SentSpy:
+    """The py-spy that the controller sent, in a file that lasts only as long as this process."""
 
     def __init__(self, lines: Callable[[float], dict[str, Any] | None], until: float) -> None:
         self._file: int | None = None
         self.spy: Spy | None = None
         self.refused = ""
-        """Why there is no `spy`."""
+        """The reason if there is no `spy`."""
         ends = min(until, time.monotonic() + WAIT_S)
         try:
             content = _received(lines, ends)
         except TimeoutError:
-            self.refused = "py-spy was on its way and did not arrive in time"
+            self.refused = "py-spy did not arrive in time"
             return
         except (ValueError, zlib.error, KeyError, TypeError):
-            self.refused = "what arrived as py-spy is damaged"
+            self.refused = "the py-spy that arrived is damaged"
             return
         if isinstance(content, str):
             self.refused = content
@@ -346,7 +348,7 @@ class Carried:
         self.spy = self._runs(content, until)
 
     def _runs(self, content: bytes, until: float) -> Spy | None:
-        """Return it as soon as one way to run it works: from memory, else from a file of ours."""
+        """Return a py-spy that runs: from memory, or else from a temporary file."""
         for place in (_in_memory, _in_a_file):
             with contextlib.suppress(OSError, AttributeError):
                 self._file = place(content)
@@ -355,11 +357,13 @@ class Carried:
                 if version:
                     return Spy(path, f"py-spy {version} that travelled")
             self.close()
-        self.refused = "py-spy came, but this node runs nothing from memory or its temporary folder"
+        self.refused = (
+            "py-spy arrived, but this node runs no program from memory or its temporary folder"
+        )
         return None
 
     def close(self) -> None:
-        """Leave nothing."""
+        """Close its file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -372,7 +376,7 @@ def _in_memory(content: bytes) -> int:
 
 
 def _in_a_file(content: bytes) -> int:
-    """Return an open file without a name; the kernel runs none that is open for writing."""
+    """Return an unnamed file, open for reading: the kernel runs none that is open for writing."""
     file, path = tempfile.mkstemp(prefix="preflight-")
     try:
         _write(file, content)
@@ -384,12 +388,12 @@ def _in_a_file(content: bytes) -> int:
 
 
 def _received(lines: Callable[[float], dict[str, Any] | None], ends: float) -> bytes | str:
-    """Return the program, or as text why it does not come; TimeoutError, ValueError if damaged."""
+    """Return the program, or why none is sent; TimeoutError, or ValueError if it is damaged."""
     packed = bytearray()
     while True:
         message = lines(max(0.0, ends - time.monotonic()))
         if message is None:
-            return "nobody sent py-spy"
+            return "the controller sent no py-spy"
         if "none" in message:
             return str(message["none"])
         packed += base64.b64decode(message["part"], validate=True)
@@ -408,11 +412,11 @@ def _write(file: int, content: bytes) -> None:
 _SYS_PTRACE = 1 << 19
 _CAPABILITIES = re.compile(r"^CapEff:\s*([0-9a-fA-F]{1,16})\s*$", re.MULTILINE)
 _SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
-_PRIVATE, _ADMIN_ONLY, _NOBODY = "1", "2", "3"
+_PARENT_ONLY, _ADMIN_ONLY, _NO_PTRACE = "1", "2", "3"
 
 
 def why(uid: int | None, user: str) -> str:
-    """Say why this login may not read a process of that user; "" where nothing speaks against."""
+    """Return why this login may not read a process of that user; "" if it may."""
     capable = may_trace("\n".join(sysfs.attempt_lines("/proc/self/status")))
     return _why(uid, user, os.geteuid(), capable=capable, scope=attempt(_SCOPE))
 
@@ -420,9 +424,9 @@ def why(uid: int | None, user: str) -> str:
 def _why(  # noqa: PLR0911 (one line per cause)
     uid: int | None, user: str, own: int, *, capable: bool, scope: str
 ) -> str:
-    if scope == _NOBODY:
+    if scope == _NO_PTRACE:
         return (
-            "the kernel lets nobody read another process (kernel.yama.ptrace_scope is 3): "
+            "the kernel lets no process read another one (kernel.yama.ptrace_scope is 3): "
             "set it to 1 in /etc/sysctl.d and restart the node"
         )
     if capable:
@@ -440,7 +444,7 @@ def _why(  # noqa: PLR0911 (one line per cause)
             "only root may read another process here (kernel.yama.ptrace_scope is 2): "
             "run preflight diagnose as root"
         )
-    if scope == _PRIVATE:
+    if scope == _PARENT_ONLY:
         return (
             "the kernel lets only a parent read it (kernel.yama.ptrace_scope is 1): "
             "sudo sysctl kernel.yama.ptrace_scope=0, or run preflight diagnose as root"
@@ -449,6 +453,6 @@ def _why(  # noqa: PLR0911 (one line per cause)
 
 
 def may_trace(status: str) -> bool:
-    """Whether a /proc/PID/status says that the process has CAP_SYS_PTRACE in effect."""
+    """Whether CAP_SYS_PTRACE is effective, by /proc/PID/status."""
     found = _CAPABILITIES.search(status)
     return found is not None and bool(int(found[1], 16) & _SYS_PTRACE)

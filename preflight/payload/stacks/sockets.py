@@ -1,4 +1,4 @@
-"""The connections of the ranks, each looked up where it lives: a container has its own network."""
+"""Reads the ranks' TCP connections, in their own network namespaces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 STATES = {1: "established", 2: "connecting", 3: "accepting", 4: "closing", 5: "closing",
           8: "closed by peer", 9: "closing", 11: "closing"}  # fmt: skip
-"""TCP states with somebody at this end; those without (TIME_WAIT) and listeners are left out."""
+"""TCP states with a process at this end: TIME_WAIT and listeners are left out."""
 
 _SOCK_DIAG, _BY_FAMILY = 4, 20
 _INFO = 2
@@ -29,10 +29,10 @@ _INFO = 2
 _ASK = struct.Struct("=BBBBI48x")
 _MESSAGE = struct.Struct("=BBBB2s2s16s16sI8xIIIII")
 _RETRANSMIT, _PROBE = 1, 4
-"""Timers: of the oldest segment without an answer, and of a peer that has closed its window."""
+"""Timers: retransmission of the oldest segment, and probe of a closed window."""
 
 MOST_SOCKETS = 200_000
-"""Sockets looked at: a node that serves the web has more than we can use."""
+"""Most sockets to read: a web server may have more than we can use."""
 
 
 def connections() -> list[Wire]:
@@ -51,7 +51,7 @@ def connections() -> list[Wire]:
 
 
 def parse(body: bytes) -> Wire | None:
-    """Read one struct inet_diag_msg and its struct tcp_info; None for what is none."""
+    """Read one struct inet_diag_msg and its struct tcp_info; None if invalid."""
     if len(body) < _MESSAGE.size:
         return None
     fields = _MESSAGE.unpack_from(body)
@@ -74,7 +74,7 @@ def parse(body: bytes) -> Wire | None:
 
 
 def _timed(timer: int, retries: int) -> dict[str, int]:
-    """Say what the number of tries is of: of the oldest segment, or of a peer's closed window."""
+    """The number of tries is of retransmissions or of window probes, by the timer."""
     return {
         "retries": retries if timer == _RETRANSMIT else 0,
         "probes": retries if timer == _PROBE else 0,
@@ -82,7 +82,7 @@ def _timed(timer: int, retries: int) -> dict[str, int]:
 
 
 def _counted(info: bytes) -> dict[str, int]:
-    """Read what struct tcp_info has of it; each kernel appends to that of the one before."""
+    """Read the counters of struct tcp_info, which grows with newer kernels."""
     found = {}
     if len(info) >= 104:  # noqa: PLR2004 (the offsets of linux/tcp.h)
         sent_ms, _, received_ms = struct.unpack_from("=III", info, 44)
@@ -106,7 +106,7 @@ _BODY = struct.Struct("=BxHiII")
 _NAME, _STATS, _DOWNS = 3, 23, 48
 _UP, _LOOPBACK, _LOWER_UP = 0x1, 0x8, 0x10000
 _ERRORS = {"rx_errors": 4, "tx_errors": 5, "rx_crc_errors": 12, "tx_carrier_errors": 17}
-"""Places in struct rtnl_link_stats64."""
+"""Positions in struct rtnl_link_stats64."""
 
 _STATS_LEAST = 18 * 8
 MOST_INTERFACE_ROWS = 256
@@ -123,7 +123,7 @@ def look_interfaces() -> dict[str, Wire]:
 
 
 def parse_interfaces(body: bytes) -> dict[str, Any] | None:
-    """Read one struct ifinfomsg and its attributes; None for the loopback and what is none."""
+    """Read one struct ifinfomsg and its attributes; None for the loopback, or if invalid."""
     if len(body) < _BODY.size:
         return None
     flags = _BODY.unpack_from(body)[3]
@@ -147,7 +147,7 @@ _LIMIT = 16 << 20
 
 
 def proc_connections(pid: int) -> list[Wire]:
-    """Return the connections of a process's namespace; OSError where it may not be looked at."""
+    """Return the connections of a process's namespace; OSError without permission."""
     found: list[Wire] = []
     for table in ("tcp", "tcp6"):
         with open(f"/proc/{pid}/net/{table}", "rb") as file:
@@ -156,7 +156,7 @@ def proc_connections(pid: int) -> list[Wire]:
 
 
 def parse_proc_tcp(text: str) -> list[Wire]:
-    """Read the table; lines that are none of it are left out."""
+    """Read the table; skip invalid lines."""
     wires = (_wire(line.split()) for line in text.splitlines())
     return [wire for wire in wires if wire is not None and wire["inode"]]
 
@@ -184,48 +184,48 @@ def _wire(fields: list[str]) -> dict[str, Any] | None:
 
 
 def _address_of(text: str) -> str:
-    """Spell "0100007F:07E8": the address is in 32-bit words of the machine's own order."""
+    """Format "0100007F:07E8": the address is in 32-bit words of the machine's byte order."""
     address, _, port = text.partition(":")
     words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
     return _name(b"".join(struct.pack("=I", word) for word in words), int(port, 16))
 
 
 _NEW_NET = 0x40000000
-"""CLONE_NEWNET: which kind of namespace is meant."""
+"""CLONE_NEWNET: the kind of namespace."""
 
 MOST, MOST_IN_ALL = 512, 8192
-"""Connections of a rank, and of all together."""
+"""Most connections of a rank, and of all together."""
 
 
 def look(pids: Iterable[int]) -> dict[str, Any]:
-    """Return `wires` by pid (as text), `ports` by name, and `problems`; in a child only.
+    """Return `wires` by pid (as text), `ports` by name, and `problems`; only in a child.
 
-    It enters the network namespace of the ranks where they have another and it may; from there
-    the kernel tells most. Where not, their /proc/PID/net says the least.
+    It enters the ranks' network namespace if that differs and it has permission: there the kernel
+    reports most. Otherwise it reads /proc/PID/net, which has less.
     """
     pids = list(pids)
     most = min(MOST, max(16, MOST_IN_ALL // max(1, len(pids))))
-    told: dict[str, Any] = {"wires": {}, "ports": {}, "problems": []}
+    document: dict[str, Any] = {"wires": {}, "ports": {}, "problems": []}
     own = _namespace(os.getpid())
     for space, members in _by_namespace(pids).items():
         inside = space in ("", own) or _enter(members[0])
         with contextlib.suppress(OSError):
-            told["ports"] = {**look_interfaces(), **told["ports"]} if inside else told["ports"]
-        found = _connections(members[0], told["problems"], inside=inside)
+            if inside:
+                document["ports"] = {**look_interfaces(), **document["ports"]}
+        found = _connections(members[0], document["problems"], inside=inside)
         for pid in members:
-            opened = procfs.opened(pid)
+            opened = procfs.open_files(pid)
             its = opened.sockets if opened else set()
-            told["wires"][str(pid)] = [found[inode] for inode in sorted(its) if inode in found][
-                :most
-            ]
-    if not told["ports"]:
+            wires = [found[inode] for inode in sorted(its) if inode in found]
+            document["wires"][str(pid)] = wires[:most]
+    if not document["ports"]:
         with contextlib.suppress(OSError):
-            told["ports"] = look_interfaces()
-    return told
+            document["ports"] = look_interfaces()
+    return document
 
 
 def _connections(pid: int, problems: list[str], *, inside: bool) -> dict[str, Wire]:
-    """Return what the kernel says of each connection, by its inode as text."""
+    """Return the connections, by inode as text."""
     try:
         found = connections() if inside else proc_connections(pid)
     except OSError as error:
@@ -245,7 +245,7 @@ def _by_namespace(pids: Iterable[int]) -> dict[str, list[int]]:
 
 
 def _namespace(pid: int) -> str:
-    """Return what names its network namespace; "" where that may not be seen."""
+    """Return the name of its network namespace; "" without permission."""
     try:
         return os.readlink(f"/proc/{pid}/ns/net")
     except OSError:
@@ -259,7 +259,7 @@ def _enter(pid: int) -> bool:
     except OSError:
         return False
     try:
-        import ctypes  # only where there is another namespace
+        import ctypes  # only needed for another namespace
 
         return int(ctypes.CDLL(None).setns(handle, _NEW_NET)) == 0
     except (ImportError, OSError, AttributeError):
@@ -268,18 +268,19 @@ def _enter(pid: int) -> bool:
         os.close(handle)
 
 
-def moved(before: list[Wire], after: list[Wire]) -> list[Wire]:
-    """Return a `Connection` of the document for each that is there at the second look."""
+def changes(before: list[Wire], after: list[Wire]) -> list[Wire]:
+    """Return a `Connection` of the document for each that exists at the second look."""
     first = {one["inode"]: one for one in before}
-    return [_moved(first.get(one["inode"], {}), one) for one in after]
+    return [_change(first.get(one["inode"], {}), one) for one in after]
 
 
-def _moved(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    told = {name: after[name] for name in ("local", "peer", "state", "unacked", "waiting")}
-    told.update(retries=after["retries"], probes=after["probes"])
+def _change(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    document = {name: after[name] for name in ("local", "peer", "state", "unacked", "waiting")}
+    document.update(retries=after["retries"], probes=after["probes"])
     for name in ("sent", "received", "resent"):
         if name in after:
-            told[name] = max(0, after[name] - before.get(name, 0 if not before else after[name]))
+            start = before.get(name, 0 if not before else after[name])
+            document[name] = max(0, after[name] - start)
     if "quiet_ms" in after:
-        told["quiet_s"] = round(after["quiet_ms"] / 1000, 3)
-    return told
+        document["quiet_s"] = round(after["quiet_ms"] / 1000, 3)
+    return document

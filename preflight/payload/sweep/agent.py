@@ -1,8 +1,8 @@
-"""What each agent on a node has, of a sweep as of a burn-in: its line to the controller, its lock.
+"""The common parts of a node's agents, for sweep and burn-in: controller messages, and the lock.
 
-Two runs on one node at once would measure each other: the second one stays out. The lock is an
-abstract socket: it holds no file, and the kernel drops it with its process. Network namespaces have
-their own; `name` tells apart nodes that share a machine.
+Two runs on one node at once would disturb each other: the second one does not start. The lock is an
+abstract socket: it needs no file, and the kernel drops it with its process. Each network namespace
+has its own; `name` distinguishes nodes that share a machine.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _LAST_WORDS_S = 0.5
 
 
 class Orders:
-    """The controller's lines, each to whom it concerns."""
+    """Sorts the controller's messages into queues."""
 
     def __init__(self) -> None:
         self.go: queue.Queue[dict[str, Any]] = queue.Queue()
         self.more: queue.Queue[dict[str, Any]] = queue.Queue()
         """Rounds after the last one."""
         self.shared: queue.Queue[dict[str, Any]] = queue.Queue()
-        """Renewals and the numbers of lost nodes: for the store, if we host it."""
+        """Lease renewals and the numbers of lost nodes, for the store, if we host it."""
 
     def take(self, message: dict[str, Any]) -> None:
-        """Hand over one line; "finish" is the last one."""
+        """Take one message; "finish" is the last one."""
         if "finish" in message:
             children.leave()
         elif "go" in message:
@@ -53,8 +53,10 @@ class Orders:
             self.shared.put(message)
 
 
-def hold(request: dict[str, Any], read_line: Read, emit: Emit) -> tuple[Orders, start.Lease]:
-    """Listen and beat from now on, in threads; they end the process when its time has come."""
+def serve_controller(
+    request: dict[str, Any], read_line: Read, emit: Emit
+) -> tuple[Orders, start.Lease]:
+    """Start threads that read orders, send heartbeats, and end the process when its time is up."""
     orders, kept = Orders(), start.Lease(request.get("lease_s"))
     for work, arguments in (
         (_attend, (read_line, kept, orders, emit)),
@@ -66,7 +68,7 @@ def hold(request: dict[str, Any], read_line: Read, emit: Emit) -> tuple[Orders, 
 
 
 def _attend(read_line: Read, kept: start.Lease, orders: Orders, emit: Emit) -> None:
-    """Take the controller's lines; without a controller nothing here has a purpose."""
+    """Read the controller's messages; end the process when the controller is gone."""
     status = start.BROKE
     try:
         ended = start.attend(read_line, kept, orders.take)
@@ -76,13 +78,13 @@ def _attend(read_line: Read, kept: start.Lease, orders: Orders, emit: Emit) -> N
             lapsed = {"event": "lapsed", "error": error}
             last_words = threading.Thread(target=emit, args=(lapsed,), daemon=True)
             last_words.start()
-            last_words.join(_LAST_WORDS_S)  # nobody may be reading any more
+            last_words.join(_LAST_WORDS_S)  # the controller may have stopped reading
     finally:
         children.leave(status)
 
 
 def _beat(kept: start.Lease, emit: Emit) -> None:
-    """Say that this agent is alive: its controller cannot see a line that died without a sound."""
+    """Send heartbeats: the controller cannot see that a silent connection is dead."""
     if kept.seconds is None:
         return
     try:
@@ -99,18 +101,18 @@ def _end_after(deadline_s: float) -> None:
 
 
 PATIENCE_S = 5.0
-"""An earlier sweep may be leaving still: its processes end within a second or two."""
+"""An earlier sweep may still be ending: its processes take a second or two."""
 
 _PAUSE_S = 0.1
 
 
 def address(name: str) -> str:
-    """Where the lock of that node is bound."""
+    """The address of a node's lock."""
     return "\0preflight-load-" + name[:80]
 
 
 def claim(name: str) -> socket.socket | None:
-    """Hold the node until the returned socket (or the process) goes; None if another run does."""
+    """Lock the node until the returned socket closes; None if another run has locked it."""
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     ends = time.monotonic() + PATIENCE_S
     while True:
@@ -126,7 +128,7 @@ def claim(name: str) -> socket.socket | None:
 
 
 _AGAIN_S = 1.0
-"""Between two looks: a process that works may be in D state for a moment."""
+"""Between two looks: a working process may be in D state for a moment."""
 
 _STUCK = {
     "T": ("is stopped", "kill -9 {0}"),
@@ -136,24 +138,24 @@ _STUCK = {
 
 
 def why_taken(name: str) -> tuple[str, str]:
-    """Return why a node cannot be had, and what to do if waiting is in vain ("" if it is not)."""
+    """Return why a node is locked, and what to do if waiting does not help (else "")."""
     found = _oldest(address(name))
     if found is None:
         return "another preflight run measures this node; wait for it", ""
     time.sleep(_AGAIN_S)
     again = procfs.look(found.pid)
-    who = f"pid {found.pid}, since {found.age_s():.0f} s"
+    holder = f"pid {found.pid}, since {found.age_s():.0f} s"
     if again is None or again.state != found.state or found.state not in _STUCK:
-        return f"another preflight run measures this node ({who}); wait for it", ""
+        return f"another preflight run measures this node ({holder}); wait for it", ""
     state, advice = _STUCK[found.state]
-    error = f"a process of an earlier preflight run ({who}) {state} and still holds this node"
+    error = f"a process of an earlier preflight run ({holder}) {state} and still holds this node"
     return error, advice.format(found.pid)
 
 
 def _oldest(address: str) -> procfs.Stat | None:
-    """Return the first of the processes that have the socket; None where they are hidden."""
+    """Return the oldest process that has the socket; None where processes are hidden."""
     inode = _inode(address)
-    opened = ((stat, procfs.opened(pid)) for pid, stat in procfs.everyone().items() if inode)
+    opened = ((stat, procfs.open_files(pid)) for pid, stat in procfs.everyone().items() if inode)
     stats = [stat for stat, its in opened if its and inode in its.sockets]
     return min(stats, key=lambda stat: stat.start) if stats else None
 

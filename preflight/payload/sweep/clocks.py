@@ -1,16 +1,16 @@
-"""How long one all-reduce took on this end, and how long this end dawdled before it.
+"""Times each all-reduce on this end, and the gap before it.
 
-Between two operations the data of the first is checked and written anew. That is no dawdling, but a
-host held up during a check is: so the usual time of a check is taken off each gap, no more.
+Between two operations the data of the first are checked and rewritten. The usual time of a check is
+subtracted from each gap, but a delay of the host during a check still counts.
 
-A clock that is set in the middle (NTP's first answer, a person) would tear one event in two. What
-is timed at all is timed by the steady clock; this only says when it was.
+All durations are by the steady clock, since the system clock may be set meanwhile (by NTP or a
+person); the system clock only gives dates.
 
-A process that is frozen in the middle of an all-reduce looks like a bad wire at both of its ends.
-Its supervisor, another process, sees the difference. If the supervisor did not run itself, the
-kernel knows whether it waited for a CPU (others had them all), or whether nothing ran.
+A process that is frozen during an all-reduce looks like a bad link at both ends. Its supervisor,
+another process, sees the difference. If the supervisor itself did not run, the kernel knows whether
+it waited for a CPU or the whole machine stood still.
 
-An overloaded node is a finding too, but another one than a dead link.
+An overloaded node is a finding, too, but not a dead link.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 
 
 _BATCH, _CHECKED_BATCH = 64, 16
-"""Operations of a batch; fewer with checks, of ten kernels each: a stream takes about 1,000 of
-them, then it blocks the host (https://stackoverflow.com/questions/53970187)."""
+"""Operations of a batch; fewer with checks of ten kernels each: a stream takes about 1,000 kernels,
+then it blocks the host (https://stackoverflow.com/questions/53970187)."""
 _AHEAD, _AHEAD_US = 1.5, 1000.0
-"""The stream is held up so many times as long as enqueueing takes, and by as much as a spike."""
+"""The stream is delayed by this multiple of the time to enqueue, plus this time for a spike."""
 _SLOWEST_MHZ = 100.0
-"""Cycles of the slowest clock that a GPU counts by; what it really has is measured at once."""
+"""A lower bound of a GPU's clock; the real value is measured with the first batch."""
 _ENQUEUE_US = 50.0
 _STRAYED_S = 0.001
 
 SPIKE_MEDIANS = 20.0
-"""An operation that took more than so many medians is a spike."""
+"""An operation that takes more than this many medians is a spike."""
 
 
 class Clock(ABC):
-    """What is common to both kinds: the lists, and what they come to."""
+    """The common part of both clocks: the lists of times, and their evaluation."""
 
     def __init__(self, beat: Callable[[], None]) -> None:
         self.times_us: list[float] = []
@@ -57,10 +57,10 @@ class Clock(ABC):
         self._beat = beat
         self._began = 0.0
         self._resumed: dict[int, float] = {}
-        """When the gap before such an operation began, by the steady clock."""
+        """The start of the gap before such an operation, by the steady clock."""
 
     def restart(self) -> None:
-        """Do not count what passed since the last operation as this end's gap."""
+        """Exclude the time since the last operation from the gap."""
         now = time.monotonic()
         if not self.times_us:
             self._began = now
@@ -68,7 +68,7 @@ class Clock(ABC):
         self._unchecked.add(len(self.times_us))
 
     def warm_up(self, operation: Callable[[], None], check: Callable[[], None], times: int) -> None:
-        """Do it that often without counting it."""
+        """Run the operation `times` times without recording it."""
         for _ in range(times):
             operation()
             check()
@@ -76,20 +76,20 @@ class Clock(ABC):
 
     @abstractmethod
     def run(self, operation: Callable[[], None], check: Callable[[], None], times: int) -> None:
-        """Do it that often, each timed by itself and followed by its check."""
+        """Run the operation `times` times, each timed and followed by its check."""
 
     def one_s(self) -> float:
-        """What one operation with its check usually takes, seconds."""
+        """Median seconds of one operation with its check."""
         return (_median(self.times_us) + _median(self.checks_us)) / 1e6
 
     def usual_s(self) -> float:
-        """What one takes on average, spikes apart: they must not cost the pair its samples."""
+        """Mean seconds of one operation, without spikes, which must not reduce the samples."""
         cut_us = SPIKE_MEDIANS * _median(self.times_us)
         usual = [time_us for time_us in self.times_us if time_us <= cut_us]
         return (sum(usual) / max(1, len(usual)) + _median(self.checks_us)) / 1e6
 
     def timing(self, base: float) -> dict[str, Any]:
-        """Return every time and gap; `base`: what `began_s` counts from, by the steady clock."""
+        """Return every time and gap; `base`: the zero of `began_s`, by the steady clock."""
         check_us = round(_median(self.checks_us), 1)
         gaps_us = [
             round(gap if at in self._unchecked else max(0.0, gap - check_us), 2)
@@ -106,7 +106,7 @@ class Clock(ABC):
     def _put_right(
         self, gaps_us: list[float], check_us: float, base: float
     ) -> list[tuple[int, float]]:
-        """Where the sum of what is told has strayed from the clock: what both ends agree by."""
+        """Marks where the sum of times and gaps deviates from the clock, which both ends need."""
         marks: list[tuple[int, float]] = []
         clock = self._began
         for at, gap_us in enumerate(gaps_us):
@@ -119,19 +119,19 @@ class Clock(ABC):
 
 
 class HostClock(Clock):
-    """For gloo: the operation blocks, so the host's clock around it is the operation."""
+    """For gloo: the operation blocks, so the host's clock times it."""
 
     def __init__(self, beat: Callable[[], None]) -> None:
         super().__init__(beat)
         self._ended = time.perf_counter_ns()
 
     def restart(self) -> None:
-        """Do not count what passed since the last operation as this end's gap."""
+        """Exclude the time since the last operation from the gap."""
         super().restart()
         self._ended = time.perf_counter_ns()
 
     def run(self, operation: Callable[[], None], check: Callable[[], None], times: int) -> None:
-        """Call `operation` (which starts and waits) that often."""
+        """Call `operation`, which starts and waits, `times` times."""
         now = time.perf_counter_ns
         for _ in range(times):
             start = now()
@@ -147,11 +147,11 @@ class HostClock(Clock):
 
 
 class CudaClock(Clock):
-    """For NCCL: events on a stream that is kept busy, so that a time is the device's own.
+    """For NCCL: CUDA events on a busy stream, so that a time is the device's own.
 
-    A kernel that spins holds the stream up while the host enqueues a batch behind it: no operation
-    waits for Python, and a host that stalls for less than is enqueued ahead delays nothing. The
-    first operation of a batch waits for the partner's kernel to end, and is not counted.
+    A spinning kernel delays the stream while the host enqueues a batch behind it: so no operation
+    waits for Python, and short stalls of the host delay nothing. The first operation of a batch
+    waits for the partner's kernel, and does not count.
     """
 
     def __init__(self, torch: Any, size_bytes: int, beat: Callable[[], None]) -> None:
@@ -166,20 +166,20 @@ class CudaClock(Clock):
         self._cycles_per_us = _SLOWEST_MHZ
         self._enqueue_us = _ENQUEUE_US
         self._prompt_us: list[float] = []
-        """Times of operations that were enqueued before the stream came to them."""
+        """Times of operations that were enqueued before the stream reached them."""
 
     def restart(self) -> None:
-        """Nothing is to be done: each batch begins anew."""
+        """Do nothing: each batch restarts the clock."""
 
     def warm_up(self, operation: Callable[[], None], check: Callable[[], None], times: int) -> None:
-        """Do it that often without counting it; learn how long the host takes to enqueue it."""
+        """Run the operation without recording it; measure how long the host takes to enqueue it."""
         while times > 0:
             batch = min(times, self._batch)
             self._enqueue(operation, check, batch)
             times -= batch
 
     def run(self, operation: Callable[[], None], check: Callable[[], None], times: int) -> None:
-        """Enqueue the operations in batches, each between two events of its own."""
+        """Enqueue the operations in batches, each operation between two events."""
         while times > 0:
             batch = min(times, self._batch)
             self._count(self._enqueue(operation, check, batch + 1))
@@ -188,10 +188,10 @@ class CudaClock(Clock):
     def _enqueue(
         self, operation: Callable[[], None], check: Callable[[], None], times: int
     ) -> list[float]:
-        """Hold the stream up, enqueue so many behind that, and wait for all of them.
+        """Delay the stream, enqueue `times` operations, and wait for all of them.
 
-        Return for each how much of its time may be this host's, us: none, unless the stream passed
-        its first event before all of it was there.
+        Return for each how much of its time (us) the host may have caused: 0, unless the stream
+        passed its first event before the operation was enqueued.
         """
         now = time.perf_counter_ns
         cycles = int((_AHEAD * times * self._enqueue_us + _AHEAD_US) * self._cycles_per_us)
@@ -219,17 +219,17 @@ class CudaClock(Clock):
         return host_us
 
     def _count(self, host_us: list[float]) -> None:
-        """Read the events of a batch, but for those of its first operation.
+        """Read the events of a batch, except those of its first operation.
 
-        `host_us`: of each operation, how much of its time may be this host's; see `_enqueue`.
+        `host_us`: how much of each operation's time the host may have caused; see `_enqueue`.
         """
         now, events = time.monotonic(), self._events[: len(host_us)]
         took_us = [start.elapsed_time(end) * 1000.0 for start, end, _ in events]
         counted = range(1, len(events))
         self._prompt_us += [took_us[at] for at in counted if not host_us[at]]
         usual_us = _median(self._prompt_us or took_us[1:])
-        # What this host may have added is taken off, down to the usual time. It is a gap: the
-        # partner waited in this operation or, if it was launched by then, in the next one.
+        # The host's delay is subtracted, down to the usual time, and counts as a gap: the partner
+        # waited in this operation or, if that was launched by then, in the next one.
         late_us = [max(0.0, min(host_us[at], took_us[at] - usual_us)) for at in counted]
         late_us = [0.0, *late_us]  # the first operation is not counted
         for at in counted:
@@ -252,28 +252,28 @@ _WALL, _STEADY = time.time(), time.monotonic()  # the agent's, which its ranks i
 
 _LEAST_S = 1.0
 _SLEWED = 0.001
-"""NTP may slow a clock down or speed it up by half of that without setting it."""
+"""NTP may slew a clock by half of that without setting it."""
 
 
 def now_s() -> float:
-    """Seconds since 1970, never set."""
+    """Seconds since 1970, unaffected by setting the clock."""
     return date_s(time.monotonic())
 
 
 def date_s(steady: float) -> float:
-    """When it was that the steady clock showed this; seconds since 1970, never set."""
+    """Convert a time of the steady clock to seconds since 1970, unaffected by setting the clock."""
     return round(_WALL + steady - _STEADY, 3)
 
 
 class Steps:
-    """How far the clock was set, from one look to the next."""
+    """Measures by how much the system clock was set."""
 
     def __init__(self) -> None:
         self._known = time.time() - now_s()
         self._looked = time.monotonic()
 
     def step_s(self) -> float:
-        """Seconds by which it was set since the last look; 0.0 if it was not."""
+        """Seconds by which it was set since the last call; 0.0 if it was not."""
         now, off_s = time.monotonic(), time.time() - now_s()
         passed_s, self._looked = now - self._looked, now
         step_s, self._known = off_s - self._known, off_s
@@ -282,21 +282,21 @@ class Steps:
 
 _EVERY_S = 0.01
 _HOLE_S = 0.025
-"""Whoever sleeps for 10 ms and wakes after that much did not get to run meanwhile."""
+"""A process that sleeps for 10 ms and wakes after this long did not run meanwhile."""
 
 _STARVED = 0.5
-"""Share of the time overslept that it must have waited for a CPU to be merely starved."""
+"""Share of the lost time in which a starved process waited for a CPU."""
 
 _KEPT = 200
-_STAT_BYTES = 128  # pid, command and state stand first
+_STAT_BYTES = 128  # pid, command and state come first
 _NOWHERE = -1  # as a descriptor
 
 
 class Stalls:
-    """Waits for the measuring process like select(2), and looks after it every 10 ms."""
+    """Waits for the measuring process like select(2), and checks every 10 ms whether it runs."""
 
     def __init__(self, pid: int) -> None:
-        # one thread's stat is cheaper than that of all: a stop stops every thread
+        # one thread's stat is cheaper than all of them: a stop stops every thread
         self._stat = _opened(f"/proc/{pid}/task/{pid}/stat")
         self._schedstat = _opened("/proc/self/schedstat")
         self._stopped_from: float | None = None
@@ -320,7 +320,7 @@ class Stalls:
                 return readable
 
     def taken(self) -> list[tuple[float, float, str]]:
-        """All since the last call, as (date, milliseconds, what); the longest ones if many."""
+        """Stalls since the last call, as (date, milliseconds, kind); only the longest if many."""
         if self._stopped_from is not None:
             self._keep(self._stopped_from, time.monotonic(), "stopped")
         longest = sorted(self._found, key=lambda one: -one[1])[:_KEPT]
@@ -328,7 +328,7 @@ class Stalls:
         return sorted(longest)
 
     def close(self) -> None:
-        """Look no more."""
+        """Close the files."""
         for descriptor in (self._stat, self._schedstat):
             if descriptor != _NOWHERE:
                 os.close(descriptor)
@@ -343,11 +343,11 @@ class Stalls:
             self._stopped_from = None
 
     def _is_stopped(self) -> bool:
-        """By a signal, or held by a debugger."""
+        """Whether it is stopped by a signal or a debugger."""
         return _text(self._stat).rpartition(b") ")[2][:1] in (b"T", b"t")
 
     def _waited_s(self) -> float:
-        """For how long this process was ready to run and did not; without an answer, for ever.
+        """How long this process was ready to run but did not; without schedstats, the time now.
 
         Source: Documentation/scheduler/sched-stats.rst, the second field (nanoseconds).
         """
@@ -368,7 +368,7 @@ def _opened(path: str) -> int:
 
 
 def _text(descriptor: int) -> bytes:
-    """What it shows now; nothing of a process that has ended."""
+    """Read the file again; b"" if the process has ended."""
     try:
         return os.pread(descriptor, _STAT_BYTES, 0)
     except OSError:
@@ -376,11 +376,11 @@ def _text(descriptor: int) -> bytes:
 
 
 _EXPLAINS = 0.5
-"""A thread that waited so much of the time for a CPU was starved."""
+"""Share of the time that a starved thread waits for a CPU."""
 
 
 def waited_s(pid: int) -> dict[str, float]:
-    """For how long each thread was ready to run and did not, since it began; seconds.
+    """Seconds that each thread was ready to run but did not, since its start.
 
     Source: Documentation/scheduler/sched-stats.rst, the second field of schedstat (nanoseconds).
     """
@@ -392,21 +392,21 @@ def waited_s(pid: int) -> dict[str, float]:
     return found
 
 
-def stopped(pid: int) -> bool:
-    """Whether somebody stopped it by a signal (or a debugger holds it)."""
+def is_stopped(pid: int) -> bool:
+    """Whether it is stopped by a signal or a debugger."""
     its = procfs.look(pid)
     return its is not None and its.state in ("T", "t")
 
 
 def in_d_state(pid: int) -> bool:
-    """Whether one of its threads waits in the kernel, where no signal reaches it."""
+    """Whether one of its threads is in D state, where no signal reaches it."""
     threads = (procfs.look(pid, int(thread)) for thread in names(f"/proc/{pid}/task"))
     return any(one is not None and one.state == "D" for one in threads)
 
 
 def excuse(before: dict[str, float], pid: int, within_s: float) -> str:
-    """What explains the silence of the last `within_s`, as the end of a sentence, if anything."""
-    if stopped(pid):
+    """Explain the silence of the last `within_s`, as the end of a sentence; "" if not known."""
+    if is_stopped(pid):
         return "; it was stopped by a signal"
     now = waited_s(pid)
     most = max((now[thread] - before.get(thread, 0.0) for thread in now), default=0.0)

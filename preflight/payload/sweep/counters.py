@@ -1,13 +1,13 @@
-"""Counters before and after each pair's load, read by a process that can hang without harm.
+"""Reads counters before and after each pair's load, in a process that may hang without harm.
 
-A NIC's firmware or a GPU's driver may never answer; the measuring process itself asks neither.
+A NIC's firmware or a GPU's driver may never answer; the measuring process itself queries neither.
 
-Only counters that mean trouble are read; those of congestion and of plain traffic are not.
+Only error counters are read, not those of congestion or traffic.
 
-What a driver or a GPU does not know is absent; nothing is made of that. A reading of a GPU is two
-calls: all counters as numbered fields in one, what holds its clocks down in the other.
+A counter that a driver or a GPU lacks is absent, which proves nothing. A reading of a GPU is two
+calls: all counters as numbered fields, and the clock event reasons.
 
-A login that may not read the log sees none; that is no proof of health and none is claimed.
+A login that may not read the kernel log gets no Xids, which is no proof of health.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from probe.nvml_calls import Nvml
 
-    from .transports import Means
+    from .transports import Transport
 
 
 _ETHERNET = (
@@ -60,7 +60,7 @@ def rdma(root: str, devices: Collection[str] | None) -> dict[str, float]:
 
 
 def ethernet(root: str, interface: str) -> dict[str, float]:
-    """Read an interface's errors; of its drops nothing is proven."""
+    """Read an interface's error counters; drops prove nothing."""
     texts = {name: attempt(f"{root}/class/net/{interface}/{name}") for name in _ETHERNET}
     return {
         f"{interface} {name.rpartition('/')[2]}": float(text)
@@ -70,7 +70,7 @@ def ethernet(root: str, interface: str) -> dict[str, float]:
 
 
 def tcp() -> dict[str, float]:
-    """Read how often this host (its network namespace) had to send something twice."""
+    """Read TCP retransmissions and timeouts of this network namespace."""
     found: dict[str, float] = {}
     for path, wanted in _TCP.items():
         for name, value in table(attempt_lines(path)):
@@ -80,7 +80,7 @@ def tcp() -> dict[str, float]:
 
 
 def table(lines: list[str]) -> Iterator[tuple[str, float]]:
-    """Read the kernel's two-line tables: names, then values, each after the same word."""
+    """Read the kernel's two-line tables: a line of names, then one of values."""
     for names, values in zip(lines[::2], lines[1::2]):  # noqa: B905 - Python 3.8
         group, *columns = names.split()
         for column, value in zip(columns, values.split()[1:]):  # noqa: B905 - Python 3.8
@@ -101,21 +101,21 @@ _LINK_FIELDS = {
     "recovery": 215,
 }
 _LINK_TOTALS = {"crc_flit": 38, "crc_data": 45, "dl_replay": 52, "dl_recovery": 59}
-"""Of all links: for drivers that do not know the fields of one link."""
+"""Totals of all links, for drivers without the fields of one link."""
 
 _CALLS: dict[str, tuple[Any, ...]] = {
     "pcie_replay": ("PcieReplayCounter",),
     "ecc_corrected": ("TotalEccErrors", 0, 0),  # nvmlMemoryErrorType_t; volatile
     "ecc_uncorrected": ("TotalEccErrors", 1, 0),
 }
-"""For drivers that do not know the field."""
+"""Calls for drivers without the field."""
 
 _MOST_LINKS = 36
 _EXCLUSIVE_PROCESS = 3  # nvmlComputeMode_t
 
 
 class Gpus:
-    """The GPUs of this node, or one of them; none where the driver is not there or refuses."""
+    """The GPUs of this node, or one of them; none without a driver, or if it fails."""
 
     def __init__(self) -> None:
         self._nvml: Nvml | None = None
@@ -127,7 +127,7 @@ class Gpus:
             self._nvml = nvml_calls.Nvml(pynvml)
 
     def read(self, bus_id: str | None) -> tuple[dict[str, float], list[str]]:
-        """Return the counters, and the throttle reasons that hold now, of one GPU or of all."""
+        """Return the counters and the current throttle reasons of one GPU, or of all."""
         counters: dict[str, float] = {}
         throttled: list[str] = []
         for gpu in self.by_bus_id(bus_id):
@@ -137,9 +137,9 @@ class Gpus:
         return counters, throttled
 
     def sole_holders(self, index: int) -> tuple[bool | None, list[int]]:
-        """Whether a GPU, by NVML's number, takes one process at a time, and those on it then.
+        """Whether a GPU (NVML's index) is in exclusive-process mode, and the processes on it.
 
-        None where NVML does not tell.
+        None where NVML does not report the mode.
         """
         gpu = self._found(index)
         return (None, []) if gpu is None else gpu.sole_holders()
@@ -148,8 +148,8 @@ class Gpus:
         """PCI addresses of the GPUs that answer, of those with these NVML indices or UUIDs.
 
         NVML numbers GPUs by PCI address (nvml.h, nvmlDeviceGetHandleByIndex), as CUDA does with
-        CUDA_DEVICE_ORDER=PCI_BUS_ID; a UUID may be cut short, as in CUDA_VISIBLE_DEVICES. Nothing
-        where one is not known.
+        CUDA_DEVICE_ORDER=PCI_BUS_ID; a UUID may be shortened, as in CUDA_VISIBLE_DEVICES. [] if one
+        is not known.
         """
         count = self._ask("Count") or 0
         every = {at: self._ask("HandleByIndex", at) for at in range(count)}
@@ -159,18 +159,18 @@ class Gpus:
             at = wanted if isinstance(wanted, int) else _only(uuids, wanted)
             if at is None:
                 return []
-            if every.get(at) is not None:  # a lost GPU is counted, and CUDA passes over it
+            if every.get(at) is not None:  # NVML counts a lost GPU, CUDA skips it
                 found.append(self._ask("PciInfo", every[at]))
         return [] if None in found else [nvml_calls.text(pci.busId).lower() for pci in found]
 
     def bus_id(self, uuid: str) -> str | None:
-        """The PCI address of the GPU with this UUID ("GPU-..."), as sysfs spells it."""
+        """The PCI address, as in sysfs, of the GPU with this UUID ("GPU-...")."""
         handle = self._ask("HandleByUUID", uuid.encode("ascii"))
         info = None if handle is None else self._ask("PciInfo", handle)
         return None if info is None else sysfs.bus_id(nvml_calls.text(info.busId)) or None
 
     def by_bus_id(self, bus_id: str | None) -> list[Gpu]:
-        """Find handles, of one or of all, once: they hold for as long as the library does."""
+        """Return one GPU, or all; handles are found once, and stay valid with the library."""
         keys = range(self._ask("Count") or 0) if bus_id is None else [bus_id]
         for key in keys:
             if key not in self._known:
@@ -190,13 +190,13 @@ class Gpus:
         return Gpu(self._nvml, index, handle)
 
     def _ask(self, what: str, *given: Any) -> Any:
-        """Return what nvmlDeviceGet`what` answers; None for any refusal, and without a driver."""
+        """Return the result of nvmlDeviceGet`what`; None on any error, and without a driver."""
         nvml = self._nvml
         return None if nvml is None else nvml.ask_by_name("nvmlDeviceGet" + what, *given)
 
 
 class Gpu:
-    """One GPU; its first reading learns which counters it has, and no other is asked for later."""
+    """One GPU; the first reading finds its counters, and later ones read only those."""
 
     def __init__(self, nvml: Nvml, index: int, handle: Any) -> None:
         self.index = index
@@ -207,7 +207,7 @@ class Gpu:
         self._reasons = nvml.reasons_call()
 
     def counters(self) -> dict[str, int]:
-        """Return what it counts now, by name: "pcie_replay", "nvlink3_crc"."""
+        """Return its counters by name: "pcie_replay", "nvlink3_crc"."""
         if not self._fields and not self._calls:
             self._learn()
         found = self._read(self._fields)
@@ -218,13 +218,13 @@ class Gpu:
         return found
 
     def throttled(self) -> list[str] | None:
-        """Name what hardware or heat hold its clocks down with now; None where NVML is silent."""
+        """Return why hardware or heat throttle it now; None where NVML does not answer."""
         bits = self._nvml.ask_by_name(self._reasons, self._handle)
         named = nvml_calls.reasons(int(bits or 0))
         return None if bits is None else [name for name in named if name in nvml_calls.FORCED]
 
     def sole_holders(self) -> tuple[bool | None, list[int]]:
-        """Whether it takes one process at a time (None: NVML does not tell), and those on it."""
+        """Whether it is in exclusive-process mode (None: not known), and the processes on it."""
         mode = self.ask("ComputeMode")
         if mode != _EXCLUSIVE_PROCESS:
             return None if mode is None else False, []
@@ -252,7 +252,7 @@ class Gpu:
         }
 
     def _read(self, fields: dict[str, tuple[int, int]]) -> dict[str, int]:
-        """Ask for numbered fields (number, link) in one call; each has an answer of its own."""
+        """Read numbered fields (number, link) in one call; each has its own result."""
         answers = self._nvml.fields(self._handle, list(fields.values())) if fields else []
         return {
             name: value
@@ -261,12 +261,12 @@ class Gpu:
         }
 
     def ask(self, what: str, *given: Any) -> Any:
-        """Return what nvmlDeviceGet`what` answers; None for any refusal."""
+        """Return the result of nvmlDeviceGet`what`; None on any error."""
         return self._nvml.ask_by_name("nvmlDeviceGet" + what, self._handle, *given)
 
 
 def _only(uuids: dict[int, str], start: str) -> int | None:
-    """The one GPU whose UUID begins so."""
+    """The index of the only GPU whose UUID begins with `start`; None if there is not one."""
     found = [index for index, uuid in uuids.items() if uuid.startswith(start)]
     return found[0] if len(found) == 1 else None
 
@@ -290,7 +290,7 @@ class KernelLog:
             self._file = -1
 
     def xids(self, bus_id: str | None) -> dict[str, float]:
-        """How often each Xid came so far; only those of one GPU, where its PCI address is given."""
+        """How often each Xid came so far; only those of one GPU if its PCI address is given."""
         for found in _XID.finditer(self._new()):
             where, number = (part.decode("ascii") for part in found.groups())
             name = f"Xid {number} {where}"
@@ -302,8 +302,8 @@ class KernelLog:
         }
 
     def _new(self) -> bytes:
-        """Return what was written since the last look; the kernel gives one record at a time."""
-        said = b""
+        """Return the records written since the last call; the kernel returns one per read."""
+        records = b""
         while self._file >= 0:
             try:
                 record = os.read(self._file, _RECORD)
@@ -313,8 +313,8 @@ class KernelLog:
                 break  # EAGAIN: nothing more
             if not record:
                 break
-            said += record
-        return said
+            records += record
+        return records
 
 
 def _slot(address: str) -> str:
@@ -323,23 +323,23 @@ def _slot(address: str) -> str:
 
 
 PATIENCE_S = 1.0
-"""For one reading; the partner may be waiting."""
+"""Time limit of one reading; the partner may be waiting."""
 
 MOST = 64
-"""Counters told of one pair."""
+"""Most counters in the account of one pair."""
 
-_STRIKES = 2  # answers in a row that may be late before a reading process is replaced
+_STRIKES = 2  # consecutive late answers before a reading process is replaced
 
 _ENDING_S = 0.2
 
 
 class Watch:
-    """Asks the reading process, and compares. `read` never raises, and never waits for long."""
+    """Queries the reading process. `read` never raises, and never waits for long."""
 
     def __init__(self, root: str) -> None:
-        """Start two processes, of which one stands by; `root` is /sys but in tests.
+        """Start two processes, one of them as a spare; `root` is /sys except in tests.
 
-        Later on a fork would take along CUDA's memory and NCCL's threads and their locks.
+        Later, a fork would copy CUDA's memory and the locks of NCCL's threads.
         """
         self._readers = [_Reader(root), _Reader(root)]
         self._readers[0].wake()
@@ -348,7 +348,7 @@ class Watch:
         self._why = ""
 
     def read(self, what: dict[str, Any]) -> dict[str, Any]:
-        """Return one reading: "counters" and "throttled", or "unread", why there is none.
+        """Return one reading: "counters" and "throttled", or "unread" with the reason.
 
         `what`: "bus_id" of the GPU, "devices" for RDMA, "interface" for Ethernet; None is all of
         the first two, and none of the last.
@@ -357,21 +357,21 @@ class Watch:
         return answer if answer is not None else {"unread": self._why}
 
     def bus_id(self, uuid: str) -> str | None:
-        """Ask NVML for the PCI address of the GPU with this UUID."""
+        """Look up the PCI address of the GPU with this UUID in NVML."""
         answer = self._ask({"uuid": uuid})
         return None if answer is None else answer["bus_id"]
 
-    def since(self, before: dict[str, Any], means: Means) -> dict[str, Any]:
-        """What an account says of the counters: which `moved`, and what is `unread`."""
-        after = before if "unread" in before else self.read(means.question())
-        why = [means.unplaced, after.get("unread", "")]
+    def since(self, before: dict[str, Any], transport: Transport) -> dict[str, Any]:
+        """Return an account's fields on counters: which `moved`, and why some are `unread`."""
+        after = before if "unread" in before else self.read(transport.question())
+        why = [transport.unplaced, after.get("unread", "")]
         return {
-            "moved": [] if "unread" in after else moved(before, after, means),
+            "moved": [] if "unread" in after else changes(before, after, transport),
             "unread": "; ".join(filter(None, why)),
         }
 
     def _ask(self, what: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the answer; None where it is late, or where both processes have been given up."""
+        """Return the answer; None if it is late, or if both processes failed before."""
         if not self._readers:
             return None
         self._number += 1
@@ -394,13 +394,13 @@ class Watch:
         self._readers.pop(0).end()
         self._late = 0
         if self._readers:
-            self._readers[0].wake()  # the driver has until the next question to come up
+            self._readers[0].wake()  # the driver can load until the next question
         else:
-            self._why += ", nor from a second process: none is asked any more"
+            self._why += ", nor from a second process: no further readings"
 
 
 class _Reader:
-    """One reading process, forked at once; it touches no driver before it is woken."""
+    """One reading process, forked at once; it uses no driver before `wake`."""
 
     def __init__(self, root: str) -> None:
         asking, self._asking = os.pipe()
@@ -420,27 +420,29 @@ class _Reader:
         start.write(self._asking, {"number": 0})
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer; TimeoutError if it is late, another OSError if nobody is there."""
+        """Return the answer; TimeoutError if it is late, another OSError if the process ended."""
         start.write(self._asking, question)
         while True:
             answer = self._answers.next(PATIENCE_S)
             if answer is None:
                 raise BrokenPipeError
             if answer["number"] == question["number"]:
-                return answer  # an earlier number: the late answer to an earlier question
+                return answer  # an earlier number is a late answer to an earlier question
 
     def end(self) -> None:
-        """Kill it; one in D state is left to the kernel."""
+        """Kill it; do not wait for one in D state."""
         os.close(self._asking)
         os.close(self._answers.descriptor)
         os.kill(self._pid, signal.SIGKILL)
-        children.reaped(self._pid, _ENDING_S)
+        children.wait_for_exit(self._pid, _ENDING_S)
 
 
-def moved(before: dict[str, Any], after: dict[str, Any], means: Means) -> list[dict[str, Any]]:
-    """Say which counters moved, and which throttle reasons hold now, as the wire wants it.
+def changes(
+    before: dict[str, Any], after: dict[str, Any], transport: Transport
+) -> list[dict[str, Any]]:
+    """Return the counters that rose, and the current throttle reasons, for an account.
 
-    Those that may be another rail's come last, and are marked: they prove nothing of this one.
+    Those that may belong to another rail come last, and are marked.
     """
     past = before["counters"]
     steps = {
@@ -449,15 +451,17 @@ def moved(before: dict[str, Any], after: dict[str, Any], means: Means) -> list[d
     }
     steps.update(dict.fromkeys(after["throttled"], 1))
     found = [(name, by) for name, by in steps.items() if by > 0]
-    own = [{"name": name, "by": by} for name, by in found if means.owns(name)]
+    own = [{"name": name, "by": by} for name, by in found if transport.owns(name)]
     others = [
-        {"name": name, "by": by, "assigned": False} for name, by in found if not means.owns(name)
+        {"name": name, "by": by, "assigned": False}
+        for name, by in found
+        if not transport.owns(name)
     ]
     return (own + others)[:MOST]
 
 
 def _serve(asking: int, writing: int, root: str) -> None:
-    """Answer until nobody asks any more."""
+    """In the reading process: answer until the questions end."""
     questions = start.Reader(asking)
     if questions.next(None) is None:
         return

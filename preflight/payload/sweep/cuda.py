@@ -1,6 +1,6 @@
-"""A process's own context on its GPU: made before anybody waits for it, or refused with the reason.
+"""Creates a process's CUDA context before its partners wait for it, or reports why it cannot.
 
-Making it takes 1 to 15 s on a node without persistence mode, and may hang in the driver.
+That takes 1 to 15 s on a node without persistence mode, and may hang in the driver.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-_BUSY = "busy or unavailable"  # cudaErrorDevicesUnavailable, as cudaGetErrorString has it
+_BUSY = "busy or unavailable"  # cudaGetErrorString of cudaErrorDevicesUnavailable
 _AGAIN_S = 1.0
 
 
 class NoCuda(Exception):  # noqa: N818 - it may be no error of this node's
-    """There is no context to be had; `held`: another process has the GPU to itself."""
+    """A context cannot be created; `held`: another process uses the GPU exclusively."""
 
     def __init__(self, error: str, *, held: bool = False) -> None:
         super().__init__(error)
@@ -38,10 +38,10 @@ class NoCuda(Exception):  # noqa: N818 - it may be no error of this node's
 
 
 def initialise(torch: Any, index: int, patience_s: float = children.EXIT_S) -> None:
-    """Make this process's context on that GPU; NoCuda if there is none to be had.
+    """Create this process's context on a GPU; NoCuda if that fails.
 
-    A GPU in exclusive-process mode may still be held by the process before this one, which exits:
-    it is waited for.
+    In exclusive-process mode the previous process may still hold the GPU until it exits: wait for
+    up to `patience_s`.
     """
     ends = time.monotonic() + patience_s
     while True:
@@ -62,9 +62,9 @@ def initialise(torch: Any, index: int, patience_s: float = children.EXIT_S) -> N
 
 
 def _holder(torch: Any, index: int) -> str:
-    """Who has this GPU to itself; "" where its mode lets several in, so that it is broken.
+    """The process that uses this GPU exclusively; "" if its mode allows several: then it is broken.
 
-    Where NVML does not tell the mode, nothing is proven: the words say so.
+    If NVML does not report the mode, the text says that nothing is proven.
     """
     try:
         at = torch.cuda._get_nvml_device_index(index)  # noqa: SLF001 - heeds CUDA_VISIBLE_DEVICES
@@ -72,11 +72,11 @@ def _holder(torch: Any, index: int) -> str:
         at = index
     alone, pids = counters.Gpus().sole_holders(at)
     if alone is None:
-        return f"GPU {at} is busy or unavailable; NVML does not tell whether a process holds it"
+        return f"GPU {at} is busy or unavailable; NVML does not report whether a process holds it"
     if not alone:
         return ""
-    who = ", ".join(f"pid {pid}{_name(pid)}" for pid in pids) or "another process"
-    return f"exclusive process: {who} holds GPU {at}"
+    holders = ", ".join(f"pid {pid}{_name(pid)}" for pid in pids) or "another process"
+    return f"exclusive process: {holders} holds GPU {at}"
 
 
 def _name(pid: int) -> str:
@@ -85,15 +85,15 @@ def _name(pid: int) -> str:
 
 
 _CUDA_S = 20.0  # a cold driver without persistence mode takes several seconds per GPU
-_REAP_S = 2.0  # killed, it is gone within ms, unless it is stuck in the driver
+_REAP_S = 2.0  # a killed process ends within ms, unless it is stuck in the driver
 _ANSWER_BYTES = 4096
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "GLOG_minloglevel": "2",
-    # torch reads it when it is loaded; DETAIL makes ProcessGroupNCCL time and hash every operation.
+    # torch reads it when it loads; DETAIL makes ProcessGroupNCCL time and hash every operation.
     "TORCH_DISTRIBUTED_DEBUG": "OFF",
-    # Ask NVML, not the CUDA runtime, whether there are GPUs: a fork must stay possible.
+    # Query NVML, not the CUDA runtime, for GPUs: a fork must stay possible.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 
@@ -117,10 +117,10 @@ def describe() -> dict[str, Any]:
 
 
 def _load() -> tuple[Any, Any]:
-    """Import torch, once for all rails, with no garbage collector at work.
+    """Import torch once for all rails, without the garbage collector.
 
-    It would find nothing, and costs an eighth of the import. All that is there then is left out of
-    later collections as well: each looks through it for tens of ms, maybe in a timed operation.
+    It would find nothing, and takes an eighth of the import. torch's objects are excluded from
+    later collections, too, which would take tens of ms, perhaps during a timed operation.
     """
     gc.disable()
     try:
@@ -137,7 +137,7 @@ def _cuda(torch: Any) -> dict[str, Any]:
     reading, writing = os.pipe()
 
     def work() -> None:
-        children.let_go_of_the_wire()
+        children.redirect_streams()
         os.write(writing, json.dumps(_gpus(torch)).encode("ascii"))
 
     pid = children.fork("preflight-cuda", work)
@@ -146,15 +146,15 @@ def _cuda(torch: Any) -> dict[str, Any]:
     answer = os.read(reading, _ANSWER_BYTES) if answered else b""
     os.close(reading)
     os.kill(pid, signal.SIGKILL)
-    children.reaped(pid, _REAP_S)  # a child stuck in the driver would keep us waiting for ever
+    children.wait_for_exit(pid, _REAP_S)  # a child stuck in the driver never ends
     found: dict[str, Any] = json.loads(answer.decode("ascii")) if answer else {}
     return found
 
 
 def _gpus(torch: Any) -> dict[str, Any]:
-    """How many GPUs there are, and their PCI addresses in CUDA's order where NVML tells them.
+    """Count the GPUs, with their PCI addresses in CUDA's order if NVML has them.
 
-    torch counts by NVML (torch/cuda/__init__.py, `device_count`), which counts a lost GPU, too.
+    torch counts with NVML (torch/cuda/__init__.py, `device_count`), which counts a lost GPU, too.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:

@@ -1,13 +1,13 @@
-"""The agent of one node: says what its torch can do, forks its rails, passes on their words.
+"""The sweep's agent on a node: reports what its torch can do, forks its rails, relays their events.
 
 It ends with its controller (end of input, or silence for the length of the lease), with the sweep's
-store, when told to, and on its deadline; its ranks and their measuring processes end with it,
-because the kernel kills them then.
+store, on "finish", and on its deadline. The kernel then kills its ranks and their measuring
+processes.
 
-torch is imported once per node then, nobody writes torchrun's one rendezvous key in turn (33 nodes
-on a small machine did not get through it within 70 s), and no node unpickles what others wrote to
-it. A rank that the job's own torchrun started sweeps one rail by itself; the rank's environment is
-ours (its CUDA_VISIBLE_DEVICES, its NUMA binding), and so is its GPU.
+So torch is imported once per node, ranks do not write torchrun's single rendezvous key in turn (33
+nodes on a small machine needed more than 70 s for it), and no node unpickles what others wrote to
+it. A rank that the job's own torchrun started sweeps one rail by itself, in the rank's environment
+(its CUDA_VISIBLE_DEVICES, its NUMA binding) and on its GPU.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Rails:
-    """How many rails there are, and how many of them rest or are through."""
+    """Relays the rails' events, and counts those that rest or are done."""
 
     def __init__(self, count: int, emit: Emit) -> None:
         self._count = count
@@ -44,13 +44,13 @@ class Rails:
         self._lock = threading.Lock()
 
     def relay(self, pipe: int, rail: int) -> None:
-        """Pass on one rail's words to its end; a silent end is told by its number, `rail`."""
+        """Relay one rail's events to its end; an end without "rail_done" is reported."""
         reader = start.Reader(pipe)
-        whose = f"its rank of rail {rail}" if self._count > 1 else "its rank"
+        name = f"its rank of rail {rail}" if self._count > 1 else "its rank"
         while True:
             line = reader.next(None)
             if line is None:
-                self._emit({"event": "trouble", "error": f"{whose} ended without a word"})
+                self._emit({"event": "trouble", "error": f"{name} ended without a report"})
             if line is None or line["event"] == "rail_done":
                 self._count_in(pipe, through=True)
                 return
@@ -60,7 +60,7 @@ class Rails:
                 self._emit(line)
 
     def _count_in(self, pipe: int, *, through: bool) -> None:
-        """A rail that is through rests no more: it counts once."""
+        """Count a rail that rests or is done; one that is done no longer counts as resting."""
         with self._lock:
             if through:
                 self._resting.discard(pipe)
@@ -78,7 +78,7 @@ class Rails:
 
 
 def _pass_on(more: queue.Queue[dict[str, Any]], pipes: list[int]) -> None:
-    """Hand each order to every rail."""
+    """Send each order to every rail."""
     while True:
         order = more.get()
         for pipe in pipes:
@@ -86,14 +86,14 @@ def _pass_on(more: queue.Queue[dict[str, Any]], pipes: list[int]) -> None:
 
 
 def lock_name(request: dict[str, Any]) -> str:
-    """Name the lock: the first rail holds the node, as a whole node's agent would."""
+    """Return the lock's name: the first rail locks the node, like an agent of a whole node."""
     seat = request.get("seat")
     name = str(request["name"])
     return f"{name}/{seat['rail']}" if seat and seat["rail"] else name
 
 
 def own(event: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
-    """Of what torch sees, the part that is this rank's: one GPU, if it is there."""
+    """Reduce what torch sees to the GPU of this rank of the job, if there is one."""
     if event["event"] == "ready" and request.get("seat"):
         there = gpu_of_rank() < event["gpus"]
         return dict(event, cuda=event["cuda"] and there, gpus=int(there), bus_ids=[])
@@ -101,12 +101,12 @@ def own(event: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
 
 
 def gpu_of_rank() -> int:
-    """The GPU that the job's rank will take, as its script finds it: cuda:LOCAL_RANK."""
+    """The GPU that the job's rank will use: cuda:LOCAL_RANK."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def start_rail(rail: plan.Rail, writing: int, orders: int) -> None:
-    """Run the rail in a process of its own, which ends with this one; OSError if none comes up."""
+    """Run the rail in a child that ends with this process; OSError if none starts."""
 
     def work() -> None:
         if rail.rail in rail.go.own_rails:
@@ -123,7 +123,7 @@ _STORE_S = 30.0
 
 def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
     """Serve one sweep. `read_line(within_s)`: the controller's next line; None when it is gone."""
-    orders, kept = agent.hold(request, read_line, emit)
+    orders, kept = agent.serve_controller(request, read_line, emit)
     children.adopt_orphans()
     held = agent.claim(lock_name(request))
     if held is None:
@@ -132,7 +132,7 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
              {"event": "busy", "error": error})  # fmt: skip
         return
     if not request.get("seat"):  # a rank of the job takes cuda:LOCAL_RANK of the job's own order
-        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML counts, whatever is fastest
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order, not the fastest GPU first
     first = own(cuda.describe(), request)
     emit(first)
     if first["event"] == "no_torch":
@@ -145,12 +145,12 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
         store = (go.address, server.port)
         emit({"event": "store", "port": server.port})
     _sweep(go, store, emit, request.get("seat"), orders.more)
-    # Only now: a fork while another thread is inside of torch could take its locks along, for ever.
+    # Only now: a fork while another thread is inside of torch would copy its locks, for ever.
     if server is not None:
         process_groups.host(go, store, orders.shared)
     else:
         process_groups.follow(go, store, kept)
-    threading.Event().wait()  # until the controller lets us go: we may be hosting the store
+    threading.Event().wait()  # until the controller ends us: we may host the store
     del server
 
 
@@ -159,7 +159,7 @@ def _in_thread(work: Callable[..., None], *given: object) -> None:
 
 
 def _host_store(address: str) -> Any:
-    """Serve the one store of the sweep from this process, on a port that the kernel picks."""
+    """Host the sweep's only store in this process, on a port that the kernel chooses."""
     import torch.distributed as dist
 
     return dist.TCPStore(
@@ -178,23 +178,23 @@ def _sweep(
     seated: dict[str, Any] | None,
     more: queue.Queue[dict[str, Any]],
 ) -> None:
-    """Fork the rails and relay their accounts, each rail through pipes of its own.
+    """Fork the rails and relay their accounts, each through pipes of its own.
 
-    `seated`: the job's own torchrun has launched the ranks, and this is one of them. `more`: what
-    is ordered after the last round.
+    `seated`: the job's own torchrun launched the ranks, and this is one of them. `more`: orders
+    after the last round.
     """
     own = [seated["rail"]] if seated else go.own_rails
-    told, orders = [os.pipe() for _ in own], [os.pipe() for _ in own]
+    accounts, orders = [os.pipe() for _ in own], [os.pipe() for _ in own]
     try:
         local = network.source_address(go.towards)
         for place, rail in enumerate(own):
             gpu = gpu_of_rank() if seated else place
             of_it = plan.Rail(go, rail, local, store, gpu)
-            start_rail(of_it, writing=told[place][1], orders=orders[place][0])
+            start_rail(of_it, writing=accounts[place][1], orders=orders[place][0])
         rails = Rails(len(own), emit)
         for place, rail in enumerate(own):
-            _in_thread(rails.relay, told[place][0], rail)
+            _in_thread(rails.relay, accounts[place][0], rail)
         _in_thread(_pass_on, more, [into for _, into in orders])
-    except OSError as error:  # no way to the others, or no process to be had
+    except OSError as error:  # no route to the others, or no new process
         emit({"event": "trouble", "error": f"{type(error).__name__}: {short(error)}"})
         emit({"event": "done"})

@@ -1,7 +1,7 @@
-"""What the controller wants of this node, and what each end has to say.
+"""The controller's order to a node, and the account that each end sends.
 
-Each end says what both must agree upon, as one digest, before they connect, and again with its
-account: the controller, who made the plan, sees which of the two is wrong.
+Both ends exchange a digest of their common plan before they connect, and send it with the account:
+the controller, which made the plan, sees which of the two is wrong.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Rung:
 
 
 @dataclass(frozen=True)
-class Condemn:
-    """When a size is proven bad: spikes as often as is unusual, by so many nats of evidence."""
+class StopRule:
+    """When to stop a size: after `nats` of evidence for an `unusual` rate of spikes."""
 
     spike_us: float
     usual: float
@@ -40,7 +40,7 @@ class Condemn:
 
 @dataclass(frozen=True)
 class Turn:
-    """The pair of one round: ends a and b, which of them we are, the partner's number."""
+    """The pair of one round: ends a and b, our index, the partner's number."""
 
     round: int
     a: str
@@ -51,7 +51,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Go:
-    """The whole order. Numbers count the nodes of this launch in the controller's order."""
+    """The whole order. Node numbers are in the controller's order."""
 
     run: str
     index: int
@@ -60,57 +60,58 @@ class Go:
     backend: str
     address: str
     towards: str
-    """Address of another node: our own address on the way there is the one to listen on."""
+    """Address of another node: we listen on our source address to it."""
     interface: str | None
-    """The network interface to use; None: NCCL's own choice, or where `pinned` the one by which
-    this node reaches the others."""
+    """The network interface to use; None: NCCL's choice, or if `pinned` the one with the route to
+    the other nodes."""
     store: tuple[str, int] | None
-    """Host and port of the one store; None: this node hosts it."""
+    """Host and port of the sweep's store; None: this node hosts it."""
     ladder: tuple[Rung, ...]
     turns: tuple[Turn | None, ...]
     seed: int
     meet_s: float
-    """For the two ends of a pair to connect."""
+    """Time limit for the two ends of a pair to connect."""
     op_s: float
-    """For one all-reduce."""
+    """Time limit of one all-reduce."""
     box_s: float
-    """For all counted iterations of one size."""
+    """Time for all counted iterations of one size."""
     pair_s: float
-    """For one pair: no larger size is begun that would not fit."""
+    """Time for one pair: no size starts that would not fit."""
     barrier_s: float
-    """For everyone to come to the next round."""
+    """Time limit for all ranks to come to the next round."""
     init_s: float = 0.0
-    """For CUDA to initialise in a measuring process; 0 on gloo."""
+    """Time limit to initialise CUDA in a measuring process; 0 with gloo."""
     soak: Rung | None = None
-    """One size for longer, after the ladder."""
+    """One size for a longer time, after the ladder."""
     soak_s: float = 0.0
-    """For all its counted iterations; on top of the pair's time."""
+    """Time for all its counted iterations, in addition to the pair's time."""
     sysfs: str = "/sys"
-    """Where NICs' counters are read; elsewhere in tests."""
+    """Where NICs' counters are read; another folder in tests."""
     pinned: bool = False
     more: bool = False
-    """After the last round, wait for more: suspects may be measured again."""
-    condemn: Condemn | None = None
-    """Leave a size as soon as its operations condemn the pair; None: all are wanted."""
+    """Wait for more rounds after the last one: suspects may be measured again."""
+    stop_rule: StopRule | None = None
+    """Stop a size as soon as its spikes prove the pair bad; None: run all iterations. The order
+    calls it "condemn"."""
     inside: bool = False
-    """After the last round, this node's own rails all-reduce among themselves."""
+    """After the last round, measure the all-reduce among this node's own rails."""
     inside_sizes: tuple[Rung, ...] = ()
-    """Larger sizes, which only the rails of one node climb to after the ladder's."""
+    """Larger sizes after the ladder's, only among the rails of one node."""
     domain: tuple[Turn | None, ...] = ()
-    """Last of all, pairs with nodes of the same NVLink domain; each costs those two only."""
+    """Last of all, pairs with nodes of the same NVLink domain."""
     missing: frozenset[int] = frozenset()
-    """Members of rails that their node does not have: node number x `rails` + rail."""
+    """Members that do not exist: node number x `rails` + rail, of rails that a node lacks."""
     keep_log: bool = False
-    """Each rail's NCCL log is wanted, for a capture."""
+    """Send each rail's NCCL log, for a capture."""
 
     @property
     def steps(self) -> int:
-        """The rounds, then what goes on inside of the node, then its NVLink domain."""
+        """Number of steps: the rounds, the all-reduce inside the node, the NVLink domain."""
         return self.domain_step + len(self.domain)
 
     @property
     def domain_step(self) -> int:
-        """The first step over NVLink between nodes, in a process that NCCL starts anew in."""
+        """The first step over NVLink between nodes, which needs a new process for NCCL."""
         return len(self.turns) + int(self.inside)
 
     @property
@@ -122,7 +123,7 @@ class Go:
 
 @dataclass(frozen=True)
 class Rail:
-    """One rank of the launch: GPU number `rail` of this node, or its CPU."""
+    """One rank of the sweep: GPU number `rail` of this node, or a CPU."""
 
     go: Go
     rail: int
@@ -135,7 +136,7 @@ class Rail:
 
     @property
     def member(self) -> int:
-        """Number this rank over all nodes and rails."""
+        """The rank's number over all nodes and rails."""
         return self.go.index * self.go.rails + self.rail
 
     @property
@@ -145,7 +146,7 @@ class Rail:
 
     @property
     def members(self) -> int:
-        """How many ranks there were, had all nodes all rails."""
+        """The number of ranks if all nodes had all rails."""
         return self.go.nodes * self.go.rails
 
     def turn(self, step: int) -> Turn | None:
@@ -160,26 +161,26 @@ class Rail:
 
 
 def read(order: dict[str, Any]) -> Go:
-    """Turn the controller's JSON into a Go; TypeError, KeyError or ValueError if it is not one."""
+    """Convert the controller's JSON to a Go; TypeError, KeyError or ValueError if invalid."""
     store = order["store"]
     return Go(**dict(_read(order, 0), store=None if store is None else (store[0], store[1])))
 
 
-def extended(go: Go, more: dict[str, Any]) -> Go:
-    """The same order with more rounds, which have a ladder and deadlines of their own."""
+def extend(go: Go, more: dict[str, Any]) -> Go:
+    """Return the order with more rounds, which have their own ladder and deadlines."""
     read = _read(more, len(go.turns))
     kept = {"missing": go.missing, "inside_sizes": go.inside_sizes}
     return replace(go, **dict(read, **kept, turns=go.turns + read["turns"], inside=False))
 
 
 def _read(order: dict[str, Any], first: int) -> dict[str, Any]:
-    soak, condemn = order.get("soak"), order.get("condemn")
+    soak, stop_rule = order.get("soak"), order.get("condemn")
     turns = _turns(order["turns"], first)
     return dict(
-        order,
+        {name: value for name, value in order.items() if name != "condemn"},
         ladder=tuple(Rung(*rung) for rung in order["ladder"]),
         soak=None if soak is None else Rung(*soak),
-        condemn=None if condemn is None else Condemn(*condemn),
+        stop_rule=None if stop_rule is None else StopRule(*stop_rule),
         turns=turns,
         domain=_turns(order.get("domain", ()), 0),
         inside_sizes=tuple(Rung(*rung) for rung in order.get("inside_sizes", ())),
@@ -222,17 +223,17 @@ def _rung(rung: Rung) -> list[int]:
 
 ERROR_LIMIT = 300
 WHOLE_LIMIT = 508
-"""With NCCL's reason; the wire takes 512."""
+"""Characters of an error with NCCL's reason; the document takes 512."""
 
 _REASON_LIMIT = 200
-"""NCCL's line on a failed completion names the device at its end."""
+"""NCCL's line on a failed completion has the device at its end."""
 
 _PLACE = re.compile(r"^NCCL error in: \S+, ")
-"""Where in torch's source: ProcessGroupNCCL writes it before what went wrong."""
+"""The place in torch's source, which ProcessGroupNCCL puts before the error."""
 
 
 def account_of(rail: Rail, step: int, state: str, error: str = "") -> dict[str, Any] | None:
-    """Make the event for one step of `Go.steps`; None where this rail has no part in it."""
+    """Return the event for one step of `Go.steps`; None if this rail takes no part in it."""
     go = rail.go
     if go.inside and step == len(go.turns):
         return account(rail, None, state, error)
@@ -245,7 +246,7 @@ def account_of(rail: Rail, step: int, state: str, error: str = "") -> dict[str, 
 def account(
     rail: Rail, turn: Turn | None, state: str, error: str = "", *, domain: bool = False
 ) -> dict[str, Any]:
-    """Make the event for one pair (`domain`: over NVLink); without one, for what goes on inside.
+    """Return the event for a pair (`domain`: over NVLink), or for the node's own all-reduce.
 
     `state` as in the controller's samples.
     """
@@ -272,16 +273,16 @@ def account(
 
 
 def short(error: BaseException) -> str:
-    """Keep the first line, as printable ASCII: torch adds source lines and stack traces.
+    """Return the first line of an error, as printable ASCII: torch adds source lines and traces.
 
-    And NCCL's own reason: torch puts it some lines below (getNcclErrorDetailStr, NCCLUtils.cpp).
+    NCCL's reason is added: torch puts it some lines below (getNcclErrorDetailStr, NCCLUtils.cpp).
     """
     text = str(error).strip()
     first = _PLACE.sub("", text.split("\n", 1)[0]) or type(error).__name__
     if first.startswith("["):  # gloo: "[/src/gloo/transport/tcp/pair.cc:5] Timed out ..."
         first = first.partition("] ")[2] or first
-    first = first.partition(", keys: ")[0]  # of the store: they tell an operator nothing
-    first = first.partition(" This is typically caused by ")[0]  # gloo's guess at what we know
+    first = first.partition(", keys: ")[0]  # the store's keys do not help an operator
+    first = first.partition(" This is typically caused by ")[0]  # gloo's guess at the cause
     last = text.partition("\nLast error:\n")[2].strip().split("\n", 1)[0]
     return because(first, last)
 
@@ -295,6 +296,6 @@ def because(error: str, reason: str) -> str:
 
 
 def printable(text: str, limit: int = 120) -> str:
-    """Return the same as printable ASCII of bounded length."""
+    """Return the text as printable ASCII of bounded length."""
     plain = text.encode("ascii", "replace").decode("ascii")
     return "".join(each for each in plain if each.isprintable())[:limit]

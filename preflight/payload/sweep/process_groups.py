@@ -1,16 +1,16 @@
 """Groups of two or more processes over one store, and the start of each round together.
 
-`new_group` and `split_group` need every rank of the job to take part, so one hung host would block
-them all; a raw process group over a prefix of the store concerns its members alone.
+`new_group` and `split_group` need every rank of the job, so one hung host would block all of them;
+a raw process group over a prefix of the store needs only its members.
 
-The options of such a group have names with underscores in torch; there are no public ones.
+torch has only private names for the options of such a group.
 
-All members meet at the store before each round. When the wait runs out, one of them notes who is
-missing: those sit that round out, and may come to the next. A member that misses a second round, or
-never came to one, or is lost to the controller, is struck from the list: nobody waits for it again.
+All members meet at the store before each round. After a timeout one of them notes the missing ones,
+which skip that round and may come to the next. A member that misses a second round, never came to
+one, or is lost to the controller, is struck from the list: no member waits for it again.
 
-Each agent has a line of its own to the controller. The store stands for the sweep as a whole: when
-its host is cut off, frozen or dead, no agent can go on, however alive the other lines look.
+Each agent has its own connection to the controller, but all need the store: if its host is cut off,
+frozen or dead, no agent can go on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 STRIKING_S = 5.0
-"""Whoever strikes the missing asks the store once per member."""
+"""Time to strike the missing members, with one query of the store per member."""
 
 _MISSES = 2
 
@@ -55,7 +55,7 @@ class Meeting:
         self._members = [each for each in range(members) if each not in missing]
 
     def arrive(self, round_index: int, within_s: float) -> bool:
-        """Wait for the others; False if they have begun this round without this member."""
+        """Wait for the others; False if they began this round without this member."""
         if self.missed(round_index, self._member):
             return False
         begin = f"begin/{round_index}"
@@ -66,27 +66,27 @@ class Meeting:
         return not self.missed(round_index, self._member)
 
     def missed(self, round_index: int, member: int) -> bool:
-        """Whether that member did not come in time to a round, or to too many before."""
+        """Whether a member was late for a round, or is struck."""
         return self.struck(member) or bool(self._store.check([f"missed/{round_index}/{member}"]))
 
     def struck(self, member: int) -> bool:
-        """Whether the others gave up on that member for all rounds."""
+        """Whether a member is removed from all rounds."""
         return bool(self._store.check([f"struck/{member}"]))
 
     def strike(self, member: int, rounds: int) -> None:
-        """Give up on a member that is known to be lost, so that nobody waits for it any more."""
+        """Remove a member that is known to be lost, so that no other waits for it."""
         if member not in self._members or self.struck(member):
             return
         now = next((n for n in range(rounds) if not self._store.check([f"begin/{n}"])), rounds)
         if self._store.check([f"here/{now}/{member}"]):
-            self._store.add(f"count/{now}", -1)  # it came, and counts among the struck from here
+            self._store.add(f"count/{now}", -1)  # it came, and counts as struck from now on
         self._store.set(f"struck/{member}", "1")
         struck = self._store.add("struck", 1)
         if now < rounds and self._store.add(f"count/{now}", 0) + struck >= len(self._members):
             self._store.set(f"begin/{now}", "1")
 
     def agree(self, pair: str, rank: int, mine: str, within_s: float) -> bool | None:
-        """Tell the partner what plan we follow: whether it has the same; None if it never came."""
+        """Compare our plan with the partner's; None if it did not come."""
         self._store.set(f"plan/{pair}/{rank}", mine)
         theirs = f"plan/{pair}/{1 - rank}"
         if not self._wait([theirs], within_s):
@@ -94,15 +94,15 @@ class Meeting:
         return bool(self._store.get(theirs).decode("ascii", "replace") == mine)
 
     def leave(self, pair: str, rank: int) -> None:
-        """Say that this end has finished with a pair, well or badly."""
+        """Note that this end has finished a pair, successfully or not."""
         self._store.set(f"left/{pair}/{rank}", "1")
 
     def await_leave(self, pair: str, rank: int, within_s: float) -> None:
-        """Wait for the partner: an end that closes first could cut off the other's last bytes."""
+        """Wait for the partner: closing first could cut off its last bytes."""
         self._wait([f"left/{pair}/{1 - rank}"], within_s)
 
     def gather(self, place: str, rank: int, count: int, within_s: float) -> list[int]:
-        """Wait at a place where only `count` of us meet, each once; return who did not come."""
+        """Wait until `count` members have come to a place; return the missing ones."""
         self._store.set(f"{place}/{rank}", "1")
         keys = [f"{place}/{number}" for number in range(count)]
         if self._wait(keys, within_s):
@@ -110,7 +110,7 @@ class Meeting:
         return [number for number, key in enumerate(keys) if not self._store.check([key])]
 
     def _count_in(self, round_index: int) -> int:
-        """Be counted once, also when a replaced process comes again; return how many came."""
+        """Count this member once, even if its process was replaced; return how many came."""
         self._store.set(f"came/{self._member}", "1")
         first = self._store.add(f"here/{round_index}/{self._member}", 1) == 1
         return int(self._store.add(f"count/{round_index}", 1 if first else 0))
@@ -149,19 +149,19 @@ NCCL_ENVIRONMENT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_BLOCKING_WAIT": "0",
     "TORCH_NCCL_USE_COMM_NONBLOCKING": "0",
-    # A dump signal is a key in the store without any prefix: every group of the sweep would see it.
+    # A dump signal is a key in the store without prefix: every group of the sweep would see it.
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_EXTRA_DUMP_ON_EXEC": "0",
     "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
     "TORCH_FR_BUFFER_SIZE": "0",
     "TORCH_NCCL_DESYNC_DEBUG": "0",
     "TORCH_NCCL_PROPAGATE_ERROR": "0",
-    # The monitor's thread runs all the same; it would abort the process, and now only says so.
+    # The monitor's thread runs anyway; it would abort the process, and now only logs.
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3600",
-    # The watchdog would end the process for a CUDA error before we can say which it was.
+    # The watchdog would end the process on a CUDA error before we can report it.
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
-    # These put kernels and events of their own into what is timed.
+    # These add kernels and events to what is timed.
     "TORCH_NCCL_ENABLE_TIMING": "0",
     "TORCH_NCCL_NAN_CHECK": "0",
     # A dead InfiniBand link is noticed after 7 retries of 0.54 s instead of 4.3 s.
@@ -191,18 +191,18 @@ UNSET = (
     "UCX_LOG_FILE",
     "UCX_STATS_DEST",
 )
-"""What of the job's environment is not for us."""
+"""Variables of the job's environment that we must not use."""
 
 _WATCHDOG_S = 3600.0
-"""For one operation, by torch's watchdog: far above any `op_s`, after which we end the process."""
+"""Limit of torch's watchdog for one operation: far above any `op_s`, our own limit."""
 
 _undestroyed: list[Any] = []
-"""Groups of NCCL, for the life of the process: the destructor would join threads that sleep for up
-to TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC, and the process leaves by os._exit."""
+"""NCCL groups, kept for the life of the process: the destructor would join threads that sleep for
+up to TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC, and the process ends by os._exit."""
 
 
 class Group:
-    """Ends that can all-reduce: `reduce` blocks on gloo, and enqueues on NCCL."""
+    """A connected group: `reduce` blocks with gloo, and enqueues with NCCL."""
 
     def __init__(
         self,
@@ -224,7 +224,7 @@ class Group:
         self._raw.allreduce([tensor], self._smallest if smallest else self._sum).wait()
 
     def close(self) -> None:
-        """Give back NCCL's memory and connections; gloo's go with the last reference."""
+        """Free NCCL's memory and connections; gloo's are freed with the last reference."""
         if self._abort is not None:
             self._abort()
 
@@ -237,15 +237,15 @@ def _options(dist: Any, operator: Any, op_s: float) -> Any:
 
 
 def connect(torch: Any, store: Any, rank: int, rail: plan.Rail, size: int = 2) -> Group:
-    """Connect the two ends of a pair, or so many; RuntimeError when they do not meet in time."""
+    """Connect `size` ends; RuntimeError if they do not meet in time."""
     return (_nccl if rail.go.backend == "nccl" else _gloo)(torch, store, rank, rail, size)
 
 
 def _gloo(torch: Any, store: Any, rank: int, rail: plan.Rail, size: int) -> Group:
-    """Connect CPU ends over TCP, on the way by which this node reaches the others."""
+    """Connect CPU ends over TCP, on the route from this node to the others."""
     gloo = torch.distributed.ProcessGroupGloo
     options = gloo._Options()
-    # Left alone, gloo resolves the host name: 127.0.1.1 on Debian, which no other node can reach.
+    # By default gloo resolves the host name: 127.0.1.1 on Debian, which no other node can reach.
     names = transports.gloo_interfaces(rail)
     if names:
         options._devices = [gloo.create_device(interface=name) for name in names]
@@ -256,7 +256,7 @@ def _gloo(torch: Any, store: Any, rank: int, rail: plan.Rail, size: int) -> Grou
 
 
 def _nccl(torch: Any, store: Any, rank: int, rail: plan.Rail, size: int) -> Group:
-    """Connect one GPU with that of the same rail on the partner, or with its node's others."""
+    """Connect one GPU with the same rail's on the partner, or with the others of its node."""
     for name in UNSET:
         os.environ.pop(name, None)
     os.environ.update(NCCL_ENVIRONMENT)
@@ -280,7 +280,7 @@ def _nccl(torch: Any, store: Any, rank: int, rail: plan.Rail, size: int) -> Grou
 
 
 def _abort(raw: Any) -> None:
-    """Until torch 2.5 `_shutdown` aborted the communicators; since 2.6 it waits for them."""
+    """Abort the communicators: `_shutdown` does so until torch 2.5; since 2.6 it waits."""
     (raw.abort if hasattr(raw, "abort") else raw._shutdown)()
 
 
@@ -292,14 +292,14 @@ _RENEWALS = "renewals"
 
 
 def host(go: plan.Go, address: tuple[str, int], lines: queue.Queue[dict[str, Any]]) -> None:
-    """Write to the store, from now on, what the controller tells its host for all."""
+    """Start to write the controller's messages for all agents to the store."""
     store = client(go, address)
     store.set(_RENEWALS, "0")
     threading.Thread(target=_write, args=(go, store, lines), daemon=True).start()
 
 
 def follow(go: plan.Go, address: tuple[str, int], kept: Lease) -> None:
-    """Renew the lease, from now on, whenever the store's host was renewed."""
+    """Start to renew the lease whenever the store's host was renewed."""
     threading.Thread(target=_poll, args=(go, address, kept), daemon=True).start()
 
 
@@ -317,7 +317,7 @@ def _write(go: plan.Go, store: Any, lines: queue.Queue[dict[str, Any]]) -> None:
 
 
 def _poll(go: plan.Go, address: tuple[str, int], kept: Lease) -> None:
-    """The answer may never come (a frozen host): the lease is watched by another thread."""
+    """Poll the store; if a frozen host never answers, another thread ends us with the lease."""
     try:
         store = client(go, address)
         seen = b""
@@ -334,7 +334,7 @@ def _poll(go: plan.Go, address: tuple[str, int], kept: Lease) -> None:
 def client(
     go: plan.Go, address: tuple[str, int], within_s: float = 20.0, wait_s: float | None = None
 ) -> Any:
-    """Connect to the sweep's store; `wait_s`: for a key to come, where not `within_s` either."""
+    """Connect to the sweep's store; `wait_s`: time limit for a key (default: `within_s`)."""
     import torch.distributed as dist
 
     raw = dist.TCPStore(*address, timeout=timedelta(seconds=within_s), wait_for_workers=False)

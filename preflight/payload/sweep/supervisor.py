@@ -1,6 +1,6 @@
-"""One rail of a node: keeps one measuring process alive, kills it when it is late, never fails.
+"""The supervisor of one rail: runs its measuring process, and replaces it when it is late or dies.
 
-Whatever happens to the measuring process becomes an account, and the rail goes on.
+Whatever happens to the measuring process is reported in an account, and the rail goes on.
 """
 
 from __future__ import annotations
@@ -25,51 +25,51 @@ if TYPE_CHECKING:
 
 _GRACE_S = 0.5
 _REAP_S = 2.0
-"""For a killed process to be gone, where no driver has to give back what it had."""
+"""Time for a killed process to end, where no driver must free its resources."""
 
-_LOST_IN = {"connect": "no_connect", "pair": "hung"}  # what being late in that phase says of a pair
+_LOST_IN = {"connect": "no_connect", "pair": "hung"}  # a pair's state if it is late in that phase
 _DIED = "error"
 _ATTEMPTS = 2  # measuring processes that may die outside a pair before the rank gives up
 
 
 @dataclass(frozen=True)
-class _Ended:
+class _ProcessEnd:
     """How far a measuring process came, and why it must be replaced; no error: it finished."""
 
     step: int
-    """The one that it was in, or that comes next: see `plan.Go.steps`."""
+    """Its current or next step: see `plan.Go.steps`."""
     phase: str
     error: str = ""
     died: bool = False
-    """It was not killed by us, and said nothing."""
+    """It ended by itself without a report."""
     late: bool = False
-    """It was killed by us, because it was late."""
+    """We killed it because it was late."""
     gpu_taken: bool = False
-    """Another process has its GPU to itself."""
+    """Another process uses its GPU exclusively."""
 
     @property
     def state(self) -> str:
-        """What its end says of the pair."""
+        """The state of the pair that follows from its end."""
         return _DIED if self.died and self.phase == "pair" else _LOST_IN[self.phase]
 
 
 class _Exit:
-    """The exit of the last measuring process, in the background: until then it has the GPU."""
+    """Waits in the background for the last measuring process to exit: until then it has the GPU."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._pid = 0
 
     def begins(self, pid: int) -> None:
-        """From now on wait for it to exit; kill it if that takes too long."""
+        """Start to wait for its exit; kill it if that takes too long."""
         self._pid = pid
         self._thread = threading.Thread(target=_reap, args=(pid, children.EXIT_S), daemon=True)
         self._thread.start()
 
     def overdue(self) -> str:
-        """Wait for the exit, but not for ever; why to wait no longer, "" if it is gone.
+        """Wait for the exit up to a limit; return an error if it still runs, else "".
 
-        In D state or not: a new process would wait for the GPU, and be called the one that hangs.
+        A new process would wait for the GPU, and be reported as the one that hangs.
         """
         if self._thread is None:
             return ""
@@ -83,34 +83,34 @@ class _Exit:
 
 def _reap(pid: int, within_s: float) -> None:
     """Wait for a child to exit; kill it if that takes longer, and wait for that."""
-    if children.reaped(pid, within_s) is None:
+    if children.wait_for_exit(pid, within_s) is None:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
 def supervise(rail: plan.Rail, output: int, orders: int) -> None:
-    """Run the rail's rounds to their end, and those that are ordered after it.
+    """Measure the rail's rounds, and those that are ordered later.
 
-    `output`: the rail's pipe to its agent; `orders`: the one from it.
+    `output`: the rail's pipe to its agent; `orders`: the pipe from it.
     """
     reader, first, last_exit = start.Reader(orders), 0, _Exit()
-    while _go_through(rail, first, output, last_exit) and rail.go.more:
+    while _measure_steps(rail, first, output, last_exit) and rail.go.more:
         start.write(output, {"event": "rail_rest"})
         more = reader.next(None)
         if more is None:
             break
         first = len(rail.go.turns)
-        rail = replace(rail, go=plan.extended(rail.go, more))
+        rail = replace(rail, go=plan.extend(rail.go, more))
     start.write(output, {"event": "rail_done"})
 
 
-def _go_through(rail: plan.Rail, step: int, output: int, last_exit: _Exit) -> bool:
-    """Have all steps from this one on measured; False if the rail gives up.
+def _measure_steps(rail: plan.Rail, step: int, output: int, last_exit: _Exit) -> bool:
+    """Measure all steps from `step` on; False if the rail gives up.
 
-    One process takes step after step. When it fails, the step that it was in has its account, and a
-    new process goes on with the next one.
+    One process measures step after step. If it fails, its current step gets an account, and a new
+    process goes on with the next one.
     """
-    failures = 0  # of processes in a row that failed here and were in no step
+    failures = 0  # consecutive processes that failed here outside of a step
     while step < rail.go.steps:
         if rail.go.backend == "nccl" and (error := last_exit.overdue()):
             start.write(output, {"event": "trouble", "error": error})
@@ -119,7 +119,7 @@ def _go_through(rail: plan.Rail, step: int, output: int, last_exit: _Exit) -> bo
         if ended.step != step:
             step, failures = ended.step, 0
         if not ended.error:
-            continue  # through, or a new process goes on with the next step
+            continue  # done, or a new process goes on with the next step
         if ended.gpu_taken:
             _account_for_all(rail, step, output, ended.error)
             _step_out(rail)
@@ -139,7 +139,7 @@ def _go_through(rail: plan.Rail, step: int, output: int, last_exit: _Exit) -> bo
 
 
 def _account_for_all(rail: plan.Rail, at: int, output: int, error: str) -> None:
-    """Say of all that is left that it is not run, for a reason that is no fault of the node's."""
+    """Report all remaining steps as not run, for a reason that is no fault of the node."""
     for step in range(at, rail.go.steps):
         account = account_of(rail, step, "not_run", error)
         if account is not None:
@@ -147,15 +147,15 @@ def _account_for_all(rail: plan.Rail, at: int, output: int, error: str) -> None:
 
 
 def _step_out(rail: plan.Rail) -> None:
-    """Have the others wait for this rank no longer."""
+    """Remove this rank from the meeting, in a child: the store may hang."""
     pid, reader = _fork(lambda _: member.step_out(rail))
     _reap(pid, member.STORE_S)
     os.close(reader.descriptor)
 
 
-def _run(rail: plan.Rail, first_step: int, output: int, last_exit: _Exit) -> _Ended:
+def _run(rail: plan.Rail, first_step: int, output: int, last_exit: _Exit) -> _ProcessEnd:
     """Relay one measuring process until it finishes, fails or misses a deadline of its own."""
-    log, logged = transports.made() if rail.go.backend == "nccl" else None, 0
+    log, logged = transports.new_log_file() if rail.go.backend == "nccl" else None, 0
     pid, reader = _fork(lambda say: _take_part(rail, first_step, say, log))
     stalls = Stalls(pid)
     step, phase, within_s = first_step, "start", member.STORE_S
@@ -170,7 +170,7 @@ def _run(rail: plan.Rail, first_step: int, output: int, last_exit: _Exit) -> _En
             if "account" in line:
                 start.write(output, dict(line["account"], stalls=stalls.taken()))
                 step, phase, since = line["round"] + 1, "between", transports.length(log)
-                logged = _tell_log(rail, pid, log, output, 2 * logged) or logged
+                logged = _send_log(rail, pid, log, output, 2 * logged) or logged
             elif "failed" in line:
                 error, gpu_taken = line["failed"], line["gpu_taken"]
                 break
@@ -186,24 +186,24 @@ def _run(rail: plan.Rail, first_step: int, output: int, last_exit: _Exit) -> _En
     os.close(reader.descriptor)
     stalls.close()
     if log is not None:
-        _tell_log(rail, pid, log, output, logged)
+        _send_log(rail, pid, log, output, logged)
         os.close(log)
-    if done:  # its last account has come: that is final, however long it takes to exit
+    if done:  # its last account is final, however long it takes to exit
         last_exit.begins(pid)
-        return _Ended(step, phase)
-    ended = _end(pid, error, last_exit)
-    return _Ended(step, phase, ended, died=not error, late=late, gpu_taken=gpu_taken)
+        return _ProcessEnd(step, phase)
+    reason = _end(pid, error, last_exit)
+    return _ProcessEnd(step, phase, reason, died=not error, late=late, gpu_taken=gpu_taken)
 
 
-def _tell_log(rail: plan.Rail, pid: int, log: int | None, output: int, above: int) -> int:
-    """Send the log where it was asked for and has more bytes than that; how many, 0 if not sent.
+def _send_log(rail: plan.Rail, pid: int, log: int | None, output: int, above: int) -> int:
+    """Send the log if it is wanted and has more than `above` bytes; return its length, or 0.
 
-    After each step, too: the time of the sweep may be up before this process ends.
+    It is sent after each step, too: the sweep's time may be up before this process ends.
     """
     length = transports.length(log)
     if log is None or not rail.go.keep_log or length <= above:
         return 0
-    text = transports.kept(log)
+    text = transports.read_log(log)
     start.write(output, {"event": "nccl_log", "rail": rail.rail, "pid": pid, "text": text})
     return length
 
@@ -225,7 +225,7 @@ def _take_part(
 
 
 def _fork(work: Callable[[Callable[..., None]], None]) -> tuple[int, start.Reader]:
-    """Have a process of its own do that; what it says, line by line, can be read here."""
+    """Run `work` in a child; return its pid, and a reader of the lines that it sends."""
     reading, writing = os.pipe()
 
     def say(**line: Any) -> None:
@@ -244,12 +244,12 @@ def _fork(work: Callable[[Callable[..., None]], None]) -> tuple[int, start.Reade
 
 
 def _end(pid: int, error: str, last_exit: _Exit) -> str:
-    """Kill and reap the measuring process; it is seen off where that takes time."""
+    """Kill and reap the measuring process; in the background if that takes time."""
     if error:
         os.kill(pid, signal.SIGKILL)
-    status = children.reaped(pid, _REAP_S)
+    status = children.wait_for_exit(pid, _REAP_S)
     if status is not None:
-        # The words tell the controller that this end failed by itself.
-        return error or f"its measuring process {children.ending(status)}"
+        # This text tells the controller that this end failed by itself.
+        return error or f"its measuring process {children.describe_exit(status)}"
     last_exit.begins(pid)
-    return error or "its measuring process ended by itself, and is not gone yet"
+    return error or "its measuring process ended by itself, but has not exited yet"

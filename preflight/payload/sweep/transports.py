@@ -1,8 +1,9 @@
-"""What a rail's data go over on this node: held to its own NIC, and looked at after the fact.
+"""Binds a rail to its own NIC, and finds out what transport its data really used.
 
-It falls back without an error, so only its log tells. The log goes to memory, never to a disk.
+NCCL falls back to another transport without an error, so only its log shows it. The log is in
+memory, never on a disk.
 
-Left to choose, NCCL may carry one GPU's data over another's NIC, and hide the one under test.
+By default NCCL may send one GPU's data over another GPU's NIC, and hide the one under test.
 """
 
 from __future__ import annotations
@@ -32,35 +33,35 @@ _VIRTUAL = re.compile(r"NCCL INFO NET/\S+ : Made virtual device \[(\d+)\] name=(
 _CHANNEL = re.compile(r"NCCL INFO Channel \d+(?:/\d+)?\s*: .{0,200} via (.+)")
 _MULTICAST = re.compile(r"NCCL INFO NVLS comm ")
 _NETWORK = re.compile(r"NCCL INFO Using network (.+)")
-# NCCL names a NIC of which it uses the Data Direct interface "mlx5_3_dma"; the system does not.
+# With the Data Direct interface of a NIC, NCCL calls it "mlx5_3_dma"; the system does not.
 _DIRECT = re.compile(r"_dma(?=\+|$)")
 _WARNING = re.compile(r"NCCL WARN (.+)")
-# aws-ofi-nccl before and after 1.14; the copy of NET/IB in HPC-X calls itself IBext_v8 and so on.
+# aws-ofi-nccl before and after 1.14; HPC-X's copy of NET/IB is called IBext_v8 and so on.
 _NAMES = {"AWS Libfabric": "OFI", "Libfabric": "OFI"}
 _PLUGIN_IB = "IBext"
 _MOST = 4 << 20
 KEPT_BYTES = 256 << 10
-"""Of one process's log, for a capture: its first and its last half."""
+"""Most bytes of a process's log in a capture: half from its start, half from its end."""
 
 
-def kept(file: int) -> str:
-    """Return the log as printable lines; of a long one the middle is left out."""
-    said = os.pread(file, _MOST, 0)
-    if len(said) > KEPT_BYTES:
+def read_log(file: int) -> str:
+    """Return the log as printable lines, without the middle of a long one."""
+    raw = os.pread(file, _MOST, 0)
+    if len(raw) > KEPT_BYTES:
         half = KEPT_BYTES // 2
-        left_out = f"\n[{len(said) - 2 * half} bytes are left out here]\n"
-        said = said[:half] + left_out.encode("ascii") + said[-half:]
-    text = said.decode("ascii", "replace").replace("\ufffd", "?")
+        left_out = f"\n[{len(raw) - 2 * half} bytes are left out here]\n"
+        raw = raw[:half] + left_out.encode("ascii") + raw[-half:]
+    text = raw.decode("ascii", "replace").replace("\ufffd", "?")
     return "".join(each for each in text if each in "\t\n" or each.isprintable())
 
 
 class Log:
-    """NCCL's log of this process, in memory; to be made before NCCL is first used."""
+    """NCCL's log of this process, in memory; create it before NCCL is first used."""
 
     def __init__(self, file: int | None = None) -> None:
-        """`file`: where it goes; whoever made it reads it also after this process was killed."""
-        self._file = made() if file is None else file
-        self._told = 0
+        """`file`: its descriptor; the parent can read it even after this process was killed."""
+        self._file = new_log_file() if file is None else file
+        self._read = 0
         os.environ.update(
             NCCL_DEBUG="INFO",
             NCCL_DEBUG_SUBSYS="INIT,NET,GRAPH",
@@ -68,21 +69,21 @@ class Log:
         )
 
     def words(self) -> str:
-        """What carried the data since the last call; nothing where NCCL did not say."""
-        said = os.pread(self._file, _MOST, 0).decode("ascii", "replace")
-        new = said[self._told :]
-        self._told = len(said)
-        return carried(said, new)
+        """The transport used since the last call; "" if the log does not show it."""
+        log = os.pread(self._file, _MOST, 0).decode("ascii", "replace")
+        new = log[self._read :]
+        self._read = len(log)
+        return parse_log(log, new)
 
 
-def carried(said: str, new: str) -> str:
-    """Read "NET/IB mlx5_3 GDRDMA", "NET/Socket eth0", "P2P" out of NCCL's own lines.
+def parse_log(log: str, new: str) -> str:
+    """Find the transport in NCCL's log: "NET/IB mlx5_3 GDRDMA", "NET/Socket eth0", "P2P".
 
-    `said`: everything so far (devices are named once per process). `new`: the communicator's part.
-    Several ways at once are all named, with " + " between them. The lines are those of NCCL 2.27
-    to 2.31: transport/net.cc, p2p.cc, shm.cc, nvls.cc, net_ib.cc (net_ib/init.cc), net_socket.cc.
+    `log`: the whole log (it names devices once per process). `new`: the communicator's part.
+    Several transports are joined by " + ". The lines are those of NCCL 2.27 to 2.31:
+    transport/net.cc, p2p.cc, shm.cc, nvls.cc, net_ib.cc (net_ib/init.cc), net_socket.cc.
     """
-    devices = _devices(said)
+    devices = _devices(log)
     ways: dict[str, None] = {}
     for found in _CHANNEL.finditer(new):
         ways[_way(found.group(1).strip(), devices)] = None
@@ -94,16 +95,16 @@ def carried(said: str, new: str) -> str:
     return " + ".join(ways)
 
 
-def _devices(said: str) -> dict[str, dict[str, str]]:
-    """What each number of each network stands for: "mlx5_3", "mlx5_3 RoCE", "eth0"."""
+def _devices(log: str) -> dict[str, dict[str, str]]:
+    """The device of each number, by network: "mlx5_3", "mlx5_3 RoCE", "eth0"."""
     devices: dict[str, dict[str, str]] = {}
     links: dict[str, str] = {}
-    for using in _USING.finditer(said):
+    for using in _USING.finditer(log):
         for number, name, link in _DEVICE.findall(using.group(2)):
             links[name] = " RoCE" if link == "RoCE" else ""
             own = devices.setdefault(_name(using.group(1)), {})
             own[number] = _DIRECT.sub("", name) + links[name]
-    for number, name in _VIRTUAL.findall(said):
+    for number, name in _VIRTUAL.findall(log):
         link = links.get(name.partition("+")[0], "")
         devices.setdefault("IB", {})[number] = _DIRECT.sub("", name) + link
     return devices
@@ -114,7 +115,7 @@ def _name(network: str) -> str:
 
 
 def _way(via: str, devices: dict[str, dict[str, str]]) -> str:
-    """One channel's: "NET/IB/0/GDRDMA(PCI)", "NET/Socket/0", "P2P/CUMEM/read", "SHM/direct"."""
+    """Convert a channel's transport: "NET/IB/0/GDRDMA(PCI)", "NET/Socket/0", "P2P/CUMEM/read"."""
     kind, *rest = via.split("/")
     if kind == "P2P" and rest[:1] == ["MNNVL"]:
         return "P2P MNNVL"
@@ -128,25 +129,25 @@ def _way(via: str, devices: dict[str, dict[str, str]]) -> str:
 
 
 def _network(network: str, devices: dict[str, dict[str, str]]) -> str:
-    """Of a communicator without channels over the network yet: its only device, if it has one."""
+    """For a communicator without network channels yet: the network, with its device if only one."""
     names = list(devices.get(network, {}).values())
     return f"NET/{network} {names[0]}" if len(names) == 1 else f"NET/{network}"
 
 
-def made() -> int:
-    """A file in memory for a log; its descriptor survives a fork."""
+def new_log_file() -> int:
+    """Create a file in memory for a log; its descriptor survives a fork."""
     return os.memfd_create("nccl")
 
 
 def length(file: int | None) -> int:
-    """Bytes in that log so far; 0 without one."""
+    """Bytes in the log so far; 0 without a log."""
     return 0 if file is None else os.fstat(file).st_size
 
 
 def reason(file: int | None, since: int = 0) -> str:
-    """Return NCCL's last warning in that log from that byte on; nothing where it gave none.
+    """Return NCCL's last warning in the log after byte `since`; "" if there is none.
 
-    ncclGetLastError has the same one: src/debug.cc of NCCL keeps the text of the last WARN.
+    It is the text of ncclGetLastError: src/debug.cc of NCCL keeps the last WARN.
     """
     if file is None:
         return ""
@@ -158,23 +159,23 @@ _ROOT_ONLY = 1
 
 
 def bus_id(torch: Any, gpu: int, by_uuid: Callable[[str], str | None]) -> str | None:
-    """The PCI address of one of torch's GPUs as sysfs spells it; None where nobody tells.
+    """The PCI address of one of torch's GPUs as in sysfs; None where not known.
 
-    torch tells it from 2.8 on (torch/csrc/cuda/Module.cpp), CUDA's driver library always, and both
-    count as CUDA_VISIBLE_DEVICES has it. Where that library is not found, `by_uuid` asks NVML,
-    which counts otherwise, for the UUID that torch tells (from 2.5 on).
+    torch has it from 2.8 on (torch/csrc/cuda/Module.cpp), CUDA's driver library always; both number
+    GPUs by CUDA_VISIBLE_DEVICES. Without that library, `by_uuid` looks it up in NVML, which numbers
+    them differently, by torch's UUID (from 2.5 on).
     """
     known = torch.cuda.get_device_properties(gpu)
     try:
         return f"{known.pci_domain_id:04x}:{known.pci_bus_id:02x}:{known.pci_device_id:02x}.0"
     except AttributeError:
-        told = _by_driver(gpu)
+        by_driver = _by_driver(gpu)
     uuid = getattr(known, "uuid", None)
-    return by_uuid(f"GPU-{uuid}") if told is None and uuid is not None else told
+    return by_uuid(f"GPU-{uuid}") if by_driver is None and uuid is not None else by_driver
 
 
 def _by_driver(gpu: int) -> str | None:
-    """Ask the library that torch uses: the function has been the same since CUDA 4.1."""
+    """Query CUDA's driver library, as torch does: the function is the same since CUDA 4.1."""
     import ctypes
 
     device, text = ctypes.c_int(), ctypes.create_string_buffer(32)
@@ -193,8 +194,8 @@ def _by_driver(gpu: int) -> str | None:
 def nearest(root: str, gpu_bus_id: str, allowed: str = "") -> tuple[str, ...]:
     """RDMA devices with an active port that share the longest PCI path with the GPU.
 
-    `allowed`: NCCL_IB_HCA as the job has it. Nothing where none shares more than the root complex:
-    then which NIC serves the GPU is NCCL's choice. Several where they are equally near.
+    `allowed`: the job's NCCL_IB_HCA. () if none shares more than the root complex: then NCCL
+    chooses the GPU's NIC. Several if they are equally near.
     """
     gpu = sysfs.pci_path(f"{root}/bus/pci/devices/{gpu_bus_id}")
     shared: dict[str, int] = {}
@@ -210,9 +211,9 @@ def nearest(root: str, gpu_bus_id: str, allowed: str = "") -> tuple[str, ...]:
 
 
 def permits(spec: str, name: str) -> bool:
-    """Whether NCCL_IB_HCA lets NCCL use a device: a list, "^" excludes, "=" is for whole names.
+    """Whether NCCL_IB_HCA lets NCCL use a device: a list; "^" excludes, "=" matches whole names.
 
-    Names are prefixes without "="; ports after a colon are not looked at. Source: NCCL's env.rst.
+    Without "=", names are prefixes; ports after a colon are ignored. Source: NCCL's env.rst.
     """
     exclude, exact = spec.startswith("^"), spec.lstrip("^").startswith("=")
     names = [each.partition(":")[0] for each in spec.lstrip("^=").split(",") if each]
@@ -221,51 +222,51 @@ def permits(spec: str, name: str) -> bool:
 
 
 def _together(one: list[str], other: list[str]) -> int:
-    """How many steps two paths have in common from the root on."""
+    """How many steps from the root two paths share."""
     return len(list(itertools.takewhile(lambda step: step[0] == step[1], zip(one, other))))  # noqa: B905 - Python 3.8
 
 
 def active(device: str) -> list[str]:
-    """The ports of an RDMA device, as a folder of sysfs, that are up."""
+    """The active ports of an RDMA device, given its folder in sysfs."""
     ports = device + "/ports"
     return [port for port in names(ports) if "ACTIVE" in attempt(f"{ports}/{port}/state")]
 
 
 UNPLACED = (
-    "the PCI address of its GPU is unknown: NCCL was not held to the NIC next to it, and no error "
-    "counter or clock of the GPU is tied to this rail"
+    "the PCI address of its GPU is unknown: NCCL was not bound to the NIC next to it, and no error "
+    "counter or clock of the GPU is assigned to this rail"
 )
 
 
-class Means:
-    """One per measuring process; `prepare` before the first group is made."""
+class Transport:
+    """A rail's transport, one per measuring process; call `prepare` before making a group."""
 
     def __init__(
         self, torch: Any, rail: plan.Rail, by_uuid: Callable[[str], str | None],
         log: int | None = None,
     ) -> None:  # fmt: skip
-        """`by_uuid` asks NVML for a GPU's PCI address, where torch and CUDA do not tell it.
+        """`by_uuid` looks up a GPU's PCI address in NVML, if torch and CUDA do not have it.
 
-        `log`: where NCCL is to write its log, a descriptor.
+        `log`: the descriptor of NCCL's log.
         """
         self._torch = torch
         self._rail = rail
         self._by_uuid = by_uuid
-        self._carried: set[str] = set()
-        """Of the words on what carried the data: devices are among them."""
+        self._used: set[str] = set()
+        """The words of the transports used, devices among them."""
         self._ready = False
         self._log: Log | None = None
-        self._file = made() if log is None and rail.go.backend == "nccl" else log
+        self._file = new_log_file() if log is None and rail.go.backend == "nccl" else log
         self._since = 0
         self._sockets: set[str] = set()
         self.bus_id: str | None = None
         self.devices: tuple[str, ...] = ()
         self.interface = ""
         self.unplaced = ""
-        """What is not checked for want of the GPU's PCI address."""
+        """What is not checked because the GPU's PCI address is not known."""
 
     def prepare(self) -> None:
-        """Find the rail's own NIC and hold the library to it; note which sockets there are."""
+        """Find the rail's own NIC and bind the library to it; note the open sockets."""
         if not self._ready:
             self._ready = True
             if self._rail.go.backend == "nccl":
@@ -274,11 +275,11 @@ class Means:
                 named = gloo_interfaces(self._rail)
                 self.interface = named[0] if named else interface_of(self._rail.local)
         self._sockets = set(_sockets())
-        self._carried = set()
+        self._used = set()
         self._since = length(self._file)
 
     def question(self) -> dict[str, Any]:
-        """Which counters to read: those of all devices, where this rail's own are not known."""
+        """Which counters to read: those of all devices if this rail's own are not known."""
         return {
             "bus_id": self.bus_id,
             "devices": self.devices or None,
@@ -286,16 +287,16 @@ class Means:
         }
 
     def words(self) -> str:
-        """What carried the data, by the library's log or by the sockets that it opened."""
-        said = self._log.words() if self._log is not None else self._tcp()
-        self._carried.update(re.split(r"[ +]+", said))
-        return said
+        """The transport used, by the library's log or by the sockets that it opened."""
+        used = self._log.words() if self._log is not None else self._tcp()
+        self._used.update(re.split(r"[ +]+", used))
+        return used
 
     def owns(self, counter: str) -> bool:
-        """Whether a counter is surely this rail's: its GPU's, its NIC's, its interface's.
+        """Whether a counter surely belongs to this rail: to its GPU, its NIC or its interface.
 
-        Its NIC is the only one that it was held to, or one that is said to have carried its data:
-        several are as near where rails share a PCI switch, or in a VM that shows no PCI tree.
+        Its NIC is the only one that it was bound to, or one that its data used. Several NICs are
+        equally near if rails share a PCI switch, or in a VM without a PCI tree.
         """
         part = counter.partition(" ")[0]
         if part in ("GPU", "Xid"):
@@ -303,10 +304,10 @@ class Means:
         if part in ("tcp", self.interface):
             return True
         device = part.partition("/")[0]
-        return device in self._carried or self.devices == (device,)
+        return device in self._used or self.devices == (device,)
 
     def reason(self) -> str:
-        """Why NCCL failed since `prepare`, in its own words; nothing where it gave none."""
+        """Why NCCL failed since `prepare`, in its own words; "" if it gave no reason."""
         return reason(self._file, self._since)
 
     def _prepare_nccl(self) -> None:
@@ -322,7 +323,7 @@ class Means:
         self._log = Log(self._file)
 
     def _tcp(self) -> str:
-        """The interfaces of the connections that were opened since `prepare`."""
+        """The interfaces of connections opened since `prepare`."""
         found: dict[str, None] = {}
         for link, descriptor in _sockets().items():
             if link not in self._sockets:
@@ -332,7 +333,7 @@ class Means:
 
 
 def gloo_interfaces(rail: plan.Rail) -> list[str]:
-    """The interfaces that gloo is held to: ours, or the job's; none where the route decides.
+    """The interfaces that gloo is bound to: ours, or the job's; [] if the route decides.
 
     GLOO_SOCKET_IFNAME as torch reads it: whole names (torch/csrc/distributed/c10d/init.cpp).
     """
@@ -343,7 +344,7 @@ def gloo_interfaces(rail: plan.Rail) -> list[str]:
 
 
 def _sockets() -> dict[str, int]:
-    """Our own sockets: what the kernel calls each, and its descriptor."""
+    """Our own sockets: the kernel's name of each, and its descriptor."""
     found: dict[str, int] = {}
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -356,7 +357,7 @@ def _sockets() -> dict[str, int]:
 
 
 def _local(descriptor: int) -> list[str]:
-    """The local address of a connection; nothing for what is not connected over IP."""
+    """The local address of a connection; [] if it is not connected over IP."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as copy:
             copy.getpeername()

@@ -1,14 +1,13 @@
-"""Every all-reduce is compared with what must come out, to the bit, outside of its time.
+"""Compares the result of every all-reduce with the expected one, bit by bit, outside of its time.
 
-In place, each all-reduce multiplies the sum by the number of ends, and soon bits are gone: so the
-data are written anew after each. On a GPU that would take longer than a small all-reduce itself:
-there the data of small sizes are compared after the last one, with one more where bits were lost.
+In place, each all-reduce multiplies the sum by the number of ends, until bits are lost: so the data
+are rewritten after each. On a GPU that would take longer than a small all-reduce itself: there, the
+data of small sizes are compared after the last one, with one more if bits were lost.
 
-int32 with wrap-around addition is exact and independent of order, so the comparison is equality. So
-is a sum of whole numbers in float32 and bfloat16, as long as it needs no more bits than those have.
+int32 with wrap-around addition is exact and independent of order, so results must be equal. So is a
+sum of whole numbers in float32 and bfloat16 that fits their bits.
 
-torch.equal goes through a host's 4 MiB in 0.7 ms, libc in 0.1 ms; and every all-reduce of a healthy
-pair is compared.
+On the host, memcmp is used: torch.equal takes 0.7 ms for 4 MiB, libc 0.1 ms.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-# Odd multipliers from Knuth's golden ratio and from xxHash; any odd constant that mixes would do.
+# Odd multipliers from Knuth's golden ratio and from xxHash; any odd constant that mixes works.
 _INDEX = -1640531535
 _KEY = 2246822519
 WORD = 2**32
 _HALF = 2**31
 
 _EXACT_BITS = {"float32": 24, "bfloat16": 8}
-"""All whole numbers up to that power of two are exact (IEEE 754 binary32; Intel's bfloat16)."""
+"""Whole numbers up to this power of two are exact (IEEE 754 binary32; Intel's bfloat16)."""
 
 
 class Ends(NamedTuple):
-    """Whose data are summed: the key of each end, and which of them we are."""
+    """The ends whose data are summed: the key of each, and our index."""
 
     keys: list  # type: ignore[type-arg]  # of int; Python 3.8
     rank: int
@@ -52,7 +51,7 @@ def key(seed: int, round_index: int, rank: int) -> int:
 def fill(torch: Any, buffer: Any, of_key: int, ends: int = 2) -> None:
     """Write the pattern of one end into `buffer` (on any device), in place.
 
-    Of float32 and bfloat16: whole numbers, of which the sum over so many ends is exact.
+    For float32 and bfloat16: whole numbers whose sum over `ends` is exact.
     """
     exact_bits = _EXACT_BITS.get(name(buffer))
     words = torch.empty(0, dtype=torch.int32, device=buffer.device) if exact_bits else buffer
@@ -92,15 +91,15 @@ def same(one: Any, other: Any) -> bool:
 
 
 EACH_FROM_BYTES = 64 << 10
-"""From this size on, each operation is checked on a GPU too."""
+"""From this size on, each operation is checked on a GPU, too."""
 
 FLOATS = {"nccl": ("float32", "bfloat16"), "gloo": ("float32",)}
-"""What jobs sum in, and what has kernels of its own. Gloo adds bfloat16 in newer torch only
-(pytorch/pytorch issue 111131)."""
+"""The data types that jobs reduce, and that have kernels of their own. Gloo reduces bfloat16 only
+in newer torch (pytorch/pytorch issue 111131)."""
 
 _PAIR = 2
 _SHORT = 2  # bytes of a bfloat16
-_DOUBLINGS = 16  # after more of them in place too few bits of the data are left
+_DOUBLINGS = 16  # after more of them in place, too few bits of the data are left
 
 
 @dataclass
@@ -114,7 +113,7 @@ class Wrong:
     times: int = 1
 
     def words(self, data: Data) -> str:
-        """Say it in one line."""
+        """Return a description in one line."""
         digits = 2 * data.buffer.element_size()
         got, wanted = (f"0x{value % 16**digits:0{digits}x}" for value in (self.got, self.wanted))
         return (
@@ -125,7 +124,7 @@ class Wrong:
 
 
 class Data:
-    """One size's buffer, what goes into it, and what must come out."""
+    """One size's buffer, its data, and the expected result."""
 
     def __init__(
         self,
@@ -154,10 +153,10 @@ class Data:
         self._bits, self._wanted_bits = self.buffer.view(bits), self._wanted.view(bits)
         self._pair = len(keys) == _PAIR
         self._reports: list[Any] = []
-        """Of a device, which is not waited for: (wrong or not, where, what), still to be read."""
+        """Reports of a device, (wrong or not, where, what), which are read later."""
 
     def check(self) -> None:
-        """Compare what the last operation left, and write the data anew, where each is checked."""
+        """Compare the last result, and rewrite the data, if each operation is checked."""
         self.operations += 1
         if not self.each:
             return
@@ -168,7 +167,7 @@ class Data:
         self.buffer.copy_(self._mine)
 
     def settle(self, group: Any) -> None:
-        """Say the last word on this size: read a device's reports, compare a small size."""
+        """Finish the checks of this size: read a device's reports, compare a small size."""
         for place, found in enumerate(self._reports):
             differs, index, got = (int(value) for value in found.tolist())
             if differs:
@@ -179,12 +178,12 @@ class Data:
             self._compare_small(group)
 
     def words(self) -> str:
-        """What was wrong, in one line."""
+        """Return what was wrong, in one line."""
         assert self.wrong is not None
         return self.wrong.words(self)
 
     def right_alone(self, keys: list[int]) -> bool:
-        """Whether the same sum comes out on this device again, without any network."""
+        """Whether this device computes the same sum again, without a network."""
         return bool(
             self._torch.equal(self._wanted, expected(self._torch, self.buffer, reversed(keys)))
         )
@@ -212,7 +211,7 @@ class Data:
 
 
 def report(torch: Any, buffer: Any, wanted: Any) -> Any:
-    """Whether they differ, where first, and what is there: computed without waiting for it."""
+    """Compute whether they differ, where first, and the value there, without waiting for it."""
     differs = buffer != wanted
     index = differs.to(torch.uint8).argmax().reshape(1)
     return torch.cat((differs.any().reshape(1).long(), index, buffer.index_select(0, index).long()))

@@ -14,7 +14,7 @@
     return done;
   }
 
-  function told(button, done) {
+  function showCopied(button, done) {
     if (!button.dataset.words) { button.dataset.words = button.textContent; }
     button.textContent = done ? "copied" : "select and copy by hand";
     button.classList.toggle("done", done);
@@ -26,10 +26,10 @@
 
   function copy(button) {
     var words = button.dataset.copy;
-    if (!navigator.clipboard) { told(button, byHand(words)); return; }
+    if (!navigator.clipboard) { showCopied(button, byHand(words)); return; }
     navigator.clipboard.writeText(words).then(
-      function () { told(button, true); },
-      function () { told(button, byHand(words)); }
+      function () { showCopied(button, true); },
+      function () { showCopied(button, byHand(words)); }
     );
   }
 

@@ -17,7 +17,7 @@ from preflight.facts.burn import (
     Reading,
     Ready,
 )
-from preflight.fleet.model import Host, Promise
+from preflight.fleet.model import Expected, Host
 from tests.unit.facts.builders import facts, gpu
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from preflight.facts.burn import Burn
 
 H100 = "NVIDIA H100 80GB HBM3"
-PROMISE = Promise(gpus=8)
+EXPECTATION = Expected(gpus=8)
 USUAL: dict[Measure, float] = {
     "gemm_tflops": 740.0,
     "memory_gbs": 2900.0,
@@ -124,13 +124,13 @@ def lost(device: int, how: str = "hung", phase: str = "gemm", *, starved: bool =
     return Lost(device=device, phase=phase, how=how, error=error, starved=starved)  # type: ignore[arg-type]
 
 
-def judged(*nodes: Burned, promise: Promise = PROMISE) -> Sequence[Burn]:
+def judged(*nodes: Burned, expectation: Expected = EXPECTATION) -> Sequence[Burn]:
     """The nodes h1, h2, ... of one group, judged together."""
     fleet = {f"h{number}": one for number, one in enumerate(nodes, 1)}
-    hosts = [Host(name=name, address=name, promised=promise) for name in fleet]
-    told = {
+    hosts = [Host(name=name, address=name, expected=expectation) for name in fleet]
+    node_facts = {
         name: facts(name, gpus=None) if one.ready and one.ready.kind == "cpu" else facts(name)
         for name, one in fleet.items()
     }
-    found = judge_burn(fleet, hosts, told)
+    found = judge_burn(fleet, hosts, node_facts)
     return [found[name] for name in fleet]

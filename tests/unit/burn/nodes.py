@@ -74,7 +74,7 @@ class Node:
         self._thread.start()
 
     def burned(self) -> Burned:
-        """What the node said in the end."""
+        """The node's last event."""
         self._thread.join(DEADLINE_S + 30)
         assert not self._thread.is_alive()
         return self._found[self._name]
@@ -83,7 +83,7 @@ class Node:
         """The process of that name, once the node is in the GEMM; `early`: as soon as it is."""
 
         def there() -> list[int]:
-            step = self.stage._said[self._name].step
+            step = self.stage._collected[self._name].step
             begun = step is not None and step.phase == "gemm"
             return named(os.getpid(), name) if early or begun else []
 

@@ -58,7 +58,7 @@ def test_every_device_is_measured_and_proven() -> None:
     assert node.steps[-1][0] == node.steps[-1][1] > 1
 
 
-def test_a_device_that_hangs_or_dies_costs_itself_and_nobody_else() -> None:
+def test_a_device_that_hangs_or_dies_costs_no_other_device() -> None:
     """One stopped, one killed (by the kernel for memory, say): each is named, the rest goes on."""
     node = Node(long_gemm(limit_s=5, samples=60))
     os.kill(node.find("preflight-cpu2"), signal.SIGSTOP)
@@ -77,7 +77,7 @@ def test_a_device_that_hangs_or_dies_costs_itself_and_nobody_else() -> None:
 def test_a_device_that_is_slow_stands_out() -> None:
     """One of four has 4 % of its time only, and none of the others is called slow.
 
-    Where others' work scatters its peers too much nothing is said: then it is looked at again.
+    Where other work scatters its peers too much, there is no verdict, and the test measures again.
     """
     held: dict[str, str] = {}
     for _ in range(3):
@@ -105,7 +105,7 @@ def test_two_runs_never_measure_each_other(shut_out: Node) -> None:
 
 
 def test_a_node_that_is_killed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent dies: what it had said is kept, its devices' processes end with it."""
+    """The agent dies: what it had sent is kept, its devices' processes end with it."""
     monkeypatch.setattr(stage, "_TURN_S", 0.2)
     node = Node(long_gemm(limit_s=60), slots=2)
     os.kill(_parent(node.find("preflight-cpu0")), signal.SIGKILL)
@@ -115,11 +115,11 @@ def test_a_node_that_is_killed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(burned.opened) == 2
 
 
-def test_out_of_time_nobody_is_blamed() -> None:
-    """The only node is not through by the deadline: what it said is kept, and it is our time."""
+def test_out_of_time_no_node_is_blamed() -> None:
+    """The only node is not done by the deadline: what it sent is kept, and it is not blamed."""
     burned = Node(long_gemm(limit_s=100, samples=100_000), slots=2, deadline_s=5).burned()
     assert (burned.done, burned.stopped) == (False, True)
-    assert "its time was up before it was through" in burned.trouble
+    assert "it had not finished when its time was up" in burned.trouble
 
 
 CONTROLLER = """\

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from preflight.burn.units import among
-from preflight.core.thresholds import SHIPPED, Told
-from preflight.fleet.model import Promise
+from preflight.core.thresholds import SHIPPED, Override
+from preflight.fleet.model import Expected
 from tests.unit.burn.builders import burned, judged
 
 if TYPE_CHECKING:
@@ -54,31 +54,31 @@ def test_a_node_all_of_whose_gpus_are_slow_shows_beside_other_nodes() -> None:
     assert "8 others on another node" in slow.of("gemm_tflops")[0].limit_origin
 
 
-def test_one_that_is_fast_makes_nobody_slow() -> None:
+def test_a_fast_gpu_makes_no_other_slow() -> None:
     """Of two others the slower counts: three GPUs, one of them twice as fast."""
-    (burn,) = judged(burned({("gemm_tflops", 0): 2.0}, gpus=3), promise=Promise(gpus=3))
+    (burn,) = judged(burned({("gemm_tflops", 0): 2.0}, gpus=3), expectation=Expected(gpus=3))
     assert odd(burn, "gemm_tflops") == []
 
 
 def test_without_peers_and_floors_nothing_is_known() -> None:
-    """Two GPUs of an unknown kind on the only node: neither can be said to be the slow one."""
-    (burn,) = judged(burned({("gemm_tflops", 1): 0.5}, gpus=2), promise=Promise(gpus=2))
+    """Two GPUs of an unknown model on the only node: neither can be called the slow one."""
+    (burn,) = judged(burned({("gemm_tflops", 1): 0.5}, gpus=2), expectation=Expected(gpus=2))
     assert {held for _, _, held in odd(burn, "gemm_tflops")} == {"unheld"}
 
 
 def test_a_promised_model_has_a_floor() -> None:
     """Two H100 are held against what H100 reach, and the sentence says so."""
-    promise = Promise(gpus=2, gpu_model="H100 SXM", origin="fleet.toml [group.train]")
-    (burn,) = judged(burned({("gemm_tflops", 1): 0.5}, gpus=2), promise=promise)
+    expectation = Expected(gpus=2, gpu_model="H100 SXM", origin="fleet.toml [group.train]")
+    (burn,) = judged(burned({("gemm_tflops", 1): 0.5}, gpus=2), expectation=expectation)
     assert odd(burn, "gemm_tflops") == [("gemm_tflops", "GPU 1", "slow")]
     assert "floor for H100 SXM" in burn.of("gemm_tflops")[1].limit_origin
 
 
 def test_a_site_may_set_another_number() -> None:
     """What the inventory sets is in force for its group, and is named."""
-    told = Told(0.5, "fleet.toml [group.train]")
-    promise = Promise(gpus=8, limits={"cuda.gemm_tflops": told})
-    (burn,) = judged(burned({("gemm_tflops", 5): 0.6}), promise=promise)
+    told = Override(0.5, "fleet.toml [group.train]")
+    expectation = Expected(gpus=8, limits={"cuda.gemm_tflops": told})
+    (burn,) = judged(burned({("gemm_tflops", 5): 0.6}), expectation=expectation)
     assert odd(burn, "gemm_tflops") == []
     assert "cuda.gemm_tflops 0.5" in burn.of("gemm_tflops")[0].limit_origin
 
@@ -95,7 +95,7 @@ def test_a_load_that_does_not_last_needs_no_peers() -> None:
     """A single GPU that loses 40 % of its speed while it warms up is slow by its own start."""
     droops = tuple(700.0 * (1 - 0.4 * n / 39) for n in range(40))
     one = _with_samples(burned(gpus=1), "sustained_tflops", 0, droops)
-    (burn,) = judged(one, promise=Promise(gpus=1))
+    (burn,) = judged(one, expectation=Expected(gpus=1))
     assert odd(burn, "sustained_tflops") == [("sustained_tflops", "GPU 0", "slow")]
     assert "own first quarter" in burn.of("sustained_tflops")[0].limit_origin
 
@@ -105,10 +105,10 @@ def test_a_cpu_that_was_taken_is_no_broken_device() -> None:
     healthy = [burned(kind="cpu", gpus=4) for _ in range(2)]
     taken = burned({("gemm_tflops", 1): 0.1}, kind="cpu", gpus=4, waited=0.8)
     calm = burned({("gemm_tflops", 1): 0.1}, kind="cpu", gpus=4)
-    assert odd(judged(*healthy, taken, promise=Promise())[2], "gemm_tflops") == [
+    assert odd(judged(*healthy, taken, expectation=Expected())[2], "gemm_tflops") == [
         ("gemm_tflops", "slot 1", "starved")
     ]
-    assert odd(judged(*healthy, calm, promise=Promise())[2], "gemm_tflops") == [
+    assert odd(judged(*healthy, calm, expectation=Expected())[2], "gemm_tflops") == [
         ("gemm_tflops", "slot 1", "slow")
     ]
 
@@ -133,7 +133,7 @@ def test_far_sides_are_held_against_far_sides() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_healthy_noise_condemns_nobody(seed: int) -> None:
+def test_healthy_noise_counts_against_no_unit(seed: int) -> None:
     """GPUs that differ by up to 3 % are all fine, whatever the draw."""
     noise = random.Random(seed)  # noqa: S311 - no secret
     fleet = [_shaken(noise) for _ in range(1 + seed % 4)]

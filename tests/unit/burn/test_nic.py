@@ -77,9 +77,9 @@ def _nic(node: Path, name: str, *, state: str = "4: ACTIVE", numa: int | None = 
 def _measured(
     node: Path, ends: float = math.inf, sides: Sides | None = None, **how: int
 ) -> list[dict[str, Any]]:
-    said: list[dict[str, Any]] = []
-    paths.measure_nics({**HOW, **how}, str(node), said.append, sides or [], ends)
-    return said
+    events: list[dict[str, Any]] = []
+    paths.measure_nics({**HOW, **how}, str(node), events.append, sides or [], ends)
+    return events
 
 
 def test_every_active_nic_is_measured(node: Path) -> None:
@@ -90,12 +90,12 @@ def test_every_active_nic_is_measured(node: Path) -> None:
     _nic(node, "mlx5_0")
     _nic(node, "mlx5_1")
     _nic(node, "mlx5_2", state="1: DOWN")
-    said = _measured(node)
-    assert [(one["event"], one.get("name", one.get("error"))) for one in said] == [
+    events = _measured(node)
+    assert [(one["event"], one.get("name", one.get("error"))) for one in events] == [
         ("reading", "mlx5_0"),
         ("trouble", "mlx5_1: Couldn't allocate MR"),
     ]
-    assert said[0]["samples"] == [393.25, 393.25]
+    assert events[0]["samples"] == [393.25, 393.25]
 
 
 def test_one_nic_at_a_time_on_each_numa_node(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,15 +116,15 @@ def test_one_nic_at_a_time_on_each_numa_node(node: Path, monkeypatch: pytest.Mon
     pinned: list[list[int]] = []
     monkeypatch.setattr(paths, "_loop", loop)
     monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, cpus: pinned.append(cpus))
-    said = _measured(node, sides=[(0, [0, 1]), (1, [2, 3])], samples=1)
-    assert sorted(one["name"] for one in said) == [*numa]
+    events = _measured(node, sides=[(0, [0, 1]), (1, [2, 3])], samples=1)
+    assert sorted(one["name"] for one in events) == [*numa]
     assert sorted(pinned) == [[0, 1], [2, 3]]
 
 
 def test_nics_of_unknown_places_are_measured_one_by_one(
     node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a virtual machine nobody knows what they share."""
+    """In a virtual machine it is not known what they share."""
     _nic(node, "mlx5_0", numa=0)
     _nic(node, "mlx5_1")
     threads: set[int] = set()
@@ -147,10 +147,10 @@ def test_who_had_no_time_is_named(
     for name in names:
         _nic(node, name)
     monkeypatch.setattr(paths, "_loop", lambda *_: (390.0, ""))
-    said = _measured(node, ends=0.0, first=first)
-    assert [one["event"] for one in said] == ["reading", "no_time"]
-    assert said[0]["name"] == begun
-    assert said[1]["names"] == [name for name in names if name != begun]
+    events = _measured(node, ends=0.0, first=first)
+    assert [one["event"] for one in events] == ["reading", "no_time"]
+    assert events[0]["name"] == begun
+    assert events[1]["names"] == [name for name in names if name != begun]
 
 
 def test_without_nics_or_the_tool_it_says_which(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from preflight.burn.judge import judge_burn
 from preflight.burn.units import conditions, key_of, units
 from preflight.core.statistics import FEWEST, usual
-from preflight.fleet.model import Host, Promise
+from preflight.fleet.model import Expected, Host
 from tests.unit.burn.builders import USUAL, burned
 from tests.unit.facts.builders import facts
 
@@ -34,10 +34,10 @@ def nights(of: Burned, *shares: float) -> dict[str, tuple[float, ...]]:
 
 
 def judge(
-    tonight: Burned, past: Mapping[str, Sequence[float]], promise: Promise | None = None
+    tonight: Burned, past: Mapping[str, Sequence[float]], expectation: Expected | None = None
 ) -> Burn:
     """The only node there is, held against its past."""
-    host = Host(name="h1", address="h1", promised=promise or Promise())
+    host = Host(name="h1", address="h1", expected=expectation or Expected())
     return judge_burn({"h1": tonight}, [host], {"h1": facts("h1")}, past)["h1"]
 
 
@@ -45,7 +45,7 @@ STEADY = (1.0, 1.002, 0.998, 1.001, 0.999, 1.0)
 
 
 def test_a_gpu_alone_is_held_against_its_own_nights() -> None:
-    """A third of its speed is gone since last night, and there is nobody to compare it with."""
+    """A third of its speed is gone since last night, and it has no peers."""
     slow = judge(burned({("gemm_tflops", 0): 0.66}, gpus=1), nights(ALONE, *STEADY))
     (gemm,) = slow.of("gemm_tflops")
     assert gemm.held == "slow"
@@ -76,10 +76,10 @@ def test_peers_and_floors_come_first() -> None:
     """Eight equal GPUs that were all faster last year: their peers say that they are fine."""
     whole = burned()
     faster = nights(whole, *(2 * share for share in STEADY))
-    told = judge(whole, faster, Promise(gpus=8))
-    assert {one.held for one in told.of("gemm_tflops")} == {"ok"}
-    promised = Promise(gpus=1, gpu_model="H100 SXM", origin="fleet.toml")
-    (gemm,) = judge(ALONE, nights(ALONE, *(2 * s for s in STEADY)), promised).of("gemm_tflops")
+    burn = judge(whole, faster, Expected(gpus=8))
+    assert {one.held for one in burn.of("gemm_tflops")} == {"ok"}
+    expected = Expected(gpus=1, gpu_model="H100 SXM", origin="fleet.toml")
+    (gemm,) = judge(ALONE, nights(ALONE, *(2 * s for s in STEADY)), expected).of("gemm_tflops")
     assert gemm.held == "ok"
     assert "floor for H100 SXM" in gemm.limit_origin
 

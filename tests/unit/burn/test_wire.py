@@ -1,4 +1,4 @@
-"""What a node may say of its burn-in: typed, bounded, of its own devices, and once."""
+"""A node's burn-in events are typed, bounded, of its own devices, and sent once."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _JSON = st.recursive(
 
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_event(document: bytes) -> None:
-    """Whatever comes is an event or a refusal in one line."""
-    with pytest.raises(WireError, match="something else than it should"):
+    """Any bytes are an event or an error of one line."""
+    with pytest.raises(WireError, match="sent an invalid event"):
         decode_burned(document)
 
 
@@ -56,25 +56,25 @@ def test_events_with_strange_fields(tag: str, samples: object, device: object) -
         msgspec.structs.replace(GEMM, device=0, to=7),
         lost(5),
     ],
-    ids=["ready again", "said again", "no such device", "no such partner", "lost a stranger"],
+    ids=["ready again", "sent again", "no such device", "no such partner", "lost a stranger"],
 )
 def test_what_it_cannot_have_seen_is_refused(event: object) -> None:
-    """A node that says something twice would outvote itself; a device it has not is nobody's."""
-    said = Collected()
-    said.take(READY)
-    said.take(GEMM)
+    """A repeated result would count twice in a vote; so would one of a device that is not there."""
+    collected = Collected()
+    collected.take(READY)
+    collected.take(GEMM)
     with pytest.raises(WireError):
-        said.take(event)  # type: ignore[arg-type]
+        collected.take(event)  # type: ignore[arg-type]
 
 
 def test_devices_before_their_number_are_refused() -> None:
-    """Who never said what it has tells of nothing."""
+    """A result before `ready` is refused."""
     with pytest.raises(WireError):
         Collected().take(proofs(0)[0])
 
 
 def test_a_burn_in_is_kept_whole() -> None:
-    """What workers and replays read is what was measured."""
+    """Workers of xdist and replays decode exactly what was measured."""
     measured = Measured(nonce="n", burned={"h1": burned()})
     assert Measured.decode(measured.encode()) == measured
 

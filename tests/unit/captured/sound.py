@@ -23,7 +23,7 @@ _IDS = frozenset(one.check.id for one in load_folder(shipped_folder()))
 
 
 def sound(found: Captured | None) -> dict[str, Verdict]:
-    """Hold what was read, if anything, against what is promised of it; its verdicts by check."""
+    """Hold what was read, if anything, against what is expected of it; its verdicts by check."""
     if found is None:
         return {}
     assert found.kind
@@ -40,7 +40,7 @@ def sound(found: Captured | None) -> dict[str, Verdict]:
 
 def _clean(verdict: Verdict) -> None:
     """A judgement, not a crash, in words for a terminal, with what to do where that is needed."""
-    assert verdict.outcome not in (Outcome.BROKEN, Outcome.LOST), verdict
+    assert verdict.outcome not in (Outcome.BROKEN, Outcome.MISSING), verdict
     assert 0 < len(verdict.sentence) <= LONGEST
     assert verdict.sentence.isprintable(), verdict
     assert len(verdict.advice) <= LONGEST

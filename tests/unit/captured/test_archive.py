@@ -155,8 +155,8 @@ def test_facts_of_another_version_prove_nothing(
     ("content", "said"),
     [
         (packed({"nodes/h1/env.txt": b"x" * 9999})[:-40], "it ends early"),
-        (gzip.compress(b"no tar"), "no whole archive"),
-        (gzip.compress(b""), "no whole archive"),
+        (gzip.compress(b"no tar"), "no complete archive"),
+        (gzip.compress(b""), "no complete archive"),
         (repacked("run/report.json"), "it does not begin with manifest.json"),
         (repacked("./nodes/h1/facts.json"), "it does not begin with manifest.json"),
         (tarred((member("../../etc/cron.d/x"), b"x")), "no capture has a file"),

@@ -18,7 +18,7 @@ CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus" / "env"
 CASES = sorted(CORPUS.glob("*.txt"))
 SEEN_IN_SENTENCES = {
     "NCCL_TIMEOUT has no effect": ("NCCL_TIMEOUT has no effect",),
-    "all fast transports disabled on purpose": ("all fast ways are switched off",),
+    "all fast transports disabled on purpose": ("all fast paths are switched off",),
     "--tp 12 vs 24": ("--tp 12", "--tp 24"),
     "--dist-init-addr differs": ("--dist-init-addr",),
     "NCCL_IB_HCA mlx5_0 vs mlx5_1": ("NCCL_IB_HCA=mlx5_0", "NCCL_IB_HCA=mlx5_1"),
@@ -77,7 +77,7 @@ def test_of_a_node_that_is_not_told_nothing_is_said(text: str) -> None:
     """Whether a way that is switched off is there, and whether there are GPUs, is not known."""
     said = {one.check: one.verdict for one in judge_captured({"job.env": captured(text)})}
     assert said["env.transports"].outcome is Outcome.NOT_RUN
-    assert "nothing here tells" in said["env.transports"].sentence
+    assert "nothing here shows" in said["env.transports"].sentence
     assert "no GPUs here" not in said["env.debugging"].sentence
     assert said["env.debugging"].outcome is Outcome.NOT_RUN
 

@@ -62,8 +62,8 @@ def settings(name: str = "ens1", **changes: str) -> str:
         ),
         ({"Supported_link_modes": "Not reported", "Speed": "54000Mb/s"}, "ok", "54 Gb/s"),
         ({"Supported_link_modes": ""}, "unknown", "nothing says what speed ens1 should have"),
-        ({"Link_detected": "ye"}, "unknown", "does not say whether its link is detected"),
-        ({"Link_detected": ""}, "unknown", "does not say whether its link is detected"),
+        ({"Link_detected": "ye"}, "unknown", 'has no "Link detected: yes" or "no"'),
+        ({"Link_detected": ""}, "unknown", 'has no "Link detected: yes" or "no"'),
     ],
 )
 def test_a_pasted_ethtool(changes: dict[str, str], outcome: str, words: str) -> None:
@@ -140,7 +140,7 @@ def ip_json(*odd: int, mtu: int = 9000, **more: object) -> str:
         (ip_json(cfg={"ens1": {"MTU": "9000"}}), "ok", "MTU 9000"),
         (ip_json(cfg={"ens1": {"MTU": "9000"}, "ens7": {"MTU": "9000"}}), "unknown", "ens7"),
         (ip_json()[:-9], "unknown", "could not be read"),
-        ('[{"ifname": "ens1"}]', "unknown", "ens1 tells no MTU, speed or state"),
+        ('[{"ifname": "ens1"}]', "unknown", "ens1 has no MTU, speed or state"),
         (
             json.dumps([{"ifname": "ens1", "speed": 10000, "duplex": "Full", "link-detected": True,
                          "supported-link-modes": ["10000baseT/Full"]}]),

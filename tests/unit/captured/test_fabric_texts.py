@@ -124,11 +124,12 @@ def switch(*fans: str, chassis: str = "OK", supply: str = "OK", end: str = "-" *
     [
         (switch("8493", "7349"), "ok", "switch 0xa002: 2 fans turning, 2 power supplies OK"),
         (switch("8493", "0"), "fail", "fan#2 stands still (0 rpm)"),
+        (switch("8493", "7349").replace("fan#1", "fan#3"), "unknown", "of fans 1 to 3 it tells 2"),
         (switch("8493", chassis="ERROR"), "fail", "fan status says ERROR, OK is expected"),
         (switch("8493", supply="FAILED"), "fail", "PSU1 status says FAILED"),
         (switch("8493", supply="not present"), "warn", "PSU1 status says not present"),
         (switch("8493", supply="??"), "unknown", "PSU1 status says ??"),
-        (switch("8493", end=""), "unknown", "does not end as the tool does"),
+        (switch("8493", end=""), "unknown", "it lacks the tool's last line"),
         (switch("8493")[:-120], "unknown", ""),
     ],
 )

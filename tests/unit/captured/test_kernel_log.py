@@ -20,7 +20,7 @@ from preflight.checks.rdma.test_slots import judge_pcie as pcie
 from preflight.commands.read import judge_captured
 from preflight.core.thresholds import SHIPPED
 from preflight.facts import Group
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Outcome, Verdict
 from tests.unit.captured.sound import sound
 
@@ -36,7 +36,7 @@ def verdicts(text: str) -> dict[str, Verdict]:
     assert captured is not None
     facts = captured.facts
     judges = {"net": nic, "hardware": hardware, "host": host}
-    said = {"gpu": judge_xid(Promise(), facts, SHIPPED), "switch": sxid(facts)}
+    said = {"gpu": judge_xid(Expected(), facts, SHIPPED), "switch": sxid(facts)}
     said |= {name: judge(facts, SHIPPED) for name, judge in judges.items()}
     if "ib.pcie" in captured.checks:
         said["slot"] = pcie(facts, Group("captured", {"it": facts}))
@@ -110,7 +110,7 @@ def test_an_excerpt_is_judged_by_what_it_tells_of() -> None:
     assert excerpt.checks == ("gpu.xid",)
     nothing = read("[    4.000000] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.90.07\n")
     assert nothing is not None
-    assert nothing.damaged == "it is a part of a log that tells of nothing"
+    assert nothing.damaged == "it is an excerpt of a log without any event"
     lines = "".join(f"[{n:12.6f}] pci 0000:00:{n:02x}.0: enabling device\n" for n in range(2, 30))
     whole = read("[    0.000000] Linux version 6.1.0-28-amd64\n" + lines)
     assert whole is not None
@@ -132,7 +132,7 @@ def test_what_pdsh_gathered_is_read_and_of_several_nodes_proves_nothing() -> Non
     assert verdicts(line.format("n042"))["net"].outcome is Outcome.WARN
     both = read(line.format("n042") + line.format("n043"))
     assert both is not None
-    assert both.damaged == "it holds lines of several nodes (n042, n043)"
+    assert both.damaged == "it has lines of several nodes (n042, n043)"
     assert read("n042: [12:30] step 7\nn042: loss [0.25] of 9\n") is None
 
 

@@ -85,7 +85,7 @@ def test_of_links_that_are_all_down_nobody_says_that_they_run() -> None:
     """The check of their speed has nothing to judge."""
     said = verdicts(dark(5, B200))["gpu.nvlink"]
     assert said.outcome == "not_run"
-    assert said.sentence == "no NVLink is up: gpu.topology tells whether one should be"
+    assert said.sentence == "no NVLink is up: gpu.topology checks whether one should be"
 
 
 def test_one_dark_board_among_eight_fails() -> None:

@@ -96,7 +96,7 @@ def test_half_a_listing_clears_nobody(text: str) -> None:
     """Orphans show by their parents: without them the verdict is unknown, and says what to type."""
     said = verdict(text)
     assert said.outcome is Outcome.UNKNOWN
-    assert "capture ps -eo pid,ppid,user,stat,wchan:24,etime,args" in said.sentence
+    assert "capture ps -eo pid,ppid,user,stat,wchan:24,etime,args" in said.advice
 
 
 AUX_HEADER = "USER     PID %CPU %MEM    VSZ   RSS TTY STAT START   TIME COMMAND\n"
@@ -121,18 +121,18 @@ def test_who_waits_is_told_without_parents_and_header(row: str) -> None:
     assert said.outcome is Outcome.WARN
     assert "pid 4343 (" in said.sentence
     assert "nvidia-smi" in said.sentence
-    assert "is in D state at the one look there was" in said.sentence
+    assert "is in D state in the only sample" in said.sentence
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (WEB, "(what is left of it: zombie pid 4343 ([Web Content] <defunct>, user carol+))"),
+        (WEB, "(the rest shows: zombie pid 4343 ([Web Content] <defunct>, user carol+))"),
         (AUX.format("?", "D", "Jun03", "[kworker/u8:2]"), "orphans do not show"),
         (" 4343 pts/0    Sl     0:46 python3 -c spawn_main(5)\n", "orphans do not show"),
         ("carol  4343  4001  0 13:41 pts/1    00:00:00 python train.py\n", "no states"),
         ("1000  4343  4001  4343  0   1 Jun03 ?   1-00:00:00 [python] <defunct>\n", "no states"),
-        (GREP, "it lists no process"),
+        (GREP, "it lists no readable process"),
     ],
 )
 def test_a_row_alone_clears_nobody(text: str, words: str) -> None:
@@ -148,7 +148,7 @@ def test_real_listings(label: Path) -> None:
     """What was left behind is told or not cleared; healthy machines are never condemned."""
     said = json.loads(label.read_text())
     found = verdict(label.with_suffix(".txt").read_text())
-    assert not found.condemns or found.outcome is Outcome.UNKNOWN
+    assert not found.makes_not_ready or found.outcome is Outcome.UNKNOWN
     if said["category"] == "healthy":
         assert found.outcome in (Outcome.OK, Outcome.WARN)
     if said["category"] == "stale_process":

@@ -80,7 +80,7 @@ def test_each_exit_code(texts: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "No such file or directory" in said
     for folder in (str(texts), ""):
         assert code(folder) == 4
-        assert f"it is a folder; type preflight read {folder or '.'}/*" in capsys.readouterr().err
+        assert f"it is a folder; type: preflight read {folder or '.'}/*" in capsys.readouterr().err
     assert code("~nobody-is-called-so") == 4
     said += capsys.readouterr().err
     assert "Traceback" not in said
@@ -136,8 +136,8 @@ def test_what_is_too_much_for_a_node_is_refused(
     (texts / "launches.sh").write_text("export NCCL_DEBUG=INFO\n" + "torchrun a.py\n" * 65)
     assert main(["read", str(texts / "ports.txt"), str(texts / "launches.sh")]) == 3
     told = " ".join(capsys.readouterr().out.split())
-    assert "it lists 1025 ports, and a node has 1024 at most: give each node's text" in told
-    assert "it starts ranks over 64 times: give each script by itself" in told
+    assert "it lists 1025 ports, a node has at most 1024 do: give each node's own text" in told
+    assert "it starts ranks over 64 times do: give each script separately" in told
 
 
 @pytest.mark.parametrize("line", [

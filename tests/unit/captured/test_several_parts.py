@@ -17,7 +17,7 @@ SUFFIXES = (".txt", ".env", ".sh")
 XID = "[  912.1] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', GPU has fallen off the bus.\n"
 
 
-def _texts() -> dict[str, str]:
+def one_kind() -> dict[str, str]:
     """Texts of the corpus that are of one kind each."""
     paths = (path for folder in FOLDERS for path in sorted((CORPUS / folder).glob("*")))
     texts = {
@@ -40,7 +40,7 @@ def _faults(text: str) -> set[tuple[str, str]]:
 @pytest.mark.skipif(not CORPUS.exists(), reason="the corpus is not here")
 def test_what_follows_another_tools_output_is_read_as_well() -> None:
     """In either order, every kind of the two is found, and every fault of the second is judged."""
-    texts = _texts()
+    texts = one_kind()
     assert len(texts) > 100
     pick = random.Random(20261124)  # noqa: S311
     tried, unread, hidden = 0, [], []

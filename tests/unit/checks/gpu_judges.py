@@ -1,4 +1,4 @@
-"""Every check of GPU readings behind one call, as the frame sees them: node, promise and group."""
+"""Every check of GPU readings behind one call, as a run calls it: node, expected and group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from preflight.core.registry import load_folder
 from preflight.core.thresholds import SHIPPED
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from tests.unit.facts.builders import group
 
 if TYPE_CHECKING:
@@ -20,8 +20,10 @@ _CHECKS = {one.check.id: one for one in load_folder(Path(__file__).parents[3] / 
 CHECKS = sorted(_CHECKS.keys() - _OTHERS)
 
 
-def judge(check: str, facts: Facts, *peers: Facts, promised: Promise | None = None) -> Verdict:
+def judge(check: str, facts: Facts, *peers: Facts, expected: Expected | None = None) -> Verdict:
     """What the check says of a node whose group is itself and these peers."""
-    promise = promised or Promise(gpus=8)
-    node = SimpleNamespace(promised=promise, facts=facts, group=group(facts, *peers), limit=SHIPPED)
+    expectation = expected or Expected(gpus=8)
+    node = SimpleNamespace(
+        expected=expectation, facts=facts, group=group(facts, *peers), limit=SHIPPED
+    )
     return _CHECKS[check].conclude(node)

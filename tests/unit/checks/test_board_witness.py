@@ -11,7 +11,7 @@ from preflight.checks.gpu.test_answers import judge_count
 from preflight.checks.gpu.test_links import judge_topology
 from preflight.facts.gpu import GpuHealth
 from preflight.facts.model import NvLink
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from tests.unit.captured.test_topology_text import matrix
 from tests.unit.captured.test_topology_text import verdict as pasted
 from tests.unit.checks.gpu_judges import CHECKS as ALL_CHECKS
@@ -37,29 +37,29 @@ CARDS = {"NVIDIA H100 PCIe": 81559, "NVIDIA H100 NVL": 95830, "NVIDIA L40S": 460
 def node(number: int, name: str, **changes: object) -> Facts:
     """GPUs of one kind that all differ in this from whole ones."""
     up, mbps = WHOLE.get(name, (0, 0))
-    told = {
+    readings = {
         "links": links(up),
         "memory_total_mib": MEMORY_MIB.get(name) or CARDS[name],
         "health": health(link_errors=tuple(quiet_link(n, mbps=mbps) for n in range(up))),
         **changes,
     }
-    each = tuple(gpu(at, name=name, **told) for at in range(number))
+    each = tuple(gpu(at, name=name, **readings) for at in range(number))
     return facts(gpus=each, gpu_pairs=pairs(number))
 
 
-def verdict(check: str, one: Facts, *peers: Facts, promised: Promise | None = None) -> Verdict:
-    """What a check says of a node and its group, whatever the inventory promises."""
+def verdict(check: str, one: Facts, *peers: Facts, expected: Expected | None = None) -> Verdict:
+    """What a check says of a node and its group, whatever the inventory expects."""
     if check == "gpu.topology":
-        return judge_topology(promised or Promise(), one, group(one, *peers))
-    return judge(check, one, *peers, promised=promised or Promise())
+        return judge_topology(expected or Expected(), one, group(one, *peers))
+    return judge(check, one, *peers, expected=expected or Expected())
 
 
 @pytest.mark.parametrize("number", [1, 2, 4, 8])
 @pytest.mark.parametrize("name", [*WHOLE, *CARDS])
 def test_a_whole_machine_or_a_rented_part_of_one_has_no_finding(name: str, number: int) -> None:
     """Boards and cards, as many as are sold or rented together."""
-    said = {check: verdict(check, node(number, name)) for check in CHECKS}
-    assert {check: one.sentence for check, one in said.items() if one.condemns} == {}
+    verdicts = {check: verdict(check, node(number, name)) for check in CHECKS}
+    assert {check: one.sentence for check, one in verdicts.items() if one.makes_not_ready} == {}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_part_of_a_directly_joined_board_lacks_the_links_to_the_rest(
 ) -> None:
     """A virtual machine with some of its GPUs sees those links down."""
     each = tuple(NvLink(n, up=n < up, remote_kind="gpu") for n in range(WHOLE[name][0]))
-    assert not verdict("gpu.topology", node(number, name, links=each)).condemns
+    assert not verdict("gpu.topology", node(number, name, links=each)).makes_not_ready
 
 
 SHARED = [
@@ -97,8 +97,8 @@ def test_what_all_gpus_lack_is_a_finding_with_both_numbers(
 ) -> None:
     """On a node alone, and where every node of its group lacks the same."""
     odd = node(8, H100, **changes)
-    said = verdict(check, odd, *[odd] * peers)
-    assert (said.outcome, words in said.sentence) == ("warn", True), said.sentence
+    result = verdict(check, odd, *[odd] * peers)
+    assert (result.outcome, words in result.sentence) == ("warn", True), result.sentence
 
 
 @pytest.mark.parametrize("peers", [0, 4])
@@ -112,38 +112,38 @@ def test_what_all_gpus_read_is_a_finding_with_both_numbers(
         replace(one, health=replace(one.health, **readings)) for one in whole if one.health
     )
     odd = facts(gpus=each)
-    said = verdict(check, odd, *[odd] * peers)
-    assert (said.outcome, words in said.sentence) == ("warn", True), said.sentence
+    result = verdict(check, odd, *[odd] * peers)
+    assert (result.outcome, words in result.sentence) == ("warn", True), result.sentence
 
 
 @pytest.mark.parametrize(
-    ("check", "promised", "changes", "words"),
+    ("check", "expected", "changes", "words"),
     [
-        ("gpu.topology", Promise(nvlinks_per_gpu=18), {"links": links(14, 4)}, "18 promised"),
+        ("gpu.topology", Expected(nvlinks_per_gpu=18), {"links": links(14, 4)}, "18 expected"),
         (
             "gpu.power",
-            Promise(power_limit_w=700),
+            Expected(power_limit_w=700),
             {"health": health(power_limit_w=300.0)},
-            "700 W promised",
+            "700 W expected",
         ),
     ],
 )
 def test_an_expectation_of_the_inventory_makes_it_a_failure(
-    check: str, promised: Promise, changes: dict[str, object], words: str
+    check: str, expected: Expected, changes: dict[str, object], words: str
 ) -> None:
     """And one that is met silences the board: a site may cap its GPUs on purpose."""
-    said = verdict(check, node(8, H100, **changes), promised=promised)
-    assert (said.outcome, words in said.sentence) == ("fail", True)
-    met = Promise(nvlinks_per_gpu=14, power_limit_w=300)
-    assert not verdict(check, node(8, H100, **changes), promised=met).condemns
+    result = verdict(check, node(8, H100, **changes), expected=expected)
+    assert (result.outcome, words in result.sentence) == ("fail", True)
+    met = Expected(nvlinks_per_gpu=14, power_limit_w=300)
+    assert not verdict(check, node(8, H100, **changes), expected=met).makes_not_ready
 
 
 @pytest.mark.parametrize("up", [14, 17, 1, 5])
 def test_a_matrix_of_a_number_that_no_machine_has_is_a_finding(up: int) -> None:
     """All pairs alike, and still no board behind switches has so many links."""
-    said = pasted(matrix({}, 8, f"NV{up}"))
-    assert said.outcome == "warn"
-    assert f"{up} NVLinks up, 6, 8, 12 or 18 on known boards behind switches" in said.sentence
+    result = pasted(matrix({}, 8, f"NV{up}"))
+    assert result.outcome == "warn"
+    assert f"{up} NVLinks up, 6, 8, 12 or 18 on known boards behind switches" in result.sentence
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,12 @@ def test_a_matrix_of_a_known_machine_is_well(up: int, number: int) -> None:
 
 @pytest.mark.parametrize("number", [7, 15])
 def test_a_number_that_is_left_of_a_machine_is_a_finding(number: int) -> None:
-    """Where nobody expects a number, seven GPUs are an eight-GPU machine that lost one."""
-    said = judge_count(None, node(number, H100).gpus)
-    assert (said.outcome, said.sentence.startswith(f"{number} GPUs; no known")) == ("warn", True)
+    """Where no number is expected, seven GPUs are an eight-GPU machine that lost one."""
+    result = judge_count(None, node(number, H100).gpus)
+    assert (result.outcome, result.sentence.startswith(f"{number} GPUs; no known")) == (
+        "warn",
+        True,
+    )
     assert judge_count(number, node(number, H100).gpus).outcome == "ok"
     assert all(judge_count(None, node(n, H100).gpus).outcome == "ok" for n in (1, 2, 3, 4, 6, 8))
 
@@ -171,9 +174,9 @@ def _cliques(*cliques: str) -> Facts:
 
 def test_a_gpu_in_another_clique_is_a_finding() -> None:
     """It joined a fabric, and not that of the others: no NVLink leads there."""
-    said = verdict("gpu.fabric", _cliques("a/1", "a/1", "a/2", "a/1"))
-    assert (said.outcome, said.sentence.startswith("GPU2 ")) == ("warn", True)
-    assert "NVLink clique a/2, a/1 on 3 of 4 GPUs of this node" in said.sentence
+    result = verdict("gpu.fabric", _cliques("a/1", "a/1", "a/2", "a/1"))
+    assert (result.outcome, result.sentence.startswith("GPU2 ")) == ("warn", True)
+    assert "NVLink clique a/2, a/1 on 3 of 4 GPUs of this node" in result.sentence
     whole = _cliques(*["a/1"] * 4)
     alone = verdict("gpu.fabric", _cliques(*["b/1"] * 4), whole, whole, whole)
     assert (alone.outcome, "a/1 on 3 of 4 nodes of group" in alone.sentence) == ("warn", True)
@@ -181,7 +184,7 @@ def test_a_gpu_in_another_clique_is_a_finding() -> None:
     two_racks = [_cliques(*["b/1"] * 4)] * 2
     assert verdict("gpu.fabric", torn, *[whole] * 4, *two_racks).outcome == "warn"
     racks = [_cliques(*["b/1"] * 4)] * 2 + [whole] * 4
-    assert not any(verdict("gpu.fabric", each, *racks).condemns for each in racks)
+    assert not any(verdict("gpu.fabric", each, *racks).makes_not_ready for each in racks)
 
 
 def test_no_check_calls_a_reading_of_a_lost_gpu_ok() -> None:
@@ -191,10 +194,24 @@ def test_no_check_calls_a_reading_of_a_lost_gpu_ok() -> None:
     silent = GpuHealth(errors=tuple(f"{name}: GPU is lost" for name in names))
     lost = gpu(3, health=silent, **own)
     one = facts(gpus=(*gpus(3), lost, *(gpu(at) for at in range(4, 8))))
-    for promised in (Promise(), Promise(gpus=8)):
-        said = {check: judge(check, one, promised=promised) for check in (*ALL_CHECKS, "gpu.count")}
-        said["gpu.topology"] = verdict("gpu.topology", one, promised=promised)
-        fine = {check for check, each in said.items() if each.outcome in ("ok", "warn")}
+    for expected in (Expected(), Expected(gpus=8)):
+        verdicts = {
+            check: judge(check, one, expected=expected) for check in (*ALL_CHECKS, "gpu.count")
+        }
+        verdicts["gpu.topology"] = verdict("gpu.topology", one, expected=expected)
+        fine = {check for check, each in verdicts.items() if each.outcome in ("ok", "warn")}
         assert fine <= {"gpu.driver_slow", "gpu.model", "gpu.software"}
-        assert said["gpu.count"].outcome == said["gpu.readings"].outcome == "fail"
-        assert said["gpu.count"].sentence.startswith("7 of 8 GPUs answer")
+        assert verdicts["gpu.count"].outcome == verdicts["gpu.readings"].outcome == "fail"
+        assert verdicts["gpu.count"].sentence.startswith("7 of 8 GPUs answer")
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_less_memory_is_a_failure_as_long_as_one_beside_has_it_all(number: int) -> None:
+    """Half of the GPUs are no better than one: peers have no majority, but the board tells."""
+    whole = node(4, GB200)
+    each = list(whole.gpus or ())
+    for at in range(number):
+        each[at] = replace(each[at], memory_total_mib=MEMORY_MIB[GB200] // 2)
+    said = verdict("gpu.memory", replace(whole, gpus=tuple(each)))
+    assert said.outcome == "fail"
+    assert said.evidence["gpus"] == list(range(number))

@@ -17,7 +17,7 @@ from preflight.checks.burn.test_burn_in import (
     judge_sustained,
 )
 from preflight.facts.burn import Absent, Burned, NoTime, Proof, Ready, Trouble
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Outcome
 from tests.unit.burn.builders import burned, clocks, judged, lost
 
@@ -87,7 +87,7 @@ def test_a_slow_gpu_is_named_with_its_peers_and_its_clocks() -> None:
 @pytest.mark.proves("burn.p2p", finds="a GPU half of whose NVLinks are gone")
 @pytest.mark.proves("burn.launch", finds="a GPU whose kernels start three times as late")
 @pytest.mark.parametrize(
-    ("name", "factor", "said"),
+    ("name", "factor", "start"),
     [
         ("memory", 0.8, "GPU 3: memory copy 2,332 GB/s"),
         ("pcie", 0.5, "GPU 3 with NUMA node 0: host copies 27.6 GB/s to it"),
@@ -95,13 +95,13 @@ def test_a_slow_gpu_is_named_with_its_peers_and_its_clocks() -> None:
         ("launch", 3.0, "GPU 3: kernel launch 23.9 us"),
     ],
 )
-def test_a_slow_part_is_named(name: str, factor: float, said: str) -> None:
+def test_a_slow_part_is_named(name: str, factor: float, start: str) -> None:
     """Each check names the part that is slow in its own measure, and is silent about others'."""
     node = burned({(measure, 3): factor for measure in MEASURES[name]})
     (burn,) = judged(node)
     verdict = JUDGES[name](burn)
     assert verdict.outcome is Outcome.FAIL
-    assert verdict.sentence.startswith(said), verdict.sentence
+    assert verdict.sentence.startswith(start), verdict.sentence
     others = (other for other in ("gemm", "memory", "pcie", "p2p", "launch") if other != name)
     assert all(JUDGES[other](burn).outcome is Outcome.OK for other in others)
 
@@ -141,7 +141,7 @@ def test_heat_under_load_is_the_reason_that_is_given() -> None:
 
 
 @pytest.mark.proves("burn.integrity", finds="a GPU one of whose products differs")
-def test_a_single_wrong_bit_condemns() -> None:
+def test_a_single_wrong_bit_fails_the_node() -> None:
     """Whatever else is missing of that node, and even if it fell out later."""
     bad = Proof(
         device=4, what="product", rounds=200, wrong=1, digest="0",
@@ -159,7 +159,7 @@ def test_a_single_wrong_bit_condemns() -> None:
 
 @pytest.mark.proves("burn.integrity", finds="a GPU that computes the same wrong result every time")
 def test_who_is_wrong_each_time_differs_from_the_others() -> None:
-    """Exact products are equal on every device; the odd one is named, nobody is for a tie."""
+    """Exact products are equal on every device; the odd one is named, and none in a tie."""
     node = burned()
     proofs = tuple(
         replace(p, digest="0bad0bad0bad0bad") if (p.device, p.what) == (1, "product") else p
@@ -170,25 +170,25 @@ def test_who_is_wrong_each_time_differs_from_the_others() -> None:
     assert verdict.sentence.startswith("GPU 1: an exact product came out wrong, the same each time")
     two = burned(gpus=2)
     odd = tuple(replace(p, digest="0bad") if p.device == 1 and p.digest else p for p in two.proofs)
-    assert not judged(replace(two, proofs=odd), promise=Promise(gpus=2))[0].wrong
+    assert not judged(replace(two, proofs=odd), expectation=Expected(gpus=2))[0].wrong
 
 
 @pytest.mark.proves("burn.integrity", finds="words of GPU memory that changed")
 @pytest.mark.parametrize(
-    ("what", "to", "said"),
+    ("what", "to", "start"),
     [
         ("memory", None, "GPU 0: its memory did not keep what was written (3 words in 4 passes"),
         ("p2p", 6, "GPU 0 to 6: what arrived was not what was sent"),
         ("load", None, "GPU 0: a product under load came out different"),
     ],
 )
-def test_wrong_data_anywhere(what: str, to: int | None, said: str) -> None:
+def test_wrong_data_anywhere(what: str, to: int | None, start: str) -> None:
     """Memory, a way between two GPUs, and a product while the GPU is hot."""
     bad = Proof(device=0, to=to, what=what, rounds=4, wrong=3, first="word 5", size="1 MiB")  # type: ignore[arg-type]
     node = burned()
     others = tuple(p for p in node.proofs if (p.device, p.what) != (0, what))
     verdict = judge_integrity(judged(replace(node, proofs=(*others, bad)))[0])
-    assert (verdict.outcome, verdict.sentence.startswith(said)) == (Outcome.FAIL, True)
+    assert (verdict.outcome, verdict.sentence.startswith(start)) == (Outcome.FAIL, True)
 
 
 def test_a_gpu_that_another_process_has_to_itself_is_not_run() -> None:
@@ -196,14 +196,14 @@ def test_a_gpu_that_another_process_has_to_itself_is_not_run() -> None:
     held = lost(3, how="held", phase="open")
     verdict = judge_device(judged(replace(burned(), lost=(held,)), burned())[0])
     assert verdict.outcome is Outcome.NOT_RUN
-    assert verdict.sentence.startswith("GPU 3 was not to be had in coming up: ")
+    assert verdict.sentence.startswith("GPU 3 was not available in coming up: ")
     both = judge_device(judged(replace(burned(), lost=(held, lost(2))), burned())[0])
     assert (both.outcome, both.cause) == (Outcome.FAIL, "GPU 2")
 
 
 @pytest.mark.proves("burn.device", finds="a GPU that hangs")
 def test_a_gpu_that_hangs_is_the_nodes_only_finding() -> None:
-    """The others are judged all the same, and nothing is said twice."""
+    """The others are judged all the same, and nothing is reported twice."""
     node = burned()
     readings = tuple(one for one in node.readings if 3 not in (one.device, one.to))
     whole = replace(
@@ -221,14 +221,14 @@ def test_a_gpu_that_hangs_is_the_nodes_only_finding() -> None:
     assert judge_integrity(burn).outcome is Outcome.OK
 
 
-def test_a_process_that_had_no_cpu_condemns_no_device() -> None:
+def test_a_process_that_had_no_cpu_fails_no_device() -> None:
     """It was late because others had the CPU: a warning that says so."""
     verdict = judge_device(judged(replace(burned(), lost=(lost(3, starved=True),)))[0])
     assert verdict.outcome is Outcome.WARN
     assert "what else runs" in verdict.advice
 
 
-def test_gpus_whose_place_nobody_tells_are_told() -> None:
+def test_gpus_without_a_pci_address_are_reported() -> None:
     """They were loaded, and are like their peers; their clocks and NUMA nodes went unchecked."""
     whole = burned()
     lost = (replace(whole.opened[0], bus_id="", numa=None), *whole.opened[1:])
@@ -241,8 +241,8 @@ def test_gpus_whose_place_nobody_tells_are_told() -> None:
     assert judge_speed("gemm", node).outcome is Outcome.OK
 
 
-def test_gpus_that_were_not_loaded_are_told() -> None:
-    """CUDA_VISIBLE_DEVICES or a cgroup hides some of them: nothing is said of those."""
+def test_gpus_that_were_not_loaded_are_reported() -> None:
+    """CUDA_VISIBLE_DEVICES or a cgroup hides some of them: those are not judged."""
     verdict = judge_device(judged(burned(gpus=4))[0])
     assert (verdict.outcome, verdict.sentence) == (
         Outcome.WARN,
@@ -253,22 +253,22 @@ def test_gpus_that_were_not_loaded_are_told() -> None:
 @pytest.mark.proves("burn.device", unknown="a node that fell out of the burn-in")
 @pytest.mark.proves("burn.device", unknown="GPUs that the job's torch does not see")
 @pytest.mark.parametrize(
-    ("node", "said"),
+    ("node", "words"),
     [
         (Burned(trouble="the connection to it was lost"), "the connection to it was lost"),
         (
             Burned(ready=Ready(torch="2.9.0+cpu", kind="cpu", devices=2), done=True),
-            "none of 8 GPUs",
+            "0 of 8 GPUs",
         ),
         (Burned(ready=Ready(torch="2.9.0", kind="cuda", devices=0), done=True), "no device"),
     ],
 )
-def test_a_node_that_told_nothing_is_unknown(node: Burned, said: str) -> None:
+def test_a_node_without_results_is_unknown(node: Burned, words: str) -> None:
     """Never a pass; and what is behind the gate waits for it."""
     (burn,) = judged(node)
     verdict = judge_device(burn)
     assert verdict.outcome is Outcome.UNKNOWN
-    assert said in verdict.sentence
+    assert words in verdict.sentence
     assert verdict.advice
     if burn.state != "measured":
         assert judge_integrity(burn).outcome is Outcome.NOT_RUN
@@ -276,7 +276,7 @@ def test_a_node_that_told_nothing_is_unknown(node: Burned, said: str) -> None:
 
 @pytest.mark.proves("burn.integrity", unknown="devices that gave no proof")
 def test_no_proof_is_no_pass() -> None:
-    """One GPU of eight told nothing of its memory."""
+    """One GPU of eight has no result for its memory."""
     node = burned()
     proofs = tuple(p for p in node.proofs if (p.device, p.what) != (7, "memory"))
     verdict = judge_integrity(judged(replace(node, proofs=proofs))[0])
@@ -284,44 +284,44 @@ def test_no_proof_is_no_pass() -> None:
     assert verdict.sentence.startswith("7 of 8 devices proved")
 
 
-@pytest.mark.proves("burn.gemm", unknown="a GPU without peers, promise and floor")
-@pytest.mark.proves("burn.memory", unknown="a GPU without peers, promise and floor")
-@pytest.mark.proves("burn.pcie", unknown="a GPU without peers, promise and floor")
-@pytest.mark.proves("burn.p2p", unknown="a GPU without peers, promise and floor")
-@pytest.mark.proves("burn.launch", unknown="a GPU without peers, promise and floor")
+@pytest.mark.proves("burn.gemm", unknown="a GPU without peers, expectation and floor")
+@pytest.mark.proves("burn.memory", unknown="a GPU without peers, expectation and floor")
+@pytest.mark.proves("burn.pcie", unknown="a GPU without peers, expectation and floor")
+@pytest.mark.proves("burn.p2p", unknown="a GPU without peers, expectation and floor")
+@pytest.mark.proves("burn.launch", unknown="a GPU without peers, expectation and floor")
 @pytest.mark.proves("burn.nic", unknown="a NIC without peers")
 @pytest.mark.proves("burn.host", unknown="sides of the host without peers")
 @pytest.mark.parametrize("name", ["gemm", "memory", "pcie", "p2p", "launch", "host", "nic"])
 def test_without_anything_to_hold_it_against(name: str) -> None:
-    """The numbers are shown, and nothing is known of them; no promise could tell of a host's."""
+    """The numbers are shown, and nothing is known of them; no expectation covers a host's."""
     node = burned(gpus=2)
-    verdict = JUDGES[name](judged(node, promise=Promise(gpus=2))[0])
+    verdict = JUDGES[name](judged(node, expectation=Expected(gpus=2))[0])
     assert verdict.outcome is Outcome.UNKNOWN
     assert verdict.sentence.startswith("no peers: ")
-    assert verdict.condemns == (name != "host")
+    assert verdict.makes_not_ready == (name != "host")
     assert "gpu_model" in verdict.advice or name == "host"
 
 
 def test_one_gpu_has_no_other_to_copy_to() -> None:
     """That is no measurement that is missing."""
-    verdict = JUDGES["p2p"](judged(burned(gpus=1), promise=Promise(gpus=1))[0])
+    verdict = JUDGES["p2p"](judged(burned(gpus=1), expectation=Expected(gpus=1))[0])
     assert verdict.outcome is Outcome.NOT_RUN
     assert verdict.sentence == "1 GPU here: no other to copy to"
 
 
-@pytest.mark.proves("burn.sustained", unknown="a load that told nothing")
+@pytest.mark.proves("burn.sustained", unknown="a load without a result")
 @pytest.mark.parametrize("name", ["gemm", "memory", "launch", "sustained"])
-def test_a_device_that_told_nothing_is_unknown(name: str) -> None:
+def test_a_device_without_results_is_unknown(name: str) -> None:
     """Seven of eight are fine; the eighth was neither measured nor lost."""
     node = burned()
     readings = tuple(one for one in node.readings if one.device != 7)
     verdict = JUDGES[name](judged(replace(node, readings=readings))[0])
     assert verdict.outcome is Outcome.UNKNOWN
-    assert "1 device of 8 told nothing" in verdict.sentence
+    assert "1 device of 8 returned no result" in verdict.sentence
 
 
 def test_a_nic_that_fails_is_unknown_and_none_is_not_run() -> None:
-    """The tool's words are shown; without the tool nothing is said of any NIC."""
+    """The tool's error is shown; without the tool no NIC is measured."""
     node = burned()
     others = tuple(one for one in node.readings if one.name != "mlx5_2")
     failed = replace(
@@ -353,7 +353,7 @@ LATE = {"done": False, "stopped": True, "trouble": "its time was up (in nic)"}
 
 
 def test_what_was_measured_before_the_time_was_up_is_judged() -> None:
-    """What all devices told counts; of NICs, ways and sides nobody knows how many were to come."""
+    """Results of all devices count; how many NICs, ways and sides were to come is not known."""
     late = judged(replace(burned(), **LATE))[0]
     for name, judge in {**JUDGES, "integrity": judge_integrity}.items():
         verdict = judge(late)
@@ -367,7 +367,7 @@ def test_what_was_measured_before_the_time_was_up_is_judged() -> None:
 
 
 def test_what_was_slow_before_the_time_was_up_is_named() -> None:
-    """And what only some devices told is not run, not passed."""
+    """And what only some devices measured is not run, not passed."""
     slow = replace(burned({("gemm_tflops", 1): 0.5}), **LATE)
     few = tuple(one for one in slow.readings if one.measure != "memory_gbs" or one.device == 0)
     one = judged(replace(slow, readings=few), burned())[0]

@@ -92,7 +92,7 @@ def test_a_short_way(one: Facts) -> None:
 @pytest.mark.parametrize(
     ("one", "words"),
     [
-        (node(acs=(PORT,)), "ACS redirects what GPUs and NICs say to each other at 0000:17:00.0"),
+        (node(acs=(PORT,)), "ACS redirects the traffic between GPUs and NICs at 0000:17:00.0"),
         (node(iommu="DMA-FQ"), "the IOMMU translates for GPUs and NICs (DMA-FQ)"),
     ],
 )
@@ -117,7 +117,7 @@ def test_strict_ordering() -> None:
 
 @pytest.mark.proves("host.pci_acs", unknown="only root may read PCIe configuration space")
 def test_settings_for_root_alone() -> None:
-    """It says what to grant, and does not condemn; what shows without root is judged."""
+    """It says what to grant, and does not fail; what shows without root is judged."""
     verdict = acs(node(acs=None))
     assert verdict.outcome is Outcome.UNKNOWN
     assert "root" in verdict.grant

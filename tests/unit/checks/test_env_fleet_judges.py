@@ -6,23 +6,23 @@ import pytest
 
 from preflight.checks.env import test_contradictions, test_variables
 from preflight.facts.model import NicPort
-from preflight.fleet.model import Job, Promise
+from preflight.fleet.model import Expected, Job
 from preflight.verdict import Outcome
 from tests.unit.facts.builders import facts, nic, pairs
 
 NODE = facts()
 BARE = facts(gpus=None, gpu_pairs=None, nics=None)
 UP = facts(nics=(nic(0, ports=(NicPort(1, state="4: ACTIVE"),)), nic(1, ports=())))
-PROMISED = Promise(nics=8, origin="fleet.toml [group.train]")
+PROMISED = Expected(nics=8, origin="fleet.toml [group.train]")
 OFF = {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
 
 
-@pytest.mark.proves("env.transports", finds="NCCL_IB_DISABLE=1 where NICs are promised")
+@pytest.mark.proves("env.transports", finds="NCCL_IB_DISABLE=1 where NICs are expected")
 def test_rdma_switched_off_where_it_is_promised_fails() -> None:
-    """The promise decides, and is named with its number."""
+    """The expectation decides, and is named with its number."""
     verdict = test_variables.judge_transports({"NCCL_IB_DISABLE": "1"}, "job.env", PROMISED, NODE)
     assert verdict.outcome is Outcome.FAIL
-    assert "8 RDMA NICs per node promised (fleet.toml [group.train])" in verdict.sentence
+    assert "8 RDMA NICs per node expected (fleet.toml [group.train])" in verdict.sentence
 
 
 @pytest.mark.parametrize(
@@ -33,14 +33,14 @@ def test_rdma_switched_off_where_it_is_promised_fails() -> None:
         ({"NCCL_P2P_DISABLE": "1"}, NODE, "8 GPUs here with links up"),
         ({"NCCL_P2P_LEVEL": "LOC"}, NODE, "keeps the GPUs off NVLink"),
         ({"NCCL_NET_GDR_LEVEL": "LOC"}, NODE, "switches GPUDirect off"),
-        (OFF, BARE, "all fast ways are switched off"),
+        (OFF, BARE, "all fast paths are switched off"),
     ],
 )
 def test_a_fast_way_switched_off_where_it_is_there_warns(
     environ: dict[str, str], node: object, words: str
 ) -> None:
-    """Nobody promised it, but the node has it."""
-    verdict = test_variables.judge_transports(environ, "", Promise(), node)  # type: ignore[arg-type]
+    """The inventory does not expect it, but the node has it."""
+    verdict = test_variables.judge_transports(environ, "", Expected(), node)  # type: ignore[arg-type]
     assert verdict.outcome is Outcome.WARN
     assert words in verdict.sentence
 
@@ -60,7 +60,7 @@ def test_a_fast_way_switched_off_where_it_is_there_warns(
 )
 def test_what_is_not_there_may_be_off(environ: dict[str, str], node: object) -> None:
     """Without NICs or peer access the switch costs nothing."""
-    verdict = test_variables.judge_transports(environ, "", Promise(), node)  # type: ignore[arg-type]
+    verdict = test_variables.judge_transports(environ, "", Expected(), node)  # type: ignore[arg-type]
     assert verdict.outcome is Outcome.OK
 
 
@@ -175,4 +175,4 @@ def test_without_gpus_silence_is_no_finding() -> None:
 def test_no_job_environment_is_not_run() -> None:
     """Nothing is judged by our login's variables."""
     assert test_variables.judge_debugging(None, "", NODE).outcome is Outcome.NOT_RUN
-    assert test_variables.judge_transports(None, "", Promise(), NODE).outcome is Outcome.NOT_RUN
+    assert test_variables.judge_transports(None, "", Expected(), NODE).outcome is Outcome.NOT_RUN

@@ -18,7 +18,7 @@ NODE = facts()
 ORIGIN = "--preflight-env-file job.env"
 
 
-def told(
+def verdict_of(
     value: str | None,
     variables: dict[str, str] | None = None,
     *,
@@ -42,7 +42,7 @@ def test_without_a_job_environment_nothing_is_judged() -> None:
 
 def test_without_gpus_nothing_is_judged() -> None:
     """A machine without GPUs has nothing to hold the list against."""
-    assert told("0", node=facts(gpus=None)).outcome is Outcome.NOT_RUN
+    assert verdict_of("0", node=facts(gpus=None)).outcome is Outcome.NOT_RUN
 
 
 @pytest.mark.proves("env.cuda_visible_devices", passes="a list of GPUs that are there")
@@ -57,8 +57,8 @@ def test_without_gpus_nothing_is_judged() -> None:
 def test_a_usable_list_is_ok_and_its_source_is_named(
     value: str | None, nproc: int, sentence: str
 ) -> None:
-    """Indices and UUIDs are both legal; where the value came from is always said."""
-    verdict = told(value, nproc=nproc)
+    """Indices and UUIDs are both legal; the source of the value is always reported."""
+    verdict = verdict_of(value, nproc=nproc)
     assert verdict.outcome is Outcome.OK
     assert verdict.sentence.endswith(sentence)
 
@@ -80,8 +80,8 @@ def test_a_usable_list_is_ok_and_its_source_is_named(
     ],
 )
 def test_a_list_that_kills_ranks_fails(value: str, nproc: int | None, words: str) -> None:
-    """What CUDA hides silently is said before the job dies of it."""
-    verdict = told(value, nproc=nproc)
+    """What CUDA hides silently is reported before the job dies of it."""
+    verdict = verdict_of(value, nproc=nproc)
     assert verdict.outcome is Outcome.FAIL
     assert words in verdict.sentence
     assert verdict.advice
@@ -118,7 +118,7 @@ def test_the_allocation(
     value: str | None, variables: dict[str, str], node: Facts, outcome: str, words: str
 ) -> None:
     """Slurm counts GPUs as the host does, a job in its cgroup counts from 0: both are right."""
-    verdict = told(value, variables, node=node)
+    verdict = verdict_of(value, variables, node=node)
     assert verdict.outcome == outcome
     assert words in verdict.sentence
 
@@ -126,15 +126,15 @@ def test_the_allocation(
 def test_indices_on_mixed_models_are_ambiguous() -> None:
     """CUDA's default order is fastest first: index 0 may be another GPU than nvidia-smi's."""
     mixed = facts(gpus=(gpu(0), gpu(1, name="NVIDIA T4"), gpu(2)))
-    assert told("0,1", node=mixed).outcome is Outcome.WARN
-    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in told("0,1", node=mixed).advice
-    assert told("0,1", {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, node=mixed).outcome is Outcome.OK
-    assert told("0,1,2", node=mixed).outcome is Outcome.OK
-    assert told(gpu(0).uuid, node=mixed).outcome is Outcome.OK
+    assert verdict_of("0,1", node=mixed).outcome is Outcome.WARN
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in verdict_of("0,1", node=mixed).advice
+    assert verdict_of("0,1", {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, node=mixed).outcome is Outcome.OK
+    assert verdict_of("0,1,2", node=mixed).outcome is Outcome.OK
+    assert verdict_of(gpu(0).uuid, node=mixed).outcome is Outcome.OK
 
 
 def test_a_list_of_another_length_than_the_other_nodes_is_odd() -> None:
-    """Three nodes with eight entries and one with four: the one is told, not the three."""
+    """Three nodes with eight entries and one with four: the one is reported, not the three."""
     eight = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
     four = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
     job = Job(environ={"h1": eight, "h2": eight, "h3": eight, "h4": four}, environ_origin=ORIGIN)
@@ -146,15 +146,15 @@ def test_a_list_of_another_length_than_the_other_nodes_is_odd() -> None:
 
 def test_a_range_is_not_answered_with_fewer_ranks() -> None:
     """Who wrote 0-7 meant eight GPUs: the advice is the list, not --nproc-per-node=1."""
-    verdict = told("0-7", nproc=8)
+    verdict = verdict_of("0-7", nproc=8)
     assert verdict.outcome is Outcome.FAIL
     assert verdict.advice == "write 0,1,2,3,4,5,6,7"
-    assert told("0-7", nproc=1).outcome is Outcome.FAIL
+    assert verdict_of("0-7", nproc=1).outcome is Outcome.FAIL
 
 
 def test_a_mig_instance_by_numbers_is_not_vouched_for() -> None:
     """The driver lists MIG instances by UUID: of GPU instance 99 nothing is known."""
     split = mig_gpu(0, 2)
-    verdict = told(f"MIG-{split.uuid}/99/0", node=facts(gpus=(split,)))
+    verdict = verdict_of(f"MIG-{split.uuid}/99/0", node=facts(gpus=(split,)))
     assert verdict.outcome is Outcome.WARN
     assert "cannot be seen here" in verdict.sentence

@@ -47,9 +47,9 @@ def values(**environ: str) -> Verdict:
 
 def test_an_environment_without_a_setting_says_so() -> None:
     """None of them is "all of them" of nothing."""
-    said = test_variables.judge_exists({"HOME": "/home/alice"}, ORIGIN)
-    assert said.outcome is Outcome.OK
-    assert said.sentence == "it sets no variable of NCCL, torch, CUDA or gloo"
+    verdict = test_variables.judge_exists({"HOME": "/home/alice"}, ORIGIN)
+    assert verdict.outcome is Outcome.OK
+    assert verdict.sentence == "it sets no variable of NCCL, torch, CUDA or gloo"
 
 
 @pytest.mark.proves("env.exists", passes="a job's usual settings")
@@ -91,8 +91,8 @@ def test_an_endless_timeout_fails(value: str) -> None:
         ({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "600"}, "will end its rank after 10 min"),
     ],
 )
-def test_what_a_setting_will_do_is_said(environ: dict[str, str], does: str) -> None:
-    """Nobody sees from a number how long a dead link goes unnoticed."""
+def test_the_effect_of_a_setting_is_reported(environ: dict[str, str], does: str) -> None:
+    """A number alone does not show how long a dead link goes unnoticed."""
     verdict = test_variables.judge_values(environ, ORIGIN)
     assert verdict.outcome is Outcome.OK
     assert does in verdict.sentence
@@ -108,7 +108,7 @@ def test_what_a_setting_will_do_is_said(environ: dict[str, str], does: str) -> N
         ("NCCL_IB_RETRY_CNT", "13", "is not 0 to 7"),
         ("NCCL_NTHREADS", "300", "is not one of 64, 128, 256, 512"),
         ("NCCL_MAX_CTAS", "9" * 5000, "is too large a number, and is ignored"),
-        ("NCCL_P2P_LEVEL", "nvl", "is ignored without a word"),
+        ("NCCL_P2P_LEVEL", "nvl", "is silently ignored"),
         ("NCCL_ALGO", "rign", "since 2.24 NCCL refuses to start"),
         ("NCCL_PROTO", "allreduce:LL256", "'LL256' is not one of LL, LL128, SIMPLE"),
         ("NCCL_SOCKET_IFNAME", "eth0, eth1", "the blank in ' eth1' is part of the name"),
@@ -116,7 +116,7 @@ def test_what_a_setting_will_do_is_said(environ: dict[str, str], does: str) -> N
         ("NCCL_SOCKET_IFNAME", "e", "a value of one character is ignored"),
         ("NCCL_IB_HCA", "mlx5_0;mlx5_1", "only a comma separates names"),
         ("NCCL_IB_HCA", "mlx5_0:one", "is not NAME:PORT"),
-        ("NCCL_IB_HCA", "<your hca>", "is a placeholder that nobody filled in"),
+        ("NCCL_IB_HCA", "<your hca>", "is a placeholder that was never filled in"),
         ("NCCL_RAS_ADDR", "28028", "is not HOST:PORT"),
         ("GLOO_SOCKET_IFNAME", "^lo", "gloo takes exact names"),
         ("TORCH_NCCL_BLOCKING_WAIT", "on", "is neither 0 nor 1, and torch stops with it"),
@@ -133,7 +133,7 @@ def test_what_a_setting_will_do_is_said(environ: dict[str, str], does: str) -> N
     ],
 )
 def test_a_value_that_its_reader_does_not_take_fails(name: str, value: str, words: str) -> None:
-    """NCCL reads what it can and says nothing, torch stops; both are said before the job starts."""
+    """NCCL reads what it can and logs nothing, torch stops; both are reported before the start."""
     verdict = values(**{name: value})
     assert verdict.outcome is Outcome.FAIL
     assert words in verdict.sentence
@@ -189,7 +189,7 @@ def test_a_value_that_was_hidden_is_unknown() -> None:
 
 
 def test_several_mistakes_are_one_verdict_the_worst_first() -> None:
-    """A script has its mistakes in heaps: three are said, all are in the evidence."""
+    """A script may have many mistakes: three are in the sentence, all in the evidence."""
     environ = {"NCCL_IB_TIMEOUT": "0", "NCCL_DEBUG": "NO", "NCCL_NTHREADS": "7"}
     verdict = test_variables.judge_values({**environ, "NCCL_BUFFSIZE": "1G"}, ORIGIN)
     assert verdict.outcome is Outcome.FAIL
@@ -197,7 +197,7 @@ def test_several_mistakes_are_one_verdict_the_worst_first() -> None:
     assert len(verdict.evidence["findings"]) == 4
 
 
-def test_what_hangs_without_a_word_is_told_first() -> None:
+def test_what_hangs_silently_comes_first() -> None:
     """Among ten wrong values the endless timeout is named, wherever it is in the alphabet."""
     switches = {f"NCCL_{name}_DISABLE": "true" for name in ("IB", "P2P", "SHM", "CUMEM")}
     loud = {"NCCL_ALGO": "rign", "NCCL_BUFFSIZE": "8M", "NCCL_CROSS_NIC": "010"}
@@ -207,7 +207,7 @@ def test_what_hangs_without_a_word_is_told_first() -> None:
 
 
 def test_thousands_of_unknown_names_cost_no_comparison_each() -> None:
-    """What is not compared is said: the budget holds, and nothing passes unread."""
+    """What is not compared is reported: the budget holds, and nothing passes unread."""
     many = {f"NCCL_WISH_{number:05d}": "1" for number in range(MOST_COMPARED + 10)}
     verdict = test_variables.judge_exists({**many, "NCCL_DEBUGG": "1"}, ORIGIN)
     assert verdict.outcome is Outcome.UNKNOWN
@@ -227,7 +227,7 @@ def test_thousands_of_unknown_names_cost_no_comparison_each() -> None:
         ("NCCL_TIMEOUT_IB", "did you mean NCCL_IB_TIMEOUT?"),
         ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SECS", "did you mean TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC?"),
         ("PYTORCH_CUDA_ALOC_CONF", "did you mean PYTORCH_CUDA_ALLOC_CONF?"),
-        ("NCCL_GO_FASTER", "ask whoever set it what reads it"),
+        ("NCCL_GO_FASTER", "ask the person who set it which program reads it"),
     ],
 )
 def test_a_name_that_nothing_reads_warns(name: str, advice: str) -> None:
@@ -259,7 +259,7 @@ def test_a_name_that_others_read_is_no_finding(name: str) -> None:
         ("NCCL_IB_CUDA_SUPPORT", "use NCCL_NET_GDR_LEVEL"),
     ],
 )
-def test_an_old_name_warns_and_the_new_one_is_told(name: str, advice: str) -> None:
+def test_an_old_name_warns_and_names_the_new_one(name: str, advice: str) -> None:
     """Renamed and removed variables, with the version that did it."""
     verdict = test_variables.judge_deprecated({name: "1"}, ORIGIN)
     assert verdict.outcome is Outcome.WARN
@@ -273,7 +273,7 @@ def _with(nccl: str | None = "2.21.5", torch: str = "2.6.0+cu124") -> Facts:
 
 @pytest.mark.proves("env.exists", finds="NCCL_RAS_ENABLE, which this node's NCCL does not know yet")
 @pytest.mark.parametrize(
-    ("environ", "node", "said", "advice"),
+    ("environ", "node", "words", "advice"),
     [
         (
             {"NCCL_RAS_ENABLE": "1"},
@@ -296,12 +296,12 @@ def _with(nccl: str | None = "2.21.5", torch: str = "2.6.0+cu124") -> Facts:
     ],
 )
 def test_a_name_that_only_a_later_version_reads_warns(
-    environ: dict[str, str], node: Facts, said: str, advice: str
+    environ: dict[str, str], node: Facts, words: str, advice: str
 ) -> None:
-    """Both versions are said, and the old name that does the same."""
+    """The sentence has both versions, and the old name that does the same."""
     verdict = test_variables.judge_exists(environ, ORIGIN, node)
     assert verdict.outcome is Outcome.WARN
-    assert said in verdict.sentence
+    assert words in verdict.sentence
     assert advice in verdict.advice
 
 
@@ -322,12 +322,12 @@ def test_a_name_that_only_a_later_version_reads_warns(
 def test_a_name_that_this_version_reads_or_whose_reader_is_not_known_is_none(
     environ: dict[str, str], node: Facts
 ) -> None:
-    """New enough, not told, another library put in front, or there beside its old name."""
+    """New enough, not known, another library preloaded, or set beside its old name."""
     assert test_variables.judge_exists(environ, ORIGIN, node).outcome is Outcome.OK
 
 
 @pytest.mark.parametrize(
-    ("name", "node", "said"),
+    ("name", "node", "words"),
     [
         ("NCCL_LL_THRESHOLD", _with(), "NCCL 2.5 removed it, and here is 2.21.5"),
         (
@@ -338,13 +338,13 @@ def test_a_name_that_this_version_reads_or_whose_reader_is_not_known_is_none(
         ("NCCL_BLOCKING_WAIT", _with(), "(deprecated since torch 2.2, and here is 2.6.0+cu124)"),
     ],
 )
-def test_an_old_name_is_held_against_the_version_that_is_here(
-    name: str, node: Facts, said: str
+def test_an_old_name_is_compared_with_the_installed_version(
+    name: str, node: Facts, words: str
 ) -> None:
     """What was removed is gone from that version on, and worked before."""
     verdict = test_variables.judge_deprecated({name: "1"}, ORIGIN, node)
     assert verdict.outcome is Outcome.WARN
-    assert said in verdict.sentence
+    assert words in verdict.sentence
 
 
 def test_an_old_version_is_right_to_be_given_the_old_name() -> None:
@@ -403,7 +403,7 @@ def test_an_old_version_is_right_to_be_given_the_old_name() -> None:
 def test_settings_that_defeat_one_another(
     environ: dict[str, str], outcome: str, words: str
 ) -> None:
-    """Each is right by itself: what the two do together is said."""
+    """Each is right by itself: what the two do together is reported."""
     verdict = test_contradictions.judge_contradictions(environ, ORIGIN)
     assert verdict.outcome == outcome
     assert words in verdict.sentence
@@ -437,7 +437,7 @@ def test_settings_that_go_together_pass(environ: dict[str, str]) -> None:
         ("NCCL_DEBUG", "https://hunter2@h1"),
     ],
 )
-def test_a_password_inside_a_value_is_not_told(name: str, value: str) -> None:
+def test_a_password_inside_a_value_is_masked(name: str, value: str) -> None:
     """A login in an URL and what stands behind a telltale word are stars in every sentence."""
     captured = read(f"{name}={value}\nNCCL_IB_TIMEOUT=0\n")
     assert captured is not None

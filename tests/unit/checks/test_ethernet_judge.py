@@ -50,27 +50,29 @@ def bonded(number: int = 1, *, odd: dict[str, Any] | None = None) -> Facts:
     return facts(f"h{number}", nics=(), network=network(*parts, whole))
 
 
-def said(one: Facts, *others: Facts, environ: dict[str, str] | None = None) -> Verdict:
+def verdict_of(one: Facts, *others: Facts, environ: dict[str, str] | None = None) -> Verdict:
     """What net.ethernet says of a node among others."""
     return judge(one, environ, group(one, *others), limit=SHIPPED)
 
 
 @pytest.mark.proves("net.ethernet", passes="a node at the speed and with the MTU of its peers")
 def test_sound_links() -> None:
-    """Numbers are told; a bond's links are told with it; what carries RDMA is judged there."""
-    verdict = said(node(), node(2), node(3))
+    """The sentence has the numbers, and a bond's links; ib.* checks what carries RDMA."""
+    verdict = verdict_of(node(), node(2), node(3))
     assert (verdict.outcome, verdict.sentence) == (
         Outcome.OK,
         "eth0: 100 Gb/s, full duplex, MTU 9000",
     )
-    assert said(bonded()).sentence.startswith("bond0: 200 Gb/s, full duplex, MTU 9000; eth1: 100")
+    assert verdict_of(bonded()).sentence.startswith(
+        "bond0: 200 Gb/s, full duplex, MTU 9000; eth1: 100"
+    )
     port = rdma_port(link_layer="Ethernet", netdev="eth0")
     roce = replace(node(mtu=1500), nics=(nic(0, ports=(port,)),))
-    assert said(roce, node(2), node(3)).sentence == "eth0: over RDMA ports, judged as those"
+    assert verdict_of(roce, node(2), node(3)).sentence == "eth0: over RDMA ports, which ib.* checks"
     virtual = node(speed_mbits=None, physical=False, ethernet=Ethernet(most_mbits=0))
-    assert said(virtual).sentence == "eth0: speed not told, MTU 9000"
+    assert verdict_of(virtual).sentence == "eth0: speed not reported, MTU 9000"
     spare = link("eth9", index=9, mtu=1500, operstate="down")
-    assert said(node(1, spare), node(2), node(3)).outcome is Outcome.OK
+    assert verdict_of(node(1, spare), node(2), node(3)).outcome is Outcome.OK
 
 
 @pytest.mark.proves("net.ethernet", finds="a speed or MTU below that of most nodes, or half duplex")
@@ -89,35 +91,35 @@ def test_sound_links() -> None:
 def test_an_odd_link(changes: dict[str, Any], words: str) -> None:
     """A fault where the job's data go over it; a warning where only its bootstrap does."""
     others = [node(number) for number in (2, 3, 4)]
-    verdict = said(node(**changes), *others)
+    verdict = verdict_of(node(**changes), *others)
     assert (verdict.outcome, verdict.sentence) == (Outcome.FAIL, words)
     assert "eth0" in verdict.advice
-    beside_rdma = said(node(rdma=True, **changes), *others)
+    beside_rdma = verdict_of(node(rdma=True, **changes), *others)
     assert beside_rdma.outcome is (Outcome.FAIL if "duplex" in words else Outcome.WARN)
-    disabled = said(node(rdma=True, **changes), *others, environ={"NCCL_IB_DISABLE": "1"})
+    disabled = verdict_of(node(rdma=True, **changes), *others, environ={"NCCL_IB_DISABLE": "1"})
     assert disabled.outcome is Outcome.FAIL
 
 
 def test_larger_frames_than_the_others_harm_less() -> None:
     """Connections agree on the smaller: a warning."""
-    assert said(node(mtu=9216), node(2), node(3)).outcome is Outcome.WARN
+    assert verdict_of(node(mtu=9216), node(2), node(3)).outcome is Outcome.WARN
 
 
 @pytest.mark.proves("net.ethernet", finds="a link slower than both its ends can do, without peers")
 def test_a_slow_link_without_peers() -> None:
     """Both ends could: a fault. Only its own device could, or one other node does: a warning."""
     slow: dict[str, Any] = {"speed_mbits": 10_000}
-    verdict = said(node(ethernet=BOTH, **slow))
+    verdict = verdict_of(node(ethernet=BOTH, **slow))
     assert (verdict.outcome, verdict.sentence) == (
         Outcome.FAIL,
         "eth0 runs at 10 Gb/s, both its ends can do 100 Gb/s",
     )
-    own = said(node(**slow))
+    own = verdict_of(node(**slow))
     assert (own.outcome, own.sentence) == (
         Outcome.WARN,
         "eth0 runs at 10 Gb/s, its device can do 100 Gb/s",
     )
-    two = said(node(ethernet=Ethernet("full"), **slow), node(2))
+    two = verdict_of(node(ethernet=Ethernet("full"), **slow), node(2))
     assert (two.outcome, two.sentence) == (
         Outcome.WARN,
         "eth0 runs at 10 Gb/s, 100 Gb/s on another node of group train",
@@ -128,14 +130,14 @@ def test_a_slow_link_without_peers() -> None:
 def test_a_bond() -> None:
     """It works on with what is left; where most nodes have that link down, it is meant so."""
     lost = bonded(odd={"operstate": "down", "speed_mbits": None})
-    verdict = said(lost)
+    verdict = verdict_of(lost)
     assert (verdict.outcome, verdict.sentence) == (
         Outcome.FAIL,
         "eth2 of bond0 has no link; 1 of 2 are up",
     )
     everywhere = [bonded(at, odd={"operstate": "down", "speed_mbits": None}) for at in (2, 3)]
-    assert said(lost, *everywhere).outcome is Outcome.OK
-    slow = said(bonded(odd={"speed_mbits": 25_000, "ethernet": Ethernet("full", 0)}))
+    assert verdict_of(lost, *everywhere).outcome is Outcome.OK
+    slow = verdict_of(bonded(odd={"speed_mbits": 25_000, "ethernet": Ethernet("full", 0)}))
     assert slow.sentence == "eth2 runs at 25 Gb/s, another link of bond0 at 100 Gb/s"
 
 
@@ -150,13 +152,13 @@ def test_a_bond() -> None:
 )
 def test_lost_frames(counters: dict[str, int], words: str) -> None:
     """By their share of all packets; two broken ones, and what is counted twice, are nothing."""
-    told = tuple(Counter(name, value) for name, value in counters.items())
-    one = node(ethernet=replace(SOUND, counters=(*(SOUND.counters or ()), *told)))
-    verdict = said(one)
+    counted = tuple(Counter(name, value) for name, value in counters.items())
+    one = node(ethernet=replace(SOUND, counters=(*(SOUND.counters or ()), *counted)))
+    verdict = verdict_of(one)
     assert verdict.outcome is (Outcome.WARN if words else Outcome.OK)
     assert words in verdict.sentence
     flapping = replace(node(carrier_downs=40), boot_s=0, time_s=4 * DAY_S)
-    assert "eth0 lost its link 40 times since boot, 10 a day" in said(flapping).sentence
+    assert "eth0 lost its link 40 times since boot, 10 a day" in verdict_of(flapping).sentence
 
 
 @pytest.mark.parametrize(
@@ -187,8 +189,8 @@ def test_no_name_breaks_the_reader(name: str) -> None:
 )
 def test_unread_links() -> None:
     """No interfaces, no MTU, or a speed that nothing says should be another."""
-    assert said(facts(network=None, problems=("network: x",))).outcome is Outcome.UNKNOWN
-    assert said(node(mtu=None, ethernet=None)).outcome is Outcome.UNKNOWN
-    assert said(node(ethernet=Ethernet("full"))).outcome is Outcome.UNKNOWN
-    assert said(facts(network=None)).outcome is Outcome.NOT_RUN
-    assert said(facts(network=replace(network(), interfaces=()))).outcome is Outcome.NOT_RUN
+    assert verdict_of(facts(network=None, problems=("network: x",))).outcome is Outcome.UNKNOWN
+    assert verdict_of(node(mtu=None, ethernet=None)).outcome is Outcome.UNKNOWN
+    assert verdict_of(node(ethernet=Ethernet("full"))).outcome is Outcome.UNKNOWN
+    assert verdict_of(facts(network=None)).outcome is Outcome.NOT_RUN
+    assert verdict_of(facts(network=replace(network(), interfaces=()))).outcome is Outcome.NOT_RUN

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from tests.unit.checks.gpu_judges import CHECKS, judge
 from tests.unit.facts.builders import facts as bare
 from tests.unit.facts.gpu_builders import node
@@ -35,7 +35,7 @@ READINGS: dict[str, tuple[str, ...]] = {
 
 
 def fault(check: str, outcome: str, words: str, finds: str, **changes: Any) -> Any:
-    """One line of the table: what is wrong with GPU3, and what is said of it."""
+    """One line of the table: what is wrong with GPU3, and the expected sentence."""
     return pytest.param(check, changes, outcome, words, id=f"{check}-{finds}")
 
 
@@ -91,7 +91,7 @@ FAULTS = [
           "PCIe replays", pcie_replays=100_000),
     fault("gpu.nvlink", "fail", "NVLink 0: 13.3 GB/s, 26.6 GB/s on the other links of this node",
           "a slow NVLink", link_errors=(quiet_link(0, mbps=13281), quiet_link(1))),
-    fault("gpu.nvlink", "warn", "NVLink 5: trained anew 3 times since its driver was loaded",
+    fault("gpu.nvlink", "warn", "NVLink 5: retrained 3 times since its driver was loaded",
           "an NVLink that retrains", link_errors=(quiet_link(5, recoveries=3),)),
     fault("gpu.nvlink", "fail", "NVLink 5: could not recover 1 times, 0 expected",
           "an NVLink that could not recover", link_errors=(quiet_link(5, failed_recoveries=1),)),
@@ -103,7 +103,7 @@ FAULTS = [
           "a fabric manager that is not running", fabric_state="in progress", fabric_status=None),
     fault("gpu.fabric", "fail", "it joined the NVSwitch fabric with Unknown Error, not Success",
           "a GPU that failed to join the fabric", fabric_status="Unknown Error"),
-    fault("gpu.fabric", "fail", "the NVSwitch fabric says: degraded bandwidth",
+    fault("gpu.fabric", "fail", "the NVSwitch fabric reports: degraded bandwidth",
           "a degraded NVSwitch fabric", fabric_trouble=("degraded bandwidth",)),
     fault("gpu.model", "fail", "is NVIDIA H100 PCIe, NVIDIA H100 80GB HBM3 on 7 of 8 GPUs",
           "a GPU of another model", name="NVIDIA H100 PCIe"),
@@ -198,7 +198,7 @@ def test_a_fault_of_one_gpu(check: str, changes: dict[str, Any], outcome: str, w
     assert not others
 
 
-@pytest.mark.proves("gpu.software", unknown="a driver that does not tell its version")
+@pytest.mark.proves("gpu.software", unknown="a driver that does not report its version")
 def test_a_driver_without_a_version_is_not_known() -> None:
     """Nothing says that it is the group's."""
     healthy = node()
@@ -225,44 +225,44 @@ def test_a_driver_without_a_version_is_not_known() -> None:
 @pytest.mark.proves("gpu.throttle", passes="eight H100, idle and at work")
 @pytest.mark.parametrize("check", CHECKS)
 def test_a_healthy_node_passes(check: str) -> None:
-    """Idle or at work, alone or among peers, promised or not."""
-    promise = Promise(
+    """Idle or at work, alone or among peers, expected or not."""
+    expectation = Expected(
         gpus=8, gpu_model="H100", mig=False, ecc=True, persistence=True,
         compute_mode="default", power_limit_w=700,
     )  # fmt: skip
     work = node(clock_reasons=("power_cap",), utilization_pct=100, margin_c=20, temperature_c=70)
     for facts in (node(), work):
-        for promised in (promise, Promise(gpus=8), Promise()):
+        for expected in (expectation, Expected(gpus=8), Expected()):
             for peers in ((), (node(), node())):
-                verdict = judge(check, facts, *peers, promised=promised)
+                verdict = judge(check, facts, *peers, expected=expected)
                 assert verdict.outcome == "ok", verdict.sentence
                 assert verdict.sentence
 
 
-@pytest.mark.proves("gpu.ecc", unknown="a GPU that does not tell it")
-@pytest.mark.proves("gpu.fabric", unknown="a GPU that does not tell it")
-@pytest.mark.proves("gpu.inforom", unknown="a GPU that does not tell it")
-@pytest.mark.proves("gpu.memory", unknown="a GPU that does not tell it")
-@pytest.mark.proves("gpu.mode", unknown="a GPU that does not tell it")
-@pytest.mark.proves("gpu.nvlink", unknown="a GPU that does not tell it")
-@pytest.mark.proves("gpu.pcie", unknown="a GPU that does not tell it")
-@pytest.mark.proves("gpu.power", unknown="a GPU that does not tell it")
-@pytest.mark.proves("gpu.recovery", unknown="a GPU that does not tell it")
-@pytest.mark.proves("gpu.remap", unknown="a GPU that does not tell it")
-@pytest.mark.proves("gpu.software", unknown="a GPU that does not tell it")
-@pytest.mark.proves("gpu.temperature", unknown="a GPU that does not tell it")
-@pytest.mark.proves("gpu.throttle", unknown="a GPU that does not tell it")
+@pytest.mark.proves("gpu.ecc", unknown="a GPU that does not report it")
+@pytest.mark.proves("gpu.fabric", unknown="a GPU that does not report it")
+@pytest.mark.proves("gpu.inforom", unknown="a GPU that does not report it")
+@pytest.mark.proves("gpu.memory", unknown="a GPU that does not report it")
+@pytest.mark.proves("gpu.mode", unknown="a GPU that does not report it")
+@pytest.mark.proves("gpu.nvlink", unknown="a GPU that does not report it")
+@pytest.mark.proves("gpu.pcie", unknown="a GPU that does not report it")
+@pytest.mark.proves("gpu.power", unknown="a GPU that does not report it")
+@pytest.mark.proves("gpu.recovery", unknown="a GPU that does not report it")
+@pytest.mark.proves("gpu.remap", unknown="a GPU that does not report it")
+@pytest.mark.proves("gpu.software", unknown="a GPU that does not report it")
+@pytest.mark.proves("gpu.temperature", unknown="a GPU that does not report it")
+@pytest.mark.proves("gpu.throttle", unknown="a GPU that does not report it")
 @pytest.mark.parametrize("check", READINGS)
-def test_a_reading_that_one_gpu_would_not_tell(check: str) -> None:
+def test_a_reading_that_one_gpu_does_not_report(check: str) -> None:
     """What seven GPUs tell and one does not, for no reason, is unknown; so is what none tells."""
-    untold = dict.fromkeys(READINGS[check])
-    one = judge(check, node(3, **untold))
-    assert (one.outcome, one.condemns) == ("unknown", True)
+    missing = dict.fromkeys(READINGS[check])
+    one = judge(check, node(3, **missing))
+    assert (one.outcome, one.makes_not_ready) == ("unknown", True)
     assert "GPU3" in one.sentence
     assert "7 others did" in one.sentence
-    all_of_them = judge(check, node(None, **untold))
+    all_of_them = judge(check, node(None, **missing))
     assert all_of_them.outcome == "unknown"
-    assert all_of_them.sentence.startswith("no GPU tells its ")
+    assert all_of_them.sentence.startswith("no GPU reports its ")
 
 
 @pytest.mark.parametrize("check", sorted(set(READINGS) - {"gpu.memory", "gpu.mode"}))
@@ -279,7 +279,7 @@ def test_a_reading_that_is_denied_says_what_to_grant() -> None:
     """Missing privilege is no fault of the node."""
     denied = {"ecc_volatile_uncorrected": None, "denied": ("ecc_volatile_uncorrected",)}
     verdict = judge("gpu.ecc", node(None, **denied))
-    assert (verdict.outcome, verdict.condemns) == ("unknown", False)
+    assert (verdict.outcome, verdict.makes_not_ready) == ("unknown", False)
     assert "as root" in verdict.grant
 
 
@@ -288,11 +288,11 @@ def test_a_reading_that_is_denied_says_what_to_grant() -> None:
 @pytest.mark.proves("gpu.model", unknown="the driver did not answer")
 @pytest.mark.proves("gpu.readings", unknown="the driver did not answer")
 def test_without_a_driver(check: str) -> None:
-    """Promised GPUs of which nothing is known are unknown; a laptop without any is not judged."""
+    """Expected GPUs of which nothing is known are unknown; a laptop without any is not judged."""
     silent = bare(gpus=None)
     silent = replace(silent, driver=replace(silent.driver, state="hung"))
     assert judge(check, silent).outcome == "unknown"
-    assert judge(check, silent, promised=Promise()).outcome == "not_run"
+    assert judge(check, silent, expected=Expected()).outcome == "not_run"
 
 
 def slow(**seconds: Any) -> Facts:
@@ -339,7 +339,7 @@ def test_peers_decide_before_siblings() -> None:
 
 
 def test_a_group_that_is_built_so_is_as_it_should_be() -> None:
-    """Lanes of cards and modes that all nodes share are no fault of one; a promise still counts."""
+    """Lanes of cards and modes that all nodes share are no fault; an expectation still counts."""
     same = {"power_limit_w": 350.0, "pcie_width": 8, "ecc_on": False, "ecc_pending": False}
     three = [node(None, **same) for _ in range(3)]
     cards = [
@@ -348,14 +348,14 @@ def test_a_group_that_is_built_so_is_as_it_should_be() -> None:
     ]
     assert judge("gpu.mode", *three).outcome == "ok"
     assert judge("gpu.pcie", *cards).outcome == "ok"
-    promised = Promise(gpus=8, power_limit_w=700, ecc=True, gpu_model="H200")
-    assert "350 W, 700 W promised" in judge("gpu.power", *three, promised=promised).sentence
-    assert "ECC is off, on promised" in judge("gpu.mode", *three, promised=promised).sentence
-    assert "H200 promised" in judge("gpu.model", *three, promised=promised).sentence
+    expected = Expected(gpus=8, power_limit_w=700, ecc=True, gpu_model="H200")
+    assert "350 W, 700 W expected" in judge("gpu.power", *three, expected=expected).sentence
+    assert "ECC is off, on expected" in judge("gpu.mode", *three, expected=expected).sentence
+    assert "H200 expected" in judge("gpu.model", *three, expected=expected).sentence
 
 
 def test_alone_a_whole_node_with_half_its_lanes_is_worth_a_look() -> None:
-    """Without other nodes nobody knows whether it is wired so: a warning, with the board's own."""
+    """Without other nodes the wiring is not known: a warning, with the board's own width."""
     verdict = judge("gpu.pcie", node(None, pcie_width=8))
     assert verdict.outcome == "warn"
     assert "PCIe x8, x16 is what board and slot can do (and 7 more)" in verdict.sentence
@@ -395,18 +395,18 @@ def test_a_failing_reading_that_a_judge_needs_has_one_cause() -> None:
     """The error is the finding; what could not be judged for it joins it."""
     ill = node(3, ecc_volatile_uncorrected=None, errors=("ecc_volatile_uncorrected: GPU is lost",))
     assert judge("gpu.readings", ill).cause == "readings of GPU3"
-    untold = judge("gpu.ecc", ill)
-    assert (untold.outcome, untold.cause) == ("unknown", "readings of GPU3")
+    unread = judge("gpu.ecc", ill)
+    assert (unread.outcome, unread.cause) == ("unknown", "readings of GPU3")
 
 
 def test_mig_hides_some_counters_of_its_gpu() -> None:
     """NVML tells no row remapping while instances are there: that GPU is passed over."""
-    told = node(3, mig_enabled=True, remap_pending=None, retired_pending=None,
+    split = node(3, mig_enabled=True, remap_pending=None, retired_pending=None,
                 lacks=("remap_pending", "retired_pending"))  # fmt: skip
-    assert judge("gpu.remap", told).outcome == "ok"
+    assert judge("gpu.remap", split).outcome == "ok"
 
 
-def test_ecc_that_is_off_where_nobody_decides() -> None:
+def test_ecc_that_is_off_without_an_expected_mode() -> None:
     """A board for computing is warned of; a graphics card is sold so."""
     off: dict[str, Any] = {"ecc_on": False, "ecc_pending": False}
     two = node(None, **off)

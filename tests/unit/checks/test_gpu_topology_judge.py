@@ -8,22 +8,22 @@ from msgspec.structs import replace
 from preflight.checks.gpu.test_links import judge_topology
 from preflight.facts.boards import gpu_codes
 from preflight.facts.model import Facts, NvLink
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import facts, gpu, gpus, group, links, mig_gpu, nic, pairs, with_gpu
 
-HGX = Promise(gpus=8, nvlinks_per_gpu=18)
-NOTHING = Promise()
+HGX = Expected(gpus=8, nvlinks_per_gpu=18)
+NOTHING = Expected()
 
 
-def alone(one: Facts, promised: Promise = NOTHING) -> Verdict:
+def alone(one: Facts, expected: Expected = NOTHING) -> Verdict:
     """The verdict on a node that has no peers."""
-    return judge_topology(promised, one, group(one))
+    return judge_topology(expected, one, group(one))
 
 
-def among(one: Facts, *others: Facts, promised: Promise = NOTHING) -> Verdict:
+def among(one: Facts, *others: Facts, expected: Expected = NOTHING) -> Verdict:
     """The verdict on a node in a group with three healthy ones, or with these."""
-    return judge_topology(promised, one, group(one, *(others or (facts(), facts(), facts()))))
+    return judge_topology(expected, one, group(one, *(others or (facts(), facts(), facts()))))
 
 
 def bridged(other: int | None, up: int = 4) -> tuple[NvLink, ...]:
@@ -34,23 +34,23 @@ def bridged(other: int | None, up: int = 4) -> tuple[NvLink, ...]:
 
 def test_a_healthy_node_is_ok_alone_and_among_peers() -> None:
     """Eight GPUs joined by 18 NVLinks with a NIC each are as they should be."""
-    for verdict in (alone(facts()), alone(facts(), HGX), among(facts(), promised=HGX)):
+    for verdict in (alone(facts()), alone(facts(), HGX), among(facts(), expected=HGX)):
         assert verdict.outcome is Outcome.OK
         assert verdict.sentence == "8 GPUs joined by NV18, 8 NICs"
 
 
 def test_no_gpus() -> None:
-    """Never promised is not run; promised and not read is unknown."""
+    """Never expected is not run; expected and not read is unknown."""
     bare = facts(gpus=None, gpu_pairs=None)
     assert alone(bare).outcome is Outcome.NOT_RUN
     assert alone(bare, HGX).outcome is Outcome.UNKNOWN
 
 
 def test_a_link_that_is_down_is_named() -> None:
-    """Promised, by the group, or by the other GPUs: 17 of 18 links fail with GPU and link."""
+    """Expected, by the group, or by the other GPUs: 17 of 18 links fail with GPU and link."""
     torn = with_gpu(3, links=links(17, 1))
     for verdict, origin in (
-        (alone(torn, HGX), "18 promised"),
+        (alone(torn, HGX), "18 expected"),
         (among(torn), "18 up on 3 of 4 nodes of group train"),
         (alone(torn), "18 up on its peers"),
     ):
@@ -63,7 +63,7 @@ def test_a_link_that_is_down_is_named() -> None:
 
 def meshed(dead: dict[int, tuple[int, ...]], count: int = 7) -> Facts:
     """GPUs with six links each to others, of which these are dead."""
-    told = tuple(
+    joined = tuple(
         replace(
             gpu(at, name="Tesla V100-SXM2-32GB"),
             bus_id="",
@@ -71,18 +71,18 @@ def meshed(dead: dict[int, tuple[int, ...]], count: int = 7) -> Facts:
         )
         for at in range(count)
     )
-    return facts(gpus=told, gpu_pairs=None)
+    return facts(gpus=joined, gpu_pairs=None)
 
 
 def test_the_dead_ends_of_a_missing_gpu_blame_no_other() -> None:
     """Seven of eight GPUs whose six dead links are as many as one has: the eighth is missing."""
-    said = alone(meshed({3: (3, 5), 4: (1,), 5: (0, 4), 6: (1,)}))
-    assert said.outcome is Outcome.FAIL
-    assert said.sentence == (
+    verdict = alone(meshed({3: (3, 5), 4: (1,), 5: (0, 4), 6: (1,)}))
+    assert verdict.outcome is Outcome.FAIL
+    assert verdict.sentence == (
         "a GPU is missing: 7 are listed, 8 expected, and the 6 dead NVLinks of the others "
         "(GPU3 link 3, 5; GPU4 link 1; GPU5 link 0, 4; GPU6 link 1) are as many as one GPU has"
     )
-    assert "lspci" in said.advice
+    assert "lspci" in verdict.advice
 
 
 def test_dead_links_that_no_missing_gpu_explains_are_their_gpus() -> None:
@@ -101,9 +101,9 @@ def test_every_torn_gpu_is_counted_and_listed() -> None:
     assert [line[:4] for line in verdict.evidence["findings"]] == ["GPU3", "GPU5"]
 
 
-@pytest.mark.proves("gpu.topology", unknown="NVML does not tell the NVLinks")
+@pytest.mark.proves("gpu.topology", unknown="NVML does not report the NVLinks")
 def test_unread_links_with_a_promise_are_unknown() -> None:
-    """A promise that could not be checked is not kept."""
+    """An expectation that could not be checked is not kept."""
     verdict = alone(with_gpu(0, links=None), HGX)
     assert verdict.outcome is Outcome.UNKNOWN
     assert "NVLinks" in verdict.sentence
@@ -126,7 +126,7 @@ def test_a_card_without_a_bridge_is_no_fault() -> None:
 
 
 @pytest.mark.parametrize("blind", [{"links": None}, {"bus_id": ""}])
-def test_a_gpu_whose_ends_are_not_told_is_joined_in_no_other_way(blind: dict[str, None]) -> None:
+def test_a_gpu_whose_link_ends_are_unread_is_joined_in_no_other_way(blind: dict[str, None]) -> None:
     """Its peers know of links to it: that is no PCI path, no lopsided link and no odd pair."""
     whole = facts(
         gpus=tuple(
@@ -156,9 +156,9 @@ def test_links_that_differ_from_both_ends_are_named() -> None:
 
 
 def test_mig_switches_nvlinks_off_by_design() -> None:
-    """A GPU in MIG mode keeps no promise of NVLinks and is not asked to."""
+    """A GPU in MIG mode need not have its NVLinks and is not asked to."""
     mixed = facts(gpus=(*gpus(7), mig_gpu(7, 2)))
-    assert not alone(mixed, HGX).condemns
+    assert not alone(mixed, HGX).makes_not_ready
 
 
 @pytest.mark.proves("gpu.topology", finds="a pair of GPUs without peer access")
@@ -188,7 +188,7 @@ def test_links_are_missed_where_three_gpus_have_all_of_theirs() -> None:
 
 
 def test_a_board_alone_keeps_no_node_from_its_job() -> None:
-    """A GPU alone in a virtual machine has nobody to be linked with; a whole group is as built."""
+    """A GPU alone in a virtual machine has no link partner; a whole group is as built."""
     assert alone(facts(gpus=(gpu(links=links(0, 18)),))).outcome is Outcome.OK
     dark = facts(gpus=tuple(gpu(index, links=links(0, 18)) for index in range(8)))
     assert alone(dark).outcome is Outcome.FAIL
@@ -197,7 +197,7 @@ def test_a_board_alone_keeps_no_node_from_its_job() -> None:
 
 
 def test_peer_access_alone() -> None:
-    """Where nothing is known but who may reach whom, one refusal or a ban for all is odd."""
+    """Where only peer access is known, one refusal or a ban for all is reported."""
     unknown = tuple(replace(pair, ancestor="unknown") for pair in pairs())
     bare = facts(gpus=tuple(gpu(index, links=None) for index in range(8)), nics=None)
     refused = replace(unknown[3], p2p_read="chipset not supported")
@@ -220,11 +220,11 @@ def test_a_pair_joined_otherwise_than_in_the_group_is_named() -> None:
         "GPU0-GPU1 is joined by SYS here, by NODE on 3 of 4 nodes of group train"
     )
     assert judge_topology(NOTHING, plain, group(moved, plain, plain, plain)).outcome is Outcome.OK
-    assert among(moved, plain).outcome is Outcome.OK  # one against one: nobody can tell
+    assert among(moved, plain).outcome is Outcome.OK  # one against one: no majority
 
 
-def test_fewer_gpus_than_the_group_is_told_as_such() -> None:
-    """Without a promise the group still says that a GPU is missing."""
+def test_fewer_gpus_than_the_group_are_reported_as_such() -> None:
+    """Without an expectation the group still says that a GPU is missing."""
     verdict = among(facts(gpus=gpus(7), gpu_pairs=pairs(7)))
     assert verdict.outcome is Outcome.FAIL
     assert verdict.sentence.startswith("7 GPUs here, 8 on 3 of 4 nodes")
@@ -235,17 +235,17 @@ def test_a_rail_whose_nic_is_far_is_named() -> None:
     """A NIC in the wrong slot: SYS against PIX, by the group or by the seven other rails."""
     nics = tuple(nic(index) for index in range(7))
     moved = facts(nics=(*nics, nic(7, pci_path=("pci0000:99", "0000:99:01.0", "n"), numa=0)))
-    for verdict, whom in (
+    for verdict, origin in (
         (among(moved), "on 3 of 4 nodes of group train"),
         (alone(moved), "for every other GPU here"),
     ):
         assert verdict.outcome is Outcome.FAIL
         assert verdict.sentence.startswith("rail 7: the NIC nearest to GPU7 (mlx5_4, mlx5_5")
-        assert verdict.sentence.endswith(f"is at NODE, at PIX {whom}")
+        assert verdict.sentence.endswith(f"is at NODE, at PIX {origin}")
 
 
 def test_a_nic_whose_place_could_not_be_read_is_no_far_one() -> None:
-    """Nobody knows then which NIC is the nearest one; a device without a slot takes no part."""
+    """Which NIC is the nearest is not known then; a device without a slot does not count."""
     nics = facts().nics or ()
     unread = facts(nics=(nic(0, pci_path=()), *nics[1:]))
     assert (alone(unread).outcome, among(unread).outcome) == (Outcome.OK, Outcome.OK)

@@ -41,7 +41,7 @@ def test_a_clock_that_is_off() -> None:
     assert verdict.outcome is Outcome.FAIL
     assert verdict.culprits == ("h2",)
     assert verdict.sentence.startswith(
-        "the clock of h2 is 40.0 s ahead of the 3 of 4 that agree; nobody keeps it in step; "
+        "the clock of h2 is 40.0 s ahead of the 3 of 4 that agree; no time service adjusts it; "
         "beyond 10 s torchrun's c10d rendezvous"
     )
 
@@ -61,7 +61,7 @@ def test_this_machines_clock_is_a_voice_and_no_part_of_the_job() -> None:
     assert verdict.sentence.endswith("this machine's is 60.0 s ahead")
 
 
-def test_two_nodes_are_told_apart_by_this_machine() -> None:
+def test_this_machines_clock_decides_between_two_nodes() -> None:
     """Three clocks make a majority; two alone do not, and three that all differ do not."""
     assert judged((0.0, 0.1), (30.0, 0.1)).culprits == ("h2",)
     alone = judged((30.0, 0.1))
@@ -97,7 +97,7 @@ def test_the_probes_own_time_does_not_make_a_clock_uncertain() -> None:
     true_s=st.floats(-1e6, 1e6),
     far=st.sampled_from([-500.0, -20.0, 20.0, 500.0]),
 )
-def test_no_round_trip_condemns_a_good_clock(
+def test_no_round_trip_counts_against_a_good_clock(
     errors: list[float], true_s: float, far: float
 ) -> None:
     """However uncertain each answer is, right clocks stay and the one that is far off is named."""

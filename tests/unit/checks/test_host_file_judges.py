@@ -25,7 +25,7 @@ def on(*found: FileSystem) -> Facts:
 
 @pytest.mark.proves("host.shm", passes="half of the memory, nearly empty")
 def test_half_of_the_memory_is_plenty() -> None:
-    """As every machine has it that nobody put into a container."""
+    """As every machine has it that is not a container."""
     assert (
         judge_shm(facts(), limit=SHIPPED).sentence == "512.0 GiB of 512.0 GiB of /dev/shm are free"
     )
@@ -68,7 +68,7 @@ def test_an_unseen_one_is_unknown() -> None:
 
 @pytest.mark.proves("host.disk", passes="disks with room, an image that is read-only by intention")
 def test_disks_with_room() -> None:
-    """A small tmpfs with half of it free, and a read-only root that nobody writes to."""
+    """A small tmpfs with half of it free, and a read-only root that no job writes to."""
     assert judge_disk(facts(), limit=SHIPPED).outcome is Outcome.OK
     small = file_system(mount="/tmp", kind="tmpfs", paths=("/tmp",), size_mib=2048, free_mib=1024)
     image = file_system(paths=("/",), read_only=True, size_mib=900, free_mib=0)
@@ -116,9 +116,7 @@ def test_a_disk_that_is_nearly_full() -> None:
     assert judge_disk(on(file_system(free_mib=25_000)), limit=SHIPPED).outcome is Outcome.OK
 
 
-@pytest.mark.proves(
-    "host.disk", unknown="the mounts could not be read, or a disk may not be looked at"
-)
+@pytest.mark.proves("host.disk", unknown="the mounts could not be read, or a disk may not be read")
 def test_an_unseen_disk_is_unknown() -> None:
     """Neither is a disk with room."""
     hidden = file_system(state="hidden", free_mib=None, size_mib=None, error="Permission denied")
@@ -126,7 +124,7 @@ def test_an_unseen_disk_is_unknown() -> None:
         assert judge_disk(unread, limit=SHIPPED).outcome is Outcome.UNKNOWN
 
 
-def test_dev_shm_and_a_hanging_server_are_told_once() -> None:
+def test_dev_shm_and_a_hanging_server_are_reported_once() -> None:
     """A full /dev/shm is `host.shm`'s, a home on a server that hangs is `host.mounts`'."""
     full = shm(refused=("/dev/shm: No space left on device",), free_mib=0)
     home = nfs("/home", paths=("/home/alice",), state="hung", size_mib=None, free_mib=None)
@@ -177,7 +175,7 @@ def test_a_slow_server_is_a_warning() -> None:
     """Milliseconds are usual; over a second makes a job's start slow."""
     verdict = judge_mounts(on(nfs(seconds=2.5)), limit=SHIPPED)
     assert verdict.outcome is Outcome.WARN
-    assert "took 2.5 s to tell its size" in verdict.sentence
+    assert "took 2.5 s to report its size" in verdict.sentence
 
 
 @pytest.mark.proves("host.mounts", unknown="the mounts could not be read")

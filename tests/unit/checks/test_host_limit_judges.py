@@ -17,7 +17,7 @@ from preflight.checks.host.test_limits import (
 from preflight.core.thresholds import SHIPPED
 from preflight.facts import Majority
 from preflight.facts.machine import Cgroup, Launcher, Limits
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Outcome
 from tests.unit.facts.builders import facts, group
 from tests.unit.facts.machines import limits, load, machine, memory
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MIB, GIB = 1 << 20, 1 << 30
 UNLIMITED = float("inf")
-NONE = Promise()
+NONE = Expected()
 
 
 def with_limits(own: Limits, *daemons: Limits, **changes: object) -> Facts:
@@ -38,7 +38,7 @@ def with_limits(own: Limits, *daemons: Limits, **changes: object) -> Facts:
 
 @pytest.mark.proves("host.memlock", passes="a login without a limit, and one with CAP_IPC_LOCK")
 def test_unlimited_memory_may_be_locked() -> None:
-    """No limit is as it should be; root needs none, and it is said that others may."""
+    """No limit is as it should be; root needs none, and the sentence says that others may."""
     assert judge_memlock(NONE, facts(), "paramiko", limit=SHIPPED).outcome is Outcome.OK
     root = judge_memlock(
         NONE, with_limits(limits(64 << 10), locks_any=True), "paramiko", limit=SHIPPED
@@ -98,12 +98,12 @@ def test_a_limit_between_the_least_and_enough_is_a_warning() -> None:
 
 
 @pytest.mark.proves("host.memlock", unknown="the limits could not be read")
-def test_without_rdma_nobody_locks_and_without_a_reading_nobody_knows() -> None:
-    """Not promised and absent is not run; promised or there and unread is unknown."""
+def test_memlock_without_rdma_is_not_run_and_unread_is_unknown() -> None:
+    """Not expected and absent is not run; expected or there and unread is unknown."""
     none = facts(nics=(), machine=None)
     assert judge_memlock(NONE, none, "paramiko", limit=SHIPPED).outcome is Outcome.NOT_RUN
     assert (
-        judge_memlock(Promise(nics=8), none, "paramiko", limit=SHIPPED).outcome is Outcome.UNKNOWN
+        judge_memlock(Expected(nics=8), none, "paramiko", limit=SHIPPED).outcome is Outcome.UNKNOWN
     )
     assert (
         judge_memlock(NONE, facts(machine=machine(limits=None)), "srun", limit=SHIPPED).outcome

@@ -71,7 +71,7 @@ def votes(of: Group) -> dict[str, Majority[str] | None]:
 
 @pytest.mark.proves("host.drift", passes="a node like its peers")
 def test_a_node_like_its_peers() -> None:
-    """Nodes that do not tell their BIOS abstain; a node alone has nobody to differ from."""
+    """Nodes that do not report their BIOS abstain; a node alone has no other to differ from."""
     quiet = node(stack=stack(bios="", product=""))
     of = group(facts(), facts(), quiet)
     for each in (facts(), quiet):
@@ -93,7 +93,7 @@ def test_a_node_like_its_peers() -> None:
     ],
 )
 def test_the_odd_one_out(odd: Facts, words: str) -> None:
-    """Only the odd node is told, with what the others have."""
+    """Only the odd node is reported, with what the others have."""
     usual = votes(group(*[facts()] * 12, odd))
     verdict = judge_drift(odd, usual)
     assert verdict.outcome is Outcome.WARN
@@ -101,8 +101,8 @@ def test_the_odd_one_out(odd: Facts, words: str) -> None:
     assert judge_drift(facts(), usual).outcome is Outcome.OK
 
 
-def test_a_group_that_agrees_on_nothing_is_told_as_such() -> None:
-    """Two and two: nobody is odd, and nobody is as his group."""
+def test_a_group_that_agrees_on_nothing_is_reported_as_such() -> None:
+    """Two and two: no node is odd, and none is like its group."""
     other = facts(kernel="5.15.0-91")
     verdict = judge_drift(other, votes(group(facts(), facts(), other, other)))
     assert verdict.outcome is Outcome.WARN
@@ -169,7 +169,7 @@ def test_a_dimm_that_wears_out() -> None:
     assert dimms_among(up).outcome is Outcome.OK
 
 
-def test_errors_that_the_kernel_log_tells_of_are_told_once() -> None:
+def test_errors_that_are_in_the_kernel_log_are_reported_once() -> None:
     """`host.hardware_errors` judges those lines; a DIMM that is missing is still found."""
     line = LogLine("EDAC MC0: 1 UE memory read error on CPU0_DIMM_A1 (channel:0 page:0x1)", 5.0)
     lost = Edac(32, (Dimm("CPU0_DIMM_A1", corrected=0, uncorrected=1),))
@@ -180,16 +180,16 @@ def test_errors_that_the_kernel_log_tells_of_are_told_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "line",
     [
         "MCE: Killing python3:4711 due to hardware memory corruption fault at 7f31e000",
         "EDAC MC0: 1 CE memory read error on CPU0_DIMM_A1 (channel:0 page:0x1)",
     ],
 )
-def test_a_line_that_fails_no_node_hides_no_lost_data(said: str) -> None:
+def test_a_line_that_fails_no_node_hides_no_lost_data(line: str) -> None:
     """Any process may have itself killed so; a corrected error beside a lost word is the less."""
     lost = Edac(32, (Dimm("CPU0_DIMM_A1", corrected=9, uncorrected=1),))
-    log = KernelLog("kmsg", seen=9, lines=(LogLine(said, 5.0),))
+    log = KernelLog("kmsg", seen=9, lines=(LogLine(line, 5.0),))
     assert dimms_among(replace(node(edac=lost), kernel_log=log)).outcome is Outcome.FAIL
 
 
@@ -234,7 +234,7 @@ def test_memory_enough() -> None:
 def test_memory_in_use(
     changes: dict[str, object], usual: float | None, outcome: str, words: str
 ) -> None:
-    """Who holds most of it is said where it can be told."""
+    """What holds most of it is named where it is known."""
     verdict = judge_memory(node(memory=memory(**changes)), usual, limit=SHIPPED)
     assert verdict.outcome == outcome
     assert words in verdict.sentence
@@ -285,7 +285,7 @@ def test_as_much_as_is_expected_is_no_finding() -> None:
 
 @pytest.mark.proves("host.load", unknown="/proc could not be read")
 def test_an_unseen_load_is_unknown() -> None:
-    """Who cannot look has seen nobody."""
+    """A node that cannot read its processes is unknown, not idle."""
     assert judge_load(node(load=None), limit=SHIPPED).outcome is Outcome.UNKNOWN
     assert judge_load(facts(machine=None), limit=SHIPPED).outcome is Outcome.UNKNOWN
 
@@ -312,7 +312,7 @@ def test_nothing_is_hidden() -> None:
         (Container("", "process table"), "no container: processes of the machine", "not in the"),
     ],
 )
-def test_what_is_hidden_is_said_and_what_to_grant(
+def test_hidden_processes_are_reported_with_what_to_grant(
     container: Container, words: str, grant: str
 ) -> None:
     """A missing privilege: unknown, with what to grant, and no fault of the node."""
@@ -320,11 +320,11 @@ def test_what_is_hidden_is_said_and_what_to_grant(
     assert verdict.outcome is Outcome.UNKNOWN
     assert words in verdict.sentence
     assert grant in verdict.grant
-    assert not verdict.condemns
+    assert not verdict.makes_not_ready
 
 
-@pytest.mark.proves("host.container", unknown="the process table's namespace could not be told")
-def test_what_cannot_be_told_is_unknown() -> None:
+@pytest.mark.proves("host.container", unknown="the process table's namespace could not be read")
+def test_an_unread_namespace_is_unknown() -> None:
     """And that is not waved through as a missing privilege."""
     for unread in (node(container=None), node(container=Container()), facts(machine=None)):
-        assert judge_container(unread).condemns
+        assert judge_container(unread).makes_not_ready

@@ -17,7 +17,7 @@ from preflight.checks.host.test_host_log import judge_kernel_log as host
 from preflight.checks.net.test_nic_log import judge as nic
 from preflight.core.thresholds import SHIPPED
 from preflight.facts import Driver, Facts, GpuHealth, KernelLog, LogLine
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts import builders as b
 
@@ -28,7 +28,7 @@ NOW_S = 7 * 86400.0
 HOUR_S = 3600.0
 RELOAD = "nvidia-nvlink: Nvlink Core is being initialized, major device number 235"
 LOADED = "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.90.07"
-HGX = Promise(gpus=8)
+HGX = Expected(gpus=8)
 JUDGES: tuple[Callable[[Facts], Verdict], ...] = (
     lambda facts: judge_xid(HGX, facts, SHIPPED),
     sxid,
@@ -36,12 +36,12 @@ JUDGES: tuple[Callable[[Facts], Verdict], ...] = (
 )
 
 
-def node(*said: str | LogLine, gpus: bool = True, **changes: object) -> Facts:
-    """A healthy node whose kernel said these lines, an hour ago each but where a line has times."""
+def node(*logged: str | LogLine, gpus: bool = True, **changes: object) -> Facts:
+    """A healthy node whose kernel logged these lines, an hour ago unless a line has times."""
     lines = (LogLine("Linux version 6.1", 0.0, 0.0), LogLine(RELOAD, 3.0, 3.0))
     more = (
         line if isinstance(line, LogLine) else LogLine(line, NOW_S - HOUR_S, NOW_S - HOUR_S)
-        for line in said
+        for line in logged
     )
     log = KernelLog("kmsg", 5000, 0.0, 0.0, (*lines, *more))
     older = tuple(replace(each, health=None) for each in b.gpus())  # tells no recovery action
@@ -49,9 +49,9 @@ def node(*said: str | LogLine, gpus: bool = True, **changes: object) -> Facts:
     return replace(facts if gpus else replace(facts, gpus=None, nics=None), **changes)
 
 
-def xid(code: int, slot: str = "0000:1b:00", said: str = "pid=7, name=python3, said") -> str:
+def xid(code: int, slot: str = "0000:1b:00", text: str = "pid=7, name=python3, said") -> str:
     """A line of the NVIDIA driver."""
-    return f"NVRM: Xid (PCI:{slot}): {code}, {said}"
+    return f"NVRM: Xid (PCI:{slot}): {code}, {text}"
 
 
 def aer(severity: str, where: str = "0000:02:00.0", times: int = 1) -> LogLine:
@@ -60,9 +60,9 @@ def aer(severity: str, where: str = "0000:02:00.0", times: int = 1) -> LogLine:
     return LogLine(text, 100.0, NOW_S - 60, times)
 
 
-def judge(*said: str | LogLine, promised: Promise = HGX) -> Verdict:
+def judge(*lines: str | LogLine, expected: Expected = HGX) -> Verdict:
     """What gpu.xid says of a node of eight H100."""
-    return judge_xid(promised, node(*said), limit=SHIPPED)
+    return judge_xid(expected, node(*lines), limit=SHIPPED)
 
 
 @pytest.mark.proves("gpu.xid", passes="a healthy H100 node")
@@ -78,9 +78,9 @@ def test_a_quiet_log_is_fine() -> None:
         "mlx5_core 0000:1b:00.0: 126.016 Gb/s available PCIe bandwidth (8.0 GT/s PCIe x16 link)",
         LOADED,
     )
-    said = [check(facts) for check in JUDGES]
-    assert [each.outcome for each in said] == [Outcome.OK] * 5
-    assert said[0].sentence == "no Xid since boot asks for a reset"
+    verdicts = [check(facts) for check in JUDGES]
+    assert [each.outcome for each in verdicts] == [Outcome.OK] * 5
+    assert verdicts[0].sentence == "no Xid since boot asks for a reset"
 
 
 @pytest.mark.proves("gpu.xid", unknown="a login that may not read the kernel log")
@@ -91,18 +91,18 @@ def test_a_quiet_log_is_fine() -> None:
 def test_a_log_that_may_not_be_read_is_unknown_and_says_what_to_grant() -> None:
     """Missing privilege is no health; all five share one cause."""
     facts = b.facts(kernel_log=None, problems=("kernel log: Operation not permitted",))
-    said = [check(facts) for check in JUDGES]
-    assert {each.outcome for each in said} == {Outcome.UNKNOWN}
-    assert {"dmesg_restrict=0" in each.grant for each in said} == {True}
-    assert len({each.cause for each in said}) == 1
+    verdicts = [check(facts) for check in JUDGES]
+    assert {each.outcome for each in verdicts} == {Outcome.UNKNOWN}
+    assert {"dmesg_restrict=0" in each.grant for each in verdicts} == {True}
+    assert len({each.cause for each in verdicts}) == 1
     timeout = b.facts(kernel_log=None, problems=("kernel log: no answer in time",))
     assert {(check(timeout).outcome, check(timeout).grant) for check in JUDGES} == {("unknown", "")}
 
 
 def test_a_node_without_gpus_is_not_judged_for_xids() -> None:
-    """No GPU promised, none there: gpu.xid and gpu.sxid are not run, readable log or not."""
+    """No GPU expected, none there: gpu.xid and gpu.sxid are not run, readable log or not."""
     for facts in (node(gpus=False), replace(b.facts(), gpus=None, kernel_log=None)):
-        assert judge_xid(Promise(), facts, limit=SHIPPED).outcome is Outcome.NOT_RUN
+        assert judge_xid(Expected(), facts, limit=SHIPPED).outcome is Outcome.NOT_RUN
         assert sxid(facts).outcome is Outcome.NOT_RUN
 
 
@@ -120,7 +120,7 @@ def test_an_xid_that_needs_a_reset_names_the_gpu(code: int) -> None:
 @pytest.mark.proves("gpu.xid", finds="a program's own Xid (13, 31, 43, 45): a warning, no drain")
 @pytest.mark.parametrize("code", [13, 31, 43, 45, 94])
 def test_a_programs_own_fault_drains_nothing(code: int) -> None:
-    """It is told for a day, with whose fault it is; afterwards it is a note of a healthy node."""
+    """It is reported for a day, with the program; afterwards it is a note of a healthy node."""
     assert judge(xid(code)).outcome is Outcome.WARN
     old = LogLine(xid(code), 100.0, NOW_S - 30 * HOUR_S, 40)
     verdict = judge(old)
@@ -131,9 +131,9 @@ def test_a_programs_own_fault_drains_nothing(code: int) -> None:
 def sm(hours_ago: float, tpc: int = 5, pid: int | None = None, slot: str = "0000:1b:00") -> LogLine:
     """An exception of a program on one TPC of a GPU."""
     who = f"pid={pid}, name=python3" if pid else "pid='<unknown>', name=<unknown>"
-    said = f"{who}, Graphics SM Warp Exception on (GPC 2, TPC {tpc}, SM 1): Illegal Instruction"
+    text = f"{who}, Graphics SM Warp Exception on (GPC 2, TPC {tpc}, SM 1): Illegal Instruction"
     at_s = NOW_S - hours_ago * HOUR_S
-    return LogLine(xid(13, slot, said), at_s, at_s)
+    return LogLine(xid(13, slot, text), at_s, at_s)
 
 
 @pytest.mark.proves("gpu.xid", finds="Xid 13 of several processes on one TPC: a warning, no drain")
@@ -187,21 +187,21 @@ def test_beside_a_real_fault_or_where_the_site_tolerates_it_no_part_is_suspected
     verdict = judge(sm(3), xid(48), sm(2))
     assert verdict.outcome is Outcome.FAIL
     assert "TPC" not in verdict.sentence
-    tolerant = Promise(gpus=8, tolerated_xids=(13,))
-    assert "TPC" not in judge(sm(3), sm(2), promised=tolerant).sentence
+    tolerant = Expected(gpus=8, tolerated_xids=(13,))
+    assert "TPC" not in judge(sm(3), sm(2), expected=tolerant).sentence
 
 
 def test_what_vendors_judge_differently_is_a_warning_until_the_site_says() -> None:
     """63, 68, 92 and 109; the inventory makes them faults, or a fault of ours a note."""
     for code in (63, 68, 92, 109):
         assert judge(xid(code)).outcome is Outcome.WARN
-    strict = Promise(gpus=8, fatal_xids=(63, 13))
-    assert judge(xid(63), promised=strict).outcome is Outcome.FAIL
-    lax = Promise(gpus=8, tolerated_xids=(74,))
-    assert judge(xid(74), promised=lax).outcome is not Outcome.FAIL
+    strict = Expected(gpus=8, fatal_xids=(63, 13))
+    assert judge(xid(63), expected=strict).outcome is Outcome.FAIL
+    lax = Expected(gpus=8, tolerated_xids=(74,))
+    assert judge(xid(74), expected=lax).outcome is not Outcome.FAIL
 
 
-def test_an_xid_that_nobody_knows_is_a_warning() -> None:
+def test_an_unknown_xid_is_a_warning() -> None:
     """A code of a newer driver is neither passed over nor drained for."""
     verdict = judge(xid(987))
     assert (verdict.outcome, "not in preflight's catalog" in verdict.sentence) == ("warn", True)
@@ -241,15 +241,15 @@ def test_a_double_bit_error_and_what_follows_it_is_one_finding() -> None:
 def test_what_the_driver_recommends_counts_where_its_cause_is_gone() -> None:
     """Xid 154 alone, after older lines were overwritten, says itself what the GPU needs."""
     wants = "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
-    assert judge(xid(154, said=wants)).outcome is Outcome.FAIL
+    assert judge(xid(154, text=wants)).outcome is Outcome.FAIL
     over = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
-    assert judge(xid(154, said=over)).outcome is not Outcome.FAIL
+    assert judge(xid(154, text=over)).outcome is not Outcome.FAIL
 
 
 def test_blackwells_nvlink_errors_say_themselves_how_grave_they_are() -> None:
     """Xid 144 to 150: Fatal fails, Nonfatal warns."""
-    assert judge(xid(149, said="NETIR_LINK_EVT Fatal XC0 i0 Link 05")).outcome is Outcome.FAIL
-    assert judge(xid(149, said="NETIR_LINK_EVT Nonfatal XC0 i0 Link 05")).outcome is Outcome.WARN
+    assert judge(xid(149, text="NETIR_LINK_EVT Fatal XC0 i0 Link 05")).outcome is Outcome.FAIL
+    assert judge(xid(149, text="NETIR_LINK_EVT Nonfatal XC0 i0 Link 05")).outcome is Outcome.WARN
 
 
 CAUSED = "pid=71, name=python3, Ch 00000004 caused by previous Xid {}"
@@ -260,32 +260,32 @@ CAUSED = "pid=71, name=python3, Ch 00000004 caused by previous Xid {}"
 )
 def test_an_xid_that_names_its_cause_is_as_grave_as_that(root: int, outcome: str) -> None:
     """The line of the cause may be overwritten or grepped away: the cause leads all the same."""
-    verdict = judge(xid(45, said=CAUSED.format(root)), xid(45, said=CAUSED.format(root)))
+    verdict = judge(xid(45, text=CAUSED.format(root)), xid(45, text=CAUSED.format(root)))
     assert verdict.outcome == outcome
     assert verdict.sentence.startswith(f"GPU 0 (0000:1b:00): Xid {root} (")
     assert "; Xid 45 names it), then Xid 45" in verdict.sentence
 
 
-def test_a_cause_with_a_line_of_its_own_is_told_by_that() -> None:
+def test_a_cause_with_a_line_of_its_own_is_reported_by_that_line() -> None:
     """Its own line knows whether it was fatal, and what it led to is no finding beside it."""
-    mild = xid(149, said="NETIR_LINK_EVT Nonfatal XC0 i0 Link 05")
-    for said in (
-        [mild, xid(45, said=CAUSED.format(149))],
-        [xid(45, said=CAUSED.format(149)), mild],
+    mild = xid(149, text="NETIR_LINK_EVT Nonfatal XC0 i0 Link 05")
+    for lines in (
+        [mild, xid(45, text=CAUSED.format(149))],
+        [xid(45, text=CAUSED.format(149)), mild],
     ):
-        verdict = judge(*said)
+        verdict = judge(*lines)
         assert verdict.outcome is Outcome.WARN
         assert "Xid 149 (an NVLink error), then Xid 45" in verdict.sentence
         assert "names it" not in verdict.sentence
-    both = judge(xid(45, said=CAUSED.format(43)), xid(43, said=CAUSED.format(45)))
+    both = judge(xid(45, text=CAUSED.format(43)), xid(43, text=CAUSED.format(45)))
     assert both.outcome is Outcome.WARN
-    assert judge(xid(45, said=CAUSED.format(149)), RELOAD).outcome is Outcome.WARN
+    assert judge(xid(45, text=CAUSED.format(149)), RELOAD).outcome is Outcome.WARN
 
 
 def test_a_warning_asks_for_no_reset_that_it_says_is_not_needed() -> None:
     """An NVLink error that mended itself is looked at; a marked row waits until the GPU is idle."""
-    mended = judge(xid(145, said="RLW_RXPIPE Nonfatal XC0 i0 Link 05"))
-    marked = judge(xid(63, said="Row Remapper: New row marked for remapping"))
+    mended = judge(xid(145, text="RLW_RXPIPE Nonfatal XC0 i0 Link 05"))
+    marked = judge(xid(63, text="Row Remapper: New row marked for remapping"))
     for verdict in (mended, marked):
         assert verdict.sentence.endswith("none needs a reset at once")
     assert mended.advice.startswith("look at nvidia-smi nvlink -e")
@@ -304,7 +304,7 @@ def test_an_xid_from_before_the_driver_was_loaded_anew_is_a_warning(since: str) 
 def test_an_xid_is_settled_when_the_driver_needs_no_recovery_any_more() -> None:
     """Xid 154 to None is of that GPU only."""
     none = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
-    assert judge(xid(48), xid(154, said=none)).outcome is Outcome.WARN
+    assert judge(xid(48), xid(154, text=none)).outcome is Outcome.WARN
     assert judge(xid(48), xid(154, "0000:2b:00", none)).outcome is Outcome.FAIL
 
 
@@ -458,7 +458,7 @@ def test_a_trouble_that_is_in_no_table_is_a_warning_with_its_line(line: str, who
     """In doubt the line is shown; what a program's own command was refused is none."""
     verdict = nic(node(line), limit=SHIPPED)
     assert verdict.outcome is Outcome.WARN
-    assert verdict.sentence.startswith(f"{who}: its driver reports a trouble")
+    assert verdict.sentence.startswith(f"{who}: its driver reports an error")
     assert line.partition(": ")[2][:40] in verdict.sentence
     refused = MLX + "mlx5_cmd_out_err:808:(pid 7): CREATE_QP(0x500) op_mod(0x0) failed, status 3"
     assert nic(node(refused), limit=SHIPPED).outcome is Outcome.OK
@@ -490,7 +490,7 @@ def test_a_link_that_comes_up_again_and_again_was_down_between() -> None:
     few = nic(node(LogLine(up, NOW_S - 90, NOW_S - 60, 4)), limit=SHIPPED)
     assert few.outcome is Outcome.OK
     assert few.sentence == "links went down 3 times since boot, under 5 in a day"
-    assert "no NIC in trouble" in nic(node(up), limit=SHIPPED).sentence
+    assert "no NIC with errors" in nic(node(up), limit=SHIPPED).sentence
     down = up.replace("up", "down")
     paired = node(LogLine(up, 90.0, NOW_S - 60, 4), LogLine(down, 95.0, NOW_S - 70, 3))
     assert [each["times"] for each in nic(paired, limit=SHIPPED).evidence["events"]] == [3]
@@ -557,7 +557,7 @@ def test_an_error_from_which_a_jobs_device_did_not_recover_is_fatal(after: tuple
 
 
 def test_an_error_from_which_another_device_did_not_recover_is_a_warning() -> None:
-    """USB and sound are no job's; but nobody says that it was got over."""
+    """No job needs USB or sound; but no line says that they recovered."""
     error = aer("Uncorrectable (Non-Fatal)", "0000:49:01.0")
     usb = CANNOT.format("xhci_hcd", 1)
     for after in ((usb,), (usb, ENDED.format("failed"))):
@@ -637,8 +637,8 @@ def test_a_file_system_that_turned_read_only_fails() -> None:
         ("nfs: server filer1 not responding, still trying", "filer1"),
     ],
 )
-def test_what_lamed_the_host_is_told_for_a_day(line: str, word: str) -> None:
-    """The job may start, and somebody should look."""
+def test_what_slowed_the_host_is_reported_for_a_day(line: str, word: str) -> None:
+    """The job may start, and an operator should look."""
     verdict = host(node(line), limit=SHIPPED)
     assert (verdict.outcome, word in verdict.sentence) == (Outcome.WARN, True)
     old = host(node(LogLine(line, 60.0, 60.0)), limit=SHIPPED)

@@ -31,7 +31,7 @@ def _fits(line: str, devices: Mapping[str, int | None], **environ: str) -> Verdi
 
 @pytest.mark.proves("launch.fits", finds="more nodes waited for than there are; nowhere to meet")
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "words"),
     [
         (f"torchrun --nnodes=4 {MEET} t.py", "--nnodes=4 waits for 4 nodes, and this run has 2"),
         (f"torchrun --nnodes=3:8 {MEET} t.py", "--nnodes=3:8 waits for 3 nodes"),
@@ -53,16 +53,16 @@ def _fits(line: str, devices: Mapping[str, int | None], **environ: str) -> Verdi
         ("deepspeed --num_nodes=4 t.py", "--nnodes=4 waits for 4 nodes"),
     ],
 )
-def test_a_launch_that_will_not_come_up(line: str, said: str) -> None:
+def test_a_launch_that_will_not_come_up(line: str, words: str) -> None:
     """It fails with the option as it is and as it is expected."""
     verdict = _fits(line, EIGHT)
     assert verdict.outcome is Outcome.FAIL
-    assert said in verdict.sentence
+    assert words in verdict.sentence
     assert verdict.advice
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "words"),
     [
         ("torchrun --nproc-per-node=8 t.py", "--nnodes is 1, torchrun's default: each of 2 nodes"),
         ("torchrun --standalone --nproc-per-node=8 t.py", "--standalone: each of 2 nodes"),
@@ -74,11 +74,11 @@ def test_a_launch_that_will_not_come_up(line: str, said: str) -> None:
         ),
     ],
 )
-def test_a_launch_that_is_hardly_meant(line: str, said: str) -> None:
+def test_a_launch_that_is_hardly_meant(line: str, words: str) -> None:
     """It warns: the job starts, on less than is there."""
     verdict = _fits(line, EIGHT)
     assert verdict.outcome is Outcome.WARN
-    assert said in verdict.sentence
+    assert words in verdict.sentence
 
 
 def test_fewer_nodes_than_the_run_has() -> None:
@@ -105,7 +105,7 @@ def test_fewer_nodes_than_the_run_has() -> None:
     ],
 )
 def test_a_launch_that_fits(line: str, devices: Mapping[str, int | None]) -> None:
-    """What fits, what cannot be told from the line, and what another check says."""
+    """What fits, what the line does not show, and what another check reports."""
     assert _fits(line, devices).outcome is Outcome.OK
 
 
@@ -117,13 +117,13 @@ def test_torchrun_takes_its_options_from_the_environment_too() -> None:
     assert _fits("torchrun --nnodes=4 t.py", EIGHT, **pet).outcome is Outcome.FAIL
 
 
-@pytest.mark.proves("launch.fits", unknown="a node did not tell how many GPUs it has")
-def test_gpus_that_were_not_told() -> None:
+@pytest.mark.proves("launch.fits", unknown="a node did not report how many GPUs it has")
+def test_gpus_that_a_node_did_not_report() -> None:
     """Whether the ranks fit is not known then; a line that cannot come up fails all the same."""
     line = f"torchrun --nnodes=2 --nproc-per-node=8 {MEET} t.py"
     verdict = _fits(line, {"h1": 8, "h2": None})
     assert verdict.outcome is Outcome.UNKNOWN
-    assert verdict.sentence == "8 ranks per node, and h2 did not tell its GPUs"
+    assert verdict.sentence == "8 ranks per node, and h2 did not report its GPUs"
     assert _fits("torchrun --nnodes=9 t.py", {"h1": None}).outcome is Outcome.FAIL
 
 
@@ -154,7 +154,7 @@ def test_a_script_that_will_hang() -> None:
 
 
 def test_a_script_that_may_go_wrong() -> None:
-    """Warnings alone warn, and how many more there are is said with the command that tells them."""
+    """Warnings alone warn, with the number of others and the command that shows them."""
     text = (
         b"import os, torch\nfrom torch import distributed as d\nd.init_process_group('gloo')\n"
         b"x.to('cuda:0')\nos.environ['CUDA_VISIBLE_DEVICES'] = '0'\n"
@@ -166,7 +166,7 @@ def test_a_script_that_may_go_wrong() -> None:
 
 @pytest.mark.proves("launch.script", passes="a script whose ranks all come by")
 def test_a_script_that_is_well() -> None:
-    """Hints are counted and condemn nobody; a script for one process is fine too."""
+    """Hints are counted and fail nothing; a script for one process is fine too."""
     well = HANGS.replace(b"if dist.get_rank() == 0:", b"if True:")
     assert test_launch.judge_script(lint(well, "t.py")).sentence == "t.py: nothing found"
     hinted = b"from torch import distributed as d\nd.init_process_group('gloo')\n"

@@ -25,9 +25,9 @@ def verdicts(results: dict[tuple[str, str], str], names: str = FOUR) -> dict[str
 
 
 def blamed(results: dict[tuple[str, str], str], names: str = FOUR) -> set[str]:
-    """Whoever is condemned by anybody."""
+    """The nodes and pairs that any verdict blames."""
     found = verdicts(results, names).items()
-    return {verdict.blame or name for name, verdict in found if verdict.condemns}
+    return {verdict.blame or name for name, verdict in found if verdict.makes_not_ready}
 
 
 def master(port: MasterPort) -> Verdict:
@@ -37,12 +37,12 @@ def master(port: MasterPort) -> Verdict:
 
 
 def into(name: str, how: str = "timeout") -> dict[tuple[str, str], str]:
-    """Nobody gets into a node."""
+    """No other node can connect to a node."""
     return {(other, name): how for other in FOUR.split() if other != name}
 
 
 def out_of(name: str, how: str = "unreachable") -> dict[tuple[str, str], str]:
-    """A node gets out to nobody."""
+    """A node can connect to no other node."""
     return {(name, other): how for other in FOUR.split() if other != name}
 
 
@@ -58,7 +58,7 @@ def test_all_reach_all() -> None:
 
 
 def test_a_lone_node_needs_only_its_own_port() -> None:
-    """One machine has nobody to be reached by."""
+    """One machine has no other that must reach it."""
     assert master(free_port()).sentence == "port 29500 (--master-port) is free"
 
 
@@ -127,12 +127,12 @@ def test_a_master_that_most_cannot_reach_is_blamed() -> None:
 
 
 def test_a_stranger_on_the_master_port_is_the_masters_fault() -> None:
-    """Somebody else answering is no firewall, and one witness is enough."""
+    """An answer of another program is no firewall, and one witness is enough."""
     assert blamed({("h2", "master"): "wrong_answer"}, TWO) == {"h1"}
 
 
 def test_one_node_that_fails_where_others_succeed_is_blamed() -> None:
-    """The master answers two of three: the third is at fault, and only it is condemned."""
+    """The master answers two of three: the third is at fault, and only it fails."""
     results = {("h3", "master"): "refused"}
     found = verdicts(results)
     assert blamed(results) == {"h3"}
@@ -151,12 +151,12 @@ def test_two_nodes_alone_cannot_tell_who_is_at_fault() -> None:
 
 
 @pytest.mark.parametrize("node", ["h1", "h3"])
-def test_a_node_that_lets_nobody_in_is_blamed_by_all(node: str) -> None:
+def test_a_node_that_accepts_no_connection_is_blamed_by_all(node: str) -> None:
     """Its neighbours reach each other, and it reaches them: only its own gate is left."""
     assert blamed(into(node)) == {node}
 
 
-def test_a_node_that_gets_out_to_nobody_is_blamed() -> None:
+def test_a_node_that_can_connect_to_no_other_is_blamed() -> None:
     """The others reach it and each other."""
     assert blamed(out_of("h3")) == {"h3"}
 
@@ -176,12 +176,12 @@ def test_one_broken_path_blames_the_pair() -> None:
     ("how", "words"),
     [("reset", "cut off"), ("unreachable", "no route")],
 )
-def test_how_it_failed_is_said_in_words(how: str, words: str) -> None:
+def test_how_a_connection_failed_is_in_the_sentence(how: str, words: str) -> None:
     """A drop, a reject and a missing route have different remedies."""
     net = nets({("h3", "master"): how})["h3"]
     odd = tuple((n, replaced(one, error="weird")) for n, one in net.others_to_master)
-    told = judge_ports("h3", Net(net.own, "", "h1", False, "", net.to_me, odd))  # noqa: FBT003
-    assert words in told.sentence
+    verdict = judge_ports("h3", Net(net.own, "", "h1", False, "", net.to_me, odd))  # noqa: FBT003
+    assert words in verdict.sentence
 
 
 @given(
@@ -193,7 +193,7 @@ def test_how_it_failed_is_said_in_words(how: str, words: str) -> None:
 def test_one_bad_node_never_costs_another(
     *, gate: str, shut_in: bool, shut_out: bool, how: str
 ) -> None:
-    """Whichever single node of four is shut, in either or both directions, only it is condemned."""
+    """Whichever single node of four is shut, in either or both directions, only it fails."""
     results = (into(gate, how) if shut_in else {}) | (out_of(gate, how) if shut_out else {})
     assert blamed(results) <= {gate}
     assert bool(blamed(results)) == (shut_in or shut_out)
@@ -207,14 +207,14 @@ def between_two(one: str, other: str, how: str) -> dict[tuple[str, str], str]:
 @pytest.mark.parametrize("how", ["timeout", "refused"])
 @pytest.mark.parametrize("other", ["h2", "h4"])
 def test_a_firewall_between_the_master_and_one_node_is_their_paths(other: str, how: str) -> None:
-    """Both reach everybody else: the pair is blamed once, and the hanging rendezvous is told."""
+    """Both reach all others: the pair is blamed once, and the hanging rendezvous is reported."""
     found = verdicts(between_two("h1", other, how))
     assert blamed(between_two("h1", other, how)) == {f"pair h1-{other}"}
     assert found["h1"].sentence == found[other].sentence
     assert found["h1"].sentence.startswith(f"{other} cannot reach the master port h1:29500 (")
     assert "would hang at its rendezvous; 2 of 3 other nodes can" in found["h1"].sentence
     assert f"open the firewall between h1 and {other} for port 29500" in found["h1"].advice
-    assert not any(verdict.blocks for verdict in found.values() if verdict.condemns)
+    assert not any(verdict.blocks for verdict in found.values() if verdict.makes_not_ready)
 
 
 def test_a_path_to_the_master_that_is_cut_one_way_is_still_a_path() -> None:
@@ -227,8 +227,8 @@ def test_a_node_that_reaches_few_is_to_blame_and_not_its_path_to_the_master() ->
     assert blamed(between_two("h1", "h3", "timeout") | {("h3", "h2"): "timeout"}) >= {"h3"}
 
 
-def test_a_firewall_beside_the_master_where_nobody_else_tried_the_node() -> None:
-    """Of a large fleet few are partners: the master does not condemn whom only it cannot reach."""
+def test_a_firewall_beside_the_master_where_no_other_node_tried() -> None:
+    """Of a large fleet few are partners: a node that only the master cannot reach does not fail."""
     found = {}
     for name, net in nets(between_two("h1", "h3", "timeout")).items():
         kept = {
@@ -236,12 +236,12 @@ def test_a_firewall_beside_the_master_where_nobody_else_tried_the_node() -> None
             for target, tried in net.others_to.items()
         }
         found[name] = judge_ports(name, dataclasses.replace(net, to_me=kept[name], others_to=kept))
-    assert {v.blame or name for name, v in found.items() if v.condemns} == {"pair h1-h3"}
+    assert {v.blame or name for name, v in found.items() if v.makes_not_ready} == {"pair h1-h3"}
 
 
 @given(cut=st.sampled_from(["h2", "h3", "h4", "h5"]), both=st.booleans())
 def test_no_path_to_the_master_costs_a_node(*, cut: str, both: bool) -> None:
-    """Whichever node is cut off from the master only, one way or both, nobody is condemned."""
+    """Whichever node is cut off from the master only, one way or both, no node fails."""
     results = {(cut, "h1"): "timeout"} | ({("h1", cut): "timeout"} if both else {})
     assert blamed(results, "h1 h2 h3 h4 h5") == {f"pair h1-{cut}"}
 
@@ -265,12 +265,12 @@ def mute(results: dict[tuple[str, str], str], dead: str) -> dict[str, Net]:
 
 
 @pytest.mark.parametrize("dead", ["h1", "h3"])
-def test_a_node_whose_port_stage_died_costs_nobody_else(dead: str) -> None:
+def test_a_node_whose_port_stage_died_costs_no_other(dead: str) -> None:
     """Its listeners went with it: who was refused there blames neither a pair nor itself."""
     found = {
         name: judge_ports(name, net) for name, net in mute(into(dead, "refused"), dead).items()
     }
-    assert {v.blame or name for name, v in found.items() if v.condemns} == {dead}
+    assert {v.blame or name for name, v in found.items() if v.makes_not_ready} == {dead}
     assert found[dead].outcome is Outcome.UNKNOWN
     if dead == "h1":
         assert found["h2"].outcome is Outcome.UNKNOWN
@@ -289,12 +289,12 @@ def failing(error: str) -> Verdict:
 
 
 def test_an_attempt_that_could_not_be_made_is_no_firewall() -> None:
-    """Too many open files is nobody's gate; a name without an address is this node's fault."""
+    """Too many open files is no firewall; a name without an address is this node's fault."""
     ours = failing("Too many open files")
     assert ours.outcome is Outcome.UNKNOWN
     assert "failed: Too many open files" in ours.sentence
     assert "nftables" not in ours.advice
     unnamed = failing("Name or service not known")
-    assert unnamed.condemns
+    assert unnamed.makes_not_ready
     assert not unnamed.blame
     assert "make h1 resolvable" in unnamed.advice

@@ -15,7 +15,7 @@ from preflight.checks.net.test_interface import judge_master_name as judge_name
 from preflight.checks.net.test_ports import judge_ephemeral_ports as judge_range
 from preflight.core.thresholds import SHIPPED
 from preflight.facts.network import ConfFile, ConfSetting, Interface, Network, Resolved
-from preflight.fleet.model import Fleet, Host, Job, Promise
+from preflight.fleet.model import Expected, Fleet, Host, Job
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import facts, group, interface, network, nic, rdma_port, software
 
@@ -35,7 +35,7 @@ def host(number: int, *more: Interface, eth: str = "eth0", **changes: object) ->
 
 def choice(one: Facts, environ: dict[str, str] | None, *others: Facts) -> Verdict:
     """What net.interface says of a node among others."""
-    return judge_interface(Promise(), one, environ, group(one, *others), alone=not others)
+    return judge_interface(Expected(), one, environ, group(one, *others), alone=not others)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_no_list_breaks_the_reader(text: str, name: str) -> None:
     ],
 )
 def test_a_sound_choice(environ: dict[str, str] | None, words: str) -> None:
-    """Docker's bridge beside it harms nobody: NCCL takes it last."""
+    """Docker's bridge beside it does no harm: NCCL takes it last."""
     verdict = choice(host(1, DOCKER), environ, host(2, DOCKER))
     assert (verdict.outcome, words in verdict.sentence) == ("ok", True), verdict.sentence
 
@@ -109,6 +109,7 @@ def test_a_sound_choice(environ: dict[str, str] | None, words: str) -> None:
         ({"NCCL_SOCKET_IFNAME": "lo"}, "fail", "selects lo, the loopback"),
         ({"NCCL_SOCKET_IFNAME": "docker"}, "fail", "whose address 172.17.0.1 is h2's too"),
         ({"NCCL_SOCKET_IFNAME": "eth9"}, "fail", "eth9, which is down"),
+        ({"GLOO_SOCKET_IFNAME": "^lo,docker"}, "fail", "exact names, and knows no ^"),
         ({"GLOO_SOCKET_IFNAME": "eth"}, "fail", "names eth, and there is none here"),
         ({"GLOO_SOCKET_IFNAME": "eth0,lo"}, "fail", "selects lo, the loopback"),
         ({"NCCL_IB_HCA": "rdma"}, "fail", "selects no active RDMA port here"),
@@ -213,7 +214,7 @@ def test_another_way_than_to_the_others(
 
 
 def test_sockets_over_another_network_than_the_one_measured() -> None:
-    """Without RDMA the job's data go there: a network that all nodes have is told of, too."""
+    """Without RDMA the job's data go there: a network that all nodes have is reported, too."""
     nodes = [
         replace(
             facts(f"h{number}", nics=()),
@@ -241,7 +242,7 @@ def test_nccl_reads_its_files_too() -> None:
 
 @pytest.mark.proves("net.interface", unknown="the interfaces cannot be read")
 def test_unread_interfaces() -> None:
-    """Without interfaces nothing is selected; a node alone has nobody to reach."""
+    """Without interfaces nothing is selected; a node alone has no other to reach."""
     assert choice(facts(network=None), {"NCCL_SOCKET_IFNAME": "eth0"}).outcome is Outcome.UNKNOWN
     hung = facts(network=None, problems=("network: no answer in time",))
     assert choice(hung, None).outcome is Outcome.UNKNOWN
@@ -271,7 +272,7 @@ def test_the_master_is_found() -> None:
 
 @pytest.mark.proves("net.master_name", unknown="facts of a node that was asked alone")
 def test_no_lookups() -> None:
-    """A node alone has no master to find; of a fleet's node, nobody looked and nobody knows."""
+    """A node alone has no master to find; for a node of a fleet no lookup means unknown."""
     asked_alone = host(2, names=(), own_name=None)
     lone = judge_name(asked_alone, None, group(asked_alone), alone=True)
     assert (lone.outcome, "one node alone" in lone.sentence) == (Outcome.NOT_RUN, True)
@@ -284,7 +285,7 @@ def test_no_lookups() -> None:
 
 
 @pytest.mark.proves(
-    "net.master_name", finds="a master's name that is the loopback, another node or nobody"
+    "net.master_name", finds="a master's name that leads to the loopback, another node or nowhere"
 )
 @pytest.mark.parametrize(
     ("one", "outcome", "words"),
@@ -297,7 +298,7 @@ def test_no_lookups() -> None:
     ],
 )
 def test_the_master_is_not_found(one: Facts, outcome: str, words: str) -> None:
-    """Told with where most other nodes are led."""
+    """Reported with the address on most other nodes."""
     verdict = name(one, host(1), host(3), host(4))
     assert (verdict.outcome, words in verdict.sentence) == (outcome, True), verdict.sentence
     assert verdict.advice

@@ -14,7 +14,7 @@ from preflight.core.registry import Entry
 from preflight.core.thresholds import SHIPPED
 from preflight.facts.machine import KernelLog, LogLine
 from preflight.facts.network import Counter, Counters
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.report.findings import findings
 from tests.unit.facts.builders import facts, group, interface, network, nic, rdma_port
 
@@ -28,12 +28,12 @@ BUS = (nic(3).pci_path or ("",))[-1]
 ADDRESSED = interface("eth0", "10.77.0.1/24", ethernet=None)
 
 
-def node(*said: str, cables: tuple[Interface, ...] = (), flaps: int = 0, **port: Any) -> Facts:
+def node(*texts: str, cables: tuple[Interface, ...] = (), flaps: int = 0, **port: Any) -> Facts:
     """A node, up for a day, whose mlx5_3 has this port and the log 40 of each of these lines."""
     counters = Counters(20, 0.25, (Counter("link_downed", flaps),) if flaps else ())
     odd = nic(3, ports=(rdma_port(netdev="ib3", counters=counters, **port),), netdevs=("ib3",))
     nics = tuple(odd if at == 3 else nic(at) for at in range(8))
-    lines = tuple(LogLine(text, DAY_S - 900, DAY_S - 60, 40) for text in said)
+    lines = tuple(LogLine(text, DAY_S - 900, DAY_S - 60, 40) for text in texts)
     return facts(
         nics=nics,
         network=network(ADDRESSED, *cables),
@@ -47,7 +47,7 @@ def found(one: Facts) -> tuple[Finding, ...]:
     """What a person is shown of a node."""
     its = group(one)
     verdicts = {
-        "ib.port": judge_port(Promise(), one, its),
+        "ib.port": judge_port(Expected(), one, its),
         "ib.errors": judge_errors(one, limit=SHIPPED),
         "net.kernel_log": judge_log(one, limit=SHIPPED),
         "net.ethernet": judge_ethernet(one, None, its, limit=SHIPPED),
@@ -69,7 +69,7 @@ CABLE = (
         (node(LOST, flaps=40, **DOWN), "ib.port", "mlx5_3/1 is DOWN (Polling)"),
         (node(LOST, CABLE, flaps=40, **DOWN), "ib.port", "mlx5_3/1 is DOWN (Polling)"),
         (node(LOST), "net.kernel_log", f"{BUS} 40 times"),
-        (node(CABLE), "net.kernel_log", "cable or optical module is in trouble"),
+        (node(CABLE), "net.kernel_log", "cable or optical module reports a fault"),
     ],
 )
 def test_one_link_is_one_finding(one: Facts, check: str, words: str) -> None:
@@ -80,7 +80,7 @@ def test_one_link_is_one_finding(one: Facts, check: str, words: str) -> None:
 
 
 def test_two_links_are_two_findings() -> None:
-    """A port that is down takes nothing away from what is said of another NIC."""
+    """A port that is down hides no finding of another NIC."""
     other = (nic(5).pci_path or ("",))[-1]
     one = node(LOST, CABLE.replace(BUS, other), flaps=40, **DOWN)
     assert [(each.check, other in each.sentence) for each in found(one)] == [

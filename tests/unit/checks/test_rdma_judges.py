@@ -1,4 +1,4 @@
-"""`ib.*`: a port is judged by promise, group and peers, and one that nobody uses by nobody."""
+"""`ib.*`: a port is judged by inventory, group and peers; an unused one is not judged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from preflight.checks.rdma.test_port import judge_count, judge_errors, judge_por
 from preflight.core.thresholds import SHIPPED
 from preflight.facts import Majority
 from preflight.facts.network import Counter, Counters, Gid
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Outcome
 from tests.unit.facts.builders import facts, group, interface, network, nic, rdma_port
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from preflight.facts.model import Facts
     from preflight.verdict import Verdict
 
-NOTHING = Promise()
+NOTHING = Expected()
 DOWN: dict[str, Any] = {"state": "1: DOWN", "phys_state": "2: Polling"}
 OFF: dict[str, Any] = {"state": "1: DOWN", "phys_state": "3: Disabled"}
 STUCK: dict[str, Any] = {"state": "2: INIT", "phys_state": "5: LinkUp"}
@@ -55,41 +55,41 @@ def roce() -> Facts:
     return facts(nics=cards, network=network(*cables))
 
 
-def port(one: Facts, promised: Promise = NOTHING, *others: Facts) -> Verdict:
+def port(one: Facts, expected: Expected = NOTHING, *others: Facts) -> Verdict:
     """What ib.port says of a node among others."""
-    return judge_port(promised, one, group(one, *others))
+    return judge_port(expected, one, group(one, *others))
 
 
-def rate(one: Facts, promised: Promise = NOTHING, *others: Facts) -> Verdict:
+def rate(one: Facts, expected: Expected = NOTHING, *others: Facts) -> Verdict:
     """What ib.rate says of a node among others."""
-    return judge_rate(promised, one, group(one, *others))
+    return judge_rate(expected, one, group(one, *others))
 
 
-@pytest.mark.proves("ib.count", finds="an RDMA device that is gone, by promise or majority")
-@pytest.mark.proves("ib.count", passes="eight HCAs, and a front end more than promised")
+@pytest.mark.proves("ib.count", finds="an RDMA device that is gone, by expectation or majority")
+@pytest.mark.proves("ib.count", passes="eight HCAs, and a front end more than expected")
 @pytest.mark.proves("ib.count", unknown="/sys/class/infiniband does not answer")
 @pytest.mark.parametrize(
-    ("promised", "number", "outcome", "words"),
+    ("expected", "number", "outcome", "words"),
     [
-        (Promise(nics=8), 8, "ok", "8 RDMA devices"),
-        (Promise(nics=7), 8, "ok", "8 RDMA devices"),
-        (Promise(nics=8), 7, "fail", "7 RDMA devices, 8 promised"),
-        (Promise(hcas=("mlx5_0", "mlx5_9")), 8, "fail", "1 RDMA devices, 2 promised; missing"),
-        (Promise(nics=8), None, "unknown", "could not be read"),
+        (Expected(nics=8), 8, "ok", "8 RDMA devices"),
+        (Expected(nics=7), 8, "ok", "8 RDMA devices"),
+        (Expected(nics=8), 7, "fail", "7 RDMA devices, 8 expected"),
+        (Expected(hcas=("mlx5_0", "mlx5_9")), 8, "fail", "1 RDMA devices, 2 expected; missing"),
+        (Expected(nics=8), None, "unknown", "could not be read"),
         (NOTHING, None, "not_run", "none here"),
         (NOTHING, 0, "not_run", "none here"),
-        (Promise(nics=1, nic_link="roce"), 8, "fail", "0 RDMA devices, 1 promised"),
+        (Expected(nics=1, nic_link="roce"), 8, "fail", "0 RDMA devices, 1 expected"),
     ],
 )  # fmt: skip
-def test_count(promised: Promise, number: int | None, outcome: str, words: str) -> None:
-    """Fewer than promised fails; unread is unknown; devices of another link do not count."""
+def test_count(expected: Expected, number: int | None, outcome: str, words: str) -> None:
+    """Fewer than expected fails; unread is unknown; devices of another link do not count."""
     cards = None if number is None else tuple(nic(at) for at in range(number))
-    verdict = judge_count(promised, cards)
+    verdict = judge_count(expected, cards)
     assert (verdict.outcome, words in verdict.sentence) == (outcome, True), verdict.sentence
 
 
 def test_count_by_peers() -> None:
-    """Without a promise the group decides, and names the missing one."""
+    """Without an expectation the group decides, and names the missing one."""
     usual = Majority(tuple(f"mlx5_{at}" for at in range(8)), 12, 13)
     verdict = judge_count(NOTHING, tuple(nic(at) for at in range(8) if at != 3), usual)
     assert verdict.sentence == "7 RDMA devices, 8 on 12 of 13 nodes of its group; missing: mlx5_3"
@@ -98,19 +98,19 @@ def test_count_by_peers() -> None:
 
 @pytest.mark.proves("ib.port", passes="eight ports up, and one that is down on every node")
 @pytest.mark.parametrize(
-    ("changes", "promised"),
-    [({}, NOTHING), (OFF, Promise(nics=7)), (DOWN, Promise(hcas=("mlx5_0",)))],
+    ("changes", "expected"),
+    [({}, NOTHING), (OFF, Expected(nics=7)), (DOWN, Expected(hcas=("mlx5_0",)))],
 )
-def test_a_port_that_nothing_needs(changes: dict[str, Any], promised: Promise) -> None:
-    """A port beyond the promise is only mentioned."""
-    verdict = port(node(3, **changes), promised)
+def test_a_port_that_nothing_needs(changes: dict[str, Any], expected: Expected) -> None:
+    """A port beyond the expectation is only mentioned."""
+    verdict = port(node(3, **changes), expected)
     assert verdict.outcome is Outcome.OK, verdict.sentence
     assert ("mlx5_3/1" in verdict.sentence) == bool(changes)
 
 
 @pytest.mark.proves("ib.port", finds="a port that is switched off, and its peers are not")
 def test_a_port_that_is_off_among_peers_that_are_not() -> None:
-    """Nobody says which ports a job uses: a warning, unless most nodes have it so."""
+    """Which ports a job uses is not known: a warning, unless most nodes have it so."""
     off = node(3, **OFF)
     verdict = port(off, NOTHING)
     assert (verdict.outcome, verdict.sentence) == (
@@ -125,19 +125,19 @@ def test_a_port_that_is_down_on_every_node() -> None:
     assert port(everywhere[0], NOTHING, *everywhere[1:]).outcome is Outcome.OK
 
 
-@pytest.mark.proves("ib.port", finds="a port that is down: by promise, by group, by its own peers")
+@pytest.mark.proves("ib.port", finds="a port that is down: by inventory, group or its own peers")
 @pytest.mark.parametrize(
-    ("promised", "others", "words"),
+    ("expected", "others", "words"),
     [
-        (Promise(hcas=("mlx5_2", "mlx5_3")), 0, "mlx5_3/1 is DOWN (Polling), promised as rail 1"),
+        (Expected(hcas=("mlx5_2", "mlx5_3")), 0, "mlx5_3/1 is DOWN (Polling), expected as rail 1"),
         (NOTHING, 3, "mlx5_3/1 is DOWN (Polling), ACTIVE on 3 of 4 nodes of group train"),
-        (Promise(nics=8), 0, "mlx5_3/1 is DOWN (Polling): 7 of 8 promised ports are ACTIVE"),
+        (Expected(nics=8), 0, "mlx5_3/1 is DOWN (Polling): 7 of 8 expected ports are ACTIVE"),
         (NOTHING, 0, "mlx5_3/1 is DOWN (Polling); 7 of 8 ports of its kind are ACTIVE"),
     ],
 )
-def test_a_port_that_is_down(promised: Promise, others: int, words: str) -> None:
+def test_a_port_that_is_down(expected: Expected, others: int, words: str) -> None:
     """The sentence says who decided, with the numbers."""
-    verdict = port(node(3, **DOWN), promised, *(facts(f"h{at}") for at in range(2, 2 + others)))
+    verdict = port(node(3, **DOWN), expected, *(facts(f"h{at}") for at in range(2, 2 + others)))
     assert (verdict.outcome, verdict.sentence) == (Outcome.FAIL, words)
     assert "cable" in verdict.advice
 
@@ -154,7 +154,7 @@ def test_stuck_ports() -> None:
 @pytest.mark.proves("ib.port", finds="InfiniBand ports of which none is up")
 @pytest.mark.parametrize("number", [1, 2, 8])
 def test_no_infiniband_port_is_up(number: int) -> None:
-    """Nobody is left to vote, and that is no sign of health."""
+    """No port is left to vote, and that is no sign of health."""
     verdict = port(facts(nics=tuple(nic(at, ports=(rdma_port(**DOWN),)) for at in range(number))))
     assert verdict.outcome is Outcome.FAIL
     assert "mlx5_0/1 is DOWN (Polling), and no InfiniBand port is ACTIVE" in verdict.sentence
@@ -166,13 +166,13 @@ def test_one_infiniband_card_beside_ethernet() -> None:
     spare = [nic(at, ports=(rdma_port(**DOWN),)) for at in range(8)]
     assert port(facts(nics=(spare[0], front))).outcome is Outcome.WARN
     assert port(facts(nics=(*spare, front))).outcome is Outcome.FAIL
-    assert port(facts(nics=(spare[0], front)), Promise(nic_link="roce")).outcome is Outcome.OK
-    assert port(facts(nics=spare[:1]), Promise(nics=0)).outcome is Outcome.OK
+    assert port(facts(nics=(spare[0], front)), Expected(nic_link="roce")).outcome is Outcome.OK
+    assert port(facts(nics=spare[:1]), Expected(nics=0)).outcome is Outcome.OK
 
 
 @pytest.mark.parametrize(("up", "down"), [(1, 1), (2, 1), (4, 4), (3, 5)])
 def test_too_few_to_vote(up: int, down: int) -> None:
-    """Ports of which many search for a partner are not told healthy; who is right is open."""
+    """Ports of which many search for a partner are not reported healthy; which is right is open."""
     states = [*[DOWN] * down, *[{}] * up]
     verdict = port(
         facts(nics=tuple(nic(at, ports=(rdma_port(**one),)) for at, one in enumerate(states)))
@@ -207,7 +207,7 @@ def test_second_ports_without_a_cable() -> None:
     [{**DOWN, "link_layer": "Ethernet"}, {**DOWN, "link_layer": ""}, OFF],
 )
 def test_nothing_is_up(changes: dict[str, Any]) -> None:
-    """Used by nobody, or all lost: only a promise, or a group that is so, can tell."""
+    """All unused, or all lost: only the inventory, or a group that is so, can show which."""
     cards = (nic(0, ports=(rdma_port(**changes),)),)
     one, two, three = (facts(f"h{at}", nics=cards, time_s=DAY_S) for at in range(3))
     verdict = port(one)
@@ -217,7 +217,7 @@ def test_nothing_is_up(changes: dict[str, Any]) -> None:
     assert port(one, NOTHING, two, three).outcome is Outcome.OK
     captured = [replace(each, time_s=0.0) for each in (one, two, three)]
     assert port(captured[0], NOTHING, *captured[1:]).outcome is Outcome.UNKNOWN
-    assert port(one, Promise(nics=0)).outcome is Outcome.OK
+    assert port(one, Expected(nics=0)).outcome is Outcome.OK
 
 
 def test_a_card_that_is_spare_on_every_node() -> None:
@@ -231,7 +231,7 @@ def test_a_card_that_is_spare_on_every_node() -> None:
 
 @pytest.mark.proves("ib.port", finds="an active port whose interface is down, unlike its peers'")
 def test_an_interface_that_is_down() -> None:
-    """Where no interface is up, nobody uses them, and nothing is said."""
+    """Where no interface is up, they are unused, and nothing is reported."""
     cables = [interface(f"ib{at}", operstate="down" if at == 3 else "up") for at in range(8)]
     one = facts(network=network(*cables))
     for at in range(8):
@@ -250,13 +250,13 @@ def test_unread_ports() -> None:
     without = facts(nics=(nic(0, ports=()),))
     assert port(without).outcome is Outcome.UNKNOWN
     assert port(facts(nics=None, problems=("nics: no answer in time",))).outcome is Outcome.UNKNOWN
-    assert port(facts(nics=None), Promise(nics=8)).outcome is Outcome.UNKNOWN
+    assert port(facts(nics=None), Expected(nics=8)).outcome is Outcome.UNKNOWN
     assert port(facts(nics=())).outcome is Outcome.NOT_RUN
 
 
 @pytest.mark.parametrize("unread", [{"state": ""}, None])
 def test_an_unread_port_may_be_the_one_that_is_up(unread: dict[str, Any] | None) -> None:
-    """A spare port is down, and one of the eight promised ones told nothing: none is missing."""
+    """A spare port is down, and one of the eight expected ones is unread: none is missing."""
     spare = facts(nics=(*(facts().nics or ()), nic(8, ports=(rdma_port(**DOWN),))))
     one = node(3, base=spare, **(unread or {}))
     if unread is None:
@@ -264,26 +264,26 @@ def test_an_unread_port_may_be_the_one_that_is_up(unread: dict[str, Any] | None)
             replace(each, ports=()) if at == 3 else each for at, each in enumerate(one.nics or ())
         )
         one = replace(one, nics=mute)
-    assert port(one, Promise(nics=8)).outcome is Outcome.UNKNOWN
+    assert port(one, Expected(nics=8)).outcome is Outcome.UNKNOWN
     worse = node(4, base=one, **DOWN)
-    assert "6 of 8 promised ports are ACTIVE" in port(worse, Promise(nics=8)).sentence
+    assert "6 of 8 expected ports are ACTIVE" in port(worse, Expected(nics=8)).sentence
 
 
 HALF: dict[str, Any] = {"rate": "200 Gb/sec (2X NDR)"}
 
 
-@pytest.mark.proves("ib.rate", finds="a port at half its rate: by promise, group or own peers")
+@pytest.mark.proves("ib.rate", finds="a port at half its rate: by expectation, group or own peers")
 @pytest.mark.parametrize(
-    ("promised", "others", "words"),
+    ("expected", "others", "words"),
     [
-        (Promise(nic_gbits=400), 0, "mlx5_3/1 runs at 200 Gb/sec (2X NDR), 400 promised"),
+        (Expected(nic_gbits=400), 0, "mlx5_3/1 runs at 200 Gb/sec (2X NDR), 400 expected"),
         (NOTHING, 3, "200 Gb/sec (2X NDR), 400 on 3 of 4 nodes of group train"),
         (NOTHING, 0, "200 Gb/sec (2X NDR), 400 on its peers"),
     ],
 )
-def test_a_slow_port(promised: Promise, others: int, words: str) -> None:
-    """Promise, group, own peers: the first that knows."""
-    verdict = rate(node(3, **HALF), promised, *(facts(f"h{at}") for at in range(2, 2 + others)))
+def test_a_slow_port(expected: Expected, others: int, words: str) -> None:
+    """Expected, group, own peers: the first that knows."""
+    verdict = rate(node(3, **HALF), expected, *(facts(f"h{at}") for at in range(2, 2 + others)))
     assert verdict.outcome is Outcome.FAIL
     assert words in verdict.sentence
 
@@ -293,8 +293,8 @@ def test_full_rate() -> None:
     """A front end of another link is held against nothing of the rails'."""
     front = nic(8, ports=(rdma_port(link_layer="Ethernet", rate="100 Gb/sec (4X EDR)"),))
     one = facts(nics=(*(facts().nics or ()), front))
-    for promised in (NOTHING, Promise(nic_gbits=400), Promise(nic_gbits=400, nic_link="ib")):
-        verdict = rate(one, promised)
+    for expected in (NOTHING, Expected(nic_gbits=400), Expected(nic_gbits=400, nic_link="ib")):
+        verdict = rate(one, expected)
         assert verdict.sentence == "9 ports at 400, 100 Gb/s"
     assert rate(node(*range(8), **DOWN)).outcome is Outcome.NOT_RUN
 
@@ -341,7 +341,7 @@ def _firmware(*versions: str, host: str = "h1") -> Facts:
 @pytest.mark.proves("ib.firmware", passes="NICs of two chips, each with its own firmware")
 @pytest.mark.proves("ib.firmware", unknown="fw_ver is empty")
 def test_firmware() -> None:
-    """Chips are told apart by firmware's first number; the group decides before the node."""
+    """The firmware's first number distinguishes chips; the group decides before the node."""
     new, old, other = "28.41.1000", "28.39.1002", "22.38.1002"
     alone = _firmware(*[new] * 7, old)
     verdict = judge_firmware(alone, group(alone))

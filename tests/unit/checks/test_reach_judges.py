@@ -38,7 +38,7 @@ def test_a_whole_way_is_ok() -> None:
 
 
 def test_the_end_of_our_own_time_is_no_fault_of_a_node() -> None:
-    """What was cut off by the budget is owed still: neither a failure nor a pass."""
+    """A step that the budget cut off is still to be checked: neither a failure nor a pass."""
     reach = Reach("paramiko", "answer", "it had not ended", "look", 1.8, out_of_time=True)
     verdict = judge_step("answer", reach)
     assert (verdict.outcome.value, verdict.evidence["stopped"]) == ("not_run", True)

@@ -36,7 +36,7 @@ def _torch(**changes: object) -> Facts:
 @pytest.mark.proves("software.driver", passes="driver 570 and CUDA 12.4")
 @pytest.mark.proves("software.driver", unknown="the Python's file system hangs")
 def test_the_driver_is_held_against_the_cuda_of_torch() -> None:
-    """Both numbers and the needed one are said; minor versions of one CUDA need the same."""
+    """Both versions and the needed one are reported; minor versions of one CUDA need the same."""
     fine = judge_driver(facts())
     assert (fine.outcome, fine.sentence) == (
         Outcome.OK,
@@ -128,8 +128,8 @@ def test_one_odd_node_is_named_with_what_differs() -> None:
     assert (unread.outcome, unread.culprits) == (Outcome.UNKNOWN, ("h3",))
 
 
-def test_without_a_majority_nobody_is_blamed() -> None:
-    """Two nodes that differ are unfit together, and neither is known to be the wrong one."""
+def test_without_a_majority_no_node_is_blamed() -> None:
+    """Two nodes that differ are not ready together, and neither is known to be the wrong one."""
     other = software(torch=Torch("2.5.1+cu121", cuda="12.1"))
     two = judge_drift((group(facts(), facts(software=other)),))
     assert (two.outcome, two.culprits) == (Outcome.FAIL, ())

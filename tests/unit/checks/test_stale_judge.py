@@ -70,7 +70,7 @@ def test_a_rank_whose_launcher_lives_is_busy_not_stale(ppid: int, parent: str) -
 
 
 def test_ranks_of_one_run_are_one_finding() -> None:
-    """Eight orphans of one run are told together, with one command; the listener is the cause."""
+    """Eight orphans of one run are one finding, with one command; the listener is the cause."""
     ranks = [rank(100 + n, orphan=True, gpu_mib=1024, holds_gpu=True) for n in range(2)]
     verdict = left(*ranks, rank(102, orphan=True, listens=(29500,)))
     assert verdict.sentence == (
@@ -125,7 +125,7 @@ def test_no_live_job_is_killed_for_a_zombie() -> None:
     assert "end its parent, which is left over: kill 4242" in dead.advice
 
 
-def test_a_container_without_an_init_is_told_once() -> None:
+def test_a_container_without_an_init_is_reported_once() -> None:
     """A few zombies of PID 1 are noise; dozens are one finding about the container."""
     zombies = [process(n, state="Z", command="[sh]", ppid=1) for n in range(100, 125)]
     assert left(*zombies[:3]).outcome is Outcome.OK
@@ -175,27 +175,27 @@ def test_gpu_memory_outside_a_running_slurm_job(
     assert words in verdict.sentence
 
 
-def test_without_a_scheduler_a_gpu_user_is_only_told() -> None:
-    """Nobody can say whether a notebook is wanted: a warning with the command."""
+def test_without_a_scheduler_a_gpu_user_is_a_warning() -> None:
+    """Whether a notebook is wanted is not known: a warning with the command."""
     verdict = left(holder(6114, 3072, command="ray::ServeReplica"))
     assert verdict.outcome is Outcome.WARN
     assert "uses a GPU, holds 3.0 GiB of GPU memory" in verdict.sentence
-    assert "if nobody needs it: kill 6114" in verdict.advice
+    assert "if it is not needed: kill 6114" in verdict.advice
 
 
 def used(*notable: Process, unreadable: int = 0, mib: int = 12288) -> Verdict:
-    """The verdict on a node whose first GPU has memory in use that NVML charges to nobody."""
+    """The verdict on a node whose first GPU has memory in use that NVML charges to no process."""
     processes = seen(*notable, unreadable=unreadable)
     return judge_stale_processes(
         facts(gpus=(charged(0, mib), gpu(1)), processes=processes), limit=SHIPPED
     )
 
 
-def test_memory_of_nobody_visible() -> None:
+def test_memory_of_no_visible_process() -> None:
     """A container's leftovers: the one with the device open is named, else where to look."""
     verdict = used()
     assert verdict.outcome is Outcome.FAIL
-    assert verdict.sentence == "GPU0 12.0 GiB in use by nobody visible"
+    assert verdict.sentence == "GPU0 12.0 GiB in use by no visible process"
     assert "fuser -v /dev/nvidia*" in verdict.advice
     opener = process(6114, command="python3", holds_gpu=True)
     named = used(process(2216, command="Xorg", holds_gpu=True), opener)
@@ -204,7 +204,7 @@ def test_memory_of_nobody_visible() -> None:
     assert named.cause == "pid 6114"
 
 
-def test_memory_of_somebody_we_may_not_see_asks_for_a_grant() -> None:
+def test_memory_of_a_hidden_process_asks_for_a_grant() -> None:
     """Where this login cannot look, the verdict says what to grant instead of guessing."""
     verdict = used(unreadable=40)
     assert verdict.outcome is Outcome.UNKNOWN

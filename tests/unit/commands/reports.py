@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def on(check: str, *nodes: str, verdict: Verdict | None = None) -> Entry:
-    """One verdict; nobody: on the whole fleet."""
+    """One verdict; without a node: on the whole fleet."""
     return Entry(check, "-".join(nodes) or "fleet:all", nodes, verdict or ok("fine"))
 
 
@@ -40,13 +40,13 @@ def report(
         rounds=1, rounds_total=1, seed=1, pairs=total, pairs_run=len(pairs), pairs_known=None,
         runs_left=None, topology="", leaf_pairs=0, leaf_pairs_run=0, leaf_pairs_known=None,
     )  # fmt: skip
-    said: dict[str, Any] = {
+    values: dict[str, Any] = {
         "preflight": "0", "run": "x", "started": "2026-11-22T01:00:00+00:00", "seconds": 1.0,
         "tier": "deep", "exit": exit_code(every, ready, strict=False, need=None),
         "interrupted": False, "fleet": fleet_row(nodes, "fleet.toml", ready),
-        "expected": len(every), "lost": 0,
+        "expected": len(every), "missing": 0,
         "counts": {str(outcome): number for outcome, number in counts(every).items()},
         "verdicts": tuple(map(verdict_row, every)), "pairs": tuple(pairs), "blames": (),
         "suspicions": (), "coverage": coverage if pairs else None,
     }  # fmt: skip
-    return Report(**{**said, **more})
+    return Report(**{**values, **more})

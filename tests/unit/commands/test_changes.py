@@ -12,7 +12,7 @@ SLOW = fail("slow", advice="look", blame="pair h1-h2")
 
 
 def test_new_and_recovered_are_named() -> None:
-    """Folded by check; pairs as they are; what nobody looked at again is counted apart."""
+    """Folded by check; pairs as they are; what was not checked again is counted apart."""
     bad = [on("gpu.count", name, verdict=BENT) for name in ("h1", "h2")]
     bad.append(on("gpu.ecc", "h9", verdict=BENT))
     then = report(["h1", "h2", "h3", "h9"], bad)

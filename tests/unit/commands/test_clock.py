@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from preflight.commands.nightly.command import ends_at
 from preflight.commands.nightly.sweeper import LEAST_SHARE, wave_budget_s
-from preflight.commands.sweep import ends_at
 from preflight.errors import UsageError
 
 NOW = datetime(2026, 11, 22, 1, 30, tzinfo=UTC)
@@ -31,7 +31,7 @@ def test_until_is_the_next_time_the_clock_shows_it() -> None:
 )  # fmt: skip
 def test_odd_times_are_refused(until: str | None, budget: str | None) -> None:
     """What is no time, has passed, or is no length for a sweep: one line that says what to type."""
-    with pytest.raises(UsageError, match=r"give a time|give the sweep's time"):
+    with pytest.raises(UsageError, match=r"give a (later )?time|give 1 minute to 30 days"):
         ends_at(until, budget, NOW)
 
 

@@ -1,4 +1,4 @@
-"""How the `preflight` command ends where its output cannot be written, or somebody types Ctrl-C."""
+"""How the `preflight` command ends where its output cannot be written, or Ctrl-C is typed."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ LOG = "RuntimeError: failed to bind to [::]:29511 (errno: 98 - Address already i
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-@pytest.mark.parametrize("words", [("checks",), ("explain", "a.log"), ("lint", "a.py")])
+@pytest.mark.parametrize("words", [("list-checks",), ("explain", "a.log"), ("lint", "a.py")])
 def test_a_full_disk_is_one_line(tmp_path: Path, words: tuple[str, ...]) -> None:
-    """What was found and cannot be told is no success, and no traceback either."""
+    """An answer that cannot be written is an error, and not a traceback."""
     (tmp_path / "a.log").write_text(LOG)
     (tmp_path / "a.py").write_text("import torch.distributed as dist\ndist.init_process_group()\n")
     with Path("/dev/full").open("w") as full:
-        told = subprocess.run(
+        done = subprocess.run(
             [*PREFLIGHT, *words], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE,
             text=True, timeout=60, check=False,
         )  # fmt: skip
-    said = "preflight: cannot write the answer: No space left on device\n"
-    assert (told.stderr, told.returncode) == (said, 4)
+    line = "preflight: cannot write the answer: No space left on device\n"
+    assert (done.stderr, done.returncode) == (line, 4)
 
 
 def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
-    """It waits for a log that does not come, and is told to stop."""
+    """It waits for a log that does not come, and is ended."""
     process = subprocess.Popen(
         [*PREFLIGHT, "explain", "-"], cwd=tmp_path, stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -54,12 +54,12 @@ def test_a_reader_that_left_is_no_success(tmp_path: Path) -> None:
     """0 may mean that a job progresses: who hears nothing must not read that from it."""
     reading, writing = os.pipe()
     os.close(reading)
-    with os.fdopen(writing, "w") as nobody:
-        told = subprocess.run(
-            [*PREFLIGHT, "checks"], cwd=tmp_path, stdout=nobody, stderr=subprocess.PIPE,
+    with os.fdopen(writing, "w") as closed_pipe:
+        done = subprocess.run(
+            [*PREFLIGHT, "checks"], cwd=tmp_path, stdout=closed_pipe, stderr=subprocess.PIPE,
             text=True, timeout=60, check=False,
         )  # fmt: skip
-    assert (told.returncode, told.stderr) == (128 + signal.SIGPIPE, "")
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 @pytest.mark.parametrize("words", [
@@ -74,8 +74,8 @@ def test_no_name_of_a_file_drives_the_terminal(tmp_path: Path, words: tuple[str,
     (folder / "a.py").write_text("import torch.distributed as dist\ndist.barrier()\n")
     (folder / "sweep.json").write_text('{"ladder": [], "rounds": [], "pairs": []}')
     argv = [*PREFLIGHT, *(word.format(folder) for word in words)]
-    told = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
-    assert (told.stdout + told.stderr).replace("\n", "").isprintable()
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout + done.stderr).replace("\n", "").isprintable()
 
 
 def _options_with_a_value() -> list[str]:
@@ -99,8 +99,8 @@ def test_no_value_of_an_option_drives_the_terminal(tmp_path: Path, option: str) 
     values = [f"{name}.toml", f"{name}.json", name, f"{name}.none/x"]
     for value in values:
         words = ["--preflight", "-p", "no:cacheprovider", "--preflight-checks=host.load"]
-        told = warm.run(
+        done = warm.run(
             "pytest", [*words, f"{option}={value}"], cwd=tmp_path, env=os.environ, timeout=60
         )
-        text = (told.stdout + told.stderr).replace("\n", "")
+        text = (done.stdout + done.stderr).replace("\n", "")
         assert text.isprintable(), text

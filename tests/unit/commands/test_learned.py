@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from preflight.commands.learn import inventory_text
-from preflight.commands.learned_groups import Baseline, found, learned_groups, why_not
+from preflight.commands.learned_groups import Baseline, expected_of, learned_groups, why_not
 from preflight.facts.model import Driver, Facts, NicPort
 from preflight.fleet.baselines import gpu_floor
 from preflight.fleet.inventory import inventory_of
@@ -49,7 +49,7 @@ def _with_rails(base: Facts, *ports: NicPort) -> Facts:
 
 def test_what_a_node_has_is_told_as_a_promise() -> None:
     """GPUs, model, links that are up, live NICs of the fabric with their rate and kind."""
-    has = found(_with_rails(facts(), *[NDR] * 8))
+    has = expected_of(_with_rails(facts(), *[NDR] * 8))
     assert (has.gpus, has.gpu_model, has.nvlinks_per_gpu) == (8, "NVIDIA H100 80GB HBM3", 18)
     assert (has.nics, has.nic_gbits, has.nic_link) == (8, 400, "ib")
 
@@ -58,13 +58,13 @@ def test_what_differs_within_a_node_is_promised_to_nobody() -> None:
     """Front ends of another kind do not count; rates and models that differ are left out."""
     front = replace(NDR, rate="100 Gb/sec (4X EDR)", link_layer="Ethernet")
     dead = replace(NDR, state="1: DOWN", rate="10 Gb/sec (4X SDR)")
-    has = found(_with_rails(facts(), NDR, NDR, front, dead))
+    has = expected_of(_with_rails(facts(), NDR, NDR, front, dead))
     assert (has.nics, has.nic_gbits, has.nic_link) == (2, 400, "ib")
     slow = replace(NDR, rate="200 Gb/sec (4X HDR)")
-    assert found(_with_rails(facts(), NDR, slow)).nic_gbits is None
-    mixed = found(with_gpu(3, name="NVIDIA A100-SXM4-80GB", links=()))
+    assert expected_of(_with_rails(facts(), NDR, slow)).nic_gbits is None
+    mixed = expected_of(with_gpu(3, name="NVIDIA A100-SXM4-80GB", links=()))
     assert (mixed.gpus, mixed.gpu_model, mixed.nvlinks_per_gpu) == (8, None, None)
-    bare = found(replace(facts(), gpus=(), nics=None))
+    bare = expected_of(replace(facts(), gpus=(), nics=None))
     assert (bare.gpus, bare.nics, bare.nic_link) == (None, None, None)
 
 
@@ -96,11 +96,11 @@ def test_alike_nodes_are_one_group_and_the_odd_one_says_how_it_differs() -> None
     text = inventory_text((usual, other), {"h9": "nobody\nanswers"}, "a test", DAY)
     assert "# not learned: h9: nobody answers\n" in text
     read = inventory_of(Path("x.toml"), text)
-    assert read.host("h4").promised.gpus == 7
-    assert read.host("h1").promised.origin == "x.toml [group.train], learned 2026-11-22"
+    assert read.host("h4").expected.gpus == 7
+    assert read.host("h1").expected.origin == "x.toml [group.train], learned 2026-11-22"
     assert read.host("h2").address == "10.0.0.2"
-    told = read.host("h1").promised.baselines["rail"]
-    assert told.where == "x.toml [group.train], learned 2026-11-22, 3 pairs, GB/s busbw"
+    baseline = read.host("h1").expected.baselines["rail"]
+    assert baseline.where == "x.toml [group.train], learned 2026-11-22, 3 pairs, GB/s busbw"
 
 
 def test_a_burn_in_of_gpus_becomes_the_group_s_baselines() -> None:
@@ -112,9 +112,9 @@ def test_a_burn_in_of_gpus_becomes_the_group_s_baselines() -> None:
     assert group.baselines["gemm_bf16"].of == "8 readings"
     assert group.baselines["p2p"].of == "56 readings"
     text = inventory_text([group], {}, "a test", DAY)
-    promise = inventory_of(Path("x.toml"), text).host("h1").promised
+    expectation = inventory_of(Path("x.toml"), text).host("h1").expected
     for measure, one in group.baselines.items():
-        floor = gpu_floor(promise, cast("Measure", measure))
+        floor = gpu_floor(expectation, cast("Measure", measure))
         assert floor is not None
         assert floor.decided_by == "site"
         assert floor.holds(one.value)
@@ -133,4 +133,4 @@ def test_whatever_a_node_calls_its_gpus_the_text_is_toml(
     )
     host = Host(name="h1", address="10.0.0.1", group=group or "all")
     text = inventory_text(learned_groups([host], {"h1": node}, None), {}, "a test", DAY)
-    assert inventory_of(Path("x.toml"), text).host("h1").promised.gpu_model == clean
+    assert inventory_of(Path("x.toml"), text).host("h1").expected.gpu_model == clean

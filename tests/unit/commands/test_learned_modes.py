@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.commands.learn import inventory_text
-from preflight.commands.learned_groups import found, found_modes, learned_groups
+from preflight.commands.learned_groups import common_modes, expected_of, learned_groups
 from preflight.fleet.inventory import inventory_of
-from preflight.fleet.model import Host, Promise
+from preflight.fleet.model import Expected, Host
 from preflight.verdict import Outcome
 from tests.unit.checks.gpu_judges import CHECKS, judge
 from tests.unit.facts.builders import facts, with_gpu
@@ -45,33 +45,33 @@ def test_what_all_gpus_of_a_group_share_becomes_its_promise() -> None:
         "power_limit_w = 700",
     ):
         assert f"\n{line}\n" in text
-    promised = inventory.host("n2").promised
-    assert (promised.mig, promised.ecc, promised.power_limit_w) == (False, True, 700.0)
-    assert promised.origin == "x.toml [group.train], learned 2026-11-22"
+    expected = inventory.host("n2").expected
+    assert (expected.mig, expected.ecc, expected.power_limit_w) == (False, True, 700.0)
+    assert expected.origin == "x.toml [group.train], learned 2026-11-22"
     assert "left open" not in text
 
 
 @pytest.mark.parametrize(
-    ("change", "check", "said"),
+    ("change", "check", "sentence"),
     [
-        ({"mig_enabled": True, "mig_pending": True}, "gpu.mode", "MIG is on, off promised"),
-        ({"ecc_on": False, "ecc_pending": False}, "gpu.mode", "ECC is off, on promised"),
-        ({"persistence": False}, "gpu.mode", "persistence mode is off, on promised"),
-        ({"compute_mode": "exclusive_process"}, "gpu.mode", "is exclusive_process, default prom"),
-        ({"power_limit_w": 500.0}, "gpu.power", "power limit 500 W, 700 W promised"),
+        ({"mig_enabled": True, "mig_pending": True}, "gpu.mode", "MIG is on, off expected"),
+        ({"ecc_on": False, "ecc_pending": False}, "gpu.mode", "ECC is off, on expected"),
+        ({"persistence": False}, "gpu.mode", "persistence mode is off, on expected"),
+        ({"compute_mode": "exclusive_process"}, "gpu.mode", "is exclusive_process, default exp"),
+        ({"power_limit_w": 500.0}, "gpu.power", "power limit 500 W, 700 W expected"),
     ],
 )
 def test_the_fleet_is_all_right_by_what_was_learned_of_it_until_one_node_is_changed(
-    change: dict[str, Any], check: str, said: str
+    change: dict[str, Any], check: str, sentence: str
 ) -> None:
-    """Even with no peer to compare: the promise that was learned finds the changed mode."""
+    """Even with no peer to compare: the expectation that was learned finds the changed mode."""
     _, inventory = _learn(node(), node())
-    promised = inventory.host("n1").promised
-    outcomes = {name: judge(name, node(), node(), promised=promised).outcome for name in CHECKS}
+    expected = inventory.host("n1").expected
+    outcomes = {name: judge(name, node(), node(), expected=expected).outcome for name in CHECKS}
     assert set(outcomes.values()) == {Outcome.OK}, outcomes
-    verdict = judge(check, node(odd=3, **change), promised=promised)
+    verdict = judge(check, node(odd=3, **change), expected=expected)
     assert verdict.outcome in (Outcome.FAIL, Outcome.WARN)
-    assert said in verdict.sentence
+    assert sentence in verdict.sentence
     assert "GPU3" in verdict.sentence
 
 
@@ -81,30 +81,30 @@ def test_nodes_that_differ_in_a_mode_stay_one_group_and_the_mode_is_left_open() 
     text, inventory = _learn(node(), node(), odd, node(odd=3, persistence=False))
     assert text.count("[group.") == 1
     assert "# persistence is left open: n[1-2] on; n3 off; n4 off and on\n" in text
-    promised = inventory.host("n3").promised
-    assert (promised.persistence, promised.ecc) == (None, True)
-    assert judge("gpu.mode", odd, node(), node(), promised=promised).outcome is Outcome.WARN
+    expected = inventory.host("n3").expected
+    assert (expected.persistence, expected.ecc) == (None, True)
+    assert judge("gpu.mode", odd, node(), node(), expected=expected).outcome is Outcome.WARN
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "remark"),
     [
-        ({"ecc_on": False, "ecc_pending": False}, "ecc is left open: off, on is what these"),
+        ({"ecc_on": False, "ecc_pending": False}, "ecc is left open: off, but these boards"),
         ({"ecc_pending": False}, "ecc is left open: on now, off after the next reset"),
         ({"mig_pending": True}, "mig is left open: off now, on after the next reset"),
-        ({"compute_mode": "prohibited"}, "compute_mode is left open: no job is at home in"),
-        ({"compute_mode": "exclusive_thread"}, "compute_mode is left open: no job is at home"),
+        ({"compute_mode": "prohibited"}, "compute_mode is left open: no job can start in"),
+        ({"compute_mode": "exclusive_thread"}, "compute_mode is left open: no job can start"),
         ({"power_limit_w": 500.0}, "power_limit_w is left open: 500 W, 700 W by default"),
     ],
 )
 def test_what_is_warned_of_without_a_promise_does_not_become_one(
-    changes: dict[str, Any], said: str
+    changes: dict[str, Any], remark: str
 ) -> None:
     """Learning must not silence a finding: the file says what to write if it is meant."""
     text, inventory = _learn(node(**changes))
-    assert f"\n# {said}" in text
-    key = said.partition(" ")[0]
-    assert getattr(inventory.host("n1").promised, key) is None
+    assert f"\n# {remark}" in text
+    key = remark.partition(" ")[0]
+    assert getattr(inventory.host("n1").expected, key) is None
 
 
 def test_a_mode_that_a_gpu_does_not_tell_is_open_and_one_that_none_tells_is_not_spoken_of() -> None:
@@ -113,14 +113,16 @@ def test_a_mode_that_a_gpu_does_not_tell_is_open_and_one_that_none_tells_is_not_
     assert "# persistence is left open: not every GPU of n1 tells it\n" in text
     text, _ = _learn(node(mig_enabled=None, mig_pending=None))
     assert "mig" not in text
-    assert found_modes(Promise(), {"n1": replace(facts(), gpus=None)}) == found_modes(Promise(), {})
+    assert common_modes(Expected(), {"n1": replace(facts(), gpus=None)}) == common_modes(
+        Expected(), {}
+    )
 
 
 def test_boards_that_are_sold_without_ecc_are_promised_so_and_a_watt_of_slack_is_none() -> None:
-    """An RTX has ECC off by its maker; limits told as 699.6 and 700 W are one limit."""
+    """An RTX has ECC off by its maker; limits reported as 699.6 and 700 W are one limit."""
     modest = node(name="NVIDIA RTX A6000", ecc_on=False, ecc_pending=False)
-    assert found_modes(Promise(), {"n1": modest}).promise.ecc is False
+    assert common_modes(Expected(), {"n1": modest}).expectation.ecc is False
     near = with_gpu(1, health=replace(node().gpus[0].health, power_limit_w=699.6))  # type: ignore[index,type-var]
-    has = found_modes(found(near), {"n1": near})
-    assert has.promise.power_limit_w == 700.0
+    has = common_modes(expected_of(near), {"n1": near})
+    assert has.expectation.power_limit_w == 700.0
     assert has.left_open == ()

@@ -46,7 +46,7 @@ def test_a_folder_of_no_use_is_refused(tmp_path: Path) -> None:
         locked(tmp_path / "file").__enter__()
     (tmp_path / "file").write_text("precious")
     (tmp_path / "lock").hardlink_to(tmp_path / "file")
-    with pytest.raises(UsageError, match="is another file by a hard link: remove it"):
+    with pytest.raises(UsageError, match="is a hard link to another file: remove it"):
         locked(tmp_path).__enter__()
     assert (tmp_path / "file").read_text() == "precious"
     (tmp_path / "lock").unlink()
@@ -67,10 +67,10 @@ def test_a_waves_screen_is_a_file_of_its_own(tmp_path: Path) -> None:
         finally:
             wave.kill()
     assert (tmp_path / "file").read_text() == "precious"
-    assert wave.last_words != "nothing"
+    assert wave.last_line != "nothing"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 def test_root_sweeps_into_nobody_elses_folder(tmp_path: Path) -> None:
     """Its owner could write the verdicts that root reads back from each wave."""
     os.chown(tmp_path, 65534, 65534)

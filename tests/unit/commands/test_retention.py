@@ -1,4 +1,4 @@
-"""Old nights: the waves' folders go, the summary stays, and what is somebody else's, too."""
+"""Old nights: the waves' folders go, the summary stays, and so do files of other users."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_waves_of_old_nights_are_put_away(tmp_path: Path) -> None:
 
 
 def test_what_is_not_surely_ours_stays(tmp_path: Path) -> None:
-    """A sweep that can go on, a wave with a file of somebody's, a link in a wave's place."""
+    """A sweep that can go on, a wave with another user's file, a link in a wave's place."""
     waiting = _night(tmp_path, "20261121-010000", finished=False)
     noted = _night(tmp_path, "20261122-010000")
     (noted / "wave-001" / "notes.txt").write_text("keep this one")

@@ -71,7 +71,7 @@ def test_only_idle_nodes_are_looked_at(says: Path) -> None:
             "h3": "drained: IB flapping [root@2026-11-20]",
             "h4": "idle, does not respond: Not responding",
             "h5": "reserved for others (reserved)",
-            "h6": "promised to a waiting job (planned)",
+            "h6": "planned for a waiting job (planned)",
             "h7": "idle, powered down",
             "h8": "in use (completing)",
             "h9": "reserved for others (maint)",
@@ -81,7 +81,7 @@ def test_only_idle_nodes_are_looked_at(says: Path) -> None:
 
 
 def test_a_reservation_is_looked_at_where_nothing_runs(says: Path) -> None:
-    """Its nodes that are idle or held for it; nobody else's."""
+    """Its nodes that are idle or held for it; no others."""
     assert says
     who = chooser(os.environ, "reservation", "night")
     nodes, left_out = _chosen(who, "h1", "h2", "h5", "h9")
@@ -111,45 +111,48 @@ def test_nodes_are_found_by_their_short_names(says: Path) -> None:
     assert _chosen(chooser(os.environ, "idle"), "h1.cluster.example")[0] == ("h1.cluster.example",)
 
 
-def test_without_an_answer_nobody_is_taken_for_idle(says: Path) -> None:
-    """A sinfo that fails or says nothing is told in one line; nothing is swept on a guess."""
+def test_without_an_answer_no_node_counts_as_idle(says: Path) -> None:
+    """A sinfo that fails or prints nothing gives one error line; no node is swept on a guess."""
     who = chooser(os.environ, "idle")
     (says / "scontrol").write_text("#!/bin/sh\necho 'no contact' >&2\nexit 1\n")
-    with pytest.raises(SlurmError, match="scontrol gave up, it said: no contact"):
+    with pytest.raises(SlurmError, match="scontrol failed and printed: no contact"):
         chooser(os.environ, "reservation", "night").choose(["h1"])
     (says / "sinfo.txt").write_text("")
-    with pytest.raises(SlurmError, match="names no node"):
+    with pytest.raises(SlurmError, match="lists no node"):
         who.choose(["h1"])
     (says / "sinfo").write_text("#!/bin/sh\necho 'sinfo: error: no contact' >&2\nexit 1\n")
-    with pytest.raises(SlurmError, match="it said: sinfo: error: no contact; try it by hand"):
+    with pytest.raises(SlurmError, match="printed: sinfo: error: no contact; run it by hand"):
         who.choose(["h1"])
     assert who.arrived(["h1"]) == {}
 
 
-def test_commands_of_a_slurm_that_is_not_configured_are_said_to_be_that(says: Path) -> None:
+def test_commands_of_a_slurm_that_is_not_configured_are_reported_as_that(says: Path) -> None:
     """Debian's package without a slurm.conf: what is missing, and not the way there."""
-    said = (
+    errors = (
         "sinfo: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host",
         "sinfo: fatal: Could not establish a configuration source",
     )
-    lines = "".join(f"echo '{line}' >&2\n" for line in said)
+    lines = "".join(f"echo '{line}' >&2\n" for line in errors)
     (says / "sinfo").write_text(f"#!/bin/sh\n{lines}exit 1\n")
-    with pytest.raises(SlurmError, match=r"knows no cluster .* set SLURM_CONF .* --whole-fleet"):
+    with pytest.raises(SlurmError, match=r"found no cluster .* set SLURM_CONF .* --whole-fleet"):
         chooser(os.environ, "idle").choose(["h1"])
 
 
 @pytest.mark.parametrize(
-    ("said", "match"),
+    ("output", "match"),
     [
-        ("Reservation night not found\n", "shows none of that name"),
-        (RESERVATION.replace("ACTIVE", "INACTIVE"), "not active, it starts 2026-11-22T01:00:00"),
-        (RESERVATION.replace("h[1-2,5]", "(null)"), "shows none of that name with nodes"),
+        ("Reservation night not found\n", "has none of that name"),
+        (
+            RESERVATION.replace("ACTIVE", "INACTIVE"),
+            "not active: start the sweep at 2026-11-22T01:00:00",
+        ),
+        (RESERVATION.replace("h[1-2,5]", "(null)"), "has none of that name with nodes"),
     ],
 )
-def test_a_reservation_of_no_use_is_refused(says: Path, said: str, match: str) -> None:
+def test_a_reservation_of_no_use_is_refused(says: Path, output: str, match: str) -> None:
     """One that is not there, not yet active, or has no nodes."""
-    (says / "scontrol.txt").write_text(said)
-    if "not found" in said:
+    (says / "scontrol.txt").write_text(output)
+    if "not found" in output:
         (says / "scontrol").write_text(f"#!/bin/sh\ncat {says}/scontrol.txt\nexit 1\n")
     with pytest.raises(UsageError, match=match):
         chooser(os.environ, "reservation", "night").choose(["h1"])
@@ -159,10 +162,10 @@ def test_without_slurm_the_whole_fleet_is_swept_unless_slurm_was_named() -> None
     """No sinfo: all nodes; --idle and --reservation then are wrong usage, as are two of them."""
     bare = {"PATH": "/nonexistent"}
     assert chooser(bare, None).choose(["a", "b"]).nodes == ("a", "b")
-    for whom in ("idle", "reservation"):
-        with pytest.raises(UsageError, match="sinfo is not here"):
-            chooser(bare, whom, "x")
-    with pytest.raises(UsageError, match="three ways"):
+    for source in ("idle", "reservation"):
+        with pytest.raises(UsageError, match="sinfo is not on PATH"):
+            chooser(bare, source, "x")
+    with pytest.raises(UsageError, match="give only one of"):
         chosen_way(idle=True, reservation="x", whole=False)
 
 

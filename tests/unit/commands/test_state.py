@@ -1,4 +1,4 @@
-"""Where a sweep stands is read back from what it wrote, and from nobody else's files."""
+"""Where a sweep stands is read back from what it wrote, and from no other user's files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from preflight.commands.nightly.conclude import unremembered
+from preflight.commands.nightly.command import interrupted_sweep, read_words
+from preflight.commands.nightly.conclude import history_troubles
 from preflight.commands.nightly.state import (
     Sweep,
     WaveState,
@@ -16,7 +17,6 @@ from preflight.commands.nightly.state import (
     latest,
     read_sweep,
 )
-from preflight.commands.sweep import cut_short, read_words
 from preflight.errors import UsageError
 from preflight.report.outputs import new_folder
 
@@ -27,12 +27,12 @@ STRANGER = 65534
 
 
 def _sweep(**more: Any) -> Sweep:
-    said: dict[str, Any] = {
+    values: dict[str, Any] = {
         "preflight": "0", "sweep": "s", "started_s": time.time(), "words": ("-mfast",),
         "cwd": "/", "tier": "deep", "usual_s": 60, "most": 2, "nodes": ("a", "b"),
         "origin": "fleet.toml", "waves": (WaveState(nodes=("a", "b"), stand="done", whole=True),),
     }  # fmt: skip
-    return Sweep(**{**said, **more})
+    return Sweep(**{**values, **more})
 
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_damaged_or_newer_one_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "20261122-010000" / "sweep.json"
     for content in (b"", b"{", path.read_bytes()[:80], path.read_bytes().replace(b": 1,", b": 9,")):
         path.write_bytes(content)
-        with pytest.raises(UsageError, match="leave --resume out to begin anew"):
+        with pytest.raises(UsageError, match="leave out --resume to begin a new sweep"):
             read_sweep(path.parent)
     path.write_bytes(b"\xff{")
     assert former_nights(tmp_path) == ()
@@ -68,33 +68,33 @@ def test_a_damaged_one_costs_no_other_night(
     (tmp_path / "20261122-010000" / "sweep.json").write_bytes(b"{")
     into = f"--into={tmp_path}"
     named = read_words(["--resume", into, "--preflight-nodes=a,b"])
-    assert cut_short(named, tmp_path) is None
+    assert interrupted_sweep(named, tmp_path) is None
     assert "so a new sweep begins" in capsys.readouterr().err
     with pytest.raises(UsageError, match="cannot read the sweep"):
-        cut_short(read_words(["--resume", into]), tmp_path)
+        interrupted_sweep(read_words(["--resume", into]), tmp_path)
 
 
 def test_waves_that_no_history_took_are_told_together(tmp_path: Path) -> None:
-    """What a wave said on a screen of its own, wrapped or not, is said once for all of them."""
-    said = "history  /h is of a newer preflight (99):\n         update this one"
-    screens = {"w1": f"preflight\n{said}\n", "w2": "all well\n", "w3": f"{said}\nhost\n"}
+    """A history message of several waves, wrapped or not, is shown once for all."""
+    values = "history  /h is of a newer preflight (99):\n         update this one"
+    screens = {"w1": f"preflight\n{values}\n", "w2": "all well\n", "w3": f"{values}\nhost\n"}
     for name, text in screens.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "terminal.txt").write_text(text)
     waves = [WaveState(nodes=(name,), folder=name) for name in screens]
     waves += [WaveState(nodes=("w4",)), WaveState(nodes=("w5",), folder="gone")]
     trouble = "/h is of a newer preflight (99): update this one"
-    assert unremembered(tmp_path, _sweep(waves=tuple(waves))) == {"waves 1, 3": trouble}
+    assert history_troubles(tmp_path, _sweep(waves=tuple(waves))) == {"waves 1, 3": trouble}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 def test_root_goes_on_with_nobody_elses_sweep(tmp_path: Path) -> None:
     """Its words would choose the code that root runs: whoever may write them is refused."""
     _sweep().write(tmp_path / "20261122-010000")
     path = tmp_path / "20261122-010000" / "sweep.json"
     read_sweep(path.parent)
     os.chown(path, STRANGER, STRANGER)
-    with pytest.raises(UsageError, match=r"root would go on as .* leave --resume out"):
+    with pytest.raises(UsageError, match=r"root does not continue by .* leave out --resume"):
         read_sweep(path.parent)
 
 
@@ -127,12 +127,17 @@ def test_what_makes_no_sense_for_many_waves_is_refused(words: list[str], why: st
 def test_waves_get_the_options_of_a_run_and_not_those_of_the_sweep() -> None:
     """Nodes, tier, budget and what is written once are the sweep's own to tell."""
     asked = read_words(
-        ["site", "--preflight-inventory", "f.toml", "--preflight-nodes=a,b", "-k", "gpu",
+        ["--site-checks", "site", "--preflight-inventory", "f.toml", "--preflight-nodes=a,b",
+         "-k", "gpu",
          "--preflight-tier", "standard", "--preflight-prometheus", "x.prom", "--preflight-strict",
          "--preflight-keep=3", "--preflight-exclude", "b", "--preflight-history", "h"]
     )  # fmt: skip
     assert asked.words == (
         "--preflight-inventory=f.toml", "-kgpu", "--preflight-strict", "--preflight-history=h"
     )  # fmt: skip
-    assert (asked.folders, asked.said("tier"), asked.said("keep")) == (("site",), "standard", "3")
-    assert asked.said("exclude") == "b"
+    assert (asked.folders, asked.option("tier"), asked.option("keep")) == (
+        ("site",),
+        "standard",
+        "3",
+    )
+    assert asked.option("exclude") == "b"

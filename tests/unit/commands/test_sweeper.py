@@ -16,7 +16,7 @@ from preflight.commands.nightly.conclude import conclude
 from preflight.commands.nightly.state import Screen, Sweep, WaveState, former_nights, read_sweep
 from preflight.commands.nightly.sweeper import Sweeper, locked
 from preflight.history import reading
-from preflight.history.place import place_of
+from preflight.history.place import parse_place
 from tests.unit.core.site_checks import write_check
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 SLOW = """\
 import pathlib, time
-    said = pathlib.Path({sinfo!r})
+    listing = pathlib.Path({sinfo!r})
     while {wait}:
         time.sleep(0.05)
     conclude(ok('straight'))"""
@@ -36,19 +36,19 @@ import pathlib, time
 @pytest.fixture
 def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sweep]:
     """A sweep over n1 to n4, where a script plays sinfo: it prints what sinfo.txt holds."""
-    script, said = tmp_path / "sinfo", tmp_path / "sinfo.txt"
-    script.write_text(f"#!/bin/sh\nexec cat {said}\n")
+    script, listing = tmp_path / "sinfo", tmp_path / "sinfo.txt"
+    script.write_text(f"#!/bin/sh\nexec cat {listing}\n")
     script.chmod(0o755)
-    said.write_text("".join(f"n{number}|idle|none\n" for number in range(1, 5)))
+    listing.write_text("".join(f"n{number}|idle|none\n" for number in range(1, 5)))
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # as `preflight sweep` is started
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # as `preflight nightly` is started
     nodes = "".join(f'[node.n{i}]\naddress = "127.0.0.1"\n' for i in range(1, 5))
     (tmp_path / "fleet.toml").write_text(
         f'[defaults]\ntransport = "local"\npython = "{sys.executable}"\n{nodes}'
     )
 
     def made(*waves: tuple[str, ...], wait: str = "False", **more: Any) -> Sweep:
-        write_check(tmp_path / "site", "site.a", SLOW.format(sinfo=str(said), wait=wait))
+        write_check(tmp_path / "site", "site.a", SLOW.format(sinfo=str(listing), wait=wait))
         words = ("--preflight-inventory=fleet.toml", "--preflight-checks=site.a")
         return Sweep(
             preflight="0", sweep="s", started_s=time.time(), cwd=str(tmp_path), folders=("site",),
@@ -59,9 +59,9 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Swee
     return made
 
 
-def _run(sweep: Sweep, folder: Path, whom: Any = "idle") -> tuple[Sweeper, int]:
+def _run(sweep: Sweep, folder: Path, source: Any = "idle") -> tuple[Sweeper, int]:
     with locked(folder) as lock:
-        one = Sweeper(folder / "night", sweep, chooser(os.environ, whom), Screen(), lock)
+        one = Sweeper(folder / "night", sweep, chooser(os.environ, source), Screen(), lock)
         one.run(())
         stopped = "the time was up" if one.time_up else one.trouble
         return one, conclude(
@@ -77,7 +77,7 @@ def test_a_job_that_arrives_ends_the_wave(
     monkeypatch.setattr(module, "WATCH_S", 0.1)
     busy = "n1|idle|none\nn2|mixed|none\n"
     # The first judge of all plays the scheduler: a job comes to n2, and it waits to be ended.
-    arrives = f"said.write_text({busy!r}) and not time.sleep(60)"
+    arrives = f"listing.write_text({busy!r}) and not time.sleep(60)"
     wait = f"not pathlib.Path('again').exists() and {arrives}"
     monkeypatch.chdir(tmp_path)
     begun = sweep(("n1", "n2"), wait=wait)
@@ -93,7 +93,7 @@ def test_a_job_that_arrives_ends_the_wave(
     (wave,) = done.sweep.waves
     assert (wave.nodes, wave.stand, wave.folder, wave.tries) == (("n1",), "done", "wave-001-2", 2)
     assert done.sweep.left_out == {"n2": "in use (mixed)"}
-    assert "ended, a job came to n2; the others again" in capsys.readouterr().out
+    assert "ended, a job started on n2; repeated without them" in capsys.readouterr().out
 
 
 def test_whoever_becomes_idle_meanwhile_gets_a_wave(
@@ -115,25 +115,25 @@ def test_whoever_becomes_idle_meanwhile_gets_a_wave(
     ready = [line for line in prom.read_text().splitlines() if "node_ready{" in line]
     assert [line.rpartition(" ")[2] for line in ready][:2] == ["1.0", "1.0"]
     assert [night.waves for night in former_nights(tmp_path)] == [(("n1",), ("n2",))]
-    with reading(place_of(str(tmp_path / "nights"), tmp_path)) as history:
+    with reading(parse_place(str(tmp_path / "nights"), tmp_path)) as history:
         assert [(one.fleet, one.sweep) for one in history.runs()] == [("n2", "s"), ("n1", "s")]
 
 
-def test_a_wave_that_dies_is_lost_and_the_others_go_on(
+def test_a_wave_that_dies_is_missing_and_the_others_go_on(
     sweep: Callable[..., Sweep], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Killed from outside, out of memory say: its nodes are not judged, exit 3, and it is said."""
+    """Killed from outside, as when out of memory: its nodes are not judged, and exit 3."""
     kill = f"node.name == 'n1' and os.kill(os.getpid(), {signal.SIGKILL.value})"
     _, code = _run(sweep(("n1", "n2"), ("n3",), wait=kill), tmp_path, "all")
     out = " ".join(capsys.readouterr().out.split())
     assert code == 3, out
-    assert "LOST n[1-2] reach.answer wave 1 (wave-001): killed (signal 9), it left no report" in out
+    assert "LOST n[1-2] reach.answer wave 1 (wave-001): killed (signal 9) without a report" in out
     assert "ready n3 1 of 4" in out
     assert not read_sweep(tmp_path / "night").finished  # --resume does it again
 
 
 def test_wrong_usage_stops_at_the_first_wave(sweep: Callable[..., Sweep], tmp_path: Path) -> None:
-    """What every wave would be refused for is said once, in the run's own words."""
+    """An error that every wave would have is shown once, in the run's words."""
     begun = sweep(("n1",), ("n2",), words=("--preflight-inventory=gone.toml",))
     done, code = _run(begun, tmp_path, "all")
     assert "cannot read the inventory gone.toml" in done.trouble
@@ -141,7 +141,7 @@ def test_wrong_usage_stops_at_the_first_wave(sweep: Callable[..., Sweep], tmp_pa
 
 
 def test_no_wave_is_begun_when_the_time_is_up(sweep: Callable[..., Sweep], tmp_path: Path) -> None:
-    """Less than a twelfth of its usual time is left: the rest is owed, and can be gone on with."""
+    """Less than a twelfth of its usual time is left: the rest is missing, and can be continued."""
     done, code = _run(sweep(("n1",), ends_s=time.time() + 4), tmp_path, "all")
     assert (done.time_up, code) == (True, 3)
     kept = read_sweep(tmp_path / "night")

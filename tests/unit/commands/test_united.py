@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from preflight.commands.nightly.state import Sweep
-from preflight.commands.nightly.united import Part, Whole, covered, lost, owed_later, unite
+from preflight.commands.nightly.united import (
+    Part,
+    Whole,
+    covered,
+    missing_verdict,
+    not_reached,
+    unite,
+)
 from preflight.report.document import encode
 from preflight.verdict import Outcome, fail, ok, unknown
 from tests.unit.commands.reports import on, pair, report
@@ -16,14 +23,14 @@ NODES = tuple(f"h{number}" for number in range(1, 13))
 
 
 def _whole(**changes: Any) -> Whole:
-    around: dict[str, Any] = {"owed": {}, "interrupted": False, "coverage": None}
+    around: dict[str, Any] = {"missing": {}, "interrupted": False, "coverage": None}
     around |= {name: changes.pop(name) for name in around.keys() & changes.keys()}
-    said: dict[str, Any] = {
+    values: dict[str, Any] = {
         "sweep": "s", "preflight": "0", "started_s": 1795309200.0, "spent_s": 9.0, "words": (),
         "cwd": "/", "tier": "deep", "usual_s": 60.0, "most": 16, "nodes": NODES[:4],
         "origin": "fleet.toml",
     }  # fmt: skip
-    return Whole(sweep=Sweep(**{**said, **changes}), **around)
+    return Whole(sweep=Sweep(**{**values, **changes}), **around)
 
 
 def _parts(*reports: Any) -> list[Part]:
@@ -38,14 +45,14 @@ def test_every_node_is_judged_once() -> None:
     fleet = united.fleet
     assert (fleet.ready, fleet.not_ready, fleet.unjudged) == (("h1", "h4"), ("h3",), ("h2",))
     assert (fleet.exclude, fleet.left_out) == ("h3", {"h2": "in use (mixed)"})
-    assert (united.exit, united.expected, united.lost) == (1, 4, 0)
+    assert (united.exit, united.expected, united.missing) == (1, 4, 0)
     assert [(one.subjects, one.check) for one in found] == [(("h3",), "gpu.count")]
     assert encode(united)
 
 
 def test_one_cause_over_all_waves_is_one_finding() -> None:
     """The same words in two waves are shown once; a shared cause joins two checks."""
-    cap = fail("cap 600 W, 700 promised", advice="raise it")
+    cap = fail("cap 600 W, 700 expected", advice="raise it")
     stale = fail("a dead job holds it", advice="kill 7", cause="pid 7")
     first = report(["h1", "h2"], [on("gpu.power", "h1", verdict=cap)])
     second = report(["h3", "h4"], [on("gpu.power", "h3", verdict=cap),
@@ -60,23 +67,23 @@ def test_one_cause_over_all_waves_is_one_finding() -> None:
 
 def test_a_fault_of_over_a_quarter_of_the_fleet_is_said() -> None:
     """One or two of each wave, four of twelve in all: it looks like one shared cause."""
-    bad = fail("driver 550, 560 promised", advice="update it")
+    bad = fail("driver 550, 560 expected", advice="update it")
     waves = [NODES[0:3], NODES[3:6], NODES[6:9], NODES[9:12]]
     parts = [report(wave, [on("gpu.software", wave[0], verdict=bad)]) for wave in waves]
     united, (found,) = unite(_whole(nodes=NODES), _parts(*parts))
-    assert "gpu.software condemns 4 of 12 nodes" in united.suspicions[0]
-    assert found.advice.startswith("look for what these nodes share")
+    assert "gpu.software fails on 4 of 12 nodes" in united.suspicions[0]
+    assert found.advice.startswith("find what these nodes share")
 
 
 def test_what_looked_shared_to_one_wave_is_kept_with_its_number() -> None:
-    """A note of a wave is not the fleet's, and not lost either."""
-    noted = report(["h1", "h2"], suspicions=("gpu.count condemns 2 of 2 nodes: ...",))
+    """A note of a wave is not the fleet's, and not missing_verdict either."""
+    noted = report(["h1", "h2"], suspicions=("gpu.count fails on 2 of 2 nodes: ...",))
     united, _ = unite(_whole(), _parts(report(["h3"]), noted))
-    assert united.suspicions == ("wave 2, of 2 nodes: gpu.count condemns 2 of 2 nodes: ...",)
+    assert united.suspicions == ("wave 2, of 2 nodes: gpu.count fails on 2 of 2 nodes: ...",)
 
 
 def test_checks_of_a_whole_fleet_are_one_verdict() -> None:
-    """The worst of the waves, and of which; all its culprits; nothing said twice."""
+    """The worst of the waves, and of which; all its culprits; no sentence twice."""
     late = fail("h2 is 3 s late", advice="see chrony", culprits=("h2",))
     parts = _parts(
         report(["h1", "h2"], [on("host.clock", verdict=late)]),
@@ -99,9 +106,9 @@ def test_checks_of_a_whole_fleet_are_one_verdict() -> None:
         ({"left_out": {"h2": "in use (mixed)"}}, [0], 0),
         ({"left_out": dict.fromkeys(NODES[:4], "in use")}, [], 5),
         ({"interrupted": True}, [1], 2),
-        ({"owed": {"h4": owed_later("before its wave the time was up")}}, [0], 3),
-        ({"owed": {"h4": lost("wave 2: killed")}}, [0], 3),
-        ({"owed": {"h4": lost("wave 2: killed")}}, [1], 1),
+        ({"missing": {"h4": not_reached("before its wave the time was up")}}, [0], 3),
+        ({"missing": {"h4": missing_verdict("wave 2: killed")}}, [0], 3),
+        ({"missing": {"h4": missing_verdict("wave 2: killed")}}, [1], 1),
         ({}, [0, 3], 3),
         ({}, [5, 5], 5),
     ],
@@ -109,7 +116,7 @@ def test_checks_of_a_whole_fleet_are_one_verdict() -> None:
 def test_exit_codes_are_those_of_a_run(
     changes: dict[str, Any], codes: list[int], expected: int
 ) -> None:
-    """0 all looked at are ready; 1 condemned; 2 interrupted; 3 not all was judged; 5 nothing."""
+    """0 all checked are ready; 1 not ready; 2 interrupted; 3 not all was judged; 5 nothing."""
     parts = _parts(*(report([f"h{at}"], exit=code) for at, code in enumerate(codes, 1)))
     assert unite(_whole(**changes), parts)[0].exit == expected
 
@@ -122,12 +129,15 @@ def test_what_lacks_a_privilege_condemns_nobody() -> None:
     assert unite(_whole(strict=True), parts)[0].exit == 1
 
 
-def test_nodes_without_a_report_are_owed_a_verdict() -> None:
+def test_nodes_without_a_report_are_missing() -> None:
     """Lost and stopped ones are counted, and named as not judged."""
-    owed = {"h3": lost("wave 2: killed"), "h4": owed_later("before its wave the time was up")}
-    united, _ = unite(_whole(owed=owed), _parts(report(["h1", "h2"])))
+    missing = {
+        "h3": missing_verdict("wave 2: killed"),
+        "h4": not_reached("before its wave the time was up"),
+    }
+    united, _ = unite(_whole(missing=missing), _parts(report(["h1", "h2"])))
     assert united.fleet.unjudged == ("h3", "h4")
-    assert (united.lost, united.counts[str(Outcome.NOT_RUN)]) == (1, 1)
+    assert (united.missing, united.counts[str(Outcome.NOT_RUN)]) == (1, 1)
 
 
 def test_rounds_are_counted_on_and_coverage_adds_up() -> None:

@@ -36,7 +36,7 @@ def test_every_node_is_in_exactly_one_wave(
 @given(st.integers(2, 60), st.integers(2, 16))
 @settings(max_examples=25, deadline=None)
 def test_over_the_nights_every_two_nodes_share_a_wave(count: int, most: int) -> None:
-    """With the same nodes idle every night, each pair was together after the promised nights."""
+    """With the same nodes idle every night, each pair was together after the expected nights."""
     nodes = _names(count)
     nights: list[tuple[tuple[str, ...], ...]] = []
     for _ in range(nights_to_all(count, most)):

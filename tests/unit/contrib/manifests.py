@@ -1,4 +1,4 @@
-"""The example manifests for Kubernetes as their reader sees them: parsed, or changed where told."""
+"""The example manifests for Kubernetes, parsed, or changed where a mark says so."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def changed(text: str, *, pods: int, gpus: int) -> str:
     words = {r"\[0-3\]": f"[0-{pods - 1}]", r"\b4\b": str(pods), r"\b8\b": str(gpus)}
     lines = text.splitlines(keepends=True)
     for number, line in enumerate(lines):
-        told, mark, comment = line.partition("# <-")
+        setting, mark, comment = line.partition("# <-")
         if mark:
             for old, new in words.items():
-                told = re.sub(old, new, told)
-            lines[number] = told + mark + comment
+                setting = re.sub(old, new, setting)
+            lines[number] = setting + mark + comment
     return "".join(lines)

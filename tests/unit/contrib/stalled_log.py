@@ -1,4 +1,4 @@
-"""A system's log that stands still: whoever writes to it waits until somebody reads."""
+"""A system's log that stands still: a writer waits until it is read."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SCRIPT = Path(__file__).parents[3] / "contrib" / "hook" / "preflight-hook.sh"
 ALONE = 64124
-"""A user of whom no other process runs."""
+"""A user without other processes."""
 
 _FOUND = '{\n  "judged": {\n    "findings": [{"check": "gpu.ecc", "drains": %s}]\n  }\n}'
 DRAINS, HOLDS = _FOUND % "true", _FOUND % "false"
@@ -65,12 +65,12 @@ def test_nothing_that_a_user_set_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("document", "what"), [(DRAINS, "drain"), (HOLDS, "hold")])
-def test_an_unhealthy_node_is_told(tmp_path: Path, document: str, what: str) -> None:
+def test_a_node_that_is_not_ready_is_reported(tmp_path: Path, document: str, what: str) -> None:
     """The job is kept away; the site's program hears drain or hold, the node and the document."""
-    action = 'echo "$@" >told; cat >>told'
+    action = 'echo "$@" >stdin; cat >>stdin'
     done = _hook(tmp_path, f"echo '{document}'; echo \"$@\" >asked; exit 1", action)
     assert done.returncode == 77
-    first, rest = (tmp_path / "told").read_text().split("\n", 1)
+    first, rest = (tmp_path / "stdin").read_text().split("\n", 1)
     assert first.split()[0] == what
     assert rest.strip() == document
     assert (tmp_path / "asked").read_text() == "prolog --plain --json --limit=1\n"
@@ -95,13 +95,13 @@ def test_an_unhealthy_node_is_told(tmp_path: Path, document: str, what: str) -> 
     ],
 )  # fmt: skip
 def test_nothing_else_keeps_a_job_away(tmp_path: Path, preflight: str) -> None:
-    """Not judged, damaged, killed, hung or missing: the job starts, and nobody is told."""
-    done = _hook(tmp_path, preflight, "touch told")
+    """Not judged, damaged, killed, hung or missing: the job starts, and the action is not run."""
+    done = _hook(tmp_path, preflight, "touch acted")
     assert done.returncode == 0, done.stderr
-    assert not (tmp_path / "told").exists()
+    assert not (tmp_path / "acted").exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_a_shell_forks_no_more_than_it_must() -> None:
     """Where only one more process may run, bash does not try for 15 s to start another."""
 

@@ -73,7 +73,7 @@ def test_a_broken_manifest_would_be_noticed(path: tuple[Any, ...], value: object
 
 @manifest
 def test_its_parts_agree(name: str) -> None:
-    """Pods, ranks, names, ports and promises are the same number in every place."""
+    """Pods, ranks, names, ports and expectations are the same number in every place."""
     _agree(manifests.read(name))
 
 
@@ -124,7 +124,7 @@ def test_it_asks_for_no_privilege(name: str) -> None:
         assert {"/tmp", "/report", "/dev/shm"} <= written
 
 
-def _told(name: str, folder: Path, **environ: str) -> tuple[str, list[str]]:
+def _run_script(name: str, folder: Path, **environ: str) -> tuple[str, list[str]]:
     """Run the container's own command with a torchrun that shows its arguments."""
     fake = folder / "torchrun"
     fake.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
@@ -149,18 +149,18 @@ def test_torchrun_understands_the_line(name: str, index: int, tmp_path: Path) ->
     from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
     from torch.distributed.run import get_args_parser
 
-    said, words = _told(name, tmp_path, JOB_COMPLETION_INDEX=str(index), NODE_NAME="n7")
-    assert re.fullmatch(rf"preflight: .* is number {index}, on node n7", said)
-    told = get_args_parser().parse_args(words)
+    line, words = _run_script(name, tmp_path, JOB_COMPLETION_INDEX=str(index), NODE_NAME="n7")
+    assert re.fullmatch(rf"preflight: .* is number {index}, on node n7", line)
+    arguments = get_args_parser().parse_args(words)
     environ = _environ(name)
-    assert (told.nnodes, told.nproc_per_node) == (environ["NNODES"], environ["GPUS"])
-    assert told.max_restarts == 0
-    assert (told.rdzv_backend, told.rdzv_endpoint) == ("c10d", environ["RENDEZVOUS"])
-    conf = _parse_rendezvous_config(told.rdzv_conf)
+    assert (arguments.nnodes, arguments.nproc_per_node) == (environ["NNODES"], environ["GPUS"])
+    assert arguments.max_restarts == 0
+    assert (arguments.rdzv_backend, arguments.rdzv_endpoint) == ("c10d", environ["RENDEZVOUS"])
+    conf = _parse_rendezvous_config(arguments.rdzv_conf)
     assert conf["join_timeout"] == conf["read_timeout"] == environ["JOIN_S"]
     assert conf["is_host"] == ("true" if index == 0 else "false")
-    assert (told.module, told.training_script) == (True, "pytest")
-    assert told.training_script_args[2:] == [
+    assert (arguments.module, arguments.training_script) == (True, "pytest")
+    assert arguments.training_script_args[2:] == [
         "--preflight",
         f"--preflight-inventory={environ['INVENTORY']}",
         f"--preflight-report={environ['REPORT']}",

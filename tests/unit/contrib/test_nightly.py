@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from preflight.commands.sweep import read_words
+from preflight.commands.nightly.command import read_words
 from preflight.hook.model import HookConfig
 
 NIGHTLY = Path(__file__).parents[3] / "contrib" / "nightly"
-PYTHON = ["/opt/preflight/bin/python", "-I", "-m", "preflight.cli", "sweep"]
+PYTHON = ["/opt/preflight/bin/python", "-I", "-m", "preflight.cli", "nightly"]
 
 
 def _unit() -> configparser.SectionProxy:
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
-    unit.read(NIGHTLY / "preflight-sweep.service")
+    unit.read(NIGHTLY / "preflight-nightly.service")
     return unit["Service"]
 
 
@@ -44,9 +44,9 @@ def test_the_service_and_cron_start_the_same_sweep() -> None:
     assert (asked.budget, asked.resume, asked.into) == (
         "5h",
         True,
-        "/var/lib/preflight-sweep/sweeps",
+        "/var/lib/preflight-nightly/runs",
     )
-    assert asked.said("history") == "/var/lib/preflight-sweep/history"
+    assert asked.option("history") == "/var/lib/preflight-sweep/history"
     again = read_words(at_boot[5 : at_boot.index("2>/dev/null")])
     assert (again.resume, again.names_a_fleet, again.into) == (True, False, asked.into)
 
@@ -62,22 +62,22 @@ def test_user_and_folder_are_those_of_the_steps() -> None:
     assert unit["WorkingDirectory"] == home != str(HookConfig().state_dir)
     assert f"cd {home} && " in _crontab()[0]
     asked = read_words(shlex.split(_service())[5:])
-    assert f"install -D -m 0644 fleet.toml {asked.said('inventory')}\n" in page
+    assert f"install -D -m 0644 fleet.toml {asked.option('inventory')}\n" in page
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd here")
 def test_systemd_takes_the_units(tmp_path: Path) -> None:
     """Every setting is known where it stands; the program itself need not be here."""
     for kind in ("service", "timer"):
-        text = (NIGHTLY / f"preflight-sweep.{kind}").read_text()
+        text = (NIGHTLY / f"preflight-nightly.{kind}").read_text()
         text = text.replace(PYTHON[0], "/bin/true").replace("User=preflight", "User=root")
-        (tmp_path / f"preflight-sweep.{kind}").write_text(text)
-    said = subprocess.run(
-        ["systemd-analyze", "verify", tmp_path / "preflight-sweep.timer"],
+        (tmp_path / f"preflight-nightly.{kind}").write_text(text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", tmp_path / "preflight-nightly.timer"],
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
-    assert not re.findall(r".*preflight-sweep.*", said.stderr)
-    assert said.returncode == 0, said.stderr
+    assert not re.findall(r".*preflight-nightly.*", done.stderr)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_reservation_leaves_running_jobs_alone() -> None:

@@ -27,7 +27,7 @@ SCRIPTS = ("prolog.d/50-preflight", "healthcheck", "requeue.sh", "train.sbatch")
 
 DOCUMENT = '{\n  "judged": {},\n  "decision": {\n    "exit_code": 1\n  }\n}\n'
 ALONE = 64123
-"""A user of whom no other process runs."""
+"""A user without other processes."""
 
 FORKS = 4
 """So often bash says that it tries again to fork, after 1, 2, 4 and 8 s, before the last time."""
@@ -94,8 +94,8 @@ def prolog(
 )
 def test_only_a_verdict_fails_the_prolog(tmp_path: Path, does: str, code: int) -> None:
     """A crash, a missing or half installed program, wrong usage: the job starts all the same."""
-    told = prolog(tmp_path, does)
-    assert (told.returncode, told.stdout) == (code, "")
+    done = prolog(tmp_path, does)
+    assert (done.returncode, done.stdout) == (code, "")
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_nothing_that_a_user_set_reaches_it(tmp_path: Path) -> None:
     planted = dict.fromkeys(("PYTHONPATH", "LD_AUDIT", "OPENSSL_CONF", "BASH_ENV", "PATH"), "/x")
     planted |= {f"BASH_FUNC_{name}%%": f"() {{ touch {tmp_path}/ran; }}" for name in ("cd", "trap")}
     planted |= {"SLURM_JOB_GPUS": "", "SLURM_JOB_ID": "7"}
-    told = prolog(tmp_path, f"env >{tmp_path}/seen", environ=planted)
-    assert told.returncode == 0
+    done = prolog(tmp_path, f"env >{tmp_path}/seen", environ=planted)
+    assert done.returncode == 0
     seen = dict(line.split("=", 1) for line in (tmp_path / "seen").read_text().splitlines())
     slurms = {"SLURMD_NODENAME": "h1", "SLURM_JOB_GPUS": "", "SLURM_JOB_ID": "7"}
     assert slurms.items() <= seen.items()
@@ -132,7 +132,7 @@ def test_nothing_that_a_user_set_reaches_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_a_node_without_processes_left_starts_the_job() -> None:
     """Where the shell cannot fork, no verdict was reached; bash tries for 15 s."""
 
@@ -144,13 +144,13 @@ def test_a_node_without_processes_left_starts_the_job() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        told = prolog(Path(folder), f"cat <<E\n{DOCUMENT}E\nexit 1", bound)
-    assert "fork" in told.stderr
-    assert told.returncode == 0
+        done = prolog(Path(folder), f"cat <<E\n{DOCUMENT}E\nexit 1", bound)
+    assert "fork" in done.stderr
+    assert done.returncode == 0
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 @pytest.mark.parametrize("processes", [2, 3])
 def test_a_full_process_table_is_waited_for_once(processes: int) -> None:
     """Slurm drains after 30 s: where a fork took 15 s, no second one is tried, nor one for a log.
@@ -176,12 +176,12 @@ def test_a_full_process_table_is_waited_for_once(processes: int) -> None:
             preexec_fn=bound,  # noqa: PLW1509 - no thread runs here
         ) as shell:  # fmt: skip
             assert shell.stderr is not None
-            said = [shell.stderr.readline() for _ in range(FORKS)]
+            lines = [shell.stderr.readline() for _ in range(FORKS)]
             more = ["/usr/bin/prlimit", f"--pid={shell.pid}", f"--nproc={processes}:"]
             subprocess.run(more, user=ALONE, group=ALONE, extra_groups=[], check=True)
-            said += shell.stderr.readlines()
-        tries = [line for line in said if "fork" in line and "timeout:" not in line]
-        assert (shell.returncode, len(tries)) == (0, FORKS), said
+            lines += shell.stderr.readlines()
+        tries = [line for line in lines if "fork" in line and "timeout:" not in line]
+        assert (shell.returncode, len(tries)) == (0, FORKS), lines
         assert not (folder / "logged").exists()
 
 
@@ -189,12 +189,12 @@ def test_a_full_process_table_is_waited_for_once(processes: int) -> None:
 def test_a_log_that_stands_still_keeps_no_job_waiting(tmp_path: Path) -> None:
     """It ends without its line there; standard output is not Slurm's to print."""
     with stalled_log(tmp_path) as inside:
-        told = prolog(tmp_path, "", inside=["/usr/bin/env", "PATH=/usr/bin:/bin", *inside])
-    assert (told.returncode, told.stdout) == (0, "")
+        done = prolog(tmp_path, "", inside=["/usr/bin/env", "PATH=/usr/bin:/bin", *inside])
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_it_asks_for_a_prolog(tmp_path: Path) -> None:
-    """With the configuration of its own, in a folder that nobody else writes to."""
+    """With the configuration of its own, in a folder that no other user writes to."""
     prolog(tmp_path, f'echo "$@" >{tmp_path}/words; pwd >>{tmp_path}/words')
     words = (tmp_path / "words").read_text()
     assert words == "prolog --json --limit=9 --config=/etc/preflight/hook.toml\n/\n"
@@ -223,28 +223,28 @@ def test_a_launch_without_its_second_script_says_so(tmp_path: Path) -> None:
     """Before a minute is spent on the gate; it is looked for where sbatch was typed."""
     env = {"SLURM_SUBMIT_DIR": str(tmp_path), "PATH": "/nowhere"}
     words = ["/bin/bash", str(FOLDER / "train.sbatch")]
-    told = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
-    assert told.returncode == 1
-    assert told.stderr.startswith(f"train: no {tmp_path}/requeue.sh: copy it there")
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"train: no {tmp_path}/requeue.sh: copy it there")
 
 
 @pytest.mark.parametrize(
-    ("code", "said"), [(0, ""), (1, "h[1-2]"), (1, ""), (3, "h1"), (4, ""), (5, "")]
+    ("code", "nodes"), [(0, ""), (1, "h[1-2]"), (1, ""), (3, "h1"), (4, ""), (5, "")]
 )
-def test_the_line_for_a_login_node(tmp_path: Path, code: int, said: str) -> None:
-    """As the README has it: where it is not known whom to leave out, nothing is submitted."""
+def test_the_line_for_a_login_node(tmp_path: Path, code: int, nodes: str) -> None:
+    """As the README has it: where the nodes to leave out are unknown, nothing is submitted."""
     readme = (FOLDER / "README.md").read_text()
     lines = readme.partition("bad=$(")[2].partition("```")[0]
-    for name, does in (("pytest", f"echo {said}; exit {code}"), ("sbatch", 'echo "$@"')):
+    for name, does in (("pytest", f"echo {nodes}; exit {code}"), ("sbatch", 'echo "$@"')):
         (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
         (tmp_path / name).chmod(0o755)
     words = ["/bin/sh", "-c", f"bad=$({lines}"]
-    told = subprocess.run(
+    done = subprocess.run(
         words, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
     )
     submitted = {(0, ""): "train.sbatch\n", (1, "h[1-2]"): "--exclude=h[1-2] train.sbatch\n"}
-    assert told.stdout == submitted.get((code, said), "")
-    assert told.stderr == ("" if told.stdout else "not submitted: look at the report\n")
+    assert done.stdout == submitted.get((code, nodes), "")
+    assert done.stderr == ("" if done.stdout else "not submitted: look at the report\n")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -10,17 +10,17 @@ import pytest
 
 from preflight.core.thresholds import (
     SHIPPED,
+    Override,
     Thresholds,
-    Told,
+    describe_override,
     shipped,
-    words,
 )
 
 ROOT = Path(__file__).parents[3]
 
 TOLD = {
-    "zombie_age_s": Told(600.0, "fleet.toml [group.train]"),
-    "nccl.peers_ratio": Told(0.5, "fleet.toml [defaults]"),
+    "zombie_age_s": Override(600.0, "fleet.toml [group.train]"),
+    "nccl.peers_ratio": Override(0.5, "fleet.toml [defaults]"),
 }
 
 
@@ -34,7 +34,7 @@ def test_a_number_that_is_set_stands_in_for_the_shipped_one_and_its_use_is_known
     assert of_sweep.of("nccl")("peers_ratio") == 0.5 != SHIPPED.of("nccl")("peers_ratio")
     assert of_sweep.of("")("slow_effect") == SHIPPED("nccl.slow_effect")
     assert of_sweep.used == {"nccl.peers_ratio": TOLD["nccl.peers_ratio"]}
-    assert words("zombie_age_s", of_node.used["zombie_age_s"]) == (
+    assert describe_override("zombie_age_s", of_node.used["zombie_age_s"]) == (
         "zombie_age_s 600 s by fleet.toml [group.train] (shipped: 300)"
     )
 

@@ -100,7 +100,7 @@ def test_a_check_that_breaks(tmp_path: Path, body: str, said: str) -> None:
     verdict = _conclude(tmp_path, body)
     assert verdict.outcome is Outcome.BROKEN
     assert said in verdict.sentence
-    assert not verdict.condemns
+    assert not verdict.makes_not_ready
     assert ("Traceback" in verdict.evidence.get("traceback", "")) == ("raised" in said)
 
 

@@ -108,8 +108,8 @@ class Both:
             own = plan.Rail(go, number, "127.0.0.1", ("a", 1))
             met = process_groups.Meeting(store, number, of)
             still = Still()
-            carriers = transports.Means(torch, own, still.bus_id)
-            seat = pair.Seat(torch, store, met, own, carriers, still, clocks.Steps())
+            carriers = transports.Transport(torch, own, still.bus_id)
+            seat = pair.Context(torch, store, met, own, carriers, still, clocks.Steps())
             return member.measure(seat, lambda *_: None)
 
         with ThreadPoolExecutor(of) as all_of_them:
@@ -129,6 +129,6 @@ class Both:
         assert rail.go.turns[0] is not None
         met = process_groups.Meeting(store, rank, 2)
         still = Still()
-        carriers = transports.Means(torch, rail, still.bus_id)
-        seat = pair.Seat(torch, store, met, rail, carriers, still, clocks.Steps())
+        carriers = transports.Transport(torch, rail, still.bus_id)
+        seat = pair.Context(torch, store, met, rail, carriers, still, clocks.Steps())
         return pair.measure(seat, rail.go.turns[0], lambda *_: None)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from preflight.fabric.samples import Sweep
-    from preflight.transport.payload_session import LeasedTalk
+    from preflight.transport.payload_session import MessageSession
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 DEADLINE_S = 90.0
@@ -64,26 +64,26 @@ class Starter:
     """Starts agents as a run does; remembers their pids, and lets some nodes be odd."""
 
     def __init__(
-        self, odd: Mapping[str, Callable[[Host, Mapping[str, object]], LeasedTalk]]
+        self, odd: Mapping[str, Callable[[Host, Mapping[str, object]], MessageSession]]
     ) -> None:
         self._odd = odd
-        self.talks: dict[str, LeasedTalk] = {}
+        self.talks: dict[str, MessageSession] = {}
 
-    def __call__(self, host: Host, request: Mapping[str, object]) -> LeasedTalk:
+    def __call__(self, host: Host, request: Mapping[str, object]) -> MessageSession:
         """What `sweep` is given to start an agent with."""
         start = self._odd.get(host.name, real)
         self.talks[host.name] = start(host, request)
         return self.talks[host.name]
 
 
-def real(host: Host, request: Mapping[str, object]) -> LeasedTalk:
+def real(host: Host, request: Mapping[str, object]) -> MessageSession:
     """The payload itself, in a process of this machine."""
     connection = transport_for("local").connect(host, 5.0)
     return start_payload(connection, host, "sweep", request, DEADLINE_S + 5)
 
 
 def states(sweep: Sweep) -> dict[str, tuple[str | None, str | None]]:
-    """What the two ends of each pair said."""
+    """What the two ends of each pair reported."""
     return {
         f"{pair.a}-{pair.b}": (
             pair.first.state if pair.first else None,
@@ -108,12 +108,12 @@ def named(name: str, pids: list[int]) -> list[int]:
     return [pid for pid in pids if _read(Path(f"/proc/{pid}/comm")).strip() == name]
 
 
-def agent(talk: LeasedTalk | None) -> list[int]:
+def agent(talk: MessageSession | None) -> list[int]:
     """An agent's process (below timeout's), and all that it started, agent first."""
     return below(talk._remote.process.pid) if talk else []  # type: ignore[attr-defined]
 
 
-def measuring(talk: LeasedTalk | None, beyond: int = _ONE) -> list[int]:
+def measuring(talk: MessageSession | None, beyond: int = _ONE) -> list[int]:
     """The measuring process of a node, while it has sockets to the store and to a partner.
 
     `beyond`: it has more sockets than so many; past `IN_A_PAIR` it is connected for sure.

@@ -42,8 +42,8 @@ def refused(folder: Path, content: bytes) -> str:
     path.write_bytes(content)
     with pytest.raises(UsageError) as caught:
         read_stored(path)
-    said = str(caught.value)
-    assert said.startswith((f"{path}", f"cannot read {path}"))
-    assert len(said.splitlines()) == 1
-    assert len(said) < len(str(path)) + 400
-    return said.removeprefix(f"{path}").removeprefix(": ")
+    message = str(caught.value)
+    assert message.startswith((f"{path}", f"cannot read {path}"))
+    assert len(message.splitlines()) == 1
+    assert len(message) < len(str(path)) + 400
+    return message.removeprefix(f"{path}").removeprefix(": ")

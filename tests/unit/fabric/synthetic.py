@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.samples import End, Ladder, PairSamples, Sweep, Timing
 from preflight.fabric.schedule import circle_rounds
-from preflight.fleet.model import Host, Promise
+from preflight.fleet.model import Expected, Host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,10 +21,10 @@ TOP = defaultdict(lambda: LARGE, nccl=64 << 20)
 """The ladder's largest size by backend."""
 
 
-def hosts(count: int, promised: Promise | None = None) -> list[Host]:
+def hosts(count: int, expected: Expected | None = None) -> list[Host]:
     """h1, h2, ... in order."""
     return [
-        Host(name=f"h{n + 1}", address=f"10.0.0.{n + 1}", promised=promised or Promise())
+        Host(name=f"h{n + 1}", address=f"10.0.0.{n + 1}", expected=expected or Expected())
         for n in range(count)
     ]
 
@@ -65,11 +65,11 @@ def sweep(
     pairs = []
     for number, around in enumerate(rounds):
         for a, b in around:
-            said = speed(a, b)
+            value = speed(a, b)
             ends = [
-                end(name, said, backend=backend)
-                if isinstance(said, float)
-                else end(name, 1.0, state=said)
+                end(name, value, backend=backend)
+                if isinstance(value, float)
+                else end(name, 1.0, state=value)
                 for name in (a, b)
             ]
             pairs += [PairSamples(a, b, rail, number, backend, *ends) for rail in range(rails)]

@@ -39,7 +39,7 @@ def second_look(observed: Observed) -> Culprit | None:
     return RetestComparison(observed, meetings(observed), least_us).remaining(SEEN)
 
 
-def test_a_long_clean_look_acquits() -> None:
+def test_a_long_clean_retest_clears() -> None:
     """Seven times what one round measured: at the rate first seen five events were due."""
     assert second_look(looked_again(7)) is None
 
@@ -59,7 +59,7 @@ def test_a_counter_that_moved_meanwhile_is_no_clean_look() -> None:
     Nor does a NIC that may be another rail's, as in a VM that shows no PCI tree.
     """
     seen = looked_again(7)
-    for moved, said in (
+    for moved, doubt in (
         (Moved("mlx5_0/1 symbol_error", 3), "counter_moved"),
         (Moved("mlx5_0/1 symbol_error", 3, assigned=False), None),
         (Moved("tcp retransmits", 3), None),
@@ -69,11 +69,11 @@ def test_a_counter_that_moved_meanwhile_is_no_clean_look() -> None:
             for one in seen.tried
         )
         kept = second_look(replace(seen, tried=tried))
-        assert (kept.second_look if kept is not None else None) == said
+        assert (kept.second_look if kept is not None else None) == doubt
 
 
 def test_who_was_not_looked_at_again_is_not_cleared_nor_named_for_that() -> None:
-    """The other end was acquitted; the set stays as it was."""
+    """The other end was cleared; the set stays as it was."""
     seen = looked_again(7)
     only = tuple(one for one in seen.tried if one.round < seen.retested or "n5" in (one.a, one.b))
     met = {(one.a, one.b, one.round) for one in only}
@@ -84,7 +84,7 @@ def test_who_was_not_looked_at_again_is_not_cleared_nor_named_for_that() -> None
 
 
 def test_clean_retests_do_not_dilute_what_was_proven() -> None:
-    """With as many samples again it is acquitted; where a counter moved in them, it stays."""
+    """With as many samples again it is cleared; where a counter moved in them, it stays."""
     made = Made(nodes=12, spikes=5, spiky=lambda a, b, _: "n4" in (a, b))
     seen = made.observed()
     tried = tuple(one for one in seen.tried if one.round < 4)
@@ -97,6 +97,8 @@ def test_clean_retests_do_not_dilute_what_was_proven() -> None:
     assert find(again).culprits == ()
     moved = (Moved("mlx5_0/1 symbol_error", 2),)
     end = EndResult(moved=moved)
-    told = tuple(replace(one, first=end, second=end) if one.round >= 2 else one for one in tried)
-    (found,) = find(replace(again, tried=told)).culprits
+    retested = tuple(
+        replace(one, first=end, second=end) if one.round >= 2 else one for one in tried
+    )
+    (found,) = find(replace(again, tried=retested)).culprits
     assert (found.among[0].name, found.events, found.second_look) == ("n4", 10, "counter_moved")

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.fabric.agent_events import PairSeen, Ready, Trouble
-from preflight.fabric.agent_gathering import OTHER_PLAN, Agreed
+from preflight.fabric.agent_gathering import OTHER_PLAN, PlanDigest
 from preflight.fabric.launch import sweep
 from preflight.fabric.plan import SweepPlan
 from preflight.fabric.retest import longer, with_more
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from preflight.fleet.model import Host
-    from preflight.transport.payload_session import LeasedTalk
+    from preflight.transport.payload_session import MessageSession
 
     Change = Callable[[dict[str, Any]], object]
 
@@ -42,7 +42,7 @@ FINE = ("measured", "measured")
 class Tampered:
     """A real node whose order is another one than it was given."""
 
-    def __init__(self, talk: LeasedTalk, change: Change) -> None:
+    def __init__(self, talk: MessageSession, change: Change) -> None:
         self._talk = talk
         self._change = change
 
@@ -51,7 +51,7 @@ class Tampered:
         return self._talk.hear(within_s)
 
     def send(self, message: Mapping[str, object]) -> None:
-        """What it is told, changed on the way."""
+        """Its orders, changed on the way."""
         changed: dict[str, Any] = copy.deepcopy(dict(message))
         if "go" in changed:
             self._change(changed["go"])
@@ -71,27 +71,27 @@ def _first_two_rounds_swapped(order: dict[str, Any]) -> None:
 @pytest.mark.skipif(not HAS_TORCH, reason="no torch in this Python")
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(
-    ("odd", "change", "said"),
+    ("odd", "change", "trouble"),
     [
         (0, lambda order: order.update(seed=99), OTHER_PLAN),
-        (2, _first_two_rounds_swapped, "it spoke of something that it was not asked"),
+        (2, _first_two_rounds_swapped, "it sent a result that was not requested"),
     ],
     ids=["the store's host has another seed", "other rounds"],
 )
 def test_the_odd_one_is_named_and_the_others_are_measured(
-    odd: int, change: Change, said: str
+    odd: int, change: Change, trouble: str
 ) -> None:
     """Sums of another seed look wrong, another round hangs; neither is taken for the network's."""
     hosts = [replace(host, name=f"a{host.name}") for host in fleet(4)]
 
-    def start(host: Host, request: Mapping[str, object]) -> LeasedTalk:
+    def start(host: Host, request: Mapping[str, object]) -> MessageSession:
         return Tampered(real(host, request), change)
 
     name = hosts[odd].name
     found = sweep(
         plan(hosts), hosts, Starter({name: start}), nonce="odd-plan", deadline_s=DEADLINE_S
     )
-    assert found.troubles == {name: said}
+    assert found.troubles == {name: trouble}
     others = {pair: both for pair, both in states(found).items() if name not in pair}
     assert others == dict.fromkeys(others, FINE)
     assert len(others) == 3
@@ -108,24 +108,24 @@ def test_both_sides_make_the_same_digest_of_a_plan() -> None:
     made = SweepPlan(nodes=tuple(hosts), rounds=circle_rounds(list(hosts)), seed=7)
     who = roster(made, dict.fromkeys(hosts, Ready("2.13.0", cuda=False, gpus=0)))
     longer_who = with_more(who, made, ((("h2", "h3"),),))
-    kept = Agreed()
+    kept = PlanDigest()
     for name in hosts:
         order = go_order(made, who, hosts, name, nonce="n", store=("127.0.0.1", 1))
         more = measuring_order(longer_who, longer(made, who), name, len(who.rounds))
-        kept.ordered(order)
-        kept.ordered(more, len(who.rounds))
-        go = orders.read(_told(order))
-        later = orders.extended(go, _told(more))
+        kept.add_order(order)
+        kept.add_order(more, len(who.rounds))
+        go = orders.read(_as_json(order))
+        later = orders.extend(go, _as_json(more))
         for turn in filter(None, later.turns):
             seen = PairSeen(
                 round=turn.round, rail=0, a=turn.a, b=turn.b, backend="gloo", state="measured",
                 error="", started_s=1.0, setup_ms=1.0, timings=(),
                 plan=plan.digest(go if turn in go.turns else later, turn),
             )  # fmt: skip
-            assert kept.held_to(seen, longer_who) is seen
-            assert kept.held_to(replace(seen, plan=""), longer_who) == Trouble(OTHER_PLAN)
+            assert kept.verify(seen, longer_who) is seen
+            assert kept.verify(replace(seen, plan=""), longer_who) == Trouble(OTHER_PLAN)
     assert len(later.turns) == 4
 
 
-def _told(order: Mapping[str, object]) -> Any:
+def _as_json(order: Mapping[str, object]) -> Any:
     return json.loads(msgspec.json.encode(order))

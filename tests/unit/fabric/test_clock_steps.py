@@ -1,4 +1,4 @@
-"""A clock that was set is noticed, told, and excuses what failed while it was."""
+"""A clock that was set is noticed, reported, and excuses what failed while it was."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.fabric.agent_events import PairSeen, Ready
-from preflight.fabric.collect import Collected, clock_lines
+from preflight.fabric.collect import SweepAccounts, clock_lines
 from preflight.fabric.plan import SweepPlan
 from preflight.fabric.roster import roster
 from preflight.fabric.samples import PairState, Sweep
@@ -25,7 +25,7 @@ def swept(first: PairSeen, second: PairSeen) -> Sweep:
     """What a sweep of two nodes comes to that say this."""
     plan = SweepPlan(nodes=NAMES, rounds=circle_rounds(NAMES))
     who = roster(plan, dict.fromkeys(NAMES, Ready("2.13.0", cuda=False, gpus=0)))
-    collected = Collected(who)
+    collected = SweepAccounts(who)
     assert collected.take("h1", first)
     assert collected.take("h2", second)
     return Sweep(who.ladder, who.rounds, collected.pairs())
@@ -46,7 +46,7 @@ def test_what_failed_while_a_clock_was_set_proves_nothing(
     assert ("the clock of h1 was set back by 300 s" in pair.first.error) == (kept == "not_run")
 
 
-def test_each_clock_that_was_set_is_told_once() -> None:
+def test_each_clock_that_was_set_is_reported_once() -> None:
     """Who, in which direction, how much, that durations stand, and where to look."""
     (line,) = clock_lines(swept(replace(HUNG, state="corrupt", stepped_s=300.5), HUNG))
     assert line.startswith("the clock of h1 was set forward by 300.5 s during the sweep")
@@ -58,7 +58,7 @@ def test_each_clock_that_was_set_is_told_once() -> None:
 
 
 def test_a_step_is_seen_once_and_an_even_clock_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dates go on evenly whatever sets the clock; the step is told by the next look only."""
+    """Dates go on evenly whatever sets the clock; only the next look reports the step."""
     from sweep import clocks  # the payload, as it is imported on a node
 
     steps, before, honest = clocks.Steps(), clocks.now_s(), time.time

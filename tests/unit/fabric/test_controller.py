@@ -11,7 +11,7 @@ import pytest
 from preflight.errors import WireError
 from preflight.fabric.advice import advice_on
 from preflight.fabric.agent_events import PairSeen, Ready, decode_event
-from preflight.fabric.collect import Collected
+from preflight.fabric.collect import SweepAccounts
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.plan import NCCL, SweepPlan
 from preflight.fabric.roster import Roster, go_order, roster
@@ -63,7 +63,7 @@ def who() -> Roster:
 )
 def test_an_event_that_is_none_is_refused_in_words(document: bytes) -> None:
     """Wrong JSON, wrong types, negative times, endless text: one kind of error."""
-    with pytest.raises(WireError, match="said something else"):
+    with pytest.raises(WireError, match="sent an invalid event"):
         decode_event(document)
 
 
@@ -89,11 +89,11 @@ def test_an_event_survives_the_wire() -> None:
         ("h1", {"timings": (Timing(64, (1.0,) * 10, (0.0,) * 10, "soak"),)}),
     ],
 )
-def test_accounts_that_nobody_was_asked_for_are_refused(
+def test_accounts_that_were_not_requested_are_refused(
     who: Roster, node: str, change: dict[str, object]
 ) -> None:
     """Another's pair, another round, more iterations than asked: a node cannot speak for others."""
-    collected = Collected(who)
+    collected = SweepAccounts(who)
     assert not collected.take(node, msgspec.structs.replace(SEEN, **change))
     kept = [end for pair in collected.pairs() for end in (pair.first, pair.second)]
     assert not any(end is not None and end.state == "measured" for end in kept)
@@ -102,15 +102,15 @@ def test_accounts_that_nobody_was_asked_for_are_refused(
 def test_a_size_of_the_ladder_may_be_the_soaks_too() -> None:
     """What is asked for twice may come twice, each within its own number of iterations."""
     plan = msgspec.structs.replace(PLAN, gloo=(Ladder(8, 1, 5),), gloo_soak=Ladder(8, 1, 9))
-    collected = Collected(roster(plan, dict.fromkeys(NAMES, CPU)))
+    collected = SweepAccounts(roster(plan, dict.fromkeys(NAMES, CPU)))
     both = (Timing(8, (1.0,) * 5, (0.0,) * 5), Timing(8, (1.0,) * 9, (0.0,) * 9, "soak"))
     assert not collected.take("h1", msgspec.structs.replace(SEEN, timings=both + both[:1]))
     assert collected.take("h1", msgspec.structs.replace(SEEN, timings=both))
 
 
 def test_an_end_speaks_once(who: Roster) -> None:
-    """The first account of an end stands; the pair is told when both ends' accounts are there."""
-    collected = Collected(who)
+    """The first account of an end stands; the pair is complete with both ends' accounts."""
+    collected = SweepAccounts(who)
     assert collected.take("h1", SEEN)
     assert not collected.take("h1", SEEN)
     assert (collected.complete, collected.expected) == (0, 6)
@@ -120,7 +120,7 @@ def test_an_end_speaks_once(who: Roster) -> None:
 
 def test_losing_the_store_excuses_all_but_its_host(who: Roster) -> None:
     """Unfinished pairs of other nodes are not run, and only the host is in trouble."""
-    collected = Collected(who)
+    collected = SweepAccounts(who)
     collected.lose("h1", "its connection broke")
     collected.give_up(["h2", "h3", "h4"])
     states = {(p.a, p.b): p.first.state if p.first else None for p in collected.pairs()}
@@ -133,7 +133,7 @@ def test_losing_the_store_excuses_all_but_its_host(who: Roster) -> None:
 
 def test_a_failed_rendezvous_blames_only_the_node_that_broke_it(who: Roster) -> None:
     """h3 went; the others' store waits ran out: their pairs are not run, h3's are its own."""
-    collected = Collected(who)
+    collected = SweepAccounts(who)
     collected.complain("h2", "DistStoreError: wait timeout, keys: /torch.rendezvous.x")
     collected.lose("h3", "its connection broke", "look at h3")
     collected.complain("h4", "DistStoreError: wait timeout, keys: /torch.rendezvous.x")
@@ -146,9 +146,9 @@ def test_a_failed_rendezvous_blames_only_the_node_that_broke_it(who: Roster) -> 
     assert collected.advice == {"h3": "look at h3"}
 
 
-def test_a_rendezvous_that_fails_for_all_proves_nobody(who: Roster) -> None:
+def test_a_rendezvous_that_fails_for_all_proves_no_culprit(who: Roster) -> None:
     """All waited, none broke: no culprit, and no key of the store in any sentence."""
-    collected = Collected(who)
+    collected = SweepAccounts(who)
     for name in NAMES:
         collected.complain(name, "DistStoreError: wait timeout, keys: /torch.rendezvous.x")
     assert collected.silence().culprits == {}
@@ -156,9 +156,9 @@ def test_a_rendezvous_that_fails_for_all_proves_nobody(who: Roster) -> None:
     assert "keys" not in str(collected.pairs())
 
 
-def test_a_sweep_that_ended_early_blames_nobody_for_what_is_missing(who: Roster) -> None:
+def test_a_sweep_that_ended_early_blames_no_node_for_what_is_missing(who: Roster) -> None:
     """Time up or Ctrl-C: a pair with one account or none is not run; what came is kept."""
-    collected = Collected(who)
+    collected = SweepAccounts(who)
     assert collected.take("h1", SEEN)
     pairs = {(pair.a, pair.b): pair for pair in collected.pairs("time was up")}
     assert collected.silence().culprits == {}
@@ -174,9 +174,9 @@ def test_a_sweep_that_ended_early_blames_nobody_for_what_is_missing(who: Roster)
     }
 
 
-def test_a_sweep_whose_time_was_up_before_anyone_was_ready_blames_nobody() -> None:
+def test_a_sweep_whose_time_was_up_before_any_node_was_ready_blames_none() -> None:
     """No node, no pair, no culprit; and no traceback."""
-    collected = Collected(roster(PLAN, {}))
+    collected = SweepAccounts(roster(PLAN, {}))
     assert (collected.pairs("time was up"), collected.silence().culprits) == ((), {})
 
 
@@ -184,7 +184,7 @@ def test_a_node_whose_line_was_lost_keeps_its_measurements_and_its_partners_thei
     who: Roster,
 ) -> None:
     """h3 and h4 go after the first round: h1 and h2 have bad pairs with both; no blame."""
-    collected = Collected(who)
+    collected = SweepAccounts(who)
     for number, (a, b) in ((0, ("h1", "h4")), (0, ("h2", "h3")), (2, ("h1", "h2"))):
         for name in (a, b):
             assert collected.take(name, msgspec.structs.replace(SEEN, round=number, a=a, b=b))
@@ -203,9 +203,9 @@ def test_a_node_whose_line_was_lost_keeps_its_measurements_and_its_partners_thei
     assert {judged.pairs[pair].state for pair in who.rounds[0]} == {"measured"}
 
 
-def test_who_told_all_that_it_could_is_not_blamed_for_its_partners_full_disks(who: Roster) -> None:
+def test_a_node_with_all_accounts_is_not_blamed_for_its_partners_full_disks(who: Roster) -> None:
     """h2 and h4 break off; h3 has measured with h1, and then waits for them in vain."""
-    collected = Collected(who)
+    collected = SweepAccounts(who)
     for name in ("h1", "h3"):
         seen = msgspec.structs.replace(SEEN, round=1, a="h1", b="h3")
         assert collected.take(name, seen)
@@ -220,8 +220,8 @@ def test_who_told_all_that_it_could_is_not_blamed_for_its_partners_full_disks(wh
 
 
 def test_who_owes_an_account_to_a_healthy_partner_is_blamed_for_its_silence(who: Roster) -> None:
-    """h3 never told of its pair with h1, who is through."""
-    collected = Collected(who)
+    """h3 never reported its pair with h1, which has finished."""
+    collected = SweepAccounts(who)
     assert collected.take("h1", msgspec.structs.replace(SEEN, round=1, a="h1", b="h3"))
     for name in ("h2", "h4"):
         collected.complain(name, "OSError: No space left on device")
@@ -234,7 +234,7 @@ def test_nccl_is_used_where_gpus_are_and_the_odd_one_is_left_out() -> None:
     """Three nodes with eight GPUs and one without: eight rails of three nodes."""
     who = roster(PLAN, {"h1": GPUS, "h2": GPUS, "h3": CPU, "h4": GPUS})
     assert (who.backend, who.rails, who.names, who.ladder) == ("nccl", 8, ("h1", "h2", "h4"), NCCL)
-    assert "sees no GPU" in who.unfit["h3"]
+    assert "sees no GPU" in who.mismatched["h3"]
     assert {name for around in who.rounds for pair in around for name in pair} == set(who.names)
 
 

@@ -1,4 +1,4 @@
-"""Counters that moved under a pair's load are told of that end; what cannot be read is absent."""
+"""Counters that moved under a pair's load are reported; what cannot be read is absent."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_kernels_tables_are_read_by_name() -> None:
     assert set(counters.ethernet("/sys", "lo")) >= {"lo rx_errors", "lo tx_errors"}
 
 
-def test_what_moved_is_told_once_and_bounded() -> None:
+def test_what_moved_is_reported_once_and_bounded() -> None:
     """Growth only; a throttle reason as it holds; a counter that appeared says nothing."""
     before = {"counters": {"a": 3.0, "b": 5.0, "c": 9.0}, "throttled": []}
     after = {
@@ -80,14 +80,14 @@ def test_what_moved_is_told_once_and_bounded() -> None:
         "throttled": ["GPU 3 throttle hw_thermal"],
     }
     own: Any = SimpleNamespace(owns=lambda name: name != "a")
-    assert counters.moved(before, after, own) == [
+    assert counters.changes(before, after, own) == [
         {"name": "Xid 79 0000:1b:00", "by": 1.0},
         {"name": "GPU 3 throttle hw_thermal", "by": 1},
         {"name": "a", "by": 1.0, "assigned": False},
     ]
     many = {"counters": dict.fromkeys(map(str, range(500)), 0.0), "throttled": []}
     more = {"counters": dict.fromkeys(map(str, range(500)), 1.0), "throttled": []}
-    assert len(counters.moved(many, more, own)) == counters.MOST
+    assert len(counters.changes(many, more, own)) == counters.MOST
 
 
 def test_xids_are_counted_from_when_the_log_was_opened(tmp_path: Path) -> None:
@@ -131,13 +131,13 @@ def test_a_nic_that_never_answers_costs_four_waits_and_no_pair(
     """A second process has no more luck: readings are given up, and each account says so."""
     stuck(tree, monkeypatch)
     with watching_over(tree) as watching:
-        said = [watching.read(ALL)["unread"] for _ in range(6)]
+        unread = [watching.read(ALL)["unread"] for _ in range(6)]
         assert watching._number == 4
         late = "error counters were not read: no answer within 0.3 s"
         given_up = late + ", nor from a second process: none is asked any more"
-        assert said == [late] * 3 + [given_up] * 3
-        told = watching.since(watching.read(ALL), transports.Means(None, gloo_rail(), str))
-        assert told == {"moved": [], "unread": given_up}
+        assert unread == [late] * 3 + [given_up] * 3
+        reported = watching.since(watching.read(ALL), transports.Transport(None, gloo_rail(), str))
+        assert reported == {"moved": [], "unread": given_up}
 
 
 def test_a_reader_that_hangs_is_replaced(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_a_reader_that_hangs_is_replaced(tree: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_reader_that_died_is_replaced(tree: Path) -> None:
-    """Somebody killed it: the next reading comes from the one that stood by."""
+    """It was killed: the next reading comes from the one that stood by."""
     with watching_over(tree) as watching:
         os.kill(watching._readers[0]._pid, signal.SIGKILL)
         assert watching.read(ALL) == {
@@ -167,9 +167,9 @@ def test_the_reader_tells_what_moved_between_two_readings(tree: Path) -> None:
     with watching_over(tree) as watching:
         before = watching.read(ALL)
         sysfs.count(tree, "mlx5_5", "link_downed", 1)
-        told = watching.since(before, whose)
-    assert {"name": "mlx5_5/1 link_downed", "by": 1.0} in told["moved"]
-    assert told["unread"] == ""
+        reported = watching.since(before, whose)
+    assert {"name": "mlx5_5/1 link_downed", "by": 1.0} in reported["moved"]
+    assert reported["unread"] == ""
 
 
 @pytest.mark.parametrize("gpu", [0, 3, 7])
@@ -190,7 +190,7 @@ def gloo_rail() -> Any:
 
 def nccl_means(
     tree: Path, monkeypatch: pytest.MonkeyPatch, rail: int, log: str, *, known: bool = True
-) -> transports.Means:
+) -> transports.Transport:
     """A rail of a machine under NCCL, after a pair of which its log says this."""
     for name in ("NCCL_IB_HCA", "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"):
         monkeypatch.setenv(name, "")
@@ -201,7 +201,7 @@ def nccl_means(
     monkeypatch.setattr(transports, "_by_driver", lambda _: None)
     go = SimpleNamespace(backend="nccl", sysfs=str(tree))
     own: Any = SimpleNamespace(go=go, rail=rail, gpu=None, cuda=rail)
-    found = transports.Means(torch, own, lambda _: None)
+    found = transports.Transport(torch, own, lambda _: None)
     found.prepare()
     Path(os.environ["NCCL_DEBUG_FILE"]).write_text(log)
     found.words()
@@ -240,7 +240,7 @@ def test_without_a_pci_tree_the_log_tells_whose_nic_it_is(
     assert own.question()["devices"] is None
     assert own.owns("mlx5_3/1 symbol_error")
     assert not own.owns("mlx5_2/1 symbol_error")
-    own.prepare()  # for the next pair, which broke off before NCCL said anything
+    own.prepare()  # for the next pair, which broke off before NCCL logged anything
     assert not own.owns("mlx5_3/1 symbol_error")
 
 
@@ -253,7 +253,7 @@ def test_of_several_nics_as_near_the_log_tells_which(
     assert (own.owns("mlx5_2/1 link_downed"), own.owns("mlx5_3/1 link_downed")) == (True, False)
 
 
-def test_a_gpu_whose_address_nobody_tells_is_told_as_not_checked(
+def test_a_gpu_with_unknown_address_is_reported_as_not_checked(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counters of all GPUs are read, and none is this rail's."""
@@ -263,8 +263,8 @@ def test_a_gpu_whose_address_nobody_tells_is_told_as_not_checked(
     assert not own.owns("Xid 79 0000:61:00")
     assert own.owns("mlx5_3/1 symbol_error")
     with watching_over(tree) as watching:
-        told = watching.since(watching.read(own.question()), own)
-    assert told == {"moved": [], "unread": transports.UNPLACED}
+        reported = watching.since(watching.read(own.question()), own)
+    assert reported == {"moved": [], "unread": transports.UNPLACED}
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_counters_that_move_in_mid_sweep_are_tied_to_their_end(
     """One GPU of h2 replays and is too hot, a NIC loses symbols: both in that pair's account."""
     library = build(tmp_path / "nvml").parent
     scenario = library / "scenarios" / "h2"
-    told = scenario.with_suffix(".new")
+    reported = scenario.with_suffix(".new")
     scenario.write_text(h100("h2").counted(3, "pcie_replay", 5).text())
     hosts = fleet(2)
     ill = ("env", f"LD_LIBRARY_PATH={library}", f"PREFLIGHT_NVML_SCENARIO={scenario}")
@@ -307,8 +307,8 @@ def test_counters_that_move_in_mid_sweep_are_tied_to_their_end(
         wait_for(lambda: measuring(start.talks.get("h2")))
         for value in itertools.count(1):
             hot = h100("h2").counted(3, "pcie_replay", 5 + value).counted(3, "reasons", 0x40)
-            told.write_text(hot.counted(6, "nvlink2_crc_flit", value).text())
-            told.replace(scenario)
+            reported.write_text(hot.counted(6, "nvlink2_crc_flit", value).text())
+            reported.replace(scenario)
             sysfs.count(tree, "mlx5_1", "symbol_error", value)
             if over.wait(0.1):
                 return
@@ -340,15 +340,15 @@ sys.path.insert(0, {str(Path(counters.__file__).parents[1])!r})
 import torch.distributed as dist
 import children; from sweep import counters as watch
 store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-said, saying = os.pipe()
+reading, writing = os.pipe()
 pid = os.fork()
 if not pid:
-    children.close_all_but({{saying}})
+    children.close_all_but({{writing}})
     found = watch.Watch({str(tree)!r}).read({ALL!r})
-    os.write(saying, found.get("unread", "read").encode())
+    os.write(writing, found.get("unread", "read").encode())
     os._exit(0)
 os.waitpid(pid, 0)
-print(os.read(said, 99).decode())
+print(os.read(reading, 99).decode())
 """
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""Blame falls on the culprit, and on nobody where the samples cannot tell."""
+"""Blame falls on the culprit, and on no node if the samples leave it open."""
 
 from __future__ import annotations
 
@@ -62,23 +62,23 @@ def test_one_bad_path_blames_neither_end(count: int, data: st.DataObject) -> Non
 
 
 @given(st.integers(4, 30), st.sets(st.integers(0, 29), max_size=8))
-def test_nobody_healthy_is_condemned_whatever_the_number_of_faults(
+def test_no_good_node_is_blamed_whatever_the_number_of_faults(
     count: int, numbers: set[int]
 ) -> None:
-    """All pairs measured: a condemned node is a bad one, however many are bad."""
+    """All pairs measured: a blamed node is a bad one, however many are bad."""
     bad = {f"h{n}" for n in numbers if n < count}
     found = decode(results(count, bad, set(), 1000))
     assert {one.node for one in found if one.kind == "node"} <= bad
     assert not [one for one in found if one.kind == "path"]
 
 
-def test_two_nodes_cannot_be_told_apart() -> None:
-    """With a single pair the culprit is one of two, and that is what is said."""
+def test_two_nodes_cannot_be_separated() -> None:
+    """With a single pair the culprit is one of two, and the blame says so."""
     (found,) = decode([Result("h1", "h2", bad=True)])
     assert (found.kind, found.nodes) == ("unresolved", ("h1", "h2"))
 
 
-def test_a_node_seen_with_one_partner_only_is_not_condemned() -> None:
+def test_a_node_seen_with_one_partner_only_is_not_blamed() -> None:
     """It may be the node or the path; the partner, cleared elsewhere, is not among the suspects."""
     (found,) = decode([Result("h1", "h2", bad=False), Result("h1", "h3", bad=True)])
     assert (found.kind, found.nodes) == ("unresolved", ("h3",))
@@ -90,7 +90,7 @@ def test_a_node_that_fell_silent_needs_no_guessing() -> None:
     assert (found.kind, found.nodes) == ("node", ("h2",))
 
 
-def test_a_partner_without_the_bad_rail_clears_nobody_of_it() -> None:
+def test_a_partner_without_the_bad_rail_clears_no_node_of_it() -> None:
     """Of four nodes one lacks rail 1, and on another rail 1 is bad: it, and no path, is named."""
     rail_1 = [("h0", "h1", True), ("h0", "h3", False), ("h1", "h3", True)]
     tested = [Result(a, b, bad=False) for a, b in combinations(fleet(4), 2)]

@@ -1,4 +1,4 @@
-"""Whose fault it is, over whole fabrics: the right part, at the right level, and nobody else."""
+"""Whose fault it is, over whole fabrics: the right part, at the right level, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def named(made: Made) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 5, 8, 17, 64])
 @pytest.mark.parametrize("rails", [1, 8])
-def test_a_healthy_fabric_blames_nobody(nodes: int, rails: int) -> None:
+def test_a_healthy_fabric_blames_no_part(nodes: int, rails: int) -> None:
     """Scatter of two per cent is no fault at any size."""
     assert named(Made(nodes=nodes, rails=rails)) == []
 
@@ -38,7 +38,7 @@ def test_a_slow_node_is_named_and_its_partners_are_not() -> None:
 def test_bandwidth_is_judged_where_the_wire_decides(
     backend: str, size_bytes: int, symptoms: list[str]
 ) -> None:
-    """With NCCL a host may slow 1 MiB down, so that size alone condemns nobody."""
+    """With NCCL a host may slow 1 MiB down, so that size alone counts against no node."""
     seen = replace(Made(nodes=8).observed(), backend=backend)
     digests = [one for one in seen.digests if one.size_bytes == size_bytes]
     slower = [
@@ -135,7 +135,7 @@ def test_a_firewall_between_two_only() -> None:
 
 
 def test_a_path_that_was_measured_again_and_again_is_one_partner() -> None:
-    """Three slow rounds of one pair do not outvote the two partners with whom an end is fine."""
+    """Three slow rounds of one pair do not outvote the two partners with which an end is fine."""
     made = Made(nodes=4, slow=lambda a, b, _: (a, b) == ("n2", "n3"), again=(("n2", "n3"),) * 2)
     assert named(made) == [("slow", "n2-n3")]
 
@@ -196,14 +196,14 @@ def test_a_few_calm_pairs_are_no_yardstick_where_events_are_usual() -> None:
     assert find(replace(seen, backend="gloo", digests=tuple(thinned))).culprits == ()
 
 
-def test_one_calm_pair_of_three_nodes_blames_nobody() -> None:
+def test_one_calm_pair_of_three_nodes_blames_no_part() -> None:
     """With three nodes and one rail there is a single pair to hold the other two against."""
     made = Made(nodes=3, spikes=12, spiky=lambda a, b, _: "n2" in (a, b))
     assert named(made) == []
 
 
 def test_many_slow_nodes_are_one_cause() -> None:
-    """Over a quarter of the nodes: said once, after each was found."""
+    """Over a quarter of the nodes: reported once, after each was found."""
     bad = {"n1", "n5", "n9", "n11", "n13"}
     findings = find(Made(nodes=16, slow=lambda a, b, _: bool(bad & {a, b})).observed())
     assert findings.systemic == "5 of 16 nodes are blamed at once"

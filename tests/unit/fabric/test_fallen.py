@@ -1,4 +1,4 @@
-"""NCCL over sockets where InfiniBand is promised: the rail is named, or node, or a shared cause."""
+"""NCCL over sockets where InfiniBand is expected: the rail is named, or node, or a shared cause."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from sweep import transports
 
 from preflight.checks.fabric.test_pairs import judge_allreduce
 from preflight.fabric.judge import judge_sweep
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Outcome
 from tests.unit.fabric.synthetic import hosts, sweep
-from tests.unit.fabric.test_nccl_log import said
+from tests.unit.fabric.test_nccl_log import log_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,37 +21,37 @@ if TYPE_CHECKING:
     from preflight.fabric.judge import Decoded
     from preflight.fabric.samples import End
 
-NICS = Promise(nics=2, origin="fleet.toml [group.train]")
-HCAS = Promise(hcas=("mlx5_0", "mlx5_1"), origin="fleet.toml")
+NICS = Expected(nics=2, origin="fleet.toml [group.train]")
+HCAS = Expected(hcas=("mlx5_0", "mlx5_1"), origin="fleet.toml")
 
-_SOCKET = said(
+_SOCKET = log_of(
     "NET/IB : No device found.",
     "NET/Socket : Using [0]eth0:10.0.0.41<0>",
     "Using network Socket",
     "Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0",
 )
-SOCKET = transports.carried(_SOCKET, _SOCKET)
+SOCKET = transports.parse_log(_SOCKET, _SOCKET)
 
 
 def ib(number: int) -> str:
     """What NCCL's log comes to over that device."""
-    log = said(
+    log = log_of(
         f"NET/IB : Using [0]mlx5_{number}:1/IB [RO]; OOB eth0:10.0.0.41<0>",
         "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA",
     )
-    return transports.carried(log, log)
+    return transports.parse_log(log, log)
 
 
 def decoded(
     count: int,
     net: Callable[[str, str, int], str],
     *,
-    promised: Promise = NICS,
+    expected: Expected = NICS,
     backend: str = "nccl",
     gbs: Callable[[str, str], float] = lambda *_: 46.0,
 ) -> Decoded:
     """Judge a sweep in which `net(node, partner, rail)` carried that node's end."""
-    fleet = hosts(count, promised)
+    fleet = hosts(count, expected)
 
     def over(end: End | None, other: str, rail: int) -> End:
         assert end is not None
@@ -82,7 +82,7 @@ def test_one_rail_on_sockets_is_named_with_what_was_promised() -> None:
     (one,) = found.blames
     assert (one.kind, one.component, one.rail) == ("endpoint", "h3", 1)
     assert one.sentence == (
-        "NET/Socket eth0 carried rail 1 of h3 with each of its 3 partners; promised: 2 NICs "
+        "NET/Socket eth0 carried rail 1 of h3 with each of its 3 partners; expected: 2 NICs "
         "(fleet.toml [group.train]); elsewhere NET/IB mlx5_1 GDRDMA"
     )
     assert one.advice.startswith("on h3 look for NCCL_IB_DISABLE, NCCL_IB_HCA")
@@ -102,7 +102,7 @@ def test_both_ends_of_its_pairs_say_sockets_and_still_it_is_the_one_node() -> No
     assert "1.2 GB/s at 64 MiB" in one.sentence
 
 
-def test_two_nodes_are_told_apart_by_what_each_says() -> None:
+def test_two_nodes_are_separated_by_their_own_logs() -> None:
     """Only one end fell back: that one; both on one rail of two: not determined."""
     (one,) = decoded(2, lambda node, _, rail: SOCKET if node == "h2" else ib(rail)).blames
     assert (one.kind, one.component) == ("node", "h2")
@@ -125,14 +125,14 @@ def test_all_on_sockets_is_a_setting_and_not_that_many_faults(count: int) -> Non
     found = decoded(count, lambda *_: SOCKET, gbs=lambda *_: 0.5)
     (one,) = found.blames
     assert one.culprits == tuple(f"h{n + 1}" for n in range(count))
-    assert f"NET/Socket eth0 carried {count} of {count} nodes; promised: 2 NICs" in one.sentence
+    assert f"NET/Socket eth0 carried {count} of {count} nodes; expected: 2 NICs" in one.sentence
     assert "one setting of the job or its container is likelier" in one.sentence
     assert "NCCL_IB_DISABLE" in one.advice
     verdict = judge_allreduce(found.pairs["h1", "h2"])
     assert (verdict.outcome, verdict.culprits) == (Outcome.FAIL, one.culprits)
 
 
-def test_three_nodes_of_eight_are_said_as_one_cause() -> None:
+def test_three_nodes_of_eight_are_reported_as_one_cause() -> None:
     """Over a quarter and at least three."""
     bad = {"h2", "h5", "h7"}
     found = decoded(8, lambda node, _, rail: SOCKET if node in bad else ib(rail))
@@ -143,21 +143,21 @@ def test_three_nodes_of_eight_are_said_as_one_cause() -> None:
 
 def test_another_rails_nic_is_named_where_the_devices_are_promised() -> None:
     """Rail 1 of h2 over mlx5_0, which hides its own NIC from every measurement."""
-    found = decoded(3, lambda node, _, rail: ib(0 if node == "h2" else rail), promised=HCAS)
+    found = decoded(3, lambda node, _, rail: ib(0 if node == "h2" else rail), expected=HCAS)
     (one,) = found.blames
     assert (one.component, one.rail) == ("h2", 1)
     assert one.sentence == (
-        "NET/IB mlx5_0 GDRDMA carried rail 1 of h2 with each of its 2 partners; promised: mlx5_1 "
+        "NET/IB mlx5_0 GDRDMA carried rail 1 of h2 with each of its 2 partners; expected: mlx5_1 "
         "(fleet.toml); elsewhere NET/IB mlx5_1 GDRDMA"
     )
 
 
 @pytest.mark.parametrize(
-    ("promised", "backend", "net"),
+    ("expected", "backend", "net"),
     [
         (NICS, "gloo", "tcp eth0"),
         (NICS, "gloo", "NET/Socket eth0"),
-        (Promise(), "nccl", SOCKET),
+        (Expected(), "nccl", SOCKET),
         (NICS, "nccl", "NET/OFI GDRDMA"),
         (NICS, "nccl", ""),
         (HCAS, "nccl", "NET/IB GDRDMA"),
@@ -166,9 +166,9 @@ def test_another_rails_nic_is_named_where_the_devices_are_promised() -> None:
         (HCAS, "nccl", "P2P MNNVL"),
     ],
 )
-def test_what_is_no_broken_promise(promised: Promise, backend: str, net: str) -> None:
-    """Gloo, nothing promised, another fabric, or a log that does not say: nobody is blamed."""
-    assert decoded(4, lambda *_: net, promised=promised, backend=backend).blames == ()
+def test_what_is_no_broken_promise(expected: Expected, backend: str, net: str) -> None:
+    """Gloo, nothing expected, another fabric, or a log that does not say: no node is blamed."""
+    assert decoded(4, lambda *_: net, expected=expected, backend=backend).blames == ()
 
 
 def test_a_node_whose_only_judged_pair_fell_back_is_suspected_alone() -> None:

@@ -1,4 +1,4 @@
-"""Peers first, then the promised platform's floor, then history; else nobody can say."""
+"""Peers first, then the expected platform's floor, then history; else it is unknown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from preflight.fabric.compare import speed_key
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.planner import KEPT_RUNS, Planned, after, plan
 from preflight.fleet.baselines import rail_floor
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.history.run_record import Cost, Past
 from preflight.verdict import Outcome, Verdict
 from tests.unit.fabric.synthetic import TOP, hosts, sweep
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Host
 
 COST = Cost(round_s=2.0, other_s=25.0)
-NDR = Promise(nic_gbits=400, nic_link="ib", origin="fleet.toml [group.train]")
+NDR = Expected(nic_gbits=400, nic_link="ib", origin="fleet.toml [group.train]")
 CHECK = next(one for one in load_folder(shipped_folder()) if one.check.id == "fabric.allreduce")
 
 
@@ -46,7 +46,7 @@ def test_without_peers_the_floor_of_the_promised_nics_decides(nodes: int) -> Non
     """A rail of 400 Gb/s at 46 GB/s is fine, at 30 it is not; the sentence says by what."""
     fleet = hosts(nodes, NDR)
     fine, slow = _judge(_nccl(fleet, 46.0), fleet), _judge(_nccl(fleet, 30.0), fleet)
-    which = "floor for 400 Gb/s InfiniBand NICs, promised in fleet.toml [group.train]"
+    which = "floor for 400 Gb/s InfiniBand NICs, expected by fleet.toml [group.train]"
     assert (fine.outcome, fine.sentence) == (
         Outcome.OK,
         f"46 GB/s at 64 MiB (limit 40 GB/s, {which}), 0.2 ms",
@@ -57,17 +57,17 @@ def test_without_peers_the_floor_of_the_promised_nics_decides(nodes: int) -> Non
     assert slow.evidence["decided_by"] == "platform"
 
 
-def test_of_an_unknown_network_without_peers_nobody_can_say() -> None:
+def test_an_unknown_network_without_peers_is_not_judged() -> None:
     """46 GB/s may be good or bad: that is unknown, no pass; below any network's least is bad."""
     fleet = hosts(2)
     verdict = _judge(_nccl(fleet, 46.0), fleet)
     assert (verdict.outcome, verdict.sentence) == (
         Outcome.UNKNOWN,
-        "46 GB/s at 64 MiB: no peers, nothing promised and no earlier runs to hold it against",
+        "46 GB/s at 64 MiB: no peers, no expected value and no earlier runs to compare with",
     )
     assert "nic_gbits" in verdict.advice
     assert _judge(_nccl(fleet, 0.3), fleet).outcome is Outcome.FAIL
-    one_sided = [replace(fleet[0], promised=NDR), *fleet[1:]]
+    one_sided = [replace(fleet[0], expected=NDR), *fleet[1:]]
     assert _judge(_nccl(one_sided, 46.0), one_sided).outcome is Outcome.UNKNOWN
 
 
@@ -90,7 +90,7 @@ def test_three_nodes_are_compared_with_each_other(rails: int, lost: tuple[str, .
 
 
 def test_three_nodes_that_all_got_slower_are_held_to_their_own_past() -> None:
-    """That they are alike clears nobody of what all of them have lost."""
+    """That they are alike clears no node of what all of them have lost."""
     fleet = hosts(3)
     measured = _nccl(fleet, 30.0)
     earlier = {speed_key(pair, TOP["nccl"]): [46.0] * 3 for pair in measured.pairs}
@@ -100,14 +100,14 @@ def test_three_nodes_that_all_got_slower_are_held_to_their_own_past() -> None:
 
 
 def test_a_promise_overrides_the_floor_and_the_slower_end_counts() -> None:
-    """Whoever promises less than the floor means it; a pair is as fast as its slower end."""
+    """Whoever expectations less than the floor means it; a pair is as fast as its slower end."""
     low = replace(NDR, allreduce_min_gbs=25.0)
     fleet = hosts(2, low)
     verdict = _judge(_nccl(fleet, 30.0), fleet)
     assert verdict.outcome is Outcome.OK
-    assert "limit 25 GB/s, promised in fleet.toml" in verdict.sentence
-    older = Promise(nic_gbits=200, nic_link="ib", origin="fleet.toml [group.old]")
-    mixed = [replace(hosts(2)[0], promised=NDR), replace(hosts(2)[1], promised=older)]
+    assert "limit 25 GB/s, expected by fleet.toml" in verdict.sentence
+    older = Expected(nic_gbits=200, nic_link="ib", origin="fleet.toml [group.old]")
+    mixed = [replace(hosts(2)[0], expected=NDR), replace(hosts(2)[1], expected=older)]
     verdict = _judge(_nccl(mixed, 23.0), mixed)
     assert verdict.outcome is Outcome.OK
     assert "limit 20 GB/s, floor for 200 Gb/s InfiniBand NICs" in verdict.sentence
@@ -120,8 +120,8 @@ def test_peers_and_other_rails_come_first_and_floors_see_that_all_are_slow() -> 
     two = hosts(2)
     rails = _judge(_nccl(two, 46.0, rails=8), two)
     assert "0.6 of the other rails' median" in rails.sentence
-    promised = hosts(4, NDR)
-    assert _judge(_nccl(promised, 30.0), promised).evidence["decided_by"] == "platform"
+    expected = hosts(4, NDR)
+    assert _judge(_nccl(expected, 30.0), expected).evidence["decided_by"] == "platform"
 
 
 def test_history_decides_third() -> None:
@@ -134,8 +134,8 @@ def test_history_decides_third() -> None:
     assert slow.outcome is Outcome.FAIL
     assert "0.8 of its median in 3 earlier runs, no peers" in slow.sentence
     assert _judge(measured, fleet, {key: [31.0] * 3}).outcome is Outcome.OK
-    promised = hosts(2, replace(NDR, nic_gbits=200))
-    known = _judge(measured, promised, {key: [46.0] * 5})
+    expected = hosts(2, replace(NDR, nic_gbits=200))
+    known = _judge(measured, expected, {key: [46.0] * 5})
     assert (known.outcome, known.evidence["decided_by"]) == (Outcome.OK, "platform")
 
 
@@ -161,16 +161,16 @@ def test_a_small_fleet_remembers_its_speeds() -> None:
 @pytest.mark.parametrize("rate", [100, 200, 400])
 def test_without_a_promised_link_the_lower_floor_counts(rate: int) -> None:
     """Nothing is guessed; fewer NICs than GPUs share what they have."""
-    both = [rail_floor(Promise(nic_gbits=rate, nic_link=link)) for link in _links()]
-    least = rail_floor(Promise(nic_gbits=rate))
+    both = [rail_floor(Expected(nic_gbits=rate, nic_link=link)) for link in _links()]
+    least = rail_floor(Expected(nic_gbits=rate))
     assert least is not None
     assert least.value == min(one.value for one in both if one)
     assert least.platform == f"{rate} Gb/s NICs"
-    halved = rail_floor(Promise(nic_gbits=rate, gpus=8, nics=4))
+    halved = rail_floor(Expected(nic_gbits=rate, gpus=8, nics=4))
     assert halved is not None
     assert (halved.value, halved.platform) == (least.value / 2, f"{rate} Gb/s NICs, 4 for 8 GPUs")
-    assert rail_floor(Promise(gpus=8, nics=8)) is None
-    assert rail_floor(Promise(nic_gbits=25)) is None
+    assert rail_floor(Expected(gpus=8, nics=8)) is None
+    assert rail_floor(Expected(nic_gbits=25)) is None
 
 
 def _links() -> list[Literal["ib", "roce"]]:

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from preflight.commands.blame import judge_long, judge_short
 from preflight.fabric.observed import observe
 from preflight.fabric.samples import End, Moved
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from tests.unit.fabric.synthetic import hosts, sweep
 
 if TYPE_CHECKING:
-    from preflight.commands.blame import Judged
+    from preflight.commands.blame import StoredVerdicts
     from preflight.fabric.samples import Sweep
 
 FLEET = hosts(8)
@@ -28,8 +28,8 @@ def _died() -> Sweep:
     def ended(end: End | None) -> End | None:
         if end is None or end.state == "measured":
             return end
-        said = DIED if end.node == "h5" else "connection reset by peer"
-        return replace(end, error=said, moved=(Moved("mlx5_0/1 symbol_error", 2),))
+        error = DIED if end.node == "h5" else "connection reset by peer"
+        return replace(end, error=error, moved=(Moved("mlx5_0/1 symbol_error", 2),))
 
     pairs = (
         replace(one, first=ended(one.first), second=ended(one.second)) for one in measured.pairs
@@ -70,7 +70,7 @@ CASES = {
 }
 
 
-def _said(judged: Judged) -> list[tuple[object, ...]]:
+def _judgement(judged: StoredVerdicts) -> list[tuple[object, ...]]:
     rows = ((one.subject, one.verdict.outcome, one.verdict.sentence) for one in judged.entries)
     culprits = ((one.verdict.blame, one.verdict.culprits) for one in judged.entries)
     return [(*row, *culprit) for row, culprit in zip(rows, culprits, strict=True)]
@@ -78,13 +78,13 @@ def _said(judged: Judged) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_both_forms_say_the_same(case: str) -> None:
-    """Verdict by verdict, in the same words, with the same blames; against a promise, too."""
+    """Verdict by verdict, in the same words, with the same blames; against an expectation, too."""
     measured = CASES[case]
     names = {name for around in measured.rounds for pair in around for name in pair}
-    for promised in (None, Promise(allreduce_min_gbs=40.0, origin="fleet.toml")):
-        fleet = hosts(len(names), promised)
+    for expected in (None, Expected(allreduce_min_gbs=40.0, origin="fleet.toml")):
+        fleet = hosts(len(names), expected)
         long = judge_long(measured, observe(measured), fleet)
         short = judge_short(observe(measured), fleet)
-        assert _said(short) == _said(long)
+        assert _judgement(short) == _judgement(long)
         assert short.blames == long.blames
         assert short.systemic == long.systemic

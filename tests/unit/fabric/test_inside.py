@@ -1,4 +1,4 @@
-"""Inside of a node: peers first, then promise and floor; the GPU is named where it shows itself."""
+"""Inside a node: peers first, then inventory and floor; the GPU is named if it shows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from preflight.facts.boards import nvlink_gbs
 from preflight.facts.burn import Inside
 from preflight.facts.model import NvLink
 from preflight.fleet.baselines import gpu_floor
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Outcome
 from tests.unit.fabric.synthetic import hosts
 from tests.unit.facts.builders import gpus, links
@@ -90,56 +90,57 @@ def four(**odd: InsideSamples) -> list[InsideSamples]:
 @pytest.mark.proves("fabric.intra_node", finds="a node slower than its peers")
 def test_a_node_slower_than_its_peers_is_named_with_both_numbers() -> None:
     """15 % less than the others, over another way than theirs; the others are fine."""
-    said = verdicts(four(h3=node("h3", 300.0, net="SHM")), hosts(4))
-    assert {name for name, one in said.items() if one.outcome is not Outcome.OK} == {"h3"}
-    assert said["h3"].outcome is Outcome.FAIL
-    assert said["h3"].sentence == (
+    judged = verdicts(four(h3=node("h3", 300.0, net="SHM")), hosts(4))
+    assert {name for name, one in judged.items() if one.outcome is not Outcome.OK} == {"h3"}
+    assert judged["h3"].outcome is Outcome.FAIL
+    assert judged["h3"].sentence == (
         "300 GB/s at 64 MiB among its 4 rails; peers' median 352 GB/s, limit 317 GB/s (0.9 of the "
         "peers' median); carried by SHM, at its peers by P2P"
     )
-    assert "h3" in said["h3"].advice
-    assert said["h1"].sentence == (
+    assert "h3" in judged["h3"].advice
+    assert judged["h1"].sentence == (
         "350 GB/s at best at 64 MiB among 4 rails (limit 317 GB/s, 0.9 of the peers' median), 20 us"
     )
 
 
 def test_small_messages_are_held_against_the_peers_too() -> None:
     """Four times their latency at 8 B."""
-    said = verdicts(four(h2=node("h2", 350.0, latency_us=90.0)), hosts(4))
-    assert said["h2"].outcome is Outcome.FAIL
-    assert "90 us at 8 B among its 4 rails; peers' median 20 us, limit 60 us" in said["h2"].sentence
+    judged = verdicts(four(h2=node("h2", 350.0, latency_us=90.0)), hosts(4))
+    assert judged["h2"].outcome is Outcome.FAIL
+    words = "90 us at 8 B among its 4 rails; peers' median 20 us, limit 60 us"
+    assert words in judged["h2"].sentence
 
 
-def test_one_scattered_fleet_condemns_nobody() -> None:
+def test_a_scattered_fleet_fails_no_node() -> None:
     """Where peers differ by a third among themselves, a third is no fault."""
     speeds = (250.0, 300.0, 340.0, 380.0, 330.0)
-    said = verdicts([node(f"h{n}", gbs) for n, gbs in enumerate(speeds, 1)], hosts(5))
-    assert {one.outcome for one in said.values()} == {Outcome.OK}
+    judged = verdicts([node(f"h{n}", gbs) for n, gbs in enumerate(speeds, 1)], hosts(5))
+    assert {one.outcome for one in judged.values()} == {Outcome.OK}
 
 
 @pytest.mark.parametrize(
-    ("gbs", "promised", "outcome", "words"),
+    ("gbs", "expected", "outcome", "words"),
     [
         (5.0, None, Outcome.OK, "limit 2 GB/s, shipped floor for nccl"),
         (1.0, None, Outcome.FAIL, "limit 2 GB/s (shipped floor for nccl)"),
-        (300.0, 340.0, Outcome.FAIL, "limit 340 GB/s (promised in fleet.toml)"),
+        (300.0, 340.0, Outcome.FAIL, "limit 340 GB/s (expected by fleet.toml)"),
     ],
 )
 def test_without_peers_promise_and_floor_decide(
-    gbs: float, promised: float | None, outcome: Outcome, words: str
+    gbs: float, expected: float | None, outcome: Outcome, words: str
 ) -> None:
     """Two nodes are each other's only peer, which is none."""
-    fleet = hosts(2, Promise(intra_node_min_gbs=promised, origin="fleet.toml"))
-    said = verdicts([node(name, gbs) for name in ("h1", "h2")], fleet)
-    assert (said["h1"].outcome, words in said["h1"].sentence) == (outcome, True)
+    fleet = hosts(2, Expected(intra_node_min_gbs=expected, origin="fleet.toml"))
+    judged = verdicts([node(name, gbs) for name in ("h1", "h2")], fleet)
+    assert (judged["h1"].outcome, words in judged["h1"].sentence) == (outcome, True)
 
 
 def test_peers_are_of_the_same_group() -> None:
     """PCIe boxes beside NVLink boxes: each kind is compared with itself, or with the floor."""
     fleet = hosts(5)
     fleet[3:] = [replace(host, group="pcie") for host in fleet[3:]]
-    said = verdicts([node(f"h{n}", 20.0 if n > 3 else 350.0) for n in range(1, 6)], fleet)
-    assert {one.outcome for one in said.values()} == {Outcome.OK}
+    judged = verdicts([node(f"h{n}", 20.0 if n > 3 else 350.0) for n in range(1, 6)], fleet)
+    assert {one.outcome for one in judged.values()} == {Outcome.OK}
 
 
 ALL_CORRUPT: list[PairState] = ["corrupt"] * RAILS
@@ -200,17 +201,17 @@ def test_the_gpu_is_named_where_it_shows_itself(
     change: Callable[[InsideSamples], InsideSamples], words: str
 ) -> None:
     """Wrong data where they came out, who stood still, who never came; or else the node."""
-    said = verdicts(four(h2=change(node("h2", 350.0))), hosts(4))
-    assert said["h2"].outcome is Outcome.FAIL
-    assert said["h2"].sentence.startswith(words)
-    assert {one.outcome for name, one in said.items() if name != "h2"} == {Outcome.OK}
+    judged = verdicts(four(h2=change(node("h2", 350.0))), hosts(4))
+    assert judged["h2"].outcome is Outcome.FAIL
+    assert judged["h2"].sentence.startswith(words)
+    assert {one.outcome for name, one in judged.items() if name != "h2"} == {Outcome.OK}
 
 
 def test_a_rail_that_keeps_the_others_waiting_is_flaky_and_named() -> None:
     """Six late starts of rail 1 by its own clock; once it is the whole node, no rail is named."""
-    said = verdicts(four(h4=spiky(node("h4", 350.0), 1, 6, own_gap=True)), hosts(4))
-    assert said["h4"].outcome is Outcome.FLAKY
-    assert said["h4"].sentence == (
+    judged = verdicts(four(h4=spiky(node("h4", 350.0), 1, 6, own_gap=True)), hosts(4))
+    assert judged["h4"].outcome is Outcome.FLAKY
+    assert judged["h4"].sentence == (
         "6 of 60: GPU 1 of h4 kept the others waiting, up to 50 ms, by its own clock; at the worst "
         "of its 3 peers none"
     )
@@ -239,20 +240,20 @@ def test_what_peers_show_too_or_a_cpu_explains_is_no_fault() -> None:
 @pytest.mark.proves("fabric.intra_node", unknown="what was not measured")
 def test_what_was_not_measured_says_why() -> None:
     """One rail, left out, its time up, fallen out of the sweep: only the last one is a finding."""
-    said = verdicts(
+    judged = verdicts(
         [node("h1", 350.0), InsideSamples("h3", "nccl", (None,) * 4)],
         hosts(4),
         left_out={"h4": "busy: another run"},
         troubles={"h3": "its agent was killed"},
     )
-    assert {name: one.outcome for name, one in said.items()} == {
+    assert {name: one.outcome for name, one in judged.items()} == {
         "h1": Outcome.OK,
         "h2": Outcome.NOT_RUN,
         "h3": Outcome.UNKNOWN,
         "h4": Outcome.NOT_RUN,
     }
-    assert said["h2"].sentence.startswith("it has one rail")
-    assert said["h3"].sentence == "h3 fell out of the sweep: its agent was killed"
+    assert judged["h2"].sentence.startswith("it has one rail")
+    assert judged["h3"].sentence == "h3 fell out of the sweep: its agent was killed"
     held = "exclusive process: pid 4711 (python) holds GPU 2"
     awaited = "rail 2 of this node did not come"
     states: tuple[PairState, ...] = ("absent", "absent", "not_run", "absent")
@@ -273,7 +274,7 @@ def test_a_rail_without_gpu_memory_is_no_hang() -> None:
     assert "broke off" in one.sentence
     assert own in one.sentence
     assert "hung" not in one.sentence
-    assert one.advice.startswith("on h1: nvidia-smi tells which process holds the GPU's memory")
+    assert one.advice.startswith("on h1: nvidia-smi shows which process holds the GPU's memory")
 
 
 def test_the_gpu_on_which_nccl_failed_is_named_and_not_those_that_it_left() -> None:
@@ -292,13 +293,13 @@ def test_the_gpu_on_which_nccl_failed_is_named_and_not_those_that_it_left() -> N
     assert one["h1"].advice.startswith("make room in /tmp, /var/tmp and /dev/shm of h1")
 
 
-H100 = Promise(gpu_model="H100 80GB HBM3", origin="fleet.toml [group.train]")
+H100 = Expected(gpu_model="H100 80GB HBM3", origin="fleet.toml [group.train]")
 
 
 def inside(
     gbs: float, *, size_bytes: int = LARGE, way: str = "SHM/direct", rails: int = 8
 ) -> Inside:
-    """A node that reached so much, above the shipped floor, with no peer and no promise."""
+    """A node that reached so much, above the shipped floor, with no peer and no expectation."""
     return Inside(
         state="measured", rails=rails, backend="nccl", at_bytes=size_bytes, busbw_gbs=gbs,
         best_gbs=gbs, limit_gbs=2.0, limit_origin="shipped floor", latency_us=30.0, way=way,
@@ -317,7 +318,7 @@ def test_gpus_that_fall_back_from_nvlink_fail_by_themselves(gbs: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("board", "told"),
+    ("board", "inside"),
     [
         ({}, inside(230.0)),  # H100 at 64 MiB
         ({"name": "NVIDIA A100-SXM4-40GB", "links": links(12)}, inside(178.0)),
@@ -331,12 +332,12 @@ def test_gpus_that_fall_back_from_nvlink_fail_by_themselves(gbs: float) -> None:
     ],
 )
 def test_a_healthy_board_is_never_held_to_nvlink_that_it_has_not(
-    board: dict[str, Any], told: Inside
+    board: dict[str, Any], inside: Inside
 ) -> None:
-    """PCIe cards, bridged pairs, unknown boards, links that are down or not told: the old floor."""
+    """PCIe cards, bridged pairs, unknown boards, links that are down or unknown: the old floor."""
     assert (
         judge_intra_node(
-            "h1", told, tuple(replace(gpu, **board) for gpu in gpus(8)), limit=SHIPPED
+            "h1", inside, tuple(replace(gpu, **board) for gpu in gpus(8)), limit=SHIPPED
         ).outcome
         == "ok"
     )

@@ -107,10 +107,10 @@ def test_one_node_alone_is_measured_and_the_rail_that_stands_still_is_named(
     found = sweep(long, hosts, start, nonce="alone", deadline_s=DEADLINE_S)
     (one,) = found.inside
     assert not {end.state for end in one.rails if end} & {"measured", "absent"}
-    said = judge_sweep(found, hosts).inside["h1"].why
-    assert "the all-reduce among its 2 rails" in said
-    assert " on rail " in said
-    assert "stopped by a signal" in said
+    reason = judge_sweep(found, hosts).inside["h1"].why
+    assert "the all-reduce among its 2 rails" in reason
+    assert " on rail " in reason
+    assert "stopped by a signal" in reason
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_one_node_alone_is_measured_and_the_rail_that_stands_still_is_named(
     ],
 )
 def test_an_account_that_was_not_asked_for_is_not_believed(lie: dict[str, object]) -> None:
-    """A rail too many, another backend, sizes and counts that nobody ordered."""
+    """A rail too many, another backend, sizes and counts that were not ordered."""
     hosts = fleet(2)
     who = roster(
         plan(hosts, gloo_budget=Budget()),

@@ -1,4 +1,4 @@
-"""Peers, promises and floors decide; the sentence says which, and whose fault it is."""
+"""Peers, expectations and floors decide; the sentence says which, and whose fault it is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from preflight.core.text import time_us
 from preflight.core.thresholds import shipped
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.samples import End
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.verdict import Outcome
 from tests.unit.fabric.synthetic import blame, end, hosts, sweep
 
@@ -77,7 +77,7 @@ def test_pairs_that_were_not_measured_to_the_end_are_decoded_alike(state: PairSt
 
 
 def test_two_nodes_are_held_against_the_shipped_floor() -> None:
-    """Without peers and promise the floor decides, and the sentence says so."""
+    """Without peers and expectation the floor decides, and the sentence says so."""
     fleet = hosts(2)
     fine = judge_allreduce(judge_sweep(sweep(fleet, lambda *_: 0.8), fleet).pairs["h1", "h2"])
     assert fine.outcome is Outcome.OK
@@ -87,10 +87,10 @@ def test_two_nodes_are_held_against_the_shipped_floor() -> None:
 
 
 @pytest.mark.parametrize("state", ["hung", "no_connect", "error", 0.02])
-def test_two_nodes_that_cannot_be_told_apart_get_advice_that_can_be_followed(
+def test_two_nodes_that_cannot_be_separated_get_advice_that_can_be_followed(
     state: PairState | float,
 ) -> None:
-    """`exclude it` names nobody where it is h1 or h2: both, or a third node to tell by."""
+    """`exclude it` names no node if it is h1 or h2: both, or a third node to settle it."""
     (found,) = blame(sweep(hosts(2), lambda *_: state), hosts(2))
     assert found.component == "h1 or h2"
     ending = "; exclude both, or run again with a third node to tell which it is"
@@ -98,7 +98,7 @@ def test_two_nodes_that_cannot_be_told_apart_get_advice_that_can_be_followed(
     assert "exclude it" not in found.advice
 
 
-def test_of_several_that_cannot_be_told_apart_the_advice_says_whom_to_add() -> None:
+def test_of_several_that_cannot_be_separated_the_advice_says_what_to_add() -> None:
     """All pairs were tried and all are bad: other nodes have to help; of few rounds, more pairs."""
     whole = blame(sweep(hosts(3), lambda *_: "hung"), hosts(3))[-1]
     assert whole.advice.endswith(
@@ -109,7 +109,7 @@ def test_of_several_that_cannot_be_told_apart_the_advice_says_whom_to_add() -> N
 
 
 def test_a_process_that_the_kernel_killed_sends_one_to_the_kernel_log() -> None:
-    """SIGKILL from nobody known is mostly the out-of-memory killer's, no stuck driver."""
+    """SIGKILL from an unknown sender is mostly the out-of-memory killer's, no stuck driver."""
     fleet = hosts(4)
     measured = sweep(fleet, lambda a, b: "hung" if "h2" in (a, b) else 0.8)
     killed = "its measuring process was killed by SIGKILL"
@@ -131,18 +131,18 @@ def _saying(one: End | None, error: str) -> End | None:
 
 
 def test_a_promise_is_stricter_than_peers() -> None:
-    """Everybody is equally slow, and the inventory promised more."""
-    fleet = hosts(3, Promise(allreduce_min_gbs=40.0, origin="fleet.toml"))
+    """Everybody is equally slow, and the inventory expected more."""
+    fleet = hosts(3, Expected(allreduce_min_gbs=40.0, origin="fleet.toml"))
     measured = sweep(fleet, lambda *_: 20.0, backend="nccl")
     verdict = judge_allreduce(judge_sweep(measured, fleet).pairs["h1", "h2"])
     assert verdict.outcome is Outcome.FAIL
-    assert "limit 40 GB/s (promised in fleet.toml)" in verdict.sentence
+    assert "limit 40 GB/s (expected by fleet.toml)" in verdict.sentence
     assert blame(measured, fleet)[0].kind == "systemic"
 
 
 @pytest.mark.proves("fabric.allreduce", unknown="nothing to hold a lone pair against")
 def test_without_any_yardstick_the_pair_is_unknown() -> None:
-    """No peers, and an inventory that promises nothing: not a pass."""
+    """No peers, and an inventory that expects nothing: not a pass."""
     fleet = hosts(2)
     verdict = judge_allreduce(
         judge_sweep(sweep(fleet, lambda *_: 46.0, backend="nccl"), fleet).pairs["h1", "h2"]
@@ -151,7 +151,7 @@ def test_without_any_yardstick_the_pair_is_unknown() -> None:
 
 
 def test_three_slow_nodes_of_eight_are_systemic() -> None:
-    """Over a quarter and at least three: said as one likely cause, with the nodes beside it."""
+    """Over a quarter and at least three: reported as one likely cause, with the nodes beside it."""
     fleet = hosts(8)
     bad = {"h1", "h4", "h6"}
     found = blame(sweep(fleet, lambda a, b: 0.02 if {a, b} & bad else 0.8), fleet)
@@ -180,7 +180,7 @@ def test_one_slow_rail_is_named_on_its_node() -> None:
 def test_faults_on_single_rails_of_two_nodes_are_two_findings(
     nodes: int, rails: int, kinds: tuple[str, str], second: int
 ) -> None:
-    """Each is told with its own rail and its own symptom, also where both are on one rail."""
+    """Each is reported with its own rail and its own symptom, also where both are on one rail."""
     fleet = hosts(nodes)
     faults = {("h1", 0): kinds[0], ("h3", second): kinds[1]}
     measured = sweep(fleet, lambda *_: 46.0, backend="nccl", rails=rails)
@@ -265,7 +265,7 @@ def test_small_sizes_are_not_held_to_bandwidth_limits() -> None:
 
 
 def test_every_node_in_trouble_is_not_ready() -> None:
-    """Two left out, one lost after its last pair: some verdict condemns each, and no other."""
+    """Two left out, one lost after its last pair: some verdict blames each, and no other."""
     fleet = hosts(5)
     measured = msgspec.structs.replace(
         sweep(fleet[:3], lambda *_: 0.8),
@@ -274,24 +274,24 @@ def test_every_node_in_trouble_is_not_ready() -> None:
         advice={"h5": "look at its link"},
     )
     pairs = judge_sweep(measured, fleet).pairs
-    assert _condemned(pairs) == {"h2", "h4", "h5"}
+    assert _not_ready(pairs) == {"h2", "h4", "h5"}
     verdict = judge_allreduce(pairs["h1", "h5"])
     assert (verdict.blame, verdict.advice) == ("h5", "look at its link")
     assert judge_allreduce(pairs["h4", "h5"]).blame == "h4 and h5"
     assert "h4: no torch; h5: cut" in judge_allreduce(pairs["h4", "h5"]).sentence
 
 
-def test_two_lost_nodes_are_both_condemned_by_their_pair() -> None:
+def test_two_lost_nodes_are_both_blamed_by_their_pair() -> None:
     """Both ends of the only pair vanished: neither of them is ready."""
     fleet = hosts(2)
     lost = msgspec.structs.replace(
         sweep(fleet, lambda *_: "error"), troubles={"h1": "killed", "h2": "cut"}
     )
-    assert _condemned(judge_sweep(lost, fleet).pairs) == {"h1", "h2"}
+    assert _not_ready(judge_sweep(lost, fleet).pairs) == {"h1", "h2"}
 
 
 def test_a_sweep_in_which_all_waited_is_unknown_for_all() -> None:
-    """No culprit is known: nobody is named, and nobody is ready."""
+    """No culprit is known: no node is named, and none is ready."""
     fleet = hosts(3)
     measured = msgspec.structs.replace(
         sweep(fleet, lambda *_: "not_run"),
@@ -299,11 +299,11 @@ def test_a_sweep_in_which_all_waited_is_unknown_for_all() -> None:
     )
     pairs = judge_sweep(measured, fleet).pairs
     assert {judge_allreduce(pair).outcome for pair in pairs.values()} == {Outcome.UNKNOWN}
-    assert _condemned(pairs) == {"h1", "h2", "h3"}
+    assert _not_ready(pairs) == {"h1", "h2", "h3"}
 
 
-def test_a_pair_that_reached_8_bytes_is_condemned_where_others_reached_more() -> None:
-    """A lossy link at h3: its pairs clear nobody, and the sentence says how far they came."""
+def test_a_pair_that_reached_8_bytes_fails_where_others_reached_more() -> None:
+    """A lossy link at h3: its pairs clear no node, and the sentence says how far they came."""
     fleet = hosts(4)
     measured = sweep(fleet, lambda *_: 0.8)
     pairs = tuple(
@@ -335,7 +335,7 @@ def test_a_lone_pair_that_reached_8_bytes_says_how_far_it_came() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "own", "said"),
+    ("state", "own", "words"),
     [
         ("hung", "its measuring process stood still for 5 s and was killed", "stood still"),
         ("error", "its measuring process was killed by SIGKILL", "only the process on h3 died"),
@@ -343,7 +343,7 @@ def test_a_lone_pair_that_reached_8_bytes_says_how_far_it_came() -> None:
     ],
 )
 def test_the_end_whose_process_failed_is_the_suspect_not_the_path(
-    state: PairState, own: str, said: str
+    state: PairState, own: str, words: str
 ) -> None:
     """h3's measuring process failed once; h1 merely lost it, and both are fine elsewhere."""
     fleet = hosts(4)
@@ -356,7 +356,7 @@ def test_the_end_whose_process_failed_is_the_suspect_not_the_path(
     )
     (found,) = blame(msgspec.structs.replace(measured, pairs=pairs), fleet)
     assert (found.kind, found.component) == ("node", "h3")
-    assert said in found.sentence
+    assert words in found.sentence
     assert "each of" not in found.sentence
 
 
@@ -412,7 +412,7 @@ OUT_OF_MEMORY = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 Gi
         ("no_connect", MODIFY_QP, "no connection came about", "on h3 look at mlx5_3 port 1: cable"),
         ("no_connect", MODIFY_QP, "on dev mlx5_3:1", "its GID 3 (show_gids mlx5_3)"),
         ("error", COMPLETION, "all-reduces broke off", "(rdma link show mlx5_3/1)"),
-        ("error", OUT_OF_MEMORY, "all-reduces broke off", "on h3: nvidia-smi tells which process"),
+        ("error", OUT_OF_MEMORY, "all-reduces broke off", "on h3: nvidia-smi shows which process"),
         ("no_connect", OUT_OF_MEMORY, "no connection came about", "holds the GPU's memory; end it"),
         (
             "error",
@@ -426,7 +426,7 @@ OUT_OF_MEMORY = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 Gi
 def test_a_cause_that_one_end_tells_decides_headline_and_advice(
     nodes: int, state: PairState, error: str, headline: str, advice: str
 ) -> None:
-    """The other end stood still for it: that is no hang; the advice is for the node that told."""
+    """The other end waited for it: that is no hang; the advice is for the node that reported it."""
     fleet = hosts(nodes)
     bad = "h3" if nodes > 2 else "h2"
     whole = sweep(fleet, lambda *_: 46.0, backend="nccl")
@@ -495,7 +495,7 @@ def test_the_advice_on_a_slow_rail_names_what_carried_it(net: str, advice: str) 
     assert ("ethtool" in found.advice) is (net == "NET/Socket eth0")
 
 
-def test_a_rail_whose_gpu_another_process_holds_is_not_run_and_nobody_is_blamed() -> None:
+def test_a_rail_whose_gpu_another_process_holds_is_not_run_and_no_node_is_blamed() -> None:
     """Its partners waited in vain, and say so: that is no failure of either."""
     held = "exclusive process: pid 4711 (python) holds GPU 0"
     fleet = hosts(4)
@@ -517,7 +517,7 @@ def test_a_rail_whose_gpu_another_process_holds_is_not_run_and_nobody_is_blamed(
     assert held in verdict.sentence
 
 
-def test_a_systemic_fault_is_said_on_every_pair_and_drains_nobody() -> None:
+def test_a_systemic_fault_is_reported_on_every_pair_and_drains_no_node() -> None:
     """All pairs are slow: one shared cause, suspects in fleet order, no advice to exclude."""
     fleet = hosts(4)
     decoded = judge_sweep(sweep(fleet, lambda *_: 0.02), fleet)
@@ -528,7 +528,7 @@ def test_a_systemic_fault_is_said_on_every_pair_and_drains_nobody() -> None:
         assert verdict.blame == "h1, h2, h3 or h4"
 
 
-def test_times_and_partners_are_said_in_plain_numbers() -> None:
+def test_times_and_partners_are_given_in_plain_numbers() -> None:
     """No exponents, and no "each of its 1 partners"."""
     assert [time_us(us) for us in (5.0, 210_000.0, 1_200_000.0)] == ["5 us", "210 ms", "1.2 s"]
     fleet = hosts(2)
@@ -537,18 +537,18 @@ def test_times_and_partners_are_said_in_plain_numbers() -> None:
     assert "h2 is bad with its only partner" in found.sentence
 
 
-def _condemned(pairs: Mapping[tuple[str, str], Pair]) -> set[str]:
+def _not_ready(pairs: Mapping[tuple[str, str], Pair]) -> set[str]:
     bad: set[str] = set()
     for names, pair in pairs.items():
         verdict = judge_allreduce(pair)
-        if verdict.condemns:
+        if verdict.makes_not_ready:
             one = {verdict.blame} & {"h1", "h2", "h3", "h4", "h5"}
             bad |= one or set(names)
     return bad
 
 
 def test_peers_near_the_floor_excuse_those_that_are_as_slow() -> None:
-    """A machine on which all is slow: half below the floor is nobody's fault, a tenth is."""
+    """A machine on which all is slow: half below the floor is no node's fault, a tenth is."""
     fleet = hosts(8)
     near = {0: 0.05, 1: 0.07}
     measured = sweep(fleet, lambda a, b: near[(int(a[1:]) + int(b[1:])) % 2])

@@ -1,4 +1,4 @@
-"""Size after size with one partner: how many operations, when a size is left, what is told."""
+"""Size after size with one partner: how many operations, when a size is left, what is reported."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ class Spiky(Partner):
         ({"pair_s": 0.1}, "time", 67),
     ],
 )
-def test_a_size_is_left_when_it_is_condemned_or_takes_too_long(
+def test_a_size_is_left_when_it_is_proven_bad_or_takes_too_long(
     changes: dict[str, Any], stopped: str, times: int
 ) -> None:
     """Both ends look every 64 operations; the samples say why there are no more of them."""
     asked = {"ladder": [[64, 2, 300], [4096, 1, 5]], "pair_s": 60.0}
     climbed = climb(Spiky(), **{**asked, **changes})
-    said = [(timing["stopped"], len(timing["times_us"])) for timing in climbed.timings]
-    assert said[0] == (stopped, times)
-    assert said[1:] == [("", 5)]
+    timings = [(timing["stopped"], len(timing["times_us"])) for timing in climbed.timings]
+    assert timings[0] == (stopped, times)
+    assert timings[1:] == [("", 5)]
     assert not climbed.spoilt
 
 

@@ -48,7 +48,7 @@ class Once:
 
 @pytest.mark.parametrize("moment", ["farewell", "keeping"])
 def test_what_was_measured_is_kept_and_judged(monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
-    """While the nodes are sent home, or while what they told is filed: no pair is missing."""
+    """While the nodes are sent home, or while their accounts are filed: no pair is missing."""
     close = Once(Agents.close)
     if moment == "farewell":
         monkeypatch.setattr(Agents, "close", partialmethod(close))

@@ -65,7 +65,7 @@ def test_equal_leaves_are_all_joined_by_as_few_rounds_as_can_be(leaves: int, siz
 
 @pytest.mark.parametrize("leaves", [2, 4, 8])
 def test_equal_leaves_waste_no_round(leaves: int) -> None:
-    """An even number of equal, even leaves: N - 1 rounds, nobody ever has a bye."""
+    """An even number of equal, even leaves: N - 1 rounds, no node ever has a bye."""
     frame, names, _ = _by_leaf([4] * leaves)
     assert len(frame.numbers) == len(names) - 1
     assert {len(frame.pairs(number)) for number in frame.numbers} == {len(names) // 2}

@@ -1,4 +1,4 @@
-"""Whom a judged sweep leaves out in the end: the node at fault, and never its healthy partners."""
+"""Which nodes a judged sweep leaves out: the node at fault, and never its good partners."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _entries(decoded: Decoded) -> list[Entry]:
     ]
 
 
-def _told(measured: Sweep, count: int) -> tuple[Readiness, tuple[Finding, ...]]:
+def _readiness(measured: Sweep, count: int) -> tuple[Readiness, tuple[Finding, ...]]:
     """Everything from samples to what is shown."""
     fleet = hosts(count)
     decoded = judge_sweep(measured, fleet)
@@ -82,7 +82,7 @@ def test_a_slow_node_near_the_limit_goes_alone(
 ) -> None:
     """Some of its pairs are below the limit and some are not: that is its fault, not its paths'."""
     speed = _noisy(spread, seed, _slow_node(times), FAST_GBS if backend == "nccl" else GBS)
-    ready, found = _told(sweep(hosts(count), speed, backend=backend), count)
+    ready, found = _readiness(sweep(hosts(count), speed, backend=backend), count)
     assert ready.not_ready == ("h2",)
     assert ready.apart == ()
     assert [one.subjects for one in found] == [("h2",)]
@@ -96,24 +96,24 @@ def test_some_pairs_of_a_slow_node_beside_the_limit_are_no_paths() -> None:
     def speed(a: str, b: str) -> float:
         return GBS / (4.2 if (a, b) in below else 3.8 if "h2" in (a, b) else 1.0)
 
-    ready, found = _told(sweep(hosts(8), speed), 8)
+    ready, found = _readiness(sweep(hosts(8), speed), 8)
     assert (ready.not_ready, ready.apart) == (("h2",), ())
     assert [one.subjects for one in found] == [("h2",)]
 
 
-def test_a_path_far_worse_than_its_slow_end_is_said_beside_it() -> None:
+def test_a_path_far_worse_than_its_slow_end_is_reported_beside_it() -> None:
     """Ten times slower than what else goes through h2 is a second fault, and h1 stays ready."""
 
     def speed(a: str, b: str) -> float:
         return GBS / (40.0 if (a, b) == ("h1", "h2") else 3.0 if "h2" in (a, b) else 1.0)
 
     once = sweep(hosts(8), speed)
-    assert _told(once, 8)[0].not_ready == ("h2",)
-    ready, found = _told(_twice(once, "h1", "h2"), 8)
+    assert _readiness(once, 8)[0].not_ready == ("h2",)
+    ready, found = _readiness(_twice(once, "h1", "h2"), 8)
     assert ready.not_ready == ("h2",)
     assert {one.subjects for one in found} == {("h2",), ("pair h1-h2",)}
     (path,) = (one for one in found if one.subjects == ("pair h1-h2",))
-    assert path.sentence.endswith("h1 is fine with others, h2 has another fault besides")
+    assert path.sentence.endswith("h1 is fine with others, h2 also has another fault")
 
 
 @pytest.mark.parametrize("count", [4, 8, 16])
@@ -124,7 +124,7 @@ def test_one_bad_pair_takes_out_its_own_ends_at_most(count: int, state: PairStat
     def speed(a: str, b: str) -> float | PairState:
         return state if (a, b) == ("h1", "h2") else GBS
 
-    ready, found = _told(sweep(hosts(count), speed), count)
+    ready, found = _readiness(sweep(hosts(count), speed), count)
     assert len(found) == 1
     assert {"h1", "h2"}.issuperset(ready.not_ready)
     assert set(ready.not_ready) == {"h1", "h2"} or ready.apart == (("h1", "h2"),)
@@ -139,22 +139,22 @@ def test_a_node_whose_sums_are_wrong_now_and_then_goes_alone() -> None:
 
     fleet = hosts(8)
     decoded = judge_sweep(sweep(fleet, speed), fleet)
-    bad = {entry.nodes for entry in _entries(decoded) if entry.verdict.condemns}
+    bad = {entry.nodes for entry in _entries(decoded) if entry.verdict.makes_not_ready}
     assert bad == wrong
-    assert _told(sweep(fleet, speed), 8)[0].not_ready == ("h2",)
+    assert _readiness(sweep(fleet, speed), 8)[0].not_ready == ("h2",)
 
 
-def test_wrong_sums_at_a_node_that_hangs_besides_condemn_no_partner() -> None:
+def test_wrong_sums_at_a_node_that_hangs_besides_blame_no_partner() -> None:
     """What is left of a node that is blamed anyway is its own, whichever symptom was first."""
 
     def speed(a: str, b: str) -> float | PairState:
         return ("corrupt" if a == "h1" else "hung") if "h2" in (a, b) else GBS
 
-    assert _told(sweep(hosts(8), speed), 8)[0].not_ready == ("h2",)
+    assert _readiness(sweep(hosts(8), speed), 8)[0].not_ready == ("h2",)
 
 
 def test_a_slow_path_on_one_rail_beside_a_slow_rail_of_its_end() -> None:
-    """Rail 1 of h1 is slow, and rail 3 between h1 and h2: only h1 goes, and both are said."""
+    """Rail 1 of h1 is slow, and rail 3 of h1-h2: only h1 is left out, and both are reported."""
     fleet = hosts(8)
     measured = sweep(fleet, lambda *_: FAST_GBS, backend="nccl", rails=4)
     pairs = []
@@ -167,11 +167,11 @@ def test_a_slow_path_on_one_rail_beside_a_slow_rail_of_its_end() -> None:
         ends = [end(name, speed, backend="nccl") for name in (one.a, one.b)]
         pairs.append(replace(one, first=ends[0], second=ends[1]))
     once = replace(measured, pairs=tuple(pairs))
-    assert _told(once, 8)[0].not_ready == ("h1",)
+    assert _readiness(once, 8)[0].not_ready == ("h1",)
     doubted = judge_allreduce(judge_sweep(once, fleet).pairs["h1", "h2"])
     assert doubted.blame == "h1"
     assert "not measured again" in doubted.sentence
-    ready, found = _told(_twice(once, "h1", "h2"), 8)
+    ready, found = _readiness(_twice(once, "h1", "h2"), 8)
     assert ready.not_ready == ("h1",)
     assert {one.subjects for one in found} == {("h1",), ("pair h1-h2",)}
     (path,) = (one for one in found if one.subjects == ("pair h1-h2",))
@@ -181,22 +181,22 @@ def test_a_slow_path_on_one_rail_beside_a_slow_rail_of_its_end() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_slow_path_keeps_two_apart_and_a_healthy_fabric_nobody(seed: int) -> None:
+def test_a_slow_path_keeps_two_apart_and_a_healthy_fabric_none(seed: int) -> None:
     """Neither leaves a node out."""
 
     def path(a: str, b: str) -> float:
         return 20.0 if (a, b) == ("h1", "h2") else 1.0
 
-    ready, _ = _told(sweep(hosts(8), _noisy(0.12, seed, path)), 8)
+    ready, _ = _readiness(sweep(hosts(8), _noisy(0.12, seed, path)), 8)
     assert (ready.not_ready, ready.apart) == ((), (("h1", "h2"),))
-    ready, found = _told(sweep(hosts(8), _noisy(0.12, seed, lambda *_: 1.0)), 8)
+    ready, found = _readiness(sweep(hosts(8), _noisy(0.12, seed, lambda *_: 1.0)), 8)
     assert (ready.not_ready, ready.apart, found) == ((), (), ())
 
 
-def test_what_may_be_either_of_two_is_said_once() -> None:
-    """Two nodes, one rail at half of the others: not told apart, and no second finding says so.
+def test_what_may_be_either_of_two_is_reported_once() -> None:
+    """Two nodes, one rail at half of the others: not separated, and no second finding says so.
 
-    What is told is the rail, and where to look on both.
+    The message names the rail, and where to look on both.
     """
     measured = sweep(hosts(2), lambda *_: FAST_GBS, backend="nccl", rails=8)
     slow = end("h1", FAST_GBS / 2, backend="nccl")
@@ -206,7 +206,7 @@ def test_what_may_be_either_of_two_is_said_once() -> None:
         for one in measured.pairs
     ]
     slowed = replace(measured, pairs=tuple(pairs))
-    ready, found = _told(slowed, 2)
+    ready, found = _readiness(slowed, 2)
     assert ready.not_ready == ("h1", "h2")
     assert [one.subjects for one in found] == [("h1 or h2",)]
     (one,) = blame(slowed, hosts(2))
@@ -229,6 +229,6 @@ def test_where_one_of_two_is_meant_a_third_that_was_with_them_stays() -> None:
     measured = sweep(fleet, speed)
     few = {("h1", "h2"), ("h1", "h3"), ("h3", "h4")}
     kept = tuple(one for one in measured.pairs if (one.a, one.b) in few)
-    ready, _ = _told(replace(measured, pairs=kept), 4)
+    ready, _ = _readiness(replace(measured, pairs=kept), 4)
     assert "h3" not in ready.not_ready
     assert "h1" in ready.not_ready

@@ -35,7 +35,7 @@ def test_a_pair_is_as_bad_as_its_worse_end() -> None:
     assert summarise(PairSamples("a", "b", 0, 0, "gloo", None, None)).sizes == ()
 
 
-def test_an_account_is_lost_only_where_nobody_saw_the_pair_fail() -> None:
+def test_an_account_is_lost_only_where_no_end_saw_the_pair_fail() -> None:
     """Not where the other end waited in vain, nor of a node that fell silent."""
     fine, vain = End("a", "measured"), End("a", "no_connect")
     half = PairSamples("a", "b", 0, 0, "gloo", fine, None)

@@ -59,7 +59,7 @@ def rail(**changes: Any) -> plan.Rail:
     return plan.Rail(plan.read(order), 0, "127.0.0.1", ("127.0.0.1", 1))
 
 
-def told(part: Part, monkeypatch: pytest.MonkeyPatch, whose: plan.Rail) -> list[dict[str, Any]]:
+def run_part(part: Part, monkeypatch: pytest.MonkeyPatch, whose: plan.Rail) -> list[dict[str, Any]]:
     """What a rail tells its agent whose measuring processes do such a part."""
     monkeypatch.setattr(member, "take_part", part)
     monkeypatch.setattr(children, "die_with_parent", lambda *_: None)
@@ -113,7 +113,7 @@ def test_a_process_that_takes_long_to_exit_is_through_when_it_says_so(
 
     monkeypatch.setattr(children, "close_all_but", lambda _: None)
     try:
-        events = told(part, monkeypatch, rail())
+        events = run_part(part, monkeypatch, rail())
     finally:
         os.close(go_on)
         os.close(waiting)
@@ -124,14 +124,14 @@ def test_a_process_that_takes_long_to_exit_is_through_when_it_says_so(
 def test_a_process_that_dies_after_its_last_account_is_through(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All was told: it is neither asked again nor a trouble."""
+    """It has reported all: it is neither asked again nor in trouble."""
 
     def part(whose: plan.Rail, first: int, say: Say, _log: int | None) -> bool:
         for at in range(first, 3):
             measured(whose, at, say)
         os._exit(3)
 
-    events = told(part, monkeypatch, rail())
+    events = run_part(part, monkeypatch, rail())
     assert [event["event"] for event in events] == ["pair", "pair", "pair", "rail_done"]
 
 
@@ -145,7 +145,7 @@ def test_after_a_failed_pair_a_new_process_goes_on_and_no_failure_is_counted(
         measured(whose, first, say)
         return False
 
-    events = told(part, monkeypatch, rail())
+    events = run_part(part, monkeypatch, rail())
     assert [event.get("round") for event in events] == [0, 1, 2, None]
     assert len(list(tmp_path.iterdir())) == 3
 
@@ -173,19 +173,21 @@ def test_a_process_that_was_killed_in_an_operation_gives_nccls_reason(
         time.sleep(600)
         return True
 
-    _, second, third, _ = told(part, monkeypatch, rail())
+    _, second, third, _ = run_part(part, monkeypatch, rail())
     assert second["error"] == "its measuring process stood still for 0 s and was killed"
-    said = seen(third)
-    assert said.state == "hung"
-    assert said.error.startswith("its measuring process stood still for 0 s and was killed; NCCL: ")
-    assert "status=IBV_WC_RETRY_EXC_ERR(12)" in said.error
-    assert said.error.endswith("hca mlx5_3")
+    result = seen(third)
+    assert result.state == "hung"
+    assert result.error.startswith(
+        "its measuring process stood still for 0 s and was killed; NCCL: "
+    )
+    assert "status=IBV_WC_RETRY_EXC_ERR(12)" in result.error
+    assert result.error.endswith("hca mlx5_3")
 
 
-def test_cuda_that_does_not_start_is_told_as_that(
+def test_cuda_that_does_not_start_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It hangs in the driver: one try, no pair is named, and nobody waits for this rank."""
+    """It hangs in the driver: one try, no pair is named, and no rank waits for this one."""
     monkeypatch.setattr(member, "step_out", lambda _: (tmp_path / "out").touch())
 
     def part(_rail: plan.Rail, first: int, say: Say, _log: int | None) -> bool:
@@ -193,16 +195,16 @@ def test_cuda_that_does_not_start_is_told_as_that(
         time.sleep(600)
         return True
 
-    trouble, done = told(part, monkeypatch, rail())
+    trouble, done = run_part(part, monkeypatch, rail())
     assert trouble == {"event": "trouble", "error": "CUDA did not initialise within 0 s"}
     assert done == {"event": "rail_done"}
     assert (tmp_path / "out").exists()
 
 
-def test_cuda_that_refuses_is_told_with_its_words(
+def test_cuda_that_refuses_is_reported_with_its_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Two tries, then the node is told to be in trouble."""
+    """Two tries, then the node is reported in trouble."""
     monkeypatch.setattr(member, "step_out", lambda _: (tmp_path / "out").touch())
 
     def part(_rail: plan.Rail, first: int, say: Say, _log: int | None) -> bool:
@@ -210,18 +212,18 @@ def test_cuda_that_refuses_is_told_with_its_words(
         say(round=first, phase="init", within_s=30.0)
         raise cuda.NoCuda("CUDA did not initialise: CUDA error: system not yet initialized")
 
-    trouble, _ = told(part, monkeypatch, rail())
+    trouble, _ = run_part(part, monkeypatch, rail())
     assert trouble["error"] == ("CUDA did not initialise: CUDA error: system not yet initialized")
     assert len(list(tmp_path.glob("try*"))) == 2
     assert (tmp_path / "out").exists()
 
 
-def test_a_killed_process_that_does_not_go_is_told_and_not_waited_for(
+def test_a_killed_process_that_stays_is_reported_and_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In whatever state it is: the next process would wait for its GPU, and be called hung."""
     go_on = threading.Event()
-    monkeypatch.setattr(children, "reaped", lambda *_: None)
+    monkeypatch.setattr(children, "wait_for_exit", lambda *_: None)
     monkeypatch.setattr(children, "EXIT_S", 0.0)
     monkeypatch.setattr(supervisor, "_REAP_S", 0.0)
     monkeypatch.setattr(supervisor, "_reap", lambda *_: go_on.wait())
@@ -230,7 +232,7 @@ def test_a_killed_process_that_does_not_go_is_told_and_not_waited_for(
         say(round=first, phase="pair", within_s=30.0)
         raise RuntimeError("out of memory")
 
-    lost, trouble, _ = told(part, monkeypatch, rail())
+    lost, trouble, _ = run_part(part, monkeypatch, rail())
     go_on.set()
     os.wait()
     assert (lost["round"], lost["state"]) == (0, "hung")
@@ -240,14 +242,14 @@ def test_a_killed_process_that_does_not_go_is_told_and_not_waited_for(
 def test_a_gpu_that_another_process_has_to_itself_is_not_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Every pair says who holds it; no trouble, and nobody waits for this rank."""
+    """Every pair says who holds it; no trouble, and no rank waits for this one."""
     monkeypatch.setattr(member, "step_out", lambda _: (tmp_path / "out").touch())
 
     def part(_rail: plan.Rail, first: int, say: Say, _log: int | None) -> bool:
         say(round=first, phase="init", within_s=30.0)
         raise cuda.NoCuda("exclusive process: pid 4711 (python) holds GPU 0", held=True)
 
-    *pairs, done = told(part, monkeypatch, rail())
+    *pairs, done = run_part(part, monkeypatch, rail())
     assert [(one["round"], seen(one).state) for one in pairs] == [
         (at, "not_run") for at in range(3)
     ]
@@ -304,11 +306,11 @@ def test_a_gpu_that_the_process_before_still_holds_is_waited_for(
     [
         (True, [1], True, r"^exclusive process: pid 1 \(.+\) holds GPU 2$"),
         (True, [], True, "^exclusive process: another process holds GPU 2$"),
-        (None, [], True, "^GPU 2 is busy or unavailable; NVML does not tell whether a process hol"),
+        (None, [], True, "^GPU 2 is busy or unavailable; NVML does not report whether a process"),
         (False, [], False, r"^CUDA did not initialise: .*device\(s\) is/are busy or unavailable$"),
     ],
 )
-def test_who_holds_a_gpu_is_told_where_its_mode_lets_one_in(
+def test_the_process_that_holds_a_gpu_is_reported_where_its_mode_allows_one(
     monkeypatch: pytest.MonkeyPatch, alone: object, pids: list[int], held: object, words: str
 ) -> None:
     """In any other mode a GPU that is unavailable is broken; an unknown mode proves nothing."""
@@ -387,35 +389,35 @@ def test_torchs_watchdog_is_far_above_ours_whatever_the_job_has_set(
 
 def test_an_error_of_nccl_keeps_its_reason() -> None:
     """The first line, without a place in torch's source, and the last error with the device."""
-    said = plan.short(RuntimeError(UNHANDLED))
-    assert said.startswith("unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL")
+    text = plan.short(RuntimeError(UNHANDLED))
+    assert text.startswith("unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL")
     assert (
-        "; NCCL: Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_3" in said
+        "; NCCL: Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_3" in text
     )
-    assert len(said) <= plan.WHOLE_LIMIT
-    assert plan.because(said, "Call to ibv_modify_qp failed with 110 Connection timed out") == said
+    assert len(text) <= plan.WHOLE_LIMIT
+    assert plan.because(text, "Call to ibv_modify_qp failed with 110 Connection timed out") == text
     assert pair.state_of(UNHANDLED) == "error"
     assert pair.state_of("Timed out waiting 3000ms for recv operation to complete") == "hung"
 
 
 def test_a_log_without_warnings_has_no_reason() -> None:
     """Nor is there one where no log was made."""
-    log = transports.made()
+    log = transports.new_log_file()
     os.write(log, b"gpu041:4711:4711 [3] NCCL INFO Using network IB\n")
     assert transports.reason(log) == transports.reason(None) == ""
     os.close(log)
 
 
 @pytest.mark.parametrize(
-    ("error", "how", "said"),
+    ("error", "how", "message"),
     [
         (cuda.NoCuda("exclusive process: pid 1 holds GPU 0", held=True), "held", "exclusive pr"),
         (cuda.NoCuda("CUDA did not initialise: no device"), "error", "CUDA did not initialise: n"),
         (RuntimeError(UNHANDLED), "error", "RuntimeError: unhandled system error"),
     ],
 )
-def test_a_device_of_the_burn_in_that_is_held_is_told_from_one_that_failed(
-    error: Exception, how: str, said: str
+def test_a_held_device_of_the_burn_in_is_distinguished_from_a_failed_one(
+    error: Exception, how: str, message: str
 ) -> None:
     """Its process says so as its last words."""
 
@@ -424,6 +426,6 @@ def test_a_device_of_the_burn_in_that_is_held_is_told_from_one_that_failed(
         raise error
 
     one = crew.Worker("preflight-held", serve)
-    one.tell({})
+    one.order({})
     answer = one.answer(time.monotonic() + 60, 60)
-    assert (answer.how, answer.error.startswith(said)) == (how, True)
+    assert (answer.how, answer.error.startswith(message)) == (how, True)

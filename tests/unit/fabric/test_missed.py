@@ -1,4 +1,4 @@
-"""What a clean sweep could have shown: no more than the rule that condemns would have seen."""
+"""What a clean sweep could have shown: no more than the rule of blame would have seen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize(("nodes", "rails"), [(4, 1), (4, 8), (8, 1), (17, 2), (64, 8)])
 def test_the_rate_that_would_have_been_named_is_named(nodes: int, rails: int) -> None:
-    """Spikes at just the rate that is promised, put into the same fabric, condemn the endpoint."""
+    """Spikes at just the stated rate, put into the same fabric, name the endpoint."""
     worst = next(
         one for one in sensitivity(Made(nodes=nodes, rails=rails).observed()) if one.rail == 0
     )
@@ -41,7 +41,7 @@ def test_the_rate_that_would_have_been_named_is_named(nodes: int, rails: int) ->
 
 
 def test_a_loss_of_bandwidth_that_would_have_been_named_is_named() -> None:
-    """The least loss that is promised, and no healthy partner with it."""
+    """The least loss that is expected, and no healthy partner with it."""
     healthy = Made(nodes=8, rails=2)
     (slower,) = {one.slower for one in sensitivity(healthy.observed())}
     assert slower is not None
@@ -55,7 +55,7 @@ def test_a_loss_of_bandwidth_that_would_have_been_named_is_named() -> None:
 
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_without_peers_nothing_is_promised(nodes: int) -> None:
-    """Two or three nodes with one rail have nobody to be compared with."""
+    """Two or three nodes with one rail have nothing to be compared with."""
     found = sensitivity(Made(nodes=nodes).observed())
     assert {(one.one_in, one.every_s, one.slower) for one in found} == {(None, None, None)}
 
@@ -101,7 +101,7 @@ def _with_spikes(healthy: Observed, at_bytes: int, one_in: float, seed: int) -> 
 
 @pytest.mark.parametrize("at_bytes", [8, 64 << 20])
 def test_spikes_at_one_size_are_named_at_the_rate_that_is_promised(at_bytes: int) -> None:
-    """At the rate promised with 99 % the decoder names the endpoint; at a fifth it does not."""
+    """At the rate expected with 99 % the decoder names the endpoint; at a fifth it does not."""
     healthy = Made(nodes=8, rails=2).observed()
     own = next(one for one in sensitivity(healthy) if (one.node, one.rail) == (healthy.nodes[0], 0))
     at_size = next(one for one in own.sizes if one.size_bytes == at_bytes)

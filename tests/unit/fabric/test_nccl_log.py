@@ -11,7 +11,7 @@ import pytest
 from sweep import member, plan, supervisor, transports
 
 from preflight.fabric.agent_events import NcclLog, Ready, decode_event
-from preflight.fabric.collect import Collected
+from preflight.fabric.collect import SweepAccounts
 from preflight.fabric.plan import LOGS_EACH, SweepPlan
 from preflight.fabric.roster import roster
 from tests.lab.rehearsal.fake_cuda import nccl_text
@@ -19,7 +19,7 @@ from tests.lab.rehearsal.fake_cuda import nccl_text
 HEAD = "gpu041:4711:4800 [3] NCCL INFO "
 
 
-def said(*lines: str) -> str:
+def log_of(*lines: str) -> str:
     """A log of these lines, with what NCCL puts before each."""
     return "".join(f"{HEAD}{line}\n" for line in lines)
 
@@ -158,21 +158,21 @@ SOCKET = (
 )
 def test_what_carried_the_data(lines: tuple[str, ...], words: str) -> None:
     """InfiniBand with its device, sockets with their interface, or whatever else it names."""
-    text = said(*lines)
-    assert transports.carried(text, text) == words
+    text = log_of(*lines)
+    assert transports.parse_log(text, text) == words
 
 
-def test_each_communicator_is_told_by_its_own_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_communicator_is_known_by_its_own_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices are named once per process; the log is in memory and in no folder."""
     for name in ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"):
         monkeypatch.setenv(name, "")
     log = transports.Log()
     using = "NET/IB : Using [0]mlx5_3:1/IB [1]mlx5_4:1/IB [RO]; OOB eth0:10.0.0.41<0>"
     with open(os.environ["NCCL_DEBUG_FILE"], "w") as nccl:  # noqa: PTH123 - as NCCL opens it
-        nccl.write(said(using, "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0"))
+        nccl.write(log_of(using, "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0"))
         nccl.flush()
         assert log.words() == "NET/IB mlx5_3"
-        nccl.write(said("Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/1"))
+        nccl.write(log_of("Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/1"))
         nccl.flush()
         assert log.words() == "NET/IB mlx5_4"
         assert log.words() == ""
@@ -213,8 +213,8 @@ def test_the_log_of_every_version_says_the_same(
     lines += nccl_text.communicator_lines(
         version, host="gpu041", pid=4711, tid=4800, cuda_dev=3, rank=0, ranks=2, plugin=plugin
     )
-    said = nccl_text.modify_qp_failed("mlx5_1")
-    lines.append(nccl_text.warn_line(version, "gpu041", 4711, 4801, 3, said))
+    failure = nccl_text.modify_qp_failed("mlx5_1")
+    lines.append(nccl_text.warn_line(version, "gpu041", 4711, 4801, 3, failure))
     before = "\n".join(lines) + "\n"
     channels = nccl_text.channel_lines(
         version,
@@ -228,7 +228,7 @@ def test_the_log_of_every_version_says_the_same(
         carrier=carrier,
     )
     new = "\n".join(channels) + "\n"
-    assert transports.carried(before + new, new) == words
+    assert transports.parse_log(before + new, new) == words
 
 
 ORDER: dict[str, Any] = {
@@ -248,7 +248,7 @@ def test_the_log_of_a_process_that_was_killed_is_kept_for_a_capture(
     def hang(rail: plan.Rail, first_round: int, say: Any, log: int | None) -> None:
         transports.Log(log)
         with open(os.environ["NCCL_DEBUG_FILE"], "w") as nccl:  # noqa: PTH123 - as NCCL opens it
-            nccl.write(said("NET/IB : No device found.\x1b[31m"))
+            nccl.write(log_of("NET/IB : No device found.\x1b[31m"))
         del rail
         say(round=first_round, phase="pair", within_s=0.1)
         time.sleep(60)
@@ -258,13 +258,13 @@ def test_the_log_of_a_process_that_was_killed_is_kept_for_a_capture(
     assert [one["event"] for one in events] == [*["nccl_log"] * keep, "pair", "rail_done"]
     assert events[-2]["state"] == "hung"
     if keep:
-        assert events[0]["text"] == said("NET/IB : No device found.[31m")
+        assert events[0]["text"] == log_of("NET/IB : No device found.[31m")
         assert isinstance(decode_event(json.dumps(events[0]).encode()), NcclLog)
 
 
 def test_what_is_logged_is_sent_as_soon_as_a_step_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time of the sweep may be up while the process goes on; at its end all of it is sent."""
-    first, second = said("NCCL version 2.28.9"), said("NET/IB : No device found.") * 3
+    first, second = log_of("NCCL version 2.28.9"), log_of("NET/IB : No device found.") * 3
 
     def go_on(rail: plan.Rail, first_round: int, say: Any, log: int | None) -> bool:
         transports.Log(log)
@@ -302,23 +302,23 @@ def supervised(*, keep: bool) -> list[dict[str, Any]]:
 
 
 def test_of_a_long_log_both_ends_are_kept() -> None:
-    """How it began, and what it said last; how much is missing stands between."""
-    file = transports.made()
+    """How it began, and its last lines; how much is missing stands between."""
+    file = transports.new_log_file()
     os.write(file, b"first line\n" + b"x" * 400_000 + b"\nlast line\n")
-    text = transports.kept(file)
+    text = transports.read_log(file)
     assert text.startswith("first line\n")
     assert text.endswith("\nlast line\n")
     assert "bytes are left out here]" in text
     assert len(text) < 260 << 10
 
 
-def test_a_log_that_nobody_asked_for_is_not_taken() -> None:
+def test_a_log_that_was_not_requested_is_not_taken() -> None:
     """It ends the node's part as any other word that was not asked; asked ones are bounded."""
     hosts = ("h1", "h2")
     ready = {name: Ready("2.9.0", cuda=True, gpus=1) for name in hosts}
     for keep in (True, False):
         sweep = SweepPlan(nodes=hosts, rounds=((hosts,),), keep_logs=keep)
-        collected = Collected(roster(sweep, ready))
+        collected = SweepAccounts(roster(sweep, ready))
         pids = range(1, 2 * LOGS_EACH + 1)
         taken = [collected.take("h1", NcclLog(0, pid, "NCCL INFO")) for pid in pids]
         assert taken == [keep] * 2 * LOGS_EACH

@@ -1,4 +1,4 @@
-"""NVLink between nodes: who is measured with whom, and which node a bad measurement names."""
+"""NVLink between nodes: which nodes are paired, and which node a bad measurement names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from preflight.fabric.roster import neighbours
 from preflight.fabric.samples import End, PairSamples, Sweep, Timing
 from preflight.facts.burn import Inside, OverNvlink, nvlink_domain
 from preflight.facts.gpu import GpuHealth
-from preflight.run.run import CutShort
+from preflight.run.run import InterruptedStage
 from preflight.verdict import Outcome
 from tests.unit.fabric.synthetic import hosts
 from tests.unit.facts.builders import gpus, links
@@ -72,7 +72,7 @@ def verdicts(sweep: Sweep, count: int) -> dict[str, Verdict]:
 
 @pytest.mark.parametrize("count", range(1, 20))
 def test_every_node_meets_the_one_before_and_the_one_after_it(count: int) -> None:
-    """Two rounds, three for an odd number; nobody is twice in a round; rails do not matter."""
+    """Two rounds, three for an odd number; no node is twice in a round; rails do not matter."""
     names = [f"h{number}" for number in range(count)]
     rounds = neighbours(["x", *names], dict.fromkeys(names, "rack/1") | {"x": "rack/2"})
     met = [name for pair in chain(*rounds) for name in pair]
@@ -88,7 +88,7 @@ def test_every_node_meets_the_one_before_and_the_one_after_it(count: int) -> Non
 )
 @pytest.mark.parametrize("count", [3, 4, 18])
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("end", "words"),
     [
         (end(150.0), "150 GB/s at best at 256 MiB on GPU 1"),
         (end(46.0, net="NET/IB mlx5_1 GDRDMA"), "not over NVLink, which joins the"),
@@ -97,18 +97,18 @@ def test_every_node_meets_the_one_before_and_the_one_after_it(count: int) -> Non
     ],
     ids=["slow", "NET", "IMEX", "hung"],
 )
-def test_a_bad_node_is_named_and_its_neighbours_are_not(count: int, said: End, words: str) -> None:
+def test_a_bad_node_is_named_and_its_neighbours_are_not(count: int, end: End, words: str) -> None:
     """It is bad with both neighbours, each of which is fine with another node."""
-    found = verdicts(swept(count, {"h2": said}), count)
+    found = verdicts(swept(count, {"h2": end}), count)
     assert {name for name, one in found.items() if one.outcome is not Outcome.OK} == {"h2"}
     assert found["h2"].outcome is Outcome.FAIL
     assert words in found["h2"].sentence
 
 
 @pytest.mark.proves(
-    "fabric.nvlink_domain", unknown="two nodes, of which one is slow: nobody knows which"
+    "fabric.nvlink_domain", unknown="two nodes, of which one is slow: it is unknown which"
 )
-def test_of_two_nodes_nobody_knows_which_is_bad() -> None:
+def test_of_two_nodes_it_is_unknown_which_is_bad() -> None:
     """Both are `unknown`, but for the one at which NCCL itself says that NVLink does not work."""
     found = verdicts(swept(2, {"h2": end(46.0, net="NET/IB mlx5_1")}), 2)
     assert {one.outcome for one in found.values()} == {Outcome.UNKNOWN}
@@ -140,7 +140,7 @@ def test_a_whole_domain_that_is_slow_fails_by_what_nvlink_carries() -> None:
 
 
 def test_what_was_not_measured_says_why() -> None:
-    """No domain, nobody else of it, left out, fallen out of the sweep, or no time."""
+    """No domain, no other node of it, left out, fallen out of the sweep, or no time."""
     assert judge_nvlink_domain("h1", None, limit=SHIPPED).outcome is Outcome.NOT_RUN
     alone = Sweep((), (), (), domains={"h1": "rack/1"})
     assert "no other node of its NVLink domain" in verdicts(alone, 2)["h1"].sentence
@@ -148,8 +148,8 @@ def test_what_was_not_measured_says_why() -> None:
     found = verdicts(sweep, 4)
     assert (found["h1"].outcome, found["h1"].sentence) == (Outcome.NOT_RUN, "busy")
     assert found["h2"].outcome is Outcome.UNKNOWN
-    untold = tuple(replace(pair, first=None, second=None) for pair in swept(4, {}).domain)
-    late = verdicts(replace(sweep, domain=untold, unfinished="the time was up"), 4)
+    unmeasured = tuple(replace(pair, first=None, second=None) for pair in swept(4, {}).domain)
+    late = verdicts(replace(sweep, domain=unmeasured, unfinished="the time was up"), 4)
     assert late["h3"].sentence == "the time was up"
 
 
@@ -190,8 +190,8 @@ def test_an_interrupted_run_judges_each_part_by_its_own_measurement(
         over_nvlink={"h1": OverNvlink(state=domain)},  # type: ignore[arg-type]
     )
     judgement = SimpleNamespace(sweep=decoded, verdict=lambda check, _nodes: judged.append(check))
-    cut_short = CutShort(dict.fromkeys(both, of_stage), judgement)  # type: ignore[arg-type]
-    cut_short.sweeping([(check, ("h1",)) for check in both])
+    interrupted = InterruptedStage(dict.fromkeys(both, of_stage), judgement)  # type: ignore[arg-type]
+    interrupted.judge_swept([(check, ("h1",)) for check in both])
     measured = zip(both, (inside, domain), strict=True)
     assert judged == [check for check, state in measured if state == "measured"]
 

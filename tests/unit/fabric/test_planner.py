@@ -22,7 +22,7 @@ from preflight.fabric.planner import (
     within,
 )
 from preflight.fabric.samples import End, PairSamples, Sweep, Timing
-from preflight.history.run_record import Cost, Done, Past
+from preflight.history.run_record import Cost, Past, RoundRecord
 from tests.unit.fabric.test_leaves import fabric
 
 COST = Cost(round_s=2.0, other_s=25.0)
@@ -84,7 +84,7 @@ def test_a_short_budget_gets_what_fits_and_one_round_at_least() -> None:
 
 @pytest.mark.parametrize("sizes", [[17], [9, 8, 8], [8, 8], [5, 5, 5], [40, 2, 2]])
 def test_an_exhaustive_sweep_holds_every_pair_once_whatever_the_leaves(sizes: list[int]) -> None:
-    """Also of an odd fleet: the bye is not a hole. Nobody waits for unequal leaves."""
+    """Also of an odd fleet: the bye is not a hole. No node waits for unequal leaves."""
     names, leaves = fabric(sizes)
     planned = _plan(names, leaves, extent="exhaustive")
     pairs = [pair for around in planned.rounds for pair in around]
@@ -110,7 +110,7 @@ def test_a_seed_repeats_the_rounds_and_their_order(
 
 
 def test_another_seed_is_another_order() -> None:
-    """Of 256 nodes nobody draws the same rounds twice."""
+    """Of 256 nodes none draws the same rounds twice."""
     names = [f"h{n}" for n in range(256)]
     assert len({_plan(names, seed=seed).numbers for seed in range(20)}) == 20
 
@@ -162,7 +162,7 @@ def test_the_longest_untested_come_first(
     frame = frame_of_fleet(names, leaves)
     ages = data.draw(st.lists(st.integers(0, nights), min_size=len(frame.numbers),
                               max_size=len(frame.numbers)))  # fmt: skip
-    done = {n: Done(age, 1) for n, age in zip(frame.numbers, ages, strict=True) if age}
+    done = {n: RoundRecord(age, 1) for n, age in zip(frame.numbers, ages, strict=True) if age}
     past = Past(runs=nights, done=done)
     chosen = choose(frame, past, rounds, seed=7)
     assert len(chosen) == len(set(chosen)) == min(rounds, len(frame.numbers))
@@ -204,22 +204,22 @@ def test_several_suspects_take_turns() -> None:
 
 @given(FABRICS, st.integers(1, 9))
 @settings(deadline=None, max_examples=40)
-def test_all_pairs_are_measured_in_as_many_nights_as_was_said(
+def test_all_pairs_are_measured_in_as_many_nights_as_predicted(
     known: tuple[list[str], dict[str, str]], rounds: int
 ) -> None:
-    """(N - 1) / k nights on a circle; by leaf no later than twice what was said."""
+    """(N - 1) / k nights on a circle; by leaf no later than twice the prediction."""
     names, leaves = known
     past = _night(Past(), names, leaves, 0, rounds)
     planned = _plan(names, leaves, extent=rounds, past=past)
     tested = {pair for around in planned.rounds for pair in around}
-    said = coverage(planned, tested, names, past).runs_left
-    assert said is not None
+    runs_left = coverage(planned, tested, names, past).runs_left
+    assert runs_left is not None
     nights = 0
     while len(past.done) < len(frame_of_fleet(names, leaves).numbers):
         nights += 1
-        assert nights <= 2 * said
+        assert nights <= 2 * runs_left
         past = _night(past, names, leaves, nights, rounds)
-    assert nights == said or leaves
+    assert nights == runs_left or leaves
     assert coverage(planned, tested, names, past).pairs_known == len(names) * (len(names) - 1) // 2
 
 
@@ -280,12 +280,12 @@ def test_a_sweep_whose_time_was_up_leaves_the_rest_for_another_night(sizes: list
     assert not set(chosen) & set(past.done)
 
 
-def test_a_history_with_absurd_numbers_disturbs_nobody() -> None:
+def test_a_history_with_absurd_numbers_does_no_harm() -> None:
     """Rounds that there are none of, pairs of a node with itself, more pairs than there are."""
     names = [f"h{n:02}" for n in range(20)]
     past = Past(
         runs=7,
-        done={3: Done(1 << 40, 1 << 40), 999: Done(1, 1)},
+        done={3: RoundRecord(1 << 40, 1 << 40), 999: RoundRecord(1, 1)},
         suspects=tuple((name, name) for name in names),
     )
     planned = _plan(names, past=past, cost=Cost(0.0, 1e7))
@@ -300,11 +300,11 @@ def test_a_pair_of_leaves_counts_as_joined_only_when_it_surely_was() -> None:
     frame = frame_of_fleet(names, leaves)
     across = frame.numbers[frame.in_leaf]
     planned = Planned(rounds=(frame.pairs(across),), total=31, leaves=leaves)
-    whole = Past(runs=1, done={across: Done(1, 16)})
+    whole = Past(runs=1, done={across: RoundRecord(1, 16)})
     assert coverage(planned, (), names, whole).leaf_pairs_known == 2
-    most = Past(runs=1, done={across: Done(1, 9)})
+    most = Past(runs=1, done={across: RoundRecord(1, 9)})
     assert coverage(planned, (), names, most).leaf_pairs_known == 2
-    half = Past(runs=1, done={across: Done(1, 8)})
+    half = Past(runs=1, done={across: RoundRecord(1, 8)})
     assert coverage(planned, (), names, half).leaf_pairs_known == 1
 
 

@@ -37,8 +37,8 @@ from tests.unit.fabric.ends import GO, Both  # noqa: E402
 def test_a_rail_that_does_not_come_is_named_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """They wait as long as for a round, and say who was missing."""
     ends = Both(monkeypatch, barrier_s=0.3).measure_inside(0, 2)
-    said = [(end["state"], end["error"]) for end in ends]
-    assert said == [("absent", "rail 1 of this node did not come")] * 2
+    results = [(end["state"], end["error"]) for end in ends]
+    assert results == [("absent", "rail 1 of this node did not come")] * 2
 
 
 def test_long_lines_stay_whole_and_half_a_line_is_dropped() -> None:
@@ -69,7 +69,7 @@ def test_a_late_line_is_a_timeout() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "heard"),
+    ("sent", "expected"),
     [
         ((b"", b""), ["trouble", "trouble", "done"]),
         ((b"", b'{"event":"rail_done"}\n'), ["trouble", "done"]),
@@ -78,35 +78,35 @@ def test_a_late_line_is_a_timeout() -> None:
     ],
 )
 def test_what_rails_say_becomes_what_their_node_says(
-    said: tuple[bytes, bytes], heard: list[str]
+    sent: tuple[bytes, bytes], expected: list[str]
 ) -> None:
     """It rests when all that are not through do; a rank that dies without a word is a trouble."""
-    told: list[dict[str, Any]] = []
-    both = main.Rails(2, told.append)
+    events: list[dict[str, Any]] = []
+    both = main.Rails(2, events.append)
     with ThreadPoolExecutor(2) as relays, ExitStack() as stack:
-        pipes = [os.pipe() for _ in said]
+        pipes = [os.pipe() for _ in sent]
         for rail, (reading, _) in enumerate(pipes):
             stack.callback(os.close, reading)
             relays.submit(both.relay, reading, rail)
         rests = []
-        for (_, writing), words in reversed([*zip(pipes, said, strict=True)]):
+        for (_, writing), words in reversed([*zip(pipes, sent, strict=True)]):
             first, _, rest = words.partition(b"\n")
             os.write(writing, first + b"\n" * bool(first))
             rests.append((writing, rest))
-        wait_for(lambda: [1] if "rest" in [one["event"] for one in told] else [], 0.3)
+        wait_for(lambda: [1] if "rest" in [one["event"] for one in events] else [], 0.3)
         for writing, rest in rests:
             os.write(writing, rest)
             os.close(writing)
         relays.shutdown()
-    assert [one["event"] for one in told] == heard
-    troubles = [one["error"] for one in told if one["event"] == "trouble"]
+    assert [one["event"] for one in events] == expected
+    troubles = [one["error"] for one in events if one["event"] == "trouble"]
     assert all(error.startswith("its rank of rail ") for error in troubles)
 
 
 def test_a_rail_that_rested_and_left_is_not_counted_twice() -> None:
-    """The other is still at work: nothing is said of the node until it ends, here by its death."""
-    told: list[str] = []
-    both = main.Rails(2, lambda event: told.append(event["event"]))
+    """The other still works: nothing is reported of the node until it ends, here by its death."""
+    events: list[str] = []
+    both = main.Rails(2, lambda event: events.append(event["event"]))
     working, at_work = os.pipe()
     with ThreadPoolExecutor(1) as relay, ExitStack() as stack:
         stack.callback(os.close, working)
@@ -116,10 +116,10 @@ def test_a_rail_that_rested_and_left_is_not_counted_twice() -> None:
         both.relay(resting, 1)
         os.close(resting)
         os.close(writing)
-        assert told == []
+        assert events == []
         os.close(at_work)
         ended.result(10)
-    assert told == ["trouble", "done"]
+    assert events == ["trouble", "done"]
 
 
 def test_who_misses_one_round_may_come_to_the_next_and_who_misses_two_is_struck() -> None:
@@ -140,7 +140,7 @@ def test_who_misses_one_round_may_come_to_the_next_and_who_misses_two_is_struck(
     assert not late.arrive(4, 0.05)
 
 
-def test_nobody_waits_for_a_member_that_is_known_to_be_lost() -> None:
+def test_no_rank_waits_for_a_member_that_is_known_to_be_lost() -> None:
     """Struck while others stand at the barrier, they go on, and so do all later rounds."""
     store = torch.distributed.HashStore()
     lost, *others = (process_groups.Meeting(store, number, 3) for number in range(3))
@@ -159,7 +159,7 @@ def test_nobody_waits_for_a_member_that_is_known_to_be_lost() -> None:
     assert not lost.arrive(2, 60.0)
 
 
-def test_nobody_waits_for_a_rail_that_a_node_lacks() -> None:
+def test_no_rank_waits_for_a_rail_that_a_node_lacks() -> None:
     """Two nodes with two rails, one of which lacks its second: three members are all there are."""
     store = torch.distributed.HashStore()
     three = [process_groups.Meeting(store, number, 4, {3}) for number in range(3)]
@@ -178,7 +178,7 @@ def test_the_rails_that_are_there_meet_inside(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
-def test_a_starved_process_is_told_from_one_that_hangs() -> None:
+def test_a_starved_process_is_distinguished_from_one_that_hangs() -> None:
     """One only sleeps; the other shares a CPU with a loop and comes last; a third is stopped."""
     cpu = min(os.sched_getaffinity(0))
     loop = f"import os; os.sched_setaffinity(0, {{{cpu}}});"
@@ -201,7 +201,7 @@ def test_a_starved_process_is_told_from_one_that_hangs() -> None:
         assert re.search(r"it waited \d\.\d s for a CPU", clocks.excuse(before, starved, 1.0))
         assert clocks.excuse(clocks.waited_s(sleeping), sleeping, 1.0) == ""
         os.kill(sleeping, signal.SIGSTOP)
-        assert wait_for(lambda: [1] if clocks.stopped(sleeping) else [])
+        assert wait_for(lambda: [1] if clocks.is_stopped(sleeping) else [])
         assert clocks.excuse({}, sleeping, 1.0) == "; it was stopped by a signal"
     assert clocks.excuse({}, starved, 1.0) == ""
 
@@ -210,7 +210,7 @@ def test_a_starved_process_is_told_from_one_that_hangs() -> None:
 def test_a_rail_that_hangs_in_its_fork_is_replaced(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The first process says nothing, as one that waits for a lock nobody holds; the next works."""
+    """The first process sends nothing, as if it waited for a lock; the next works."""
     first = tmp_path / "first"
 
     def begin(_agent: int, _name: str) -> None:
@@ -220,12 +220,12 @@ def test_a_rail_that_hangs_in_its_fork_is_replaced(
 
     monkeypatch.setattr(children, "die_with_parent", begin)
     monkeypatch.setattr(children, "UP_S", 2.0)
-    (told, telling), (ordered, ordering) = os.pipe(), os.pipe()
+    (events, telling), (ordered, ordering) = os.pipe(), os.pipe()
     none_of_its_own = plan.Rail(plan.read(GO), 1, "a", ("a", 1))
     main.start_rail(none_of_its_own, telling, ordered)
-    assert start.Reader(told).next(30) == {"event": "rail_done"}
+    assert start.Reader(events).next(30) == {"event": "rail_done"}
     assert not Path(f"/proc/{first.read_text()}").exists()  # nor as a zombie
-    for each in (told, ordered, ordering):
+    for each in (events, ordered, ordering):
         os.close(each)
 
 
@@ -240,8 +240,8 @@ def test_the_process_that_counts_the_gpus_leaves_no_zombie() -> None:
 def test_a_node_on_which_no_rail_comes_up_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three silent processes are enough."""
     monkeypatch.setattr(children, "die_with_parent", lambda *_: os._exit(1))
-    (told, telling), (ordered, ordering) = os.pipe(), os.pipe()
+    (events, telling), (ordered, ordering) = os.pipe(), os.pipe()
     with pytest.raises(OSError, match="none of 3 processes for rail 0 came up"):
         main.start_rail(plan.Rail(plan.read(GO), 0, "a", ("a", 1)), telling, ordered)
-    for each in (told, telling, ordered, ordering):
+    for each in (events, telling, ordered, ordering):
         os.close(each)

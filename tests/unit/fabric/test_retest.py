@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from preflight.fabric.agent_events import PairSeen, Ready
-from preflight.fabric.collect import Collected
+from preflight.fabric.collect import SweepAccounts
 from preflight.fabric.launch import Pace, sweep
 from preflight.fabric.observed import observe
 from preflight.fabric.plan import SweepPlan
@@ -53,7 +53,7 @@ def test_only_what_can_be_measured_is_measured_again() -> None:
 
 
 def test_a_retest_is_numbered_on_and_measures_more() -> None:
-    """More iterations within longer deadlines, also after an earlier retest; nobody's twice."""
+    """More iterations within longer deadlines, also after an earlier retest; no node's twice."""
     asked = SweepPlan(nodes=NAMES, rounds=circle_rounds(NAMES))
     who = roster(asked, dict.fromkeys(NAMES, CPU))
     once = with_more(who, asked, ((("h1", "h3"),),))
@@ -89,10 +89,10 @@ def test_time_for_a_retest_goes_by_what_rounds_really_took() -> None:
 
 
 def test_a_retest_that_was_cut_leaves_its_pair_in_doubt() -> None:
-    """One whole retest settles a pair; those that were all cut short are told."""
+    """One whole retest settles a pair; those that were all cut short are reported."""
     asked = SweepPlan(nodes=NAMES, rounds=circle_rounds(NAMES), gloo_soak=None)
     who = roster(asked, dict.fromkeys(NAMES, CPU))
-    collected = Collected(who)
+    collected = SweepAccounts(who)
     collected.ask_more(with_more(who, asked, ((("h1", "h3"),), (("h1", "h2"),), (("h1", "h3"),))))
     timing = Timing(8, (200.0,), (1.0,))
     seen = PairSeen(
@@ -113,7 +113,7 @@ def _again(found: Sweep, number: int) -> list[PairSamples]:
 @TORCH
 @LEFT
 def test_suspects_are_measured_again_without_a_new_start() -> None:
-    """Two retests, the second asked for after the first; then nobody is suspected any more."""
+    """Two retests, the second asked for after the first; then no node is suspected any more."""
     hosts = fleet(3)
     start = Starter({})
     seen: list[tuple[int, int]] = []

@@ -43,10 +43,10 @@ def test_one_wrong_bit_in_any_operation_is_found_and_numbered(operation: int) ->
     assert climbed.data is not None
     first = operation <= 22
     number, of = (operation, 22) if first else (operation - 24, 42)  # two sums in float32
-    said = climbed.data.words()
-    assert f"in operation {number} of {of}; 1 of them" in said
-    assert f"{(1 << 16) if first else (1 << 17)} B: element 5 of" in said
-    got, wanted = (int(word, 16) for word in re.findall(r"0x[0-9a-f]{8}", said))
+    words = climbed.data.words()
+    assert f"in operation {number} of {of}; 1 of them" in words
+    assert f"{(1 << 16) if first else (1 << 17)} B: element 5 of" in words
+    got, wanted = (int(word, 16) for word in re.findall(r"0x[0-9a-f]{8}", words))
     assert got ^ wanted == 1 << 30
 
 
@@ -134,9 +134,11 @@ def test_wrong_data_in_one_role_only_says_so(monkeypatch: pytest.MonkeyPatch) ->
     assert "11 of them were wrong here; with the roles swapped 0 of 8" in second["error"]
 
 
-def test_what_a_pair_that_broke_off_meant_to_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_pair_that_broke_off_meant_to_use_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """NCCL names its network before it connects: sockets at one end only explain the failure."""
-    monkeypatch.setattr(transports.Means, "words", lambda _: "NET/Socket")
+    monkeypatch.setattr(transports.Transport, "words", lambda _: "NET/Socket")
 
     def refused(*_: Any) -> None:
         raise RuntimeError("no way to the partner")

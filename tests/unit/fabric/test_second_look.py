@@ -34,11 +34,11 @@ def again(
     """The slow pair is measured again, each time so fast, in a round of its own."""
     first, backend = len(measured.rounds), measured.pairs[0].backend
     pairs = []
-    for number, said in enumerate(readings, first):
+    for number, value in enumerate(readings, first):
         ends = [
-            end(name, said, backend=backend)
-            if isinstance(said, float)
-            else end(name, 1.0, state=said)
+            end(name, value, backend=backend)
+            if isinstance(value, float)
+            else end(name, 1.0, state=value)
             for name in SLOW
         ]
         pairs.append(PairSamples(*SLOW, 0, number, backend, *ends))
@@ -118,7 +118,7 @@ def once_hung() -> Sweep:
 
 @pytest.mark.proves("fabric.allreduce", finds="one all-reduce that hung once")
 def test_a_path_that_hung_once_is_measured_again_and_then_flaky() -> None:
-    """One hang proves nothing against a node; without a second look it is told as a hang."""
+    """One hang proves nothing against a node; without a retest it is reported as a hang."""
     assert suspects(once_hung()) == ((SLOW,), (SLOW,))
     verdict = judge_allreduce(judge_sweep(again(once_hung(), 46.0, 46.0), FLEET).pairs[SLOW])
     assert (verdict.outcome, verdict.blame) == (Outcome.FLAKY, "pair h2-h5")
@@ -135,7 +135,7 @@ def test_a_hang_is_not_taken_back_where_a_counter_moved() -> None:
     assert judge_allreduce(judge_sweep(looked, FLEET).pairs[SLOW]).outcome is Outcome.FAIL
 
 
-def test_one_slow_reading_without_time_for_a_second_condemns_nobody() -> None:
+def test_one_slow_reading_without_time_for_a_second_fails_no_path() -> None:
     """The pair could not be judged, says why and what to give; its nodes are blamed for nothing."""
     unsettled = replace(once_slow(), unsettled=(SLOW,))
     decoded = judge_sweep(unsettled, FLEET)
@@ -154,7 +154,7 @@ def test_one_slow_reading_without_time_for_a_second_condemns_nobody() -> None:
 @pytest.mark.parametrize("speed", [30.0, 20.0])
 @pytest.mark.parametrize("rails", [1, 2])
 def test_a_path_that_is_slow_in_one_round_only_is_unknown(speed: float, rails: int) -> None:
-    """Above the limit or below it, on all rails at once, and where nobody noted why it was once."""
+    """Above or below the limit, on all rails at once, and without a note why it was once."""
     once = sweep(FLEET, lambda a, b: speed if (a, b) == SLOW else 46.0, backend="nccl", rails=rails)
     decoded = judge_sweep(once, FLEET)
     verdict = judge_allreduce(decoded.pairs[SLOW])
@@ -193,7 +193,7 @@ def test_what_is_proven_needs_no_second_look() -> None:
         assert blame(replace(measured, unsettled=(SLOW,)), FLEET) == blame(measured, FLEET) != ()
 
 
-def test_a_counter_that_moved_meanwhile_acquits_nobody() -> None:
+def test_a_counter_that_moved_meanwhile_clears_no_part() -> None:
     """A cable that is slow now and then confesses at its port."""
     moved = "mlx5_0/1 symbol_error"
     (found,) = blame(again(once_slow(0.1), 0.8, 0.8, moved=moved), FLEET)
@@ -201,7 +201,7 @@ def test_a_counter_that_moved_meanwhile_acquits_nobody() -> None:
     assert blame(again(once_slow(0.1), 0.8, 0.8, moved=moved, assigned=False), FLEET) == ()
 
 
-def test_counters_that_were_not_read_are_told_with_place_and_reason() -> None:
+def test_counters_that_were_not_read_are_reported_with_place_and_reason() -> None:
     """By reason: two rails of one node, and one that stopped in the second round."""
     late, unplaced = "error counters were not read: late", "the PCI address of its GPU is unknown"
 
@@ -216,8 +216,8 @@ def test_counters_that_were_not_read_are_told_with_place_and_reason() -> None:
         return replace(pair, first=first, second=second)
 
     measured = sweep(hosts(4), lambda *_: 46.0, backend="nccl", rails=2)
-    told = unread_words(replace(measured, pairs=tuple(map(unread, measured.pairs))))
-    assert told == (
+    lines = unread_words(replace(measured, pairs=tuple(map(unread, measured.pairs))))
+    assert lines == (
         f"not checked on h1 (rail 0, 1, from round 1 on): {unplaced}",
         f"not checked on h1, h2 (rail 0, 1, from round 3 on): {late}",
     )
@@ -251,10 +251,10 @@ def test_three_nodes_with_faults_of_their_own_share_no_cause() -> None:
     """One is slow, one hangs, one breaks off: three faults, each with its own advice."""
     kinds: dict[str, float | PairState] = {"h1": 0.02, "h4": "hung", "h6": "error"}
 
-    def said(a: str, b: str) -> float | PairState:
+    def speed(a: str, b: str) -> float | PairState:
         return kinds.get(b, kinds.get(a, 0.8))
 
-    found = blame(sweep(FLEET, said), FLEET)
+    found = blame(sweep(FLEET, speed), FLEET)
     assert {one.component for one in found} == set(kinds)
     assert {one.kind for one in found} == {"node"}
 
@@ -262,10 +262,10 @@ def test_three_nodes_with_faults_of_their_own_share_no_cause() -> None:
 def test_a_slow_path_beside_a_worker_that_died_once_is_its_own_finding() -> None:
     """The death of h5's worker explains its own pair, and no other; the path is looked at again."""
 
-    def said(a: str, b: str) -> float | PairState:
+    def speed(a: str, b: str) -> float | PairState:
         return "error" if (a, b) == ("h5", "h8") else 0.02 if (a, b) == SLOW else 0.8
 
-    measured = sweep(FLEET, said)
+    measured = sweep(FLEET, speed)
     died = "its measuring process was killed by SIGKILL"
     pairs = tuple(
         replace(one, first=replace(one.first, error=died))

@@ -14,14 +14,14 @@ from preflight.checks.gpu.deviations import usual_gpus
 from preflight.checks.gpu.test_answers import judge_count
 from preflight.core.thresholds import SHIPPED
 from preflight.fabric.agent_events import InsideSeen, PairSeen, Ready
-from preflight.fabric.collect import Collected
+from preflight.fabric.collect import SweepAccounts
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.plan import SweepPlan
 from preflight.fabric.roster import Roster, go_order, match, roster
 from preflight.fabric.samples import Ladder, Sweep, Timing
 from preflight.fabric.schedule import circle_rounds
 from preflight.facts.node import Group
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from tests.unit.fabric.synthetic import hosts
 from tests.unit.facts.builders import facts, gpus
 
@@ -58,7 +58,7 @@ def four(**odd: Ready) -> dict[str, Ready]:
 def test_a_lost_gpu_costs_its_own_rail_of_its_own_node_only() -> None:
     """Eight rails for all; the short node has seven, and the GPUs above the hole keep theirs."""
     who = launch(four(h3=HOLE))
-    assert (who.rails, who.missing, who.unfit) == (8, {"h3": (3,)}, {})
+    assert (who.rails, who.missing, who.mismatched) == (8, {"h3": (3,)}, {})
     assert who.short == {"h3": "rail 3 (its torch sees 7 GPUs, 8 on 3 of 4 nodes of its group)"}
     own = order(who, "h3")
     assert own.own_rails == [0, 1, 2, 4, 5, 6, 7]
@@ -80,48 +80,48 @@ def test_a_lost_gpu_costs_its_own_rail_of_its_own_node_only() -> None:
         (replace(HOLE, bus_ids=("00000000:99:00.0", *BUS_IDS[1:7])), "do not tell"),
         (replace(HOLE, bus_ids=tuple(reversed(HOLE.bus_ids))), "do not tell"),
     ],
-    ids=["not told", "another machine", "another order"],
+    ids=["unknown", "another machine", "another order"],
 )
 def test_a_short_node_that_cannot_be_matched_is_left_out(ready: Ready, why: str) -> None:
     """Its rails are never shifted in silence: it is named, and the others have eight rails."""
     who = launch(four(h3=ready))
     assert (who.names, who.rails, who.missing) == (("h1", "h2", "h4"), 8, {})
-    assert "its torch sees 7 GPUs, 8 on 3 of 4 nodes of its group" in who.unfit["h3"]
-    assert why in who.unfit["h3"]
+    assert "its torch sees 7 GPUs, 8 on 3 of 4 nodes of its group" in who.mismatched["h3"]
+    assert why in who.mismatched["h3"]
 
 
 def test_where_most_have_the_hole_the_one_whole_node_shows_where_it_is() -> None:
-    """Nobody is short where nobody expects eight; but no GPU is paired with another place's."""
+    """No node is short if eight are not expected; but no GPU is paired with another place's."""
     who = launch({"h1": WHOLE, **dict.fromkeys(("h2", "h3", "h4"), HOLE)})
-    assert (who.rails, who.short, who.unfit) == (8, {}, {})
+    assert (who.rails, who.short, who.mismatched) == (8, {}, {})
     assert who.missing == dict.fromkeys(("h2", "h3", "h4"), (3,))
 
 
 def test_of_two_nodes_none_is_short_by_the_other_and_none_is_shifted() -> None:
-    """There is no majority: nobody is blamed, and the rails are matched all the same."""
+    """There is no majority: no node is blamed, and the rails are matched all the same."""
     who = launch({"h1": WHOLE, "h2": HOLE})
     assert (who.missing, who.short) == ({"h2": (3,)}, {})
     blind = launch({"h1": replace(WHOLE, bus_ids=()), "h2": replace(HOLE, bus_ids=())})
-    assert (blind.names, "do not tell" in blind.unfit["h2"]) == (("h1",), True)
+    assert (blind.names, "do not tell" in blind.mismatched["h2"]) == (("h1",), True)
 
 
 def test_the_inventory_says_how_many_there_should_be() -> None:
-    """A promise comes before the group's majority, and another group has its own number."""
+    """An expectation comes before the group's majority, and another group has its own number."""
     fleet = [
-        replace(host, group="small", promised=Promise(gpus=7)) if host.name == "h3" else host
+        replace(host, group="small", expected=Expected(gpus=7)) if host.name == "h3" else host
         for host in hosts(4)
     ]
     who = launch(four(h3=HOLE), fleet)
     assert (who.rails, who.missing, who.short) == (8, {"h3": (7,)}, {})
-    promised = [replace(host, promised=Promise(gpus=8)) for host in hosts(2)]
-    assert "8 promised" in launch({"h1": WHOLE, "h2": HOLE}, promised).short["h2"]
+    expected = [replace(host, expected=Expected(gpus=8)) for host in hosts(2)]
+    assert "8 expected" in launch({"h1": WHOLE, "h2": HOLE}, expected).short["h2"]
 
 
 def test_machines_of_another_kind_have_the_first_rails() -> None:
     """Two of each: four GPUs at other addresses are no short node, and are measured on four."""
     small = replace(WHOLE, gpus=4, bus_ids=tuple(f"0001:{bus:02x}:00.0" for bus in range(4)))
     who = launch(four(h3=small, h4=small))
-    assert (who.unfit, who.short) == ({}, {})
+    assert (who.mismatched, who.short) == ({}, {})
     assert who.missing == {"h3": (4, 5, 6, 7), "h4": (4, 5, 6, 7)}
     assert (who.rails_of("h1", "h2"), who.rails_of("h1", "h3")) == ([*range(8)], [0, 1, 2, 3])
 
@@ -142,9 +142,9 @@ def _measured(gbs: float, ranks: int = 2) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def swept(who: Roster) -> tuple[Collected, Sweep]:
+def swept(who: Roster) -> tuple[SweepAccounts, Sweep]:
     """Everyone gives every account that the order asked for."""
-    collected = Collected(who)
+    collected = SweepAccounts(who)
     for number, around in enumerate(who.rounds):
         for a, b in around:
             for name in (a, b):
@@ -173,9 +173,10 @@ def test_the_accounts_fit_and_the_short_node_is_not_passed() -> None:
     assert decoded.blames == ()
     verdicts = {ends: judge_pair(pair) for ends, pair in decoded.pairs.items()}
     assert {verdict.outcome for verdict in verdicts.values()} == {"ok"}
-    said = [ends for ends, one in verdicts.items() if "on 7 rails: h3 lacks rail 3" in one.sentence]
-    assert len(said) == 3
-    assert all("h3" in ends for ends in said)
+    words = "on 7 rails: h3 lacks rail 3"
+    partial = [ends for ends, one in verdicts.items() if words in one.sentence]
+    assert len(partial) == 3
+    assert all("h3" in ends for ends in partial)
     inside = {name: judge_inside(name, one, limit=SHIPPED) for name, one in decoded.inside.items()}
     assert inside["h3"].outcome == "unknown"
     assert inside["h3"].sentence.startswith("it lacks rail 3 (its torch sees 7 GPUs, 8 on 3 of 4")
@@ -200,7 +201,7 @@ def test_a_rail_of_a_short_node_is_named_by_its_number() -> None:
 
 @pytest.mark.proves("gpu.count", finds="fewer GPUs than most nodes of the group have")
 def test_a_short_node_fails_by_its_peers() -> None:
-    """Nothing is promised, and no two machines have their GPUs at the same addresses."""
+    """Nothing is expected, and no two machines have their GPUs at the same addresses."""
     whole = [
         facts(gpus=tuple(replace(gpu, bus_id=f"0000:{node}{gpu.index}:00.0") for gpu in gpus(8)))
         for node in range(3)
@@ -215,14 +216,14 @@ def test_a_short_node_fails_by_its_peers() -> None:
 
 
 def test_holes_in_different_places_are_not_measured_as_one_rail() -> None:
-    """Each node lacks another of the eight GPUs that are promised: no node is whole."""
+    """Each node lacks another of the eight GPUs that are expected: no node is whole."""
     ready = {
         f"h{at + 1}": replace(WHOLE, gpus=7, bus_ids=BUS_IDS[:at] + BUS_IDS[at + 1 :])
         for at in range(4)
     }
-    fleet = {one.name: replace(one, promised=Promise(gpus=8)) for one in hosts(4)}
+    fleet = {one.name: replace(one, expected=Expected(gpus=8)) for one in hosts(4)}
     found = match(ready, list(ready), fleet, nccl=True)
     assert found.unknown.keys() == ready.keys()
-    assert "7 GPUs, 8 promised" in found.unknown["h1"]
+    assert "7 GPUs, 8 expected" in found.unknown["h1"]
     alike = dict.fromkeys(ready, ready["h1"])
     assert match(alike, list(alike), fleet, nccl=True).count == 7

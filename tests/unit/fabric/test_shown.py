@@ -1,4 +1,4 @@
-"""What a picture draws of each pair is what the rules that condemn have counted."""
+"""What a picture draws of each pair is what the rules of blame have counted."""
 
 from __future__ import annotations
 

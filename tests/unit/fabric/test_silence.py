@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from preflight.fabric.measure import NOBODY, Word, who_broke_off
+from preflight.fabric.measure import NO_CULPRIT, Word, who_broke_off
 
 NODES = ("h1", "h2", "h3", "h4")
 STORE = "DistStoreError: wait timeout after 20000ms, keys: /torch.rendezvous.preflight-ab12/rank_1"
@@ -13,12 +13,12 @@ DISK = "FileNotFoundError: No usable temporary directory found"
 
 def waited(*names: str) -> list[Word]:
     """Nodes whose rendezvous ran out of time."""
-    return [Word(name, "said", STORE) for name in names]
+    return [Word(name, "error", STORE) for name in names]
 
 
 def silent(*names: str) -> list[Word]:
     """Nodes that were given up on."""
-    return [Word(name, "silent", "it said nothing more") for name in names]
+    return [Word(name, "silent", "it sent nothing more") for name in names]
 
 
 def gone(name: str) -> Word:
@@ -34,19 +34,19 @@ def gone(name: str) -> Word:
         ([*waited("h1", "h2", "h4"), *silent("h3")], (), {"h3"}),
         ([*waited(*NODES)], (), set()),
         ([*silent(*NODES)], (), set()),
-        ([Word("h2", "said", DISK), *silent("h1", "h3", "h4")], (), {"h2"}),
-        ([Word("h2", "said", DISK), gone("h1"), *silent("h3")], (), {"h2", "h1"}),
-        ([gone("h1"), *waited("h2"), Word("h3", "said", DISK), *silent("h4")], (), {"h1"}),
+        ([Word("h2", "error", DISK), *silent("h1", "h3", "h4")], (), {"h2"}),
+        ([Word("h2", "error", DISK), gone("h1"), *silent("h3")], (), {"h2", "h1"}),
+        ([gone("h1"), *waited("h2"), Word("h3", "error", DISK), *silent("h4")], (), {"h1"}),
         ([*waited("h2"), *silent("h3"), gone("h1")], (), {"h1"}),
         ([*waited("h3")], ("h1", "h2", "h4"), {"h3"}),
         ([*silent("h3")], ("h1", "h2"), {"h3"}),
         ([*silent("h2")], (), {"h2"}),
-        ([Word("h2", "said", DISK), *silent("h3")], ("h1", "h4"), {"h2", "h3"}),
+        ([Word("h2", "error", DISK), *silent("h3")], ("h1", "h4"), {"h2", "h3"}),
         ([*map(gone, NODES)], (), set(NODES)),
         ([*waited("h3"), gone("h3"), *waited("h2")], (), {"h3"}),
     ],
 )
-def test_only_those_are_blamed_whom_something_proves_it_against(
+def test_only_proven_culprits_are_blamed(
     words: list[Word], through: tuple[str, ...], culprits: set[str]
 ) -> None:
     """Store host lost first, last or not; one's own error first; all lost; all merely waiting."""
@@ -56,9 +56,9 @@ def test_only_those_are_blamed_whom_something_proves_it_against(
     assert "torch.rendezvous" not in str(found)
 
 
-def test_victims_say_for_whom_they_waited() -> None:
-    """By name, or that nobody is proven."""
+def test_victims_name_the_nodes_they_waited_for() -> None:
+    """By name, or that no culprit is proven."""
     found = who_broke_off([gone("h3"), *waited("h2")], nodes=NODES, host="h1", through=())
     assert found.victims == {"h2": "waited for h3"}
     found = who_broke_off(waited(*NODES), nodes=NODES, host="h1", through=())
-    assert set(found.victims.values()) == {NOBODY}
+    assert set(found.victims.values()) == {NO_CULPRIT}

@@ -124,7 +124,7 @@ def test_a_host_that_stands_still_is_named_and_not_its_cable(
 
 
 @pytest.mark.parametrize(
-    "who", [lambda _: (), lambda pair: (pair.a, pair.b)], ids=["nobody", "both ends"]
+    "who", [lambda _: (), lambda pair: (pair.a, pair.b)], ids=["no end", "both ends"]
 )
 def test_what_one_host_alone_does_not_explain_is_the_wires(
     who: Callable[[PairSamples], tuple[str, ...]],

@@ -1,4 +1,4 @@
-"""A controller that stood still blames nobody for having left it."""
+"""A controller that was suspended blames no node for having left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from preflight.core.remote_command import ReachError
 from preflight.transport import payload_session
-from preflight.transport.payload_session import Leased
+from preflight.transport.payload_session import LeasedSession
 from tests.unit.fabric.nodes import HAS_TORCH, below, wait_for
 
 ROOT = Path(__file__).parents[3]
@@ -56,8 +56,8 @@ print(json.dumps({
 
 @pytest.mark.busy
 @pytest.mark.skipif(not HAS_TORCH, reason="no torch in this Python")
-def test_a_controller_that_was_stopped_blames_nobody() -> None:
-    """SIGSTOP until the nodes have left by their lease: the first pair is kept, nobody is bad.
+def test_a_controller_that_was_stopped_blames_no_node() -> None:
+    """SIGSTOP until the nodes have left by their lease: the first pair is kept, no node is bad.
 
     It stops itself. The two other pairs take longer than the lease.
     """
@@ -68,18 +68,18 @@ def test_a_controller_that_was_stopped_blames_nobody() -> None:
             os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             assert wait_for(lambda: [] if _running(process.pid) else [1], 60)
             process.send_signal(signal.SIGCONT)
-            said, _ = process.communicate(timeout=60)
+            output, _ = process.communicate(timeout=60)
         finally:
             process.kill()
-    found = json.loads(said.splitlines()[-1])
-    assert re.search(r"preflight itself stood still for \d+ s", found["unfinished"])
+    found = json.loads(output.splitlines()[-1])
+    assert re.search(r"preflight itself was suspended for \d+ s", found["unfinished"])
     assert (found["against"], found["owed"]) == ([], [])
     assert "measured" in found["pairs"].values()
     assert set(found["pairs"].values()) <= {"measured", "not_run"}  # a late stop: all are measured
 
 
 def _running(pid: int) -> list[int]:
-    """Who has not ended below a process; a stopped one reaps nobody."""
+    """Who has not ended below a process; a stopped one reaps none."""
     found = []
     for each in below(pid):
         with suppress(OSError):
@@ -100,7 +100,7 @@ class Mute:
         self.stopped_s = 0.0
 
     def send(self, message: object) -> None:
-        """Nobody listens either."""
+        """No process listens either."""
 
     def close(self) -> None:
         """Nothing runs."""
@@ -112,7 +112,7 @@ def test_who_did_not_listen_gives_a_line_some_more_time(monkeypatch: pytest.Monk
     monkeypatch.setattr(payload_session, "LOST_S", 1.0)
     monkeypatch.setattr(payload_session, "_HELD_UP_S", 0.5)
     mute = Mute()
-    line = Leased(mute)
+    line = LeasedSession(mute)
     line.watch()
     mute.stopped_s = 2.0
     assert line.hear(0.01) is None

@@ -35,7 +35,7 @@ def test_a_node_with_a_cut_path_does_not_host() -> None:
 
 
 def test_a_node_that_takes_no_part_counts_for_nothing() -> None:
-    """A dead node that nobody reaches, and that reaches nobody, moves the store nowhere."""
+    """A dead node that no node reaches, and that reaches none, moves the store nowhere."""
     cut = [(name, "h9") for name in NAMES] + [("h9", "h1")]
     assert host_first(NAMES, cut)[0] == "h1"
 
@@ -44,7 +44,7 @@ def test_a_node_that_takes_no_part_counts_for_nothing() -> None:
 def test_the_host_is_the_first_of_those_with_the_fewest_cut_paths(
     cut: frozenset[tuple[str, str]],
 ) -> None:
-    """Everyone is there once, and nobody before the host in the fleet is as well connected."""
+    """Every node is there once, and none before the host in the fleet is as well connected."""
     ordered = host_first(NAMES, cut)
     paths = {frozenset(link) for link in cut}
     cuts = {name: sum(name in path for path in paths) for name in NAMES}
@@ -53,7 +53,7 @@ def test_the_host_is_the_first_of_those_with_the_fewest_cut_paths(
 
 
 def test_only_who_cannot_connect_to_the_host_is_cut_off() -> None:
-    """The store is connected to, and connects to nobody."""
+    """The store is connected to, and connects to no node."""
     assert cut_off("h1", NAMES, [("h3", "h1"), ("h1", "h4"), ("h2", "h5")]) == {"h3"}
 
 
@@ -74,7 +74,7 @@ def test_who_cannot_reach_the_store_is_left_out_of_the_launch() -> None:
     assert "h3" not in {name for around in who.rounds for pair in around for name in pair}
 
 
-def test_who_could_not_reach_the_store_is_not_condemned_and_not_passed() -> None:
+def test_a_node_that_could_not_reach_the_store_neither_fails_nor_passes() -> None:
     """Its pairs are unknown on account of the path; the port stage's finding has the same cause."""
     measured = msgspec.structs.replace(
         sweep(hosts(2), lambda *_: 0.8),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from preflight.commands.blame import Told, json_schema
+from preflight.commands.blame import BlameDocument, json_schema
 from preflight.fabric.measure import lost_words
 from preflight.fabric.observed import (
     Digest,
@@ -58,15 +58,15 @@ def test_both_forms_round_trip(tmp_path: Path, pack: Callable[[bytes], bytes]) -
 
 
 @pytest.mark.parametrize(
-    ("inside", "said"),
+    ("inside", "message"),
     [
         ([("h1", "h2")], "inside[0] ('h1').rails[0]: it is the account of 'h2', not of h1"),
         ([("h1", "h1"), ("h1", "h1")], "inside[1] ('h1'): it stands twice there"),
-        ([("-x", "-x")], "inside: '-x' is no host name"),
+        ([("-x", "-x")], "inside: '-x' is not a host name"),
     ],
 )
 def test_what_goes_on_inside_of_nodes_is_read_and_held_to_itself(
-    tmp_path: Path, inside: list[tuple[str, str]], said: str
+    tmp_path: Path, inside: list[tuple[str, str]], message: str
 ) -> None:
     """A node's own rails round trip; accounts of another node, or twice, are refused."""
     rails = [InsideSamples(node, "gloo", (End(of, "measured"), None)) for node, of in inside]
@@ -74,7 +74,7 @@ def test_what_goes_on_inside_of_nodes_is_read_and_held_to_itself(
     (tmp_path / "whole.json").write_bytes(encode_sweep(whole))
     assert read_stored(tmp_path / "whole.json").sweep == whole
     wrong = encode_sweep(replace(SWEPT, inside=tuple(rails)))
-    assert refused(tmp_path, wrong).startswith(said)
+    assert refused(tmp_path, wrong).startswith(message)
 
 
 def test_a_runs_folder_is_read(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_the_examples_of_the_page_are_read(tmp_path: Path) -> None:
 def test_the_short_form_of_earlier_versions_is_read(
     tmp_path: Path, earlier: dict[str, Any], now: dict[str, Any]
 ) -> None:
-    """It has what both ends said in one text; it is read as if each had said its own."""
+    """It has both ends' errors in one text; it is read as if each had its own."""
     tried = {"a": "h1", "b": "h2", "rail": 0, "round": 0, "state": "hung", **earlier}
     document = {"nodes": ["h1", "h2"], "backend": "nccl", "tried": [tried], "digests": []}
     path = tmp_path / "short.json"
@@ -144,7 +144,7 @@ def test_every_field_is_explained() -> None:
     assert tuple(listed[1].split(", ")) == Standout.__struct_fields__
     kinds: tuple[type[msgspec.Struct], ...] = (
         Sweep, Ladder, PairSamples, End, Timing, Moved,
-        Observed, PairResult, EndResult, Digest, Told,
+        Observed, PairResult, EndResult, Digest, BlameDocument,
     )  # fmt: skip
     missing = {
         (kind.__name__, n) for kind in kinds for n in kind.__struct_fields__ if n not in named

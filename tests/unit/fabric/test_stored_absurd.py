@@ -35,7 +35,7 @@ LONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "an unknown node": (
         lambda d: d["pairs"][0].update(a="h9"),
-        "pairs[0] ('h9-h4'): 'h9' is none of the nodes",
+        "pairs[0] ('h9-h4'): 'h9' is not one of the nodes",
     ),
     "ranks that disagree about rounds": (
         lambda d: d["pairs"][0].update(round=1),
@@ -50,7 +50,7 @@ LONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda d: d["rounds"][0].append(["h1", "h9"]),
         "rounds[0]: 'h1' stands twice",
     ),
-    "somebody else's account": (
+    "another node's account": (
         lambda d: d["pairs"][0]["first"].update(node="h2"),
         "it is the account of 'h2', not of h1",
     ),
@@ -84,7 +84,10 @@ LONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "retests from before the start": (lambda d: d.update(retested=-1), "sweep: retested -1"),
     "retests after the end": (lambda d: d.update(retested=99), "sweep: retested 99"),
-    "a leaf of a hostile name": (lambda d: d.update(leaves={"-x": "1"}), "leaves: '-x' is no host"),
+    "a leaf of a hostile name": (
+        lambda d: d.update(leaves={"-x": "1"}),
+        "leaves: '-x' is not a host",
+    ),
     "a size twice": (
         lambda d: d["pairs"][0]["first"]["timings"].append(d["pairs"][0]["first"]["timings"][0]),
         "first.timings: a size stands twice",
@@ -92,7 +95,7 @@ LONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "mixed backends": (lambda d: d["pairs"][0].update(backend="nccl"), "backends are mixed"),
     "a hostile name": (
         lambda d: d["left_out"].update({"<b>\x1b[31m": "x"}),
-        "left_out: '<b>\\x1b[31m' is no host name",
+        "left_out: '<b>\\x1b[31m' is not a host name",
     ),
     "a backend that is none": (
         lambda d: [pair.update(backend="mpi") for pair in d["pairs"]],
@@ -162,9 +165,9 @@ SHORT: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "a negative time": (lambda d: d["digests"][0].update(best_us=-1), "do not ascend"),
     "a cut below nothing": (lambda d: d["digests"][0].update(cut_us=-1), "is negative"),
-    "a digest of nobody": (
+    "a digest of no pair": (
         lambda d: d["digests"][0].update(round=5),
-        "digests[0] ('h1-h4'): it is of no pair that was tried",
+        "digests[0] ('h1-h4'): its pair is not in tried",
     ),
     "a digest twice": (lambda d: d["digests"].append(d["digests"][0]), "stands twice"),
     "a node twice": (lambda d: d["nodes"].append("h1"), "nodes: a node stands twice"),
@@ -216,7 +219,7 @@ SHORT: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         "tried[0] ('h1-h4'): stood_still is 'h9'; it is h1, h4, or empty",
     ),
     "retests from before the start": (lambda d: d.update(retested=-1), "fabric: retested -1"),
-    "a silent node of no name": (lambda d: d.update(silent={"": "x"}), "silent: '' is no host"),
+    "a silent node of no name": (lambda d: d.update(silent={"": "x"}), "silent: '' is not a host"),
     "a negative standout": (
         lambda d: d["digests"][0].update(standouts=[[0, 0, -1, 1, 1, 1]]),
         "standouts[0]: a time is negative",

@@ -25,18 +25,18 @@ def test_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
     """NaN is no JSON, infinity no number: the byte is named, and what is whole before it."""
     content = encode_sweep(SWEPT)
     at = content.index(b"1.0", content.index(b'"gaps_us"', len(content) // 2))
-    said = refused(tmp_path, content[:at] + b"NaN" + content[at + 3 :])
-    assert re.search(r"no JSON at byte [\d,]+, near b'.*NaN", said)
-    assert re.search(r"[23] of its pairs before that are whole, the last 'h\d-h\d'", said)
+    message = refused(tmp_path, content[:at] + b"NaN" + content[at + 3 :])
+    assert re.search(r"not JSON at byte [\d,]+, near b'.*NaN", message)
+    assert re.search(r"[23] of its pairs before that are whole, the last 'h\d-h\d'", message)
     assert "ut of range" in refused(tmp_path, content[:at] + b"1e999" + content[at + 3 :])
 
 
 def test_a_file_that_was_cut_off_says_how_far_it_was_whole(tmp_path: Path) -> None:
     """Truncated JSON, and truncated or damaged gzip."""
     content = encode_sweep(SWEPT)
-    said = refused(tmp_path, content[: len(content) * 3 // 4])
-    assert "it ends in the middle" in said
-    assert "4 of its pairs before that are whole, the last 'h" in said
+    message = refused(tmp_path, content[: len(content) * 3 // 4])
+    assert "it ends in the middle" in message
+    assert "4 of its pairs before that are whole, the last 'h" in message
     packed = gzip.compress(content)
     assert "damaged gzip (it ends early" in refused(tmp_path, packed[: len(packed) // 2])
     assert "damaged gzip" in refused(tmp_path, packed[:20] + b"\xff\xff" + packed[22:])
@@ -44,7 +44,7 @@ def test_a_file_that_was_cut_off_says_how_far_it_was_whole(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")], ids=["tight", "spaced"])
-def test_a_file_that_was_cut_off_anywhere_is_told_to_be_copied_again(
+def test_a_truncated_file_gets_the_advice_to_copy_it_again(
     tmp_path: Path, separators: tuple[str, str]
 ) -> None:
     """Inside a number, a word or a name, however its writer spaced it: whole pairs are counted."""
@@ -52,10 +52,10 @@ def test_a_file_that_was_cut_off_anywhere_is_told_to_be_copied_again(
     at = content.index(b"200.0", len(content) // 2)
     null = json.dumps({"ladder": [], "pairs": [{"a": "h1", "b": "h2"}, None]})
     for cut in (content[: at + 3], content[: at + 4], content[: at - 1]):
-        said = refused(tmp_path, cut)
-        assert "it ends in the middle" in said
-        assert re.search(r"[23] of its pairs before that are whole, the last 'h\d-h\d'", said)
-        assert "copy it again" in said
+        message = refused(tmp_path, cut)
+        assert "it ends in the middle" in message
+        assert re.search(r"[23] of its pairs before that are whole, the last 'h\d-h\d'", message)
+        assert "copy it again" in message
     assert "1 of its pairs before that are whole" in refused(tmp_path, null[:-4].encode())
 
 
@@ -156,8 +156,8 @@ def _read_or_refuse(folder: Path, content: bytes) -> None:
     try:
         stored = read_stored(path)
     except UsageError as error:
-        said = str(error)
+        message = str(error)
     else:
-        said = f"{path} is sound"
+        message = f"{path} is sound"
         assert isinstance(stored.observed, Observed)
-    assert str(path) in said
+    assert str(path) in message

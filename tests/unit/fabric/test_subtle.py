@@ -82,8 +82,8 @@ def test_a_loose_cable_is_flaky_with_counts_and_counters() -> None:
     flaky = {names for names, verdict in verdicts.items() if verdict.outcome is Outcome.FLAKY}
     assert flaky == {names for names in verdicts if "h3" in names}
     assert {verdicts[names].blame for names in flaky} == {"h3"}
-    said = {verdicts[names].sentence for names in flaky}
-    assert said == {blame.sentence}, "the count is said once"
+    sentences = {verdicts[names].sentence for names in flaky}
+    assert sentences == {blame.sentence}, "the count is given once"
 
 
 def _others(measured: Sweep, fleet: Sequence[Host]) -> Blame:
@@ -101,7 +101,7 @@ def _others(measured: Sweep, fleet: Sequence[Host]) -> Blame:
     return blame
 
 
-def test_fifteen_per_cent_less_is_said_with_its_rail_and_numbers() -> None:
+def test_fifteen_per_cent_less_is_reported_with_its_rail_and_numbers() -> None:
     """No fixed share of the peers' median would see it."""
     fleet = hosts(5)
     measured = sweep(fleet, lambda *_: 46.0, backend="nccl", rails=2)
@@ -117,7 +117,7 @@ def test_fifteen_per_cent_less_is_said_with_its_rail_and_numbers() -> None:
     assert "rail 1 of h2 is slow with each of its 4 partners" in blame.sentence
 
 
-def test_what_is_condemned_grossly_is_not_said_twice() -> None:
+def test_what_fails_outright_is_not_reported_twice() -> None:
     """A link that is dead slow is one blame, not a slow one and a statistical one."""
     fleet = hosts(5)
     measured = sweep(fleet, lambda a, b: 0.02 if "h4" in (a, b) else 0.8)

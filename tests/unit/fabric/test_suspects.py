@@ -1,4 +1,4 @@
-"""Who is measured again: what is in doubt, with partners that are not; nobody when all is plain."""
+"""Which nodes are measured again: those in doubt, with others that are not; none without doubt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from preflight.fabric.retest import suspects
 from tests.unit.fabric.synthetic import end, hosts, sweep
 
 
-def test_nobody_is_measured_again_when_all_is_plain() -> None:
+def test_no_node_is_measured_again_without_doubt() -> None:
     """A healthy fleet, and one whose culprit is named, cost no second look."""
     fleet = hosts(8)
     assert suspects(sweep(fleet, lambda *_: 46.0, backend="nccl")) == ()
@@ -77,13 +77,13 @@ def test_two_gloo_nodes_that_met_only_each_other_meet_cleared_ones_in_a_small_fl
 
 
 def test_two_nodes_alone_are_not_measured_again_for_being_slow() -> None:
-    """There is nobody to tell them apart with."""
+    """There is no node to separate them with."""
     fleet = hosts(2)
     assert suspects(sweep(fleet, lambda *_: 0.02, backend="gloo")) == ()
 
 
 def test_two_nodes_alone_are_measured_again_after_a_hang() -> None:
-    """Whether it comes again needs no third node: one lost operation condemns neither."""
+    """Whether it comes again needs no third node: one lost operation fails neither."""
     whole = sweep(hosts(2), lambda *_: 46.0, backend="nccl", rails=2)
     pairs = tuple(
         replace(pair, first=end("h1", 1.0, state="hung"), second=end("h2", 1.0, state="hung"))

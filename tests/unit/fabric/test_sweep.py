@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from preflight.fleet.model import Host
-    from preflight.transport.payload_session import LeasedTalk
+    from preflight.transport.payload_session import MessageSession
 
     Meanwhile = Callable[[Callable[[], None]], None]
 
@@ -86,7 +86,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def test_what_an_earlier_run_left_stuck_is_a_finding() -> None:
-    """A stopped process that holds the node will never let go: told with its pid and a command."""
+    """A stopped process that holds the node never lets go: it is reported with pid and command."""
     hosts = fleet(3)
     stuck = subprocess.Popen([sys.executable, "-c", _STUCK])
     try:
@@ -142,7 +142,7 @@ def test_every_pair_is_measured_from_both_ends() -> None:
 
 
 def test_a_measuring_process_that_stands_still_is_replaced(meanwhile: Meanwhile) -> None:
-    """Stopped in the first round: its pair is hung, later rounds are measured, nobody is lost."""
+    """Stopped in the first round: its pair is hung, later rounds are measured, no node is lost."""
     hosts = fleet(3)
     start = Starter({})
 
@@ -193,12 +193,12 @@ def test_a_node_that_falls_silent_is_lost_and_named(
     found = sweep(plan(hosts, long_s=2.0), hosts, start, nonce="frozen", deadline_s=DEADLINE_S)
     seen = states(found)
     assert all(seen[name] == FINE for name in ("h1-h2", "h1-h3", "h2-h3"))
-    assert found.troubles == {"h4": "the connection to it was lost: it said nothing for 3 s"}
+    assert found.troubles == {"h4": "the connection to it was lost: no message for 3 s"}
     assert [one.component for one in blame(found, hosts)] == ["h4"]
 
 
 def test_a_spent_budget_is_no_failure() -> None:
-    """The time is up in the middle: what was not measured is not run, and nobody is blamed."""
+    """The time is up in the middle: what was not measured is not run, and no node is blamed."""
     hosts = fleet(4)
     found = sweep(plan(hosts, long_s=8.0), hosts, Starter({}), nonce="short", deadline_s=10.0)
     assert "time was up" in found.unfinished
@@ -230,7 +230,7 @@ def test_a_node_that_never_joins_is_left_out_by_the_others() -> None:
     """It has torch, gets the order and does nothing: the others go on after one wait."""
 
     class Idle:
-        def __init__(self, talk: LeasedTalk) -> None:
+        def __init__(self, talk: MessageSession) -> None:
             self._talk = talk
 
         def hear(self, within_s: float) -> bytes | None:
@@ -243,7 +243,7 @@ def test_a_node_that_never_joins_is_left_out_by_the_others() -> None:
         def close(self) -> None:
             self._talk.close()
 
-    def idle(host: Host, request: Mapping[str, object]) -> LeasedTalk:
+    def idle(host: Host, request: Mapping[str, object]) -> MessageSession:
         return Idle(real(host, request))
 
     hosts = fleet(3)
@@ -283,7 +283,7 @@ def test_a_node_that_talks_nonsense_is_left_out(answer: bytes) -> None:
 
 
 def test_a_node_without_torch_is_left_out_with_the_reason() -> None:
-    """Its Python cannot import torch: said in words, and the other two go on."""
+    """Its Python cannot import torch: that is reported, and the other two go on."""
     hosts = fleet(3)
     bare = msgspec.structs.replace(hosts[2], python=(*hosts[2].python, "-S", "-E"))
     found = sweep(plan(hosts), [*hosts[:2], bare], Starter({}), nonce="bare", deadline_s=DEADLINE_S)

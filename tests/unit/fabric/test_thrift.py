@@ -8,7 +8,7 @@ from msgspec import json
 from msgspec.structs import replace
 
 from preflight.fabric.agent_events import PairSeen, Ready, decode_event
-from preflight.fabric.collect import Collected
+from preflight.fabric.collect import SweepAccounts
 from preflight.fabric.plan import SweepPlan
 from preflight.fabric.roster import roster
 from preflight.fabric.samples import End, Ladder, Stall, TimeInterner, Timing
@@ -45,7 +45,7 @@ def test_every_account_of_a_pair_is_tidied_once() -> None:
     names = ("h1", "h2")
     ready = dict.fromkeys(names, Ready("2.13", cuda=False, gpus=0))
     plan = SweepPlan(nodes=names, rounds=circle_rounds(names), gloo=(Ladder(8, 1, 5),))
-    collected = Collected(roster(plan, ready))
+    collected = SweepAccounts(roster(plan, ready))
     seen = PairSeen(
         round=0, rail=0, a="h1", b="h2", backend="gloo", state="measured", error="",
         started_s=1.0, setup_ms=2.0, timings=(Timing(8, (181.5, 182.25), (1.5, 2.5)),),

@@ -220,7 +220,7 @@ def seen(*notable: Process, scheduler: str = "none", unreadable: int = 0) -> Pro
 
 
 def charged(index: int, used_mib: int, *charges: GpuProcess) -> Gpu:
-    """A GPU with memory in use, and to whom NVML charges it."""
+    """A GPU with memory in use, and the processes to which NVML charges it."""
     return gpu(index, memory_used_mib=used_mib, processes=charges)
 
 
@@ -255,8 +255,8 @@ def nets(results: dict[tuple[str, str], str], names: str = "h1 h2 h3 h4") -> dic
         both = {other: results.get((node, other), "ok") for other in others}
         tried[node] = [attempt(other, result) for other, result in both.items()]
         if node != master:
-            said = results.get((node, "master"), both[master])
-            tried[node].append(attempt(master, said, kind="master", port=29500))
+            result = results.get((node, "master"), both[master])
+            tried[node].append(attempt(master, result, kind="master", port=29500))
     at_master = tuple((n, one) for n in nodes for one in tried[n] if one.kind == "master")
     aimed = {
         node: tuple((n, one) for n in nodes for one in tried[n] if one.target == node)

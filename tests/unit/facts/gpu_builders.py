@@ -22,9 +22,9 @@ def node(odd: int | None = None, **changes: object) -> Facts:
     """
     built = []
     for one in gpus():
-        told = changes if odd is None or one.index == odd else {}
-        own = {name: told[name] for name in told if name in one.__struct_fields__}
-        rest = {name: told[name] for name in told if name not in own}
+        applied = changes if odd is None or one.index == odd else {}
+        own = {name: applied[name] for name in applied if name in one.__struct_fields__}
+        rest = {name: applied[name] for name in applied if name not in own}
         built.append(replace(one, **{"health": health(**rest), **own}))
     timed = facts(gpus=tuple(built), time_s=2 * DAY_S, boot_s=DAY_S)
     counted = replace(timed.driver, counted=8, init_s=0.2, slowest_s=0.01, slowest_call="x")

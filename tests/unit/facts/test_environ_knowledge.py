@@ -18,13 +18,14 @@ from preflight.checks.env.test_variables import (
 )
 from preflight.checks.env.values import KEYS as ALLOCATOR_KEYS
 from preflight.checks.env.values import as_stoi, as_strtoll, duration, read
-from preflight.checks.env.variables import family, meant, nobody, variables
+from preflight.checks.env.variables import family, meant, unread_names, variables
 from tests.unit.facts.builders import facts
 
 KNOWN: Final = variables()
 TYPES: Final = (
-    "untold", "integer", "switch", "boolean", "number_of", "choice", "list", "functions", "level",
-    "bytes", "float", "ifname", "names", "hca", "endpoint", "path", "alloc", "text", "secret",
+    "undocumented", "integer", "switch", "boolean", "number_of", "choice", "list", "functions",
+    "level", "bytes", "float", "ifname", "names", "hca", "endpoint", "path", "alloc", "text",
+    "secret",
 )  # fmt: skip
 JUDGES = (judge_values, judge_exists, judge_deprecated, judge_contradictions)
 VALUES = st.one_of(
@@ -44,14 +45,14 @@ GOOD_SETTINGS = (
 
 
 def test_every_entry_can_be_read_and_says_where_it_is_from() -> None:
-    """A type that nobody reads, or an entry without source, would judge nothing."""
+    """A type that no code reads, or an entry without source, would judge nothing."""
     assert {one.type for one in KNOWN.values()} <= set(TYPES)
     for one in KNOWN.values():
         assert one.source
         assert one.date.year >= 2026
-        assert one.does or one.type == "untold"
+        assert one.does or one.type == "undocumented"
         assert not (one.type in ("choice", "list", "level", "number_of") and not one.values)
-    assert len([one for one in KNOWN.values() if one.type != "untold"]) > 190
+    assert len([one for one in KNOWN.values() if one.type != "undocumented"]) > 190
 
 
 def test_what_replaces_an_old_name_is_known() -> None:
@@ -64,18 +65,18 @@ def test_what_replaces_an_old_name_is_known() -> None:
 
 
 def test_versions_are_numbers_and_a_new_name_is_as_old_as_the_end_of_the_old_one() -> None:
-    """They are compared: a name told too young is called useless where it works."""
+    """Versions are compared: with a wrong one, a name that works would be called useless."""
     for one in KNOWN.values():
-        for told in (one.since, one.removed, one.deprecated):
-            assert not told or re.fullmatch(r"\d+\.\d+(\.\d+)?", told), one.name
+        for version in (one.since, one.removed, one.deprecated):
+            assert not version or re.fullmatch(r"\d+\.\d+(\.\d+)?", version), one.name
         if one.owner == "torch" and one.deprecated:
             assert KNOWN[one.use].since == one.deprecated, one.name
 
 
-def test_nobodys_names_are_nobodys() -> None:
+def test_names_that_nothing_reads_are_not_known_names() -> None:
     """A name cannot be both read and unread; what is advised in its place is read."""
-    assert not set(nobody()) & set(KNOWN)
-    for name, one in nobody().items():
+    assert not set(unread_names()) & set(KNOWN)
+    for name, one in unread_names().items():
         assert family(name) is not None
         for each in re.findall(r"\b(?:NCCL|TORCH|PYTORCH|CUDA)_[A-Z_]+\b", one.instead):
             assert each in KNOWN, each

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preflight.captured.kernel_log import parse, stripped
-from preflight.checks.gpu.driver_log import roots, troubles
-from preflight.facts.boards import GRADES, catalog, known
+from preflight.checks.gpu.driver_log import gpu_faults, root_causes
+from preflight.facts.boards import GRADES, catalog, xid_info
 
 SAID = "NVRM: Xid (PCI:0000:1b:00): 79, pid=7, name=x, GPU has fallen off the bus."
 
@@ -51,7 +51,7 @@ SAID = "NVRM: Xid (PCI:0000:1b:00): 79, pid=7, name=x, GPU has fallen off the bu
     ],
 )
 def test_every_style_of_stamp_is_taken_off(prefix: str, at_s: float | None) -> None:
-    """What the kernel said is what remains, with the time since boot where it was told."""
+    """The kernel's text remains, with the time since boot where it is known."""
     (line,) = parse(prefix + SAID + "\n").lines
     assert (line.text, line.at_s) == (SAID, at_s)
 
@@ -64,7 +64,7 @@ def test_a_text_that_goes_on_indented_is_one_line() -> None:
         "      NVRM: fallen off the bus\n"
         "[2.0]  show_stack+0x52/0x5c\n"
     )
-    assert [each.slot for each in troubles(log.lines)] == ["0000:5d:00"]
+    assert [each.slot for each in gpu_faults(log.lines)] == ["0000:5d:00"]
     assert len(log.lines) == 2
 
 
@@ -74,7 +74,7 @@ def test_a_file_whose_name_has_two_lines_is_one_line(path: str, stamp: str) -> N
     """dmesg(1) breaks a text at its line ends, and indents the rest below its beginning."""
     rest = f"               {stamp}{SAID}' started with executable stack\n"
     log = parse(f"[   12.345678] process '{path}\n{rest}")
-    assert troubles(log.lines) == []
+    assert gpu_faults(log.lines) == []
     assert log.seen == 1
 
 
@@ -96,9 +96,9 @@ def test_an_indented_paste_keeps_its_lines() -> None:
     ],
 )
 def test_who_quotes_the_kernel_is_not_the_kernel(before: str) -> None:
-    """A program's line, a command or a comment with an Xid in it condemns no GPU."""
+    """A program's line, a command or a comment with an Xid in it counts against no GPU."""
     log = parse(f"{before}{SAID}\n[   13.000000] usb 1-1: new device\n")
-    assert troubles(log.lines) == []
+    assert gpu_faults(log.lines) == []
     assert (log.seen, len(log.lines), log.dropped) == (2, 1, 0)
 
 
@@ -106,8 +106,8 @@ def test_a_log_of_which_all_lines_are_comments_is_judged() -> None:
     """It was pasted so; beside a line that is none, a comment quotes."""
     log = parse(f"  #     {SAID}\n  #     usb 1-1: new device\n  #\n")
     assert [each.text for each in log.lines] == [SAID, "usb 1-1: new device"]
-    assert troubles(log.lines)
-    assert troubles(parse(f"# {SAID}\nusb 1-1: new device\n").lines) == []
+    assert gpu_faults(log.lines)
+    assert gpu_faults(parse(f"# {SAID}\nusb 1-1: new device\n").lines) == []
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_no_text_breaks_the_reader(text: str) -> None:
     """Whatever it holds: lines are printable and bounded, and the judges' readers take them."""
     log = parse(text)
     assert all(line.text.isprintable() and len(line.text) <= 512 for line in log.lines)
-    roots(troubles(log.lines))
+    root_causes(gpu_faults(log.lines))
     for line in text.splitlines():
         stripped(line)
 
@@ -140,19 +140,19 @@ def test_no_text_breaks_the_reader(text: str) -> None:
 def test_an_echo_always_has_a_cause(codes: list[int]) -> None:
     """However Xids come together, at least one remains, and the gravest is never left out."""
     lines = "\n".join(f"NVRM: Xid (PCI:0000:1b:00): {code}, x" for code in codes)
-    said = troubles(parse(lines).lines)
-    left = roots(said)
+    found = gpu_faults(parse(lines).lines)
+    left = root_causes(found)
     assert left
     assert min(GRADES.index(each.grade) for each in left) == min(
-        GRADES.index(each.grade) for each in said
+        GRADES.index(each.grade) for each in found
     )
 
 
 def test_the_catalog_agrees_with_what_all_vendors_say() -> None:
     """Every list read calls these grave, and none drains for what a program does."""
     for code in (48, 62, 64, 74, 79, 119, 120):
-        assert known(code).grade in ("fatal", "reset")
+        assert xid_info(code).grade in ("fatal", "reset")
     for code in (13, 31, 43, 45):
-        assert known(code).grade == "application"
+        assert xid_info(code).grade == "application"
     assert {each.grade for each in catalog().values()} == set(GRADES)
     assert all(each.meaning and each.advice and each.source for each in catalog().values())

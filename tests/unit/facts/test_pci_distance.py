@@ -29,7 +29,7 @@ def test_distance_on_one_numa_node(a: tuple[str, ...], b: tuple[str, ...], expec
 
 
 def test_two_sockets_are_sys_and_an_unread_path_is_unknown() -> None:
-    """Another NUMA node is SYS; without a path, or a NUMA node where it decides, nobody knows."""
+    """Another NUMA node is SYS; without a path, or a NUMA node where it decides, unknown."""
     a, b = (ROOT, PORT, "gpu"), ("pci0000:97", "0000:97:01.0", "nic")
     assert pci_distance(a, b, 0, 1) == "SYS"
     assert pci_distance(a, b, 0, None) == "unknown"

@@ -162,7 +162,7 @@ def test_a_code_that_the_legend_explains_is_taken() -> None:
     ],
 )
 def test_damage_is_refused_with_its_place(text: str, reason: str) -> None:
-    """Half a matrix would make a healthy node look odd, so it is refused, and told where."""
+    """Half a matrix would make a healthy node differ, so it is refused, with the place."""
     with pytest.raises(TopologyError, match=reason) as raised:
         parse_topo(text)
     assert "nvidia-smi topo -m" in str(raised.value)

@@ -59,7 +59,7 @@ def test_lists_that_cuda_uses_whole(value: str | None, indices: tuple[int, ...])
     ],
 )
 def test_lists_that_cuda_cuts_short(value: str, indices: tuple[int, ...], trouble: str) -> None:
-    """CUDA says nothing when it stops, so the reason is told."""
+    """CUDA prints nothing when it stops, so the verdict has the reason."""
     visible = read_visible(value, FOUR)
     assert visible.indices == indices
     assert trouble in visible.trouble
@@ -81,7 +81,7 @@ def test_lists_that_cuda_cuts_short(value: str, indices: tuple[int, ...], troubl
 def test_what_cuda_drops_behind_a_number_was_meant(
     value: str, indices: tuple[int, ...], trouble: str, remedy: str
 ) -> None:
-    """A range or another separator leaves one GPU in silence: it is said, and what to write."""
+    """A range or another separator silently leaves one GPU: the verdict has what to write."""
     visible = read_visible(value, FOUR)
     assert visible.indices == indices
     assert trouble in visible.trouble

@@ -1,4 +1,4 @@
-"""Inside an allocation srun is the way, unless somebody named another."""
+"""Inside an allocation srun is the transport, unless an option or the inventory sets another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.errors import UsageError
-from preflight.fleet.sources import Wish, resolve
+from preflight.fleet.sources import FleetRequest, resolve
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,9 +23,9 @@ def _srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
-def ways(environ: dict[str, str] | None = None, **said: str) -> list[str]:
+def ways(environ: dict[str, str] | None = None, **options: str) -> list[str]:
     """Return each node's transport."""
-    fleet = resolve(Wish(environ=JOB if environ is None else environ, **said))  # type: ignore[arg-type]
+    fleet = resolve(FleetRequest(environ=JOB if environ is None else environ, **options))  # type: ignore[arg-type]
     return [host.transport for host in fleet.hosts]
 
 

@@ -1,4 +1,4 @@
-"""Ansible inventories: Ansible reads them, we take the way in and the promises, and no password."""
+"""Ansible inventories: Ansible reads them, we take logins and expectations, and no password."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from preflight.errors import UsageError
 from preflight.fleet import ansible_list
 from preflight.fleet.ansible_list import decode, members
 from preflight.fleet.inventory import open_inventory
-from preflight.fleet.sources import Wish, resolve
+from preflight.fleet.sources import FleetRequest, resolve
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +68,7 @@ LISTED: dict[str, Any] = {
 
 
 def _hosts(path: Path, nodes: str | None = None) -> list[Host]:
-    return list(resolve(Wish(inventory=str(path), nodes=nodes)).hosts)
+    return list(resolve(FleetRequest(inventory=str(path), nodes=nodes)).hosts)
 
 
 def _written(folder: Path, name: str, text: str) -> Path:
@@ -86,15 +86,15 @@ def _listed(folder: Path, **variables: object) -> Path:
 @pytest.mark.slow
 @needs_ansible
 def test_an_ini_inventory(tmp_path: Path) -> None:
-    """Way in and promises come merged as Ansible merges them; a local host is not dialled."""
+    """Way in and expectations come merged as Ansible merges them; a local host is not dialled."""
     path = _written(tmp_path, "hosts.ini", INI)
     hosts = {host.name: host for host in _hosts(path)}
     assert list(hosts) == ["gpu001", "gpu002", "gpu003", "login1"]
     third = hosts["gpu003"]
     assert (third.address, third.port, third.user) == ("10.0.0.3", 2222, "ops")
     assert third.known_hosts == str(tmp_path / "known_hosts")
-    assert [host.promised.gpus for host in hosts.values()] == [8, 8, 7, None]
-    assert third.promised.origin == f"{path} [train]"
+    assert [host.expected.gpus for host in hosts.values()] == [8, 8, 7, None]
+    assert third.expected.origin == f"{path} [train]"
     assert (hosts["login1"].transport, hosts["login1"].group) == ("local", "head")
     assert len(_hosts(path, nodes="@inventory:cluster!@inventory:head")) == 3
 
@@ -116,7 +116,7 @@ def test_yaml_a_folder_and_a_script(tmp_path: Path) -> None:
     assert _hosts(tmp_path / "site")[1].identity_file == str(tmp_path / "site" / "keys/id")
     script = _written(tmp_path, "cloud.sh", SCRIPT)
     script.chmod(0o755)
-    assert _hosts(script)[0].promised.gpus == 8
+    assert _hosts(script)[0].expected.gpus == 8
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_what_ansible_cannot_read_is_no_smaller_fleet(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ("echo 'ERROR! no such plugin' >&2; exit 4", r"ends with 4 \(no such plugin\)"),
         ("echo 'Using /etc/ansible/ansible.cfg'; echo '{}'", "does not begin with {"),
@@ -143,7 +143,7 @@ def test_what_ansible_cannot_read_is_no_smaller_fleet(tmp_path: Path) -> None:
     ],
 )
 def test_a_strange_ansible(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, message: str
 ) -> None:
     """One that fails, chatters, floods or hangs ends in a sentence that says what to run."""
     bin_ = tmp_path / "bin"
@@ -154,7 +154,7 @@ def test_a_strange_ansible(
     monkeypatch.setattr(ansible_list, "LIST_S", 2.0 if "sleep" in body else 30.0)
     monkeypatch.setattr(ansible_list, "LARGEST", 1 << 20)
     path = _written(tmp_path, "hosts.ini", "h1\n")
-    with pytest.raises(UsageError, match=said) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         open_inventory(path)
     assert str(caught.value).startswith(str(path))
     assert "ansible-inventory" in str(caught.value) or "split" in str(caught.value)
@@ -181,7 +181,7 @@ def test_the_listed_json_needs_no_ansible(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "message"),
     [
         ({"ansible_password": "hunter2"}, "h1 has ansible_password"),
         ({"ansible_ssh_pass": "hunter2"}, "h1 has ansible_ssh_pass"),
@@ -209,11 +209,11 @@ def test_the_listed_json_needs_no_ansible(tmp_path: Path, monkeypatch: pytest.Mo
     ],
 )
 def test_refusals_name_host_and_variable_and_no_value(
-    tmp_path: Path, variables: dict[str, object], said: str
+    tmp_path: Path, variables: dict[str, object], message: str
 ) -> None:
     """What we cannot or must not use is refused by name; no value that may be secret is shown."""
     path = _listed(tmp_path, **variables)
-    with pytest.raises(UsageError, match=said) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         _hosts(path)
     assert "h1" in str(caught.value)
     assert str(caught.value).startswith(str(path))
@@ -221,7 +221,7 @@ def test_refusals_name_host_and_variable_and_no_value(
 
 
 def test_only_chosen_hosts_are_looked_at(tmp_path: Path) -> None:
-    """A Windows host of the same inventory is nobody's concern while it is not of the fleet."""
+    """A Windows host of the same inventory does no harm while it is not in the fleet."""
     tables = {
         "_meta": {"hostvars": {"w1": {"ansible_connection": "winrm", "ansible_password": "x"}}},
         "gpu": {"hosts": ["h1"]},
@@ -232,13 +232,13 @@ def test_only_chosen_hosts_are_looked_at(tmp_path: Path) -> None:
 
 
 def test_a_node_may_be_put_in_a_group(tmp_path: Path) -> None:
-    """Where Ansible's groups mean roles, preflight_group says with whom a node is compared."""
+    """Where Ansible's groups mean roles, preflight_group names the group a node is compared in."""
     host = _hosts(_listed(tmp_path, preflight_group="h100", preflight_gpu_model="H100"))[0]
-    assert (host.group, host.promised.gpu_model) == ("h100", "H100")
+    assert (host.group, host.expected.gpu_model) == ("h100", "H100")
 
 
 @pytest.mark.parametrize(
-    ("tables", "said"),
+    ("tables", "message"),
     [
         ({"gpu": {"hosts": ["h1"]}}, "hostvars"),
         ({"_meta": {"hostvars": {"h9": {}}}}, "h9 has variables and is in no group"),
@@ -247,14 +247,14 @@ def test_a_node_may_be_put_in_a_group(tmp_path: Path) -> None:
         ({"_meta": {"hostvars": {}}, "g": {"hosts": ["h"], "vars": {"x": 1}}}, "without --export"),
         ({"_meta": {"hostvars": {}}, "g": {"children": ["g"]}}, "circle"),
         ({"_meta": {"hostvars": {}}, "a": {"children": ["b"]}, "b": {"children": ["a"]}}, "circle"),
-        ({"_meta": {"hostvars": {}}, "g\x1b[31m": {}}, "no name of a group"),
+        ({"_meta": {"hostvars": {}}, "g\x1b[31m": {}}, "not a group name"),
         ([], "not what ansible-inventory"),
     ],
 )
-def test_other_shapes_are_refused(tmp_path: Path, tables: object, said: str) -> None:
+def test_other_shapes_are_refused(tmp_path: Path, tables: object, message: str) -> None:
     """JSON that Ansible did not write, or wrote with another option, loses no host in silence."""
     path = _written(tmp_path, "inventory.json", json.dumps(tables))
-    with pytest.raises(UsageError, match=said) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         open_inventory(path)
     assert str(caught.value).isprintable()
 

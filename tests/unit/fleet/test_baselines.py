@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from preflight.core.thresholds import Told
+from preflight.core.thresholds import Override
 from preflight.fabric.measure import wire_from
 from preflight.fleet.baselines import (
     LINKS,
@@ -17,7 +17,7 @@ from preflight.fleet.baselines import (
     gpu_platform,
     rail_floor,
 )
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 
 FULL = {"gpus": 8, "nvlinks_per_gpu": 18}
 GPU_NUMBERS = [
@@ -28,7 +28,7 @@ GPU_NUMBERS = [
 
 @pytest.mark.parametrize("one", GPU_NUMBERS)
 def test_each_number_of_a_gpu_is_within_half_and_all_of_its_ceiling(one: Any) -> None:
-    """A unit or a decimal point that slipped would pass or condemn every GPU of its kind."""
+    """A wrong unit or decimal point would pass or fail every GPU of its kind."""
     if one.measure in TIMES:
         assert 0.5 <= one.ceiling / one.value <= 1
         assert one.value < one.least < 10 * one.ceiling
@@ -70,7 +70,7 @@ def test_each_floor_of_a_rail_is_within_half_and_all_of_its_line_rate(name: str,
 
 
 @pytest.mark.parametrize(
-    ("promised", "platform"),
+    ("expected", "platform"),
     [
         ({"gpu_model": "H100", **FULL}, "H100 SXM"),
         ({"gpu_model": "NVIDIA H100 80GB HBM3"}, "H100 SXM"),
@@ -91,63 +91,63 @@ def test_each_floor_of_a_rail_is_within_half_and_all_of_its_line_rate(name: str,
     ],
 )
 def test_a_platform_is_chosen_by_what_is_promised(
-    promised: dict[str, Any], platform: str | None
+    expected: dict[str, Any], platform: str | None
 ) -> None:
-    """A promise that may mean a slower board gets no number, rather than one that condemns it."""
-    assert gpu_platform(Promise(**promised)) == platform
+    """A GPU model that may mean a slower board gets no floor, rather than one that fails it."""
+    assert gpu_platform(Expected(**expected)) == platform
 
 
 def test_the_floor_says_which_number_it_is() -> None:
     """By a limit of the site, else by its baseline, else by the shipped number; none is guessed."""
-    shipped = Promise(gpu_model="NVIDIA H200", origin="fleet.toml [group.train]")
+    shipped = Expected(gpu_model="NVIDIA H200", origin="fleet.toml [group.train]")
     floor = gpu_floor(shipped, "gemm_bf16")
     assert floor is not None
     assert (floor.value, floor.unit, floor.decided_by) == (556, "TFLOP/s", "platform")
     assert floor.origin == (
-        "floor for H200 SXM, as promised in fleet.toml [group.train]; "
+        "floor for H200 SXM, as expected by fleet.toml [group.train]; "
         "healthy ones reach 794.5 (measured)"
     )
     assert not floor.holds(500)
-    learned = Told(700.0, "fleet.toml [group.train]", "2026-11-22, 8 GPUs of h1")
-    site = gpu_floor(Promise(gpu_model="H200", baselines={"gemm_bf16": learned}), "gemm_bf16")
+    learned = Override(700.0, "fleet.toml [group.train]", "2026-11-22, 8 GPUs of h1")
+    site = gpu_floor(Expected(gpu_model="H200", baselines={"gemm_bf16": learned}), "gemm_bf16")
     assert site is not None
     assert site.value == pytest.approx(595)
     assert site.decided_by == "site"
     assert site.origin == (
         "0.85 of the baseline 700 of fleet.toml [group.train], learned 2026-11-22, 8 GPUs of h1"
     )
-    both = Promise(
-        baselines={"gemm_bf16": learned}, limits={"gemm_bf16": Told(650.0, "fleet.toml")}
+    both = Expected(
+        baselines={"gemm_bf16": learned}, limits={"gemm_bf16": Override(650.0, "fleet.toml")}
     )
     limit = gpu_floor(both, "gemm_bf16")
     assert limit is not None
     assert (limit.value, limit.origin) == (650, "limit gemm_bf16 of fleet.toml")
-    assert gpu_floor(Promise(gpu_model="NVIDIA L40S"), "gemm_bf16") is None
+    assert gpu_floor(Expected(gpu_model="NVIDIA L40S"), "gemm_bf16") is None
 
 
 def test_times_are_held_from_above_and_small_messages_not_at_all() -> None:
     """A launch may take at most so long; busbw counts from the size on at which it was known."""
-    promise = Promise(gpu_model="NVIDIA B200")
-    launch, reduce = gpu_floor(promise, "launch"), gpu_floor(promise, "all_reduce")
+    expectation = Expected(gpu_model="NVIDIA B200")
+    launch, reduce = gpu_floor(expectation, "launch"), gpu_floor(expectation, "all_reduce")
     assert launch is not None
     assert launch.holds(10)
     assert not launch.holds(60)
     assert reduce is not None
     assert reduce.from_bytes == 4 << 30
-    h100 = Promise(gpu_model="H100 SXM")
+    h100 = Expected(gpu_model="H100 SXM")
     either, nvls = gpu_floor(h100, "all_reduce"), gpu_floor(h100, "all_reduce", algorithm="nvls")
     assert either is not None
     assert nvls is not None
     assert either.value < nvls.value
-    slow = gpu_floor(Promise(baselines={"launch": Told(8.0, "fleet.toml")}), "launch")
+    slow = gpu_floor(Expected(baselines={"launch": Override(8.0, "fleet.toml")}), "launch")
     assert slow is not None
     assert slow.value == pytest.approx(12)
 
 
 def test_a_rail_of_the_site_comes_before_the_promised_nic() -> None:
     """46 GB/s learned on these very rails say more than 400 Gb/s of their data sheet."""
-    learned = Told(46.0, "fleet.toml [group.train]", "2026-11-22, 28 pairs")
-    floor = rail_floor(Promise(nic_gbits=400, baselines={"rail": learned}))
+    learned = Override(46.0, "fleet.toml [group.train]", "2026-11-22, 28 pairs")
+    floor = rail_floor(Expected(nic_gbits=400, baselines={"rail": learned}))
     assert floor is not None
     assert floor.value == pytest.approx(39.1)
     assert "0.85 of the baseline 46 of fleet.toml" in floor.origin

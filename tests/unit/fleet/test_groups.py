@@ -10,7 +10,7 @@ import pytest
 from preflight.errors import UsageError
 from preflight.fleet import groups
 from preflight.fleet.groups import expand_written
-from preflight.fleet.sources import Wish, resolve
+from preflight.fleet.sources import FleetRequest, resolve
 
 CONF = """
 [Main]
@@ -56,7 +56,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def _names(fleet_of: Wish) -> list[str]:
+def _names(fleet_of: FleetRequest) -> list[str]:
     return [host.name for host in resolve(fleet_of).hosts]
 
 
@@ -65,26 +65,26 @@ def test_groups_are_read_wherever_the_operator_writes(tmp_path: Path) -> None:
     """Option, PREFLIGHT_NODES, ini file and inventory take groups, and the origin shows them."""
     path = tmp_path / "fleet.toml"
     path.write_text('[group.train]\nnodes = "@r1"\ngpus = 8\n[group.other]\nnodes = "o1"\n')
-    by_option = resolve(Wish(nodes="@r1,x9"))
+    by_option = resolve(FleetRequest(nodes="@r1,x9"))
     assert [host.name for host in by_option.hosts] == [*RACK_1, "x9"]
     assert by_option.origin == "--preflight-nodes (@r1)"
-    assert len(_names(Wish(environ={"PREFLIGHT_NODES": "@*"}))) == 6
-    assert _names(Wish(ini_nodes="@tiers:prod!@r1")) == ["x1"]
-    own = resolve(Wish(inventory=str(path), nodes="@inventory:train"))
-    assert {host.name: host.promised.gpus for host in own.hosts} == dict.fromkeys(RACK_1, 8)
+    assert len(_names(FleetRequest(environ={"PREFLIGHT_NODES": "@*"}))) == 6
+    assert _names(FleetRequest(ini_nodes="@tiers:prod!@r1")) == ["x1"]
+    own = resolve(FleetRequest(inventory=str(path), nodes="@inventory:train"))
+    assert {host.name: host.expected.gpus for host in own.hosts} == dict.fromkeys(RACK_1, 8)
 
 
 @pytest.mark.usefixtures("config")
 def test_groups_are_left_out() -> None:
     """A group may be excluded, with nodes of other fleets in it, and may be empty today."""
-    assert _names(Wish(nodes="gpu[003-005]", exclude="@r1")) == ["gpu004", "gpu005"]
-    assert _names(Wish(nodes="gpu001", exclude="@spare")) == ["gpu001"]
-    with pytest.raises(UsageError, match="names gpu9, not of this fleet"):
-        resolve(Wish(nodes="gpu[001-004]", exclude="@r1,gpu9"))
+    assert _names(FleetRequest(nodes="gpu[003-005]", exclude="@r1")) == ["gpu004", "gpu005"]
+    assert _names(FleetRequest(nodes="gpu001", exclude="@spare")) == ["gpu001"]
+    with pytest.raises(UsageError, match="gpu9 is not in this fleet"):
+        resolve(FleetRequest(nodes="gpu[001-004]", exclude="@r1,gpu9"))
 
 
 @pytest.mark.parametrize(
-    ("nodes", "said"),
+    ("nodes", "message"),
     [
         ("@r3", "no group is called @racks:r3; known: .*r1, r2, spare: look at CONF"),
         ("@rakcs:r1", "no group source is called 'rakcs'; did you mean 'racks'.*look at CONF"),
@@ -99,23 +99,23 @@ def test_groups_are_left_out() -> None:
         ("@r1\x1b[31m", "control character"),
     ],
 )
-def test_what_is_wrong_names_the_group_and_the_file(config: Path, nodes: str, said: str) -> None:
+def test_what_is_wrong_names_the_group_and_the_file(config: Path, nodes: str, message: str) -> None:
     """A group that is unknown, empty or unreadable ends in one line, never in a smaller fleet."""
     where = str(config / "groups.conf")
-    with pytest.raises(UsageError, match=said.replace("CONF", where)) as caught:
-        resolve(Wish(nodes=nodes))
+    with pytest.raises(UsageError, match=message.replace("CONF", where)) as caught:
+        resolve(FleetRequest(nodes=nodes))
     assert str(caught.value).isprintable()
 
 
-def test_without_a_configuration_it_is_said_where_to_write_one(
+def test_without_a_configuration_the_message_says_where_to_write_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The example groups that pip installs beside ClusterShell are nobody's fleet."""
+    """The example groups that pip installs beside ClusterShell are not read."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("CLUSTERSHELL_CFGDIR", raising=False)
     with pytest.raises(UsageError, match=r"no groups are configured.*@gpu.*groups\.conf"):
-        resolve(Wish(nodes="@gpu"))
+        resolve(FleetRequest(nodes="@gpu"))
 
 
 def test_the_configuration_may_be_named(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,9 +128,9 @@ def test_the_configuration_may_be_named(config: Path, monkeypatch: pytest.Monkey
 def test_others_cannot_start_a_command(config: Path) -> None:
     """A group in Slurm's variable is refused, and its command is not run."""
     with pytest.raises(UsageError, match="groups such as"):
-        resolve(Wish(environ={"SLURM_JOB_NODELIST": "@says:x"}))
+        resolve(FleetRequest(environ={"SLURM_JOB_NODELIST": "@says:x"}))
     assert not (config / "upcall.ran").exists()
-    assert _names(Wish(nodes="@says:x")) == ["h1", "h2"]
+    assert _names(FleetRequest(nodes="@says:x")) == ["h1", "h2"]
     assert (config / "upcall.ran").exists()
 
 
@@ -141,7 +141,7 @@ def test_a_command_that_hangs_is_ended(config: Path, monkeypatch: pytest.MonkeyP
     for deadline_s in (3.0, 12.0, 48.0):  # a busy machine may need longer to come that far
         monkeypatch.setattr(groups, "UPCALL_S", deadline_s)
         with pytest.raises(UsageError, match=r"not resolved @hangs:x in .*nodeset -e '@hangs:x'"):
-            resolve(Wish(nodes="@hangs:x"))
+            resolve(FleetRequest(nodes="@hangs:x"))
         if started.exists() and started.read_text().strip():
             break
     pid = int(started.read_text())

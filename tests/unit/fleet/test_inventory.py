@@ -1,4 +1,4 @@
-"""The inventory: the nearest layer wins, and a misspelled promise is never ignored."""
+"""The inventory: the nearest layer wins, and a misspelled expectation is never ignored."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_nearest_layer_wins(tmp_path: Path) -> None:
     """A node's own value beats its group's, which beats the defaults."""
     inventory = read_inventory(_write(tmp_path, TOML))
     assert inventory.names == ("gpu1", "gpu2", "dev1")
-    assert [inventory.host(n).promised.gpus for n in inventory.names] == [8, 7, 4]
+    assert [inventory.host(n).expected.gpus for n in inventory.names] == [8, 7, 4]
     assert inventory.host("gpu2").address == "10.0.0.2"
     assert inventory.host("gpu1").identity_file == str(tmp_path / "keys/id")
     assert inventory.host("dev1").python == ("/opt/venv/bin/python",)
@@ -61,26 +61,26 @@ def test_the_nearest_layer_wins(tmp_path: Path) -> None:
 def test_a_promise_says_where_it_comes_from(tmp_path: Path) -> None:
     """A sentence can name the file and the table behind a number."""
     path = _write(tmp_path, TOML)
-    assert read_inventory(path).host("gpu1").promised.origin == f"{path} [group.train]"
+    assert read_inventory(path).host("gpu1").expected.origin == f"{path} [group.train]"
 
 
 def test_the_device_of_each_rail_can_be_promised(tmp_path: Path) -> None:
     """A list of names in the order of the GPUs; a node's own replaces its group's."""
     text = TOML + 'hcas = ["mlx5_4"]\n[node.gpu1]\nhcas = ["mlx5_0", "mlx5_1"]\n'
     inventory = read_inventory(_write(tmp_path, text))
-    assert inventory.host("gpu1").promised.hcas == ("mlx5_0", "mlx5_1")
-    assert inventory.host("gpu2").promised.hcas == ("mlx5_4",)
-    assert inventory.host("dev1").promised.hcas is None
+    assert inventory.host("gpu1").expected.hcas == ("mlx5_0", "mlx5_1")
+    assert inventory.host("gpu2").expected.hcas == ("mlx5_4",)
+    assert inventory.host("dev1").expected.hcas is None
 
 
 def test_yaml_says_the_same(tmp_path: Path) -> None:
     """A YAML inventory goes through the same model."""
     inventory = read_inventory(_write(tmp_path, YAML, "fleet.yaml"))
-    assert inventory.host("gpu2").promised.gpus == 8
+    assert inventory.host("gpu2").expected.gpus == 8
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('[group.t]\nnodes = "h1"\ngpu = 8', r"unknown key 'gpu' in \[group.t\].*'gpus'"),
         ('[grop.t]\nnodes = "h1"', "unknown key 'grop'.*did you mean 'group'"),
@@ -122,18 +122,18 @@ def test_yaml_says_the_same(tmp_path: Path) -> None:
     ],
 )
 def test_faults_are_one_line_with_the_file_and_the_remedy(
-    tmp_path: Path, text: str, said: str
+    tmp_path: Path, text: str, message: str
 ) -> None:
     """Every fault of an inventory names the file and what to change, in one line."""
     path = _write(tmp_path, text)
-    with pytest.raises(UsageError, match=said) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         read_inventory(path)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
 
 
-def test_an_unreadable_file_is_said_so(tmp_path: Path) -> None:
-    """A file that is not there, a folder, and bytes that are no text are told apart from syntax."""
+def test_an_unreadable_file_gets_its_own_message(tmp_path: Path) -> None:
+    """A missing file, a folder and bytes that are not text get other messages than bad syntax."""
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe\x00")
     for path in (tmp_path / "none.toml", tmp_path, binary):
@@ -157,7 +157,7 @@ def test_an_inventory_cannot_eat_all_memory(tmp_path: Path) -> None:
 
 
 def test_a_repeated_key_of_yaml_is_refused(tmp_path: Path) -> None:
-    """Of two promises for one group YAML would keep the last without a word."""
+    """Of two expectations for one group YAML would keep the last without a word."""
     text = YAML + "    gpus: 4\n"
     with pytest.raises(UsageError, match="line 6 repeats the key 'gpus'"):
         read_inventory(_write(tmp_path, text, "fleet.yaml"))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from preflight.errors import UsageError
 from preflight.fleet import topology as leaves_module
-from preflight.fleet.sources import Wish, resolve
+from preflight.fleet.sources import FleetRequest, resolve
 from preflight.fleet.topology import parse_switches, read_switches
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def test_leaf_switches_are_those_without_switches_below() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "t has no leaf switch with nodes: write lines such as SwitchName=leaf1"),
         ("SwitchName=top Switches=s[0-3]", "t has no leaf switch"),
@@ -51,15 +51,15 @@ def test_leaf_switches_are_those_without_switches_below() -> None:
         ("SwitchName=s0 Nodes=h[1-99999999]", "t line 1: 'h[1-99999999]' names more than 65536"),
         ("SwitchName=s0 Nodes=h1\nSwitchName=s0 Nodes=h2", "t line 2: s0 is declared in line 1"),
         ("SwitchName=s0 Nodes=h1\nSwitchName=s1 Nodes=h[1-2]", "t line 2: h1 is on s0 and on s1"),
-        ("SwitchName=\x1b[31m Nodes=h1", "t line 1: '\\x1b[31m' is no name of a switch"),
+        ("SwitchName=\x1b[31m Nodes=h1", "t line 1: '\\x1b[31m' is not a switch name"),
         ("BlockName=b1 Nodes=h[1-4]", "t line 1: a block topology names no switches"),
     ],
 )
-def test_a_bad_line_is_named_by_its_number(text: str, said: str) -> None:
+def test_a_bad_line_is_named_by_its_number(text: str, message: str) -> None:
     """So is what to write instead."""
     with pytest.raises(UsageError) as refused:
         parse_switches(text, "t")
-    assert str(refused.value).startswith(said)
+    assert str(refused.value).startswith(message)
     assert ": " in str(refused.value)
 
 
@@ -85,44 +85,44 @@ def test_the_inventory_says_it_per_group_or_node(tmp_path: Path) -> None:
         '[group.a]\nnodes = "h[1-2]"\nleaf = "s0"\n[group.b]\nnodes = "h[3-5]"\n'
         '[node.h3]\nleaf = "s1"\n[node.h4]\nleaf = "s1"\n'
     )
-    fleet = resolve(Wish(inventory=str(path)))
+    fleet = resolve(FleetRequest(inventory=str(path)))
     assert (fleet.leaves, fleet.topology) == (OF_TWO, "the inventory")
     path.write_text('[group.a]\nnodes = "h[1-2]"\nleaf = "two words"\n')
     with pytest.raises(UsageError, match=r"leaf in \[group.a\] is 'two words': give a switch's"):
-        resolve(Wish(inventory=str(path)))
+        resolve(FleetRequest(inventory=str(path)))
 
 
 def test_ansible_says_it_by_a_variable(tmp_path: Path) -> None:
-    """preflight_leaf, like every other promise."""
+    """preflight_leaf, like every other expectation."""
     path = tmp_path / "inventory.json"
     path.write_text(
         '{"all": {"hosts": ["h1", "h2"]}, "_meta": {"hostvars": {"h1": {"preflight_leaf": "s0"}}}}'
     )
-    fleet = resolve(Wish(inventory=str(path)))
+    fleet = resolve(FleetRequest(inventory=str(path)))
     assert fleet.leaves == {"h1": "s0"}
     assert fleet.topology == "the inventory"
 
 
 def test_the_option_outranks_the_inventory_and_knows_short_names(tmp_path: Path) -> None:
-    """A file that knows nobody of the fleet is a mistake of the operator's."""
+    """A file that names no node of the fleet is the operator's mistake."""
     inventory, file = tmp_path / "fleet.toml", tmp_path / "topology.conf"
     inventory.write_text('[group.a]\nnodes = "h[1-4].example.org"\nleaf = "other"\n')
     file.write_text(TWO_LEAVES)
-    fleet = resolve(Wish(inventory=str(inventory), topology=str(file)))
+    fleet = resolve(FleetRequest(inventory=str(inventory), topology=str(file)))
     assert fleet.topology == str(file)
     assert list(fleet.leaves.values()) == ["s0", "s0", "s1", "s1"]
     file.write_text("SwitchName=s0 Nodes=h1\n")
-    partly = resolve(Wish(inventory=str(inventory), topology=str(file)))
+    partly = resolve(FleetRequest(inventory=str(inventory), topology=str(file)))
     assert partly.leaves == {"h1.example.org": "s0"}
     with pytest.raises(UsageError, match=r"topology.conf knows no leaf of x\[1-2\]: give the"):
-        resolve(Wish(nodes="x[1-2]", topology=str(file)))
+        resolve(FleetRequest(nodes="x[1-2]", topology=str(file)))
     with pytest.raises(UsageError, match="--preflight-topology is empty"):
-        resolve(Wish(nodes="h1", topology=""))
+        resolve(FleetRequest(nodes="h1", topology=""))
 
 
 def test_a_fleet_without_topology_has_no_leaves() -> None:
-    """Outside of Slurm nobody is asked."""
-    fleet = resolve(Wish(nodes="h[1-4]"))
+    """Outside Slurm no program is asked."""
+    fleet = resolve(FleetRequest(nodes="h[1-4]"))
     assert (fleet.leaves, fleet.topology, fleet.topology_remark) == ({}, "", "")
 
 
@@ -147,25 +147,25 @@ class TestInsideSlurm:
     def test_scontrol_answers(self, tmp_path: Path, job: dict[str, str]) -> None:
         """Its answer is taken, and named."""
         self._answer(tmp_path, SCONTROL)
-        fleet = resolve(Wish(environ=job))
+        fleet = resolve(FleetRequest(environ=job))
         assert (fleet.leaves, fleet.topology) == (OF_TWO, "scontrol show topology")
 
     def test_slurms_own_file(self, tmp_path: Path, job: dict[str, str]) -> None:
         """Beside the slurm.conf that is in use, or in its usual place."""
-        assert resolve(Wish(environ=job)).leaves == {}
+        assert resolve(FleetRequest(environ=job)).leaves == {}
         for folder in ("etc", "elsewhere"):
             (tmp_path / folder).mkdir()
             (tmp_path / folder / "topology.conf").write_text(TWO_LEAVES)
-        fleet = resolve(Wish(environ=job))
+        fleet = resolve(FleetRequest(environ=job))
         assert (fleet.leaves, fleet.topology) == (OF_TWO, str(tmp_path / "etc" / "topology.conf"))
         conf = str(tmp_path / "elsewhere" / "slurm.conf")
-        fleet = resolve(Wish(environ={**job, "SLURM_CONF": conf}))
+        fleet = resolve(FleetRequest(environ={**job, "SLURM_CONF": conf}))
         assert fleet.topology == str(tmp_path / "elsewhere" / "topology.conf")
 
-    def test_what_nobody_named_stops_no_run(self, tmp_path: Path, job: dict[str, str]) -> None:
+    def test_an_unnamed_file_stops_no_run(self, tmp_path: Path, job: dict[str, str]) -> None:
         """Slurm's file is not the operator's to mend: the header tells of it, the run goes on."""
         (tmp_path / "etc").mkdir()
         (tmp_path / "etc" / "topology.conf").write_text("BlockName=b1 Nodes=h[1-4]\n")
-        fleet = resolve(Wish(environ=job))
+        fleet = resolve(FleetRequest(environ=job))
         assert fleet.leaves == {}
         assert "topology.conf line 1: a block topology" in fleet.topology_remark

@@ -188,7 +188,7 @@ def test_no_host_has_a_name_or_an_address_that_is_none(text: str) -> None:
             with pytest.raises((UsageError, msgspec.ValidationError)):
                 make()
     if not _is_name(text):
-        with pytest.raises(ValueError, match="no name of a node"):
+        with pytest.raises(ValueError, match="is not a node name"):
             check_names(["h1", text])
 
 
@@ -211,8 +211,8 @@ def test_no_defaults_of_clustershell_are_read(tmp_path: Path, text: str) -> None
         folder.mkdir(exist_ok=True)
         (folder / "defaults.conf").write_text(text)
     code = "from preflight.fleet.nodeset import expand, fold; print(fold(expand('n[1-2]m[1-2]')))"
-    told = subprocess.run(
+    folded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False,
         env={"CLUSTERSHELL_CFGDIR": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)},
     )  # fmt: skip
-    assert (told.stdout, told.stderr) == ("n[1-2]m[1-2]\n", "")
+    assert (folded.stdout, folded.stderr) == ("n[1-2]m[1-2]\n", "")

@@ -29,7 +29,7 @@ def _read(folder: Path, text: str, name: str = "fleet.toml") -> Inventory:
     return read_inventory(path)
 
 
-def test_a_waiver_says_what_for_whom_and_how_long(tmp_path: Path) -> None:
+def test_a_waiver_names_its_check_nodes_and_end(tmp_path: Path) -> None:
     """It holds through its last day, and names groups as any node list does."""
     inventory = _read(tmp_path, FLEET + WAIVE.replace('"h2"', '"h3,@inventory:a"'))
     (one,) = inventory.waivers
@@ -43,7 +43,7 @@ def test_a_waiver_says_what_for_whom_and_how_long(tmp_path: Path) -> None:
 
 
 def test_an_old_waiver_is_read_though_it_has_no_effect(tmp_path: Path) -> None:
-    """An inventory does not stop working over night: what expired is said by the run."""
+    """An inventory does not stop working overnight: the run reports expired waivers."""
     inventory = _read(tmp_path, FLEET + WAIVE.replace(str(SOON), "2020-01-31"))
     assert inventory.waivers[0].expired(date(2020, 2, 1))
 
@@ -72,25 +72,25 @@ def test_numbers_are_joined_name_by_name_and_say_where_they_are_from(tmp_path: P
         'learned = 2026-11-22\nof = "28 pairs"\n'
     )
     inventory = _read(tmp_path, text)
-    limits = inventory.host("h1").promised.limits
-    assert {name: told.value for name, told in limits.items()} == {
+    limits = inventory.host("h1").expected.limits
+    assert {name: limit.value for name, limit in limits.items()} == {
         "zombie_age_s": 600, "stuck_s": 0.5, "nccl.peers_ratio": 0.5, "gemm_bf16": 700,
     }  # fmt: skip
     assert limits["zombie_age_s"].where == f"{tmp_path}/fleet.toml [group.a]"
-    assert inventory.host("h3").promised.limits["zombie_age_s"].value == 500
-    rail = inventory.host("h2").promised.baselines["rail"]
+    assert inventory.host("h3").expected.limits["zombie_age_s"].value == 500
+    rail = inventory.host("h2").expected.baselines["rail"]
     assert rail.where == f"{tmp_path}/fleet.toml [group.a], learned 2026-11-22, 28 pairs"
 
 
 def test_numbers_of_a_burn_in_may_be_a_group_s_own(tmp_path: Path) -> None:
     """Each node is judged by its own there; only a sweep is decoded for all at once."""
     inventory = _read(tmp_path, FLEET + "[group.b.limits.cuda]\ngemm_tflops = 0.2\n")
-    assert inventory.host("h3").promised.limits["cuda.gemm_tflops"].value == 0.2
-    assert inventory.host("h1").promised.limits == {}
+    assert inventory.host("h3").expected.limits["cuda.gemm_tflops"].value == 0.2
+    assert inventory.host("h1").expected.limits == {}
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (WAIVE.replace("until", "untl"), r"unknown key 'untl' in \[\[waive\]\].*'until'"),
         (WAIVE.replace(f"until = {SOON}\n", ""), "until"),
@@ -99,7 +99,7 @@ def test_numbers_of_a_burn_in_may_be_a_group_s_own(tmp_path: Path) -> None:
         (WAIVE.replace('"away"', '"a"').replace(f"until = {SOON}\n", ""), "until"),
         (WAIVE.replace(str(SOON), '"soon"'), "until|date"),
         (WAIVE.replace(str(SOON), "9999-12-31"), "over a year away: write a nearer day"),
-        (WAIVE.replace('"h2"', '"h[2-4]"'), "h4 is not of this inventory"),
+        (WAIVE.replace('"h2"', '"h[2-4]"'), "h4 is not in this inventory"),
         (WAIVE.replace("gpu.count", "burn.integrity"), "corrupted data are never waived"),
         (WAIVE.replace("gpu.count", "reach.route"), "leave it out with --preflight-exclude"),
         ('[checks."reach.login"]\nenabled = false', "leave it out with --preflight-exclude"),
@@ -113,15 +113,15 @@ def test_numbers_of_a_burn_in_may_be_a_group_s_own(tmp_path: Path) -> None:
         ("[defaults.baselines]\ngemm = 700", "unknown baseline 'gemm'.*'gemm_bf16'"),
         ("[defaults.baselines]\ngemm_bf16 = 702000", "702000 TFLOP/s.*more than 2250; correct the"),
         ("[defaults.limits]\nhbm_copy = 1e300", "correct the unit or the decimal point"),
-        ("[defaults.baselines.p2p]\nvalue = 1\nlearned = 2096-11-22", "a day that is to come"),
+        ("[defaults.baselines.p2p]\nvalue = 1\nlearned = 2096-11-22", "a day in the future"),
         ("[defaults.baselines.p2p]\nvalue = 1\nlearnt = 1", "unknown key 'learnt'.*'learned'"),
     ],
 )
 def test_what_could_hide_something_or_do_nothing_is_refused(
-    tmp_path: Path, text: str, said: str
+    tmp_path: Path, text: str, message: str
 ) -> None:
     """One line with the file, the place and the nearest word."""
-    with pytest.raises(UsageError, match=said) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         _read(tmp_path, FLEET + text)
     assert str(caught.value).startswith(str(tmp_path))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.errors import UsageError
-from preflight.fleet.sources import Wish, resolve
+from preflight.fleet.sources import FleetRequest, resolve
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,9 +29,9 @@ def inventory(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_nothing_said_means_this_machine() -> None:
+def test_without_a_source_the_fleet_is_this_machine() -> None:
     """Without any source the fleet is this machine, by this Python, over no network."""
-    fleet = resolve(Wish())
+    fleet = resolve(FleetRequest())
     assert fleet.origin == "this machine"
     assert fleet.hosts[0].transport == "local"
     assert fleet.hosts[0].python == (sys.executable,)
@@ -40,40 +40,40 @@ def test_nothing_said_means_this_machine() -> None:
 def test_sources_win_in_their_order(inventory: str) -> None:
     """Option, then inventory, then PREFLIGHT_NODES, then Slurm, then the ini file."""
     environ = {"PREFLIGHT_NODES": "p1", "SLURM_JOB_NODELIST": "s[1-2]"}
-    full = Wish(nodes="a", inventory=inventory, environ=environ, ini_nodes="i1")
+    full = FleetRequest(nodes="a", inventory=inventory, environ=environ, ini_nodes="i1")
     assert resolve(full).origin == "--preflight-nodes"
-    assert _names(resolve(Wish(inventory=inventory, environ=environ))) == ["a", "b", "c"]
-    assert resolve(Wish(environ=environ, ini_nodes="i1")).origin == "PREFLIGHT_NODES"
-    slurm = resolve(Wish(environ={"SLURM_JOB_NODELIST": "s[1-2]"}, ini_inventory=inventory))
+    assert _names(resolve(FleetRequest(inventory=inventory, environ=environ))) == ["a", "b", "c"]
+    assert resolve(FleetRequest(environ=environ, ini_nodes="i1")).origin == "PREFLIGHT_NODES"
+    slurm = resolve(FleetRequest(environ={"SLURM_JOB_NODELIST": "s[1-2]"}, ini_inventory=inventory))
     assert (slurm.origin, _names(slurm)) == ("SLURM_JOB_NODELIST", ["s1", "s2"])
-    assert _names(resolve(Wish(ini_nodes="i1"))) == ["i1"]
+    assert _names(resolve(FleetRequest(ini_nodes="i1"))) == ["i1"]
 
 
 def test_a_chosen_node_keeps_its_promises(inventory: str) -> None:
-    """Nodes by option and promises by inventory go together."""
-    fleet = resolve(Wish(nodes="c,a", inventory=inventory))
-    assert [host.promised.gpus for host in fleet.hosts] == [4, 4]
+    """Nodes by option and expectations by inventory go together."""
+    fleet = resolve(FleetRequest(nodes="c,a", inventory=inventory))
+    assert [host.expected.gpus for host in fleet.hosts] == [4, 4]
 
 
 def test_excluding_names_only_nodes_of_the_fleet(inventory: str) -> None:
     """A misspelled exclusion would leave the bad node in, so it is refused."""
-    assert _names(resolve(Wish(inventory=inventory, exclude="b"))) == ["a", "c"]
-    with pytest.raises(UsageError, match="not of this fleet"):
-        resolve(Wish(inventory=inventory, exclude="bb"))
+    assert _names(resolve(FleetRequest(inventory=inventory, exclude="b"))) == ["a", "c"]
+    with pytest.raises(UsageError, match="not in this fleet"):
+        resolve(FleetRequest(inventory=inventory, exclude="bb"))
     with pytest.raises(UsageError, match="leaves no node"):
-        resolve(Wish(inventory=inventory, exclude="a,b,c"))
+        resolve(FleetRequest(inventory=inventory, exclude="a,b,c"))
 
 
 def test_an_empty_list_is_refused_and_names_its_source() -> None:
     """An empty allocation must never read as a fleet without faults."""
     with pytest.raises(UsageError, match="SLURM_JOB_NODELIST"):
-        resolve(Wish(environ={"SLURM_JOB_NODELIST": ""}))
+        resolve(FleetRequest(environ={"SLURM_JOB_NODELIST": ""}))
 
 
 def test_the_launch_line_tells_port_ranks_and_environment() -> None:
     """The spellings that torchrun takes are understood, and variables in front of it."""
     line = "env CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node 2 --rdzv-endpoint=b:777 t.py"
-    fleet = resolve(Wish(nodes="a,b", launch=line))
+    fleet = resolve(FleetRequest(nodes="a,b", launch=line))
     assert fleet.job.master_port == 777
     assert fleet.job.nproc_per_node == 2
     assert fleet.master.name == "b"
@@ -84,7 +84,7 @@ def test_an_environment_file_per_node(tmp_path: Path) -> None:
     """{node} in the path reads one file for each node."""
     for name, devices in (("a", "0"), ("b", "1")):
         (tmp_path / f"{name}.env").write_text(f"export CUDA_VISIBLE_DEVICES={devices}\n")
-    fleet = resolve(Wish(nodes="a,b", env_file=str(tmp_path / "{node}.env")))
+    fleet = resolve(FleetRequest(nodes="a,b", env_file=str(tmp_path / "{node}.env")))
     assert fleet.job.environ == {
         "a": {"CUDA_VISIBLE_DEVICES": "0"},
         "b": {"CUDA_VISIBLE_DEVICES": "1"},
@@ -101,43 +101,49 @@ def test_credentials_are_dropped_where_they_are_read(tmp_path: Path) -> None:
         "SLURM_EXPORT_ENV=ALL,DB_PASS=hunter2\nSLURM_WCKEY=hunter2\nSLURM_COMMENT=hunter2\n"
         "SLURM_JOB_ADMIN_COMMENT=hunter2\nSLURM_JOB_ID=7\nSLURM_GPU_BIND=closest\n"
     )
-    fleet = resolve(Wish(nodes="a", env_file=str(path)))
+    fleet = resolve(FleetRequest(nodes="a", env_file=str(path)))
     kept = {"NCCL_DEBUG": "INFO", "TORCH_NCCL_EXTRA_DUMP_ON_EXEC": "1"}
     kept |= {"SLURM_JOB_ID": "7", "SLURM_GPU_BIND": "closest"}
     assert fleet.job.environ == {"": kept}
 
 
 @pytest.mark.parametrize(
-    ("wish", "said"),
+    ("fleet_request", "message"),
     [
-        (Wish(nodes="a", launch="torchrun --nproc-per-node=zero t.py"), "nproc-per-node"),
-        (Wish(nodes="a", launch="torchrun --master-port 99999 t.py"), "1 to 65535"),
-        (Wish(nodes="a", launch="torchrun 'x"), "quote"),
-        (Wish(nodes="a", env_file="/nonexistent.env"), "cannot read the environment file"),
-        (Wish(nodes="a", python=""), "--preflight-python is empty"),
-        (Wish(nodes="a", inventory=""), "--preflight-inventory is empty"),
-        (Wish(nodes="a", env_file=""), "--preflight-env-file is empty"),
-        (Wish(nodes="a", env_file="/dev/zero"), "not a regular file"),
-        (Wish(nodes="a", launch=""), "--preflight-launch is empty"),
-        (Wish(nodes="a,b", launch="torchrun --master-addr=h9 t.py"), "'h9' names no node"),
-        (Wish(nodes="h1,h2", launch="torchrun --master-addr=hh1 t.py"), "did you mean 'h1'"),
-        (Wish(nodes="a,b", launch="torchrun --master-addr=localhost t.py"), "another machine on"),
-        (Wish(nodes="a,b", launch="torchrun --master-addr=$M t.py"), "not expanded"),
+        (FleetRequest(nodes="a", launch="torchrun --nproc-per-node=zero t.py"), "nproc-per-node"),
+        (FleetRequest(nodes="a", launch="torchrun --master-port 99999 t.py"), "1 to 65535"),
+        (FleetRequest(nodes="a", launch="torchrun 'x"), "quote"),
+        (FleetRequest(nodes="a", env_file="/nonexistent.env"), "cannot read the environment file"),
+        (FleetRequest(nodes="a", python=""), "--preflight-python is empty"),
+        (FleetRequest(nodes="a", inventory=""), "--preflight-inventory is empty"),
+        (FleetRequest(nodes="a", env_file=""), "--preflight-env-file is empty"),
+        (FleetRequest(nodes="a", env_file="/dev/zero"), "not a regular file"),
+        (FleetRequest(nodes="a", launch=""), "--preflight-launch is empty"),
+        (FleetRequest(nodes="a,b", launch="torchrun --master-addr=h9 t.py"), "'h9' names no node"),
+        (
+            FleetRequest(nodes="h1,h2", launch="torchrun --master-addr=hh1 t.py"),
+            "did you mean 'h1'",
+        ),
+        (
+            FleetRequest(nodes="a,b", launch="torchrun --master-addr=localhost t.py"),
+            "another machine on",
+        ),
+        (FleetRequest(nodes="a,b", launch="torchrun --master-addr=$M t.py"), "not expanded"),
     ],
 )
-def test_faults_say_what_to_type(wish: Wish, said: str) -> None:
+def test_faults_say_what_to_type(fleet_request: FleetRequest, message: str) -> None:
     """A wrong option ends in one line."""
-    with pytest.raises(UsageError, match=said):
-        resolve(wish)
+    with pytest.raises(UsageError, match=message):
+        resolve(fleet_request)
 
 
 def test_the_launch_line_wins_over_the_inventory(inventory: str) -> None:
     """The address that will be used is tested, as the port that will be used is."""
     job = resolve(
-        Wish(inventory=inventory, launch="torchrun --master-addr=c --master-port=99 t.py")
+        FleetRequest(inventory=inventory, launch="torchrun --master-addr=c --master-port=99 t.py")
     ).job
     assert (job.master, job.master_port) == ("c", 99)
-    assert resolve(Wish(inventory=inventory)).job.master == "b"
+    assert resolve(FleetRequest(inventory=inventory)).job.master == "b"
 
 
 @pytest.mark.parametrize(
@@ -149,8 +155,8 @@ def test_the_launch_line_wins_over_the_inventory(inventory: str) -> None:
     ],
 )
 def test_a_master_by_another_name(nodes: str, address: str, master: str, remark: str) -> None:
-    """Longer names and this machine's own are understood; an unknown address is told."""
-    fleet = resolve(Wish(nodes=nodes, launch=f"torchrun --master-addr={address} t.py"))
+    """Longer names and this machine's own are understood; an unknown address is reported."""
+    fleet = resolve(FleetRequest(nodes=nodes, launch=f"torchrun --master-addr={address} t.py"))
     assert fleet.master.name == master
     assert remark in fleet.job.master_port_origin
 
@@ -163,11 +169,11 @@ def test_one_machine_under_two_names_is_refused(tmp_path: Path, transport: str) 
     defaults = f'[defaults]\ntransport = "{transport}"\n'
     path.write_text(defaults + table.format("a", 1, "") + table.format("b", 1, ""))
     with pytest.raises(UsageError, match=r"a and b have the same address 10\.0\.0\.1.*correct"):
-        resolve(Wish(inventory=str(path)))
-    assert _names(resolve(Wish(inventory=str(path), exclude="b"))) == ["a"]
+        resolve(FleetRequest(inventory=str(path)))
+    assert _names(resolve(FleetRequest(inventory=str(path), exclude="b"))) == ["a"]
     path.write_text(defaults + table.format("a", 1, "") + table.format("b", 1, "port = 23\n"))
-    assert _names(resolve(Wish(inventory=str(path)))) == ["a", "b"]
-    assert len(resolve(Wish(inventory=str(path), transport="local")).hosts) == 2
+    assert _names(resolve(FleetRequest(inventory=str(path)))) == ["a", "b"]
+    assert len(resolve(FleetRequest(inventory=str(path), transport="local")).hosts) == 2
 
 
 def test_what_of_the_job_measuring_processes_get(tmp_path: Path) -> None:
@@ -177,7 +183,7 @@ def test_what_of_the_job_measuring_processes_get(tmp_path: Path) -> None:
         "NCCL_IB_TC=106\nNCCL_ALGO=Tree\nNCCL_COMM_ID=h1:1\nLD_LIBRARY_PATH=/opt/nccl/lib\n"
         "CUDA_VISIBLE_DEVICES=0\nTORCH_NCCL_BLOCKING_WAIT=1\nSLURM_JOB_ID=7\nAWS_TOKEN=x\n"
     )
-    fleet = resolve(Wish(nodes="a,b", env_file=str(path)))
+    fleet = resolve(FleetRequest(nodes="a,b", env_file=str(path)))
     given = {"LD_LIBRARY_PATH": "/opt/nccl/lib", "NCCL_IB_TC": "106"}
     assert (fleet.job.measured_in("a"), fleet.job.measured_in("b")) == (given, given)
     own = "the sweep has its own"
@@ -185,16 +191,16 @@ def test_what_of_the_job_measuring_processes_get(tmp_path: Path) -> None:
 
 
 def test_a_launch_line_is_not_expanded() -> None:
-    """What a shell would still have to put in cannot be passed on, and that is said."""
+    """A value that a shell must still expand is not passed on, and that is reported."""
     line = "NCCL_IB_TC=106 LD_LIBRARY_PATH=/opt/lib:$LD_LIBRARY_PATH torchrun train.py"
-    fleet = resolve(Wish(nodes="a,b", launch=line))
+    fleet = resolve(FleetRequest(nodes="a,b", launch=line))
     assert fleet.measured_in == (
         ("NCCL_IB_TC",), {"LD_LIBRARY_PATH": "a shell has yet to expand it"},
     )  # fmt: skip
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root is guarded")
-def test_root_loads_no_code_that_somebody_else_names(tmp_path: Path) -> None:
+def test_root_loads_no_code_that_another_user_names(tmp_path: Path) -> None:
     """Of a file that another user could have written settings count that name no file or code."""
     path = tmp_path / "job.env"
     path.write_text(
@@ -202,7 +208,7 @@ def test_root_loads_no_code_that_somebody_else_names(tmp_path: Path) -> None:
         "UCX_GDB_COMMAND=reboot\nUCX_PROFILE_FILE=.bashrc\nUCX_MODULE_DIR=.\n"
     )
     os.chown(path, 65534, 65534)
-    given, left_out = resolve(Wish(nodes="a", env_file=str(path))).measured_in
+    given, left_out = resolve(FleetRequest(nodes="a", env_file=str(path))).measured_in
     assert given == ("FI_PROVIDER", "NCCL_IB_TC")
     ucx = {"UCX_GDB_COMMAND", "UCX_PROFILE_FILE", "UCX_MODULE_DIR"}
     assert set(left_out) == {"LD_PRELOAD", "NCCL_NET_PLUGIN", *ucx}
@@ -213,7 +219,7 @@ def test_an_interface_that_was_named_wins_over_the_jobs(tmp_path: Path) -> None:
     """And the header does not claim that NCCL_SOCKET_IFNAME counts."""
     path = tmp_path / "job.env"
     path.write_text("NCCL_SOCKET_IFNAME=eth1\n")
-    fleet = resolve(Wish(nodes="a,b", env_file=str(path), interface="eth0"))
+    fleet = resolve(FleetRequest(nodes="a,b", env_file=str(path), interface="eth0"))
     assert fleet.measured_in == (
         (), {"NCCL_SOCKET_IFNAME": "--preflight-interface names another"},
     )  # fmt: skip

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from preflight.core.trust import straight, who_may_change, who_may_plant
 from preflight.errors import UsageError
-from preflight.fleet.sources import Wish, resolve
+from preflight.fleet.sources import FleetRequest, resolve
 from tests.unit.core.access_lists import let_write
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ STRANGER = 65534
 needs_ansible = pytest.mark.skipif(
     shutil.which("ansible-inventory") is None, reason="needs ansible-core"
 )
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play somebody else")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 
 LISTED = {"gpu": {"hosts": ["gpu1"]}, "_meta": {"hostvars": {}}}
 KINDS = {
@@ -53,12 +53,12 @@ def written(path: Path, text: str = "") -> Path:
 def refused(path: Path, named: Path | None = None) -> str:
     """Why root does not take the inventory; it says which file it is about."""
     with pytest.raises(UsageError) as error:
-        resolve(Wish(inventory=str(path)))
-    said = str(error.value)
-    assert said.startswith(f"{named or path} is not used: ")
-    assert "chown root: and chmod go-w" in said
-    assert "\n" not in said
-    return said
+        resolve(FleetRequest(inventory=str(path)))
+    message = str(error.value)
+    assert message.startswith(f"{named or path} is not used: ")
+    assert "chown root: and chmod go-w" in message
+    assert "\n" not in message
+    return message
 
 
 def open_to_group(path: Path) -> None:
@@ -69,7 +69,7 @@ def open_to_group(path: Path) -> None:
 
 SPOILED: dict[str, Callable[[Path], object]] = {
     "belongs to nobody": give_away,
-    "everybody may write to": lambda path: path.chmod(0o666),
+    "every user may write to": lambda path: path.chmod(0o666),
     "its group may write to": open_to_group,
     "user nobody may write to": let_write,
     "group 65534 may write to": lambda path: let_write(path, group=True),
@@ -77,15 +77,15 @@ SPOILED: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("said", SPOILED)
-def test_an_inventory_of_somebody_else_is_refused_unread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, said: str
+@pytest.mark.parametrize("fault", SPOILED)
+def test_an_inventory_of_another_user_is_refused_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, fault: str
 ) -> None:
     """Whatever its notation, and whether it is his, everybody's or a group's; no script is run."""
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path / kind, KINDS[kind])
-    SPOILED[said](path)
-    assert said in refused(path)
+    SPOILED[fault](path)
+    assert fault in refused(path)
     assert not (tmp_path / "sprung").exists()
 
 
@@ -100,7 +100,7 @@ def test_an_access_list_that_opens_a_file_to_nobody(tmp_path: Path, way: str, na
         let_write(path, group=named == "group", number=0)
     if way == "owning group":
         os.chown(path, 0, STRANGER)
-    assert resolve(Wish(inventory=str(path))).hosts
+    assert resolve(FleetRequest(inventory=str(path))).hosts
 
 
 @pytest.mark.parametrize("folder", ["access", "default"])
@@ -114,7 +114,7 @@ def test_a_folder_whose_access_list_lets_another_write(tmp_path: Path, folder: s
     path = written(his / "fleet.toml", KINDS["fleet.toml"])
     path.chmod(0o644)
     if folder == "default":
-        assert resolve(Wish(inventory=str(path))).hosts
+        assert resolve(FleetRequest(inventory=str(path))).hosts
     else:
         refused(path)
 
@@ -133,7 +133,7 @@ def test_the_way_to_an_inventory_counts_too(tmp_path: Path, place: str) -> None:
         give_away(path)
     else:
         folder.chmod(0o1777)
-        assert "it is not there, and everybody may" in refused(folder / "soon.toml")
+        assert "it is missing, and every user may" in refused(folder / "soon.toml")
         return
     refused(path)
 
@@ -143,7 +143,7 @@ def test_the_way_to_an_inventory_counts_too(tmp_path: Path, place: str) -> None:
 def test_a_file_that_the_inventory_names_is_refused_likewise(
     tmp_path: Path, key: str, table: str
 ) -> None:
-    """Root's own inventory may name a file of somebody else's by mistake."""
+    """Root's own inventory may name another user's file by mistake."""
     his = written(tmp_path / "his")
     value = f'["{his}", "-X", "dev"]\ntransport = "local"' if key == "python" else '"his"'
     tables = {"group.gpu": 'nodes = "gpu1"\n'}
@@ -151,13 +151,13 @@ def test_a_file_that_the_inventory_names_is_refused_likewise(
     path = written(
         tmp_path / "fleet.toml", "".join(f"[{name}]\n{text}" for name, text in tables.items())
     )
-    resolve(Wish(inventory=str(path)))
+    resolve(FleetRequest(inventory=str(path)))
     give_away(his)
     refused(path, his)
-    resolve(Wish(inventory=str(path), nodes="other")) if table != "defaults" else None
+    resolve(FleetRequest(inventory=str(path), nodes="other")) if table != "defaults" else None
 
 
-def test_what_is_no_code_and_vouches_for_nobody_may_be_anybodys(tmp_path: Path) -> None:
+def test_files_that_are_neither_code_nor_trust_hosts_may_be_another_users(tmp_path: Path) -> None:
     """A user's key, /dev/null for known hosts, and the Python of another machine."""
     his = written(tmp_path / "his")
     give_away(his)
@@ -166,7 +166,7 @@ def test_what_is_no_code_and_vouches_for_nobody_may_be_anybodys(tmp_path: Path) 
         f'[defaults]\nidentity_file = "{his}"\nknown_hosts = "/dev/null"\npython = "{his}"\n'
         '[group.gpu]\nnodes = "gpu1"\n',
     )
-    (host,) = resolve(Wish(inventory=str(path))).hosts
+    (host,) = resolve(FleetRequest(inventory=str(path))).hosts
     assert host.identity_file == str(his)
 
 
@@ -180,10 +180,10 @@ def test_a_python_that_was_typed_for_this_machine(
     written(folder / "python")
     give_away(folder / "python")
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    wish = Wish(nodes="gpu1", transport="local", python=python.format(his=folder))
+    request = FleetRequest(nodes="gpu1", transport="local", python=python.format(his=folder))
     with pytest.raises(UsageError, match=f"{folder}/python is not used"):
-        resolve(wish)
-    resolve(Wish(nodes="gpu1", transport="openssh", python=str(folder / "python")))
+        resolve(request)
+    resolve(FleetRequest(nodes="gpu1", transport="openssh", python=str(folder / "python")))
 
 
 @pytest.mark.parametrize(
@@ -213,13 +213,13 @@ def test_what_stands_inside_of_a_word(
     monkeypatch.chdir(his)
     names = {"his": his, "own": own}
     with pytest.raises(UsageError) as error:
-        resolve(Wish(nodes="gpu1", transport="local", python=python.format(**names)))
+        resolve(FleetRequest(nodes="gpu1", transport="local", python=python.format(**names)))
     assert str(error.value).startswith(f"{named.format(**names)} is not used")
 
 
 @pytest.mark.parametrize("typed", ["bin/python3", "link", "env A=1 bin/python3", "sh wrap.py"])
 @pytest.mark.parametrize("open_to_all", ["bin", "."])
-def test_what_is_run_lies_where_nobody_puts_files_beside_it(
+def test_executed_files_lie_where_no_one_else_can_add_files(
     tmp_path: Path, typed: str, open_to_all: str
 ) -> None:
     """In a sticky folder, as /tmp is, anybody may add a module or a pyvenv.cfg, also one above."""
@@ -229,11 +229,13 @@ def test_what_is_run_lies_where_nobody_puts_files_beside_it(
     written(top / "bin" / "wrap.py")
     (tmp_path / "link").symlink_to(top / "bin" / "python3")
     python = typed.replace("bin/", f"{top}/bin/").replace("wrap", f"{top}/bin/wrap")
-    wish = Wish(nodes="gpu1", transport="local", python=python.replace("link", f"{tmp_path}/link"))
-    resolve(wish)
+    request = FleetRequest(
+        nodes="gpu1", transport="local", python=python.replace("link", f"{tmp_path}/link")
+    )
+    resolve(request)
     (top / open_to_all).chmod(0o1777)
-    with pytest.raises(UsageError, match=f"everybody may write to {top / open_to_all};"):
-        resolve(wish)
+    with pytest.raises(UsageError, match=f"every user may write to {top / open_to_all};"):
+        resolve(request)
 
 
 @pytest.mark.parametrize(
@@ -246,11 +248,11 @@ def test_what_a_python_loads_by_itself_is_roots(tmp_path: Path, name: str) -> No
     his = tmp_path / name
     his.parent.mkdir(parents=True, exist_ok=True)
     written(his)
-    wish = Wish(nodes="gpu1", transport="local", python=str(python))
-    resolve(wish)
+    request = FleetRequest(nodes="gpu1", transport="local", python=str(python))
+    resolve(request)
     give_away(his)
     with pytest.raises(UsageError, match=f"{python} is not used: {his} belongs to nobody"):
-        resolve(wish)
+        resolve(request)
 
 
 def test_a_command_of_roots_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,19 +260,19 @@ def test_a_command_of_roots_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "rel.py")
     python = f"env LD_LIBRARY_PATH=/usr/lib:{tmp_path} --chdir={tmp_path} python3 -X dev rel.py"
-    resolve(Wish(nodes="gpu1", transport="local", python=python))
+    resolve(FleetRequest(nodes="gpu1", transport="local", python=python))
 
 
 def test_the_python_that_runs_us_is_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Preflight in an environment of somebody else's is his code already."""
+    """Preflight in another user's environment already runs that user's code."""
     folder = tmp_path / "bin"
     folder.mkdir()
     give_away(folder)
     monkeypatch.setattr("sys.executable", str(written(folder / "python")))
-    resolve(Wish())
-    resolve(Wish(nodes="gpu1", transport="local", python=str(written(folder / "python3"))))
+    resolve(FleetRequest())
+    resolve(FleetRequest(nodes="gpu1", transport="local", python=str(written(folder / "python3"))))
 
 
 @needs_ansible
@@ -307,7 +309,7 @@ def test_a_folder_that_changes_while_it_is_looked_at_is_one_line(
 
     monkeypatch.setattr(os, "scandir", scandir)
     with pytest.raises(UsageError) if when == "before" else suppress(UsageError):
-        resolve(Wish(inventory=str(path)))
+        resolve(FleetRequest(inventory=str(path)))
     assert not gone.exists()
 
 
@@ -321,7 +323,7 @@ def test_a_folder_without_an_end_is_refused(
     for number in range(11):
         written(path / f"hosts{number}", KINDS["hosts.ini"])
     with pytest.raises(UsageError, match="more than 10 files"):
-        resolve(Wish(inventory=str(path.parent)))
+        resolve(FleetRequest(inventory=str(path.parent)))
 
 
 @needs_ansible
@@ -334,7 +336,7 @@ def test_ansible_reads_the_inventory_that_was_checked(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir(mode=0o1777)
     (tmp_path / "open" / "link").symlink_to(tmp_path / "own" / "below")
     give_away(written(tmp_path / "open" / "hosts.ini", KINDS["hosts"].replace("gpu1", "evil")))
-    (host,) = resolve(Wish(inventory=f"{tmp_path}/open/link/../hosts.ini")).hosts
+    (host,) = resolve(FleetRequest(inventory=f"{tmp_path}/open/link/../hosts.ini")).hosts
     assert host.name == "gpu1"
 
 
@@ -368,19 +370,19 @@ def test_an_inventory_that_is_run_has_nothing_of_a_stranger_beside_it(
     path = written(folder / "inv.py", "#!/usr/bin/python3\nimport json\n")
     his = written(folder / "json.py", f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
     give_away(his)
-    typed, said = path, "json.py belongs to nobody"
+    typed, fault = path, "json.py belongs to nobody"
     if place == "sticky":
         his.unlink()
         folder.chmod(0o1777)
-        said = "everybody may write to"
+        fault = "every user may write to"
     if place != "beside":
         (tmp_path / "own").mkdir()
         typed = tmp_path / "own" / "inv.py"
         typed.symlink_to(path)
     if place == "in a folder":
-        assert said in refused(typed.parent, typed)
+        assert fault in refused(typed.parent, typed)
     else:
-        assert said in refused(typed)
+        assert fault in refused(typed)
     assert not (tmp_path / "sprung").exists()
 
 
@@ -395,13 +397,13 @@ def _with_command(path: Path, sprung: Path) -> Path:
 def test_ansible_takes_no_variables_of_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Root's own folder may hold a file of somebody else's: none of it counts."""
+    """Root's own folder may hold another user's file: it is ignored."""
     (tmp_path / "here" / "group_vars").mkdir(parents=True)
     give_away(_with_command(tmp_path / "here" / "group_vars" / "all.yml", tmp_path / "sprung"))
     monkeypatch.chdir(tmp_path / "here")
     (tmp_path / "inventory").mkdir()
     path = written(tmp_path / "inventory" / "hosts.ini", KINDS["hosts.ini"])
-    (host,) = resolve(Wish(inventory=str(path))).hosts
+    (host,) = resolve(FleetRequest(inventory=str(path))).hosts
     assert (host.transport, host.python) == ("ssh", ("python3",))
 
 
@@ -411,7 +413,7 @@ def test_ansible_takes_no_variables_of_the_working_folder(
 def test_what_ansible_is_set_to_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """Root's own ansible.cfg, or his HOME, may name plugins of somebody else's."""
+    """Root's own ansible.cfg, or HOME, may name another user's plugins."""
     his = tmp_path / "his"
     (his / ".ansible" / "plugins" / "vars").mkdir(parents=True)
     spring = f"open({str(tmp_path / 'sprung')!r}, 'w')\n"
@@ -422,7 +424,7 @@ def test_what_ansible_is_set_to_load(
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path / "hosts.ini", KINDS["hosts.ini"])
     if place == "beside":
-        resolve(Wish(inventory=str(path)))
+        resolve(FleetRequest(inventory=str(path)))
         assert not (tmp_path / "sprung").exists()
     monkeypatch.setenv("ANSIBLE_CONFIG", str(config))
     if place == "home":
@@ -431,10 +433,10 @@ def test_what_ansible_is_set_to_load(
     elif place == "log":
         (his / "log").symlink_to(written(tmp_path / "victim", "precious"))
         config.write_text(f"[defaults]\nlog_path = {his / 'log'}\n")
-        resolve(Wish(inventory=str(path)))
+        resolve(FleetRequest(inventory=str(path)))
         assert (tmp_path / "victim").read_text() == "precious"
         return
-    resolve(Wish(inventory=str(path)))
+    resolve(FleetRequest(inventory=str(path)))
     assert (tmp_path / "sprung").exists(), "the trap itself is broken"
     (tmp_path / "sprung").unlink()
     give_away(plugin)
@@ -443,7 +445,7 @@ def test_what_ansible_is_set_to_load(
 
 
 @pytest.mark.parametrize("file", ["groups.conf", "groups.d/racks.yaml", "groups.conf.d/db.conf"])
-def test_groups_of_somebody_else_start_no_command(
+def test_groups_of_another_user_start_no_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
     """Groups name nodes and commands: what ClusterShell reads of them must be root's."""
@@ -455,12 +457,12 @@ def test_groups_of_somebody_else_start_no_command(
     if not his.exists():
         written(his)
     monkeypatch.setenv("CLUSTERSHELL_CFGDIR", str(folder))
-    wish = Wish(nodes="@db:all")
-    assert resolve(wish).hosts[0].name == "gpu1"
+    request = FleetRequest(nodes="@db:all")
+    assert resolve(request).hosts[0].name == "gpu1"
     (tmp_path / "sprung").unlink()
     give_away(his)
     with pytest.raises(UsageError, match=f"{his} is not used: {his} belongs to nobody"):
-        resolve(wish)
+        resolve(request)
     assert not (tmp_path / "sprung").exists()
 
 
@@ -474,14 +476,14 @@ def test_who_cannot_tell_what_ansible_loads_does_not_run_it(
     for text in (None, "#!/bin/sh\nexit 1\n", "#!/bin/sh\necho {}\n"):
         written(tmp_path / "ansible-config", text) if text else None
         with pytest.raises(UsageError, match="see: ansible-config dump"):
-            resolve(Wish(inventory=str(path)))
+            resolve(FleetRequest(inventory=str(path)))
     written(tmp_path / "ansible-config", "#!/bin/sh\necho '[]'\n")
     with pytest.raises(UsageError, match="not JSON"):
-        resolve(Wish(inventory=str(path)))
+        resolve(FleetRequest(inventory=str(path)))
     assert (tmp_path / "sprung").exists()
 
 
-def test_a_checkout_of_somebody_else_names_its_own_files(
+def test_a_checkout_of_another_user_names_its_own_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whose preflight root runs, his inventories count; nothing that lies elsewhere does."""
@@ -496,7 +498,7 @@ def test_a_checkout_of_somebody_else_names_its_own_files(
         give_away(path)
     monkeypatch.setattr("preflight.core.trust.__file__", str(checkout / "preflight" / "trust.py"))
     written(checkout / "preflight" / "__init__.py")
-    resolve(Wish(inventory=str(own)))
+    resolve(FleetRequest(inventory=str(own)))
     assert who_may_plant(checkout / "soon.toml") == ""
     assert "belongs to" in who_may_change(own)
     refused(elsewhere)
@@ -510,7 +512,7 @@ def test_who_is_not_root_takes_what_he_likes(
     path = written(tmp_path / "fleet.toml", KINDS["fleet.toml"])
     give_away(path)
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    assert resolve(Wish(inventory=str(path))).hosts[0].name == "gpu1"
+    assert resolve(FleetRequest(inventory=str(path))).hosts[0].name == "gpu1"
 
 
 def test_a_run_that_is_judged_again_logs_in_nowhere(tmp_path: Path) -> None:
@@ -518,7 +520,7 @@ def test_a_run_that_is_judged_again_logs_in_nowhere(tmp_path: Path) -> None:
     his = written(tmp_path / "his")
     give_away(his)
     path = written(tmp_path / "fleet.toml", '[defaults]\nssh_config = "his"\n[node.gpu1]\n')
-    assert resolve(Wish(inventory=str(path), logs_in=False)).hosts[0].ssh_config == str(his)
+    assert resolve(FleetRequest(inventory=str(path), logs_in=False)).hosts[0].ssh_config == str(his)
     give_away(path)
     with pytest.raises(UsageError, match="is not used"):
-        resolve(Wish(inventory=str(path), logs_in=False))
+        resolve(FleetRequest(inventory=str(path), logs_in=False))

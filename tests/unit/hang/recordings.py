@@ -11,7 +11,7 @@ from preflight.facts.job import Dump
 
 
 def entry(number: int, op: str = "all_reduce", **more: Any) -> dict[str, Any]:
-    """One call, done unless told otherwise."""
+    """One call, done by default."""
     return {
         "process_group": ["0", "default_pg"],
         "collective_seq_id": number,

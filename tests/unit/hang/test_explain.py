@@ -25,69 +25,69 @@ Root Cause (first observed failure):
 
 def test_the_first_failure_in_time_wins_over_its_echoes(tmp_path: Path) -> None:
     """Rank 0 speaks first in the file, but rank 3's clock says that it failed before."""
-    told = explained(
+    answer = explained(
         tmp_path,
         "[rank0]:[E1005 10:00:09.5 x.cpp:1] NCCL WARN Connect to 10.0.0.4<4000> failed : "
         "No route to host\n"
         "[rank0]: taking the entire process down.\n",
         "[rank3]:[E1005 10:00:01.5 x.cpp:1] CUDA error: uncorrectable ECC error encountered\n",
     )
-    assert (told.category, told.culprits) == ("gpu_hardware", ("rank 3",))
-    assert told.evidence[0].line == 1
-    assert told.evidence[0].source.endswith("1.log")
-    assert [one.category for one in told.alternatives] == ["firewall"]
-    assert told.confidence + sum(one.confidence for one in told.alternatives) <= 1
+    assert (answer.category, answer.culprits) == ("gpu_hardware", ("rank 3",))
+    assert answer.evidence[0].line == 1
+    assert answer.evidence[0].source.endswith("1.log")
+    assert [one.category for one in answer.alternatives] == ["firewall"]
+    assert answer.confidence + sum(one.confidence for one in answer.alternatives) <= 1
 
 
 def test_one_rank_that_was_not_there(tmp_path: Path) -> None:
     """Four ranks have spoken, three of them waited."""
     who = "".join(communicator(rank, 4) for rank in range(4))
-    told = explained(
+    answer = explained(
         tmp_path,
         who
         + "".join(timed_out(rank, 9) for rank in (0, 1, 3))
         + "[rank2]: NCCL WARN x ncclRemoteError\n",
     )
-    assert (told.category, told.culprits) == ("timeout_rank_missing", ("rank 2",))
+    assert (answer.category, answer.culprits) == ("timeout_rank_missing", ("rank 2",))
     assert (
-        told.sentence == "rank 2 did not come to ALLREDUCE number 9, in which ranks 0, 1, 3 waited"
+        answer.sentence == "rank 2 did not reach ALLREDUCE number 9, in which ranks 0, 1, 3 waited"
     )
 
 
 def test_a_rank_whose_log_is_not_here_is_not_accused(tmp_path: Path) -> None:
     """Silence in these files is no proof of absence."""
-    told = explained(tmp_path, communicator(0, 4) + timed_out(0, 9) + timed_out(1, 9))
-    assert (told.category, told.culprits) == ("unknown", ())
-    assert "who did not come is not in these lines" in told.sentence
+    answer = explained(tmp_path, communicator(0, 4) + timed_out(0, 9) + timed_out(1, 9))
+    assert (answer.category, answer.culprits) == ("unknown", ())
+    assert "these lines do not show which rank is missing" in answer.sentence
 
 
 def test_all_waited_for_each_other(tmp_path: Path) -> None:
     """Nobody is missing: no rank is named."""
     who = "".join(communicator(rank, 2) for rank in range(2))
-    told = explained(tmp_path, who + timed_out(0, 3) + timed_out(1, 3))
-    assert (told.category, told.culprits) == ("unknown", ())
-    assert "all 2 ranks waited in ALLREDUCE number 3" in told.sentence
+    answer = explained(tmp_path, who + timed_out(0, 3) + timed_out(1, 3))
+    assert (answer.category, answer.culprits) == ("unknown", ())
+    assert "all 2 ranks waited in ALLREDUCE number 3" in answer.sentence
 
 
 def test_a_rank_that_is_behind(tmp_path: Path) -> None:
     """It says itself how far it had come."""
-    told = explained(tmp_path, timed_out(0, 40) + status(0, 41) + status(1, 12))
-    assert (told.category, told.culprits) == ("timeout_rank_missing", ("rank 1",))
-    assert "rank 1 had come to collective 12 only" in told.sentence
+    answer = explained(tmp_path, timed_out(0, 40) + status(0, 41) + status(1, 12))
+    assert (answer.category, answer.culprits) == ("timeout_rank_missing", ("rank 1",))
+    assert "rank 1 had only reached collective 12" in answer.sentence
 
 
 def test_the_same_number_and_another_collective(tmp_path: Path) -> None:
     """The few are odd, not the many."""
-    told = explained(
+    answer = explained(
         tmp_path,
         timed_out(0, 7) + timed_out(1, 7) + timed_out(2, 7, op="BROADCAST", numel=1),
     )
-    assert (told.category, told.culprits) == ("collective_mismatch", ("rank 2",))
+    assert (answer.category, answer.culprits) == ("collective_mismatch", ("rank 2",))
 
 
 def test_the_exception_that_began_it(tmp_path: Path) -> None:
     """A rank's own line of code; the others' time-outs and connection errors come after it."""
-    told = explained(
+    answer = explained(
         tmp_path,
         "[rank1]: Traceback (most recent call last):\n"
         '[rank1]:   File "/home/u/train.py", line 88, in step\n'
@@ -95,13 +95,15 @@ def test_the_exception_that_began_it(tmp_path: Path) -> None:
         '[rank1]:   File "/venv/lib/python3.11/site-packages/torch/nn/module.py", line 1, in f\n'
         "[rank1]: ValueError: shapes differ\n" + timed_out(0, 5),
     )
-    assert (told.category, told.culprits) == ("other", ("rank 1",))
-    assert told.sentence == "rank 1 raised ValueError: shapes differ at /home/u/train.py:88 (step)"
+    assert (answer.category, answer.culprits) == ("other", ("rank 1",))
+    assert (
+        answer.sentence == "rank 1 raised ValueError: shapes differ at /home/u/train.py:88 (step)"
+    )
 
 
 def test_several_tracebacks_woven_into_each_other(tmp_path: Path) -> None:
     """Each rank's lines belong together by its prefix."""
-    told = explained(
+    answer = explained(
         tmp_path,
         "[rank0]: Traceback (most recent call last):\n"
         "[rank2]: Traceback (most recent call last):\n"
@@ -110,42 +112,46 @@ def test_several_tracebacks_woven_into_each_other(tmp_path: Path) -> None:
         "[rank2]: FileNotFoundError: [Errno 2] No such file or directory: 'x'\n"
         "[rank0]: torch.distributed.DistBackendError: NCCL error\n",
     )
-    assert told.culprits == ("rank 2",)
-    assert "at b.py:2 (load)" in told.sentence
+    assert answer.culprits == ("rank 2",)
+    assert "at b.py:2 (load)" in answer.sentence
 
 
 def test_killed_from_outside(tmp_path: Path) -> None:
     """The summary names rank and node; that memory was full is likely, not proven."""
-    told = explained(tmp_path, SUMMARY.format(code=-9, why="Signal 9 (SIGKILL) received by PID 77"))
-    assert (told.category, told.culprits) == ("other", ("rank 5", "node n3"))
-    assert told.sentence == "rank 5 on n3 was killed from outside (SIGKILL, pid 77)"
-    assert told.confidence == 0.5
+    answer = explained(
+        tmp_path, SUMMARY.format(code=-9, why="Signal 9 (SIGKILL) received by PID 77")
+    )
+    assert (answer.category, answer.culprits) == ("other", ("rank 5", "node n3"))
+    assert answer.sentence == "rank 5 on n3 was killed from outside (SIGKILL, pid 77)"
+    assert answer.confidence == 0.5
 
 
 def test_a_summary_without_detail_is_unknown(tmp_path: Path) -> None:
     """And says what is missing: @record."""
-    told = explained(tmp_path, SUMMARY.format(code=1, why="To enable traceback see: ..."))
-    assert told.category == "unknown"
-    assert told.culprits == ("rank 5", "node n3")
-    assert "@record" in told.advice
+    answer = explained(tmp_path, SUMMARY.format(code=1, why="To enable traceback see: ..."))
+    assert answer.category == "unknown"
+    assert answer.culprits == ("rank 5", "node n3")
+    assert "@record" in answer.advice
 
 
 def test_an_abort_is_an_echo(tmp_path: Path) -> None:
     """SIGABRT is how torch's watchdog ends a process that has failed before."""
-    told = explained(tmp_path, SUMMARY.format(code=-6, why="Signal 6 (SIGABRT) received by PID 77"))
-    assert told.category == "unknown"
+    answer = explained(
+        tmp_path, SUMMARY.format(code=-6, why="Signal 6 (SIGABRT) received by PID 77")
+    )
+    assert answer.category == "unknown"
 
 
 def test_memory_that_others_hold(tmp_path: Path) -> None:
     """The message's own arithmetic tells how much of the GPU is somebody else's."""
-    told = explained(
+    answer = explained(
         tmp_path,
         "[rank4]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB. GPU 4 "
         "has a total capacity of 80.00 GiB of which 512.00 MiB is free. Including non-PyTorch "
         "memory, this process has 20.00 GiB memory in use.\n",
     )
-    assert (told.category, told.culprits) == ("oom_one_rank", ("rank 4",))
-    assert "59.5 GiB of it belong to others" in told.sentence
+    assert (answer.category, answer.culprits) == ("oom_one_rank", ("rank 4",))
+    assert "59.5 GiB of it belong to other processes" in answer.sentence
 
 
 def test_memory_of_all_ranks_is_no_rank_s_fault(tmp_path: Path) -> None:
@@ -171,11 +177,11 @@ def test_a_flushed_queue_is_a_consequence(tmp_path: Path) -> None:
 
 def test_a_full_disk_keeps_the_others_waiting(tmp_path: Path) -> None:
     """The rank that saves is late; a rank that timed out is its victim."""
-    told = explained(
+    answer = explained(
         tmp_path, "saving: OSError: [Errno 28] No space left on device\n" + timed_out(6, 2)
     )
-    assert told.category == "timeout_rank_missing"
-    assert "rank 6" not in told.culprits
+    assert answer.category == "timeout_rank_missing"
+    assert "rank 6" not in answer.culprits
 
 
 def test_a_hint_matters_where_nothing_failed(tmp_path: Path) -> None:
@@ -187,49 +193,49 @@ def test_a_hint_matters_where_nothing_failed(tmp_path: Path) -> None:
 
 
 def test_an_uneventful_log_is_not_explained(tmp_path: Path) -> None:
-    """Nothing failed: unknown, with what to leave behind next time."""
-    told = explained(tmp_path, "step 1 loss 2.0\nstep 2 loss 1.9\n" * 50)
-    assert (told.category, told.evidence, told.confidence) == ("unknown", (), 0.0)
-    assert told.lines == 100
+    """Nothing failed, and that is the answer."""
+    answer = explained(tmp_path, "step 1 loss 2.0\nstep 2 loss 1.9\n" * 50)
+    assert (answer.category, answer.evidence, answer.confidence) == ("no_failure", (), 0.0)
+    assert answer.lines == 100
 
 
 def test_a_file_named_after_its_rank_speaks_for_it(tmp_path: Path) -> None:
     """Torchrun's log folders have no prefixes on their lines."""
-    told = explained(tmp_path, "CUDA error: invalid device ordinal\n", names=("rank_6.stderr",))
-    assert told.culprits == ("rank 6",)
+    answer = explained(tmp_path, "CUDA error: invalid device ordinal\n", names=("rank_6.stderr",))
+    assert answer.culprits == ("rank 6",)
 
 
 def test_nccls_process_is_known_by_its_communicator(tmp_path: Path) -> None:
-    """A warning tells host and pid only; the communicator's line had told the rank."""
-    told = explained(
+    """A warning shows only host and pid; the communicator's line has the rank."""
+    answer = explained(
         tmp_path,
         communicator(3, 8, host="n9")
         + "n9:103:7 [3] shm.cc:1 NCCL WARN Error: failed to extend /dev/shm/nccl-a to 9 bytes\n",
     )
-    assert told.culprits == ("rank 3", "node n9")
+    assert answer.culprits == ("rank 3", "node n9")
 
 
 def test_no_alternative_is_as_sure_as_the_answer(tmp_path: Path) -> None:
-    """One time-out tells who waited; that a rank was missing is a guess, told as less sure."""
-    told = explained(tmp_path, timed_out(3, 12))
-    (other,) = told.alternatives
-    assert (told.category, other.category) == ("unknown", "timeout_rank_missing")
-    assert 0 < other.confidence < told.confidence
-    assert told.confidence + other.confidence <= 1
+    """One timeout shows which rank waited; that another was missing is only a guess."""
+    answer = explained(tmp_path, timed_out(3, 12))
+    (other,) = answer.alternatives
+    assert (answer.category, other.category) == ("unknown", "timeout_rank_missing")
+    assert 0 < other.confidence < answer.confidence
+    assert answer.confidence + other.confidence <= 1
 
 
 def test_an_empty_log_is_told_to_be_one(tmp_path: Path) -> None:
     """Else somebody looks for the symptom that is not known, where nothing was written."""
-    told = explained(tmp_path, "", "")
-    assert (told.category, told.lines) == ("unknown", 0)
-    assert "empty" in told.sentence
+    answer = explained(tmp_path, "", "")
+    assert (answer.category, answer.lines) == ("unknown", 0)
+    assert "empty" in answer.sentence
     assert "empty" not in explained(tmp_path, "", "step 1\n").sentence
 
 
 def test_a_log_of_which_nothing_can_be_read(tmp_path: Path) -> None:
     """It is not called empty."""
-    told = explained(tmp_path, b"\x1f\x8b\x08\x00")
-    assert told.sentence == "no line of what was given could be read"
+    answer = explained(tmp_path, b"\x1f\x8b\x08\x00")
+    assert answer.sentence == "no line of the given logs could be read"
 
 
 RAISES = """\
@@ -260,17 +266,17 @@ NO_TRACE = "To enable traceback see: ..."
 def test_the_exception_of_the_only_rank_that_failed(tmp_path: Path) -> None:
     """No line of the traceback tells its rank; torchrun's summary leaves but one."""
     raised = RAISES.format(what="KeyError: 'tokens'")
-    told = explained(tmp_path, raised + ALONE + SUMMARY.format(code=1, why=NO_TRACE))
-    assert (told.category, told.culprits) == ("other", ("rank 5", "node n3"))
-    assert told.sentence.startswith("rank 5 on n3 raised KeyError: 'tokens'")
-    assert told.next == "preflight lint '/home/u/my runs/fit.py'"
+    answer = explained(tmp_path, raised + ALONE + SUMMARY.format(code=1, why=NO_TRACE))
+    assert (answer.category, answer.culprits) == ("other", ("rank 5", "node n3"))
+    assert answer.sentence.startswith("rank 5 on n3 raised KeyError: 'tokens'")
+    assert answer.next == "preflight lint '/home/u/my runs/fit.py'"
 
 
 def test_memory_of_the_only_rank_that_failed(tmp_path: Path) -> None:
     """A symptom in that exception's words is that rank's as well."""
     raised = RAISES.format(what="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate")
-    told = explained(tmp_path, raised + ALONE + SUMMARY.format(code=1, why=NO_TRACE))
-    assert (told.category, told.culprits) == ("oom_one_rank", ("rank 5", "node n3"))
+    answer = explained(tmp_path, raised + ALONE + SUMMARY.format(code=1, why=NO_TRACE))
+    assert (answer.category, answer.culprits) == ("oom_one_rank", ("rank 5", "node n3"))
 
 
 @pytest.mark.parametrize(
@@ -288,9 +294,9 @@ def test_memory_of_the_only_rank_that_failed(tmp_path: Path) -> None:
 )
 def test_an_exception_that_may_be_another_rank_s(tmp_path: Path, log: str, code: int) -> None:
     """The summary's rank is not accused of it."""
-    told = explained(tmp_path, log + SUMMARY.format(code=code, why=NO_TRACE))
-    assert "raised" in told.sentence
-    assert told.culprits == ()
+    answer = explained(tmp_path, log + SUMMARY.format(code=code, why=NO_TRACE))
+    assert "raised" in answer.sentence
+    assert answer.culprits == ()
 
 
 def _came(*ranks: int, world: int = 4) -> str:
@@ -299,10 +305,14 @@ def _came(*ranks: int, world: int = 4) -> str:
 
 
 def test_a_start_to_which_not_all_came(tmp_path: Path) -> None:
-    """Lightning's processes say who they are; where the lines end with that, some are awaited."""
-    told = explained(tmp_path, _came(1, 0))
-    assert (told.category, told.culprits, told.confidence) == ("timeout_rank_missing", (), 0.5)
-    assert told.sentence == "2 of 4 ranks came, and the lines end there; not so: 2, 3"
+    """Lightning's processes print their ranks; if the log ends there, some are missing."""
+    answer = explained(tmp_path, _came(1, 0))
+    assert (answer.category, answer.culprits, answer.confidence) == (
+        "timeout_rank_missing",
+        (),
+        0.5,
+    )
+    assert answer.sentence == "2 of 4 ranks joined, and the log ends there; missing: 2, 3"
     twice = explained(tmp_path, _came(0, 1, 0, 1))
     assert (twice.category, twice.confidence) == ("env_misconfig", 0.7)
     assert [one.category for one in twice.alternatives] == ["timeout_rank_missing"]
@@ -317,6 +327,6 @@ def test_a_start_that_succeeded_or_of_which_this_is_a_part_only(tmp_path: Path) 
         _came(0, 1) + "All distributed processes registered. Starting with 4 processes\n",
         _came(0, 1) + "step\n" * 40,
     ):
-        assert (explained(tmp_path, log).category, log) == ("unknown", log)
+        assert (explained(tmp_path, log).category, log) == ("no_failure", log)
     failed = _came(0, 1) + "[rank1]: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
     assert explained(tmp_path, failed).category == "oom_one_rank"

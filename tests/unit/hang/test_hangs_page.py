@@ -1,4 +1,4 @@
-"""docs/hangs.md leads to commands that exist: nobody in trouble should type what is refused."""
+"""docs/hangs.md leads to commands that exist and are accepted."""
 
 from __future__ import annotations
 

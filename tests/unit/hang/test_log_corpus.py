@@ -1,4 +1,4 @@
-"""Logs of real jobs whose causes were established: the category is met, or `unknown` is said."""
+"""Logs of real jobs with known causes: the answer has the category, or is `unknown`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ BEYOND = {
 def test_the_category_of_a_real_log(path: Path) -> None:
     """As its label says; where the text cannot tell, nothing else is claimed with certainty."""
     label = json.loads(path.with_suffix(".json").read_text())
-    told = explain(Scanner(shipped()).read([path]))
+    answer = explain(Scanner(shipped()).read([path]))
     if path.stem in BEYOND:
-        assert told.confidence <= 0.5
+        assert answer.confidence <= 0.5
         return
-    assert told.category == label["category"], told.sentence
+    assert answer.category == label["category"], answer.sentence
 
 
 @pytest.mark.corpus
@@ -42,8 +42,8 @@ def test_the_category_of_a_real_log(path: Path) -> None:
 def test_the_ranks_of_a_real_log(path: Path) -> None:
     """Whom the answer names is among those whom the label names, where it names any."""
     label = json.loads(path.with_suffix(".json").read_text())
-    told = explain(Scanner(shipped()).read([path]))
-    named = {int(one.split()[1]) for one in told.culprits if one.startswith("rank ")}
+    answer = explain(Scanner(shipped()).read([path]))
+    named = {int(one.split()[1]) for one in answer.culprits if one.startswith("rank ")}
     known = label.get("faulty_ranks")
     if isinstance(known, list) and named:
         assert named <= set(known)

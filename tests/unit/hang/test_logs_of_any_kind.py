@@ -40,13 +40,13 @@ PIECES = [
 ]  # fmt: skip
 
 
-def _sound(told: Explanation) -> None:
-    assert 0 <= told.confidence <= 1
-    assert told.sentence
-    assert told.advice
-    for line in lines(told, 80):
+def _sound(answer: Explanation) -> None:
+    assert 0 <= answer.confidence <= 1
+    assert answer.sentence
+    assert answer.advice
+    for line in lines(answer, 80):
         assert line.isprintable()
-    for proof in told.evidence:
+    for proof in answer.evidence:
         assert proof.text.isprintable()
 
 
@@ -81,7 +81,7 @@ def test_gzip_is_known_by_its_first_bytes(tmp_path: Path) -> None:
 
 
 def test_a_torn_gzip_counts_up_to_its_tear(tmp_path: Path) -> None:
-    """What could be read is judged, and that there was more is said."""
+    """What could be read is judged, and the answer says that there was more."""
     path = tmp_path / "torn.gz"
     noise = "".join(f"{os.urandom(40).hex()}\n" for _ in range(50_000))
     whole = gzip.compress((FAILED + noise).encode(), compresslevel=1)
@@ -109,21 +109,21 @@ DEAD = "[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3
 def test_the_end_of_a_torn_gzip_is_what_tells(
     tmp_path: Path, harm: Callable[[bytes], bytes]
 ) -> None:
-    """All lines that decompress count, the last one first of all; the fault is told."""
+    """All lines that decompress count, above all the last one; the error is reported."""
     path = tmp_path / "torn.gz"
     path.write_bytes(harm(gzip.compress((STEPS + DEAD).encode())))
     found = Scanner(shipped()).read([path])
-    told = explain(found)
-    assert (told.category, told.evidence[0].line) == ("oom_one_rank", 20_001)
+    answer = explain(found)
+    assert (answer.category, answer.evidence[0].line) == ("oom_one_rank", 20_001)
     assert len(found.troubles) == 1
-    assert "read up to a fault" in found.troubles[0]
+    assert "read up to an error" in found.troubles[0]
 
 
 def test_a_fault_within_a_gzip_keeps_all_before_it(tmp_path: Path) -> None:
-    """Not only what whole pieces of it gave: the line just before the fault is told."""
+    """Not only whole pieces count: the line just before the error is read, too."""
     first = gzip.compress((STEPS + DEAD).encode())
-    told = explained(tmp_path, first[:-8] + b"\xff" * 5_000)
-    assert told.category == "oom_one_rank"
+    answer = explained(tmp_path, first[:-8] + b"\xff" * 5_000)
+    assert answer.category == "oom_one_rank"
 
 
 @pytest.mark.parametrize("pad", [b"", b"\0" * 512])
@@ -138,14 +138,14 @@ def test_several_gzips_in_one_file(tmp_path: Path, pad: bytes) -> None:
 
 def test_a_gzip_that_swells(tmp_path: Path) -> None:
     """Of a few bytes come many: they are read in pieces, and to their end."""
-    told = explained(tmp_path, gzip.compress(b"\n" * 1_500_000 + DEAD.encode()))
-    assert told.evidence[0].line == 1_500_001
+    answer = explained(tmp_path, gzip.compress(b"\n" * 1_500_000 + DEAD.encode()))
+    assert answer.evidence[0].line == 1_500_001
 
 
 def test_a_gzip_that_is_a_bomb_is_read_up_to_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its size bounds the time that it takes; what to do where it is no bomb is told."""
+    """Its size bounds the time that it takes; the message has the command for a trusted file."""
     monkeypatch.setattr(files, "ANYWAY", 1 << 20)
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(DEAD.encode() + b"\n" * 5_000_000))
@@ -194,21 +194,21 @@ def test_lines_cross_the_borders_of_what_is_read_at_once(
     log = ("step 1\n" * 5 + FAILED + timed_out(1, 3)).replace("\n", end)
     monkeypatch.setattr(scan, "CHUNK", size)
     for one in (log.encode(), gzip.compress(log.encode())):
-        told = explained(tmp_path, one)
-        assert (told.category, told.evidence[0].line, told.lines) == ("port_in_use", 6, 7)
+        answer = explained(tmp_path, one)
+        assert (answer.category, answer.evidence[0].line, answer.lines) == ("port_in_use", 6, 7)
 
 
 def test_a_line_without_end_takes_no_endless_memory(tmp_path: Path) -> None:
     """50 MB without a newline are one line, and a failure after it stands in the second."""
-    told = explained(tmp_path, b"x" * 50_000_000 + b"\n" + FAILED.encode())
-    assert (told.category, told.evidence[0].line, told.lines) == ("port_in_use", 2, 2)
+    answer = explained(tmp_path, b"x" * 50_000_000 + b"\n" + FAILED.encode())
+    assert (answer.category, answer.evidence[0].line, answer.lines) == ("port_in_use", 2, 2)
 
 
 @pytest.mark.parametrize("size", [100_000, 5_000_000])
 def test_a_huge_line_is_known_by_its_ends(tmp_path: Path, size: int) -> None:
     """What a program prints behind its binary junk, without a newline, is in the tail."""
-    told = explained(tmp_path, b"step 1\n" + b"x" * size + FAILED.encode() + b"step 2\n")
-    assert (told.category, told.evidence[0].line, told.lines) == ("port_in_use", 2, 3)
+    answer = explained(tmp_path, b"step 1\n" + b"x" * size + FAILED.encode() + b"step 2\n")
+    assert (answer.category, answer.evidence[0].line, answer.lines) == ("port_in_use", 2, 3)
 
 
 @pytest.mark.parametrize("code", ["utf-16-le", "utf-16-be"])
@@ -219,8 +219,8 @@ def test_text_of_two_bytes_a_character(
     monkeypatch.setattr(scan, "CHUNK", 1_001)
     log = ("\ufeff" + "step \U0001f600\r\n" * 900 + FAILED).encode(code)
     for one in (log, gzip.compress(log)):
-        told = explained(tmp_path, one)
-        assert (told.category, told.evidence[0].line) == ("port_in_use", 901)
+        answer = explained(tmp_path, one)
+        assert (answer.category, answer.evidence[0].line) == ("port_in_use", 901)
 
 
 def test_a_pipe_that_nobody_has_opened_yet(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_no_more_is_read_than_100_times_what_the_disk_holds(
         size += len(block)
         assert size < 64 << 20
     (trouble,) = troubles
-    assert "if that is no trap, use a pipe" in trouble
+    assert "if that is right, use a pipe" in trouble
 
 
 def test_devices_that_never_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,11 +321,11 @@ def test_a_number_of_ranks_takes_no_memory(tmp_path: Path, log: str) -> None:
     explained(tmp_path, log)
     tracemalloc.start()
     try:
-        told = explained(tmp_path, log)
+        answer = explained(tmp_path, log)
         assert tracemalloc.get_traced_memory()[1] < 20 << 20
     finally:
         tracemalloc.stop()
-    assert "rank 4 of 3000000 waited" in told.sentence
+    assert "rank 4 of 3000000 waited" in answer.sentence
 
 
 _DIGITS = "9" * 5000
@@ -353,8 +353,8 @@ _TIMED_OUT = timed_out(4, 9)
 def test_a_number_without_end_silences_no_other_line(tmp_path: Path, line: str) -> None:
     """What no float holds is no number of a rank: its line is left out, the others are read."""
     cause = "[rank3]: CUDA error: uncorrectable ECC error encountered\n"
-    told = explained(tmp_path, cause + line)
-    assert (told.category, told.culprits) == ("gpu_hardware", ("rank 3",))
+    answer = explained(tmp_path, cause + line)
+    assert (answer.category, answer.culprits) == ("gpu_hardware", ("rank 3",))
 
 
 def test_folders_within_each_other_without_an_end_are_a_line(
@@ -369,8 +369,8 @@ def test_folders_within_each_other_without_an_end_are_a_line(
         os.mkdir(made[-1])  # noqa: PTH102
     try:
         assert cli.main(["explain", str(tmp_path)]) == 4
-        (told,) = capsys.readouterr().err.splitlines()
-        assert "folders are too deep within each other; give log files, or" in told
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "folders are too deep within each other; give log files, or" in line
         assert logs(tmp_path, []) == []
     finally:
         for folder in reversed(made):  # shutil's own way is as deep

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.fleet.model import Host
-from preflight.hang.look import Wanted, look, look_here
+from preflight.hang.look import LookRequest, look, look_here
 from preflight.transport import bundle
 from preflight.transport.ways import Ways
 
@@ -37,7 +37,7 @@ def node(name: str, *python: str) -> Host:
 
 def seen(hosts: Sequence[Host], *pids: int, deadline_s: float = 20.0) -> JobState:
     """Look at nodes that are this machine."""
-    wanted = Wanted(pids=pids, look_s=0.2, native=False)
+    wanted = LookRequest(pids=pids, look_s=0.2, native=False)
     return look(hosts, Ways(hosts), "n", wanted=wanted, deadline_s=deadline_s)
 
 
@@ -52,10 +52,10 @@ def test_a_node_that_cannot_be_asked_costs_the_others_nothing(rank: int) -> None
     assert [one.pid for one in sound.look.ranks] == [rank]
 
 
-@pytest.mark.parametrize("said", ['{"lacks": 1}', '{"lacks":"x","machine":7}', "[]", "{}"])
-def test_a_node_that_talks_nonsense_is_refused(said: str) -> None:
+@pytest.mark.parametrize("reply", ['{"lacks": 1}', '{"lacks":"x","machine":7}', "[]", "{}"])
+def test_a_node_that_talks_nonsense_is_refused(reply: str) -> None:
     """Neither a wish nor an answer that fits no schema is taken."""
-    talk = f"head -c $4 > /dev/null; read -r request; echo '@preflight n {said}'"
+    talk = f"head -c $4 > /dev/null; read -r request; echo '@preflight n {reply}'"
     liar = node("liar", "sh", "-c", talk, "sh")
     (state,) = seen([liar]).nodes
     assert state.look is None
@@ -71,6 +71,6 @@ def test_this_machine_alone_needs_no_fleet(rank: int) -> None:
 
 
 def test_py_spy_goes_only_where_it_can_run() -> None:
-    """A node of another architecture is told why none comes."""
+    """A node of another architecture gets the reason why none comes."""
     (message,) = bundle.offer("pdp11")
     assert "none" in message

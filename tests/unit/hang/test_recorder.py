@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from preflight.facts.job import Dump
 from preflight.hang import flight_recorder
-from preflight.hang.flight_recorder import Allowance, Recording, Unreadable, opened, read
+from preflight.hang.flight_recorder import Allowance, Recording, Unreadable, open_dump, read
 from tests.unit.hang.recordings import document, entry, pending
 
 if TYPE_CHECKING:
@@ -61,9 +61,9 @@ def test_what_torch_really_writes(tmp_path: Path) -> None:
         timeout=120,
     )
     for form in ("pickle", "json"):
-        told = [read((tmp_path / f"{form}{rank}").read_bytes()) for rank in (0, 1)]
-        assert all(isinstance(one, Recording) for one in told), told
-        calls = [one.calls for one in told if isinstance(one, Recording)]
+        recording = [read((tmp_path / f"{form}{rank}").read_bytes()) for rank in (0, 1)]
+        assert all(isinstance(one, Recording) for one in recording), recording
+        calls = [one.calls for one in recording if isinstance(one, Recording)]
         assert [call.op for call in calls[0]] == ["all_reduce"] * 4
         assert [call.op for call in calls[1]] == ["all_reduce"] * 3 + ["broadcast"]
         for of_rank, shape in zip(calls, ((5,), (4,)), strict=True):
@@ -89,9 +89,9 @@ SAID = b"X\x02\x00\x00\x00id"
 )
 def test_whatever_asks_for_code_is_refused(attack: bytes) -> None:
     """Classes, functions, persistent ids and extension codes are more than plain values."""
-    told = read(attack)
-    assert isinstance(told, Unreadable)
-    assert "more than plain values" in told.why
+    recording = read(attack)
+    assert isinstance(recording, Unreadable)
+    assert "more than plain values" in recording.why
 
 
 def test_bombs_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,9 +110,9 @@ def test_bombs_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
         "larger than": bytes(flight_recorder.MOST_BYTES + 1),
     }
     for words, bomb in bombs.items():
-        told = read(bomb)
-        assert isinstance(told, Unreadable), words
-        assert words in told.why
+        recording = read(bomb)
+        assert isinstance(recording, Unreadable), words
+        assert words in recording.why
 
 
 @pytest.mark.parametrize("step", [b"%bs", b"(%bu"])
@@ -120,9 +120,10 @@ def test_numbers_that_all_have_one_hash_name_nothing(step: bytes) -> None:
     """A dictionary of thousands of them takes minutes; what 64 bits hold names a group as ever."""
     for number, refused in ((7 + ((1 << 61) - 1) * 5, True), (7, False), (-(1 << 63), True)):
         key = b"\x8a\x10" + number.to_bytes(16, "little", signed=True) + b"N"
-        told = read(b"\x80\x04}(X\x07\0\0\0entries]X\x09\0\0\0pg_status}" + step % key + b"u.")
-        assert isinstance(told, Unreadable) is refused
-        assert not isinstance(told, Unreadable) or "neither a short word nor a number" in told.why
+        recording = read(b"\x80\x04}(X\x07\0\0\0entries]X\x09\0\0\0pg_status}" + step % key + b"u.")
+        assert isinstance(recording, Unreadable) is refused
+        fault = "neither a short word nor a number"
+        assert not isinstance(recording, Unreadable) or fault in recording.why
 
 
 def test_deep_nesting_and_loops_are_only_values() -> None:
@@ -131,9 +132,9 @@ def test_deep_nesting_and_loops_are_only_values() -> None:
     itself = b"]q\x00h\x00a"
     for value in (deep, itself):
         entry = b"}X\x0b\x00\x00\x00input_sizes" + value + b"s"
-        told = read(b"\x80\x02}X\x07\x00\x00\x00entries](" + entry + b"es.")
-        assert isinstance(told, Recording)
-        assert told.calls == ()
+        recording = read(b"\x80\x02}X\x07\x00\x00\x00entries](" + entry + b"es.")
+        assert isinstance(recording, Recording)
+        assert recording.calls == ()
     assert isinstance(read(b"[" * 200_000), Unreadable)
     assert isinstance(read(b'{"entries":' + b"[" * 200_000), Unreadable)
 
@@ -142,9 +143,9 @@ def test_deep_nesting_and_loops_are_only_values() -> None:
 def test_garbage_is_told_and_never_raised(garbage: bytes) -> None:
     """Whatever the file holds, the answer is a recording or a reason."""
     for data in (garbage, b"\x80\x02" + garbage, b'{"entries":[' + garbage):
-        told = read(data)
-        assert isinstance(told, (Recording, Unreadable))
-        assert not isinstance(told, Unreadable) or told.why
+        recording = read(data)
+        assert isinstance(recording, (Recording, Unreadable))
+        assert not isinstance(recording, Unreadable) or recording.why
 
 
 @given(st.integers(0, 10_000), st.binary(max_size=8))
@@ -172,19 +173,19 @@ def test_fields_of_any_kind(value: object) -> None:
     """A newer torch may write other things where numbers and words stand now."""
     strange = [{**entry(1), name: value} for name in entry(1)]
     of_groups = {"pg_config": {"0": value}, "pg_status": {"0": value}}
-    told = read(json.dumps({"entries": [value, *strange, entry(9)], **of_groups}).encode())
-    assert isinstance(told, Recording)
-    assert len(told.calls) <= len(strange) + 1
-    assert told.calls[-1].number == 9
-    assert all(call.number >= -(1 << 63) for call in told.calls)
+    recording = read(json.dumps({"entries": [value, *strange, entry(9)], **of_groups}).encode())
+    assert isinstance(recording, Recording)
+    assert len(recording.calls) <= len(strange) + 1
+    assert recording.calls[-1].number == 9
+    assert all(call.number >= -(1 << 63) for call in recording.calls)
 
 
 def test_words_of_a_recorder_are_harmless() -> None:
     """Control characters end here; what is endless is cut."""
-    told = read(document(pending(1, op="all\x1b[31m_reduce" + "x" * 9999)))
-    assert isinstance(told, Recording)
-    assert told.calls[0].op.isprintable()
-    assert len(told.calls[0].op) <= 256
+    recording = read(document(pending(1, op="all\x1b[31m_reduce" + "x" * 9999)))
+    assert isinstance(recording, Recording)
+    assert recording.calls[0].op.isprintable()
+    assert len(recording.calls[0].op) <= 256
 
 
 def test_what_travelled_is_opened_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,22 +193,24 @@ def test_what_travelled_is_opened_within_bounds(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(flight_recorder, "MOST_BYTES", 2 << 20)
     bomb = base64.b64encode(zlib.compress(bytes((2 << 20) + 9), 9)).decode()
     for content, words in ((bomb, "larger than"), ("%%%", "damaged"), ("AAAA", "damaged")):
-        told = opened(Dump(path="x", written_s=0.0, size=1, content=content), Allowance())
-        assert isinstance(told, Unreadable)
-        assert words in told.why
-    told = opened(Dump(path="x", written_s=0.0, size=1, why="it is of another user"), Allowance())
-    assert told == Unreadable("it is of another user")
+        recording = open_dump(Dump(path="x", written_s=0.0, size=1, content=content), Allowance())
+        assert isinstance(recording, Unreadable)
+        assert words in recording.why
+    recording = open_dump(
+        Dump(path="x", written_s=0.0, size=1, why="it is of another user"), Allowance()
+    )
+    assert recording == Unreadable("it is of another user")
 
 
 def test_what_many_entries_refer_to_is_read_once() -> None:
     """A file of 400 bytes made 4,096 calls of 64 lines each: 10 s and 370 MB."""
     frame = {"name": "n" * 256, "filename": "f" * 256, "line": 3}
     entry = {"collective_seq_id": 1, "profiling_name": "nccl:all_reduce", "frames": [frame] * 64}
-    told = read(pickle.dumps({"version": "2.1", "entries": [entry] * 4096}, 2))
-    assert isinstance(told, Recording)
-    assert len(told.calls) == 4096
-    assert len({id(call) for call in told.calls}) == 1
-    assert len({id(line) for line in told.calls[0].frames}) == 1
+    recording = read(pickle.dumps({"version": "2.1", "entries": [entry] * 4096}, 2))
+    assert isinstance(recording, Recording)
+    assert len(recording.calls) == 4096
+    assert len({id(call) for call in recording.calls}) == 1
+    assert len({id(line) for line in recording.calls[0].frames}) == 1
 
 
 def test_the_dumps_of_one_node_share_what_they_may_take() -> None:
@@ -219,8 +222,8 @@ def test_the_dumps_of_one_node_share_what_they_may_take() -> None:
         path="x", written_s=0.0, size=1, content=base64.b64encode(zlib.compress(bomb)).decode()
     )
     for allowed, first in ((Allowance(steps=610), spinning), (Allowance(bytes=700), spinning)):
-        assert isinstance(opened(first, allowed), Recording)
-        assert isinstance(opened(spinning, allowed), Unreadable)
-        assert opened(whole, allowed) == Unreadable(
+        assert isinstance(open_dump(first, allowed), Recording)
+        assert isinstance(open_dump(spinning, allowed), Unreadable)
+        assert open_dump(whole, allowed) == Unreadable(
             "the dumps of its node are too many or too large"
         )

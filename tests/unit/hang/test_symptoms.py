@@ -1,4 +1,4 @@
-"""The knowledge is data: each file is held to its own examples, and a wrong one is refused."""
+"""Symptoms are data: each file is tested by its examples, and a wrong one is refused."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ fields = { node = "n7" }
 
 @pytest.mark.parametrize("symptom", shipped(), ids=lambda one: one.id)
 def test_each_symptom_is_found_in_its_own_examples(symptom: Symptom) -> None:
-    """With the fields that it promises, behind one of its anchors; never in what it is not."""
+    """With the fields that it expectations, behind one of its anchors; never in what it is not."""
     assert symptom.examples
     for example in symptom.examples:
         assert any(word in example.text for word in symptom.anchors), example.text
-        told = symptom.fields(example.text)
-        assert told is not None, example.text
-        assert example.fields.items() <= told.items()
-        assert "{" not in symptom.sentence({**told, "speaker": "rank 1"})
+        fields = symptom.fields(example.text)
+        assert fields is not None, example.text
+        assert example.fields.items() <= fields.items()
+        assert "{" not in symptom.sentence({**fields, "speaker": "rank 1"})
     for text in symptom.counter:
         assert symptom.fields(text) is None
 
@@ -71,13 +71,13 @@ def test_a_site_adds_its_own(tmp_path: Path) -> None:
     """One file, no code."""
     (tmp_path / "coffee.toml").write_text(OWN)
     (mine,) = load_symptoms(tmp_path)
-    told = mine.fields("out of coffee on n7")
-    assert told == {"node": "n7"}
-    assert mine.sentence(told) == "n7 is out of coffee"
+    fields = mine.fields("out of coffee on n7")
+    assert fields == {"node": "n7"}
+    assert mine.sentence(fields) == "n7 is out of coffee"
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "reason"),
     [
         ('role = "cause"', 'role = "rumour"', "Invalid enum value"),
         ("out of coffee on (", "out of coffee on ((", "missing )"),
@@ -87,17 +87,17 @@ def test_a_site_adds_its_own(tmp_path: Path) -> None:
         ("[[examples]]", "[examples", "Expected ']'"),
     ],
 )
-def test_a_wrong_file_is_named(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_a_wrong_file_is_named(tmp_path: Path, old: str, new: str, reason: str) -> None:
     """With what is wrong in it."""
     (tmp_path / "coffee.toml").write_text(OWN.replace(old, new, 1))
     with pytest.raises(UsageError, match=r"coffee\.toml") as refused:
         load_symptoms(tmp_path)
-    assert said in str(refused.value)
+    assert reason in str(refused.value)
 
 
 def test_what_to_run_next_exists() -> None:
     """Checks and verbs that an explanation sends somebody to."""
-    said = " ".join(f"{one.check} {one.advice}" for one in shipped()) + NOTHING.advice
+    advice = " ".join(f"{one.check} {one.advice}" for one in shipped()) + NOTHING.advice
     checks = {
         match[1]
         for path in (Path(__file__).parents[3] / "checks").rglob("test_*.py")
@@ -105,7 +105,7 @@ def test_what_to_run_next_exists() -> None:
     }
     named = set(re.findall(r"\b[a-z]+\.[a-z_0-9]+\b", " ".join(one.check for one in shipped())))
     assert named <= checks
-    assert set(re.findall(r"preflight ([a-z]+)\b", said)) <= set(VERBS)
+    assert set(re.findall(r"preflight ([a-z]+)\b", advice)) <= set(VERBS)
 
 
 def test_every_symptom_says_where_it_is_from() -> None:

@@ -1,4 +1,4 @@
-"""Made-up nights, and a folder to keep them in."""
+"""Invented nights, and a folder for their history."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ from typing import TYPE_CHECKING
 
 from preflight.core.files import open_folder
 from preflight.history import reading
-from preflight.history.place import Place, make, place_of
-from preflight.history.run_record import Found, Machine, Night, Numbers, Slot, unswept
+from preflight.history.place import Place, create, parse_place
+from preflight.history.run_record import (
+    Machine,
+    Night,
+    NightFinding,
+    Numbers,
+    Slot,
+    no_coverage_update,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,15 +28,15 @@ UNDER = "cuda, torch 2.4.1, driver 550.54"
 
 
 def made(folder: Path) -> Place:
-    """An empty file of a history in a folder, which is made."""
-    place = place_of(str(folder), folder)
+    """An empty history file in a new folder."""
+    place = parse_place(str(folder), folder)
     with open_folder(folder, make=True) as handle:
-        make(place, handle)
+        create(place, handle)
     return place
 
 
 def machine(name: str, state: State = "ready", **changes: object) -> Machine:
-    """A node that is fine and tells neither serial number nor GPUs."""
+    """A node that is ready and reports neither serial number nor GPUs."""
     return Machine(**{"name": name, "state": state, **changes})  # type: ignore[arg-type]
 
 
@@ -44,15 +51,15 @@ def gemm(node: str, *values: float | None, under: str = UNDER) -> Numbers:
     return Numbers(node=node, measure="gemm_tflops", under=under, units=units, values=values)
 
 
-def found(check: str, about: str, outcome: str = "fail", **changes: object) -> Found:
+def found(check: str, about: str, outcome: str = "fail", **changes: object) -> NightFinding:
     """Something that is not fine."""
-    told = {"sentence": f"{about} is bent", "nodes": (about,), **changes}
-    return Found(check=check, about=about, outcome=outcome, **told)  # type: ignore[arg-type]
+    fields = {"sentence": f"{about} is bent", "nodes": (about,), **changes}
+    return NightFinding(check=check, about=about, outcome=outcome, **fields)  # type: ignore[arg-type]
 
 
 def night(number: int, *machines: Machine, **changes: object) -> Night:
-    """The how-many-th night of these machines."""
-    told = {
+    """One night of these machines, by its number."""
+    fields = {
         "run": f"{number:032x}",
         "started_s": FIRST_S + number * NIGHT_S,
         "seconds": 60.0,
@@ -62,16 +69,16 @@ def night(number: int, *machines: Machine, **changes: object) -> Night:
         "folded": ",".join(sorted(one.name for one in machines)),
         **changes,
     }
-    return Night(**told)  # type: ignore[arg-type]
+    return Night(**fields)  # type: ignore[arg-type]
 
 
 def kept(place: Place, *nights: Night) -> Past:
-    """Write nights down, each by itself, as runs do."""
+    """Write nights one by one, as runs do."""
     from preflight.history.writing import writing
 
     for one in nights:
         with writing(place) as writer:
-            past = writer.add(one, unswept)
+            past = writer.add(one, no_coverage_update)
     return past
 
 

@@ -16,14 +16,14 @@ from preflight.history.run_record import (
     NAME,
     Cost,
     Coverage,
-    Done,
     Past,
+    RoundRecord,
     read_coverage,
 )
 
 PAST = Past(
     runs=3,
-    done={0: Done(1, 8), 254: Done(3, 7)},
+    done={0: RoundRecord(1, 8), 254: RoundRecord(3, 7)},
     suspects=(("h1", "h2"),),
     costs={"quick": Cost(1.5, 20.0)},
 )
@@ -75,10 +75,10 @@ def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes) -> None:
     """With its name and both ways out."""
     with pytest.raises(UsageError) as refused:
         read_coverage(_kept(tmp_path, content))
-    said = str(refused.value)
-    assert said.startswith(f"cannot use the history {tmp_path / NAME}: ")
-    assert said.endswith(
-        "move it away to begin anew, or give another folder: --preflight-history=DIR"
+    message = str(refused.value)
+    assert message.startswith(f"cannot use the history {tmp_path / NAME}: ")
+    assert message.endswith(
+        "move it away to start a new one, or give another folder: --preflight-history=DIR"
     )
 
 

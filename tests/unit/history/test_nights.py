@@ -1,4 +1,4 @@
-"""What nights leave behind is told again: findings as episodes, machines and GPUs that move."""
+"""A history returns what nights wrote: findings as episodes, machines and GPUs that move."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ if TYPE_CHECKING:
 
 
 def test_a_finding_is_new_then_still_there_then_recovered(tmp_path: Path) -> None:
-    """It is one episode as long as it lasts, and ends when somebody looked and it was gone."""
+    """It is one episode as long as it lasts, and ends when a check ran again and it was gone."""
     place = made(tmp_path)
     ecc = found("gpu.ecc", "h1")
     kept(place, night(1, machine("h1"), machine("h2")))
-    kept(place, night(2, machine("h1", "unfit"), machine("h2"), found=(ecc,)))
-    told = changed(place)
-    assert [(one.check, one.about, one.nodes) for one in told.new] == [("gpu.ecc", "h1", ("h1",))]
-    assert told.before is not None
-    assert told.before.started_s == FIRST_S + NIGHT_S
-    kept(place, night(3, machine("h1", "unfit"), machine("h2"), found=(ecc,)))
+    kept(place, night(2, machine("h1", "unfit"), machine("h2"), findings=(ecc,)))
+    changes = changed(place)
+    assert [(one.check, one.about, one.nodes) for one in changes.new] == [
+        ("gpu.ecc", "h1", ("h1",))
+    ]
+    assert changes.before is not None
+    assert changes.before.started_s == FIRST_S + NIGHT_S
+    kept(place, night(3, machine("h1", "unfit"), machine("h2"), findings=(ecc,)))
     (still,) = changed(place).still
     assert (still.nights, still.first_s) == (2, FIRST_S + 2 * NIGHT_S)
     kept(place, night(4, machine("h1"), machine("h2"), fine={"gpu.count": frozenset({"h1"})}))
@@ -45,7 +47,7 @@ def test_a_finding_is_new_then_still_there_then_recovered(tmp_path: Path) -> Non
     kept(place, night(5, machine("h1"), machine("h2"), fine={"gpu.ecc": frozenset({"h1"})}))
     (gone,) = changed(place).recovered
     assert gone.ended_s == FIRST_S + 5 * NIGHT_S
-    kept(place, night(6, machine("h1", "unfit"), machine("h2"), found=(ecc,)))
+    kept(place, night(6, machine("h1", "unfit"), machine("h2"), findings=(ecc,)))
     assert [one.nights for one in changed(place).new] == [1]
     with reading(place) as history:
         past = history.node("h1")
@@ -61,7 +63,7 @@ def test_a_gpu_that_moves_keeps_its_record(tmp_path: Path) -> None:
     bent = found("gpu.ecc", "h1", sentence="GPU 1 has 4 uncorrectable errors, 0 expected")
     for number in (1, 2):
         kept(place, night(number, machine("h1", "unfit", gpus=slots("A", "B")),
-                          machine("h2", gpus=slots("C", "D")), found=(bent,),
+                          machine("h2", gpus=slots("C", "D")), findings=(bent,),
                           numbers=(gemm("h1", 700, 690), gemm("h2", 710, 711))))  # fmt: skip
     kept(place, night(3, machine("h1", gpus=slots("A", "C")), machine("h2", gpus=slots("B", "D")),
                       numbers=(gemm("h1", 701, 709), gemm("h2", 500, 712))))  # fmt: skip
@@ -97,7 +99,7 @@ def test_a_board_keeps_its_record_under_another_name(tmp_path: Path) -> None:
 
 
 def test_without_a_serial_number_the_name_stands_for_the_node(tmp_path: Path) -> None:
-    """Until one is told; two boards with one number are told apart by their names."""
+    """Until it reports one; names distinguish two boards with one number."""
     place = made(tmp_path)
     kept(place, night(1, machine("h1", "unfit"), machine("h2")))
     kept(place, night(2, machine("h1", serial="S1"), machine("h2", serial="S2")))
@@ -182,7 +184,7 @@ def test_two_hosts_that_swap_their_boards_swap_their_records(tmp_path: Path, ord
 
 
 def test_the_worst_are_those_that_were_bad_most_often(tmp_path: Path) -> None:
-    """In the window; a night in which everybody was bad speaks against nobody."""
+    """In the window; a night in which every node was bad counts against none."""
     place = made(tmp_path)
     names = [f"h{number}" for number in range(8)]
 
@@ -205,7 +207,7 @@ def test_the_worst_are_those_that_were_bad_most_often(tmp_path: Path) -> None:
 
 
 def test_the_waves_of_a_sweep_are_one_night(tmp_path: Path) -> None:
-    """Three runs of one sweep; what they changed is told together."""
+    """Three runs of one sweep; their changes are one answer."""
     place = made(tmp_path)
     ecc = found("gpu.ecc", "h1")
     names = (("h1", "h2"), ("h3", "h4"), ("h5", "h6"))
@@ -213,7 +215,7 @@ def test_the_waves_of_a_sweep_are_one_night(tmp_path: Path) -> None:
         for wave, own in enumerate(names):
             bent = (ecc,) if wave == 0 and number == 1 else ()
             fine = {"gpu.ecc": frozenset(own)} if number == 2 else {}
-            one = night(number, *map(machine, own), found=bent, fine=fine, sweep=f"s{number}")
+            one = night(number, *map(machine, own), findings=bent, fine=fine, sweep=f"s{number}")
             kept(place, replace(one, run=f"{number}{wave}", started_s=one.started_s + wave * 3600))
     with reading(place) as history:
         last = history.last_run()
@@ -228,7 +230,7 @@ def test_the_waves_of_a_sweep_are_one_night(tmp_path: Path) -> None:
 def test_one_cause_in_all_waves_of_a_sweep_counts_against_nobody(tmp_path: Path) -> None:
     """Two of two nodes in each wave: no wave knows, the sweep does, until it was only few of many.
 
-    Of a wave that was done again, the sweep goes by what it said last.
+    Of a repeated wave, the last result counts.
     """
     place = made(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Whatever nights there were is told as it was: held to a model of a few lines."""
+"""A history returns any nights as they were, compared with a model of a few lines."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from preflight.history import reading
-from preflight.history.run_record import DIGITS, Cost, Done, Past
-from preflight.history.writing import packed, writing
+from preflight.history.run_record import DIGITS, Cost, Past, RoundRecord
+from preflight.history.writing import encode_numbers, writing
 from tests.unit.history.nights import NIGHT_S, found, kept, machine, made, night, slots
 
 NODES = ("h1", "h2", "h3")
@@ -42,16 +42,16 @@ def test_episodes_and_standings_are_those_of_the_nights(
             one = night(
                 number,
                 *(machine(name, state) for name, state in states.items()),  # type: ignore[arg-type]
-                found=tuple(found(check, about) for check, about in sorted(seen)),
+                findings=tuple(found(check, about) for check, about in sorted(seen)),
                 fine={check: who for check, who in fine.items() if who},
             )
             kept(place, one)
             with reading(place) as history:
-                told = history.changes(history.last_run())
-            assert {(e.check, e.about) for e in told.new} == seen - still
-            assert {(e.check, e.about) for e in told.still} == seen & still
-            assert {(e.check, e.about) for e in told.recovered} == (still - seen) & looked
-            assert {(e.check, e.about) for e in told.unseen} == (still - seen) - looked
+                changes = history.changes(history.last_run())
+            assert {(e.check, e.about) for e in changes.new} == seen - still
+            assert {(e.check, e.about) for e in changes.still} == seen & still
+            assert {(e.check, e.about) for e in changes.recovered} == (still - seen) & looked
+            assert {(e.check, e.about) for e in changes.unseen} == (still - seen) - looked
             still = (still | seen) - (looked - seen)
         counted = [
             states
@@ -75,7 +75,7 @@ def test_any_words_come_back(about: str, sentence: str, uuid: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = made(Path(folder))
         odd = found("gpu.ecc", about, sentence=sentence, nodes=("h1",))
-        kept(place, night(1, machine("h1", "unfit", gpus=slots(uuid)), found=(odd,)))
+        kept(place, night(1, machine("h1", "unfit", gpus=slots(uuid)), findings=(odd,)))
         with reading(place) as history:
             past = history.node("h1")
         assert past is not None
@@ -90,7 +90,9 @@ def test_any_words_come_back(about: str, sentence: str, uuid: str) -> None:
     st.builds(
         Past,
         runs=st.integers(0, 99),
-        done=st.dictionaries(st.integers(0, 9), st.builds(Done, st.integers(1, 9), st.just(3))),
+        done=st.dictionaries(
+            st.integers(0, 9), st.builds(RoundRecord, st.integers(1, 9), st.just(3))
+        ),
         suspects=st.lists(st.tuples(st.sampled_from(NODES), st.just("h9"))).map(tuple),
         costs=st.dictionaries(st.just("quick"), st.just(Cost(1.5, 2.0))),
     )
@@ -108,10 +110,10 @@ def test_a_fleets_rounds_come_back(past: Past) -> None:
 
 @given(st.lists(st.none() | st.floats(allow_nan=True, allow_infinity=True), max_size=20))
 def test_numbers_keep_their_significant_digits(values: list[float | None]) -> None:
-    """And what is no number is told as none."""
-    told = msgspec.json.decode(packed(tuple(values)), type=tuple[float | None, ...])
-    assert len(told) == len(values)
-    for before, after in zip(values, told, strict=True):
+    """NaN and infinity become None."""
+    decoded = msgspec.json.decode(encode_numbers(tuple(values)), type=tuple[float | None, ...])
+    assert len(decoded) == len(values)
+    for before, after in zip(values, decoded, strict=True):
         if after is None:
             assert before is None or before != before or abs(before) > 1e300  # noqa: PLR0124
         else:
@@ -120,7 +122,7 @@ def test_numbers_keep_their_significant_digits(values: list[float | None]) -> No
 
 
 def test_a_window_ends_with_the_last_run(tmp_path: Path) -> None:
-    """However long ago that was: an old history is told like a new one."""
+    """However long ago that was: an old history reads like a new one."""
     place = made(tmp_path)
     for number in range(0, 60, 10):
         kept(place, night(number, machine("h1", "unfit"), *(machine(f"x{n}") for n in range(5))))
@@ -129,6 +131,6 @@ def test_a_window_ends_with_the_last_run(tmp_path: Path) -> None:
         assert [one.bad for one in history.worst(nights=90)] == [6]
         runs = history.runs(2)
         assert runs[0].started_s - runs[1].started_s == 10 * NIGHT_S
-        told = history.changes(runs[0], since=history.runs()[3])
-    assert len(told.runs) == 4
-    assert told.before is not None
+        changes = history.changes(runs[0], since=history.runs()[3])
+    assert len(changes.runs) == 4
+    assert changes.before is not None

@@ -21,8 +21,8 @@ from sqlalchemy.schema import CreateTable
 from preflight import cli
 from preflight.errors import UsageError
 from preflight.history import reading, tables
-from preflight.history.place import NAME, Place, in_words, place_of
-from preflight.history.run_record import HistoryError, unswept
+from preflight.history.place import NAME, Place, explain_refusal, parse_place
+from preflight.history.run_record import HistoryError, no_coverage_update
 from preflight.history.tables import METADATA, RUNS
 from preflight.history.writing import writing
 from tests.unit.history.nights import found, gemm, kept, machine, made, night, slots
@@ -36,7 +36,7 @@ NOBODY = 65534
 _WRITER = """\
 import sys
 from pathlib import Path
-from preflight.history.run_record import unswept
+from preflight.history.run_record import no_coverage_update
 from preflight.history.writing import writing
 from tests.unit.history.nights import found, machine, made, night
 first, number, hang = int(sys.argv[2]), int(sys.argv[3]), len(sys.argv) > 4
@@ -44,7 +44,7 @@ place = made(Path(sys.argv[1]))
 for one in range(first, first + number):
     with writing(place) as writer:
         writer.add(night(one, machine("h1", "unfit"), machine("h2"),
-                         found=(found("gpu.ecc", "h1"),)), unswept)
+                         findings=(found("gpu.ecc", "h1"),)), no_coverage_update)
         if hang:
             print("written", flush=True)
             sys.stdin.read()
@@ -63,36 +63,36 @@ def _file(place: Place) -> Path:
 
 def _as_nobody(work: Callable[[], object]) -> str:
     """What it raises when a user without any right does it; nothing if it goes well."""
-    told, tells = os.pipe()
+    read_end, write_end = os.pipe()
     child = os.fork()
     if not child:
-        said = ""
+        outcome = ""
         try:
             if os.geteuid() == 0:
                 os.setgroups([])
                 os.setuid(NOBODY)
             work()
         except BaseException as error:  # noqa: BLE001  the parent raises it, as words
-            said = f"{type(error).__name__}: {error}"
-        os.write(tells, said.encode())
+            outcome = f"{type(error).__name__}: {error}"
+        os.write(write_end, outcome.encode())
         os._exit(0)
-    os.close(tells)
-    with open(told, "rb") as file:  # noqa: PTH123  a descriptor
-        said = file.read().decode()
+    os.close(write_end)
+    with open(read_end, "rb") as file:  # noqa: PTH123  a descriptor
+        outcome = file.read().decode()
     os.waitpid(child, 0)
-    return said
+    return outcome
 
 
 def test_a_history_that_another_run_writes_is_waited_for_and_then_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever only reads does not wait: it is told what was there before."""
+    """A reader does not wait: it reads the state before the write."""
     monkeypatch.setattr(tables, "PATIENCE_S", 0.05)
     place = made(tmp_path)
     kept(place, night(1, machine("h1")))
     with closing(sqlite3.connect(_file(place), isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(HistoryError, match=r"database is locked; another run writes it"):
+        with pytest.raises(HistoryError, match=r"database is locked; another run is writing it"):
             kept(place, night(2, machine("h1")))
         assert len(_runs(place)) == 1
     kept(place, night(2, machine("h1")))
@@ -105,7 +105,7 @@ def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", _WRITER, str(tmp_path)]
     writers = [subprocess.Popen([*argv, first, "8"]) for first in ("0", "100")]
     assert [one.wait(timeout=120) for one in writers] == [0, 0]
-    place = place_of(str(tmp_path), tmp_path)
+    place = parse_place(str(tmp_path), tmp_path)
     runs = _runs(place)
     assert sorted(runs) == sorted(f"{n:032x}" for n in (*range(8), *range(100, 108)))
     with reading(place) as history:
@@ -141,9 +141,9 @@ def test_a_full_disk_keeps_the_nights_that_were_there(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
         kept(place, large)
 
-    said = _as_nobody(write) if os.geteuid() else _in_a_child(write)
-    assert said.startswith(f"HistoryError: cannot use the history {place.words}: ")
-    assert ("make room" in said) or ("see to its disk" in said)
+    error = _as_nobody(write) if os.geteuid() else _in_a_child(write)
+    assert error.startswith(f"HistoryError: cannot use the history {place.words}: ")
+    assert ("free space on" in error) or ("check its disk" in error)
     assert _runs(place) == [f"{1:032x}"]
 
 
@@ -173,8 +173,8 @@ def test_whoever_may_not_write_can_still_read() -> None:
                 assert history.node("h1") is not None
 
         assert _as_nobody(ask) == ""
-        said = _as_nobody(lambda: kept(place, night(2, machine("h1"))))
-        assert "; make it writable for this user, or give another" in said
+        error = _as_nobody(lambda: kept(place, night(2, machine("h1"))))
+        assert "; make it writable for this user, or give another" in error
         folder.chmod(0o755)
 
 
@@ -197,7 +197,7 @@ def test_an_older_history_is_brought_up_to_date(
 ) -> None:
     """Its nights stay; whoever reads or writes it first does it, once."""
     place = made(tmp_path)
-    kept(place, night(1, machine("h1", "unfit"), found=(found("gpu.ecc", "h1"),)))
+    kept(place, night(1, machine("h1", "unfit"), findings=(found("gpu.ecc", "h1"),)))
     steps: list[int] = []
 
     def add(connection: Connection) -> None:
@@ -261,7 +261,7 @@ def test_what_is_no_database_is_refused(tmp_path: Path, content: bytes) -> None:
     assert _file(place).read_bytes() == content
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 def test_root_has_no_history_in_a_strangers_folder(tmp_path: Path) -> None:
     """SQLite follows a link in the file's place, which he may put there at any moment."""
     place = made(tmp_path / "his")
@@ -279,7 +279,7 @@ def test_a_strangers_database_is_not_written_to(tmp_path: Path) -> None:
     place = made(tmp_path)
     with closing(sqlite3.connect(_file(place))) as other:
         other.execute("CREATE TABLE accounts (id INTEGER)")
-    with pytest.raises(HistoryError, match="somebody else's database"):
+    with pytest.raises(HistoryError, match="another program made it"):
         kept(place, night(1, machine("h1")))
 
 
@@ -310,17 +310,18 @@ def test_what_somebody_else_wrote_into_it_is_a_line_or_nothing(tmp_path: Path, s
     place = made(tmp_path)
     for number in range(2):
         kept(place, night(number, machine("h1", "unfit"), machine("h2"), machine("h3"),
-                          numbers=(gemm("h1", 700.0),), found=(found("a.b", "h1"),)))  # fmt: skip
+                          numbers=(gemm("h1", 700.0),),
+                          findings=(found("a.b", "h1"),)))  # fmt: skip
     with closing(sqlite3.connect(_file(place))) as other:
         other.execute(spoil)
         other.commit()
     try:
         with reading(place) as history:
-            told = (history.node("h1"), history.past(("h1", "h2", "h3"), {}), history.last_run())
+            answers = (history.node("h1"), history.past(("h1", "h2", "h3"), {}), history.last_run())
     except HistoryError as error:
-        assert "move it away" in str(error) or "mend it" in str(error)  # noqa: PT017
+        assert "move it away" in str(error) or "repair it" in str(error)  # noqa: PT017
     else:
-        assert all(one is not None for one in told)
+        assert all(one is not None for one in answers)
 
 
 def test_a_column_that_is_empty_though_it_may_not_be_is_a_line(
@@ -328,9 +329,10 @@ def test_a_column_that_is_empty_though_it_may_not_be_is_a_line(
 ) -> None:
     """A file's own SQL need not be ours: NULL was where a text is read."""
     place = made(tmp_path / "whole")
+    seen = {"numbers": (gemm("h1", 700.0),), "findings": (found("a.b", "h1"),)}
+    own = machine("h1", "unfit", gpus=slots("GPU-1"))
     for number in range(2):
-        kept(place, night(number, machine("h1", "unfit", gpus=slots("GPU-1")), machine("h2"),
-                          numbers=(gemm("h1", 700.0),), found=(found("a.b", "h1"),)))  # fmt: skip
+        kept(place, night(number, own, machine("h2"), **seen))
     asked: list[tuple[str, ...]] = [(), ("h1",), ("--gpu=GPU-1",), ("--worst",), ("h1", "--json")]
     for table in METADATA.sorted_tables:
         for column in table.columns.keys():  # noqa: SIM118  columns, not names, are their items
@@ -346,7 +348,7 @@ def test_a_column_that_is_empty_though_it_may_not_be_is_a_line(
                 other.commit()
             for words in asked:
                 assert cli.main(["history", f"--history={bent}", *words]) in (0, 4, 5)
-    assert "holds what no run wrote" in capsys.readouterr().err
+    assert "holds values that no run wrote" in capsys.readouterr().err
 
 
 def test_a_history_that_keeps_the_reader_busy_is_a_line(
@@ -354,9 +356,9 @@ def test_a_history_that_keeps_the_reader_busy_is_a_line(
 ) -> None:
     """Without its indexes each episode goes over all verdicts: 16,000 of them took 32 s."""
     place = made(tmp_path)
+    many = tuple(found(f"a.b{at}", "h1") for at in range(400))
     for number in range(2):
-        kept(place, night(number, machine("h1", "unfit"),
-                          found=tuple(found(f"a.b{at}", "h1") for at in range(400))))  # fmt: skip
+        kept(place, night(number, machine("h1", "unfit"), findings=many))
     monkeypatch.setattr(tables, "MOST_STEPS", 400_000)
     assert cli.main(["history", f"--history={tmp_path}"]) == 0
     with closing(sqlite3.connect(_file(place))) as other:
@@ -364,8 +366,8 @@ def test_a_history_that_keeps_the_reader_busy_is_a_line(
         other.execute("DROP INDEX ix_verdicts_run_id")
         other.commit()
     assert cli.main(["history", f"--history={tmp_path}"]) == 4
-    (told,) = capsys.readouterr().err.splitlines()
-    assert "interrupted; it takes more work to read than any of ours" in told
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "interrupted; it takes more work to read than any of ours" in line
 
 
 def test_a_fault_of_whoever_asks_is_not_the_historys(tmp_path: Path) -> None:
@@ -382,26 +384,26 @@ def test_a_fault_of_whoever_asks_is_not_the_historys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "error"),
     [
         ("", "is empty: give a folder"),
-        ("mysql://host/db", "a history in 'mysql' is not known"),
+        ("mysql://host/db", "a history in 'mysql' is not supported"),
         ("sqlite://", "names no file: give sqlite:///DIR/history.sqlite"),
     ],
 )
-def test_wrong_words_for_a_place(tmp_path: Path, typed: str, said: str) -> None:
+def test_wrong_words_for_a_place(tmp_path: Path, typed: str, error: str) -> None:
     """Each says what to type."""
-    with pytest.raises(UsageError, match=said):
-        place_of(typed, tmp_path)
+    with pytest.raises(UsageError, match=error):
+        parse_place(typed, tmp_path)
 
 
 def test_a_server_without_its_driver_is_a_line_without_the_password(tmp_path: Path) -> None:
     """What is shown could be copied into a ticket."""
     typed = "postgresql+nosuch://user:se@c r/secret@db.invalid/nights?password=secret&x=1#secret"
-    place = place_of(typed, tmp_path)
+    place = parse_place(typed, tmp_path)
     assert place.words == "postgresql+nosuch://db.invalid/nights"
-    assert place_of("postgresql://h/db?password=s@ecret", tmp_path).words == "postgresql://***"
-    assert "secret" not in in_words(place, f"invalid URI: {typed}")
+    assert parse_place("postgresql://h/db?password=s@ecret", tmp_path).words == "postgresql://***"
+    assert "secret" not in explain_refusal(place, f"invalid URI: {typed}")
     with pytest.raises(HistoryError, match="install the database's driver") as refused:
         _runs(place)
     assert "secret" not in str(refused.value)
@@ -410,9 +412,9 @@ def test_a_server_without_its_driver_is_a_line_without_the_password(tmp_path: Pa
 def test_the_tables_are_sql_that_postgresql_speaks() -> None:
     """Nothing in them is SQLite's alone."""
     for table in METADATA.sorted_tables:
-        said = str(CreateTable(table).compile(dialect=postgresql.dialect()))  # type: ignore[no-untyped-call]
-        assert "WITHOUT ROWID" not in said
-        assert "SERIAL" not in said
+        ddl = str(CreateTable(table).compile(dialect=postgresql.dialect()))  # type: ignore[no-untyped-call]
+        assert "WITHOUT ROWID" not in ddl
+        assert "SERIAL" not in ddl
 
 
 def test_a_night_is_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -422,7 +424,7 @@ def test_a_night_is_whole_or_not_at_all(tmp_path: Path) -> None:
 
     def breaks() -> None:
         with writing(place) as writer:
-            writer.add(night(2, machine("h1")), unswept)
+            writer.add(night(2, machine("h1")), no_coverage_update)
             writer.add(night(3, machine("h1")), lambda past: (past, 1 / 0))  # type: ignore[arg-type]
 
     with pytest.raises(ZeroDivisionError):
@@ -438,7 +440,7 @@ WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x FROM n) SELECT r.* FROM r, n
     "spoil", [_ENDLESS, "CREATE TRIGGER t AFTER INSERT ON runs BEGIN DELETE FROM runs; END"]
 )
 def test_what_only_looks_like_our_tables_is_refused(tmp_path: Path, spoil: str) -> None:
-    """A view may never end, and a trigger does what somebody else wants."""
+    """A view may never end, and a trigger may run another user's SQL."""
     place = made(tmp_path)
     kept(place, night(0, machine("h1")))
     with closing(sqlite3.connect(_file(place))) as connection:

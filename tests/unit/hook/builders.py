@@ -1,15 +1,15 @@
-"""Made-up knowledge of the hook, healthy unless told otherwise."""
+"""Made-up knowledge of the hook, healthy unless a test says otherwise."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from preflight.hook.model import (
+    Assessment,
     BreakerConfig,
     Call,
     Finding,
     HookConfig,
-    Judged,
     NodeState,
     Occasion,
 )
@@ -36,9 +36,9 @@ def call(occasion: Occasion = "prolog", job: str = "81723", partition: str = "gp
     return Call(occasion=occasion, job=job * here, partition=partition * here)
 
 
-def judged(*findings: Finding, **rest: Any) -> Judged:
+def results(*findings: Finding, **rest: Any) -> Assessment:
     """What was found on the node."""
-    return Judged(node=NODE, findings=findings, **rest)
+    return Assessment(node=NODE, findings=findings, **rest)
 
 
 def config(folder: Path | None = None, **rest: Any) -> HookConfig:

@@ -68,6 +68,6 @@ class FakeSlurm:
 
     @property
     def calls(self) -> list[str]:
-        """What was asked and told, first words only."""
+        """The calls, first words only."""
         lines = (self.folder / "calls").read_text().splitlines()
         return [" ".join(line.split()[:2]) for line in lines]

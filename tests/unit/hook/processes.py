@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def ended(pid: int) -> bool:
-    """It is not there any more, or waits only for somebody to hear of its end."""
+    """It is not there any more, or is a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
     except (FileNotFoundError, ProcessLookupError):

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.hook.act import NAME, act, allowed, recall, remember
-from preflight.hook.model import BreakerConfig, Drained, HookConfig
+from preflight.hook.model import BreakerConfig, DrainRecord, HookConfig
 from preflight.hook.slurm import Slurm, SlurmError
 from preflight.hook.tokens import MARK
-from tests.unit.hook.builders import BAD_ECC, HOT, NODE, call, config, judged
+from tests.unit.hook.builders import BAD_ECC, HOT, NODE, call, config, results
 from tests.unit.hook.fake_slurm import FakeSlurm
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from preflight.hook.model import Call, Decision, Judged, Occasion
+    from preflight.hook.model import Assessment, Call, Decision, Occasion
 
 ECC = "pf:gpu.ecc GPU 3: 2 errors; 0 expected [node] job 81723"
 
@@ -40,27 +40,29 @@ def chosen(tmp_path: Path, slurm: FakeSlurm) -> HookConfig:
     return config(folder, state_dir=tmp_path / "state", slurm_bin=slurm.folder, undrain_after_s=0.0)
 
 
-def run(found: Judged, chosen: HookConfig, why: Call | None = None, left_s: float = 60) -> Decision:
+def run(
+    found: Assessment, chosen: HookConfig, why: Call | None = None, left_s: float = 60
+) -> Decision:
     """Act, with so much time."""
     return act(why or call(), found, chosen, time.monotonic() + left_s)
 
 
 def test_a_healthy_node_asks_nobody(chosen: HookConfig, slurm: FakeSlurm) -> None:
     """No process is started, no file is made."""
-    assert run(judged(), chosen).log == ""
-    assert run(judged(), chosen, call("healthcheck")).log == ""
+    assert run(results(), chosen).log == ""
+    assert run(results(), chosen, call("healthcheck")).log == ""
     assert not (slurm.folder / "calls").exists()
     assert not chosen.state_dir.exists()
 
 
 def test_a_drain_and_its_end(chosen: HookConfig, slurm: FakeSlurm) -> None:
     """A faulty node goes out, with our reason; what heals comes back by the health check."""
-    assert run(judged(HOT), chosen).action == "drain"
+    assert run(results(HOT), chosen).action == "drain"
     assert slurm.seen == ("IDLE+DRAIN", "pf:gpu.throttle GPU 3 is hot [node] job 81723")
     assert slurm.calls == ["show node", "sinfo --noheader", f"update NodeName={NODE}"]
-    again = run(judged(HOT), chosen)
+    again = run(results(HOT), chosen)
     assert (again.action, again.exit_code) == ("none", 1)
-    cool = judged(passed=("gpu.throttle",))
+    cool = results(passed=("gpu.throttle",))
     assert run(cool, chosen, call("healthcheck")).action == "undrain"
     assert slurm.seen == ("IDLE", "")
     assert recall(chosen.state_dir) is None
@@ -73,20 +75,20 @@ def test_hooks_that_drain_at_once_leave_a_drain_that_is_undone(
 ) -> None:
     """Slurm had one's reason and drained.json the other's: it was taken for a person's, for good.
 
-    Nor does the second forget what the first has written down and not yet told Slurm.
+    Nor does the second remove the record of the first, whose update Slurm does not have yet.
     """
     monkeypatch.setattr("preflight.hook.slurm.CALL_S", 60.0)
     slurm.write("waits")
     with ThreadPoolExecutor() as hooks:
-        first = hooks.submit(run, judged(HOT), chosen)
+        first = hooks.submit(run, results(HOT), chosen)
         while not (slurm.folder / "began").exists():
             time.sleep(0.01)
-        other = hooks.submit(run, judged(HOT), chosen, call(second))
+        other = hooks.submit(run, results(HOT), chosen, call(second))
         wait([other], timeout=1)
         slurm.write("go")
     assert {first.result().action, other.result().action} == {"drain", "none"}
     assert slurm.seen == ("IDLE+DRAIN", "pf:gpu.throttle GPU 3 is hot [node] job 81723")
-    cool = judged(passed=("gpu.throttle",))
+    cool = results(passed=("gpu.throttle",))
     assert run(cool, chosen, call("healthcheck")).action == "undrain"
     assert slurm.seen == ("IDLE", "")
 
@@ -98,17 +100,17 @@ def test_a_hook_that_decides_for_too_long_is_not_waited_for(
     monkeypatch.setattr("preflight.hook.slurm.CALL_S", 60.0)
     slurm.write("waits")
     with ThreadPoolExecutor() as hooks:
-        first = hooks.submit(run, judged(HOT), chosen)
+        first = hooks.submit(run, results(HOT), chosen)
         while not (slurm.folder / "began").exists():
             time.sleep(0.01)
-        step = run(judged(BAD_ECC), chosen, left_s=0.5)
+        step = run(results(BAD_ECC), chosen, left_s=0.5)
         slurm.write("go")
     assert (step.action, step.exit_code) == ("withheld", 0)
     assert "another hook of this node is deciding" in step.log
     assert first.result().action == "drain"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change owners")
 def test_whose_the_state_dir_is_holds_no_hook(chosen: HookConfig, slurm: FakeSlurm) -> None:
     """A stranger's lock in his folder is neither taken nor waited for."""
     chosen.state_dir.mkdir()
@@ -116,9 +118,9 @@ def test_whose_the_state_dir_is_holds_no_hook(chosen: HookConfig, slurm: FakeSlu
     lock.touch()
     for path in (chosen.state_dir, lock):
         os.chown(path, 65534, 65534)
-    with lock.open() as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        assert run(judged(BAD_ECC), chosen).action == "drain"
+    with lock.open() as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        assert run(results(BAD_ECC), chosen).action == "drain"
     assert slurm.seen == ("IDLE+DRAIN", ECC)
 
 
@@ -128,25 +130,25 @@ def test_nothing_of_a_job_reaches_scontrol(
     """Only where Slurm's configuration is; LD_PRELOAD and the like stay out."""
     monkeypatch.setenv("LD_PRELOAD", "")
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
-    run(judged(BAD_ECC), chosen)
-    told = set((slurm.folder / "environ").read_text().split()) - {"PWD", "OLDPWD", "_", "SHLVL"}
-    assert told == {"LC_ALL", "TZ", "SLURM_TIME_FORMAT", "SLURM_CONF"}
+    run(results(BAD_ECC), chosen)
+    environ = set((slurm.folder / "environ").read_text().split()) - {"PWD", "OLDPWD", "_", "SHLVL"}
+    assert environ == {"LC_ALL", "TZ", "SLURM_TIME_FORMAT", "SLURM_CONF"}
 
 
 def test_a_persons_drain_stays(chosen: HookConfig, slurm: FakeSlurm) -> None:
     """Its reason too; and the hook takes no token for it."""
     slurm.set("IDLE+DRAIN", "RMA 4711")
-    assert run(judged(BAD_ECC), chosen).action == "none"
+    assert run(results(BAD_ECC), chosen).action == "none"
     assert slurm.seen == ("IDLE+DRAIN", "RMA 4711")
     assert slurm.calls == ["show node"]
 
 
 def test_a_reason_that_a_person_edits_is_his(chosen: HookConfig, slurm: FakeSlurm) -> None:
     """The hook forgets that it ever was its own, for good."""
-    run(judged(HOT), chosen)
+    run(results(HOT), chosen)
     ours = slurm.seen[1]
     slurm.set("IDLE+DRAIN", f"{ours} RMA 4711")
-    cool = judged(passed=("gpu.throttle",))
+    cool = results(passed=("gpu.throttle",))
     assert run(cool, chosen, call("healthcheck")).action == "none"
     assert recall(chosen.state_dir) is None
     slurm.set("IDLE+DRAIN", ours)
@@ -156,44 +158,44 @@ def test_a_reason_that_a_person_edits_is_his(chosen: HookConfig, slurm: FakeSlur
 
 def test_what_stays_takes_the_place_of_what_heals(chosen: HookConfig, slurm: FakeSlurm) -> None:
     """Heat brought it down, then memory went bad: it does not come back when it is cool."""
-    run(judged(HOT), chosen)
-    assert run(judged(HOT, BAD_ECC), chosen).action == "drain"
+    run(results(HOT), chosen)
+    assert run(results(HOT, BAD_ECC), chosen).action == "drain"
     assert slurm.seen == ("IDLE+DRAIN", ECC)
-    cool = judged(passed=("gpu.throttle", "gpu.ecc"))
+    cool = results(passed=("gpu.throttle", "gpu.ecc"))
     assert run(cool, chosen, call("healthcheck")).action == "none"
 
 
 def test_a_controller_that_does_not_answer(chosen: HookConfig, slurm: FakeSlurm) -> None:
-    """Down or hanging: nobody knows who holds the node, so the job starts."""
+    """Down or hanging: it is unknown who holds the node, so the job starts."""
     slurm.write("down")
-    step = run(judged(BAD_ECC), chosen)
+    step = run(results(BAD_ECC), chosen)
     assert (step.action, step.exit_code) == ("withheld", 0)
     assert "Unable to contact slurm controller" in step.log
     slurm.write("hangs")
-    step = run(judged(BAD_ECC), chosen, left_s=0.2)
+    step = run(results(BAD_ECC), chosen, left_s=0.2)
     assert (step.action, step.exit_code) == ("withheld", 0)
-    assert "gave no answer within 0." in step.log
+    assert "did not answer within 0." in step.log
 
 
 def test_a_drain_that_slurm_does_not_take(chosen: HookConfig, slurm: FakeSlurm) -> None:
     """The prolog fails, which drains; the health check can only say so."""
     slurm.write("refuses")
-    step = run(judged(BAD_ECC), chosen)
+    step = run(results(BAD_ECC), chosen)
     assert (step.action, step.exit_code) == ("drain", 1)
     assert "Invalid user id" in step.log
-    step = run(judged(BAD_ECC), chosen, call("healthcheck"))
+    step = run(results(BAD_ECC), chosen, call("healthcheck"))
     assert (step.action, step.exit_code) == ("withheld", 0)
-    cool = Drained(check="gpu.throttle", reason=ECC, time_s=1.0, heals=True)
+    cool = DrainRecord(check="gpu.throttle", reason=ECC, time_s=1.0, heals=True)
     remember(chosen.state_dir, cool)
     slurm.set("IDLE+DRAIN", ECC)
-    step = run(judged(passed=("gpu.throttle",)), chosen, call("healthcheck"))
+    step = run(results(passed=("gpu.throttle",)), chosen, call("healthcheck"))
     assert (step.action, step.exit_code) == ("withheld", 0)
 
 
 def test_a_memory_that_cannot_be_written(chosen: HookConfig, slurm: FakeSlurm) -> None:
-    """The node is drained all the same; that it must be undone by hand is said."""
+    """The node is drained all the same, and the log says that only an operator can resume it."""
     chosen.state_dir.parent.joinpath("state").write_text("no folder")
-    step = run(judged(HOT), chosen)
+    step = run(results(HOT), chosen)
     assert step.action == "drain"
     assert f"cannot write {chosen.state_dir / NAME}" in step.log
     assert slurm.seen[0] == "IDLE+DRAIN"
@@ -206,12 +208,12 @@ def test_an_open_breaker(chosen: HookConfig, slurm: FakeSlurm) -> None:
     for number in range(1, 4):
         text = f'{{"node": "other{number}"}}'
         (chosen.breaker.directory / f"0000000{number}").write_text(text)
-    step = run(judged(BAD_ECC), chosen)
+    step = run(results(BAD_ECC), chosen)
     assert (step.action, step.exit_code) == ("withheld", 0)
     assert "the breaker is open, 3 nodes drained in the window and 3 allowed" in step.log
     assert slurm.seen == ("IDLE", "")
     slurm.write("sizes", "gpu 80\n")  # 5 % of which are 4
-    assert run(judged(BAD_ECC), chosen).action == "drain"
+    assert run(results(BAD_ECC), chosen).action == "drain"
 
 
 @pytest.fixture
@@ -237,21 +239,21 @@ def test_drains_counted_at_the_controller(counting: HookConfig, slurm: FakeSlurm
     """Ours, within the window; a person's and old ones do not count."""
     people = "p1|2026-11-22T05:14:52|RMA\n"
     slurm.write("reasons", reasons("a", "b", "c") + people)
-    assert run(judged(BAD_ECC), counting).action == "withheld"
+    assert run(results(BAD_ECC), counting).action == "withheld"
     slurm.write("reasons", reasons("a", "b") + reasons("c", "d", ago_s=7200) + people)
-    assert run(judged(BAD_ECC), counting).action == "drain"
+    assert run(results(BAD_ECC), counting).action == "drain"
 
 
-@pytest.mark.parametrize("said", ["", "a|b|c|d\n\xff||\n", "gpu041\n"])
+@pytest.mark.parametrize("listing", ["", "a|b|c|d\n\xff||\n", "gpu041\n"])
 def test_an_answer_without_this_node_is_none(
-    counting: HookConfig, slurm: FakeSlurm, said: str
+    counting: HookConfig, slurm: FakeSlurm, listing: str
 ) -> None:
     """A sinfo that prints nothing, or garbage, must not pass for a fleet without drains."""
     slurm.write("strange")
-    slurm.write("reasons", said)
-    step = run(judged(BAD_ECC), counting)
+    slurm.write("reasons", listing)
+    step = run(results(BAD_ECC), counting)
     assert (step.action, step.exit_code) == ("withheld", 0)
-    assert "sinfo does not list gpu041 among its nodes" in step.log
+    assert "sinfo does not list gpu041: run" in step.log
     assert slurm.seen == ("IDLE", "")
 
 
@@ -260,7 +262,7 @@ def test_the_controllers_clock_decides(counting: HookConfig, slurm: FakeSlurm) -
     ago_s = 2 * 86_400.0
     slurm.write("now", utc(ago_s - 60))
     slurm.write("reasons", reasons("a", "b", "c", ago_s=ago_s))
-    step = run(judged(BAD_ECC), counting)
+    step = run(results(BAD_ECC), counting)
     assert (step.action, step.exit_code) == ("withheld", 0)
     assert "3 nodes drained in the window and 3 allowed" in step.log
 
@@ -269,11 +271,11 @@ def test_without_a_clock_all_drains_count(counting: HookConfig, slurm: FakeSlurm
     """However old: that may be too many, and never lets too many go; the line says so."""
     slurm.write("timeless")
     slurm.write("reasons", reasons("a", "b", "c", ago_s=7200))
-    step = run(judged(BAD_ECC), counting)
+    step = run(results(BAD_ECC), counting)
     assert (step.action, step.exit_code) == ("withheld", 0)
-    assert "told no time, so 3 drains of any age count, and 3 are allowed" in step.log
+    assert "shows no time, so 3 drains of any age count, and 3 are allowed" in step.log
     slurm.write("reasons", reasons("a", "b", ago_s=7200))
-    assert run(judged(BAD_ECC), counting).action == "drain"
+    assert run(results(BAD_ECC), counting).action == "drain"
 
 
 def test_nodes_that_raced_step_back(counting: HookConfig, slurm: FakeSlurm) -> None:
@@ -283,14 +285,14 @@ def test_nodes_that_raced_step_back(counting: HookConfig, slurm: FakeSlurm) -> N
     (slurm.folder / "sinfo").write_text(after)
     slurm.write("reasons", reasons("a", "b"))
     slurm.write("raced", reasons("a", "b") + reasons("c", "d", NODE, ago_s=0))
-    step = run(judged(BAD_ECC), counting)
+    step = run(results(BAD_ECC), counting)
     assert (step.action, step.exit_code) == ("withheld", 0)
     assert "drained and resumed" in step.log
     assert slurm.seen == ("IDLE", "")
     assert recall(counting.state_dir) is None
     slurm.write("reasons", reasons("a", "b"))
     slurm.write("raced", reasons("a", "b", NODE, ago_s=60) + reasons("c", "d", ago_s=0))
-    assert run(judged(BAD_ECC), counting).action == "drain"  # the later ones step back
+    assert run(results(BAD_ECC), counting).action == "drain"  # the later ones step back
 
 
 @pytest.mark.parametrize("name", ["ALL", "all", "h[1-9]", "h1,h2", "", "-h1", "h1 State=DOWN"])
@@ -305,7 +307,7 @@ def test_a_program_of_somebody_else_is_not_run(slurm: FakeSlurm) -> None:
     """Root does not start what another could have written; and a missing one is named."""
     (slurm.folder / "scontrol").chmod(0o777)
     asked = Slurm(slurm.folder, time.monotonic() + 60)
-    with pytest.raises(SlurmError, match="everybody may write"):
+    with pytest.raises(SlurmError, match="every user may write"):
         asked.node(NODE)
     (slurm.folder / "scontrol").unlink()
     with pytest.raises(SlurmError, match=r"no scontrol in .*: set slurm_bin"):
@@ -324,7 +326,7 @@ def test_how_many_are_allowed() -> None:
 
 def test_a_memory_of_somebody_else_is_none(tmp_path: Path) -> None:
     """A stranger who could write it could have nodes resumed; damaged ones are none either."""
-    mine = Drained(check="gpu.throttle", reason=ECC, time_s=1.0, heals=True)
+    mine = DrainRecord(check="gpu.throttle", reason=ECC, time_s=1.0, heals=True)
     assert remember(tmp_path, mine) == ""
     assert recall(tmp_path) == mine
     (tmp_path / NAME).chmod(0o666)

@@ -36,12 +36,12 @@ def test_a_background_childs_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_an_endless_answer_is_none() -> None:
     """It is not kept in memory, and half of a list of nodes would be too few nodes."""
-    with pytest.raises(OSError, match="says more than 4 MiB"):
+    with pytest.raises(OSError, match="prints more than 4 MiB"):
         answer_of(["/bin/cat", "/dev/zero"], {}, time.monotonic() + 60)
-    told = answer_of(
+    answer = answer_of(
         ["/bin/sh", "-c", "head -c 4000000 /dev/zero; head -c 9000000 /dev/zero >&2; exit 3"],
         dict(os.environ),
         time.monotonic() + 60,
     )
-    assert told is not None
-    assert (told.code, len(told.out), len(told.err)) == (3, 4_000_000, 200)
+    assert answer is not None
+    assert (answer.code, len(answer.out), len(answer.err)) == (3, 4_000_000, 200)

@@ -33,7 +33,7 @@ most_share = 0.02
 window_s = 600
 """
 
-root_only = pytest.mark.skipif(os.geteuid() != 0, reason="whom root trusts needs root")
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="what root trusts needs root")
 
 
 def test_every_key_is_read() -> None:
@@ -48,14 +48,14 @@ def test_every_key_is_read() -> None:
 
 
 def test_nothing_said_only_observes() -> None:
-    """An empty file is whole: it judges, drains nobody, and is open to jobs when we break."""
+    """An empty file is whole: it judges, drains no node, and starts jobs when preflight breaks."""
     read = parse(b"", HERE)
     assert read == HookConfig()
     assert (read.enforce, read.breaker) == (False, None)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("enfroce = true", "enfroce"),
         ("[breaker]\nmost = 3", "most"),
@@ -65,17 +65,17 @@ def test_nothing_said_only_observes() -> None:
         ("state_dir = 'var'", "begins with /"),
         ("state_dir = '/a\\u001b'".replace("'", '"'), "begins with /"),
         ("state_dir = 3", "state_dir"),
-        ("inventory = '/etc/fleet.yaml'", "TOML"),
+        ("inventory = '/etc/fleet.yaml'", "give a .toml file"),
         ("log = 'nowhere'", "log"),
         ("enforce = ", "end of document"),
     ],
 )
-def test_what_is_wrong_is_named(text: str, said: str) -> None:
+def test_what_is_wrong_is_named(text: str, problem: str) -> None:
     """A misspelt key, a wrong type, a number out of bounds: the file and the key are named."""
     with pytest.raises(UsageError) as refusal:
         parse(text.encode(), HERE)
     assert str(refusal.value).startswith("hook.toml: ")
-    assert said in str(refusal.value)
+    assert problem in str(refusal.value)
 
 
 @pytest.mark.parametrize("occasion", ["prolog", "healthcheck"])
@@ -84,7 +84,7 @@ def test_a_budget_that_nobody_waits_for_is_refused(occasion: Occasion) -> None:
     config = HookConfig(budget_s=20, healthcheck_budget_s=20)
     refuse_longer(config, occasion, None)
     refuse_longer(config, occasion, 21)
-    with pytest.raises(UsageError, match=r"budget_s = 20 s .* after 9 s; write at most 8 in"):
+    with pytest.raises(UsageError, match=r"budget_s = 20 s .* after 9 s; set at most 8 in"):
         refuse_longer(config, occasion, 9)
 
 
@@ -102,12 +102,12 @@ _WORDS = st.one_of(
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_bytes_are_a_configuration_or_one_line(content: bytes) -> None:
     """Damaged in any way, it is read or refused in one printable line; nothing else is raised."""
-    said = ""
+    message = ""
     try:
         parse(content, HERE)
     except UsageError as error:
-        said = str(error)
-    assert said.isprintable()
+        message = str(error)
+    assert message.isprintable()
 
 
 @root_only
@@ -117,7 +117,7 @@ def test_a_strangers_word_decides_nothing(tmp_path: Path) -> None:
     path.write_bytes(WHOLE)
     assert load(path).enforce
     path.chmod(0o666)
-    with pytest.raises(UsageError, match="everybody may write to"):
+    with pytest.raises(UsageError, match="every user may write to"):
         load(path)
     path.chmod(0o644)
     os.chown(tmp_path, 65534, 65534)

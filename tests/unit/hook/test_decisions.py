@@ -1,4 +1,4 @@
-"""Whatever happens to a fleet, in whatever order, the hook's promises about drains hold."""
+"""Whatever happens to a fleet, in whatever order, the hook's expectations about drains hold."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
-from preflight.hook.decision import Known, decide, parse
+from preflight.hook.decision import DecisionInput, decide, parse
 from preflight.hook.model import (
+    Assessment,
     BreakerConfig,
     Call,
     Decision,
-    Drained,
+    DrainRecord,
     Finding,
     HookConfig,
-    Judged,
     NodeState,
     Tokens,
     Unjudged,
@@ -43,7 +43,7 @@ _unjudged = st.builds(
     Unjudged, check=st.just("gpu.count"), why=st.just("time"), out_of_time=st.booleans()
 )
 _judged = st.builds(
-    Judged,
+    Assessment,
     node=st.just(""),
     findings=st.lists(_findings, max_size=3).map(tuple),
     unknown=st.lists(_unjudged, max_size=2).map(tuple),
@@ -64,7 +64,7 @@ class Machine:
 
     states: set[str] = field(default_factory=lambda: {"IDLE"})
     reason: str = ""
-    mine: Drained | None = None
+    mine: DrainRecord | None = None
 
     @property
     def ours(self) -> bool:
@@ -97,14 +97,14 @@ class Fleet(RuleBasedStateMachine):
         answers=st.booleans(),
     )
     def the_hook_runs(
-        self, name: str, found: Judged, config: HookConfig, call: Call, *, answers: bool
+        self, name: str, found: Assessment, config: HookConfig, call: Call, *, answers: bool
     ) -> None:
         """With any findings, under any configuration, whether or not slurmctld answers."""
         machine, found = self.nodes[name], replace(found, node=name)
         before = Machine(set(machine.states), machine.reason, machine.mine)
         mine = machine.mine
         stood_s = self.now_s - mine.time_s if mine is not None else 0.0
-        known = Known(call=call, judged=found, drained=mine, stood_s=stood_s)
+        known = DecisionInput(call=call, assessment=found, drained=mine, stood_s=stood_s)
         asked, step = [], decide(known, config)
         while not isinstance(step, Decision):
             assert step not in asked, "asked twice"
@@ -114,8 +114,8 @@ class Fleet(RuleBasedStateMachine):
         self._carry_out(machine, step, found)
         self._look(name, before, known, config, step)
 
-    def _told(self, known: Known, asked: str, *, answers: bool) -> Known:
-        name = known.judged.node
+    def _told(self, known: DecisionInput, asked: str, *, answers: bool) -> DecisionInput:
+        name = known.assessment.node
         machine = self.nodes[name]
         if asked == "state":
             seen = NodeState(states=frozenset(machine.states), reason=machine.reason)
@@ -126,7 +126,7 @@ class Fleet(RuleBasedStateMachine):
         held = {node for _, node in self.tokens}
         return replace(known, tokens=Tokens(granted=name in held, used=len(held), most=MOST))
 
-    def _carry_out(self, machine: Machine, step: Decision, found: Judged) -> None:
+    def _carry_out(self, machine: Machine, step: Decision, found: Assessment) -> None:
         if step.action == "drain":
             machine.states.add("DRAIN")
             machine.reason = step.reason
@@ -137,7 +137,7 @@ class Fleet(RuleBasedStateMachine):
                 for each in found.findings
                 if each.drains and not each.user and each.outcome is Outcome.FAIL
             )
-            machine.mine = Drained(
+            machine.mine = DrainRecord(
                 check=ours.check, reason=step.reason, time_s=self.now_s, heals=heals
             )
         elif step.action == "undrain":
@@ -145,29 +145,33 @@ class Fleet(RuleBasedStateMachine):
             machine.reason, machine.mine = "", None
 
     def _look(
-        self, name: str, before: Machine, known: Known, config: HookConfig, step: Decision
+        self, name: str, before: Machine, known: DecisionInput, config: HookConfig, step: Decision
     ) -> None:
         out = "DRAIN" in before.states
         observing = not config.enforce or config.breaker is None
         foreign = before.reason != "" and parse(before.reason) is None
         hardware = [
             each
-            for each in known.judged.findings
+            for each in known.assessment.findings
             if each.drains and not each.user and each.outcome is Outcome.FAIL
         ]
         closed = known.call.fail_closed
-        silent = known.judged.unknown and not known.judged.findings and not known.judged.passed
+        silent = (
+            known.assessment.unknown
+            and not known.assessment.findings
+            and not known.assessment.passed
+        )
         if observing:
             assert step.action in ("none", "observe")
             assert step.exit_code == 0
         if step.action in ("drain", "undrain"):
-            assert not foreign, "a reason of somebody else's was touched"
+            assert not foreign, "a reason of another tool was changed"
             assert not before.states & {"DOWN", "MAINT", "FAIL"}
         if step.action == "drain":
             assert len(step.reason) <= 120
             assert step.reason.startswith("pf:")
-            assert (hardware and not known.judged.trouble) or (
-                (known.judged.trouble or silent) and closed
+            assert (hardware and not known.assessment.trouble) or (
+                (known.assessment.trouble or silent) and closed
             )
         if step.action in ("withheld", "observe", "undrain"):
             assert step.exit_code == 0
@@ -181,7 +185,11 @@ class Fleet(RuleBasedStateMachine):
             assert before.mine.heals
             assert before.reason == before.mine.reason
             assert not hardware
-        if not known.judged.trouble and not known.judged.findings and not known.judged.unknown:
+        if (
+            not known.assessment.trouble
+            and not known.assessment.findings
+            and not known.assessment.unknown
+        ):
             assert step.log == "" or step.action == "undrain" or "would resume" in step.log
 
     @rule(name=st.sampled_from(NODES), reason=st.sampled_from(PEOPLE), add=st.booleans())

@@ -10,13 +10,13 @@ from msgspec.structs import replace
 from preflight.facts.gpu import GpuHealth
 from preflight.facts.machine import KernelLog, LogLine
 from preflight.facts.model import Driver
-from preflight.fleet.model import Promise
+from preflight.fleet.model import Expected
 from preflight.hook.judging import VARIABLE, Share, View, share_of, view
 from preflight.hook.model import HookConfig
 from tests.unit.facts.builders import facts, gpu, gpus, mig_gpu
 
 ALL = Share()
-EIGHT = Promise(gpus=8)
+EIGHT = Expected(gpus=8)
 ANSWERED = Driver("answered", counted=8)
 
 
@@ -42,7 +42,7 @@ def test_what_is_no_list_is_a_fault_of_ours(text: str) -> None:
     """A range that runs backwards names no GPU: then none is judged, and the log says so."""
     share = share_of({VARIABLE: text}, HookConfig())
     assert share.ids is None
-    assert share.unclear == f"{VARIABLE} is {text!r}, which is no list of GPUs"
+    assert share.unclear == f"{VARIABLE} is {text!r}, which is not a list of GPUs"
 
 
 def test_no_list_is_the_whole_node() -> None:
@@ -60,19 +60,19 @@ def test_any_list_is_read_or_unclear(text: str) -> None:
 
 
 def test_the_others_are_left_out() -> None:
-    """Of GPUs 1 and 6: facts, pairs, count, promise and Xids are of these two alone."""
+    """Of GPUs 1 and 6: facts, pairs, count, expectation and Xids are of these two alone."""
     slot0, slot6 = (gpu(at).bus_id.removesuffix(".0") for at in (0, 6))
     whole = facts(gpus=gpus(), driver=ANSWERED, kernel_log=_log(_xid(slot0, 48), _xid(slot6, 48)))
     seen = view(whole, EIGHT, Share((1, 6)))
     assert [one.index for one in seen.facts.gpus or ()] == [1, 6]
     assert [(pair.a, pair.b) for pair in seen.facts.gpu_pairs or ()] == [(1, 6)]
-    assert (seen.facts.driver.counted, seen.promised.gpus, seen.facts.topo_text) == (2, 2, None)
+    assert (seen.facts.driver.counted, seen.expected.gpus, seen.facts.topo_text) == (2, 2, None)
     assert seen.facts.kernel_log is not None
     assert [slot6 in line.text for line in seen.facts.kernel_log.lines] == [True]
 
 
 def test_all_of_them_are_left_as_they_are() -> None:
-    """A job with the whole node, or one whose GPUs nobody names, is judged by all that there is."""
+    """A job with the whole node, or one without named GPUs, is judged by all GPUs."""
     whole = facts(gpus=gpus(), driver=ANSWERED)
     assert view(whole, EIGHT, ALL).facts is whole
     assert view(whole, EIGHT, Share(tuple(range(8)))).facts == whole
@@ -88,16 +88,16 @@ def test_the_device_file_numbers_them() -> None:
 def test_a_number_that_cannot_be_told_just_now_is_no_other() -> None:
     """Unless it is the only one that is left: its index would be another GPU's number."""
     crossed = [gpu(at, minor=7 - at) for at in range(8)]
-    untold = [
+    unnumbered = [
         replace(one, minor=None, health=GpuHealth(errors=("minor: Timeout",))) for one in crossed
     ]
 
     def seen(*numbers: int, mute: tuple[int, ...]) -> View:
-        mixed = tuple(untold[at] if at in mute else crossed[at] for at in range(8))
+        mixed = tuple(unnumbered[at] if at in mute else crossed[at] for at in range(8))
         return view(facts(gpus=mixed, driver=ANSWERED), EIGHT, Share(numbers))
 
-    assert "just now" in seen(0, mute=tuple(range(8))).unclear
-    assert "just now" in seen(0, mute=(3, 7)).unclear
+    assert "at the moment" in seen(0, mute=tuple(range(8))).unclear
+    assert "at the moment" in seen(0, mute=(3, 7)).unclear
     assert [one.index for one in seen(0, 1, mute=(7,)).facts.gpus or ()] == [6, 7]
     assert [one.index for one in seen(0, 4, mute=(3, 7)).facts.gpus or ()] == [3, 7]
     assert [one.index for one in seen(1, mute=(7,)).facts.gpus or ()] == [6]
@@ -108,7 +108,7 @@ def test_a_job_whose_gpus_cannot_be_told_just_now(error: str, gpus_that: int) ->
     """They may be MIG instances, or lines of the log be theirs. One ill GPU is no such."""
     blind = GpuHealth(errors=(f"{error}: Insufficient Memory",))
     odd = tuple(gpu(at, health=blind) if at < gpus_that else gpu(at) for at in range(8))
-    assert "just now" in view(facts(gpus=odd, driver=ANSWERED), EIGHT, Share((0,))).unclear
+    assert "at the moment" in view(facts(gpus=odd, driver=ANSWERED), EIGHT, Share((0,))).unclear
     one = (gpu(0, health=GpuHealth(errors=("mig_enabled: Unknown Error",))), *gpus()[1:])
     assert not view(facts(gpus=one, driver=ANSWERED), EIGHT, Share((0,))).unclear
 

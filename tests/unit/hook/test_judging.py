@@ -1,4 +1,4 @@
-"""Facts become findings: what could not be judged in time blames nobody."""
+"""Facts become findings: what could not be judged in time blames no node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from preflight.check import Check
 from preflight.core.registry import Registered, Registry
 from preflight.facts.gpu import GpuHealth
 from preflight.facts.model import Driver
-from preflight.fleet.model import Fleet, Host, Promise
+from preflight.fleet.model import Expected, Fleet, Host
 from preflight.hook.judging import Share, checks, judge, view
 from preflight.verdict import Outcome, fail, ok, unknown
 from tests.unit.facts.builders import facts, gpu, gpus
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from preflight.facts.model import Facts
     from preflight.facts.node import Node
-    from preflight.hook.judging import Found
+    from preflight.hook.judging import CheckResults
     from preflight.verdict import Conclude, Verdict
 
-HOST = Host(name="h1", address="127.0.0.1", promised=Promise(gpus=8))
+HOST = Host(name="h1", address="127.0.0.1", expected=Expected(gpus=8))
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +41,17 @@ def _found(
     in_s: float = 60,
     *,
     before: frozenset[str] = frozenset(),
-) -> Found:
+) -> CheckResults:
     fleet = Fleet(hosts=(HOST,), origin="here")
-    seen = view(known, HOST.promised, share or Share())
+    seen = view(known, HOST.expected, share or Share())
     ends = time.monotonic() + in_s
     return judge(registry, fleet, known, seen, ends, before=before)
 
 
-def _registry(judged: Callable[[], Verdict], folder: Path, *, drains: bool = False) -> Registry:
+def _registry(judge: Callable[[], Verdict], folder: Path, *, drains: bool = False) -> Registry:
     def test_it(node: Node, conclude: Conclude) -> None:
         del node
-        conclude(judged())
+        conclude(judge())
 
     check = Check("site.a", stage="facts", tier="prolog", drains=drains)
     return Registry([Registered(check, "node", "node", test_it, folder, "a site's")])
@@ -123,7 +123,7 @@ def test_unclear_gpus_are_unknown_and_the_node_is_judged(shipped: Registry) -> N
     ],
 )
 def test_only_blame_on_this_node_drains(tmp_path: Path, verdict: Verdict, *, drains: bool) -> None:
-    """A failure that names somebody else, only suspects, or a user, takes no node away."""
+    """A failure that blames another node, only suspects, or a user, drains no node."""
     (one,) = _found(_registry(lambda: verdict, tmp_path, drains=True), facts()).findings
     assert one.drains is drains
     (undeclared,) = _found(_registry(lambda: verdict, tmp_path), facts()).findings
@@ -133,10 +133,10 @@ def test_only_blame_on_this_node_drains(tmp_path: Path, verdict: Verdict, *, dra
 def test_a_broken_check_is_our_trouble(tmp_path: Path) -> None:
     """An exception in a judge is neither a finding nor a pass, and makes us a poor witness."""
 
-    def judged() -> Verdict:
+    def judge() -> Verdict:
         raise ZeroDivisionError
 
-    found = _found(_registry(judged, tmp_path, drains=True), facts())
+    found = _found(_registry(judge, tmp_path, drains=True), facts())
     assert (found.findings, found.passed) == ((), ())
     assert found.broken.startswith("site.a: ")
 
@@ -144,21 +144,21 @@ def test_a_broken_check_is_our_trouble(tmp_path: Path) -> None:
 def test_a_judge_without_end_is_out_of_time(tmp_path: Path) -> None:
     """It is cut off by itself, and what comes after the budget is not asked at all."""
 
-    def judged() -> Verdict:
+    def judge() -> Verdict:
         while True:
             pass
 
-    (late,) = _found(_registry(judged, tmp_path), facts(), in_s=0.2).unknown
+    (late,) = _found(_registry(judge, tmp_path), facts(), in_s=0.2).unknown
     assert (late.check, late.out_of_time) == ("site.a", True)
     (never,) = _found(_registry(lambda: ok("fine"), tmp_path), facts(), in_s=-1).unknown
     assert never.out_of_time
 
 
 def test_missing_privilege_is_not_our_ignorance(tmp_path: Path) -> None:
-    """What only needs a grant is not told at every job; a missing reading is."""
+    """A missing grant is not reported at every job; a missing reading is."""
     granted = unknown("hidden", advice="grant it", grant="group video")
     assert _found(_registry(lambda: granted, tmp_path), facts()).unknown == ()
-    missing = unknown("not told: no answer in time", advice="look")
+    missing = unknown("not read: no answer in time", advice="look")
     (one,) = _found(_registry(lambda: missing, tmp_path), facts()).unknown
     assert one.out_of_time
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from preflight.hook.judging import NAME, keep, patched
+from preflight.hook.judging import NAME, complete_facts, save_facts
 from preflight.hook.model import HookConfig
 from tests.unit.facts.builders import facts, gpus, software
 
@@ -24,13 +24,13 @@ def _at(time_s: float, **more: object) -> Facts:
 
 def _patched(folder: Path, now: Facts, earlier: Facts, **config: object) -> tuple[Facts, object]:
     folder.chmod(0o750)
-    keep(folder, earlier)
-    taken = patched(now, HookConfig(state_dir=folder, **config))  # type: ignore[arg-type]
+    save_facts(folder, earlier)
+    taken = complete_facts(now, HookConfig(state_dir=folder, **config))  # type: ignore[arg-type]
     return taken.facts, taken.age_s
 
 
 def test_what_there_was_no_time_for_is_taken(tmp_path: Path) -> None:
-    """The software of half an hour ago stands in for what is not known now, and its age is told."""
+    """The software of half an hour ago stands in for what is not known now, with its age."""
     earlier = _at(5000, software=software())
     now, age_s = _patched(tmp_path, _at(6800, software=None), earlier)
     assert (now.software, age_s) == (earlier.software, 1800)
@@ -38,7 +38,7 @@ def test_what_there_was_no_time_for_is_taken(tmp_path: Path) -> None:
 
 
 def test_what_is_known_now_stays(tmp_path: Path) -> None:
-    """Nothing of now is replaced, and no age is told where nothing was taken."""
+    """Nothing of now is replaced, and no age is given where nothing was taken."""
     now = _at(6800, software=software())
     assert _patched(tmp_path, now, _at(5000, software=software(nccl="2.1.0"))) == (now, None)
 
@@ -78,13 +78,13 @@ def test_a_damaged_file_is_no_file(tmp_path: Path, content: bytes) -> None:
     """A file cut off by a full disk is passed over; the prolog goes by what it sees."""
     now = _at(6800)
     (tmp_path / NAME).write_bytes(content)
-    assert patched(now, HookConfig(state_dir=tmp_path)).facts == now
+    assert complete_facts(now, HookConfig(state_dir=tmp_path)).facts == now
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="whom root trusts needs root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="what root trusts needs root")
 def test_a_strangers_facts_are_no_facts(tmp_path: Path) -> None:
     """Whoever may write the file could drain the node, or hide what is wrong with it."""
     now = _at(6800, software=None)
-    keep(tmp_path, _at(5000, software=software()))
+    save_facts(tmp_path, _at(5000, software=software()))
     os.chown(tmp_path / NAME, 65534, 65534)
-    assert patched(now, HookConfig(state_dir=tmp_path)).facts == now
+    assert complete_facts(now, HookConfig(state_dir=tmp_path)).facts == now

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preflight.hook.act import BySlurm
-from preflight.hook.slurm import Noted
+from preflight.hook.slurm import NodeReason
 
 if TYPE_CHECKING:
     from preflight.hook.slurm import Slurm
@@ -24,16 +24,16 @@ class Controller:
 
     def __init__(self) -> None:
         self.time_s = float(int(time.time()))
-        self.reasons: dict[str, float] = {}
+        self.drained_at: dict[str, float] = {}
 
     def now_s(self) -> float:
         """What its clock says."""
         return self.time_s
 
-    def noted(self, _name: str) -> tuple[Noted, ...]:
+    def reasons(self, _name: str) -> tuple[NodeReason, ...]:
         """Every node that is out."""
-        said = "pf:gpu.count 7 of 8 GPUs answer [node] health check"
-        return tuple(Noted(node, said, when) for node, when in self.reasons.items())
+        reason = "pf:gpu.count 7 of 8 GPUs answer [node] health check"
+        return tuple(NodeReason(node, reason, when) for node, when in self.drained_at.items())
 
 
 @given(
@@ -53,10 +53,10 @@ def test_any_order_of_events(order: list[int], ticks: list[bool], most: int) -> 
         if done[number] == 0 and breaker.ask(node, most).granted:
             granted.add(node)
         if done[number] == 1 and node in granted:
-            controller.reasons[node] = controller.time_s
+            controller.drained_at[node] = controller.time_s
         if done[number] == 2 and node in granted and not breaker.stands(node, most):
-            del controller.reasons[node]
+            del controller.drained_at[node]
         done[number] += 1
-    assert len(controller.reasons) <= most
+    assert len(controller.drained_at) <= most
     if order == sorted(order):
-        assert len(controller.reasons) == min(most, NODES)
+        assert len(controller.drained_at) == min(most, NODES)

@@ -1,4 +1,4 @@
-"""What Slurm shows of a drain is short, plain, and can be told from what others write."""
+"""What Slurm shows of a drain is short, plain, and differs from what others write."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from preflight.hook.decision import compose, parse
 
 def test_it_reads_as_documented() -> None:
     """Check, number, whose fault and job; the health check has no job, nor a prolog by hand."""
-    said = compose("gpu.count", "7 of 8 GPUs answer", "81723")
-    assert said == "pf:gpu.count 7 of 8 GPUs answer [node] job 81723"
+    reason = compose("gpu.count", "7 of 8 GPUs answer", "81723")
+    assert reason == "pf:gpu.count 7 of 8 GPUs answer [node] job 81723"
     checked = compose("gpu.ecc", "GPU 3: 2 errors", occasion="healthcheck")
     assert checked.endswith(" GPU 3: 2 errors [node] health check")
     nameless = compose("gpu.ecc", "GPU 3: 2 errors")
     assert nameless.endswith(" GPU 3: 2 errors [node] prolog")
-    assert [(said is not None, said and said.job) for said in map(parse, (checked, nameless))] == [
+    assert [
+        (reason is not None, reason and reason.job) for reason in map(parse, (checked, nameless))
+    ] == [
         (True, ""),
         (True, ""),
     ]
@@ -27,12 +29,12 @@ def test_it_reads_as_documented() -> None:
 @given(st.text(max_size=60), st.text(max_size=400), st.text(max_size=60))
 def test_any_words_make_a_reason(check: str, sentence: str, job: str) -> None:
     """Whatever a node or a job says: ASCII, one line, at most 120 characters, ours when read."""
-    for said in (compose(check, sentence, job), compose("gpu.count", sentence, job)):
-        assert said.startswith("pf:")
-        assert len(said) <= 120
-        assert said.isascii()
-        assert said.isprintable()
-        assert not set(said) & set("\"'`=,\\")
+    for reason in (compose(check, sentence, job), compose("gpu.count", sentence, job)):
+        assert reason.startswith("pf:")
+        assert len(reason) <= 120
+        assert reason.isascii()
+        assert reason.isprintable()
+        assert not set(reason) & set("\"'`=,\\")
     ours = parse(compose("gpu.count", sentence, job))
     assert ours is not None
     assert ours.check == "gpu.count"
@@ -40,10 +42,12 @@ def test_any_words_make_a_reason(check: str, sentence: str, job: str) -> None:
 
 def test_a_long_sentence_keeps_its_number_and_the_job() -> None:
     """Its end is cut, at a word, and the end of the reason stays."""
-    said = compose("gpu.xid", "GPU 3 (0000:5d:00): Xid 79 (off the bus), " + "and more " * 40, "7")
-    assert len(said) <= 120
-    assert said.startswith("pf:gpu.xid GPU 3 (0000:5d:00): Xid 79 (off the bus); and more")
-    assert said.endswith(".. [node] job 7")
+    reason = compose(
+        "gpu.xid", "GPU 3 (0000:5d:00): Xid 79 (off the bus), " + "and more " * 40, "7"
+    )
+    assert len(reason) <= 120
+    assert reason.startswith("pf:gpu.xid GPU 3 (0000:5d:00): Xid 79 (off the bus); and more")
+    assert reason.endswith(".. [node] job 7")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +65,7 @@ def test_a_long_sentence_keeps_its_number_and_the_job() -> None:
     ],
 )
 def test_what_others_write_is_not_ours(reason: str) -> None:
-    """Nor is a reason of ours that somebody has added to: it is his now."""
+    """A reason that an operator has added to belongs to the operator."""
     assert parse(reason) is None
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.hook.slurm import parse_listed, parse_node, parse_now, parse_sizes
+from preflight.hook.slurm import parse_node, parse_now, parse_reasons, parse_sizes
 
-# What slurm-wlm 22.05 printed for a node of the lab, shortened by lines that nobody reads.
+# What slurm-wlm 22.05 printed for a node of the lab, without lines that are not read.
 NODE = """\
 NodeName=h1 Arch=x86_64 CoresPerSocket=1 
    CPUAlloc=1 CPUEfctv=2 CPUTot=2 CPULoad=0.43
@@ -42,28 +42,28 @@ def node(state: str, rest: str = "") -> str:
 )
 def test_states(state: str, words: set[str]) -> None:
     """A base state and its flags, or the marks of older versions."""
-    told = parse_node(node(state))
-    assert told is not None
-    assert told.states == words
-    assert told.partitions == ("lab", "debug")
-    assert (told.reason, told.reason_user, told.reason_time) == ("", "", None)
+    found = parse_node(node(state))
+    assert found is not None
+    assert found.states == words
+    assert found.partitions == ("lab", "debug")
+    assert (found.reason, found.reason_user, found.reason_time) == ("", "", None)
 
 
 def test_a_reason_with_who_and_when() -> None:
     """Brackets of its own are no stamp; the time was asked for in UTC."""
     line = "   Reason=pf:gpu.ecc 2 [node] job 7 [root@2026-11-22T05:14:52]"
-    told = parse_node(node("IDLE+DRAIN", line))
-    assert told is not None
-    assert told.reason == "pf:gpu.ecc 2 [node] job 7"
-    assert (told.reason_user, told.reason_time) == ("root", TIME_S)
+    found = parse_node(node("IDLE+DRAIN", line))
+    assert found is not None
+    assert found.reason == "pf:gpu.ecc 2 [node] job 7"
+    assert (found.reason_user, found.reason_time) == ("root", TIME_S)
 
 
 def test_lines_that_were_added_belong_to_the_reason() -> None:
     """Else a person's note below ours would be taken for no note at all."""
     ours = "   Reason=pf:a.b x [node] job 7 [root@2026-11-22T05:14:52]"
-    told = parse_node(node("IDLE+DRAIN", f"{ours}\n          RMA 4711\n   Comment=c"))
-    assert told is not None
-    assert told.reason == "pf:a.b x [node] job 7\nRMA 4711"
+    found = parse_node(node("IDLE+DRAIN", f"{ours}\n          RMA 4711\n   Comment=c"))
+    assert found is not None
+    assert found.reason == "pf:a.b x [node] job 7\nRMA 4711"
 
 
 @pytest.mark.parametrize("text", ["", "Node h9 not found\n", "   Reason=State=IDLE\n", "\0\xff"])
@@ -74,11 +74,11 @@ def test_no_state_is_told(text: str) -> None:
 
 def test_reasons_of_a_cluster() -> None:
     """A node in two partitions is listed twice, and counts once; a line break is no node."""
-    told = parse_listed(
+    found = parse_reasons(
         "h1|2026-11-22T05:14:52|pf:a.b x|y\nh1|2026-11-22T05:14:52|pf:a.b x|y\n"
         "h2|Unknown|none\nh3|Unknown|a\nb = c\n"
     )
-    assert [(one.node, one.reason, one.time_s) for one in told.values()] == [
+    assert [(one.node, one.reason, one.time_s) for one in found.values()] == [
         ("h1", "pf:a.b x|y", TIME_S),
         ("h2", "none", None),
         ("h3", "a", None),
@@ -103,6 +103,6 @@ def test_any_text_is_borne(text: str) -> None:
     """Slurm is no friend of ours either: nothing raises."""
     parse_node(text)
     parse_node(node(text, text))
-    parse_listed(text)
+    parse_reasons(text)
     parse_now(f"Configuration data as of {text}")
     parse_sizes(text)

@@ -15,7 +15,7 @@ import pytest
 
 from preflight.hook import tokens
 from preflight.hook.act import InFolder
-from preflight.hook.tokens import MARK, Taken, take
+from preflight.hook.tokens import MARK, TokenResult, take
 
 HOUR = 3600.0
 HOLDER = 65534
@@ -43,12 +43,12 @@ def test_so_many_and_no_more(folder: Path) -> None:
     """The fourth of three is refused; who holds one needs no other."""
     got = [take(folder, name, 3, HOUR) for name in ("a", "b", "a", "c", "d", "b")]
     assert got == [
-        Taken(granted=True, used=1),
-        Taken(granted=True, used=2),
-        Taken(granted=True, used=2),
-        Taken(granted=True, used=3),
-        Taken(granted=False, used=3),
-        Taken(granted=True, used=3),
+        TokenResult(granted=True, used=1),
+        TokenResult(granted=True, used=2),
+        TokenResult(granted=True, used=2),
+        TokenResult(granted=True, used=3),
+        TokenResult(granted=False, used=3),
+        TokenResult(granted=True, used=3),
     ]
     assert of(folder) == ["00000001", "00000002", "00000003"]
 
@@ -60,21 +60,21 @@ def test_hooks_of_one_node_at_the_same_moment_share_its_token(
     before = tokens._tokens(folder, 0.0)
     assert take(folder, "a", 1, HOUR).granted
     monkeypatch.setattr(tokens, "_tokens", lambda *_: before)
-    assert take(folder, "a", 1, HOUR) == Taken(granted=True, used=1)
-    assert take(folder, "b", 1, HOUR) == Taken(granted=False, used=1)
-    assert take(folder, "b", 2, HOUR) == Taken(granted=True, used=2)
+    assert take(folder, "a", 1, HOUR) == TokenResult(granted=True, used=1)
+    assert take(folder, "b", 1, HOUR) == TokenResult(granted=False, used=1)
+    assert take(folder, "b", 2, HOUR) == TokenResult(granted=True, used=2)
     assert of(folder) == ["00000001", "00000002"]
 
 
 def test_none_are_allowed(folder: Path) -> None:
     """0 of 0 is a way to hold all drains."""
-    assert take(folder, "a", 0, HOUR) == Taken(granted=False, used=0)
+    assert take(folder, "a", 0, HOUR) == TokenResult(granted=False, used=0)
 
 
 def test_none_are_allowed_any_more(folder: Path) -> None:
     """A node that had its token before is held back as well."""
     take(folder, "a", 3, HOUR)
-    assert take(folder, "a", 0, HOUR) == Taken(granted=False, used=1)
+    assert take(folder, "a", 0, HOUR) == TokenResult(granted=False, used=1)
 
 
 @pytest.mark.slow
@@ -110,11 +110,11 @@ def test_old_ones_stop_counting(folder: Path) -> None:
     for name in ("a", "b", "c"):
         take(folder, name, 3, HOUR)
     age(folder / "00000001", HOUR + 10)
-    assert take(folder, "d", 3, HOUR) == Taken(granted=True, used=3)
-    assert take(folder, "e", 3, HOUR) == Taken(granted=False, used=3)
+    assert take(folder, "d", 3, HOUR) == TokenResult(granted=True, used=3)
+    assert take(folder, "e", 3, HOUR) == TokenResult(granted=False, used=3)
     for number in (1, 2):
         age(folder / f"0000000{number}", 61 * 86400)
-    assert take(folder, "e", 3, HOUR) == Taken(granted=True, used=3)
+    assert take(folder, "e", 3, HOUR) == TokenResult(granted=True, used=3)
     assert of(folder) == ["00000003", "00000004", "00000005"]
 
 
@@ -126,8 +126,8 @@ def test_what_nobody_can_read_counts(folder: Path) -> None:
     (folder / "00000007").mkdir()
     (folder / "00000008").write_text('{"node": "z"}')
     age(folder / "00000008", -86400)
-    assert take(folder, "a", 8, HOUR) == Taken(granted=False, used=8)
-    assert take(folder, "a", 9, HOUR) == Taken(granted=True, used=9)
+    assert take(folder, "a", 8, HOUR) == TokenResult(granted=False, used=8)
+    assert take(folder, "a", 9, HOUR) == TokenResult(granted=True, used=9)
 
 
 def test_who_dies_while_asking_leaves_no_lock(folder: Path) -> None:
@@ -145,7 +145,7 @@ def test_who_dies_while_asking_leaves_no_lock(folder: Path) -> None:
 def test_an_answer_lost_on_the_way_is_no_refusal(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over NFS the link may be made, its answer lost, and the repetition told that it exists."""
+    """Over NFS the link may be made, its answer lost, and the retry fail with EEXIST."""
     real = Path.hardlink_to
 
     def twice(token: Path, draft: Path) -> None:
@@ -153,7 +153,7 @@ def test_an_answer_lost_on_the_way_is_no_refusal(
         raise FileExistsError
 
     monkeypatch.setattr(Path, "hardlink_to", twice)
-    assert take(folder, "a", 1, HOUR) == Taken(granted=True, used=1)
+    assert take(folder, "a", 1, HOUR) == TokenResult(granted=True, used=1)
 
 
 def test_a_listing_that_is_behind_grants_nothing_more(
@@ -163,15 +163,15 @@ def test_a_listing_that_is_behind_grants_nothing_more(
     for name in ("a", "b", "c"):
         take(folder, name, 3, HOUR)
     monkeypatch.setattr(tokens, "_tokens", lambda *_: [])
-    assert take(folder, "d", 3, HOUR) == Taken(granted=False, used=3)
-    assert take(folder, "d", 4, HOUR) == Taken(granted=True, used=4)
+    assert take(folder, "d", 3, HOUR) == TokenResult(granted=False, used=3)
+    assert take(folder, "d", 4, HOUR) == TokenResult(granted=True, used=4)
 
 
 def test_a_folder_that_is_not_mounted_grants_nothing(tmp_path: Path) -> None:
     """Its mount point is an empty folder of each node: all would be granted their drain."""
-    told = InFolder(tmp_path, HOUR, time.monotonic() + 60).ask("a", 3)
-    assert not told.granted
-    assert f"no file {tmp_path / MARK}: mount it, or touch that file once" in told.trouble
+    answer = InFolder(tmp_path, HOUR, time.monotonic() + 60).ask("a", 3)
+    assert not answer.granted
+    assert f"no file {tmp_path / MARK}: mount it, or touch that file once" in answer.trouble
     assert of(tmp_path) == []
 
 
@@ -182,17 +182,17 @@ def test_by_a_process_of_its_own(folder: Path) -> None:
         os.chown(folder, HOLDER, -1)
         assert "chown" in breaker.ask("a", 1).trouble
         os.chown(folder, 0, -1)
-    told = breaker.ask("a", 1)
-    assert (told.granted, told.used, told.most, told.trouble) == (True, 1, 1, "")
+    answer = breaker.ask("a", 1)
+    assert (answer.granted, answer.used, answer.most, answer.trouble) == (True, 1, 1, "")
     assert not breaker.ask("b", 1).granted
     assert json.loads((folder / "00000001").read_text())["node"] == "a"
     assert stat.S_IMODE((folder / "00000001").stat().st_mode) == 0o640
 
 
 def test_a_file_system_that_hangs_grants_nothing(folder: Path) -> None:
-    """The time is up, and nobody waits on: the node stays in service."""
-    told = InFolder(folder, HOUR, time.monotonic() - 1).ask("a", 3)
-    assert (told.granted, told.trouble) == (False, f"{folder} gave no answer in time")
+    """When the time is up the wait ends: the node stays in service."""
+    answer = InFolder(folder, HOUR, time.monotonic() - 1).ask("a", 3)
+    assert (answer.granted, answer.trouble) == (False, f"{folder} did not answer in time")
     assert of(folder) == []
 
 

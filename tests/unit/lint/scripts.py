@@ -1,4 +1,4 @@
-"""Small training scripts of our own, and what is found in them."""
+"""Small training scripts and the findings in them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 
 def found(text: str, *, head: str = HEAD) -> dict[str, list[int]]:
-    """Rule → lines, counted from the first line of `text`, of what is no hint."""
+    """Rule → lines of its errors and warnings, counted from the first line of `text`."""
     offset = head.count("\n")
-    told: dict[str, list[int]] = {}
+    lines: dict[str, list[int]] = {}
     for one in lint((head + dedent(text).lstrip()).encode(), "train.py").findings:
         if one.severity is not Severity.HINT:
-            told.setdefault(one.rule, []).append(one.line - offset)
-    return told
+            lines.setdefault(one.rule, []).append(one.line - offset)
+    return lines
 
 
 def hints(text: str, *, head: str = HEAD) -> set[str]:
     """The rules of all hints."""
-    linted = lint((head + dedent(text).lstrip()).encode(), "train.py")
-    return {one.rule for one in linted.findings if one.severity is Severity.HINT}
+    result = lint((head + dedent(text).lstrip()).encode(), "train.py")
+    return {one.rule for one in result.findings if one.severity is Severity.HINT}

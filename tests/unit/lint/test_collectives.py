@@ -104,7 +104,7 @@ FINE = {
     "whether it is distributed": "if args.local_rank != -1:\n    dist.barrier()\n",
     "whether it is distributed, again": "if rank >= 0:\n    dist.barrier()\n",
     "point to point": "if rank == 0:\n    dist.send(x, 1)\nelse:\n    dist.recv(x, 0)\n",
-    "who that is, is told at run time": "if rank == src:\n    dist.broadcast(x, src)\n",
+    "only the run decides which rank": "if rank == src:\n    dist.broadcast(x, src)\n",
     "a rank inside of a group": "if dist.get_rank(group) == 0:\n    dist.barrier()\n",
     "another kind of rank": "if tp_rank == 0:\n    dist.barrier()\n",
     "or something else": "if rank == 0 or everywhere:\n    dist.barrier()\n",
@@ -117,7 +117,7 @@ FINE = {
     "the caller says that it is not to": (
         "def ev(sync):\n    if sync:\n        dist.barrier()\nif rank == 0:\n    ev(False)\n"
     ),
-    "somebody else's barrier": "if rank == 0:\n    threads.barrier()\n",
+    "a barrier of threads": "if rank == 0:\n    threads.barrier()\n",
     "a low rank of LoRA": "if lora.rank == 0:\n    dist.barrier()\n",
     "print only": "if rank == 0:\n    print(loss)\ndist.barrier()\n",
     "return of a loop's turn": (
@@ -139,7 +139,7 @@ def test_ranks_that_part_are_found(name: str) -> None:
 
 @pytest.mark.parametrize("name", FINE)
 def test_ranks_that_meet_are_not(name: str) -> None:
-    """Where all come by, or where the text does not tell, nothing is said."""
+    """If all ranks make the call, or the text does not decide it, there is no finding."""
     assert found(FINE[name]) == {}
 
 
@@ -159,7 +159,7 @@ def test_the_sentence_says_who_waits_where_and_how_long() -> None:
 
 
 def test_one_condition_is_one_finding() -> None:
-    """Several collectives behind it are counted, not told one by one."""
+    """Several collectives under one condition are counted, not listed one by one."""
     text = "if rank == 0:\n    dist.all_reduce(x)\n    dist.barrier()\n    dist.barrier()\n"
     head = "import torch.distributed as dist\n"
     (one,) = (f for f in lint((head + text).encode(), "t.py").findings if f.rule == RULE)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.lint.lint import Linted, lint
+from preflight.lint.lint import LintResult, lint
 
 WORDS = (
     "if rank == 0:", "dist.barrier()", "import torch.distributed as dist", "def f(rank):",
@@ -21,16 +21,16 @@ WORDS = (
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "reason"),
     [
-        (b"\x7fELF\0\0", "there are NUL bytes in it"),
-        (b"x = '\xff'\n", "it is not the text that it says it is"),
+        (b"\x7fELF\0\0", "it contains NUL bytes"),
+        (b"x = '\xff'\n", "its text does not match its encoding"),
         (b"# coding: nonsense\n", "unknown encoding: nonsense"),
         (b"print 'x'\n", "it is Python 2 (line 1)"),
         (b"try:\n    f()\nexcept E, e:\n    pass\n", "it is Python 2"),
-        (b"def f(:\n", "it is no Python that 3."),
+        (b"def f(:\n", "cannot parse it (line 1)"),
         (b'{"cells": []}', "it is a notebook"),
-        (b"(" * 5000, "it is no"),
+        (b"(" * 5000, "cannot parse it"),
         (b"import " + b"a." * 200 + b"b as c\n", "a name of over 256 characters"),
         (b"import a\\\n" + b"." * 1 + b"b\\\n.c" * 200 + b"\n", "a name of over 256 characters"),
         (b"class " + b"a" * 300 + b":\n    pass\n", "a name of over 256 characters"),
@@ -44,11 +44,11 @@ WORDS = (
         (b"x = " + b"1+" * 30000 + b"1\n", "nested too deeply"),
     ],
 )
-def test_a_file_that_cannot_be_read(content: bytes, said: str) -> None:
+def test_a_file_that_cannot_be_read(content: bytes, reason: str) -> None:
     """It says why, and what to do."""
     unread = lint(content, "train.py").unread
     assert unread is not None
-    assert said in unread.reason
+    assert reason in unread.reason
     assert unread.remedy
 
 
@@ -56,7 +56,7 @@ def test_a_file_that_cannot_be_read(content: bytes, said: str) -> None:
     "data", ["x = 'f{}'\n", '"""{}"""\n', "# f'{}\n", "x = b'{}'\n", "f'a'  # {}\n"]
 )
 def test_long_data_that_is_no_name_is_read(data: str) -> None:
-    """A string or a comment of any length keeps no script from being judged."""
+    """A script with a string or a comment of any length is checked."""
     assert lint(data.format("import " + "a" * 20000 + " 1.5" * 99).encode(), "a.py").unread is None
 
 
@@ -71,18 +71,18 @@ def test_other_encodings_are_read() -> None:
 @given(st.binary(max_size=300))
 def test_any_bytes(content: bytes) -> None:
     """Whatever is in a file, an answer comes."""
-    assert isinstance(lint(content, "t.py"), Linted)
+    assert isinstance(lint(content, "t.py"), LintResult)
 
 
 @given(st.lists(st.sampled_from(WORDS), max_size=30), st.sampled_from(("\n", " ", "\n    ")))
 def test_any_words(words: list[str], between: str) -> None:
     """Half a script, or one in wild order, is no exception either."""
-    assert isinstance(lint(between.join(words).encode(), "t.py"), Linted)
+    assert isinstance(lint(between.join(words).encode(), "t.py"), LintResult)
 
 
 @given(st.lists(st.sampled_from(WORDS), max_size=12), st.integers(0, 3))
 def test_code_that_is_code(words: list[str], deep: int) -> None:
-    """Whatever Python accepts is judged, and told in lines that the file has."""
+    """Whatever Python accepts is checked, and findings name lines of the file."""
     lines = ["import torch.distributed as dist"]
     for word in words:
         each = "    " * deep + word

@@ -73,8 +73,8 @@ FOUND = {
         "barrier-after-long-work", 4,
         NCCL + "if rank == 0:\n    download_data()\ndist.barrier()\n",
     ),
-    "nobody chooses a GPU": ("no-set-device", 2, NCCL + "model = net.cuda()\n"),
-    "nobody chooses a GPU, to": ("no-set-device", 2, NCCL + "model = net.to('cuda')\n"),
+    "no GPU is chosen": ("no-set-device", 2, NCCL + "model = net.cuda()\n"),
+    "no GPU is chosen, to": ("no-set-device", 2, NCCL + "model = net.to('cuda')\n"),
     "set_device(0)": ("fixed-device", 2, NCCL + "torch.cuda.set_device(0)\n"),
     "to cuda:0": ("fixed-device", 3, NCCL + "torch.cuda.set_device(i)\nnet.to('cuda:0')\n"),
     "device_ids": ("fixed-device", 1, "model = DDP(net, device_ids=[0])\n"),
@@ -134,7 +134,7 @@ FINE = {
     "parts without last": (
         PARTS + "loader = DataLoader(data[rank::world], drop_last=True)\n" + TRAIN
     ),
-    "parts that nobody waits over": PARTS + "loader = DataLoader(data[rank::world])\n",
+    "parts without a collective": PARTS + "loader = DataLoader(data[rank::world])\n",
     "halves, not ranks": PARTS + "loader = DataLoader(data[::2])\n" + TRAIN,
     "short work": NCCL + "if rank == 0:\n    os.makedirs('d')\ndist.barrier()\n",
     "long work with time for it": (
@@ -144,7 +144,7 @@ FINE = {
     "long work on all": NCCL + "evaluate(m)\ndist.barrier()\n",
     "the GPU is chosen": NCCL + "torch.cuda.set_device(local_rank)\nnet.cuda()\n",
     "the GPU is passed on": NCCL + "net.cuda(local_rank)\nx.cuda()\n",
-    "the GPU is told the group": (
+    "the group knows the GPU": (
         "dist.init_process_group('nccl', device_id=d)\nnet.cuda()\n"
     ),
     "the GPU's name is computed": NCCL + "d = f'cuda:{local_rank}'\nnet.to(d)\nx.cuda()\n",
@@ -201,7 +201,7 @@ def test_what_is_no_mistake_is_left_alone(name: str) -> None:
 
 
 def test_what_costs_evidence_is_a_hint() -> None:
-    """A script that starts its group with nothing said gets four; one that says all gets none."""
+    """A script that starts its group without arguments gets four; one with all gets none."""
     main = "if __name__ == '__main__':\n    main()\n"
     bare = f"def main():\n    {NCCL}{main}"
     assert hints(bare) == {"init-timeout", "init-device-id", "no-record", "no-destroy"}
@@ -256,7 +256,7 @@ def test_every_rule_has_its_section() -> None:
     assert [one for one in ids if f"### {one}\n" not in page] == []
 
 
-def test_a_script_that_spawns_its_ranks_is_not_told_of_local_rank() -> None:
+def test_a_script_that_spawns_its_ranks_gets_no_advice_about_local_rank() -> None:
     """Only a launcher sets LOCAL_RANK: where spawn() starts the ranks, reading it is a KeyError."""
     text = f"{HEAD}{NCCL}torch.multiprocessing.spawn(work, nprocs=8)\n"
     remedies = {
@@ -264,7 +264,7 @@ def test_a_script_that_spawns_its_ranks_is_not_told_of_local_rank() -> None:
         for spawned, source in ((True, text), (False, text.replace("spawn(", "run(")))
     }
     assert not any("LOCAL_RANK" in one for one in remedies[True])
-    assert any("spawn() gives each process" in one for one in remedies[True])
+    assert any("spawn() passes to each process" in one for one in remedies[True])
     assert any("LOCAL_RANK" in one for one in remedies[False])
 
 

@@ -39,7 +39,7 @@ def healthy() -> Scenario:
     return h100("h1")
 
 
-def told(machine: Machine, scenario: Scenario, tmp_path: Path, **more: object) -> Facts:
+def facts_of(machine: Machine, scenario: Scenario, tmp_path: Path, **more: object) -> Facts:
     """Return what the probe says of an emulated machine."""
     remote = Remote("probe", env=machine(scenario))
     return probe(remote, sysfs=str(tmp_path / "sys"), **more)
@@ -53,11 +53,11 @@ def program(folder: Path, text: str) -> str:
     return f"{folder}:{os.environ['PATH']}"
 
 
-def test_a_healthy_machine_is_told_in_full(
+def test_a_healthy_machine_is_read_in_full(
     machine: Machine, healthy: Scenario, tmp_path: Path
 ) -> None:
     """Eight GPUs with memory, 18 links up to switches, place in the PCI tree, and eight NICs."""
-    facts = told(machine, healthy, tmp_path)
+    facts = facts_of(machine, healthy, tmp_path)
     assert (facts.driver.state, facts.driver.version) == ("answered", healthy.driver)
     assert facts.problems == ()
     assert facts.gpus is not None
@@ -90,8 +90,8 @@ def test_the_sweep_learns_the_addresses_of_the_gpus_that_answer(
     asked = [[*range(8)], [5, 3, 2], [uuid[:12]], ["GPU-nobody"], [uuid, "GPU-"]]
     words = [sys.executable, "-c", ask, str(PAYLOAD), json.dumps(asked)]
     environ = {**os.environ, **machine(healthy.gpu_lost(3))}
-    said = subprocess.run(words, env=environ, capture_output=True, check=True, timeout=PATIENCE_S)
-    every, some, by_uuid, *unclear = json.loads(said.stdout)
+    ran = subprocess.run(words, env=environ, capture_output=True, check=True, timeout=PATIENCE_S)
+    every, some, by_uuid, *unclear = json.loads(ran.stdout)
     places = ["0000" + gpu.path[-1] for gpu in healthy.gpus]
     assert every == [*places[:3], *places[4:]]
     assert some == [places[5], places[2]]
@@ -104,7 +104,7 @@ def test_every_pair_says_distance_and_peer_access(
 ) -> None:
     """28 pairs; the ones that differ say how, in nvidia-smi's and NVML's words."""
     ill = healthy.ancestor(0, 1, 20).p2p(2, 3, 1, 0)
-    pairs = told(machine, ill, tmp_path).gpu_pairs
+    pairs = facts_of(machine, ill, tmp_path).gpu_pairs
     assert pairs is not None
     by = {(pair.a, pair.b): pair for pair in pairs}
     assert len(by) == 28
@@ -115,20 +115,20 @@ def test_every_pair_says_distance_and_peer_access(
 def test_a_lost_gpu_does_not_hide_the_others(
     machine: Machine, healthy: Scenario, tmp_path: Path
 ) -> None:
-    """The seven that answer are told, and the eighth is named with NVML's words."""
-    facts = told(machine, healthy.gpu_lost(3), tmp_path)
+    """The seven that answer are reported, and the eighth is named with NVML's words."""
+    facts = facts_of(machine, healthy.gpu_lost(3), tmp_path)
     assert facts.gpus is not None
     assert [gpu.index for gpu in facts.gpus] == [0, 1, 2, 4, 5, 6, 7]
     assert facts.problems == ("GPU 3: GPU is lost",)
 
 
-def test_links_mig_and_holders_are_told(
+def test_links_mig_and_holders_are_read(
     machine: Machine, healthy: Scenario, tmp_path: Path
 ) -> None:
     """A link that is down, MIG instances, and who holds how much memory."""
     ill = healthy.link_down(0, 5).mig(1, 2).process(2, os.getpid(), 1000)
     ill = ill.process(3, os.getpid(), 500)
-    facts = told(machine, ill, tmp_path)
+    facts = facts_of(machine, ill, tmp_path)
     assert facts.gpus is not None
     assert facts.gpus[0].links is not None
     assert [link.link for link in facts.gpus[0].links if not link.up] == [5]
@@ -142,7 +142,7 @@ def test_links_mig_and_holders_are_told(
 
 def test_gpus_without_nvlink_have_none(machine: Machine, healthy: Scenario, tmp_path: Path) -> None:
     """On a PCIe machine the links are (), which is known, rather than None."""
-    facts = told(machine, healthy.without_links(), tmp_path)
+    facts = facts_of(machine, healthy.without_links(), tmp_path)
     assert facts.gpus is not None
     assert {gpu.links for gpu in facts.gpus} == {()}
 
@@ -159,7 +159,7 @@ def test_a_driver_that_refuses_is_quoted(
     machine: Machine, healthy: Scenario, tmp_path: Path, code: int, words: str
 ) -> None:
     """NVML's own words travel, and its sections are unknown rather than empty."""
-    facts = told(machine, healthy.init_error(code), tmp_path)
+    facts = facts_of(machine, healthy.init_error(code), tmp_path)
     assert (facts.driver.state, facts.driver.error) == ("error", words)
     assert facts.gpus is None
     assert facts.nics is not None
@@ -173,7 +173,7 @@ def test_a_library_that_cannot_be_loaded_is_an_error(tmp_path: Path) -> None:
     assert "libnvidia-ml.so.1" in facts.driver.error
 
 
-def test_a_reader_that_breaks_is_told_from_a_driver_that_refuses() -> None:
+def test_a_reader_that_breaks_differs_from_a_driver_that_refuses() -> None:
     """An exception of ours, or a reader that was killed, is not NVML's word."""
 
     def breaks() -> None:
@@ -183,16 +183,16 @@ def test_a_reader_that_breaks_is_told_from_a_driver_that_refuses() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     for work in (breaks, dies):
-        told = main._driver(guard.spawn(work), 30, [])
-        assert told["driver"]["state"] == "error"
-        assert told["driver"]["error"].startswith(nvml_calls.OURS)
+        answer = main._driver(guard.spawn(work), 30, [])
+        assert answer["driver"]["state"] == "error"
+        assert answer["driver"]["error"].startswith(nvml_calls.OURS)
 
 
-def test_a_hung_driver_is_killed_and_the_rest_told(
+def test_a_hung_driver_is_killed_and_the_rest_reported(
     machine: Machine, healthy: Scenario, tmp_path: Path
 ) -> None:
-    """The driver's deadline ends the question; processes and NICs are told all the same."""
-    facts = told(machine, healthy.hanging(), tmp_path, driver_deadline_s=0.3)
+    """The driver's deadline ends the question; processes and NICs are reported all the same."""
+    facts = facts_of(machine, healthy.hanging(), tmp_path, driver_deadline_s=0.3)
     assert (facts.driver.state, facts.driver.survivor) == ("hung", None)
     assert facts.gpus is None
     assert facts.processes is not None
@@ -237,7 +237,7 @@ def test_a_pause_is_not_the_drivers_time(
 
 @pytest.mark.parametrize("paused", [0, 1])
 def test_a_pause_is_in_no_call(paused: int) -> None:
-    """Of two calls the slower one is told, also where the other, or it, was stopped in between."""
+    """Of two calls the slower one is reported, also where one of them was stopped in between."""
     calls, lengths_s = guard.Calls(), [0.3, 0.3]
     lengths_s[1 - paused] = 1.0
 
@@ -265,7 +265,7 @@ def test_a_pause_is_in_no_call(paused: int) -> None:
 
 def _wake(pid: int, after_s: float) -> None:
     """Let a process go on so long after it has stopped."""
-    while f"{pid} (" not in (told := Path(f"/proc/{pid}/stat").read_text()) or ") T" not in told:
+    while f"{pid} (" not in (stat := Path(f"/proc/{pid}/stat").read_text()) or ") T" not in stat:
         time.sleep(0.02)
     time.sleep(after_s)
     os.kill(pid, signal.SIGCONT)

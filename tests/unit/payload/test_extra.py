@@ -11,7 +11,7 @@ import pytest
 
 from preflight.fleet.model import Host
 from preflight.run.probe_stage import probe_fleet
-from preflight.run.site_sections import Carried
+from preflight.run.site_sections import LoadedSection
 from preflight.transport.ways import Ways
 from tests.unit.facts.builders import facts as made_up
 
@@ -52,7 +52,7 @@ def collect(request):
 
 def _probe(**bodies: str) -> Facts:
     sections = [
-        Carried(f"site.{name}", (START + body + "\n").encode(), 2.0)
+        LoadedSection(f"site.{name}", (START + body + "\n").encode(), 2.0)
         for name, body in bodies.items()
     ]
     host = Host(name="n1", address="n1", transport="local", python=(sys.executable,))
@@ -72,24 +72,24 @@ def _probe(**bodies: str) -> Facts:
 
 
 def test_what_a_section_says_arrives() -> None:
-    """Its answer is data under its id; it is told its own id, its node and its time."""
+    """Its answer is data under its id; it gets its own id, its node and its time."""
     facts = _probe(a="return {'request': request, 'list': [1, 2.5, None, True, 'x']}", b="pass")
     request = {"id": "site.a", "name": "n1", "deadline_s": 2.0}
-    said = facts.section("site.a")
-    assert said.data == {"request": request, "list": [1, 2.5, None, True, "x"]}
-    assert (said.error, facts.section("site.b").error) == ("", "")
+    section = facts.section("site.a")
+    assert section.data == {"request": request, "list": [1, 2.5, None, True, "x"]}
+    assert (section.error, facts.section("site.b").error) == ("", "")
     assert facts.problems == ()
 
 
 def test_a_faulty_section_harms_nothing_else() -> None:
-    """Each fault is said in words; the neighbours' answers and the node's own facts are whole."""
+    """Each fault is reported; the neighbours' answers and the node's own facts are whole."""
     bodies = {name: body for name, (body, _) in FAULTS.items()}
     facts = _probe(first="return 1", **bodies, z="return 2")
-    for name, (_, said) in FAULTS.items():
+    for name, (_, error) in FAULTS.items():
         section = facts.section(f"site.{name}")
-        assert said in section.error, name
-        assert (section.data is None) == bool(said), name
-        assert not said or any(p.startswith(f"site.{name}: ") for p in facts.problems)
+        assert error in section.error, name
+        assert (section.data is None) == bool(error), name
+        assert not error or any(p.startswith(f"site.{name}: ") for p in facts.problems)
         assert section.error.isprintable()
     assert (facts.section("site.first").data, facts.section("site.z").data) == (1, 2)
     assert facts.processes is not None
@@ -120,9 +120,9 @@ def test_a_request_cannot_load_what_the_node_has() -> None:
 
 def test_a_section_that_was_not_asked_is_unknown() -> None:
     """A check that reads it gets a reason, not an exception."""
-    said = made_up("n1").section("site.nosuch")
-    assert said.data is None
-    assert said.error.startswith("no probe section site.nosuch in this run")
+    section = made_up("n1").section("site.nosuch")
+    assert section.data is None
+    assert section.error.startswith("no probe section site.nosuch in this run")
 
 
 def _alive(pid: int) -> bool:

@@ -126,7 +126,7 @@ def test_a_gpu_that_is_lost_hides_no_other(ask: Ask) -> None:
 
 
 def test_torch_tells_where_its_gpu_sits(ask: Ask) -> None:
-    """From 2.8 on; nobody else is asked."""
+    """From 2.8 on; older ones are not asked."""
     known = {"pci_domain_id": 1, "pci_bus_id": 0x1B, "pci_device_id": 0}
     assert ask(PLACE.format(known=known, gpu=0)) == "0001:1b:00.0"
 
@@ -152,7 +152,7 @@ def test_older_torch_leaves_it_to_cudas_driver(
 
 
 def test_nvml_finds_a_gpu_by_the_uuid_that_torch_tells(ask: Ask, tmp_path: Path) -> None:
-    """As torch prints it, without "GPU-"; torch 2.4 has none, and nobody knows."""
+    """As torch prints it, without "GPU-"; torch 2.4 has none, so it is not known."""
     refusing = {"cuda": str(build_cuda(tmp_path / "cuda").parent), "CUDA_VISIBLE_DEVICES": "-1"}
     uuid = HEALTHY.gpus[6].uuid.removeprefix("GPU-")
     assert ask(PLACE.format(known={"uuid": uuid}, gpu=0), **refusing) == BUS_IDS[6]

@@ -1,4 +1,4 @@
-"""What the probe makes of a GPU's readings: told, lacking, denied, failing, and how fast."""
+"""What the probe makes of a GPU's readings: read, lacking, denied, failing, and how fast."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.checks.gpu_judges import CHECKS, judge
 
-from .test_driver import told
+from .test_driver import facts_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,14 +43,14 @@ def test_a_healthy_machine_tells_every_reading(
     machine: Machine, healthy: Scenario, tmp_path: Path
 ) -> None:
     """Only what an SXM board does not have is missing, and every check passes on it."""
-    facts = told(machine, healthy, tmp_path)
+    facts = facts_of(machine, healthy, tmp_path)
     assert facts.problems == ()
     first = health(facts, 0)
     assert first.lacks == ("repair_pending", "fan_pct")
     assert (first.denied, first.errors) == ((), ())
     missing = {name for name, value in msgspec.structs.asdict(first).items() if value is None}
-    told_of_others = {"uncorrected_said", "unrepairable"}
-    assert missing == {"repair_pending", "fan_pct", "fabric_domain", *told_of_others}
+    of_others = {"uncorrected_seen", "unrepairable"}
+    assert missing == {"repair_pending", "fan_pct", "fabric_domain", *of_others}
     assert first.clock_reasons == ("idle",)
     assert (first.margin_c, first.power_limit_w, first.recovery_action) == (57, 700.0, "none")
     assert first.link_errors is not None
@@ -67,7 +67,7 @@ def test_a_gpu_of_an_nvlink_domain_names_it(
     """Cluster UUID and clique, once it is registered; zeros, as within one node, are none."""
     rack = healthy.counted(0, "fabric_cluster", 0x5A).counted(0, "fabric_clique", 3)
     rack = rack.counted(1, "fabric_cluster", 0x5A).counted(1, "fabric_state", 2)
-    facts = told(machine, rack, tmp_path)
+    facts = facts_of(machine, rack, tmp_path)
     assert health(facts, 0).fabric_domain == "5a5a5a5a-5a5a-5a5a-5a5a-5a5a5a5a5a5a/3"
     assert health(facts, 1).fabric_domain is health(facts, 2).fabric_domain is None
 
@@ -90,7 +90,7 @@ def test_each_fault_reaches_its_check(machine: Machine, healthy: Scenario, tmp_p
     ill = healthy.refused(7, "inforom_valid", 14).worded(6, "vbios", "96.00.61.00.01")
     for index, (name, value) in enumerate(FAULTS.values()):
         ill = ill.counted(index % 8, name, value)
-    facts = told(machine, ill.counted(5, "compute_mode", 2), tmp_path)
+    facts = facts_of(machine, ill.counted(5, "compute_mode", 2), tmp_path)
     for index, check in enumerate(FAULTS):
         verdict = judge(check, facts)
         assert verdict.outcome in ("fail", "warn"), check
@@ -102,7 +102,7 @@ def test_each_fault_reaches_its_check(machine: Machine, healthy: Scenario, tmp_p
         assert judge(check, facts).outcome == "ok"
 
 
-def test_refusals_are_told_apart(machine: Machine, healthy: Scenario, tmp_path: Path) -> None:
+def test_refusals_are_distinguished(machine: Machine, healthy: Scenario, tmp_path: Path) -> None:
     """Not there, not for this login, broken, and absurd are four things; none hides the others."""
     from tests.lab.nvml.scenario import NO_PERMISSION, NOT_SUPPORTED, UNKNOWN_ERROR
 
@@ -111,7 +111,7 @@ def test_refusals_are_told_apart(machine: Machine, healthy: Scenario, tmp_path: 
     ill = ill.refused(2, "ecc_uncorrected", UNKNOWN_ERROR).counted(3, "ecc_uncorrected", 2**64 - 1)
     ill = ill.refused(4, "link_errors", NOT_SUPPORTED).refused(5, "fan_pct", UNKNOWN_ERROR)
     ill = ill.counted(6, "pcie_width", 0).counted(7, "temperature_c", 999)
-    facts = told(machine, ill, tmp_path)
+    facts = facts_of(machine, ill, tmp_path)
     name = "ecc_volatile_uncorrected"
     assert name in health(facts, 0).lacks
     assert health(facts, 1).denied == (name,)
@@ -134,7 +134,7 @@ def test_links_that_are_all_down_are_no_missing_reading(
     ill = healthy
     for link in range(18):
         ill = ill.link_down(2, link)
-    facts = told(machine, ill, tmp_path)
+    facts = facts_of(machine, ill, tmp_path)
     assert health(facts, 2).link_errors == ()
     assert judge("gpu.nvlink", facts).outcome == "ok"
 
@@ -146,7 +146,7 @@ def test_a_lost_gpu_is_counted_and_a_slow_driver_timed(
     from dataclasses import replace
 
     slow = replace(healthy.gpu_lost(3), gpus=healthy.gpu_lost(3).gpus[:4], slow_call_ms=1100)
-    facts = told(machine, slow, tmp_path)
+    facts = facts_of(machine, slow, tmp_path)
     assert facts.gpus is not None
     assert (len(facts.gpus), facts.driver.counted) == (3, 4)
     verdict = judge("gpu.driver_slow", facts)

@@ -1,4 +1,4 @@
-"""What a child has told in time counts, however long we are busy with the others."""
+"""A child's answer that came in time counts, however long we read the others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG = ["x" * 1000] * 1000
 def _own_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(guard, "clock", guard.Clock())
     yield
-    assert not guard._talking
+    assert not guard._open
 
 
 def gone(pid: int) -> bool:
@@ -41,7 +41,7 @@ def while_they_work(pids: list[int]) -> None:
         time.sleep(0.01)
 
 
-def test_an_answer_of_any_length_waits_for_nobody() -> None:
+def test_an_answer_of_any_length_waits_for_no_other() -> None:
     """Its deadline passes while another child is listened to; a program's output is the same."""
     asked = guard.spawn(lambda: LONG)
     printed = guard.spawn_program(
@@ -51,7 +51,7 @@ def test_an_answer_of_any_length_waits_for_nobody() -> None:
     assert other.listen()
     assert other.dismiss(kill=False)
     assert guard.answer_of("a section", asked, 0.0, pytest.fail) == LONG
-    assert (printed.listen(0.0), len(printed.said)) == (True, 300_000)
+    assert (printed.listen(0.0), len(printed.output)) == (True, 300_000)
     assert printed.dismiss(kill=False)
 
 
@@ -71,7 +71,7 @@ def test_a_long_log_of_programs_is_read_whenever_its_turn_comes(
     """Where there is no device: what journalctl and dmesg print is nearly always long."""
     script = f"seq 1000 9999 | sed 's/.*/{line}/'"
     monkeypatch.setattr(kernel_log, "_PROGRAMS", {source: ("sh", "-c", script)})
-    asked = kernel_log.Asked("/nowhere", None)
+    asked = kernel_log.Readers("/nowhere", None)
     ((_, reader),) = asked._children
     other = guard.spawn(while_they_work, [reader.pid])
     assert other.listen()
@@ -90,11 +90,11 @@ def test_no_more_is_read_of_a_child_than_it_may_say() -> None:
     assert other.listen()
     assert other.dismiss(kill=False)
     assert endless.listen(0.0)
-    assert 100_000 < len(endless.said) <= 100_000 + 65536
+    assert 100_000 < len(endless.output) <= 100_000 + 65536
     assert endless.dismiss(kill=True)
 
 
-def test_one_that_talks_on_holds_nobody_beyond_the_deadline() -> None:
+def test_one_that_writes_on_delays_no_other_beyond_the_deadline() -> None:
     """Another child's words are no answer of the one that is waited for."""
     talker = guard.spawn_program(["/bin/sh", "-c", "while :; do echo; done"], {})
     mute = guard.spawn(time.sleep, 30)
@@ -104,7 +104,7 @@ def test_one_that_talks_on_holds_nobody_beyond_the_deadline() -> None:
     assert talker.dismiss(kill=True)
 
 
-def test_every_section_is_told_whose_deadline_passed_meanwhile(
+def test_every_section_is_reported_whose_deadline_passed_meanwhile(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Processes are surveyed for longer than the others may take; these were done long before."""

@@ -102,8 +102,8 @@ def test_a_folder_that_takes_nothing_says_why_and_keeps_no_trace(tmp_path: Path)
     payload = Path(__file__).parents[3] / "preflight/payload"
     folders = map(str, (payload, full, locked, tmp_path))
     argv = ["unshare", "--mount", "sh", "-c", script, "sh", *folders]
-    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-    assert said == "['No space left on device', 'Read-only file system', '']\n"
+    printed = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    assert printed == "['No space left on device', 'Read-only file system', '']\n"
     assert {path.name for path in tmp_path.iterdir()} == {"full", "locked"}
 
 
@@ -124,13 +124,13 @@ def test_a_file_system_is_not_hung_because_its_reader_has_no_cpu(
     monkeypatch.setattr(file_systems, "_paths", lambda: list(looks))
     monkeypatch.setattr(guard, "clock", guard.Clock())
     guard.clock.bound(time.monotonic() + 30)
-    asked = file_systems.Asked(parse(MOUNTS), guard.clock.now())
+    asked = file_systems.Readers(parse(MOUNTS), guard.clock.now())
     time.sleep(0.2)
     starved = threading.Thread(target=crowd, args=([asked._children[1].pid], 6))
     starved.start()
-    told = {one["mount"]: one.get("state") for one in asked.finish(time.monotonic() + 30, [])}
+    states = {one["mount"]: one.get("state") for one in asked.finish(time.monotonic() + 30, [])}
     starved.join()
-    assert (told["/"], told["/tmp"]) == ("hung", "hidden")
+    assert (states["/"], states["/tmp"]) == ("hung", "hidden")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to run before others")
@@ -151,7 +151,7 @@ def test_no_server_is_slow_because_its_reader_has_no_cpu(monkeypatch: pytest.Mon
     monkeypatch.setattr(guard, "clock", guard.Clock())
     until = time.monotonic() + 30
     guard.clock.bound(until)
-    mounts = file_systems.Asked(parse(MOUNTS), guard.clock.now())
+    mounts = file_systems.Readers(parse(MOUNTS), guard.clock.now())
     names = network.start(["10.0.0.1"])
     pids = [child.pid for child in (*mounts._children, *(child for _, child in names))]
     time.sleep(0.2)
@@ -165,8 +165,8 @@ def test_no_server_is_slow_because_its_reader_has_no_cpu(monkeypatch: pytest.Mon
 
 def test_the_file_systems_that_matter_are_chosen() -> None:
     """Those of the paths, and every shared one once: no portal of a login, no second bind mount."""
-    told = file_systems.chosen(parse(MOUNTS), ["/", "/tmp", "/dev/shm", "/home/alice/run"])
-    by_mount = {one["mount"]: one for one in told}
+    chosen = file_systems.choose(parse(MOUNTS), ["/", "/tmp", "/dev/shm", "/home/alice/run"])
+    by_mount = {one["mount"]: one for one in chosen}
     assert list(by_mount) == ["/", "/tmp", "/dev/shm", "/home/alice", "/s3", "/var/data"]
     assert by_mount["/tmp"]["remounted"]
     assert by_mount["/tmp"]["read_only"]
@@ -175,7 +175,7 @@ def test_the_file_systems_that_matter_are_chosen() -> None:
     assert not by_mount["/var/data"]["automounted"]
     assert by_mount["/s3"]["source"] == "https://***@s3.example/bucket"
     assert (by_mount["/s3"]["read_only"], by_mount["/s3"]["remounted"]) == (True, False)
-    assert [one["shared"] for one in told] == [False, False, False, True, True, True]
+    assert [one["shared"] for one in chosen] == [False, False, False, True, True, True]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
@@ -188,8 +188,8 @@ def test_a_mount_of_a_user_is_no_file_server(
     with strangers_mount.mounted(tmp_path / "his", user):
         until = time.monotonic() + 9
         guard.clock.bound(until)
-        told = file_systems.Asked(sysfs.read(), guard.clock.now()).finish(until, [])
-        assert ("error" in [one["state"] for one in told if one["kind"] == "fuse.his"]) == (
+        read = file_systems.Readers(sysfs.read(), guard.clock.now()).finish(until, [])
+        assert ("error" in [one["state"] for one in read if one["kind"] == "fuse.his"]) == (
             not user
         )
 
@@ -238,7 +238,7 @@ def test_limits_of_a_daemon_are_read_as_the_kernel_writes_them() -> None:
     assert host.parse(table[:2]) is None
 
 
-def test_ecc_errors_are_told_by_dimm(tmp_path: Path) -> None:
+def test_ecc_errors_are_read_by_dimm(tmp_path: Path) -> None:
     """The label of the board where there is one; what no DIMM accounts for is the controller's."""
     mc = "devices/system/edac/mc/mc0"
     put(

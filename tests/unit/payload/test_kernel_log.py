@@ -39,7 +39,7 @@ def written(path: Path, *lines: tuple[float, str]) -> str:
     return str(path)
 
 
-def told(path: str, **more: object) -> KernelLog:
+def log_of(path: str, **more: object) -> KernelLog:
     """Return what the probe tells of that log."""
     log = probe(Remote("probe"), sysfs="/nowhere", kmsg=path, **more).kernel_log
     assert log is not None
@@ -55,7 +55,7 @@ def test_only_lines_that_matter_leave_the_node(tmp_path: Path) -> None:
         (3.25, XID.format("1b", 79, "GPU has fallen off the bus.")),
         (4.0, "IN=eth0 OUT= SRC=10.0.0.1 DST=10.0.0.2"),
     )
-    log = told(path)
+    log = log_of(path)
     assert (log.source, log.seen, log.begins_s) == ("kmsg", 4, 1.0)
     assert [(line.at_s, line.times) for line in log.lines] == [(3.25, 1)]
     assert "fallen off" in log.lines[0].text
@@ -64,14 +64,14 @@ def test_only_lines_that_matter_leave_the_node(tmp_path: Path) -> None:
 def test_a_storm_is_one_line_with_a_count(tmp_path: Path) -> None:
     """Five thousand corrected errors of one device are one line: first, last and number."""
     line = "pcieport 0000:80:01.0: PCIe Bus Error: severity=Corrected, type=Physical Layer"
-    log = told(written(tmp_path / "kmsg", *((float(n), line) for n in range(5000))))
+    log = log_of(written(tmp_path / "kmsg", *((float(n), line) for n in range(5000))))
     assert [(one.at_s, one.last_s, one.times) for one in log.lines] == [(0.0, 4999.0, 5000)]
 
 
-def test_xids_that_name_other_causes_are_told_apart(tmp_path: Path) -> None:
+def test_xids_that_name_other_causes_are_distinguished(tmp_path: Path) -> None:
     """The cause may have no line of its own any more: it must not be lost in a count."""
     named = [XID.format("1b", 45, f"Ch 00000003 caused by previous Xid {n}") for n in (31, 149, 31)]
-    log = told(written(tmp_path / "kmsg", *((float(n), each) for n, each in enumerate(named))))
+    log = log_of(written(tmp_path / "kmsg", *((float(n), each) for n, each in enumerate(named))))
     assert [one.times for one in log.lines] == [2, 1]
 
 
@@ -87,7 +87,7 @@ def test_xids_that_name_other_causes_are_told_apart(tmp_path: Path) -> None:
 )
 def test_what_else_a_judge_needs_leaves_the_node(tmp_path: Path, line: str) -> None:
     """How a recovery ended tells a dead GPU from a well one; links that come up again flap."""
-    assert [one.text for one in told(written(tmp_path / "kmsg", (1.0, line))).lines] == [line]
+    assert [one.text for one in log_of(written(tmp_path / "kmsg", (1.0, line))).lines] == [line]
 
 
 def test_kinds_of_lines_have_bounds(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_kinds_of_lines_have_bounds(tmp_path: Path) -> None:
         (n / 10, f"EDAC MC0: 1 CE memory read error on DIMM{n} (page:0x1)") for n in range(300)
     ]
     xid = XID.format("1b", 48, "DBE")
-    log = told(written(tmp_path / "kmsg", *lines, (31.0, xid)))
+    log = log_of(written(tmp_path / "kmsg", *lines, (31.0, xid)))
     assert len(log.lines) == kernel_log.MOST_OF_A_KIND + 1
     assert log.dropped == 300 - kernel_log.MOST_OF_A_KIND
     assert log.lines[-1].text == xid
@@ -107,17 +107,17 @@ def _crash(at_s: float, places: str, pid: int = 7) -> list[tuple[float, str]]:
     lines = []
     for tpc in places:
         where = f"(GPC 2, TPC {tpc}, SM 0)"
-        said = f"NVRM: Xid (PCI:0000:1b:00): 13, pid={pid}, name=python3, Graphics "
-        lines += [f"{said}SM Warp Exception on {where}: Out Of Range Address"]
-        lines += [f"{said}SM Global Exception on {where}: Multiple Warp Errors"]
-        lines += [f"{said}Exception: ESR 0x5{tpc}=0x124000e"]
+        start = f"NVRM: Xid (PCI:0000:1b:00): 13, pid={pid}, name=python3, Graphics "
+        lines += [f"{start}SM Warp Exception on {where}: Out Of Range Address"]
+        lines += [f"{start}SM Global Exception on {where}: Multiple Warp Errors"]
+        lines += [f"{start}Exception: ESR 0x5{tpc}=0x124000e"]
     return [(at_s + n / 1000, line) for n, line in enumerate(lines)]
 
 
 def test_of_a_programs_exceptions_travels_whether_their_place_changes(tmp_path: Path) -> None:
     """A crash all over a GPU is two lines with places, one on a single part is one; times stay."""
     lines = [*_crash(10.0, "0123456789"), *_crash(100.0, "5"), *_crash(200.0, "5", pid=8)]
-    log = told(written(tmp_path / "kmsg", *lines))
+    log = log_of(written(tmp_path / "kmsg", *lines))
     places = [(line.text.partition("(GPC")[2][:9], line.at_s) for line in log.lines]
     assert [one for one in places if one[0]] == [
         (" 2, TPC 0", 10.0), (" 2, TPC 1", 10.003), (" 2, TPC 5", 100.0), (" 2, TPC 5", 200.0),
@@ -130,7 +130,7 @@ def test_a_program_that_crashes_all_day_crowds_nothing_out(tmp_path: Path) -> No
     """Beyond a bound one line per GPU counts them; it has the last time, and other Xids stay."""
     lines = [line for n in range(200) for line in _crash(100.0 * n, "12", pid=n)]
     last = XID.format("1b", 48, "DBE")
-    log = told(written(tmp_path / "kmsg", *lines, (30000.0, last)))
+    log = log_of(written(tmp_path / "kmsg", *lines, (30000.0, last)))
     assert len(log.lines) == kernel_log.MOST_CRASH_LINES + 2
     assert (log.lines[-1].text, log.dropped) == (last, 0)
     assert sum(line.times for line in log.lines) == len(lines) + 1
@@ -141,7 +141,7 @@ def test_lines_before_a_driver_was_loaded_stay_apart_from_later_ones(tmp_path: P
     """The same Xid before and after is two lines, with the loading between them."""
     xid = XID.format("1b", 48, "DBE")
     loading = "nvidia-nvlink: Nvlink Core is being initialized, major device number 235"
-    log = told(written(tmp_path / "kmsg", (1, xid), (2, xid), (3, loading), (4, xid)))
+    log = log_of(written(tmp_path / "kmsg", (1, xid), (2, xid), (3, loading), (4, xid)))
     assert [line.times for line in log.lines] == [2, 1, 1]
     assert log.lines[1].text == loading
 
@@ -151,7 +151,7 @@ def test_a_window_leaves_out_what_was_before_it(tmp_path: Path) -> None:
     now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     old, new = XID.format("1b", 48, "DBE"), XID.format("2b", 79, "fell")
     path = written(tmp_path / "kmsg", (0.1 * now_s, old), (0.9 * now_s, new))
-    log = told(path, kernel_log_since_s=now_s / 2)
+    log = log_of(path, kernel_log_since_s=now_s / 2)
     assert [line.text for line in log.lines] == [new]
     assert log.after_s == pytest.approx(now_s / 2, abs=120)
 
@@ -160,14 +160,14 @@ def test_a_text_of_several_lines_is_one_record(tmp_path: Path) -> None:
     """The kernel escapes line ends inside a record; they travel as blanks."""
     parts = ("NVRM: The NVIDIA GPU 0000:5d:00.0", "(PCI ID: 10de:2330)", "fallen off the bus")
     text = "\\x0aNVRM: ".join(parts)
-    (line,) = told(written(tmp_path / "kmsg", (1, text))).lines
+    (line,) = log_of(written(tmp_path / "kmsg", (1, text))).lines
     assert line.text.endswith("10de:2330) NVRM: fallen off the bus")
 
 
 def test_a_log_that_may_not_be_read_is_none_with_the_reason(tmp_path: Path) -> None:
     """Neither the device nor a program gives an ordinary user the log: None, and why."""
     if os.geteuid() != 0:
-        pytest.skip("needs root to become somebody else")
+        pytest.skip("needs root to become another user")
     if Path("/proc/sys/kernel/dmesg_restrict").read_text().strip() != "1":
         pytest.skip("here everybody may read the kernel log")
     path = Path(written(tmp_path / "kmsg", (1, XID.format("1b", 79, "x"))))
@@ -179,7 +179,7 @@ def test_a_log_that_may_not_be_read_is_none_with_the_reason(tmp_path: Path) -> N
 
 
 def test_an_empty_log_is_no_log(tmp_path: Path) -> None:
-    """A running kernel has said something: nothing at all is unknown, not healthy."""
+    """A running kernel has logged something: an empty log is unknown, not healthy."""
     facts = probe(Remote("probe"), sysfs="/nowhere", kmsg=written(tmp_path / "kmsg"))
     assert facts.kernel_log is None
     assert facts.problems == ("kernel log: it is empty",)
@@ -191,7 +191,7 @@ def test_the_running_kernels_own_log_is_read_whole() -> None:
         os.close(os.open(kernel_log.LOG, os.O_RDONLY | os.O_NONBLOCK))
     except OSError:
         pytest.skip("this login may not read the kernel log")
-    log = told(kernel_log.LOG)
+    log = log_of(kernel_log.LOG)
     assert log.seen > 0
     assert log.begins_s is not None
     assert log.source == "kmsg"
@@ -205,7 +205,7 @@ class Ring:
         self.at: list[int] = []
         self.room, self.grows = room, grows
 
-    def opened(self, _path: str) -> tuple[int, None]:
+    def open_regular(self, _path: str) -> tuple[int, None]:
         """Stand at the oldest record."""
         self.at.append(max(0, len(self.records) - self.room))
         return len(self.at) - 1, None
@@ -234,7 +234,7 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Callable[[Ring], KernelLog]:
     """Reads such a device."""
 
     def read(ring: Ring) -> KernelLog:
-        monkeypatch.setattr(text, "opened", ring.opened)
+        monkeypatch.setattr(text, "open_regular", ring.open_regular)
         monkeypatch.setattr(os, "read", ring.read)
         monkeypatch.setattr(os, "lseek", ring.lseek)
         log = kernel_log._read(kernel_log.LOG, 0.0)
@@ -255,7 +255,7 @@ def test_a_log_that_grows_as_fast_as_it_is_read_hides_nothing(
     assert (log.dropped, 501 <= log.seen < 700) == (0, True)
 
 
-def test_records_that_were_overwritten_while_it_read_are_told_of(
+def test_records_that_were_overwritten_while_it_read_are_counted(
     reading: Callable[[Ring], KernelLog],
 ) -> None:
     """Also where the time is over; of the oldest, which any new line drives out, nothing is."""
@@ -291,7 +291,7 @@ def test_what_programs_write_is_not_the_kernels(tmp_path: Path, priority: int, k
     path = tmp_path / "kmsg"
     xid = XID.format("1b", 48, "DBE")
     path.write_text(f"6,1,5,-;Linux version 6.1\n{priority},2,7,-;{xid}\n")
-    log = told(str(path))
+    log = log_of(str(path))
     assert (len(log.lines), log.seen) == (kept, 1 + kept)
 
 
@@ -306,7 +306,7 @@ exec "$2" -c '
 import json, sys, time; sys.path.insert(0, sys.argv[1])
 from probe import kernel_log as kmsg
 problems = []
-print(json.dumps(kmsg.Asked("/nowhere", None).finish(time.monotonic() + 20, problems)))
+print(json.dumps(kmsg.Readers("/nowhere", None).finish(time.monotonic() + 20, problems)))
 ' "$3"
 """
 CRASH = "process '/home/a\n{}' started with executable stack"
@@ -324,8 +324,8 @@ def printed(folder: Path, journal: str, dmesg: str) -> KernelLog:
         (folder / name).chmod(0o755)
     payload = Path(__file__).parents[3] / "preflight" / "payload"
     argv = ["unshare", "--mount", "sh", "-c", _PROGRAMS, "sh", folder, sys.executable, payload]
-    said = subprocess.run(list(map(str, argv)), capture_output=True, text=True, check=True).stdout
-    return convert(json.loads(said), KernelLog)
+    output = subprocess.run(list(map(str, argv)), capture_output=True, text=True, check=True).stdout
+    return convert(json.loads(output), KernelLog)
 
 
 _READERS = ("journalctl", "dmesg")
@@ -341,14 +341,14 @@ def test_a_line_end_in_a_users_word_begins_no_line_of_the_journal(tmp_path: Path
     """A text is whole there: as words, as bytes where it has others, null where it is too long."""
     forged = CRASH.format("[    9.000000] " + XID.format("1b", 79, "x"))
     fault, odd = XID.format("2b", 48, "DBE"), XID.format("3b", 62, "x\x01")
-    told = printed(
+    log = printed(
         tmp_path,
         entry(1.0, "Linux version 6.1") + entry(2.0, forged) + entry(3.5, fault)
         + entry(4.0, list(odd.encode())) + entry(5.0, None) + "no JSON\n[]\n",
         "[    1.000000] Linux version 6.1\n",
     )  # fmt: skip
-    assert (told.source, told.seen, told.begins_s, told.dropped) == ("journal", 4, 1.0, 0)
-    assert [(line.text[:33], line.at_s) for line in told.lines] == [
+    assert (log.source, log.seen, log.begins_s, log.dropped) == ("journal", 4, 1.0, 0)
+    assert [(line.text[:33], line.at_s) for line in log.lines] == [
         (fault[:33], 3.5), (odd[:33], 4.0),
     ]  # fmt: skip
 
@@ -357,14 +357,14 @@ def test_a_line_end_in_a_users_word_begins_no_line_of_dmesg(tmp_path: Path) -> N
     """Without /dev/kmsg dmesg gives every part the stamp of the whole: the rest is unknown."""
     rest = f"[    2.000000] {XID.format('1b', 79, 'x')}' started with executable stack\n"
     fault = XID.format("2b", 48, "DBE")
-    told = printed(
+    log = printed(
         tmp_path, "",
         "[    1.000000] Linux version 6.1\n[    2.000000] process '/home/a\n" + rest
         + f"[    3.500000] {fault}\n[    4.000000] node7 kernel: {fault}\n",
     )  # fmt: skip
-    assert (told.source, told.seen, told.begins_s) == ("dmesg", 4, 1.0)
-    assert [(line.text, line.at_s, line.times) for line in told.lines] == [(fault, 3.5, 1)]
-    assert told.dropped_of == {"any": 1}
+    assert (log.source, log.seen, log.begins_s) == ("dmesg", 4, 1.0)
+    assert [(line.text, line.at_s, line.times) for line in log.lines] == [(fault, 3.5, 1)]
+    assert log.dropped_of == {"any": 1}
 
 
 def test_of_dmesg_only_the_kernels_own_records_are_asked(tmp_path: Path) -> None:
@@ -377,8 +377,8 @@ def test_of_dmesg_only_the_kernels_own_records_are_asked(tmp_path: Path) -> None
         f"<13>[    2.000000] {XID.format('2b', 79, 'x')}\n<30>[    3.000000] systemd[1]: x\n"
     )
     argv = [dmesg, *options, "-F", str(tmp_path / "ring")]
-    said = subprocess.run(argv, capture_output=True, check=True, env={"LC_ALL": "C"}).stdout
-    assert [at_s for at_s, _text in kernel_log._stamped(said)] == [1.0]
+    output = subprocess.run(argv, capture_output=True, check=True, env={"LC_ALL": "C"}).stdout
+    assert [at_s for at_s, _text in kernel_log._stamped(output)] == [1.0]
 
 
 _JOURNALD = """
@@ -408,7 +408,7 @@ try:
     sys.path.insert(0, sys.argv[1])
     from probe import kernel_log
     problems = []
-    print(json.dumps(kernel_log.Asked("/nowhere", None).finish(time.monotonic() + 20, problems)))
+    print(json.dumps(kernel_log.Readers("/nowhere", None).finish(time.monotonic() + 20, problems)))
 finally:
     daemon.kill()
     daemon.wait()
@@ -421,7 +421,7 @@ def test_of_the_journal_only_the_kernels_own_records_are_asked() -> None:
     if os.geteuid() != 0 or not JOURNALD.exists():
         pytest.skip("needs root and journald to start one of its own")
     fault, forged = XID.format("1b", 48, "DBE"), XID.format("2b", 79, "x")
-    said = [
+    lines = [
         (6, "Linux version 6.1"),
         (3, fault),
         (13, f"x[7]: {forged}"),
@@ -430,7 +430,11 @@ def test_of_the_journal_only_the_kernels_own_records_are_asked() -> None:
     payload = Path(__file__).parents[3] / "preflight" / "payload"
     argv = ["unshare", "--mount", sys.executable, "-c", _JOURNALD, payload, JOURNALD]
     done = subprocess.run(
-        [*map(str, argv), json.dumps(said)], capture_output=True, text=True, check=True, timeout=60
+        [*map(str, argv), json.dumps(lines)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     log = convert(json.loads(done.stdout.splitlines()[-1]), KernelLog)
     assert (log.source, [line.text for line in log.lines]) == ("journal", [fault])
@@ -442,8 +446,8 @@ def test_what_dmesg_goes_on_with_is_one_text(tmp_path: Path) -> None:
     for number, between in enumerate((f"\n{' ' * 15}", "\n[   12.500000] ")):
         folder = tmp_path / str(number)
         folder.mkdir()
-        told = printed(folder, "", f"[   12.500000] {between.join(parts)}\n")
-        assert [(line.text, line.at_s) for line in told.lines] == [(" ".join(parts), 12.5)]
+        log = printed(folder, "", f"[   12.500000] {between.join(parts)}\n")
+        assert [(line.text, line.at_s) for line in log.lines] == [(" ".join(parts), 12.5)]
 
 
 records = st.lists(
@@ -459,10 +463,10 @@ records = st.lists(
 
 @given(records, st.floats(0, 1e9))
 def test_whatever_the_log_holds_the_document_is_valid(
-    said: Iterable[tuple[float | None, bytes]], after_s: float
+    records: Iterable[tuple[float | None, bytes]], after_s: float
 ) -> None:
     """Bytes of any kind give a document that the controller accepts, with clean lines."""
-    log = convert(kernel_log.told("kmsg", said, after_s), KernelLog)
+    log = convert(kernel_log.summarize("kmsg", records, after_s), KernelLog)
     assert all(line.text.isprintable() for line in log.lines)
 
 

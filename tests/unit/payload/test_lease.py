@@ -58,7 +58,7 @@ def test_each_source_that_was_there_once_must_stay() -> None:
 
 
 def test_who_was_held_up_may_read_what_came_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped for longer than the lease: it is spared once, until it has heard or has not."""
+    """Stopped for longer than the lease: it is spared once, until a message came or did not."""
     now = [100.0]
     monkeypatch.setattr(start, "time", SimpleNamespace(monotonic=lambda: now[0]))
     kept = start.Lease(15.0)

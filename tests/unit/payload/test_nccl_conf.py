@@ -47,7 +47,7 @@ def files(folder: Path, user: str, **environ: str) -> tuple[ConfFile, ...] | Non
 
 
 def test_lines_come_as_nccl_splits_them_and_secrets_stay(tmp_path: Path) -> None:
-    """At the first =, nothing trimmed; keys and strangers' values are not told."""
+    """At the first =, nothing trimmed; the values of secrets and unknown names are not shown."""
     (tmp_path / "nccl.conf").write_bytes(LINES)
     (tmp_path / "mine.conf").write_text(SECRETS)
     read = files(tmp_path, str(tmp_path / "mine.conf"))
@@ -65,7 +65,7 @@ def test_lines_come_as_nccl_splits_them_and_secrets_stay(tmp_path: Path) -> None
     assert (system.without_equals, system.kind) == (1, "system")
 
 
-def test_what_is_no_plain_file_holds_nobody_up(tmp_path: Path) -> None:
+def test_what_is_no_plain_file_blocks_no_reader(tmp_path: Path) -> None:
     """A pipe (or a device: one may act on being opened) and a huge file are errors."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "nccl.conf").write_bytes(b"NCCL_DEBUG=WARN\n" * 5000)

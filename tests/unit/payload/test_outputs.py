@@ -9,7 +9,7 @@ from tool_outputs import without_processes
 
 from preflight.captured import nvidia_smi
 from preflight.captured.kernel_log import parse
-from preflight.checks.gpu.driver_log import troubles
+from preflight.checks.gpu.driver_log import gpu_faults
 from preflight.commands.capture import decode_outputs
 from tests.unit.payload.node import NONCE, Remote
 
@@ -103,7 +103,7 @@ def test_a_file_whose_name_has_two_lines_stays_one_text(tmp_path: Path) -> None:
     script = f'echo "[    1.000000] process \'/home/a\n{rest}"'
     text = _asked(_tools(tmp_path / "bin", journalctl="exit 1", dmesg=script))["dmesg.txt"].text
     assert rest in text
-    assert troubles(parse(text).lines) == []
+    assert gpu_faults(parse(text).lines) == []
 
 
 def test_no_name_of_a_process_hides_a_line_of_the_kernels(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_nothing_of_the_processes_that_nvidia_smi_lists_is_kept(name: str) -> No
 
 @pytest.mark.parametrize("attached", ["2", "1", "many"])
 def test_a_process_that_writes_a_gpu_into_the_list_takes_the_others_out(attached: str) -> None:
-    """The first one stands before any process; of a GPU too many nobody knows whose words it is."""
+    """The first one stands before any process; a GPU too many may be the text of a process."""
     forged = "GPU 00000000:5D:00.0\n    Product Name                          : hunter2"
     text = without_processes(SMI.format(attached=attached, name=forged).encode()).decode()
     assert "hunter2" not in text

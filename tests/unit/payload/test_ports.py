@@ -61,14 +61,14 @@ class Node(Remote):
 
 @pytest.fixture
 def free_port() -> int:
-    """Return a port that nobody has."""
+    """Return a free port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
 
 @pytest.fixture
 def silent() -> Iterator[int]:
-    """Return the port of somebody who accepts and says nothing."""
+    """Return the port of a program that accepts and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
@@ -134,7 +134,7 @@ def test_strangers_neither_block_the_listener_nor_its_port(free_port: int) -> No
 
 
 def test_the_holder_of_a_taken_port_is_named(free_port: int, cleanup: ExitStack) -> None:
-    """Address in use, by whom: pid, user, command, age, and that it listens."""
+    """Address in use, with its holder: pid, user, command, age, and that it listens."""
     code = "import socket, sys; s = socket.create_server(('', int(sys.argv[1]))); print(); input()"
     squatter = cleanup.enter_context(
         subprocess.Popen(
@@ -192,7 +192,7 @@ def test_lingering_connections_are_counted(free_port: int) -> None:
 
 
 def test_each_way_to_fail_has_its_word(free_port: int, silent: int) -> None:
-    """Refused, a stranger's silence, a stranger's close, a reset and a bad name are told apart."""
+    """Refused, another program's silence, its close, a reset and a bad name differ in result."""
     with (
         socket.create_server(("127.0.0.1", 0)) as closing,
         socket.create_server(("127.0.0.1", 0)) as rude,
@@ -211,8 +211,8 @@ def test_each_way_to_fail_has_its_word(free_port: int, silent: int) -> None:
         ports = worker.finish()
     assert outcome(ports) == ["refused", "wrong_answer", "wrong_answer", "reset", "error"]
     assert ports.attempts[0].error == "Connection refused"
-    assert ports.attempts[1].error == "somebody accepted and said nothing for 3 s"
-    assert ports.attempts[2].error == "somebody else accepted and closed without a word"
+    assert ports.attempts[1].error == "a program accepted, but gave no reply in 3 s"
+    assert ports.attempts[2].error == "another program accepted and closed without a reply"
     assert ports.attempts[3].error == "Connection reset by peer"
 
 
@@ -280,7 +280,7 @@ def test_a_controller_that_goes_away_frees_the_ports(free_port: int) -> None:
 
 
 def test_a_reserved_port_is_an_error_without_holder(cleanup: ExitStack) -> None:
-    """A port this login may not take is told in the kernel's words."""
+    """A port that this login may not bind is reported with the kernel's error."""
     lowest = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
     if os.geteuid() != 0 or int(lowest.read_text()) <= 1:
         pytest.skip("needs root to act as another user, and a kernel that reserves ports")

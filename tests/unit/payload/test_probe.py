@@ -114,7 +114,7 @@ def test_our_own_bug_is_one_line_without_values() -> None:
     assert remote.leave() == 3
 
 
-def test_told_to_stop_it_leaves_and_takes_its_children(cleanup: ExitStack) -> None:
+def test_on_a_signal_it_ends_and_takes_its_children(cleanup: ExitStack) -> None:
     """SIGTERM, as `timeout` sends it, ends the payload and what it had started."""
     remote = Remote("ports")
     cleanup.callback(remote.process.kill)

@@ -1,4 +1,4 @@
-"""What the probe finds among real processes: zombies, stuck ones, ranks, and nobody's secrets."""
+"""The probe finds zombies, stuck processes and ranks among real processes, and no secrets."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def start(cleanup: ExitStack) -> Callable[..., subprocess.Popen[bytes]]:
     return begin
 
 
-def told(tmp_path: Path, **how: object) -> Facts:
+def facts_of(tmp_path: Path, **how: object) -> Facts:
     """Return what the probe says of this machine, without its devices."""
     return probe(Remote("probe", **how), sysfs=str(tmp_path))  # type: ignore[arg-type]
 
 
 def of(facts: Facts, pid: int) -> Process | None:
-    """Return what was said of one process; None if it was not worth telling."""
+    """Return the document of one process; None if it is not notable."""
     assert facts.processes is not None
     return next((one for one in facts.processes.notable if one.pid == pid), None)
 
@@ -75,13 +75,13 @@ def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_a_zombie_is_told_with_its_parent(
+def test_a_zombie_is_reported_with_its_parent(
     start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    """A child that nobody reaps is told, and whose it is."""
+    """An unreaped child is reported, with its parent."""
     child = start("true")
     until(lambda: state_of(child.pid) == "Z")
-    zombie = of(told(tmp_path), child.pid)
+    zombie = of(facts_of(tmp_path), child.pid)
     assert zombie is not None
     assert (zombie.state, zombie.command, zombie.ppid) == ("Z", "[true]", os.getpid())
     assert "python" in zombie.parent_command
@@ -93,7 +93,7 @@ def test_a_zombie_that_is_reaped_in_a_moment_is_harmless(
 ) -> None:
     """A parent whose children are zombies for a tenth of a second has none that lasts."""
     parent = start("bash", "-c", "while :; do /bin/true & sleep 0.1; wait; done")
-    facts = told(tmp_path)
+    facts = facts_of(tmp_path)
     assert facts.processes is not None
     assert parent.pid not in [one.ppid for one in facts.processes.notable]
 
@@ -101,23 +101,23 @@ def test_a_zombie_that_is_reaped_in_a_moment_is_harmless(
 def test_an_idle_process_is_not_worth_telling(
     start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    """An ordinary process is counted and not told."""
+    """An ordinary process is only counted."""
     idle = start("sleep", "60")
-    facts = told(tmp_path)
+    facts = facts_of(tmp_path)
     assert of(facts, idle.pid) is None
     assert facts.processes is not None
     assert facts.processes.seen > 1
 
 
-def test_a_process_in_d_state_is_told_when_it_stays_there(
+def test_a_process_in_d_state_is_reported_when_it_stays_there(
     start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, cleanup: ExitStack
 ) -> None:
-    """Seen in D at two looks, it is told with the time between them and where it sleeps."""
+    """Seen in D at two looks, it is reported with the time between them and where it sleeps."""
     stuck = start(compiled(STUCK, tmp_path))
     until(lambda: state_of(stuck.pid) == "D")
     child = int(Path(f"/proc/{stuck.pid}/task/{stuck.pid}/children").read_text())
     cleanup.callback(os.kill, child, 9)
-    process = of(told(tmp_path), stuck.pid)
+    process = of(facts_of(tmp_path), stuck.pid)
     assert process is not None
     assert (process.state, process.command) == ("D", str(tmp_path / "program"))
     assert process.stuck_s is not None
@@ -141,10 +141,10 @@ def test_a_process_whose_memory_cannot_be_read_hides_no_other(
 
     monkeypatch.setattr(procfs, "environ", environ)
     problems: list[str] = []
-    told = processes.read({}, time.monotonic() + 60, problems)
+    document = processes.read({}, time.monotonic() + 60, problems)
     assert problems == [f"process {stuck.pid}: reading its command or environment hangs"]
-    assert told is not None
-    assert rank.pid in [one["pid"] for one in told["notable"]]
+    assert document is not None
+    assert rank.pid in [one["pid"] for one in document["notable"]]
 
 
 def test_environments_without_end_are_not_read(
@@ -153,19 +153,19 @@ def test_environments_without_end_are_not_read(
     """Users make them: beyond so many bytes the others are counted as not readable."""
     rank = start("sleep", "60", env={**os.environ, **RANK})
 
-    def told() -> tuple[bool, int]:
+    def survey() -> tuple[bool, int]:
         found = processes.Survey(os.getpid(), {}, processes.Care()).run()
         return rank.pid in [one["pid"] for one in found["notable"]], found["unreadable"]
 
-    until(lambda: told()[0])
-    read = told()
+    until(lambda: survey()[0])
+    read = survey()
     monkeypatch.setattr(processes, "MOST_ENVIRONS", 1)
     assert read[0]
-    assert not told()[0]
-    assert told()[1] > read[1]
+    assert not survey()[0]
+    assert survey()[1] > read[1]
 
 
-def test_an_orphaned_rank_is_told_with_its_place_and_port(tmp_path: Path) -> None:
+def test_an_orphaned_rank_is_reported_with_its_place_and_port(tmp_path: Path) -> None:
     """A torchrun worker whose agent is gone: rank, run id, parent, age, and the port it holds."""
     code = (
         "import os, socket, subprocess, sys\n"
@@ -184,7 +184,7 @@ def test_an_orphaned_rank_is_told_with_its_place_and_port(tmp_path: Path) -> Non
         assert agent.stdout
         pid, port = map(int, agent.stdout.readline().split())
         agent.wait()
-        rank = of(told(tmp_path), pid)
+        rank = of(facts_of(tmp_path), pid)
     assert rank is not None
     assert rank.rank is not None
     assert (rank.rank.rank, rank.rank.local_rank, rank.rank.world_size) == ("3", "1", "16")
@@ -206,7 +206,7 @@ def test_a_probe_that_is_a_rank_knows_its_launch(tmp_path: Path) -> None:
         "    other.kill()\n"
         "sys.exit(status)\n"
     )
-    facts = told(tmp_path, before=(sys.executable, "-c", agent))
+    facts = facts_of(tmp_path, before=(sys.executable, "-c", agent))
     assert facts.processes is not None
     ranks = [
         one
@@ -224,7 +224,7 @@ def test_secrets_of_environment_and_command_stay_on_the_node(
     secret = "Zx9kQ27vLm3Tp8RwYb4N"  # noqa: S105 (planted)
     argv = [sys.executable, "-c", "import time; time.sleep(60)", "--token", secret, "\x1b[31m\nred"]
     rank = start(*argv, env={**os.environ, **RANK, "HF_TOKEN": secret, "RANK": "\x1b[2J1"})
-    process = of(told(tmp_path), rank.pid)
+    process = of(facts_of(tmp_path), rank.pid)
     assert process is not None
     assert secret not in str(process)
     assert "--token ***" in process.command
@@ -240,7 +240,7 @@ def test_another_users_arguments_stay_on_the_node(
     """Even a root probe tells of another user's process only the program, and who it is."""
     shell = ["/bin/sh", "-c", "read line; : private"]
     rank = start(*shell, env={**os.environ, **RANK}, user=NOBODY, cwd="/", stdin=subprocess.PIPE)
-    process = of(told(tmp_path), rank.pid)
+    process = of(facts_of(tmp_path), rank.pid)
     assert process is not None
     assert (process.user, process.command) == ("nobody", "/bin/sh")
 
@@ -248,7 +248,7 @@ def test_another_users_arguments_stay_on_the_node(
 @needs_root
 def test_an_unprivileged_probe_counts_what_it_could_not_read(tmp_path: Path) -> None:
     """Other users' environments are counted as unreadable, and the answer is still whole."""
-    facts = told(tmp_path, user=NOBODY, python=system_python())
+    facts = facts_of(tmp_path, user=NOBODY, python=system_python())
     assert not facts.root
     assert facts.user == "nobody"
     assert facts.processes is not None
@@ -257,7 +257,7 @@ def test_an_unprivileged_probe_counts_what_it_could_not_read(tmp_path: Path) -> 
 
 @needs_root
 @pytest.mark.parametrize("name", ["x\\rUid:", "x\\rUid: 0 0 0"])
-def test_a_carriage_return_in_a_name_makes_nobody_root(
+def test_a_carriage_return_in_a_name_makes_no_process_root(
     start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, name: str
 ) -> None:
     """Nor does it hide other processes: the kernel escapes only the newlines of a name."""
@@ -266,7 +266,7 @@ def test_a_carriage_return_in_a_name_makes_nobody_root(
     rank = start("/bin/sh", "-c", named, env=env, user=NOBODY, cwd="/", stdin=subprocess.PIPE)
     assert rank.stdout is not None
     rank.stdout.readline()
-    process = of(told(tmp_path), rank.pid)
+    process = of(facts_of(tmp_path), rank.pid)
     assert process is not None
     assert process.user == "nobody"
     program = Path(f"/proc/{rank.pid}/exe").readlink().name
@@ -292,7 +292,7 @@ def test_a_process_that_only_bears_the_name_is_no_daemon(
             daemon.symlink_to(sleep)
         start(f"{name}: [4711.0]", "60", executable=daemon, **user)
     rank = start("sleep", "60", env={**os.environ, **RANK, "SLURM_JOB_ID": "4711"})
-    facts = told(tmp_path)
+    facts = facts_of(tmp_path)
     assert facts.processes is not None
     assert facts.processes.scheduler == "none"
     found = of(facts, rank.pid)
@@ -314,7 +314,7 @@ def test_a_slurm_job_is_alive_while_its_step_daemon_is(
     start("slurmstepd: [4711.batch]", "60", executable=daemon)
     alive = start("sleep", "60", env={**os.environ, **RANK, "SLURM_JOB_ID": "4711"})
     stale = start("sleep", "60", env={**os.environ, **RANK, "SLURM_JOB_ID": "4710"})
-    facts = told(tmp_path)
+    facts = facts_of(tmp_path)
     assert facts.processes is not None
     assert facts.processes.scheduler == "slurm"
     of_jobs = [of(facts, one.pid) for one in (alive, stale)]

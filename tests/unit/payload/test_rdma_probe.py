@@ -39,13 +39,13 @@ def healthy() -> Scenario:
     return h100("h1")
 
 
-def told(env: dict[str, str], tmp_path: Path, **more: object) -> Facts:
+def facts_of(env: dict[str, str], tmp_path: Path, **more: object) -> Facts:
     """Return what the probe says of the machine that was made."""
     return probe(Remote("probe", env=env), sysfs=str(tmp_path / "sys"), **more)
 
 
 @pytest.mark.parametrize("call", ["open", "stat", "lstat", "readlink"])
-def test_a_place_that_cannot_be_read_is_told_from_none(
+def test_a_place_that_cannot_be_read_differs_from_none(
     machine: Machine,
     healthy: Scenario,
     tmp_path: Path,
@@ -91,7 +91,7 @@ def test_a_port_that_goes_down_as_it_is_read_has_no_rate(
 @pytest.mark.proves("ib.errors", passes="counters of an emulated machine, read from its files")
 def test_a_healthy_machine(machine: Machine, healthy: Scenario, tmp_path: Path) -> None:
     """Every port has its counters, GID, firmware and PCIe settings; nothing stands in the way."""
-    facts = told(machine(healthy), tmp_path)
+    facts = facts_of(machine(healthy), tmp_path)
     assert facts.nics is not None
     nic = facts.nics[0]
     assert (nic.firmware, nic.board, nic.hca_type) == ("28.39.1002", "MT_0000000838", "MT4129")
@@ -128,7 +128,7 @@ def test_a_counter_that_moves(machine: Machine, healthy: Scenario, tmp_path: Pat
     counting = threading.Thread(target=count)
     counting.start()
     try:
-        facts = told(env, tmp_path)
+        facts = facts_of(env, tmp_path)
     finally:
         over.set()
         counting.join()
@@ -145,19 +145,19 @@ def test_pcie_settings(machine: Machine, healthy: Scenario, tmp_path: Path) -> N
     env = machine(healthy)
     port = healthy.gpus[2].path[-2]
     sysfs.redirect(tmp_path / "sys", port)
-    direct = told(env, tmp_path).gpudirect
+    direct = facts_of(env, tmp_path).gpudirect
     assert direct is not None
     assert [one.bus_id for one in direct.acs or () if one.redirects] == [port]
     config = tmp_path / "sys/bus/pci/devices" / port / "config"
     config.write_bytes(config.read_bytes()[:64])
-    direct = told(env, tmp_path).gpudirect
+    direct = facts_of(env, tmp_path).gpudirect
     assert direct is not None
     assert direct.acs is None
 
 
 @pytest.mark.proves("net.master_name", finds="a name that leads nowhere, looked up for real")
 def test_names(tmp_path: Path) -> None:
-    """The host's own name and the wanted ones; without any wanted nobody asks."""
+    """The host's own name and the wanted ones; without any wanted, none is looked up."""
     (tmp_path / "class").mkdir()
     (tmp_path / "class/net").symlink_to("/sys/class/net")
     facts = probe(Remote("probe"), sysfs=str(tmp_path), names=["127.0.0.1", "no.such.invalid"])

@@ -143,7 +143,7 @@ def test_random_keys_never_survive_whole(before: list[str], key: bytes, after: l
     st.sampled_from(["--{0}={1}", "--{0} {1}", "-x {1}", "{0}={1}", "-{0}{1}"]),
 )
 @MANY
-def test_no_option_that_nobody_knows_shows_a_word(name: str, value: str, spelled: str) -> None:
+def test_no_unknown_option_shows_a_word(name: str, value: str, spelled: str) -> None:
     """However a secret's option is called: only numbers, paths and known options' values stay."""
     assume(name.rpartition(".")[2].replace("_", "-").lower() not in redact._HARMLESS)
     value = "S3" + value.replace("/", "").replace(".", "").replace(" ", "") + "cr3t"
@@ -221,7 +221,7 @@ def test_an_ordinary_command_stays_readable(argv: tuple[str, ...]) -> None:
     ],
 )
 def test_another_users_command_is_its_program(argv: tuple[str, ...], shown: str) -> None:
-    """Of other people's processes the program and script are told, and no argument."""
+    """Of other users' processes the program and script are shown, and no argument."""
     assert cut(*argv, whole=False) == shown
 
 

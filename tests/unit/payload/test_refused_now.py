@@ -22,9 +22,9 @@ from probe.nvml_calls import Nvml
 from preflight.core.registry import Registry
 from preflight.facts.machine import KernelLog, LogLine
 from preflight.facts.model import Driver, Gpu, GpuPair
-from preflight.fleet.model import Fleet, Host, Promise
+from preflight.fleet.model import Expected, Fleet, Host
+from preflight.hook.confirmation import FILES
 from preflight.hook.judging import Share, checks, judge, view
-from preflight.hook.second_look import FILES
 from preflight.verdict import Outcome
 from tests.lab import sysfs
 from tests.lab.nvml.machine import Link
@@ -108,7 +108,7 @@ def apart(near: int = 6) -> Scenario:
 
 
 def mesh() -> Scenario:
-    """Six GPUs of a kind that nobody knows: every other one has four NVLinks, the others two."""
+    """Six GPUs of an unknown model: every other one has four NVLinks, the others two."""
     whole = h100("h1")
     gpus = tuple(
         replace(gpu, links=gpu.links[: 4 if at % 2 else 2]) for at, gpu in enumerate(whole.gpus[:6])
@@ -254,10 +254,10 @@ class Emulator:
     def _read(
         self, handles: dict[int, Any], refuses: Refuses | None
     ) -> tuple[dict[int, Any], list[str]]:
-        self._refuses, told, found = refuses, Nvml(pynvml), dict[int, Any]()
+        self._refuses, nvml, found = refuses, Nvml(pynvml), dict[int, Any]()
         for index, handle in handles.items():
-            told.subject = f"GPU {index}"
-            gpu = nvml_probe.read(told, index, handle, str(self.folder / "sys"))
+            nvml.subject = f"GPU {index}"
+            gpu = nvml_probe.read(nvml, index, handle, str(self.folder / "sys"))
             if gpu is not None:
                 if self.machine.crossed and gpu["minor"] is not None:
                     gpu["minor"] = len(self.machine.scenario.gpus) - 1 - index
@@ -269,13 +269,13 @@ class Emulator:
                     gpu["memory_total_mib"] -= 40_000
                 found[index] = json.loads(json.dumps(gpu))
         self._refuses = None
-        return found, told.problems
+        return found, nvml.problems
 
     def _pairs(self, refuses: Refuses | None) -> tuple[list[Any], list[str]]:
-        self._refuses, told = refuses, Nvml(pynvml)
-        read = nvml_probe.read_pairs(told, self.handles)
+        self._refuses, nvml = refuses, Nvml(pynvml)
+        read = nvml_probe.read_pairs(nvml, self.handles)
         self._refuses = None
-        return read, told.problems
+        return read, nvml.problems
 
 
 @pytest.fixture
@@ -317,12 +317,14 @@ def registry() -> Callable[[str], Registry]:
     return of
 
 
-def judged(registry: Registry, machine: Machine, told: Facts) -> dict[str, str]:
+def judged(registry: Registry, machine: Machine, facts: Facts) -> dict[str, str]:
     """How each check ends, where the look before saw every fault that needs two."""
-    promise = Promise(gpus=len(machine.scenario.gpus), nvlinks_per_gpu=machine.nvlinks)
-    fleet = Fleet(hosts=(Host(name="h1", address="127.0.0.1", promised=promise),), origin="here")
-    seen = view(told, promise, machine.share or Share())
-    found = judge(registry, fleet, told, seen, time.monotonic() + 60, before=frozenset(FILES))
+    expectation = Expected(gpus=len(machine.scenario.gpus), nvlinks_per_gpu=machine.nvlinks)
+    fleet = Fleet(
+        hosts=(Host(name="h1", address="127.0.0.1", expected=expectation),), origin="here"
+    )
+    seen = view(facts, expectation, machine.share or Share())
+    found = judge(registry, fleet, facts, seen, time.monotonic() + 60, before=frozenset(FILES))
     assert not found.broken
     ends = dict.fromkeys(found.passed, "ok") | {one.check: "unknown" for one in found.unknown}
     return ends | {one.check: one.outcome.value for one in found.findings}
@@ -361,7 +363,7 @@ def test_no_healthy_machine_fails(
 def test_no_sick_machine_passes(
     become: Callable[[Machine], Emulator], registry: Callable[[str], Registry], name: str
 ) -> None:
-    """It fails, or nobody can tell: what is left proves nothing."""
+    """It fails, or is not known: what is left proves nothing."""
     machine, asked = SICK[name], registry(SICK[name].fails)
     emulator = become(machine)
     assert judged(asked, machine, emulator.facts())[machine.fails] == Outcome.FAIL

@@ -43,15 +43,15 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 
 @given(BODIES, CUTS)
 def test_frames_arrive_however_they_are_cut(
-    said: list[tuple[int, int, bytes]], cuts: list[int]
+    frames: list[tuple[int, int, bytes]], cuts: list[int]
 ) -> None:
     """What one side says the other hears, in both directions, whatever the network makes of it."""
     down, up = ours.Sealer(KEY), nodes.Sealer(KEY)
     there, here = nodes.Opener(KEY), ours.Opener(KEY)
-    sent = b"".join(down.seal(*frame) for frame in said)
-    assert [f for piece in pieces(sent, cuts) for f in there.feed(piece)] == said
-    sent = b"".join(up.seal(*frame) for frame in said)
-    assert [tuple(f) for piece in pieces(sent, cuts) for f in here.feed(piece)] == said
+    sent = b"".join(down.seal(*frame) for frame in frames)
+    assert [f for piece in pieces(sent, cuts) for f in there.feed(piece)] == frames
+    sent = b"".join(up.seal(*frame) for frame in frames)
+    assert [tuple(f) for piece in pieces(sent, cuts) for f in here.feed(piece)] == frames
 
 
 @given(st.binary(min_size=1, max_size=50), st.data())
@@ -61,7 +61,7 @@ def test_a_changed_bit_is_refused(body: bytes, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(sealed) - 1))
     sealed[at] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(nodes.Refused):
-        # A length that now promises more is met by what follows.
+        # A length that now expectations more is met by what follows.
         list(nodes.Opener(KEY).feed(bytes(sealed) + bytes(nodes.LARGEST + 64)))
 
 
@@ -77,7 +77,7 @@ def test_lies_are_refused_on_both_sides(module: object, error: type[Exception]) 
         list(opener(KEY).feed(first + first))
     with pytest.raises(error):
         list(opener(KEY).feed(second))
-    with pytest.raises(error):  # refused by its head: nobody waits for the rest
+    with pytest.raises(error):  # refused by its head: the rest is not awaited
         list(opener(KEY).feed(ours.HEAD.pack(ours.OUT, 1, ours.LARGEST + 1)))
 
 
@@ -110,7 +110,7 @@ def relay_of(hub: Hub, line: socket.socket) -> tuple[RelayConnection, nodes.Seal
 
 
 NONSENSE = {
-    "a command that nobody started": [(ours.OUT, 2, b"x")],
+    "a command that was not started": [(ours.OUT, 2, b"x")],
     "a kind that there is not": [(99, 1, b"")],
     "a kind that only we send": [(ours.KILL, 1, b"")],
     "output of no bytes": [(ours.OUT, 1, b"")],
@@ -143,13 +143,13 @@ def test_a_relay_that_talks_nonsense_is_cut_off(
         there.start(["true"], timeout_s=1)
 
 
-def test_nobody_is_kept_waiting_by_a_relay_that_talks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_relay_waits_for_one_that_sends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 200 callers all are let in at once, while one node says as much as it may.
 
-    Between two turns of the hub it is heard for 16 KiB at most.
+    Between two turns of the hub at most 16 KiB of it are read.
     """
     turns: list[int] = []
-    """How many frames were heard in each."""
+    """How many frames were read in each."""
     let_in: list[int] = []
     """In which turn each caller was."""
     go, stopped = threading.Event(), threading.Event()
@@ -196,14 +196,14 @@ def test_nobody_is_kept_waiting_by_a_relay_that_talks(monkeypatch: pytest.Monkey
         go.set()
         for caller in callers:
             assert caller.recv(50, socket.MSG_WAITALL)
-        wait_until(lambda: sum(turns) == 5000, "all is heard")
+        wait_until(lambda: sum(turns) == 5000, "all is read")
     assert let_in == [1] * 200
     assert max(turns) <= (16 << 10) // 26 + 1
 
 
 @pytest.mark.parametrize("size", [1, 5000])
 def test_a_node_counts_whole_frames_as_we_do(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Output that nobody takes stops where the room ends, also in small frames, with its ends."""
+    """Output that is not read stops where the room ends, also in small frames, with its ends."""
     monkeypatch.setattr(nodes, "OUT_ROOM", 4096)
     sealer, sent = nodes.Sealer(KEY), 0
     command = nodes.Command(["cat"])

@@ -38,7 +38,7 @@ ONE = container(image(2, 90))
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
-    """A Python of its own, with a torch in it that nobody could import."""
+    """A Python of its own, with a torch in it that cannot be imported."""
     home = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True, timeout=120)
     folder = next(home.glob("lib/python*/site-packages"))
@@ -73,7 +73,7 @@ def test_the_job_s_own_torch_is_described_without_importing_it(
 
 
 def test_without_wheels_the_files_tell_and_without_torch_nothing(python: Path) -> None:
-    """Images of vendors carry NCCL as a library; a Python without torch is said to have none."""
+    """Images of vendors carry NCCL as a library; a Python without torch has none."""
     folder = next(python.parents[1].glob("lib/python*/site-packages"))
     for wheel in folder.glob("*.dist-info"):
         wheel.rmdir()

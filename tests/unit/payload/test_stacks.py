@@ -19,7 +19,7 @@ import msgspec
 import pytest
 from probe import processes, procfs
 from stacks import ranks as finding
-from stacks.main import Standing, read, readable
+from stacks.main import StackReader, read, readable
 from stacks.moments import Instant
 from stacks.ranks import Patience
 
@@ -156,7 +156,7 @@ def where(rank: RankLook) -> list[tuple[str, int]]:
     return [(frame.function, frame.line) for frame in rank.stacks.threads[0].frames]
 
 
-def test_a_rank_is_told_with_the_line_it_stands_on(start: Start) -> None:
+def test_a_rank_is_reported_with_its_current_line(start: Start) -> None:
     """Its place in the job, the functions it is in, twice, and nothing of their variables."""
     seen = look(start().pid)
     (rank,) = seen.ranks
@@ -179,7 +179,7 @@ def test_a_long_look_samples_what_a_rank_does(start: Start) -> None:
 
 
 def test_a_stopped_rank_stays_stopped(start: Start) -> None:
-    """It is told as stopped, its stack is read all the same, and it is not continued."""
+    """It is reported as stopped, its stack is read, and it is not continued."""
     process = start()
     os.kill(process.pid, signal.SIGSTOP)
     (rank,) = look(process.pid).ranks
@@ -276,8 +276,8 @@ def test_a_rank_whose_memory_cannot_be_read_hides_no_other(
     given = (2**22 + 1, [agent.pid])
     found = processes.patiently(finding.find, given, patience.until, patience.problems)
     assert found is not None
-    told = {one["pid"]: (one["rank"], one["stuck"]) for one in found["ranks"]}
-    assert told == {below(agent.pid)[0]: (6, False), stuck: (7, True)}
+    ranks = {one["pid"]: (one["rank"], one["stuck"]) for one in found["ranks"]}
+    assert ranks == {below(agent.pid)[0]: (6, False), stuck: (7, True)}
     assert patience.problems == [f"process {stuck}: reading its command or environment hangs"]
     assert readable(found["ranks"], lambda _pid: True) == [below(agent.pid)[0]]
 
@@ -290,7 +290,7 @@ def below(pid: int) -> list[int]:
 
 @needs_root
 def test_another_users_rank_is_counted_and_the_rest_goes_on(start: Start, tmp_path: Path) -> None:
-    """Who may not read a rank is told as whom to look; what he may not see is counted."""
+    """Without permission for a rank, the answer names the right user; hidden ones are counted."""
     tmp_path.chmod(0o755)
     torchrun = tmp_path / "torchrun"
     torchrun.write_text(LAUNCHER)
@@ -310,33 +310,33 @@ def test_another_users_rank_is_counted_and_the_rest_goes_on(start: Start, tmp_pa
 
 
 def test_a_rank_that_ends_between_the_looks(start: Start) -> None:
-    """It is told as gone, without a problem, and the others are told whole."""
+    """It is reported as gone, without a problem, and the others completely."""
     leaves, stays = start(), start(RANK="4")
     ranks = finding.find(2**22 + 1, [leaves.pid, stays.pid], processes.Care())["ranks"]
     patience = Patience(time.monotonic() + 60)
     before = Instant(patience, ranks, "/sys")
-    standing = Standing(patience, own=True)
-    standing.prepare(ranks, lambda _within_s: None, lambda _document: None)
+    stacks = StackReader(patience, own=True)
+    stacks.prepare(ranks, lambda _within_s: None, lambda _document: None)
     leaves.kill()
     leaves.wait()
-    standing.read([one["pid"] for one in ranks])
+    stacks.read([one["pid"] for one in ranks])
     rows = [Instant(patience, ranks, "/sys").row(one, before) for one in ranks]
     for one, row in zip(ranks, rows, strict=True):
-        standing.add(one, row)
+        stacks.add(one, row)
     assert [row["state"] for row in rows] == ["gone", "sleeping"]
     assert rows[0]["no_stacks"] == "it has ended"
     assert patience.problems == []
 
 
 def test_a_process_that_is_not_there() -> None:
-    """A pid that nobody has is a line among the problems, and nothing else."""
+    """An unused pid is a line among the problems, and nothing else."""
     seen = look(2**22 - 7)
     assert seen.ranks == ()
     assert seen.problems == (f"process {2**22 - 7}: there is none",)
 
 
-def test_without_py_spy_all_the_rest_is_told(start: Start) -> None:
-    """Where nobody has py-spy the answer says so and what to type, and the wait channel stays."""
+def test_without_py_spy_all_the_rest_is_reported(start: Start) -> None:
+    """Without any py-spy the answer has the reason and what to type, and the wait channel."""
     remote = Remote("stacks")
     ask(remote, pids=[start().pid], own_spy=False)
     (rank,) = answer(remote, has_spy=False).ranks
@@ -377,7 +377,7 @@ def test_a_peer_that_takes_no_more(start: Start) -> None:
 
 
 def test_a_data_loaders_worker_is_no_second_rank(start: Start) -> None:
-    """A child with the rank's own environment is told below it, with where it stands."""
+    """A child with the rank's own environment is reported below it, with its stack."""
     (rank,) = look(start("-c", WITH_WORKER).pid).ranks
     assert rank.children == 1
     (worker,) = rank.workers
@@ -498,7 +498,7 @@ def test_root_runs_what_roots_own_link_leads_to(start: Start, tmp_path: Path) ->
     assert {*(tmp_path / "ran").read_text().split()} == {str(tool)}
 
 
-def test_gpus_are_told_with_who_is_on_them(machine: Machine, start: Start) -> None:
+def test_gpus_are_reported_with_their_processes(machine: Machine, start: Start) -> None:
     """Utilisation, power and clocks at the second look, and which GPU a rank has memory on."""
     from tests.lab.nvml.scenario import h100
 
@@ -519,7 +519,7 @@ def test_gpus_are_told_with_who_is_on_them(machine: Machine, start: Start) -> No
 
 
 def test_a_driver_that_hangs_costs_only_the_gpus(machine: Machine, start: Start) -> None:
-    """The ranks are told all the same, in time."""
+    """The ranks are reported in time."""
     from tests.lab.nvml.scenario import h100
 
     remote = Remote("stacks", env=machine(h100("here").hanging()))

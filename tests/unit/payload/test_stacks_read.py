@@ -30,10 +30,10 @@ NAMES = [name for names in processes._NAMES.values() for name in names if name]
 
 
 @given(st.binary(max_size=300))
-def test_py_spys_output_may_be_anything(said: bytes) -> None:
+def test_py_spys_output_may_be_anything(output: bytes) -> None:
     """Whatever a program of that name prints, there are stacks or there are none."""
-    told = pyspy.parse(said, 1)
-    assert told is None or isinstance(told, list)
+    threads = pyspy.parse(output, 1)
+    assert threads is None or isinstance(threads, list)
 
 
 FRAMES = st.lists(st.dictionaries(SPY_KEYS, JSON, max_size=4), max_size=2)
@@ -50,22 +50,22 @@ def test_py_spys_document_may_hold_anything(document: object) -> None:
 
 
 @given(st.binary(max_size=300))
-def test_py_spys_samples_may_be_anything(said: bytes) -> None:
+def test_py_spys_samples_may_be_anything(output: bytes) -> None:
     """Whatever it prints in place of samples, what is taken of it is printable and bounded."""
-    for line in (said, b"thread (0x1): MainThread;" + said + b" 7\n"):
+    for line in (output, b"thread (0x1): MainThread;" + output + b" 7\n"):
         for one in pyspy.parse_samples(line, 1):
             assert one["times"] < 2**31
             assert all(frame["function"].isprintable() for frame in one["frames"])
 
 
 def test_samples_are_places_of_the_main_thread_the_most_seen_first() -> None:
-    """Innermost call first; a loader's thread tells nothing of what its rank does."""
-    said = (
+    """Innermost call first; a loader's thread does not show what its rank does."""
+    samples = (
         b"thread (0x1): MainThread;<module> (/a b/t.py:9);step (/a b/t.py:3) 5\n"
         b"thread (0x1): MainThread;<module> (/a b/t.py:9);wait (x) (/t.py:4);<frozen> (os) 7\n"
         b"thread (0x2): loader;run (/l.py:1) 40\nthread (8);run (/l.py:1) 41\nhalf a li"
     )
-    most, least = pyspy.parse_samples(said, 9)
+    most, least = pyspy.parse_samples(samples, 9)
     assert [one["times"] for one in (most, least)] == [7, 5]
     assert least["frames"][0] == {"function": "step", "file": "/a b/t.py", "line": 3}
     assert [one["function"] for one in most["frames"]] == ["<frozen>", "wait (x)", "<module>"]
@@ -74,10 +74,10 @@ def test_samples_are_places_of_the_main_thread_the_most_seen_first() -> None:
 
 
 def test_a_deep_recursion_keeps_both_its_ends() -> None:
-    """The innermost frames are told and the script's own line, not ten thousand between."""
+    """The innermost frames are kept, and the script's own line, not ten thousand between."""
     frames = [{"name": f"f{at}", "filename": "a.py", "line": at} for at in range(1000)]
-    said = json.dumps([{"os_thread_id": 7, "frames": frames}]).encode()
-    (thread,) = pyspy.parse(b"a warning\n" + said + b"\nanother\n", 7) or []
+    output = json.dumps([{"os_thread_id": 7, "frames": frames}]).encode()
+    (thread,) = pyspy.parse(b"a warning\n" + output + b"\nanother\n", 7) or []
     assert thread["main"]
     names = [frame["function"] for frame in thread["frames"]]
     assert (names[0], names[-1], len(names)) == ("f0", "f999", 128)
@@ -111,16 +111,16 @@ def test_tables_of_proc_may_hold_anything(text: str) -> None:
 @given(st.dictionaries(st.sampled_from(NAMES), st.binary(max_size=12)))
 def test_environments_may_hold_anything(environ: dict[bytes, bytes]) -> None:
     """A rank has a number within its job's bounds, or it is none."""
-    seat = processes.read_seat(environ)
-    assert seat is None or 0 <= seat["rank"] <= 65535
-    assert seat is None or seat["world_size"] >= 1
+    identity = processes.read_identity(environ)
+    assert identity is None or 0 <= identity["rank"] <= 65535
+    assert identity is None or identity["world_size"] >= 1
 
 
 @given(st.lists(st.binary(max_size=20), max_size=6))
 def test_command_lines_may_hold_anything(argv: list[bytes]) -> None:
     """A command is some launcher's or it is not."""
     assert isinstance(processes.kind(argv), str)
-    assert processes.told(argv)["job"].isprintable()
+    assert processes.job_options(argv)["job"].isprintable()
 
 
 @pytest.mark.parametrize(
@@ -165,14 +165,16 @@ def test_launchers_are_known_by_their_command(command: str, kind: str) -> None:
 )  # fmt: skip
 def test_ranks_of_one_job_share_its_name(environ: dict[str, str], job: str, rank: int) -> None:
     """A run id that says nothing is none, and a master on the loopback is this node's alone."""
-    seat = processes.read_seat({name.encode(): value.encode() for name, value in environ.items()})
-    assert seat is not None
-    assert (seat["job"], seat["rank"]) == (job, rank)
+    identity = processes.read_identity(
+        {name.encode(): value.encode() for name, value in environ.items()}
+    )
+    assert identity is not None
+    assert (identity["job"], identity["rank"]) == (job, rank)
 
 
 def test_a_single_task_of_slurm_is_no_rank() -> None:
-    """An interactive shell of srun waits for nobody."""
-    assert processes.read_seat({b"SLURM_PROCID": b"0", b"SLURM_STEP_NUM_TASKS": b"1"}) is None
+    """An interactive shell of srun waits for no other rank."""
+    assert processes.read_identity({b"SLURM_PROCID": b"0", b"SLURM_STEP_NUM_TASKS": b"1"}) is None
 
 
 def test_the_kernel_tells_of_a_connection_what_proc_tells() -> None:
@@ -188,12 +190,12 @@ def test_the_kernel_tells_of_a_connection_what_proc_tells() -> None:
                 {one["inode"]: one for one in found}[inode]
                 for found in (sockets.connections(), sockets.proc_connections(os.getpid()))
             ]
-            told = sockets.look([os.getpid()])
+            found = sockets.look([os.getpid()])
     for one in by_inode:
         assert (one["local"], one["waiting"], one["state"]) == (name, 1000, "established")
     assert by_inode[0]["received"] == 1000
-    assert inode in [one["inode"] for one in told["wires"][str(os.getpid())]]
-    assert told["problems"] == []
+    assert inode in [one["inode"] for one in found["wires"][str(os.getpid())]]
+    assert found["problems"] == []
 
 
 def test_a_connection_counts_what_moved() -> None:
@@ -202,15 +204,15 @@ def test_a_connection_counts_what_moved() -> None:
              "waiting": 0, "retries": 0, "probes": 0, "sent": 10, "received": 5, "resent": 1,
              "quiet_ms": 40}  # fmt: skip
     later = {**first, "sent": 30, "resent": 4, "retries": 2, "quiet_ms": 3500}
-    (moved,) = sockets.moved([first], [later])
+    (moved,) = sockets.changes([first], [later])
     assert (moved["sent"], moved["received"], moved["resent"]) == (20, 0, 3)
     assert (moved["retries"], moved["quiet_s"]) == (2, 3.5)
-    (new,) = sockets.moved([], [later])
+    (new,) = sockets.changes([], [later])
     assert new["sent"] == 30
 
 
 def test_ports_count_what_moved(tmp_path: Path) -> None:
-    """Words become bytes, and only trouble that grew between the looks is told."""
+    """Words become bytes, and only errors that rose between the looks are reported."""
     port = tmp_path / "class" / "infiniband" / "mlx5_0" / "ports" / "1"
     (port / "counters").mkdir(parents=True)
     (port / "state").write_text("4: ACTIVE\n")
@@ -220,7 +222,7 @@ def test_ports_count_what_moved(tmp_path: Path) -> None:
     before = moments.look(str(tmp_path))
     (port / "counters" / "port_xmit_data").write_text("350\n")
     (port / "counters" / "link_downed").write_text("3\n")
-    (moved,) = moments.moved(before, moments.look(str(tmp_path)))
+    (moved,) = moments.changes(before, moments.look(str(tmp_path)))
     assert (moved["name"], moved["up"]) == ("mlx5_0/1", True)
     assert (moved["sent"], moved["received"]) == (1000, 0)
     assert (moved["errors"], moved["lost_link"]) == ({"link_downed": 1}, 3)
@@ -259,8 +261,8 @@ def test_a_py_spy_that_hangs_leaves_no_rank_stopped(
     fake.chmod(0o755)
     rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        told = pyspy.Spy(str(fake), "").dump([rank.pid], time.monotonic() + 60, native=True)
-        assert told == {rank.pid: "py-spy did not answer in time"}
+        stacks = pyspy.Spy(str(fake), "").dump([rank.pid], time.monotonic() + 60, native=True)
+        assert stacks == {rank.pid: "py-spy did not answer in time"}
         state = Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[0]
         assert state != "T"
     finally:
@@ -275,10 +277,10 @@ def test_root_runs_no_py_spy_of_a_users(tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\necho py-spy 9.9\n")
     program.chmod(0o755)
     os.chown(program, 65534, -1)
-    assert not pyspy.resolved(str(program))
-    found = pyspy.installed([str(tmp_path)], time.monotonic() + 20)
+    assert not pyspy.resolve_path(str(program))
+    found = pyspy.find_installed([str(tmp_path)], time.monotonic() + 20)
     assert found is None or "9.9" not in found.by
-    assert pyspy.resolved("/bin/sh") == os.path.realpath("/bin/sh")
+    assert pyspy.resolve_path("/bin/sh") == os.path.realpath("/bin/sh")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -292,10 +294,10 @@ def test_an_account_runs_no_py_spy_that_another_user_names(
     for path in (tmp_path, program):
         os.chown(path, 65534, -1)
     monkeypatch.setattr(os, "geteuid", lambda: 65533)
-    found = pyspy.installed([str(tmp_path)], time.monotonic() + 20)
+    found = pyspy.find_installed([str(tmp_path)], time.monotonic() + 20)
     assert found is None or "9.9" not in found.by
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = pyspy.installed([], time.monotonic() + 20)
+    found = pyspy.find_installed([], time.monotonic() + 20)
     assert found is not None
     assert "9.9" in found.by
 
@@ -307,18 +309,18 @@ def test_root_runs_no_py_spy_of_a_strangers_mount(tmp_path: Path, name: str, use
     """Its server says that the program is root's."""
     with strangers_mount.mounted(tmp_path / name, user):
         program = str(tmp_path / name / "py-spy")
-        assert pyspy.resolved(program) == ("" if user else program)
+        assert pyspy.resolve_path(program) == ("" if user else program)
 
 
 def test_a_link_that_leads_in_a_circle_is_no_py_spy(tmp_path: Path) -> None:
     """It ends, and what it names is not run."""
     (tmp_path / "py-spy").symlink_to("py-spy")
-    assert not pyspy.resolved(f"{tmp_path}/py-spy")
-    assert not pyspy.resolved(f"{tmp_path}/absent")
+    assert not pyspy.resolve_path(f"{tmp_path}/py-spy")
+    assert not pyspy.resolve_path(f"{tmp_path}/absent")
     (tmp_path / "sticky").mkdir()
     (tmp_path / "sticky").chmod(0o1777)
     (tmp_path / "sticky" / "py-spy").symlink_to("/bin/sh")
-    assert not pyspy.resolved(f"{tmp_path}/sticky/py-spy")
+    assert not pyspy.resolve_path(f"{tmp_path}/sticky/py-spy")
 
 
 def test_an_installed_payload_runs_nothing_that_it_was_sent(
@@ -335,15 +337,15 @@ def test_an_installed_payload_runs_nothing_that_it_was_sent(
     ("message", "why"),
     [
         ({"none": "this node is riscv64"}, "this node is riscv64"),
-        ({"part": "###", "more": False}, "what arrived as py-spy is damaged"),
-        ({"part": "AAAA", "more": False}, "what arrived as py-spy is damaged"),
-        ({"else": 1}, "what arrived as py-spy is damaged"),
-        (None, "nobody sent py-spy"),
+        ({"part": "###", "more": False}, "the py-spy that arrived is damaged"),
+        ({"part": "AAAA", "more": False}, "the py-spy that arrived is damaged"),
+        ({"else": 1}, "the py-spy that arrived is damaged"),
+        (None, "the controller sent no py-spy"),
     ],
 )
 def test_what_arrives_in_py_spys_place(message: dict[str, object] | None, why: str) -> None:
     """Nothing, nonsense and half of it end in words."""
-    came = pyspy.Carried(lambda _within_s: message, time.monotonic() + 20)
+    came = pyspy.SentSpy(lambda _within_s: message, time.monotonic() + 20)
     assert (came.spy, came.refused) == (None, why)
 
 

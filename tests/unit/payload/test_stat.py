@@ -36,11 +36,11 @@ def test_our_own_process_is_found_among_all() -> None:
 
 
 def test_a_process_that_is_gone_is_none() -> None:
-    """A pid that nobody has is None, not an error: processes end while we look."""
+    """An unused pid is None, not an error: processes end while we look."""
     assert look(2**22 + 1) is None
 
 
-def test_kernel_threads_are_told_apart() -> None:
+def test_kernel_threads_are_distinguished() -> None:
     """Kthreadd is no process of anybody's job."""
     kthreadd = look(2)
     if kthreadd is None or kthreadd.comm != b"kthreadd":

@@ -39,7 +39,7 @@ versions = st.sampled_from(VERSIONS) | st.text(
 def live(*texts: str) -> KernelLog:
     """What leaves a node whose kernel wrote these."""
     records = ((86400.0 * 6, text.encode()) for text in ("Linux version 6.1", *texts))
-    return convert(kernel_log.told("kmsg", records, 0.0), KernelLog)
+    return convert(kernel_log.summarize("kmsg", records, 0.0), KernelLog)
 
 
 def escaped(text: str) -> str:
@@ -52,12 +52,14 @@ def by_dmesg(*texts: str, caller: str = " ") -> KernelLog:
 
     In the locale C dmesg escapes each byte that is no ASCII.
     """
-    said = "".join(
+    text = "".join(
         f"[{n:5}.000001]{caller}{escaped(part)}\n"
         for n, text in enumerate(("Linux version 6.1", *texts))
         for part in text.split("\n")
     )
-    return convert(kernel_log.told("dmesg", kernel_log._stamped(said.encode()), 0.0), KernelLog)
+    return convert(
+        kernel_log.summarize("dmesg", kernel_log._stamped(text.encode()), 0.0), KernelLog
+    )
 
 
 CALLERS = (" ", "[  T123] ", "[    C7] ", " [ T1946] ")
@@ -78,9 +80,9 @@ def judged(log: KernelLog) -> list[Verdict]:
 @example([(text, c, p, VERSIONS[0]) for text in OF_A_PROCESS for c in FORGED for p in PATHS])
 @example([(text, FORGED[0], PATHS[0], each) for text in OF_A_PROCESS for each in VERSIONS])
 @MANY
-def test_no_word_of_a_user_fails_a_node(said: list[tuple[str, str, str, str]]) -> None:
+def test_no_word_of_a_user_fails_a_node(lines: list[tuple[str, str, str, str]]) -> None:
     """A process, a file, a claimed version: whatever it is, the node is not failed."""
-    texts = [text.format(comm=comm, path=path, version=each) for text, comm, path, each in said]
+    texts = [text.format(comm=comm, path=path, version=each) for text, comm, path, each in lines]
     pasted = "\n".join(f"[  100.000000] {' '.join(text.splitlines())}" for text in texts)
     bare = "\n".join(" ".join(text.splitlines()) for text in texts)
     hexed = "\n".join(f"[  100.000000] {escaped(text)}" for text in texts)
@@ -114,9 +116,9 @@ def test_no_name_of_a_process_hides_a_fault(comm: str) -> None:
         (145, "RLW_REMAP Fatal XC0 i0 Link 02"),
         (45, "Ch 00000001, errorString CTX SWITCH TIMEOUT, caused by previous Xid 79"),
     ):
-        said = xid(code, said=f"pid=4711, name={comm[:15]}, {words}")
+        line = xid(code, text=f"pid=4711, name={comm[:15]}, {words}")
         assert (
-            judge_xid(HGX, replace(node(), kernel_log=live(said)), limit=SHIPPED).outcome
+            judge_xid(HGX, replace(node(), kernel_log=live(line)), limit=SHIPPED).outcome
             is Outcome.FAIL
         )
 
@@ -147,8 +149,8 @@ def test_only_the_kernels_own_records_count(facility: int, fault: str) -> None:
     decoded = f"{NAMES[facility]:<6}:err   : "
     records = kernel_log._records(iter(kmsg.encode().split(b"\n")))
     for log in (
-        convert(kernel_log.told("journal", kernel_log._entries(journal), 0.0), KernelLog),
-        convert(kernel_log.told("kmsg", records, 0.0), KernelLog),
+        convert(kernel_log.summarize("journal", kernel_log._entries(journal), 0.0), KernelLog),
+        convert(kernel_log.summarize("kmsg", records, 0.0), KernelLog),
         parse(kmsg),
         parse(f"kern  :info  : [    1.0] Linux version 6.1\n{decoded}[    9.0] {fault}\n"),
         parse(f"kern  :info  : Linux version 6.1\n{decoded}{fault}\n"),
@@ -167,9 +169,9 @@ def test_a_kernel_that_prints_its_callers_hides_no_fault(fault: str, caller: str
 
 
 def test_a_journal_without_facilities_is_not_believed() -> None:
-    """With each record of the kernel journald writes one: without it nobody knows who wrote it."""
-    said = json.dumps({"MESSAGE": FAULTS[0], "__MONOTONIC_TIMESTAMP": "9000000"})
-    assert list(kernel_log._entries(said.encode())) == []
+    """With each record of the kernel journald writes one: without it the writer is not known."""
+    entry = json.dumps({"MESSAGE": FAULTS[0], "__MONOTONIC_TIMESTAMP": "9000000"})
+    assert list(kernel_log._entries(entry.encode())) == []
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -178,7 +180,7 @@ def test_a_piece_of_a_text_is_no_line_of_its_own(fault: str) -> None:
     kmsg = f"6,1,5,-;oom-kill:constraint=CONSTRAINT_MEMCG,cpuset=\n6,3,6,{{}};{fault}"
     for flags, torn in (("c", True), ("c,caller=T7", True), ("-", False), ("-,caller=T7", False)):
         records = kernel_log._records(iter(kmsg.format(flags).encode().split(b"\n")))
-        log = convert(kernel_log.told("kmsg", records, 0.0), KernelLog)
+        log = convert(kernel_log.summarize("kmsg", records, 0.0), KernelLog)
         for each in (log, parse(kmsg.format(flags))):
             assert (Outcome.FAIL not in [v.outcome for v in judged(each)]) is torn
 
@@ -187,11 +189,11 @@ def test_a_piece_of_a_text_is_no_line_of_its_own(fault: str) -> None:
 @example("recovered", "Link down")
 @example("health", "recovery succeeded")
 @MANY
-def test_no_name_of_a_network_device_hides_a_fault(name: str, said: str) -> None:
+def test_no_name_of_a_network_device_hides_a_fault(name: str, event: str) -> None:
     """A container that has a NIC of its own may name it; the NIC's firmware is no less dead."""
-    shown = live(UNWELL, f"mlx5_core 0000:1a:00.0 {name}: {said}")
+    shown = live(UNWELL, f"mlx5_core 0000:1a:00.0 {name}: {event}")
     assert nic(replace(node(), kernel_log=shown), limit=SHIPPED).outcome is Outcome.FAIL
-    alone = live(f"mlx5_core 0000:1a:00.0 {name}: {said}")
+    alone = live(f"mlx5_core 0000:1a:00.0 {name}: {event}")
     assert nic(replace(node(), kernel_log=alone), limit=SHIPPED).outcome in {
         Outcome.OK,
         Outcome.WARN,
@@ -201,8 +203,8 @@ def test_no_name_of_a_network_device_hides_a_fault(name: str, said: str) -> None
 @pytest.mark.parametrize("word", ["Nonfatal", "Non-fatal", "NonFatal"])
 def test_the_drivers_own_word_still_counts(word: str) -> None:
     """What the driver itself calls not fatal needs no reset."""
-    said = xid(145, said=f"pid=4711, name=python3, RLW_REMAP {word} XC0 i0 Link 02")
-    for line in (said, xid(145, said=f"RLW_REMAP {word} XC0 i0 Link 02")):
+    said = xid(145, text=f"pid=4711, name=python3, RLW_REMAP {word} XC0 i0 Link 02")
+    for line in (said, xid(145, text=f"RLW_REMAP {word} XC0 i0 Link 02")):
         assert (
             judge_xid(HGX, replace(node(), kernel_log=live(line)), limit=SHIPPED).outcome
             is Outcome.WARN
@@ -219,13 +221,13 @@ XFS = "XFS (nvme0n1p2): {} should use fallocate; XFS_IOC_{{ALLOC,FREE}}SP ioctl 
 
 
 @pytest.mark.parametrize(
-    ("said", "fault"),
+    ("noise", "fault"),
     [
         ([OF_A_PROCESS[3].format(comm=f"MCE: Killing {each}") for each in WORDS], MCE),
         ([f"MCE: Killing {each}:4 due to hardware memory corruption at 1" for each in WORDS], MCE),
-        ([xid(31, said=MMU.format("recovery action") + each) for each in WORDS], xid(95)),
-        ([xid(31, said=MMU.format(f"previous Xid {n}")) for n in range(99)], xid(95)),
-        ([xid(45, said=f"caused by previous Xid {n}") for n in range(200)], xid(95)),
+        ([xid(31, text=MMU.format("recovery action") + each) for each in WORDS], xid(95)),
+        ([xid(31, text=MMU.format(f"previous Xid {n}")) for n in range(99)], xid(95)),
+        ([xid(45, text=f"caused by previous Xid {n}") for n in range(200)], xid(95)),
         ([f"mlx5_core: option mode: invalid value (failed {each})" for each in WORDS], UNWELL),
         ([REFUSED.format(n, "CREATE_MKEY") + "status bad" for n in range(120)], UNWELL),
         ([REFUSED.format(4711, each) + "status bad" for each in WORDS], UNWELL),
@@ -257,9 +259,9 @@ XFS = "XFS (nvme0n1p2): {} should use fallocate; XFS_IOC_{{ALLOC,FREE}}SP ioctl 
         ),
     ],
 )
-def test_lines_that_users_bring_about_crowd_out_no_fault(said: list[str], fault: str) -> None:
+def test_lines_that_users_bring_about_crowd_out_no_fault(noise: list[str], fault: str) -> None:
     """However many of them there are, before the fault or after it: the node fails all the same."""
-    for log in (live(*said, fault), live(fault, *said)):
+    for log in (live(*noise, fault), live(fault, *noise)):
         assert fault in [line.text for line in log.lines]
         assert Outcome.FAIL in [verdict.outcome for verdict in judged(log)]
 

@@ -29,7 +29,7 @@ def report(
     """Every check on every node is fine, but for (check, node) in `bad`."""
     said = bad or {}
     entries = [
-        Entry(check, name, (name,), said.get((check, name), ok("as promised")))
+        Entry(check, name, (name,), said.get((check, name), ok("as expected")))
         for check in checks
         for name in nodes
     ]
@@ -55,7 +55,7 @@ def report(
             leaves=dict(leaves or {}),
         ),
         expected=len(entries),
-        lost=by_outcome[Outcome.LOST],
+        missing=by_outcome[Outcome.MISSING],
         counts={str(outcome): number for outcome, number in by_outcome.items()},
         verdicts=tuple(map(verdict_row, entries)),
         pairs=tuple(pairs),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.judge import lines
-from preflight.hang.diagnose.model import Diagnosis, Standing
+from preflight.hang.diagnose.model import Diagnosis, PlaceRow
 
 TOLD = Diagnosis(
     category="odd_rank",
@@ -16,9 +16,9 @@ TOLD = Diagnosis(
     confidence=0.92,
     alternatives=(Alternative(category="straggler", sentence="it is only slow", confidence=0.3),),
     standings=(
-        Standing(ranks=(*range(17), *range(19, 32)), where="all_reduce (train.py:41)",
+        PlaceRow(ranks=(*range(17), *range(19, 32)), where="all_reduce (train.py:41)",
                  what="waits in all_reduce (train.py:41)"),
-        Standing(ranks=(17, 18), where="DataLoader (train.py:88)", what="is in its DataLoader"),
+        PlaceRow(ranks=(17, 18), where="DataLoader (train.py:88)", what="is in its DataLoader"),
     ),
     next="preflight lint SCRIPT",
     unseen=("node gpu009: timed out",),
@@ -48,11 +48,11 @@ unseen    node gpu009: timed out"""
 
 def test_a_long_table_is_cut_and_says_so() -> None:
     """Forty rows are for --json."""
-    rows = tuple(Standing(ranks=(n,), where=f"at {n}") for n in range(40))
+    rows = tuple(PlaceRow(ranks=(n,), where=f"at {n}") for n in range(40))
     shown = lines(Diagnosis(category="unknown", sentence="s", advice="a", confidence=0.0,
                             standings=rows), 80)  # fmt: skip
     assert shown[-1].strip() == "and 28 more rows: --json"
-    assert shown[0] == "unknown  (not a guess)"
+    assert shown[0] == "unknown"
 
 
 def test_control_characters_and_endless_words_stay_harmless() -> None:

@@ -1,4 +1,4 @@
-"""The report is a promise to other programs: its schema, its atomic writing, its clean text."""
+"""Other programs rely on the report: its schema, its atomic writing, its clean text."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ import pytest
 
 from preflight.core.registry import Entry
 from preflight.errors import UsageError
-from preflight.report.events import NAME, Began, Events, owed, read_events, reread
+from preflight.report.events import NAME, Began, Events, by_check, read_events, reread
 from preflight.report.since import Night
-from preflight.verdict import Outcome, fail, ok
+from preflight.verdict import Outcome, Verdict, fail, ok
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +35,7 @@ def began(path: Path) -> Events:
             tier="quick",
             nodes=NODES,
             origin="fleet.toml",
-            owed=owed(KEYS, NODES),
+            expected=by_check(KEYS, NODES),
         )
     )
     return events
@@ -49,10 +49,29 @@ def test_a_verdict_is_on_disk_before_the_next_one_is_reached(tmp_path: Path) -> 
         events.verdict("gpu.count", ("n2",), fail("7 of 8", advice="look", seen=7))
     lines = [json.loads(line) for line in (tmp_path / NAME).read_text().splitlines()]
     assert [line["event"] for line in lines] == ["began", "verdict", "verdict"]
-    assert lines[0]["owed"]["gpu.count"] == ["*"]
+    assert lines[0]["expected"]["gpu.count"] == ["*"]
     assert lines[1]["evidence"] == {}, "of what is fine"
     assert lines[2]["evidence"] == {"seen": 7}
     assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o640
+
+
+def test_events_of_schema_1_are_read(tmp_path: Path) -> None:
+    """Their keys and their outcome `lost` become those of schema 2; the last line of a run too."""
+    events = began(tmp_path)
+    events.verdict("gpu.count", ("n1",), ok("8 GPUs"))
+    events.verdict("gpu.count", ("n2",), Verdict(outcome=Outcome.MISSING, sentence="never came"))
+    night = Night(
+        run="ab", started="2026-11-22T02:00:00+00:00", seconds=1.0, tier="quick", exit=3, nodes=3,
+        ready=0, not_ready=(), missing=2, bad=(),
+    )  # fmt: skip
+    events.end((), night)
+    new = (tmp_path / NAME).read_bytes()
+    began_line, *verdicts, ended_line = [json.loads(line) for line in new.splitlines()]
+    began_line["owed"] = began_line.pop("expected")
+    verdicts[1]["outcome"] = "lost"
+    ended_line["night"]["lost"] = ended_line["night"].pop("missing")
+    old = "\n".join(map(json.dumps, (began_line, *verdicts, ended_line)))
+    assert read_events(old.encode()) == read_events(new)
 
 
 def test_a_killed_runs_report_is_put_together_from_what_it_knew(tmp_path: Path) -> None:
@@ -77,12 +96,12 @@ def test_the_last_line_of_a_whole_run_is_what_the_next_compares_with(tmp_path: P
     events = began(tmp_path)
     told = Night(
         run="ab", started="", seconds=1.0, tier="quick", exit=1, nodes=3, ready=2,
-        not_ready=("n2",), lost=0, bad=(),
+        not_ready=("n2",), missing=0, bad=(),
     )  # fmt: skip
     late = Entry("gpu.count", "n3", ("n3",), ok("8 GPUs"))
     events.end([late], told)
     read = read_events((tmp_path / NAME).read_bytes())
-    assert [type(one).__name__ for one in read] == ["Began", "Said", "Ended"]
+    assert [type(one).__name__ for one in read] == ["Began", "Reached", "Ended"]
     assert reread(tmp_path).exit == 1
 
 

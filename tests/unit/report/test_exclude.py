@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from preflight.report.document import FleetRow
 from preflight.report.ready import excluded
-from preflight.session.items import tell
+from preflight.session.items import print_excluded
 
 if TYPE_CHECKING:
     import pytest
@@ -32,7 +32,7 @@ def test_who_is_left_out() -> None:
 
 def test_what_was_not_judged_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     """Else an empty line would look like a fleet without a fault."""
-    tell(fleet(ready=(), unjudged=NODES), 3)
+    print_excluded(fleet(ready=(), unjudged=NODES), 3)
     assert capsys.readouterr() == ("", "preflight: exit 3, not all was judged; run without -qq\n")
-    tell(fleet(not_ready=("h2",), ready=("h1",)), 1)
+    print_excluded(fleet(not_ready=("h2",), ready=("h1",)), 1)
     assert capsys.readouterr() == ("h2\n", "")

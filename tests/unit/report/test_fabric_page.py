@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from preflight.fabric.decoding import find
 from preflight.fabric.observed import EndResult, Observed, observe
-from preflight.report.fabric_grid import Accused, accused
+from preflight.report.fabric_grid import LocatedBlame, locate_blames
 from preflight.report.fabric_page import LARGEST, fabric_page
 from preflight.report.markup import LEGEND, STEPS, step
 from tests.unit.fabric.synthetic import blame, hosts, sweep
@@ -56,11 +56,11 @@ def frames(page: str) -> list[str]:
     ]
 
 
-def slow(name: str, observed: Observed, rail: int | None = None) -> Accused:
+def slow(name: str, observed: Observed, rail: int | None = None) -> LocatedBlame:
     """A finding against one node or endpoint."""
     pairs = frozenset((one.a, one.b) for one in observed.tried if name in (one.a, one.b))
     component = name if rail is None else f"{name} rail {rail}"
-    return Accused(
+    return LocatedBlame(
         component=component,
         sentence="it is slow",
         advice="exclude it",
@@ -320,9 +320,9 @@ def test_a_sweep_without_any_result_is_drawn() -> None:
 def test_two_nodes_have_no_peers_and_that_has_its_own_colour() -> None:
     """Without peers no cell looks good or bad."""
     swept = sweep(hosts(2), lambda _a, _b: 1.0)
-    page = fabric_page(observe(swept), accused((), observe(swept)))
+    page = fabric_page(observe(swept), locate_blames((), observe(swept)))
     assert {css for css, _ in panel(page, "Bandwidth")} == {"cp"}
-    assert "Nobody is blamed." in page
+    assert "No node or path is blamed." in page
 
 
 @given(st.floats(0.01, 1000), st.floats(0.01, 1000))

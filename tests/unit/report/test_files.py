@@ -109,7 +109,7 @@ def test_a_strangers_folder_where_all_may_write_is_refused(tmp_path: Path, mode:
     shared.chmod(mode)
     (shared / "runs").mkdir()
     os.chown(shared / "runs", STRANGER, STRANGER)
-    with pytest.raises(OSError, match="neither ours nor root's"):
+    with pytest.raises(OSError, match="belongs neither to us nor to root"):
         write_atomically(shared / "runs" / "now" / "report.json", b"x")
     assert list((shared / "runs").iterdir()) == []
     write_atomically(shared / "mine" / "report.json", b"x")
@@ -120,7 +120,7 @@ def test_a_folder_that_everybody_may_write_to_is_refused(tmp_path: Path) -> None
     folder = tmp_path / "open"
     folder.mkdir()
     folder.chmod(0o777)
-    with pytest.raises(OSError, match="everybody may replace what is in"):
+    with pytest.raises(OSError, match="every user may replace the files in"):
         write_atomically(folder / "report.json", b"x")
     folder.chmod(0o1777)
     write_atomically(folder / "report.json", b"x")
@@ -139,7 +139,7 @@ def test_roots_own_link_is_refused_where_somebody_else_could_have_put_it(
     (above / "mine" / "link").symlink_to(tmp_path / "real")
     if whose == "everybody's":
         above.chmod(0o1777)
-        said = f"{above}/link is a symbolic link, which is not followed where everybody may"
+        said = f"{above}/link is a symbolic link, which is not followed where every user may"
         write_atomically(above / "mine" / "link" / "a", b"x")  # in a sticky one mine stays mine
     else:
         os.chown(above, STRANGER, STRANGER)

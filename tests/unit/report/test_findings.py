@@ -56,7 +56,7 @@ def test_a_pair_of_two_culprits_is_no_third_finding() -> None:
 
 def test_the_same_words_on_many_nodes_are_shown_once() -> None:
     """Identical findings are merged over their nodes."""
-    capped = warn("cap 600 W, 700 promised", advice="raise it")
+    capped = warn("cap 600 W, 700 expected", advice="raise it")
     (found,) = findings([_on("h1", "gpu.power", capped), _on("h2", "gpu.power", capped)])
     assert found.subjects == ("h1", "h2")
 
@@ -98,11 +98,11 @@ def test_an_undecided_pair_condemns_both_ends() -> None:
         (unknown("no answer", advice="-"), 1, 1),
         (unknown("hidden", advice="-", grant="sudo"), 0, 1),
         (BROKEN, 3, 3),
-        (Verdict(outcome=Outcome.LOST, sentence="-"), 3, 3),
+        (Verdict(outcome=Outcome.MISSING, sentence="-"), 3, 3),
     ],
 )
 def test_exit_codes(verdict: Verdict, plain: int, strict: int) -> None:
-    """Each outcome alone gives the exit code that the manual promises."""
+    """Each outcome alone gives the exit code that the manual expectations."""
     assert _exit(_on("h1", "a", verdict)) == plain
     assert _exit(_on("h1", "a", verdict), strict=True) == strict
 
@@ -131,7 +131,7 @@ def test_what_never_arrived_is_lost() -> None:
     ledger.expect([("a", ("h1",)), ("a", ("h2",))])
     ledger.record("a", ("h1",), ok("fine"))
     entries = ledger.settle()
-    assert [entry.verdict.outcome for entry in entries] == [Outcome.OK, Outcome.LOST]
+    assert [entry.verdict.outcome for entry in entries] == [Outcome.OK, Outcome.MISSING]
     assert _exit(*entries) == 3
 
 

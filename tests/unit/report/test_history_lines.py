@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from preflight import cli
 from preflight.fleet.nodeset import fold
 from preflight.history.place import NAME
-from preflight.history.run_record import Covered, Numbers, Past
+from preflight.history.run_record import Numbers, PairCoverage, Past
 from preflight.history.writing import writing
 from tests.unit.history.nights import UNDER, found, gemm, kept, machine, made, night, slots
 
@@ -38,7 +38,7 @@ def _night(number: int) -> Night:
         machine("h2", "flaky" if number in (4, 5) else "ready"),
         machine("h3"),
         machine("h4"),
-        found=(ECC,) if is_bad else (),
+        findings=(ECC,) if is_bad else (),
         fine={} if is_bad else {"gpu.ecc": frozenset({"h1"})},
         numbers=(gemm("h1", 705.0, slow), times),
         folded="h[1-4]",
@@ -52,7 +52,7 @@ def nights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = made(folder)
     kept(place, *map(_night, range(11)))
     with writing(place) as writer:
-        pairs = Covered(pairs=6, pairs_run=2, pairs_known=4, leaf_pairs=1, leaf_pairs_known=1)
+        pairs = PairCoverage(pairs=6, pairs_run=2, pairs_known=4, leaf_pairs=1, leaf_pairs_known=1)
         writer.add(_night(11), lambda _: (Past(runs=1), pairs))
     return folder
 
@@ -81,7 +81,7 @@ def test_a_node_is_told_with_its_trends(capsys: pytest.CaptureFixture[str]) -> N
         "30 nights  not ready in 4 of 12 runs; last 2023-11-23: gpu.ecc 4",
         "GPUs       0  GPU-a  H100, since 2023-11-14",
         "           1  GPU-b  H100, since 2023-11-14",
-        "past       gpu.ecc fail, came 4 times, 4 runs 2023-11-14 to 2023-11-23, fine on",
+        "past       gpu.ecc fail, 4 times, 4 runs 2023-11-14 to 2023-11-23, ok on",
         "           2023-11-24: GPU 1 has 4 uncorrectable errors, 0 expected",
         "trends     allreduce_p50: 20 to 31 us (nccl, 8 B); WORSE: rail 1 31, -35.5 % of",
         "           speed against its median 20 of 11 nights",
@@ -96,14 +96,15 @@ def test_what_was_not_looked_at_again_is_dated(
     """Its last number is not last night's, and an old finding is neither open news nor gone."""
     place = made(folder)
     kept(
-        place, night(12, machine("h1", "unfit"), found=(ECC,), numbers=(gemm("h1", 705.0, 700.0),))
+        place,
+        night(12, machine("h1", "unfit"), findings=(ECC,), numbers=(gemm("h1", 705.0, 700.0),)),
     )
     kept(place, night(13, machine("h1"), numbers=(gemm("h1", 705.0, 701.0),)))
     lines = _told(capsys, "h1")
     assert any("allreduce_p50 on 2023-11-25: 20 to 31 us" in line for line in lines)
     assert any(line.startswith("           gemm: 701 to 705 TFLOPS") for line in lines)
     assert any(
-        line.startswith("not asked  h1  gpu.ecc fail, 1 run since") for line in _told(capsys)
+        line.startswith("not judged h1  gpu.ecc fail, 1 run since") for line in _told(capsys)
     )
 
 
@@ -130,13 +131,13 @@ def test_one_cause_in_two_waves_is_one_line(
     for at, names in enumerate((("h1", "h2"), ("h3", "h4"))):
         bent = [found("gpu.ecc", name, sentence="bent") for name in names]
         mixed = found("host.drift", "fleet:all", "warn", sentence="mixed", nodes=(), own=False)
-        one = night(20, *(machine(name, "unfit") for name in names), found=(*bent, mixed))
+        one = night(20, *(machine(name, "unfit") for name in names), findings=(*bent, mixed))
         kept(
             place, replace(one, sweep="s", started_s=one.started_s + 1800 * at, folded=fold(names))
         )
     said = [
         "last night 2023-12-04 22:13 UTC, deep, 4 nodes h[1-4] in 2 runs: 0 ready, 4 not",
-        "           ready, one shared cause is likely: it counts against nobody",
+        "           ready, one shared cause is likely: it counts against no node",
     ]
     lines = _told(capsys)
     assert lines[1:3] == said
@@ -153,8 +154,8 @@ def test_a_gpu_is_told_wherever_it_sat(capsys: pytest.CaptureFixture[str]) -> No
     lines = _told(capsys, "--gpu", "GPU-b")
     assert lines[:3] == [
         "GPU        GPU-b, H100",
-        "sat in     h1, GPU 1, since 2023-11-14",
-        "past       h1  gpu.ecc fail, came 4 times, 4 runs 2023-11-14 to 2023-11-23, fine",
+        "was in     h1, GPU 1, since 2023-11-14",
+        "past       h1  gpu.ecc fail, 4 times, 4 runs 2023-11-14 to 2023-11-23, ok on",
     ]
     assert _told(capsys, "--gpu", "GPU-a")[2] == "findings   none in any run"
 
@@ -173,8 +174,8 @@ def test_everything_is_data_as_well(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "which history? give the folder of --preflight-history"),
-        (["--history", "n", "h1", "--worst"], "give a NODE, --gpu or --worst: one at a time"),
+        ([], "no history is given: type preflight history --history=DIR"),
+        (["--history", "n", "h1", "--worst"], "give only one of NODE, --gpu and --worst"),
         (["--history", "n", "--nights", "0"], "--nights=0: give a number, 1 to 3660"),
         (["--history", "n", "h11"], "had a node 'h11'; did you mean 'h1'?"),
         (["--history", "n", "--gpu", "x"], "had a GPU 'x': give its UUID, as"),
@@ -199,7 +200,7 @@ def test_what_no_run_wrote_is_a_line(folder: Path, capsys: pytest.CaptureFixture
         other.execute("UPDATE runs SET started_s = 'yesterday'")
         other.commit()
     assert cli.main(["history", "--history", "n"]) == 4
-    assert "holds what no run wrote" in capsys.readouterr().err
+    assert "holds values that no run wrote" in capsys.readouterr().err
 
 
 def test_help_teaches_in_80_columns(

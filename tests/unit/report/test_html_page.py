@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from preflight.report.page import LARGEST, Told, page
+from preflight.report.page import LARGEST, PageContext, page
 from preflight.report.since import Night, found_in, night_of
 from preflight.verdict import fail, unknown, warn
 from tests.unit.report.nights import BENT, report
@@ -27,7 +27,7 @@ NODES = [f"gpu{n:03}" for n in range(1, 9)]
 
 def drawn(told: Report, *earlier: Night, fabric: Callable[[int], str] | None = None) -> str:
     """The page of a report, as a run draws it."""
-    beside = Told(found=found_in(told), earlier=earlier, drains=frozenset({"gpu.count"}))
+    beside = PageContext(found=found_in(told), earlier=earlier, drains=frozenset({"gpu.count"}))
     return page(told, beside, fabric)
 
 

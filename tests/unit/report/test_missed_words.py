@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from preflight.report.document import MissedRow
+from preflight.report.document import SensitivityRow
 from preflight.report.terminal import missed_words
 
 
 def test_the_dullest_look_is_named() -> None:
     """The rail and the node stand first, then what would have been caught there."""
-    row = MissedRow(
+    row = SensitivityRow(
         node="h1",
         rail=0,
         operations=9000,
@@ -21,13 +21,13 @@ def test_the_dullest_look_is_named() -> None:
         slower=0.1,
     )
     assert missed_words([row]).startswith(
-        "on rail 0 of h1, where the look was dullest, a spike on 1 in 4,600 operations would "
+        "on rail 0 of h1, the least tested, a spike on 1 in 4,600 operations would "
     )
 
 
 def test_a_look_that_would_have_named_no_spikes_says_why_and_what_to_do() -> None:
     """Noise of the others, or too short a time: each with what helps against it."""
-    row = MissedRow(
+    row = SensitivityRow(
         node="h1",
         rail=0,
         operations=90,
@@ -39,7 +39,7 @@ def test_a_look_that_would_have_named_no_spikes_says_why_and_what_to_do() -> Non
     )
     caught = "on rail 0 of h1 a loss of 60% of bandwidth would have been caught with 99 %, "
     assert missed_words([row]) == (
-        f"{caught}spikes not: the others had too many; run when the nodes have less to do"
+        f"{caught}spikes not: the others had too many; run when the nodes are less busy"
     )
     assert missed_words([replace(row, events=7)]) == (
         f"{caught}spikes not: 7 are needed, too many for 0.25 s of load; measure longer: "

@@ -27,14 +27,14 @@ def nodes(*failing: str, unjudged: tuple[str, ...] = ()) -> Readiness:
     [
         (nodes(), False, ""),
         (nodes(), True, ""),
-        (nodes("h3"), False, "to look again at these alone: add --preflight-nodes='h3'"),
+        (nodes("h3"), False, "to check these alone again: add --preflight-nodes='h3'"),
         (
             nodes("h3", "h5"),
             True,
-            "to look again at these beside h[1-2], ready: add --preflight-nodes='h[1-3,5]'",
+            "to check these beside h[1-2], ready again: add --preflight-nodes='h[1-3,5]'",
         ),
-        (nodes(*NAMES[1:]), True, "to look again: the same command"),
-        (nodes(*NAMES), False, "to look again: the same command"),
+        (nodes(*NAMES[1:]), True, "to check again: the same command"),
+        (nodes(*NAMES), False, "to check again: the same command"),
         (
             nodes("h3", unjudged=("h4",)),
             True,
@@ -52,13 +52,13 @@ def test_pairs_need_partners_that_are_ready(
 def test_this_machine_is_told_how_to_judge_a_fleet() -> None:
     """Fit or not, the next step from one machine is the fleet."""
     alone = fleet(("h1",), "this machine")
-    assert "--preflight-nodes='gpu[001-064]'" in next_command(alone, nodes("h1"), by_pairs=False)
+    assert "preflight check 'gpu[001-064]'" in next_command(alone, nodes("h1"), by_pairs=False)
 
 
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (nodes("h3"), "to look again at these alone: add --preflight-nodes='h3'"),
+        (nodes("h3"), "to check these alone again: add --preflight-nodes='h3'"),
         (
             nodes("h3", unjudged=("h4",)),
             "to judge the others: add --preflight-exclude='h3', or --preflight-budget=120",

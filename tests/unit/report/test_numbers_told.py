@@ -51,7 +51,7 @@ def test_a_run_that_lost_verdicts_or_was_stopped_is_not_complete() -> None:
     """The file's age says that somebody wrote it, not that all was judged."""
     one = report(NODES)
     assert told(one)["preflight_run_complete",] == 1
-    assert told(replace(one, lost=1))["preflight_run_complete",] == 0
+    assert told(replace(one, missing=1))["preflight_run_complete",] == 0
     assert told(replace(one, interrupted=True, exit=2))["preflight_run_complete",] == 0
 
 
@@ -80,7 +80,7 @@ def test_junit_names_say_check_and_subject_and_nothing_of_this_machine() -> None
     said = {
         ("gpu.count", "n1"): BENT,
         ("gpu.count", "n2"): not_run("no GPUs here"),
-        ("gpu.ecc", "n1"): Verdict(outcome=Outcome.LOST, sentence="it never \x1b[31marrived"),
+        ("gpu.ecc", "n1"): Verdict(outcome=Outcome.MISSING, sentence="it never \x1b[31marrived"),
         ("gpu.ecc", "n2"): unknown("may not look", advice="allow it", grant="sudo"),
     }
     root = ET.fromstring(junit(report(("n1", "n2"), said)))  # noqa: S314  our own

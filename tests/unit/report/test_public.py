@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from preflight.captured.archive import Part
-from preflight.commands.capture import Taken, in_public
+from preflight.commands.capture import ArchiveParts, in_public
 from preflight.report import hide
 from preflight.report.document import encode
 from preflight.report.exports import junit, metrics
 from preflight.report.hide import Hider, any_of
-from preflight.report.page import Told, page
+from preflight.report.page import PageContext, page
 from preflight.report.secret_names import secrets, secrets_of
 from preflight.report.since import found_in
 from preflight.report.terminal import summary
@@ -61,7 +61,7 @@ def written(one: Report) -> dict[str, str]:
     found = found_in(one)
     return {
         "json": encode(one).decode(),
-        "html": page(one, Told(found=found, drains=frozenset({"gpu.count"}))),
+        "html": page(one, PageContext(found=found, drains=frozenset({"gpu.count"}))),
         "junit": junit(one).decode(),
         "prometheus": metrics(one, found).decode(),
         "text": "\n".join(summary(one, found, where="", hint="", width=80)),
@@ -241,7 +241,7 @@ def test_node_sets_of_more_names_than_any_fleet(monkeypatch: pytest.MonkeyPatch)
 def test_a_public_archive_has_no_text_of_a_node_without_facts(told: bytes) -> None:
     """Its log names it as nobody else does; of another node, whose facts came, all is there."""
     log = b"[    1.234567] secretbox kernel: mlx5_core 0000:1a:00.0: firmware version: 28.39.1002\n"
-    taken = Taken()
+    taken = ArchiveParts()
     for node, document in (("10.0.0.5", told), ("h2", msgspec.json.encode(facts()))):
         for name, content in (("facts.json", document), ("journalctl.txt", log)):
             part = Part(name=f"nodes/{node}/{name}", node=node, error="" if content else "late")

@@ -174,7 +174,7 @@ def test_a_killed_run_is_refused(tmp_path: Path) -> None:
     events.begin(
         Began(
             preflight="0", run="r", started=one.started, tier="quick", nodes=one.fleet.nodes,
-            origin="fleet.toml", owed={"gpu.count": ("*",)},
+            origin="fleet.toml", expected={"gpu.count": ("*",)},
         )
     )  # fmt: skip
     assert reread(tmp_path).fleet.unjudged == one.fleet.nodes
@@ -195,12 +195,12 @@ def test_nodes_of_earlier_nights_are_not_named(tmp_path: Path) -> None:
         events.begin(
             Began(
                 preflight="0", run="r", started=one.started, tier="quick", nodes=one.fleet.nodes,
-                origin="", owed={},
+                origin="", expected={},
             )
         )  # fmt: skip
         events.end((), night_of(one, found_in(one)))
     everything = outputs(tmp_path / "20261121-020000")
-    assert "Against the run of" in everything
+    assert "Compared with the run of" in everything
     assert leaked(everything, ["oldnode", *NAMES]) == []
 
 
@@ -211,7 +211,7 @@ def test_what_people_wrote_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_bytes(encode(replace(one, fleet=fleet)))
     (tmp_path / "measured.json").write_bytes(measured(whose(NAMES)))
     everything = outputs(tmp_path)
-    assert "not looked at: drained: reason-1" in everything
+    assert "not checked: drained: reason-1" in everything
     assert leaked(everything, ["zoe", *NAMES]) == []
 
 

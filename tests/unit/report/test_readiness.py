@@ -42,7 +42,7 @@ def test_a_stopped_run_leaves_nobody_ready_whom_it_did_not_judge() -> None:
     assert judged.launchable == ()
 
 
-@pytest.mark.parametrize("reason", ["no GPUs promised", "blocked: reach.route of h1"])
+@pytest.mark.parametrize("reason", ["no GPUs expected", "blocked: reach.route of h1"])
 def test_what_does_not_apply_leaves_a_node_ready(reason: str) -> None:
     """A check that has nothing to judge here is no reason to keep a node back."""
     assert _judged(_on("h1", not_run(reason)), _on("h2", ok("fine"))).ready == NODES
@@ -56,7 +56,10 @@ def test_whom_no_verdict_is_about_is_not_judged() -> None:
 def test_a_lost_verdict_outlives_the_stop() -> None:
     """Where -x stops the run because a worker died, that worker's verdict is lost, not stopped."""
     (entry,) = _lost("h2")
-    assert (entry.verdict.outcome, entry.verdict.sentence) == (Outcome.LOST, "worker 'gw0' crashed")
+    assert (entry.verdict.outcome, entry.verdict.sentence) == (
+        Outcome.MISSING,
+        "worker 'gw0' crashed",
+    )
     assert _exit(entry, _on("h1", ok("fine"))) == 3
     assert _judged(entry).ready == ("h1", "h3")
 

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from preflight import cli
 from preflight.errors import UsageError
-from preflight.report.document import BlameRow, MissedRow, PairRow, encode
+from preflight.report.document import BlameRow, PairRow, SensitivityRow, encode
 from preflight.report.events import Began, reread
-from preflight.verdict import fail
+from preflight.verdict import Outcome, Verdict, fail, ok
 
 from .nights import report
 
@@ -28,7 +28,7 @@ _TEXTS = ("subject", "component", "blame")
 
 WHOLE = encode(report(("n1", "n2"))).decode()
 PAIR = PairRow(a="n1", b="n2", rail=0, round=0, backend="gloo", state="ok", sizes=())
-MISSED = MissedRow(
+MISSED = SensitivityRow(
     node="n1", rail=0, operations=1, loaded_s=1, pairs=1, one_in=None, every_s=None, slower=None
 )
 BLAME = BlameRow(
@@ -43,6 +43,20 @@ def test_a_run_reads_its_own_report(tmp_path: Path) -> None:
     assert encode(reread(tmp_path)).decode() == WHOLE
 
 
+def test_a_report_of_schema_1_is_read(tmp_path: Path) -> None:
+    """Its keys `lost` and `missed` and its outcome `lost` become those of schema 2."""
+    never = Verdict(outcome=Outcome.MISSING, sentence="its verdict never arrived")
+    new = report(("n1", "n2"), {("gpu.ecc", "n1"): never, ("gpu.ecc", "n2"): ok("0 errors")})
+    new = replace(new, sensitivity=(MISSED,))
+    old = json.loads(encode(new))
+    old.update(schema=1, lost=old.pop("missing"), missed=old.pop("sensitivity"))
+    old["counts"]["lost"] = old["counts"].pop("missing")
+    for row in old["verdicts"]:
+        row["outcome"] = {"missing": "lost"}.get(row["outcome"], row["outcome"])
+    (tmp_path / "report.json").write_text(json.dumps(old))
+    assert json.loads(encode(reread(tmp_path))) == json.loads(encode(new))
+
+
 @pytest.mark.parametrize(
     "started",
     ["0001-01-01", "", "yesterday", "9999-12-31T23:59:59Z", "2026-11-23", "2026-13-45T25:61:00Z"]
@@ -51,12 +65,12 @@ def test_a_run_reads_its_own_report(tmp_path: Path) -> None:
 def test_a_time_that_no_clock_shows_is_refused(tmp_path: Path, started: str) -> None:
     """Also before a page or a metric is made of it, or a JUnit file, which would hold its text."""
     (tmp_path / "report.json").write_text(json.dumps({**json.loads(WHOLE), "started": started}))
-    with pytest.raises(UsageError, match=r"is no report of this preflight .*give another run"):
+    with pytest.raises(UsageError, match=r"is not a report of this preflight .*give another run"):
         reread(tmp_path)
 
 
 @pytest.mark.parametrize("view", ["--public", "--prometheus={0}/x.prom", "--json", "--html=-"])
-@pytest.mark.parametrize("odd", ["counts", "expected", "lost", "coverage", "evidence", "events"])
+@pytest.mark.parametrize("odd", ["counts", "expected", "missing", "coverage", "evidence", "events"])
 def test_numbers_and_evidence_without_bounds_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], odd: str, view: str
 ) -> None:
@@ -81,14 +95,14 @@ def test_numbers_and_evidence_without_bounds_are_refused(
         (tmp_path / "report.json").unlink()
         began = {
             "event": "began", "preflight": "0.1.0", "run": "ab", "tier": "quick", "origin": "",
-            "started": "2026-11-22T02:00:00+00:00", "nodes": ["n1"], "owed": {},
+            "started": "2026-11-22T02:00:00+00:00", "nodes": ["n1"], "expected": {},
         }  # fmt: skip
         said = {"event": "verdict", **document["verdicts"][0]}
         (tmp_path / "events.jsonl").write_text(f"{json.dumps(began)}\n{json.dumps(said)}\n")
     words = view.format(tmp_path).split("=")
     assert cli.main(["report", str(tmp_path), *words]) == 4
     told = capsys.readouterr().err
-    assert "is no report of this preflight" in told
+    assert "is not a report of this preflight" in told
     assert len(told.splitlines()) == 1
 
 
@@ -112,8 +126,8 @@ def test_blames_without_bounds_are_refused(
         document["blames"][0]["component"] = "c" * 5000
     (tmp_path / "report.json").write_text(json.dumps(document))
     assert cli.main(["report", str(tmp_path)]) == 4
-    (told,) = capsys.readouterr().err.splitlines()
-    assert "is no report of this preflight (its blames" in told
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "is not a report of this preflight (its blames" in line
 
 
 def _leaves(value: object, place: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
@@ -131,7 +145,7 @@ def test_no_field_holds_a_name_that_is_none(tmp_path: Path) -> None:
     bent = fail("bent", advice="drain", culprits=("n1",), suspects=("n1",))
     told = report(("n1", "n2"), {("gpu.ecc", "n1"): bent}, leaves={"n1": "leaf1"}, pairs=[PAIR])
     fleet = replace(told.fleet, apart=(("n1", "n2"),), unjudged=("n1",), left_out={"n1": "busy"})
-    told = replace(told, fleet=fleet, missed=(MISSED,), blames=(BLAME,))
+    told = replace(told, fleet=fleet, sensitivity=(MISSED,), blames=(BLAME,))
     whole = encode(told).decode()
     path = tmp_path / "report.json"
     path.write_text(whole)
@@ -144,7 +158,7 @@ def test_no_field_holds_a_name_that_is_none(tmp_path: Path) -> None:
         value = table.pop(last) if last == "n1" else HOSTILE
         table[HOSTILE if last == "n1" else last] = value
         path.write_text(json.dumps(document))
-        with pytest.raises(UsageError, match="is no report of this preflight") as caught:
+        with pytest.raises(UsageError, match="is not a report of this preflight") as caught:
             reread(tmp_path)
         assert str(caught.value).isprintable(), (above, last)
 
@@ -153,20 +167,20 @@ def test_no_killed_run_holds_a_name_that_is_none(tmp_path: Path) -> None:
     """Its events are held to the same."""
     began = Began(
         preflight="0.1.0", run="ab", started="2026-11-22T02:00:00+00:00", tier="quick",
-        nodes=("n1",), origin="", owed={"gpu.count": ("*",)},
+        nodes=("n1",), origin="", expected={"gpu.count": ("*",)},
     )  # fmt: skip
     line = msgspec.json.encode(began).decode()
     (tmp_path / "events.jsonl").write_text(line)
     assert reread(tmp_path).fleet.nodes == ("n1",)
     (tmp_path / "events.jsonl").write_text(line.replace('"n1"', json.dumps(HOSTILE)))
-    with pytest.raises(UsageError, match="is no report of this preflight"):
+    with pytest.raises(UsageError, match="is not a report of this preflight"):
         reread(tmp_path)
 
 
 def test_a_check_has_an_id(tmp_path: Path) -> None:
     """It is printed as it is; a stranger's report has no other words there."""
     (tmp_path / "report.json").write_text(WHOLE.replace("gpu.ecc", "\\u001b[31m</pre>"))
-    with pytest.raises(UsageError, match="is no id of a check"):
+    with pytest.raises(UsageError, match="is not the id of a check"):
         reread(tmp_path)
 
 
@@ -176,7 +190,8 @@ def test_evidence_may_be_anything(tmp_path: Path, key: str, held: object) -> Non
     """In the events of a killed run, from which is told who is ready."""
     began = Began(
         preflight="0.1.0", run="ab", started="2026-11-22T02:00:00+00:00", tier="quick",
-        nodes=("n1", "n2"), origin="", owed={"fabric.pair": ("n1-n2",), "job.all": ("fleet:all",)},
+        nodes=("n1", "n2"), origin="",
+        expected={"fabric.pair": ("n1-n2",), "job.all": ("fleet:all",)},
     )  # fmt: skip
     lines = [msgspec.json.encode(began)]
     for check, subject in (("fabric.pair", "n1-n2"), ("job.all", "fleet:all")):

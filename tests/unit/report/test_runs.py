@@ -22,7 +22,7 @@ def a_run(runs: Path, name: str, *more: str, report: bool = True) -> Path:
     folder.mkdir(parents=True)
     night = Night(
         run=name, started="", seconds=1.0, tier="quick", exit=0, nodes=1, ready=1,
-        not_ready=(), lost=0, bad=(),
+        not_ready=(), missing=0, bad=(),
     )  # fmt: skip
     (folder / NAME).write_bytes(msgspec.json.encode(Ended(night=night)) + b"\n")
     for file in (*more, *(("report.json",) if report else ())):

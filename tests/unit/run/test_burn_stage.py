@@ -16,7 +16,7 @@ from preflight.fabric.samples import Sweep
 from preflight.facts.burn import Burned, Proof
 from preflight.facts.network import ConfFile, ConfSetting
 from preflight.facts.node import Reach
-from preflight.fleet.model import Fleet, Host, Job, Promise
+from preflight.fleet.model import Expected, Fleet, Host, Job
 from preflight.run import stages as stage
 from preflight.run.expected_verdicts import Settings
 from preflight.run.judgement import Judgement, stages_needed
@@ -45,7 +45,7 @@ REACHED = Measured(
 
 def _run(**settings: object) -> Run:
     hosts = tuple(
-        Host(name=name, address=name, group="train", promised=Promise(gpus=8)) for name in NAMES
+        Host(name=name, address=name, group="train", expected=Expected(gpus=8)) for name in NAMES
     )
     checks = Registry(load_folder(shipped_folder()))
     chosen = Settings(tier="standard", fail_fast="never", **settings)  # type: ignore[arg-type]
@@ -95,8 +95,8 @@ def test_a_node_that_somebody_works_on_is_not_loaded() -> None:
     for one in (run, bold):
         one.judgement.advance(measured)
     others = [host for host in run.fleet.hosts if host.name != "h2"]
-    assert run._partakers().left_out("local", others)["h2"].startswith("busy: pid 7 ")
-    assert not bold._partakers().hindered("h2")
+    assert run._eligibility().left_out("local", others)["h2"].startswith("busy: pid 7 ")
+    assert not bold._eligibility().why_not_loaded("h2")
 
 
 def test_a_lost_node_is_one_finding() -> None:

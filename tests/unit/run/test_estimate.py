@@ -15,10 +15,10 @@ from preflight.core.thresholds import durations
 from preflight.fabric.planner import MARGIN, rounds_that_fit
 from preflight.fabric.schedule import default_rounds
 from preflight.facts.model import Nic, NicPort
-from preflight.fleet.model import Fleet, Host, Job, Promise
+from preflight.fleet.model import Expected, Fleet, Host, Job
 from preflight.history.run_record import Cost
 from preflight.run import estimate
-from preflight.run.estimate import GPUS_ASSUMED, Expected, expected
+from preflight.run.estimate import GPUS_ASSUMED, Workload, workload
 from tests.unit.facts.builders import facts
 
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ NODES, GPUS, NICS = st.integers(1, 5000), st.integers(0, 16), st.integers(0, 16)
 
 def _expected(
     nodes: int = 64, gpus: int = 8, nics: int = 8, *, tier: Tier = "quick", last: Cost | None = None
-) -> Expected:
+) -> Workload:
     stages: frozenset[Stage] = QUICK if tier == "quick" else QUICK | {"local"}
-    return Expected(
+    return Workload(
         nodes=nodes, gpus=gpus, nics=nics, assumed=False, tier=tier, stages=stages, last=last
     )
 
 
-def _all_s(one: Expected, wall_s: float = 1e6, rounds: int = 9) -> float:
+def _all_s(one: Workload, wall_s: float = 1e6, rounds: int = 9) -> float:
     cost = one.cost(wall_s)
     return cost.other_s + rounds * cost.round_s
 
@@ -126,10 +126,10 @@ def test_rounds_that_were_asked_for_and_have_no_time_are_named() -> None:
 def test_nvlink_between_nodes_takes_its_time() -> None:
     """Where the inventory names a model whose nodes share NVLink."""
     hosts = tuple(
-        Host(name=name, address=name, promised=Promise(gpus=4, gpu_model="NVIDIA GB200"))
+        Host(name=name, address=name, expected=Expected(gpus=4, gpu_model="NVIDIA GB200"))
         for name in ("h1", "h2")
     )
-    domain = expected(Fleet(hosts=hosts, origin="a test"), "quick", QUICK)
+    domain = workload(Fleet(hosts=hosts, origin="a test"), "quick", QUICK)
     assert _all_s(domain) > _all_s(replace(domain, nvlink_domains=False))
 
 
@@ -159,19 +159,19 @@ def test_what_the_last_run_took_wins() -> None:
 def test_what_is_expected_comes_from_the_inventory_else_it_is_said_to_be_assumed() -> None:
     """The most that any node has; then the ranks of a node; then eight, in the header."""
     hosts = tuple(
-        Host(name=name, address=name, promised=Promise(gpus=gpus))
+        Host(name=name, address=name, expected=Expected(gpus=gpus))
         for name, gpus in (("h1", 4), ("h2", 8))
     )
-    known = expected(Fleet(hosts=hosts, origin="a test"), "quick", QUICK)
+    known = workload(Fleet(hosts=hosts, origin="a test"), "quick", QUICK)
     assert (known.nodes, known.gpus, known.nics, known.assumed) == (2, 8, 8, False)
     bare = tuple(Host(name=name, address=name) for name in ("h1", "h2"))
-    ranks = expected(Fleet(hosts=bare, origin="a test", job=Job(nproc_per_node=4)), "quick", QUICK)
+    ranks = workload(Fleet(hosts=bare, origin="a test", job=Job(nproc_per_node=4)), "quick", QUICK)
     assert (ranks.gpus, ranks.assumed) == (4, False)
-    unknown = expected(Fleet(hosts=bare, origin="a test"), "quick", QUICK)
+    unknown = workload(Fleet(hosts=bare, origin="a test"), "quick", QUICK)
     assert (unknown.gpus, unknown.assumed) == (GPUS_ASSUMED, True)
     assert unknown.lines(60.0, 1, 1)[0].endswith(" of 60 s; assumes 8 GPUs a node")
-    none = expected(
-        Fleet(hosts=tuple(replace(h, promised=Promise(gpus=0)) for h in bare), origin="a test"),
+    none = workload(
+        Fleet(hosts=tuple(replace(h, expected=Expected(gpus=0)) for h in bare), origin="a test"),
         "quick", QUICK,
     )  # fmt: skip
     assert " s sweep (1 round) of 60 s" in none.lines(60.0, 1, 1)[0]
@@ -186,7 +186,7 @@ def test_this_machine_is_asked_how_many_gpus_it_has(
         (tmp_path / "gpus" / f"0000:0{number}:00.0").mkdir(parents=True)
     monkeypatch.setattr(estimate, "_DRIVER_GPUS", str(tmp_path / "gpus"))
     here = Host(name="me", address="127.0.0.1", transport="local")
-    one = expected(Fleet(hosts=(here,), origin="this machine"), "quick", QUICK)
+    one = workload(Fleet(hosts=(here,), origin="this machine"), "quick", QUICK)
     assert (one.gpus, one.assumed) == (gpus, False)
     told = "sweep inside the node" if gpus else "4 s facts of 60 s"
     assert told in one.lines(60.0, 0, 0)[0]

@@ -75,7 +75,7 @@ def test_a_node_that_cannot_be_judged_is_named_and_blocks_nobody(tmp_path: Path)
     """The others are judged without it, and the sentence says that it was not looked at."""
     write_check(tmp_path, "site.whole", WHO, subject="fleet")
     run, verdict = _judged(tmp_path, _without("h2"))
-    assert verdict.sentence == "h1 h3 h4; not looked at: h2"
+    assert verdict.sentence == "h1 h3 h4; not checked: h2"
     left_out = {"h2": "reach.route of h2: nobody answers at h2:22"}
     assert verdict.evidence["not_looked_at"] == left_out
     assert ("reach.route", ("h2",)) in run.judgement.known()
@@ -87,7 +87,7 @@ def test_its_gates_are_those_of_nodes(tmp_path: Path) -> None:
     write_check(tmp_path, "site.gate", gate)
     write_check(tmp_path, "site.whole", WHO, subject="fleet", requires=("site.gate",))
     run, verdict = _judged(tmp_path)
-    assert verdict.sentence == "h1 h2 h4; not looked at: h3"
+    assert verdict.sentence == "h1 h2 h4; not checked: h3"
     assert run.judgement.may_take_part("h3", "facts") == ""
 
 
@@ -97,7 +97,7 @@ def test_a_fleet_of_which_nobody_is_left(tmp_path: Path) -> None:
     nobody = replace(HEALTHY, facts={}, reach=dict.fromkeys(NAMES, DOWN))
     _, verdict = _judged(tmp_path, nobody)
     assert verdict.outcome is Outcome.NOT_RUN
-    assert verdict.sentence.startswith("nobody to judge: reach.route of h1")
+    assert verdict.sentence.startswith("no node to judge: reach.route of h1")
 
 
 @pytest.mark.parametrize("culprits", ["['h9']", "'h9'", "['h1', 'h9']", "[7]", "[['h1']]"])
@@ -146,7 +146,7 @@ def test_the_named_nodes_are_the_finding() -> None:
 def test_a_fleet_that_names_too_many_is_suspicious() -> None:
     """Three of four condemned for one thing look like one shared cause."""
     odd = fail("odd", advice="-", culprits=NAMES[:3])
-    assert "condemns 3 of 4 nodes" in suspicions(_entries(odd), len(NAMES))["site.whole"]
+    assert "fails on 3 of 4 nodes" in suspicions(_entries(odd), len(NAMES))["site.whole"]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_fleet_that_is_unfit_as_a_whole(verdict: Verdict) -> None:
     assert findings(_entries(verdict))[0].subjects == (FLEET,)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.BROKEN, Outcome.LOST])
+@pytest.mark.parametrize("outcome", [Outcome.BROKEN, Outcome.MISSING])
 def test_a_fleet_that_was_not_judged_clears_nobody(outcome: Outcome) -> None:
     """Whom the missing verdict would have named nobody knows."""
     missing = Verdict(outcome=outcome, sentence="-")

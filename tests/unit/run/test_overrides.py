@@ -6,7 +6,7 @@ from datetime import date, timedelta
 
 import pytest
 
-from preflight.core.thresholds import Told
+from preflight.core.thresholds import Override
 from preflight.fleet.model import Waiver
 from preflight.run.judgement import waive, with_numbers
 from preflight.verdict import Outcome, Verdict, fail, flaky, not_run, ok, unknown, warn
@@ -37,7 +37,7 @@ def test_a_known_failure_condemns_nobody_and_keeps_its_sentence(verdict: Verdict
     """Its outcome is waived; what it was, until when and why stay with it."""
     waived = _waived(("h2",), verdict, _waiver())
     assert waived.outcome is Outcome.WAIVED
-    assert not waived.condemns
+    assert not waived.makes_not_ready
     assert waived.sentence == f"{verdict.sentence} (waived until 2026-11-25: known)"
     assert waived.evidence["waived"] == verdict.outcome
 
@@ -97,7 +97,7 @@ def test_corrupted_data_are_never_waived(bad: Verdict) -> None:
 
 def test_a_verdict_by_the_sites_own_number_says_so() -> None:
     """Passed or not: another threshold is part of the sentence, and data beside it."""
-    used = {"zombie_age_s": Told(600.0, "fleet.toml [group.a]")}
+    used = {"zombie_age_s": Override(600.0, "fleet.toml [group.a]")}
     told = with_numbers(ok("no zombies"), used)
     assert told.sentence == (
         "no zombies (zombie_age_s 600 s by fleet.toml [group.a] (shipped: 300))"

@@ -12,7 +12,7 @@ from preflight.history.run_record import Cost
 from preflight.run.expected_verdicts import Settings
 from preflight.run.measured import Measured, Silent
 from preflight.run.run import Run
-from preflight.session.history import Nightly, open_history
+from preflight.session.history import HistorySession, open_history
 from preflight.verdict import Outcome, Verdict
 from tests.unit.burn.builders import burned
 from tests.unit.facts.builders import facts, gpu
@@ -30,8 +30,8 @@ GPU = gpu(0)
 REGISTRY = Registry(load_folder(shipped_folder()))
 
 
-def _run(history: Nightly, tonight: Burned, tier: Tier = "deep") -> Run:
-    """One night of the only node, which has one GPU of which nothing is promised."""
+def _run(history: HistorySession, tonight: Burned, tier: Tier = "deep") -> Run:
+    """One night of the only node, which has one GPU of which nothing is expected."""
     planned = plan(NAMES, {}, extent="auto", seed=1, past=history.past, budget_s=60.0, cost=COST)
     run = Run(FLEET, REGISTRY, Settings(tier=tier), Silent(), planned)
     run.judgement.advance(

@@ -12,7 +12,7 @@ from preflight.core.registry import Entry, Registry, load_folder, shipped_folder
 from preflight.fabric.planner import Planned
 from preflight.facts.model import Driver
 from preflight.facts.node import Clock, Reach
-from preflight.fleet.model import Fleet, Host, Promise
+from preflight.fleet.model import Expected, Fleet, Host
 from preflight.report.ready import exit_code, readiness
 from preflight.run.expected_verdicts import Settings
 from preflight.run.judgement import stages_needed
@@ -47,9 +47,9 @@ DOWN = Reach("paramiko", "route", "nobody answers at h2:22", "look at its power 
 
 
 def _fleet(*, group: str = "train") -> Fleet:
-    promised = Promise(gpus=8)
+    expected = Expected(gpus=8)
     return Fleet(
-        hosts=tuple(Host(name=n, address=n, group=group, promised=promised) for n in NAMES),
+        hosts=tuple(Host(name=n, address=n, group=group, expected=expected) for n in NAMES),
         origin="a test",
     )
 
@@ -106,7 +106,7 @@ def test_a_shut_gate_is_found_though_it_was_not_selected(selected: str) -> None:
     """Whoever selects one check still hears of the node that it could not be asked on."""
     run = _run()
     assert set(_judge(run, _without("h2"), [selected])) == {("reach.route", ("h2",))}
-    assert run.judgement.known()["reach.route", ("h2",)].condemns
+    assert run.judgement.known()["reach.route", ("h2",)].makes_not_ready
 
 
 def test_a_hung_driver_blocks_what_reads_the_driver() -> None:

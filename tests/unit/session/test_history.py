@@ -14,13 +14,13 @@ from preflight.fabric.planner import plan
 from preflight.facts.node import Reach
 from preflight.fleet.model import Fleet
 from preflight.history import reading
-from preflight.history.place import NAME, place_of
+from preflight.history.place import NAME, parse_place
 from preflight.history.run_record import NAME as OLD_NAME
-from preflight.history.run_record import Cost, Coverage, Done, Past
+from preflight.history.run_record import Cost, Coverage, Past, RoundRecord
 from preflight.run.expected_verdicts import Settings
 from preflight.run.measured import Measured, Silent
 from preflight.run.run import Run
-from preflight.session.history import Nightly, open_history
+from preflight.session.history import HistorySession, open_history
 from preflight.verdict import fail, ok
 from tests.unit.fabric.synthetic import hosts, sweep
 from tests.unit.facts.builders import facts
@@ -59,7 +59,7 @@ def _swept_run() -> Run:
     return run
 
 
-def _open(folder: Path, fleet: Fleet = FLEET) -> Nightly:
+def _open(folder: Path, fleet: Fleet = FLEET) -> HistorySession:
     return open_history(str(folder), folder, fleet, "quick")
 
 
@@ -74,7 +74,7 @@ def test_a_run_is_remembered_with_its_suspects(tmp_path: Path) -> None:
     assert past == history.past
     assert past is not None
     assert past.suspects == (("h1", "h4"),)
-    assert past.done == dict.fromkeys(range(5), Done(1, 3))
+    assert past.done == dict.fromkeys(range(5), RoundRecord(1, 3))
     assert (folder / NAME).stat().st_mode & 0o777 == 0o640
     with reading(history.place) as told:
         ran = told.last_run(NAMES)
@@ -115,7 +115,7 @@ def test_a_run_that_reached_nobody_leaves_nothing(tmp_path: Path) -> None:
 
 def test_the_rounds_of_an_older_history_go_on(tmp_path: Path) -> None:
     """`coverage.json` is read while it is all there is, and taken in by the first run."""
-    known = Coverage(schema=1).having(NAMES, {}, Past(runs=7, done={3: Done(7, 3)}))
+    known = Coverage(schema=1).having(NAMES, {}, Past(runs=7, done={3: RoundRecord(7, 3)}))
     (tmp_path / OLD_NAME).write_bytes(known.encode())
     history = _open(tmp_path)
     assert history.past is not None
@@ -135,7 +135,7 @@ def test_a_damaged_history_costs_a_line(tmp_path: Path, name: str) -> None:
     history = _open(tmp_path)
     assert history.past is None
     assert f"cannot use the history {tmp_path / name}: " in history.trouble
-    assert "move it away to begin anew" in history.trouble
+    assert "move it away to start a new one" in history.trouble
     said = history.remember(_swept_run(), ENTRIES, BEGAN_S)
     assert said.endswith("; this run is not remembered")
     assert history.past is None
@@ -189,7 +189,7 @@ def test_a_folder_that_others_may_change_is_refused_before_anything_is_measured(
 
 def test_a_file_of_sqlite_may_be_named(tmp_path: Path) -> None:
     """Then its folder's `coverage.json` is its own as well."""
-    place = place_of(f"sqlite:///{tmp_path}/nights.db", tmp_path)
+    place = parse_place(f"sqlite:///{tmp_path}/nights.db", tmp_path)
     history = open_history(f"sqlite:///{tmp_path}/nights.db", tmp_path, FLEET, "quick")
     assert history.remember(_swept_run(), ENTRIES, BEGAN_S) == ""
     assert place.file == tmp_path / "nights.db"

@@ -45,7 +45,7 @@ class StandIn(Launcher):
 def main() -> None:
     """Give standard input to one task per node, and end when all of them have ended.
 
-    As srun does, nobody is given any input while a task is absent.
+    As with srun, no task gets input while one is absent.
     """
     at = sys.argv.index("--")
     words, argv = [word for word in sys.argv[1:at] if "=" in word], sys.argv[at + 1 :]

@@ -130,7 +130,7 @@ def new_key(path: Path) -> Path:
 
 
 def free_port() -> int:
-    """Return a port on which nobody listens right now."""
+    """Return a port on which no process listens right now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

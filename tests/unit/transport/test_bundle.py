@@ -161,8 +161,8 @@ def test_an_entry_has_all_that_it_imports(entry: str, module: str, tmp_path: Pat
     assert module in modules
     assert "node_relay" not in modules
     program = f"import sys; sys.path.insert(0, {str(archive)!r}); import {', '.join(modules)}"
-    told = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, check=False)
-    assert told.returncode == 0, told.stderr
+    result = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 def test_nothing_is_compiled_on_a_node_like_ours(payload: Path) -> None:
@@ -175,8 +175,8 @@ def test_nothing_is_compiled_on_a_node_like_ours(payload: Path) -> None:
     archive = payload.parent / "spoilt.zip"
     archive.write_bytes(packed.getvalue())
     program = f"import sys; sys.path.insert(0, {str(archive)!r}); import deep; print(deep.WORD)"
-    told = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, check=False)
-    assert told.stdout == b"deep\n", told.stderr
+    result = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, check=False)
+    assert result.stdout == b"deep\n", result.stderr
 
 
 def test_our_paths_do_not_travel(payload: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_shell_that_ends_first_is_thought_of(payload: Path) -> None:
         (
             "os.write(2, b'\\x1b[31mred\\x07\\n'); os._exit(3)",
             {},
-            "exit 3 before it answered; it said: red",
+            "exit 3 before it answered; its output: red",
         ),
         ("import time; time.sleep(60)", {"timeout_s": 1}, "its deadline of 1 s"),
         ("import time; time.sleep(60)", {"read_s": 0.3}, "no answer in 0.3 s"),
@@ -296,7 +296,7 @@ def test_a_shell_that_ends_first_is_thought_of(payload: Path) -> None:
         ("os.kill(os.getpid(), 9)", {}, "killed by a signal"),
     ],
 )
-def test_what_came_instead_of_an_answer_is_said(
+def test_what_came_instead_of_an_answer_is_reported(
     connection: Connection,
     node: Host,
     payload: Path,
@@ -315,11 +315,11 @@ def test_a_shell_that_runs_something_else_is_found_out(payload: Path) -> None:
     """A forced command that says nothing of ours and exits 0 is no answer."""
     error = refused(LocalConnection(), here("echo", "This account is\x1b[5m closed"), payload)
     assert error.step == "answer"
-    assert "something else answered; it said: This account is closed" in error.sentence
+    assert "something else answered; its output: This account is closed" in error.sentence
 
 
 def test_a_request_without_a_nonce_is_our_own_mistake(payload: Path) -> None:
-    """An answer could not be told from another run's."""
+    """An answer could not be distinguished from another run's."""
     with pytest.raises((PreflightError, ValueError)):
         start_payload(LocalConnection(), here(), "probe", {"name": "h"}, 5, payload=payload)
 

@@ -104,7 +104,7 @@ def test_a_line_beyond_the_limit_is_refused(connection: Connection) -> None:
 
 
 def test_silence_is_not_waited_for(connection: Connection) -> None:
-    """A reading deadline raises TimeoutError, and the command can still be heard afterwards."""
+    """A reading deadline raises TimeoutError, and the command can still be read afterwards."""
     remote = python(connection, "input(); print('awake')")
     with pytest.raises(TimeoutError):
         remote.read_line(0.3)
@@ -129,14 +129,14 @@ def test_who_has_left_cannot_be_written_to(connection: Connection) -> None:
 
 
 def test_our_deadline_ends_the_wait(connection: Connection) -> None:
-    """Waiting ends at its deadline; nobody told a status by then, so there is none."""
+    """Waiting ends at its deadline; without a status by then there is none."""
     remote = python(connection, "import time; print('begun', flush=True); time.sleep(60)")
     assert remote.read_line(PATIENCE_S) == b"begun"
     assert remote.wait(0.2).status is None
 
 
 def test_the_nodes_own_deadline_ends_even_the_stubborn(connection: Connection) -> None:
-    """A command that ignores SIGTERM is gone after its deadline, though nobody waits for it."""
+    """A command that ignores SIGTERM is gone after its deadline, though no one waits for it."""
     token = uuid.uuid4().hex
     program = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -190,7 +190,7 @@ def test_several_commands_share_one_login(connection: Connection) -> None:
 
 
 def test_a_missing_program_has_status_127(connection: Connection) -> None:
-    """What is not there is told as a shell tells it."""
+    """A missing program is reported as a shell reports it."""
     answer = connection.start(["no-such-program"], timeout_s=PATIENCE_S).wait(PATIENCE_S)
     assert answer.status == 127
     assert b"no-such-program" in answer.stderr

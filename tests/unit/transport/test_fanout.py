@@ -60,8 +60,8 @@ def test_a_stuck_thread_does_not_keep_the_process_alive() -> None:
         "import threading\nfrom preflight.transport.ways import fan_out\n"
         "print(fan_out(['h'], lambda name: threading.Event().wait(), deadline_s=0.2))"
     )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)  # noqa: PLW1510
-    assert (told.returncode, told.stderr) == (0, b"")
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)  # noqa: PLW1510
+    assert (result.returncode, result.stderr) == (0, b"")
 
 
 def test_the_bound_holds() -> None:
@@ -96,7 +96,7 @@ def test_nodes_that_wait_for_each_other_pass_a_gate_and_meet() -> None:
 
 
 def test_a_full_gate_has_a_deadline() -> None:
-    """Who finds no place in time is told so, and a place that is left can be taken again."""
+    """Without a free place in time there is an error; a place that is left can be taken again."""
     gate = Gate(1)
     with gate.passage(PATIENCE_S), pytest.raises(TooSlowError), gate.passage(0.05):
         pass
@@ -105,8 +105,8 @@ def test_a_full_gate_has_a_deadline() -> None:
 
 
 def test_progress_names_the_straggler() -> None:
-    """Progress ends with everyone done, and before that says for whom we wait."""
-    told: list[tuple[int, int, list[str]]] = []
+    """Progress ends with all done, and before that names the nodes that are waited for."""
+    calls: list[tuple[int, int, list[str]]] = []
     last = threading.Event()
 
     def work(name: str) -> None:
@@ -114,13 +114,13 @@ def test_progress_names_the_straggler() -> None:
             last.wait(PATIENCE_S)
 
     def progress(done: int, total: int, waiting: list[str]) -> None:
-        told.append((done, total, waiting))
+        calls.append((done, total, waiting))
         if waiting == ["slow"]:
             last.set()
 
     fan_out(["a", "slow", "b"], work, deadline_s=PATIENCE_S, progress=progress)
-    assert (2, 3, ["slow"]) in told
-    assert told[-1] == (3, 3, [])
+    assert (2, 3, ["slow"]) in calls
+    assert calls[-1] == (3, 3, [])
 
 
 def test_an_interrupt_is_not_held_up() -> None:

@@ -53,8 +53,8 @@ def test_names_match_as_openssh_matches_them(
     if hashed:
         subprocess.run(["ssh-keygen", "-H", "-f", str(file)], capture_output=True, check=False)
     argv = ["ssh-keygen", "-F", name, "-f", str(file)]
-    told = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert bool(read_known_hosts([str(file)], [name])) == (told.returncode == 0), told
+    found = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert bool(read_known_hosts([str(file)], [name])) == (found.returncode == 0), found
 
 
 @pytest.mark.parametrize("hashed", [False, True])
@@ -67,7 +67,7 @@ def test_case_does_not_matter(tmp_path: Path, key: tuple[str, str], *, hashed: b
     assert read_known_hosts([str(file)], ["GPU017"])
 
 
-def test_a_broken_line_vouches_for_nobody(tmp_path: Path) -> None:
+def test_a_broken_line_vouches_for_no_host(tmp_path: Path) -> None:
     """What is no key opens no door, and does not stop the reading either."""
     file = tmp_path / "known_hosts"
     file.write_text("h ssh-ed25519 not-base64!\nh ssh-ed25519\n\xff\n")
@@ -124,14 +124,14 @@ def test_a_marker_that_cannot_be_read_stops_everything(
 
 
 def test_a_folder_is_no_known_hosts(tmp_path: Path) -> None:
-    """A file that cannot be read is said so; one that is not there holds nothing."""
+    """A file that cannot be read is an error; a missing one holds nothing."""
     assert read_known_hosts([str(tmp_path / "none")], ["h"]) == ()
     with pytest.raises(ReachError, match="cannot be read"):
         read_known_hosts([str(tmp_path)], ["h"])
 
 
 def test_a_pipe_or_a_device_is_no_known_hosts(tmp_path: Path) -> None:
-    """It would hang every login or eat all memory; /dev/null vouches for nobody, as for ssh."""
+    """It would hang every login or fill all memory; /dev/null has no keys, as for ssh."""
     pipe = tmp_path / "known_hosts"
     os.mkfifo(pipe)
     for file in (str(pipe), "/dev/zero"):

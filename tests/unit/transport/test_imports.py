@@ -20,8 +20,8 @@ def test_paramiko_is_loaded_only_to_connect() -> None:
         "print(sorted({'paramiko', 'cryptography', 'pynvml'} & set(sys.modules)))"
     )
     argv = [sys.executable, "-c", program]
-    told = subprocess.run(argv, capture_output=True, text=True, check=True)
-    assert told.stdout == "[]\n"
+    result = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
 
 
 @pytest.mark.parametrize(("name", "advice"), [("parmiko", "paramiko"), ("x", "ssh, paramiko")])
@@ -48,5 +48,5 @@ def test_invoke_is_loaded_only_for_who_needs_it() -> None:
         "print(config.lookup('h')['user'])\n"
     )
     argv = [sys.executable, "-c", program]
-    told = subprocess.run(argv, capture_output=True, text=True, check=True)
-    assert told.stdout == "['paramiko']\nalice\n"
+    result = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert result.stdout == "['paramiko']\nalice\n"

@@ -46,7 +46,7 @@ def test_an_answer_that_has_arrived_is_read_after_its_time() -> None:
 
 
 def test_an_ended_command_leaves_no_zombie() -> None:
-    """Even where nobody reaps orphans, as in many a container, killing leaves nothing behind."""
+    """Even where orphans are not reaped, as in many containers, killing leaves nothing behind."""
     program = (
         "import ctypes, os, sys\nfrom pathlib import Path\n"
         "ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come to us, unreaped\n"
@@ -57,8 +57,8 @@ def test_an_ended_command_leaves_no_zombie() -> None:
         "print(Path(f'/proc/self/task/{os.getpid()}/children').read_text().split())"
     )
     argv = [sys.executable, "-c", program]
-    told = subprocess.run(argv, capture_output=True, text=True, check=True)
-    assert told.stdout == "[]\n"
+    result = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
 
 
 def test_an_interrupted_run_leaves_no_command_behind() -> None:
@@ -81,7 +81,7 @@ def test_an_interrupted_run_leaves_no_command_behind() -> None:
 def test_another_thread_may_end_a_command_that_is_read_from(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As after Ctrl-C: the reader, however slow its machine, is told of an end and no more."""
+    """As after Ctrl-C: the reader, however slow its machine, sees an end and nothing else."""
     read = os.read
     wrong: list[BaseException] = []
 

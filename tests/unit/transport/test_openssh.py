@@ -60,7 +60,7 @@ OWNER = (
 def test_a_commands_own_end_is_not_taken_for_sshs(
     openssh: Transport, sshd: Sshd, program: str, status: tuple[int, ...]
 ) -> None:
-    """255 is the command's where it says so itself; a signal is told as a shell tells it."""
+    """255 is the command's if the node reports it; a signal is reported as a shell reports it."""
     connection = openssh.connect(sshd.host(), PATIENCE_S)
     argv = [sys.executable, "-I", "-c", program]
     answer = connection.start(argv, timeout_s=PATIENCE_S).wait(PATIENCE_S)
@@ -101,7 +101,7 @@ def test_hashed_known_hosts_are_known(sshd: Sshd) -> None:
         way.close()
 
 
-def test_the_sockets_are_nobody_elses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_other_user_can_use_the_sockets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The folder is ours alone, its name no guess, its path short enough, and it goes."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", f"{tmp_path}/{'long' * 20}")
     (tmp_path / ("long" * 20)).mkdir()
@@ -119,7 +119,7 @@ def test_the_sockets_are_nobody_elses(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert not second.folder.exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 def test_roots_sockets_are_in_no_strangers_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -211,7 +211,7 @@ def test_a_dead_master_is_a_lost_line(openssh: Transport, sshd: Sshd) -> None:
     logins = sshd.log().count("Accepted publickey")
     signal_all(_masters(os.getpid()), signal.SIGKILL)
     wait_until(lambda: not sshd.sessions(), "the session is gone from the node")
-    with pytest.raises(ReachError, match="line lost"):
+    with pytest.raises(ReachError, match="connection lost"):
         connection.start(["true"], timeout_s=PATIENCE_S)
     assert sshd.log().count("Accepted publickey") == logins
 

@@ -9,7 +9,7 @@ import pytest
 
 from preflight.core.remote_command import ReachError
 from preflight.transport.paramiko_ssh import ParamikoTransport
-from preflight.transport.ssh_config import Asked, why_openssh
+from preflight.transport.ssh_config import SettingsCache, why_openssh
 from tests.unit.transport.sshd import PATIENCE_S, new_key
 
 if TYPE_CHECKING:
@@ -61,11 +61,11 @@ def test_a_host_certificate_is_accepted(openssh: Transport, sshd: Sshd, authorit
     """A host that its authority vouches for is logged in to, and OpenSSH was chosen for that."""
     del authority
     host = sshd.host(transport="ssh")
-    assert why_openssh(host, Asked().of(host, PATIENCE_S)) == "@cert-authority"
+    assert why_openssh(host, SettingsCache().of(host, PATIENCE_S)) == "@cert-authority"
     openssh.connect(host, PATIENCE_S).close()
 
 
-def test_a_revoked_authority_vouches_for_nobody(
+def test_a_revoked_authority_vouches_for_no_host(
     openssh: Transport, sshd: Sshd, authority: Path
 ) -> None:
     """`@revoked` on the authority's key voids what it signed, and the sentence names the line."""
@@ -111,7 +111,7 @@ def test_a_certificate_for_another_name_or_time_is_refused(
 
 
 def test_an_unknown_authority_is_named(openssh: Transport, sshd: Sshd, authority: Path) -> None:
-    """A certificate of an authority that nobody trusts here is not accepted, with its key."""
+    """A certificate of an authority that is not trusted here is refused, with its key."""
     sshd.known_hosts.write_text(f"@cert-authority other {public(authority)}")
     error = refused(openssh, sshd.host())
     assert fingerprint(authority) in error.sentence
@@ -130,7 +130,7 @@ def test_a_changed_key_is_changed_whoever_signed_the_new_one(
 
 
 def test_a_plain_key_where_a_certificate_is_due_is_refused(openssh: Transport, sshd: Sshd) -> None:
-    """A host that lost its certificate is told so."""
+    """A host that lost its certificate is reported."""
     key = new_key(sshd.folder / "authority")
     sshd.known_hosts.write_text(f"@cert-authority * {public(key)}")
     assert "but it shows a plain ssh-ed25519 key" in refused(openssh, sshd.host()).sentence
@@ -139,12 +139,12 @@ def test_a_plain_key_where_a_certificate_is_due_is_refused(openssh: Transport, s
 def test_a_user_certificate_logs_in(openssh: Transport, sshd: Sshd) -> None:
     """A certificate beside the key opens a door that knows the authority alone."""
     host = sshd.host(transport="ssh")
-    assert why_openssh(host, Asked().of(host, PATIENCE_S)) == ""
+    assert why_openssh(host, SettingsCache().of(host, PATIENCE_S)) == ""
     key = new_key(sshd.folder / "users")
     argv = ["ssh-keygen", "-q", "-s", str(key), "-I", "me", "-n", str(host.user)]
     subprocess.run([*argv, f"{sshd.identity}.pub"], check=True)
     (sshd.folder / "authorized_keys").unlink()
     sshd.reload(f"TrustedUserCAKeys {key}.pub")
-    assert why_openssh(host, Asked().of(host, PATIENCE_S)) == "a user certificate"
+    assert why_openssh(host, SettingsCache().of(host, PATIENCE_S)) == "a user certificate"
     openssh.connect(host, PATIENCE_S).close()
     ParamikoTransport().connect(host, PATIENCE_S).close()  # where there is no ssh to ask

@@ -97,7 +97,7 @@ def test_a_chain_of_jump_hosts_is_gone_through_in_order(
 
 
 def test_a_bastion_that_is_down_is_blamed_itself(openssh: Transport, sshd: Sshd) -> None:
-    """Nothing is said of the nodes: all of them have the same sentence, which names the bastion."""
+    """No node is blamed: all of them have the same message, which names the bastion."""
     block = f"Host bastion\n HostName 127.0.0.1\n Port {free_port()}\n"
     errors = [refused(openssh, host) for host in behind(sshd, block)[:3]]
     assert {error.step for error in errors} == {"route"}
@@ -108,7 +108,7 @@ def test_a_bastion_that_is_down_is_blamed_itself(openssh: Transport, sshd: Sshd)
     assert "bastion true`" in errors[0].advice
 
 
-def test_a_bastion_nobody_vouches_for_is_blamed_with_its_key(
+def test_a_bastion_with_an_unknown_key_is_blamed_with_it(
     openssh: Transport, sshd: Sshd, serve: Callable[..., Sshd]
 ) -> None:
     """The fingerprint to compare and the command that adds the key are the bastion's."""
@@ -134,7 +134,7 @@ def test_a_bastion_that_forwards_nothing_is_blamed(
 def test_a_node_that_refuses_behind_a_bastion_is_the_node(
     openssh: Transport, sshd: Sshd, serve: Callable[..., Sshd]
 ) -> None:
-    """What is wrong beyond a bastion that works is said of the node, and by where it is."""
+    """A fault beyond a working bastion is reported of the node, with its place."""
     host = behind(sshd, serve().ssh_config("bastion"))[0]
     sshd.stop()
     error = refused(openssh, host)
@@ -145,7 +145,7 @@ def test_a_node_that_refuses_behind_a_bastion_is_the_node(
 def test_an_unknown_key_behind_a_bastion_is_scanned_from_there(
     openssh: Transport, sshd: Sshd, serve: Callable[..., Sshd]
 ) -> None:
-    """The advice works: ssh-keyscan runs on the bastion, since nobody else reaches the node."""
+    """The advice works: ssh-keyscan runs on the bastion, since only that reaches the node."""
     host = behind(sshd, serve().ssh_config("bastion"))[0]
     sshd.known_hosts.write_text("")
     error = refused(openssh, host)
@@ -158,7 +158,7 @@ def test_an_unknown_key_behind_a_bastion_is_scanned_from_there(
 def test_a_bastion_that_dies_later_is_a_lost_line(
     openssh: Transport, sshd: Sshd, serve: Callable[..., Sshd], tmp_path: Path
 ) -> None:
-    """When it goes, the connections through it end, and the next node is told who is at fault."""
+    """When it goes, the connections through it end, and the next node's error blames it."""
     del tmp_path
     bastion = serve()
     hosts = behind(sshd, bastion.ssh_config("bastion"))

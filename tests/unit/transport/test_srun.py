@@ -90,7 +90,7 @@ def test_a_silent_node_is_given_up(fleet: Fleet, monkeypatch: pytest.MonkeyPatch
     """Who does not start is named; who started and waits for that one's sake is not."""
     monkeypatch.setattr(srun, "PATIENCE_S", 1.5)
     way, launcher = fleet("h1", "h2", launcher=StandIn("absent=h2"))
-    assert "nothing came back" in str(refusal(way, "h2"))
+    assert "no relay connected" in str(refusal(way, "h2"))
     assert says(way.connect(host("h1"), PATIENCE_S)) == b"h1"
     assert launcher.started[-1] == ["h1"]
 
@@ -135,11 +135,11 @@ def test_no_words_of_a_node_exclude_another(fleet: Fleet, words: tuple[str, ...]
 def test_a_node_that_started_is_not_blamed_by_words(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """h2 never starts, so that nobody is given its input; h1's words on h3 do not cost h3."""
+    """h2 never starts, so that no task gets its input; h1's output about h3 does not cost h3."""
     monkeypatch.setattr(srun, "PATIENCE_S", 6.0)
     lie = "stderr=srun: error: h3: task 2: Exited with exit code 1"
     way, launcher = fleet("h1", "h2", "h3", launcher=StandIn("absent=h2", lie))
-    assert "nothing came back" in str(refusal(way, "h2"))
+    assert "no relay connected" in str(refusal(way, "h2"))
     assert says(way.connect(host("h3"), PATIENCE_S)) == b"h3"
     assert launcher.started == [["h1", "h2", "h3"], ["h1", "h3"]]
 
@@ -183,7 +183,9 @@ def test_a_launcher_that_gives_up_is_quoted(fleet: Fleet, monkeypatch: pytest.Mo
     assert refusal(way, "h2").step == "route"
 
 
-def test_a_way_back_that_is_shut_is_said(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_cannot_connect_back_is_reported(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A relay that cannot call us back says so over srun's own line, with the address it tried."""
     way, _ = fleet("h1")
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -195,7 +197,7 @@ def test_a_way_back_that_is_shut_is_said(fleet: Fleet, monkeypatch: pytest.Monke
 
 
 def test_relays_die_with_their_controller() -> None:
-    """SIGKILL leaves nobody who would close anything; commands and relays are gone all the same."""
+    """After SIGKILL no process closes anything; commands and relays are gone all the same."""
     program = (
         "import sys, time\nfrom tests.unit.transport.test_srun import *\n"
         "way = SrunTransport([host('h1')], StandIn())\n"
@@ -234,7 +236,7 @@ def call(
 ) -> bytes:
     """Greet as a relay of that name and secret, or with the bytes of an old greeting.
 
-    Returns what was said, if it was believed.
+    Returns the answer, if it was accepted.
     """
     there, here = ("127.0.0.1", hub.port), (source, 0)
     with socket.create_connection(there, PATIENCE_S, here) as line:
@@ -244,7 +246,7 @@ def call(
 def greeted(
     line: socket.socket, hello: bytes | None = None, name: str = "h1", secret: bytes = SECRET
 ) -> bytes:
-    """Greet on a connection; what was said, if it was believed."""
+    """Greet on a connection; return the answer, if it was accepted."""
     opening = b""
     while len(opening) < 50:
         opening += (part := line.recv(50 - len(opening)))
@@ -252,9 +254,9 @@ def greeted(
             return b""
     word, ours = name.encode(), b"r" * 32
     proof = hmac.digest(secret, b"relay\0" + word + opening[-32:] + ours, "sha256")
-    said = hello or bytes([len(word)]) + word + ours + proof
-    line.sendall(said)
-    return said if line.recv(32) else b""
+    answer = hello or bytes([len(word)]) + word + ours + proof
+    line.sendall(answer)
+    return answer if line.recv(32) else b""
 
 
 def test_only_this_runs_relays_are_let_in(hub: Hub) -> None:

@@ -57,7 +57,7 @@ def test_a_known_host_lets_us_in(way: Transport, sshd: Sshd) -> None:
 
 
 def test_an_unknown_key_is_refused_with_its_fingerprint(way: Transport, sshd: Sshd) -> None:
-    """A host nobody vouches for is not logged in to; the sentence shows what to compare."""
+    """A host with an unknown key is not logged in to; the message shows what to compare."""
     sshd.known_hosts.write_text("")
     error = refused(way, sshd.host(), "hostkey")
     assert fingerprint(sshd.host_key) in error.sentence
@@ -154,7 +154,7 @@ def test_a_key_that_has_no_end_is_named(
 def test_a_key_with_a_passphrase_is_taken_from_the_agent(
     way: Transport, sshd: Sshd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody is asked for a passphrase: the agent's copy of the same key is used, or none."""
+    """There is no prompt for a passphrase: the agent's copy of the same key is used, or none."""
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     bare = sshd.identity.read_bytes()
     lock = ["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", str(sshd.identity)]
@@ -196,13 +196,13 @@ def test_a_name_that_does_not_resolve_is_a_name(way: Transport) -> None:
 
 @pytest.mark.proves("reach.route", finds="an SSH port that refuses")
 def test_a_closed_port_refuses(way: Transport, sshd: Sshd) -> None:
-    """Nobody listens: the route fails, with the port."""
+    """No process listens: the route fails, with the port."""
     port = free_port()
     error = refused(way, sshd.host(port=port), "route")
     assert f"127.0.0.1 port {port} refuses" in error.sentence
 
 
-@pytest.mark.proves("reach.route", finds="somebody who accepts and never speaks SSH")
+@pytest.mark.proves("reach.route", finds="a port that accepts and never speaks SSH")
 def test_who_accepts_and_never_speaks_is_found_out(
     way: Transport, sshd: Sshd, listener: socket.socket
 ) -> None:
@@ -225,7 +225,7 @@ def test_who_accepts_and_never_speaks_is_found_out(
 def test_who_does_not_speak_ssh_is_found_out(
     way: Transport, sshd: Sshd, listener: socket.socket, greeting: bytes, word: str
 ) -> None:
-    """Whatever else answers on the port is said in a sentence without control characters."""
+    """Whatever else answers on the port is quoted without control characters."""
 
     def serve() -> None:
         client = listener.accept()[0]
@@ -275,7 +275,7 @@ def test_an_sshd_killed_in_the_middle_is_a_lost_line(way: Transport, sshd: Sshd)
         connection.start(["true"], timeout_s=PATIENCE_S)
 
 
-def test_a_frozen_sshd_holds_nobody(way: Transport, sshd: Sshd) -> None:
+def test_a_frozen_sshd_holds_up_no_one(way: Transport, sshd: Sshd) -> None:
     """A node that stops dead between login and command is given up at the sending deadline."""
     connection = way.connect(sshd.host(), PATIENCE_S)
     remote = connection.start(["cat"], timeout_s=60)
@@ -303,9 +303,9 @@ def test_paramiko_says_nothing_on_its_own(sshd: Sshd, listener: socket.socket) -
         sshd.host(known_hosts="/dev/null"),
     ]
     argv = [sys.executable, "-c", program, msgspec.json.encode(hosts).decode()]
-    told = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
-    assert told.stdout.split() == ["login", "route", "hostkey"]
-    assert told.stderr == ""
+    result = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout.split() == ["login", "route", "hostkey"]
+    assert result.stderr == ""
 
 
 def fingerprint(key: Path) -> str:

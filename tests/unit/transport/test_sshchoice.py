@@ -1,4 +1,4 @@
-"""OpenSSH is chosen for what paramiko cannot do, and the reason can be said in a header."""
+"""OpenSSH is chosen for what paramiko cannot do, and a header can show the reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from preflight.fleet.model import Host
 from preflight.report.header import reach_words
 from preflight.transport import ssh_config
-from preflight.transport.ssh_config import Asked, Effective, why_openssh
+from preflight.transport.ssh_config import SettingsCache, SshSettings, why_openssh
 from preflight.transport.ways import Way, Ways
 from tests.unit.transport.sshd import PATIENCE_S
 
@@ -49,7 +49,7 @@ PLAIN: dict[str, tuple[str, ...]] = {
 )
 def test_each_setting_beyond_paramiko_is_a_reason(key: str, value: str, reason: str) -> None:
     """One setting of `ssh -G` decides, and names itself."""
-    assert why_openssh(HOST, Effective({**PLAIN, key: (value,)})) == reason
+    assert why_openssh(HOST, SshSettings({**PLAIN, key: (value,)})) == reason
 
 
 def test_another_agent_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_another_agent_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
         ("${SSH_AUTH_SOCK}", ""),
         ("~/.1password/agent.sock", "IdentityAgent"),
     ):
-        config = Effective({**PLAIN, "identityagent": (socket,), "identityfile": ("/nowhere",)})
+        config = SshSettings({**PLAIN, "identityagent": (socket,), "identityfile": ("/nowhere",)})
         assert why_openssh(host, config) == reason, socket
 
 
@@ -82,24 +82,24 @@ def test_what_lies_beside_a_key_is_a_reason(
     (tmp_path / "id").touch()
     (tmp_path / name).write_text(content)
     host = Host(name="h", address="h", identity_file=f"{tmp_path}/id", known_hosts="/dev/null")
-    assert why_openssh(host, Effective(PLAIN)) == reason
+    assert why_openssh(host, SshSettings(PLAIN)) == reason
 
 
 @pytest.mark.parametrize("target", ["pipe", "/dev/zero", "/proc/kmsg", "/proc/self/mountinfo"])
 def test_what_lies_beside_a_key_may_have_no_end(tmp_path: Path, target: str) -> None:
-    """A key may be anybody's: a pipe or a device in the place of its public half holds nobody."""
+    """A key may be any user's: a pipe or a device in place of its public half does not hang us."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "id_sk").touch()
     (tmp_path / "id_sk.pub").symlink_to(target)
     host = Host(name="h", address="h", identity_file=f"{tmp_path}/id_sk", known_hosts="/dev/null")
-    assert why_openssh(host, Effective(PLAIN)) == "a FIDO key"
+    assert why_openssh(host, SshSettings(PLAIN)) == "a FIDO key"
 
 
 def test_kerberos_counts_only_with_a_ticket(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Debian's ssh asks for GSSAPI everywhere; `klist -s` tells who means it."""
-    config = Effective({**PLAIN, "gssapiauthentication": ("yes",)})
+    config = SshSettings({**PLAIN, "gssapiauthentication": ("yes",)})
     klist = tmp_path / "klist"
     monkeypatch.setenv("PATH", str(tmp_path))
     for status, reason in ((1, ""), (0, "Kerberos")):
@@ -141,7 +141,7 @@ def test_without_ssh_everything_goes_by_paramiko(
     monkeypatch.setenv("PATH", str(tmp_path))
     ways = Ways([HOST])
     assert ways.way(HOST) == "paramiko"
-    assert Asked().of(HOST, PATIENCE_S) == Effective()
+    assert SettingsCache().of(HOST, PATIENCE_S) == SshSettings()
 
 
 def test_a_configuration_that_ssh_cannot_read_is_no_reason(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_configuration_that_ssh_cannot_read_is_no_reason(tmp_path: Path) -> No
 
 
 def test_the_header_of_a_list_decides_nothing() -> None:
-    """Where ssh was not asked, both are possible; an explicit choice is said as it is."""
+    """Where ssh was not asked, both are possible; an explicit choice is reported unchanged."""
     hosts = [Host(name="a", address="a"), Host(name="b", address="b", transport="openssh")]
     assert reach_words(hosts[:1], {}) == "ssh (paramiko or OpenSSH, known hosts only)"
     assert reach_words(hosts[1:], {}) == "ssh (OpenSSH, known hosts only)"

@@ -12,7 +12,7 @@ from preflight.core.remote_command import ReachError
 from preflight.errors import UsageError
 from preflight.fleet.model import Host
 from preflight.transport.paramiko_ssh import ParamikoTransport
-from preflight.transport.ssh_config import Asked, Route, route_to
+from preflight.transport.ssh_config import Route, SettingsCache, route_to
 from tests.unit.transport.sshd import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ HOST = Host(name="gpu017", address="gpu017")
 
 def route(host: Host) -> Route:
     """Ask ssh of a node, once."""
-    return route_to(host, Asked().of(host, PATIENCE_S))
+    return route_to(host, SettingsCache().of(host, PATIENCE_S))
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_paramiko_says_that_a_jump_host_takes_openssh(config: Path, way: str) ->
 
 
 def test_a_broken_configuration_is_named(config: Path) -> None:
-    """What ssh itself cannot read, nobody guesses at."""
+    """What ssh itself cannot read is not guessed."""
     config.write_text("Host gpu*\n Prot 22\n")
     with pytest.raises(ReachError, match="line 2: Bad configuration option: prot") as caught:
         route(HOST)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.core.remote_command import STDERR_KEPT, Intake, deadlined
+from preflight.core.remote_command import STDERR_KEPT, OutputBuffer, deadlined
 from preflight.core.text import WIDTH, last_line, legible
 
 CHUNKS = st.lists(st.text("ab\n", max_size=8).map(str.encode), max_size=20)
 
 
-def lines_of(intake: Intake) -> list[bytes]:
+def lines_of(buffer: OutputBuffer) -> list[bytes]:
     """Take every whole line there is."""
     found = []
-    while (line := intake.take_line()) is not None:
+    while (line := buffer.take_line()) is not None:
         found.append(line)
     return found
 
@@ -22,33 +22,33 @@ def lines_of(intake: Intake) -> list[bytes]:
 @given(CHUNKS)
 def test_lines_do_not_depend_on_how_they_arrive(chunks: list[bytes]) -> None:
     """Lines taken after every piece are those of the whole; the unfinished rest is left."""
-    intake, lines = Intake(10**6), []
+    buffer, lines = OutputBuffer(10**6), []
     for chunk in chunks:
-        intake.add_stdout(chunk)
-        lines += lines_of(intake)
+        buffer.add_stdout(chunk)
+        lines += lines_of(buffer)
     *whole, rest = b"".join(chunks).split(b"\n")
     assert lines == whole
-    assert intake.answer(0, 0.0).stdout == rest
+    assert buffer.answer(0, 0.0).stdout == rest
 
 
 @given(CHUNKS, st.integers(0, 30))
 def test_the_limit_holds_over_all_that_was_ever_written(chunks: list[bytes], limit: int) -> None:
     """No more than the limit is kept, taken lines included, and exceeding it shows."""
-    intake, kept = Intake(limit), 0
+    buffer, kept = OutputBuffer(limit), 0
     for chunk in chunks:
-        intake.add_stdout(chunk)
-        kept += sum(len(line) + 1 for line in lines_of(intake))
+        buffer.add_stdout(chunk)
+        kept += sum(len(line) + 1 for line in lines_of(buffer))
     total = sum(map(len, chunks))
-    assert intake.overflow == (total > limit)
-    assert kept + len(intake.answer(0, 0.0).stdout) == min(total, limit)
+    assert buffer.overflow == (total > limit)
+    assert kept + len(buffer.answer(0, 0.0).stdout) == min(total, limit)
 
 
 def test_the_end_of_stderr_is_kept() -> None:
     """A program's reason for giving up is what it says last."""
-    intake = Intake(10**6)
+    buffer = OutputBuffer(10**6)
     for number in range(40):
-        intake.add_stderr(b"%06d" % number * 1000)
-    kept = intake.answer(1, 0.0).stderr
+        buffer.add_stderr(b"%06d" % number * 1000)
+    kept = buffer.answer(1, 0.0).stderr
     assert len(kept) == STDERR_KEPT
     assert kept.endswith(b"000039")
 

@@ -19,14 +19,14 @@ def test_the_rank_that_sleeps_in_something_else() -> None:
             return SEEN
         return {**NONE, "wait_channel": "do_sys_poll" if rank == 5 else "futex_do_wait"}
 
-    told = diagnose(job(8, where))
-    assert (told.category, told.culprits, told.line) == ("odd_rank", ("rank 5",), "")
+    answer = diagnose(job(8, where))
+    assert (answer.category, answer.culprits, answer.line) == ("odd_rank", ("rank 5",), "")
     assert (
         "rank 5 (gpu001) sleeps in do_sys_poll, while 7 ranks sleep in futex_do_wait"
-        in told.sentence
+        in answer.sentence
     )
-    assert told.confidence < 0.5
-    assert told.unseen == ("ranks 4-7: py-spy may not read it",)
+    assert answer.confidence < 0.5
+    assert answer.unseen == ("ranks 4-7: py-spy may not read it",)
 
 
 def test_the_rank_that_computes_while_all_sleep() -> None:
@@ -37,20 +37,20 @@ def test_the_rank_that_computes_while_all_sleep() -> None:
             return {**NONE, "state": "running", "main_cpu_s": 2.9}
         return {**NONE, "wait_channel": "futex_do_wait"}
 
-    told = diagnose(job(8, where))
-    assert (told.category, told.culprits) == ("odd_rank", ("rank 0",))
-    assert told.confidence <= 0.3
+    answer = diagnose(job(8, where))
+    assert (answer.category, answer.culprits) == ("odd_rank", ("rank 0",))
+    assert answer.confidence <= 0.3
 
 
 def test_all_in_one_sleep_is_unknown() -> None:
     """Nobody differs."""
-    told = diagnose(job(8, lambda _: {**NONE, "wait_channel": "futex_do_wait"}))
-    assert (told.category, told.culprits) == ("unknown", ())
+    answer = diagnose(job(8, lambda _: {**NONE, "wait_channel": "futex_do_wait"}))
+    assert (answer.category, answer.culprits) == ("unknown", ())
 
 
 def test_half_and_half_is_unknown() -> None:
     """Neither side is the odd one."""
-    told = diagnose(
+    answer = diagnose(
         job(8, lambda r: {**NONE, "wait_channel": "futex_do_wait" if r % 2 else "ep_poll"})
     )
-    assert (told.category, told.culprits) == ("unknown", ())
+    assert (answer.category, answer.culprits) == ("unknown", ())

@@ -1,4 +1,4 @@
-"""Whoever is told to be at fault is so by what was seen, not by order, number or missing sight."""
+"""Culprits are named by what was seen, not by order, number or missing data."""
 
 from __future__ import annotations
 
@@ -98,17 +98,17 @@ def test_the_order_of_nodes_and_ranks_means_nothing(
         random.shuffle(ranks)
         nodes.append(replace(node, look=replace(node.look, ranks=tuple(ranks))))
     random.shuffle(nodes)
-    told = diagnose(state)
-    assert replace(diagnose(JobState(nodes=tuple(nodes))), unseen=()) == replace(told, unseen=())
+    answer = diagnose(state)
+    assert replace(diagnose(JobState(nodes=tuple(nodes))), unseen=()) == replace(answer, unseen=())
 
 
 @pytest.mark.parametrize("name", ["data", "evaluation", "stopped", "zombie", "gone", "finished"])
 def test_the_number_of_a_rank_means_nothing(name: str) -> None:
-    """Whichever it is, the same is said of it."""
+    """Whichever rank it is, the answer is the same."""
     for world in (4, 8, 32):
         for odd in range(world):
-            told = diagnose(state_of(name, world, odd))
-            assert told.culprits == (f"rank {odd}",)
+            answer = diagnose(state_of(name, world, odd))
+            assert answer.culprits == (f"rank {odd}",)
 
 
 @settings(max_examples=150)
@@ -126,17 +126,17 @@ def test_less_sight_blames_nobody_else(
                 look = replace(look, **fields)
         return look
 
-    told = diagnose(changed(state, dimmed))
-    assert set(told.culprits) <= before, told
-    assert case[0] not in ("healthy", "alike") or told.culprits == ()
+    answer = diagnose(changed(state, dimmed))
+    assert set(answer.culprits) <= before, answer
+    assert case[0] not in ("healthy", "alike") or answer.culprits == ()
 
 
 @settings(max_examples=40)
 @given(st.sampled_from([2, 4, 8, 16, 32, 64]), st.integers(0, 1000))
 def test_a_healthy_job_is_never_blamed(world: int, shift: int) -> None:
     """Whenever it is looked at."""
-    told = diagnose(job(world, lambda rank: healthy(rank + shift)))
-    assert (told.category, told.culprits) == ("progresses", ())
+    answer = diagnose(job(world, lambda rank: healthy(rank + shift)))
+    assert (answer.category, answer.culprits) == ("progresses", ())
 
 
 @settings(max_examples=50)

@@ -1,4 +1,4 @@
-"""All wait in one place: resent data, ports and idle GPUs say what does not get through."""
+"""All wait in one place: retransmissions, ports and idle GPUs show what does not get through."""
 
 from __future__ import annotations
 
@@ -39,36 +39,36 @@ def ring(world: int, per_node: int, cut: Any) -> Any:
 @pytest.mark.parametrize("per_node", [1, 2, 8])
 def test_a_path_between_two_nodes(per_node: int) -> None:
     """Only between the second and the third node something is sent again."""
-    told = diagnose(
+    answer = diagnose(
         job(
             4 * per_node,
             ring(4 * per_node, per_node, lambda a, b: {a, b} == {1, 2}),
             per_node=per_node,
         )
     )
-    assert (told.category, told.culprits) == ("link", ("path gpu002-gpu003",))
-    assert "nothing gets through between gpu002 and gpu003" in told.sentence
-    assert told.confidence >= 0.85
+    assert (answer.category, answer.culprits) == ("link", ("path gpu002-gpu003",))
+    assert "nothing gets through between gpu002 and gpu003" in answer.sentence
+    assert answer.confidence >= 0.85
 
 
 @pytest.mark.parametrize("per_node", [1, 2, 8])
 def test_a_node_that_reaches_nobody(per_node: int) -> None:
     """Both of its neighbours are cut off from it."""
-    told = diagnose(
+    answer = diagnose(
         job(
             4 * per_node,
             ring(4 * per_node, per_node, lambda a, b: (a == 2) != (b == 2)),
             per_node=per_node,
         )
     )
-    assert (told.category, told.culprits) == ("link", ("node gpu003",))
+    assert (answer.category, answer.culprits) == ("link", ("node gpu003",))
 
 
 def test_many_paths_are_no_list_of_culprits() -> None:
     """A switch or a setting that all share."""
-    told = diagnose(job(8, ring(8, 1, lambda a, b: a != b), per_node=1))
-    assert (told.category, told.culprits) == ("link", ())
-    assert "a switch" in told.sentence
+    answer = diagnose(job(8, ring(8, 1, lambda a, b: a != b), per_node=1))
+    assert (answer.category, answer.culprits) == ("link", ())
+    assert "a switch" in answer.sentence
 
 
 def test_bytes_that_come_in_are_progress() -> None:
@@ -84,9 +84,9 @@ def test_bytes_that_come_in_are_progress() -> None:
 
     assert diagnose(job(4, where, per_node=1)).category == "progresses"
     blind = {"stacks": None, "later": None}
-    told = diagnose(job(4, lambda rank: {**where(rank), **blind}, per_node=1))
-    assert told.category == "progresses"
-    assert told.confidence < 0.5
+    answer = diagnose(job(4, lambda rank: {**where(rank), **blind}, per_node=1))
+    assert answer.category == "progresses"
+    assert answer.confidence < 0.5
     assert diagnose(job(4, quiet, per_node=1)).category == "unknown"
 
 
@@ -105,11 +105,11 @@ def port(name: str, **more: Any) -> PortLook:
 def test_a_port_that_is_unlike_the_other_nodes(odd: PortLook, words: str) -> None:
     """RDMA leaves no trace in the kernel's connections; its counters do."""
     ports = {f"gpu{n:03}": {"ports": (port("mlx5_0/1"),)} for n in (1, 2, 4)}
-    told = diagnose(
+    answer = diagnose(
         job(32, lambda _: standing(WAITING), nodes={**ports, "gpu003": {"ports": (odd,)}})
     )
-    assert (told.category, told.culprits) == ("link", ("node gpu003", "port mlx5_0/1"))
-    assert words in told.sentence
+    assert (answer.category, answer.culprits) == ("link", ("node gpu003", "port mlx5_0/1"))
+    assert words in answer.sentence
 
 
 def test_counters_that_move_anywhere_blame_no_port() -> None:
@@ -134,9 +134,9 @@ def test_one_gpu_at_rest_while_31_spin() -> None:
             )
         }
 
-    told = diagnose(
+    answer = diagnose(
         job(32, lambda _: standing(WAITING), nodes={f"gpu{n:03}": gpus(n) for n in (1, 2, 3, 4)})
     )
-    assert (told.category, told.culprits) == ("link", ("rank 17", "gpu 1"))
-    assert "GPU 1 of gpu003 (rank 17) is at 0 % while 31 GPUs are at 100 %" in told.sentence
-    assert told.confidence < 0.7
+    assert (answer.category, answer.culprits) == ("link", ("rank 17", "gpu 1"))
+    assert "GPU 1 of gpu003 (rank 17) is at 0 % while 31 GPUs are at 100 %" in answer.sentence
+    assert answer.confidence < 0.7

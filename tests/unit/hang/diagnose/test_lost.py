@@ -17,40 +17,40 @@ WAITING = standing(collective("all_reduce", 41))
 
 
 def one(rank: int, **fields: Any) -> Any:
-    """Everybody waits, and one is as told."""
+    """All ranks wait, and one has the given fields."""
     return lambda r: {**WAITING, **fields} if r == rank else WAITING
 
 
 @pytest.mark.parametrize("world", [2, 4, 8, 32])
 def test_a_stopped_rank(world: int) -> None:
     """Its stack is that of the others; its state is not."""
-    told = diagnose(job(world, one(1, state="stopped")))
-    assert (told.category, told.culprits) == ("stopped_rank", ("rank 1",))
-    assert "kill -CONT 1001" in told.advice
+    answer = diagnose(job(world, one(1, state="stopped")))
+    assert (answer.category, answer.culprits) == ("stopped_rank", ("rank 1",))
+    assert "kill -CONT 1001" in answer.advice
 
 
 def test_a_rank_in_a_tracer() -> None:
     """No signal lets it go: its tracer must."""
-    told = diagnose(job(4, one(1, state="traced")))
-    assert told.category == "stopped_rank"
-    assert "tracer" in told.sentence
+    answer = diagnose(job(4, one(1, state="traced")))
+    assert answer.category == "stopped_rank"
+    assert "tracer" in answer.sentence
 
 
 @pytest.mark.parametrize("world", [2, 8, 32])
 def test_a_zombie(world: int) -> None:
     """It is dead and nobody has collected it."""
-    told = diagnose(job(world, one(1, state="zombie", stacks=None, later=None)))
-    assert (told.category, told.culprits) == ("dead_rank", ("rank 1",))
+    answer = diagnose(job(world, one(1, state="zombie", stacks=None, later=None)))
+    assert (answer.category, answer.culprits) == ("dead_rank", ("rank 1",))
     others = "1 rank waits" if world == 2 else f"{world - 1} ranks wait"
-    assert f"while {others} in all_reduce (train.py:41)" in told.sentence
+    assert f"while {others} in all_reduce (train.py:41)" in answer.sentence
 
 
 @pytest.mark.parametrize("world", [2, 8, 32])
 def test_a_rank_that_its_node_lacks(world: int) -> None:
     """Its neighbours are there, and count it."""
-    told = diagnose(job(world, one(world - 2, state="absent")))
-    assert (told.category, told.culprits) == ("dead_rank", (f"rank {world - 2}",))
-    assert "is gone" in told.sentence
+    answer = diagnose(job(world, one(world - 2, state="absent")))
+    assert (answer.category, answer.culprits) == ("dead_rank", (f"rank {world - 2}",))
+    assert "is gone" in answer.sentence
 
 
 def test_what_a_dead_rank_has_left_behind_does_not_stand_for_it() -> None:
@@ -64,24 +64,24 @@ def test_what_a_dead_rank_has_left_behind_does_not_stand_for_it() -> None:
         worker = replace(zombie, **fields)
         for ranks in ((worker, *node.look.ranks), (*node.look.ranks, worker)):
             look = replace(node.look, ranks=ranks)
-            told = diagnose(JobState(nodes=(replace(node, look=look),)))
-            assert (told.category, told.culprits) == ("dead_rank", ("rank 3",))
+            answer = diagnose(JobState(nodes=(replace(node, look=look),)))
+            assert (answer.category, answer.culprits) == ("dead_rank", ("rank 3",))
 
 
 def test_a_node_that_has_none_of_its_ranks_any_more() -> None:
     """Its launcher ended both, and the other nodes' ranks wait on."""
     state = job(8, lambda r: {"state": "absent"} if r in (4, 5) else WAITING, per_node=2)
-    told = diagnose(state)
-    assert (told.category, told.culprits) == ("dead_rank", ("rank 4", "rank 5", "node gpu003"))
+    answer = diagnose(state)
+    assert (answer.category, answer.culprits) == ("dead_rank", ("rank 4", "rank 5", "node gpu003"))
 
 
 def test_ranks_on_nodes_that_were_not_asked_are_not_called_dead() -> None:
     """Only half of the job's nodes were named: half a job is no verdict on the rest."""
     state = job(16, lambda _: WAITING)
-    told = diagnose(JobState(nodes=state.nodes[:1]))
-    assert told.category == "unknown"
-    assert told.culprits == ()
-    assert any("ranks 8-15" in each for each in told.unseen)
+    answer = diagnose(JobState(nodes=state.nodes[:1]))
+    assert answer.category == "unknown"
+    assert answer.culprits == ()
+    assert any("ranks 8-15" in each for each in answer.unseen)
 
 
 def test_a_rank_that_the_kernel_killed_for_memory() -> None:
@@ -91,29 +91,29 @@ def test_a_rank_that_the_kernel_killed_for_memory() -> None:
     )
     log = KernelLog(source="kmsg", seen=9, lines=(line,))
     gone = job(8, one(4, state="absent"), nodes={"gpu001": {"log": log}})
-    told = diagnose(gone)
-    assert (told.category, told.culprits) == ("out_of_memory", ("rank 4", "node gpu001"))
+    answer = diagnose(gone)
+    assert (answer.category, answer.culprits) == ("out_of_memory", ("rank 4", "node gpu001"))
     old = KernelLog(source="kmsg", seen=9, lines=(LogLine(text=line.text, last_s=1e9 - 6000),))
-    told = diagnose(job(8, one(4, state="absent"), nodes={"gpu001": {"log": old}}))
-    assert told.category == "dead_rank"
+    answer = diagnose(job(8, one(4, state="absent"), nodes={"gpu001": {"log": old}}))
+    assert answer.category == "dead_rank"
 
 
 def test_a_loader_whose_worker_was_killed_for_memory() -> None:
     """The rank lives and waits for a batch that nobody brings."""
-    told = diagnose(
+    answer = diagnose(
         job(
             8,
             lambda r: standing(loading(88), oom_kills=1) if r == 3 else {**WAITING, "oom_kills": 1},
         )
     )
-    assert (told.category, told.culprits) == ("out_of_memory", ("rank 3", "node gpu001"))
+    assert (answer.category, answer.culprits) == ("out_of_memory", ("rank 3", "node gpu001"))
 
 
 def test_a_node_that_is_silent() -> None:
     """The ranks that nobody shows must be there."""
-    told = diagnose(without(job(32, lambda _: WAITING), "gpu003"))
-    assert (told.category, told.culprits) == ("node_unreachable", ("node gpu003",))
-    assert "ranks 16-23 must be there while 24 ranks wait in all_reduce" in told.sentence
+    answer = diagnose(without(job(32, lambda _: WAITING), "gpu003"))
+    assert (answer.category, answer.culprits) == ("node_unreachable", ("node gpu003",))
+    assert "ranks 16-23 must be there while 24 ranks wait in all_reduce" in answer.sentence
     refused = diagnose(without(job(32, lambda _: WAITING), "gpu003", "Permission denied"))
     assert refused.confidence < 0.5
 
@@ -122,10 +122,10 @@ def test_where_no_node_answers_none_is_named() -> None:
     """What several nodes have in common is who asks: a busy machine, a login of its own."""
     late = "it had not ended after 28 s"
     state = JobState(nodes=tuple(NodeState(node=f"gpu00{n}", sentence=late) for n in range(4)))
-    told = diagnose(state)
-    assert (told.category, told.culprits, told.confidence) == ("unknown", (), 0.0)
-    assert "none of 4 nodes answers" in told.sentence
-    assert late in told.sentence
+    answer = diagnose(state)
+    assert (answer.category, answer.culprits, answer.confidence) == ("unknown", (), 0.0)
+    assert "none of 4 nodes answers" in answer.sentence
+    assert late in answer.sentence
     alone = diagnose(replace(state, nodes=state.nodes[:1]))
     assert (alone.category, alone.culprits) == ("node_unreachable", ("node gpu000",))
 
@@ -134,9 +134,9 @@ def test_a_silent_node_beside_the_job_is_only_mentioned() -> None:
     """All ranks are seen: what does not answer is none of theirs."""
     state = without(job(16, lambda r: standing(loading(88)) if r == 3 else WAITING), "nobody")
     state = JobState(nodes=(*state.nodes, NodeState(node="spare", sentence="timed out")))
-    told = diagnose(state)
-    assert (told.category, told.culprits) == ("odd_rank", ("rank 3",))
-    assert any("spare" in each for each in told.unseen)
+    answer = diagnose(state)
+    assert (answer.category, answer.culprits) == ("odd_rank", ("rank 3",))
+    assert any("spare" in each for each in answer.unseen)
 
 
 def test_a_node_that_is_only_slow_is_not_called_unreachable() -> None:
@@ -145,26 +145,33 @@ def test_a_node_that_is_only_slow_is_not_called_unreachable() -> None:
     slow = NodeState(node="gpu003", sentence="no answer in 20 s", late=True)
     late = replace(state, nodes=tuple(slow if n.node == "gpu003" else n for n in state.nodes))
     sure = diagnose(without(state, "gpu003")).confidence
-    told = diagnose(late)
-    assert told.culprits == ("node gpu003",)
-    assert told.confidence < 0.4 < sure
-    assert told.alternatives[0].sentence == "the node is slow"
+    answer = diagnose(late)
+    assert answer.culprits == ("node gpu003",)
+    assert answer.confidence < 0.4 < sure
+    assert answer.alternatives[0].sentence == "the node is slow"
 
 
 def test_where_the_only_node_is_slow_none_is_named() -> None:
-    """`--pid` on a machine that starves: it is here, and nobody can say more."""
+    """`--pid` on an overloaded machine: it was reached, and no more is known."""
     slow = NodeState(node="here", sentence="no answer in 20 s", late=True)
-    told = diagnose(JobState(nodes=(slow,)))
-    assert (told.category, told.culprits) == ("unknown", ())
-    assert told.sentence == "here is there, and could not look in time: no answer in 20 s"
+    answer = diagnose(JobState(nodes=(slow,)))
+    assert (answer.category, answer.culprits) == ("unknown", ())
+    assert (
+        answer.sentence
+        == "here was reached, but its answer did not come in time: no answer in 20 s"
+    )
 
 
 def test_a_job_that_ends_during_the_look_is_over() -> None:
     """All stood somewhere at the first look and are gone at the second: no rank is odd."""
     frames = collective("all_reduce", 41)
-    told = diagnose(job(4, lambda _: standing(frames, state="gone")))
-    assert (told.category, told.culprits, told.next) == ("no_job", (), "preflight explain LOG")
-    assert told.sentence == "the job ended while it was looked at: 4 ranks are gone"
+    answer = diagnose(job(4, lambda _: standing(frames, state="gone")))
+    assert (answer.category, answer.culprits, answer.next) == (
+        "no_job",
+        (),
+        "preflight explain LOG",
+    )
+    assert answer.sentence == "the job ended during the look: 4 ranks are gone"
 
 
 def test_anothers_job_is_not_called_unstarted() -> None:
@@ -173,15 +180,15 @@ def test_anothers_job_is_not_called_unstarted() -> None:
         wire=1, nonce="n", host="a", time_s=2e9, boot_s=1e9, hidden=3,
         launchers=(Launcher(pid=7),),
     )  # fmt: skip
-    told = diagnose(JobState(nodes=(NodeState(node="a", look=look),)))
-    assert told.category == "unknown"
-    assert "3 processes of other users may not be read" in told.sentence
-    assert told.advice == "ask as the user whose job it is, or as root"
+    answer = diagnose(JobState(nodes=(NodeState(node="a", look=look),)))
+    assert answer.category == "unknown"
+    assert "3 processes of other users cannot be read" in answer.sentence
+    assert answer.advice == "run this as the job's user or as root"
 
 
 def test_ranks_that_cannot_be_read_say_why() -> None:
-    """Looking longer would not help, so it is not told to."""
+    """Looking longer would not help, so it is not advised."""
     why = "it belongs to alice: run preflight diagnose as root"
-    told = diagnose(job(4, lambda _: {"no_stacks": why}))
-    assert told.sentence == f"none of 4 ranks shows where it stands: {why}"
-    assert told.next == "sudo preflight diagnose"
+    answer = diagnose(job(4, lambda _: {"no_stacks": why}))
+    assert answer.sentence == f"none of 4 ranks shows where it is: {why}"
+    assert answer.next == "sudo preflight diagnose"

@@ -1,4 +1,4 @@
-"""A job of many ranks or nodes takes work in proportion to their number: its file is anybody's."""
+"""Many ranks or nodes take work in proportion to their number: any user may write state.json."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from preflight.facts.job import Frame, GpuLook
 from preflight.hang.diagnose.judge import diagnose
-from preflight.hang.diagnose.model import Seat
+from preflight.hang.diagnose.model import RankState
 from tests.patterns.growth import steepness, work
 from tests.unit.hang.diagnose.jobs import C10D, at, collective, job, standing
 
@@ -26,7 +26,7 @@ def _half(odd: dict[str, Any], rest: dict[str, Any] = WAITING) -> Callable[[int]
 
 
 SITUATIONS: dict[str, Callable[[int], dict[str, Any]]] = {
-    "held": lambda _: {"state": "disk"},
+    "in_kernel": lambda _: {"state": "disk"},
     "finished": _half(FINISHED),
     "dead": _half({**WAITING, "state": "zombie"}),
     "stopped": _half({**WAITING, "state": "stopped"}),
@@ -45,13 +45,13 @@ def test_no_rank_is_looked_for_among_others(name: str, monkeypatch: pytest.Monke
     """50,000 ranks that hang in the kernel took 26 s: each was compared with all of them."""
     compared = 0
 
-    def equal(_one: Seat, _other: object) -> bool:
+    def equal(_one: RankState, _other: object) -> bool:
         nonlocal compared
         compared += 1
         return False
 
     state = job(64, SITUATIONS[name])
-    monkeypatch.setattr(Seat, "__eq__", equal)
+    monkeypatch.setattr(RankState, "__eq__", equal)
     assert diagnose(state).sentence
     assert compared == 0
 

@@ -24,15 +24,15 @@ def odd(rank: int, frames: list[Any], **more: Any) -> Any:
 @pytest.mark.parametrize("world", SIZES)
 def test_a_rank_in_its_loader_is_named_with_its_line(world: int) -> None:
     """31 wait in all_reduce; rank 1 is in its DataLoader at line 88."""
-    told = diagnose(job(world, odd(1, loading(88))))
-    assert (told.category, told.culprits) == ("odd_rank", ("rank 1",))
-    assert told.line == "/home/u/train.py:88 in train"
+    answer = diagnose(job(world, odd(1, loading(88))))
+    assert (answer.category, answer.culprits) == ("odd_rank", ("rank 1",))
+    assert answer.line == "/home/u/train.py:88 in train"
     others = "1 rank waits" if world == 2 else f"{world - 1} ranks wait"
-    assert told.sentence == (
+    assert answer.sentence == (
         f"rank 1 (gpu001) is in its DataLoader at train.py:88, while {others} for it "
         "in all_reduce (train.py:41)"
     )
-    assert told.confidence >= 0.75
+    assert answer.confidence >= 0.75
 
 
 def test_processes_that_nobody_gave_a_rank_go_by_their_pids() -> None:
@@ -42,20 +42,20 @@ def test_processes_that_nobody_gave_a_rank_go_by_their_pids() -> None:
     def where(rank: int) -> dict[str, Any]:
         return {**odd(2, loading(88))(rank), **bare, "parent": 999}
 
-    told = diagnose(job(4, where))
-    assert (told.category, told.culprits) == ("odd_rank", ("pid 1002",))
-    assert told.sentence.startswith("pid 1002 (gpu001) is in its DataLoader at train.py:88")
-    assert told.confidence > 0.9
+    answer = diagnose(job(4, where))
+    assert (answer.category, answer.culprits) == ("odd_rank", ("pid 1002",))
+    assert answer.sentence.startswith("pid 1002 (gpu001) is in its DataLoader at train.py:88")
+    assert answer.confidence > 0.9
 
 
 @pytest.mark.parametrize("world", SIZES)
 def test_rank_0_that_evaluates_alone_is_named(world: int) -> None:
     """The others wait in a collective; rank 0 sleeps or computes in evaluate()."""
     for more in ({"wait_channel": "hrtimer_nanosleep"}, {"state": "running", "main_cpu_s": 2.9}):
-        told = diagnose(job(world, odd(0, at(88, "evaluate"), **more)))
-        assert (told.category, told.culprits) == ("odd_rank", ("rank 0",))
-        assert told.line == "/home/u/train.py:88 in evaluate"
-        assert "is in evaluate at train.py:88" in told.sentence
+        answer = diagnose(job(world, odd(0, at(88, "evaluate"), **more)))
+        assert (answer.category, answer.culprits) == ("odd_rank", ("rank 0",))
+        assert answer.line == "/home/u/train.py:88 in evaluate"
+        assert "is in evaluate at train.py:88" in answer.sentence
 
 
 def test_a_rank_that_works_may_come_by_itself() -> None:
@@ -63,7 +63,7 @@ def test_a_rank_that_works_may_come_by_itself() -> None:
     busy = diagnose(job(8, odd(0, at(88, "evaluate"), state="running", main_cpu_s=2.9)))
     still = diagnose(job(8, odd(0, at(88, "evaluate"), wait_channel="hrtimer_nanosleep")))
     assert busy.confidence < 0.7 < still.confidence
-    assert busy.sentence.endswith("; it is at work and may come")
+    assert busy.sentence.endswith("; it is at work and may still arrive")
     assert busy.advice.startswith("look again in a minute")
     assert busy.alternatives[0].category == "progresses"
     assert "may come" not in still.sentence
@@ -77,9 +77,9 @@ def test_the_line_is_the_one_that_all_looks_are_within() -> None:
     within = [Frame("evaluate", TRAIN, 118), *at(144)]
     layer = Frame("forward", TRAIN, 20)
     looks = [Sighting((layer, *within), 20), Sighting((*reading, *calls), 20)]
-    told = diagnose(job(8, odd(0, [*reading, *calls], later=[layer, *within], sightings=looks)))
-    assert (told.culprits, told.line) == (("rank 0",), f"{TRAIN}:118 in evaluate")
-    assert told.sentence.startswith("rank 0 (gpu001) is in evaluate at train.py:118")
+    answer = diagnose(job(8, odd(0, [*reading, *calls], later=[layer, *within], sightings=looks)))
+    assert (answer.culprits, answer.line) == (("rank 0",), f"{TRAIN}:118 in evaluate")
+    assert answer.sentence.startswith("rank 0 (gpu001) is in evaluate at train.py:118")
 
 
 def test_a_rank_that_left_its_script_may_have_failed() -> None:
@@ -87,20 +87,22 @@ def test_a_rank_that_left_its_script_may_have_failed() -> None:
     shutdown = [Frame("_shutdown", "/opt/py/lib/python3.11/threading.py", 1590)]
     beat = Thread(frames=(Frame("beat", "/home/u/beat.py", 6),), name="heartbeat")
     left = Stacks(threads=(Thread(frames=tuple(shutdown), main=True, name="MainThread"), beat))
-    told = diagnose(job(8, lambda r: {"stacks": left, "later": left} if r == 1 else standing(WAIT)))
-    assert (told.category, told.culprits) == ("odd_rank", ("rank 1",))
-    assert "an error may have ended its script" in told.advice
-    assert "rank 1: its thread heartbeat: beat.py:6 in beat" in told.evidence
-    assert told.next == "preflight explain LOG"
+    answer = diagnose(
+        job(8, lambda r: {"stacks": left, "later": left} if r == 1 else standing(WAIT))
+    )
+    assert (answer.category, answer.culprits) == ("odd_rank", ("rank 1",))
+    assert "an error may have ended its script" in answer.advice
+    assert "rank 1: its thread heartbeat: beat.py:6 in beat" in answer.evidence
+    assert answer.next == "preflight explain LOG"
 
 
 def test_the_kernels_word_for_a_wait_says_what_to_do() -> None:
     """A line of the user's own that waits for a lock on a file: who holds it is the question."""
-    told = diagnose(job(8, odd(1, at(6, "cached"), wait_channel="locks_lock_inode_wait")))
-    assert told.sentence.startswith(
+    answer = diagnose(job(8, odd(1, at(6, "cached"), wait_channel="locks_lock_inode_wait")))
+    assert answer.sentence.startswith(
         "rank 1 (gpu001) is in cached at train.py:6 and waits for a lock"
     )
-    assert told.advice.startswith("see who holds the lock")
+    assert answer.advice.startswith("see who holds the lock")
 
 
 @pytest.mark.parametrize(("quiet_s", "sure"), [(4.0, 0.77), (900.0, 0.92)])
@@ -115,7 +117,7 @@ def test_a_wait_of_seconds_may_be_a_steps_own(quiet_s: float, sure: float) -> No
             connections=(one,) if rank in (0, 1) else (),
         )
 
-    told = diagnose(job(8, where))
-    assert (told.culprits, told.confidence) == (("rank 1",), sure)
-    assert told.advice.startswith("look again in a minute") == (quiet_s < 60)
-    assert ("progresses" in {one.category for one in told.alternatives}) == (quiet_s < 60)
+    answer = diagnose(job(8, where))
+    assert (answer.culprits, answer.confidence) == (("rank 1",), sure)
+    assert answer.advice.startswith("look again in a minute") == (quiet_s < 60)
+    assert ("progresses" in {one.category for one in answer.alternatives}) == (quiet_s < 60)

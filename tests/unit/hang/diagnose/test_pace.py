@@ -1,4 +1,4 @@
-"""A job that goes on is no hang; at whose pace it goes on is told only where that is clear."""
+"""A job that progresses is no hang; a slow rank is named only if it is clear."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def seen(work: int, wait: int) -> dict[str, Any]:
 @pytest.mark.parametrize("world", [2, 4, 8, 32])
 def test_a_healthy_job_is_no_hang(world: int) -> None:
     """All go on, at one pace."""
-    told = diagnose(job(world, lambda r: seen(40 + r % 3, 20 - r % 3)))
-    assert (told.category, told.culprits) == ("progresses", ())
-    assert told.sentence.startswith("no hang: it progresses")
+    answer = diagnose(job(world, lambda r: seen(40 + r % 3, 20 - r % 3)))
+    assert (answer.category, answer.culprits) == ("progresses", ())
+    assert answer.sentence.startswith("no hang: it progresses")
 
 
 @pytest.mark.parametrize("world", [4, 8, 32])
 def test_a_straggler_is_named_with_its_line(world: int) -> None:
     """It works all the time; the others wait for it more than half of it."""
-    told = diagnose(job(world, lambda r: seen(58, 2) if r == 1 else seen(20, 40)))
-    assert (told.category, told.culprits) == ("straggler", ("rank 1",))
-    assert told.line == "/home/u/train.py:20 in forward"
-    assert "it is at work for 97% of the time" in told.sentence
+    answer = diagnose(job(world, lambda r: seen(58, 2) if r == 1 else seen(20, 40)))
+    assert (answer.category, answer.culprits) == ("straggler", ("rank 1",))
+    assert answer.line == "/home/u/train.py:20 in forward"
+    assert "it works for 97% of the time" in answer.sentence
 
 
 def test_three_slow_of_eight_by_their_cpu_time() -> None:
@@ -47,8 +47,8 @@ def test_three_slow_of_eight_by_their_cpu_time() -> None:
         slow = rank in (2, 5, 6)
         return standing(WAIT, WORK, main_cpu_s=2.4 if slow else 0.3, switches=50)
 
-    told = diagnose(job(8, where))
-    assert (told.category, told.culprits) == ("straggler", ("rank 2", "rank 5", "rank 6"))
+    answer = diagnose(job(8, where))
+    assert (answer.category, answer.culprits) == ("straggler", ("rank 2", "rank 5", "rank 6"))
 
 
 def test_little_cpu_time_tells_too_where_it_is_many_times_that_of_the_others() -> None:
@@ -68,14 +68,14 @@ def test_who_uses_cpu_while_all_wait_for_data_is_no_straggler() -> None:
         cpu = {"main_cpu_s": 0.9 if rank == 0 else 0.03, "switches": 60}
         return standing(loading(18), at(44 + rank % 2), **cpu)
 
-    told = diagnose(job(8, where))
-    assert (told.category, told.culprits) == ("progresses", ())
+    answer = diagnose(job(8, where))
+    assert (answer.category, answer.culprits) == ("progresses", ())
 
 
 def test_a_node_whose_ranks_are_all_slow_is_named_too() -> None:
     """Two of eight ranks are slow, and they are a node."""
-    told = diagnose(job(8, lambda r: seen(58, 2) if r in (4, 5) else seen(20, 40), per_node=2))
-    assert told.culprits == ("rank 4", "rank 5", "node gpu003")
+    answer = diagnose(job(8, lambda r: seen(58, 2) if r in (4, 5) else seen(20, 40), per_node=2))
+    assert answer.culprits == ("rank 4", "rank 5", "node gpu003")
 
 
 def test_a_rank_that_has_left_a_collective_shows_that_it_ended() -> None:
@@ -91,12 +91,12 @@ def test_a_rank_that_has_left_a_collective_shows_that_it_ended() -> None:
 
 def test_a_rank_that_works_while_the_rest_is_stuck_is_no_progress() -> None:
     """It burns CPU in its evaluation; the seven others get nothing."""
-    told = diagnose(
+    answer = diagnose(
         job(8, lambda r: standing(at(88, "evaluate"), at(90, "evaluate"), main_cpu_s=3.0)
             if r == 0 else standing(WAIT))
     )  # fmt: skip
-    assert (told.category, told.culprits) == ("odd_rank", ("rank 0",))
-    assert [one.category for one in told.alternatives] == ["progresses"]
+    assert (answer.category, answer.culprits) == ("odd_rank", ("rank 0",))
+    assert [one.category for one in answer.alternatives] == ["progresses"]
 
 
 @given(st.lists(st.floats(0.0, 1.0), max_size=40))

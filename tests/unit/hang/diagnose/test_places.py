@@ -131,40 +131,40 @@ def test_native_functions_of_one_rank_speak_for_all_in_that_place() -> None:
         more: dict[str, Any] = {"native": native} if rank == 0 else {}
         return standing(at(28), wait_channel="futex_do_wait", **more)
 
-    told = diagnose(job(4, where))
-    assert (told.category, told.culprits) == ("odd_rank", ("rank 2",))
-    assert told.confidence > 0.9
+    answer = diagnose(job(4, where))
+    assert (answer.category, answer.culprits) == ("odd_rank", ("rank 2",))
+    assert answer.confidence > 0.9
 
 
 @pytest.mark.parametrize("world", [4, 8, 32])
 def test_gpu_jobs_wait_in_a_line_of_the_user(world: int) -> None:
     """`loss.item()` spins at 100 % of a core; one rank has not come there."""
     spins = standing(at(55), state="running", main_cpu_s=3.0, gpus=("GPU-x",))
-    told = diagnose(job(world, lambda r: standing(loading(18)) if r == 1 else spins))
-    assert (told.category, told.culprits) == ("odd_rank", ("rank 1",))
-    assert "in train (train.py:55)" in told.sentence
+    answer = diagnose(job(world, lambda r: standing(loading(18)) if r == 1 else spins))
+    assert (answer.category, answer.culprits) == ("odd_rank", ("rank 1",))
+    assert "in train (train.py:55)" in answer.sentence
 
 
 def test_rank_0_in_a_barrier_while_the_gpus_wait_elsewhere() -> None:
     """It alone saves, and calls a barrier that nobody else calls."""
     spins = standing(at(55), state="running", main_cpu_s=3.0, gpus=("GPU-x",))
-    told = diagnose(job(8, lambda r: standing(collective("barrier", 70)) if r == 0 else spins))
-    assert (told.category, told.culprits) == ("desync", ("rank 0",))
+    answer = diagnose(job(8, lambda r: standing(collective("barrier", 70)) if r == 0 else spins))
+    assert (answer.category, answer.culprits) == ("desync", ("rank 0",))
 
 
 def test_a_rank_that_hangs_in_the_kernel_without_a_stack() -> None:
     """Its disk has frozen: not even its memory can be read."""
     held = {"state": "disk", "wait_channel": "jbd2_log_wait_commit", "no_stacks": "reading hangs"}
-    told = diagnose(job(8, lambda r: held if r == 0 else standing(collective("barrier", 50))))
-    assert (told.category, told.culprits) == ("odd_rank", ("rank 0",))
-    assert "is held by the kernel (D state in jbd2_log_wait_commit)" in told.sentence
-    assert told.unseen == ("rank 0: reading hangs",)
+    answer = diagnose(job(8, lambda r: held if r == 0 else standing(collective("barrier", 50))))
+    assert (answer.category, answer.culprits) == ("odd_rank", ("rank 0",))
+    assert "is held by the kernel (D state in jbd2_log_wait_commit)" in answer.sentence
+    assert answer.unseen == ("rank 0: reading hangs",)
 
 
 def test_what_a_loader_waits_for_is_told() -> None:
     """Its worker stands in the user's own code."""
     worker = Worker(pid=77, stacks=stacks([Frame("Samples.__iter__", TRAIN, 66), *ROOT]))
-    told = diagnose(
+    answer = diagnose(
         job(
             8,
             lambda r: (
@@ -174,8 +174,8 @@ def test_what_a_loader_waits_for_is_told() -> None:
             ),
         )
     )
-    assert any("its worker (pid 77): train.py:66 in Samples.__iter__" in e for e in told.evidence)
-    assert "rank 3: 1 process of its own died" in told.evidence
+    assert any("its worker (pid 77): train.py:66 in Samples.__iter__" in e for e in answer.evidence)
+    assert "rank 3: 1 process of its own died" in answer.evidence
 
 
 def test_the_gpu_that_has_nothing_to_do_is_told() -> None:
@@ -187,11 +187,11 @@ def test_the_gpu_that_has_nothing_to_do_is_told() -> None:
         )
     }
     wait = standing(collective("all_reduce", 41))
-    told = diagnose(
+    answer = diagnose(
         job(8, lambda r: standing(loading(88)) if r == 3 else wait, nodes={"gpu001": gpus})
     )
-    assert told.sentence.startswith("rank 3 (gpu001, GPU 3) is in its DataLoader")
-    assert "rank 3: its GPU is 0 % busy, those of the others 100 to 100 %" in told.evidence
+    assert answer.sentence.startswith("rank 3 (gpu001, GPU 3) is in its DataLoader")
+    assert "rank 3: its GPU is 0 % busy, those of the others 100 to 100 %" in answer.evidence
 
 
 def test_a_gpu_whose_clock_is_low_sets_the_pace() -> None:
@@ -209,15 +209,15 @@ def test_a_gpu_whose_clock_is_low_sets_the_pace() -> None:
             )
         }  # fmt: skip
 
-    told = diagnose(
+    answer = diagnose(
         job(
             16,
             lambda r: standing(at(20 + r % 2), at(55), gpus=("GPU-x",)),
             nodes={"gpu001": gpus(0), "gpu002": gpus(1)},
         )
     )
-    assert (told.category, told.culprits) == ("straggler", ("rank 11",))
-    assert "GPU at 900 MHz where the others run at 1980" in told.sentence
+    assert (answer.category, answer.culprits) == ("straggler", ("rank 11",))
+    assert "GPU at 900 MHz where the others run at 1980" in answer.sentence
 
 
 @pytest.mark.parametrize(

@@ -29,46 +29,46 @@ def all_but(rank: int, *odd: dict[str, Any], of: tuple[dict[str, Any], ...]) -> 
 def test_a_shape_that_differs(world: int) -> None:
     """All stand in one line; rank 2's tensor is empty, and it went on to the next call."""
     odd = (entry(7, input_sizes=[[0]]), pending(8))
-    told = diagnose(job(world, all_but(2, *odd, of=(pending(7),))))
-    assert (told.category, told.culprits) == ("desync", ("rank 2",))
-    assert "call 7" in told.sentence
-    assert "rank 2 calls all_reduce of [0] Float" in told.sentence
-    assert "all_reduce of [64, 64] Float" in told.sentence
-    assert told.confidence >= 0.9
+    answer = diagnose(job(world, all_but(2, *odd, of=(pending(7),))))
+    assert (answer.category, answer.culprits) == ("desync", ("rank 2",))
+    assert "call 7" in answer.sentence
+    assert "rank 2 calls all_reduce of [0] Float" in answer.sentence
+    assert "all_reduce of [64, 64] Float" in answer.sentence
+    assert answer.confidence >= 0.9
 
 
 def test_another_operation_under_the_same_number() -> None:
     """Rank 0 broadcasts what the others reduce."""
-    told = diagnose(job(8, all_but(0, pending(7, "broadcast"), of=(pending(7),))))
-    assert (told.category, told.culprits) == ("desync", ("rank 0",))
-    assert "rank 0 calls broadcast" in told.sentence
+    answer = diagnose(job(8, all_but(0, pending(7, "broadcast"), of=(pending(7),))))
+    assert (answer.category, answer.culprits) == ("desync", ("rank 0",))
+    assert "rank 0 calls broadcast" in answer.sentence
 
 
 def test_of_two_ranks_neither_is_called_the_odd_one() -> None:
-    """The calls are told; who is wrong is not."""
-    told = diagnose(job(2, all_but(0, pending(7, "broadcast"), of=(pending(7),))))
-    assert (told.category, told.culprits) == ("desync", ())
+    """The answer has the calls, but no culprit."""
+    answer = diagnose(job(2, all_but(0, pending(7, "broadcast"), of=(pending(7),))))
+    assert (answer.category, answer.culprits) == ("desync", ())
 
 
 def test_one_that_has_not_come_to_a_call() -> None:
     """All its calls have ended; the others wait in the next."""
-    told = diagnose(job(8, all_but(5, of=(pending(7),))))
-    assert told.culprits == ("rank 5",)
-    assert "has not come to call 7 of group 0 (default_pg): all_reduce" in told.sentence
+    answer = diagnose(job(8, all_but(5, of=(pending(7),))))
+    assert answer.culprits == ("rank 5",)
+    assert "has not reached call 7 of group 0 (default_pg): all_reduce" in answer.sentence
 
 
 def test_ranks_whose_stacks_nobody_may_read() -> None:
     """Without py-spy the recorders still tell."""
     blind = {"stacks": None, "later": None, "no_stacks": "ptrace is not allowed: echo 0 > ..."}
-    told = diagnose(job(8, lambda r: {**all_but(5, of=(pending(7),))(r), **blind}))
-    assert (told.category, told.culprits) == ("odd_rank", ("rank 5",))
-    assert told.unseen == ("ranks 0-7: ptrace is not allowed: echo 0 > ...",)
-    assert told.confidence <= 0.5
+    answer = diagnose(job(8, lambda r: {**all_but(5, of=(pending(7),))(r), **blind}))
+    assert (answer.category, answer.culprits) == ("odd_rank", ("rank 5",))
+    assert answer.unseen == ("ranks 0-7: ptrace is not allowed: echo 0 > ...",)
+    assert answer.confidence <= 0.5
 
 
 def test_uneven_shapes_by_right_are_no_difference() -> None:
     """all_to_all takes what each has."""
-    told = diagnose(
+    answer = diagnose(
         job(
             4,
             lambda r: {
@@ -77,16 +77,16 @@ def test_uneven_shapes_by_right_are_no_difference() -> None:
             },
         )
     )
-    assert told.category == "unknown"
+    assert answer.category == "unknown"
 
 
 def test_files_of_an_earlier_run_are_left_alone() -> None:
     """A file older than its process tells of another job."""
     old = dump(pending(3, "broadcast"), written_s=2e9 - 4000)
-    told = diagnose(
+    answer = diagnose(
         job(8, lambda r: {**WAITING, "dump": old if r == 1 else dump(*BEFORE, pending(7))})
     )
-    assert told.category == "unknown"
+    assert answer.category == "unknown"
 
 
 def test_a_sub_group_has_its_own_numbers() -> None:
@@ -98,19 +98,19 @@ def test_a_sub_group_has_its_own_numbers() -> None:
             return {**WAITING, "dump": dump(*BEFORE, pending(9, input_sizes=[[rank]], **tp))}
         return {**WAITING, "dump": dump(*BEFORE, pending(7, time_created_ns=10**6))}
 
-    told = diagnose(job(8, where))
-    assert told.category == "desync"
-    assert "group 3 (tp), call 9" in told.sentence
+    answer = diagnose(job(8, where))
+    assert answer.category == "desync"
+    assert "group 3 (tp), call 9" in answer.sentence
 
 
 def test_who_is_held_up_in_a_sub_group_is_not_late_in_another() -> None:
     """Ranks 2 and 3 wait alike in their own group: nothing differs, so nobody is named."""
     tp: dict[str, Any] = {"process_group": ["3", "tp"]}
     held = dump(*BEFORE, pending(9, **tp))
-    told = diagnose(
+    answer = diagnose(
         job(8, lambda r: {**WAITING, "dump": held if r in (2, 3) else dump(*BEFORE, pending(7))})
     )
-    assert told.category == "unknown"
+    assert answer.category == "unknown"
 
 
 def test_only_the_numbers_that_are_there_are_walked() -> None:
@@ -144,7 +144,7 @@ def test_one_node_does_not_keep_the_reader_busy(monkeypatch: pytest.MonkeyPatch)
             return others(rank) if rank >= many else {**WAITING, "dump": hostile}
 
         state = job(128, seen, per_node=16)
-        told = diagnose(state)
-        assert (told.category, told.culprits) == ("desync", ("rank 70",))
+        answer = diagnose(state)
+        assert (answer.category, answer.culprits) == ("desync", ("rank 70",))
         counts.append(work(lambda state=state: diagnose(state)))  # type: ignore[misc]
     assert counts[1] < counts[0] + 6000 * 4

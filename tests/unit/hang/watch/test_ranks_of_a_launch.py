@@ -36,7 +36,7 @@ def python(tmp_path: Path) -> str:
 
 @contextmanager
 def _launch(script: str, ranks: int, **environ: str) -> Iterator[int]:
-    """A shell that starts processes, so many of which say that they are up."""
+    """A shell that starts processes, some of which print that they are up."""
     with subprocess.Popen(
         ["sh", "-c", script], env={**os.environ, **environ}, stdout=subprocess.PIPE, text=True,
         process_group=0,

@@ -110,8 +110,8 @@ def test_the_job_on_other_nodes_is_the_one_beneath_us() -> None:
 
 def test_nodes_that_are_none_are_refused_at_the_start(tmp_path: Path) -> None:
     """Not when the job hangs, after days."""
-    assert "inventory" in examine.refused("", str(tmp_path / "none.toml"), {})
-    assert examine.refused("gpu[001-002]", "", {}) == ""
+    assert "inventory" in examine.nodes_problem("", str(tmp_path / "none.toml"), {})
+    assert examine.nodes_problem("gpu[001-002]", "", {}) == ""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")

@@ -107,10 +107,12 @@ def test_the_exports_are_a_shells(tmp_path: Path) -> None:
     folder = tmp_path / "it's here"
     lines = "\n".join(_exports(Options((), folder)))
     script = f'{lines}\nprintf %s "$TORCH_FR_DUMP_TEMP_FILE"'
-    told = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
-    assert told.startswith(f"{folder}/watch-")
-    assert told.endswith("/recorder/rank_")
-    assert (folder / told.removeprefix(f"{folder}/")).parent.is_dir(), shlex.quote(told)
+    printed = subprocess.run(
+        ["sh", "-c", script], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.startswith(f"{folder}/watch-")
+    assert printed.endswith("/recorder/rank_")
+    assert (folder / printed.removeprefix(f"{folder}/")).parent.is_dir(), shlex.quote(printed)
 
 
 def test_a_folder_that_is_there_already_is_not_used(
@@ -125,6 +127,8 @@ def test_a_folder_that_is_there_already_is_not_used(
     script = (
         "\n".join(_exports(Options((), tmp_path))) + '\nprintf "<%s>" "$TORCH_FR_DUMP_TEMP_FILE"'
     )
-    told = subprocess.run(["sh", "-c", script], env={}, capture_output=True, text=True, check=True)
-    assert told.stdout == "<>"
-    assert "exists" in told.stderr
+    printed = subprocess.run(
+        ["sh", "-c", script], env={}, capture_output=True, text=True, check=True
+    )
+    assert printed.stdout == "<>"
+    assert "exists" in printed.stderr

@@ -13,14 +13,14 @@ import msgspec
 import pytest
 
 from preflight import __version__
-from preflight.transport.job_store import Board, Decoder, Hello, Place
+from preflight.transport.job_store import Decoder, Hello, JobStore, Place
 from preflight.transport.job_store_hub import Hub
 from preflight.transport.torchrun_ranks import TorchrunTransport, gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from preflight.transport.torchrun_ranks import Crew
+    from preflight.transport.torchrun_ranks import JobRanks
 
 NONCE = "0123456789abcdef"
 
@@ -57,9 +57,9 @@ class Job:
     world: int = 2
     per_node: int = 1
     followers: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
-    said: list[str] = field(default_factory=list)
+    progress: list[str] = field(default_factory=list)
     hub: Hub = field(init=False)
-    crew: Crew = field(init=False)
+    crew: JobRanks = field(init=False)
 
     @property
     def port(self) -> int:
@@ -83,12 +83,12 @@ class Job:
 
     def gather(self) -> TorchrunTransport:
         """Be rank 0: say hello, wait for the others, watch over them."""
-        listening, speaking = Board.open(self.place(0)), Board.open(self.place(0))
+        listening, speaking = JobStore.open(self.place(0)), JobStore.open(self.place(0))
         self.hub = Hub(listening, speaking, NONCE)
         self.hub.begin()
         speaking.write("hello", msgspec.json.encode(Hello(NONCE, __version__)))
-        self.crew = gather(self.place(0), speaking, Decoder(NONCE), NONCE, self.said.append)
-        self.hub.man(m.rank for m in self.crew.members if m.present and m.rank)
+        self.crew = gather(self.place(0), speaking, Decoder(NONCE), NONCE, self.progress.append)
+        self.hub.watch(m.rank for m in self.crew.members if m.present and m.rank)
         return TorchrunTransport(self.crew, self.hub)
 
 

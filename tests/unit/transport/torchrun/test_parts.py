@@ -24,12 +24,12 @@ from preflight.transport.job_store import (
     FromRank,
     Here,
     Leaving,
+    Output,
     Present,
-    Said,
     ToRank,
     read_place,
 )
-from preflight.transport.torchrun_ranks import Crew, missing
+from preflight.transport.torchrun_ranks import JobRanks, missing
 from tests.unit.transport.torchrun.conftest import NONCE, place
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ ENVIRON = {
 _IDS = st.integers(0, 2**31)
 _DATA = st.binary(max_size=300)
 _REPLIES = (
-    st.builds(Said, _IDS, _DATA, _DATA)
+    st.builds(Output, _IDS, _DATA, _DATA)
     | st.builds(Ended, _IDS, st.none() | st.integers(-64, 255))
     | st.builds(Here, _IDS)
     | st.builds(Leaving, st.text(max_size=100))
@@ -85,7 +85,7 @@ def test_notes_of_another_run_or_without_bounds_are_refused() -> None:
 def test_a_rank_knows_its_place() -> None:
     """Torchrun's variables give a rank its place; wrong ones are refused."""
     here = read_place(ENVIRON)
-    assert (here.rank, here.seat, here.group, here.prefix) == (5, 1, 2, "preflight/j/0")
+    assert (here.rank, here.index_on_node, here.group, here.prefix) == (5, 1, 2, "preflight/j/0")
     for wrong in ({"RANK": "x"}, {"RANK": "8"}, {"LOCAL_WORLD_SIZE": "0"}):
         with pytest.raises(UsageError):
             read_place({**ENVIRON, **wrong})
@@ -93,7 +93,7 @@ def test_a_rank_knows_its_place() -> None:
 
 def present(rank: int, hostname: str, **changes: object) -> Present:
     """A rank of two per node, as it announces itself."""
-    said: dict[str, object] = {
+    fields: dict[str, object] = {
         "nonce": NONCE,
         "version": "1",
         "rank": rank,
@@ -106,16 +106,16 @@ def present(rank: int, hostname: str, **changes: object) -> Present:
         "python": "/job/python",
         "environ": {"CUDA_VISIBLE_DEVICES": str(rank % 2), "MASTER_PORT": "29500"},
     }
-    return msgspec.convert({**said, **changes}, Present)
+    return msgspec.convert({**fields, **changes}, Present)
 
 
-def crew(*ranks: Present, world: int = 4) -> Crew:
-    """The ranks of a job of which these were heard."""
+def crew(*ranks: Present, world: int = 4) -> JobRanks:
+    """The ranks of a job of which these answered."""
     whole = place(0, 29500, world=world, per_node=2)
-    return Crew.of(whole, {one.rank: one for one in ranks})
+    return JobRanks.of(whole, {one.rank: one for one in ranks})
 
 
-def test_who_was_never_heard_of_is_named_by_its_siblings() -> None:
+def test_a_rank_that_never_answered_is_named_by_its_siblings() -> None:
     """The host is known from another rank of the node; else the group's number has to do."""
     some = crew(present(0, "h1"), present(1, "h1"), present(2, "h2.site"))
     assert missing(some) == "rank 3 (h2.site, local rank 1)"
@@ -182,7 +182,7 @@ def test_what_torchrun_decides_is_not_for_options(
 
 
 def test_what_goes_together_and_what_needs_a_store(pytester: pytest.Pytester) -> None:
-    """An inventory is welcome; a torchrun that hosts no store is told what to unset."""
+    """An inventory is allowed; if torchrun hosts no store, the message says what to unset."""
     config = pytester.parseconfig("--preflight", "--preflight-inventory=x", "-n0")
     refuse(config, read_place(ENVIRON))
     without = {**ENVIRON, "TORCHELASTIC_USE_AGENT_STORE": "False"}
@@ -195,32 +195,32 @@ class Scripted:
 
     def __init__(self) -> None:
         self.says: queue.SimpleQueue[Event | ReachError] = queue.SimpleQueue()
-        self.told: list[Mapping[str, object]] = []
+        self.sent: list[Mapping[str, object]] = []
         self.closed = False
 
     def hear(self, within_s: float) -> bytes | None:
         """What the test lets it say next."""
         try:
-            said = self.says.get(timeout=min(within_s, 0.05))
+            event = self.says.get(timeout=min(within_s, 0.05))
         except queue.Empty:
             return None
-        if isinstance(said, ReachError):
-            raise said
-        return msgspec.json.encode(said)
+        if isinstance(event, ReachError):
+            raise event
+        return msgspec.json.encode(event)
 
     def send(self, message: Mapping[str, object]) -> None:
         """Keep it."""
         if "renew" not in message:
-            self.told.append(message)
+            self.sent.append(message)
 
     def close(self) -> None:
         """Note it."""
         self.closed = True
 
 
-def heard(seats: RankAgents) -> Event:
+def next_event(agents: RankAgents) -> Event:
     """The node's next event."""
-    document = seats.hear(10)
+    document = agents.hear(10)
     assert document is not None
     return decode(document)
 
@@ -228,38 +228,38 @@ def heard(seats: RankAgents) -> Event:
 def test_the_ranks_of_a_node_speak_as_one() -> None:
     """Ready with all; the store from the first; then the order to the others; rest, done: all."""
     first, second = Scripted(), Scripted()
-    seats = RankAgents([first, second])
+    agents = RankAgents([first, second])
     first.says.put(Ready("2.9", cuda=True, gpus=1))
-    assert seats.hear(0.2) is None
+    assert agents.hear(0.2) is None
     second.says.put(Ready("2.9", cuda=True, gpus=1))
-    assert heard(seats) == Ready("2.9", cuda=True, gpus=2, rails=2)
-    seats.send({"go": {"store": None, "address": "h1"}})
-    assert second.told == []
+    assert next_event(agents) == Ready("2.9", cuda=True, gpus=2, rails=2)
+    agents.send({"go": {"store": None, "address": "h1"}})
+    assert second.sent == []
     first.says.put(Store(4711))
-    assert heard(seats) == Store(4711)
-    assert second.told == [{"go": {"store": ["h1", 4711], "address": "h1"}}]
+    assert next_event(agents) == Store(4711)
+    assert second.sent == [{"go": {"store": ["h1", 4711], "address": "h1"}}]
     second.says.put(Alive())
     seen = PairSeen(
         round=0, rail=1, a="a", b="b", backend="gloo", state="measured", error="",
         started_s=0.0, setup_ms=0.0, timings=(),
     )  # fmt: skip
     second.says.put(seen)
-    assert heard(seats) == seen
+    assert next_event(agents) == seen
     first.says.put(Rest())
-    assert seats.hear(0.2) is None
+    assert agents.hear(0.2) is None
     second.says.put(Rest())
-    assert heard(seats) == Rest()
-    seats.send({"more": {"turns": [None]}})
-    assert first.told[-1] == second.told[-1] == {"more": {"turns": [None]}}
+    assert next_event(agents) == Rest()
+    agents.send({"more": {"turns": [None]}})
+    assert first.sent[-1] == second.sent[-1] == {"more": {"turns": [None]}}
     second.says.put(Rest())
     first.says.put(Done())
-    assert heard(seats) == Rest()
+    assert next_event(agents) == Rest()
     second.says.put(Done())
-    assert heard(seats) == Done()
-    seats.send({"finish": True})
-    assert {"finish": True} in first.told
-    assert {"finish": True} in second.told
-    seats.close()
+    assert next_event(agents) == Done()
+    agents.send({"finish": True})
+    assert {"finish": True} in first.sent
+    assert {"finish": True} in second.sent
+    agents.close()
     assert first.closed
     assert second.closed
 
@@ -267,20 +267,20 @@ def test_the_ranks_of_a_node_speak_as_one() -> None:
 def test_a_rank_that_breaks_off_costs_its_own_rail() -> None:
     """Before the start the node cannot begin; after it the other rails are measured."""
     early = [Scripted(), Scripted()]
-    seats = RankAgents(early)
-    early[1].says.put(ReachError("answer", "rank 1 (h1, local rank 1) fell silent", "look"))
+    agents = RankAgents(early)
+    early[1].says.put(ReachError("answer", "rank 1 (h1, local rank 1) stopped answering", "look"))
     with pytest.raises(ReachError, match="local rank 1"):
-        seats.hear(10)
+        agents.hear(10)
     late = [Scripted(), Scripted()]
-    seats = RankAgents(late)
+    agents = RankAgents(late)
     for each in late:
         each.says.put(Ready("2.9", cuda=False, gpus=0))
-    heard(seats)
+    next_event(agents)
     late[0].says.put(ReachError("answer", "it was killed by a signal", "look"))
-    assert heard(seats) == Trouble("local rank 0: it was killed by a signal")
+    assert next_event(agents) == Trouble("local rank 0: it was killed by a signal")
     late[1].says.put(Alive())
-    assert heard(seats) == Alive()
+    assert next_event(agents) == Alive()
     late[1].says.put(Rest())
-    assert heard(seats) == Rest()
+    assert next_event(agents) == Rest()
     late[1].says.put(Done())
-    assert heard(seats) == Done()
+    assert next_event(agents) == Done()

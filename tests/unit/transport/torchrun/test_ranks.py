@@ -82,14 +82,14 @@ def test_a_follower_answers_and_leaves_with_the_code_of_all(job: Callable[..., J
     assert follower.stderr.read() == b""
 
 
-def test_a_rank_that_is_told_to_end_says_so(job: Callable[..., Job]) -> None:
-    """Whoever torchrun ends is told apart from whoever died without a word."""
+def test_a_rank_that_torchrun_ends_reports_it(job: Callable[..., Job]) -> None:
+    """A rank that torchrun ended is distinguished from one that died silently."""
     ours = job(world=2)
     follower = ours.follower(1)
     ways = ours.gather()
     follower.send_signal(signal.SIGTERM)
     until(lambda: ours.hub.why_lost(1))
-    assert ours.hub.told_to_leave(1)
+    assert ours.hub.ended_by_torchrun(1)
     with pytest.raises(ReachError, match=r"rank 1 \(\S+, local rank 0\) was ended by its own tor"):
         ways.connect(host(ours, 1), DEADLINE_S)
     assert follower.wait(DEADLINE_S) == 2
@@ -98,7 +98,7 @@ def test_a_rank_that_is_told_to_end_says_so(job: Callable[..., Job]) -> None:
 def test_a_rank_that_never_speaks_is_named_and_the_others_go_on(
     job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One stopped before its first word: who is waited for is said, then it alone is left out."""
+    """One stopped before its first note: progress names it, then it alone is left out."""
     monkeypatch.setattr(torchrun_ranks, "STRAGGLER_S", 2.0)
     monkeypatch.setattr(torchrun_ranks, "_SAY_S", 0.5)
     ours = job(world=3)
@@ -106,8 +106,10 @@ def test_a_rank_that_never_speaks_is_named_and_the_others_go_on(
     stopped = ours.follower(2)
     stopped.send_signal(signal.SIGSTOP)
     ways = ours.gather()
-    assert "rank 2 (node of group rank 2, local rank 0)" in ours.said[-1]
-    with pytest.raises(ReachError, match=r"rank 2 \(node of group rank 2, .*started and fell sil"):
+    assert "rank 2 (node of group rank 2, local rank 0)" in ours.progress[-1]
+    with pytest.raises(
+        ReachError, match=r"rank 2 \(node of group rank 2, .*started, then stopped answering"
+    ):
         ways.connect(host(ours, 2), DEADLINE_S)
     assert probe(ours, ways.connect(host(ours, 1), DEADLINE_S), 1)["nonce"] == NONCE
 
@@ -122,7 +124,7 @@ def test_a_rank_that_stops_beside_a_sound_one_costs_its_node_the_sweep_only(
     stopped.send_signal(signal.SIGSTOP)
     connection = ways.connect(host(ours, 0), 1.0)
     assert connection.shortfall is not None
-    assert "local rank 1) started and fell silent" in connection.shortfall.sentence
+    assert "local rank 1) started, then stopped answering" in connection.shortfall.sentence
     assert f"pid {stopped.pid}" in connection.shortfall.advice
     assert probe(ours, connection, 0)["nonce"] == NONCE
     stopped.send_signal(signal.SIGCONT)
@@ -145,7 +147,7 @@ def test_followers_end_with_the_store(job: Callable[..., Job], store: object) ->
         server.wait()
         assert follower.wait(DEADLINE_S) == 3
         assert follower.stderr is not None
-        assert b"preflight: rank 1 leaves: " in follower.stderr.read()
+        assert b"preflight: rank 1 exits: " in follower.stderr.read()
     finally:
         follower.kill()
         follower.communicate()

@@ -1,6 +1,6 @@
-"""`preflight sweep`: judge a whole fleet by night, a wave of idle nodes at a time.
+"""`preflight nightly`: checks a whole fleet by night, a wave of idle nodes at a time.
 
-Started isolated, as `preflight run` is: `python -I -m preflight.commands.sweep WORDS...`.
+It is started isolated, like `preflight check`: `python -I -m` this module.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec.structs import replace
 
 from preflight import __version__
+from preflight.commands.check import option_parser
 from preflight.commands.nightly.choice import (
     LEAST,
     MOST,
@@ -39,12 +40,11 @@ from preflight.commands.nightly.state import (
     latest,
 )
 from preflight.commands.nightly.sweeper import LEAVE_S, Sweeper, locked
-from preflight.commands.run import option_parser
 from preflight.core.interrupt import Interrupts
 from preflight.core.text import legible, printable
 from preflight.errors import PreflightError, UsageError
 from preflight.fleet.nodeset import fold
-from preflight.fleet.sources import Wish, resolve
+from preflight.fleet.sources import FleetRequest, resolve
 from preflight.report.outputs import KEEP, new_folder
 from preflight.run.expected_verdicts import BUDGET_S
 
@@ -55,11 +55,11 @@ if TYPE_CHECKING:
     from preflight.commands.nightly.state import Former
 
 
-USAGE, INTERRUPTED, BROKE, NOBODY = 4, 2, 3, 5
+USAGE, INTERRUPTED, BROKE, EMPTY = 4, 2, 3, 5
 
 
 def main(argv: Sequence[str]) -> int:
-    """Sweep; the exit codes are those of a run, over all waves."""
+    """Sweep the fleet; the exit codes are those of a run, over all waves."""
     try:
         return _sweep(read_words(argv))
     except UsageError as error:
@@ -71,29 +71,29 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _gives_up(error: PreflightError, code: int) -> int:
-    print(f"preflight sweep: {printable(str(error))}", file=sys.stderr)  # noqa: T201  a command
+    print(f"preflight nightly: {printable(str(error))}", file=sys.stderr)  # noqa: T201  a command
     return code
 
 
-def _sweep(asked: Asked) -> int:
+def _sweep(asked: SweepArguments) -> int:
     now = datetime.now().astimezone()
     ends = ends_at(asked.until, asked.budget, now)
     into = Path.cwd() / Path(asked.into).expanduser()
     if asked.plan:
         return _show_plan(asked, ends, into)
     with locked(into, wait_s=2 * LEAVE_S if asked.resume else 0.0) as lock:
-        before = cut_short(asked, into) if asked.resume else None
-        who = who_for(asked, before[1] if before else None)
+        before = interrupted_sweep(asked, into) if asked.resume else None
+        who = chooser_for(asked, before[1] if before else None)
         folder, sweep = before or (new_folder(into, time.time()), begin(asked, who, into))
         sweep = replace(sweep, ends_s=end_of(ends, sweep, who))
         outputs = outputs_of(folder, sweep)
         outputs.refuse_unusable()
         former = former_nights(into, but=sweep.sweep)
         screen = Screen()
-        say_what(screen, sweep, outputs.shown, who, resumed=before is not None)
+        print_header(screen, sweep, outputs.shown, who, resumed=before is not None)
         if not sweep.waves:
             screen.line("nothing to check: no node is idle")
-            return NOBODY
+            return EMPTY
         sweeper = Sweeper(folder, sweep, who, screen, lock)
         interrupted = _interrupted(sweeper, former)
         if sweeper.trouble:
@@ -105,7 +105,7 @@ def _sweep(asked: Asked) -> int:
 
 
 def _interrupted(sweeper: Sweeper, former: tuple[Former, ...]) -> bool:
-    """Run the waves; whether Ctrl-C or SIGTERM ended them."""
+    """Run the waves; return whether Ctrl-C or SIGTERM ended them."""
     interrupts = Interrupts()
     interrupts.hold()
     try:
@@ -125,14 +125,14 @@ def _why_stopped(sweeper: Sweeper, *, interrupted: bool) -> str:
     return f"the sweep stopped: {legible(sweeper.trouble, 80)}" if sweeper.trouble else ""
 
 
-def _show_plan(asked: Asked, ends: datetime | None, into: Path) -> int:
-    """Show tonight's waves; Slurm is asked, no node is."""
-    who = who_for(asked, None)
+def _show_plan(asked: SweepArguments, ends: datetime | None, into: Path) -> int:
+    """Show tonight's waves; ask Slurm, but no node."""
+    who = chooser_for(asked, None)
     sweep = begin(asked, who, into)
     sweep = replace(sweep, ends_s=end_of(ends, sweep, who))
     screen = Screen()
     folder = new_folder(into, time.time())
-    say_what(screen, sweep, outputs_of(folder, sweep).shown, who, resumed=False)
+    print_header(screen, sweep, outputs_of(folder, sweep).shown, who, resumed=False)
     for number, wave in enumerate(sweep.waves, 1):
         screen.labelled(
             f"wave {number}/{len(sweep.waves)}", f"{fold(wave.nodes)}  {len(wave.nodes)}"
@@ -141,12 +141,12 @@ def _show_plan(asked: Asked, ends: datetime | None, into: Path) -> int:
 
 
 WAVE = 16
-"""Nodes at once, unless said otherwise: so many have every pair of theirs measured in a run."""
+"""Default number of nodes at once: a run measures every pair of this many."""
 
-INTO = "preflight-sweeps"
+INTO = "preflight-nightly"
 
 _NOT_HERE = {
-    "--preflight-report": "a sweep has a folder of its own: --into=DIR",
+    "--preflight-report": "a sweep writes its own folder: --into=DIR",
     "--preflight-fail-fast": "a sweep never stops at a finding, it names them all",
     "--preflight-need": "a sweep starts no job",
     "--preflight-replay": "a sweep measures",
@@ -155,34 +155,34 @@ _NOT_HERE = {
     "--maxfail": "a sweep never stops at a finding, it names them all",
     "--collect-only": "see its waves with --plan",
     "--co": "see its waves with --plan",
-    "--junitxml": "each wave would write over it: see the waves' folders",
+    "--junitxml": "each wave would overwrite it: see the waves' folders",
 }
 _OURS = (
     *("--preflight-nodes", "--preflight-exclude", "--preflight-tier", "--preflight-budget"),
     *("--preflight-prometheus", "--preflight-exclude-file", "--preflight-keep"),
 )
-"""Told to each wave by the sweep itself."""
+"""Options that the sweep itself sets for each wave."""
 
 _EXAMPLES = """\
 examples:
-  preflight sweep --preflight-inventory=fleet.toml
-  preflight sweep --preflight-inventory=fleet.toml --until=06:00 --resume
-  preflight sweep --preflight-inventory=fleet.toml --reservation=nightly --wave=32
+  preflight nightly --preflight-inventory=fleet.toml
+  preflight nightly --preflight-inventory=fleet.toml --until=06:00 --resume
+  preflight nightly --preflight-inventory=fleet.toml --reservation=nightly --wave=32
 """
 
 
 _AS_GIVEN = ("nodes", "inventory", "exclude", "transport", "python", "env_file", "launch",
              "interface", "topology")  # fmt: skip
-"""What a run's options say of the fleet."""
+"""A run's options that describe the fleet."""
 
 
-class Asked(argparse.Namespace):
-    """What was typed."""
+class SweepArguments(argparse.Namespace):
+    """The typed options."""
 
     words: tuple[str, ...]
-    """Options that each wave gets as they are."""
-    told: Mapping[str, str]
-    """Options of a run that the sweep reads itself, by name with its dashes in front."""
+    """Options that each wave gets unchanged."""
+    options: Mapping[str, str]
+    """Options of a run that the sweep reads itself, by name including the dashes."""
     folder: list[str]
     wave: int
     idle: bool
@@ -196,38 +196,40 @@ class Asked(argparse.Namespace):
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Those of the site's own checks."""
+        """The folders of the site's own checks."""
         return tuple(self.folder)
 
     @property
     def names_a_fleet(self) -> bool:
-        """Whether it says more than to go on."""
-        return bool(self.words or self.told or self.folders)
+        """Whether the options say more than `--resume`."""
+        return bool(self.words or self.options or self.folders)
 
-    def said(self, name: str) -> str | None:
-        """Value of `--preflight-NAME`; None where it was not given."""
-        return self.told.get(f"--preflight-{name.replace('_', '-')}")
+    def option(self, name: str) -> str | None:
+        """Return the value of `--preflight-NAME`; None if it was not given."""
+        return self.options.get(f"--preflight-{name.replace('_', '-')}")
 
 
-def read_words(argv: Sequence[str]) -> Asked:
+def read_words(argv: Sequence[str]) -> SweepArguments:
     """Read the command line; wrong usage ends here, with exit 4."""
     parser = option_parser(
-        "preflight sweep",
-        "Judge a whole fleet in waves of idle nodes, each as deep as a night allows:\n"
-        "for cron and timers. Nodes that somebody uses are left out and named.",
+        "preflight nightly",
+        "Check a whole fleet in waves of idle nodes, each as deep as the night allows:\n"
+        "for cron and timers. Nodes in use are left out and named.",
         own=_add_own,
     )
-    parser.usage = "preflight sweep [options] [folder ...]"
+    parser.usage = "preflight nightly [NODES ...] [options]"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLES
-    asked = parser.parse_args(argv, Asked(words=[], workers=False))
+    asked = parser.read(argv, SweepArguments())
     given = dict(word.partition("=")[::2] for word in asked.words)
     for name, why in _NOT_HERE.items():
         if name in given:
             raise UsageError(f"{name} is not for a sweep: {why}; leave it out")
     if not LEAST <= asked.wave <= MOST:
         raise UsageError(f"--wave={asked.wave}: give a number of nodes, {LEAST} to {MOST}")
-    asked.told = {name: value for name, value in given.items() if name.startswith("--preflight-")}
+    asked.options = {
+        name: value for name, value in given.items() if name.startswith("--preflight-")
+    }
     asked.words = tuple(word for word in asked.words if word.partition("=")[0] not in _OURS)
     return asked
 
@@ -235,22 +237,22 @@ def read_words(argv: Sequence[str]) -> Asked:
 def _add_own(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--wave", metavar="K", type=int, default=WAVE,
-        help=f"nodes at once, {LEAST} to {MOST} (default: {WAVE}; up to 16, every pair of a wave "
-        "is measured)")  # fmt: skip
+        help=f"nodes at once, {LEAST} to {MOST} (default: {WAVE}; up to 16, all pairs of a wave "
+        "are measured)")  # fmt: skip
     add("--idle", action="store_true",
-        help="only nodes that Slurm calls idle (default where sinfo is at hand); who gets a job "
-        "meanwhile is left alone within half a minute")  # fmt: skip
+        help="only nodes that Slurm calls idle (default if sinfo is found); a node that gets a job "
+        "meanwhile is released within half a minute")  # fmt: skip
     add("--reservation", metavar="NAME", help="only nodes of this Slurm reservation")
     add("--whole-fleet", action="store_true",
-        help="do not ask Slurm (default where it is not); GPUs that somebody works on are spared "
-        "all the same")  # fmt: skip
-    add("--until", metavar="TIME", help="be done by then, as in 06:00")
-    add("--budget", metavar="TIME", help="be done after so long, as in 5h or 90m")
+        help="do not ask Slurm (default without sinfo); GPUs in use are skipped all the "
+        "same")  # fmt: skip
+    add("--until", metavar="TIME", help="end by this time, as in 06:00")
+    add("--budget", metavar="TIME", help="end after this long, as in 5h or 90m")
     add("--resume", action="store_true",
-        help="go on with the latest sweep if it was cut short; else begin one")  # fmt: skip
-    add("--plan", action="store_true", help="show the waves and end; nobody is contacted")
+        help="continue the latest sweep if it was interrupted; else begin one")  # fmt: skip
+    add("--plan", action="store_true", help="show the waves and exit; contact no node")
     add("--into", metavar="DIR", default=INTO,
-        help=f"where sweeps and their lock are kept (default: {INTO})")  # fmt: skip
+        help=f"folder for sweeps and their lock (default: {INTO})")  # fmt: skip
 
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -261,9 +263,9 @@ LONGEST_S, SHORTEST_S = 30 * 86400, 60
 
 
 def ends_at(until: str | None, budget: str | None, now: datetime) -> datetime | None:
-    """When the sweep must end, of `--until=06:00` and `--budget=5h` the earlier; UsageError.
+    """Return when the sweep must end, the earlier of `--until` and `--budget`; UsageError.
 
-    `now` has the time zone in which the operator's clock hangs.
+    `now` has the operator's time zone.
     """
     ends = [_until(until, now)] if until is not None else []
     if budget is not None:
@@ -272,16 +274,16 @@ def ends_at(until: str | None, budget: str | None, now: datetime) -> datetime | 
 
 
 def span_s(text: str) -> float:
-    """Read 90m, 5h, 1.5h, 2d as seconds; UsageError."""
+    """Read 90m, 5h, 1.5h or 2d as seconds; UsageError."""
     found = _SPAN.fullmatch(text.strip())
     seconds = float(found[1]) * _UNITS[found[2]] if found else 0
     if not SHORTEST_S <= seconds <= LONGEST_S:
-        raise UsageError(f"--budget={text[:40]!a}: give the sweep's time as in 90m, 5h or 1.5h")
+        raise UsageError(f"--budget={text[:40]!a}: give 1 minute to 30 days, as in 90m, 5h or 1.5h")
     return seconds
 
 
 def _until(text: str, now: datetime) -> datetime:
-    """The next time the clock shows that; a date may be given: 2026-11-23T06:00."""
+    """Return the next time of that clock time; a date may be given: 2026-11-23T06:00."""
     wrong = UsageError(f"--until={text[:40]!a}: give a time as in 06:00, or 2026-11-23T06:00")
     found = _TIME.fullmatch(text.strip())
     try:
@@ -294,31 +296,31 @@ def _until(text: str, now: datetime) -> datetime:
     except ValueError as error:
         raise wrong from error
     if ends <= now:
-        raise UsageError(f"--until={text[:40]!a} has passed: give a time to come")
+        raise UsageError(f"--until={text[:40]!a} has passed: give a later time")
     return ends
 
 
-def who_for(asked: Asked, before: Sweep | None) -> Chooser:
-    """How nodes are chosen: as is said now, else as when the sweep was begun."""
+def chooser_for(asked: SweepArguments, before: Sweep | None) -> Chooser:
+    """Return how nodes are chosen: by the options, else as when the sweep began."""
     way = chosen_way(idle=asked.idle, reservation=asked.reservation, whole=asked.whole_fleet)
     if way is None and before is not None:
-        return chooser(os.environ, before.whom, before.reservation)
+        return chooser(os.environ, before.source, before.reservation)
     return chooser(os.environ, way, asked.reservation or "")
 
 
-def begin(asked: Asked, who: Chooser, into: Path) -> Sweep:
-    """Find the fleet, leave out whoever is busy, and plan the waves; UsageError."""
-    given: dict[str, Any] = {name: asked.said(name) for name in _AS_GIVEN}
-    fleet = resolve(Wish(**given, environ=dict(os.environ)))
+def begin(asked: SweepArguments, who: Chooser, into: Path) -> Sweep:
+    """Find the fleet, leave out busy nodes, and plan the waves; UsageError."""
+    given: dict[str, Any] = {name: asked.option(name) for name in _AS_GIVEN}
+    fleet = resolve(FleetRequest(**given, environ=dict(os.environ)))
     if fleet.origin == "this machine":
         raise UsageError(
-            "a sweep of which fleet? give --preflight-inventory=FILE, or --preflight-nodes=LIST; "
-            "to judge this machine: preflight run"
+            "no fleet is given: give --preflight-inventory=FILE or --preflight-nodes=LIST; "
+            "to check this machine: preflight check"
         )
     names = tuple(host.name for host in fleet.hosts)
     chosen = who.choose(names)
     nights = [night.waves for night in former_nights(into)]
-    tier = cast("Tier", asked.said("tier") or "deep")
+    tier = cast("Tier", asked.option("tier") or "deep")
     if tier not in BUDGET_S:
         raise UsageError(f"--preflight-tier={tier[:40]!a}: give one of {', '.join(BUDGET_S)}")
     return Sweep(
@@ -331,12 +333,12 @@ def begin(asked: Asked, who: Chooser, into: Path) -> Sweep:
         tier=tier,
         usual_s=_usual_s(asked, tier),
         most=asked.wave,
-        whom=who.whom,
+        source=who.source,
         reservation=who.reservation,
-        strict="--preflight-strict" in asked.told,
-        metrics=_file(asked.said("prometheus")),
-        exclude_file=_file(asked.said("exclude_file")),
-        keep=_keep(asked.said("keep")),
+        strict="--preflight-strict" in asked.options,
+        metrics=_file(asked.option("prometheus")),
+        exclude_file=_file(asked.option("exclude_file")),
+        keep=_keep(asked.option("keep")),
         nodes=names,
         origin=fleet.origin,
         leaves=fleet.leaves,
@@ -349,46 +351,48 @@ def begin(asked: Asked, who: Chooser, into: Path) -> Sweep:
     )
 
 
-def _file(said: str | None) -> str:
-    return str(Path.cwd() / Path(said).expanduser()) if said else ""
+def _file(name: str | None) -> str:
+    return str(Path.cwd() / Path(name).expanduser()) if name else ""
 
 
-def _keep(said: str | None) -> int:
-    if said is None:
+def _keep(text: str | None) -> int:
+    if text is None:
         return KEEP
-    if not said.isdecimal():
-        raise UsageError(f"--preflight-keep={said[:20]!a}: give how many sweeps stay, or 0 for all")
-    return int(said[:9])
+    if not text.isdecimal():
+        raise UsageError(f"--preflight-keep={text[:20]!a}: give how many sweeps to keep, 0 for all")
+    return int(text[:9])
 
 
-def _usual_s(asked: Asked, tier: Tier) -> float:
-    said = asked.said("budget")
-    if said is None:
+def _usual_s(asked: SweepArguments, tier: Tier) -> float:
+    text = asked.option("budget")
+    if text is None:
         return BUDGET_S[tier]
     try:
-        seconds = float(said)
+        seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 1 <= seconds <= 7 * 86400:
-        raise UsageError(f"--preflight-budget={said[:40]!a}: give the seconds of one wave")
+        raise UsageError(
+            f"--preflight-budget={text[:40]!a}: give the seconds of one wave, 1 to {7 * 86400}"
+        )
     return seconds
 
 
-def cut_short(asked: Asked, into: Path) -> tuple[Path, Sweep] | None:
-    """The sweep to go on with; None where a new one is to begin. UsageError if neither can be."""
+def interrupted_sweep(asked: SweepArguments, into: Path) -> tuple[Path, Sweep] | None:
+    """Return the sweep to continue; None to begin a new one. UsageError if neither is possible."""
     found = _latest(asked, into)
     if found is None or found[1].finished or found[1].idle_s > TOO_OLD_S:
         if asked.names_a_fleet:
             return None
         raise UsageError(
-            f"--resume: no sweep in {asked.into} was cut short lately; to begin one, say of what: "
-            "--preflight-inventory=FILE"
+            f"--resume: no sweep in {asked.into} was interrupted in the last 12 h; to begin one, "
+            "give --preflight-inventory=FILE"
         )
     folder, sweep = found
     if asked.names_a_fleet and (asked.words, asked.folders) != (sweep.words, sweep.folders):
         raise UsageError(
-            f"--resume: the sweep {folder.name} was begun with other options: repeat those, or "
-            "give --resume alone, or leave it out to begin anew"
+            f"--resume: the sweep {folder.name} began with other options: repeat those, or give "
+            "--resume alone, or leave it out to begin a new sweep"
         )
     waves = tuple(
         replace(wave, stand="waiting") if wave.stand == "broken off" else wave
@@ -397,53 +401,53 @@ def cut_short(asked: Asked, into: Path) -> tuple[Path, Sweep] | None:
     return folder, replace(sweep, waves=waves)
 
 
-def _latest(asked: Asked, into: Path) -> tuple[Path, Sweep] | None:
-    """The sweep that began last; a damaged one costs this night nothing where a fleet is named."""
+def _latest(asked: SweepArguments, into: Path) -> tuple[Path, Sweep] | None:
+    """Return the latest sweep; ignore a damaged one if the options name a fleet."""
     try:
         return latest(into)
     except UsageError as error:
         if not asked.names_a_fleet:
             raise
-        told = printable(str(error).replace(ANEW, "so a new sweep begins"))
-        print(f"preflight sweep: {told}", file=sys.stderr)  # noqa: T201  a command speaks
+        message = printable(str(error).replace(ANEW, "so a new sweep begins"))
+        print(f"preflight nightly: {message}", file=sys.stderr)  # noqa: T201  a command speaks
         return None
 
 
 def end_of(ends: datetime | None, sweep: Sweep, who: Chooser) -> float | None:
-    """When it must have ended: as was said now, else when it began; with its reservation anyway."""
+    """Return when the sweep must end: by the options, else as when it began, or the reservation."""
     held = who.held()
     times = [held.ends.timestamp()] if held and held.ends else []
     if ends is not None:
         times.append(ends.timestamp())
     elif sweep.ends_s is not None:
         if sweep.ends_s <= time.time():
-            raise UsageError("--resume: its time was up: give a later one, --until=TIME")
+            raise UsageError("--resume: the sweep's time has passed: give a later --until=TIME")
         times.append(sweep.ends_s)
     return min(times, default=None)
 
 
-def say_what(screen: Screen, sweep: Sweep, where: str, who: Chooser, *, resumed: bool) -> None:
-    """Print the header, and whom it leaves out."""
+def print_header(screen: Screen, sweep: Sweep, where: str, who: Chooser, *, resumed: bool) -> None:
+    """Print the header, and the nodes that are left out."""
     nodes = sum(len(wave.nodes) for wave in sweep.waves)
     asked = {"idle": "idle by Slurm", "reservation": f"of the reservation {who.reservation}"}
-    which = f": those {asked[who.whom]}" if who.whom in asked else ", Slurm is not asked"
+    which = f": those {asked[who.source]}" if who.source in asked else ", Slurm is not asked"
     rows = [
         ("preflight", f"sweep {sweep.preflight}"),
         ("fleet", f"{fold(sweep.nodes)}  {len(sweep.nodes)} nodes ({sweep.origin})"),
-        ("looked at", f"{nodes} of {len(sweep.nodes)}{which}"),
+        ("checked", f"{nodes} of {len(sweep.nodes)}{which}"),
     ]
     if sweep.waves:
         rows += [("waves", _waves(sweep)), ("nights", _nights(sweep, nodes))]
     if resumed:
         done = sum(not wave.open for wave in sweep.waves)
-        rows.append(("resumed", f"{done} of {len(sweep.waves)} waves were done before"))
+        rows.append(("resumed", f"{done} of {len(sweep.waves)} waves are done already"))
     rows.append(("report", where))
     screen.header(rows)
     screen.left_out(sweep.left_out)
 
 
 def _waves(sweep: Sweep) -> str:
-    ends = f", done by {clock(sweep.ends_s - time.time()):%H:%M}" if sweep.ends_s else ""
+    ends = f", until {clock(sweep.ends_s - time.time()):%H:%M}" if sweep.ends_s else ""
     return (
         f"{len(sweep.waves)} of up to {sweep.most} nodes, one after the other, {sweep.tier}, "
         f"up to {sweep.usual_s:g} s each{ends}"

@@ -10,8 +10,8 @@ import pytest
 from preflight.errors import UsageError
 from preflight.facts.model import Driver
 from preflight.hook import model
+from preflight.hook.confirmation import FILES, HUNG, SLOW, is_hung, load_faults, save_look
 from preflight.hook.model import Moment
-from preflight.hook.second_look import FILES, HUNG, SLOW, is_hung, keep_look, seen_before
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,10 +66,10 @@ def test_what_the_looks_before_saw(
 ) -> None:
     """A look without the fault ends the row; one that cannot tell neither begins nor ends it."""
     for saw in looks:
-        keep_look(folder, saw)
-    assert not seen_before(folder)
+        save_look(folder, saw)
+    assert not load_faults(folder)
     monkeypatch.setattr(model, "now", later(60))
-    assert seen_before(folder) == seen
+    assert load_faults(folder) == seen
 
 
 def later(seconds: float) -> Callable[[], Moment]:
@@ -80,13 +80,13 @@ def later(seconds: float) -> Callable[[], Moment]:
 
 def test_looks_that_are_close_are_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sooner one does not begin the row anew; after a second one each counts."""
-    keep_look(folder, SAW)
+    save_look(folder, SAW)
     for after_s, seen in ((20, False), (40, True), (41, True), (3600, True)):
         here = later(after_s)
         monkeypatch.setattr(model, "now", here)
-        monkeypatch.setattr("preflight.hook.second_look.now", here)
-        assert (HUNG in seen_before(folder)) is seen
-        keep_look(folder, SAW)
+        monkeypatch.setattr("preflight.hook.confirmation.now", here)
+        assert (HUNG in load_faults(folder)) is seen
+        save_look(folder, SAW)
         monkeypatch.undo()
 
 
@@ -99,12 +99,12 @@ def test_how_long_ago(
 ) -> None:
     """Within an hour of the same boot, whatever became of the date."""
     moment = Moment("a", 5000.0)
-    monkeypatch.setattr("preflight.hook.second_look.now", lambda: moment)
+    monkeypatch.setattr("preflight.hook.confirmation.now", lambda: moment)
     monkeypatch.setattr("time.time", lambda: 0.0)
-    keep_look(folder, SAW)
+    save_look(folder, SAW)
     here = Moment(boot_id, 5000.0 + later_s)
     monkeypatch.setattr(model, "now", lambda: here)
-    assert (HUNG in seen_before(folder)) is seen
+    assert (HUNG in load_faults(folder)) is seen
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[" * 10_000, b'{"up_s": "x"}'])
@@ -113,25 +113,25 @@ def test_a_damaged_file_is_no_look(
 ) -> None:
     """The next one writes it anew."""
     (folder / NAME).write_bytes(content)
-    assert not seen_before(folder)
-    keep_look(folder, SAW)
+    assert not load_faults(folder)
+    save_look(folder, SAW)
     monkeypatch.setattr(model, "now", later(60))
-    assert seen_before(folder)
+    assert load_faults(folder)
 
 
 def test_another_hook_was_quicker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two that see an answer at once one removes the file: no trouble of the other's."""
     monkeypatch.setattr("os.path.lexists", lambda path: path == folder / NAME)
-    keep_look(folder, {HUNG: False})
+    save_look(folder, {HUNG: False})
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="whom root trusts needs root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="what root trusts needs root")
 def test_a_strangers_look_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever could write it could have a node drained; and nothing is kept in a folder of his."""
-    keep_look(folder, SAW)
+    save_look(folder, SAW)
     os.chown(folder / NAME, 65534, 65534)
     monkeypatch.setattr(model, "now", later(60))
-    assert not seen_before(folder)
+    assert not load_faults(folder)
     os.chown(folder, 65534, 65534)
     with pytest.raises(UsageError):
-        keep_look(folder, SAW)
+        save_look(folder, SAW)

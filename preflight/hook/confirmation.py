@@ -1,6 +1,6 @@
-"""A driver is hung, or wedged, at the second look in a row: the first may be a bad moment.
+"""A passing fault counts only when two looks in a row see it: the first may be a bad moment.
 
-The look before is kept in state_dir, where only root may write.
+The previous look is saved in state_dir, where only root may write.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ FILES: Final = {
     "gpu.count": "count.json",
     "gpu.readings": "readings.json",
 }
-"""The checks whose fault a second look must see, and what keeps the first one that did."""
+"""The checks whose fault two looks must see, and the file that records the first of these looks."""
 
 IN_A_ROW_S: Final = 3600.0
-"""Looks that are further apart are not in a row."""
+"""Looks that are further apart do not count as consecutive."""
 
 APART_S: Final = 30.0
-"""Looks that are closer may have seen one bad moment, as prologs that start side by side."""
+"""Looks that are closer may see the same bad moment, as two prologs that start together."""
 
 _NOT_LOADED: Final = ("OSError: ", "NVML Shared Library Not Found")
-"""The loader's words, and pynvml's for those: the library may only just be being exchanged."""
+"""Errors of the loader and of pynvml, which also appear while the driver is being replaced."""
 
 _FULL_S: Final = DRIVER_S - 1
 _LARGEST: Final = 4096
 
 
 def is_late(driver: Driver) -> bool:
-    """Whether it gave no answer in less time than makes it hung."""
+    """Whether the driver has not answered, but the time was too short to call it hung."""
     return driver.state == "hung" and driver.seconds < _FULL_S
 
 
 def is_hung(driver: Driver) -> bool | None:
-    """Whether a look saw a hung driver; None where it was too short, or paused, to prove it.
+    """Whether this look saw a hung driver; None where it was too short, or interrupted by a pause.
 
-    One that answers "Timeout" or "In use by another client" is as silent as a hung one.
+    A driver that returns "Timeout" or "In use by another client" counts as hung.
     """
     passing = driver.error.endswith(MAY_PASS) or driver.error.startswith(_NOT_LOADED)
     if driver.state == "error" and passing:
@@ -65,17 +65,17 @@ def is_hung(driver: Driver) -> bool | None:
     return None if is_late(driver) or driver.paused_s else True
 
 
-def seen_before(folder: Path) -> frozenset[str]:
-    """Return the checks whose fault an earlier look of this boot saw, and no look since missed."""
+def load_faults(folder: Path) -> frozenset[str]:
+    """Return the checks whose fault each look saw, from an earlier one of this boot on."""
     ages = {check_id: _age_s(folder / name) for check_id, name in FILES.items()}
     return frozenset(check_id for check_id, age_s in ages.items() if age_s and age_s >= APART_S)
 
 
-def keep_look(folder: Path, saw: Mapping[str, bool]) -> None:
-    """Write down what the next look must know; OSError or UsageError where that is not safe.
+def save_look(folder: Path, saw: Mapping[str, bool]) -> None:
+    """Record this look for the next one; OSError or UsageError where that is not safe.
 
-    `saw`: whether this look saw a check's fault. Of a check that is not in it nothing changes: the
-    look could not tell.
+    `saw`: whether this look saw a check's fault. The record of a check that is not in it stays: its
+    state is unknown.
     """
     for check_id, bad in saw.items():
         path = folder / FILES[check_id]
@@ -83,7 +83,7 @@ def keep_look(folder: Path, saw: Mapping[str, bool]) -> None:
             refuse_others(folder)
             age_s, here = _age_s(path), now()
             if age_s is None or age_s >= APART_S:
-                # After a second look each one counts, however soon.
+                # After a second look each later one counts, however soon.
                 up_s = here.up_s - (APART_S if age_s else 0)
                 write_atomically(path, msgspec.json.encode(Moment(here.boot_id, up_s)))
         elif os.path.lexists(path):
@@ -93,7 +93,7 @@ def keep_look(folder: Path, saw: Mapping[str, bool]) -> None:
 
 
 def _age_s(path: Path) -> float | None:
-    """Seconds since the look that it tells of; None where that is in a row with none of now."""
+    """Seconds since the recorded look; None without one, or where it is too old to count."""
     try:
         then = msgspec.json.decode(read_trusted(path, _LARGEST), type=Moment)
     except (UsageError, ValueError, RecursionError):

@@ -31,16 +31,16 @@ def test_it_reaches_syslog(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as daemon:
         daemon.bind(device)
         say("gpu001: 50 % of\nit %s", "error", device=device)
-        said = daemon.recv(4096)
-    assert said.startswith(b"<27>preflight[")
-    assert said.rstrip(b"\0").endswith(b"]: gpu001: 50 % of it %s")
+        line = daemon.recv(4096)
+    assert line.startswith(b"<27>preflight[")
+    assert line.rstrip(b"\0").endswith(b"]: gpu001: 50 % of it %s")
 
 
 @pytest.mark.parametrize("kind", ["absent", "file", "closed", "full"])
 def test_without_a_log_daemon_it_is_on_standard_error(
     tmp_path: Path, kind: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """No device, nobody listening, one that stands still: it is neither lost nor waited for."""
+    """No device, no listener, or one that hangs: the line goes to stderr without a wait."""
     device = str(tmp_path / "log")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as daemon:
         if kind == "file":

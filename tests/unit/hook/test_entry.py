@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from preflight.commands.run import PROGRAM
-from preflight.hook.options import parsed
+from preflight.commands.check import PROGRAM
+from preflight.hook.options import parse_options
 from tests.unit.burn.nodes import until
 from tests.unit.hook.fake_slurm import FakeSlurm
 from tests.unit.hook.processes import ended
@@ -34,10 +34,10 @@ FAULTS = {
     "the kernel's killer": "os.kill(os.getpid(), signal.SIGKILL)",
     "an exit like a sick node's": "os._exit(1)",
     "a library that exits": "sys.exit(1)",
-    "an unknown code": "return Ended(7)",
-    "a code that is no number": "return Ended('1')",
+    "an unknown code": "return HookResult(7)",
+    "a code that is no number": "return HookResult('1')",
     "no answer at all": "return None",
-    "an answer that is none": "return Ended(1, b'', None)",
+    "an answer that is none": "return HookResult(1, b'', None)",
     "a line too many": "os.write(PIPE, b'{\"end\": 1}\\n')",
     "half an answer": 'os.write(PIPE, b\'{"end": {"code": 1\'); os._exit(0)',
     "garbage": "os.write(PIPE, os.urandom(5000)); os._exit(0)",
@@ -60,9 +60,9 @@ def work(words, began, tell):
     planted = f"""
 import os, signal, sys, time, types
 sys.path.insert(0, {REPOSITORY!r})
-from preflight.hook.entry import Ended
+from preflight.hook.entry import HookResult
 fake = types.ModuleType("preflight.hook.work")
-vars(fake).update(os=os, signal=signal, sys=sys, time=time, Ended=Ended)
+vars(fake).update(os=os, signal=signal, sys=sys, time=time, HookResult=HookResult)
 exec({code!r}, vars(fake))
 sys.modules["preflight.hook.work"] = fake
 """
@@ -81,11 +81,11 @@ def _run(body: str, *words: str, observing: bool = False) -> subprocess.Complete
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_ours_exits_0_and_is_loud(fault: str) -> None:
     """Exit 0 for the scheduler, one line that says so, and nothing of it on standard output."""
-    told = _run(FAULTS[fault])
-    assert (told.returncode, told.stdout) == (0, ""), told.stderr
-    (line,) = told.stderr.splitlines()
+    done = _run(FAULTS[fault])
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    (line,) = done.stderr.splitlines()
     assert line.startswith("preflight: prolog: ")
-    assert line.endswith("this node was not judged: no reason to drain")
+    assert line.endswith("this node was not checked: no reason to drain")
 
 
 @pytest.mark.parametrize(
@@ -94,35 +94,35 @@ def test_a_fault_of_ours_exits_0_and_is_loud(fault: str) -> None:
 )
 def test_a_caller_may_ask_for_another_exit(words: str, code: int, *, observing: bool) -> None:
     """--plain: 2, could not judge. --fail-closed keeps the job away, or logs that it would."""
-    told = _run("raise RuntimeError", *words.split(), observing=observing)
-    assert told.returncode == code
-    assert ("the job is kept away" in told.stderr) is (code == 1)
+    done = _run("raise RuntimeError", *words.split(), observing=observing)
+    assert done.returncode == code
+    assert ("keeps the job away" in done.stderr) is (code == 1)
 
 
 def test_a_job_that_is_kept_away_has_its_document() -> None:
     """By it the script in prolog.d tells this exit from that of a Python which cannot start."""
-    told = _run("raise RuntimeError", "--json", "--fail-closed")
-    assert json.loads(told.stdout)["decision"]["exit_code"] == 1
-    assert told.stdout.endswith("\n}\n")
-    assert '"exit_code": 1' in told.stdout
+    done = _run("raise RuntimeError", "--json", "--fail-closed")
+    assert json.loads(done.stdout)["decision"]["exit_code"] == 1
+    assert done.stdout.endswith("\n}\n")
+    assert '"exit_code": 1' in done.stdout
 
 
 def test_a_good_end_is_passed_on() -> None:
     """What the work says is printed, logged and exited with, to the letter."""
-    told = _run("return Ended(1, 'shown\\n', 'gpu.ecc is bad')")
-    assert (told.returncode, told.stdout) == (1, "shown\n")
-    assert told.stderr == "preflight: gpu.ecc is bad\n"
-    assert _run("return Ended(0)").stderr == ""
+    done = _run("return HookResult(1, 'shown\\n', 'gpu.ecc is bad')")
+    assert (done.returncode, done.stdout) == (1, "shown\n")
+    assert done.stderr == "preflight: gpu.ecc is bad\n"
+    assert _run("return HookResult(0)").stderr == ""
 
 
 def test_a_document_that_nobody_takes_changes_nothing() -> None:
     """A full disk behind standard output: what was done keeps its exit code, and is logged."""
-    argv = _argv("return Ended(1, 'x' * 100_000, 'drain gpu041')", "--json")
+    argv = _argv("return HookResult(1, 'x' * 100_000, 'drain gpu041')", "--json")
     with Path("/dev/full").open("w") as full:
-        told = subprocess.run(
+        done = subprocess.run(
             argv, stdout=full, stderr=subprocess.PIPE, text=True, timeout=LONGEST_S, check=False
         )
-    assert (told.returncode, told.stderr) == (1, "preflight: drain gpu041\n")
+    assert (done.returncode, done.stderr) == (1, "preflight: drain gpu041\n")
 
 
 def test_time_that_is_up_is_up() -> None:
@@ -155,7 +155,7 @@ _DEAF = """
 def test_nothing_outlives_the_hook(tmp_path: Path, body: str, number: signal.Signals) -> None:
     """A script's time-out, kill -9: the work ends with it, and so does what asks the scheduler.
 
-    Else an orphan would drain the node, and nobody would log it.
+    Else an orphan would drain the node without a log line.
     """
     slurm = FakeSlurm(tmp_path / "bin")
     argv = _argv(body.format(folder=tmp_path))
@@ -185,24 +185,24 @@ def test_a_preflight_that_cannot_be_loaded_drains_nobody(tmp_path: Path, module:
     argv = [sys.executable, "-I", "-B", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})"]
     argv[-1] += PROGRAM
     for words, code in ((["prolog"], 0), (["prolog", "--plain"], 2)):
-        told = subprocess.run([*argv, *words], capture_output=True, text=True, check=False)
-        assert told.returncode == code, told.stderr
-        assert len(told.stderr.splitlines()) == 1
-        assert "this node was not judged" in told.stderr
+        done = subprocess.run([*argv, *words], capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        assert "this node was not checked" in done.stderr
 
 
 def test_a_wrong_option_drains_nobody() -> None:
     """A misspelt option in a prolog's script: exit 0 and two lines, instead of an empty fleet."""
-    told = _run("return Ended(1)", "--enforce")
-    assert told.returncode == 0
-    assert "unrecognized arguments: --enforce" in told.stderr
-    assert _run("return Ended(1)", "--help").returncode == 0
-    assert "argument --limit" in _run("return Ended(1)", "--limit", "nan").stderr
-    assert parsed(["healthcheck", "--periodic", "--limit", "50"]).limit_s == 50
+    done = _run("return HookResult(1)", "--enforce")
+    assert done.returncode == 0
+    assert "unrecognized arguments: --enforce" in done.stderr
+    assert _run("return HookResult(1)", "--help").returncode == 0
+    assert "argument --limit" in _run("return HookResult(1)", "--limit", "nan").stderr
+    assert parse_options(["healthcheck", "--periodic", "--limit", "50"]).limit_s == 50
 
 
 def test_the_child_has_none_of_our_descriptors() -> None:
     """A survivor must not keep slurmd's pipe open: it holds its own answer's pipe alone."""
     held = "held = [os.readlink('/proc/self/fd/%s' % n) for n in (0, 1, 2)]"
-    told = _run(f"{held}; return Ended(0, ' '.join(held))")
-    assert told.stdout == " ".join([os.devnull] * 3)
+    done = _run(f"{held}; return HookResult(0, ' '.join(held))")
+    assert done.stdout == " ".join([os.devnull] * 3)

@@ -1,4 +1,4 @@
-"""Judges the node we run on: its promise, its facts, the job's GPUs and the time there is."""
+"""Checks the local node within its time: reads its facts and what the inventory expects of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from preflight.errors import PreflightError, UsageError, WireError
 from preflight.facts.model import DRIVER_S, decode_facts
 from preflight.fleet.model import Fleet, Host
 from preflight.hook.child import probe
-from preflight.hook.model import Judged, Unjudged
+from preflight.hook.model import Assessment, Unjudged
 from preflight.transport.bundle import start_payload
 
 if TYPE_CHECKING:
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 
 
 LAST_S: Final = 1.8
-"""What the probe keeps of its time for the processes, which it asks for after the driver, and for
-its answer."""
+"""Part of the probe's time reserved for the processes, which it lists after the driver's values,
+and for its reply."""
 
 LEAST_S: Final = 0.5
 
 
 class SilentError(PreflightError):
-    """The probe was not done when its time was up: nothing is known of the node, good or bad."""
+    """The probe did not finish in time: nothing is known about the node, good or bad."""
 
 
 class _Here(LocalConnection):
-    """Runs the payload where it is installed: none is packed for a node that has it."""
+    """Runs the installed payload, so that none has to be packed."""
 
     def start_entry(self, entry: str, *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> PipeRemote:
-        """Return the probe, which the hook has begun already; what it reads is its request."""
+        """Return the probe, which the hook has started already and which awaits its request."""
         del entry
         try:
             return PipeRemote(probe(), timeout_s, limit)
@@ -55,13 +55,13 @@ class _Here(LocalConnection):
 
 
 @contextmanager
-def asked(
+def read_facts(
     name: str, config: HookConfig, deadline_s: float, *, spare: bool
 ) -> Iterator[Callable[[], Facts]]:
-    """Have this node's facts read; what is yielded waits for them and returns them.
+    """Start to read this node's facts; yield a function that waits for them and returns them.
 
     `spare` leaves out nvidia-smi, which takes longer than all the rest. SilentError when the time
-    is up; WireError for an answer that is none, which is a fault of ours.
+    is up; WireError for an invalid reply, which is an error of preflight.
     """
     host = Host(name=name, address="127.0.0.1", transport="local", python=(sys.executable,))
     request = {
@@ -83,80 +83,80 @@ def asked(
             talk.close()
     except (ReachError, TimeoutError) as error:
         if time.monotonic() - began >= deadline_s:
-            raise SilentError(f"the probe gave no answer within {deadline_s:.1f} s") from error
-        raise WireError(f"the probe gave no answer: {error}") from error
+            raise SilentError(f"the probe did not answer within {deadline_s:.1f} s") from error
+        raise WireError(f"the probe did not answer: {error}") from error
 
 
 def driver_s(deadline_s: float) -> float:
-    """How long the driver may take, of so much for the whole probe."""
+    """How long the driver may take, of `deadline_s` for the whole probe."""
     return max(LEAST_S, min(DRIVER_S, deadline_s - LAST_S))
 
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,253}")
 
 JUDGE_S: Final = 0.5
-"""Of the budget, for the judges: they take some tenths of a second on a busy machine."""
+"""Part of the budget for the judges: they take some tenths of a second on a busy machine."""
 
 ACT_S: Final = 2.0
-"""Of the budget, for asking the scheduler and telling it."""
+"""Part of the budget for calls to the scheduler."""
 
 ACT_SHARE: Final = 1 / 4
 JUDGE_SHARE: Final = 1 / 16
-"""No more than these of a budget that is shorter than the usual one."""
+"""At most these shares of a budget that is shorter than the default."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What was found, and the facts that it rests on, where there are any."""
+class Inspection:
+    """What was found, and the facts that it rests on; None where none could be read."""
 
-    judged: Judged
+    assessment: Assessment
     facts: Facts | None = None
     saw: Mapping[str, bool] = field(default_factory=dict)
-    """Of the checks whose fault a second look must see, whether this one did (`second_look`)."""
+    """Whether each check of `confirmation` saw its fault this time."""
 
 
 def node_name(environ: Mapping[str, str], typed: str = "") -> str:
-    """How this node is called: as typed, as slurmd says, or by its own host name."""
+    """Return this node's name: as typed, else from slurmd, else its host name."""
     return typed or environ.get("SLURMD_NODENAME", "") or os.uname().nodename.partition(".")[0]
 
 
-def look(
+def inspect_node(
     name: str, config: HookConfig, occasion: Occasion, environ: Mapping[str, str], ends: float
-) -> Look:
-    """Judge this node before `ends` (time.monotonic). Raises nothing that it can foresee.
+) -> Inspection:
+    """Check this node before `ends` (time.monotonic). Raises no expected error.
 
-    A prolog judges the job's GPUs alone, a health check all of them.
+    A prolog checks only the job's GPUs, a health check all of them.
     """
     began = time.monotonic()
     judge_by = ends - min(ACT_S, ACT_SHARE * (ends - began))
     ask_by = judge_by - min(JUDGE_S, JUDGE_SHARE * (ends - began))
     try:
         if not _NAME.fullmatch(name):
-            raise UsageError(f"{name[:80]!a} is no name of a node: give one with --node")
+            raise UsageError(f"{name[:80]!a} is not a node name: give one with --node=NAME")
         deadline_s = max(LEAST_S, ask_by - time.monotonic())
         prolog = occasion == "prolog"
-        with asked(name, config, deadline_s, spare=prolog) as answer:
-            # What judges is loaded while the probe reads: that takes about as long.
+        with read_facts(name, config, deadline_s, spare=prolog) as answer:
+            # The judges are imported while the probe reads: both take about as long.
             from preflight.hook import judging
-            from preflight.hook.second_look import seen_before
+            from preflight.hook.confirmation import load_faults
 
             registry = judging.checks()
-            fleet = promised(name, config, registry)
-            before = seen_before(config.state_dir)
+            fleet = expected(name, config, registry)
+            before = load_faults(config.state_dir)
             facts = answer()
     except SilentError as error:
         late = Unjudged(check="reach.answer", why=str(error), out_of_time=True)
-        judged = Judged(node=name, unknown=(late,), seconds=time.monotonic() - began)
-        return Look(judged)
+        assessment = Assessment(node=name, unknown=(late,), seconds=time.monotonic() - began)
+        return Inspection(assessment)
     except (PreflightError, OSError) as error:
         trouble = str(error) or type(error).__name__
-        return Look(Judged(node=name, trouble=trouble, seconds=time.monotonic() - began))
-    known = judging.patched(facts, config) if prolog else judging.Patched(facts)
+        return Inspection(Assessment(node=name, trouble=trouble, seconds=time.monotonic() - began))
+    known = judging.complete_facts(facts, config) if prolog else judging.CompletedFacts(facts)
     share = judging.share_of(environ, config) if prolog else judging.Share()
-    seen = judging.view(known.facts, fleet.hosts[0].promised, share)
+    seen = judging.view(known.facts, fleet.hosts[0].expected, share)
     found = judging.judge(registry, fleet, known.facts, seen, judge_by, before=before)
-    return Look(
-        Judged(
+    return Inspection(
+        Assessment(
             node=name,
             findings=found.findings,
             unknown=found.unknown,
@@ -170,20 +170,20 @@ def look(
     )
 
 
-def promised(name: str, config: HookConfig, registry: Registry) -> Fleet:
-    """Return this node as the inventory has it; UsageError where that does not know it."""
+def expected(name: str, config: HookConfig, registry: Registry) -> Fleet:
+    """Return this node as the inventory has it; UsageError where the inventory lacks it."""
     if config.inventory is None:
         fleet = Fleet(hosts=(Host(name=name, address="127.0.0.1"),), origin="this machine")
     else:
         from preflight.core.text import did_you_mean
-        from preflight.fleet.sources import Wish, resolve
+        from preflight.fleet.sources import FleetRequest, resolve
 
         names = _names_in(config.inventory)
         if name not in names:
-            # A run may judge nodes of no group; here that would promise nothing, and hide a loss.
-            said = f"{config.inventory} does not name {name}{did_you_mean(name, names)}"
-            raise UsageError(f"{said}; add it there, or give its name with --node")
-        fleet = resolve(Wish(nodes=name, inventory=str(config.inventory), ask_slurm=False))
+            # A run may check nodes of no group; here nothing would be expected, which hides a loss.
+            problem = f"{config.inventory} does not name {name}{did_you_mean(name, names)}"
+            raise UsageError(f"{problem}; add it there, or give its name with --node=NAME")
+        fleet = resolve(FleetRequest(nodes=name, inventory=str(config.inventory), ask_slurm=False))
     (host,) = fleet.hosts
     skipped = {registry.find(check_id).check.id: "hook.toml" for check_id in config.skip}
     here = replace(
@@ -197,7 +197,7 @@ def promised(name: str, config: HookConfig, registry: Registry) -> Fleet:
 
 
 def _names_in(path: Path) -> tuple[str, ...]:
-    """Every node that the inventory names; UsageError in the words of hook.toml, not of a run."""
+    """Return the nodes of the inventory; UsageError that names hook.toml, not the command line."""
     from preflight.core.text import decoded
     from preflight.fleet.inventory import LARGEST, inventory_of
 
@@ -206,6 +206,6 @@ def _names_in(path: Path) -> tuple[str, ...]:
         text = decoded(read_regular(path, LARGEST))
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "not UTF-8 text"
-        said = f"cannot read the inventory of hook.toml, {path}: {why}"
-        raise UsageError(f"{said}; give a readable file of TOML") from error
+        problem = f"cannot read the inventory of hook.toml, {path}: {why}"
+        raise UsageError(f"{problem}; give a readable TOML file") from error
     return inventory_of(path, text).names

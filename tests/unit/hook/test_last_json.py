@@ -12,7 +12,7 @@ from preflight.errors import UsageError
 from preflight.hook import work
 from preflight.hook.work import plain_code
 from preflight.verdict import Outcome
-from tests.unit.hook.builders import BAD_ECC, HOT, STALE, call, judged
+from tests.unit.hook.builders import BAD_ECC, HOT, STALE, call, results
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def test_it_is_kept_whole(tmp_path: Path) -> None:
     """What is written is read back to the letter, for the node and for the job, 0640."""
-    one = work.document(call(job="4711"), judged(BAD_ECC, HOT))
+    one = work.document(call(job="4711"), results(BAD_ECC, HOT))
     work.write(tmp_path / "state", one)
     for path in (tmp_path / "state" / work.LAST, tmp_path / "state" / "jobs" / "4711.json"):
         assert msgspec.json.decode(path.read_bytes(), type=work.Document) == one
@@ -30,10 +30,10 @@ def test_it_is_kept_whole(tmp_path: Path) -> None:
 def test_old_jobs_make_room(tmp_path: Path) -> None:
     """The newest hundred jobs are kept; a job's odd number is no path."""
     for number in range(103):
-        work.write(tmp_path, work.document(call(job=str(number)), judged(BAD_ECC)))
+        work.write(tmp_path, work.document(call(job=str(number)), results(BAD_ECC)))
         os.utime(tmp_path / "jobs" / f"{number}.json", (number, number))
-    work.write(tmp_path, work.document(call(job="../evil"), judged(BAD_ECC)))
-    work.write(tmp_path, work.document(call(job="999"), judged(BAD_ECC)))
+    work.write(tmp_path, work.document(call(job="../evil"), results(BAD_ECC)))
+    work.write(tmp_path, work.document(call(job="999"), results(BAD_ECC)))
     names = {path.name for path in (tmp_path / "jobs").iterdir()}
     assert len(names) == 100
     assert {"999.json", "102.json"} <= names
@@ -54,7 +54,7 @@ def test_what_others_put_there_stays(tmp_path: Path) -> None:
     for name in theirs - {"5.json"}:
         os.utime(jobs / name, (1, 1))
     for number in range(100, 205):
-        work.write(tmp_path, work.document(call(job=str(number)), judged(BAD_ECC)))
+        work.write(tmp_path, work.document(call(job=str(number)), results(BAD_ECC)))
     names = {path.name for path in jobs.iterdir()}
     assert theirs <= names
     assert len(names - theirs) == 100
@@ -66,23 +66,25 @@ def test_a_link_in_the_place_of_its_folder_is_not_followed(tmp_path: Path) -> No
     elsewhere.mkdir()
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "jobs").symlink_to(elsewhere)
-    with pytest.raises(UsageError, match="jobs is a symbolic link, which is not followed"):
-        work.write(tmp_path / "state", work.document(call(), judged(BAD_ECC)))
+    with pytest.raises(
+        UsageError, match="jobs is a symbolic link, which preflight does not follow"
+    ):
+        work.write(tmp_path / "state", work.document(call(), results(BAD_ECC)))
     assert not list(elsewhere.iterdir())
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="whom root trusts needs root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="what root trusts needs root")
 def test_a_folder_of_a_stranger_is_not_written_to(tmp_path: Path) -> None:
     """Whoever owns the folder could have put a link in the place of our file."""
     os.chown(tmp_path, 65534, 65534)
     with pytest.raises(UsageError, match="is not used"):
-        work.write(tmp_path, work.document(call(), judged(BAD_ECC)))
+        work.write(tmp_path, work.document(call(), results(BAD_ECC)))
     assert not list(tmp_path.iterdir())
 
 
 def test_plain_codes() -> None:
     """0 healthy, 1 unhealthy, 2 could not judge; a user's processes are no fault of the node's."""
     warned = msgspec.structs.replace(BAD_ECC, outcome=Outcome.WARN)
-    assert [plain_code(judged(one)) for one in (BAD_ECC, HOT, STALE, warned)] == [1, 1, 0, 0]
-    assert plain_code(judged()) == 0
-    assert plain_code(judged(BAD_ECC, trouble="the disk is full")) == 2
+    assert [plain_code(results(one)) for one in (BAD_ECC, HOT, STALE, warned)] == [1, 1, 0, 0]
+    assert plain_code(results()) == 0
+    assert plain_code(results(BAD_ECC, trouble="the disk is full")) == 2

@@ -1,0 +1,104 @@
+# ruff: noqa: E501  a table of forms
+"""Parts of a text that no reader knows: a fault may be in them, so they are named.
+
+A reader takes the lines that it knows wherever they stand. What it does not say is which it left;
+so each kind has here the forms of the lines that its tool prints.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from preflight.captured.kernel_log import KIND, is_kernels, stripped
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+
+_FEWEST: Final = 5
+"""Lines: a heading, a date, a sentence or two stand between the outputs in every ticket."""
+_MOST: Final = 8
+"""Parts that are named; the last of them goes to the end of what is left."""
+_LONGEST: Final = 1000
+"""Characters of a line that its form shows in."""
+
+_NOTHING: Final = re.compile(
+    r"^(?:[\W_]*$"  # blank lines, rules, frames
+    r"|\s*(?:\x1b\[[0-9;]*m)?(?:[\w.()~-]{0,64}@[\w.-]{1,64}[^$#>%]{0,80}[$#>%]|[$#>%]|\++)(?:\s|$)"
+    r"|\s*(?:sudo )?[\w./-]{0,40}(?:nvidia-smi|dcgmi|dmesg|journalctl|ib\w{1,20}|rdma|ethtool|perfquery"
+    r"|lsof|fuser|ps|env|ip)\s+-{0,2}[\w-]{1,30}(?:\s[^:|]*)?$"
+    r"|\s*(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)\b.{0,20}\d\d:\d\d:\d\d"
+    r"|\s*(?:Last login|Welcome to|Connection to|Linux \S+ \d|\[?\.\.\.|```|~~~))"
+)
+"""Lines that tell of no machine: prompts and echoed commands, dates, banners."""
+
+_PAIR: Final = r"\s*[A-Za-z][\w ().,/'-]{0,60}\s*:(?:\s|$)"
+_ENVIRON: Final = r"\s*(?:export |declare -x |-e )?[A-Za-z_]\w*="
+_PROCESS: Final = r"\s*(?:\S{1,64}\s+)?\d{1,10}\s|\s*(?:\S+\s+){0,5}(?:PID|PPID)\s"
+_TOOLS: Final = {
+    "nvidia-smi": r"\s*[|+]|\s*(?:Unable to|NVIDIA-SMI|WARNING|No running|Failed)",
+    "nvidia-smi -q": r"\s{4,}[A-Z0-9][\w ().,/-]*(?: : .*)?$|=|\w[\w ]{0,40}\s+:|GPU [0-9A-Fa-f]{4}",
+    "nvidia-smi -q -x": r"\s*<|\s+\S",
+    "nvidia-smi --query-gpu --format=csv": r"[^,]+,|\S+$",
+    "nvidia-smi nvlink -s / -e": r"\s*(?:GPU|Link) ?\d|\s*NV\w*|.*[Ii]nactive",
+    "nvidia-smi topo -m": r"(?:\x1b\[[0-9;]*+m|\s)*+(?:GPU|NIC|mlx|CPU Aff|Legend|X |SYS|NODE|PHB|PXB|PIX|NV)",
+    "nvidia-smi topo -p2p": r"(?:\x1b\[[0-9;]*+m|\s)*+(?:GPU|Legend|X |OK|CNS|GNS|TNS|NS|DR|U )",
+    "nvidia-smi -L": r"\s*GPU \d|\s*MIG |Unable to determine",
+    "dcgmi diag": r"\s*[|+]|Successfully ran|Error",
+    "ibstat": rf"\W*CA\b|{_PAIR}",
+    "ibstatus": rf"[Ii]nfiniband device|{_PAIR}",
+    "rdma link": r"\W*(?:link\s|\d+/\d+:)|\s*\S+\s*$",
+    "perfquery": r"#|[A-Za-z]\w{2,40}:\.",
+    "ibnetdiscover": r"#|\[|(?:CA|SW|RT|Ca|Switch|Rt)\s|\w{3,20}=",
+    "ibswinfo": r"[^|]{1,70}\|",
+    "ethtool": rf"Settings for|{_PAIR}|\s+\d+base|\s+drv ",
+    "ethtool -S": r"NIC statistics|\s+\S[^:]{0,78}:",
+    "ps": _PROCESS,
+    "fuser -v": r"(?:/\S{1,80}:|\d+/\w+:)?\s*\S{1,64}\s+\d{1,10}\s+[.FfceomrR]{4,6}\s|\s+USER\s|/\S+:",
+    "lsof": r"\S+\s+\d{1,10}\s+(?:\d+\s+)?[A-Za-z]|lsof:|COMMAND",
+    "nvidia-smi pmon": r"#|\s*\d{1,3}\s+(?:\d{1,10}|-)\s+(?:[CGM+]+|-)\s",
+    "environment": rf"{_ENVIRON}|BASH_FUNC_|\s|}}",
+}  # fmt: skip
+_SCRIPT: Final = (
+    r"\s*(?:#|export\b|declare\b|set\b|unset\b|if\b|then\b|else\b|elif\b|fi\b|for\b|while\b|do\b|done\b|case\b"
+    r"|esac\b|echo\b|cd\b|source\b|module\b|local\b|return\b|function\b|exit\b|[{}();&]|--|\S*(?:python|torchrun"
+    rf"|srun|mpirun|docker|conda)|- |env\b|ENV\b|RUN\b|FROM\b)|.*\\$|{_ENVIRON}|{_PAIR}"
+)
+_FORMS: Final = {
+    kind: re.compile(f"^(?:{form})") for kind, form in (*_TOOLS.items(), ("launch script", _SCRIPT))
+}
+_ANY_LINE: Final = {"launch script", "a tree of /sys as JSON", "interfaces as JSON"}
+"""A script may hold any line, and nothing stands beside a document."""
+
+
+def unread(text: str, kinds: Collection[str]) -> list[tuple[int, int]]:
+    """First and last line of each part that is of none of these kinds, which the text has."""
+    if set(kinds) <= _ANY_LINE:
+        return []
+    found = list(_strange(text, [_FORMS[kind] for kind in kinds if kind in _FORMS], kinds))
+    kept, rest = found[: _MOST - 1], found[_MOST - 1 :]
+    return [*kept, (rest[0][0], rest[-1][1])] if rest else kept
+
+
+def _strange(
+    text: str, forms: Collection[re.Pattern[str]], kinds: Collection[str]
+) -> Iterator[tuple[int, int]]:
+    first = last = many = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        shown = line[:_LONGEST]
+        if _NOTHING.match(shown):
+            continue
+        if any(form.match(shown) for form in forms) or (KIND in kinds and _of_kernel(shown)):
+            if many >= _FEWEST:
+                yield first, last
+            many = 0
+            continue
+        first = first if many else number
+        last, many = number, many + 1
+    if many >= _FEWEST:
+        yield first, last
+
+
+def _of_kernel(line: str) -> bool:
+    return stripped(line)[2] or is_kernels(line)

@@ -1,0 +1,320 @@
+"""`preflight check`: the way in for root, cron and schedulers; runs nobody's code but preflight's.
+
+`start` uses only the standard library, as other imports could have been planted; the rest runs in a
+separate Python that reads neither PYTHON* variables nor the working folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pwd
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    import pytest
+
+    Own = Callable[[argparse.ArgumentParser], object]
+    Asked = TypeVar("Asked", bound=argparse.Namespace)
+
+
+BROKE: Final = 3
+USAGE: Final = 4
+CONFIG: Final = Path(__file__).resolve().parent.parent / "session" / "isolated.ini"
+
+_DROPPED = ("PYTHON", "PYTEST_")
+"""Variables that make Python or pytest load code or options from elsewhere."""
+
+_FOR_ROOT = re.compile(
+    r"PATH|LD_LIBRARY_PATH|LANG|LC_\w+|TZ|TERM|NO_COLOR|COLUMNS|LINES|USER|LOGNAME|TMPDIR"
+    r"|XDG_RUNTIME_DIR|SSH_AUTH_SOCK|SLURMD?_\w+|PREFLIGHT_\w+"
+    r"|PG(PASSWORD|PASSFILE|SSLMODE|SSLROOTCERT)|(OMPI_COMM_WORLD|PMI)_RANK"
+)
+"""Variables that root keeps, besides those of a job that checks read: another user may have set the
+others."""
+
+_NO_PATHS = ("SSH_AUTH_SOCK", "PREFLIGHT_HISTORY")
+"""Variables that are not checked as paths: an agent only signs, a history may be a database URL."""
+
+_SET = {
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    # xdist starts its workers as `python -c`, which would look for modules here first.
+    "PYTHONSAFEPATH": "1",
+    "PYTHONNOUSERSITE": "1",
+}
+
+_WORKERS = (("-n", "--numprocesses"), ("--dist",), ("--max-worker-restart",))
+_VALUES = (("-k",), ("-m",), ("--maxfail",), ("--junitxml",), ("--color",), ("-r",))
+_FLAGS = (("-x", "--exitfirst"), ("-v", "--verbose"), ("-q", "--quiet"), ("--collect-only", "--co"))
+"""pytest's own options that are allowed; none of them loads code or another configuration."""
+
+
+def start(
+    argv: Sequence[str],
+    module: str = "preflight.commands.check",
+    program: str = "",
+    *,
+    quiet: bool = False,
+) -> NoReturn:
+    """Become an isolated Python, with the environment that `for_root` leaves. Never returns.
+
+    `program`: lines of Python instead of a module; it writes no compiled files, which a full disk
+    could damage. `quiet`: do not name the removed variables.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
+    if os.geteuid() == 0:
+        kept, refused = for_root(kept)
+        if refused and not quiet:
+            from preflight.core.text import printable
+
+            names = "; ".join(map(printable, refused))
+            print("preflight: not taken from the environment:", names, file=sys.stderr)  # noqa: T201
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    words = [sys.executable, "-I", *(("-B", "-c", program) if program else ("-m", module)), *argv]
+    os.execve(words[0], words, {**kept, **_SET})  # noqa: S606  no shell is wanted
+
+
+PROGRAM: Final = """
+import os, sys
+try:
+    from preflight.hook.entry import main
+except BaseException as error:
+    line = "preflight: it cannot be loaded (%s), so this node was not checked; install it again"
+    sys.stderr.write(line % type(error).__name__ + chr(10))
+    os._exit(2 if "--plain" in sys.argv else int("--fail-closed" in sys.argv))
+main()
+"""
+"""For `python -I -c`: Python exits 1 where a module cannot be loaded, which means a bad node."""
+
+
+def judge_node(words: Sequence[str]) -> NoReturn:
+    """Become an isolated Python that checks this node; `words` begin with the verb.
+
+    `preflight healthcheck` checks all GPUs, periodically, for Slurm or cron; `preflight prolog`
+    those of the job that is about to start, in seconds.
+    """
+    os.umask(0o027)
+    start(words, program=PROGRAM, quiet=True)
+
+
+def for_root(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return the variables that root keeps of an environment, and the others with the reason.
+
+    Kept folders and files are those that no other user can change or make; HOME is root's own.
+    """
+    from preflight.core.trust import NAMES_CODE, roots_paths
+    from preflight.fleet.job_environment import public
+
+    kept, refused = {"HOME": pwd.getpwuid(0).pw_dir}, []
+    jobs = public(environ)
+    for name, value in environ.items():
+        if not _FOR_ROOT.fullmatch(name):
+            if name not in jobs:
+                continue
+            if re.match(NAMES_CODE, name):
+                refused.append(f"{name} (it names a file or code)")
+                continue
+        safe, why = (value, []) if name in _NO_PATHS else roots_paths(name, value)
+        refused += [f"{name} ({each})" for each in why]
+        if safe or not value:
+            kept[name] = safe
+    return kept, refused
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run pytest on preflight's configuration; the exit codes are those of `pytest --preflight`."""
+    import pytest
+
+    parser = option_parser("preflight check", _ABOUT, own=_add_own)
+    parser.usage = "preflight check [NODES ...] [options]"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXAMPLES
+    asked = parser.read(argv, argparse.Namespace())
+    folders = " ".join(shlex.quote(str(Path(each).absolute())) for each in asked.folder)
+    printed = _PrintedReport() if asked.json else None
+    code = pytest.main(
+        [
+            f"-c{CONFIG}",
+            f"--rootdir={CONFIG.parent}",
+            "--noconftest",
+            "--assert=plain",
+            "-pno:cacheprovider",
+            "-pno:doctest",
+            *(["-pxdist.plugin"] if asked.workers else []),
+            "-ppreflight.plugin",
+            f"-opreflight_checks={folders}",
+            "--preflight",
+            *asked.words,
+        ],
+        plugins=[printed] if printed else None,
+    )
+    return printed.print(int(code)) if printed else int(code)
+
+
+class _PrintedReport:
+    """`--json`: standard output gets report.json alone, standard error what pytest shows."""
+
+    def __init__(self) -> None:
+        sys.stdout.flush()
+        self._stdout = os.dup(1)
+        os.dup2(2, 1)
+        self._folder: Path | None = None
+
+    def pytest_preflight_report(self, folder: Path) -> None:
+        """Remember where the report is; this hook is called once, when it is written."""
+        self._folder = folder
+
+    def print(self, code: int) -> int:
+        """Write the report to standard output; the exit code, 3 where there is no report."""
+        sys.stdout.flush()
+        os.dup2(self._stdout, 1)
+        path = self._folder / "report.json" if self._folder else None
+        if path is None or not path.is_file():
+            return code or BROKE
+        sys.stdout.write(path.read_text(encoding="utf-8"))
+        sys.stdout.flush()
+        return code
+
+
+_ABOUT = """\
+Check a fleet before a job starts, and name what is wrong with which node.
+Without NODES and --inventory: the nodes of the Slurm job, else this machine.
+
+The same as `pytest --preflight`, but nothing of the folder that it is started in takes
+part (no conftest.py, ini file or plugin), so it is also the way for root, cron and
+schedulers. Each option NAME is `--preflight-NAME` there.
+"""
+
+_EXAMPLES = """\
+examples:
+  preflight check                                    this machine, or the Slurm job's nodes
+  preflight check 'gpu[001-064]'                     64 nodes over SSH
+  preflight check -i fleet.toml --tier=standard      what each group must have; a deeper look
+  preflight check 'gpu[001-064]' --json > run.json   the report for a program
+
+exit codes:
+  0 ready   1 a node is not ready   2 interrupted   3 preflight broke, or a result is missing
+  4 wrong usage   5 nothing to check
+"""
+
+
+def _add_own(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--json", action="store_true",
+        help="print report.json on standard output; the rest goes to standard error")  # fmt: skip
+
+
+class _Pass(argparse.Action):
+    """Hands an option on to pytest, which knows its type."""
+
+    ours = ""
+    """The name that pytest knows, where another was offered."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Keep it in the order in which it was typed, by the name that pytest knows."""
+        del parser
+        name = self.ours or str(option_string)
+        valued = f"{name}={values}" if name.startswith("--") else f"{name}{values}"
+        namespace.words.append(name if self.nargs == 0 else valued)
+        namespace.workers |= bool({*self.option_strings} & {each[0] for each in _WORKERS})
+
+
+_SHORT = {"--preflight-inventory": ("-i",)}
+
+
+class _Group:
+    """Stands in for a group of pytest's options; takes over those that the plugin adds."""
+
+    def __init__(self, place: argparse._ArgumentGroup, taken: Collection[str]) -> None:
+        self._place = place
+        self._taken = taken
+
+    def addoption(self, *names: str, action: str = "store", **settings: Any) -> None:
+        """Offer `--preflight-NAME` as `--NAME` too, where the verb has no option of that name."""
+        if names == ("--preflight",):
+            self._place.add_argument("--preflight", action="store_true", help=argparse.SUPPRESS)
+            return
+        (long,) = names
+        short = f"--{long.removeprefix('--preflight-')}"
+        nargs = 0 if action == "store_true" else None
+        own: dict[str, Any] = {
+            key: settings[key] for key in ("help", "metavar", "choices") if key in settings
+        }
+        if short in self._taken:
+            self._place.add_argument(long, action=_Pass, nargs=nargs, **own)
+            return
+        hidden = {**own, "dest": long, "help": argparse.SUPPRESS}
+        self._place.add_argument(long, action=_Pass, nargs=nargs, **hidden)
+        spelled = (*_SHORT.get(long, ()), short)
+        offered = self._place.add_argument(*spelled, action=_Pass, nargs=nargs, **own)
+        cast("_Pass", offered).ours = long
+
+
+class _Parser(argparse.ArgumentParser):
+    taken: Collection[str] = ()
+    """The verb's own options."""
+
+    def getgroup(self, name: str, description: str = "") -> _Group:
+        """Stand in for pytest's parser, to which the plugin adds its options."""
+        del name
+        return _Group(
+            self.add_argument_group(description.partition(": ")[2].partition(" (")[0]), self.taken
+        )
+
+    def read(self, argv: Sequence[str] | None, into: Asked) -> Asked:
+        """Parse; `words` are the options for pytest, in the order in which they were typed."""
+        into.words, into.workers = [], False
+        asked = self.parse_args(argv, into)
+        if asked.nodes:
+            asked.words.append(f"--preflight-nodes={','.join(asked.nodes)}")
+        return asked
+
+    def addini(self, *_: object, **__: object) -> None:
+        """Ignore the ini keys: there is no ini file."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit 4, as everywhere in preflight; argparse would exit 2, which means interrupted."""
+        self.exit(USAGE, f"{self.prog}: {message}; see: {self.prog} --help\n")
+
+
+def option_parser(prog: str, description: str, own: Own) -> _Parser:
+    """Offer every option of the plugin, and those of pytest's that bring in no code.
+
+    `own` adds a verb's own options, to be shown first.
+    """
+    from preflight.plugin import pytest_addoption
+
+    parser = _Parser(prog=prog, allow_abbrev=False, description=description)
+    own(parser)
+    parser.add_argument(
+        "nodes", metavar="NODES", nargs="*", help="as --nodes: 'gpu[001-064]', a,b or @group"
+    )
+    parser.taken = frozenset(parser._option_string_actions)  # noqa: SLF001  argparse shows them nowhere else
+    parser.add_argument(
+        "--site-checks", dest="folder", metavar="DIR", action="append", default=[],
+        help="folder with the site's own checks; may be given several times",
+    )  # fmt: skip
+    pytest_addoption(cast("pytest.Parser", parser))
+    pytests = parser.add_argument_group("pytest's own, as `pytest --help` explains them")
+    for names in (*_WORKERS, *_VALUES):
+        pytests.add_argument(*names, action=_Pass)
+    for names in _FLAGS:
+        pytests.add_argument(*names, action=_Pass, nargs=0)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""Real texts that got worse, or lost a part, never get a better verdict."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from msgspec.structs import replace
+
+from preflight.commands.read import captured_parts
+from preflight.facts.boards import up_links
+from preflight.fleet.model import Expected
+from tests.unit.checks.test_monotony import CHECKS, EDITS, SEED, gravest, verdicts
+
+from .test_several_parts import CORPUS, one_kind
+
+if TYPE_CHECKING:
+    from preflight.captured import Captured
+
+CASES = int(os.environ.get("PREFLIGHT_CASES", "1000"))
+COUNTS: Final = ("gpu.count", "ib.count")
+ENDLESS: Final = frozenset((
+    "kernel log", "environment", "launch script", "ps", "fuser -v", "lsof", "nvidia-smi pmon",
+    "rdma link", "nvidia-smi --query-gpu --format=csv", "nvidia-smi -L",
+))  # fmt: skip
+"""Lists that may end at any line: where one was cut between two rows nobody can tell."""
+
+pytestmark = pytest.mark.skipif(not CORPUS.exists(), reason="the corpus is not here")
+
+
+@functools.cache
+def texts() -> tuple[tuple[str, str, Captured], ...]:
+    """(name, text, what is read of it)."""
+    return tuple((name, text, captured_parts(text)[0]) for name, text in one_kind().items())
+
+
+def expectation(one: Captured) -> Expected:
+    """An inventory that expects what the text shows."""
+    gpus, nics = len(one.facts.gpus or ()), len(one.facts.nics or ())
+    links = {up_links(gpu) for gpu in one.facts.gpus or ()}
+    each = links.pop() if len(links) == 1 else None
+    return Expected(gpus=gpus or None, nics=nics or None, nvlinks_per_gpu=each or None)
+
+
+def outcomes(one: Captured, expected: Expected) -> dict[str, str]:
+    """What the checks say for which the text is enough, and those that count."""
+    asked = {*one.checks, *COUNTS}
+    said = verdicts(one.facts, expected, [each for each in CHECKS if each.check.id in asked])
+    if not one.damaged:
+        return said
+    held = ("ok", "warn", "not_run")  # as `preflight read` does
+    return {check: "unknown" if now in held else now for check, now in said.items()}
+
+
+def test_no_edit_makes_the_verdict_on_a_real_text_better() -> None:
+    """Two edits, one after another, of what a text told, by the checks that it is enough for."""
+    eased = []
+    for case in range(CASES):
+        pick = random.Random(f"{SEED} {case}")  # noqa: S311
+        name, _, one = pick.choice(texts())
+        expected = expectation(one)
+        rank, done = gravest(outcomes(one, expected)), list[str]()
+        for what, edit in pick.choices(EDITS, k=2):
+            one = replace(one, facts=edit(pick, one.facts))
+            done.append(what)
+            now = gravest(outcomes(one, expected))
+            if now < rank:
+                eased.append((name, tuple(done)))
+            rank = now
+    assert eased == []
+
+
+def test_a_cut_text_proves_nothing_of_what_is_missing() -> None:
+    """Cut anywhere, by its end or in its middle: where something is missing, no check says ok."""
+    passed = []
+    closed = [
+        (name, text, one)
+        for name, text, one in texts()
+        if one.kind not in ENDLESS and not one.damaged and "_section" not in name
+    ]  # a section alone is an excerpt: rows that are cut out of it leave another one
+    assert len(closed) > 40
+    for case in range(CASES):
+        pick = random.Random(f"{SEED} cut {case}")  # noqa: S311
+        name, text, whole = pick.choice(closed)
+        at = pick.randrange(len(text))
+        end = len(text) if case % 2 else at + pick.randrange(1, 400)
+        if not text[end:].strip() and "\n" in text[at - 1 : at + 1]:
+            continue  # a list that ends with a row is as whole as any
+        left = text[:at] + text[end:]
+        for one in captured_parts(left):
+            if one.kind != whole.kind or one.facts == whole.facts:
+                continue
+            before = outcomes(whole, Expected())
+            before = {check: before[check] for check in one.checks if check in before}
+            passed += [
+                (name, at, case % 2, check)
+                for check, outcome in outcomes(one, Expected()).items()
+                if outcome == "ok" and before.get(check, "") in ("warn", "fail", "flaky")
+            ]
+    assert passed == []
