@@ -30,6 +30,10 @@ MOST_STEPS = 6_000_000
 """A buffer of 2,000 calls with 20 frames each takes some 700,000."""
 _WIDEST = 16
 """Bytes of a number."""
+_KEY = 1024
+"""Characters of a key; the id of a communicator of NCCL, in hex, has 256."""
+_DIGITS = 21
+"""Characters of a number that is written as a text."""
 
 
 class Allowance(Struct):
@@ -151,9 +155,14 @@ class _Machine:
         self.top(dict)[key] = value
 
     def named(self, keys: list[Any]) -> None:
-        """Refuse keys that are slow to hash (nested tuples), or easy to collide (long numbers)."""
-        if not all(type(key) is str or (type(key) is int and _fits(key)) for key in keys):
-            raise RefusedError(f"byte {self.at - 1} names something by neither word nor number")
+        """Refuse keys that are slow to hash (nested tuples), or easy to collide (long numbers).
+
+        Also texts that are so long that comparing two equal ones again and again is slow.
+        """
+        for key in keys:
+            if not (_fits(key) if type(key) is int else type(key) is str and len(key) <= _KEY):
+                fault = "names something by neither a short word nor a number"
+                raise RefusedError(f"byte {self.at - 1} {fault}")
 
     def tuple_of(self, number: int) -> None:
         if len(self.stack) < number:
@@ -396,8 +405,9 @@ def _number(value: Any) -> int | None:
     """A number, or a short text of one: torch's JSON has both."""
     if isinstance(value, bool):
         return None
-    if isinstance(value, str) and (size := whole(value.removeprefix("-"), 2**64)) is not None:
-        value = -size if value.startswith("-") else size
+    if isinstance(value, str) and len(value) <= _DIGITS:
+        size = whole(value.removeprefix("-"), 2**64)
+        value = -size if size is not None and value.startswith("-") else size
     return value if isinstance(value, int) and _fits(value) else None
 
 

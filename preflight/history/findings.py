@@ -156,7 +156,7 @@ class _EpisodeReader:
 
     def _blamed(self, episodes: Iterable[int]) -> dict[int, tuple[str, ...]]:
         """The nodes that each episode blamed when it was last found."""
-        found: dict[int, tuple[str, ...]] = {}
+        found: dict[int, list[str]] = {}
         for piece in chunks(episodes):
             latest = (
                 select(func.max(VERDICTS.c.id))
@@ -170,8 +170,8 @@ class _EpisodeReader:
                 .order_by(NODES.c.id)
             )
             for row in self._connection.execute(query):
-                found[row.episode_id] = (*found.get(row.episode_id, ()), row.name)
-        return found
+                found.setdefault(row.episode_id, []).append(row.name)
+        return {episode: tuple(names) for episode, names in found.items()}
 
 
 COUNTING_OUTCOMES = ("fail", "flaky", "unknown")

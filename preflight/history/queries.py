@@ -101,7 +101,7 @@ def series(
     connection: Connection, nodes: Mapping[str, KnownMachine], *, tier: str, since_s: float
 ) -> dict[str, tuple[float, ...]]:
     """What the devices of these nodes reached in a tier's nights without burn-in failures."""
-    values_by_key: dict[str, tuple[float, ...]] = {}
+    values_by_key: dict[str, list[float]] = {}
 
     def good(node: int) -> tuple[ColumnElement[bool], ...]:
         return (
@@ -114,7 +114,7 @@ def series(
         for (measure, under, unit), points in found.items():
             key = unit_key(owner, measure, unit, under)
             values = (one.value for one in points if one.value > 0)
-            values_by_key[key] = (*values_by_key.get(key, ()), *values)
+            values_by_key.setdefault(key, []).extend(values)
 
     for name, known in nodes.items():
         own = MEASURES.c.node_id == known.id
@@ -132,7 +132,7 @@ def series(
                     *good(place.node_id),
                 )
                 keep(gpu.uuid, points_there)
-    return values_by_key
+    return {key: tuple(values) for key, values in values_by_key.items()}
 
 
 def _points(

@@ -8,6 +8,7 @@ Schema 1 was `coverage.json` with only the rounds. The run that creates the data
 
 from __future__ import annotations
 
+import itertools
 import os
 import sqlite3
 from contextlib import contextmanager
@@ -338,6 +339,9 @@ def chunks(values: Iterable[Any]) -> Iterator[list[Any]]:
 PATIENCE_S = 10.0
 """Wait for another run that writes; a night of 1,000 nodes takes about one second."""
 
+MOST_STEPS, _TICK = 1 << 30, 1 << 14
+"""Of SQLite's machine in one transaction, some 20 s: another user's file may lack our indexes."""
+
 _WAL_FILES = ("-wal", "-shm")
 
 
@@ -385,7 +389,6 @@ def _engine(place: Place, *, writes: bool) -> Engine:
 def _connect(place: Place, *, writes: bool) -> sqlite3.Connection:
     """Connect without Python's implicit transactions."""
     connection = _file(place, "mode=rw" if writes else "mode=ro")
-    connection.execute("PRAGMA trusted_schema = OFF")  # the file's own schema may call no function
     if writes:
         connection.execute("PRAGMA synchronous = NORMAL")
         # A night touches a page per node and index: the cache reads each only once.
@@ -399,13 +402,17 @@ def _connect(place: Place, *, writes: bool) -> sqlite3.Connection:
 
 
 def _file(place: Place, how: str) -> sqlite3.Connection:
-    return sqlite3.connect(
+    connection = sqlite3.connect(
         f"file:{quote(str(place.file))}?{how}",
         uri=True,
         timeout=PATIENCE_S,
         isolation_level=None,
         check_same_thread=False,
     )
+    ticks = itertools.count(1)
+    connection.set_progress_handler(lambda: next(ticks) * _TICK > MOST_STEPS, _TICK)
+    connection.execute("PRAGMA trusted_schema = OFF")  # the file's own schema may call no function
+    return connection
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:

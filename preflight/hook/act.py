@@ -6,17 +6,24 @@ at the controller (racy, so the drains are counted again after this node's own).
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from math import floor
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
-from preflight.core.files import read_regular, refuse_others, remove, write_atomically
+from preflight.core.files import (
+    open_folder,
+    read_regular,
+    refuse_others,
+    remove,
+    write_atomically,
+)
 from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
 from preflight.hook.decision import DecisionInput, cause_of, decide, is_mine, parse
@@ -24,7 +31,7 @@ from preflight.hook.model import Decision, DrainRecord, Tokens, now
 from preflight.hook.slurm import Slurm, SlurmError, answer_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from preflight.hook.model import Assessment, BreakerConfig, Call, HookConfig
@@ -180,6 +187,43 @@ def forget(folder: Path) -> None:
         remove(folder / NAME)
 
 
+_LOCK: Final = "lock"
+_RETRY_S: Final = 0.02
+_BUSY: Final = "another hook of this node is deciding, and did not finish in time"
+
+
+@contextmanager
+def _lock_node(folder: Path, until_s: float) -> Iterator[bool]:
+    """Lock out the node's other hooks; False if one holds the lock for half of the time left.
+
+    Otherwise `drained.json` could hold one hook's reason and Slurm another's. True also where no
+    file can be locked: then either no drain is stored, or only a disk is full.
+    """
+    with ExitStack() as stack:
+        try:
+            refuse_others(folder)
+            inside = stack.enter_context(open_folder(folder, make=True))
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            lock = os.open(_LOCK, flags, 0o600, dir_fd=inside)
+            stack.callback(os.close, lock)
+            is_free = _take(lock, (time.monotonic() + until_s) / 2)
+        except (OSError, UsageError):
+            is_free = True
+        yield is_free
+
+
+def _take(lock: int, until_s: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until_s:
+                return False
+            time.sleep(_RETRY_S)
+        else:
+            return True
+
+
 _LOG_S = 0.2
 """Time reserved to log what was done: a hook that is cut off logs nothing."""
 
@@ -189,25 +233,28 @@ def act(call: Call, assessment: Assessment, config: HookConfig, until_s: float) 
 
     A ready node sends Slurm no request; any other changes its state once (twice where nodes raced).
     """
-    mine = recall(config.state_dir)
-    stood_s = mine.at.least_age_s() if mine is not None else 0.0
-    known = DecisionInput(call=call, assessment=assessment, drained=mine, stood_s=stood_s)
-    return _Acting(config, until_s).decided(known)
+    with ExitStack() as locks:
+        known = DecisionInput(call=call, assessment=assessment)
+        return _Acting(config, until_s, locks).decided(known)
 
 
 class _Acting:
-    def __init__(self, config: HookConfig, until_s: float) -> None:
+    def __init__(self, config: HookConfig, until_s: float, locks: ExitStack) -> None:
         self._config = config
         self._until_s = until_s - _LOG_S
         self._slurm = Slurm(config.slurm_bin, self._until_s)
+        self._locks = locks
         self._most = 0
 
     def decided(self, known: DecisionInput) -> Decision:
         """Find out what the decision still needs until it is made; then carry it out."""
+        known = self._with_memory(known)
         while True:
             step = decide(known, self._config)
             if step == "state":
-                known = self._with_state(known)
+                lock = _lock_node(self._config.state_dir, self._until_s)
+                is_free = self._locks.enter_context(lock)
+                known = self._with_state(known) if is_free else replace(known, unread=_BUSY)
             elif step == "token":
                 known = replace(known, tokens=self._token(known))
             elif step.action == "drain":
@@ -217,8 +264,17 @@ class _Acting:
             else:
                 return step
 
+    def _with_memory(self, known: DecisionInput) -> DecisionInput:
+        mine = recall(self._config.state_dir)
+        stood_s = mine.at.least_age_s() if mine is not None else 0.0
+        return replace(known, drained=mine, stood_s=stood_s)
+
     def _with_state(self, known: DecisionInput) -> DecisionInput:
-        """Ask for the node's state; forget a drain that an operator undid or edited."""
+        """Ask for the node's state; forget a drain that an operator undid or edited.
+
+        First read the stored drain again: another hook of this node may have changed it meanwhile.
+        """
+        known = self._with_memory(known)
         try:
             state = self._slurm.node(known.assessment.node)
         except SlurmError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from datetime import datetime
 from itertools import chain
 from typing import Annotated, Any, TypeVar
@@ -21,6 +22,8 @@ _FOLDED = re.compile(r"(?!-)[A-Za-z0-9_.:%,\[\]-]*")
 _TIME = re.compile("[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}(Z|[+-][0-9]{2}:[0-9]{2})")
 _DEEPEST = 64
 """The deepest nesting of lists and tables."""
+_MOST_BLAMED, _LONGEST = 1 << 23, 4096
+"""Most culprits of all verdicts (64 nodes of a switch in 16 rounds: 1 << 16); characters."""
 
 SCHEMA = 2
 """Raised by a change that an older reader would misread, and not by additions."""
@@ -233,9 +236,22 @@ def refuse_odd_names(report: Report) -> None:
             raise ValueError(f"{row.check[:60]!a} is not the id of a check")
         if _is_deeper(row.evidence, _DEEPEST):
             raise ValueError(f"evidence of {row.check} is more than {_DEEPEST} levels deep")
+    _refuse_endless(report)
     for folded in (fleet.folded, fleet.exclude):
         if not _FOLDED.fullmatch(folded):
             raise ValueError(f"{folded[:60]!a} is not a list of nodes")
+
+
+def _refuse_endless(report: Report) -> None:
+    """ValueError for more findings than a fleet has: of each verdict of a pair, each culprit."""
+    verdicts = Counter(row.subject for row in report.verdicts)
+    findings = sum(
+        verdicts[pair] * max(1, len(row.culprits))
+        for row in report.blames
+        for pair in dict.fromkeys(row.pairs)
+    )
+    if findings > _MOST_BLAMED or any(len(row.component) > _LONGEST for row in report.blames):
+        raise ValueError("its blames have too many pairs and culprits, or a name that is too long")
 
 
 def _is_deeper(value: Any, levels: int) -> bool:

@@ -57,12 +57,13 @@ def findings(
     `suspected`: checks that fail on so many nodes that no node should be drained for them.
     """
     single = [blame for blame in blames if blame.kind != "systemic"]
-    by_pair = grouped((name, blame) for blame in single for name in blame.pairs)
+    by_pair = grouped((name, blame) for blame in single for name in dict.fromkeys(blame.pairs))
+    several = {name: _several(own) for name, own in by_pair.items() if len(own) > 1}
     groups = grouped(
         (cause, entry)
         for entry in entries
         if entry.verdict.outcome in NOT_FINE
-        for cause in _causes(entry, by_pair.get(entry.subject, ()))
+        for cause in _causes(entry, *several.get(entry.subject, ("", ())))
     )
     _merge_double_culprits(groups)
     by_component = {blame.component: blame for blame in blames}
@@ -73,10 +74,15 @@ def findings(
     return tuple(sorted(found, key=lambda finding: NOT_FINE.index(finding.outcome)))
 
 
-def _causes(entry: Entry, own: Sequence[BlameRow]) -> list[tuple[str, str]]:
+def _several(own: Sequence[BlameRow]) -> tuple[str, Sequence[BlameRow]]:
+    """The joint name of all components that are blamed for one pair, and their rows."""
+    return components(one.component for one in own), own
+
+
+def _causes(entry: Entry, joint: str, own: Sequence[BlameRow]) -> list[tuple[str, str]]:
     """(subject at fault, cause) of a verdict: two checks with the same culprit are one finding."""
     subjects: Sequence[str] = entry.verdict.culprits or (entry.verdict.blame or entry.subject,)
-    if len(own) > 1 and entry.verdict.blame == components(one.component for one in own):
+    if own and entry.verdict.blame == joint:
         # A path with a fault of its own, besides that of its end, is a second finding.
         names = (name for one in own for name in one.culprits or (one.component,))
         subjects = tuple(dict.fromkeys(names))

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import pickle  # noqa: TID251  only written
 import random
+import sqlite3
+import struct
+import tempfile
 import time
 import tracemalloc
+import zlib
+from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from preflight import cli
 from preflight.commands.read import captured, judge_captured
 from preflight.errors import UsageError
+from preflight.facts.job import Dump
 from preflight.fleet.nodeset import expand, fold
 from preflight.fleet.sources import FleetRequest, resolve
 from preflight.report.document import encode
 from tests.patterns.growth import logs, pasted, stretched, words
 from tests.patterns.test_growth import EVERY_WAY, _explain
+from tests.unit.hang.diagnose.jobs import job
+from tests.unit.history.nights import found, kept, machine, made, night
 from tests.unit.report.nights import report
 from tests.unit.report.test_public_folders import measured, whose
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
+
+    from preflight.hang.diagnose.model import JobState
 
     Read = Callable[[Path, int], object]
 
@@ -47,6 +60,25 @@ def _subject_of_dashes(folder: Path, length: int) -> None:
     document["verdicts"][0]["subject"] = "pair " + "-" * 25 * length
     (folder / "report.json").write_text(json.dumps(document))
     cli.main(["report", str(folder)])
+
+
+def _blamed(folder: Path, length: int, pairs: list[str], **blame: object) -> int:
+    """Each of many checks has a verdict on one pair, and one component is to blame for it."""
+    document = json.loads(_WHOLE)
+    slow = {**document["verdicts"][0], "subject": "n1-n2", "outcome": "fail", "blame": "c"}
+    document["verdicts"] = [{**slow, "check": f"a.c{number}"} for number in range(length)]
+    row = {"kind": "leaf", "component": "c", "sentence": "", "confidence": 1, "advice": ""}
+    document["blames"] = [{**row, "pairs": pairs, **blame}]
+    (folder / "report.json").write_text(json.dumps(document))
+    return cli.main(["report", str(folder)])
+
+
+def _culprits_of_a_pair(folder: Path, length: int) -> None:
+    _blamed(folder, length, ["n1-n2"] * 2, culprits=[f"m{number}" for number in range(length)])
+
+
+def _a_pair_again_and_again(folder: Path, length: int) -> None:
+    _blamed(folder, length, ["n1-n2"] * length)
 
 
 def _killed_run(folder: Path, length: int) -> None:
@@ -212,13 +244,56 @@ def _parts_of_a_string(folder: Path, length: int) -> None:
     _script(folder, f"x = f'{'{rank}' * 40 * length}'\n")
 
 
+def _nodes_of_a_verdict(folder: Path, length: int) -> None:
+    """One verdict of a stored night blames them all."""
+    place = made(Path(tempfile.mkdtemp(dir=folder)))
+    kept(place, night(1, machine("h0", "unfit"), findings=(found("a.b", "h0"),)))
+    with closing(sqlite3.connect(str(place.file))) as other:
+        (verdict,) = other.execute("SELECT verdict_id FROM blamed").fetchone()
+        nodes = [(at, f"m{at}") for at in range(10, 10 + 40 * length)]
+        other.executemany("INSERT INTO nodes VALUES (?, ?, NULL, 1, 1)", nodes)
+        other.executemany("INSERT INTO blamed VALUES (?, ?)", ((at, verdict) for at, _ in nodes))
+        other.commit()
+    assert cli.main(["history", f"--history={place.folder}", "h0"]) == 0
+
+
+def _recorder(folder: Path, recorded: bytes) -> None:
+    """Read it, as the only rank's dump."""
+    content = base64.b64encode(zlib.compress(recorded, 1)).decode()
+    dump = Dump(path="/tmp/x", written_s=2e9, size=len(recorded), content=content)
+    _diagnose(folder, job(1, lambda _: {"dump": dump}))
+
+
+def _texts_for_numbers(folder: Path, length: int) -> None:
+    """One long text stands for the number of each line of the calls."""
+    text = "-" * 1000 * length
+    frames = [[{"line": text} for _ in range(64)] for _ in range(length)]
+    entries = [{"collective_seq_id": 1, "profiling_name": "a", "frames": each} for each in frames]
+    _recorder(folder, pickle.dumps({"entries": entries}, 4))
+
+
+def _long_keys(folder: Path, length: int) -> None:
+    """Two keys that are alike, and are not the same object, again and again."""
+    key = b"X" + struct.pack("<I", 1000 * length) + b"a" * 1000 * length
+    _recorder(
+        folder, b"\x80\x02" + key + b"q\0" + key + b"q\1}" + b"h\0K\1sh\1K\1s" * 40 * length + b"."
+    )
+
+
+def _diagnose(folder: Path, state: JobState) -> None:
+    path = folder / "state.json"
+    path.write_bytes(msgspec.json.encode(state))
+    assert cli.main(["diagnose", str(path)]) in (0, 1, 3)
+
+
 NAMED: list[Read] = [
     _section, _sections, _element, _column, _module, _from_module, _methods, _nested, _calls,
     _chains, _parameters, _parts_of_a_string,
 ]  # fmt: skip
 """One name is as long as all that stands in it or behind it."""
 READ: list[Read] = [
-    *NAMED,
+    *NAMED, _texts_for_numbers, _long_keys, _culprits_of_a_pair, _a_pair_again_and_again,
+    _nodes_of_a_verdict,
     _subject_of_dashes, _killed_run, _round, _insides, _inventory, _suggestion, _conditions,
     _classes, _alternatives, _cycle, _labels, _domain,
     lambda _, length: fold(_names(length)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from preflight.core.statistics import grouped
 from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.model import (
     Diagnosis,
@@ -73,7 +74,7 @@ def dead(case: Case) -> Diagnosis | None:
     if not numbers:
         return _worker_killed(case)
     nodes = list(dict.fromkeys([*(one.node for one in dead_ranks), *(n for _, n in gone if n)]))
-    alive = [one for one in case.readable if one not in dead_ranks]
+    alive = [one for one in case.readable if one.look.state not in ("zombie", "gone")]
     if not alive and not case.unreadable:
         return None
     ranks_and_nodes = f"{ranks(numbers)} ({', '.join(nodes[:4]) or 'not on these nodes'})"
@@ -175,12 +176,13 @@ def _killed(case: Case, nodes: list[str], pids: set[int]) -> tuple[str, ...]:
     """Evidence of a kill for memory on these nodes since the job began."""
     proof = []
     oldest = max((one.look.age_s for one in case.members), default=0.0)
+    of_node = grouped((one.node, one.look.oom_kills) for one in case.members)
+    wanted = set(nodes)
     for node, look in case.state.looks.items():
-        if node not in nodes:
+        if node not in wanted:
             continue
         proof += [f"{node}: {line}" for line in _kills(look, oldest, pids)]
-        here = (one.look.oom_kills for one in case.members if one.node == node)
-        if kills := max(here, default=0):
+        if kills := max(of_node.get(node, ()), default=0):
             proof.append(f"{node}: {count(kills, 'kill')} in the job's memory cgroup")
     return tuple(proof[:6])
 
@@ -199,7 +201,8 @@ def _kills(look: NodeLook, age_s: float, pids: set[int]) -> list[str]:
 
 def _meanwhile(case: Case, without: tuple[RankState, ...]) -> str:
     """What the others do: ` while 31 ranks wait in all_reduce (train.py:41)`."""
-    waiting = tuple(one for one in case.waiting if one not in without)
+    left_out = {one.rank for one in without}
+    waiting = tuple(one for one in case.waiting if one.rank not in left_out)
     if not waiting:
         return ""
     number = len(waiting)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.core.statistics import grouped
 from preflight.facts.job import Connection
 from preflight.hang.diagnose.model import (
     IDLE,
@@ -143,7 +144,7 @@ class Case:
     @cached_property
     def unreadable(self) -> tuple[RankState, ...]:
         """Ranks that exist but show no stack."""
-        return tuple(one for one in self.members if one.place is None and one not in self.in_kernel)
+        return tuple(one for one in self.members if one.place is None and one.look.state != "disk")
 
     @cached_property
     def in_kernel(self) -> tuple[RankState, ...]:
@@ -158,7 +159,7 @@ class Case:
     @cached_property
     def waiting(self) -> tuple[RankState, ...]:
         """Ranks that wait for other ranks or their GPU, or are in the majority at one line."""
-        plain = [one for one in self.readable if one.waits and one not in self.ended]
+        plain = [one for one in self.readable if one.waits and one.kind != "end"]
         line = self._same_line() if len(plain) * 2 < self.world else []
         ranks = {one.rank for one in (*plain, *line)}
         return tuple(one for one in self.readable if one.rank in ranks)
@@ -425,8 +426,9 @@ def _gpu(look: RankLook, node: NodeLook | None) -> GpuLook | None:
 def _gone(state: JobState, members: dict[int, RankState]) -> list[tuple[int, str]]:
     """(rank, node) of processes that are missing on a node that answered."""
     found: list[tuple[int, str]] = []
+    looks = grouped((one.node, one.look) for one in members.values())
     for node in state.nodes:
-        here = [one.look for one in members.values() if one.node == node.node]
+        here = looks.get(node.node, [])
         placed = [(one.rank, one.local_rank) for one in here if one.local_rank is not None]
         bases = {rank - local for rank, local in placed if rank is not None and local is not None}
         size = max((one.local_world_size or 0 for one in here), default=0)

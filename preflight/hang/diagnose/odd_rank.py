@@ -100,7 +100,8 @@ def evidence(case: Case, apart: tuple[RankState, ...]) -> tuple[str, ...]:
 def _gpus(case: Case, apart: tuple[RankState, ...]) -> list[str]:
     """A rank that waits inside a collective has a busy GPU; one that has not reached it has not."""
     known = {one.rank: used for one in case.members if (used := one.busy_percent) is not None}
-    rest = [percent for rank, percent in known.items() if all(rank != one.rank for one in apart)]
+    own = {one.rank for one in apart}
+    rest = [percent for rank, percent in known.items() if rank not in own]
     if not rest:
         return []
     others = f"those of the others {min(rest)} to {max(rest)} %"
@@ -350,7 +351,8 @@ def judge_blind(case: Case) -> Diagnosis | None:
 
 def _usual(case: Case, resting: list[RankState]) -> tuple[str, int]:
     """The wait channel of ranks known to wait, otherwise of most; and the number of ranks in it."""
-    known = [one for one in resting if one in case.stuck] or resting
+    stuck = {one.rank for one in case.stuck}
+    known = [one for one in resting if one.rank in stuck] or resting
     counts = Counter(one.look.wait_channel for one in known if one.look.wait_channel)
     channel = max(counts, key=lambda name: (counts[name], name), default="")
     return channel, sum(one.look.wait_channel == channel for one in resting)

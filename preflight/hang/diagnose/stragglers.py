@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from preflight.core.statistics import median
+from preflight.core.statistics import grouped, median
 from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.model import (
     Diagnosis,
@@ -83,7 +83,8 @@ def _straggler(case: Case) -> Diagnosis | None:
         return _diagnose_straggler(case, slow, sampled, _SEEN, 0.85)
     if len(by_cpu) == len(case.readable):
         slow = slow_ones(by_cpu) or slow_ones(by_cpu, gap=_LITTLE, times=_MANY_TIMES)
-        if slow and _met_waiting([one for one in case.readable if one.rank not in slow]):
+        slow_set = frozenset(slow)
+        if slow and _met_waiting([one for one in case.readable if one.rank not in slow_set]):
             return _diagnose_straggler(case, slow, by_cpu, _CPU, 0.7)
     return None
 
@@ -157,8 +158,9 @@ def _share(member: RankState) -> float | None:
 def _diagnose_straggler(
     case: Case, slow: tuple[int, ...], own: Mapping[int, float], unit: str, sure: float
 ) -> Diagnosis:
-    members = tuple(one for one in case.readable if one.rank in slow)
-    rest = [own[one.rank] for one in case.readable if one.rank not in slow]
+    slow_set = frozenset(slow)
+    members = tuple(one for one in case.readable if one.rank in slow_set)
+    rest = [own[one.rank] for one in case.readable if one.rank not in slow_set]
     line = _busiest(members)
     at = f" in {line.function} at {short(line)}" if line is not None else ""
     nodes = _whole_nodes(case, slow)
@@ -202,21 +204,19 @@ def _busiest(members: tuple[RankState, ...]) -> Frame | None:
 
 def _whole_nodes(case: Case, slow: tuple[int, ...]) -> list[str]:
     """Nodes whose ranks, two or more, are all slow."""
-    found = []
-    for node in dict.fromkeys(one.node for one in case.members if one.rank in slow):
-        here = [one.rank for one in case.members if one.node == node]
-        if len(here) > 1 and set(here) <= set(slow):
-            found.append(node)
-    return found
+    slow_set = frozenset(slow)
+    of_node = grouped((one.node, one.rank) for one in case.members)
+    return [node for node, own in of_node.items() if len(own) > 1 and slow_set.issuperset(own)]
 
 
 def _clocks(case: Case, members: tuple[RankState, ...]) -> list[str]:
     """Why the driver throttles their GPUs."""
+    theirs = {(one.node, one.gpu) for one in members}
     throttled = [
         (gpu, node)
         for node, look in case.state.looks.items()
         for gpu in look.gpus or ()
-        if gpu.throttled and any(s.node == node and s.gpu == gpu.index for s in members)
+        if gpu.throttled and (node, gpu.index) in theirs
     ]
     return [
         f"GPU {gpu.index} of {node} is throttled: {', '.join(gpu.throttled)}"

@@ -30,7 +30,7 @@ from preflight.hang.explain.exceptions import (
     time_of,
 )
 from preflight.hang.explain.symptom import Hit, Place, Speaker
-from preflight.hang.watch.evidence import LEFT
+from preflight.hang.watch.evidence import LEFT, files_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -57,12 +57,15 @@ def logs_of(given: Iterable[Path]) -> Iterator[Path]:
             yield path
             continue
         runs = [path] if any(path.glob("attempt_*")) else _runs(path)
-        patterns = [*_OUTPUT, "error.json", *LEFT]
-        found = _files(path, patterns)
-        found += [one for run in runs for one in _files(run, [f"attempt_*/*/{n}" for n in _RANK])]
+        try:
+            found = files_of(path, [*_OUTPUT, "error.json", *LEFT])
+            for run in runs:
+                found.update(files_of(run, [f"attempt_*/*/{name}" for name in _RANK]))
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}; {_WAYS_OUT}") from error
         if not found:
             raise UsageError(f"no log of a job in {path}: {_WAYS_OUT}")
-        yield from [one for one in found if one.stat().st_size] or found
+        yield from [one for one, size in found.items() if size] or found
 
 
 def _runs(path: Path) -> list[Path]:
@@ -71,10 +74,6 @@ def _runs(path: Path) -> list[Path]:
     if len(runs) > 1:
         raise UsageError(f"{len(runs)} runs of torchrun in {path}: give one of them")
     return runs
-
-
-def _files(folder: Path, patterns: Iterable[str]) -> list[Path]:
-    return [one for pattern in patterns for one in sorted(folder.glob(pattern)) if one.is_file()]
 
 
 def _is_folder(path: Path) -> bool:

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +35,26 @@ NCCL_FOLDER, RECORDER_FOLDER, TORCHRUN_FOLDER = "nccl", "recorder", "torchrun"
 FOLDERS = (NCCL_FOLDER, RECORDER_FOLDER, TORCHRUN_FOLDER)
 LEFT = ("torchrun/**/error.json", "torchrun/**/*.log", "nccl/*.log")
 """Files of torchrun and NCCL in the folder of a watched launch."""
+
+
+def files_of(folder: Path, patterns: Iterable[str]) -> dict[Path, int]:
+    """The regular files of these patterns in turn, with their sizes, without those just removed.
+
+    OSError if the folders cannot be searched: others may write there.
+    """
+    found: dict[Path, int] = {}
+    try:
+        for path in (path for pattern in patterns for path in sorted(folder.glob(pattern))):
+            with suppress(OSError):
+                status = path.stat()
+                if stat.S_ISREG(status.st_mode):
+                    found[path] = status.st_size
+    except RecursionError as error:
+        fault = "its folders are too deep within each other"
+        raise OSError(errno.ELOOP, fault, str(folder)) from error
+    return found
+
+
 RECORDER_PREFIX = "rank_"
 """A rank's dump is `recorder/rank_3`; writing to `recorder/rank_3.pipe` requests one."""
 

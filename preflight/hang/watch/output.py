@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from preflight.hang.watch import signals
-from preflight.hang.watch.evidence import LEFT
+from preflight.hang.watch.evidence import LEFT, files_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -133,8 +133,8 @@ def _read(handle: int, start: int, end: int) -> bytes:
 def logs(folder: Path, kept: Sequence[Path]) -> list[Path]:
     """Every file of the folder that may show why the launch ended, its output first."""
     found = [*kept]
-    for pattern in LEFT:
-        found += [path for path in sorted(folder.glob(pattern)) if path.stat().st_size]
+    with suppress(OSError):
+        found += [path for path, size in files_of(folder, LEFT).items() if size]
     return found
 
 

@@ -11,6 +11,7 @@ import os
 import stat
 import time
 import zlib
+from contextlib import suppress
 
 from probe import guard, kernel_log, processes, text
 from probe.procfs import Users, identity
@@ -34,19 +35,25 @@ LARGEST = 32 << 20
 _PACKED, _TOGETHER = 2 << 20, 12 << 20
 """Most compressed bytes of one file, and (as base64) of all files of a node."""
 
+_CHUNK = 1 << 20
+_LATE = "no time was left to read it"
 _AGE_SLACK_S = 5.0
 _NOT_THEIRS = "it is no regular file of the rank's own user"
 
 
-def read(wanted: list[Document]) -> dict[str, Document]:
+def read(wanted: list[Document], until: float) -> dict[str, Document]:
     """Return a `Dump` by pid (as text) for each of `wanted`: "pid", "uid", "paths", "began_s".
 
     Only in a child: they may be on a file server. Of several paths the newest file counts.
+    What is not read by `until` (monotonic clock) is left out, so that the others are returned.
     """
     found: dict[str, Document] = {}
     room = _TOGETHER
-    for one in wanted:
-        seen = [dump for path in one["paths"] for dump in _newest(one, path)]
+    for one in _in_turn(wanted):
+        if time.monotonic() >= until:
+            found[str(one["pid"])] = _refused(one["paths"][0], _LATE)
+            continue
+        seen = [dump for path in one["paths"] for dump in _newest(one, path, until)]
         if seen:
             dump = max(seen, key=lambda each: float(each["written_s"]))
             if len(dump["content"]) > room:
@@ -56,16 +63,40 @@ def read(wanted: list[Document]) -> dict[str, Document]:
     return found
 
 
-def _newest(one: Document, path: str) -> list[Document]:
+def _in_turn(wanted: list[Document]) -> list[Document]:
+    """Each user's smallest first, then each one's next: who poses as many ranks waits."""
+    turns: dict[Any, int] = {}
+    placed = []
+    for size, place in sorted((_size(one), place) for place, one in enumerate(wanted)):
+        uid = wanted[place]["uid"]
+        turns[uid] = turns.get(uid, 0) + 1
+        placed.append((turns[uid], size, place))
+    return [wanted[place] for _, _, place in sorted(placed)]
+
+
+def _size(one: Document) -> int:
+    total = 0
+    for place in (place for path in one["paths"] for place in _places(one, path)):
+        with suppress(OSError):
+            total += os.lstat(place).st_size
+    return total
+
+
+def _places(one: Document, path: str) -> tuple[str, str]:
+    """The path in the process's own container, and at this login."""
+    return f"/proc/{one['pid']}/root{path}", path
+
+
+def _newest(one: Document, path: str, until: float) -> list[Document]:
     """Return the file in the process's own container, else at this login's path."""
-    for place in (f"/proc/{one['pid']}/root{path}", path):
-        dump = _dump(place, path, one["uid"], one["began_s"])
+    for place in _places(one, path):
+        dump = _dump(place, path, one, until)
         if dump is not None:
             return [dump]
     return []
 
 
-def _dump(place: str, path: str, uid: int | None, began_s: float) -> Document | None:
+def _dump(place: str, path: str, one: Document, until: float) -> Document | None:
     """Return the file, or why it is not read; None where there is none of this job."""
     try:
         file, status = text.open_regular(place, follow=False)
@@ -75,9 +106,9 @@ def _dump(place: str, path: str, uid: int | None, began_s: float) -> Document | 
         absent = isinstance(error, (FileNotFoundError, NotADirectoryError, ProcessLookupError))
         return None if absent or place != path else _refused(path, words(error))
     try:
-        if stat.S_ISREG(status.st_mode) and status.st_uid == uid:
-            earlier = status.st_mtime + _AGE_SLACK_S < began_s
-            return None if earlier else _content(file, path, status)
+        if stat.S_ISREG(status.st_mode) and status.st_uid == one["uid"]:
+            earlier = status.st_mtime + _AGE_SLACK_S < one["began_s"]
+            return None if earlier else _content(file, path, status, until)
         return _refused(path, _NOT_THEIRS)
     except OSError as error:
         return _refused(path, words(error))
@@ -85,14 +116,21 @@ def _dump(place: str, path: str, uid: int | None, began_s: float) -> Document | 
         os.close(file)
 
 
-def _content(file: int, path: str, status: os.stat_result) -> Document:
+def _content(file: int, path: str, status: os.stat_result, until: float) -> Document:
     dump = {"path": clean(path), "written_s": max(0.0, status.st_mtime), "size": status.st_size}
     if status.st_size > LARGEST:
         return {**dump, "why": f"it has {status.st_size >> 20} MiB", "content": ""}
+    packing, packed = zlib.compressobj(6), bytearray()
     with open(file, "rb", closefd=False) as stream:
-        packed = zlib.compress(stream.read(LARGEST) or b"", 6)
+        for _ in range(LARGEST // _CHUNK):
+            packed += packing.compress(stream.read(_CHUNK) or b"")
+            if len(packed) > _PACKED or stream.tell() >= status.st_size:
+                break
+            if time.monotonic() >= until:
+                return {**dump, "why": _LATE, "content": ""}
+    packed += packing.flush()
     if len(packed) > _PACKED:
-        return {**dump, "why": f"it has {len(packed) >> 20} MiB compressed", "content": ""}
+        return {**dump, "why": f"it has over {_PACKED >> 20} MiB compressed", "content": ""}
     return {**dump, "content": base64.b64encode(packed).decode("ascii")}
 
 
@@ -254,6 +292,8 @@ def _at_rest(row: Document) -> bool:
     return bool(row["state"] == "sleeping" and idle)
 
 
+_SEND_S = 0.5
+"""Time of a child that is reserved for sending what it has read."""
 LOOK_S = 3.0
 MARGIN_S = 1.0
 """Time that is reserved for sending the answer."""
@@ -276,7 +316,9 @@ def run(
     gpus_asked = guard.spawn(moments.read_gpu_look, began + look_s)
     found = _find(request, patience)
     ranks, launchers = found["ranks"], found["launchers"]
-    dumps_asked = guard.spawn(read, [_dumped(one) for one in ranks if one["dumps"]])
+    dumps_until = patience.within(look_s + DUMPS_S - _SEND_S)
+    wanted = [_dumped(one) for one in ranks if one["dumps"]]
+    dumps_asked = guard.spawn(read, wanted, dumps_until)
     stacks = StackReader(patience, own=bool(request.get("own_spy", True)))
     before = Instant(patience, ranks, sysfs)
     pythons = [one for one in (*ranks, *launchers) if one["python"]]

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from preflight import cli
 from preflight.commands import read
 from preflight.core import files
 from preflight.errors import UsageError
@@ -22,6 +23,7 @@ from preflight.hang.explain import scan
 from preflight.hang.explain.scan import Scanner
 from preflight.hang.explain.symptom import shipped
 from preflight.hang.explain.weigh import explain, lines
+from preflight.hang.watch.output import logs
 from tests.unit.hang.logs import communicator, explained, status, timed_out
 
 if TYPE_CHECKING:
@@ -353,3 +355,47 @@ def test_a_number_without_end_silences_no_other_line(tmp_path: Path, line: str) 
     cause = "[rank3]: CUDA error: uncorrectable ECC error encountered\n"
     answer = explained(tmp_path, cause + line)
     assert (answer.category, answer.culprits) == ("gpu_hardware", ("rank 3",))
+
+
+def test_folders_within_each_other_without_an_end_are_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a folder that a launch left, where its ranks may write: it ended in a traceback."""
+    deep = str(tmp_path / "torchrun")
+    made = [deep]
+    os.mkdir(deep)  # noqa: PTH102  a Path of so many parts takes long
+    for _ in range(1900):
+        made.append(f"{made[-1]}/a")
+        os.mkdir(made[-1])  # noqa: PTH102
+    try:
+        assert cli.main(["explain", str(tmp_path)]) == 4
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "folders are too deep within each other; give log files, or" in line
+        assert logs(tmp_path, []) == []
+    finally:
+        for folder in reversed(made):  # shutil's own way is as deep
+            os.rmdir(folder)  # noqa: PTH106
+
+
+def test_a_log_that_is_removed_meanwhile_is_a_line_or_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch may still end, and tidy up, or its user may be a stranger."""
+    (tmp_path / "nccl").mkdir()
+    (tmp_path / "output.log").write_text("OSError: [Errno 98] Address already in use\n")
+    gone = tmp_path / "nccl" / "gone.log"
+    really = Path.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        try:
+            return really(path, **options)
+        finally:
+            if path == gone:
+                gone.unlink(missing_ok=True)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    gone.write_text("x\n")
+    assert cli.main(["explain", str(tmp_path)]) in (1, 4)
+    assert "Traceback" not in capsys.readouterr().err
+    gone.symlink_to("nowhere")
+    assert logs(tmp_path, []) == []

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,13 +18,14 @@ from sqlalchemy import Column, Integer, MetaData, Table, select, text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
+from preflight import cli
 from preflight.errors import UsageError
 from preflight.history import reading, tables
 from preflight.history.place import NAME, Place, explain_refusal, parse_place
 from preflight.history.run_record import HistoryError, no_coverage_update
 from preflight.history.tables import METADATA, RUNS
 from preflight.history.writing import writing
-from tests.unit.history.nights import found, gemm, kept, machine, made, night
+from tests.unit.history.nights import found, gemm, kept, machine, made, night, slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -321,6 +322,52 @@ def test_what_somebody_else_wrote_into_it_is_a_line_or_nothing(tmp_path: Path, s
         assert "move it away" in str(error) or "repair it" in str(error)  # noqa: PT017
     else:
         assert all(one is not None for one in answers)
+
+
+def test_a_column_that_is_empty_though_it_may_not_be_is_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file's own SQL need not be ours: NULL was where a text is read."""
+    place = made(tmp_path / "whole")
+    seen = {"numbers": (gemm("h1", 700.0),), "findings": (found("a.b", "h1"),)}
+    own = machine("h1", "unfit", gpus=slots("GPU-1"))
+    for number in range(2):
+        kept(place, night(number, own, machine("h2"), **seen))
+    asked: list[tuple[str, ...]] = [(), ("h1",), ("--gpu=GPU-1",), ("--worst",), ("h1", "--json")]
+    for table in METADATA.sorted_tables:
+        for column in table.columns.keys():  # noqa: SIM118  columns, not names, are their items
+            bent = tmp_path / f"{table.name}.{column}"
+            bent.mkdir()
+            (bent / NAME).write_bytes(_file(place).read_bytes())
+            with closing(sqlite3.connect(bent / NAME)) as other:
+                other.execute("PRAGMA writable_schema = ON")
+                other.execute("UPDATE sqlite_master SET sql = replace(sql, ' NOT NULL', '')")
+                other.commit()
+            with closing(sqlite3.connect(bent / NAME)) as other, suppress(sqlite3.IntegrityError):
+                other.execute(f"UPDATE {table.name} SET {column} = NULL")  # noqa: S608  our names
+                other.commit()
+            for words in asked:
+                assert cli.main(["history", f"--history={bent}", *words]) in (0, 4, 5)
+    assert "holds values that no run wrote" in capsys.readouterr().err
+
+
+def test_a_history_that_keeps_the_reader_busy_is_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its indexes each episode goes over all verdicts: 16,000 of them took 32 s."""
+    place = made(tmp_path)
+    many = tuple(found(f"a.b{at}", "h1") for at in range(400))
+    for number in range(2):
+        kept(place, night(number, machine("h1", "unfit"), findings=many))
+    monkeypatch.setattr(tables, "MOST_STEPS", 400_000)
+    assert cli.main(["history", f"--history={tmp_path}"]) == 0
+    with closing(sqlite3.connect(_file(place))) as other:
+        other.execute("DROP INDEX ix_verdicts_episode_id")
+        other.execute("DROP INDEX ix_verdicts_run_id")
+        other.commit()
+    assert cli.main(["history", f"--history={tmp_path}"]) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "interrupted; it takes more work to read than any of ours" in line
 
 
 def test_a_fault_of_whoever_asks_is_not_the_historys(tmp_path: Path) -> None:

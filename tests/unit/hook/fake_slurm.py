@@ -14,6 +14,7 @@ echo "$@" >>calls
 [ -e hangs ] && exec /bin/sleep 60
 [ -e down ] && { echo "Unable to contact slurm controller (connect failure)" >&2; exit 1; }
 [ "$1" = update ] && [ -e "refuses" ] && { echo "Invalid user id" >&2; exit 1; }
+[ "$1" = update ] && /bin/mv waits began 2>/dev/null && until [ -e go ]; do /bin/sleep 0.05; done
 case "$1 $2" in "show config")
   [ -e timeless ] || printf 'Configuration data as of %s\nX = 1\n' "$(/bin/cat now 2>/dev/null ||
     TZ=UTC /bin/date +%Y-%m-%dT%H:%M:%S)"; exit ;;
@@ -49,7 +50,10 @@ class FakeSlurm:
         self.write("reasons", "")
 
     def write(self, name: str, text: str = "") -> None:
-        """Change what it tells: `hangs`, `down`, `refuses`, `timeless`, `strange` are switches."""
+        """Change what it tells: `hangs`, `down`, `refuses`, `timeless`, `strange` are switches.
+
+        With `waits` the next update begins (`began`), and goes on once there is `go`.
+        """
         (self.folder / name).write_text(text)
 
     def set(self, state: str, reason: str = "") -> None:

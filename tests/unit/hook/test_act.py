@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +20,7 @@ from tests.unit.hook.fake_slurm import FakeSlurm
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from preflight.hook.model import Assessment, Call, Decision
+    from preflight.hook.model import Assessment, Call, Decision, Occasion
 
 ECC = "pf:gpu.ecc GPU 3: 2 errors; 0 expected [node] job 81723"
 
@@ -64,6 +67,61 @@ def test_a_drain_and_its_end(chosen: HookConfig, slurm: FakeSlurm) -> None:
     assert slurm.seen == ("IDLE", "")
     assert recall(chosen.state_dir) is None
     assert run(cool, chosen, call("healthcheck")).log == ""
+
+
+@pytest.mark.parametrize("second", ["prolog", "healthcheck"])
+def test_hooks_that_drain_at_once_leave_a_drain_that_is_undone(
+    chosen: HookConfig, slurm: FakeSlurm, second: Occasion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm had one's reason and drained.json the other's: it was taken for a person's, for good.
+
+    Nor does the second remove the record of the first, whose update Slurm does not have yet.
+    """
+    monkeypatch.setattr("preflight.hook.slurm.CALL_S", 60.0)
+    slurm.write("waits")
+    with ThreadPoolExecutor() as hooks:
+        first = hooks.submit(run, results(HOT), chosen)
+        while not (slurm.folder / "began").exists():
+            time.sleep(0.01)
+        other = hooks.submit(run, results(HOT), chosen, call(second))
+        wait([other], timeout=1)
+        slurm.write("go")
+    assert {first.result().action, other.result().action} == {"drain", "none"}
+    assert slurm.seen == ("IDLE+DRAIN", "pf:gpu.throttle GPU 3 is hot [node] job 81723")
+    cool = results(passed=("gpu.throttle",))
+    assert run(cool, chosen, call("healthcheck")).action == "undrain"
+    assert slurm.seen == ("IDLE", "")
+
+
+def test_a_hook_that_decides_for_too_long_is_not_waited_for(
+    chosen: HookConfig, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other's node is not touched meanwhile, and its own line says why."""
+    monkeypatch.setattr("preflight.hook.slurm.CALL_S", 60.0)
+    slurm.write("waits")
+    with ThreadPoolExecutor() as hooks:
+        first = hooks.submit(run, results(HOT), chosen)
+        while not (slurm.folder / "began").exists():
+            time.sleep(0.01)
+        step = run(results(BAD_ECC), chosen, left_s=0.5)
+        slurm.write("go")
+    assert (step.action, step.exit_code) == ("withheld", 0)
+    assert "another hook of this node is deciding" in step.log
+    assert first.result().action == "drain"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change owners")
+def test_whose_the_state_dir_is_holds_no_hook(chosen: HookConfig, slurm: FakeSlurm) -> None:
+    """A stranger's lock in his folder is neither taken nor waited for."""
+    chosen.state_dir.mkdir()
+    lock = chosen.state_dir / "lock"
+    lock.touch()
+    for path in (chosen.state_dir, lock):
+        os.chown(path, 65534, 65534)
+    with lock.open() as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        assert run(results(BAD_ECC), chosen).action == "drain"
+    assert slurm.seen == ("IDLE+DRAIN", ECC)
 
 
 def test_nothing_of_a_job_reaches_scontrol(

@@ -12,13 +12,14 @@ import sys
 import time
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 from probe import processes, procfs
 from stacks import ranks as finding
-from stacks.main import StackReader, readable
+from stacks.main import StackReader, read, readable
 from stacks.moments import Instant
 from stacks.ranks import Patience
 
@@ -401,6 +402,50 @@ def test_flight_recorder_dumps_travel_unopened(start: Start, tmp_path: Path) -> 
     assert rank.dump is not None
     assert zlib.decompress(base64.b64decode(rank.dump.content)) == b"\x80\x04never opened"
     assert (rank.dump.path, rank.dump.size) == (prefix + "3", 14)
+
+
+def test_no_other_ranks_files_keep_a_dump_from_being_read(start: Start, tmp_path: Path) -> None:
+    """14 processes with a rank's variables, and links to one file of 31 MiB: no dump came."""
+    large = tmp_path / "large"
+    large.write_bytes(os.urandom(31 << 20))
+    for number in range(14):
+        Path(f"{tmp_path}/his_{number}").hardlink_to(large)
+    posing = [
+        start(RANK=str(number), MASTER_PORT="1", TORCH_FR_DUMP_TEMP_FILE=f"{tmp_path}/his_")
+        for number in range(14)
+    ]
+    mine = start(RANK="20", TORCH_FR_DUMP_TEMP_FILE=f"{tmp_path}/mine_")
+    Path(f"{tmp_path}/mine_20").write_bytes(b"small")
+    seen = look(*(one.pid for one in (*posing, mine)), native=False)
+    dumps = {one.pid: one.dump for one in seen.ranks}
+    own = dumps[mine.pid]
+    assert own is not None, seen.problems
+    assert zlib.decompress(base64.b64decode(own.content)) == b"small"
+    others = [dumps[one.pid] for one in posing]
+    assert {one.content for one in others if one is not None} == {""}
+    assert seen.problems == ()
+
+
+@needs_root
+def test_each_user_has_a_dump_read_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many ranks one of them poses as; what there was no time for says so."""
+    wanted = []
+    for number, (uid, size) in enumerate([(NOBODY, 10)] * 5 + [(NOBODY - 1, 4000), (0, 9000)]):
+        path = tmp_path / str(number)
+        path.write_bytes(b"x" * size)
+        os.chown(path, uid, uid)
+        wanted.append({"pid": 2**22 + number, "uid": uid, "paths": [str(path)], "began_s": 0.0})
+    passed = iter(range(1000))
+    clock = SimpleNamespace(monotonic=lambda: float(next(passed)))
+    monkeypatch.setattr("stacks.main.time", clock)
+    found = read(wanted, 3.0)
+    assert [bool(found[str(one["pid"])]["content"]) for one in wanted] == [True] + [False] * 4 + [
+        True,
+        True,
+    ]
+    assert {one["why"] for one in found.values() if not one["content"]} == {
+        "no time was left to read it"
+    }
 
 
 def test_a_dump_that_is_no_file_is_not_waited_for(start: Start, tmp_path: Path) -> None:

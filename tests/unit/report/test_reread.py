@@ -106,6 +106,30 @@ def test_numbers_and_evidence_without_bounds_are_refused(
     assert len(told.splitlines()) == 1
 
 
+@pytest.mark.parametrize("odd", ["culprits", "blames", "component"])
+def test_blames_without_bounds_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], odd: str
+) -> None:
+    """Each culprit of each blame is a finding of each of a pair's verdicts: one line, exit 4."""
+    bent = {("gpu.ecc", "n1"): fail("b", advice="d", blame="c0 and c1")}
+    document = json.loads(encode(report(("n1", "n2"), bent)))
+    row = json.loads(msgspec.json.encode(BLAME)) | {"pairs": ["n1"], "culprits": []}
+    (verdict,) = [one for one in document["verdicts"] if one["blame"]]
+    document["verdicts"] = [verdict] * 5000
+    document["blames"] = [{**row, "component": f"c{number}"} for number in range(2)]
+    if odd == "culprits":
+        for blame in document["blames"]:
+            blame["culprits"] = [f"m{number}" for number in range(1000)]
+    elif odd == "blames":
+        document["blames"] *= 1000
+    else:
+        document["blames"][0]["component"] = "c" * 5000
+    (tmp_path / "report.json").write_text(json.dumps(document))
+    assert cli.main(["report", str(tmp_path)]) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "is not a report of this preflight (its blames" in line
+
+
 def _leaves(value: object, place: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
     """Where a node is named: by itself, or as the key of a table."""
     if value == "n1":
