@@ -1,8 +1,8 @@
-"""Which check is proven to find what: docs/coverage.md, made from the tests' own marks.
+"""What each check is proven to find: docs/coverage.md, made from the tests' own marks.
 
-    python -m tests.coverage        # write it anew
+    python -m tests.coverage        # write it again
 
-A test says what it proves with `@pytest.mark.proves("gpu.count", finds="a GPU that fell off")`,
+A test declares what it proves with `@pytest.mark.proves("gpu.count", finds="a GPU that fell off")`,
 `passes="a healthy node"` or `unknown="NVML does not answer"`. The marks are read, not run.
 """
 
@@ -28,19 +28,19 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 NEVER_UNKNOWN = {
     "reach.name": "a name resolves or does not",
-    "reach.route": "who does not answer in time is not reached",
+    "reach.route": "a node that does not answer in time is not reached",
     "reach.hostkey": "a key is known or refused",
     "reach.login": "a login is let in or refused",
     "reach.python": "it starts or does not",
     "reach.answer": "no answer is the finding",
-    "env.cuda_visible_devices": "not known is `not_run`: without a job there is nothing to judge",
+    "env.cuda_visible_devices": "without a job there is nothing to judge: `not_run`",
 }
 """Checks to which no reading can be missing, and why."""
 
 _HEAD = """# What each check is proven to find
 
-Made from the tests (`python -m tests.coverage`): a fault in this table was planted and found, a
-healthy subject passed, and a reading that was missing came out as `unknown`, never as `ok`.
+`python -m tests.coverage` writes this page from the tests. Each fault in the table was planted and
+found, each healthy subject passed, and each missing reading gave `unknown`, never `ok`.
 """
 
 
@@ -56,7 +56,7 @@ class Proof(NamedTuple):
 
 @cache
 def proofs(root: Path = ROOT / "tests") -> tuple[Proof, ...]:
-    """Read every mark in the tests, once; ValueError for one that is not as this page says."""
+    """Read every mark in the tests, once; ValueError for a mark that is not as described above."""
     return tuple(
         proof
         for path in sorted(root.rglob("test_*.py"))
@@ -73,7 +73,7 @@ def shipped() -> list[str]:
 
 
 def lacking(known: Iterable[Proof]) -> list[str]:
-    """Say what is not proven of a shipped check."""
+    """List what is not proven of a shipped check."""
     there = {(proof.check, proof.kind) for proof in known}
     return [
         f"{check}: no test {kind}"
@@ -90,12 +90,12 @@ def page(known: Iterable[Proof]) -> str:
         words = cells[proof.check, proof.kind]
         if proof.words not in words:
             words.append(proof.words)
-    rows = ["| check | finds | passes | says `unknown` of |", "|---|---|---|---|"]
+    rows = ["| check | finds | passes | is `unknown` for |", "|---|---|---|---|"]
     for check in shipped():
-        told = {kind: "<br>".join(cells[check, kind]) for kind in KINDS}
-        unknown = told["unknown"] or f"({NEVER_UNKNOWN.get(check, 'not proven')})"
+        words_of = {kind: "<br>".join(cells[check, kind]) for kind in KINDS}
+        unknown = words_of["unknown"] or f"({NEVER_UNKNOWN.get(check, 'not proven')})"
         link = f"[{check}](checks/{check}.md)"
-        rows.append(f"| {link} | {told['finds']} | {told['passes']} | {unknown} |")
+        rows.append(f"| {link} | {words_of['finds']} | {words_of['passes']} | {unknown} |")
     return "\n".join([_HEAD, *rows]) + "\n"
 
 

@@ -108,11 +108,11 @@ def fingerprint() -> str:
 
 
 def table(found: Sequence[Line]) -> str:
-    """By situation and together: right, somebody healthy named, nobody named for sure."""
+    """By situation and together: right, healthy part named, no part named for sure."""
     kinds = dict.fromkeys(line.what for line in found)
     groups = {kind: [line for line in found if line.what == kind] for kind in kinds}
     groups["all"] = list(found)
-    heads = ("right", "somebody healthy named", "unknown")
+    heads = ("right", "healthy part named", "unknown")
     rows = [f"{'hangs by':16} {heads[0]:>28} {heads[1]:>28} {heads[2]:>28} {'s':>6}"]
     for kind, some in groups.items():
         if some:

@@ -133,7 +133,7 @@ def fingerprint() -> str:
 
 def table(found: Sequence[Line]) -> str:
     """By fleet and situation, and all faults of a fleet together."""
-    lines = [f"{'fleet':6} {'planted':16} {'right':>28} {'somebody healthy named':>28}"]
+    lines = [f"{'fleet':6} {'planted':16} {'right':>28} {'healthy part named':>28}"]
     for fleet in dict.fromkeys(one.fleet for one in found):
         own = [one for one in found if one.fleet == fleet]
         groups = {

@@ -53,16 +53,16 @@ def measure(lab: Lab) -> Iterator[Row]:
             connection.close()
     yield _row(
         "bandwidth",
-        f"one pair, {_LARGE.iterations} all-reduces of {_LARGE.size_bytes // MIB} MiB: busbw told "
-        "by us / by a plain torch.distributed script",
+        f"one pair, {_LARGE.iterations} all-reduces of {_LARGE.size_bytes // MIB} MiB: busbw in "
+        "our report / by a plain torch.distributed script",
         "GB/s",
         [(mine.busbw_gbs, other.busbw_gbs) for mine, other in zip(ours, theirs, strict=True)],
         _BAND,
     )
     yield _row(
         "latency",
-        f"one pair, {_SMALL.iterations} all-reduces of {_SMALL.size_bytes} B: median time told "
-        "by us / by that script",
+        f"one pair, {_SMALL.iterations} all-reduces of {_SMALL.size_bytes} B: median time "
+        "in our report / by that script",
         "us",
         [(mine.latency_us, other.latency_us) for mine, other in zip(ours, theirs, strict=True)],
     )

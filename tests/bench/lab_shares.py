@@ -32,9 +32,9 @@ class Row(Struct, frozen=True):
 
     what: str
     right: Share
-    """Exactly the culprit was named, and the exit code right; nobody, where all is healthy."""
+    """Exactly the culprit was named (none if all is healthy), and the exit code was right."""
     wrong: Share
-    """Somebody healthy was named."""
+    """A healthy part was named."""
 
 
 def rows(found: Sequence[Line]) -> list[Row]:
@@ -55,7 +55,7 @@ def rows(found: Sequence[Line]) -> list[Row]:
 
 def table(some: Sequence[Row]) -> str:
     """A line per row."""
-    head = f"{'planted':20} {'named exactly':>28} {'somebody healthy named':>28}"
+    head = f"{'planted':20} {'named exactly':>28} {'healthy part named':>28}"
     lines = [f"{row.what:20} {row.right!s:>28} {row.wrong!s:>28}" for row in some]
     return "\n".join([head, *lines])
 

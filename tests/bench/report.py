@@ -44,7 +44,7 @@ def write(path: Path, result: Result) -> None:
 
 def table(rows: Sequence[Row]) -> str:
     """Two lines per comparison: what it is, and the figures, in columns."""
-    heads = ("ours", "theirs", "value", "runs", "promised")
+    heads = ("ours", "theirs", "value", "runs", "bound")
     figures = [_figures(row) for row in rows]
     widths = [max(len(line[at]) for line in [heads, *figures]) for at in range(len(heads))]
 
@@ -60,15 +60,15 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _figures(row: Row) -> tuple[str, ...]:
-    promised = "-"
+    bound = "-"
     if row.bound is not None:
-        promised = f"{row.bound.words}: {'met' if row.met else 'missed'}"
+        bound = f"{row.bound.words}: {'met' if row.met else 'missed'}"
     return (
         _spread(row.ours, row.unit),
         _spread(row.theirs, row.unit),
         _spread(row.value, row.value_unit),
         str(row.runs),
-        promised,
+        bound,
     )
 
 

@@ -248,7 +248,7 @@ def test_no_python_on_a_node(judge: Callable[..., Told]) -> None:
     assert impostors.NO_PYTHON in told.out
 
 
-@pytest.mark.proves("reach.answer", finds="an answer that is none")
+@pytest.mark.proves("reach.answer", finds="an answer that is not one of preflight's")
 @pytest.mark.parametrize(
     "kind", ["garbage", "flood", "one_long_line", "control_characters", "empty", "fails"]
 )
@@ -395,7 +395,7 @@ def test_a_broken_nvlink(judge: Callable[..., Told], lab: Lab) -> None:
     assert "GPU5" in told.out.replace("GPU 5", "GPU5")
 
 
-@pytest.mark.proves("net.ports", finds="a node that gets out to nobody")
+@pytest.mark.proves("net.ports", finds="a node that can connect to no other")
 def test_a_node_that_cannot_reach_the_others(judge: Callable[..., Told], lab: Lab) -> None:
     """A host whose own firewall drops data ports is blamed once, and the rest is still measured."""
     with wire.firewall(lab.hosts["h2"], ports="1024-65535"):
@@ -429,7 +429,9 @@ exec "{python}" "$@"
 """
 
 
-@pytest.mark.proves("net.interface", finds="NCCL's choice on four real hosts, which leads nowhere")
+@pytest.mark.proves(
+    "net.interface", finds="NCCL's choice on four real hosts, which reaches no other node"
+)
 def test_the_job_is_measured_in_its_environment(
     judge: Callable[..., Told], lab: Lab, tmp_path: Path
 ) -> None:

@@ -28,7 +28,7 @@ def _python(folder: Path, torch: str) -> Path:
 
 
 @pytest.mark.proves("software.drift", finds="another torch on one of three nodes, end to end")
-@pytest.mark.proves("software.nccl_plugin", finds="a named plugin on no node, end to end")
+@pytest.mark.proves("software.nccl_plugin", finds="a named plugin that no node has, end to end")
 def test_an_odd_torch_and_a_missing_plugin(here: Here, tmp_path: Path) -> None:
     """The odd node is excluded by name; the plugin is missing on all, which is one finding."""
     usual, odd = _python(tmp_path, "2.6.0+cu124"), _python(tmp_path, "2.5.1+cu124")

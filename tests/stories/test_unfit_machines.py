@@ -30,11 +30,13 @@ BUSY = {"foreign_cpus_least": 0.01, "foreign_cpus_percent": 0.1}
 @pytest.mark.proves("host.shm", finds="a full /dev/shm")
 @pytest.mark.proves("host.governor", finds="64 CPUs under powersave")
 @pytest.mark.proves("host.drift", finds="other CPUs online than its peers")
-@pytest.mark.proves("host.cgroup", finds="few CPUs of many")
+@pytest.mark.proves("host.cgroup", finds="a grant of few CPUs of many")
 @pytest.mark.proves("host.disk", finds="a home without a byte free")
 @pytest.mark.proves("host.clock", finds="a clock that is an hour ahead")
-@pytest.mark.proves("host.mounts", finds="a mounted FUSE file system whose server answers nobody")
-@pytest.mark.proves("host.load", finds="a process that never rests")
+@pytest.mark.proves(
+    "host.mounts", finds="a mounted FUSE file system with a server that never answers"
+)
+@pytest.mark.proves("host.load", finds="a process that is always running")
 @pytest.mark.proves("ib.pcie", finds="a NIC on 8 lanes of 16")
 @pytest.mark.proves("net.ethernet", finds="an MTU that is smaller than its peers'")
 def test_each_machine_is_unfit_in_its_own_way(

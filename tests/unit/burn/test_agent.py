@@ -73,7 +73,7 @@ def test_a_device_that_hangs_or_dies_costs_no_other_device() -> None:
         assert {o.device for o in burned.readings if o.measure == measure} == {0, 3}
 
 
-@pytest.mark.proves("burn.gemm", finds="a process that runs for 4 % of the time")
+@pytest.mark.proves("burn.gemm", finds="a process that runs only 4 % of the time")
 def test_a_device_that_is_slow_stands_out() -> None:
     """One of four has 4 % of its time only, and none of the others is called slow.
 

@@ -43,7 +43,7 @@ def settings(name: str = "ens1", **changes: str) -> str:
 
 
 @pytest.mark.proves("net.ethernet", passes="a pasted ethtool of a NIC at its full speed")
-@pytest.mark.proves("net.ethernet", finds="in a pasted ethtool, a slow, half or lost link")
+@pytest.mark.proves("net.ethernet", finds="a slow, half-duplex or lost link in a pasted ethtool")
 @pytest.mark.parametrize(
     ("changes", "outcome", "words"),
     [
@@ -94,7 +94,7 @@ def statistics(**counters: int) -> str:
     return f"root@gpu7:~# ethtool -S ens1\nNIC statistics:\n{lines}root@gpu7:~# \n"
 
 
-@pytest.mark.proves("net.ethernet", finds="in a pasted ethtool -S, broken and dropped frames")
+@pytest.mark.proves("net.ethernet", finds="broken and dropped frames in a pasted ethtool -S")
 @pytest.mark.proves("net.ethernet", unknown="a pasted ethtool that is cut, or an error")
 @pytest.mark.parametrize(
     ("text", "outcome", "words"),

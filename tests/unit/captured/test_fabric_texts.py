@@ -64,7 +64,7 @@ def blocks(*rates: str) -> str:
 
 
 @pytest.mark.proves("ib.rate", passes="a pasted ibnetdiscover of links alike")
-@pytest.mark.proves("ib.rate", finds="a link of a pasted fabric that lost lanes")
+@pytest.mark.proves("ib.rate", finds="a link with fewer lanes in a pasted fabric")
 @pytest.mark.parametrize("shown", [rows, blocks])
 def test_rates_of_a_fabric(shown: Any) -> None:
     """Fewer lanes than most links are a fault; a slower speed may be an older machine's."""
@@ -80,7 +80,7 @@ def test_rates_of_a_fabric(shown: Any) -> None:
     assert older[0] is Outcome.WARN
 
 
-@pytest.mark.proves("ib.port", finds="a port of a pasted fabric without another end, as a warning")
+@pytest.mark.proves("ib.port", finds="a port without a peer in a pasted fabric, as a warning")
 def test_a_port_without_another_end() -> None:
     """Lost or never plugged in: the text cannot tell, and it is not passed over."""
     outcome, sentence = judged(f"{rows(*['4x NDR'] * 4)}\n{PEERLESS}\n")["ib.port"]
@@ -117,8 +117,8 @@ def switch(*fans: str, chassis: str = "OK", supply: str = "OK", end: str = "-" *
 
 
 @pytest.mark.proves("ib.switch", passes="an ibswinfo of a switch whose parts are OK")
-@pytest.mark.proves("ib.switch", finds="a fan that stands still, a supply that failed")
-@pytest.mark.proves("ib.switch", unknown="an ibswinfo that was cut off, or a word nobody knows")
+@pytest.mark.proves("ib.switch", finds="a fan that does not turn, a supply that failed")
+@pytest.mark.proves("ib.switch", unknown="an ibswinfo that was cut off, or has an unknown word")
 @pytest.mark.parametrize(
     ("text", "outcome", "words"),
     [

@@ -254,8 +254,8 @@ def counted(*lines: str, head: str = " (UUID: GPU-0)") -> Verdict:
 QUIET = ("0: Replay Errors: 0", "0: Recovery Errors: 0", "0: CRC Errors: 0")
 
 
-@pytest.mark.proves("gpu.nvlink", finds="a counter of a pasted listing that is full")
-@pytest.mark.proves("gpu.nvlink", unknown="a high total in a listing, of unknown age")
+@pytest.mark.proves("gpu.nvlink", finds="a full counter in a pasted listing")
+@pytest.mark.proves("gpu.nvlink", unknown="a high total of unknown age in a listing")
 def test_totals_of_links_without_a_date() -> None:
     """A full counter is a warning, a high one is unknown, and a few replays are none."""
     assert counted(*QUIET).outcome == "ok"

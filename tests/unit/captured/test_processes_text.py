@@ -41,13 +41,13 @@ def verdict(text: str) -> Verdict:
     return entry.verdict
 
 
-@pytest.mark.proves("host.stale_processes", passes="a captured ps without anything left over")
+@pytest.mark.proves("host.stale_processes", passes="a captured ps without leftover processes")
 def test_a_whole_listing_passes() -> None:
     """A process with a parent and a state is nobody's leftover."""
     assert verdict(SOUND).outcome is Outcome.OK
 
 
-@pytest.mark.proves("host.stale_processes", finds="in a captured ps, an old zombie")
+@pytest.mark.proves("host.stale_processes", finds="an old zombie in a captured ps")
 def test_old_zombies_and_their_parents() -> None:
     """A zombie two hours old is told with the parent that never reaped it."""
     said = verdict(

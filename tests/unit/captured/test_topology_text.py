@@ -46,7 +46,7 @@ def test_a_pasted_matrix_passes() -> None:
     assert (said.outcome, said.sentence) == (Outcome.OK, "8 GPUs joined by NV18, 0 NICs")
 
 
-@pytest.mark.proves("gpu.topology", finds="in a pasted matrix, a GPU with fewer NVLinks")
+@pytest.mark.proves("gpu.topology", finds="a GPU with fewer NVLinks in a pasted matrix")
 def test_a_gpu_with_fewer_links_than_its_peers() -> None:
     """One GPU of eight that every row joins by NV16 has lost two links."""
     torn = {key: code for at in range(8) if at != 3 for key, code in both(3, at, "NV16").items()}

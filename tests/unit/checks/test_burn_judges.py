@@ -55,7 +55,7 @@ MEASURES: dict[str, tuple[Measure, ...]] = {
 @pytest.mark.proves("burn.sustained", passes="eight H100 at their power limit")
 @pytest.mark.proves("burn.host", passes="two sockets of two nodes")
 @pytest.mark.proves("burn.nic", passes="eight NICs of 400 Gb/s")
-@pytest.mark.proves("burn.device", passes="eight GPUs that came through")
+@pytest.mark.proves("burn.device", passes="eight GPUs without a fault")
 @pytest.mark.proves("burn.integrity", passes="eight GPUs with the same exact product")
 def test_two_healthy_nodes_pass_everything() -> None:
     """Each sentence has what was seen, the limit, and which number set it."""
@@ -84,8 +84,10 @@ def test_a_slow_gpu_is_named_with_its_peers_and_its_clocks() -> None:
 
 @pytest.mark.proves("burn.memory", finds="one GPU whose memory copies at 80 %")
 @pytest.mark.proves("burn.pcie", finds="a GPU whose PCIe link runs at half width")
-@pytest.mark.proves("burn.p2p", finds="a GPU half of whose NVLinks are gone")
-@pytest.mark.proves("burn.launch", finds="a GPU whose kernels start three times as late")
+@pytest.mark.proves("burn.p2p", finds="a GPU with half of its NVLinks gone")
+@pytest.mark.proves(
+    "burn.launch", finds="a GPU with kernels that take three times as long to start"
+)
 @pytest.mark.parametrize(
     ("name", "factor", "start"),
     [
@@ -128,7 +130,7 @@ def test_a_slow_part_of_the_host(name: str, measure: str, part: dict[str, object
     assert verdict.sentence.startswith(("NUMA node 1: ", "mlx5_3: "))
 
 
-@pytest.mark.proves("burn.sustained", finds="a GPU whose clocks heat holds down under load")
+@pytest.mark.proves("burn.sustained", finds="a GPU with clocks held down by heat under load")
 def test_heat_under_load_is_the_reason_that_is_given() -> None:
     """A GPU that throttles is slow as well; what NVML says is the better sentence."""
     node = burned({("sustained_tflops", 2): 0.7})
@@ -140,7 +142,7 @@ def test_heat_under_load_is_the_reason_that_is_given() -> None:
     assert verdict.cause == "GPU 2"
 
 
-@pytest.mark.proves("burn.integrity", finds="a GPU one of whose products differs")
+@pytest.mark.proves("burn.integrity", finds="a GPU with one product that differs")
 def test_a_single_wrong_bit_fails_the_node() -> None:
     """Whatever else is missing of that node, and even if it fell out later."""
     bad = Proof(
@@ -250,7 +252,7 @@ def test_gpus_that_were_not_loaded_are_reported() -> None:
     )
 
 
-@pytest.mark.proves("burn.device", unknown="a node that fell out of the burn-in")
+@pytest.mark.proves("burn.device", unknown="a node without a result of the burn-in")
 @pytest.mark.proves("burn.device", unknown="GPUs that the job's torch does not see")
 @pytest.mark.parametrize(
     ("node", "words"),
@@ -274,7 +276,7 @@ def test_a_node_without_results_is_unknown(node: Burned, words: str) -> None:
         assert judge_integrity(burn).outcome is Outcome.NOT_RUN
 
 
-@pytest.mark.proves("burn.integrity", unknown="devices that gave no proof")
+@pytest.mark.proves("burn.integrity", unknown="devices that sent no proof")
 def test_no_proof_is_no_pass() -> None:
     """One GPU of eight has no result for its memory."""
     node = burned()

@@ -51,7 +51,7 @@ def test_a_way_to_the_gpus(one: Facts, words: str) -> None:
     assert direct(one).sentence == f"NICs reach GPU memory by {words}"
 
 
-@pytest.mark.proves("ib.gpudirect", finds="a node without peermem and dma-buf beside others with")
+@pytest.mark.proves("ib.gpudirect", finds="a node without peermem and dma-buf, unlike the others")
 def test_no_way_to_the_gpus() -> None:
     """Alone a warning, beside nodes that have one a fault; the open modules need a new kernel."""
     assert direct(node()).outcome is Outcome.WARN

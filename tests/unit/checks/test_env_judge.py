@@ -63,7 +63,9 @@ def test_a_usable_list_is_ok_and_its_source_is_named(
     assert verdict.sentence.endswith(sentence)
 
 
-@pytest.mark.proves("env.cuda_visible_devices", finds="twice the same GPU, too few, an alien UUID")
+@pytest.mark.proves(
+    "env.cuda_visible_devices", finds="the same GPU twice, too few, an unknown UUID"
+)
 @pytest.mark.parametrize(
     ("value", "nproc", "words"),
     [

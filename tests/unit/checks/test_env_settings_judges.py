@@ -181,7 +181,7 @@ def test_what_looks_odd_and_is_right_passes(name: str, value: str) -> None:
     assert values(**{name: value}).outcome is Outcome.OK
 
 
-@pytest.mark.proves("env.values", unknown="the value was blotted out when it was captured")
+@pytest.mark.proves("env.values", unknown="the value was removed when it was captured")
 def test_a_value_that_was_hidden_is_unknown() -> None:
     """What was cut out of a captured text proves nothing."""
     verdict = values(NCCL_IB_HCA="***", NCCL_DEBUG="WARN")

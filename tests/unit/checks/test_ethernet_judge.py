@@ -185,7 +185,7 @@ def test_no_name_breaks_the_reader(name: str) -> None:
 
 
 @pytest.mark.proves(
-    "net.ethernet", unknown="interfaces that tell no link, or nothing to hold it to"
+    "net.ethernet", unknown="interfaces that report no link, or nothing to compare it with"
 )
 def test_unread_links() -> None:
     """No interfaces, no MTU, or a speed that nothing says should be another."""

@@ -49,7 +49,7 @@ FAULTS = [
           "SRAM errors of a driver that knows no threshold",
           sram_threshold_exceeded=None, sram_aggregate_uncorrected=5),
     fault("gpu.ecc", "warn", "480000 corrected ECC errors, 20000 an hour; at most 10000 an hour",
-          "a storm of corrected ECC errors", ecc_volatile_corrected=480_000),
+          "very many corrected ECC errors", ecc_volatile_corrected=480_000),
     fault("gpu.remap", "fail", "memory rows (4 after uncorrectable errors) wait to be remapped",
           "a row remapping that is pending", remap_pending=True, remapped_uncorrected=4),
     fault("gpu.remap", "fail", "remapping a bad memory row has failed",
@@ -141,7 +141,7 @@ FAULTS = [
 @pytest.mark.proves("gpu.ecc", finds="uncorrectable ECC errors since the driver was loaded")
 @pytest.mark.proves("gpu.ecc", finds="SRAM over the driver's threshold")
 @pytest.mark.proves("gpu.ecc", finds="SRAM errors of a driver that knows no threshold")
-@pytest.mark.proves("gpu.ecc", finds="a storm of corrected ECC errors")
+@pytest.mark.proves("gpu.ecc", finds="very many corrected ECC errors")
 @pytest.mark.proves("gpu.remap", finds="a row remapping that is pending")
 @pytest.mark.proves("gpu.remap", finds="a row remapping that failed")
 @pytest.mark.proves("gpu.remap", finds="a page retirement that is pending")

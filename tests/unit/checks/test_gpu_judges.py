@@ -35,7 +35,9 @@ def test_gpu_count(expected: int | None, answered: int | None, outcome: str, wor
     assert verdict.advice or not verdict.makes_not_ready
 
 
-@pytest.mark.proves("gpu.count", finds="a GPU that is counted and does not answer, unpromised")
+@pytest.mark.proves(
+    "gpu.count", finds="a GPU that is counted and does not answer, without an expectation"
+)
 def test_a_gpu_that_is_counted_must_answer() -> None:
     """Without an expectation NVML's own count is one: a lost GPU passed where none was expected."""
     verdict = judge_count(None, gpus(7), None, 8)

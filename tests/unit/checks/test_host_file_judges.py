@@ -40,7 +40,7 @@ def test_a_containers_default() -> None:
     assert "--shm-size" in verdict.advice
 
 
-@pytest.mark.proves("host.shm", finds="one that leftovers have filled")
+@pytest.mark.proves("host.shm", finds="a /dev/shm filled with leftovers")
 @pytest.mark.parametrize(
     "left", [{"free_mib": 0}, {"refused": ("/dev/shm: No space left on device",)}]
 )
@@ -58,7 +58,7 @@ def test_a_scarce_one_and_a_folder_of_the_disk_are_warnings() -> None:
     assert disk.sentence == "/dev/shm is no memory but a folder on ext4 at /"
 
 
-@pytest.mark.proves("host.shm", unknown="it hung or was not looked at")
+@pytest.mark.proves("host.shm", unknown="it hung or was not checked")
 def test_an_unseen_one_is_unknown() -> None:
     """No section, no entry, and an entry without a size."""
     hung = shm(state="hung", size_mib=None, free_mib=None)
@@ -66,7 +66,7 @@ def test_an_unseen_one_is_unknown() -> None:
         assert judge_shm(unread, limit=SHIPPED).outcome is Outcome.UNKNOWN
 
 
-@pytest.mark.proves("host.disk", passes="disks with room, an image that is read-only by intention")
+@pytest.mark.proves("host.disk", passes="disks with room, an image that is read-only on purpose")
 def test_disks_with_room() -> None:
     """A small tmpfs with half of it free, and a read-only root that no job writes to."""
     assert judge_disk(facts(), limit=SHIPPED).outcome is Outcome.OK
@@ -156,7 +156,7 @@ def test_a_server_that_does_not_answer(state: str, error: str, words: str) -> No
     assert verdict.sentence.startswith(words)
 
 
-@pytest.mark.proves("host.mounts", finds="a mount that the other nodes have, or may write to")
+@pytest.mark.proves("host.mounts", finds="a mount that only the other nodes have, or may write to")
 def test_a_mount_that_only_this_node_lacks() -> None:
     """Missing or read-only is a fault by the vote; automounted ones come with their use."""
     node, bare = on(file_system(), nfs()), on(file_system())

@@ -123,7 +123,7 @@ def test_enough_files() -> None:
 
 
 @pytest.mark.proves(
-    "host.nofile", finds="a job's own limit of 256 files, and a login odd among its peers"
+    "host.nofile", finds="a job's own limit of 256 files, and a login that differs from its peers"
 )
 def test_too_few_files() -> None:
     """What the job surely has is judged as it is; a login's only where its peers have more."""
@@ -152,7 +152,7 @@ def test_unread_limits_of_files_are_unknown() -> None:
 
 
 @pytest.mark.proves(
-    "host.cgroup", passes="a group that grants all, and a fair share of a shared node"
+    "host.cgroup", passes="a group that grants everything, and a fair share of a shared node"
 )
 def test_a_fair_share_is_no_fault() -> None:
     """All CPUs, or four for each of two GPUs of a shared node."""

@@ -109,7 +109,7 @@ def test_a_group_that_agrees_on_nothing_is_reported_as_such() -> None:
     assert "no more than 2 of 4 nodes agree on one" in verdict.sentence
 
 
-@pytest.mark.proves("host.drift", unknown="what it runs could not be read")
+@pytest.mark.proves("host.drift", unknown="its software could not be read")
 def test_an_unread_stack_is_unknown() -> None:
     """Whoever tells nothing is not like its peers."""
     usual = votes(group(facts(), facts()))
@@ -125,7 +125,7 @@ def dimms_among(one: Facts, *others: Facts) -> Verdict:
     return judge_dimms(one, (alike, usual), limit=SHIPPED)
 
 
-@pytest.mark.proves("host.dimms", passes="memory like its peers', a few corrected errors in months")
+@pytest.mark.proves("host.dimms", passes="memory like its peers', few corrected errors in months")
 def test_whole_memory() -> None:
     """One bit flipped by a cosmic ray in a month is what ECC is for."""
     assert dimms_among(facts(), facts(), facts()).outcome is Outcome.OK
@@ -157,7 +157,7 @@ def test_a_missing_dimm() -> None:
     assert dimms_among(short, facts()).outcome is Outcome.WARN
 
 
-@pytest.mark.proves("host.dimms", finds="a DIMM whose corrected errors come by the dozen a day")
+@pytest.mark.proves("host.dimms", finds="a DIMM with dozens of corrected errors a day")
 def test_a_dimm_that_wears_out() -> None:
     """A rate, not a total; a counter without a start counts since boot."""
     bursts = Edac(32, (Dimm("mc0/dimm3", corrected=40, uncorrected=0, counted_s=2 * DAY),))
@@ -193,7 +193,7 @@ def test_a_line_that_fails_no_node_hides_no_lost_data(line: str) -> None:
     assert dimms_among(replace(node(edac=lost), kernel_log=log)).outcome is Outcome.FAIL
 
 
-@pytest.mark.proves("host.dimms", unknown="a counter that is there could not be read")
+@pytest.mark.proves("host.dimms", unknown="a counter that exists could not be read")
 def test_unread_memory_is_unknown() -> None:
     """Without counters and peers nothing was judged, which is no pass either."""
     assert dimms_among(node(edac=None)).outcome is Outcome.UNKNOWN
@@ -211,7 +211,7 @@ def test_memory_enough() -> None:
     )
 
 
-@pytest.mark.proves("host.memory", finds="memory that others hold: shared, huge pages, or plainly")
+@pytest.mark.proves("host.memory", finds="memory held by others: shared, huge pages, or ordinary")
 @pytest.mark.parametrize(
     ("changes", "usual", "outcome", "words"),
     [
@@ -264,7 +264,7 @@ def test_an_idle_node() -> None:
     assert judge_load(facts(), limit=SHIPPED).sentence == "others' processes use 0.1 of 192 CPUs"
 
 
-@pytest.mark.proves("host.load", finds="a foreign process on 30 CPUs, which is named")
+@pytest.mark.proves("host.load", finds="another user's process on 30 CPUs, which is named")
 def test_a_busy_node() -> None:
     """With pid, name, user and how much; the advice shows where to look."""
     hog = Worker(4242, "python", "bob", 30.2)
@@ -298,7 +298,7 @@ def test_nothing_is_hidden() -> None:
     assert judge_container(open_one).sentence.startswith("in a container (apptainer)")
 
 
-@pytest.mark.proves("host.container", finds="a pod or a hidepid that hides others' processes")
+@pytest.mark.proves("host.container", finds="a pod or hidepid that hides other users' processes")
 @pytest.mark.parametrize(
     ("container", "words", "grant"),
     [

@@ -446,7 +446,7 @@ def test_a_nic_that_is_sick_or_did_not_start_fails(line: str) -> None:
     )
 
 
-@pytest.mark.proves("net.kernel_log", finds="a trouble of a NIC's driver that is in no table")
+@pytest.mark.proves("net.kernel_log", finds="a failure of a NIC's driver that is in no table")
 @pytest.mark.parametrize(
     ("line", "who"),
     [
@@ -624,7 +624,7 @@ def test_a_file_system_that_turned_read_only_fails() -> None:
     assert "made a file system read-only (nvme0n1p2)" in verdict.sentence
 
 
-@pytest.mark.proves("host.kernel_log", finds="killed processes, I/O errors, lock-ups of a day")
+@pytest.mark.proves("host.kernel_log", finds="killed processes, I/O errors and lock-ups of one day")
 @pytest.mark.parametrize(
     ("line", "word"),
     [

@@ -29,7 +29,9 @@ def _fits(line: str, devices: Mapping[str, int | None], **environ: str) -> Verdi
     return test_launch.judge_fits(_shape(line, **environ), len(devices), devices)
 
 
-@pytest.mark.proves("launch.fits", finds="more nodes waited for than there are; nowhere to meet")
+@pytest.mark.proves(
+    "launch.fits", finds="a launch that waits for too many nodes; no rendezvous address"
+)
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -143,7 +145,7 @@ def test_a_number_of_nodes_that_is_none() -> None:
 HANGS = b"import torch.distributed as dist\nif dist.get_rank() == 0:\n    dist.barrier()\n"
 
 
-@pytest.mark.proves("launch.script", finds="a barrier that rank 0 alone reaches")
+@pytest.mark.proves("launch.script", finds="a barrier that only rank 0 reaches")
 def test_a_script_that_will_hang() -> None:
     """The gravest finding is the verdict; its line, what will happen and the remedy are in it."""
     verdict = test_launch.judge_script(lint(HANGS, "train.py"))
@@ -164,7 +166,7 @@ def test_a_script_that_may_go_wrong() -> None:
     assert verdict.advice.endswith("; 1 more finding: preflight lint t.py")
 
 
-@pytest.mark.proves("launch.script", passes="a script whose ranks all come by")
+@pytest.mark.proves("launch.script", passes="a script in which all ranks reach every barrier")
 def test_a_script_that_is_well() -> None:
     """Hints are counted and fail nothing; a script for one process is fine too."""
     well = HANGS.replace(b"if dist.get_rank() == 0:", b"if True:")
@@ -177,7 +179,7 @@ def test_a_script_that_is_well() -> None:
     assert test_launch.judge_script(None).outcome is Outcome.NOT_RUN
 
 
-@pytest.mark.proves("launch.script", unknown="the script is no Python that can be read here")
+@pytest.mark.proves("launch.script", unknown="the script cannot be parsed as Python here")
 def test_a_script_that_cannot_be_read() -> None:
     """It is not healthy for that: unknown, with the reason."""
     verdict = test_launch.judge_script(lint(b"print 'x'\n", "t.py"))

@@ -65,8 +65,8 @@ def rate(one: Facts, expected: Expected = NOTHING, *others: Facts) -> Verdict:
     return judge_rate(expected, one, group(one, *others))
 
 
-@pytest.mark.proves("ib.count", finds="an RDMA device that is gone, by expectation or majority")
-@pytest.mark.proves("ib.count", passes="eight HCAs, and a front end more than expected")
+@pytest.mark.proves("ib.count", finds="a missing RDMA device, by expectation or majority")
+@pytest.mark.proves("ib.count", passes="eight HCAs, and one front end more than expected")
 @pytest.mark.proves("ib.count", unknown="/sys/class/infiniband does not answer")
 @pytest.mark.parametrize(
     ("expected", "number", "outcome", "words"),
@@ -108,7 +108,7 @@ def test_a_port_that_nothing_needs(changes: dict[str, Any], expected: Expected) 
     assert ("mlx5_3/1" in verdict.sentence) == bool(changes)
 
 
-@pytest.mark.proves("ib.port", finds="a port that is switched off, and its peers are not")
+@pytest.mark.proves("ib.port", finds="a port that is switched off, unlike its peers")
 def test_a_port_that_is_off_among_peers_that_are_not() -> None:
     """Which ports a job uses is not known: a warning, unless most nodes have it so."""
     off = node(3, **OFF)
@@ -243,7 +243,7 @@ def test_an_interface_that_is_down() -> None:
     assert port(replace(one, network=network(*unused))).outcome is Outcome.OK
 
 
-@pytest.mark.proves("ib.port", unknown="sysfs tells no state")
+@pytest.mark.proves("ib.port", unknown="sysfs has no state")
 def test_unread_ports() -> None:
     """No state, no port, no device list: none of them passes."""
     assert port(node(3, state="")).outcome is Outcome.UNKNOWN
@@ -299,7 +299,7 @@ def test_full_rate() -> None:
     assert rate(node(*range(8), **DOWN)).outcome is Outcome.NOT_RUN
 
 
-@pytest.mark.proves("ib.rate", finds="an IPoIB interface that tells more than its port")
+@pytest.mark.proves("ib.rate", finds="an IPoIB interface that reports a higher rate than its port")
 def test_a_port_slower_than_its_own_interface() -> None:
     """All ports alike, but the kernel contradicts itself."""
     cables = [interface(f"ib{at}", speed_mbits=400_000) for at in range(8)]
@@ -325,7 +325,7 @@ def test_odd_frames() -> None:
     assert "error correction off, rs on its peers" in verdict.sentence
 
 
-@pytest.mark.proves("ib.rate", unknown="sysfs tells no rate")
+@pytest.mark.proves("ib.rate", unknown="sysfs has no rate")
 def test_unread_rate() -> None:
     """An active port without a rate is not at full rate."""
     assert rate(node(3, rate="")).outcome is Outcome.UNKNOWN

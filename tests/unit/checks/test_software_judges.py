@@ -153,7 +153,7 @@ def test_what_no_job_dies_of_is_a_warning() -> None:
 
 
 @pytest.mark.proves("software.nccl_plugin", finds="a named plugin that is not installed")
-@pytest.mark.proves("software.nccl_plugin", passes="aws-ofi-nccl where the loader looks")
+@pytest.mark.proves("software.nccl_plugin", passes="aws-ofi-nccl in the loader's path")
 @pytest.mark.proves("software.nccl_plugin", unknown="the libraries could not be listed")
 def test_the_plugin_that_a_job_names_must_be_there() -> None:
     """By suffix, by path, by the name of its network; another one in its place is a warning."""

@@ -140,7 +140,7 @@ def test_a_promise_is_stricter_than_peers() -> None:
     assert blame(measured, fleet)[0].kind == "systemic"
 
 
-@pytest.mark.proves("fabric.allreduce", unknown="nothing to hold a lone pair against")
+@pytest.mark.proves("fabric.allreduce", unknown="a single pair with nothing to compare it with")
 def test_without_any_yardstick_the_pair_is_unknown() -> None:
     """No peers, and an inventory that expects nothing: not a pass."""
     fleet = hosts(2)

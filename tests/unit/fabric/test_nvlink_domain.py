@@ -106,7 +106,7 @@ def test_a_bad_node_is_named_and_its_neighbours_are_not(count: int, end: End, wo
 
 
 @pytest.mark.proves(
-    "fabric.nvlink_domain", unknown="two nodes, of which one is slow: it is unknown which"
+    "fabric.nvlink_domain", unknown="two nodes, one of them slow: which one is not known"
 )
 def test_of_two_nodes_it_is_unknown_which_is_bad() -> None:
     """Both are `unknown`, but for the one at which NCCL itself says that NVLink does not work."""

@@ -155,7 +155,7 @@ def test_pcie_settings(machine: Machine, healthy: Scenario, tmp_path: Path) -> N
     assert direct.acs is None
 
 
-@pytest.mark.proves("net.master_name", finds="a name that leads nowhere, looked up for real")
+@pytest.mark.proves("net.master_name", finds="a name that does not resolve, in a real lookup")
 def test_names(tmp_path: Path) -> None:
     """The host's own name and the wanted ones; without any wanted, none is looked up."""
     (tmp_path / "class").mkdir()
@@ -171,7 +171,7 @@ def test_names(tmp_path: Path) -> None:
     assert (alone.own_name, alone.names) == (None, ())
 
 
-@pytest.mark.proves("net.interface", passes="this machine's own loopback, asked of the kernel")
+@pytest.mark.proves("net.interface", passes="this machine's own loopback, as the kernel reports it")
 def test_interfaces_of_this_machine(tmp_path: Path) -> None:
     """Addresses come from the kernel itself, with the length of their network."""
     (tmp_path / "class").mkdir()
