@@ -136,7 +136,7 @@ def _verb(words: Sequence[str], launch: int | None) -> int:
         code = _command(arguments)
     else:
         _parser().print_help()
-        code = USAGE
+        code = 0
     sys.stdout.flush()  # so that `main` reports a full disk, and not Python at exit
     return code
 

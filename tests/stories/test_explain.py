@@ -76,7 +76,7 @@ def test_text_that_the_kernel_sends_is_no_file(tmp_path: Path, verb: str, text: 
     )  # fmt: skip
     (line,) = done.stderr.splitlines()
     assert (done.returncode, "stderr.log" in line) == (4, True), done
-    assert os.access(text, os.R_OK) == ("text that the kernel sends" in line)
+    assert os.access(text, os.R_OK) == ("the kernel generates its text" in line)
 
 
 def test_no_word_of_a_log_drives_the_terminal_as_json(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_run_that_somebody_else_wrote_names_no_hostile_node(
     measured.write_text(measured.read_text().replace(json.dumps(name), hostile))
     done = _learn(tmp_path, measured.parent)
     assert (done.returncode, done.stdout) == (4, "")
-    assert "is no name of a node" in done.stderr
+    assert "is not a node name" in done.stderr
     assert done.stderr.removesuffix("\n").isprintable()
 
 

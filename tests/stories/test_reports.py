@@ -103,7 +103,7 @@ def test_what_is_no_run_is_refused_in_one_line(here: Here) -> None:
     """A folder without a report, no folder at all, a damaged report: exit 4 and what to give."""
     (here.folder / "odd").mkdir()
     (here.folder / "odd" / "report.json").write_text("{}")
-    newer = {"schema": 2, "preflight": "9.1", "started": "", "seconds": 1.0, "tier": "quick"}
+    newer = {"schema": 3, "preflight": "9.1", "started": "", "seconds": 1.0, "tier": "quick"}
     (here.folder / "newer").mkdir()
     (here.folder / "newer" / "report.json").write_text(json.dumps(newer))
     (here.folder / "night" / "wave-001").mkdir(parents=True)
@@ -113,7 +113,7 @@ def test_what_is_no_run_is_refused_in_one_line(here: Here) -> None:
         ("site", "holds no report.json"),
         ("nowhere", "is not a folder"),
         ("odd", "is not a report of this preflight"),
-        ("newer", "is of schema 2, this preflight reads 1: use the one that wrote it (9.1)"),
+        ("newer", "is of schema 3, this preflight reads 2: use the one that wrote it (9.1)"),
     ):
         told = again(folder, cwd=here.folder)
         assert told.returncode == 4

@@ -144,7 +144,7 @@ def test_a_killed_sweep_goes_on(night: Night) -> None:
     assert (night.folder / "preflight-nightly" / "latest").resolve() == folder
     assert "n4" in (folder / "report.html").read_text()
     assert "since" not in {line.partition(" ")[0] for line in lines}
-    nothing = night.run(PREFLIGHT, "sweep", "--resume")
+    nothing = night.run(PREFLIGHT, "nightly", "--resume")
     assert (nothing.returncode, "was interrupted in the last 12 h" in nothing.stderr) == (4, True)
 
 
