@@ -46,7 +46,7 @@ def test_the_service_and_cron_start_the_same_sweep() -> None:
         True,
         "/var/lib/preflight-nightly/runs",
     )
-    assert asked.option("history") == "/var/lib/preflight-sweep/history"
+    assert asked.option("history") == "/var/lib/preflight-nightly/history"
     again = read_words(at_boot[5 : at_boot.index("2>/dev/null")])
     assert (again.resume, again.names_a_fleet, again.into) == (True, False, asked.into)
 
@@ -86,5 +86,5 @@ def test_the_reservation_leaves_running_jobs_alone() -> None:
     subprocess.run(["sh", "-n", NIGHTLY / "reservation.sh"], check=True)
     assert "Flags=DAILY,IGNORE_JOBS" in script
     page = (NIGHTLY.parents[1] / "docs" / "nightly.md").read_text()
-    assert "--reservation preflight" in page
+    assert "--reservation=preflight" in page
     assert "ReservationName=preflight" in script
