@@ -1,27 +1,27 @@
 #!/bin/bash -p
-# For schedulers other than Slurm (PBS prologue, LSF pre_exec, HTCondor, a node agent): keeps a job
-# from an unhealthy node, and tells a program of yours about it. Copy it, root-owned; docs/prolog.md.
+# For schedulers other than Slurm (PBS prologue, LSF pre_exec, HTCondor, a node agent): keeps jobs off
+# a node that is not ready, and calls a program of yours. Root must own the copy. See docs/prolog.md.
 #
-# Exit 0: start the job. Exit $KEEP_AWAY: the node is unhealthy. Nothing else: where preflight could
-# not judge, is damaged, missing or late, the job starts, and the log says so.
+# Exit 0: start the job. Exit $KEEP_AWAY: the node is not ready. There is no other exit code: if
+# preflight cannot check the node, is damaged, missing or late, the job starts, and the log says so.
 
-# Settings. They stand here because a job's environment may be its user's.
+# Settings. They are in this file because the job's user may control the environment.
 PREFLIGHT=/opt/preflight/bin/preflight
 VERB=prolog         # or healthcheck: all GPUs, more time
-# It is ended after these. It ends by itself after budget_s, 8 s (healthcheck_budget_s, 30 s: then
-# write 40 here), which must be a second less than this, or is refused.
+# The script ends preflight after LIMIT_S. preflight ends by itself after budget_s (8 s), which must be
+# at least a second less, or is refused. For healthcheck (healthcheck_budget_s, 30 s) write 40 here.
 LIMIT_S=20
-KEEP_AWAY=1         # what your scheduler takes for "not on this node"
-# Run, where it is there and executable, as: ON_UNHEALTHY drain|hold NODE <DOCUMENT
-# drain: this node's own hardware is at fault. hold: something else that a job would fail on.
+KEEP_AWAY=1         # the exit code that your scheduler reads as "not on this node"
+# If this file is executable, it is called as: ON_UNHEALTHY drain|hold NODE <DOCUMENT
+# drain: this node's own hardware is at fault. hold: something else would make the job fail.
 ON_UNHEALTHY=/etc/preflight/on-unhealthy
 
-# However this shell ends, also where it cannot fork or open a file.
+# Sets the exit code however this shell ends, also if it cannot fork or open a file.
 answer=0
 trap 'exit $answer' EXIT
 shopt -s execfail
-# A job's user may have set what Python, the loader or OpenSSL take code from (functions, too, which
-# -p does not take): begin again without.
+# The job's user may have set variables from which Python, the loader or OpenSSL load code, or shell
+# functions (-p already ignores these): start again without them.
 case ${1-} in
 --clean) ;;
 *)
@@ -30,8 +30,8 @@ case ${1-} in
     ;;
 esac
 
-# A log daemon that stands still must not keep a job waiting. Where all processes are taken, bash tries
-# for 15 s to fork: so it forks no more often than it must.
+# A log daemon that hangs must not delay the job. If no process can be started, bash tries to fork for
+# 15 s, so the script forks as rarely as possible.
 note() {
     [ "$SECONDS" -lt $((LIMIT_S + 2)) ] || return
     timeout -s KILL 0.5 logger -t preflight -p daemon.err -- "$1" 2>/dev/null ||
@@ -44,12 +44,12 @@ status=$?
 case $status in
 0) exit ;;
 1) ;;
-2) exit ;; # it has logged why
+2) exit ;; # preflight has logged the reason
 124 | 137) note "$VERB was not done within $LIMIT_S s; this node was not checked"; exit ;;
 *) note "$PREFLIGHT cannot be run (exit $status); this node was not checked"; exit ;;
 esac
 
-# Python, too, exits 1 where it cannot even load a program: a verdict comes with its document.
+# Python also exits 1 if it cannot load a program. Only a verdict comes with a document.
 end='
 }'
 case $found in

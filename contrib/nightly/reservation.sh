@@ -1,9 +1,9 @@
 #!/bin/sh
-# A window in which no job starts, so that a sweep disturbs no job: every night from 01:00 to 06:00.
+# Reserves nodes from 01:00 to 06:00 every night, so that preflight disturbs no job.
 # Run once, as a Slurm operator. See docs/nightly.md.
 #
 #   sh reservation.sh gpu[001-064]
-#   preflight nightly --preflight-inventory=fleet.toml --reservation preflight
+#   preflight nightly --inventory=fleet.toml --reservation=preflight
 set -eu
 
 nodes=${1:?give the nodes, as in: sh reservation.sh gpu[001-064]}

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Sends this job back to the queue without these nodes, at most MOST times: requeue.sh 'h[1-2]'
-# For the batch script of a job that was submitted with --requeue; see train.sbatch.
+# Requeues this job without the given nodes, at most MOST times: requeue.sh 'h[1-2]'
+# Call it from the batch script of a job that was submitted with --requeue; see train.sbatch.
 
 MOST=${PREFLIGHT_MOST_REQUEUES:-3}
 bad=$1
@@ -18,13 +18,13 @@ if [ "$number" -ge "$SLURM_JOB_NUM_NODES" ] && [ "$number" -gt 2 ]; then
     echo "requeue: all $number nodes are bad at once: look for what they share first" >&2
     exit 1
 fi
-# What earlier tries have left out stays out.
+# Keep the nodes excluded that earlier attempts have excluded.
 before=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/.*ExcNodeList=\([^ ]*\).*/\1/p')
 [ "$before" = "(null)" ] && before=
 all=${before:+$before,}$bad
 
-# Slurm ends this script as soon as the job is requeued, and only a waiting job can
-# get other excluded nodes: hold it, change it, release it, all in the seconds that KillWait grants.
+# Slurm ends this script soon after the job is requeued, and the excluded nodes of a job can only be
+# changed while it waits. So hold it, change it and release it within the seconds of KillWait.
 trap '' TERM
 scontrol requeuehold "$SLURM_JOB_ID" || exit 1
 for _ in 1 2 3 4 5 6 7 8 9 10; do

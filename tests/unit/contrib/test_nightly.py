@@ -86,5 +86,5 @@ def test_the_reservation_leaves_running_jobs_alone() -> None:
     subprocess.run(["sh", "-n", NIGHTLY / "reservation.sh"], check=True)
     assert "Flags=DAILY,IGNORE_JOBS" in script
     page = (NIGHTLY.parents[1] / "docs" / "nightly.md").read_text()
-    assert "--reservation preflight" in page
+    assert "--reservation=preflight" in page
     assert "ReservationName=preflight" in script

@@ -235,7 +235,7 @@ def test_the_line_for_a_login_node(tmp_path: Path, code: int, nodes: str) -> Non
     """As the README has it: where the nodes to leave out are unknown, nothing is submitted."""
     readme = (FOLDER / "README.md").read_text()
     lines = readme.partition("bad=$(")[2].partition("```")[0]
-    for name, does in (("pytest", f"echo {nodes}; exit {code}"), ("sbatch", 'echo "$@"')):
+    for name, does in (("preflight", f"echo {nodes}; exit {code}"), ("sbatch", 'echo "$@"')):
         (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
         (tmp_path / name).chmod(0o755)
     words = ["/bin/sh", "-c", f"bad=$({lines}"]

@@ -48,5 +48,5 @@ def test_its_commands_are_taken(typed: str) -> None:
         helped = told_by("-m", "pytest", "--help")
     assert {one for one in options if one not in helped} == set()
     checks = {registered.check.id for registered in load_folder(shipped_folder())}
-    for ids in re.findall(r"--preflight-checks=(\S+)", typed):
+    for ids in re.findall(r"--checks=(\S+)", typed):
         assert set(ids.split(",")) <= checks
