@@ -69,7 +69,7 @@ def ask_reservation(name: str, environ: Mapping[str, str]) -> Reservation:
         )
     if not found.active:
         raise UsageError(
-            f"--reservation={name[:60]!a} is not active: start the sweep at {found.starts}"
+            f"--reservation={name[:60]!a} is not active: start the nightly run at {found.starts}"
         )
     return found
 

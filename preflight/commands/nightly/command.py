@@ -119,10 +119,10 @@ def _interrupted(sweeper: Sweeper, former: tuple[Former, ...]) -> bool:
 
 def _why_stopped(sweeper: Sweeper, *, interrupted: bool) -> str:
     if interrupted:
-        return "the sweep was interrupted"
+        return "the nightly run was interrupted"
     if sweeper.time_up:
         return "the time was up"
-    return f"the sweep stopped: {legible(sweeper.trouble, 80)}" if sweeper.trouble else ""
+    return f"the nightly run stopped: {legible(sweeper.trouble, 80)}" if sweeper.trouble else ""
 
 
 def _show_plan(asked: SweepArguments, ends: datetime | None, into: Path) -> int:
@@ -146,13 +146,13 @@ WAVE = 16
 INTO = "preflight-nightly"
 
 _NOT_HERE = {
-    "--preflight-report": "a sweep writes its own folder: --into=DIR",
-    "--preflight-fail-fast": "a sweep never stops at a finding, it names them all",
-    "--preflight-need": "a sweep starts no job",
-    "--preflight-replay": "a sweep measures",
-    "--exitfirst": "a sweep never stops at a finding, it names them all",
-    "-x": "a sweep never stops at a finding, it names them all",
-    "--maxfail": "a sweep never stops at a finding, it names them all",
+    "--preflight-report": "a nightly run writes its own folder: --into=DIR",
+    "--preflight-fail-fast": "a nightly run never stops at a finding, it names them all",
+    "--preflight-need": "a nightly run starts no job",
+    "--preflight-replay": "a nightly run measures",
+    "--exitfirst": "a nightly run never stops at a finding, it names them all",
+    "-x": "a nightly run never stops at a finding, it names them all",
+    "--maxfail": "a nightly run never stops at a finding, it names them all",
     "--collect-only": "see its waves with --plan",
     "--co": "see its waves with --plan",
     "--junitxml": "each wave would overwrite it: see the waves' folders",
@@ -224,7 +224,7 @@ def read_words(argv: Sequence[str]) -> SweepArguments:
     given = dict(word.partition("=")[::2] for word in asked.words)
     for name, why in _NOT_HERE.items():
         if name in given:
-            raise UsageError(f"{name} is not for a sweep: {why}; leave it out")
+            raise UsageError(f"{name} is not for a nightly run: {why}; leave it out")
     if not LEAST <= asked.wave <= MOST:
         raise UsageError(f"--wave={asked.wave}: give a number of nodes, {LEAST} to {MOST}")
     asked.options = {
@@ -249,10 +249,10 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
     add("--until", metavar="TIME", help="end by this time, as in 06:00")
     add("--budget", metavar="TIME", help="end after this long, as in 5h or 90m")
     add("--resume", action="store_true",
-        help="continue the latest sweep if it was interrupted; else begin one")  # fmt: skip
+        help="continue the latest nightly run if it was interrupted; else begin one")  # fmt: skip
     add("--plan", action="store_true", help="show the waves and exit; contact no node")
     add("--into", metavar="DIR", default=INTO,
-        help=f"folder for sweeps and their lock (default: {INTO})")  # fmt: skip
+        help=f"folder for nightly runs and their lock (default: {INTO})")  # fmt: skip
 
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -359,7 +359,9 @@ def _keep(text: str | None) -> int:
     if text is None:
         return KEEP
     if not text.isdecimal():
-        raise UsageError(f"--preflight-keep={text[:20]!a}: give how many sweeps to keep, 0 for all")
+        raise UsageError(
+            f"--preflight-keep={text[:20]!a}: give how many nightly runs to keep, 0 for all"
+        )
     return int(text[:9])
 
 
@@ -385,14 +387,14 @@ def interrupted_sweep(asked: SweepArguments, into: Path) -> tuple[Path, Sweep] |
         if asked.names_a_fleet:
             return None
         raise UsageError(
-            f"--resume: no sweep in {asked.into} was interrupted in the last 12 h; to begin one, "
+            f"--resume: no nightly run in {asked.into} was interrupted in the last 12 h; to begin, "
             "give --preflight-inventory=FILE"
         )
     folder, sweep = found
     if asked.names_a_fleet and (asked.words, asked.folders) != (sweep.words, sweep.folders):
         raise UsageError(
-            f"--resume: the sweep {folder.name} began with other options: repeat those, or give "
-            "--resume alone, or leave it out to begin a new sweep"
+            f"--resume: the nightly run {folder.name} has other options: repeat those, or give "
+            "--resume alone, or leave it out to begin a new nightly run"
         )
     waves = tuple(
         replace(wave, stand="waiting") if wave.stand == "broken off" else wave
@@ -408,7 +410,7 @@ def _latest(asked: SweepArguments, into: Path) -> tuple[Path, Sweep] | None:
     except UsageError as error:
         if not asked.names_a_fleet:
             raise
-        message = printable(str(error).replace(ANEW, "so a new sweep begins"))
+        message = printable(str(error).replace(ANEW, "so a new nightly run begins"))
         print(f"preflight nightly: {message}", file=sys.stderr)  # noqa: T201  a command speaks
         return None
 
@@ -421,7 +423,9 @@ def end_of(ends: datetime | None, sweep: Sweep, who: Chooser) -> float | None:
         times.append(ends.timestamp())
     elif sweep.ends_s is not None:
         if sweep.ends_s <= time.time():
-            raise UsageError("--resume: the sweep's time has passed: give a later --until=TIME")
+            raise UsageError(
+                "--resume: the nightly run's time has passed: give a later --until=TIME"
+            )
         times.append(sweep.ends_s)
     return min(times, default=None)
 
@@ -432,7 +436,7 @@ def print_header(screen: Screen, sweep: Sweep, where: str, who: Chooser, *, resu
     asked = {"idle": "idle by Slurm", "reservation": f"of the reservation {who.reservation}"}
     which = f": those {asked[who.source]}" if who.source in asked else ", Slurm is not asked"
     rows = [
-        ("preflight", f"sweep {sweep.preflight}"),
+        ("preflight", f"nightly {sweep.preflight}"),
         ("fleet", f"{fold(sweep.nodes)}  {len(sweep.nodes)} nodes ({sweep.origin})"),
         ("checked", f"{nodes} of {len(sweep.nodes)}{which}"),
     ]

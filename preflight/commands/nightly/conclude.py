@@ -268,5 +268,5 @@ def _hint(sweep: Sweep, report: Report) -> str:
         return ""
     these = [f"--preflight-nodes={fold(report.fleet.not_ready)}"]
     same = [word for word in sweep.words if word.startswith("--preflight-inventory=")]
-    words = shlex.join(["preflight", "run", f"--preflight-tier={sweep.tier}", *same, *these])
+    words = shlex.join(["preflight", "check", f"--preflight-tier={sweep.tier}", *same, *these])
     return f"to check only these again: {words}"

@@ -212,7 +212,7 @@ class Standing:
         return sum(len(wave.nodes) for wave in rest if wave.open)
 
 
-ANEW = "leave out --resume to begin a new sweep"
+ANEW = "leave out --resume to begin a new nightly run"
 """What to do about a refused sweep.json; replaced where a new sweep begins anyway."""
 
 
@@ -237,7 +237,7 @@ def read_sweep(folder: Path) -> Sweep:
         return msgspec.json.decode(read_regular(path, LARGEST), type=Sweep)
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"cannot read the sweep {path}: {reason}; {ANEW}") from error
+        raise UsageError(f"cannot read the nightly run {path}: {reason}; {ANEW}") from error
 
 
 def latest(into: Path) -> tuple[Path, Sweep] | None:

@@ -418,7 +418,7 @@ def _opened(folder: Path) -> Iterator[int]:
             lock = os.open(NAME, _FLAGS, 0o640, dir_fd=inside)
     except OSError as error:
         raise UsageError(
-            f"--into={folder}: {error.strerror}: give a folder of your own for the sweeps"
+            f"--into={folder}: {error.strerror}: give a folder of your own for the nightly runs"
         ) from error
     try:
         found = os.fstat(lock)
@@ -447,8 +447,8 @@ def _holder(lock: int) -> str:
     since = ""
     with suppress(ValueError, OverflowError, IndexError):
         since = time.strftime(" since %Y-%m-%d %H:%M", time.localtime(int(words[2])))
-        return f"another sweep runs (process {int(words[0])} on {words[1]}{since})"
-    return "another sweep runs"
+        return f"another nightly run is active (process {int(words[0])} on {words[1]}{since})"
+    return "another nightly run is active"
 
 
 if __name__ == "__main__":

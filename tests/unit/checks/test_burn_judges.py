@@ -56,7 +56,7 @@ MEASURES: dict[str, tuple[Measure, ...]] = {
 @pytest.mark.proves("burn.host", passes="two sockets of two nodes")
 @pytest.mark.proves("burn.nic", passes="eight NICs of 400 Gb/s")
 @pytest.mark.proves("burn.device", passes="eight GPUs without a fault")
-@pytest.mark.proves("burn.integrity", passes="eight GPUs with the same exact product")
+@pytest.mark.proves("burn.integrity", passes="eight GPUs with one exact product")
 def test_two_healthy_nodes_pass_everything() -> None:
     """Each sentence has what was seen, the limit, and which number set it."""
     for burn in judged(burned(), burned()):

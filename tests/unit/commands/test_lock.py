@@ -31,7 +31,9 @@ def test_a_second_sweep_is_refused_and_a_dead_ones_lock_is_none(tmp_path: Path) 
                           stdout=subprocess.PIPE, text=True) as holder:  # fmt: skip
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(UsageError, match=rf"another sweep runs \(process {holder.pid} on "):
+        with pytest.raises(
+            UsageError, match=rf"another nightly run is active \(process {holder.pid} on "
+        ):
             locked(tmp_path).__enter__()
         holder.send_signal(signal.SIGKILL)
         holder.wait()

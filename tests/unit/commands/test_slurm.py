@@ -144,7 +144,7 @@ def test_commands_of_a_slurm_that_is_not_configured_are_reported_as_that(says: P
         ("Reservation night not found\n", "has none of that name"),
         (
             RESERVATION.replace("ACTIVE", "INACTIVE"),
-            "not active: start the sweep at 2026-11-22T01:00:00",
+            "not active: start the nightly run at 2026-11-22T01:00:00",
         ),
         (RESERVATION.replace("h[1-2,5]", "(null)"), "has none of that name with nodes"),
     ],

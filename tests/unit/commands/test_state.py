@@ -54,7 +54,7 @@ def test_a_damaged_or_newer_one_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "20261122-010000" / "sweep.json"
     for content in (b"", b"{", path.read_bytes()[:80], path.read_bytes().replace(b": 1,", b": 9,")):
         path.write_bytes(content)
-        with pytest.raises(UsageError, match="leave out --resume to begin a new sweep"):
+        with pytest.raises(UsageError, match="leave out --resume to begin a new nightly run"):
             read_sweep(path.parent)
     path.write_bytes(b"\xff{")
     assert former_nights(tmp_path) == ()
@@ -69,8 +69,8 @@ def test_a_damaged_one_costs_no_other_night(
     into = f"--into={tmp_path}"
     named = read_words(["--resume", into, "--preflight-nodes=a,b"])
     assert interrupted_sweep(named, tmp_path) is None
-    assert "so a new sweep begins" in capsys.readouterr().err
-    with pytest.raises(UsageError, match="cannot read the sweep"):
+    assert "so a new nightly run begins" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="cannot read the nightly run"):
         interrupted_sweep(read_words(["--resume", into]), tmp_path)
 
 
