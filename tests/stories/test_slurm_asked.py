@@ -75,7 +75,7 @@ def test_a_sweep_looks_at_idle_nodes_only(
     made = slurm.run(["sh", RESERVATION, "h[1-4]"], check=False)
     assert made.returncode == 0, made.stderr
     early = sweep("--reservation=preflight", "--plan")
-    assert "is not active, it starts" in early.stderr
+    assert "is not active: start the nightly run at" in early.stderr
     assert early.returncode == 4
     slurm.run(["scontrol", "delete", "reservation=preflight"])  # at night it would overlap the next
     now = ["StartTime=now", "Duration=10", "Users=root", "Flags=IGNORE_JOBS", "Nodes=h[1-3]"]
