@@ -46,7 +46,8 @@ exit codes, the same in every verb:
   0 nothing wrong found        3 could not tell, or preflight broke
   1 something is wrong, named  4 wrong usage
   2 interrupted                5 nothing to check
-(`watch` exits as its launch does; `prolog` and `healthcheck`: see their --help)
+(`watch` exits as its launch does; `prolog` and `healthcheck`: see their --help;
+`report`, `history` and `list-checks` only print: 0)
 """
 _RENAMED = {"run": "check", "checks": "list-checks", "sweep": "nightly"}
 """Verbs of version 0.1, and what they are called now."""

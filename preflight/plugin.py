@@ -66,7 +66,7 @@ def _refuse_options_alone(config: pytest.Config) -> None:
             from preflight.core.text import printable
 
             raise pytest.UsageError(  # noqa: TID251  its text is made printable here
-                f"{printable(word.partition('=')[0])} without --preflight list-checks nothing; "
+                f"{printable(word.partition('=')[0])} without --preflight checks nothing; "
                 "add --preflight"
             )
 

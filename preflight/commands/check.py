@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 BROKE: Final = 3
 USAGE: Final = 4
+PIPE_CLOSED: Final = 141
+"""As a shell reports SIGPIPE: the reader of standard output has left."""
 CONFIG: Final = Path(__file__).resolve().parent.parent / "session" / "isolated.ini"
 
 _DROPPED = ("PYTHON", "PYTEST_")
@@ -155,7 +157,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         ],
         plugins=[printed] if printed else None,
     )
-    return printed.print(int(code)) if printed else int(code)
+    return printed.print(int(code)) if printed else _flushed(int(code))
+
+
+def _flushed(code: int) -> int:
+    """The exit code; if standard output takes no more, 141 for a closed pipe, 4 for a full disk."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return PIPE_CLOSED
+        print(f"preflight: cannot write the answer: {error.strerror}", file=sys.stderr)  # noqa: T201
+        return USAGE
+    return code
 
 
 class _PrintedReport:
@@ -179,8 +194,7 @@ class _PrintedReport:
         if path is None or not path.is_file():
             return code or BROKE
         sys.stdout.write(path.read_text(encoding="utf-8"))
-        sys.stdout.flush()
-        return code
+        return _flushed(code)
 
 
 _ABOUT = """\
@@ -279,6 +293,8 @@ class _Parser(argparse.ArgumentParser):
         into.words, into.workers = [], False
         asked = self.parse_args(argv, into)
         if asked.nodes:
+            if any(word.startswith("--preflight-nodes=") for word in asked.words):
+                self.error("nodes are given twice: as NODES and as --nodes; give them once")
             asked.words.append(f"--preflight-nodes={','.join(asked.nodes)}")
         return asked
 

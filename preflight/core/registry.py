@@ -181,7 +181,7 @@ class Registry:
             import difflib
 
             near = difflib.get_close_matches(check_id, self._by_id, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "see: preflight checks"
+            hint = f"did you mean {near[0]!r}?" if near else "see: preflight list-checks"
             raise UsageError(f"there is no check {check_id[:80]!r}: {hint}")
         return self._by_id[check_id]
 

@@ -384,5 +384,5 @@ def refuse_unknown(ids: Iterable[tuple[str, str]], known: Collection[str]) -> No
     """Refuse a (check id, where it is written) of an unknown check; name the nearest."""
     for check, where in ids:
         if check not in known:
-            hint = did_you_mean(check, known) or "; see: preflight checks"
+            hint = did_you_mean(check, known) or "; see: preflight list-checks"
             raise UsageError(f"{where}: there is no check {check[:80]!a}{hint}")

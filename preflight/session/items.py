@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from preflight.check import FLEET, subject
 from preflight.core.statistics import grouped
-from preflight.core.text import printable, wrapped
+from preflight.core.text import many, printable, wrapped
 from preflight.fleet.nodeset import fold
 from preflight.report.ready import excluded
 from preflight.verdict import WORST_FIRST, Outcome, Verdict
@@ -204,5 +204,9 @@ def print_excluded(fleet: FleetRow, exit_code: int) -> None:
     if nodes := excluded(fleet):
         sys.stdout.write(f"{nodes}\n")
         sys.stdout.flush()
+    if fleet.unjudged and exit_code in _CONCLUSIVE:
+        left = many(len(fleet.unjudged), "node")
+        sys.stderr.write(f"preflight: {left} not judged and not in this list; to judge all: ")
+        sys.stderr.write("--fail-fast=never\n")
     if exit_code not in _CONCLUSIVE:
         sys.stderr.write(f"preflight: exit {exit_code}, not all was judged; run without -qq\n")

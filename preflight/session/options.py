@@ -296,7 +296,7 @@ def _wanted(text: str | None, registry: Registry) -> frozenset[str] | None:
         return None
     ids = [word.strip() for word in text.split(",") if word.strip()]
     if not ids:
-        raise UsageError("--preflight-checks is empty: give ids, see: preflight checks")
+        raise UsageError("--preflight-checks is empty: give ids, see: preflight list-checks")
     return frozenset(registry.find(check_id).check.id for check_id in ids)
 
 

@@ -30,7 +30,7 @@ _FIRST_STAGES = "preflight_reach or preflight_facts"
         (["--preflight-nodes", "a b;reboot"], "not a host name"),
         (["--preflight-inventory", "/nonexistent.toml"], "cannot read the inventory"),
         (["--preflight-checks", "gpu.cuont"], "did you mean 'gpu.count'"),
-        (["--preflight-checks", ""], "see: preflight checks"),
+        (["--preflight-checks", ""], "see: preflight list-checks"),
         (["--preflight-tier", "quik"], "invalid choice: 'quik'"),
         (["--preflight-budget", "0"], "give seconds"),
         (["--preflight-at-once", "0"], "give a number, 1 to 1024"),
@@ -73,8 +73,34 @@ def test_an_option_without_preflight_is_no_pass(tmp_path: Path, word: str) -> No
     typed, inert = run(word), run(PYTEST_ADDOPTS=word)
     option = word.partition("=")[0]
     assert (typed.returncode, typed.stdout) == (4, "")
-    assert f"{option} without --preflight list-checks nothing; add --preflight" in typed.stderr
+    assert f"{option} without --preflight checks nothing; add --preflight" in typed.stderr
     assert (inert.returncode, "1 passed" in inert.stdout) == (0, True)
+
+
+_CHECK = (sys.executable, "-I", "-m", "preflight.commands.check", "--tier=prolog")
+
+
+def test_nodes_are_given_once(tmp_path: Path) -> None:
+    """As NODES or as --nodes: one of both was dropped without a word."""
+    done = subprocess.run(
+        [*_CHECK, "a", "--nodes=b"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 4
+    assert "nodes are given twice" in done.stderr
+
+
+@pytest.mark.parametrize("words", [("--checks=gpu.count",), ("--checks=gpu.count", "--json")])
+def test_an_answer_that_cannot_be_written_is_no_success(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """A full disk behind standard output is exit 4 in one line; it was 120, which no table has."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*_CHECK, *words], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True,
+            check=False,
+        )  # fmt: skip
+    assert done.returncode == 4
+    assert done.stderr.endswith("preflight: cannot write the answer: No space left on device\n")
 
 
 def test_an_unknown_key_of_the_inventory(preflight: Callable[..., Told], tmp_path: Path) -> None:
