@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +15,6 @@ from preflight.cli import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.stories.conftest import Told
     from tests.stories.here import Here
@@ -77,7 +77,7 @@ def test_an_option_without_preflight_is_no_pass(tmp_path: Path, word: str) -> No
     assert (inert.returncode, "1 passed" in inert.stdout) == (0, True)
 
 
-_CHECK = (sys.executable, "-I", "-m", "preflight.commands.check", "--tier=prolog")
+_CHECK = (str(Path(sys.executable).with_name("preflight")), "check", "--tier=prolog")
 
 
 def test_nodes_are_given_once(tmp_path: Path) -> None:
