@@ -57,7 +57,7 @@ def test_this_machine_is_learned_and_judged_by_it(
     assert not {check for check, _ in told.found()} & expected, told.out
 
 
-def test_a_run_that_somebody_else_wrote_names_no_hostile_node(
+def test_a_run_that_another_user_wrote_names_no_hostile_node(
     tmp_path: Path, preflight: Callable[..., Told]
 ) -> None:
     """A name of measured.json that is none is refused in one line, without what drives a screen."""

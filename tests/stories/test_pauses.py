@@ -330,7 +330,7 @@ def cut(hooked: Hooked) -> Scenario:
     ],
 )
 @pytest.mark.parametrize("code", [10, 19, 20])
-def test_a_reading_that_cannot_be_told_just_now_makes_no_other_a_fault(
+def test_a_reading_that_fails_just_now_makes_no_other_a_fault(
     hooked: Hooked,
     slurm: FakeSlurm,
     healthy: Callable[[Hooked], Scenario],

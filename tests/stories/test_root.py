@@ -253,7 +253,7 @@ def test_root_believes_no_file_system_that_a_stranger_mounted(tmp_path: Path, us
 
 @root_only
 @pytest.mark.parametrize("end", ["\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028"])
-def test_the_name_of_a_mount_hides_it_from_nobody(tmp_path: Path, end: str) -> None:
+def test_the_name_of_a_mount_hides_it_from_no_check(tmp_path: Path, end: str) -> None:
     """The kernel escapes a newline in it, and no other character at which Python ends a line."""
     his = tmp_path / f"a{end}x\u2003y\u2003z"
     with strangers_mount.mounted(his, STRANGER):
@@ -471,7 +471,7 @@ def test_root_runs_no_command_of_a_strangers_inventory(
 
 @root_only
 @pytest.mark.parametrize("start", [_pytest, _run])
-def test_an_access_list_lets_nobody_change_what_root_takes(
+def test_an_access_list_lets_no_user_change_what_root_takes(
     tmp_path: Path, start: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     """An inventory of root's whose access list lets another user write is not used."""
@@ -492,7 +492,7 @@ def test_an_access_list_lets_nobody_change_what_root_takes(
 @pytest.mark.parametrize(
     ("place", "kind"), [("site/test_site_a.py", "access"), ("site", "access"), ("site", "default")]
 )
-def test_an_access_list_lets_nobody_change_roots_checks(
+def test_an_access_list_lets_no_user_change_roots_checks(
     tmp_path: Path, place: str, kind: str
 ) -> None:
     """Nor may Python make compiled files in a folder that has another user write to them."""

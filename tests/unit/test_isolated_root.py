@@ -204,7 +204,7 @@ def test_pytest_starts_no_program_of_a_stranger(
 
 
 @root_only
-def test_no_launch_is_told_of_a_folder_that_a_stranger_could_swap(
+def test_no_launch_gets_a_folder_that_a_stranger_could_swap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`watch --print-env` names one where `watch` itself would keep evidence, and no other."""

@@ -73,7 +73,7 @@ def test_a_waves_screen_is_a_file_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
-def test_root_sweeps_into_nobody_elses_folder(tmp_path: Path) -> None:
+def test_root_sweeps_into_no_other_users_folder(tmp_path: Path) -> None:
     """Its owner could write the verdicts that root reads back from each wave."""
     os.chown(tmp_path, 65534, 65534)
     with (

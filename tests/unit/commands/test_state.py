@@ -88,7 +88,7 @@ def test_waves_that_no_history_took_are_told_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
-def test_root_goes_on_with_nobody_elses_sweep(tmp_path: Path) -> None:
+def test_root_goes_on_with_no_other_users_sweep(tmp_path: Path) -> None:
     """Its words would choose the code that root runs: whoever may write them is refused."""
     _sweep().write(tmp_path / "20261122-010000")
     path = tmp_path / "20261122-010000" / "sweep.json"

@@ -305,7 +305,7 @@ def test_a_damaged_page_is_a_line(tmp_path: Path) -> None:
         "DROP TABLE measures",
     ],
 )
-def test_what_somebody_else_wrote_into_it_is_a_line_or_nothing(tmp_path: Path, spoil: str) -> None:
+def test_what_another_user_wrote_into_it_is_a_line_or_nothing(tmp_path: Path, spoil: str) -> None:
     """A refusal, or an answer of plain values: never a traceback."""
     place = made(tmp_path)
     for number in range(2):

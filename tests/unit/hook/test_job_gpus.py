@@ -85,7 +85,7 @@ def test_the_device_file_numbers_them() -> None:
     assert [one.index for one in seen.facts.gpus or ()] == [7]
 
 
-def test_a_number_that_cannot_be_told_just_now_is_no_other() -> None:
+def test_a_number_that_cannot_be_read_just_now_is_no_other() -> None:
     """Unless it is the only one that is left: its index would be another GPU's number."""
     crossed = [gpu(at, minor=7 - at) for at in range(8)]
     unnumbered = [
