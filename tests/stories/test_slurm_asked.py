@@ -85,7 +85,7 @@ def test_a_sweep_looks_at_idle_nodes_only(
     assert planned.returncode == 0, planned.stdout + planned.stderr
     assert "wave 1/1   h1  1\n" in planned.stdout
     assert "left out   h4  1: not in the reservation\n" in planned.stdout
-    assert " done by " in " ".join(planned.stdout.split())
+    assert ", until " in " ".join(planned.stdout.split())
     others = sweep("--idle", "--plan")
     assert "wave 1/1   h4  1\n" in others.stdout, others.stdout + others.stderr
     assert "left out   h1  1: reserved for others (reserved)\n" in others.stdout
