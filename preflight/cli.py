@@ -10,7 +10,6 @@ import errno
 import importlib
 import os
 import re
-import signal
 import sys
 import textwrap
 from pathlib import Path
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from preflight.core.registry import Registered
 
-INTERRUPTED, USAGE, PIPE_CLOSED = 2, 4, 128 + signal.SIGPIPE
+INTERRUPTED, USAGE = 2, 4
 HELP = {
     "check": "check a fleet before a job starts, and name what is wrong",
     "list-checks": "list the checks, or explain one",
@@ -61,8 +60,8 @@ ISOLATED = {
 }
 """Verbs that load nothing from the current folder: for root, cron and schedulers."""
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Errors of standard output when it is full; a command that writes a file names it itself."""
+_OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a standard output that takes no more; a command that writes a file names it itself."""
 
 VERBS = tuple(HELP)
 WIDTH = 80
@@ -92,16 +91,14 @@ def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
 
         launch = _own_environment() if words[:1] == ["watch"] else None
         start(words, program=_AGAIN.format(launch), quiet=launch is not None)
+    from preflight.commands.check import drop_output, output_failed
     from preflight.errors import UsageError
 
     try:
         return _verb(words, launch)
-    except BrokenPipeError:
-        _drop_output()  # the reader (head, less) has seen enough; 0 may mean "all is well"
-        return PIPE_CLOSED
     except KeyboardInterrupt:
         print("\npreflight: interrupted", file=sys.stderr)  # noqa: T201  a command speaks on its terminal
-        _drop_output()
+        drop_output()
         return INTERRUPTED
     except UsageError as error:
         from preflight.core.text import printable
@@ -110,11 +107,9 @@ def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
         print(f"preflight: {message}", file=sys.stderr)  # noqa: T201
         return USAGE
     except OSError as error:
-        if error.errno not in _FULL or error.filename is not None:
+        if error.errno not in _OUTPUT or error.filename is not None:
             raise
-        print(f"preflight: cannot write the answer: {error.strerror}", file=sys.stderr)  # noqa: T201
-        _drop_output()
-        return USAGE
+        return output_failed(error)
 
 
 def _own_environment() -> int:
@@ -154,11 +149,6 @@ def _command(arguments: argparse.Namespace) -> int:
         raise UsageError(
             "the input holds a number of more than 4,300 digits; correct it and run again"
         ) from error
-
-
-def _drop_output() -> None:
-    """Discard what standard output still buffers: Python's flush at exit must not complain."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_streams() -> None:

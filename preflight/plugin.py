@@ -57,9 +57,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 
 
 def _refuse_options_alone(config: pytest.Config) -> None:
-    """Without --preflight the tests that lie around would run, and exit 0 would look like a pass.
+    """Refuse our options without --preflight: exit 0 of the user's tests would look like a pass.
 
-    An option of ours in an ini file, `addopts` or PYTEST_ADDOPTS stays without effect.
+    In an ini file, `addopts` or PYTEST_ADDOPTS they have no effect.
     """
     for word in map(str, config.invocation_params.args):
         if word.startswith("--preflight-"):

@@ -1,8 +1,8 @@
 # ruff: noqa: E501  a table of forms
 """Parts of a text that no reader knows: a fault may be in them, so they are named.
 
-A reader takes the lines that it knows wherever they stand. What it does not say is which it left;
-so each kind has here the forms of the lines that its tool prints.
+A reader takes the lines that it knows, wherever they are, and does not report the rest. So this
+module has, for each kind of text, the forms of the lines that its tool prints.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 _FEWEST: Final = 5
-"""Lines: a heading, a date, a sentence or two stand between the outputs in every ticket."""
+"""Shorter parts are ignored: every ticket has a heading, a date or a sentence between outputs."""
 _MOST: Final = 8
-"""Parts that are named; the last of them goes to the end of what is left."""
+"""At most this many parts are named; the last one covers all that follow it."""
 _LONGEST: Final = 1000
-"""Characters of a line that its form shows in."""
+"""Characters of a line that are compared with the forms."""
 
-_NOTHING: Final = re.compile(
+_NO_FACTS: Final = re.compile(
     r"^(?:[\W_]*$"  # blank lines, rules, frames
     r"|\s*(?:\x1b\[[0-9;]*m)?(?:[\w.()~-]{0,64}@[\w.-]{1,64}[^$#>%]{0,80}[$#>%]|[$#>%]|\++)(?:\s|$)"
     r"|\s*(?:sudo )?[\w./-]{0,40}(?:nvidia-smi|dcgmi|dmesg|journalctl|ib\w{1,20}|rdma|ethtool|perfquery"
@@ -31,7 +31,7 @@ _NOTHING: Final = re.compile(
     r"|\s*(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)\b.{0,20}\d\d:\d\d:\d\d"
     r"|\s*(?:Last login|Welcome to|Connection to|Linux \S+ \d|\[?\.\.\.|```|~~~))"
 )
-"""Lines that tell of no machine: prompts and echoed commands, dates, banners."""
+"""Lines without facts about a machine: prompts, echoed commands, dates, banners."""
 
 _PAIR: Final = r"\s*[A-Za-z][\w ().,/'-]{0,60}\s*:(?:\s|$)"
 _ENVIRON: Final = r"\s*(?:export |declare -x |-e )?[A-Za-z_]\w*="
@@ -69,25 +69,25 @@ _FORMS: Final = {
     kind: re.compile(f"^(?:{form})") for kind, form in (*_TOOLS.items(), ("launch script", _SCRIPT))
 }
 _ANY_LINE: Final = {"launch script", "a tree of /sys as JSON", "interfaces as JSON"}
-"""A script may hold any line, and nothing stands beside a document."""
+"""A script may contain any line, and a document fills its text."""
 
 
 def unread(text: str, kinds: Collection[str]) -> list[tuple[int, int]]:
-    """First and last line of each part that is of none of these kinds, which the text has."""
+    """Return first and last line of each part that fits none of `kinds`, the kinds in the text."""
     if set(kinds) <= _ANY_LINE:
         return []
-    found = list(_strange(text, [_FORMS[kind] for kind in kinds if kind in _FORMS], kinds))
-    kept, rest = found[: _MOST - 1], found[_MOST - 1 :]
-    return [*kept, (rest[0][0], rest[-1][1])] if rest else kept
+    parts = list(_unknown_parts(text, [_FORMS[kind] for kind in kinds if kind in _FORMS], kinds))
+    named, rest = parts[: _MOST - 1], parts[_MOST - 1 :]
+    return [*named, (rest[0][0], rest[-1][1])] if rest else named
 
 
-def _strange(
+def _unknown_parts(
     text: str, forms: Collection[re.Pattern[str]], kinds: Collection[str]
 ) -> Iterator[tuple[int, int]]:
     first = last = many = 0
     for number, line in enumerate(text.splitlines(), 1):
         shown = line[:_LONGEST]
-        if _NOTHING.match(shown):
+        if _NO_FACTS.match(shown):
             continue
         if any(form.match(shown) for form in forms) or (KIND in kinds and _of_kernel(shown)):
             if many >= _FEWEST:

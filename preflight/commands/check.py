@@ -11,6 +11,7 @@ import os
 import pwd
 import re
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 BROKE: Final = 3
 USAGE: Final = 4
-PIPE_CLOSED: Final = 141
-"""As a shell reports SIGPIPE: the reader of standard output has left."""
+PIPE_CLOSED: Final = 128 + signal.SIGPIPE
+"""As a shell reports it: the reader of standard output has left."""
 CONFIG: Final = Path(__file__).resolve().parent.parent / "session" / "isolated.ini"
 
 _DROPPED = ("PYTHON", "PYTEST_")
@@ -157,20 +158,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         ],
         plugins=[printed] if printed else None,
     )
-    return printed.print(int(code)) if printed else _flushed(int(code))
+    return printed.print(int(code)) if printed else _flush(int(code))
 
 
-def _flushed(code: int) -> int:
-    """The exit code; if standard output takes no more, 141 for a closed pipe, 4 for a full disk."""
+def _flush(code: int) -> int:
+    """Flush standard output; return `code`, or the code of an output that takes no more."""
     try:
         sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):
-            return PIPE_CLOSED
-        print(f"preflight: cannot write the answer: {error.strerror}", file=sys.stderr)  # noqa: T201
-        return USAGE
+        return output_failed(error)
     return code
+
+
+def drop_output() -> None:
+    """Discard what standard output still buffers: Python's flush at exit must not complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def output_failed(error: OSError) -> int:
+    """Drop the output; return 141 for a reader that has left, else print why and return 4."""
+    drop_output()
+    if isinstance(error, BrokenPipeError):
+        return PIPE_CLOSED  # head or less has seen enough; 0 may mean that the fleet is ready
+    print(f"preflight: cannot write the answer: {error.strerror}", file=sys.stderr)  # noqa: T201
+    return USAGE
 
 
 class _PrintedReport:
@@ -194,16 +205,16 @@ class _PrintedReport:
         if path is None or not path.is_file():
             return code or BROKE
         sys.stdout.write(path.read_text(encoding="utf-8"))
-        return _flushed(code)
+        return _flush(code)
 
 
 _ABOUT = """\
 Check a fleet before a job starts, and name what is wrong with which node.
-Without NODES and --inventory: the nodes of the Slurm job, else this machine.
+Without NODES and --inventory, check the nodes of the Slurm job, or this machine.
 
-The same as `pytest --preflight`, but nothing of the folder that it is started in takes
-part (no conftest.py, ini file or plugin), so it is also the way for root, cron and
-schedulers. Each option NAME is `--preflight-NAME` there.
+The run is that of `pytest --preflight`, where --NAME is --preflight-NAME. This
+command ignores the current folder's conftest.py, ini file and plugins, so root,
+cron and schedulers can use it.
 """
 
 _EXAMPLES = """\
@@ -228,8 +239,8 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
 class _Pass(argparse.Action):
     """Hands an option on to pytest, which knows its type."""
 
-    ours = ""
-    """The name that pytest knows, where another was offered."""
+    pytest_name = ""
+    """The option's name in pytest, if the user typed another."""
 
     def __call__(
         self,
@@ -238,9 +249,9 @@ class _Pass(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        """Keep it in the order in which it was typed, by the name that pytest knows."""
+        """Store the option in the typed order, by its name in pytest."""
         del parser
-        name = self.ours or str(option_string)
+        name = self.pytest_name or str(option_string)
         valued = f"{name}={values}" if name.startswith("--") else f"{name}{values}"
         namespace.words.append(name if self.nargs == 0 else valued)
         namespace.workers |= bool({*self.option_strings} & {each[0] for each in _WORKERS})
@@ -250,14 +261,14 @@ _SHORT = {"--preflight-inventory": ("-i",)}
 
 
 class _Group:
-    """Stands in for a group of pytest's options; takes over those that the plugin adds."""
+    """Acts as a group of pytest's parser, and adds the plugin's options to argparse's."""
 
-    def __init__(self, place: argparse._ArgumentGroup, taken: Collection[str]) -> None:
+    def __init__(self, place: argparse._ArgumentGroup, own_options: Collection[str]) -> None:
         self._place = place
-        self._taken = taken
+        self._own_options = own_options
 
     def addoption(self, *names: str, action: str = "store", **settings: Any) -> None:
-        """Offer `--preflight-NAME` as `--NAME` too, where the verb has no option of that name."""
+        """Add `--preflight-NAME`, and `--NAME` unless the verb has an option of that name."""
         if names == ("--preflight",):
             self._place.add_argument("--preflight", action="store_true", help=argparse.SUPPRESS)
             return
@@ -267,29 +278,28 @@ class _Group:
         own: dict[str, Any] = {
             key: settings[key] for key in ("help", "metavar", "choices") if key in settings
         }
-        if short in self._taken:
+        if short in self._own_options:
             self._place.add_argument(long, action=_Pass, nargs=nargs, **own)
             return
         hidden = {**own, "dest": long, "help": argparse.SUPPRESS}
         self._place.add_argument(long, action=_Pass, nargs=nargs, **hidden)
         spelled = (*_SHORT.get(long, ()), short)
         offered = self._place.add_argument(*spelled, action=_Pass, nargs=nargs, **own)
-        cast("_Pass", offered).ours = long
+        cast("_Pass", offered).pytest_name = long
 
 
 class _Parser(argparse.ArgumentParser):
-    taken: Collection[str] = ()
-    """The verb's own options."""
+    own_options: Collection[str] = ()
+    """The verb's own options, which the plugin's short names must not hide."""
 
     def getgroup(self, name: str, description: str = "") -> _Group:
-        """Stand in for pytest's parser, to which the plugin adds its options."""
+        """Act as pytest's parser; "preflight: TITLE (a hint for pytest)" becomes TITLE."""
         del name
-        return _Group(
-            self.add_argument_group(description.partition(": ")[2].partition(" (")[0]), self.taken
-        )
+        title = description.partition(": ")[2].partition(" (")[0]
+        return _Group(self.add_argument_group(title), self.own_options)
 
     def read(self, argv: Sequence[str] | None, into: Asked) -> Asked:
-        """Parse; `words` are the options for pytest, in the order in which they were typed."""
+        """Parse; `words` are the options for pytest, in the typed order."""
         into.words, into.workers = [], False
         asked = self.parse_args(argv, into)
         if asked.nodes:
@@ -307,9 +317,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def option_parser(prog: str, description: str, own: Own) -> _Parser:
-    """Offer every option of the plugin, and those of pytest's that bring in no code.
+    """Return a parser with every option of the plugin, and those of pytest that load no code.
 
-    `own` adds a verb's own options, to be shown first.
+    `own` adds the verb's own options, which are shown first.
     """
     from preflight.plugin import pytest_addoption
 
@@ -318,7 +328,7 @@ def option_parser(prog: str, description: str, own: Own) -> _Parser:
     parser.add_argument(
         "nodes", metavar="NODES", nargs="*", help="as --nodes: 'gpu[001-064]', a,b or @group"
     )
-    parser.taken = frozenset(parser._option_string_actions)  # noqa: SLF001  argparse shows them nowhere else
+    parser.own_options = frozenset(parser._option_string_actions)  # noqa: SLF001  argparse shows them nowhere else
     parser.add_argument(
         "--site-checks", dest="folder", metavar="DIR", action="append", default=[],
         help="folder with the site's own checks; may be given several times",

@@ -134,10 +134,6 @@ class GpuHealth(Struct, frozen=True, forbid_unknown_fields=True):
         return any(error.partition(":")[0] in names for error in self.errors)
 
 
-OLDEST_BRANCH = 450
-"""The oldest branch of NVIDIA's driver that preflight reads; docs/wire.md."""
-
-
 class Since(Struct, frozen=True, forbid_unknown_fields=True):
     """One entry of driver_readings.toml."""
 

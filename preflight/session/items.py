@@ -206,7 +206,7 @@ def print_excluded(fleet: FleetRow, exit_code: int) -> None:
         sys.stdout.flush()
     if fleet.unjudged and exit_code in _CONCLUSIVE:
         left = many(len(fleet.unjudged), "node")
-        sys.stderr.write(f"preflight: {left} not judged and not in this list; to judge all: ")
-        sys.stderr.write("--fail-fast=never\n")
+        hint = "to judge all nodes: --preflight-fail-fast=never"
+        sys.stderr.write(f"preflight: {left} not judged and not in this list; {hint}\n")
     if exit_code not in _CONCLUSIVE:
         sys.stderr.write(f"preflight: exit {exit_code}, not all was judged; run without -qq\n")

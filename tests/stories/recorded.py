@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from tests.stories.conftest import Told
 
-_NOT_AGAIN = ("-n", "-x", "--maxfail", "--lf", "--co", "-p", "--preflight-replay", "--junitxml",
-              "--preflight-history")  # fmt: skip
-"""Options that a replay does not repeat, or that are about workers already."""
+_NOT_AGAIN = ("-n", "-x", "--maxfail", "--lf", "--co", "-p", "-qq", "--preflight-replay",
+              "--junitxml", "--preflight-history")  # fmt: skip
+"""Options that a replay does not repeat, that are about workers, or that hide them (-qq)."""
 
 _LARGEST = 1 << 20
 _LONGEST_S = 300

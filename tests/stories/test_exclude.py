@@ -7,18 +7,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.stories.here import UNFIT_N2
+from tests.unit.core.site_checks import write_check
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from tests.stories.conftest import Told
+    from tests.stories.here import Here
 
 GPUS = ("--preflight-checks", "host.driver_hung,gpu.count")
 
 
 @pytest.fixture
 def lacking(tmp_path: Path) -> str:
-    """Expectations this machine more GPUs than anybody has."""
+    """An inventory that expects more GPUs of this machine than any has."""
     path = tmp_path / "fleet.toml"
     path.write_text('[group.g]\nnodes = "here1"\ngpus = 99\ntransport = "local"\n')
     return f"--preflight-inventory={path}"
@@ -56,3 +60,19 @@ def test_a_file_that_cannot_be_written(preflight: Callable[..., Told], tmp_path:
     told = preflight("-qq", f"--preflight-exclude-file={tmp_path}/none/bad", env={})
     assert (told.exit, told.out) == (4, "")
     assert f"--preflight-exclude-file: cannot write into {tmp_path}/none" in told.err
+
+
+def test_a_run_that_stopped_early_says_that_its_line_is_not_whole(here: Here) -> None:
+    """Nodes after a fail-fast stop are not judged: exit 1, and one line on standard error."""
+    for name, stage, body in (
+        ("site.bent", "facts", UNFIT_N2),
+        ("site.later", "net", "conclude(ok('fine'))"),
+    ):
+        write_check(here.folder / "site", name, body, stage=stage)
+    stopped = here.judge("-qq", "--preflight-fail-fast=first")
+    assert (stopped.exit, stopped.out) == (1, "n2\n")
+    assert "not judged and not in this list; to judge all nodes: " in stopped.err
+    assert "--preflight-fail-fast=never" in stopped.err
+    whole = here.judge("-qq", "--preflight-fail-fast=never")
+    assert (whole.exit, whole.out) == (1, "n2\n")
+    assert "not judged" not in whole.err

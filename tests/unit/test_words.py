@@ -30,7 +30,7 @@ RIGHTFUL = {
     "CHANGELOG.md": {"*"},
     "docs/renamed.md": {"owed", "condemns", "promised", "unfit"},
     "preflight/payload/probe/gpu_health.py": {"unhealthy"},
-    "preflight/report/schema_1.py": {"owed"},
+    "preflight/report/events.py": {"owed"},
 }
 """Files with words of the table that are the name of something: an old key, NVML's own word."""
 

@@ -24,8 +24,6 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from preflight.commands.nightly.choice import SlurmError, plan_waves
 from preflight.commands.nightly.state import Standing
 from preflight.core.files import open_folder, open_new, read_regular
@@ -34,7 +32,8 @@ from preflight.core.trust import who_may_plant
 from preflight.errors import PreflightError, UsageError
 from preflight.fleet.nodeset import fold
 from preflight.history.place import SWEEP
-from preflight.report.document import Report, refuse_odd_names
+from preflight.report.document import refuse_odd_names
+from preflight.report.events import REPORT, decode_report
 from preflight.report.since import found_in
 
 if TYPE_CHECKING:
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 
     from preflight.commands.nightly.choice import Chooser, Chosen
     from preflight.commands.nightly.state import Former, Screen, Sweep
+    from preflight.report.document import Report
 
 
 LEAST_SHARE = 1 / 12
@@ -183,12 +183,15 @@ def end_with(parent: int) -> None:
 
 def read_report(folder: Path) -> Report:
     """Read a wave's report.json; WaveError in one line."""
+    path = folder / REPORT
     try:
-        report = msgspec.json.decode(read_regular(folder / "report.json", LARGEST), type=Report)
+        report = decode_report(path, read_regular(path, LARGEST))
         refuse_odd_names(report)
-    except (OSError, ValueError, RecursionError) as error:
+    except UsageError as error:
+        raise WaveError(str(error)) from error
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise WaveError(f"{folder / 'report.json'}: {reason}") from error
+        raise WaveError(f"{path}: {reason}") from error
     return report
 
 

@@ -383,7 +383,7 @@ class Scanner:
         found.raised += tracebacks.raised
 
     def _look_for_failure(self, lines: Iterable[bytes], source: str, before: int) -> None:
-        """Keep the first line that has a word of failure; what NCCL calls INFO is none."""
+        """Remember the first line with a word of failure; NCCL's INFO lines are skipped."""
         if self._found.failure is not None:
             return
         for number, line in enumerate(lines, before + 1):

@@ -76,7 +76,7 @@ def test_a_fault_of_over_a_quarter_of_the_fleet_is_said() -> None:
 
 
 def test_what_looked_shared_to_one_wave_is_kept_with_its_number() -> None:
-    """A note of a wave is not the fleet's, and not missing_verdict either."""
+    """A note of a wave is not the fleet's, and not a missing verdict either."""
     noted = report(["h1", "h2"], suspicions=("gpu.count fails on 2 of 2 nodes: ...",))
     united, _ = unite(_whole(), _parts(report(["h3"]), noted))
     assert united.suspicions == ("wave 2, of 2 nodes: gpu.count fails on 2 of 2 nodes: ...",)

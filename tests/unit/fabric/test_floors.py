@@ -100,7 +100,7 @@ def test_three_nodes_that_all_got_slower_are_held_to_their_own_past() -> None:
 
 
 def test_a_promise_overrides_the_floor_and_the_slower_end_counts() -> None:
-    """Whoever expectations less than the floor means it; a pair is as fast as its slower end."""
+    """A site that expects less than the floor means it; a pair is as fast as its slower end."""
     low = replace(NDR, allreduce_min_gbs=25.0)
     fleet = hosts(2, low)
     verdict = _judge(_nccl(fleet, 30.0), fleet)

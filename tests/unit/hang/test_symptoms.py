@@ -41,7 +41,7 @@ fields = { node = "n7" }
 
 @pytest.mark.parametrize("symptom", shipped(), ids=lambda one: one.id)
 def test_each_symptom_is_found_in_its_own_examples(symptom: Symptom) -> None:
-    """With the fields that it expectations, behind one of its anchors; never in what it is not."""
+    """With the fields that it declares, behind one of its anchors; never in what it is not."""
     assert symptom.examples
     for example in symptom.examples:
         assert any(word in example.text for word in symptom.anchors), example.text

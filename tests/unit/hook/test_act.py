@@ -18,6 +18,7 @@ from tests.unit.hook.builders import BAD_ECC, HOT, NODE, call, config, results
 from tests.unit.hook.fake_slurm import FakeSlurm
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor, Future
     from pathlib import Path
 
     from preflight.hook.model import Assessment, Call, Decision, Occasion
@@ -69,6 +70,15 @@ def test_a_drain_and_its_end(chosen: HookConfig, slurm: FakeSlurm) -> None:
     assert run(cool, chosen, call("healthcheck")).log == ""
 
 
+def _draining(hooks: Executor, chosen: HookConfig, slurm: FakeSlurm) -> Future[Decision]:
+    """A hook whose drain Slurm has begun to set, and ends only after `slurm.write("go")`."""
+    slurm.write("waits")
+    hook = hooks.submit(run, results(HOT), chosen)
+    while not (slurm.folder / "began").exists():
+        time.sleep(0.01)
+    return hook
+
+
 @pytest.mark.parametrize("second", ["prolog", "healthcheck"])
 def test_hooks_that_drain_at_once_leave_a_drain_that_is_undone(
     chosen: HookConfig, slurm: FakeSlurm, second: Occasion, monkeypatch: pytest.MonkeyPatch
@@ -78,11 +88,8 @@ def test_hooks_that_drain_at_once_leave_a_drain_that_is_undone(
     Nor does the second remove the record of the first, whose update Slurm does not have yet.
     """
     monkeypatch.setattr("preflight.hook.slurm.CALL_S", 60.0)
-    slurm.write("waits")
     with ThreadPoolExecutor() as hooks:
-        first = hooks.submit(run, results(HOT), chosen)
-        while not (slurm.folder / "began").exists():
-            time.sleep(0.01)
+        first = _draining(hooks, chosen, slurm)
         other = hooks.submit(run, results(HOT), chosen, call(second))
         wait([other], timeout=1)
         slurm.write("go")
@@ -98,11 +105,8 @@ def test_a_hook_that_decides_for_too_long_is_not_waited_for(
 ) -> None:
     """The other's node is not touched meanwhile, and its own line says why."""
     monkeypatch.setattr("preflight.hook.slurm.CALL_S", 60.0)
-    slurm.write("waits")
     with ThreadPoolExecutor() as hooks:
-        first = hooks.submit(run, results(HOT), chosen)
-        while not (slurm.folder / "began").exists():
-            time.sleep(0.01)
+        first = _draining(hooks, chosen, slurm)
         step = run(results(BAD_ECC), chosen, left_s=0.5)
         slurm.write("go")
     assert (step.action, step.exit_code) == ("withheld", 0)

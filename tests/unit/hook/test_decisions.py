@@ -1,4 +1,4 @@
-"""Whatever happens to a fleet, in whatever order, the hook's expectations about drains hold."""
+"""Whatever happens to a fleet, in whatever order, the hook's promises about drains hold."""
 
 from __future__ import annotations
 

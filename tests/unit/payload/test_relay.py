@@ -61,7 +61,7 @@ def test_a_changed_bit_is_refused(body: bytes, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(sealed) - 1))
     sealed[at] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(nodes.Refused):
-        # A length that now expectations more is met by what follows.
+        # A longer length now reads into what follows.
         list(nodes.Opener(KEY).feed(bytes(sealed) + bytes(nodes.LARGEST + 64)))
 
 
