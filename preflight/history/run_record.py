@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-State = Literal["ready", "flaky", "unfit", "unjudged"]
+State = Literal["ready", "flaky", "not_ready", "unjudged"]
 """The state of a node in one run. `flaky`: only flaky results count against it."""
 
-BAD: tuple[State, ...] = ("unfit", "flaky")
+BAD: tuple[State, ...] = ("not_ready", "flaky")
 """The states in which a node is not ready."""
 
 LONGEST = 240

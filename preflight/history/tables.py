@@ -1,4 +1,4 @@
-"""The tables of a history (schema 3), their migration, and one transaction at a time.
+"""The tables of a history (schema 4), their migration, and one transaction at a time.
 
 This module numbers the rows, not the database: a writer holds the only lock. What repeats
 (sentences, names of units) is stored once and referenced.
@@ -138,7 +138,7 @@ STATES = Table(
     METADATA,
     Column("node_id", ForeignKey("nodes.id"), primary_key=True),
     Column("run_id", ForeignKey("runs.id"), primary_key=True),
-    Column("state", String(8), nullable=False),
+    Column("state", String(16), nullable=False),
     sqlite_with_rowid=False,
 )
 
@@ -222,7 +222,14 @@ def _waves(connection: Connection) -> None:
     connection.execute(text(added))
 
 
-STEPS: tuple[Callable[[Connection], None], ...] = (_waves,)
+def _not_ready(connection: Connection) -> None:
+    """Schema 4: a node's state is named as everywhere else; SQLite stores no width of a column."""
+    if connection.dialect.name != "sqlite":
+        connection.execute(text("ALTER TABLE states ALTER COLUMN state TYPE VARCHAR(16)"))
+    connection.execute(text("UPDATE states SET state = 'not_ready' WHERE state = 'unfit'"))
+
+
+STEPS: tuple[Callable[[Connection], None], ...] = (_waves, _not_ready)
 """The migrations from schema 2 to 3, from 3 to 4, and so on. A released step never changes: it
 names inspector tables and columns itself, because the definitions above may change later."""
 

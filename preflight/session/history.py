@@ -170,7 +170,7 @@ def _machines(run: Run, names: Sequence[str], entries: Sequence[Entry]) -> Itera
     states: dict[str, State] = dict.fromkeys(names, "ready")
     states |= dict.fromkeys(ready.unjudged, "unjudged")
     states |= dict.fromkeys(ready.not_ready, "flaky")
-    states |= dict.fromkeys(firm.not_ready, "unfit")
+    states |= dict.fromkeys(firm.not_ready, "not_ready")
     for name in names:
         facts = run.judgement.measured.facts.get(name)
         yield Machine(name=name, state=states[name], serial=serial_of(facts), gpus=_gpus(facts))

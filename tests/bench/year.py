@@ -211,7 +211,7 @@ class _Fleet:
         return new, PairCoverage(pairs=pairs, pairs_run=_ROUNDS * half, pairs_known=known)
 
     def _state(self, name: str, bad: set[str]) -> State:
-        return "ready" if name not in bad else "flaky" if name.endswith("1") else "unfit"
+        return "ready" if name not in bad else "flaky" if name.endswith("1") else "not_ready"
 
     def _numbers(self) -> Iterator[Numbers]:
         gpus = tuple(f"GPU {slot}" for slot in range(_GPUS))

@@ -247,7 +247,7 @@ def _parts_of_a_string(folder: Path, length: int) -> None:
 def _nodes_of_a_verdict(folder: Path, length: int) -> None:
     """One verdict of a stored night blames them all."""
     place = made(Path(tempfile.mkdtemp(dir=folder)))
-    kept(place, night(1, machine("h0", "unfit"), findings=(found("a.b", "h0"),)))
+    kept(place, night(1, machine("h0", "not_ready"), findings=(found("a.b", "h0"),)))
     with closing(sqlite3.connect(str(place.file))) as other:
         (verdict,) = other.execute("SELECT verdict_id FROM blamed").fetchone()
         nodes = [(at, f"m{at}") for at in range(10, 10 + 40 * length)]

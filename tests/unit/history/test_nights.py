@@ -32,14 +32,14 @@ def test_a_finding_is_new_then_still_there_then_recovered(tmp_path: Path) -> Non
     place = made(tmp_path)
     ecc = found("gpu.ecc", "h1")
     kept(place, night(1, machine("h1"), machine("h2")))
-    kept(place, night(2, machine("h1", "unfit"), machine("h2"), findings=(ecc,)))
+    kept(place, night(2, machine("h1", "not_ready"), machine("h2"), findings=(ecc,)))
     changes = changed(place)
     assert [(one.check, one.about, one.nodes) for one in changes.new] == [
         ("gpu.ecc", "h1", ("h1",))
     ]
     assert changes.before is not None
     assert changes.before.started_s == FIRST_S + NIGHT_S
-    kept(place, night(3, machine("h1", "unfit"), machine("h2"), findings=(ecc,)))
+    kept(place, night(3, machine("h1", "not_ready"), machine("h2"), findings=(ecc,)))
     (still,) = changed(place).still
     assert (still.nights, still.first_s) == (2, FIRST_S + 2 * NIGHT_S)
     kept(place, night(4, machine("h1"), machine("h2"), fine={"gpu.count": frozenset({"h1"})}))
@@ -47,7 +47,7 @@ def test_a_finding_is_new_then_still_there_then_recovered(tmp_path: Path) -> Non
     kept(place, night(5, machine("h1"), machine("h2"), fine={"gpu.ecc": frozenset({"h1"})}))
     (gone,) = changed(place).recovered
     assert gone.ended_s == FIRST_S + 5 * NIGHT_S
-    kept(place, night(6, machine("h1", "unfit"), machine("h2"), findings=(ecc,)))
+    kept(place, night(6, machine("h1", "not_ready"), machine("h2"), findings=(ecc,)))
     assert [one.nights for one in changed(place).new] == [1]
     with reading(place) as history:
         past = history.node("h1")
@@ -62,7 +62,7 @@ def test_a_gpu_that_moves_keeps_its_record(tmp_path: Path) -> None:
     place = made(tmp_path)
     bent = found("gpu.ecc", "h1", sentence="GPU 1 has 4 uncorrectable errors, 0 expected")
     for number in (1, 2):
-        kept(place, night(number, machine("h1", "unfit", gpus=slots("A", "B")),
+        kept(place, night(number, machine("h1", "not_ready", gpus=slots("A", "B")),
                           machine("h2", gpus=slots("C", "D")), findings=(bent,),
                           numbers=(gemm("h1", 700, 690), gemm("h2", 710, 711))))  # fmt: skip
     kept(place, night(3, machine("h1", gpus=slots("A", "C")), machine("h2", gpus=slots("B", "D")),
@@ -88,7 +88,7 @@ def test_a_gpu_that_moves_keeps_its_record(tmp_path: Path) -> None:
 def test_a_board_keeps_its_record_under_another_name(tmp_path: Path) -> None:
     """And the machine that bears its old name now is another one."""
     place = made(tmp_path)
-    kept(place, night(1, machine("h1", "unfit", serial="S1"), machine("h2", serial="S2")))
+    kept(place, night(1, machine("h1", "not_ready", serial="S1"), machine("h2", serial="S2")))
     kept(place, night(2, machine("h9", serial="S1"), machine("h1", serial="S3")))
     with reading(place) as history:
         old, new = history.node("h9"), history.node("h1")
@@ -101,7 +101,7 @@ def test_a_board_keeps_its_record_under_another_name(tmp_path: Path) -> None:
 def test_without_a_serial_number_the_name_stands_for_the_node(tmp_path: Path) -> None:
     """Until it reports one; names distinguish two boards with one number."""
     place = made(tmp_path)
-    kept(place, night(1, machine("h1", "unfit"), machine("h2")))
+    kept(place, night(1, machine("h1", "not_ready"), machine("h2")))
     kept(place, night(2, machine("h1", serial="S1"), machine("h2", serial="S2")))
     kept(place, night(3, machine("h1"), machine("h2", serial="S2")))
     kept(place, night(4, machine("h1", serial="0"), machine("h2", serial="0")))
@@ -130,7 +130,7 @@ def test_a_node_that_claims_anothers_board_has_none_of_its_record(
     place = made(tmp_path)
     good = machine("good", serial="S1", gpus=slots("A", "B"))
     bad = machine("bad", serial="S2", gpus=slots("C", "D"))
-    lies = machine("bad", "unfit", serial="S1", gpus=slots("A", "B"))
+    lies = machine("bad", "not_ready", serial="S1", gpus=slots("A", "B"))
     kept(place, night(1, good, bad, numbers=(gemm("good", 700, 701), gemm("bad", 500, 500))))
     for number in (2, 3, 4):
         machines = [one for one in (meanwhile, lies) if one is not None]
@@ -154,7 +154,7 @@ def test_a_board_that_changes_its_name_begins_anew_until_the_old_name_has_anothe
 ) -> None:
     """Its own word is not enough; the node that had it says in its turn that it has it no more."""
     place = made(tmp_path)
-    kept(place, night(1, machine("h1", "unfit", serial="S1", gpus=slots("A")), machine("h2")))
+    kept(place, night(1, machine("h1", "not_ready", serial="S1", gpus=slots("A")), machine("h2")))
     moved = machine("h9", serial="S1", gpus=slots("A"))
     kept(place, night(2, moved, machine("h2")))
     kept(place, night(3, machine("h1", serial="S3", gpus=slots("B")), machine("h2")))
@@ -174,7 +174,7 @@ def test_a_board_that_changes_its_name_begins_anew_until_the_old_name_has_anothe
 def test_two_hosts_that_swap_their_boards_swap_their_records(tmp_path: Path, order: int) -> None:
     """Each says that it has the other's, and none of both that it has its own."""
     place = made(tmp_path)
-    kept(place, night(1, machine("h1", "unfit", serial="S1"), machine("h2", serial="S2")))
+    kept(place, night(1, machine("h1", "not_ready", serial="S1"), machine("h2", serial="S2")))
     swapped = (machine("h1", serial="S2"), machine("h2", serial="S1"))
     kept(place, night(2, *swapped[::order]))
     with reading(place) as history:
@@ -241,14 +241,14 @@ def test_one_cause_in_all_waves_of_a_sweep_counts_against_nobody(tmp_path: Path)
             blamed.append(sorted(row.node for row in history.worst()))
 
     blamed: list[list[str]] = []
-    wave(1, "unfit", "h1", "h2")
-    wave(1, "unfit", "h3", "h4")
+    wave(1, "not_ready", "h1", "h2")
+    wave(1, "not_ready", "h3", "h4")
     assert blamed == [["h1", "h2"], []]
     with reading(place) as history:
         assert all(one.systemic for one in history.runs())
     wave(1, "ready", "h3", "h4")
     wave(1, "ready", *(f"h{number}" for number in range(5, 20)))
     assert blamed[2:] == [["h1", "h2", "h3", "h4"]] * 2
-    wave(2, "unfit", "h1", sweep="")
-    wave(2, "unfit", "h3", sweep="")
+    wave(2, "not_ready", "h1", sweep="")
+    wave(2, "not_ready", "h3", sweep="")
     assert blamed[-1] == ["h1", "h2", "h3", "h4"]  # runs by themselves are no night together

@@ -19,7 +19,7 @@ NODES = ("h1", "h2", "h3")
 CHECKS = ("gpu.ecc", "gpu.xid")
 
 _states = st.fixed_dictionaries(
-    {name: st.sampled_from(["ready", "flaky", "unfit", "unjudged"]) for name in NODES}
+    {name: st.sampled_from(["ready", "flaky", "not_ready", "unjudged"]) for name in NODES}
 )
 _seen = st.frozensets(st.tuples(st.sampled_from(CHECKS), st.sampled_from(NODES)))
 _looked = st.frozensets(st.tuples(st.sampled_from(CHECKS), st.sampled_from(NODES)))
@@ -56,7 +56,7 @@ def test_episodes_and_standings_are_those_of_the_nights(
         counted = [
             states
             for states, _, _ in nights
-            if sum(state in ("unfit", "flaky") for state in states.values()) < len(NODES)
+            if sum(state in ("not_ready", "flaky") for state in states.values()) < len(NODES)
         ]
         with reading(place) as history:
             for name in NODES:
@@ -64,7 +64,7 @@ def test_episodes_and_standings_are_those_of_the_nights(
                 assert past is not None
                 own = [states[name] for states in counted]
                 assert past.standing.judged == sum(one != "unjudged" for one in own)
-                assert past.standing.bad == sum(one in ("unfit", "flaky") for one in own)
+                assert past.standing.bad == sum(one in ("not_ready", "flaky") for one in own)
                 assert past.standing.flaky == own.count("flaky")
 
 
@@ -75,7 +75,7 @@ def test_any_words_come_back(about: str, sentence: str, uuid: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = made(Path(folder))
         odd = found("gpu.ecc", about, sentence=sentence, nodes=("h1",))
-        kept(place, night(1, machine("h1", "unfit", gpus=slots(uuid)), findings=(odd,)))
+        kept(place, night(1, machine("h1", "not_ready", gpus=slots(uuid)), findings=(odd,)))
         with reading(place) as history:
             past = history.node("h1")
         assert past is not None
@@ -125,7 +125,9 @@ def test_a_window_ends_with_the_last_run(tmp_path: Path) -> None:
     """However long ago that was: an old history reads like a new one."""
     place = made(tmp_path)
     for number in range(0, 60, 10):
-        kept(place, night(number, machine("h1", "unfit"), *(machine(f"x{n}") for n in range(5))))
+        kept(
+            place, night(number, machine("h1", "not_ready"), *(machine(f"x{n}") for n in range(5)))
+        )
     with reading(place) as history:
         assert [one.bad for one in history.worst(nights=30)] == [4]
         assert [one.bad for one in history.worst(nights=90)] == [6]

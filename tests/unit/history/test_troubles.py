@@ -43,7 +43,7 @@ first, number, hang = int(sys.argv[2]), int(sys.argv[3]), len(sys.argv) > 4
 place = made(Path(sys.argv[1]))
 for one in range(first, first + number):
     with writing(place) as writer:
-        writer.add(night(one, machine("h1", "unfit"), machine("h2"),
+        writer.add(night(one, machine("h1", "not_ready"), machine("h2"),
                          findings=(found("gpu.ecc", "h1"),)), no_coverage_update)
         if hang:
             print("written", flush=True)
@@ -183,11 +183,11 @@ def test_a_newer_history_is_left_alone(tmp_path: Path) -> None:
     place = made(tmp_path)
     kept(place, night(1, machine("h1")))
     with closing(sqlite3.connect(_file(place))) as other:
-        other.execute("UPDATE preflight_history SET schema_version = 4")
+        other.execute("UPDATE preflight_history SET schema_version = 5")
         other.commit()
     before = _file(place).read_bytes()
     for work in (lambda: _runs(place), lambda: kept(place, night(2, machine("h1")))):
-        with pytest.raises(HistoryError, match=r"a newer preflight wrote it \(schema 4, this one"):
+        with pytest.raises(HistoryError, match=r"a newer preflight wrote it \(schema 5, this one"):
             work()
     assert _file(place).read_bytes() == before
 
@@ -197,7 +197,7 @@ def test_an_older_history_is_brought_up_to_date(
 ) -> None:
     """Its nights stay; whoever reads or writes it first does it, once."""
     place = made(tmp_path)
-    kept(place, night(1, machine("h1", "unfit"), findings=(found("gpu.ecc", "h1"),)))
+    kept(place, night(1, machine("h1", "not_ready"), findings=(found("gpu.ecc", "h1"),)))
     steps: list[int] = []
 
     def add(connection: Connection) -> None:
@@ -210,7 +210,7 @@ def test_an_older_history_is_brought_up_to_date(
     kept(place, night(2, machine("h1")))
     assert steps == [1]
     with closing(sqlite3.connect(_file(place))) as other:
-        assert other.execute("SELECT schema_version FROM preflight_history").fetchall() == [(4,)]
+        assert other.execute("SELECT schema_version FROM preflight_history").fetchall() == [(5,)]
         assert other.execute("SELECT id FROM more").fetchall() == [(7,)]
     monkeypatch.undo()
     with pytest.raises(HistoryError, match="a newer preflight"):
@@ -229,6 +229,21 @@ def test_a_history_before_sweeps_had_an_id_is_read(tmp_path: Path) -> None:
     kept(place, night(2, machine("h1"), sweep="s"))
     with reading(place) as history:
         assert [one.sweep for one in history.runs()] == ["s", ""]
+
+
+def test_a_history_that_called_a_node_unfit_says_not_ready(tmp_path: Path) -> None:
+    """Schema 3 had another name for the state; the nights of such a node still count against it."""
+    place = made(tmp_path)
+    kept(place, night(1, machine("h1", "not_ready"), machine("h2")))
+    with closing(sqlite3.connect(_file(place))) as other:
+        other.execute("UPDATE states SET state = 'unfit' WHERE state = 'not_ready'")
+        other.execute("UPDATE preflight_history SET schema_version = 3")
+        other.commit()
+    with reading(place) as history:
+        assert [(one.node, one.bad) for one in history.worst()] == [("h1", 1)]
+    with closing(sqlite3.connect(_file(place))) as other:
+        states = other.execute("SELECT DISTINCT state FROM states ORDER BY state").fetchall()
+    assert states == [("not_ready",), ("ready",)]
 
 
 def test_a_step_that_fails_leaves_the_older_history(
@@ -309,7 +324,7 @@ def test_what_another_user_wrote_into_it_is_a_line_or_nothing(tmp_path: Path, sp
     """A refusal, or an answer of plain values: never a traceback."""
     place = made(tmp_path)
     for number in range(2):
-        kept(place, night(number, machine("h1", "unfit"), machine("h2"), machine("h3"),
+        kept(place, night(number, machine("h1", "not_ready"), machine("h2"), machine("h3"),
                           numbers=(gemm("h1", 700.0),),
                           findings=(found("a.b", "h1"),)))  # fmt: skip
     with closing(sqlite3.connect(_file(place))) as other:
@@ -330,7 +345,7 @@ def test_a_column_that_is_empty_though_it_may_not_be_is_a_line(
     """A file's own SQL need not be ours: NULL was where a text is read."""
     place = made(tmp_path / "whole")
     seen = {"numbers": (gemm("h1", 700.0),), "findings": (found("a.b", "h1"),)}
-    own = machine("h1", "unfit", gpus=slots("GPU-1"))
+    own = machine("h1", "not_ready", gpus=slots("GPU-1"))
     for number in range(2):
         kept(place, night(number, own, machine("h2"), **seen))
     asked: list[tuple[str, ...]] = [(), ("h1",), ("--gpu=GPU-1",), ("--worst",), ("h1", "--json")]
@@ -358,7 +373,7 @@ def test_a_history_that_keeps_the_reader_busy_is_a_line(
     place = made(tmp_path)
     many = tuple(found(f"a.b{at}", "h1") for at in range(400))
     for number in range(2):
-        kept(place, night(number, machine("h1", "unfit"), findings=many))
+        kept(place, night(number, machine("h1", "not_ready"), findings=many))
     monkeypatch.setattr(tables, "MOST_STEPS", 400_000)
     assert cli.main(["history", f"--history={tmp_path}"]) == 0
     with closing(sqlite3.connect(_file(place))) as other:

@@ -34,7 +34,9 @@ def _night(number: int) -> Night:
                     units=("rail 0", "rail 1"), values=(20.0, late_us))  # fmt: skip
     return night(
         number,
-        machine("h1", "unfit" if is_bad else "ready", serial="SN-1", gpus=slots("GPU-a", "GPU-b")),
+        machine(
+            "h1", "not_ready" if is_bad else "ready", serial="SN-1", gpus=slots("GPU-a", "GPU-b")
+        ),
         machine("h2", "flaky" if number in (4, 5) else "ready"),
         machine("h3"),
         machine("h4"),
@@ -97,7 +99,7 @@ def test_what_was_not_looked_at_again_is_dated(
     place = made(folder)
     kept(
         place,
-        night(12, machine("h1", "unfit"), findings=(ECC,), numbers=(gemm("h1", 705.0, 700.0),)),
+        night(12, machine("h1", "not_ready"), findings=(ECC,), numbers=(gemm("h1", 705.0, 700.0),)),
     )
     kept(place, night(13, machine("h1"), numbers=(gemm("h1", 705.0, 701.0),)))
     lines = _told(capsys, "h1")
@@ -131,7 +133,7 @@ def test_one_cause_in_two_waves_is_one_line(
     for at, names in enumerate((("h1", "h2"), ("h3", "h4"))):
         bent = [found("gpu.ecc", name, sentence="bent") for name in names]
         mixed = found("host.drift", "fleet:all", "warn", sentence="mixed", nodes=(), own=False)
-        one = night(20, *(machine(name, "unfit") for name in names), findings=(*bent, mixed))
+        one = night(20, *(machine(name, "not_ready") for name in names), findings=(*bent, mixed))
         kept(
             place, replace(one, sweep="s", started_s=one.started_s + 1800 * at, folded=fold(names))
         )
