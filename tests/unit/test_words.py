@@ -28,7 +28,7 @@ SAY = {
 
 RIGHTFUL = {
     "CHANGELOG.md": {"*"},
-    "docs/renamed.md": {"owed", "condemns", "promised", "unfit"},
+    "docs/reference/renamed.md": {"owed", "condemns", "promised", "unfit"},
     "preflight/payload/probe/gpu_health.py": {"unhealthy"},
     "preflight/report/events.py": {"owed"},
 }
