@@ -1,4 +1,4 @@
-"""The rooms of the product and their arrows: the table of docs/architecture.md, from the code.
+"""The rooms and their arrows: the table of docs/internals/architecture.md, from the code.
 
     python -m tests.architecture        # write it anew
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import grimp
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "internals" / "architecture.md"
 _HEAD = "| room | what it is for | it imports |\n|---|---|---|\n"
 _TABLE = re.compile(re.escape(_HEAD) + r"(?:\|.*\|\n)*")
 

@@ -1,4 +1,4 @@
-"""What each check is proven to find: docs/coverage.md, made from the tests' own marks.
+"""What each check is proven to find: docs/internals/coverage.md, made from the tests' own marks.
 
     python -m tests.coverage        # write it again
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "coverage.md"
+PAGE = ROOT / "docs" / "internals" / "coverage.md"
 
 Kind = Literal["finds", "passes", "unknown"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -94,7 +94,7 @@ def page(known: Iterable[Proof]) -> str:
     for check in shipped():
         words_of = {kind: "<br>".join(cells[check, kind]) for kind in KINDS}
         unknown = words_of["unknown"] or f"({NEVER_UNKNOWN.get(check, 'not proven')})"
-        link = f"[{check}](checks/{check}.md)"
+        link = f"[{check}](../checks/{check}.md)"
         rows.append(f"| {link} | {words_of['finds']} | {words_of['passes']} | {unknown} |")
     return "\n".join([_HEAD, *rows]) + "\n"
 

@@ -1,6 +1,6 @@
 #!/bin/bash -p
 # For schedulers other than Slurm (PBS prologue, LSF pre_exec, HTCondor, a node agent): keeps jobs off
-# a node that is not ready, and calls a program of yours. Root must own the copy. See docs/prolog.md.
+# a node that is not ready, and calls a program of yours. Root must own the copy. See docs/reference/prolog.md.
 #
 # Exit 0: start the job. Exit $KEEP_AWAY: the node is not ready. There is no other exit code: if
 # preflight cannot check the node, is damaged, missing or late, the job starts, and the log says so.

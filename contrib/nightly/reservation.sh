@@ -1,6 +1,6 @@
 #!/bin/sh
 # Reserves nodes from 01:00 to 06:00 every night, so that preflight disturbs no job.
-# Run once, as a Slurm operator. See docs/nightly.md.
+# Run once, as a Slurm operator. See docs/how-to/nightly.md.
 #
 #   sh reservation.sh gpu[001-064]
 #   preflight nightly --inventory=fleet.toml --reservation=preflight

@@ -56,7 +56,7 @@ SCHEMA = 1
 
 
 class BlameDocument(Struct, frozen=True, kw_only=True):
-    """The whole document; docs/samples.md explains each field."""
+    """The whole document; docs/reference/samples.md explains each field."""
 
     schema: int = SCHEMA
     preflight: str
@@ -88,7 +88,7 @@ class BlameDocument(Struct, frozen=True, kw_only=True):
 
 
 def json_schema() -> dict[str, Any]:
-    """Describe the document as JSON Schema; `docs/blame.schema.json` holds a copy of this."""
+    """Describe the document as JSON Schema; docs/reference/blame.schema.json is a copy of it."""
     return schema_of(BlameDocument, f"preflight blame --json, schema {SCHEMA}")
 
 

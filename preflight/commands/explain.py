@@ -53,5 +53,5 @@ def add_options(explain: argparse.ArgumentParser) -> None:
     add_json(explain)
     explain.add_argument(
         "--symptoms", metavar="DIR", type=Path, action="append", default=[],
-        help="a folder with your own symptoms, one .toml file each (docs/explain.md)",
+        help="a folder with your own symptoms, one .toml file each (docs/reference/explain.md)",
     )  # fmt: skip

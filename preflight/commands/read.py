@@ -145,7 +145,7 @@ class ReadRow(Struct, frozen=True, kw_only=True):
 
 
 class ReadDocument(Struct, frozen=True, kw_only=True):
-    """What `preflight read --json` prints; docs/read.md."""
+    """What `preflight read --json` prints; docs/reference/read.md."""
 
     schema: int = 1
     exit: int
@@ -352,8 +352,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument(
         "files", metavar="FILE", type=Path, nargs="+",
-        help="the output of a tool that docs/read.md lists, or an archive of preflight capture; "
-        "- is standard input",
+        help="the output of a tool that docs/reference/read.md lists, or an archive of "
+        "preflight capture; - is standard input",
     )  # fmt: skip
     add_json(parser)
 

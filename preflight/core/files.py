@@ -210,7 +210,7 @@ _TEXT_OF_TOML = re.compile(
 )
 
 _KERNELS_INPUTS = re.compile(r"/proc/\d+/(task/\d+/)?environ")
-"""The one generated file of /proc that commands read: see docs/read.md."""
+"""The one generated file of /proc that commands read: see docs/reference/read.md."""
 
 PIPE_S = 60
 """Time for a program to open the other end of a named pipe."""

@@ -1,7 +1,7 @@
 """One fabric as measured, recorded or simulated: pairs and sizes, with iterations condensed.
 
-As JSON this is the short form of stored samples (docs/samples.md); `observe` makes it from the long
-form, the `Sweep` with every iteration.
+As JSON this is the short form of stored samples (docs/reference/samples.md); `observe` makes it
+from the long form, the `Sweep` with every iteration.
 
 An operation is long at both ends if one of them is frozen within it; if the partner had finished it
 by then, the partner's next operation is long. A supervisor that waited for a CPU proves nothing:

@@ -82,7 +82,7 @@ class Document(Struct, frozen=True, kw_only=True):
             return "run"
         raise UsageError(
             "it holds neither samples nor a run: a long form has ladder, rounds and pairs, a short "
-            "one nodes, tried and digests (docs/samples.md); give a file of either form"
+            "one nodes, tried and digests (docs/reference/samples.md); give a file of either form"
         )
 
 
@@ -106,7 +106,7 @@ MOST_NUMBERS = 100_000_000
 _MEASURED = ("measured.json", "measured.json.gz")
 _MAGIC = b"\x1f\x8b"
 _CHUNK = 4 << 20
-_GIVE = "give the folder of a run, its measured.json, or samples as docs/samples.md says"
+_GIVE = "give the folder of a run, its measured.json, or samples as docs/reference/samples.md says"
 
 
 def open_samples(given: Path) -> tuple[Path, bytes]:
@@ -123,7 +123,7 @@ def open_samples(given: Path) -> tuple[Path, bytes]:
     if content.count(b",") > MOST_NUMBERS:
         raise UsageError(
             f"{path} holds more than {MOST_NUMBERS:,} entries; store the short form of so many "
-            "samples (docs/samples.md), or fewer pairs"
+            "samples (docs/reference/samples.md), or fewer pairs"
         )
     return path, content
 
@@ -146,7 +146,7 @@ def _unpacked(path: Path, content: bytes) -> bytes:
                 if whole.tell() > most:
                     raise UsageError(
                         f"{path} holds more than {most >> 20} MiB once it is unpacked; "
-                        "store the short form of so many samples (docs/samples.md)"
+                        "store the short form of so many samples (docs/reference/samples.md)"
                     )
     except (EOFError, OSError, zlib.error) as error:
         reason = "it ends early" if isinstance(error, EOFError) else str(error)
@@ -191,7 +191,7 @@ def stored_in(path: Path, content: bytes) -> StoredSamples:
     except MemoryError as error:
         raise UsageError(
             f"{path}: its samples do not fit into this machine's memory; decode it on a larger "
-            "one, or store the short form (docs/samples.md)"
+            "one, or store the short form (docs/reference/samples.md)"
         ) from error
 
 

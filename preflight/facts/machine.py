@@ -1,6 +1,6 @@
 """The machine around the GPUs: limits, memory, file systems, kernel log, software.
 
-Sections of the wire document (`docs/wire.md`). A part that could not be read is None.
+Sections of the wire document (`docs/internals/wire.md`). A part that could not be read is None.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The typed, frozen document that a node sends about itself, and its decoder.
 
-These types *are* the wire document (`docs/wire.md`): the payload on the node writes JSON of this
-shape and this module decodes it. A section that could not be read is `None`, never an empty
+These types *are* the wire document (`docs/internals/wire.md`): the payload on the node writes JSON
+of this shape and this module decodes it. A section that could not be read is `None`, never an empty
 value: missing is unknown, not healthy.
 """
 

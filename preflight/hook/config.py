@@ -39,7 +39,7 @@ def parse(content: bytes, path: Path) -> HookConfig:
         config = msgspec.convert(parse_toml(content.decode()), HookConfig, dec_hook=_path)
     except (ValueError, RecursionError) as error:
         problem = str(error).encode("ascii", "replace").decode()[:200]
-        raise UsageError(f"{path}: {problem}; see docs/prolog.md for its keys") from error
+        raise UsageError(f"{path}: {problem}; see docs/reference/prolog.md for its keys") from error
     for name, place in (
         ("inventory", config.inventory),
         ("state_dir", config.state_dir),

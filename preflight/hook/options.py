@@ -22,7 +22,7 @@ Check this node and the GPUs of the job that is to start (SLURM_JOB_GPUS), withi
   preflight prolog --plain      other schedulers: the exit code is the result
 
 Prints and logs nothing on a ready node; else one line in syslog, and
-state_dir/last.json. What it reads, drains and logs: docs/prolog.md"""
+state_dir/last.json. What it reads, drains and logs: docs/reference/prolog.md"""
 
 _HEALTHCHECK: Final = """\
 Check this node with all its GPUs, within 30 s and without any load on the GPUs.
@@ -32,7 +32,7 @@ Run it as root from Slurm's HealthCheckProgram= or cron.
   preflight healthcheck --plain --json   show everything that it finds
 
 Prints and logs nothing on a ready node; else one line in syslog, and
-state_dir/last.json. What it reads, drains and undrains: docs/prolog.md"""
+state_dir/last.json. What it reads, drains and undrains: docs/reference/prolog.md"""
 
 
 class Options(NamedTuple):

@@ -43,7 +43,7 @@ _FILE: Final = re.compile(r"[0-9]{1,12}\.json")
 
 
 class Document(Struct, frozen=True, kw_only=True):
-    """What `--json` prints and last.json holds; docs/prolog.md."""
+    """What `--json` prints and last.json holds; docs/reference/prolog.md."""
 
     schema: int = 1
     preflight: str = __version__

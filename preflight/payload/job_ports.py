@@ -392,7 +392,7 @@ MOST_DATA_PORTS = 16
 def run(
     request: Message, lines: Callable[[float], Message | None], emit: Callable[[Message], None]
 ) -> None:
-    """Listen, connect, close; emit one `Ports` document: preflight.facts.model, docs/wire.md."""
+    """Listen, connect, close; emit one `Ports` document (docs/internals/wire.md)."""
     began = time.monotonic()
     until = began + float(request["deadline_s"]) - MARGIN_S
     nonce = request["nonce"]

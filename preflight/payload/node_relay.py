@@ -1,7 +1,7 @@
 """The relay that srun starts on every node: connects to the controller and runs its commands.
 
 Frames are authenticated, and one loop serves all commands until the controller is gone. The
-controller's half is `preflight.transport.relay`; docs/wire.md specifies the protocol.
+controller's half is `preflight.transport.relay`; docs/internals/wire.md specifies the protocol.
 """
 
 from __future__ import annotations

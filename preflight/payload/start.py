@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Message = dict[str, Any]
 
 VERSION = 1
-"""Version of the wire protocol: docs/wire.md."""
+"""Version of the wire protocol: docs/internals/wire.md."""
 
 GRACE_S = 2.0
 """The alarm comes this long after an entry's own deadline."""

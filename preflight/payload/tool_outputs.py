@@ -66,7 +66,7 @@ def run(
     lines: Callable[[], dict[str, Any] | None],
     emit: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Emit one `Outputs` document: docs/wire.md."""
+    """Emit one `Outputs` document: docs/internals/wire.md."""
     del lines
     began = time.monotonic()
     until = began + float(request["deadline_s"]) - MARGIN_S

@@ -173,7 +173,7 @@ class SensitivityRow(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """The whole document; `docs/report.md` explains each field."""
+    """The whole document; `docs/reference/report.md` explains each field."""
 
     schema: Count = SCHEMA
     preflight: str
@@ -277,7 +277,7 @@ def encode(report: Report) -> bytes:
 
 
 def json_schema() -> dict[str, Any]:
-    """Describe the document as JSON Schema; `docs/report.schema.json` holds a copy of this."""
+    """Describe the document as JSON Schema; docs/reference/report.schema.json is a copy of it."""
     return schema_of(Report, f"preflight report.json, schema {SCHEMA}")
 
 

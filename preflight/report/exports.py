@@ -3,8 +3,8 @@
 `classname` is "preflight." and the check's id, `name` the item's: "gpu.count[gpu041]". In a run
 with --junitxml preflight gives pytest's items the same ones.
 
-Names and labels are stable; docs/report.md lists them. Pairs are exported as quantiles only: a
-thousand nodes would be half a million series.
+Names and labels are stable; docs/reference/report.md lists them. Pairs are exported as quantiles
+only: a thousand nodes would be half a million series.
 """
 
 from __future__ import annotations

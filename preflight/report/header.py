@@ -158,7 +158,7 @@ def _waiver(one: WaiverRow) -> str:
 
 
 LOGINS = 1000
-"""With more nodes, logging in to each takes too long: see docs/slurm.md."""
+"""With more nodes, logging in to each takes too long: see docs/how-to/slurm.md."""
 
 
 def slurm_job(fleet: Fleet) -> str:

@@ -6,7 +6,7 @@ Write the hooks in a `conftest.py` beside your pytest.ini, or in an installed py
 called in the one process that measures and reports, never in a worker of pytest-xdist. Their names
 begin with `pytest_` because pytest accepts no others. In a conftest.py that must also load where
 preflight is not installed, mark them `@pytest.hookimpl(optionalhook=True)`.
-`docs/site-checks.md` has an example of each.
+`docs/how-to/own-check.md` has an example of each.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ class PayloadSession:
             advice = "report its output: this is a bug in preflight"
         elif status == REFUSED:
             sentence = "its forced command refused the call"
-            advice = "install the same preflight there and here; see docs/preinstalled.md"
+            advice = "install the same preflight there and here; see docs/how-to/preinstalled.md"
         elif status == 0:
             sentence = "something else answered"
             advice = "look for a forced command or a login shell that runs something else"

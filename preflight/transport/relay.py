@@ -1,6 +1,6 @@
 """The controller's side of Slurm's relays: they connect, authenticate and run our commands.
 
-The node's side is `preflight/payload/node_relay.py`; docs/wire.md describes the protocol.
+The node's side is `preflight/payload/node_relay.py`; docs/internals/wire.md describes the protocol.
 """
 
 from __future__ import annotations

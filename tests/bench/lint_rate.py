@@ -1,8 +1,9 @@
 """What `preflight lint` says of real scripts: python -m tests.bench.lint_rate FOLDER...
 
 Downloads nothing: give it folders with the scripts of packages that you have unpacked. Each finding
-is printed with its lines, for a person to judge; the counts by rule come last. docs/lint.md says
-what was found in which packages, and which of it a person found to be wrong.
+is printed with its lines, for a person to judge; the counts by rule come last.
+docs/reference/lint.md says what was found in which packages, and which of it a person found to be
+wrong.
 """
 
 from __future__ import annotations

@@ -12,7 +12,9 @@ import jsonschema
 
 from tests import warm
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "blame.schema.json").read_text())
+SCHEMA = json.loads(
+    (Path(__file__).parents[2] / "docs" / "reference" / "blame.schema.json").read_text()
+)
 LONGEST_S = 120
 
 

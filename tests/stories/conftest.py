@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["cluster", "emulator", "here", "hooked", "lab", "slurm", "slurm_cluster"]
 
-SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "report.schema.json").read_text())
+SCHEMA = json.loads(
+    (Path(__file__).parents[2] / "docs" / "reference" / "report.schema.json").read_text()
+)
 
 AT_MOST = 6
 """Kinds of run that are judged again by four workers, which costs a session of pytest each.

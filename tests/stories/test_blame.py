@@ -198,8 +198,8 @@ def test_two_nccl_nodes_with_nothing_to_hold_them_against_are_not_excluded(tmp_p
 
 
 def test_the_examples_of_the_page_say_what_the_page_says(tmp_path: Path) -> None:
-    """docs/samples.md: either form, in a terminal of 100 columns, word for word."""
-    page = (Path(__file__).parents[2] / "docs" / "samples.md").read_text()
+    """docs/reference/samples.md: either form, in a terminal of 100 columns, word for word."""
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "samples.md").read_text()
     examples = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     (told,) = re.findall(r"```\n(UNKN .*?)```", page, re.DOTALL)
     assert len(examples) == 2

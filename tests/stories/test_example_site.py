@@ -23,7 +23,7 @@ FOREIGN = ("SLURM_", "PREFLIGHT_", "PYTEST_", "CUDA_", "MASTER_", "TORCH", "SITE
 
 def _commands() -> list[tuple[str, list[str]]]:
     """Every command of the page, and the lines that it shows of what is printed."""
-    page = (DOCS / "site-checks.md").read_text(encoding="utf-8")
+    page = (DOCS / "how-to" / "own-check.md").read_text(encoding="utf-8")
     found: list[tuple[str, list[str]]] = []
     for block in re.findall(r"```console\n(.*?)```", page, re.DOTALL):
         for line in block.splitlines():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 LOG = "RuntimeError: failed to bind to [::]:29511 (errno: 98 - Address already in use).\n"
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "explain.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "explain.md"
 
 
 def _explain(folder: Path, *words: str, given: str = "") -> subprocess.CompletedProcess[str]:

@@ -93,7 +93,7 @@ def test_a_faulty_node_goes_out_and_its_job_elsewhere(hook: Hook, slurm: Slurm) 
 
 
 def test_by_default_its_job_is_held(hook: Hook, slurm: Slurm) -> None:
-    """Until somebody releases it; docs/prolog.md says so."""
+    """Until somebody releases it; docs/reference/prolog.md says so."""
     conf = slurm.folder / "slurm.conf"
     before = conf.read_text()
     conf.write_text(before.replace(NO_HOLD, ""))

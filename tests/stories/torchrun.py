@@ -171,5 +171,5 @@ def two_nodes(port: int) -> list[str]:
 
 
 def without_logins(outcomes: set[tuple[str, str, str]]) -> set[tuple[str, str, str]]:
-    """Without the exceptions that docs/torchrun.md names: logins, and the job's environment."""
+    """Without the exceptions of docs/how-to/torchrun.md: logins, and the job's environment."""
     return {one for one in outcomes if one[0] not in LOGIN and not one[0].startswith("env.")}

@@ -1,4 +1,4 @@
-"""The check of docs/add-a-check.md works, with its test, as it stands there."""
+"""The check of docs/internals/add-a-check.md works, with its test, as it stands there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_example_of_a_check_passes_its_test(tmp_path: Path) -> None:
     """Both are run outside of the sources, the check in the place of the shipped ones."""
-    page = (ROOT / "docs/add-a-check.md").read_text()
+    page = (ROOT / "docs/internals/add-a-check.md").read_text()
     check, test = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "test_swap.py").write_text(check)
     here = test.replace("preflight.checks.host.test_swap", "test_swap")

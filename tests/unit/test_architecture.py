@@ -1,4 +1,4 @@
-"""docs/architecture.md tells of the rooms that are there."""
+"""docs/internals/architecture.md tells of the rooms that are there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_the_table_of_rooms_is_what_the_code_says() -> None:
 
 def test_every_file_that_the_pages_name_exists() -> None:
     """A page that names a moved file sends its reader nowhere."""
-    for name in ("CONTRIBUTING.md", "docs/architecture.md"):
+    for name in ("CONTRIBUTING.md", "docs/internals/architecture.md"):
         text = (ROOT / name).read_text(encoding="utf-8")
         named = re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|md))`", text)
         places = (ROOT, ROOT / "preflight")

@@ -28,7 +28,7 @@ SAY = {
 
 RIGHTFUL = {
     "CHANGELOG.md": {"*"},
-    "docs/renamed.md": {"owed", "condemns", "promised", "unfit"},
+    "docs/reference/renamed.md": {"owed", "condemns", "promised", "unfit"},
     "preflight/payload/probe/gpu_health.py": {"unhealthy"},
     "preflight/history/tables.py": {"unfit"},  # what schema 3 said
     "preflight/report/events.py": {"owed"},

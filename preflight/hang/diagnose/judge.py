@@ -144,7 +144,8 @@ def _unreadable(case: Case) -> Diagnosis:
     why = case.unreadable[0].look.no_stacks or "no stack was read"
     return Diagnosis(
         sentence=f"none of {count(len(case.unreadable))} shows where it is: {why}",
-        advice="make their stacks readable, then look again (docs/diagnose.md: Stacks, and py-spy)",
+        advice="make their stacks readable, then look again "
+        "(docs/reference/diagnose.md: Stacks, and py-spy)",
         next="sudo preflight diagnose" if "root" in why else "preflight diagnose",
     )
 

@@ -64,7 +64,7 @@ class PlaceRow(Struct, frozen=True, kw_only=True):
 
 
 class Diagnosis(Struct, frozen=True, kw_only=True):
-    """The answer; `preflight diagnose --json` prints it as it is (docs/diagnose.md)."""
+    """The answer; `preflight diagnose --json` prints it as it is (docs/reference/diagnose.md)."""
 
     category: Category = "unknown"
     culprits: tuple[str, ...] = ()

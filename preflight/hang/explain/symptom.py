@@ -1,7 +1,7 @@
 """Symptoms of failed jobs as data, their hits in a log, and the explanation.
 
 There is one file per symptom in `symptoms/`. To add a symptom, add a file; its examples test its
-pattern (docs/explain.md).
+pattern (docs/reference/explain.md).
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _load(path: Path) -> Symptom:
         symptom = msgspec.convert({**content, "id": path.stem}, Symptom)
         _refuse_invalid(symptom)
     except (OSError, ValueError, re.error) as error:
-        raise UsageError(f"{path}: {error}; see docs/explain.md") from error
+        raise UsageError(f"{path}: {error}; see docs/reference/explain.md") from error
     return symptom
 
 
@@ -229,7 +229,7 @@ class Hit(Struct, frozen=True, kw_only=True):
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
-    """The answer; `preflight explain --json` prints it as it is (docs/explain.md)."""
+    """The answer; `preflight explain --json` prints it as it is (docs/reference/explain.md)."""
 
     category: Category = "unknown"
     culprits: tuple[str, ...] = ()

@@ -28,7 +28,7 @@ _LAST_WORDS_S = 6.0  # the controller stops listening 5 s before our deadline
 
 
 def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
-    """Serve one burn-in; the events are those of preflight.facts.burn, docs/wire.md."""
+    """Serve one burn-in; the events are those of preflight.facts.burn, docs/internals/wire.md."""
     ends = time.monotonic() + request["deadline_s"] - _LAST_WORDS_S
     agent.serve_controller(request, read_line, emit)
     children.adopt_orphans()

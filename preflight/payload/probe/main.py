@@ -140,7 +140,7 @@ def run(
     lines: Callable[[], Request | None],
     emit: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Emit one `Facts` document: preflight.facts.model, docs/wire.md."""
+    """Emit one `Facts` document: preflight.facts.model, docs/internals/wire.md."""
     del lines
     gc.disable()  # there is no garbage here, and its marks would make each child copy memory
     began = time.monotonic()

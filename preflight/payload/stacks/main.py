@@ -304,7 +304,7 @@ FIND_S, USERS_S, GPUS_S, DUMPS_S = 6.0, 1.0, 3.0, 3.0
 def run(
     request: Document, lines: Callable[..., Document | None], emit: Callable[[Document], None]
 ) -> None:
-    """Emit one `NodeLook` document: preflight.facts.job, docs/wire.md."""
+    """Emit one `NodeLook` document: preflight.facts.job, docs/internals/wire.md."""
     began = time.monotonic()
     patience = Patience(began + float(request["deadline_s"]) - MARGIN_S)
     look_s = max(0.1, float(request.get("look_s", LOOK_S)))

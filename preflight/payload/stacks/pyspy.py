@@ -317,7 +317,7 @@ _LARGEST = 32 << 20
 def asks(emit: Callable[[dict[str, Any]], None]) -> bool:
     """Request py-spy; False with a preinstalled payload, which runs no program that is sent.
 
-    docs/preinstalled.md guarantees that.
+    docs/how-to/preinstalled.md guarantees that.
     """
     if not any(path.startswith("/proc/self/fd/") for path in sys.path):
         return False

@@ -202,7 +202,7 @@ COMMON = (
 
 
 def digest(go: Go, turn: Turn) -> str:
-    """The same at both ends of a pair, and at the controller (docs/wire.md says how it is made)."""
+    """The same at both ends of a pair, and at the controller (docs/internals/wire.md)."""
     numbers = (go.index, turn.partner)
     common: dict[str, Any] = {name: getattr(go, name) for name in COMMON}
     common.update(

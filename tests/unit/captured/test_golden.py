@@ -25,9 +25,9 @@ def test_a_capture_of_a_real_machine_is_read(path: Path) -> None:
 
 
 def test_the_page_of_what_has_run_names_tests_that_exist() -> None:
-    """docs/what-has-run.md claims nothing by a test that is gone, and lists every capture."""
+    """The page of what has run names no test that is gone, and lists every capture."""
     root = FOLDER.parents[1]
-    page = (root / "docs" / "what-has-run.md").read_text()
+    page = (root / "docs" / "explanation" / "what-has-run.md").read_text()
     named = set(re.findall(r"tests/[\w./-]*\w", page))
     assert {name for name in named if not (root / name).exists()} == set()
     assert [path.name for path in FOUND if path.name not in page] == []

@@ -17,5 +17,5 @@ def test_marks_name_checks_that_exist() -> None:
 
 
 def test_the_page_is_what_the_tests_say() -> None:
-    """docs/coverage.md is made from the marks: python -m tests.coverage."""
+    """docs/internals/coverage.md is made from the marks: python -m tests.coverage."""
     assert PAGE.read_text(encoding="utf-8") == page(proofs())

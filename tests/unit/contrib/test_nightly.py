@@ -55,7 +55,7 @@ def test_user_and_folder_are_those_of_the_steps() -> None:
     """The steps make the user of the unit, his home is its folder, and not that of the prolog."""
     unit = _unit()
     home = f"/var/lib/{unit['StateDirectory']}"
-    page = (NIGHTLY.parents[1] / "docs" / "nightly.md").read_text()
+    page = (NIGHTLY.parents[1] / "docs" / "how-to" / "nightly.md").read_text()
     (made,) = (line for line in page.splitlines() if line.startswith("useradd "))
     assert made.endswith(f" {unit['User']}")
     assert f"--home-dir {home} " in made
@@ -85,6 +85,6 @@ def test_the_reservation_leaves_running_jobs_alone() -> None:
     script = (NIGHTLY / "reservation.sh").read_text()
     subprocess.run(["sh", "-n", NIGHTLY / "reservation.sh"], check=True)
     assert "Flags=DAILY,IGNORE_JOBS" in script
-    page = (NIGHTLY.parents[1] / "docs" / "nightly.md").read_text()
+    page = (NIGHTLY.parents[1] / "docs" / "how-to" / "nightly.md").read_text()
     assert "--reservation=preflight" in page
     assert "ReservationName=preflight" in script

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 from tests.unit.fabric.stored_files import SWEPT, refused
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGE = (DOCS / "samples.md").read_text()
+PAGE = (DOCS / "reference" / "samples.md").read_text()
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
@@ -88,7 +88,7 @@ def test_a_runs_folder_is_read(tmp_path: Path) -> None:
 
 
 def test_the_examples_of_the_page_are_read(tmp_path: Path) -> None:
-    """Both documents of docs/samples.md are sound, and their fields are where it says."""
+    """Both documents of docs/reference/samples.md are sound, and their fields are where it says."""
     path = tmp_path / "example.json"
     forms = []
     for example in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL):
@@ -137,7 +137,7 @@ def test_the_short_form_of_earlier_versions_is_read(
 
 
 def test_every_field_is_explained() -> None:
-    """docs/samples.md has each field of both forms and of the document of --json."""
+    """docs/reference/samples.md has each field of both forms and of the document of --json."""
     named = set(re.findall(r"`([a-z0-9_]+)(?:\[\])?`", PAGE))
     listed = re.search(r"`\[(.*?)\]`", PAGE)
     assert listed
@@ -149,9 +149,9 @@ def test_every_field_is_explained() -> None:
     missing = {
         (kind.__name__, n) for kind in kinds for n in kind.__struct_fields__ if n not in named
     }
-    assert not missing, "explain it in docs/samples.md"
+    assert not missing, "explain it in docs/reference/samples.md"
 
 
 def test_the_schema_file_is_the_one_we_write() -> None:
-    """docs/blame.schema.json describes the document as the code has it."""
-    assert json.loads((DOCS / "blame.schema.json").read_text()) == json_schema()
+    """docs/reference/blame.schema.json describes the document as the code has it."""
+    assert json.loads((DOCS / "reference" / "blame.schema.json").read_text()) == json_schema()

@@ -1,4 +1,4 @@
-"""docs/hangs.md leads to commands that exist and are accepted."""
+"""docs/how-to/hangs.md leads to commands that exist and are accepted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from preflight.core.registry import load_folder, shipped_folder
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "hangs.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "hangs.md").read_text()
 COMMAND = re.compile(r"(?:preflight [a-z]+|pytest --preflight\b)[^`|\n]*")
 TYPED = [
     one

@@ -249,9 +249,9 @@ def test_a_comment_switches_nothing_else_off() -> None:
 
 
 def test_every_rule_has_its_section() -> None:
-    """docs/lint.md explains each by its id; ids are unique and stay."""
+    """docs/reference/lint.md explains each by its id; ids are unique and stay."""
     ids = [rule.id for rule in RULES]
-    page = (ROOT / "docs" / "lint.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "lint.md").read_text(encoding="utf-8")
     assert len(set(ids)) == len(ids)
     assert [one for one in ids if f"### {one}\n" not in page] == []
 

@@ -121,7 +121,7 @@ def test_every_function_that_came_later_is_in_the_table_or_has_an_older_form() -
     table = newer_readings()
     assert set(SINCE_R450) - older_form <= {one.function for one in table.values()}
     assert all(one.branch > 450 for one in table.values())
-    page = (Path(__file__).parents[3] / "docs" / "wire.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "internals" / "wire.md").read_text()
     listed = dict(re.findall(r"^\| `(\w+)` \| `\w+` \| R(\d+) \|$", page, re.MULTILINE))
     assert listed == {name: str(one.branch) for name, one in table.items()}
     assert too_old("", ("fabric_state",), "x") == too_old("N/A", ("fabric_state",), "x") == ""

@@ -19,13 +19,13 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 
 def test_the_schema_file_is_the_one_we_write() -> None:
-    """docs/report.schema.json describes the document as the code has it."""
-    assert json.loads((DOCS / "report.schema.json").read_text()) == json_schema()
+    """docs/reference/report.schema.json describes the document as the code has it."""
+    assert json.loads((DOCS / "reference" / "report.schema.json").read_text()) == json_schema()
 
 
 def test_every_field_of_the_report_is_explained() -> None:
-    """docs/report.md mentions each top-level field."""
-    page = (DOCS / "report.md").read_text()
+    """docs/reference/report.md mentions each top-level field."""
+    page = (DOCS / "reference" / "report.md").read_text()
     for field in json_schema()["$defs"]["Report"]["properties"]:
         assert f"`{field}" in page
 
