@@ -30,7 +30,7 @@ highlight_language = "none"
 myst_heading_anchors = 4
 html_theme = "furo"
 html_title = f"preflight {version}"
-html_copy_source = False
+smartquotes = False  # a dash in an option is two hyphens
 html_show_sourcelink = False
 html_show_copyright = False
 templates_path = ["."]
@@ -56,7 +56,7 @@ def _contents() -> str:
 
 def _checks() -> str:
     """Return the table of the shipped checks, and their pages for the side bar."""
-    table = ["| check | tier | stage | a node fails if this is not true |", "|---|---|---|---|"]
+    table = ["| check | tier | stage | what must be true |", "|---|---|---|---|"]
     for registered in load_folder(shipped_folder()):
         check, about = registered.check, registered.about.splitlines()[0].replace("|", "\\|")
         link = f"[{check.id}](../checks/{check.id}.md)"
