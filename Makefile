@@ -25,7 +25,7 @@ ONCE_MORE = $(BIN)/python -m pytest --lf --last-failed-no-failures=none $(PYTEST
 # Tests start Python some thousand times: each finds compiled what the first one has imported.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo quick test parity lint preflight lab bench bench-full bench-scale wheel setup clean system
+.PHONY: help demo quick test parity lint preflight lab bench bench-full bench-scale docs pictures wheel release-check setup clean system
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -44,6 +44,12 @@ test: $(STAMP) ## run every test
 
 parity: $(STAMP) ## run the stories, and hold each of them to four workers of xdist
 	PREFLIGHT_TEST_PARITY=all $(BIN)/python -m pytest tests/stories $(PYTEST_ARGS)
+
+docs: $(STAMP) ## build the documentation site in build/site; a broken link fails
+	$(BIN)/sphinx-build -c docs -b html -W --keep-going -q . build/site
+
+pictures: $(STAMP) ## renew the pictures of README.md and the screen of the tutorial from a real run of the demo
+	$(BIN)/python -m tests.stories.readme
 
 PROSE = README.md SECURITY.md CONTRIBUTING.md docs
 
@@ -81,7 +87,12 @@ bench-scale: $(STAMP) ## what 1 to 512 nodes cost the controller; bench-results/
 	$(BIN)/python -m tests.bench.scale
 
 wheel: $(STAMP) ## build the sdist, and the wheel from it
+	rm -rf dist
 	$(BIN)/python -m build --no-isolation -o dist .
+
+release-check: docs demo ## what a release must pass: docs, demo, sdist and wheel, the wheel in an empty environment
+	.ci/wheel
+	$(BIN)/twine check --strict dist/*
 
 setup: $(STAMP) ## only set up
 

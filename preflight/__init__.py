@@ -1,3 +1,3 @@
 """Proves a GPU fleet fit before the training job starts, and names the culprit when not."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -41,6 +42,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="preflight-demo-") as folder:
         working = Path(folder)
         planted = _in_processes(working, reason) if reason else _in_a_lab(working)
+        if kept := next((x[7:] for x in sys.argv if x.startswith("--keep=")), ""):
+            shutil.copytree(working / "report", kept)
         return _verdict(working / "report" / "report.json", planted)
 
 

@@ -1,17 +1,35 @@
-"""The README shows the demo's real output; this cuts it out, and compares it without its numbers.
+"""The demo's real output, as the tutorial shows it and as the pictures of the README show it.
 
-To renew it: `make demo | python -m tests.stories.readme`.
+`make pictures` runs the demo in a terminal of 80 columns, and renews the three of them.
 """
 
 from __future__ import annotations
 
+import os
+import pty
 import re
+import subprocess
 import sys
+import tempfile
+from html import escape, unescape
+from io import StringIO
 from pathlib import Path
 
-README = Path(__file__).parents[2] / "README.md"
+from rich.console import Console
+from rich.text import Text
+
+from tests.lab.browser import Browser
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+TUTORIAL = ROOT / "docs" / "tutorials" / "demo.md"
+TERMINAL = ROOT / "docs" / "pictures" / "demo.svg"
+PAGE = ROOT / "docs" / "pictures" / "report.png"
+WIDTH = 80
 _BLOCK = re.compile(r"(<!-- demo: [^\n]*-->\n```\n)(.*?)(```\n)", re.DOTALL)
+_DESCRIPTION = re.compile(r"<desc>\n(.*?)</desc>", re.DOTALL)
 _SKIPPED = ("platform ", "rootdir", "configfile", "plugins", "collected")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\r")
 
 
 def excerpt(output: str) -> list[str]:
@@ -24,10 +42,17 @@ def excerpt(output: str) -> list[str]:
 
 
 def shown() -> list[str]:
-    """The README's block."""
-    match = _BLOCK.search(README.read_text(encoding="utf-8"))
+    """The tutorial's block."""
+    match = _BLOCK.search(TUTORIAL.read_text(encoding="utf-8"))
     assert match is not None
     return match[2].splitlines()
+
+
+def pictured() -> list[str]:
+    """The text of the README's picture, which screen readers read."""
+    match = _DESCRIPTION.search(TERMINAL.read_text(encoding="utf-8"))
+    assert match is not None
+    return unescape(match[1]).splitlines()
 
 
 def comparable(lines: list[str]) -> list[str]:
@@ -42,12 +67,54 @@ def comparable(lines: list[str]) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
+def _in_a_terminal(words: list[str]) -> str:
+    """Run a command on a terminal of its own, and return what it wrote there."""
+    control, terminal = pty.openpty()
+    environ = {**os.environ, "COLUMNS": str(WIDTH), "TERM": "xterm-256color"}
+    with subprocess.Popen(words, cwd=ROOT, env=environ, stdout=terminal, stderr=terminal):
+        os.close(terminal)
+        written = b""
+        try:
+            while more := os.read(control, 1 << 16):
+                written += more
+        except OSError:  # Linux: the last process has closed the terminal
+            pass
+    os.close(control)
+    return written.decode()
+
+
+def _coloured(output: str, lines: list[str]) -> list[str]:
+    """The lines of the excerpt with their colours, in their order."""
+    rest = iter(output.replace("\r\n", "\n").split("\n"))
+    return [
+        next((one for one in rest if _COLOUR.sub("", one) == line), line) if line else ""
+        for line in lines
+    ]
+
+
+def _svg(coloured: list[str], plain: list[str]) -> str:
+    """Draw the terminal; its fonts are the reader's own, and its text can be read aloud."""
+    console = Console(record=True, width=WIDTH, file=StringIO(), force_terminal=True)
+    console.print(Text.from_ansi("\n".join(coloured)))
+    drawn = console.export_svg(title="make demo", unique_id="demo")
+    drawn = re.sub(r"@font-face \{.*?\}\n", "", drawn, flags=re.DOTALL)
+    described = f"<title>make demo</title>\n<desc>\n{escape(chr(10).join(plain))}\n</desc>\n"
+    return re.sub(r"(<svg [^>]*>\n)", lambda m: m[1] + described, drawn, count=1)
+
+
 def main() -> None:
-    """Put the demo's output, read from standard input, into the README."""
-    lines = excerpt(sys.stdin.read())
-    text = README.read_text(encoding="utf-8")
+    """Run the demo, and renew the tutorial's block and both pictures."""
+    with tempfile.TemporaryDirectory(prefix="preflight-pictures-") as name:
+        report = Path(name) / "report"
+        output = _in_a_terminal([sys.executable, "-m", "tests.lab.demo", f"--keep={report}"])
+        with Browser() as browser:
+            browser.open(report / "report.html", width=1000, height=800)
+            browser.picture(PAGE, whole=False)
+    lines = excerpt(_COLOUR.sub("", output))
     block = "".join(f"{line}\n" for line in lines)
-    README.write_text(_BLOCK.sub(lambda m: m[1] + block + m[3], text), encoding="utf-8")
+    page = TUTORIAL.read_text(encoding="utf-8")
+    TUTORIAL.write_text(_BLOCK.sub(lambda m: m[1] + block + m[3], page), encoding="utf-8")
+    TERMINAL.write_text(_svg(_coloured(output, lines), lines), encoding="utf-8")
 
 
 if __name__ == "__main__":
