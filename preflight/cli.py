@@ -10,6 +10,7 @@ import errno
 import importlib
 import os
 import re
+import signal
 import sys
 import textwrap
 from pathlib import Path
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from preflight.core.registry import Registered
 
-INTERRUPTED, USAGE = 2, 4
+USAGE = 4
 HELP = {
     "check": "check a fleet before a job starts, and name what is wrong",
     "list-checks": "list the checks, or explain one",
@@ -81,6 +82,7 @@ def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
     _open_streams()
     if words[:1] in (["prolog"], ["healthcheck"]):
         _judge_here(words)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until_interrupted lets it through
     if words[:1] and words[0] in ISOLATED:
         from preflight.commands.check import start
 
@@ -91,20 +93,24 @@ def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
 
         launch = _own_environment() if words[:1] == ["watch"] else None
         start(words, program=_AGAIN.format(launch), quiet=launch is not None)
-    from preflight.commands.check import drop_output, output_failed
+    from preflight.commands.check import until_interrupted
+
+    return until_interrupted(lambda: _guarded(words, launch))
+
+
+def _guarded(words: Sequence[str], launch: int | None) -> int:
+    from preflight.commands.check import output_failed
     from preflight.errors import UsageError
 
     try:
         return _verb(words, launch)
-    except KeyboardInterrupt:
-        print("\npreflight: interrupted", file=sys.stderr)  # noqa: T201  a command speaks on its terminal
-        drop_output()
-        return INTERRUPTED
     except UsageError as error:
+        from preflight.commands import short_names
         from preflight.core.text import printable
 
-        message = printable(str(error))  # it may name a file whose name is an escape sequence
-        print(f"preflight: {message}", file=sys.stderr)  # noqa: T201
+        # It may name a file whose name is an escape sequence.
+        message = short_names(printable(str(error)))
+        print(f"preflight: {message}", file=sys.stderr)  # noqa: T201  a command speaks on its terminal
         return USAGE
     except OSError as error:
         if error.errno not in _OUTPUT or error.filename is not None:
@@ -127,7 +133,7 @@ def _verb(words: Sequence[str], launch: int | None) -> int:
         return _watch(words[1:], launch)
     arguments = _parser(next((word for word in words if word in COMMANDS), "")).parse_args(words)
     if arguments.verb == "list-checks":
-        code = _checks(arguments.id)
+        code = _checks(arguments.id, as_json=arguments.json)
     elif arguments.verb in COMMANDS:
         code = _command(arguments)
     else:
@@ -213,52 +219,57 @@ def _parser(chosen: str = "") -> argparse.ArgumentParser:
         options = verbs.add_parser(verb, help=about)
         if verb == "list-checks":
             options.add_argument("id", nargs="?", help="a check id such as gpu.count")
+            options.add_argument("--json", action="store_true", help="print one JSON document")
         elif verb == chosen and verb in COMMANDS:
             # Only this one: all verbs take a second to load, and load what `check` must not.
             importlib.import_module(f"preflight.commands.{verb}").add_options(options)
     return parser
 
 
-def _checks(check_id: str | None) -> int:
+def _checks(check_id: str | None, *, as_json: bool) -> int:
+    """List the checks, or print the page of one: what, why, what it costs, how to fix."""
     from preflight.core.registry import Registry, load_folder, shipped_folder
 
     shipped = load_folder(shipped_folder())
-    if any(registered.check.id == check_id for registered in shipped):
-        return _explain(str(check_id))
-    from preflight.session.site import site_checks
+    found = [one for one in shipped if one.check.id == check_id]
+    if not found:
+        from preflight.session.site import site_checks
 
-    registry = Registry([*shipped, *site_checks()])
-    if check_id is not None:
-        return _explain_own(registry.find(check_id))
-    wide = max(len(registered.check.id) for registered in registry)
-    for registered in registry:
-        check = registered.check
-        first = registered.about.splitlines()[0]
-        start = f"{check.id:<{wide}}  {check.tier:<6}  {check.stage:<6}  "
-        print(  # noqa: T201
-            textwrap.fill(first, WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
-        )
+        registry = Registry([*shipped, *site_checks()])
+        found = [*registry] if check_id is None else [registry.find(check_id)]
+    if as_json:
+        import json
+
+        rows = [_row(one, with_page=check_id is not None) for one in found]
+        print(json.dumps({"schema": 1, "checks": rows}, indent=1))  # noqa: T201
+    elif check_id is not None:
+        print(_page(found[0]))  # noqa: T201
+    else:
+        wide = max(len(one.check.id) for one in found)
+        for one in found:
+            check = one.check
+            start = f"{check.id:<{wide}}  {check.tier:<6}  {check.stage:<6}  "
+            first, indent = one.about.splitlines()[0], " " * len(start)
+            print(textwrap.fill(first, WIDTH, initial_indent=start, subsequent_indent=indent))  # noqa: T201
     return 0
 
 
-def _explain_own(registered: Registered) -> int:
-    """Print the page of a site's check: what its author wrote at the top of its file."""
-    page = registered.about.strip()
-    first = f"# {registered.check.id}\n\n{page}\n\n(from {registered.path})"
-    print("\n".join(line.rstrip() for line in first.splitlines()))  # noqa: T201
-    return 0
+def _row(registered: Registered, *, with_page: bool) -> dict[str, object]:
+    check = registered.check
+    row = {"id": check.id, "tier": check.tier, "stage": check.stage, "drains": check.drains,
+           "about": registered.about.splitlines()[0]}  # fmt: skip
+    return {**row, "page": _page(registered)} if with_page else row
 
 
-def _explain(check_id: str) -> int:
-    """Print the page of one check: what, why, what it costs, how to fix."""
-    package = Path(__file__).resolve().parent
+def _page(registered: Registered) -> str:
+    """Return the page of a check in docs/checks; of a site's, what its author wrote in the file."""
+    check_id, package = registered.check.id, Path(__file__).resolve().parent
     for folder in (package / "docs" / "checks", package.parent / "docs" / "checks"):
         page = folder / f"{check_id}.md"
         if page.is_file():
-            print(page.read_text(encoding="utf-8").rstrip())  # noqa: T201
-            return 0
-    print(f"{check_id} has no page here; see docs/checks in the sources")  # noqa: T201
-    return 0
+            return page.read_text(encoding="utf-8").rstrip()
+    own = f"# {check_id}\n\n{registered.about.strip()}\n\n(from {registered.path})"
+    return "\n".join(line.rstrip() for line in own.splitlines())
 
 
 if __name__ == "__main__":
