@@ -14,7 +14,7 @@ import signal
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from preflight import __version__
 
@@ -30,6 +30,7 @@ HELP = {
     "nightly": "check a whole fleet by night, in waves of idle nodes",
     "prolog": "check this node before a job starts: for schedulers, as root",
     "healthcheck": "check this node from time to time: for Slurm or cron",
+    "install-hook": "install Slurm's prolog and health check on this node",
     "lint": "find what a training script will hang on; runs nothing",
     "watch": "start a launch, and keep evidence where it hangs or dies",
     "diagnose": "name the rank that a hanging job waits for",
@@ -52,7 +53,10 @@ exit codes, the same in every verb:
 _RENAMED = {"run": "check", "checks": "list-checks", "sweep": "nightly"}
 """Verbs of version 0.1, and what they are called now."""
 
-COMMANDS = ("blame", "capture", "diagnose", "explain", "history", "learn", "lint", "read", "report")
+COMMANDS = (
+    *("blame", "capture", "diagnose", "explain", "history", "install-hook", "learn", "lint"),
+    *("read", "report"),
+)
 """Verbs with a module of their own."""
 
 ISOLATED = {
@@ -143,8 +147,12 @@ def _verb(words: Sequence[str], launch: int | None) -> int:
     return code
 
 
+def _module(verb: str) -> Any:
+    return importlib.import_module(f"preflight.commands.{verb.replace('-', '_')}")
+
+
 def _command(arguments: argparse.Namespace) -> int:
-    command = importlib.import_module(f"preflight.commands.{arguments.verb}")
+    command = _module(arguments.verb)
     try:
         return int(command.run(arguments))
     except ValueError as error:
@@ -222,7 +230,7 @@ def _parser(chosen: str = "") -> argparse.ArgumentParser:
             options.add_argument("--json", action="store_true", help="print one JSON document")
         elif verb == chosen and verb in COMMANDS:
             # Only this one: all verbs take a second to load, and load what `check` must not.
-            importlib.import_module(f"preflight.commands.{verb}").add_options(options)
+            _module(verb).add_options(options)
     return parser
 
 
