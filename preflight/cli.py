@@ -31,6 +31,7 @@ HELP = {
     "prolog": "check this node before a job starts: for schedulers, as root",
     "healthcheck": "check this node from time to time: for Slurm or cron",
     "install-hook": "install Slurm's prolog and health check on this node",
+    "completion": "print what a shell needs to complete commands",
     "lint": "find what a training script will hang on; runs nothing",
     "watch": "start a launch, and keep evidence where it hangs or dies",
     "diagnose": "name the rank that a hanging job waits for",
@@ -49,6 +50,11 @@ exit codes, the same in every verb:
   2 interrupted                5 nothing to check
 (`watch` exits as its launch does; `prolog` and `healthcheck`: see their --help;
 `report`, `history` and `list-checks` only print: 0)
+"""
+_COMPLETION = """\
+examples:
+  eval "$(preflight completion bash)"                  in ~/.bashrc; the same for zsh
+  preflight completion fish >~/.config/fish/completions/preflight.fish
 """
 _RENAMED = {"run": "check", "checks": "list-checks", "sweep": "nightly"}
 """Verbs of version 0.1, and what they are called now."""
@@ -86,6 +92,7 @@ def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
     _open_streams()
     if words[:1] in (["prolog"], ["healthcheck"]):
         _judge_here(words)
+    is_completing = not words and "_ARGCOMPLETE" in os.environ
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until_interrupted lets it through
     if words[:1] and words[0] in ISOLATED:
         from preflight.commands.check import start
@@ -96,7 +103,9 @@ def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
         from preflight.commands.check import start
 
         launch = _own_environment() if words[:1] == ["watch"] else None
-        start(words, program=_AGAIN.format(launch), quiet=launch is not None)
+        start(words, program=_AGAIN.format(launch), quiet=is_completing or launch is not None)
+    if is_completing:
+        _complete(os.environ["COMP_LINE"])
     from preflight.commands.check import until_interrupted
 
     return until_interrupted(lambda: _guarded(words, launch))
@@ -122,6 +131,35 @@ def _guarded(words: Sequence[str], launch: int | None) -> int:
         return output_failed(error)
 
 
+def _complete(line: str) -> None:
+    """Print what may follow in a line that a shell completes, and exit."""
+    import argcomplete
+
+    verb = next((word for word in line.split()[1:] if word in VERBS), "")
+    parser = _parser(verb)
+    subparsers: Any = parser._subparsers  # noqa: SLF001  argparse has no other way
+    verbs: dict[str, Any] = subparsers._group_actions[0].choices  # noqa: SLF001
+    if verb in ISOLATED:
+        verbs[verb] = importlib.import_module(ISOLATED[verb]).parser()
+    elif verb in ("prolog", "healthcheck"):
+        verbs[verb] = importlib.import_module("preflight.hook.options").option_parser(verb)
+    elif verb == "watch":
+        _module(verb).add_watch_options(verbs[verb])
+    for action in verbs[verb]._actions if verb else ():  # noqa: SLF001
+        if action.dest in ("id", "checks", "--preflight-checks"):
+            action.completer = _ids_after_comma
+        elif action.dest == "nodes" and not action.option_strings:
+            action.completer = argcomplete.completers.SuppressCompleter()
+    argcomplete.autocomplete(parser, always_complete_options="long")
+
+
+def _ids_after_comma(prefix: str, **_: object) -> list[str]:
+    from preflight.core.registry import load_folder, shipped_folder
+
+    before, comma, _last = prefix.rpartition(",")
+    return [before + comma + one.check.id for one in load_folder(shipped_folder())]
+
+
 def _own_environment() -> int:
     """A descriptor that holds the environment; the program that this process execs inherits it."""
     import json
@@ -136,7 +174,12 @@ def _verb(words: Sequence[str], launch: int | None) -> int:
     if words[:1] == ["watch"]:
         return _watch(words[1:], launch)
     arguments = _parser(next((word for word in words if word in COMMANDS), "")).parse_args(words)
-    if arguments.verb == "list-checks":
+    if arguments.verb == "completion":
+        from argcomplete.shell_integration import shellcode
+
+        print(shellcode(["preflight"], shell=arguments.shell))  # noqa: T201
+        code = 0
+    elif arguments.verb == "list-checks":
         code = _checks(arguments.id, as_json=arguments.json)
     elif arguments.verb in COMMANDS:
         code = _command(arguments)
@@ -225,7 +268,11 @@ def _parser(chosen: str = "") -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for verb, about in HELP.items():
         options = verbs.add_parser(verb, help=about)
-        if verb == "list-checks":
+        if verb == "completion":
+            options.add_argument("shell", choices=("bash", "zsh", "fish"))
+            options.epilog = _COMPLETION
+            options.formatter_class = argparse.RawDescriptionHelpFormatter
+        elif verb == "list-checks":
             options.add_argument("id", nargs="?", help="a check id such as gpu.count")
             options.add_argument("--json", action="store_true", help="print one JSON document")
         elif verb == chosen and verb in COMMANDS:

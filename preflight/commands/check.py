@@ -41,13 +41,14 @@ _DROPPED = ("PYTHON", "PYTEST_")
 _FOR_ROOT = re.compile(
     r"PATH|LD_LIBRARY_PATH|LANG|LC_\w+|TZ|TERM|NO_COLOR|COLUMNS|LINES|USER|LOGNAME|TMPDIR"
     r"|XDG_RUNTIME_DIR|SSH_AUTH_SOCK|SLURMD?_\w+|PREFLIGHT_\w+"
-    r"|PG(PASSWORD|PASSFILE|SSLMODE|SSLROOTCERT)|(OMPI_COMM_WORLD|PMI)_RANK"
+    r"|_ARGCOMPLETE\w*|COMP_(LINE|POINT|TYPE)|PG(PASSWORD|PASSFILE|SSLMODE|SSLROOTCERT)|(OMPI_COMM_WORLD|PMI)_RANK"
 )
 """Variables that root keeps, besides those of a job that checks read: another user may have set the
 others."""
 
-_NO_PATHS = ("SSH_AUTH_SOCK", "PREFLIGHT_HISTORY")
-"""Variables that are not checked as paths: an agent only signs, a history may be a database URL."""
+_NO_PATHS = ("SSH_AUTH_SOCK", "PREFLIGHT_HISTORY", "COMP_LINE")
+"""Variables that are not checked as paths: an agent only signs, a history may be a database URL, a
+typed line is only completed."""
 
 _SET = {
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -89,6 +90,8 @@ def start(
     could damage. `quiet`: do not name the removed variables.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
+    if argv:
+        kept.pop("_ARGCOMPLETE", None)  # pytest would take the run for a completion, and exit 0
     if os.geteuid() == 0:
         kept, refused = for_root(kept)
         if refused and not quiet:
@@ -149,15 +152,20 @@ def for_root(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     return kept, refused
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run pytest on preflight's configuration; the exit codes are those of `pytest --preflight`."""
-    import pytest
-
+def parser() -> _Parser:
+    """Return the parser of this verb, which imports pytest."""
     parser = option_parser("preflight check", _ABOUT, own=add_report_json)
     parser.usage = "preflight check [NODES ...] [options]"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLES
-    asked = parser.read(argv, argparse.Namespace())
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run pytest on preflight's configuration; the exit codes are those of `pytest --preflight`."""
+    import pytest
+
+    asked = parser().read(argv, argparse.Namespace())
     folders = " ".join(shlex.quote(str(Path(each).absolute())) for each in asked.folder)
     shorten_names()
     printed = PrintedReport() if asked.json else None

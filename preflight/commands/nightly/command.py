@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from preflight.check import Tier
+    from preflight.commands.check import _Parser
     from preflight.commands.nightly.state import Former
 
 
@@ -231,8 +232,8 @@ class SweepArguments(argparse.Namespace):
         return self.options.get(f"--preflight-{name.replace('_', '-')}")
 
 
-def read_words(argv: Sequence[str]) -> SweepArguments:
-    """Read the command line; wrong usage ends here, with exit 4."""
+def parser() -> _Parser:
+    """Return the parser of this verb, which imports pytest."""
     parser = option_parser(
         "preflight nightly",
         "Check a whole fleet in waves of idle nodes, each as deep as the night allows:\n"
@@ -243,7 +244,12 @@ def read_words(argv: Sequence[str]) -> SweepArguments:
     parser.usage = "preflight nightly [NODES ...] [options]"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLES
-    asked = parser.read(argv, SweepArguments())
+    return parser
+
+
+def read_words(argv: Sequence[str]) -> SweepArguments:
+    """Read the command line; wrong usage ends here, with exit 4."""
+    asked = parser().read(argv, SweepArguments())
     given = dict(word.partition("=")[::2] for word in asked.words)
     for name, why in _NOT_HERE.items():
         if name in given:
