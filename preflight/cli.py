@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from preflight import __version__
+from preflight.commands import EXIT_CODES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,13 +44,9 @@ HELP = {
     "capture": "collect what a machine shows and measures, in one file",
     "read": "check outputs captured on a machine out of reach",
 }
-EXIT_CODES = """\
-exit codes, the same in every verb:
-  0 nothing wrong found        3 could not tell, or preflight broke
-  1 something is wrong, named  4 wrong usage
-  2 interrupted                5 nothing to check
-(`watch` exits as its launch does; `prolog` and `healthcheck`: see their --help;
-`report`, `history` and `list-checks` only print: 0)
+_OTHER_CODES = """\
+`watch` exits as its launch does; `prolog` and `healthcheck`: see their --help;
+`report`, `list-checks` and `completion` only print: 0
 """
 _COMPLETION = """\
 examples:
@@ -261,7 +258,7 @@ def _parser(chosen: str = "") -> argparse.ArgumentParser:
         prog="preflight",
         description="Prove a GPU fleet fit before the job starts, and name the culprit when it is\n"
         "not.\nBegin with: preflight check 'gpu[001-064]'",
-        epilog=EXIT_CODES,
+        epilog=f"{EXIT_CODES}\n{_OTHER_CODES}",
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, 2, 16, WIDTH),
     )
     parser.add_argument("--version", action="version", version=f"preflight {__version__}")

@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 _TARGETS = ("nodes", "inventory", "exclude", "transport", "python")
 _WIDEST = 100
 
+EXIT_CODES = """\
+exit codes, the same in every verb:
+  0 nothing wrong was found
+  1 something is wrong, or a node could not be judged: it is named
+  2 interrupted
+  3 no answer, or not a whole one, and nothing is named
+  4 wrong usage
+  5 nothing to check
+"""
+
 
 def add_targets(parser: argparse.ArgumentParser, inventory: str = "") -> None:
     """Declare the options that choose nodes; `inventory` is added to the help of that option."""

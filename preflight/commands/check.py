@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO, TypeVar, cast
 
-from preflight.commands import NO_OTHERS, short_names
+from preflight.commands import EXIT_CODES, NO_OTHERS, short_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -157,7 +157,7 @@ def parser() -> _Parser:
     parser = option_parser("preflight check", _ABOUT, own=add_report_json)
     parser.usage = "preflight check [NODES ...] [options]"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = _EXAMPLES
+    parser.epilog = f"{_EXAMPLES}\n{EXIT_CODES}"
     return parser
 
 
@@ -274,10 +274,6 @@ examples:
   preflight check 'gpu[001-064]'                     64 nodes over SSH
   preflight check -i fleet.toml --tier=standard      what each group must have; a deeper look
   preflight check 'gpu[001-064]' --json > run.json   the report for a program
-
-exit codes:
-  0 ready   1 a node is not ready   2 interrupted   3 preflight broke, or a result is missing
-  4 wrong usage   5 nothing to check
 """
 
 

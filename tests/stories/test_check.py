@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from preflight.commands import EXIT_CODES
 
 PREFLIGHT = str(Path(sys.executable).with_name("preflight"))
 ONE = "--checks=host.load"
@@ -149,6 +152,26 @@ def test_what_to_run_next_is_a_command(tmp_path: Path) -> None:
     assert commands[0].startswith("preflight check --checks=")
     done = _preflight(tmp_path, *commands[0].split()[1:], "--co", "-q")
     assert done.returncode == 0, done.stderr
+
+
+def test_exit_codes_mean_the_same_wherever_they_are_listed(tmp_path: Path) -> None:
+    """One table: in the help of the command, of `check` and of `nightly`, and in the docs."""
+    rows = re.findall(r"^  (\d) (.+)$", EXIT_CODES, re.MULTILINE)
+    assert [code for code, _ in rows] == list("012345")
+    for words in ((), ("check",), ("nightly",)):
+        assert EXIT_CODES in _preflight(tmp_path, *words, "--help").stdout
+    for page in ("README.md", "docs/renamed.md"):
+        text = (Path(__file__).parents[2] / page).read_text()
+        assert all(f"| {code} | {meaning} |" in text for code, meaning in rows), page
+
+
+def test_what_could_not_be_judged_is_named_or_there_is_no_answer(tmp_path: Path) -> None:
+    """A node that does not answer is 1; a log, a text and a hang without a cause are 3."""
+    (tmp_path / "a.log").write_text("RuntimeError: nobody knows\nTraceback\nerror: failed\n")
+    node = _preflight(tmp_path, "check", "nosuch.invalid", "--checks=reach.answer")
+    assert (node.returncode, "nosuch.invalid" in node.stdout) == (1, True)
+    assert _preflight(tmp_path, "explain", "a.log").returncode == 3
+    assert _preflight(tmp_path, "learn", "nosuch.invalid").returncode == 3
 
 
 def _verbs_with_a_result(folder: Path) -> dict[str, tuple[str, ...]]:

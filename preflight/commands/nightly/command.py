@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec.structs import replace
 
 from preflight import __version__
+from preflight.commands import EXIT_CODES
 from preflight.commands.check import (
     PrintedReport,
     add_report_json,
@@ -243,7 +244,7 @@ def parser() -> _Parser:
     )
     parser.usage = "preflight nightly [NODES ...] [options]"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = _EXAMPLES
+    parser.epilog = f"{_EXAMPLES}\n{EXIT_CODES}"
     return parser
 
 
