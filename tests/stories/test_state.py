@@ -99,7 +99,7 @@ def test_only_a_plain_file_is_replayed(here: Here) -> None:
     for path in (pipe, "/dev/zero", deep):
         told = here.judge(f"--preflight-replay={path}")
         assert told.exit == 4
-        assert "give the measured.json of a run" in told.err
+        assert "give a run's folder, or its measured.json" in told.err
 
 
 def test_measurements_that_cannot_be_are_refused(here: Here) -> None:
