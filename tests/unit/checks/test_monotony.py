@@ -241,9 +241,9 @@ def eased_one_by_one(
 
     The last one may, from a failure to a warning by the `board`, and without one to nothing.
     """
-    eased = []
-    for name in edits:
-        one, ranks = whole, [rank(whole)]
+    eased, healthy = [], rank(whole)
+    for name in edits if whole.gpus else ():
+        one, ranks = whole, [healthy]
         for at in range(len(whole.gpus or ())):
             one = dict(EDITS)[name](_Number(at), one)
             ranks.append(rank(one))
