@@ -15,6 +15,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from preflight.facts.boards import (
+    board,
     fewer_links_than_board,
     gpu_codes,
     known_codes,
@@ -138,8 +139,8 @@ def missing_links(facts: Facts, wanted: int | None, group: Group) -> Iterator[De
         elif wanted is None and by_board[at]:
             # If all GPUs lack links, peers do not show it.
             sentence = f"GPU{gpu.index}{_at(gpu)}: {up} NVLinks up, {by_board[at]}{_down(gpu)}"
-            grave = vote is None and up == 0 and must_be_up(gpu, gpus)
-            yield Deviation(sentence, RESEAT, grave=grave)
+            grave = (up == 0 and must_be_up(gpu, gpus)) or _one_has_all(gpu, gpus)
+            yield Deviation(sentence, RESEAT, grave=vote is None and grave)
 
 
 def usual_links(gpus: Sequence[Gpu]) -> int | None:
@@ -190,7 +191,9 @@ def peers_without_access(facts: Facts) -> Iterator[Deviation]:
             yield Deviation(sentence, COMPARE_BUILD, grave=False)
     for code in sorted(set(joined.values())):
         pairs = [pair for pair in facts.gpu_pairs or () if joined.get((pair.a, pair.b)) == code]
-        if _most([pair.p2p_read for pair in pairs]) == "ok":
+        here = [pair.p2p_read for pair in pairs]
+        # Of pairs that NVLinks join, one with access shows it; by PCIe some may lack it by design.
+        if _most(here) == "ok" or (code.startswith("NV") and "ok" in here):
             for pair in pairs:
                 if pair.p2p_read not in ("ok", "unknown"):
                     sentence = f"GPU{pair.a}-GPU{pair.b} ({code}): no peer access, {pair.p2p_read}"
@@ -266,6 +269,15 @@ def _all_but_one(values: tuple[T, ...]) -> tuple[T, ...]:
         if usual is None or values.count(usual) != len(values) - 1
         else (usual,) * len(values)
     )
+
+
+def _one_has_all(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
+    """Whether another GPU behind the same switches has every link of their board."""
+    known = board(gpu.name)
+    if known is None or not _has_switch([gpu]):
+        return False
+    alike = [one for one in gpus if one.name == gpu.name and not one.mig_enabled]
+    return any((up_links(one) or 0) >= known.links and _has_switch([one]) for one in alike)
 
 
 def _has_switch(gpus: Iterable[Gpu]) -> bool:

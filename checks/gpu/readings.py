@@ -8,18 +8,20 @@ Every expected value names its source, so that a sentence can say which number d
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from preflight.checks.gpu.deviations import on_most
+from preflight.facts.boards import board
 from preflight.facts.gpu import too_old
 from preflight.facts.node import decided, most
 from preflight.facts.words import count
 from preflight.verdict import Verdict, fail, not_run, ok, unknown, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Sequence
 
     from preflight.facts.gpu import GpuHealth
     from preflight.facts.model import Facts, Gpu
@@ -41,10 +43,18 @@ class Expectation(Generic[T]):
     by: Literal["expectation", "group", "siblings", "default"]
 
 
+Best = Callable[[Iterable[Any]], Any]
+"""Picks the best of several values: `max` for lanes or watts, `any` for a mode to be on."""
+
+
 def expected_value(
-    expectation: T | None, name: str, facts: Facts, group: Group
+    expectation: T | None, name: str, facts: Facts, group: Group, best: Best | None = None
 ) -> Expectation[Any] | None:
-    """The expected value of the field `name` of each GPU; None where no source has one."""
+    """The expected value of the field `name` of each GPU; None where no source has one.
+
+    `best`: without a group, each GPU should have what the best one of this node has. By number, a
+    second slow slot of four would hide the first.
+    """
     if expectation is not None:
         return Expectation(expectation, "expected", "expectation")
     vote = decided(group.majority(reader(name)))
@@ -52,16 +62,26 @@ def expected_value(
         return Expectation(vote.value, on_most(vote, group), "group")
     values = list(_values(facts, name))
     common = most(values, _ENOUGH_SIBLINGS)
+    if best is not None and len(known := set(_known_values(facts, name))) > 1:
+        common, values = best(known), list(_known_values(facts, name))
     if common is not None:
         siblings = f"on {values.count(common)} of {len(values)} GPUs of this node"
         return Expectation(common, siblings, "siblings")
     return None
 
 
-def expected_of_kind(name: str, facts: Facts, group: Group) -> Expectation[Any] | None:
+def best_on_a_board(facts: Facts) -> Best | None:
+    """The places of a baseboard are alike, but a machine for cards may have two kinds of slots."""
+    kinds = {gpu.name for gpu in facts.gpus or ()}
+    return max if len(kinds) == 1 and board(*kinds) is not None else None
+
+
+def expected_of_kind(
+    name: str, facts: Facts, group: Group, best: Best | None = None
+) -> Expectation[Any] | None:
     """The same for values that depend on the board: None where kinds of boards are mixed."""
     kinds = {gpu.name for gpu in facts.gpus or ()}
-    return expected_value(None, name, facts, group) if len(kinds) == 1 else None
+    return expected_value(None, name, facts, group, best) if len(kinds) == 1 else None
 
 
 @cache
@@ -80,6 +100,10 @@ def reading(gpu: Gpu, name: str) -> Any:
 def _values(facts: Facts, name: str) -> Iterable[Any]:
     if any(gpu.refused(name) for gpu in facts.gpus or ()):
         return ()  # what the others have in common is no majority without it
+    return _known_values(facts, name)
+
+
+def _known_values(facts: Facts, name: str) -> Iterable[Any]:
     values = (reading(gpu, name) for gpu in facts.gpus or ())
     return (value for value in values if value is not None and value != "")
 

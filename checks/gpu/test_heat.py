@@ -10,7 +10,8 @@ from preflight.checks.gpu.readings import (
     Expectation,
     Question,
     Trouble,
-    expected_value,
+    best_on_a_board,
+    expected_of_kind,
     gpu_label,
     healths,
     judge_gpus,
@@ -79,12 +80,23 @@ def _often(name: str, health: GpuHealth, uptime: float, limit: Thresholds) -> It
 def power_troubles(node: Node) -> Iterator[Trouble]:
     """GPUs whose enforced power limit is below the expected one: they are slow under load."""
     facts, limit = node.facts, node.limit
-    usual = expected_value(node.expected.power_limit_w, "power_limit_w", facts, node.group)
+    best, slack = best_on_a_board(facts), limit("power_limit_slack_w")
+    given = node.expected.power_limit_w
+    # A T4 among A100s has a limit of its own.
+    usual = expected_of_kind("power_limit_w", facts, node.group, best)
+    if given is not None:
+        usual = Expectation(given, "expected", "expectation")
+    # Kinds of which a GPU here has its board's default: no site caps only the others.
+    uncapped = {
+        (gpu.name, health.power_default_w)
+        for gpu, health in healths(facts)
+        if (health.power_limit_w or 0.0) >= (health.power_default_w or 0.0) - slack
+    }
     for gpu, health in healths(facts):
         now, default = health.power_limit_w, health.power_default_w
         if now is None:
             continue
-        slack, should = limit("power_limit_slack_w"), usual
+        should = usual
         # If all GPUs are capped, peers do not show it, but the board's default does.
         if default and (
             usual is None
@@ -103,7 +115,8 @@ def power_troubles(node: Node) -> Iterator[Trouble]:
         if off > 0:
             yield Trouble(gpu, sentence, f"correct the inventory, or: {set_it}", grave=False)
         else:
-            yield Trouble(gpu, sentence, set_it, grave=should.by != "default")
+            alone = (gpu.name, default) in uncapped and (usual is None or usual.by != "group")
+            yield Trouble(gpu, sentence, set_it, grave=should.by != "default" or alone)
 
 
 def temperature_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:

@@ -29,6 +29,7 @@ from preflight.checks.gpu.readings import (
     Expectation,
     Question,
     Trouble,
+    best_on_a_board,
     expected_of_kind,
     gpu_label,
     healths,
@@ -108,8 +109,8 @@ _MINUTE_S: Final = 60.0
 
 def pcie_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[Trouble]:
     """Lost lanes, a slow generation while at work, and transfers that had to be repeated."""
-    widths = expected_of_kind("pcie_width", facts, group)
-    speeds = expected_of_kind("pcie_gen_max", facts, group)
+    widths = expected_of_kind("pcie_width", facts, group, best_on_a_board(facts))
+    speeds = expected_of_kind("pcie_gen_max", facts, group, best_on_a_board(facts))
     for gpu, health in healths(facts):
         width, most = health.pcie_width, health.pcie_width_max
         if widths is not None and width is not None and width < widths.value:
@@ -124,19 +125,30 @@ def pcie_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[Tro
             # A card's slot may be wired so, as other nodes show; that of a baseboard is not.
             sentence = f"{gpu_label(gpu)}: PCIe x{width}, x{most} is what board and slot can do"
             yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
-        yield from _generation(gpu, health, speeds)
+        yield from _generation(gpu, health, speeds, facts)
         yield from _replays(gpu, health, uptime_s(facts), limit)
 
 
-def _generation(gpu: Gpu, health: GpuHealth, usual: Expectation[Any] | None) -> Iterator[Trouble]:
+_SERVERS_GEN: Final = 3
+"""The lowest PCIe generation of slots for GPUs in servers since 2012."""
+
+
+def _generation(
+    gpu: Gpu, health: GpuHealth, usual: Expectation[Any] | None, facts: Facts
+) -> Iterator[Trouble]:
     now, most, known = health.pcie_gen, health.pcie_gen_max, board(gpu.name)
-    least = known.pcie_gen if known is not None else None
+    least = (known.pcie_gen if known is not None else None) or _SERVERS_GEN
+    alike = (other.pcie_gen_max or 0 for one, other in healths(facts) if one.name == gpu.name)
+    # A machine for cards may have two kinds of slots, but none of so old a kind beside this one.
+    witness = max(alike, default=0) >= least
     if usual is not None and most is not None and most < usual.value:
         sentence = f"{gpu_label(gpu)}: PCIe generation {most} at most, {usual.value} {usual.origin}"
         yield Trouble(gpu, sentence, _RESEAT_GPU)
-    elif least is not None and most is not None and most < least:
-        sentence = f"{gpu_label(gpu)}: PCIe generation {most} at most, {least} or more on its board"
-        yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
+    elif most is not None and most < least and (witness or known is not None):
+        where = "on its board" if known is not None else "in any server and on another GPU here"
+        sentence = f"{gpu_label(gpu)}: PCIe generation {most} at most, {least} or more {where}"
+        by_group = usual is not None and usual.by == "group"
+        yield Trouble(gpu, sentence, _RESEAT_GPU, grave=witness and not by_group)
     elif now is not None and most is not None and now < most and at_work(health):
         sentence = (
             f"{gpu_label(gpu)}: PCIe generation {now} while at work, {most} is what it can do"
@@ -181,12 +193,19 @@ def nvlink_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[T
                 yield Trouble(gpu, sentence, _NVLINK)
             elif link.mbps is not None and link.mbps / 1000 < _FULL_SPEED * board_gbs:
                 sentence = f"{where}: {link.mbps / 1000:.3g} GB/s, {board_gbs:g} GB/s on its board"
-                yield Trouble(gpu, sentence, _NVLINK, grave=False)
+                grave = usual is None and _one_is_full(gpu, facts, _FULL_SPEED * board_gbs)
+                yield Trouble(gpu, sentence, _NVLINK, grave=grave)
             if link.failed_recoveries:
                 sentence = f"{where}: could not recover {link.failed_recoveries} times, 0 expected"
                 yield Trouble(gpu, sentence, _NVLINK)
             elif noisy := noise(link, uptime_s(facts), limit):
                 yield Trouble(gpu, f"{where}: {noisy}", _NVLINK, grave=False)
+
+
+def _one_is_full(gpu: Gpu, facts: Facts, gbs: float) -> bool:
+    """Whether a link of this GPU, or of another of its kind here, has so many GB/s."""
+    alike = (health for other, health in healths(facts) if other.name == gpu.name)
+    return any((link.mbps or 0) / 1000 >= gbs for its in alike for link in its.link_errors or ())
 
 
 def link_speed(facts: Facts) -> int | None:

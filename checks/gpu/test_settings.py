@@ -9,6 +9,7 @@ from preflight.check import Check
 from preflight.checks.gpu.deviations import on_most
 from preflight.checks.gpu.readings import (
     NVML,
+    Best,
     Question,
     Trouble,
     expected_of_kind,
@@ -117,12 +118,13 @@ def _follows_driver(name: str, here: str, facts: Facts) -> bool:
 
 def mode_troubles(expected: Expected, facts: Facts, group: Group) -> Iterator[Trouble]:
     """Modes that differ from inventory or peers, and modes in which no job can start."""
-    for name, expectation, words, command in (
-        ("mig_enabled", expected.mig, "MIG", "nvidia-smi -i {} -mig {}"),
-        ("ecc_on", expected.ecc, "ECC", _ECC),
-        ("persistence", expected.persistence, "persistence mode", "nvidia-smi -i {} -pm {}"),
+    persist = "nvidia-smi -i {} -pm {}"
+    for name, expectation, words, command, best in (
+        ("mig_enabled", expected.mig, "MIG", "nvidia-smi -i {} -mig {}", None),
+        ("ecc_on", expected.ecc, "ECC", _ECC, _ecc_should_be_on(facts)),
+        ("persistence", expected.persistence, "persistence mode", persist, any),
     ):
-        usual = expected_value(expectation, name, facts, group)
+        usual = expected_value(expectation, name, facts, group, best)
         for gpu in facts.gpus or ():
             here = reading(gpu, name)
             if here is None or usual is None or here == usual.value:
@@ -167,7 +169,8 @@ def _after_reset(facts: Facts) -> Iterator[Trouble]:
 
 def _unprotected(facts: Facts, group: Group) -> Iterator[Trouble]:
     """ECC is off, and neither inventory nor peers expect that: bits may flip unseen."""
-    if expected_value(None, "ecc_on", facts, group) is not None:
+    usual = expected_value(None, "ecc_on", facts, group, _ecc_should_be_on(facts))
+    if usual is not None and (usual.value or usual.by == "group"):
         return
     for gpu, health in healths(facts):
         if health.ecc_on is False and not is_workstation(gpu.name):
@@ -175,32 +178,40 @@ def _unprotected(facts: Facts, group: Group) -> Iterator[Trouble]:
             yield Trouble(gpu, sentence, _ECC.format(gpu.index, 1), grave=False)
 
 
+def _ecc_should_be_on(facts: Facts) -> Best | None:
+    return None if any(is_workstation(gpu.name) for gpu in facts.gpus or ()) else any
+
+
 def is_workstation(name: str) -> bool:
     """Whether a board is of a family that is sold with ECC off, or without."""
     return bool(set(_WORKSTATION) & set(name.split()))
 
 
-def memory_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[Trouble]:
+def memory_troubles(
+    model: str | None, facts: Facts, group: Group, limit: Thresholds
+) -> Iterator[Trouble]:
     """GPUs on which a job finds less memory than on the others, or a smaller window to it."""
     slack = limit("memory_slack_mib")
     total = expected_of_kind("memory_total_mib", facts, group)
     reserved = expected_of_kind("memory_reserved_mib", facts, group)
-    window = expected_of_kind("bar1_total_mib", facts, group)
+    window = expected_of_kind("bar1_total_mib", facts, group, max)
+    by_group = total is not None and total.by == "group"
     for gpu, health in healths(facts):
         here, kept, bar = gpu.memory_total_mib, health.memory_reserved_mib, health.bar1_total_mib
+        alike = [one.memory_total_mib or 0 for one in facts.gpus or () if one.name == gpu.name]
         if total is not None and here is not None and here + slack < total.value:
             sentence = f"{memory(here)} of memory, {memory(total.value)} {total.origin}"
+            yield Trouble(gpu, f"{gpu_label(gpu)}: {sentence}", _LESS)
+        elif here is not None and not by_group and here < _MOST_OF_IT * max(alike):
+            sentence = f"{memory(here)} of memory, {memory(max(alike))} on another {gpu.name} here"
             yield Trouble(gpu, f"{gpu_label(gpu)}: {sentence}", _LESS)
         elif here is not None and (gb := named_memory_gb(gpu.name)):
             whole_mib = gb * 10**9 // 2**20
             enough_mib = _MOST_OF_IT * whole_mib
             if here < enough_mib:
                 sentence = f"{memory(here)} of memory, {memory(whole_mib)} on its board"
-                others = (
-                    one.memory_total_mib or 0 for one in facts.gpus or () if one.name == gpu.name
-                )
-                # One beside it has it all: the number is this machine's own, not the table's alone.
-                grave = max(others) >= enough_mib
+                # The number is the inventory's if it names the model, not the table's alone.
+                grave = bool(model) and is_model(gpu.name, model or "")
                 yield Trouble(gpu, f"{gpu_label(gpu)}: {sentence}", _LESS, grave=grave)
         if reserved is not None and kept is not None and kept > reserved.value + slack:
             usual = f"{memory(reserved.value)} {reserved.origin}"
@@ -289,5 +300,6 @@ def test_gpu_memory(node: Node, conclude: Conclude) -> None:
     facts, limit = node.facts, node.limit
     sizes = sorted({gpu.memory_total_mib or 0 for gpu in facts.gpus or ()})
     fine = f"{' and '.join(memory(size) for size in sizes)} of memory on each GPU"
-    troubles = [*memory_troubles(facts, node.group, limit), *used_troubles(facts, limit)]
+    model = node.expected.gpu_model
+    troubles = [*memory_troubles(model, facts, node.group, limit), *used_troubles(facts, limit)]
     conclude(judge_gpus(node, _TOTAL, troubles, fine))

@@ -167,7 +167,8 @@ def slow_ports(expected: Expected, facts: Facts, group: Group) -> Iterator[Devia
         wanted, origin = _expected_rate(port, expected, active)
         if wanted is None and vote is not None:
             wanted, origin = by_group.get(port.name), on_most(vote, group)
-        if wanted is None:
+        by_peers, infiniband = wanted is None, port.layer == "infiniband"
+        if by_peers:
             wanted, origin = peers[port.kind], "on its peers"
         if wanted is not None and port.gbits < wanted * _TOLERANCE:
             # In the list of a fabric older machines are slow by intention; lost lanes are not.
@@ -179,9 +180,12 @@ def slow_ports(expected: Expected, facts: Facts, group: Group) -> Iterator[Devia
         ) and port.gbits < interface_gbits * _TOLERANCE:
             sentence = f"{port.name} runs at {_rate(port)}, its interface {port.port.netdev} at"
             yield Deviation(f"{sentence} {interface_gbits:g}", _RETRAIN)
-        elif wanted is None and port.lanes == 1 and len(active) > 1:
+        elif by_peers and port.lanes == 1 and len(active) > 1 and (wanted is None or infiniband):
+            # Ethernet may be made of one lane; of InfiniBand, slow ones prove nothing by number.
+            faster = any(p.kind == port.kind and (p.gbits or 0) > port.gbits for p in active)
             sentence = f"{port.name} runs on 1 lane ({port.port.rate}), 4 are usual"
-            yield Deviation(sentence, _RETRAIN, grave=False)
+            grave = infiniband and faster and not port.of_fabric
+            yield Deviation(sentence, _RETRAIN, grave=grave)
 
 
 def odd_frames(facts: Facts, group: Group) -> Iterator[Deviation]:

@@ -25,6 +25,9 @@ _CHECKS: Final = ("net.ethernet",)
 _HEAD: Final = re.compile(r"^\s*Settings for (\S{1,32}):\s*$")
 _PAIR: Final = re.compile(r"^\s*([A-Z][\w \-()]{2,48}?):(?:\s+(.*?))?\s*$")
 _STATISTICS: Final = re.compile(r"^\s*NIC statistics:\s*$")
+_SUM: Final = re.compile(r"ch_[a-z]")
+"""mlx5 sums counters over its channels, and lists those of each channel last."""
+_CHANNEL: Final = re.compile(r"(?:ch|rx|tx)\d+_")
 _ASKED: Final = re.compile(r"\bethtool\s+(?:-S|--statistics)\s+([\w.@-]{1,32})")
 _COUNTER: Final = re.compile(r"^\s+(\S.{0,78}?):\s*(-?[0-9]+(?:\.[0-9]+)?|0x[0-9a-fA-F]+)\s*$")
 _PROMPT: Final = re.compile(r"^\S*[\w~\])]\s?[$#](?:\s|$)|^[$#]\s?$")
@@ -113,12 +116,19 @@ def _statistics(lines: list[str]) -> Captured:
                 found[-1][1][pair.group(1)] = min(value, _LARGEST)
         elif inside and line.strip() and not _PROMPT.match(line):
             damaged = damaged or f"a line cannot be read: {line.strip()[:40]!a}"
-    for interface, counts in found:
-        if not any(kind_of(each) in ("broken", "dropped") for each in counts):
-            damaged = damaged or f"{interface} has no counter of broken or dropped frames"
-        elif not any(kind_of(each) == "packets" for each in counts):
-            damaged = damaged or f"{interface} has no count of packets"
+    damaged = damaged or next(filter(None, (_lacking(*each) for each in found)), "")
     return _captured("ethtool -S", [_counted(*each) for each in found], damaged)
+
+
+def _lacking(name: str, counts: Mapping[str, int]) -> str:
+    """What is missing in a list of counters; "" if nothing is."""
+    if not any(kind_of(each) in ("broken", "dropped") for each in counts):
+        return f"{name} has no counter of broken or dropped frames"
+    if not any(kind_of(each) == "packets" for each in counts):
+        return f"{name} has no count of packets"
+    if any(map(_SUM.match, counts)) and not any(map(_CHANNEL.match, counts)):
+        return f"{name} counts over its channels, but lists none"
+    return ""
 
 
 def _counted(name: str, counts: Mapping[str, int]) -> Interface:

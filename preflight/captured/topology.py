@@ -41,7 +41,8 @@ _BOTH: Final = re.compile(
     r"\( '(?P<name>[^']*)' - '[^']*' \)\s*$"
 )
 _ALONE: Final = re.compile(r"^'([^']*)'\s*$")
-_LIKE_ROW: Final = re.compile(r"^(?:CA?|SW?|RT?)(?:\s|$)")
+_LIKE_ROW: Final = re.compile(r"^(?:CA?|SW?|RT?)(?:[\sx\d]|$)|'(?:\s*\))?\s*$")
+"""Begins or ends as a row does: two halves may stand on one line."""
 _BLOCK: Final = re.compile(
     r'^(Switch|Ca|Rt)\s+\d{1,5}\s+"[SHR]-([0-9a-fA-F]{1,16})"\s*#\s*"([^"]*)"'
 )
@@ -95,7 +96,7 @@ def _of_rows(lines: list[str]) -> _Fabric:
         rest = found.group(7) if found else ""
         both, alone = _BOTH.match(rest), _ALONE.match(rest)
         if found is None or not (both or alone):
-            if _LIKE_ROW.match(line):
+            if _LIKE_ROW.search(line):
                 fabric.damaged = fabric.damaged or f"half a line: {line[:40].strip()!a}"
             continue
         word, _, number, guid, lanes, speed, _ = found.groups()
@@ -179,11 +180,13 @@ _SUPPLY: Final = re.compile(r"^(PSU\s?\d+)\b", re.IGNORECASE)
 _FAN: Final = re.compile(r"^(fan\s?#?\d+)\b", re.IGNORECASE)
 _NUMBERED_FAN: Final = re.compile(r"^fan\s?#?(\d{1,3})\b", re.IGNORECASE)
 _STATUS: Final = re.compile(r"status$|power$", re.IGNORECASE)
+_STATUS_VALUE: Final = re.compile(r"OK|ERROR")
 _OWN: Final = ("psid", "guid", "part number", "firmware version", "uptime (d-h:m:s)")
 _EACH: Final = {
     "power supplies": re.compile(r"^PSU", re.IGNORECASE),
     "fans": re.compile(r"^fan", re.IGNORECASE),
     "temperature": re.compile(r"^temperature", re.IGNORECASE),
+    "fan status": re.compile(r"^fan status$", re.IGNORECASE),
 }
 
 
@@ -197,8 +200,9 @@ def read_ibswinfo(text: str) -> Captured | None:
     hardware = any(_SUPPLY.match(key) or _FAN.match(key) for key in keys)
     if not (known > 1 or (known and hardware)):
         return None
-    lacking = (what for what, row in _EACH.items() if not any(map(row.match, keys)))
-    damaged = next((f"it has no {what}" for what in lacking), "")
+    own = [key for indent, key, _ in rows if not indent]
+    lacking = (what for what, row in _EACH.items() if not any(map(row.match, own)))
+    damaged = _part_of_a_row(rows) or next((f"it has no {what}" for what in lacking), "")
     fans = [int(one[1]) for key in keys if (one := _NUMBERED_FAN.match(key))]
     if not damaged and fans != list(range(1, len(fans) + 1)):
         damaged = f"it lists {len(fans)} of the fans 1 to {max(fans)}"
@@ -206,6 +210,21 @@ def read_ibswinfo(text: str) -> Captured | None:
         damaged = "it lacks the tool's last line, below the fans"
     switch = Switch(_name(rows), tuple(_parts(rows)))
     return captured(IBSWINFO_KIND, ("ib.switch",), damaged, switches=(switch,))
+
+
+def _part_of_a_row(rows: list[tuple[str, str, str]]) -> str:
+    """A status that belongs to nothing, or that one supply has and another lacks: a row is cut."""
+    supplies: dict[str, set[str]] = {}
+    for indent, key, value in rows:
+        if _STATUS_VALUE.fullmatch(value) and not _STATUS.search(key):
+            return f"a row says {value} of {key[:40]!a}"
+        if own := _SUPPLY.match(key):
+            supplies[own.group(1)] = set()
+        elif indent and supplies and _STATUS.search(key):
+            supplies[next(reversed(supplies))].add(key)
+    every = set().union(*supplies.values())
+    lacks = (f"{name} has no {min(every - its)}" for name, its in supplies.items() if every - its)
+    return next(lacks, "")
 
 
 def _parts(rows: list[tuple[str, str, str]]) -> list[SwitchPart]:

@@ -104,6 +104,8 @@ def statistics(**counters: int) -> str:
         (statistics(rx_discards_phy=600_000), "warn", "60 %, under 1000 in a million expected"),
         (statistics(link_down_events_phy=40), "unknown", "40 times, and nothing says since when"),
         (statistics().replace("     rx_discards_phy: 0", "     rx_disc"), "unknown", "rx_disc"),
+        (statistics(ch_events=448), "unknown", "ens1 counts over its channels, but lists none"),
+        (statistics(ch_events=448, rx0_packets=17), "ok", "no more frames lost than usual"),
         ("NIC statistics:\n     rx_packets: 17\n", "unknown", "no counter of broken or dropped"),
         ("Cannot get device settings: No such device\nNo data available\n", "unknown", "could not"),
         ("netlink error: No such device", "unknown", "could not be read"),

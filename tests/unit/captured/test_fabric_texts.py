@@ -88,6 +88,14 @@ def test_a_port_without_another_end() -> None:
     assert sentence == "leaf2/40 is DOWN: no other end; its link is lost, or it has no cable"
 
 
+def test_two_halves_on_one_line_are_no_whole_fabric() -> None:
+    """Cut from one row into another, the line begins like the one and ends like the other."""
+    text = f"{rows(*['4x NDR'] * 3)}\n{PEERLESS}\n"
+    for at, end in (("SW     2 40", " 4x ???"), ("     2 40", "'leaf2'"), ("2 40", "x ???")):
+        left = text[: text.rindex(at)] + text[text.rindex(end) :]
+        assert judged(left)["ib.port"][0] is not Outcome.OK, left[-80:]
+
+
 @pytest.mark.proves("ib.port", unknown="a pasted ibnetdiscover that was cut off")
 @pytest.mark.parametrize("whole", [rows(*["4x NDR"] * 3), blocks(*["4xNDR"] * 3)])
 def test_a_cut_fabric_never_passes(whole: str) -> None:
@@ -105,12 +113,13 @@ def test_a_cut_fabric_never_passes(whole: str) -> None:
 
 def switch(*fans: str, chassis: str = "OK", supply: str = "OK", end: str = "-" * 49) -> str:
     """What ibswinfo prints of a switch with two supplies."""
+    below = ["     DC power      | OK", "     fan status    | OK"]
     lines = [
         "=" * 49, "Quantum", "=" * 49, "part number        | MQM9790", "PSID               | MT_1",
         "GUID               | 0xa002", "firmware version   | 31.2012", "-" * 49,
-        "uptime (d-h:m:s)   | 3d-10:38:53", "-" * 49, "PSU0 status        | OK",
-        "     fan status    | OK", f"PSU1 status        | {supply}", "     DC power      | OK",
-        "-" * 49, "temperature (C)    | 45", "-" * 49, f"fan status         | {chassis}",
+        "uptime (d-h:m:s)   | 3d-10:38:53", "-" * 49, "PSU0 status        | OK", *below,
+        f"PSU1 status        | {supply}", *below, "-" * 49, "temperature (C)    | 45", "-" * 49,
+        f"fan status         | {chassis}",
         *(f"fan#{at} (rpm)        | {rpm}" for at, rpm in enumerate(fans, 1)), end,
     ]  # fmt: skip
     return "\n".join(lines)
@@ -135,6 +144,17 @@ def switch(*fans: str, chassis: str = "OK", supply: str = "OK", end: str = "-" *
         (switch("8493", supply="??"), "unknown", "PSU1 status says ??"),
         (switch("8493", end=""), "unknown", "it lacks the tool's last line"),
         (switch("8493")[:-120], "unknown", ""),
+        (switch("8493", chassis="ERROR").replace("\nfan st", "\nf"), "unknown", "ERROR of 'fatus'"),
+        (
+            switch("8493", chassis="ERROR").replace("fan status         | ERROR\n", ""),
+            "unknown",
+            "it has no fan status",
+        ),
+        (
+            switch("8493").replace("     DC power      | OK\n", "", 1),
+            "unknown",
+            "PSU0 has no DC power",
+        ),
     ],
 )
 def test_a_pasted_switch(text: str, outcome: str, words: str) -> None:

@@ -215,3 +215,76 @@ def test_less_memory_is_a_failure_as_long_as_one_beside_has_it_all(number: int) 
     said = verdict("gpu.memory", replace(whole, gpus=tuple(each)))
     assert said.outcome == "fail"
     assert said.evidence["gpus"] == list(range(number))
+
+
+def among(name: str, **readings: tuple[int, ...]) -> Facts:
+    """Eight GPUs of one kind with these readings, in their order."""
+    each = tuple(
+        replace(one, health=replace(one.health, **{key: its[at] for key, its in readings.items()}))
+        for at, one in enumerate(node(8, name).gpus or ())
+        if one.health
+    )
+    return facts(gpus=each)
+
+
+@pytest.mark.parametrize("bad", [1, 4, 7])
+@pytest.mark.parametrize(
+    ("check", "name", "field", "values"),
+    [
+        ("gpu.pcie", H100, "pcie_width", (8, 16)),
+        ("gpu.pcie", H100, "pcie_gen_max", (4, 5)),
+        ("gpu.pcie", "NVIDIA L40S", "pcie_gen_max", (1, 4)),
+        ("gpu.power", H100, "power_limit_w", (350, 700)),
+        ("gpu.power", "NVIDIA L40S", "power_limit_w", (350, 700)),
+        ("gpu.mode", "Tesla T4", "ecc_on", (False, True)),
+    ],
+)
+def test_a_whole_gpu_beside_worse_ones_shows_what_they_lack(
+    check: str, name: str, field: str, values: tuple[int, int], bad: int
+) -> None:
+    """However many they are: half and half is no way to build a machine around this board."""
+    one = among(name, **{field: values[:1] * bad + values[1:] * (8 - bad)})
+    said = verdict(check, one)
+    assert (said.outcome, said.evidence["gpus"]) == ("fail", list(range(bad))), said.sentence
+
+
+@pytest.mark.parametrize("bad", [1, 4, 7])
+def test_nvlinks_of_a_whole_gpu_show_what_the_others_lack(bad: int) -> None:
+    """Links that are down, or at half of their speed."""
+    whole = node(8, H100).gpus or ()
+    slow = tuple(quiet_link(n, mbps=13281) for n in range(18))
+    for check, worse in (
+        ("gpu.topology", [replace(one, links=links(17, 1)) for one in whole]),
+        ("gpu.nvlink", [replace(one, health=replace(one.health, link_errors=slow))
+                        for one in whole if one.health]),
+    ):  # fmt: skip
+        said = verdict(check, facts(gpus=(*worse[:bad], *whole[bad:])))
+        assert said.outcome == "fail", (check, said.sentence)
+
+
+def test_cards_in_two_kinds_of_slots_keep_no_node_from_its_job() -> None:
+    """Four slots of 16 lanes and four of 8, two generations, two kinds of cards: so built."""
+    for name in CARDS:
+        assert not verdict("gpu.pcie", among(name, pcie_gen_max=(3, 4) * 4)).makes_not_ready
+        assert not verdict("gpu.pcie", among(name, pcie_width=(8, 16) * 4)).makes_not_ready
+    mixed = [*(node(8, A100).gpus or ())[:5], *(node(8, "Tesla T4").gpus or ())[5:]]
+    watts = [400.0] * 5 + [70.0] * 3
+    limits = tuple(
+        replace(one, health=health(power_limit_w=of_one, power_default_w=of_one))
+        for one, of_one in zip(mixed, watts, strict=True)
+    )
+    assert verdict("gpu.power", facts(gpus=limits)).outcome == "ok"
+
+
+def test_memory_that_all_gpus_lack_is_a_failure_where_the_inventory_names_the_model() -> None:
+    """Then the board's number is the inventory's."""
+    odd = node(8, H100, memory_total_mib=40960)
+    said = verdict("gpu.memory", odd, expected=Expected(gpu_model="H100 80GB"))
+    assert (said.outcome, "74.5 GiB on its board" in said.sentence) == ("fail", True)
+
+
+def test_ecc_that_is_off_on_all_gpus_is_a_finding() -> None:
+    """A warning on a node alone; a whole group with it off has chosen so."""
+    off = among(H100, ecc_on=(False,) * 8, ecc_pending=(False,) * 8)
+    assert verdict("gpu.mode", off).outcome == "warn"
+    assert verdict("gpu.mode", off, off, off).outcome == "ok"

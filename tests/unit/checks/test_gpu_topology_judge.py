@@ -181,7 +181,7 @@ def test_links_are_missed_where_three_gpus_have_all_of_theirs() -> None:
     assert verdict.outcome is Outcome.FAIL
     assert "GPU1 (00000000:2B:00.0): 17 NVLinks up, 18 up on its peers" in verdict.sentence
     few = alone(facts(gpus=(*torn, *whole[:2])))
-    assert few.outcome is Outcome.WARN
+    assert few.outcome is Outcome.FAIL
     assert "17 NVLinks up, 18 on its board" in few.sentence
     cards = tuple(replace(one, name="NVIDIA H100 NVL") for one in (*torn, *whole[:2]))
     assert alone(facts(gpus=cards)).outcome is Outcome.OK

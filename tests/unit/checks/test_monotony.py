@@ -1,6 +1,11 @@
 """A machine that got worse never gets a better verdict: random edits, one after another.
 
-The inventory expects a whole machine. 1,000 machines here; PREFLIGHT_CASES says how many.
+The inventory expects a whole machine. 1,000 machines here; PREFLIGHT_CASES says how many, and
+PREFLIGHT_SEED draws others.
+
+What the inventory does not expect, GPUs beside it show, however few: as long as one of them is
+whole, no further one that gets worse eases the verdict. Once all are alike, the board's own numbers
+remain, and they warn. So each edit is also made on one GPU after another.
 """
 
 # ruff: noqa: E501  a table of edits
@@ -35,6 +40,7 @@ SHARE = 4
 """Cases are dealt to so many tests, which run beside each other."""
 EXPECTED = Expected(gpus=8, nvlinks_per_gpu=18, nics=8, nic_gbits=400, power_limit_w=700, ecc=True)
 RANK = {"ok": 0, "not_run": 0, "warn": 1, "unknown": 2, "flaky": 3, "fail": 3}
+FAIL = RANK["fail"]
 CHECKS = [one for one in Registry(load_folder(shipped_folder())) if one.check.id in fact_checks()]
 
 Edit = tuple[str, "Callable[[random.Random, Facts], Facts]"]
@@ -86,17 +92,19 @@ def _link_down(pick: random.Random, gpu: Gpu) -> Gpu:
 
 def _slower(pick: random.Random, health: GpuHealth) -> dict[str, Any]:
     links = list(health.link_errors or ())
-    if links:
-        at = pick.randrange(len(links))
-        links[at] = replace(links[at], mbps=(links[at].mbps or 0) // 2)
+    if not links:
+        return {}
+    at = pick.randrange(len(links))
+    links[at] = replace(links[at], mbps=(links[at].mbps or 0) // 2)
     return {"link_errors": tuple(links)}
 
 
 def _noisy(pick: random.Random, health: GpuHealth) -> dict[str, Any]:
     links = list(health.link_errors or ())
-    if links:
-        at = pick.randrange(len(links))
-        links[at] = replace(links[at], replays=(links[at].replays or 0) + 10**7)
+    if not links:
+        return {}
+    at = pick.randrange(len(links))
+    links[at] = replace(links[at], replays=(links[at].replays or 0) + 10**7)
     return {"link_errors": tuple(links)}
 
 
@@ -145,6 +153,9 @@ EDITS: tuple[Edit, ...] = (
     ("a reading fails", _health(lambda _, h: {"errors": (*h.errors, "temperature_c: GPU is lost")})),
     ("ECC is off", _health(lambda *_: {"ecc_on": False, "ecc_pending": False})),
     ("less memory", _any_of("gpus", lambda _, gpu: replace(gpu, memory_total_mib=(gpu.memory_total_mib or 0) // 2))),
+    ("persistence is off", _health(lambda *_: {"persistence": False})),
+    ("a small window", _health(lambda _, h: {"bar1_total_mib": (h.bar1_total_mib or 2) // 2})),
+    ("prohibited", _health(lambda *_: {"compute_mode": "prohibited"})),
     ("a port is down", _port(state="1: DOWN", phys_state="2: Polling")),
     ("a port is off", _port(state="1: DOWN", phys_state="3: Disabled")),
     ("a port is slow", _port(rate="100 Gb/sec (1X NDR)")),
@@ -158,16 +169,20 @@ EDITS: tuple[Edit, ...] = (
 )  # fmt: skip
 
 
-def verdicts(
-    one: Facts, expected: Expected = EXPECTED, checks: Sequence[Registered] = CHECKS
-) -> dict[str, str]:
-    """What every check of one node says of it, by id."""
-    node = Node(
+def _node(one: Facts, expected: Expected) -> Node:
+    return Node(
         name="h1", expected=expected, reach=Reach("captured"), facts=one,
         group=Group("group", {"h1": one}), job=Job(),
         net=Net(own=None, trouble="not asked", master="", is_master=False,
                 master_port_origin="", to_me=(), others_to_master=()),
     )  # fmt: skip
+
+
+def verdicts(
+    one: Facts, expected: Expected = EXPECTED, checks: Sequence[Registered] = CHECKS
+) -> dict[str, str]:
+    """What every check of one node says of it, by id."""
+    node = _node(one, expected)
     return {each.check.id: str(each.conclude(node).outcome.value) for each in checks}
 
 
@@ -176,23 +191,87 @@ def gravest(said: Mapping[str, str]) -> int:
     return max((RANK[outcome] for outcome in said.values()), default=0)
 
 
+def rank_of(one: Facts, expected: Expected, order: list[Registered]) -> int:
+    """The same of a node, by these checks; one that fails comes first the next time."""
+    node, rank = _node(one, expected), 0
+    for at, each in enumerate(order):
+        rank = max(rank, RANK[str(each.conclude(node).outcome.value)])
+        if rank == FAIL:
+            order.insert(0, order.pop(at))
+            break
+    return rank
+
+
 def eased_by_edits(
     whole: Facts, expected: Expected, cases: Iterable[int]
 ) -> list[tuple[int, tuple[str, ...]]]:
     """Of each case, by its number: the edits after which the gravest outcome was not as grave."""
-    eased = []
+    eased, order = [], list(CHECKS)
+    healthy = rank_of(whole, expected, order)
     for case in cases:
         pick = random.Random(f"{SEED} {case}")  # noqa: S311
-        one, done = whole, list[str]()
-        rank = gravest(verdicts(one, expected))
+        one, done, rank = whole, list[str](), healthy
         for name, edit in pick.choices(EDITS, k=4):
             one = edit(pick, one)
             done.append(name)
-            now = gravest(verdicts(one, expected))
+            now = rank_of(one, expected, order)
             if now < rank:
                 eased.append((case, tuple(done)))
             rank = now
     return eased
+
+
+class _Number(random.Random):
+    """Picks the device of this number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+    def randrange(self, start: int, stop: int | None = None, step: int = 1) -> int:
+        """Of so many."""
+        del stop, step
+        return self.number % start
+
+
+def eased_one_by_one(
+    whole: Facts, rank: Callable[[Facts], int], edits: Iterable[str], *, board: bool
+) -> list[tuple[str, list[int]]]:
+    """The edits with the ranks after which one GPU more eased the verdict.
+
+    The last one may, from a failure to a warning by the `board`, and without one to nothing.
+    """
+    eased, healthy = [], rank(whole)
+    for name in edits if whole.gpus else ():
+        one, ranks = whole, [healthy]
+        for at in range(len(whole.gpus or ())):
+            one = dict(EDITS)[name](_Number(at), one)
+            ranks.append(rank(one))
+        worst, least = sorted(ranks[:-1]), min(ranks[1], RANK["warn"]) if board else 0
+        if ranks[:-1] != worst or ranks[-1] < least:
+            eased.append((name, ranks))
+    return eased
+
+
+OF_GPUS = (
+    "a link is down", "a link is slower", "a link sends again", "ECC errors", "a remap failed",
+    "a remap is pending", "half the lanes", "a slow slot", "a lower power limit", "hotter",
+    "a thermal slowdown", "no fabric", "a reading fails", "ECC is off", "less memory", "prohibited",
+)  # fmt: skip
+OF_PEERS = ("persistence is off", "a small window")
+"""Only peers show these: on all GPUs they may be a site's choice."""
+
+
+@pytest.mark.parametrize("expected", [EXPECTED, Expected()], ids=["inventory", "no inventory"])
+def test_one_gpu_more_that_gets_worse_never_eases_the_verdict(expected: Expected) -> None:
+    """Half of the GPUs prove as much as one: where a board says what is right, peers do not vote."""
+    whole, order = facts(), list(CHECKS)
+
+    def rank(one: Facts) -> int:
+        return rank_of(one, expected, order)
+
+    assert eased_one_by_one(whole, rank, OF_GPUS, board=True) == []
+    assert eased_one_by_one(whole, rank, OF_PEERS, board=False) == []
 
 
 def test_the_whole_machine_is_ready() -> None:

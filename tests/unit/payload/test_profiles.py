@@ -22,7 +22,17 @@ from preflight.fleet.model import Expected
 from tests.lab import sysfs
 from tests.lab.nvml.profiles import EDITS, PROFILES, machine
 from tests.lab.nvml.scenario import h100
-from tests.unit.checks.test_monotony import CASES, RANK, eased_by_edits, verdicts
+from tests.unit.checks.test_monotony import (
+    CASES,
+    CHECKS,
+    OF_GPUS,
+    OF_PEERS,
+    RANK,
+    eased_by_edits,
+    eased_one_by_one,
+    rank_of,
+    verdicts,
+)
 from tests.unit.facts.builders import facts
 
 from .node import Remote
@@ -177,3 +187,21 @@ def test_no_edits_one_after_another_ease_the_verdict_on_a_board(
     scenario = machine(profile)
     told, expected = read(scenario), expected_of(profile, scenario)
     assert eased_by_edits(told, expected, range(at, CASES, len(PROFILES))) == []
+
+
+@pytest.mark.parametrize("board", PROFILES)
+def test_one_gpu_more_that_gets_worse_eases_no_verdict_on_a_board(
+    board: str, read: Callable[[Scenario], Facts]
+) -> None:
+    """With its inventory and without; half of the cards in slots of 8 lanes are a usual machine."""
+    profile, order = PROFILES[board], list(CHECKS)
+    scenario = machine(profile)
+    told, of_board = read(scenario), bool(profile.links)
+    edits = [name for name in OF_GPUS if of_board or name != "half the lanes"]
+    for expected in (Expected(), expected_of(profile, scenario)):
+
+        def rank(one: Facts, expected: Expected = expected) -> int:
+            return rank_of(one, expected, order)
+
+        assert eased_one_by_one(told, rank, edits, board=of_board) == []
+        assert eased_one_by_one(told, rank, OF_PEERS, board=False) == []
