@@ -3,15 +3,18 @@
 A story starts hundreds of processes, and importing takes most of the time of each. The first run
 of a test process starts a server (`python -m tests.warm FD`). It imports, and then forks for every
 run: a process with its own folder, environment and streams, which runs the module as Python does.
-There is a server for each locale; a run with other variables that decide how Python itself starts
-gets a Python of its own (`cold`).
+A run with `-n 2` forks two more before it begins, which xdist takes for its workers. There is a
+server for each locale; a run with other variables that decide how Python itself starts gets a
+Python of its own (`cold`).
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
+import re
 import runpy
 import signal
 import socket
@@ -21,15 +24,20 @@ import tempfile
 from dataclasses import astuple, dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, ClassVar
+
+from _pytest.config import default_plugins
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 ROOT = Path(__file__).parents[1]
 IMPORTED = (
-    "pytest", "_pytest.junitxml", "_pytest.terminal", "xdist.plugin", "jinja2", "paramiko",
-    "preflight.session.session", "preflight.report.page",
+    *(f"_pytest.{name}" for name in default_plugins), "_pytest._argcomplete", "pytest",
+    "xdist.plugin", "xdist.looponfail", "xdist.newhooks", "execnet", "readline", "configparser",
+    "jinja2", "paramiko", "sqlalchemy", "ClusterShell.NodeSet", "ClusterShell.NodeUtils",
+    "preflight.plugin", "preflight.cli", "preflight.session.session", "preflight.fabric.judge",
+    "preflight.history.queries", "preflight.history.writing", "preflight.report.page",
 )  # fmt: skip
 """What most runs of pytest with the plugin import, as `-X importtime` shows it."""
 CHECKS = "preflight.checks"
@@ -38,6 +46,7 @@ _LOCALE = ("LANG", "LC_")
 _STARTS_PYTHON = ("PYTHON", "LD_", "OPENSSL_", "MALLOC_", "GLIBC_")
 """Beginnings of variables that Python or the loader reads before any module is imported."""
 _LARGEST = 1 << 20
+_WORKERS = re.compile(r"(?:-n|--numprocesses)[ =]?(\d+)")
 
 
 def run(
@@ -124,8 +133,13 @@ def _serve(asking: socket.socket) -> None:
     """Fork for each run that is asked for; only a forked run returns from here."""
     for name in IMPORTED:
         importlib.import_module(name)
+    from preflight.report.markup import template
+
+    template("page.html.j2")
     for path in sorted((ROOT / "checks").glob("*/test_*.py")):
         importlib.import_module(f"{CHECKS}.{path.parent.name}.{path.stem}")
+    gc.collect()
+    gc.freeze()  # else each run's collector would walk, and copy, all that is shared
     while True:
         message, streams, _, _ = socket.recv_fds(asking, _LARGEST, 2)
         if not message:
@@ -150,7 +164,79 @@ def _become(asked: _Asked, streams: Sequence[int]) -> None:
     tempfile.tempdir = None
     sys.path[0] = asked.folder
     sys.argv = [asked.module, *asked.words]
+    if asked.module == "pytest" and (many := _WORKERS.search(" ".join(asked.words))):
+        _Worker.fork(int(many[1]))
     runpy.run_module(asked.module, run_name="__main__", alter_sys=True)
+
+
+class _Worker:
+    """A process that waits to become a worker of xdist; execnet's Popen of one."""
+
+    spare: ClassVar[list[_Worker]] = []
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.pid = os.fork()
+        if not self.pid:
+            self._socket.close()
+            for other in self.spare:
+                other._socket.close()
+            _work(theirs)
+        theirs.close()
+
+    @classmethod
+    def fork(cls, many: int) -> None:
+        """Have so many ready; xdist starts a new Python for each that it needs beyond."""
+        from execnet import gateway_io
+
+        cls.spare += [cls() for _ in range(many)]
+
+        class WarmIO(gateway_io.Popen2IOMaster):
+            def __init__(self, args: list[str], execmodel: Any) -> None:
+                plain = [sys.executable, "-u", "-c", gateway_io.popen_bootstrapline]
+                if args != plain or cold(os.environ) or not cls.spare:
+                    super().__init__(args, execmodel)
+                    return
+                self.popen = cls.spare.pop()
+                gateway_io.Popen2IO.__init__(self, *self.popen.begin(), execmodel=execmodel)
+
+        gateway_io.Popen2IOMaster = WarmIO
+
+    def begin(self) -> tuple[IO[bytes], IO[bytes]]:
+        """Start it in this process's folder and environment; give its input and output."""
+        (reading, into), (out, writing) = os.pipe(), os.pipe()
+        message = json.dumps([str(Path.cwd()), dict(os.environ)]).encode()
+        socket.send_fds(self._socket, [message], [reading, writing, 2])
+        self._socket.close()
+        os.close(reading)
+        os.close(writing)
+        return os.fdopen(into, "wb"), os.fdopen(out, "rb")
+
+    def wait(self) -> int:
+        """Wait for its end, as Popen does."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def kill(self) -> None:
+        """Kill it, as Popen does."""
+        os.kill(self.pid, signal.SIGKILL)
+
+
+def _work(asking: socket.socket) -> None:
+    """Become what `python -c LINE` is when it has read from standard input; never returns."""
+    message, streams, _, _ = socket.recv_fds(asking, _LARGEST, 3)
+    if not message:
+        os._exit(0)  # it was not needed
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    asking.close()
+    folder, variables = json.loads(message)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(variables)
+    sys.path[0], sys.argv = "", ["-c"]
+    exec(eval(sys.stdin.readline()), {"__name__": "__main__"})  # noqa: S102, S307  execnet's line
+    raise SystemExit
 
 
 if __name__ == "__main__":

@@ -6,13 +6,12 @@ import gzip
 import json
 import re
 import sqlite3
-import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.frozen.command import PROGRAM, Told, program, within
+from tests.frozen.command import PROGRAM, Told, module, program, within
 from tests.frozen.golden import FIXED, FOLDER, difference, normalised
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ VERBS = (
     "blame", "capture", "check", "completion", "diagnose", "explain", "healthcheck", "history",
     "install-hook", "learn", "lint", "list-checks", "nightly", "prolog", "read", "report", "watch",
 )  # fmt: skip
-PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--preflight")
+PYTEST = ("pytest", "-p", "no:cacheprovider", "--preflight")
 SWEPT = ("lab-healthy", "lab-lossy-and-hung", "lab-three-culprits", "rehearsal-nvlink-domain",
          "rehearsal-slow-rail", "lab-repair-pairs", "slurm-srun", "lab-host-down")  # fmt: skip
 
@@ -59,9 +58,9 @@ def test_helps(tmp_path: Path) -> None:
 
 def test_options_of_pytest(tmp_path: Path) -> None:
     """Our section of `pytest --help`, our ini keys and our markers."""
-    told = program(tmp_path, *PYTEST, "--help")
+    told = module(tmp_path, *PYTEST, "--help")
     shown = Told(told.exit, _ours(told.out), told.err).text("pytest --preflight --help")
-    told = program(tmp_path, *PYTEST, "--markers")
+    told = module(tmp_path, *PYTEST, "--markers")
     markers = "".join(re.findall(r"^@pytest\.mark\.preflight.*\n(?:.+\n)*", told.out, re.MULTILINE))
     shown += Told(told.exit, markers, told.err).text("pytest --preflight --markers")
     _hold("pytest-help", shown, tmp_path)
@@ -127,7 +126,7 @@ def test_wrong_options_of_a_run(tmp_path: Path) -> None:
     _wrong_files(tmp_path)
     shown = ""
     for words in WRONG["pytest"]:
-        told = program(tmp_path, *PYTEST, "--preflight-report=report", *words)
+        told = module(tmp_path, *PYTEST, "--preflight-report=report", *words)
         shown += Told(told.exit, "", told.err).text(f"pytest --preflight {' '.join(words)}")
     assert "Traceback" not in shown
     _hold("wrong-options", shown, tmp_path)

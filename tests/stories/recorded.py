@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import stat
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tests import warm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -117,15 +117,11 @@ def _large_and_special(folder: str, names: Iterable[str]) -> set[str]:
 
 def disagreement(one: Recorded, folder: Path, environ: Mapping[str, str]) -> str:
     """Have four workers judge the same measurements; say where they conclude something else."""
-    argv = [
-        sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--preflight",
-        f"--preflight-report={folder}", *one.arguments,
+    words = [
+        "-p", "no:cacheprovider", "--preflight", f"--preflight-report={folder}", *one.arguments,
         f"--preflight-replay={one.measured}", "-n", "4",
     ]  # fmt: skip
-    told = subprocess.run(
-        argv, cwd=one.working, env=dict(environ), capture_output=True, text=True,
-        errors="replace", timeout=_LONGEST_S, check=False,
-    )  # fmt: skip
+    told = warm.run("pytest", words, cwd=one.working, env=environ, timeout=_LONGEST_S)
     # The second where a story asked for -q.
     many = any(words in told.stdout for words in ("4 workers [", "bringing up nodes"))
     if told.returncode != one.exit or not many:

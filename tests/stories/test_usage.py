@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.cli import main
+from tests import warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,10 +66,8 @@ def test_an_option_without_preflight_is_no_pass(tmp_path: Path, word: str) -> No
     (tmp_path / "test_mine.py").write_text("def test_mine():\n    pass\n")
 
     def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words],
-            cwd=tmp_path, env={**os.environ, **env}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        words = ("-p", "no:cacheprovider", *words)
+        return warm.run("pytest", words, cwd=tmp_path, env={**os.environ, **env}, timeout=60)
 
     typed, inert = run(word), run(PYTEST_ADDOPTS=word)
     option = word.partition("=")[0]

@@ -73,8 +73,8 @@ def test_no_name_of_a_file_drives_the_terminal(tmp_path: Path, words: tuple[str,
     (folder / "a.log").write_text(LOG)
     (folder / "a.py").write_text("import torch.distributed as dist\ndist.barrier()\n")
     (folder / "sweep.json").write_text('{"ladder": [], "rounds": [], "pairs": []}')
-    argv = [*PREFLIGHT, *(word.format(folder) for word in words)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    said = [word.format(folder) for word in words]
+    done = warm.run("preflight.cli", said, cwd=Path.cwd(), env=os.environ, timeout=60)
     assert (done.stdout + done.stderr).replace("\n", "").isprintable()
 
 
