@@ -11,7 +11,7 @@ from preflight.core.text import whole
 from preflight.hang.answer_text import rows
 from preflight.hang.diagnose import all_wait, call_order, dead_ranks, odd_rank, stragglers
 from preflight.hang.diagnose.job_ranks import Case, case_of, jobs_of
-from preflight.hang.diagnose.model import (
+from preflight.hang.diagnose.job_state import (
     Diagnosis,
     count,
     describe,
@@ -27,7 +27,7 @@ from preflight.hang.diagnose.places import LOCKED, channel_words
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preflight.hang.diagnose.model import Category, JobState, NodeState
+    from preflight.hang.diagnose.job_state import Category, JobState, NodeState
 
 
 _NO_ANSWER = "no answer"
