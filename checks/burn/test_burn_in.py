@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from preflight.check import Check
-from preflight.checks.burn.units import judge_units, unjudged
+from preflight.checks.burn.worst_unit import judge_units, unjudged
 from preflight.facts import Node
 from preflight.facts.burn import Burn, Throttle
 from preflight.facts.words import count

@@ -24,7 +24,7 @@ from preflight.verdict import Conclude, Verdict, ok, unknown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from preflight.facts.network import ConfFile
+    from preflight.facts.node_network import ConfFile
 
 
 GRANT: Final = "permission to read the file"

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from preflight.facts.boards import Codes
     from preflight.facts.model import Facts, Gpu
     from preflight.facts.node import Group
-    from preflight.facts.topology import Topology
+    from preflight.facts.topo_matrix import Topology
 
 
 LOOK: Final = "look for the missing GPU: lspci, Xid 79 in dmesg; power-cycle the node, recheck"

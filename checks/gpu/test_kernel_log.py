@@ -21,7 +21,7 @@ from preflight.checks.gpu.driver_log import (
     root_causes,
     slot_of,
 )
-from preflight.checks.kernel_log import ago, elapsed_s, maybe_over, unread, whole, window
+from preflight.checks.log_window import ago, elapsed_s, maybe_over, unread, whole, window
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
 from preflight.facts.boards import advice_again, in_recovery_action

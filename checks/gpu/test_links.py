@@ -41,7 +41,7 @@ from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Node
 from preflight.facts.boards import board, gpu_codes, up_links
 from preflight.facts.node import decided, most
-from preflight.facts.topology import Topology, TopologyError, parse_topo
+from preflight.facts.topo_matrix import Topology, TopologyError, parse_topo
 from preflight.facts.words import count
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Outcome, Verdict, not_run, ok, unknown

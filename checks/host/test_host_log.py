@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from preflight.check import Check
 from preflight.checks.gpu.driver_log import lost_slots, slot_of
-from preflight.checks.kernel_log import ago, elapsed_s, span_s, unread, whole, window
+from preflight.checks.log_window import ago, elapsed_s, span_s, unread, whole, window
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
 from preflight.facts.words import count

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from preflight.facts.node import Node
     from preflight.fleet.model import Shape
-    from preflight.lint.lint import LintResult
+    from preflight.lint.all_rules import LintResult
 
 _DRIVER = ("reach.answer", "host.driver_hung")
 CHECKS = (

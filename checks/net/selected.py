@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from preflight.checks.rdma.ports import Port
     from preflight.facts.model import Facts
-    from preflight.facts.network import Interface
+    from preflight.facts.node_network import Interface
 
 _AUTOMATIC: Final = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
 """What NCCL tries in turn where NCCL_SOCKET_IFNAME is not set; the first that hits is taken."""

@@ -20,14 +20,14 @@ from preflight.checks.net.selected import gloo_interfaces, nccl_interfaces, nccl
 from preflight.checks.rdma.ports import ports_of
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Node
-from preflight.facts.network import Interface
 from preflight.facts.node import decided
+from preflight.facts.node_network import Interface
 from preflight.verdict import Conclude, Verdict, not_run, ok, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from preflight.facts.network import Counter
+    from preflight.facts.node_network import Counter
 
     Reader = Callable[[Facts], int | None]
 

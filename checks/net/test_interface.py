@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from preflight.checks.rdma.ports import Port
-    from preflight.facts.network import Interface, Resolved
+    from preflight.facts.node_network import Interface, Resolved
 
 CHECKS = (
     Check("net.interface", stage="facts", tier="prolog", requires=("reach.answer",)),

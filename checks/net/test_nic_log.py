@@ -10,7 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
 from preflight.check import Check
-from preflight.checks.kernel_log import ago, elapsed_s, maybe_over, span_s, unread, whole, window
+from preflight.checks.log_window import ago, elapsed_s, maybe_over, span_s, unread, whole, window
 from preflight.checks.rdma.port_faults import reporting_check
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node

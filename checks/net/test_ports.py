@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from preflight.facts.model import MasterPort
-    from preflight.facts.network import Network
+    from preflight.facts.node_network import Network
 
 
 CHECKS = (

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from preflight.checks.rdma.ports import Port
     from preflight.facts.model import Facts
-    from preflight.facts.network import Interface
     from preflight.facts.node import Group
+    from preflight.facts.node_network import Interface
     from preflight.fleet.model import Expected
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from preflight.facts.model import Facts, Nic, NicPort
-    from preflight.facts.network import Counter, Interface
+    from preflight.facts.node_network import Counter, Interface
     from preflight.fleet.model import Expected
 
 T = TypeVar("T")

@@ -11,8 +11,8 @@ from preflight.checks.net.selected import hca_of, nccl_ports
 from preflight.checks.rdma.ports import chip, firmwares, most
 from preflight.core.text import whole
 from preflight.facts import Facts, Group, Node
-from preflight.facts.network import Switch, SwitchPart
 from preflight.facts.node import decided
+from preflight.facts.node_network import Switch, SwitchPart
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from preflight.checks.rdma.ports import Port
-    from preflight.facts.network import Gid
+    from preflight.facts.node_network import Gid
 
 CHECKS = (
     Check("ib.firmware", stage="facts", tier="prolog", requires=("reach.answer",)),

@@ -13,8 +13,8 @@ from preflight.captured import Captured, captured, json_of, lines_of, short_erro
 from preflight.checks.net.test_ethernet import kind_of
 from preflight.core.text import whole
 from preflight.facts.basics import device_name
-from preflight.facts.network import Counter, Ethernet, Interface, Network
 from preflight.facts.node import parse_address
+from preflight.facts.node_network import Counter, Ethernet, Interface, Network
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -16,14 +16,14 @@ from preflight.checks.gpu.deviations import odd_cells
 from preflight.checks.rdma.ports import ADAPTER, SWITCH
 from preflight.facts.basics import device_name
 from preflight.facts.model import Driver, Gpu, GpuPair, Nic, NicPort, NvLink
-from preflight.facts.network import Switch, SwitchPart
 from preflight.facts.node import DISTANCES
-from preflight.facts.topology import TopologyError, parse_topo, readable_lines
+from preflight.facts.node_network import Switch, SwitchPart
+from preflight.facts.topo_matrix import TopologyError, parse_topo, readable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from preflight.facts.topology import Topology
+    from preflight.facts.topo_matrix import Topology
 
 
 KIND: Final = "ibnetdiscover"

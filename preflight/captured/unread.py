@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from preflight.captured.kernel_log import KIND, is_kernels, stripped
+from preflight.captured.dmesg import KIND, is_kernels, stripped
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

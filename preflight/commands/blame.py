@@ -27,9 +27,9 @@ from preflight.fabric.planner import unread_words
 from preflight.fabric.retest import unsettled_words
 from preflight.fabric.stored import UNTIMED, read_stored, rebuilt
 from preflight.fleet.inventory import read_inventory
+from preflight.fleet.leaf_switches import read_switches
 from preflight.fleet.model import Host
 from preflight.fleet.nodeset import fold, natural
-from preflight.fleet.topology import read_switches
 from preflight.report.document import BlameRow, schema_of
 from preflight.report.fabric_grid import LocatedBlame, locate_blames
 from preflight.report.fabric_page import fabric_page

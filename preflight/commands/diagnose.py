@@ -26,8 +26,8 @@ from preflight.core.files import read_regular, write_atomically
 from preflight.core.text import plain_json, printable
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
-from preflight.hang.diagnose.judge import diagnose, lines
-from preflight.hang.diagnose.model import Diagnosis, JobState
+from preflight.hang.diagnose.diagnosis import diagnose, lines
+from preflight.hang.diagnose.job_state import Diagnosis, JobState
 from preflight.hang.look import LookRequest, look, look_here
 from preflight.transport.ways import Ways
 

@@ -11,7 +11,7 @@ from preflight import __version__
 from preflight.commands import add_json, print_answer
 from preflight.core.text import many, printable, wrapped
 from preflight.fleet.sources import lint_file
-from preflight.lint.lint import LintResult
+from preflight.lint.all_rules import LintResult
 from preflight.lint.script import Severity
 
 if TYPE_CHECKING:

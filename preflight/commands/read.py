@@ -19,16 +19,16 @@ from msgspec.structs import replace
 from preflight.captured import (
     Captured,
     bare_facts,
+    dmesg,
     environment,
     ethernet,
-    kernel_log,
     nvidia_smi,
-    processes,
-    rdma,
+    process_listing,
+    rdma_ports,
     topology,
 )
 from preflight.captured.archive import MAGIC, inflated_text, unpack
-from preflight.captured.kernel_log import SHOWS_NOTHING
+from preflight.captured.dmesg import SHOWS_NOTHING
 from preflight.captured.unread import unread
 from preflight.check import subject
 from preflight.checks.rdma.ports import ADAPTER, SWITCH
@@ -63,16 +63,16 @@ def _parts(text: str) -> Iterator[Captured]:
     for reader in (topology.read, topology.read_ibnetdiscover, topology.read_ibswinfo):
         if found := reader(text):
             yield found
-    yield from rdma.read(text)
+    yield from rdma_ports.read(text)
     for reader in (ethernet.read_interfaces_json, ethernet.read_ethtool):
         if found := reader(text):
             yield found
-    yield from processes.read(text)
+    yield from process_listing.read(text)
 
 
 KINDS: Final = ", ".join((
-    *nvidia_smi.KINDS, topology.TOPOLOGY_KIND, *rdma.KINDS, topology.KIND, topology.IBSWINFO_KIND,
-    *ethernet.KINDS, ethernet.KIND, *processes.KINDS, kernel_log.KIND,
+    *nvidia_smi.KINDS, topology.TOPOLOGY_KIND, *rdma_ports.KINDS, topology.KIND,
+    topology.IBSWINFO_KIND, *ethernet.KINDS, ethernet.KIND, *process_listing.KINDS, dmesg.KIND,
     *environment.KINDS,
 ))  # fmt: skip
 """The readable kinds of text, for the message about any other."""
@@ -82,7 +82,7 @@ def captured_parts(text: str) -> tuple[Captured, ...]:
     """Read all known parts of a text: a ticket may hold a table and, below it, a kernel log."""
     text = countable(text)
     found = list(_parts(text))
-    if log := kernel_log.read(text, alone=not found):
+    if log := dmesg.read(text, alone=not found):
         found.append(log)
     if settings := environment.read(text):
         found.append(settings)

@@ -17,7 +17,7 @@ from preflight.hang.watch.evidence import (
     safe_base,
     set_in_files,
 )
-from preflight.hang.watch.watch import (
+from preflight.hang.watch.wrapper import (
     CAP_MIB,
     EXAMINE,
     SHORTEST_S,

@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from preflight.core.text import decoded
 from preflight.core.trust import (
     close,
     code_beside,
@@ -238,6 +239,14 @@ def read_regular(path: Path, largest: int) -> bytes:
         most = f"{largest >> 20} MiB" if largest >> 20 else f"{largest >> 10} KiB"
         raise OSError(errno.EFBIG, f"it is larger than {most}")
     return content
+
+
+def read_text(path: Path, largest: int, what: str, advice: str) -> str:
+    """Read a UTF-8 file; UsageError "cannot read WHAT: why; ADVICE"."""
+    try:
+        return decoded(read_regular(path, largest))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {what}: {unreadable(error)}; {advice}") from error
 
 
 def unreadable(error: OSError | UnicodeDecodeError) -> str:

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from preflight.core.statistics import grouped, median
 from preflight.core.text import gbs
 from preflight.core.thresholds import SHIPPED, Thresholds
-from preflight.fabric.blame import Blame, components
 from preflight.fabric.compare import PairJudgement, compare
 from preflight.fabric.decoding import find
 from preflight.fabric.decoding.culprit import EVENTS
@@ -27,6 +26,7 @@ from preflight.fabric.node_allreduce import judge_inside
 from preflight.fabric.nvlink_domain import judge_domains
 from preflight.fabric.observed import Observed, observe
 from preflight.fabric.outright_blame import blames
+from preflight.fabric.phrases import Blame, components
 from preflight.fabric.retest import cleared_by_retests, doubts, without_doubts
 from preflight.fabric.schedule import Pairing, ordered
 from preflight.fabric.socket_fallback import fallback_blames

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from preflight.fabric.agent_gathering import Progress
-    from preflight.fabric.plan import Budget, SweepPlan
     from preflight.fabric.schedule import Pairing, Rounds
+    from preflight.fabric.sweep_plan import Budget, SweepPlan
     from preflight.fleet.model import Host
     from preflight.transport.payload_session import MessageSession
 

@@ -175,7 +175,12 @@ def size_of(size_bytes: int, timings: Sequence[Timing], ranks: int = 2) -> SizeS
 
 def shortest_us(timings: Sequence[Timing]) -> list[float]:
     """Return each operation's time at the end that began it last: the others waited for it."""
-    return [min(times) for times in zip(*(timing.times_us for timing in timings), strict=False)]
+    first, *others = (timing.times_us for timing in timings)
+    shortest = list(first)
+    for times_us in others:
+        pairs = zip(shortest, times_us, strict=False)
+        shortest = [a if a < b else b for a, b in pairs]  # noqa: FURB136 (min() is 5 times slower)
+    return shortest
 
 
 class Pair(Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from preflight.core.statistics import grouped, median, nearest_rank
 from preflight.fabric.advice import OWN_CAUSES
-from preflight.fabric.measure import joint_state, lost_accounts, lost_words
+from preflight.fabric.measure import joint_state, lost_accounts, lost_words, shortest_us
 from preflight.fabric.samples import Meeting, Moved, PairState, Phase, StallKind, gc_paused
 from preflight.facts.basics import Whole
 
@@ -142,7 +142,7 @@ def _digest(pair: PairSamples, first: Timing | None, second: Timing | None) -> D
     mine, other = first or second, second or first
     assert mine is not None
     assert other is not None
-    network = list(map(min, mine.times_us, other.times_us))
+    network = shortest_us((mine, other))
     ranked = sorted(network)  # once, for all that follows
     typical = median(ranked)
     cut = CUT_MEDIANS * typical

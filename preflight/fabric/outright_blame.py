@@ -19,9 +19,9 @@ from preflight.fabric.advice import (
     ports,
     unresolved_advice,
 )
-from preflight.fabric.blame import Blame, both_fine, with_partners
 from preflight.fabric.decoding.culprit import Component
 from preflight.fabric.observed import STOOD_STILL
+from preflight.fabric.phrases import Blame, both_fine, with_partners
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -30,15 +30,15 @@ from preflight.fabric.schedule import ordered
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from preflight.fabric.blame import Blame
     from preflight.fabric.compare import PairJudgement
     from preflight.fabric.decoding import Findings
     from preflight.fabric.decoding.culprit import Component
     from preflight.fabric.observed import Observed
-    from preflight.fabric.plan import Budget, SweepPlan
+    from preflight.fabric.phrases import Blame
     from preflight.fabric.roster import Roster
     from preflight.fabric.samples import Ladder, Sweep
     from preflight.fabric.schedule import Pairing, Rounds
+    from preflight.fabric.sweep_plan import Budget, SweepPlan
 
 
 MOST_ROUNDS = 16

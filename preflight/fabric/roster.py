@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from preflight.fabric.agent_events import Ready
-    from preflight.fabric.plan import Budget, SweepPlan
     from preflight.fabric.schedule import Pairing
+    from preflight.fabric.sweep_plan import Budget, SweepPlan
     from preflight.fleet.model import Host
 
     Links = Collection[tuple[str, str]]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.core.statistics import shared_cause
 from preflight.core.text import either
-from preflight.fabric.blame import Blame, with_partners
 from preflight.fabric.decoding.culprit import Component
 from preflight.fabric.decoding.hard_failures import decode_rails
+from preflight.fabric.phrases import Blame, with_partners
 from preflight.fabric.samples import Meeting
 
 if TYPE_CHECKING:

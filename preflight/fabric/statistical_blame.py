@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from preflight.core.text import gbs, size, time_us
 from preflight.fabric.advice import more_partners
-from preflight.fabric.blame import Blame, both_fine, with_partners
 from preflight.fabric.decoding.culprit import EVENTS
+from preflight.fabric.phrases import Blame, both_fine, with_partners
 from preflight.facts.boards import with_meaning
 
 if TYPE_CHECKING:

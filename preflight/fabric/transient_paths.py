@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from preflight.core.statistics import grouped
 from preflight.core.text import gbs
-from preflight.fabric.blame import Blame
 from preflight.fabric.decoding.culprit import Component
+from preflight.fabric.phrases import Blame
 from preflight.fabric.retest import counters_again
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from preflight.facts.basics import Count, Device, Index, Line, Seconds, Text, Wh
 from preflight.facts.gpu import GpuHealth
 from preflight.facts.job import NodeLook
 from preflight.facts.machine import KernelLog, Machine, Software
-from preflight.facts.network import (
+from preflight.facts.node_network import (
     ConfFile,
     Counters,
     Gid,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import msgspec
 
-from preflight.core.files import parse_toml, read_regular, refuse_others, unreadable
-from preflight.core.text import decoded, did_you_mean
+from preflight.core.files import parse_toml, read_regular, read_text, refuse_others
+from preflight.core.text import did_you_mean
 from preflight.errors import UsageError
 from preflight.fleet.groups import expand_written
 from preflight.fleet.inventory_tables import (
@@ -277,15 +277,8 @@ class Inventory:
 
 def read_inventory(path: Path) -> Inventory:
     """Read a TOML or YAML inventory; UsageError that names the file and what to change."""
-    try:
-        text = decoded(read_regular(path, LARGEST))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = unreadable(error)
-        raise UsageError(
-            f"cannot read the inventory {path}: {reason}; "
-            "give --preflight-inventory a readable TOML or YAML file"
-        ) from error
-    return inventory_of(path, text)
+    advice = "give --preflight-inventory a readable TOML or YAML file"
+    return inventory_of(path, read_text(path, LARGEST, f"the inventory {path}", advice))
 
 
 def inventory_of(path: Path, text: str) -> Inventory:

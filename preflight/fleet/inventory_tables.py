@@ -17,9 +17,9 @@ from preflight.core.text import did_you_mean
 from preflight.core.thresholds import Override, shipped
 from preflight.errors import UsageError
 from preflight.fleet.baselines import UNITS, highest_ceiling
+from preflight.fleet.leaf_switches import LEAF_NAME
 from preflight.fleet.model import NEVER, TRANSPORTS, Expected, Port, User, Waiver, today
 from preflight.fleet.nodeset import fold
-from preflight.fleet.topology import LEAF_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

@@ -7,8 +7,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.core.files import read_regular, unreadable
-from preflight.core.text import decoded, starred
+from preflight.core.files import read_text
+from preflight.core.text import starred
 from preflight.core.trust import NAMES_CODE
 from preflight.errors import UsageError
 
@@ -169,14 +169,8 @@ def read_env_file(pattern: str, nodes: Sequence[str]) -> dict[str, dict[str, str
 
 
 def _read_one(path: Path) -> dict[str, str]:
-    try:
-        text = decoded(read_regular(path, _LARGEST_FILE))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = unreadable(error)
-        raise UsageError(
-            f"cannot read the environment file {_plain(path)}: {reason}; "
-            "write it with: env > job.env"
-        ) from error
+    what = f"the environment file {_plain(path)}"
+    text = read_text(path, _LARGEST_FILE, what, "write it with: env > job.env")
     environ = {}
     for number, line in enumerate(text.replace("\0", "\n").splitlines(), 1):
         stripped = line.strip()

@@ -25,7 +25,7 @@ from preflight.fleet.groups import expand_written, groups_in
 from preflight.fleet.inventory import open_inventory
 from preflight.fleet.inventory_tables import JobTable, command, refuse_unknown_transport
 from preflight.fleet.job_environment import public, read_env_file
-from preflight.fleet.launch import (
+from preflight.fleet.launch_line import (
     ENVIRONMENT,
     ORIGIN,
     Launch,
@@ -34,15 +34,15 @@ from preflight.fleet.launch import (
     port_number,
     read_launch,
 )
+from preflight.fleet.leaf_switches import with_leaves
 from preflight.fleet.model import Fleet, Host, Job, Shape, shape_of
 from preflight.fleet.nodeset import expand, fold, sound_name, split
-from preflight.fleet.topology import with_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from preflight.fleet.inventory import AnyInventory
-    from preflight.lint.lint import LintResult
+    from preflight.lint.all_rules import LintResult
 
 
 def offers_srun(environ: Mapping[str, str]) -> bool:
@@ -142,7 +142,7 @@ def _is_here(address: str) -> bool:
 
 def lint_file(path: Path) -> LintResult:
     """Read and lint one file; UsageError if it cannot be read."""
-    from preflight.lint.lint import lint
+    from preflight.lint.all_rules import lint
     from preflight.lint.reading import LARGEST
 
     try:

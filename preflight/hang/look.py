@@ -3,7 +3,7 @@
 For a fleet: `look(hosts, ways, nonce)` returns a `JobState`; it also contains the nodes that cannot
 be reached, with the reason. For this machine alone: `look_here(pids=(...))`. Both only read: they
 kill nothing, and pause only some ranks at rest, for some ms, to read their native stacks
-(`native=False`: none). Pass the result to `preflight.hang.diagnose.judge.diagnose`.
+(`native=False`: none). Pass the result to `preflight.hang.diagnose.diagnosis.diagnose`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from preflight.errors import WireError
 from preflight.facts.model import decode_look
 from preflight.fleet.model import Host
 from preflight.fleet.nodeset import sound_name
-from preflight.hang.diagnose.model import JobState, NodeState
+from preflight.hang.diagnose.job_state import JobState, NodeState
 from preflight.transport.bundle import offer, start_payload
 from preflight.transport.ways import Gate, TooSlowError, Ways, fan_out
 

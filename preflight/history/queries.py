@@ -17,7 +17,7 @@ from preflight.history.answers import (
     Point,
     Trend,
 )
-from preflight.history.findings import (
+from preflight.history.episodes import (
     as_struct,
     during_placement,
     episode_changes,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from sqlalchemy.sql import Select
 
     from preflight.history.answers import NodeRecord
-    from preflight.history.findings import KnownMachine
+    from preflight.history.episodes import KnownMachine
 
 
 _Key = tuple[str, str, str]

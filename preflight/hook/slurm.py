@@ -23,7 +23,7 @@ from preflight.core.trust import who_may_change
 from preflight.errors import PreflightError
 from preflight.hook.child import leash, orphaned
 from preflight.hook.model import NodeState
-from preflight.transport.slurm import MARKS
+from preflight.transport.slurm_allocation import MARKS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

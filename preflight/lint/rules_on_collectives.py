@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from preflight.lint.operations import operation, reached
-from preflight.lint.ranks import partial_operations
+from preflight.lint.rank_conditions import partial_operations
 from preflight.lint.script import (
     Mistake,
     RankSet,
@@ -26,7 +26,7 @@ from preflight.lint.script import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preflight.lint.ranks import PartialOperation
+    from preflight.lint.rank_conditions import PartialOperation
     from preflight.lint.script import Assign, Call, Script
 
 

@@ -19,8 +19,8 @@ import time
 
 import start
 from probe import guard, network, procfs
+from probe.bounded_text import clean, words
 from probe.processes import Care, Describer
-from probe.text import clean, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

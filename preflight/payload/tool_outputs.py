@@ -10,8 +10,8 @@ import re
 import time
 
 from probe import guard
+from probe.bounded_text import clean_block
 from probe.redact import setting
-from probe.text import clean_block
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

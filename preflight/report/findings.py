@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.core.statistics import grouped, shared_cause
-from preflight.fabric.blame import components
+from preflight.fabric.phrases import components
 from preflight.verdict import NOT_FINE, Outcome
 
 if TYPE_CHECKING:

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from preflight.core.registry import Entry
-    from preflight.fabric.blame import Blame
     from preflight.fabric.compare import PairJudgement
     from preflight.fabric.observed import Observed
+    from preflight.fabric.phrases import Blame
     from preflight.fabric.samples import Sweep
     from preflight.fabric.schedule import Pairing
 

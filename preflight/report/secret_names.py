@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from preflight.check import FLEET
-from preflight.facts.network import Resolved
+from preflight.facts.node_network import Resolved
 from preflight.report.since import nodes_in
 
 if TYPE_CHECKING:

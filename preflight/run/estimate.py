@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.burn.collect import SHARE, Devices, burn_plan, fitting, nic_turn_s, open_s, phases_s
+from preflight.burn.burn_in import SHARE, Devices, burn_plan, fitting, nic_turn_s, open_s, phases_s
 from preflight.check import Stage, Tier
 from preflight.core.thresholds import duration
-from preflight.fabric.plan import SweepPlan, loaded_s
 from preflight.fabric.planner import rounds_that_fit
 from preflight.fabric.retest import TIMES
+from preflight.fabric.sweep_plan import SweepPlan, loaded_s
 from preflight.history.run_record import Cost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from preflight.burn.collect import Load
+    from preflight.burn.burn_in import Load
     from preflight.facts.burn import Kind
     from preflight.fleet.model import Fleet
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from preflight.check import Stage, Tier
-from preflight.fabric.plan import DEEP_RATE
+from preflight.fabric.sweep_plan import DEEP_RATE
 from preflight.facts.gpu_users import BUSY_WORD, busy_with
 from preflight.run.site_sections import LoadedSection
 from preflight.transport.ways import SETUP_AT_MOST

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from preflight.fabric.samples import Sweep
     from preflight.facts.model import Facts
-    from preflight.facts.network import Interface
+    from preflight.facts.node_network import Interface
     from preflight.fleet.model import Fleet
 
 _MOST_REPORTED = 64

@@ -366,7 +366,7 @@ class Judgement:
     def burn(self) -> Mapping[str, Burn]:
         """Every node's burn-in compared with its peers', once; empty if there was none."""
         if self._burn is None:
-            from preflight.burn.judge import judge_burn  # as above
+            from preflight.burn.comparison import judge_burn  # as above
 
             measured = self.measured
             units = measured.planned.units if measured.planned else {}

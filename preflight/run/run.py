@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from preflight.burn.collect import SHARE, burn_plan, devices, fitting, no_time_lines
+from preflight.burn.burn_in import SHARE, burn_plan, devices, fitting, no_time_lines
 from preflight.check import STAGES
 from preflight.checks.env.test_nccl_conf import settings
 from preflight.core.statistics import grouped
 from preflight.fabric.collect import clock_lines
-from preflight.fabric.plan import SweepPlan
 from preflight.fabric.planner import Planned, within
 from preflight.fabric.retest import suspects
 from preflight.fabric.samples import gc_paused
 from preflight.fabric.schedule import circle_rounds, pairs_of, unscheduled_pairs
 from preflight.fabric.schedule import repair as schedule
+from preflight.fabric.sweep_plan import SweepPlan
 from preflight.facts.burn import Burned, nvlink_domain
 from preflight.run.expected_verdicts import (
     PORTS_S,

@@ -16,12 +16,12 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from preflight.burn.collect import Collected
+from preflight.burn.burn_in import Collected
 from preflight.core.remote_command import OUTPUT_LIMIT, ReachError
 from preflight.errors import WireError
 from preflight.fabric.agents import start_rank_agents
 from preflight.fabric.launch import sweep
-from preflight.fabric.plan import SweepPlan, catching
+from preflight.fabric.sweep_plan import SweepPlan, catching
 from preflight.facts.burn import Alive, Burned, Ready, decode_burned
 from preflight.facts.model import decode_ports
 from preflight.fleet.nodeset import fold
@@ -32,7 +32,7 @@ from preflight.transport.ways import RankConnections
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from preflight.burn.collect import BurnPlan
+    from preflight.burn.burn_in import BurnPlan
     from preflight.core.remote_command import Connection
     from preflight.fabric.samples import Sweep
     from preflight.fabric.schedule import Rounds

@@ -16,11 +16,11 @@ from preflight.core.files import refuse_typed
 from preflight.core.registry import Entry, Ledger
 from preflight.errors import UsageError
 from preflight.fabric.observed import observe
-from preflight.fabric.plan import measured_share
 from preflight.fabric.planner import coverage, pairs_tested, unread_words
 from preflight.fabric.retest import unsettled_words
 from preflight.fabric.samples import gc_paused
 from preflight.fabric.schedule import count_by_turn, pairs_of
+from preflight.fabric.sweep_plan import measured_share
 from preflight.fleet.model import today
 from preflight.report.document import CoverageRow, Report, row_of
 from preflight.report.events import REPORT

@@ -33,10 +33,11 @@ from preflight.core.remote_command import (
     signal_group,
 )
 from preflight.core.text import legible
-from preflight.transport import relay, slurm
+from preflight.transport import relay
+from preflight.transport import slurm_allocation as slurm
 from preflight.transport.bundle import BOOT, bundle
 from preflight.transport.relay import Hub, own_addresses
-from preflight.transport.slurm import Launcher
+from preflight.transport.slurm_allocation import Launcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

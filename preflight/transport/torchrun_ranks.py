@@ -15,7 +15,7 @@ from preflight import __version__
 from preflight.core.remote_command import OUTPUT_LIMIT, PipeRemote, ReachError, StreamRemote
 from preflight.errors import PreflightError, WireError
 from preflight.facts.node import Shortfall
-from preflight.fleet.launch import Ranked, RankedNode
+from preflight.fleet.launch_line import Ranked, RankedNode
 from preflight.fleet.nodeset import fold, sound_name
 from preflight.transport.job_store import (
     CHUNK,

@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Struct
 
 from preflight.fabric.measure import busbw_gbs, summarise
-from preflight.fabric.plan import MIB, SweepPlan
 from preflight.fabric.samples import Ladder
+from preflight.fabric.sweep_plan import MIB, SweepPlan
 from tests.bench.probing import connected, some
 from tests.bench.ratio import Band, Row, extremes, in_turns, ratio_of_medians
 from tests.bench.sweeping import swept, whole

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from preflight.fabric.plan import GLOO, GLOO_SOAK, Budget, SweepPlan, measured_share
 from preflight.fabric.schedule import circle_rounds
+from preflight.fabric.sweep_plan import GLOO, GLOO_SOAK, Budget, SweepPlan, measured_share
 from preflight.fleet.model import Job
 from preflight.run.stages import sweep_fleet
 from tests.bench.probing import DEADLINE_S, connected, some

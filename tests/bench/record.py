@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from preflight.fabric.plan import KIB, MIB, SweepPlan
 from preflight.fabric.samples import Ladder
 from preflight.fabric.schedule import circle_rounds
+from preflight.fabric.sweep_plan import KIB, MIB, SweepPlan
 from tests.bench.machine import machine
 from tests.bench.probing import connected, some
 from tests.bench.sweeping import swept

@@ -21,10 +21,10 @@ from msgspec import Struct
 
 from preflight.fabric.agent_events import PairSeen, Ready, decode_event
 from preflight.fabric.collect import SweepAccounts
-from preflight.fabric.plan import GLOO, GLOO_SOAK, SweepPlan
 from preflight.fabric.roster import roster
 from preflight.fabric.samples import Timing
 from preflight.fabric.schedule import circle_rounds
+from preflight.fabric.sweep_plan import GLOO, GLOO_SOAK, SweepPlan
 from tests.bench.outside import cost
 from tests.bench.ratio import Row, extremes
 from tests.bench.synthetic import LATENCY_US, SPEED_GBS, names

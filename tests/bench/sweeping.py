@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from preflight.core.remote_command import Connection
-    from preflight.fabric.plan import SweepPlan
     from preflight.fabric.samples import Sweep
+    from preflight.fabric.sweep_plan import SweepPlan
     from preflight.fleet.model import Host
     from preflight.transport.payload_session import MessageSession
 

@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.fabric.plan import GLOO
 from preflight.fabric.samples import End, InsideSamples, PairSamples, Sweep, Timing
 from preflight.fabric.schedule import circle_rounds
+from preflight.fabric.sweep_plan import GLOO
 from preflight.facts.model import Attempt, MasterPort, Ports
 from preflight.facts.node import Clock, Reach
 from preflight.run.measured import Measured

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from preflight.facts.machine import KernelLog, LogLine
 from preflight.facts.model import Driver, Facts, Gpu
-from preflight.facts.network import (
+from preflight.facts.node_network import (
     AcsPort,
     Counter,
     Ethernet,

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from preflight.run.probe_stage import probe_fleet
-from preflight.transport.slurm import Launcher
+from preflight.transport.slurm_allocation import Launcher
 from preflight.transport.srun import SrunTransport
 from preflight.transport.ways import Ways
 from tests.bench.logins import bare_logins

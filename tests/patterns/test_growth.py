@@ -15,7 +15,7 @@ from preflight.captured.archive import Part, pack
 from preflight.cli import main
 from preflight.commands.read import captured, judge_captured
 from preflight.facts.model import Facts, Gpu, Nic
-from preflight.facts.network import Interface, Network
+from preflight.facts.node_network import Interface, Network
 from preflight.hang.explain.scan import Scanner
 from preflight.hang.explain.symptom import shipped
 from preflight.hang.explain.weigh import explain

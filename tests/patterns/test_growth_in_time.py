@@ -37,7 +37,7 @@ from tests.unit.report.test_public_folders import measured, whose
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preflight.hang.diagnose.model import JobState
+    from preflight.hang.diagnose.job_state import JobState
 
     Read = Callable[[Path, int], object]
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from math import exp
 from typing import TYPE_CHECKING
 
-from preflight.fabric.plan import NCCL, NCCL_SOAK
+from preflight.fabric.sweep_plan import NCCL, NCCL_SOAK
 from tests.simulate.noise import Rare, Unrest, drawn
 from tests.simulate.stream import Rung, Stream
 

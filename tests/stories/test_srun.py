@@ -14,7 +14,7 @@ import pytest
 
 from preflight.core.remote_command import ReachError
 from preflight.fleet.model import Host
-from preflight.transport.slurm import Launcher
+from preflight.transport.slurm_allocation import Launcher
 from preflight.transport.srun import SrunTransport
 from tests.lab import processes, wire
 from tests.lab.inside import until

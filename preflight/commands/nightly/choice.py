@@ -21,12 +21,12 @@ from preflight.core.text import legible
 from preflight.errors import PreflightError, UsageError
 from preflight.fabric.schedule import Circle
 from preflight.fleet.nodeset import expand, natural
-from preflight.transport.slurm import NODES, clean, parse_nodes, parse_reservation
+from preflight.transport.slurm_allocation import NODES, clean, parse_nodes, parse_reservation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from preflight.transport.slurm import NodeUse, Reservation
+    from preflight.transport.slurm_allocation import NodeUse, Reservation
 
 
 ASK_S = 20.0

@@ -25,7 +25,7 @@ from preflight.fabric.decoding.culprit import (
     known,
     within,
 )
-from preflight.fabric.decoding.explain import DOUBT, FEW, Fault, SearchResult, explain
+from preflight.fabric.decoding.greedy_search import DOUBT, FEW, Fault, SearchResult, explain
 from preflight.fabric.decoding.hard_failures import failures
 from preflight.fabric.decoding.parts import (
     ALL_RAILS,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from preflight.core.statistics import shared_cause
 from preflight.hang.answer_text import Alternative
-from preflight.hang.diagnose.model import (
+from preflight.hang.diagnose.job_state import (
     Diagnosis,
     count,
     describe,
@@ -22,7 +22,7 @@ from preflight.hang.diagnose.model import (
 if TYPE_CHECKING:
     from preflight.facts.job import PortLook
     from preflight.hang.diagnose.job_ranks import Case, Wire
-    from preflight.hang.diagnose.model import RankState
+    from preflight.hang.diagnose.job_state import RankState
 
 _SPINS, _IDLES = 90, 5
 """Percent: a GPU that waits inside a collective is fully busy; one without work is at 0."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from preflight.hang.diagnose.model import (
+from preflight.hang.diagnose.job_state import (
     Diagnosis,
     count,
     describe_activity,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from preflight.hang.diagnose.job_ranks import Case
-    from preflight.hang.diagnose.model import RankState
+    from preflight.hang.diagnose.job_state import RankState
 
 _APART_S = 120.0
 """A file this much older than the newest is from another moment."""

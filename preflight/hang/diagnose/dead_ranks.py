@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from preflight.core.statistics import grouped
 from preflight.hang.answer_text import Alternative
-from preflight.hang.diagnose.model import (
+from preflight.hang.diagnose.job_state import (
     Diagnosis,
     count,
     describe_ranks,
@@ -20,7 +20,7 @@ from preflight.hang.diagnose.model import (
 if TYPE_CHECKING:
     from preflight.facts.job import NodeLook
     from preflight.hang.diagnose.job_ranks import Case
-    from preflight.hang.diagnose.model import RankState
+    from preflight.hang.diagnose.job_state import RankState
 
 _KILLED = re.compile(r"[Kk]illed process (\d+) ?\(([^)]{0,40})\)")
 _LOGIN = re.compile(r"permission|denied|host key|authentic|password|not allowed|refused the login")

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from preflight.core.statistics import grouped
 from preflight.facts.job import Connection
-from preflight.hang.diagnose.model import (
+from preflight.hang.diagnose.job_state import (
     IDLE,
     JobState,
     NodeState,

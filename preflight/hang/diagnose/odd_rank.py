@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.job_ranks import moved
-from preflight.hang.diagnose.model import (
+from preflight.hang.diagnose.job_state import (
     IDLE,
     Diagnosis,
     count,
@@ -42,7 +42,7 @@ from preflight.hang.diagnose.places import (
 if TYPE_CHECKING:
     from preflight.facts.job import Frame
     from preflight.hang.diagnose.job_ranks import Case
-    from preflight.hang.diagnose.model import RankState
+    from preflight.hang.diagnose.job_state import RankState
 
 
 _EXIT = (

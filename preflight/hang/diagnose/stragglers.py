@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from preflight.core.statistics import grouped, median
 from preflight.hang.answer_text import Alternative
-from preflight.hang.diagnose.model import (
+from preflight.hang.diagnose.job_state import (
     Diagnosis,
     count,
     describe_ranks,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from preflight.facts.job import Frame
     from preflight.hang.diagnose.job_ranks import Case
-    from preflight.hang.diagnose.model import RankState
+    from preflight.hang.diagnose.job_state import RankState
     from preflight.hang.diagnose.places import Place
 
 _MOST = 0.5

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from preflight.fleet.model import Fleet
-    from preflight.hang.diagnose.model import JobState, NodeState
+    from preflight.hang.diagnose.job_state import JobState, NodeState
 
 _WIDTH = 100
 
@@ -64,7 +64,7 @@ def _why_it_ended(folder: Path, files: Sequence[Path]) -> int:
 
 def _why_it_hangs(launch: int, number: str, folder: str, nodes: str, inventory: str) -> int:
     """Look, judge, print, and write `state-N.json`, `diagnosis-N.json` and `.txt`."""
-    from preflight.hang.diagnose.judge import diagnose, lines
+    from preflight.hang.diagnose.diagnosis import diagnose, lines
 
     state = _look(launch, nodes, inventory)
     diagnosis = diagnose(state)

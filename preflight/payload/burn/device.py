@@ -10,7 +10,7 @@ import os
 import time
 
 from probe import sysfs
-from probe.text import clean
+from probe.bounded_text import clean
 from sweep import clocks, counters, cuda, transports
 
 from . import integrity

@@ -25,7 +25,7 @@ from contextlib import suppress
 from functools import partial
 
 from probe import sysfs as pci
-from probe.text import attempt, clean, names
+from probe.bounded_text import attempt, clean, names
 from sweep import cuda, transports, verify
 
 from . import crew, integrity

@@ -9,7 +9,7 @@ import time
 import children
 
 from . import guard, sysfs
-from .text import clean, words
+from .bounded_text import clean, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

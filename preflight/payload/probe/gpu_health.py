@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from .bounded_text import clean
 from .nvml_calls import MOST, Reader, reasons
-from .text import clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

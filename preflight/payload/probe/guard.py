@@ -19,7 +19,7 @@ import time
 import children
 
 from . import procfs
-from .text import words
+from .bounded_text import words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ import resource
 import time
 
 from . import file_systems, guard, procfs, sysfs
+from .bounded_text import attempt, clean, words
 from .processes import ancestors
 from .procfs import TICKS, Users
 from .sysfs import attempt_lines, lines, numbered, parse_key_values, whole
-from .text import attempt, clean, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import os
 import re
 import time
 
-from . import guard, text
-from .text import clean, words
+from . import bounded_text, guard
+from .bounded_text import clean, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ class Readers:
         self._refused = ""
         self._children: list[tuple[str, guard.Child]] = []
         try:
-            os.close(text.open_regular(path)[0])
+            os.close(bounded_text.open_regular(path)[0])
         except OSError as error:
             self._refused = words(error)
             self._begin_programs()
@@ -348,7 +348,7 @@ class _Device:
 
     def __init__(self, path: str) -> None:
         self.unread = 0
-        self._file, self._end = text.open_regular(path)[0], text.open_regular(path)[0]
+        self._file, self._end = (bounded_text.open_regular(path)[0] for _ in range(2))
         # A plain file has a size; the device's is 0.
         self._size = os.lseek(self._end, 0, os.SEEK_END)
 

@@ -13,8 +13,8 @@ import time
 import children
 
 from . import guard, host, kernel_log, network, nvml, nvml_calls, processes, rdma, software
+from .bounded_text import LINE_LIMIT, TEXT_LIMIT, clean
 from .procfs import Users, identity, me
-from .text import LINE_LIMIT, TEXT_LIMIT, clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

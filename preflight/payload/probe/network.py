@@ -12,7 +12,7 @@ import struct
 import time
 
 from . import guard
-from .text import attempt, clean
+from .bounded_text import attempt, clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import os
 import time
 
 from . import gpu_health, guard, sysfs
+from .bounded_text import clean, clean_block
 from .nvml_calls import NoDriver, Nvml, Reader, load
 from .nvml_calls import text as as_text
-from .text import clean, clean_block
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

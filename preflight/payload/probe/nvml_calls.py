@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from .text import clean, words
+from .bounded_text import clean, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

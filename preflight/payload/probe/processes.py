@@ -9,8 +9,8 @@ import struct
 import time
 
 from . import guard, procfs
+from .bounded_text import clean
 from .procfs import Users, look, me
-from .text import clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

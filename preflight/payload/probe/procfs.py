@@ -9,8 +9,8 @@ import time
 
 import start
 
-from . import text
-from .text import attempt, attempt_raw
+from . import bounded_text
+from .bounded_text import attempt, attempt_raw
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def argv(pid: int) -> list[bytes]:
 def environ(pid: int) -> bytes | None:
     """Return its initial environment, raw; None where this login may not read it."""
     try:
-        return text.raw(f"/proc/{pid}/environ", ENVIRON_LIMIT)
+        return bounded_text.raw(f"/proc/{pid}/environ", ENVIRON_LIMIT)
     except OSError:
         return None
 
@@ -228,7 +228,7 @@ def identity(nonce: str) -> dict[str, Any]:
     return {
         "wire": start.VERSION,
         "nonce": nonce,
-        "host": text.clean(os.uname().nodename),
+        "host": bounded_text.clean(os.uname().nodename),
         "time_s": round(now_s, 3),
         "boot_s": round(max(0.0, now_s - up_s), 3),
     }

@@ -11,7 +11,7 @@ import struct
 import time
 
 from . import sysfs
-from .text import attempt, clean, names
+from .bounded_text import attempt, clean, names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

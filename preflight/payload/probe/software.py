@@ -20,8 +20,8 @@ import struct
 import sys
 import time
 
-from . import guard, text
-from .text import LINE_LIMIT, clean, names, words
+from . import bounded_text, guard
+from .bounded_text import LINE_LIMIT, clean, names, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ def _file(path: str, kind: str) -> dict[str, Any] | None:
 
 def _opener(path: str, flags: int) -> int:
     del flags  # always "rb"
-    return text.open_regular(path)[0]
+    return bounded_text.open_regular(path)[0]
 
 
 def _settings(raw: bytes) -> dict[str, Any]:

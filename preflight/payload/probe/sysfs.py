@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from .text import attempt, clean
+from .bounded_text import attempt, clean
 
 _MOST_LANES = 32
 _ROOT = r"^pci[0-9a-fA-F]{4,}:[0-9a-fA-F]{2}$"

@@ -13,13 +13,13 @@ import time
 import zlib
 from contextlib import suppress
 
-from probe import guard, kernel_log, processes, text
+from probe import bounded_text, guard, kernel_log, processes
+from probe.bounded_text import TEXT_LIMIT, clean, words
 from probe.procfs import Users, identity
-from probe.text import TEXT_LIMIT, clean, words
 
-from . import moments, pyspy, ranks
+from . import moments, node_ranks, pyspy
 from .moments import Instant
-from .ranks import Patience
+from .node_ranks import Patience
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _newest(one: Document, path: str, until: float) -> list[Document]:
 def _dump(place: str, path: str, one: Document, until: float) -> Document | None:
     """Return the file, or why it is not read; None where there is none of this job."""
     try:
-        file, status = text.open_regular(place, follow=False)
+        file, status = bounded_text.open_regular(place, follow=False)
     except OSError as error:
         if error.errno == errno.EINVAL:
             return _refused(path, _NOT_THEIRS)
@@ -361,7 +361,7 @@ def _identity(nonce: str) -> Document:
 def _find(request: Document, patience: Patience) -> Document:
     wanted = [pid for pid in request.get("pids") or [] if isinstance(pid, int)]
     until = patience.within(FIND_S)
-    found = processes.patiently(ranks.find, (os.getpid(), wanted), until, patience.problems)
+    found = processes.patiently(node_ranks.find, (os.getpid(), wanted), until, patience.problems)
     if found is None:
         return {"ranks": [], "launchers": [], "hidden": 0}
     for pid in found["absent"]:

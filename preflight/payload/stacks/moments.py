@@ -8,8 +8,8 @@ import time
 
 import children
 from probe import guard, procfs, rdma, sysfs
+from probe.bounded_text import attempt, clean, names
 from probe.nvml_calls import NoDriver, Nvml, load, reasons
-from probe.text import attempt, clean, names
 
 from . import sockets
 
@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .ranks import Patience
+    from .node_ranks import Patience
 
     Document = dict[str, Any]
 

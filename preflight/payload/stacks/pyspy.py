@@ -17,7 +17,7 @@ import time
 import zlib
 
 from probe import guard, procfs, sysfs
-from probe.text import attempt, clean
+from probe.bounded_text import attempt, clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

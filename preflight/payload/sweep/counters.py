@@ -20,10 +20,10 @@ import signal
 import children
 import start
 from probe import nvml_calls, sysfs
+from probe.bounded_text import attempt
+from probe.bounded_text import names as listed
 from probe.rdma import errors
 from probe.sysfs import attempt_lines
-from probe.text import attempt
-from probe.text import names as listed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import time
 import warnings
 
 import children
-from probe.text import attempt
+from probe.bounded_text import attempt
 
 from . import counters
 from .plan import short

@@ -14,8 +14,8 @@ import re
 import socket
 
 from probe import sysfs
+from probe.bounded_text import attempt, names
 from probe.network import interface_of
-from probe.text import attempt, names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

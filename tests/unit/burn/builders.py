@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, get_args
 
-from preflight.burn.judge import judge_burn
+from preflight.burn.comparison import judge_burn
 from preflight.facts.burn import (
     Burned,
     Clocks,

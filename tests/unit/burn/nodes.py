@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.burn.collect import CPU, BurnPlan, Copy, Gemm, Integrity, Launch, Sustained
+from preflight.burn.burn_in import CPU, BurnPlan, Copy, Gemm, Integrity, Launch, Sustained
 from preflight.fleet.model import Host, Job
 from preflight.run.stages import BurnStage
 from preflight.transport.ways import transport_for
@@ -20,7 +20,7 @@ from tests.unit.fabric.nodes import below, wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from preflight.burn.collect import Load
+    from preflight.burn.burn_in import Load
     from preflight.core.remote_command import Connection
     from preflight.facts.burn import Burned
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.burn.judge import judge_burn
+from preflight.burn.comparison import judge_burn
 from preflight.fleet.model import Host
 from preflight.run import stages as stage
 from tests.unit.burn.nodes import SHORT, Node, long_gemm, mostly_stopped, named, ours, until

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.burn.judge import judge_burn
+from preflight.burn.comparison import judge_burn
 from preflight.burn.units import conditions, key_of, units
 from preflight.core.statistics import FEWEST, usual
 from preflight.fleet.model import Expected, Host

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.burn.collect import SHARE, BurnPlan, Collected, Devices, burn_plan, fitting
+from preflight.burn.burn_in import SHARE, BurnPlan, Collected, Devices, burn_plan, fitting
 from preflight.errors import WireError
 from preflight.facts.burn import Reading, Ready, decode_burned
 from preflight.run.measured import Measured

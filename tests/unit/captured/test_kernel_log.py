@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.captured.kernel_log import CHECKS, read
+from preflight.captured.dmesg import CHECKS, read
 from preflight.checks.gpu.test_kernel_log import judge_sxid as sxid
 from preflight.checks.gpu.test_kernel_log import judge_xid
 from preflight.checks.host.test_host_log import judge_hardware_errors as hardware
@@ -163,7 +163,7 @@ def test_a_log_that_is_cut_or_garbled_says_so() -> None:
 
 def test_a_fault_behind_a_long_log_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """However much harmless comes before it: a log is read to its end."""
-    monkeypatch.setattr("preflight.captured.kernel_log.MOST_LINES", 100)
+    monkeypatch.setattr("preflight.captured.dmesg.MOST_LINES", 100)
     text = "".join(f"[{n}.000000] usb 1-1: harmless {n}\n" for n in range(400))
     said = verdicts(f"{text}[600.1] NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus\n")
     assert said["gpu"].outcome is Outcome.FAIL
@@ -188,7 +188,7 @@ def test_a_log_with_more_kinds_of_lines_than_are_kept_proves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What was not read may be the fault: unknown, with how much was read."""
-    monkeypatch.setattr("preflight.captured.kernel_log.MOST_LINES", 100)
+    monkeypatch.setattr("preflight.captured.dmesg.MOST_LINES", 100)
     text = "".join(f"[{n}.0] mlx5_core 0000:1b:00.0: note {n}\n" for n in range(300))
     captured = read(text)
     assert captured is not None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.captured import Captured, processes
+from preflight.captured import Captured, process_listing
 from preflight.commands.read import judge_captured
 from preflight.verdict import Outcome, Verdict
 from tests.unit.captured.sound import sound
@@ -17,7 +17,7 @@ from tests.unit.captured.sound import sound
 
 def read(text: str) -> Captured | None:
     """The first thing in a text that such a tool printed."""
-    return next(processes.read(text), None)
+    return next(process_listing.read(text), None)
 
 
 CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus" / "ps"

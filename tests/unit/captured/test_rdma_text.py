@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.captured import Captured, rdma
+from preflight.captured import Captured, rdma_ports
 from preflight.checks.rdma.ports import ports_of
 from preflight.commands.read import captured, judge_captured
 from preflight.verdict import Outcome
@@ -19,7 +19,7 @@ from tests.unit.captured.sound import sound
 
 def read(text: str) -> Captured | None:
     """The first thing in a text that its tools printed."""
-    return next(rdma.read(text), None)
+    return next(rdma_ports.read(text), None)
 
 
 CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus" / "ib"
@@ -165,7 +165,7 @@ def test_two_hosts_in_one_text() -> None:
     """Ports of one name on two hosts are two ports."""
     line = "link mlx5_0/1 state {} physical_state LINK_UP netdev rdma0 \n"
     text = f"node-a\n{line.format('ACTIVE')}node-b\n{line.format('INIT')}"
-    found = next(rdma.parse_ports(text), None)
+    found = next(rdma_ports.parse_ports(text), None)
     assert found is not None
     assert [nic.name for nic in found.facts.nics or ()] == ["mlx5_0", "node-b mlx5_0"]
 
@@ -174,7 +174,7 @@ def test_perfquery_in_words_of_sysfs() -> None:
     """Counters of both forms come out under sysfs's names; selectors and traffic do not."""
     head = "# Port extended counters: Lid 7 port 1 (CapMask: 0x5A00)\nPortSelect:......1\n"
     lines = "SymbolErrorCounter:....3\nVL15Dropped:..0\nPortXmitWait:...9\nQP1Dropped:..1\n"
-    found = rdma.parse_perfquery(head + "CounterSelect:...0x0000\n" + lines)
+    found = rdma_ports.parse_perfquery(head + "CounterSelect:...0x0000\n" + lines)
     assert found is not None
     (port,) = (found.facts.nics or ())[0].ports
     assert port.counters is not None
@@ -183,14 +183,14 @@ def test_perfquery_in_words_of_sysfs() -> None:
         "qp1_dropped": 1,
     }
     assert (port.counters.read, found.damaged) == (3, "")
-    bare = rdma.parse_perfquery(head)
+    bare = rdma_ports.parse_perfquery(head)
     assert bare is not None
     assert bare.damaged == "lid 7 has no error counter"
-    cut = rdma.parse_perfquery(head + lines[:-2])
+    cut = rdma_ports.parse_perfquery(head + lines[:-2])
     assert cut is not None
     assert "QP1Dropped" in cut.damaged
     names = "LinkErrorRecoveryCounter PortRcvRemotePhysicalErrors ExcessiveBufferOverrunErrors"
-    assert [rdma.snake(name) for name in names.split()] == [
+    assert [rdma_ports.snake(name) for name in names.split()] == [
         "link_error_recovery",
         "port_rcv_remote_physical_errors",
         "excessive_buffer_overrun_errors",
@@ -238,15 +238,15 @@ def tree(**files: str) -> str:
 
 def test_a_tree_of_sysfs() -> None:
     """Ports, interface and counters; a tree that is cut is damaged, another JSON is none."""
-    found = rdma.parse_sysfs(tree())
+    found = rdma_ports.parse_sysfs(tree())
     assert found is not None
     assert found.facts.network is not None
     assert [one.name for one in found.facts.network.interfaces or ()] == ["ib0"]
     assert found.damaged == ""
     assert [port.name for port in ports_of(read(tree()).facts)] == ["mlx5_0/1"]  # type: ignore[union-attr]
     assert read(tree()[:-40]).damaged  # type: ignore[union-attr]
-    assert rdma.parse_sysfs('{"a": 1}') is None
-    assert rdma.parse_sysfs("{") is None
+    assert rdma_ports.parse_sysfs('{"a": 1}') is None
+    assert rdma_ports.parse_sysfs("{") is None
 
 
 @given(st.one_of(st.text(max_size=300), st.binary(max_size=300).map(lambda b: b.decode("latin-1"))))

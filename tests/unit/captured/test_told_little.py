@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.captured import processes
+from preflight.captured import process_listing
 from preflight.cli import main
 from preflight.commands.read import captured_parts, judge_captured
 from preflight.verdict import Outcome
@@ -140,6 +140,6 @@ def test_one_cause_is_one_block(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_a_device_plugin_is_not_to_be_killed(name: str) -> None:
     """What Kubernetes runs on each GPU holds it by design, under whatever name it is cut to."""
     text = f"                     USER        PID ACCESS COMMAND\n/dev/nvidia0:        root       2210 F...m {name}\n"
-    (found,) = processes.read(text)
+    (found,) = process_listing.read(text)
     (said,) = judge_captured({"fuser": found})
     assert (said.verdict.outcome, "kill" in said.verdict.advice) == (Outcome.OK, False)

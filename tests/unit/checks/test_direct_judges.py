@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from preflight.checks.host.test_setup import judge_pci_acs as judge_acs
 from preflight.checks.rdma.test_slots import judge_gpudirect as judge_direct
-from preflight.facts.network import AcsPort, GpuDirect
+from preflight.facts.node_network import AcsPort, GpuDirect
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import facts, group, rdma_port
 

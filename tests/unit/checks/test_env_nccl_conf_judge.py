@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.checks.env.test_nccl_conf import judge
-from preflight.facts.network import ConfFile, ConfSetting
+from preflight.facts.node_network import ConfFile, ConfSetting
 from preflight.fleet.model import Expected
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import facts, group

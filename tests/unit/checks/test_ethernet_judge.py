@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from preflight.checks.net.test_ethernet import judge, kind_of
 from preflight.core.thresholds import SHIPPED
-from preflight.facts.network import Counter, Ethernet
+from preflight.facts.node_network import Counter, Ethernet
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import facts, group, interface, network, nic, rdma_port
 
 if TYPE_CHECKING:
     from preflight.facts.model import Facts
-    from preflight.facts.network import Interface
+    from preflight.facts.node_network import Interface
 
 SOUND = Ethernet("full", most_mbits=100_000, counters=(Counter("rx_packets", 10**9),))
 BOTH = replace(SOUND, partner_mbits=100_000)

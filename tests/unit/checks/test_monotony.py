@@ -22,8 +22,8 @@ from preflight.commands.read import fact_checks
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.facts.gpu import GpuHealth
 from preflight.facts.machine import Dimm, Edac, Governor, LogLine
-from preflight.facts.network import Counter, Counters
 from preflight.facts.node import Group, Net, Node, Reach
+from preflight.facts.node_network import Counter, Counters
 from preflight.fleet.model import Expected, Job
 from tests.unit.facts.builders import facts
 

@@ -14,7 +14,7 @@ from preflight.checks.net.test_interface import judge_interface
 from preflight.checks.net.test_interface import judge_master_name as judge_name
 from preflight.checks.net.test_ports import judge_ephemeral_ports as judge_range
 from preflight.core.thresholds import SHIPPED
-from preflight.facts.network import ConfFile, ConfSetting, Interface, Network, Resolved
+from preflight.facts.node_network import ConfFile, ConfSetting, Interface, Network, Resolved
 from preflight.fleet.model import Expected, Fleet, Host, Job
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import facts, group, interface, network, nic, rdma_port, software

@@ -12,7 +12,7 @@ from preflight.checks.rdma.test_port import judge_rate
 from preflight.checks.rdma.test_slots import judge_pcie
 from preflight.core.thresholds import SHIPPED
 from preflight.facts.machine import KernelLog, LogLine
-from preflight.facts.network import PcieLink
+from preflight.facts.node_network import PcieLink
 from preflight.fleet.model import Expected
 from preflight.verdict import Outcome, Verdict
 from tests.unit.facts.builders import facts, group, nic, rdma_port

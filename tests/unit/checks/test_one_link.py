@@ -13,14 +13,14 @@ from preflight.checks.rdma.test_port import judge_errors, judge_port
 from preflight.core.registry import Entry
 from preflight.core.thresholds import SHIPPED
 from preflight.facts.machine import KernelLog, LogLine
-from preflight.facts.network import Counter, Counters
+from preflight.facts.node_network import Counter, Counters
 from preflight.fleet.model import Expected
 from preflight.report.findings import findings
 from tests.unit.facts.builders import facts, group, interface, network, nic, rdma_port
 
 if TYPE_CHECKING:
     from preflight.facts.model import Facts
-    from preflight.facts.network import Interface
+    from preflight.facts.node_network import Interface
     from preflight.report.findings import Finding
 
 DAY_S = 86400.0

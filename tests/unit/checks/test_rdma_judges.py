@@ -11,7 +11,7 @@ from preflight.checks.rdma.test_devices import judge_firmware, judge_gid
 from preflight.checks.rdma.test_port import judge_count, judge_errors, judge_port, judge_rate
 from preflight.core.thresholds import SHIPPED
 from preflight.facts import Majority
-from preflight.facts.network import Counter, Counters, Gid
+from preflight.facts.node_network import Counter, Counters, Gid
 from preflight.fleet.model import Expected
 from preflight.verdict import Outcome
 from tests.unit.facts.builders import facts, group, interface, network, nic, rdma_port

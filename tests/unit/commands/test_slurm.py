@@ -16,7 +16,7 @@ from preflight.commands.nightly.choice import (
     chosen_way,
 )
 from preflight.errors import UsageError
-from preflight.transport.slurm import parse_nodes, parse_reservation
+from preflight.transport.slurm_allocation import parse_nodes, parse_reservation
 
 if TYPE_CHECKING:
     from pathlib import Path

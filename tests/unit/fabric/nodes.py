@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from preflight.fabric.plan import Budget, SweepPlan
 from preflight.fabric.samples import Ladder
 from preflight.fabric.schedule import circle_rounds
+from preflight.fabric.sweep_plan import Budget, SweepPlan
 from preflight.fleet.model import Host
 from preflight.transport.bundle import start_payload
 from preflight.transport.ways import transport_for

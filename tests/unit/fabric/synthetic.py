@@ -13,7 +13,7 @@ from preflight.fleet.model import Expected, Host
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from preflight.fabric.blame import Blame
+    from preflight.fabric.phrases import Blame
     from preflight.fabric.samples import PairState
 
 SMALL, LARGE = 8, 4 << 20

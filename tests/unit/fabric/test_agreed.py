@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from preflight.fabric.agent_events import PairSeen, Ready, Trouble
 from preflight.fabric.agent_gathering import OTHER_PLAN, PlanDigest
 from preflight.fabric.launch import sweep
-from preflight.fabric.plan import SweepPlan
 from preflight.fabric.retest import longer, with_more
 from preflight.fabric.roster import go_order, measuring_order, roster
 from preflight.fabric.schedule import circle_rounds
+from preflight.fabric.sweep_plan import SweepPlan
 from tests.unit.fabric.nodes import (
     DEADLINE_S,
     HAS_TORCH,

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from preflight.fabric.agent_events import PairSeen, Ready
 from preflight.fabric.collect import SweepAccounts, clock_lines
-from preflight.fabric.plan import SweepPlan
 from preflight.fabric.roster import roster
 from preflight.fabric.samples import PairState, Sweep
 from preflight.fabric.schedule import circle_rounds
+from preflight.fabric.sweep_plan import SweepPlan
 
 NAMES = ("h1", "h2")
 HUNG = PairSeen(

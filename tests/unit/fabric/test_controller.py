@@ -13,10 +13,10 @@ from preflight.fabric.advice import advice_on
 from preflight.fabric.agent_events import PairSeen, Ready, decode_event
 from preflight.fabric.collect import SweepAccounts
 from preflight.fabric.judge import judge_sweep
-from preflight.fabric.plan import NCCL, SweepPlan
 from preflight.fabric.roster import Roster, go_order, roster
 from preflight.fabric.samples import Ladder, Moved, Sweep, Timing
 from preflight.fabric.schedule import circle_rounds
+from preflight.fabric.sweep_plan import NCCL, SweepPlan
 from tests.unit.fabric.synthetic import hosts
 
 NAMES = ("h1", "h2", "h3", "h4")

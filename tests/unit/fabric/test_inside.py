@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from preflight.checks.fabric.test_pairs import judge_intra_node
 from preflight.core.thresholds import SHIPPED
 from preflight.fabric.judge import judge_sweep
-from preflight.fabric.plan import NCCL_INSIDE
 from preflight.fabric.samples import End, InsideSamples, Ladder, Moved, Sweep, Timing
+from preflight.fabric.sweep_plan import NCCL_INSIDE
 from preflight.facts.boards import nvlink_gbs
 from preflight.facts.burn import Inside
 from preflight.facts.model import NvLink

@@ -12,9 +12,9 @@ from preflight.fabric.accounts import Insides
 from preflight.fabric.agent_events import InsideSeen, Ready, decode_event
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.launch import sweep
-from preflight.fabric.plan import Budget
 from preflight.fabric.roster import roster
 from preflight.fabric.samples import Timing
+from preflight.fabric.sweep_plan import Budget
 from tests.unit.fabric.nodes import (
     DEADLINE_S,
     HAS_TORCH,

@@ -12,8 +12,8 @@ from sweep import member, plan, supervisor, transports
 
 from preflight.fabric.agent_events import NcclLog, Ready, decode_event
 from preflight.fabric.collect import SweepAccounts
-from preflight.fabric.plan import LOGS_EACH, SweepPlan
 from preflight.fabric.roster import roster
+from preflight.fabric.sweep_plan import LOGS_EACH, SweepPlan
 from tests.lab.rehearsal.fake_cuda import nccl_text
 
 HEAD = "gpu041:4711:4800 [3] NCCL INFO "

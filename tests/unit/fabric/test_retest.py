@@ -12,11 +12,11 @@ from preflight.fabric.agent_events import PairSeen, Ready
 from preflight.fabric.collect import SweepAccounts
 from preflight.fabric.launch import Pace, sweep
 from preflight.fabric.observed import observe
-from preflight.fabric.plan import SweepPlan
 from preflight.fabric.retest import TIMES, fitting, longer, with_more
 from preflight.fabric.roster import budget, roster, turns_of
 from preflight.fabric.samples import Timing
 from preflight.fabric.schedule import Rounds, circle_rounds
+from preflight.fabric.sweep_plan import SweepPlan
 from tests.unit.fabric.nodes import (
     DEADLINE_S,
     HAS_TORCH,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from preflight.fabric.plan import measured_share
 from preflight.fabric.samples import End, PairSamples, Sweep, Timing
+from preflight.fabric.sweep_plan import measured_share
 
 
 def _end(node: str, started_s: float, inside_s: float = 0.5) -> End:

@@ -16,10 +16,10 @@ from preflight.core.thresholds import SHIPPED
 from preflight.fabric.agent_events import InsideSeen, PairSeen, Ready
 from preflight.fabric.collect import SweepAccounts
 from preflight.fabric.judge import judge_sweep
-from preflight.fabric.plan import SweepPlan
 from preflight.fabric.roster import Roster, go_order, match, roster
 from preflight.fabric.samples import Ladder, Sweep, Timing
 from preflight.fabric.schedule import circle_rounds
+from preflight.fabric.sweep_plan import SweepPlan
 from preflight.facts.node import Group
 from preflight.fleet.model import Expected
 from tests.unit.fabric.synthetic import hosts

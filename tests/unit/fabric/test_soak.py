@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.fabric.plan import MOST_ITERATIONS, SweepPlan, catching, loaded_s, per_pair_s
 from preflight.fabric.schedule import circle_rounds
+from preflight.fabric.sweep_plan import MOST_ITERATIONS, SweepPlan, catching, loaded_s, per_pair_s
 
 FOUR = ("h1", "h2", "h3", "h4")
 

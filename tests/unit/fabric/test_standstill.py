@@ -25,7 +25,7 @@ _CONTROLLER = """
 import json, os, signal
 from msgspec.structs import replace
 from preflight.fabric import collect as cut_short, launch
-from preflight.fabric.plan import Budget
+from preflight.fabric.sweep_plan import Budget
 from preflight.fabric.judge import judge_sweep
 from preflight.transport import payload_session as leased
 from tests.unit.fabric.nodes import DEADLINE_S, Starter, fleet, plan

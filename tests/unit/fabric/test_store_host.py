@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from preflight.checks.fabric.test_pairs import judge_allreduce
 from preflight.fabric.agent_events import Ready
 from preflight.fabric.judge import judge_sweep
-from preflight.fabric.plan import SweepPlan
 from preflight.fabric.roster import cut_off, host_first, roster
 from preflight.fabric.schedule import circle_rounds
+from preflight.fabric.sweep_plan import SweepPlan
 from preflight.run.stages import cut_links
 from preflight.verdict import Outcome
 from tests.unit.fabric.synthetic import hosts, sweep

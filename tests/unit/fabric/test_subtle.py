@@ -15,7 +15,7 @@ from tests.unit.fabric.synthetic import hosts, sweep
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from preflight.fabric.blame import Blame
+    from preflight.fabric.phrases import Blame
     from preflight.fabric.samples import PairSamples, Sweep
     from preflight.fleet.model import Host
 

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from preflight.fabric.agent_events import PairSeen, Ready, decode_event
 from preflight.fabric.collect import SweepAccounts
-from preflight.fabric.plan import SweepPlan
 from preflight.fabric.roster import roster
 from preflight.fabric.samples import End, Ladder, Stall, TimeInterner, Timing
 from preflight.fabric.schedule import circle_rounds
+from preflight.fabric.sweep_plan import SweepPlan
 
 _TIMES = st.lists(st.floats(0, 1e12), min_size=1, max_size=40).map(tuple)
 

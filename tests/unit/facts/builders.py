@@ -24,8 +24,16 @@ from preflight.facts.model import (
     Python,
     Rank,
 )
-from preflight.facts.network import Counters, Gid, GpuDirect, Interface, Network, PcieLink, Resolved
 from preflight.facts.node import Group, Net
+from preflight.facts.node_network import (
+    Counters,
+    Gid,
+    GpuDirect,
+    Interface,
+    Network,
+    PcieLink,
+    Resolved,
+)
 from tests.unit.facts.gpu_readings import health
 from tests.unit.facts.machines import machine
 

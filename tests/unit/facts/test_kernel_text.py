@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.captured.kernel_log import parse, stripped
+from preflight.captured.dmesg import parse, stripped
 from preflight.checks.gpu.driver_log import gpu_faults, root_causes
 from preflight.facts.boards import GRADES, catalog, xid_info
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.facts.topology import Topology, TopologyError, parse_topo
+from preflight.facts.topo_matrix import Topology, TopologyError, parse_topo
 
 CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus" / "topo"
 CASES = sorted(CORPUS.glob("*.json"))

@@ -7,7 +7,7 @@ from msgspec import ValidationError, convert
 
 from preflight.checks.env.variables import unread
 from preflight.facts.model import Nic, NicPort
-from preflight.facts.network import Interface, Resolved
+from preflight.facts.node_network import Interface, Resolved
 from preflight.facts.words import kill_command
 
 CODE = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from preflight.errors import UsageError
-from preflight.fleet.launch import read_launch
+from preflight.fleet.launch_line import read_launch
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preflight.errors import UsageError
-from preflight.fleet import topology as leaves_module
+from preflight.fleet import leaf_switches as leaves_module
+from preflight.fleet.leaf_switches import parse_switches, read_switches
 from preflight.fleet.sources import FleetRequest, resolve
-from preflight.fleet.topology import parse_switches, read_switches
 
 if TYPE_CHECKING:
     from pathlib import Path

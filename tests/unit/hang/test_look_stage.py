@@ -17,7 +17,7 @@ from preflight.transport.ways import Ways
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from preflight.hang.diagnose.model import JobState
+    from preflight.hang.diagnose.job_state import JobState
 
 
 @pytest.fixture

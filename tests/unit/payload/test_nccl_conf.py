@@ -15,7 +15,7 @@ from .node import NONCE, Remote
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from preflight.facts.network import ConfFile
+    from preflight.facts.node_network import ConfFile
 
 pytestmark = pytest.mark.slow
 

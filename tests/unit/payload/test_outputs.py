@@ -8,7 +8,7 @@ import pytest
 from tool_outputs import without_processes
 
 from preflight.captured import nvidia_smi
-from preflight.captured.kernel_log import parse
+from preflight.captured.dmesg import parse
 from preflight.checks.gpu.driver_log import gpu_faults
 from preflight.commands.capture import decode_outputs
 from tests.unit.payload.node import NONCE, Remote

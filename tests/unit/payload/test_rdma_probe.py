@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 from probe import network, rdma, sysfs
 from probe import network as probed
-from probe.text import attempt as read
+from probe.bounded_text import attempt as read
 
 from preflight.checks.rdma.port_faults import port_errors
 from preflight.core.thresholds import SHIPPED
-from preflight.facts.network import PcieLink
+from preflight.facts.node_network import PcieLink
 
 from .node import Remote
 from .test_probe import probe

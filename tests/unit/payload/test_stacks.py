@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 from probe import processes, procfs
-from stacks import ranks as finding
+from stacks import node_ranks as finding
 from stacks.main import StackReader, read, readable
 from stacks.moments import Instant
-from stacks.ranks import Patience
+from stacks.node_ranks import Patience
 
 from preflight.facts.model import decode_look
 from preflight.transport import bundle

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from probe import network
-from stacks import moments, processes, pyspy, sockets
+from stacks import moments, process_table, pyspy, sockets
 
 from tests.lab import strangers_mount
 
@@ -26,7 +26,7 @@ JSON = st.one_of(
 SPY_KEYS = st.sampled_from(
     ["frames", "thread_name", "os_thread_id", "active", "owns_gil", "name", "filename", "line"]
 )
-NAMES = [name for names in processes._NAMES.values() for name in names if name]
+NAMES = [name for names in process_table._NAMES.values() for name in names if name]
 
 
 @given(st.binary(max_size=300))
@@ -111,7 +111,7 @@ def test_tables_of_proc_may_hold_anything(text: str) -> None:
 @given(st.dictionaries(st.sampled_from(NAMES), st.binary(max_size=12)))
 def test_environments_may_hold_anything(environ: dict[bytes, bytes]) -> None:
     """A rank has a number within its job's bounds, or it is none."""
-    identity = processes.read_identity(environ)
+    identity = process_table.read_identity(environ)
     assert identity is None or 0 <= identity["rank"] <= 65535
     assert identity is None or identity["world_size"] >= 1
 
@@ -119,8 +119,8 @@ def test_environments_may_hold_anything(environ: dict[bytes, bytes]) -> None:
 @given(st.lists(st.binary(max_size=20), max_size=6))
 def test_command_lines_may_hold_anything(argv: list[bytes]) -> None:
     """A command is some launcher's or it is not."""
-    assert isinstance(processes.kind(argv), str)
-    assert processes.job_options(argv)["job"].isprintable()
+    assert isinstance(process_table.kind(argv), str)
+    assert process_table.job_options(argv)["job"].isprintable()
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_command_lines_may_hold_anything(argv: list[bytes]) -> None:
 )
 def test_launchers_are_known_by_their_command(command: str, kind: str) -> None:
     """What a person types, as the kernel shows it."""
-    assert processes.kind([word.encode() for word in command.split(" ")]) == kind
+    assert process_table.kind([word.encode() for word in command.split(" ")]) == kind
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_launchers_are_known_by_their_command(command: str, kind: str) -> None:
 )  # fmt: skip
 def test_ranks_of_one_job_share_its_name(environ: dict[str, str], job: str, rank: int) -> None:
     """A run id that says nothing is none, and a master on the loopback is this node's alone."""
-    identity = processes.read_identity(
+    identity = process_table.read_identity(
         {name.encode(): value.encode() for name, value in environ.items()}
     )
     assert identity is not None
@@ -174,7 +174,9 @@ def test_ranks_of_one_job_share_its_name(environ: dict[str, str], job: str, rank
 
 def test_a_single_task_of_slurm_is_no_rank() -> None:
     """An interactive shell of srun waits for no other rank."""
-    assert processes.read_identity({b"SLURM_PROCID": b"0", b"SLURM_STEP_NUM_TASKS": b"1"}) is None
+    assert (
+        process_table.read_identity({b"SLURM_PROCID": b"0", b"SLURM_STEP_NUM_TASKS": b"1"}) is None
+    )
 
 
 def test_the_kernel_tells_of_a_connection_what_proc_tells() -> None:

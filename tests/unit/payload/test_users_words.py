@@ -12,8 +12,8 @@ from msgspec import convert
 from msgspec.structs import replace
 from probe import kernel_log
 
-from preflight.captured.kernel_log import OF_A_USER as PASTED
-from preflight.captured.kernel_log import parse
+from preflight.captured.dmesg import OF_A_USER as PASTED
+from preflight.captured.dmesg import parse
 from preflight.checks.gpu.test_kernel_log import judge_xid
 from preflight.checks.host.test_host_log import judge_hardware_errors as hardware
 from preflight.checks.net.test_nic_log import judge as nic

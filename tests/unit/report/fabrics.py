@@ -13,7 +13,7 @@ from preflight.report.ready import blame_row
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from preflight.fabric.blame import Blame
+    from preflight.fabric.phrases import Blame
     from preflight.fabric.samples import PairState, Sweep
 
 SMALL, LARGE = 8, 16 << 20

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from preflight.hang.answer_text import Alternative
-from preflight.hang.diagnose.judge import lines
-from preflight.hang.diagnose.model import Diagnosis, PlaceRow
+from preflight.hang.diagnose.diagnosis import lines
+from preflight.hang.diagnose.job_state import Diagnosis, PlaceRow
 
 TOLD = Diagnosis(
     category="odd_rank",

@@ -19,8 +19,8 @@ from msgspec.structs import replace
 
 from preflight.commands.report import run
 from preflight.errors import UsageError
-from preflight.facts.network import Resolved
 from preflight.facts.node import Reach
+from preflight.facts.node_network import Resolved
 from preflight.report.document import encode
 from preflight.report.events import Began, Events, reread
 from preflight.report.hide import Hider

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from preflight.burn.collect import burn_plan
+from preflight.burn.burn_in import burn_plan
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.core.remote_command import ReachError
 from preflight.fabric.samples import Sweep
 from preflight.facts.burn import Burned, Proof
-from preflight.facts.network import ConfFile, ConfSetting
 from preflight.facts.node import Reach
+from preflight.facts.node_network import ConfFile, ConfSetting
 from preflight.fleet.model import Expected, Fleet, Host, Job
 from preflight.run import stages as stage
 from preflight.run.expected_verdicts import Settings
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from preflight.core.remote_command import Remote
-    from preflight.fabric.plan import SweepPlan
+    from preflight.fabric.sweep_plan import SweepPlan
     from preflight.run.judgement import Key
 
 CONF = ConfFile("/etc/nccl.conf", "system", (ConfSetting("NCCL_SOCKET_IFNAME", "eth0"),))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from preflight.burn.collect import SHARE, Devices, burn_plan, devices, fitting, nic_turn_s, phases_s
+from preflight.burn.burn_in import SHARE, Devices, burn_plan, devices, fitting, nic_turn_s, phases_s
 from preflight.core.thresholds import durations
 from preflight.fabric.planner import MARGIN, rounds_that_fit
 from preflight.fabric.schedule import default_rounds

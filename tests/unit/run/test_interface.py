@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from preflight.errors import UsageError
 from preflight.fabric.judge import judge_sweep
-from preflight.facts.network import ConfFile, ConfSetting, Gid
+from preflight.facts.node_network import ConfFile, ConfSetting, Gid
 from preflight.fleet.model import Fleet
 from preflight.fleet.sources import FleetRequest, resolve
 from preflight.run.interface_stage import Mismatches, interface_mismatches, with_mismatches

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.transport.slurm import Launcher
+from preflight.transport.slurm_allocation import Launcher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

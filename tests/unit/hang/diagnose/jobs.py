@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from preflight.facts.job import Frame, NodeLook, RankLook, Stacks, Thread
-from preflight.hang.diagnose.model import JobState, NodeState
+from preflight.hang.diagnose.job_state import JobState, NodeState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from preflight.hang.diagnose.judge import diagnose
+from preflight.hang.diagnose.diagnosis import diagnose
 from tests.unit.hang.diagnose.jobs import collective, job, standing
 
 NONE = {"no_stacks": "py-spy may not read it"}

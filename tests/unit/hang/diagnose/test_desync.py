@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.facts.job import Frame
-from preflight.hang.diagnose.judge import diagnose
+from preflight.hang.diagnose.diagnosis import diagnose
 from tests.unit.hang.diagnose.jobs import C10D, TRAIN, at, collective, job, standing
 
 if TYPE_CHECKING:
-    from preflight.hang.diagnose.model import Diagnosis
+    from preflight.hang.diagnose.job_state import Diagnosis
 
 
 @pytest.mark.parametrize("world", [4, 8, 32])

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from preflight.facts.job import Frame, RankLook, Sighting
-from preflight.hang.diagnose.judge import diagnose
-from preflight.hang.diagnose.model import JobState
+from preflight.hang.diagnose.diagnosis import diagnose
+from preflight.hang.diagnose.job_state import JobState
 from tests.unit.hang.diagnose.jobs import C10D, at, changed, collective, job, loading, standing
 from tests.unit.hang.diagnose.test_links import ring
 from tests.unit.hang.recordings import dump, entry, pending
@@ -143,7 +143,7 @@ def test_a_healthy_job_is_never_blamed(world: int, shift: int) -> None:
 @given(st.text(max_size=60), st.text(max_size=60), st.text(max_size=20))
 def test_any_words_of_a_node_are_only_words(function: str, file: str, channel: str) -> None:
     """Functions, files and channels may be called anything."""
-    from preflight.hang.diagnose.judge import lines
+    from preflight.hang.diagnose.diagnosis import lines
 
     odd = standing([Frame(function, file, 5), *at(7)], wait_channel=channel)
     for line in lines(diagnose(job(4, one(1, odd))), 80):

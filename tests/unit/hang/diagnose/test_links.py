@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from preflight.facts.job import Connection, GpuLook, PortLook
-from preflight.hang.diagnose.judge import diagnose
+from preflight.hang.diagnose.diagnosis import diagnose
 from tests.unit.hang.diagnose.jobs import collective, job, standing
 
 WAITING = collective("all_reduce", 41)

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from preflight.facts.job import Frame, Launcher, NodeLook
 from preflight.facts.machine import KernelLog, LogLine
-from preflight.hang.diagnose.judge import diagnose
-from preflight.hang.diagnose.model import JobState, NodeState
+from preflight.hang.diagnose.diagnosis import diagnose
+from preflight.hang.diagnose.job_state import JobState, NodeState
 from tests.unit.hang.diagnose.jobs import collective, job, loading, standing, without
 
 WAITING = standing(collective("all_reduce", 41))

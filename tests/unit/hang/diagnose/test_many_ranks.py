@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from preflight.facts.job import Frame, GpuLook
-from preflight.hang.diagnose.judge import diagnose
-from preflight.hang.diagnose.model import RankState
+from preflight.hang.diagnose.diagnosis import diagnose
+from preflight.hang.diagnose.job_state import RankState
 from tests.patterns.growth import steepness, work
 from tests.unit.hang.diagnose.jobs import C10D, at, collective, job, standing
 

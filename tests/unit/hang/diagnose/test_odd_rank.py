@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from preflight.facts.job import Connection, Frame, Sighting, Stacks, Thread
-from preflight.hang.diagnose.judge import diagnose
+from preflight.hang.diagnose.diagnosis import diagnose
 from tests.unit.hang.diagnose.jobs import TRAIN, at, collective, job, loading, standing
 
 SIZES = (2, 4, 8, 32)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preflight.facts.job import Sighting
-from preflight.hang.diagnose.judge import diagnose
+from preflight.hang.diagnose.diagnosis import diagnose
 from preflight.hang.diagnose.stragglers import slow_ones
 from tests.unit.hang.diagnose.jobs import at, collective, job, loading, standing
 

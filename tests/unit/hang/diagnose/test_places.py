@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from preflight.facts.job import Frame, GpuLook, Stacks, Thread, Worker
-from preflight.hang.diagnose.judge import diagnose
+from preflight.hang.diagnose.diagnosis import diagnose
 from preflight.hang.diagnose.places import channel_words, place_in
 from tests.unit.hang.diagnose.jobs import (
     C10D,

@@ -10,7 +10,7 @@ import pytest
 
 from preflight.facts.job import Dump
 from preflight.hang.diagnose import call_order
-from preflight.hang.diagnose.judge import diagnose
+from preflight.hang.diagnose.diagnosis import diagnose
 from preflight.hang.flight_recorder import Allowance
 from tests.patterns.growth import steepness, work
 from tests.unit.hang.diagnose.jobs import collective, job, standing

@@ -12,10 +12,10 @@ import pytest
 
 from preflight.hang.watch import evidence, examine
 from preflight.hang.watch.evidence import ask_for_dumps, make_folder, makes_pipes, outdated, tidy
-from preflight.hang.watch.watch import Options, stalled_after_s
+from preflight.hang.watch.wrapper import Options, stalled_after_s
 
 if TYPE_CHECKING:
-    from preflight.hang.diagnose.model import JobState
+    from preflight.hang.diagnose.job_state import JobState
 
 OLD_SIZE, OLD_FILE = "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 HEADER = "include/torch/csrc/distributed/c10d/FlightRecorder.hpp"

@@ -102,7 +102,7 @@ def test_the_launch_is_behind_the_first_dashes() -> None:
 def test_the_exports_are_a_shells(tmp_path: Path) -> None:
     """A value with a quote and a blank arrives as it is."""
     from preflight.commands.watch import _exports
-    from preflight.hang.watch.watch import Options
+    from preflight.hang.watch.wrapper import Options
 
     folder = tmp_path / "it's here"
     lines = "\n".join(_exports(Options((), folder)))
@@ -120,7 +120,7 @@ def test_a_folder_that_is_there_already_is_not_used(
 ) -> None:
     """Who made it could have links in it that lead elsewhere: no variable is exported."""
     from preflight.commands.watch import _exports
-    from preflight.hang.watch.watch import Options
+    from preflight.hang.watch.wrapper import Options
 
     monkeypatch.setattr("preflight.commands.watch.folder_name", lambda: "watch-1")
     (tmp_path / "watch-1").mkdir()

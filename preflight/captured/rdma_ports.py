@@ -16,7 +16,7 @@ from preflight.core.text import plain, whole
 from preflight.facts.basics import device_name
 from preflight.facts.boards import natural
 from preflight.facts.model import Nic, NicPort
-from preflight.facts.network import Counter, Counters, Interface, Network
+from preflight.facts.node_network import Counter, Counters, Interface, Network
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from preflight.core.files import read_regular, unreadable
+from preflight.core.files import read_text
 from preflight.core.remote_command import ask_here
-from preflight.core.text import decoded
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import expand, fold
 
@@ -35,13 +34,7 @@ _EXAMPLE = "write lines such as SwitchName=leaf1 Nodes=gpu[001-032]"
 
 def read_switches(path: Path) -> dict[str, str]:
     """Read a topology.conf into node → leaf switch; UsageError names the file and the line."""
-    try:
-        text = decoded(read_regular(path, LARGEST))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = unreadable(error)
-        raise UsageError(
-            f"cannot read the topology {path}: {reason}; give a topology.conf of Slurm"
-        ) from error
+    text = read_text(path, LARGEST, f"the topology {path}", "give a topology.conf of Slurm")
     return parse_switches(text, str(path))
 
 

@@ -12,7 +12,7 @@ from preflight.fleet.nodeset import fold
 from preflight.hang.answer_text import rows
 from preflight.hang.diagnose import all_wait, call_order, dead_ranks, odd_rank, stragglers
 from preflight.hang.diagnose.job_ranks import Case, case_of, jobs_of
-from preflight.hang.diagnose.model import (
+from preflight.hang.diagnose.job_state import (
     Diagnosis,
     count,
     describe,
@@ -28,7 +28,7 @@ from preflight.hang.diagnose.places import LOCKED, channel_words
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preflight.hang.diagnose.model import Category, JobState, NodeState
+    from preflight.hang.diagnose.job_state import Category, JobState, NodeState
 
 
 _NO_ANSWER = "no answer"

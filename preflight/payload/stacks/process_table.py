@@ -7,9 +7,9 @@ import re
 from collections import deque
 
 from probe import procfs
+from probe.bounded_text import clean
 from probe.processes import ancestors
 from probe.procfs import everyone
-from probe.text import clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ import os
 import time
 
 from probe import guard, procfs, redact
+from probe.bounded_text import clean
 from probe.procfs import Users
-from probe.text import clean
 
-from . import processes
-from .processes import ProcessTable
+from . import process_table
+from .process_table import ProcessTable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from probe.processes import Care
 
-    from .processes import Identity
+    from .process_table import Identity
 
     Document = dict[str, Any]
 
@@ -124,7 +124,7 @@ def find_launchers(table: ProcessTable, ranks: list[Document]) -> list[Document]
         if kind not in _KINDS or pid in found or table.ended(pid):
             continue
         if not set(table.tree.below(pid)) & found.keys():
-            found[pid] = {"pid": pid, "kind": kind, **processes.job_options(table.command(pid))}
+            found[pid] = {"pid": pid, "kind": kind, **process_table.job_options(table.command(pid))}
     for pid, launcher in found.items():
         launcher["python"] = table.is_python(pid)
         launcher["bins"] = bins(table, pid)
