@@ -51,7 +51,9 @@ def _own_symptoms(folder: Path) -> tuple[Symptom, ...]:
     if not folder.is_dir():
         raise UsageError(f"--symptoms={folder}: there is no such folder; give one of .toml files")
     if not (found := load_symptoms(folder)):
-        raise UsageError(f"--symptoms={folder}: no .toml file is in it; see docs/reference/explain.md")
+        raise UsageError(
+            f"--symptoms={folder}: it has no .toml file; see docs/reference/explain.md"
+        )
     return found
 
 
