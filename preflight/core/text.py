@@ -63,6 +63,21 @@ def wrapped(text: str, *, first: str, indent: str, width: int) -> list[str]:
     ) or [first.rstrip()]
 
 
+def one_line(text: str, width: int) -> str:
+    """Cut a text to one line: at the end of a clause if that keeps most of it, else of a word."""
+    import textwrap
+
+    cut = textwrap.shorten(printable(text), width, placeholder="")
+    if len(cut) == len(text):
+        return cut
+    cut = textwrap.shorten(cut, width - len(_CUT), placeholder="")
+    clause = max(cut.rfind("; "), cut.rfind(", "))
+    kept = cut[:clause] if clause * 4 > len(cut) * 3 else cut
+    return kept.rstrip(" ;,:(") + _CUT
+
+
+_CUT: Final = " ..."
+
 _MARKS: Final = {
     codecs.BOM_UTF8: "utf-8",
     codecs.BOM_UTF16_LE: "utf-16-le",

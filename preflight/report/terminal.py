@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from preflight.check import FLEET
 from preflight.core.statistics import grouped
-from preflight.core.text import printable, shortened, size, time_us, wrapped
+from preflight.core.text import many, one_line, printable, shortened, size, time_us, wrapped
 from preflight.fleet.nodeset import fold
 from preflight.report.findings import COUNTED
 from preflight.report.header import after
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from preflight.fleet.model import Fleet
     from preflight.report.document import (
@@ -42,6 +42,8 @@ _WORD = {
 _UNJUDGED = "could not judge everything"
 _INDENT = " " * 7
 _MOST_NAMED = 6
+_WIDEST, _LONGEST_SUBJECT, _SHORTEST_SENTENCE = 80, 28, 20
+"""Columns of a line that is shown as soon as a finding is known, and of its parts."""
 _REASONS = 4
 """The most reasons shown for verdicts that were not run: those of a stopped run first, then the
 most frequent."""
@@ -50,9 +52,15 @@ _ALWAYS = (Outcome.OK, Outcome.FAIL, Outcome.MISSING)
 """Counts that are printed even at 0: `lost` at 0 says that all the others are complete."""
 
 
-def finding_line(outcome: Outcome, subject: str, check: str, sentence: str) -> str:
-    """One line for a finding as soon as it is known; the summary explains it later."""
-    return f"{_WORD[outcome]:<6} {subject}  {check}: {printable(sentence)}"
+def finding_line(finding: Finding, nodes: Collection[str], width: int) -> str:
+    """One line for a finding as soon as it is known; the summary has the whole of it."""
+    subject = _subjects(finding.subjects, nodes)
+    if len(subject) > _LONGEST_SUBJECT and len(finding.subjects) > 1:
+        what = "node" if all(name in nodes for name in finding.subjects) else "subject"
+        subject = many(len(finding.subjects), what)
+    start = f"{_WORD[finding.outcome]:<6} {subject}  {finding.check}: "
+    left = max(min(width, _WIDEST) - len(start), _SHORTEST_SENTENCE)
+    return start + one_line(finding.sentence, left)
 
 
 def title(report: Report, *, unsaved: bool = False) -> str:
@@ -123,7 +131,7 @@ def _extent(report: Report, width: int) -> list[str]:
     return [line for label, words in rows for line in labelled(label, words, width)]
 
 
-def finding_lines(finding: Finding, nodes: Sequence[str], width: int) -> list[str]:
+def finding_lines(finding: Finding, nodes: Collection[str], width: int) -> list[str]:
     """Lay out one finding: its subjects, its sentence, and what to do."""
     subject = _subjects(finding.subjects, nodes)
     also = f"  (also {', '.join(finding.also)})" if finding.also else ""
@@ -136,7 +144,7 @@ def finding_lines(finding: Finding, nodes: Sequence[str], width: int) -> list[st
     return lines
 
 
-def _subjects(subjects: Sequence[str], nodes: Sequence[str]) -> str:
+def _subjects(subjects: Sequence[str], nodes: Collection[str]) -> str:
     """Fold node names; leave pairs and sets as they are."""
     plain = [name for name in subjects if name in nodes]
     rest = [printable(name) for name in subjects if name not in plain]

@@ -236,7 +236,7 @@ def test_a_thousand_bad_nodes_fit() -> None:
     """However much is wrong, the page stays below two million bytes and says what it left out."""
     names = [f"gpu{n:04}" for n in range(1000)]
     bad = {
-        (check, name): fail(f"{check} of {name} is off by {at}", advice="look at it" * 20)
+        (check, name): fail(f"{check} of {name} is off by x{at}", advice="look at it" * 20)
         for at, name in enumerate(names)
         for check in ("gpu.count", "gpu.ecc")
     }
