@@ -93,7 +93,7 @@ def test_an_undecided_pair_condemns_both_ends() -> None:
     [
         (ok("fine"), 0, 0),
         (warn("hm", advice="-"), 0, 1),
-        (not_run("local"), 0, 0),
+        (not_run("local"), 5, 5),
         (fail("bad", advice="-"), 1, 1),
         (unknown("no answer", advice="-"), 1, 1),
         (unknown("hidden", advice="-", grant="sudo"), 0, 1),
