@@ -67,12 +67,13 @@ def one_line(text: str, width: int) -> str:
     """Cut a text to one line: at the end of a clause if that keeps most of it, else of a word."""
     import textwrap
 
-    cut = textwrap.shorten(printable(text), width, placeholder="")
-    if len(cut) == len(text):
-        return cut
-    cut = textwrap.shorten(cut, width - len(_CUT), placeholder="")
+    whole = " ".join(printable(text).split())
+    if len(whole) <= width:
+        return whole
+    left = width - len(_CUT)
+    cut = textwrap.shorten(whole, left, placeholder="", break_on_hyphens=False) or whole[:left]
     clause = max(cut.rfind("; "), cut.rfind(", "))
-    kept = cut[:clause] if clause * 4 > len(cut) * 3 else cut
+    kept = cut[:clause] if clause * 2 > len(cut) else cut
     return kept.rstrip(" ;,:(") + _CUT
 
 

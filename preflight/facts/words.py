@@ -33,7 +33,7 @@ def memory(mib: float) -> str:
 
 
 def process(one: Process) -> str:
-    """Pid, program, user and age: pid 4242 (python train.py, user alice, started 2 h 14 min ago)."""
+    """Pid, program, user and age: pid 42 (python train.py, user alice, started 14 min ago)."""
     command = one.command if len(one.command) <= _COMMAND_CHARS else one.command[:57] + "..."
     known = [command, f"user {one.user}" if one.user else ""]
     if one.pid:

@@ -109,7 +109,11 @@ def summary(
     lines += _nodes(report, width)
     lines += _not_run(report, width)
     lines += _extent(report, width)
-    lines += labelled("verdicts", _counts(report.counts, report), width)
+    lines += labelled(
+        "verdicts",
+        f"{count_words(report.counts)}; {report.seconds:.1f} s, exit {report.exit}",
+        width,
+    )
     lines += labelled("report", where, width) if where else []
     lines += labelled("page", page, width) if page else []
     if found:
@@ -189,13 +193,14 @@ def _not_run(report: Report, width: int) -> list[str]:
     return lines
 
 
-def _counts(counts: Mapping[str, int], report: Report) -> str:
+def count_words(counts: Mapping[str, int]) -> str:
+    """How many verdicts have each outcome: "228 ok, 0 failed, 66 not run, 0 missing"."""
     parts = [
-        f"{counts.get(outcome, 0)} {word}"
+        f"{counts.get(outcome, 0):,} {word}"
         for outcome, word in COUNTED
         if counts.get(outcome, 0) or outcome in _ALWAYS
     ]
-    return f"{', '.join(parts)}; {report.seconds:.1f} s, exit {report.exit}"
+    return ", ".join(parts)
 
 
 NOTHING_APPLIES = (
@@ -253,8 +258,8 @@ def missed_words(rows: Sequence[SensitivityRow]) -> str:
         if slower:
             return f"{where} {slower} would have been seen (99 % sure), spikes not: {_why(worst)}"
         return (
-            "spikes and small losses of bandwidth: too few healthy pairs to compare with; "
-            "only failures and expected minimums were judged (more nodes show more)"
+            "too few healthy pairs to compare with: spikes and small losses of bandwidth may have "
+            "been missed; only failures and expected minimums were judged (more nodes show more)"
         )
     loss = f", and {slower}" if slower else ""
     return (
@@ -308,10 +313,11 @@ def coverage_words(report: Report) -> str:
     known, left_out = report.fleet.nodes, {*report.fleet.unjudged, *report.fleet.left_out}
     nodes = len([name for name in known if name not in left_out])
     gpus = sum(len(_listed(row.evidence.get("bus_ids"))) for row in judged if row.check == _COUNT)
-    of_all = many(nodes, "node") if nodes == len(known) else f"{nodes:,} of {len(known):,} nodes"
-    has = f" with {many(gpus, 'GPU')}" if gpus else ""
+    of_all = "" if nodes == len(known) else f"{nodes:,} of "
+    of_all += f"{len(known):,} node{'s' * (len(known) != 1)}"
+    has = f" with {gpus:,} GPU{'s' * (gpus != 1)}" if gpus else ""
     loaded = any(row.check.startswith("burn.") for row in judged)
-    unloaded = "" if loaded or not gpus else " under no load (--preflight-tier=standard adds it)"
+    unloaded = "" if loaded or not gpus else " without load (--preflight-tier=standard loads them)"
     parts = [f"{of_all}{has} checked{unloaded}"]
     if report.coverage is not None and report.coverage.pairs:
         parts.append(_pairs_covered(report.coverage))

@@ -31,8 +31,8 @@ def test_an_orphaned_rank_is_named_with_what_it_keeps() -> None:
     verdict = left(stale)
     assert verdict.outcome is Outcome.FAIL
     assert verdict.sentence == (
-        "pid 4242 (python train.py, user alice, started 2 h 0 min ago) is a rank whose torchrun is gone, "
-        "holds 38.5 GiB of GPU memory and port 29500"
+        "pid 4242 (python train.py, user alice, started 2 h 0 min ago) is a rank whose torchrun is "
+        "gone, holds 38.5 GiB of GPU memory and port 29500"
     )
     assert verdict.advice == "kill 4242; if still there after 10 s: kill -9 4242"
     assert verdict.cause == "pid 4242"

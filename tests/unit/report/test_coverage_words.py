@@ -72,6 +72,6 @@ def test_the_gpus_that_answered_are_counted() -> None:
     whole = report(["h1", "h2", "h3"], given, checks=["gpu.count"])
     whole = replace(whole, fleet=replace(whole.fleet, unjudged=("h3",)))
     seen = "2 of 3 nodes with 4 GPUs checked"
-    assert coverage_words(whole) == f"{seen} under no load (--preflight-tier=standard adds it)"
+    assert coverage_words(whole) == f"{seen} without load (--preflight-tier=standard loads them)"
     loaded = replace(whole.verdicts[0], check="burn.gemm", evidence={})
     assert coverage_words(replace(whole, verdicts=(*whole.verdicts, loaded))) == seen
