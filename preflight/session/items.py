@@ -155,7 +155,7 @@ class TerminalProgress:
         self._width = 0
         file = terminal._tw._file  # noqa: SLF001  pytest offers no other way
         unicode = (getattr(file, "encoding", None) or "").lower().startswith("utf")
-        self._bar_of = "█░" if unicode else "#-"
+        self._bar_of = ("█", "░") if unicode else ("#", "-")
 
     def step(self, phase: str, done: int, total: int, waiting: Sequence[str]) -> None:
         """Show how far a phase is; without a terminal, at its end and every ten seconds."""

@@ -163,7 +163,8 @@ def test_progress_has_a_bar_a_rate_and_names_the_last_nodes(
     """On one line of at most 80 columns, in ASCII where the terminal knows no more."""
     monkeypatch.setenv("COLUMNS", "80")
     config = get_config()
-    screen = Tty(io.BytesIO(), encoding=encoding)
+    written = io.BytesIO()
+    screen = Tty(written, encoding=encoding)
     progress = TerminalProgress(TerminalReporter(config, screen))
     progress.step("probing", 0, 64, NAMES[:64])
     later = time.monotonic() + 2
@@ -171,7 +172,7 @@ def test_progress_has_a_bar_a_rate_and_names_the_last_nodes(
     progress.step("probing", 32, 64, NAMES[:64])
     progress.step("probing", 62, 64, NAMES[6:8])
     screen.flush()
-    _, half, late = screen.buffer.getvalue().decode(encoding).split("\r")[1:]
+    _, half, late = written.getvalue().decode(encoding).split("\r")[1:]
     assert re.fullmatch(
         rf"probing  32/64  \[{bar}\]  1[0-9.]+/s  2.\d s  waiting for 64 nodes *", half
     )
