@@ -200,6 +200,16 @@ def shipped_folder() -> Path:
     return (Path(__file__).resolve().parent.parent / "checks").resolve()
 
 
+def page_of(check_id: str) -> str:
+    """The documentation of a shipped check, as `preflight list-checks ID` prints it; else ""."""
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package / "docs" / "checks", package.parent / "docs" / "checks"):
+        page = folder / f"{check_id}.md"
+        if is_check_id(check_id) and page.is_file():
+            return page.read_text(encoding="utf-8").rstrip()
+    return ""
+
+
 def declares_check(path: Path) -> bool:
     """Whether a Python file declares a check, judged by its text without running it."""
     try:

@@ -63,6 +63,22 @@ def wrapped(text: str, *, first: str, indent: str, width: int) -> list[str]:
     ) or [first.rstrip()]
 
 
+def one_line(text: str, width: int) -> str:
+    """Cut a text to one line: at the end of a clause if that keeps most of it, else of a word."""
+    import textwrap
+
+    whole = " ".join(printable(text).split())
+    if len(whole) <= width:
+        return whole
+    left = width - len(_CUT)
+    cut = textwrap.shorten(whole, left, placeholder="", break_on_hyphens=False) or whole[:left]
+    clause = max(cut.rfind("; "), cut.rfind(", "))
+    kept = cut[:clause] if clause * 2 > len(cut) else cut
+    return kept.rstrip(" ;,:(") + _CUT
+
+
+_CUT: Final = " ..."
+
 _MARKS: Final = {
     codecs.BOM_UTF8: "utf-8",
     codecs.BOM_UTF16_LE: "utf-16-le",

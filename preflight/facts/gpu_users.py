@@ -211,9 +211,9 @@ def _orphans(notable: Sequence[Process]) -> Iterator[Stale]:
             sentence = f"{process(ranks[0])} is a rank whose torchrun is gone"
         else:
             pids = ", ".join(str(one.pid) for one in ranks)
-            since = age(max(one.age_s for one in ranks))
+            oldest = age(max(one.age_s for one in ranks))
             sentence = f"{len(ranks)} ranks of run {run_id!r} whose torchrun is gone"
-            sentence += f" (pids {pids}, user {ranks[0].user}, since {since})"
+            sentence += f" (pids {pids}, user {ranks[0].user}, started {oldest} ago)"
         yield Stale(
             sentence + _holdings(ranks), kill_command(one.pid for one in ranks), tuple(ranks)
         )

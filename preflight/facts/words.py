@@ -33,12 +33,12 @@ def memory(mib: float) -> str:
 
 
 def process(one: Process) -> str:
-    """Pid, program, user and age: pid 4242 (python train.py, user alice, since 2 h 14 min)."""
+    """Pid, program, user and age: pid 42 (python train.py, user alice, started 14 min ago)."""
     command = one.command if len(one.command) <= _COMMAND_CHARS else one.command[:57] + "..."
     known = [command, f"user {one.user}" if one.user else ""]
     if one.pid:
-        since = f"since {age(one.age_s)}" if one.age_s else ""
-        return f"pid {one.pid} ({', '.join(filter(None, [*known, since]))})"
+        started = f"started {age(one.age_s)} ago" if one.age_s else ""
+        return f"pid {one.pid} ({', '.join(filter(None, [*known, started]))})"
     hidden = "a process that this login may not see"
     return f"{hidden} (user {one.user})" if one.user else hidden
 

@@ -217,10 +217,12 @@ class Panel(Struct, frozen=True):
     describe: Callable[[Comparison], str]
 
 
-def _describe_value(words: Callable[[float], str]) -> Callable[[Comparison], str]:
+def _describe_value(which: str, words: Callable[[float], str]) -> Callable[[Comparison], str]:
+    """`which` operation it is: findings give the median also of what is judged by the fastest."""
+
     def describe(one: Comparison) -> str:
         peers = f", peers {words(one.peers)}" if one.peers is not None and one.stands_out else ""
-        return f"{words(one.value)} at {size(one.size_bytes)}{peers}"
+        return f"{which} {words(one.value)} at {size(one.size_bytes)}{peers}"
 
     return describe
 
@@ -238,10 +240,10 @@ def _describe_late(one: Comparison) -> str:
 
 
 BANDWIDTH = Panel(
-    "Bandwidth (fastest operations)", lambda cell: cell.bandwidth, _describe_value(gbs)
+    "Bandwidth (fastest operations)", lambda cell: cell.bandwidth, _describe_value("fastest", gbs)
 )
 LATENCY = Panel(
-    "Latency, smallest size (median)", lambda cell: cell.latency, _describe_value(time_us)
+    "Latency, smallest size (median)", lambda cell: cell.latency, _describe_value("median", time_us)
 )
 LATE = Panel("Late starts (one end waited)", lambda cell: cell.late, _describe_late)
 """Drawn only if there are any: a host is late, or paused."""
@@ -446,14 +448,18 @@ def _worse(one: Cell | None, other: Cell) -> Cell:
     return other if one is None or other.worst > one.worst else one
 
 
+_EVERY_ROW = 16
+"""Up to so many nodes all have a row; of more, rows that look fine would hide the others."""
+
+
 def _chosen(
     order: Sequence[str], best: Mapping[Endpoint, float], found: Sequence[LocatedBlame], most: int
 ) -> Collection[str]:
-    """All nodes if they fit; else the blamed, then those that look bad, the worst first.
+    """All nodes if they are few; else the blamed, then those that look bad, the worst first.
 
     A few that look fine are added for comparison.
     """
-    if len(order) <= most:
+    if len(order) <= min(most, _EVERY_ROW):
         return order
     worst: dict[str, float] = {}
     for (name, _), ratio in best.items():

@@ -94,6 +94,7 @@ def fabric_section(
             )
             if best
             else parts.nothing(),
+            collapsed=not found and not rows,
             charts=drawn,
             charts_left=charts_left,
             coarse=sweep is None,
@@ -108,11 +109,13 @@ def _what(observed: Observed, compared: Sequence[Cell], origin: str) -> str:
     pairs = len({frozenset((cell.a, cell.b)) for cell in compared})
     leaves = len(set(observed.leaves.values()))
     words = [
-        f"{len(observed.nodes)} nodes",
-        f"{pairs} pairs",
+        f"{many(len(observed.nodes), 'node')}",
+        many(pairs, "pair"),
         many(rails, "rail"),
         observed.backend or "nothing was measured",
-        f"sorted by {leaves} leaf switches" if leaves else "no topology known: sorted by name",
+        f"sorted by {leaves} leaf switch{'es' * (leaves != 1)}"
+        if leaves
+        else "no topology known: sorted by name",
     ]
     return " · ".join([*words, origin] if origin else words)
 
@@ -125,7 +128,7 @@ def _blamed(found: Sequence[LocatedBlame]) -> str:
 _SHARPNESS_ROWS = 12
 
 
-def sharpness(rows: Sequence[SensitivityRow], level: int = 2) -> str:
+def sharpness(rows: Sequence[SensitivityRow]) -> str:
     """A table of endpoints by sensitivity, the least tested first: what would have been caught."""
     if not rows:
         return ""
@@ -133,7 +136,7 @@ def sharpness(rows: Sequence[SensitivityRow], level: int = 2) -> str:
     groups = grouped((_sharpness_cells(row, sizes), row) for row in rows)
     heads = ("endpoints", "any size", "seconds of load", *map(size, sizes))
     table = [(cells, _endpoints(own)) for cells, own in groups.items()]
-    drawn: str = macros(_TEMPLATE).sharpness(level, heads, table, _SHARPNESS_ROWS)
+    drawn: str = macros(_TEMPLATE).sharpness(heads, table, _SHARPNESS_ROWS)
     return drawn
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -47,12 +48,14 @@ class Finding(Struct, frozen=True, kw_only=True):
     """Other checks whose verdicts on the subject have the same cause."""
     verdicts: int = 1
     makes_not_ready: bool = False
+    alike: tuple[Finding, ...] = ()
+    """The findings that were folded into this one; they differ in a node's name or in numbers."""
 
 
 def findings(
     entries: Iterable[Entry], blames: Sequence[BlameRow] = (), suspected: Collection[str] = ()
 ) -> tuple[Finding, ...]:
-    """Group verdicts that are not fine by their cause, then merge identical ones over subjects.
+    """Group verdicts that are not fine by their cause, then fold like ones over their subjects.
 
     `suspected`: checks that fail on so many nodes that no node should be drained for them.
     """
@@ -63,13 +66,13 @@ def findings(
         (cause, entry)
         for entry in entries
         if entry.verdict.outcome in NOT_FINE
-        for cause in _causes(entry, *several.get(entry.subject, ("", ())))
+        for cause in causes(entry, *several.get(entry.subject, ("", ())))
     )
     _merge_double_culprits(groups)
     by_component = {blame.component: blame for blame in blames}
-    each = (_joined(who, own, by_component.get(who)) for (who, _), own in groups.items())
+    each = [_joined(who, own, by_component.get(who)) for (who, _), own in groups.items()]
     merged = grouped(((one.check, one.sentence, one.advice, one.outcome), one) for one in each)
-    found = [_over_subjects(same) for same in merged.values()]
+    found = _folded([_over_subjects(same) for same in merged.values()])
     found = [replace(f, advice=_WAIT) if f.check in suspected else f for f in found]
     return tuple(sorted(found, key=lambda finding: NOT_FINE.index(finding.outcome)))
 
@@ -79,7 +82,7 @@ def _several(own: Sequence[BlameRow]) -> tuple[str, Sequence[BlameRow]]:
     return components(one.component for one in own), own
 
 
-def _causes(entry: Entry, joint: str, own: Sequence[BlameRow]) -> list[tuple[str, str]]:
+def causes(entry: Entry, joint: str = "", own: Sequence[BlameRow] = ()) -> list[tuple[str, str]]:
     """(subject at fault, cause) of a verdict: two checks with the same culprit are one finding."""
     subjects: Sequence[str] = entry.verdict.culprits or (entry.verdict.blame or entry.subject,)
     if own and entry.verdict.blame == joint:
@@ -119,6 +122,58 @@ def _over_subjects(same: Sequence[Finding]) -> Finding:
         also=tuple(dict.fromkeys(name for finding in same for name in finding.also)),
         verdicts=sum(finding.verdicts for finding in same),
         makes_not_ready=any(finding.makes_not_ready for finding in same),
+    )
+
+
+_FROM = 3
+"""So many nodes whose findings differ in numbers are one finding; of two, each is shown whole."""
+_WORD = re.compile(r"[\w-]+(?:\.[\w-]+)*")
+_NUMBER = re.compile(r"(?<![\w.-])[0-9][0-9a-f]*(?:[.:][0-9a-f]+)*")
+"""A number, an address or a date; not the digits of a name such as mlx5_1."""
+_PLURAL = re.compile(r"s\b")
+_OWN = "<node>"
+
+
+def _folded(found: Sequence[Finding]) -> list[Finding]:
+    """Fold findings that differ only in the node's own name, or, from `_FROM` on, in numbers."""
+    by_name = grouped((_shape(one), one) for one in found)
+    own = [_example(same) for same in by_name.values()]
+    by_number = grouped((tuple(map(_numberless, _shape(one))), one) for one in own)
+    folded: list[Finding] = []
+    for same in by_number.values():
+        enough = sum(len(one.subjects) for one in same) >= _FROM
+        folded += [_example(same)] if enough else same
+    return folded
+
+
+def _shape(one: Finding) -> tuple[str, ...]:
+    """What two findings must have in common to be one: everything but the node's own name."""
+    first = one.alike[0] if one.alike else one
+    own = {first.subjects[0]} if len(first.subjects) == 1 else set()
+
+    def nameless(text: str) -> str:
+        return _WORD.sub(lambda word: _OWN if word[0] in own else word[0], text)
+
+    kind = f"{first.outcome} {first.makes_not_ready}"
+    return (first.check, kind, nameless(first.sentence), nameless(first.advice))
+
+
+def _numberless(text: str) -> str:
+    return _PLURAL.sub("", _NUMBER.sub("#", text))
+
+
+def _example(same: Sequence[Finding]) -> Finding:
+    """One finding for all of these, in the words of the first."""
+    if len(same) == 1:
+        return same[0]
+    each = tuple(one for finding in same for one in finding.alike or (finding,))
+    first, node = each[0], each[0].subjects[0]
+    varies = any(one.advice != first.advice for one in each)
+    return replace(
+        _over_subjects(each),
+        sentence=f"e.g. {node}: {first.sentence}",
+        advice=f"e.g. on {node}: {first.advice}" if varies else first.advice,
+        alike=each,
     )
 
 

@@ -210,13 +210,14 @@ def header(
     who = fold(host.name for host in fleet.hosts)
     port = f"{fleet.job.master_port} ({fleet.job.master_port_origin})"
     environ = fleet.job.environ_origin or "not known"
+    verdicts = many(expected, "verdict")
     return [
         f"preflight {version}",
         f"fleet    {who}  {nodes}{hardware}  (from {fleet.origin}{inventory})",
         f"reach    {reach}, {_how_many(fleet, nodes, at_most)}",
         *too_many_logins(fleet),
         f"job      master {fleet.master.name} port {port}; environment: {environ}",
-        f"checks   {tier}: {per_node} per node{whole}{fabric}, {expected} verdicts expected",
+        f"checks   {tier}: {per_node} per node{whole}{fabric}, {verdicts} expected",
         *(_LOADS if loads else []),
         *(_environ(fleet) if loads or rounds else []),
         *(_rounds(fleet, planned) if planned and rounds else []),

@@ -15,8 +15,10 @@ import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup
 from msgspec import Struct
 
+from preflight.core.registry import page_of
 from preflight.core.statistics import grouped
 from preflight.fleet.nodeset import natural
 from preflight.report.document import moment
@@ -25,7 +27,7 @@ from preflight.report.findings import COUNTED, Finding
 from preflight.report.header import after
 from preflight.report.markup import date_of, escaped, file, folded, many, span_of, style, template
 from preflight.report.since import Night, alike, before, night_of, nodes_in, since
-from preflight.report.terminal import coverage_words, missed_words, title
+from preflight.report.terminal import count_words, coverage_words, missed_words, title
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
@@ -101,6 +103,13 @@ def page(report: Report, context: PageContext, fabric: Callable[[int], str] | No
     headline = title(report)
     now = night_of(report, context.found)
     last = before(context.earlier, now)
+    kin = (*alike(context.earlier, now), now)
+    there = {
+        "changes": last is not None,
+        "findings": bool(context.found),
+        "fabric": fabric is not None,
+        "trends": len(kin) >= _LEAST,
+    }
     drawing = template("page.html.j2").render(
         report=report,
         fleet=report.fleet,
@@ -121,10 +130,13 @@ def page(report: Report, context: PageContext, fabric: Callable[[int], str] | No
         **_nodes(report, context.found),
         found=_causes(report, context),
         most_found=MOST,
-        **_trends((*alike(context.earlier, now), now)),
+        **_trends(kin),
         **_checked(report),
         fabric=drawn,
         parts=_PARTS,
+        shown=[name for name, _ in _PARTS if there.get(name, True)],
+        pages=_pages(context.found[:MOST]),
+        most_alike=_MOST_ALIKE,
         policy=_POLICY,
         style=_STYLE,
         script=_SCRIPT,
@@ -133,22 +145,25 @@ def page(report: Report, context: PageContext, fabric: Callable[[int], str] | No
 
 
 def _figures(report: Report) -> list[tuple[int | None, str]]:
-    fleet = report.fleet
+    fleet, pairs = report.fleet, report.coverage.pairs_run if report.coverage else None
     return [
-        (len(fleet.nodes), "node" + "s" * (len(fleet.nodes) != 1)),
-        (len(fleet.ready), "ready"),
-        (len(fleet.not_ready), "not ready"),
-        (len(fleet.unjudged), "not judged"),
-        (report.coverage.pairs_run if report.coverage else None, "pairs measured"),
-        (report.expected, "verdicts expected"),
-        (report.missing, "missing"),
+        (len(fleet.nodes), "node" + _s(len(fleet.nodes))),
+        (len(fleet.ready), f"node{_s(len(fleet.ready))} ready"),
+        (len(fleet.not_ready), f"node{_s(len(fleet.not_ready))} not ready"),
+        (len(fleet.unjudged) or None, f"node{_s(len(fleet.unjudged))} not judged"),
+        (pairs, f"pair{_s(pairs or 0)} measured"),
+        (report.expected, f"verdict{_s(report.expected)} expected"),
+        (report.missing, f"verdict{_s(report.missing)} missing"),
     ]
+
+
+def _s(number: int) -> str:
+    return "s" * (number != 1)
 
 
 def _changed(changes: Since | None) -> dict[str, Any]:
     if changes is None:
-        note = "This folder has no earlier run of this fleet: there is nothing to compare."
-        return {"changed_note": note, "columns": ()}
+        return {"changed_note": "", "columns": ()}
     then = changes.before
     ready = f"{then.ready:,} of {then.nodes:,} nodes were ready then"
     columns = [
@@ -157,9 +172,11 @@ def _changed(changes: Since | None) -> dict[str, Any]:
         ("healed", "✓", "Recovered", changes.recovered),
         *([("unseen", "-", "Not judged again", changes.unseen)] if changes.unseen else []),
     ]
-    compared = f"Compared with the run of {date_of(then.started)}"
+    compared = f"Compared with the run of {date_of(then.started)} (tier {then.tier}; {ready})"
+    if not any(rows for *_, rows in columns):
+        return {"changed_note": f"{compared}: no change.", "columns": ()}
     return {
-        "changed_note": f"{compared} (tier {then.tier}; {ready}).",
+        "changed_note": f"{compared}.",
         "columns": [
             (*look, len(rows), list(grouped((one.check, one.subject) for one in rows).items()))
             for *look, rows in columns
@@ -226,6 +243,10 @@ def _nodes(report: Report, found: Sequence[Finding]) -> dict[str, Any]:
     by_leaf = f"By {len(groups):,} leaf switch{'es' * (len(groups) != 1)}"
     how = by_leaf if leaves else "No leaf switches are known: in order of name"
     bad = {name for name, mark in given.items() if mark.css in ("fail", "flaky", "unknown")}
+    racks = [
+        ((leaf or "no leaf known") if leaves else folded(names), names, len(bad & {*names}))
+        for leaf, names in sorted(groups.items(), key=lambda one: natural(one[0]))
+    ]
     kinds = Counter(
         (mark.letter, mark.css, mark.words.partition(":")[0]) for mark in given.values()
     )
@@ -234,14 +255,22 @@ def _nodes(report: Report, found: Sequence[Finding]) -> dict[str, Any]:
         "marks": given,
         "few": len(every) <= NAMED,
         "legend": [
-            ("", "fine", "ready", len(every) - len(given)),
+            ("", "fine", "without a finding", len(every) - len(given)),
             *((*look, number) for look, number in kinds.items()),
         ],
-        "racks": [
-            ((leaf or "no leaf known") if leaves else folded(names), names, len(bad & {*names}))
-            for leaf, names in sorted(groups.items(), key=lambda one: natural(one[0]))
-        ],
+        "racks": [rack for rack in racks if not given.keys().isdisjoint(rack[1])],
+        "fine_racks": [rack for rack in racks if given.keys().isdisjoint(rack[1])],
     }
+
+
+_MOST_ALIKE = 64
+"""The most findings in their own words under one that stands for all."""
+
+
+def _pages(found: Sequence[Finding]) -> dict[str, Markup]:
+    """What the checks of the findings test, why, and how to fix it: check id → its page."""
+    pages = {one.check: page_of(one.check) for one in found}
+    return {check: Markup("\n").join(text.splitlines()) for check, text in pages.items() if text}
 
 
 MOST = 200
@@ -308,9 +337,7 @@ def _trends(nights: Sequence[Night]) -> dict[str, Any]:
     first = date_of(nights[0].started)
     return {
         "nights": len(nights),
-        "trends_note": f"{many(len(nights), 'run')}, {first} to this one, left to right."
-        if len(nights) >= _LEAST
-        else "There is only one run of this kind: trends begin with the second in the same folder.",
+        "trends_note": f"{many(len(nights), 'run')}, {first} to this one, left to right.",
         "cards": [one for one in drawn if one],
     }
 
@@ -355,18 +382,17 @@ def _line(values: Sequence[float | None], low: float, high: float) -> tuple[str,
 def _checked(report: Report) -> dict[str, Any]:
     """Coverage, sensitivity, what was not run and why, the inventory's overrides, every check."""
     rows = after(report.overrides)
-    if report.coverage is not None and report.coverage.pairs:
-        rows.append(("pairs", coverage_words(report.coverage)))
+    rows.append(("coverage", coverage_words(report)))
     if words := missed_words(report.sensitivity):
-        rows.append(("could be missed", words))
-    expected = f"{report.expected:,} verdicts were expected, {report.missing:,} of them are missing"
+        rows.append(("missed", words))
+    rows.append(("verdicts", count_words(report.counts)))
     by_check: dict[str, Counter[Outcome]] = {}
     for row in report.verdicts:
         by_check.setdefault(row.check, Counter())[row.outcome] += 1
     used = {row.outcome for row in report.verdicts}
     return {
-        "checked": [*rows, ("verdicts", expected)],
-        "sharpness": sharpness(report.sensitivity, level=3),
+        "checked": rows,
+        "sharpness": sharpness(report.sensitivity),
         "reasons": Counter(
             row.sentence for row in report.verdicts if row.outcome is Outcome.NOT_RUN
         ),

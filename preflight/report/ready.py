@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 
 _TWO = 2
+NOTHING = 5
+"""The exit code of a run in which no verdict was reached."""
 
 
 class Readiness(Struct, frozen=True, kw_only=True):
@@ -89,6 +91,8 @@ def readiness(nodes: Sequence[str], entries: Sequence[Entry], *, strict: bool) -
         else:
             bad.update(entry.nodes)
     left |= known - judged
+    if not any(map(_was_judged, entries)):
+        left = set(nodes)
     idle = _without_a_partner(nodes, entries, bad)
     left = (left | idle) - bad
     return Readiness(
@@ -171,14 +175,15 @@ def exit_code(
     """Map a finished run to its exit code.
 
     0 ready; 1 something failed, is flaky or unknown; 2 interrupted; 3 preflight broke or verdicts
-    are missing, and nothing failed; 5 nothing to check. With `need`, enough ready nodes are 0,
-    unless the fleet as a whole has failed.
+    are missing, and nothing failed; 5 nothing to check, as no check applied. With `need`, enough
+    ready nodes are 0, unless the fleet as a whole has failed.
     `strangers_failed`: an ordinary test that ran beside the checks failed, which is never 0.
     """
     if interrupted:
         return 2
-    if not entries:
-        return 3 if broke else 1 if strangers_failed else 5
+    still_open = any(left_open(entry) for entry in entries) or bool(ready.idle)
+    if not still_open and not any(map(_was_judged, entries)):
+        return 3 if broke else 1 if strangers_failed else NOTHING
     if any(counts_as_failure(entry, strict=strict) for entry in entries):
         enough = need is not None and len(ready.launchable) >= need
         whole = any(is_about_whole_fleet(entry, strict=strict) for entry in entries)

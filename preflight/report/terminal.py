@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 from preflight.check import FLEET
 from preflight.core.statistics import grouped
-from preflight.core.text import printable, shortened, size, time_us, wrapped
+from preflight.core.text import many, one_line, printable, shortened, size, time_us, wrapped
 from preflight.fleet.nodeset import fold
 from preflight.report.findings import COUNTED
 from preflight.report.header import after
+from preflight.report.ready import NOTHING
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from preflight.fleet.model import Fleet
     from preflight.report.document import (
@@ -42,6 +43,8 @@ _WORD = {
 _UNJUDGED = "could not judge everything"
 _INDENT = " " * 7
 _MOST_NAMED = 6
+_WIDEST, _LONGEST_SUBJECT, _SHORTEST_SENTENCE = 80, 28, 20
+"""Columns of a line that is shown as soon as a finding is known, and of its parts."""
 _REASONS = 4
 """The most reasons shown for verdicts that were not run: those of a stopped run first, then the
 most frequent."""
@@ -50,9 +53,15 @@ _ALWAYS = (Outcome.OK, Outcome.FAIL, Outcome.MISSING)
 """Counts that are printed even at 0: `lost` at 0 says that all the others are complete."""
 
 
-def finding_line(outcome: Outcome, subject: str, check: str, sentence: str) -> str:
-    """One line for a finding as soon as it is known; the summary explains it later."""
-    return f"{_WORD[outcome]:<6} {subject}  {check}: {printable(sentence)}"
+def finding_line(finding: Finding, nodes: Collection[str], width: int) -> str:
+    """One line for a finding as soon as it is known; the summary has the whole of it."""
+    subject = _subjects(finding.subjects, nodes)
+    if len(subject) > _LONGEST_SUBJECT and len(finding.subjects) > 1:
+        what = "node" if all(name in nodes for name in finding.subjects) else "subject"
+        subject = many(len(finding.subjects), what)
+    start = f"{_WORD[finding.outcome]:<6} {subject}  {finding.check}: "
+    left = max(min(width, _WIDEST) - len(start), _SHORTEST_SENTENCE)
+    return start + one_line(finding.sentence, left)
 
 
 def title(report: Report, *, unsaved: bool = False) -> str:
@@ -63,7 +72,7 @@ def title(report: Report, *, unsaved: bool = False) -> str:
     not_ready = len(report.fleet.not_ready)
     if report.interrupted:
         return "interrupted"
-    if not report.verdicts:
+    if report.exit == NOTHING or not report.verdicts:
         return "nothing to check"
     if not_ready:
         return f"{not_ready} of {len(report.fleet.nodes)} nodes not ready"
@@ -100,7 +109,11 @@ def summary(
     lines += _nodes(report, width)
     lines += _not_run(report, width)
     lines += _extent(report, width)
-    lines.append(_counts(report.counts, report))
+    lines += labelled(
+        "verdicts",
+        f"{count_words(report.counts)}; {report.seconds:.1f} s, exit {report.exit}",
+        width,
+    )
     lines += labelled("report", where, width) if where else []
     lines += labelled("page", page, width) if page else []
     if found:
@@ -116,14 +129,14 @@ def labelled(label: str, words: str, width: int) -> list[str]:
 def _extent(report: Report, width: int) -> list[str]:
     """The waivers, how much of the fabric was measured, and what could have been missed."""
     rows = after(report.overrides)
-    if report.coverage is not None and report.coverage.pairs:
-        rows.append(("coverage", coverage_words(report.coverage)))
+    if report.exit != NOTHING:
+        rows.append(("coverage", coverage_words(report)))
     if words := missed_words(report.sensitivity):
         rows.append(("missed", words))
     return [line for label, words in rows for line in labelled(label, words, width)]
 
 
-def finding_lines(finding: Finding, nodes: Sequence[str], width: int) -> list[str]:
+def finding_lines(finding: Finding, nodes: Collection[str], width: int) -> list[str]:
     """Lay out one finding: its subjects, its sentence, and what to do."""
     subject = _subjects(finding.subjects, nodes)
     also = f"  (also {', '.join(finding.also)})" if finding.also else ""
@@ -136,7 +149,7 @@ def finding_lines(finding: Finding, nodes: Sequence[str], width: int) -> list[st
     return lines
 
 
-def _subjects(subjects: Sequence[str], nodes: Sequence[str]) -> str:
+def _subjects(subjects: Sequence[str], nodes: Collection[str]) -> str:
     """Fold node names; leave pairs and sets as they are."""
     plain = [name for name in subjects if name in nodes]
     rest = [printable(name) for name in subjects if name not in plain]
@@ -151,7 +164,8 @@ def _nodes(report: Report, width: int) -> list[str]:
     if fleet.not_ready:
         rows.append(("not ready", f"{fleet.exclude}  --exclude={fleet.exclude}"))
     if unjudged := [name for name in fleet.unjudged if name not in fleet.left_out]:
-        why = "no failure found, but some checks did not run"
+        some = "no failure found, but some checks did not run"
+        why = "no selected check applies" if report.exit == NOTHING else some
         rows.append(("not judged", f"{_of_all(fleet, unjudged)}: {why}"))
     by_reason = grouped((why, name) for name, why in fleet.left_out.items())
     for why, names in by_reason.items():
@@ -179,21 +193,32 @@ def _not_run(report: Report, width: int) -> list[str]:
     return lines
 
 
-def _counts(counts: Mapping[str, int], report: Report) -> str:
+def count_words(counts: Mapping[str, int]) -> str:
+    """How many verdicts have each outcome: "228 ok, 0 failed, 66 not run, 0 missing"."""
     parts = [
-        f"{counts.get(outcome, 0)} {word}"
+        f"{counts.get(outcome, 0):,} {word}"
         for outcome, word in COUNTED
         if counts.get(outcome, 0) or outcome in _ALWAYS
     ]
-    return f"{', '.join(parts)}    {report.seconds:.1f} s, exit {report.exit}"
+    return ", ".join(parts)
 
+
+NOTHING_APPLIES = (
+    "no selected check applies here, for the reasons above: select others by --preflight-checks, "
+    "or say what the nodes should have by --preflight-inventory=fleet.toml"
+)
+"""What to type after a run that reached no verdict."""
 
 _PARTNERS = 2
 """Two ready partners are enough to distinguish a node's fault from its path's."""
 
 
 def next_command(
-    fleet: Fleet, nodes: Readiness, *, by_pairs: bool, short_of_s: float | None = None
+    fleet: Fleet,
+    nodes: Readiness,
+    *,
+    by_pairs: bool,
+    short_of_s: float | None = None,
 ) -> str:
     """What to type next, if that is clear; empty if all nodes are ready.
 
@@ -220,34 +245,39 @@ def next_command(
 
 
 def missed_words(rows: Sequence[SensitivityRow]) -> str:
-    """What could have been missed on the least tested rail; empty if nothing was measured."""
+    """What would have been seen on the least tested rail, what could have been missed, and why.
+
+    Empty if nothing was measured.
+    """
     if not rows:
         return ""
     worst = rows[0]
+    where = f"on rail {worst.rail} of {worst.node}, the least tested,"
     slower = "" if worst.slower is None else f"a loss of {worst.slower:.0%} of bandwidth"
     if worst.one_in is None or worst.every_s is None:
         if slower:
-            where = f"on rail {worst.rail} of {worst.node}"
-            return f"{where} {slower} would have been caught with 99 %, spikes not: {_why(worst)}"
+            return f"{where} {slower} would have been seen (99 % sure), spikes not: {_why(worst)}"
         return (
-            "too few healthy pairs to compare with: failures and expected minimums were judged, "
-            "spikes and small losses were not"
+            "too few healthy pairs to compare with: spikes and small losses of bandwidth may have "
+            "been missed; only failures and expected minimums were judged (more nodes show more)"
         )
     loss = f", and {slower}" if slower else ""
     return (
-        f"on rail {worst.rail} of {worst.node}, the least tested, "
-        f"a spike on 1 in {two_digits(worst.one_in):,} operations would have been caught with 99 %"
-        f"{loss}; an event rarer than one in {worst.every_s:.2g} s of load would not"
-        f"{_sizes(worst)}"
+        f"{where} a spike on 1 in {two_digits(worst.one_in):,} operations{loss} would have been "
+        f"seen (99 % sure); an event rarer than one in {worst.every_s:.2g} s of load would not"
+        f"{_sizes(worst)}: {_LONGER}"
     )
+
+
+_LONGER = "to see more, measure longer: --preflight-tier=deep or --preflight-catch-rate=RATE"
 
 
 def _why(row: SensitivityRow) -> str:
     """Why no rate of spikes would have been found, and what to type."""
     if row.events is None:
         return "the others had too many; run when the nodes are less busy"
-    needed = f"{row.events} are needed, too many for {row.loaded_s:.2g} s of load"
-    return f"{needed}; measure longer: --preflight-tier=deep or --preflight-catch-rate"
+    needed = f"{many(row.events, 'spike')} needed, too many for {row.loaded_s:.2g} s of load"
+    return f"{needed}; {_LONGER}"
 
 
 def at_size(one: SensitivitySizeRow) -> str:
@@ -272,40 +302,66 @@ def two_digits(number: float) -> int:
     return math.floor(number / step) * step
 
 
-def coverage_words(seen: CoverageRow) -> str:
+_ALL_PAIRS = (
+    "to measure all: --preflight-sweep=exhaustive, or a part each night: --preflight-history=DIR"
+)
+
+
+def coverage_words(report: Report) -> str:
+    """Which nodes, GPUs and pairs of nodes were tested, and the option that tests more."""
+    judged = [row for row in report.verdicts if row.outcome in _JUDGED]
+    known, left_out = report.fleet.nodes, {*report.fleet.unjudged, *report.fleet.left_out}
+    nodes = len([name for name in known if name not in left_out])
+    gpus = sum(len(_listed(row.evidence.get("bus_ids"))) for row in judged if row.check == _COUNT)
+    of_all = "" if nodes == len(known) else f"{nodes:,} of "
+    of_all += f"{len(known):,} node{'s' * (len(known) != 1)}"
+    has = f" with {gpus:,} GPU{'s' * (gpus != 1)}" if gpus else ""
+    loaded = any(row.check.startswith("burn.") for row in judged)
+    unloaded = "" if loaded or not gpus else " without load (--preflight-tier=standard loads them)"
+    parts = [f"{of_all}{has} checked{unloaded}"]
+    if report.coverage is not None and report.coverage.pairs:
+        parts.append(_pairs_covered(report.coverage))
+    return "; ".join(parts)
+
+
+_COUNT = "gpu.count"
+_JUDGED = (Outcome.OK, Outcome.WARN, Outcome.FAIL, Outcome.FLAKY, Outcome.UNKNOWN, Outcome.WAIVED)
+
+
+def _listed(value: object) -> Sequence[object]:
+    """Evidence may have any type in a report that is read again."""
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _pairs_covered(seen: CoverageRow) -> str:
     """How many pairs were measured, and how to measure the rest."""
     more = f"; {_leaf_pairs(seen)}" if seen.leaf_pairs else ""
     if seen.repairs:
-        more += f"; {seen.repairs:,} for partners of nodes that are out"
+        more += f"; {seen.repairs:,} more for partners of nodes that are out"
     if seen.retests:
         more += f"; {seen.retests:,} measured again"
     if seen.pairs_run == seen.pairs:
-        return f"{_every(seen.pairs)} this run{more}"
-    this_run = f"{seen.pairs_run:,} of {seen.pairs:,} pairs this run"
-    return f"{this_run}{_others(seen)}{more}"
-
-
-def _every(pairs: int) -> str:
-    return "the only pair" if pairs == 1 else f"all {pairs:,} pairs"
+        every = "the only pair" if seen.pairs == 1 else f"all {seen.pairs:,} pairs"
+        return f"{every} of nodes measured{more}"
+    return f"{seen.pairs_run:,} of {seen.pairs:,} pairs of nodes measured{_others(seen)}{more}"
 
 
 def _others(seen: CoverageRow) -> str:
     if seen.pairs_known is None and seen.rounds >= seen.rounds_total > 0:
         return " (all were planned: the others are not run, with the reason)"
     if seen.pairs_known is None:
-        return " (all: --preflight-sweep=exhaustive, or night by night: --preflight-history=DIR)"
+        return f" ({_ALL_PAIRS})"
     more = seen.pairs_known > seen.pairs_run
-    known = f", {seen.pairs_known:,} with earlier ones" if more else ""
+    known = f", {seen.pairs_known:,} with earlier runs" if more else ""
     if seen.runs_left:
-        runs = "run" if seen.runs_left == 1 else "runs"
-        return f"{known}; all in {seen.runs_left:,} more {runs} like this"
+        return f"{known}; all in {many(seen.runs_left, 'more run')} like this"
     if seen.runs_left is None:
         return f"{known}; suspects take its only round: give --preflight-budget=SECONDS"
     lacking = seen.pairs - seen.pairs_known
-    return f", all{f' but {lacking:,}' if lacking else ''} with earlier ones"
+    return f", all{f' but {lacking:,}' if lacking else ''} with earlier runs"
 
 
 def _leaf_pairs(seen: CoverageRow) -> str:
     known = seen.leaf_pairs_known
     more = f", {known:,} with earlier runs" if known and known > seen.leaf_pairs_run else ""
-    return f"leaf pairs {seen.leaf_pairs_run:,} of {seen.leaf_pairs:,}{more}"
+    return f"{seen.leaf_pairs_run:,} of {seen.leaf_pairs:,} pairs of leaf switches{more}"

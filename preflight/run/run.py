@@ -152,6 +152,8 @@ class Run:
         """Subjects that will not be judged because fail-fast ended the run at its first finding."""
         self.on_verdict: Callable[[str, Names, Verdict], None] = lambda *_: None
         """Called with every verdict as soon as it is reached, fine or not."""
+        self.on_judged: Callable[[], None] = lambda: None
+        """Called when a stage has been judged."""
         self._began = time.monotonic()
         self._ends = self._began + settings.wall_s
 
@@ -402,17 +404,20 @@ class Run:
     ) -> bool:
         """Judge the stage's selected subjects; return whether the run must stop here."""
         fail_fast = self.settings.fail_fast
-        for key in (*selected, *self.repairs):
-            if self.registry[key[0]].check.stage != stage:
-                continue
-            verdict = self.judgement.verdict(*key)
-            self.on_verdict(*key, verdict)
-            if verdict.outcome not in (Outcome.OK, Outcome.NOT_RUN, Outcome.WAIVED):
-                found(key, verdict)
-            self._any_failed = self._any_failed or verdict.makes_not_ready
-            if self._any_failed and fail_fast == "first":
-                self._settle_rest([*selected, *self.repairs])
-                return True
+        try:
+            for key in (*selected, *self.repairs):
+                if self.registry[key[0]].check.stage != stage:
+                    continue
+                verdict = self.judgement.verdict(*key)
+                self.on_verdict(*key, verdict)
+                if verdict.outcome not in (Outcome.OK, Outcome.NOT_RUN, Outcome.WAIVED):
+                    found(key, verdict)
+                self._any_failed = self._any_failed or verdict.makes_not_ready
+                if self._any_failed and fail_fast == "first":
+                    self._settle_rest([*selected, *self.repairs])
+                    return True
+        finally:
+            self.on_judged()
         # Reach and facts are one round trip, so their findings are shown together.
         return self._any_failed and fail_fast == "stage" and stage != "reach"
 

@@ -117,12 +117,34 @@ def _words(verdict: Verdict) -> str:
     return f"{verdict.outcome}: {printable(verdict.sentence)}{advice}\n{trace}".rstrip()
 
 
+_COLOURS = {
+    "red": ("FAIL", "FLAKY", "UNKN", "BROKE", "MISSING", "not ready", "apart"),
+    "yellow": ("WARN", "WAIVED", "not judged", "left out"),
+    "green": ("ready",),
+}
+"""The first words of a line that have a colour on a terminal."""
+
+
+def write_coloured(terminal: pytest.TerminalReporter, line: str) -> None:
+    """Write a line of findings or of the summary; pytest knows whether colours are wanted."""
+    terminal.ensure_newline()
+    for colour, words in _COLOURS.items():
+        for word in words:
+            if line.startswith(f"{word} "):
+                terminal.write(word, bold=True, **{colour: True})
+                line = line[len(word) :]
+    terminal.line(line)
+
+
 _NAMED = 8
 """Up to so many nodes that are waited for are named; more are counted."""
 
+_BAR = 20
+"""Columns of the bar."""
+
 
 class TerminalProgress:
-    """Rewrites one line on a terminal; elsewhere prints a line when a phase takes long."""
+    """Rewrites one line with a bar on a terminal; elsewhere prints one when a phase takes long."""
 
     def __init__(self, terminal: pytest.TerminalReporter) -> None:
         self._terminal = terminal
@@ -131,13 +153,19 @@ class TerminalProgress:
         self._began: dict[str, float] = {}
         self._printed_at: dict[str, float] = {}
         self._width = 0
+        file = terminal._tw._file  # noqa: SLF001  pytest offers no other way
+        unicode = (getattr(file, "encoding", None) or "").lower().startswith("utf")
+        self._bar_of = ("█", "░") if unicode else ("#", "-")
 
     def step(self, phase: str, done: int, total: int, waiting: Sequence[str]) -> None:
         """Show how far a phase is; without a terminal, at its end and every ten seconds."""
         now = time.monotonic()
         with self._lock:
-            began = self._began.setdefault(phase, now)
-            text = f"{phase:<8} {done}/{total}  {now - began:.1f} s"
+            took = now - self._began.setdefault(phase, now)
+            text = f"{phase:<8} {done}/{total}  "
+            if self._live and done < total:
+                text += f"{self._bar(done, total)}  {done / took if took else 0:.3g}/s  "
+            text += f"{took:.1f} s"
             if done == total:
                 waiting = ()
             if waiting and len(waiting) <= _NAMED:
@@ -149,6 +177,11 @@ class TerminalProgress:
             elif self._terminal.verbosity >= 0 and self._due(phase, now, last=done == total):
                 self._terminal.write_line(text)
 
+    def _bar(self, done: int, total: int) -> str:
+        filled = _BAR * done // max(total, 1)
+        full, empty = self._bar_of
+        return f"[{full * filled}{empty * (_BAR - filled)}]"
+
     def line(self, text: str) -> None:
         """Print a line that stays."""
         with self._lock:
@@ -159,7 +192,7 @@ class TerminalProgress:
             if self._terminal.verbosity >= -1:
                 width = self._terminal._tw.fullwidth  # noqa: SLF001  pytest offers no other way
                 for piece in wrapped(text, first="", indent=" " * 7, width=width):
-                    self._terminal.write_line(piece)
+                    write_coloured(self._terminal, piece)
 
     def _rewrite(self, text: str, *, last: bool) -> None:
         cut = text[: self._terminal._tw.fullwidth - 1]  # noqa: SLF001  pytest offers no other way

@@ -10,12 +10,13 @@ from msgspec.structs import replace
 from preflight import __version__
 from preflight.check import subject
 from preflight.core.interrupt import Interrupts
-from preflight.core.registry import declares_check, load_file, shipped_folder
+from preflight.core.registry import Entry, declares_check, load_file, shipped_folder
 from preflight.core.text import wrapped
 from preflight.errors import UsageError
-from preflight.fleet.nodeset import fold
 from preflight.report.events import Began, by_check
+from preflight.report.findings import causes, findings
 from preflight.report.header import header, reach_words, slurm_job
+from preflight.report.ready import blame_row
 from preflight.report.since import at
 from preflight.report.terminal import finding_line
 from preflight.run.judgement import stages_needed
@@ -88,6 +89,7 @@ class Session:
         self._is_worker = is_worker
         self._interrupts = Interrupts()
         self._stop: KeyboardInterrupt | None = None
+        self._to_show: list[Entry] = []
         self._shown: set[tuple[str, str]] = set()
         self._grouped = chosen.items == "group" or (
             chosen.items is None and len(run.expected(chosen.wanted)) > GROUP_ABOVE
@@ -214,6 +216,7 @@ class Session:
         keys = sorted(chosen, key=lambda key: order.get(key, len(order)))
         self._refuse_too_small(keys)
         self._collector.expect(keys, keys_of)
+        self.run.on_judged = self._show_findings
         if keys:
             self._keep_events(keys)
         if self._chosen.replayed is not None:
@@ -265,13 +268,21 @@ class Session:
             raise
 
     def _found(self, key: Key, verdict: Verdict) -> None:
-        """Show a finding at once; one line for all verdicts that share its cause."""
+        """Keep a finding until the stage has been judged, as the like on other nodes join it."""
         check, nodes = key
-        about = fold(verdict.culprits) or verdict.blame or subject(nodes)
-        cause = (about, verdict.cause or check)
-        if cause not in self._shown:
-            self._shown.add(cause)
-            self.run.progress.line(finding_line(verdict.outcome, about, check, verdict.sentence))
+        self._to_show.append(Entry(check, subject(nodes), nodes, verdict))
+
+    def _show_findings(self) -> None:
+        """Show the findings of a stage, the worst first; what an earlier one caused is not new."""
+        new = [one for one in self._to_show if not self._shown.issuperset(causes(one))]
+        self._to_show.clear()
+        self._shown.update(cause for one in new for cause in causes(one))
+        sweep = self.run.judgement.measured.sweep
+        blames = map(blame_row, self.run.judgement.sweep.blames) if new and sweep else ()
+        names = frozenset(host.name for host in self.run.fleet.hosts)
+        for one in findings(new, tuple(blames)):
+            width = self._config.get_terminal_writer().fullwidth
+            self.run.progress.line(finding_line(one, names, width))
 
     def _ways(self) -> Mapping[str, Way]:
         """Find out how each node will be reached; not for --co and replays, which contact none."""

@@ -32,6 +32,7 @@ from preflight.report.header import overrides
 from preflight.report.outputs import earlier
 from preflight.report.page import PAGE, PageContext, page
 from preflight.report.ready import (
+    NOTHING,
     blame_row,
     exit_code,
     fleet_row,
@@ -41,9 +42,15 @@ from preflight.report.ready import (
     sensitivity_rows,
 )
 from preflight.report.since import at, night_of
-from preflight.report.terminal import next_command, summary, title
+from preflight.report.terminal import NOTHING_APPLIES, next_command, summary, title
 from preflight.session.flags import usage_errors
-from preflight.session.items import CheckItem, ItemVerdict, is_very_quiet, print_excluded
+from preflight.session.items import (
+    CheckItem,
+    ItemVerdict,
+    is_very_quiet,
+    print_excluded,
+    write_coloured,
+)
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
@@ -146,6 +153,7 @@ def conclude(
     late = run.settings.fail_fast == "never" and not ended
     short_of_s = run.settings.wall_s if late else None
     hint = next_command(run.fleet, ready, by_pairs=bool(blames), short_of_s=short_of_s)
+    hint = NOTHING_APPLIES if entries and report.exit == NOTHING else hint
     unsaved = is_ready and report.exit != 0
     return Conclusion(report, found, outputs, hint, metrics_trouble, unsaved=unsaved)
 
@@ -210,6 +218,9 @@ _STATUS = {
     "broken": ("broken", "", ("BROKEN", {"red": True})),
     "missing": ("missing", "", ("MISSING", {"red": True})),
 }
+
+
+_BY_EXIT = {0: "green", 1: "red"}
 
 
 def _stopped(session: pytest.Session) -> bool:
@@ -379,7 +390,9 @@ class VerdictCollector:
         if is_very_quiet(terminalreporter.config):
             print_excluded(conclusion.report.fleet, conclusion.report.exit)
             return
-        terminalreporter.section(title(conclusion.report, unsaved=conclusion.unsaved), sep="=")
+        headline = title(conclusion.report, unsaved=conclusion.unsaved)
+        colour = _BY_EXIT.get(conclusion.report.exit, "yellow")
+        terminalreporter.section(headline, sep="=", bold=True, **{colour: True})
         width = min(terminalreporter._tw.fullwidth, 100)  # noqa: SLF001  pytest offers no other way
         for line in conclusion.lines(width):
-            terminalreporter.write_line(line)
+            write_coloured(terminalreporter, line)

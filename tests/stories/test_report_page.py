@@ -11,7 +11,7 @@ from preflight.fabric.observed import observe
 from preflight.report.fabric_grid import locate_blames
 from preflight.report.fabric_page import fabric_section
 from preflight.report.page import PAGE, PageContext, page
-from preflight.report.ready import blame_row
+from preflight.report.ready import blame_row, sensitivity_rows
 from preflight.report.since import found_in, night_of
 from preflight.verdict import fail, unknown, warn
 from tests.lab.browser import Browser, why_no_browser
@@ -179,3 +179,22 @@ CONTRASTS = """() => {
   }
   return [...new Set(poor)];
 }"""
+
+
+def test_a_healthy_fleet_is_one_screen(tmp_path: Path) -> None:
+    """Every row and every pair is there, behind a click."""
+    fleet = hosts(64)
+    swept = sweep(fleet, lambda _a, _b: 1.0)
+    observed = observe(swept)
+    told = replace(report([host.name for host in fleet]), sensitivity=sensitivity_rows(observed))
+    html = page(
+        told,
+        PageContext(found=()),
+        lambda most: fabric_section(observed, (), sweep=swept, most=most),
+    )
+    (tmp_path / PAGE).write_text(html)
+    with Browser() as browser:
+        browser.open(tmp_path / PAGE, height=900)
+        assert browser.value("document.documentElement.scrollHeight") <= 900
+        assert browser.value("document.querySelectorAll('li.n').length") == 64
+        assert browser.value("document.querySelectorAll('details[open]').length") == 0

@@ -119,13 +119,14 @@ def test_runs_add_up_to_all_pairs(here: Here) -> None:
     assert (seen[0]["pairs_known"], seen[2]["pairs_known"]) == (2, 3)
     measured = {(pair["a"], pair["b"]) for report in reports for pair in report["pairs"]}
     assert measured == {("n1", "n2"), ("n1", "n3"), ("n2", "n3")}
-    assert "coverage   2 of 3 pairs this run; all in 2 more runs like this;" in told[0].out
-    assert "coverage   2 of 3 pairs this run, all with earlier ones; leaf pairs" in told[2].out
+    first, _, last = (" ".join(one.out.split()) for one in told)
+    assert "coverage 3 nodes checked; 2 of 3 pairs of nodes measured; all in 2 more runs" in first
+    assert "2 of 3 pairs of nodes measured, all with earlier runs; 1 of 1 pairs of leaf" in last
     assert seen[2]["leaf_pairs_known"] == seen[2]["leaf_pairs"] == 1
     assert seen[0]["topology"] == "the inventory"
     assert f"seed {seen[0]['seed']};" in told[0].out
     everything = here.judge_all(
         _CHECK, "--preflight-sweep=exhaustive", "--preflight-even-if-busy", "-n2"
     )
-    assert "coverage   all 3 pairs this run; leaf pairs 1 of 1" in everything.out
+    assert "; all 3 pairs of nodes measured; 1 of 1 pairs" in " ".join(everything.out.split())
     assert everything.report["coverage"]["pairs_known"] is None

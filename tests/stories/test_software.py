@@ -49,7 +49,7 @@ def test_an_odd_torch_and_a_missing_plugin(here: Here, tmp_path: Path) -> None:
                           "--preflight-exclude=n3")  # fmt: skip
     assert told.found() == {("software.nccl_plugin", "n1"), ("software.nccl_plugin", "n2")}
     assert "libnccl-net-nosuch.so is not where the loader looks" in " ".join(told.out.split())
-    assert told.out.count("FAIL   n[1-2]  software.nccl_plugin") == 1
+    assert told.out.count("FAIL   n[1-2]  software.nccl_plugin\n") == 1
 
 
 def test_plugins_are_looked_for_where_the_job_s_loader_does(here: Here, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from preflight.check import Tier
 from preflight.commands.nightly.choice import MOST_LOOKED_AT, Night, Source
 from preflight.core.files import read_regular, write_atomically
 from preflight.core.statistics import grouped
-from preflight.core.text import many, printable, wrapped
+from preflight.core.text import many
 from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
@@ -332,14 +332,10 @@ class Screen:
             self._shown = len(text)
 
     def found(self, findings: Sequence[Finding]) -> None:
-        """Print the findings that make nodes not ready, each cause in a line or two."""
+        """Print the findings that make nodes not ready, each cause in one line."""
         for one in (each for each in findings if each.makes_not_ready):
-            nodes = all("-" not in name for name in one.subjects)
-            about = fold(one.subjects) if nodes else ", ".join(map(printable, one.subjects[:4]))
-            words = finding_line(one.outcome, about, one.check, one.sentence)
-            indent = " " * (_LABEL + 7)
-            for line in wrapped(words, first=" " * _LABEL, indent=indent, width=self.width):
-                self.line(line)
+            nodes = frozenset(name for name in one.subjects if "-" not in name)
+            self.line(" " * _LABEL + finding_line(one, nodes, self.width - _LABEL))
 
     def ends(self, fleet: FleetRow, seconds: float) -> None:
         """Print the result of a wave."""

@@ -144,7 +144,7 @@ def why_taken(name: str) -> tuple[str, str]:
         return "another preflight run measures this node; wait for it", ""
     time.sleep(_AGAIN_S)
     again = procfs.look(found.pid)
-    holder = f"pid {found.pid}, since {found.age_s():.0f} s"
+    holder = f"pid {found.pid}, started {found.age_s():.0f} s ago"
     if again is None or again.state != found.state or found.state not in _STUCK:
         return f"another preflight run measures this node ({holder}); wait for it", ""
     state, advice = _STUCK[found.state]

@@ -52,9 +52,16 @@
       one.hidden = !hit;
       if (one.classList.contains("finding")) { findings += hit ? 1 : 0; }
     });
+    document.querySelectorAll("details.nodes").forEach(function (one) { if (wanted) { one.open = true; } });
     status.textContent = wanted ? squares + " nodes, " + findings + " findings" : "";
   }
 
+  function openTarget() {
+    var one = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (one instanceof HTMLDetailsElement) { one.open = true; }
+  }
+
+  window.addEventListener("hashchange", openTarget);
   document.addEventListener("click", function (event) {
     var button = event.target.closest("button[data-copy]");
     if (button) { copy(button); }
@@ -65,5 +72,6 @@
       if (event.key === "Escape") { box.value = ""; filter(); box.blur(); }
     } else if (event.key === "/") { event.preventDefault(); box.focus(); }
   });
+  openTarget();
   if (box.value) { filter(); }
 })();

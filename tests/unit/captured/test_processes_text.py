@@ -54,7 +54,9 @@ def test_old_zombies_and_their_parents() -> None:
         SOUND + "   4200    4100 alice    Z    -            02:00:00 [python] <defunct>\n"
     )
     assert said.outcome is Outcome.WARN
-    assert "zombie pid 4200 ([python] <defunct>, user alice, since 2 h 0 min)" in said.sentence
+    assert (
+        "zombie pid 4200 ([python] <defunct>, user alice, started 2 h 0 min ago)" in said.sentence
+    )
     assert "its parent 4100 (python train.py) never reaped it" in said.sentence
     assert "kill" not in said.advice
 

@@ -69,7 +69,7 @@ def test_the_holder_of_the_port_is_named() -> None:
     assert verdict.outcome is Outcome.FAIL
     assert verdict.sentence == (
         "port 29500 (--master-port) is taken by "
-        "pid 4242 (python train.py, user alice, since 2 h 0 min)"
+        "pid 4242 (python train.py, user alice, started 2 h 0 min ago)"
     )
     assert verdict.advice.startswith("end it: kill 4242; if still there after 10 s: kill -9 4242;")
     assert verdict.cause == "pid 4242"

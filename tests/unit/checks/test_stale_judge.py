@@ -31,8 +31,8 @@ def test_an_orphaned_rank_is_named_with_what_it_keeps() -> None:
     verdict = left(stale)
     assert verdict.outcome is Outcome.FAIL
     assert verdict.sentence == (
-        "pid 4242 (python train.py, user alice, since 2 h 0 min) is a rank whose torchrun is gone, "
-        "holds 38.5 GiB of GPU memory and port 29500"
+        "pid 4242 (python train.py, user alice, started 2 h 0 min ago) is a rank whose torchrun is "
+        "gone, holds 38.5 GiB of GPU memory and port 29500"
     )
     assert verdict.advice == "kill 4242; if still there after 10 s: kill -9 4242"
     assert verdict.cause == "pid 4242"
@@ -75,7 +75,7 @@ def test_ranks_of_one_run_are_one_finding() -> None:
     verdict = left(*ranks, rank(102, orphan=True, listens=(29500,)))
     assert verdict.sentence == (
         "3 ranks of run 'none' whose torchrun is gone (pids 100, 101, 102, user alice, "
-        "since 2 h 0 min), hold 2.0 GiB of GPU memory and port 29500"
+        "started 2 h 0 min ago), hold 2.0 GiB of GPU memory and port 29500"
     )
     assert verdict.advice.startswith("kill 100 101 102;")
     assert verdict.cause == "pid 102"

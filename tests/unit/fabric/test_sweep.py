@@ -95,7 +95,7 @@ def test_what_an_earlier_run_left_stuck_is_a_finding() -> None:
     finally:
         stuck.kill()
         stuck.wait()
-    assert f"(pid {stuck.pid}, since " in found.troubles["h2"]
+    assert f"(pid {stuck.pid}, started " in found.troubles["h2"]
     assert found.troubles["h2"].endswith("is stopped and still holds this node")
     assert found.advice["h2"] == f"on h2: kill -9 {stuck.pid}"
     assert states(found) == {"h1-h3": FINE}

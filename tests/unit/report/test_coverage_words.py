@@ -7,6 +7,8 @@ from msgspec.structs import replace
 
 from preflight.report.document import CoverageRow
 from preflight.report.terminal import coverage_words
+from preflight.verdict import ok
+from tests.unit.report.nights import report
 
 
 def seen(
@@ -31,29 +33,45 @@ def seen(
 @pytest.mark.parametrize(
     ("coverage", "words"),
     [
-        (seen(28, 7), "all 28 pairs this run"),
+        (seen(28, 7), "all 28 pairs of nodes measured"),
         (
             seen(12, 3),
             (
-                "12 of 28 pairs this run (all: --preflight-sweep=exhaustive, or night by night: "
-                "--preflight-history=DIR)"
+                "12 of 28 pairs of nodes measured (to measure all: --preflight-sweep=exhaustive, "
+                "or a part each night: --preflight-history=DIR)"
             ),
         ),
         (
             seen(25, 7),
-            "25 of 28 pairs this run (all were planned: the others are not run, with the reason)",
+            (
+                "25 of 28 pairs of nodes measured (all were planned: the others are not run, "
+                "with the reason)"
+            ),
         ),
         (
             seen(12, 3, known=20, left=2),
-            "12 of 28 pairs this run, 20 with earlier ones; all in 2 more runs like this",
+            "12 of 28 pairs of nodes measured, 20 with earlier runs; all in 2 more runs like this",
         ),
     ],
 )
 def test_what_is_left_is_said_with_how_to_come_to_it(coverage: CoverageRow, words: str) -> None:
     """Rounds that were not planned can be asked for; pairs that could not be measured cannot."""
-    assert coverage_words(coverage) == words
+    whole = replace(report(["h1", "h2"], checks=["host.nofile"]), coverage=coverage)
+    assert coverage_words(whole) == f"2 nodes checked; {words}"
 
 
 def test_one_pair_is_no_plural() -> None:
     """Of two nodes there is one pair, and the line says so as a person would."""
-    assert coverage_words(replace(seen(1, 1), pairs=1)) == "the only pair this run"
+    whole = replace(report(["h1", "h2"], checks=["a"]), coverage=replace(seen(1, 1), pairs=1))
+    assert coverage_words(whole) == "2 nodes checked; the only pair of nodes measured"
+
+
+def test_the_gpus_that_answered_are_counted() -> None:
+    """And how to load them, if nothing did; nodes that were not judged do not count."""
+    given = {("gpu.count", name): ok("2 GPUs", bus_ids=["a", "b"]) for name in ("h1", "h2")}
+    whole = report(["h1", "h2", "h3"], given, checks=["gpu.count"])
+    whole = replace(whole, fleet=replace(whole.fleet, unjudged=("h3",)))
+    seen = "2 of 3 nodes with 4 GPUs checked"
+    assert coverage_words(whole) == f"{seen} without load (--preflight-tier=standard loads them)"
+    loaded = replace(whole.verdicts[0], check="burn.gemm", evidence={})
+    assert coverage_words(replace(whole, verdicts=(*whole.verdicts, loaded))) == seen

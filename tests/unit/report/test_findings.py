@@ -93,7 +93,7 @@ def test_an_undecided_pair_condemns_both_ends() -> None:
     [
         (ok("fine"), 0, 0),
         (warn("hm", advice="-"), 0, 1),
-        (not_run("local"), 0, 0),
+        (not_run("local"), 5, 5),
         (fail("bad", advice="-"), 1, 1),
         (unknown("no answer", advice="-"), 1, 1),
         (unknown("hidden", advice="-", grant="sudo"), 0, 1),
@@ -148,3 +148,42 @@ def test_a_check_that_condemns_most_nodes_is_suspected_itself() -> None:
     bad = fail("bad", advice="-")
     assert suspicions([_on(h, "a", bad) for h in ("h1", "h2", "h3")], 4)
     assert not suspicions([_on(h, "a", bad) for h in ("h1", "h2")], 4)
+
+
+def _own_name(name: str, address: str = "127.0.1.1") -> Verdict:
+    return warn(f"its own name {name} leads to {address}", advice=f"correct /etc/hosts of {name}")
+
+
+def test_findings_that_differ_in_the_nodes_own_name_are_one() -> None:
+    """The words are those of the first node, and say so; every node's own words are kept."""
+    names = [f"gpu{number:03}" for number in range(1, 65)]
+    (found,) = findings([_on(name, "net.interface", _own_name(name)) for name in names])
+    assert found.subjects == tuple(names)
+    assert found.sentence == "e.g. gpu001: its own name gpu001 leads to 127.0.1.1"
+    assert found.advice == "e.g. on gpu001: correct /etc/hosts of gpu001"
+    assert found.alike[63].sentence == "its own name gpu064 leads to 127.0.1.1"
+    assert found.verdicts == 64
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "third"),
+    [
+        ("1 of 8 GPUs answers", "7 of 8 GPUs answer", "6 of 8 GPUs answer"),
+        ("missing: 0000:61:00.0", "missing: 0000:a1:00.0", "missing: 0000:43:00.0"),
+        ("leads to 10.0.0.1", "leads to 10.0.0.2", "leads to 10.0.0.3"),
+        ("1 error in 2.5 s", "300 errors in 4 s", "2 errors in 1 s"),
+    ],
+)
+def test_three_findings_that_differ_in_numbers_are_one(one: str, other: str, third: str) -> None:
+    """Of two, both are shown whole: they fit, and no number is hidden."""
+    bad = [_on(f"h{n}", "a", fail(text, advice="-")) for n, text in enumerate((one, other, third))]
+    (found,) = findings(bad)
+    assert (found.subjects, found.sentence) == (("h0", "h1", "h2"), f"e.g. h0: {one}")
+    assert [each.sentence for each in findings(bad[:2])] == [one, other]
+
+
+def test_names_of_parts_and_of_other_nodes_are_not_numbers() -> None:
+    """Which port is down, and who the partner is, distinguishes findings."""
+    texts = ("mlx5_0 is down", "mlx5_1 is down", "slow with h4", "slow with h5")
+    bad = [_on(f"h{n}", "a", fail(text, advice="-")) for n, text in enumerate(texts)]
+    assert len(findings(bad)) == len(texts)

@@ -78,7 +78,7 @@ def test_a_healthy_fleet_has_a_yes_and_nothing_to_leave_out() -> None:
     html = drawn(report(NODES))
     (headline,) = tree(html).iter("h1")
     assert "Ready" in "".join(headline.itertext())
-    assert part(html, "findings") == "Findings Nothing to report."
+    assert not any(one.get("id") == "findings" for one in tree(html).iter("section"))
     assert "scontrol" not in html
     assert "--exclude" not in html
 
@@ -111,11 +111,60 @@ def test_what_changed_tells_healed_from_not_looked_at_again() -> None:
     assert "Not judged again 1 gpu004 gpu.ecc" in words
 
 
-def test_the_first_run_says_that_there_is_nothing_to_compare() -> None:
-    """Neither an empty table nor a made-up trend."""
+def test_a_section_without_content_is_not_there() -> None:
+    """A first, healthy run: nothing to compare, finding, pair or trend; nor links to them."""
     html = drawn(report(NODES))
-    assert "there is nothing to compare" in part(html, "changes")
-    assert "trends begin with the second" in part(html, "trends")
+    assert {one.get("id") for one in tree(html).iter("section")} == {"nodes", "coverage"}
+    assert {one.get("href") for one in tree(html).iter("a")} == {"#nodes", "#coverage"}
+
+
+def test_a_run_that_changed_nothing_says_so() -> None:
+    """In one line, without four empty columns."""
+    html = drawn(report(NODES), night(report(NODES)))
+    assert part(html, "changes").endswith("(tier quick; 8 of 8 nodes were ready then): no change.")
+
+
+def test_a_check_leads_to_its_documentation() -> None:
+    """On the same page: it is read in a mail, and where no network is."""
+    html = drawn(report(NODES, {("gpu.count", "gpu002"): BENT}))
+    assert "#about-gpu.count" in {one.get("href") for one in tree(html).iter("a")}
+    (about,) = (one for one in tree(html).iter("details") if one.get("id") == "about-gpu.count")
+    lines = "".join(about.itertext()).splitlines()
+    assert "## Fix" in lines
+
+
+def test_rows_of_healthy_nodes_are_collapsed() -> None:
+    """Only the row with the failed node is open; the words count nodes, not "ready" twice."""
+    leaves = {name: f"leaf{at // 4}" for at, name in enumerate(NODES)}
+    html = drawn(report(NODES, {("gpu.count", "gpu002"): BENT}, leaves=leaves))
+    (hidden,) = (one for one in tree(html).iter("details") if one.get("class") == "nodes")
+    assert [one.get("title") for one in hidden.iter("li")] == NODES[4:]
+    assert "7 without a finding F 1 failed leaf0 1 of 4" in part(html, "nodes")
+    assert "1 more row without a finding leaf1" in part(html, "nodes")
+
+
+def test_every_number_says_what_it_counts() -> None:
+    """Nodes and verdicts stand side by side; one of a kind has no plural."""
+    html = drawn(report(["gpu001"], checks=["gpu.count"]))
+    figures = [
+        " ".join(one.itertext()) for one in tree(html).iter("div") if one.find("dd") is not None
+    ]
+    assert figures == [
+        "1 node",
+        "1 node ready",
+        "0 nodes not ready",
+        "1 verdict expected",
+        "0 verdicts missing",
+    ]
+
+
+def test_nodes_that_were_folded_are_read_one_by_one() -> None:
+    """One finding stands for all; each node's own words are below it."""
+    bad = {("a", n): warn(f"its own name {n} leads nowhere", advice="-") for n in NODES}
+    html = drawn(report(NODES, bad, checks=["a"]))
+    words = part(html, "findings")
+    assert words.count("e.g. gpu001: its own name gpu001 leads nowhere") == 1
+    assert "gpu008 its own name gpu008 leads nowhere" in words
 
 
 def test_every_node_has_a_square_and_only_bad_ones_are_links() -> None:
@@ -174,6 +223,7 @@ OURS = frozenset(
     [
         "html",
         "head",
+        "pre",
         "meta",
         "title",
         "style",
@@ -236,7 +286,7 @@ def test_a_thousand_bad_nodes_fit() -> None:
     """However much is wrong, the page stays below two million bytes and says what it left out."""
     names = [f"gpu{n:04}" for n in range(1000)]
     bad = {
-        (check, name): fail(f"{check} of {name} is off by {at}", advice="look at it" * 20)
+        (check, name): fail(f"{check} of {name} is off by x{at}", advice="look at it" * 20)
         for at, name in enumerate(names)
         for check in ("gpu.count", "gpu.ecc")
     }

@@ -20,8 +20,11 @@ def test_the_dullest_look_is_named() -> None:
         every_s=2.2,
         slower=0.1,
     )
-    assert missed_words([row]).startswith(
-        "on rail 0 of h1, the least tested, a spike on 1 in 4,600 operations would "
+    assert missed_words([row]) == (
+        "on rail 0 of h1, the least tested, a spike on 1 in 4,600 operations, and a loss of 10% of "
+        "bandwidth would have been seen (99 % sure); an event rarer than one in 2.2 s of load "
+        "would not: to see more, measure longer: --preflight-tier=deep or "
+        "--preflight-catch-rate=RATE"
     )
 
 
@@ -37,11 +40,12 @@ def test_a_look_that_would_have_named_no_spikes_says_why_and_what_to_do() -> Non
         every_s=None,
         slower=0.6,
     )
-    caught = "on rail 0 of h1 a loss of 60% of bandwidth would have been caught with 99 %, "
+    caught = "on rail 0 of h1, the least tested, a loss of 60% of bandwidth would have been seen "
+    caught += "(99 % sure), "
     assert missed_words([row]) == (
         f"{caught}spikes not: the others had too many; run when the nodes are less busy"
     )
     assert missed_words([replace(row, events=7)]) == (
-        f"{caught}spikes not: 7 are needed, too many for 0.25 s of load; measure longer: "
-        "--preflight-tier=deep or --preflight-catch-rate"
+        f"{caught}spikes not: 7 spikes needed, too many for 0.25 s of load; to see more, measure "
+        "longer: --preflight-tier=deep or --preflight-catch-rate=RATE"
     )
