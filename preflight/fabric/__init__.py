@@ -1,12 +1,11 @@
 """The network between nodes: who is paired when, what was measured, and who is to blame.
 
 How a slow pair becomes a message: `observed.observe` condenses what both ends measured;
-`compare` says which pairs are bad outright (failed, or slow beyond any doubt), and
-`decoding.explain.decode` by which node or path, from the graph of good and bad pairs;
-`decoding.find` tests all samples together for what single pairs do not show (some per cent of
-bandwidth, rare spikes, late hosts). `judge` decides which finding accounts for which, `blame` and
-`statistical_blame` write the messages, and `judge.judge_sweep` joins them pair by pair for a run
-and for `preflight blame`.
+`compare` says which pairs are bad outright (failed, or slow beyond any doubt). `decoding.find`
+names the culprits, in one list: first those behind outright bad pairs, from the graph of good and
+bad pairs, then what single pairs do not show (some per cent of bandwidth, rare spikes, late hosts),
+unless an earlier culprit explains it. `outright_blame` and `statistical_blame` write the messages,
+and `judge.judge_sweep` joins them pair by pair for a run and for `preflight blame`.
 
 All of them describe a `samples.Meeting`, one pair on one rail in one round: `PairSamples` as
 measured, `PairResult` and `Digest` condensed, `PairJudgement` compared with its peers,

@@ -275,6 +275,15 @@ class PairJudgement(Meeting, frozen=True, kw_only=True):
         """Whether its time was up before a size at which bandwidth can be judged."""
         return self.state == "measured" and self.at_bytes < min(self.judged_from, self.top_bytes)
 
+    def times_slower(self, how: Slow) -> float | None:
+        """Return how many times slower it is than its peers; None if unknown."""
+        if how == "latency":
+            both = self.latency_us, self.peers_latency_us
+        else:
+            both = self.bound.peers_gbs, self.busbw_gbs
+        more, less = both
+        return more / less if more and less else None
+
     @property
     def how_far(self) -> str:
         """Say how far a short pair got."""

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.core.statistics import grouped, median
+from preflight.core.statistics import grouped
 from preflight.core.text import gbs
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.compare import PairJudgement, compare
 from preflight.fabric.decoding import find
-from preflight.fabric.decoding.culprit import EVENTS
-from preflight.fabric.decoding.hard_failures import decode
+from preflight.fabric.decoding.culprit import FAILURES
 from preflight.fabric.measure import Pair
 from preflight.fabric.node_allreduce import judge_inside
 from preflight.fabric.nvlink_domain import judge_domains
@@ -40,7 +39,7 @@ from preflight.fleet.nodeset import fold
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from preflight.fabric.decoding.culprit import Component, Culprit
+    from preflight.fabric.decoding.culprit import Culprit
     from preflight.fabric.measure import Summary
     from preflight.fabric.samples import Sweep
     from preflight.fleet.model import Host
@@ -289,13 +288,6 @@ def _together(several: Iterable[Sequence[str]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for names in several for name in names))
 
 
-_SHIFTS = ("slow", "latency")
-_BY_LOSS = ("hung", "error")
-_FAILURES = ("hung", "no_connect", "broken")
-_WORSE = 2.0
-"""A path that is so many times slower than the node's other pairs has its own fault."""
-
-
 class _Named(NamedTuple):
     """The final blames, and the pairs that cannot be judged."""
 
@@ -318,78 +310,28 @@ def _named(
     A finding is left out if an earlier one explains it, an outright one also if it only shows what
     the samples prove of a node. Paths that were bad for a while come last.
     """
-    proven = find(observed, limit).culprits
-    steady = [one for one in seen if one.state != "corrupt"]
-    outright = decode(steady, sweep.troubles)
-    outright = tuple(one for one in outright if not _slow_anyway(one, seen, proven))
+    culprits = find(observed, limit, seen).culprits
+    outright = [one for one in culprits if one.symptom in FAILURES]
     fallen = fallback_blames(sweep, hosts)
-    plain = blames(outright, seen, sweep, [host.name for host in hosts], proven)
+    plain = blames(outright, seen, sweep, [host.name for host in hosts], culprits)
     doubted = doubts(plain, seen, sweep)
     gross = _under_their_causes(fallen, without_doubts(plain, doubted))
     left = [
-        one
-        for one in proven
-        if one.symptom not in _FAILURES and not _blamed_already(one, (*gross, *plain))
+        one for one in culprits if one.symptom not in FAILURES and not _fallen_back(one, fallen)
     ]
-    subtle = statistical_blames(left, proven, observed, seen)
+    subtle = statistical_blames(left, culprits, observed, seen)
     unsure = doubts(subtle, seen, sweep)
     hidden = without_doubts(subtle, unsure)
     hidden += list(transient_paths(seen, observed, (*gross, *hidden), limit))
     return _Named((*gross, *hidden), (*fallen, *hidden), doubted | unsure)
 
 
-def _slow_anyway(
-    culprit: Culprit, seen: Sequence[PairJudgement], proven: Sequence[Culprit]
-) -> bool:
-    """Whether nodes that are named anyway explain it; to blame a path takes more."""
-    if culprit.node:
-        return False
-    own = [one for one in seen if one.bad and one.nodes in culprit.pairs]
-    own = [one for one in own if one.state != "corrupt"]
-    return all(any(_explains(each, one, seen) for each in proven) for one in own)
-
-
-def _explains(culprit: Culprit, row: PairJudgement, seen: Sequence[PairJudgement]) -> bool:
-    part = culprit.component
-    if part is None or culprit.node not in row.nodes:
-        return False
-    if culprit.symptom in EVENTS:
-        return bool(row.slow) or row.state in _BY_LOSS
-    if culprit.symptom not in _SHIFTS or part.rail not in (None, row.rail):
-        return False
-    return bool(row.slow) and row.nodes in culprit.pairs and not _worse(row, part, seen)
-
-
-def _worse(row: PairJudgement, part: Component, seen: Sequence[PairJudgement]) -> bool:
-    """Whether it is much slower than the other pairs of the node."""
-    if row.slow == "reach":
-        return False
-    others = [
-        _times_slower(one, row.slow)
-        for one in seen
-        if part.nodes[0] in one.nodes and part.rail in (None, one.rail) and one.nodes != row.nodes
-    ]
-    known = [times for times in others if times is not None]
-    times = _times_slower(row, row.slow)
-    return times is None or not known or times > _WORSE * median(known)
-
-
-def _times_slower(one: PairJudgement, how: str) -> float | None:
-    """Return how many times slower it is than its peers; None if unknown."""
-    if how == "latency":
-        both = one.latency_us, one.peers_latency_us
-    else:
-        both = one.bound.peers_gbs, one.busbw_gbs
-    more, less = both
-    return more / less if more and less else None
-
-
-def _blamed_already(one: Culprit, known: Sequence[Blame]) -> bool:
-    """Whether all parts that it may mean are blamed already, for a clearer fault."""
-    names = {name for blame in known for name in (blame.node, *blame.culprits)}
+def _fallen_back(one: Culprit, fallen: Sequence[Blame]) -> bool:
+    """Whether all parts that it may mean are slow because their data went another way."""
+    names = {name for blame in fallen for name in (blame.node, *blame.culprits)}
     if one.component is None and one.symptom != "corrupt":
-        names.update(name for blame in known for name in blame.suspects)
-    pairs = {pair for blame in known for pair in blame.pairs}
+        names.update(name for blame in fallen for name in blame.suspects)
+    pairs = {pair for blame in fallen for pair in blame.pairs}
     return all(
         (part.kind == "path" and part.nodes in pairs) or names.issuperset(part.nodes)
         for part in one.among

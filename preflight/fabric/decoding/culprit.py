@@ -104,6 +104,7 @@ class Culprit(Struct, frozen=True, kw_only=True):
 
 
 EVENTS = ("spikes", "late")
+FAILURES = ("hung", "no_connect", "broken")
 _BY_EVENTS = ("slow", "latency", "hung", "broken")
 """States of a pair that many events can cause; failing to connect takes more."""
 
@@ -118,6 +119,15 @@ def known(fresh: Culprit, culprits: Sequence[Culprit]) -> bool:
     set's wider parts.
     """
     named = [one.component for one in culprits if one.component is not None]
+    # A set in which outright failures leave the culprit open explains its paths, and smaller sets.
+    open_set = fresh.component is None and fresh.symptom != "corrupt"
+    named += [
+        part
+        for one in culprits
+        if one.component is None and one.symptom in FAILURES
+        for part in one.among
+        if open_set or part.kind == "path"
+    ]
     return all(
         _mostly(part, named) or any(_accounts(other, part, fresh.among) for other in named)
         for part in fresh.among

@@ -26,7 +26,7 @@ from preflight.fabric.decoding.culprit import (
     within,
 )
 from preflight.fabric.decoding.greedy_search import DOUBT, FEW, Fault, SearchResult, explain
-from preflight.fabric.decoding.hard_failures import failures
+from preflight.fabric.decoding.hard_failures import bad_by_themselves, failures, without_effects
 from preflight.fabric.decoding.parts import (
     ALL_RAILS,
     SHARE,
@@ -44,6 +44,7 @@ from preflight.fabric.samples import gc_paused
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from preflight.fabric.compare import PairJudgement
     from preflight.fabric.decoding.culprit import RetestDoubt, Symptom
     from preflight.fabric.decoding.parts import Meetings
     from preflight.fabric.decoding.rare_events import EventCounts
@@ -232,17 +233,32 @@ class Findings(Struct, frozen=True, kw_only=True):
 
 
 @gc_paused()
-def find(observed: Observed, thresholds: Thresholds = SHIPPED) -> Findings:
-    """Name the parts at fault, or the sets among which they lie."""
+def find(
+    observed: Observed,
+    thresholds: Thresholds = SHIPPED,
+    seen: Sequence[PairJudgement] | None = None,
+) -> Findings:
+    """Name the parts at fault, or the sets among which they lie: outright failures come first.
+
+    `seen`: every pair, judged by itself; a pair that is slow beyond doubt then counts as failed.
+    """
     limit = thresholds.of(observed.backend)
     met = meetings(observed)
     searches = list(_searches(observed, met, limit))
-    culprits = _with_searched(failures(observed), searches)
+    outright = failures(observed) if seen is None else bad_by_themselves(seen, observed.silent)
+    culprits = _with_searched(outright, searches)
     doubted = [each.parts.component(key) for each in searches for key in each.explained.doubted]
     if observed.retested:
         culprits = _not_cleared(culprits, observed, met, limit)
     trials = _trials(culprits, observed)
-    culprits = [_with_pairs(proven(one, observed, trials), trials) for one in culprits]
+    culprits = [
+        one
+        if seen is not None and one in outright
+        else _with_pairs(proven(one, observed, trials), trials)
+        for one in culprits
+    ]
+    if seen is not None:
+        culprits = without_effects(culprits, seen)
     return Findings(
         culprits=tuple(culprits),
         systemic=_systemic(culprits, observed),

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
-from preflight.core.statistics import grouped
-from preflight.fabric.decoding.culprit import Component, Culprit
+from preflight.core.statistics import grouped, median
+from preflight.fabric.decoding.culprit import EVENTS, FAILURES, Component, Culprit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from preflight.fabric.compare import PairJudgement
     from preflight.fabric.decoding.culprit import Symptom
     from preflight.fabric.observed import Observed, PairResult
     from preflight.fabric.samples import PairState
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 
 _TWO = 2
+_SHIFTS = ("slow", "latency")
+_BY_LOSS = ("hung", "error")
+_WORSE = 2.0
+"""A path that is so many times slower than the node's other pairs has its own fault."""
+
 _CERTAIN, _NODE, _PATH, _UNRESOLVED = 0.95, 0.8, 0.7, 0.3
 
 
@@ -149,6 +155,61 @@ def _connected(pairs: Sequence[Pairing], cleared: set[str]) -> list[list[Pairing
         names = suspects.union(*(group[0] for group in joined))
         groups.append((names, [each for group in joined for each in group[1]] + [pair]))
     return [group for _, group in groups]
+
+
+def bad_by_themselves(seen: Iterable[PairJudgement], silent: Collection[str]) -> list[Culprit]:
+    """Decode pairs that failed or are slow beyond doubt; wrong sums need all samples.
+
+    A good pair does not clear a GPU that corrupts data now and then.
+    """
+    steady = [one for one in seen if one.state != "corrupt"]
+    apart = {one.nodes for one in steady if one.state in ("no_connect", "absent")}
+    return [
+        one if apart.isdisjoint(one.pairs) else replace(one, symptom="no_connect")
+        for one in decode(steady, silent)
+    ]
+
+
+def without_effects(culprits: Sequence[Culprit], seen: Sequence[PairJudgement]) -> list[Culprit]:
+    """Drop outright bad paths, and sets, that only show what the samples prove of a node."""
+    bad = [one for one in seen if one.bad and one.state != "corrupt"]
+    proven = [one for one in culprits if one.node and one.symptom not in FAILURES]
+    return [
+        one
+        for one in culprits
+        if one.node
+        or one.symptom not in FAILURES
+        or not all(
+            any(_explains(each, row, seen) for each in proven)
+            for row in bad
+            if row.nodes in one.pairs
+        )
+    ]
+
+
+def _explains(culprit: Culprit, row: PairJudgement, seen: Sequence[PairJudgement]) -> bool:
+    part = culprit.among[0]
+    if culprit.node not in row.nodes:
+        return False
+    if culprit.symptom in EVENTS:
+        return bool(row.slow) or row.state in _BY_LOSS
+    if culprit.symptom not in _SHIFTS or part.rail not in (None, row.rail):
+        return False
+    return bool(row.slow) and row.nodes in culprit.pairs and not _worse(row, part, seen)
+
+
+def _worse(row: PairJudgement, part: Component, seen: Sequence[PairJudgement]) -> bool:
+    """Whether it is much slower than the other pairs of the node."""
+    if row.slow == "reach":
+        return False
+    others = [
+        one.times_slower(row.slow)
+        for one in seen
+        if part.nodes[0] in one.nodes and part.rail in (None, one.rail) and one.nodes != row.nodes
+    ]
+    known = [times for times in others if times is not None]
+    times = row.times_slower(row.slow)
+    return times is None or not known or times > _WORSE * median(known)
 
 
 _SYMPTOMS: Mapping[PairState, Symptom] = {
