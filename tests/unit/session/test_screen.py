@@ -16,7 +16,7 @@ from _pytest.terminal import TerminalReporter
 from msgspec.structs import replace
 
 from preflight.facts.machine import Governor
-from preflight.facts.network import Resolved
+from preflight.facts.node_network import Resolved
 from preflight.fleet.nodeset import fold
 from preflight.run.measured import Measured
 from preflight.session.items import TerminalProgress
