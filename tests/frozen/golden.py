@@ -112,7 +112,7 @@ _DIFFERS = (
         "the same, in the report: what was measured has seconds of its own, which are kept",
         r'("started": ?"WHEN",\s*"seconds": ?)[\d.]+', r"\1SECONDS",
     ),
-    _differs("the same, in our last lines", r"\d+\.\d s, exit (\d)", r"SECONDS s, exit \1"),
+    _differs("the same, in our last lines", r"\d+\.\d s,(\s+)exit (\d)", r"SECONDS s,\1exit \2"),
     _differs(
         "the same, in pytest's, whose rule is as long as the line",
         r"^(?:=+ )?(\d+ .* in|no tests .* in) \d+\.\d+s(?: \([\d:]+\))?(?: =+)?$",
