@@ -187,7 +187,7 @@ class _Worker:
     @classmethod
     def fork(cls, many: int) -> None:
         """Have so many ready; xdist starts a new Python for each that it needs beyond."""
-        from execnet import gateway_io
+        from execnet import gateway_base, gateway_io
 
         cls.spare += [cls() for _ in range(many)]
 
@@ -198,9 +198,10 @@ class _Worker:
                     super().__init__(args, execmodel)
                     return
                 self.popen = cls.spare.pop()
-                gateway_io.Popen2IO.__init__(self, *self.popen.begin(), execmodel=execmodel)
+                into, out = self.popen.begin()
+                gateway_base.Popen2IO.__init__(self, into, out, execmodel)
 
-        gateway_io.Popen2IOMaster = WarmIO
+        vars(gateway_io)["Popen2IOMaster"] = WarmIO
 
     def begin(self) -> tuple[IO[bytes], IO[bytes]]:
         """Start it in this process's folder and environment; give its input and output."""
