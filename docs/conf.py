@@ -23,7 +23,14 @@ version = release = __version__
 author = "the preflight developers"
 extensions = ["myst_parser"]
 root_doc = "docs/README"
-include_patterns = ["README.md", "SECURITY.md", "CONTRIBUTING.md", "contrib/*/README.md", "docs/**"]
+include_patterns = [
+    "README.md",
+    "SECURITY.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "contrib/*/README.md",
+    "docs/**",
+]
 exclude_patterns = [".venv", ".git", "tests", "docs/example-site"]
 nitpicky = True
 highlight_language = "none"
@@ -41,7 +48,7 @@ _KINDS = {
     "Tutorials": ("tutorials/*",),
     "How-to guides": ("how-to/*", "/contrib/*/README"),
     "Reference": ("reference/*",),
-    "Explanation": ("explanation/*", "/SECURITY"),
+    "Explanation": ("explanation/*", "/SECURITY", "/CHANGELOG"),
     "For developers": ("internals/*", "/CONTRIBUTING"),
 }
 
