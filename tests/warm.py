@@ -166,6 +166,7 @@ def _become(asked: _Asked, streams: Sequence[int]) -> None:
     sys.argv = [asked.module, *asked.words]
     if asked.module == "pytest" and (many := _WORKERS.search(" ".join(asked.words))):
         _Worker.fork(int(many[1]))
+    sys.modules.pop(asked.module, None)  # else runpy warns that it is loaded already
     runpy.run_module(asked.module, run_name="__main__", alter_sys=True)
 
 
