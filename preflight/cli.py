@@ -10,25 +10,29 @@ import errno
 import importlib
 import os
 import re
+import signal
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from preflight import __version__
+from preflight.commands import EXIT_CODES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from preflight.core.registry import Registered
 
-INTERRUPTED, USAGE = 2, 4
+USAGE = 4
 HELP = {
     "check": "check a fleet before a job starts, and name what is wrong",
     "list-checks": "list the checks, or explain one",
     "nightly": "check a whole fleet by night, in waves of idle nodes",
     "prolog": "check this node before a job starts: for schedulers, as root",
     "healthcheck": "check this node from time to time: for Slurm or cron",
+    "install-hook": "install Slurm's prolog and health check on this node",
+    "completion": "print what a shell needs to complete commands",
     "lint": "find what a training script will hang on; runs nothing",
     "watch": "start a launch, and keep evidence where it hangs or dies",
     "diagnose": "name the rank that a hanging job waits for",
@@ -40,18 +44,22 @@ HELP = {
     "capture": "collect what a machine shows and measures, in one file",
     "read": "check outputs captured on a machine out of reach",
 }
-EXIT_CODES = """\
-exit codes, the same in every verb:
-  0 nothing wrong found        3 could not tell, or preflight broke
-  1 something is wrong, named  4 wrong usage
-  2 interrupted                5 nothing to check
-(`watch` exits as its launch does; `prolog` and `healthcheck`: see their --help;
-`report`, `history` and `list-checks` only print: 0)
+_OTHER_CODES = """\
+`watch` exits as its launch does; `prolog` and `healthcheck`: see their --help;
+`report`, `list-checks` and `completion` only print: 0
+"""
+_COMPLETION = """\
+examples:
+  eval "$(preflight completion bash)"                  in ~/.bashrc; the same for zsh
+  preflight completion fish >~/.config/fish/completions/preflight.fish
 """
 _RENAMED = {"run": "check", "checks": "list-checks", "sweep": "nightly"}
 """Verbs of version 0.1, and what they are called now."""
 
-COMMANDS = ("blame", "capture", "diagnose", "explain", "history", "learn", "lint", "read", "report")
+COMMANDS = (
+    *("blame", "capture", "diagnose", "explain", "history", "install-hook", "learn", "lint"),
+    *("read", "report"),
+)
 """Verbs with a module of their own."""
 
 ISOLATED = {
@@ -81,6 +89,8 @@ def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
     _open_streams()
     if words[:1] in (["prolog"], ["healthcheck"]):
         _judge_here(words)
+    is_completing = not words and "_ARGCOMPLETE" in os.environ
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until_interrupted lets it through
     if words[:1] and words[0] in ISOLATED:
         from preflight.commands.check import start
 
@@ -90,26 +100,61 @@ def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
         from preflight.commands.check import start
 
         launch = _own_environment() if words[:1] == ["watch"] else None
-        start(words, program=_AGAIN.format(launch), quiet=launch is not None)
-    from preflight.commands.check import drop_output, output_failed
+        start(words, program=_AGAIN.format(launch), quiet=is_completing or launch is not None)
+    if is_completing:
+        _complete(os.environ["COMP_LINE"])
+    from preflight.commands.check import until_interrupted
+
+    return until_interrupted(lambda: _guarded(words, launch))
+
+
+def _guarded(words: Sequence[str], launch: int | None) -> int:
+    from preflight.commands.check import output_failed
     from preflight.errors import UsageError
 
     try:
         return _verb(words, launch)
-    except KeyboardInterrupt:
-        print("\npreflight: interrupted", file=sys.stderr)  # noqa: T201  a command speaks on its terminal
-        drop_output()
-        return INTERRUPTED
     except UsageError as error:
+        from preflight.commands import short_names
         from preflight.core.text import printable
 
-        message = printable(str(error))  # it may name a file whose name is an escape sequence
-        print(f"preflight: {message}", file=sys.stderr)  # noqa: T201
+        # It may name a file whose name is an escape sequence.
+        message = short_names(printable(str(error)))
+        print(f"preflight: {message}", file=sys.stderr)  # noqa: T201  a command speaks on its terminal
         return USAGE
     except OSError as error:
         if error.errno not in _OUTPUT or error.filename is not None:
             raise
         return output_failed(error)
+
+
+def _complete(line: str) -> None:
+    """Print what may follow in a line that a shell completes, and exit."""
+    import argcomplete
+
+    verb = next((word for word in line.split()[1:] if word in VERBS), "")
+    parser = _parser(verb)
+    subparsers: Any = parser._subparsers  # noqa: SLF001  argparse has no other way
+    verbs: dict[str, Any] = subparsers._group_actions[0].choices  # noqa: SLF001
+    if verb in ISOLATED:
+        verbs[verb] = importlib.import_module(ISOLATED[verb]).parser()
+    elif verb in ("prolog", "healthcheck"):
+        verbs[verb] = importlib.import_module("preflight.hook.options").option_parser(verb)
+    elif verb == "watch":
+        _module(verb).add_watch_options(verbs[verb])
+    for action in verbs[verb]._actions if verb else ():  # noqa: SLF001
+        if action.dest in ("id", "checks", "--preflight-checks"):
+            action.completer = _ids_after_comma
+        elif action.dest == "nodes" and not action.option_strings:
+            action.completer = argcomplete.completers.SuppressCompleter()
+    argcomplete.autocomplete(parser, always_complete_options="long")
+
+
+def _ids_after_comma(prefix: str, **_: object) -> list[str]:
+    from preflight.core.registry import load_folder, shipped_folder
+
+    before, comma, _last = prefix.rpartition(",")
+    return [before + comma + one.check.id for one in load_folder(shipped_folder())]
 
 
 def _own_environment() -> int:
@@ -126,8 +171,13 @@ def _verb(words: Sequence[str], launch: int | None) -> int:
     if words[:1] == ["watch"]:
         return _watch(words[1:], launch)
     arguments = _parser(next((word for word in words if word in COMMANDS), "")).parse_args(words)
-    if arguments.verb == "list-checks":
-        code = _checks(arguments.id)
+    if arguments.verb == "completion":
+        from argcomplete.shell_integration import shellcode
+
+        print(shellcode(["preflight"], shell=arguments.shell))  # noqa: T201
+        code = 0
+    elif arguments.verb == "list-checks":
+        code = _checks(arguments.id, as_json=arguments.json)
     elif arguments.verb in COMMANDS:
         code = _command(arguments)
     else:
@@ -137,8 +187,12 @@ def _verb(words: Sequence[str], launch: int | None) -> int:
     return code
 
 
+def _module(verb: str) -> Any:
+    return importlib.import_module(f"preflight.commands.{verb.replace('-', '_')}")
+
+
 def _command(arguments: argparse.Namespace) -> int:
-    command = importlib.import_module(f"preflight.commands.{arguments.verb}")
+    command = _module(arguments.verb)
     try:
         return int(command.run(arguments))
     except ValueError as error:
@@ -204,61 +258,70 @@ def _parser(chosen: str = "") -> argparse.ArgumentParser:
         prog="preflight",
         description="Prove a GPU fleet fit before the job starts, and name the culprit when it is\n"
         "not.\nBegin with: preflight check 'gpu[001-064]'",
-        epilog=EXIT_CODES,
+        epilog=f"{EXIT_CODES}\n{_OTHER_CODES}",
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, 2, 16, WIDTH),
     )
     parser.add_argument("--version", action="version", version=f"preflight {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for verb, about in HELP.items():
         options = verbs.add_parser(verb, help=about)
-        if verb == "list-checks":
+        if verb == "completion":
+            options.add_argument("shell", choices=("bash", "zsh", "fish"))
+            options.epilog = _COMPLETION
+            options.formatter_class = argparse.RawDescriptionHelpFormatter
+        elif verb == "list-checks":
             options.add_argument("id", nargs="?", help="a check id such as gpu.count")
+            options.add_argument("--json", action="store_true", help="print one JSON document")
         elif verb == chosen and verb in COMMANDS:
             # Only this one: all verbs take a second to load, and load what `check` must not.
-            importlib.import_module(f"preflight.commands.{verb}").add_options(options)
+            _module(verb).add_options(options)
     return parser
 
 
-def _checks(check_id: str | None) -> int:
+def _checks(check_id: str | None, *, as_json: bool) -> int:
+    """List the checks, or print the page of one: what, why, what it costs, how to fix."""
     from preflight.core.registry import Registry, load_folder, shipped_folder
 
     shipped = load_folder(shipped_folder())
-    if any(registered.check.id == check_id for registered in shipped):
-        return _explain(str(check_id))
-    from preflight.session.site import site_checks
+    found = [one for one in shipped if one.check.id == check_id]
+    if not found:
+        from preflight.session.site import site_checks
 
-    registry = Registry([*shipped, *site_checks()])
-    if check_id is not None:
-        return _explain_own(registry.find(check_id))
-    wide = max(len(registered.check.id) for registered in registry)
-    for registered in registry:
-        check = registered.check
-        first = registered.about.splitlines()[0]
-        start = f"{check.id:<{wide}}  {check.tier:<6}  {check.stage:<6}  "
-        print(  # noqa: T201
-            textwrap.fill(first, WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
-        )
+        registry = Registry([*shipped, *site_checks()])
+        found = [*registry] if check_id is None else [registry.find(check_id)]
+    if as_json:
+        import json
+
+        rows = [_row(one, with_page=check_id is not None) for one in found]
+        print(json.dumps({"schema": 1, "checks": rows}, indent=1))  # noqa: T201
+    elif check_id is not None:
+        print(_page(found[0]))  # noqa: T201
+    else:
+        wide = max(len(one.check.id) for one in found)
+        for one in found:
+            check = one.check
+            start = f"{check.id:<{wide}}  {check.tier:<6}  {check.stage:<6}  "
+            first, indent = one.about.splitlines()[0], " " * len(start)
+            print(textwrap.fill(first, WIDTH, initial_indent=start, subsequent_indent=indent))  # noqa: T201
     return 0
 
 
-def _explain_own(registered: Registered) -> int:
-    """Print the page of a site's check: what its author wrote at the top of its file."""
-    page = registered.about.strip()
-    first = f"# {registered.check.id}\n\n{page}\n\n(from {registered.path})"
-    print("\n".join(line.rstrip() for line in first.splitlines()))  # noqa: T201
-    return 0
+def _row(registered: Registered, *, with_page: bool) -> dict[str, object]:
+    check = registered.check
+    row = {"id": check.id, "tier": check.tier, "stage": check.stage, "drains": check.drains,
+           "about": registered.about.splitlines()[0]}  # fmt: skip
+    return {**row, "page": _page(registered)} if with_page else row
 
 
-def _explain(check_id: str) -> int:
-    """Print the page of one check: what, why, what it costs, how to fix."""
-    package = Path(__file__).resolve().parent
+def _page(registered: Registered) -> str:
+    """Return the page of a check in docs/checks; of a site's, what its author wrote in the file."""
+    check_id, package = registered.check.id, Path(__file__).resolve().parent
     for folder in (package / "docs" / "checks", package.parent / "docs" / "checks"):
         page = folder / f"{check_id}.md"
         if page.is_file():
-            print(page.read_text(encoding="utf-8").rstrip())  # noqa: T201
-            return 0
-    print(f"{check_id} has no page here; see docs/checks in the sources")  # noqa: T201
-    return 0
+            return page.read_text(encoding="utf-8").rstrip()
+    own = f"# {check_id}\n\n{registered.about.strip()}\n\n(from {registered.path})"
+    return "\n".join(line.rstrip() for line in own.splitlines())
 
 
 if __name__ == "__main__":

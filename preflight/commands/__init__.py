@@ -7,12 +7,14 @@ isolate from.
 from __future__ import annotations
 
 import os
+import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from msgspec import Struct
 
@@ -21,21 +23,74 @@ if TYPE_CHECKING:
 _TARGETS = ("nodes", "inventory", "exclude", "transport", "python")
 _WIDEST = 100
 
+EXIT_CODES = """\
+exit codes, the same in every verb:
+  0 nothing wrong was found
+  1 something is wrong, or a node could not be judged: it is named
+  2 interrupted
+  3 no answer, or not a whole one, and nothing is named
+  4 wrong usage
+  5 nothing to check
+"""
+
 
 def add_targets(parser: argparse.ArgumentParser, inventory: str = "") -> None:
     """Declare the options that choose nodes; `inventory` is added to the help of that option."""
-    parser.add_argument("--nodes", metavar="LIST", help="as --preflight-nodes; default: the "
+    parser.add_argument("--nodes", metavar="LIST", help="the same as NODES; default: the "
                         "allocation, else this machine")  # fmt: skip
-    parser.add_argument("--inventory", metavar="FILE", help=f"as --preflight-inventory{inventory}")
+    parser.add_argument("-i", "--inventory", metavar="FILE",
+                        help=f"as for preflight check{inventory}")  # fmt: skip
     parser.add_argument("--exclude", metavar="LIST", help="nodes to leave out")
-    parser.add_argument("--transport", metavar="NAME", help="as --preflight-transport")
-    parser.add_argument("--python", metavar="CMD", help="as --preflight-python")
+    parser.add_argument("--transport", metavar="NAME", help="as for preflight check")
+    parser.add_argument("--python", metavar="CMD", help="as for preflight check")
+
+
+def add_nodes_or_folder(parser: argparse.ArgumentParser, metavar: str, about: str) -> None:
+    """Declare the words that are nodes, or one folder of an earlier run, which `about` explains."""
+    parser.add_argument(
+        "words", metavar="NODES", nargs="*", help=f"as in 'gpu[001-064]'; or {metavar}, {about}"
+    )
+
+
+def folder_among(arguments: argparse.Namespace) -> Path | None:
+    """Return the folder or file among the words, if there is one.
+
+    A word is a path if something of that name exists, or if no node can have that name.
+    """
+    from preflight.errors import UsageError
+
+    words: list[str] = arguments.words
+    paths = [word for word in words if "/" in word or word.isdecimal() or os.path.lexists(word)]
+    if paths and len(words) > 1:
+        raise UsageError(f"{paths[0]!a:.80} is taken for a path: give one folder, or only nodes")
+    return Path(paths[0]).expanduser() if paths else None
+
+
+_LONG = re.compile(r"(?<!-m )pytest --preflight(?![\w-])|--preflight-(?=[a-z])([a-z-]*)")
+NO_OTHERS: Mapping[str, str] = {}
+
+
+def short_names(text: str, others: Mapping[str, str] = NO_OTHERS) -> str:
+    """Replace pytest's names of options by those of `preflight check`, or by a verb's `others`."""
+
+    def short(found: re.Match[str]) -> str:
+        if found[1] is None:
+            return "preflight check"
+        return others.get(found[0], f"--{found[1]}")
+
+    return _LONG.sub(short, text)
 
 
 def fleet_of(arguments: argparse.Namespace) -> Fleet:
     """Find the nodes that these options name; UsageError if they name none."""
     from preflight.fleet.sources import FleetRequest, resolve
 
+    if arguments.words:
+        if arguments.nodes is not None:
+            from preflight.errors import UsageError
+
+            raise UsageError("nodes are given twice: as NODES and as --nodes; give them once")
+        arguments.nodes = ",".join(arguments.words)
     named = {name: getattr(arguments, name) for name in _TARGETS}
     return resolve(FleetRequest(**named, environ=dict(os.environ)))
 

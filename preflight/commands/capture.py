@@ -23,9 +23,10 @@ from msgspec.structs import replace
 
 from preflight import __version__
 from preflight.captured.archive import LARGEST, MANIFEST, Manifest, Part, pack
-from preflight.commands import add_targets, fleet_of, remark
+from preflight.commands import add_json, add_targets, fleet_of, remark
 from preflight.core.files import read_regular, write_typed
 from preflight.core.interrupt import Interrupts
+from preflight.core.text import plain_json
 from preflight.errors import PreflightError, UsageError, WireError
 from preflight.facts.model import DRIVER_S, Facts
 from preflight.fleet.nodeset import fold
@@ -184,6 +185,13 @@ class ArchiveParts:
             self.parts[-1] = replace(part, error=_EMPTY)
 
 
+class CaptureDocument(Struct, frozen=True, kw_only=True):
+    """What `preflight capture --json` prints."""
+
+    file: str
+    manifest: Manifest
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Collect and write: 0 complete, 1 incomplete, 2 interrupted, 3 no node answered.
 
@@ -228,6 +236,8 @@ def run(arguments: argparse.Namespace) -> int:
     )  # fmt: skip
     _write(path, pack(manifest, taken.files))
     _print_summary(path, manifest, len(taken.files))
+    if arguments.json:
+        sys.stdout.write(plain_json(CaptureDocument(file=str(path), manifest=manifest)))
     answered = all(one.facts and one.outputs for one in shown.values())
     return WRITTEN if answered and run_exit in _JUDGED else NOT_ALL
 
@@ -303,7 +313,10 @@ def _measure(arguments: argparse.Namespace, folder: Path) -> int | None:
     words += [f"--preflight-report={folder}", "--preflight-fail-fast=never"]
     program = [sys.executable, "-I", "-m", "preflight.cli", "check", "--keep-nccl-logs"]
     environ = {name: value for name, value in os.environ.items() if name != VARIABLE}
-    process = subprocess.Popen([*program, *words], env=environ, stdin=subprocess.DEVNULL)
+    shown = sys.stderr if arguments.json else None
+    process = subprocess.Popen(
+        [*program, *words], env=environ, stdin=subprocess.DEVNULL, stdout=shown
+    )
     budget_s = BUDGET_S[arguments.tier] if arguments.budget is None else arguments.budget
     try:
         return process.wait(budget_s + LATE_S)
@@ -424,7 +437,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     parser.add_argument("folder", metavar="DIR", help="folder for the archive")
+    parser.add_argument("words", metavar="NODES", nargs="*", help="as in 'gpu[001-064]'")
     add_targets(parser)
+    add_json(parser)
     parser.add_argument(
         "--tier", choices=("quick", "standard", "deep"), default="standard",
         help="how deep its run measures (default: standard, burn-in and sweep in 5 minutes)",

@@ -7,6 +7,7 @@ separate Python that reads neither PYTHON* variables nor the working folder.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import pwd
 import re
@@ -14,10 +15,12 @@ import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO, TypeVar, cast
+
+from preflight.commands import EXIT_CODES, NO_OTHERS, short_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pytest
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     Asked = TypeVar("Asked", bound=argparse.Namespace)
 
 
+INTERRUPTED: Final = 2
 BROKE: Final = 3
 USAGE: Final = 4
 PIPE_CLOSED: Final = 128 + signal.SIGPIPE
@@ -37,13 +41,14 @@ _DROPPED = ("PYTHON", "PYTEST_")
 _FOR_ROOT = re.compile(
     r"PATH|LD_LIBRARY_PATH|LANG|LC_\w+|TZ|TERM|NO_COLOR|COLUMNS|LINES|USER|LOGNAME|TMPDIR"
     r"|XDG_RUNTIME_DIR|SSH_AUTH_SOCK|SLURMD?_\w+|PREFLIGHT_\w+"
-    r"|PG(PASSWORD|PASSFILE|SSLMODE|SSLROOTCERT)|(OMPI_COMM_WORLD|PMI)_RANK"
+    r"|_ARGCOMPLETE\w*|COMP_(LINE|POINT|TYPE)|PG(PASSWORD|PASSFILE|SSLMODE|SSLROOTCERT)|(OMPI_COMM_WORLD|PMI)_RANK"
 )
 """Variables that root keeps, besides those of a job that checks read: another user may have set the
 others."""
 
-_NO_PATHS = ("SSH_AUTH_SOCK", "PREFLIGHT_HISTORY")
-"""Variables that are not checked as paths: an agent only signs, a history may be a database URL."""
+_NO_PATHS = ("SSH_AUTH_SOCK", "PREFLIGHT_HISTORY", "COMP_LINE")
+"""Variables that are not checked as paths: an agent only signs, a history may be a database URL, a
+typed line is only completed."""
 
 _SET = {
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -56,6 +61,20 @@ _WORKERS = (("-n", "--numprocesses"), ("--dist",), ("--max-worker-restart",))
 _VALUES = (("-k",), ("-m",), ("--maxfail",), ("--junitxml",), ("--color",), ("-r",))
 _FLAGS = (("-x", "--exitfirst"), ("-v", "--verbose"), ("-q", "--quiet"), ("--collect-only", "--co"))
 """pytest's own options that are allowed; none of them loads code or another configuration."""
+
+
+def until_interrupted(work: Callable[[], int]) -> int:
+    """Return the code of this work, or 2 with one line for a Ctrl-C that nothing in it handles.
+
+    `cli.main` blocks SIGINT, so that it waits while Python starts or modules load; it comes here.
+    """
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        return work()
+    except KeyboardInterrupt:
+        sys.stderr.write("\npreflight: interrupted\n")
+        drop_output()
+        return INTERRUPTED
 
 
 def start(
@@ -71,6 +90,8 @@ def start(
     could damage. `quiet`: do not name the removed variables.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
+    if argv:
+        kept.pop("_ARGCOMPLETE", None)  # pytest would take the run for a completion, and exit 0
     if os.geteuid() == 0:
         kept, refused = for_root(kept)
         if refused and not quiet:
@@ -131,17 +152,23 @@ def for_root(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     return kept, refused
 
 
+def parser() -> _Parser:
+    """Return the parser of this verb, which imports pytest."""
+    parser = option_parser("preflight check", _ABOUT, own=add_report_json)
+    parser.usage = "preflight check [NODES ...] [options]"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = f"{_EXAMPLES}\n{EXIT_CODES}"
+    return parser
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run pytest on preflight's configuration; the exit codes are those of `pytest --preflight`."""
     import pytest
 
-    parser = option_parser("preflight check", _ABOUT, own=_add_own)
-    parser.usage = "preflight check [NODES ...] [options]"
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = _EXAMPLES
-    asked = parser.read(argv, argparse.Namespace())
+    asked = parser().read(argv, argparse.Namespace())
     folders = " ".join(shlex.quote(str(Path(each).absolute())) for each in asked.folder)
-    printed = _PrintedReport() if asked.json else None
+    shorten_names()
+    printed = PrintedReport() if asked.json else None
     code = pytest.main(
         [
             f"-c{CONFIG}",
@@ -159,6 +186,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         plugins=[printed] if printed else None,
     )
     return printed.print(int(code)) if printed else _flush(int(code))
+
+
+class _ShortNames(io.TextIOWrapper):
+    """A standard stream on which every option has the name that this verb gives it."""
+
+    others = NO_OTHERS
+
+    def write(self, text: str, /) -> int:
+        """Write the text with these names; the length of what was given."""
+        super().write(short_names(text, self.others))
+        return len(text)
+
+
+def shorten_names(others: Mapping[str, str] = NO_OTHERS) -> None:
+    """From now on, print `--tier` where a message says --preflight-tier; `others`: other names."""
+
+    def short(stream: TextIO) -> _ShortNames:
+        old = cast("io.TextIOWrapper", stream)
+        short = _ShortNames(old.buffer, old.encoding, old.errors, line_buffering=old.line_buffering)
+        short.others = others
+        return short
+
+    sys.stdout.flush()
+    sys.stdout, sys.stderr = short(sys.stdout), short(sys.stderr)
 
 
 def _flush(code: int) -> int:
@@ -184,27 +235,27 @@ def output_failed(error: OSError) -> int:
     return USAGE
 
 
-class _PrintedReport:
+class PrintedReport:
     """`--json`: standard output gets report.json alone, standard error what pytest shows."""
 
     def __init__(self) -> None:
         sys.stdout.flush()
         self._stdout = os.dup(1)
         os.dup2(2, 1)
-        self._folder: Path | None = None
+        self.folder: Path | None = None
 
     def pytest_preflight_report(self, folder: Path) -> None:
         """Remember where the report is; this hook is called once, when it is written."""
-        self._folder = folder
+        self.folder = folder
 
     def print(self, code: int) -> int:
         """Write the report to standard output; the exit code, 3 where there is no report."""
         sys.stdout.flush()
         os.dup2(self._stdout, 1)
-        path = self._folder / "report.json" if self._folder else None
+        path = self.folder / "report.json" if self.folder else None
         if path is None or not path.is_file():
             return code or BROKE
-        sys.stdout.write(path.read_text(encoding="utf-8"))
+        sys.stdout.buffer.write(path.read_bytes())
         return _flush(code)
 
 
@@ -223,17 +274,13 @@ examples:
   preflight check 'gpu[001-064]'                     64 nodes over SSH
   preflight check -i fleet.toml --tier=standard      what each group must have; a deeper look
   preflight check 'gpu[001-064]' --json > run.json   the report for a program
-
-exit codes:
-  0 ready   1 a node is not ready   2 interrupted   3 preflight broke, or a result is missing
-  4 wrong usage   5 nothing to check
 """
 
 
-def _add_own(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--json", action="store_true",
-        help="print report.json on standard output; the rest goes to standard error")  # fmt: skip
+def add_report_json(parser: argparse.ArgumentParser) -> None:
+    """Declare `--json` of the verbs that show how a run goes on."""
+    about = "print report.json on standard output; the rest goes to standard error"
+    parser.add_argument("--json", action="store_true", help=about)
 
 
 class _Pass(argparse.Action):
@@ -257,30 +304,43 @@ class _Pass(argparse.Action):
         namespace.workers |= bool({*self.option_strings} & {each[0] for each in _WORKERS})
 
 
+def _number_of(kind: Callable[[str], object]) -> Callable[[str], str]:
+    """Return a type of argparse that refuses what is no such number, and keeps what was typed."""
+
+    def number(text: str) -> str:
+        try:
+            kind(text)
+        except ValueError:
+            what = "a whole number" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"give {what}, not {text[:40]!a}") from None
+        return text
+
+    return number
+
+
 _SHORT = {"--preflight-inventory": ("-i",)}
 
 
 class _Group:
     """Acts as a group of pytest's parser, and adds the plugin's options to argparse's."""
 
-    def __init__(self, place: argparse._ArgumentGroup, own_options: Collection[str]) -> None:
+    def __init__(self, place: argparse._ArgumentGroup, others: Mapping[str, str]) -> None:
         self._place = place
-        self._own_options = own_options
+        self._others = others
 
     def addoption(self, *names: str, action: str = "store", **settings: Any) -> None:
-        """Add `--preflight-NAME`, and `--NAME` unless the verb has an option of that name."""
+        """Add `--preflight-NAME`, and `--NAME` or the name that the verb gives it."""
         if names == ("--preflight",):
             self._place.add_argument("--preflight", action="store_true", help=argparse.SUPPRESS)
             return
         (long,) = names
-        short = f"--{long.removeprefix('--preflight-')}"
+        short = self._others.get(long, f"--{long.removeprefix('--preflight-')}")
         nargs = 0 if action == "store_true" else None
         own: dict[str, Any] = {
             key: settings[key] for key in ("help", "metavar", "choices") if key in settings
         }
-        if short in self._own_options:
-            self._place.add_argument(long, action=_Pass, nargs=nargs, **own)
-            return
+        if "type" in settings:
+            own["type"] = _number_of(settings["type"])
         hidden = {**own, "dest": long, "help": argparse.SUPPRESS}
         self._place.add_argument(long, action=_Pass, nargs=nargs, **hidden)
         spelled = (*_SHORT.get(long, ()), short)
@@ -289,19 +349,22 @@ class _Group:
 
 
 class _Parser(argparse.ArgumentParser):
-    own_options: Collection[str] = ()
-    """The verb's own options, which the plugin's short names must not hide."""
+    others = NO_OTHERS
+    """Names of options that `--NAME` is not free for."""
 
     def getgroup(self, name: str, description: str = "") -> _Group:
         """Act as pytest's parser; "preflight: TITLE (a hint for pytest)" becomes TITLE."""
         del name
         title = description.partition(": ")[2].partition(" (")[0]
-        return _Group(self.add_argument_group(title), self.own_options)
+        return _Group(self.add_argument_group(title), self.others)
 
     def read(self, argv: Sequence[str] | None, into: Asked) -> Asked:
         """Parse; `words` are the options for pytest, in the typed order."""
         into.words, into.workers = [], False
         asked = self.parse_args(argv, into)
+        for folder in asked.folder:
+            if not Path(folder).is_dir():
+                self.error(f"--site-checks={folder}: there is no such folder")
         if asked.nodes:
             if any(word.startswith("--preflight-nodes=") for word in asked.words):
                 self.error("nodes are given twice: as NODES and as --nodes; give them once")
@@ -313,22 +376,27 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit 4, as everywhere in preflight; argparse would exit 2, which means interrupted."""
-        self.exit(USAGE, f"{self.prog}: {message}; see: {self.prog} --help\n")
+        from preflight.core.text import printable
+
+        self.exit(USAGE, f"{self.prog}: {printable(message)}; see: {self.prog} --help\n")
 
 
-def option_parser(prog: str, description: str, own: Own) -> _Parser:
+def option_parser(
+    prog: str, description: str, own: Own, others: Mapping[str, str] = NO_OTHERS
+) -> _Parser:
     """Return a parser with every option of the plugin, and those of pytest that load no code.
 
-    `own` adds the verb's own options, which are shown first.
+    `own` adds the verb's own options, which are shown first; `others` are names for those of the
+    plugin that it has itself.
     """
     from preflight.plugin import pytest_addoption
 
     parser = _Parser(prog=prog, allow_abbrev=False, description=description)
+    parser.others = others
     own(parser)
     parser.add_argument(
         "nodes", metavar="NODES", nargs="*", help="as --nodes: 'gpu[001-064]', a,b or @group"
     )
-    parser.own_options = frozenset(parser._option_string_actions)  # noqa: SLF001  argparse shows them nowhere else
     parser.add_argument(
         "--site-checks", dest="folder", metavar="DIR", action="append", default=[],
         help="folder with the site's own checks; may be given several times",
@@ -343,4 +411,4 @@ def option_parser(prog: str, description: str, own: Own) -> _Parser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_interrupted(main))

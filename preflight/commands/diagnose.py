@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, TextIO
 import msgspec
 from msgspec.structs import replace
 
-from preflight.commands import add_json, add_targets, fleet_of, print_lines, remark
+from preflight.commands import (
+    add_json,
+    add_nodes_or_folder,
+    add_targets,
+    fleet_of,
+    folder_among,
+    print_lines,
+    remark,
+)
 from preflight.core.files import read_regular, write_atomically
 from preflight.core.text import plain_json, printable
 from preflight.errors import UsageError
@@ -83,8 +91,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"--look-s={arguments.look_s:g}: give seconds, {SHORTEST_S:g} to {LONGEST_S:g}"
         )
+    saved = folder_among(arguments)
     try:
-        state = _read_saved(arguments) if arguments.folder else _look(arguments)
+        state = _read_saved(saved, arguments.job) if saved else _look(arguments)
     except KeyboardInterrupt:
         sys.stderr.write("\npreflight: interrupted before the nodes answered\n")
         return INTERRUPTED
@@ -129,8 +138,7 @@ def _here(arguments: argparse.Namespace) -> JobState:
     return look_here(arguments.pid, look_s=arguments.look_s, job=arguments.job)
 
 
-def _read_saved(arguments: argparse.Namespace) -> JobState:
-    path: Path = arguments.folder.expanduser()
+def _read_saved(path: Path, job: str) -> JobState:
     path = path / STATE if path.is_dir() else path
     try:
         state = msgspec.json.decode(read_regular(path, LARGEST), type=JobState)
@@ -142,7 +150,7 @@ def _read_saved(arguments: argparse.Namespace) -> JobState:
         raise UsageError(
             f"cannot read the saved state {path}: {why}; give a folder that --save made"
         ) from error
-    return replace(state, job=arguments.job or state.job)
+    return replace(state, job=job or state.job)
 
 
 def _save(state: JobState, folder: Path) -> None:
@@ -156,10 +164,7 @@ def _save(state: JobState, folder: Path) -> None:
 
 def add_options(diagnose: argparse.ArgumentParser) -> None:
     """Declare the arguments; nodes are chosen as for a run."""
-    diagnose.add_argument(
-        "folder", metavar="DIR", nargs="?", type=Path,
-        help="judge a state that --save wrote, and ask no node",
-    )  # fmt: skip
+    add_nodes_or_folder(diagnose, "DIR", "a state that --save wrote; then no node is asked")
     add_targets(diagnose)
     diagnose.add_argument("--pid", metavar="N", type=int, nargs="+", help="only these processes "
                           "of this machine, their children, and the rest of their job")  # fmt: skip

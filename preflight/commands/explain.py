@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING
 
 from preflight.commands import add_json, print_lines, remark
 from preflight.core.text import plain_json
+from preflight.errors import UsageError
 from preflight.hang.explain.scan import Scanner, logs_of
 from preflight.hang.explain.symptom import load_symptoms, shipped
 from preflight.hang.explain.weigh import explain, lines
 
 if TYPE_CHECKING:
     import argparse
+
+    from preflight.hang.explain.symptom import Symptom
 
 
 NAMED, UNCLEAR, EMPTY = 1, 3, 5
@@ -28,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     UsageError (exit 4) for a file that cannot be read, or a wrong file of symptoms.
     """
-    own = [one for folder in arguments.symptoms for one in load_symptoms(folder.expanduser())]
+    own = [one for folder in arguments.symptoms for one in _own_symptoms(folder.expanduser())]
     files = [*logs_of(file.expanduser() for file in arguments.files)]
     found = Scanner([*shipped(), *own]).read(files)
     explanation = explain(found)
@@ -41,6 +44,15 @@ def run(arguments: argparse.Namespace) -> int:
     if not found.lines and not found.troubles:
         return EMPTY
     return _EXITS.get(explanation.category, NAMED)
+
+
+def _own_symptoms(folder: Path) -> tuple[Symptom, ...]:
+    """Read a site's symptoms; UsageError where there are none: they would be left out silently."""
+    if not folder.is_dir():
+        raise UsageError(f"--symptoms={folder}: there is no such folder; give one of .toml files")
+    if not (found := load_symptoms(folder)):
+        raise UsageError(f"--symptoms={folder}: no .toml file is in it; see docs/explain.md")
+    return found
 
 
 def add_options(explain: argparse.ArgumentParser) -> None:

@@ -408,8 +408,8 @@ def _shown(place: Place) -> str:
 def _refuse(arguments: argparse.Namespace) -> None:
     if not (arguments.history or os.environ.get(VARIABLE)):
         raise UsageError(
-            "no history is given: type preflight history --history=DIR with the folder of "
-            f"--preflight-history (or set {VARIABLE})"
+            "no history is given: type preflight history --history=DIR with the folder that "
+            f"preflight check --history=DIR filled (or set {VARIABLE})"
         )
     asked = [bool(arguments.node), arguments.gpu is not None, arguments.worst]
     if sum(asked) > 1:

@@ -14,9 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from preflight import __version__
-from preflight.commands import add_targets, fleet_of, remark
+from preflight.commands import (
+    add_json,
+    add_nodes_or_folder,
+    add_targets,
+    fleet_of,
+    folder_among,
+    remark,
+)
 from preflight.commands.learned_groups import HAS, learned_groups, why_not
-from preflight.core.files import read_regular, write_typed
+from preflight.core.files import parse_toml, read_regular, write_typed
 from preflight.core.text import many, printable
 from preflight.errors import UsageError
 from preflight.fabric.sane import refuse_absurd_sweep
@@ -131,8 +138,9 @@ def run(arguments: argparse.Namespace) -> int:
     output = arguments.output.expanduser() if arguments.output else None
     if output is not None and output.exists() and not arguments.force:
         raise UsageError(f"{output} exists already: give another file, or --force to replace it")
+    past = folder_among(arguments)
     try:
-        seen = _read_run(arguments) if arguments.run else _probe(arguments)
+        seen = _read_run(past, arguments.inventory) if past else _probe(arguments)
     except KeyboardInterrupt:
         remark("interrupted: no inventory is written")
         return INTERRUPTED
@@ -147,7 +155,12 @@ def run(arguments: argparse.Namespace) -> int:
     groups = learned_groups(hosts, measured.facts, measured.sweep, measured.burned)
     text = inventory_text(groups, left_out, seen.origin, datetime.now(UTC).date())
     inventory_of(output or Path("learned.toml"), text)  # it must be readable again
-    _write(text, output)
+    if output is not None:
+        _write(text, output)
+    if arguments.json:
+        sys.stdout.write(json.dumps(parse_toml(text), indent=1, default=str) + "\n")
+    elif output is None:
+        sys.stdout.write(text)
     return SOME if left_out else 0
 
 
@@ -176,9 +189,8 @@ def _probe(arguments: argparse.Namespace) -> _Source:
     return _Source(fleet.hosts, measured, fleet.origin)
 
 
-def _read_run(arguments: argparse.Namespace) -> _Source:
+def _read_run(path: Path, inventory: str | None) -> _Source:
     """Read a run's folder or its measured.json; an inventory says how to reach its nodes."""
-    path: Path = arguments.run.expanduser()
     path = path / "measured.json" if path.is_dir() else path
     try:
         measured = Measured.decode(read_regular(path, LARGEST))
@@ -191,13 +203,13 @@ def _read_run(arguments: argparse.Namespace) -> _Source:
     if not measured.reach:
         raise UsageError(f"{path} holds no nodes: give the folder of a run that checked nodes")
     origin = f"the run in {path.parent.name or path}"
-    return _Source(_hosts_of(measured, arguments), measured, origin)
+    return _Source(_hosts_of(measured, inventory), measured, origin)
 
 
-def _hosts_of(measured: Measured, arguments: argparse.Namespace) -> tuple[Host, ...]:
+def _hosts_of(measured: Measured, inventory: str | None) -> tuple[Host, ...]:
     names = tuple(measured.reach)
-    if arguments.inventory is not None:
-        wish = FleetRequest(nodes=",".join(names), inventory=arguments.inventory, ask_slurm=False)
+    if inventory is not None:
+        wish = FleetRequest(nodes=",".join(names), inventory=inventory, ask_slurm=False)
         return resolve(wish).hosts
     return tuple(_host(name, measured) for name in names)
 
@@ -218,10 +230,7 @@ def _why_not(name: str, measured: Measured) -> str:
     return reach.sentence if reach and reach.sentence else "it sent no facts"
 
 
-def _write(text: str, output: Path | None) -> None:
-    if output is None:
-        sys.stdout.write(text)
-        return
+def _write(text: str, output: Path) -> None:
     try:
         write_typed(output, text.encode())
     except FileNotFoundError as error:
@@ -234,17 +243,16 @@ def _write(text: str, output: Path | None) -> None:
         ) from error
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror}; give another file") from error
-    remark(f"written: {output}; use it: pytest --preflight --preflight-inventory={output}")
+    remark(f"written: {output}; use it: preflight check -i {shlex.quote(str(output))}")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options; nodes are chosen as for a run."""
-    parser.add_argument(
-        "run", metavar="RUN_DIR", nargs="?", type=Path,
-        help="learn from a run's measurements (its folder or measured.json), and ask no node",
-    )  # fmt: skip
+    about = "a run's folder or measured.json; then no node is asked"
+    add_nodes_or_folder(parser, "RUN_DIR", about)
     add_targets(parser, inventory=": its nodes and logins are kept, its expected values are not")
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="default: standard output"
     )
+    add_json(parser)
     parser.add_argument("--force", action="store_true", help="replace FILE if it exists")

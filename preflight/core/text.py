@@ -240,7 +240,7 @@ def did_you_mean(word: str, known: Any) -> str:
     near = difflib.get_close_matches(word, tried, n=1)
     if near:
         return f"; did you mean '{near[0]}'?"
-    return f"; known: {', '.join(sorted(names))}" if 0 < len(names) <= 16 else ""  # noqa: PLR2004  a line
+    return f"; known: {', '.join(sorted(names))}" if 0 < len(names) <= 20 else ""  # noqa: PLR2004  a line
 
 
 def _in_common(one: str, other: str) -> int:

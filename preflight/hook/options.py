@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, NoReturn, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, cast
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,9 +55,8 @@ class _Parser(argparse.ArgumentParser):
         self.exit(USAGE, f"{self.prog}: {message}; see: {self.prog} --help\n")
 
 
-def parse_options(words: Sequence[str]) -> Options:
-    """Read the words behind `preflight`; SystemExit for --help (0) and for wrong usage (4)."""
-    occasion = cast("Literal['prolog', 'healthcheck']", words[0])
+def option_parser(occasion: Occasion) -> argparse.ArgumentParser:
+    """Return the parser of `preflight prolog` or `preflight healthcheck`."""
     parser = _Parser(
         prog=f"preflight {occasion}",
         allow_abbrev=False,
@@ -91,6 +90,13 @@ def parse_options(words: Sequence[str]) -> Options:
             "--periodic", action="store_true",
             help="save the facts in state_dir for prologs, which have less time",
         )  # fmt: skip
+    return parser
+
+
+def parse_options(words: Sequence[str]) -> Options:
+    """Read the words behind `preflight`; SystemExit for --help (0) and for wrong usage (4)."""
+    occasion = cast("Occasion", words[0])
+    parser = option_parser(occasion)
     arguments = parser.parse_args(list(words[1:]))
     periodic, closed = (
         getattr(arguments, "periodic", False),

@@ -137,9 +137,9 @@ def _checks(add: Add) -> None:
     )
     add(
         "--preflight-replay",
-        metavar="FILE",
-        help="Judge the measured.json of an earlier run again, with the nodes and the inventory "
-        "given now; contacts no node",
+        metavar="RUN_DIR",
+        help="Judge an earlier run again (its folder or measured.json) at its tier, with the nodes "
+        "and the inventory given now; contacts no node",
     )
     add(
         "--preflight-report",

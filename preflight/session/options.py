@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from preflight.fleet.inventory_tables import refuse_unknown
 from preflight.fleet.nodeset import fold
 from preflight.fleet.sources import FleetRequest, resolve
 from preflight.history.place import VARIABLE
+from preflight.report.events import reread
 from preflight.report.outputs import KEEP, Outputs
 from preflight.run.estimate import workload
 from preflight.run.expected_verdicts import Settings
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from preflight.check import Stage
+    from preflight.check import Stage, Tier
     from preflight.fabric.planner import Extent, Planned
     from preflight.fleet.model import Fleet
     from preflight.fleet.sources import SiteNodes
@@ -188,8 +190,9 @@ def read_options(config: pytest.Config) -> Chosen:
     handoff = Handoff.to(config)
     registry = _registry(config)
     began_s = time.time()
+    replay = _replay_file(config)
     settings = Settings(
-        tier=config.getoption("preflight_tier") or "quick",
+        tier=config.getoption("preflight_tier") or _tier_of(replay),
         fail_fast=config.getoption("preflight_fail_fast") or _patience(config),
         budget_s=config.getoption("preflight_budget"),
         even_if_busy=config.getoption("preflight_even_if_busy"),
@@ -213,7 +216,7 @@ def read_options(config: pytest.Config) -> Chosen:
     need = config.getoption("preflight_need")
     if need is not None and need > len(fleet.hosts):
         raise UsageError(f"--preflight-need={need}: the fleet has {len(fleet.hosts)} nodes only")
-    replayed = _replayed(config.getoption("preflight_replay"), fleet)
+    replayed = _replayed(replay, fleet)
     wanted = _wanted(config.getoption("preflight_checks"), registry)
     checks = [one.check for one in registry if one.check.within(settings.tier)]
     asked = [check.id for check in checks if wanted is None or check.id in wanted]
@@ -337,14 +340,31 @@ def _wish(
     )
 
 
-def _replayed(path: str | None, fleet: Fleet) -> Measured | None:
+def _replay_file(config: pytest.Config) -> Path | None:
+    typed = config.getoption("preflight_replay")
+    if typed is None:
+        return None
+    path = Path(typed).expanduser()
+    return path / "measured.json" if path.is_dir() else path
+
+
+def _tier_of(replay: Path | None) -> Tier:
+    """Return the tier of the run that is judged again, as the report beside it says; else quick."""
+    if replay is not None:
+        with suppress(UsageError):
+            return reread(replay.parent).tier
+    return "quick"
+
+
+def _replayed(path: Path | None, fleet: Fleet) -> Measured | None:
     if path is None:
         return None
     try:
-        measured = Measured.decode(read_regular(Path(path).expanduser(), LARGEST))
+        measured = Measured.decode(read_regular(path, LARGEST))
     except (OSError, ValueError, RecursionError) as error:
+        why = getattr(error, "strerror", "") or error
         raise UsageError(
-            f"cannot read the measurements {path}: {error}; give the measured.json of a run"
+            f"cannot read the measurements {path}: {why}; give a run's folder, or its measured.json"
         ) from error
     if measured.sweep is not None:
         try:

@@ -2,9 +2,7 @@
 
 Plugins are called one by one. Root runs no other user's code, and follows no other user's link when
 it writes. What pytest loads before it calls its plugins (`-p` in an ini file, `PYTEST_PLUGINS`,
-modules beside `python -m pytest`) cannot be refused here; `preflight check` keeps it out. pytest
-also looks for an ini file beside a value that follows an option after a blank: it does not know
-plugins' options yet.
+modules beside `python -m pytest`) cannot be refused here; `preflight check` keeps it out.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ import contextlib
 import io
 import os
 import re
+import shlex
 from contextlib import suppress
 from glob import iglob
 from itertools import chain, pairwise
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from _pytest.config.findpaths import locate_config
 
 from preflight.core.files import read_regular
 from preflight.core.registry import load_folder
@@ -234,7 +234,6 @@ def refuse_strangers(config: pytest.Config) -> None:
     for place in map(Path, config.getini("preflight_checks")):
         code = chain(_code_below(place), _code_around(place, config, has_tests=True))
         _refuse(code, "give it to root: chown -R root, chmod -R go-w")
-    _refuse(_ini_of_a_value(config), _joined(config))
     _refuse(
         _would_run(config),
         "type `preflight check` instead of `pytest --preflight`, or go to a folder of root",
@@ -268,28 +267,36 @@ def _refuse(files: Iterable[Path], remedy: str) -> None:
         raise UsageError(f"root cannot look for code: {error}; {remedy}") from error
 
 
-def _apart(config: pytest.Config) -> Iterator[tuple[str, str]]:
-    """Our options whose value follows after a blank: pytest takes it for a path of tests."""
-    for option, value in pairwise(map(str, config.invocation_params.args)):
-        if option.startswith("--preflight-") and "=" not in option and not value.startswith("-"):
-            yield option, value
+def refuse_other_settings(config: pytest.Config) -> None:
+    """Refuse the ini file, or the lack of one, to which the value of an option has led pytest.
 
-
-def _ini_of_a_value(config: pytest.Config) -> Iterator[Path]:
-    """The ini file that pytest found beside such a value, if not above the working folder."""
-    here = config.invocation_params.dir
-    found = config.inipath
-    if found is None or found.parent in (here, *here.parents):
+    After a blank pytest takes the value for a path of tests: it knows no plugin's options yet.
+    """
+    here, given = config.invocation_params.dir, config.known_args_namespace
+    words = [str(word) for word in config.invocation_params.args]
+    apart = [
+        at
+        for at, (option, value) in enumerate(pairwise(words))
+        if option.startswith("--preflight-") and "=" not in option and (here / value).exists()
+    ]
+    if not apart or given.inifilename or given.rootdir:
         return
-    if any(found.parent in (here / value).absolute().parents for _, value in _apart(config)):
-        yield found
-
-
-def _joined(config: pytest.Config) -> str:
-    joined = " ".join(f"{option}={value}" for option, value in _apart(config))
-    return (
-        f"write {joined}: after a blank pytest takes it for a path of tests, and loads the ini "
-        "file there (code that it names may have run: check it)"
+    typed = [Path(os.path.abspath(here / each.split("::")[0])) for each in given.file_or_dir]  # noqa: PTH100
+    folders = [path if path.is_dir() else path.parent for path in typed if path.exists()]
+    top = Path(os.path.commonpath(folders)) if folders else here
+    expected = locate_config(here, [top])[1]
+    root = next((each for each in (top, *top.parents) if (each / "setup.py").is_file()), top)
+    if config.inipath == expected and (expected or config.rootpath == root):
+        return
+    for at in reversed(apart):
+        words[at : at + 2] = [f"{words[at]}={words[at + 1]}"]
+    seen, right = config.inipath or "no ini file", expected or "none"
+    if config.inipath == expected:
+        seen, right = config.rootpath, root
+    loaded = " (code that it names may have run: check it)" if config.inipath else ""
+    raise UsageError(
+        "after a blank pytest takes a value for a path of tests: it uses "
+        f"{seen}{loaded}, expected {right}; type: pytest {shlex.join(words)}"
     )
 
 

@@ -26,8 +26,8 @@ SCRIPTS: dict[str, str] = json.loads((VERBS_FOLDER / "scripts.json").read_text()
 WRONG: dict[str, list[list[str]]] = json.loads((VERBS_FOLDER / "wrong.json").read_text())
 
 VERBS = (
-    "blame", "capture", "check", "diagnose", "explain", "healthcheck", "history", "learn",
-    "lint", "list-checks", "nightly", "prolog", "read", "report", "watch",
+    "blame", "capture", "check", "completion", "diagnose", "explain", "healthcheck", "history",
+    "install-hook", "learn", "lint", "list-checks", "nightly", "prolog", "read", "report", "watch",
 )  # fmt: skip
 PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--preflight")
 SWEPT = ("lab-healthy", "lab-lossy-and-hung", "lab-three-culprits", "rehearsal-nvlink-domain",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,8 +50,7 @@ class Hook:
     def __post_init__(self) -> None:
         self.folder = self.lab.folder / "hook"
         (self.folder / "prolog.d").mkdir(parents=True)
-        for name in ("prolog.d/50-preflight", "healthcheck"):
-            self._install(name)
+        self._install()
         (self.folder / "breaker").mkdir()
         self.reset()
 
@@ -126,11 +126,18 @@ class Hook:
         hosts = self.lab.hosts.values()
         return [host.name for host in hosts if host.run(words, check=False).returncode == 0]
 
-    def _install(self, name: str) -> None:
-        wrong = {"/opt/preflight/bin/preflight": str(PREFLIGHT)}
-        wrong["/etc/preflight/hook.toml"] = f"{self.folder}/$SLURMD_NODENAME.toml"
-        wrong["\nLIMIT_S="] = "\nLIMIT_S=6"  # the tests' machine may be busy with other tests
-        edit(CONTRIB / name, self.folder / name, wrong)
+    def _install(self) -> None:
+        """Install as an operator does; then let the hosts of a lab have a hook.toml each."""
+        image = self.folder / "image"
+        words = (str(PREFLIGHT), "install-hook", f"--prefix={image}")
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+        changes = {"/etc/preflight/hook.toml": f"{self.folder}/$SLURMD_NODENAME.toml"}
+        changes["\nLIMIT_S="] = "\nLIMIT_S=6"  # the tests' machine may be busy with other tests
+        for name, installed in (
+            ("prolog.d/50-preflight", "prolog.d/50-preflight"),
+            ("healthcheck", "preflight-healthcheck"),
+        ):
+            edit(image / "etc/slurm" / installed, self.folder / name, changes)
 
 
 def edit(source: Path, target: Path, changes: Mapping[str, str]) -> None:

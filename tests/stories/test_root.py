@@ -310,9 +310,8 @@ def test_a_path_after_a_blank_is_told_apart_from_a_folder_of_tests(tmp_path: Pat
     own.mkdir()
     told = _pytest("--preflight-inventory", str(his / "fleet.toml"), folder=own)
     assert told.returncode == 4
-    assert f"root would run the code of {his / 'pytest.ini'}" in told.stderr
-    assert f"write --preflight-inventory={his / 'fleet.toml'}" in told.stderr
-    assert "code that it names may have run" in told.stderr
+    assert f"it uses {his / 'pytest.ini'} (code that it names may have run" in told.stderr
+    assert f"--preflight-inventory={his / 'fleet.toml'}" in told.stderr
     joined = _pytest(f"--preflight-inventory={his / 'fleet.toml'}", folder=own)
     assert "root would run" not in joined.stderr
 

@@ -77,6 +77,34 @@ def test_an_option_without_preflight_is_no_pass(tmp_path: Path, word: str) -> No
     assert (inert.returncode, "1 passed" in inert.stdout) == (0, True)
 
 
+@pytest.mark.parametrize("theirs", ["", "[pytest]\n"])
+def test_a_value_after_a_blank_switches_no_settings(tmp_path: Path, theirs: str) -> None:
+    """Its folder was taken for one of tests: the site's own checks were left out silently."""
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    mine.mkdir()
+    other.mkdir()
+    (mine / "pytest.ini").write_text("[pytest]\npreflight_checks = site\n")
+    (mine / "site").mkdir()
+    fleet = other / "fleet.toml"
+    fleet.write_text('[group.a]\nnodes = "a"\n')
+    if theirs:
+        (other / "pytest.ini").write_text(theirs)
+    words = (*_PYTEST, "--preflight", "--co", "-q", "--preflight-inventory")
+
+    def run(*argv: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(argv, cwd=mine, capture_output=True, text=True, check=False)
+
+    refused, near = run(*words, str(fleet)), run(*words, "site")
+    assert (refused.returncode, refused.stdout) == (4, "")
+    used = other / "pytest.ini" if theirs else "no ini file"
+    assert f"it uses {used}" in refused.stderr
+    assert f"expected {mine / 'pytest.ini'}; type: pytest " in refused.stderr
+    line = refused.stderr.partition("type: pytest ")[2].split()
+    assert run(*_PYTEST[:3], *line).returncode == 0
+    assert "it uses" not in near.stderr  # below the folder with the ini file: nothing is switched
+
+
+_PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
 _CHECK = (str(Path(sys.executable).with_name("preflight")), "check", "--tier=prolog")
 
 

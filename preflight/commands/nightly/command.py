@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec.structs import replace
 
 from preflight import __version__
-from preflight.commands.check import option_parser
+from preflight.commands import EXIT_CODES
+from preflight.commands.check import (
+    PrintedReport,
+    add_report_json,
+    option_parser,
+    shorten_names,
+    until_interrupted,
+)
 from preflight.commands.nightly.choice import (
     LEAST,
     MOST,
@@ -41,7 +48,7 @@ from preflight.commands.nightly.state import (
 )
 from preflight.commands.nightly.sweeper import LEAVE_S, Sweeper, locked
 from preflight.core.interrupt import Interrupts
-from preflight.core.text import legible, printable
+from preflight.core.text import legible, plain_json, printable
 from preflight.errors import PreflightError, UsageError
 from preflight.fleet.nodeset import fold
 from preflight.fleet.sources import FleetRequest, resolve
@@ -52,10 +59,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from preflight.check import Tier
+    from preflight.commands.check import _Parser
     from preflight.commands.nightly.state import Former
 
 
-USAGE, INTERRUPTED, BROKE, EMPTY = 4, 2, 3, 5
+USAGE, BROKE, EMPTY = 4, 3, 5
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,8 +74,6 @@ def main(argv: Sequence[str]) -> int:
         return _gives_up(error, USAGE)
     except PreflightError as error:
         return _gives_up(error, BROKE)
-    except KeyboardInterrupt:
-        return INTERRUPTED
 
 
 def _gives_up(error: PreflightError, code: int) -> int:
@@ -81,6 +87,15 @@ def _sweep(asked: SweepArguments) -> int:
     into = Path.cwd() / Path(asked.into).expanduser()
     if asked.plan:
         return _show_plan(asked, ends, into)
+    if not asked.json:
+        return _run(asked, ends, into, None)
+    printed = PrintedReport()
+    return printed.print(_run(asked, ends, into, printed))
+
+
+def _run(
+    asked: SweepArguments, ends: datetime | None, into: Path, printed: PrintedReport | None
+) -> int:
     with locked(into, wait_s=2 * LEAVE_S if asked.resume else 0.0) as lock:
         before = interrupted_sweep(asked, into) if asked.resume else None
         who = chooser_for(asked, before[1] if before else None)
@@ -88,6 +103,8 @@ def _sweep(asked: SweepArguments) -> int:
         sweep = replace(sweep, ends_s=end_of(ends, sweep, who))
         outputs = outputs_of(folder, sweep)
         outputs.refuse_unusable()
+        if printed:
+            printed.folder = folder
         former = former_nights(into, but=sweep.sweep)
         screen = Screen()
         print_header(screen, sweep, outputs.shown, who, resumed=before is not None)
@@ -130,6 +147,9 @@ def _show_plan(asked: SweepArguments, ends: datetime | None, into: Path) -> int:
     who = chooser_for(asked, None)
     sweep = begin(asked, who, into)
     sweep = replace(sweep, ends_s=end_of(ends, sweep, who))
+    if asked.json:
+        sys.stdout.write(plain_json(sweep))
+        return 0
     screen = Screen()
     folder = new_folder(into, time.time())
     print_header(screen, sweep, outputs_of(folder, sweep).shown, who, resumed=False)
@@ -163,11 +183,14 @@ _OURS = (
 )
 """Options that the sweep itself sets for each wave."""
 
+_OTHERS = {"--preflight-budget": "--wave-budget"}
+"""Options of a run whose usual name means something else here."""
+
 _EXAMPLES = """\
 examples:
-  preflight nightly --preflight-inventory=fleet.toml
-  preflight nightly --preflight-inventory=fleet.toml --until=06:00 --resume
-  preflight nightly --preflight-inventory=fleet.toml --reservation=nightly --wave=32
+  preflight nightly -i fleet.toml
+  preflight nightly -i fleet.toml --until=06:00 --resume
+  preflight nightly -i fleet.toml --reservation=nightly --wave=32
 """
 
 
@@ -193,6 +216,7 @@ class SweepArguments(argparse.Namespace):
     into: str
     resume: bool
     plan: bool
+    json: bool
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -209,18 +233,24 @@ class SweepArguments(argparse.Namespace):
         return self.options.get(f"--preflight-{name.replace('_', '-')}")
 
 
-def read_words(argv: Sequence[str]) -> SweepArguments:
-    """Read the command line; wrong usage ends here, with exit 4."""
+def parser() -> _Parser:
+    """Return the parser of this verb, which imports pytest."""
     parser = option_parser(
         "preflight nightly",
         "Check a whole fleet in waves of idle nodes, each as deep as the night allows:\n"
         "for cron and timers. Nodes in use are left out and named.",
         own=_add_own,
+        others=_OTHERS,
     )
     parser.usage = "preflight nightly [NODES ...] [options]"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = _EXAMPLES
-    asked = parser.read(argv, SweepArguments())
+    parser.epilog = f"{_EXAMPLES}\n{EXIT_CODES}"
+    return parser
+
+
+def read_words(argv: Sequence[str]) -> SweepArguments:
+    """Read the command line; wrong usage ends here, with exit 4."""
+    asked = parser().read(argv, SweepArguments())
     given = dict(word.partition("=")[::2] for word in asked.words)
     for name, why in _NOT_HERE.items():
         if name in given:
@@ -235,6 +265,7 @@ def read_words(argv: Sequence[str]) -> SweepArguments:
 
 
 def _add_own(parser: argparse.ArgumentParser) -> None:
+    add_report_json(parser)
     add = parser.add_argument
     add("--wave", metavar="K", type=int, default=WAVE,
         help=f"nodes at once, {LEAST} to {MOST} (default: {WAVE}; up to 16, all pairs of a wave "
@@ -314,7 +345,7 @@ def begin(asked: SweepArguments, who: Chooser, into: Path) -> Sweep:
     fleet = resolve(FleetRequest(**given, environ=dict(os.environ)))
     if fleet.origin == "this machine":
         raise UsageError(
-            "no fleet is given: give --preflight-inventory=FILE or --preflight-nodes=LIST; "
+            "no fleet is given: give --inventory=FILE or --preflight-nodes=LIST; "
             "to check this machine: preflight check"
         )
     names = tuple(host.name for host in fleet.hosts)
@@ -388,7 +419,7 @@ def interrupted_sweep(asked: SweepArguments, into: Path) -> tuple[Path, Sweep] |
             return None
         raise UsageError(
             f"--resume: no nightly run in {asked.into} was interrupted in the last 12 h; to begin, "
-            "give --preflight-inventory=FILE"
+            "give --inventory=FILE"
         )
     folder, sweep = found
     if asked.names_a_fleet and (asked.words, asked.folders) != (sweep.words, sweep.folders):
@@ -466,4 +497,5 @@ def _nights(sweep: Sweep, nodes: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    shorten_names(_OTHERS)
+    sys.exit(until_interrupted(lambda: main(sys.argv[1:])))

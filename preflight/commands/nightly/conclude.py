@@ -266,7 +266,8 @@ def _hint(sweep: Sweep, report: Report) -> str:
         return "to continue: repeat the command with --resume"
     if not report.fleet.not_ready:
         return ""
-    these = [f"--preflight-nodes={fold(report.fleet.not_ready)}"]
-    same = [word for word in sweep.words if word.startswith("--preflight-inventory=")]
-    words = shlex.join(["preflight", "check", f"--preflight-tier={sweep.tier}", *same, *these])
+    these = fold(report.fleet.not_ready)
+    given = (word.partition("=") for word in sweep.words)
+    same = [f"--inventory={value}" for name, _, value in given if name == "--preflight-inventory"]
+    words = shlex.join(["preflight", "check", these, f"--tier={sweep.tier}", *same])
     return f"to check only these again: {words}"

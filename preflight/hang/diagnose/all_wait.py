@@ -68,7 +68,7 @@ def _resent(case: Case) -> Diagnosis | None:
         ),
         confidence=sure,
         alternatives=(Alternative("link", "a firewall or route between them", 0.2),),
-        next=f"pytest --preflight --preflight-nodes={','.join(sorted(set(sum(pairs, ()))))}",
+        next=f"preflight check --nodes={','.join(sorted(set(sum(pairs, ()))))}",
     )
 
 
@@ -131,7 +131,7 @@ def _ports(case: Case) -> Diagnosis | None:
         evidence=tuple(f"{node}: {one.name} {why}" for _, one, why in odd[:6]),
         confidence=0.6,
         alternatives=(Alternative("unknown", "the errors are older than the hang", 0.3),),
-        next=f"pytest --preflight --preflight-nodes={node}",
+        next=f"preflight check --nodes={node}",
     )
 
 
@@ -190,7 +190,7 @@ def _idle_gpu(case: Case) -> Diagnosis | None:
         ),
         confidence=0.7 if xids else 0.55,
         alternatives=(Alternative("desync", "its call has different shapes", 0.2),),
-        next=f"pytest --preflight --preflight-nodes={idle[0].node}",
+        next=f"preflight check --nodes={idle[0].node}",
     )
 
 
@@ -273,7 +273,7 @@ def _same(case: Case, group: tuple[RankState, ...]) -> Diagnosis:
         "whose flight recorder shows which call differs",
         line=line_of(group),
         alternatives=(*(_BETWEEN_RANKS if case.world > 1 else ()), _long_steps(case)),
-        next=longer or "pytest --preflight",
+        next=longer or "preflight check",
     )
 
 

@@ -88,7 +88,7 @@ def dead(case: Case) -> Diagnosis | None:
             advice="give the job more host memory, or load less data per rank; start it again",
             evidence=killed,
             confidence=0.85,
-            next=f"preflight explain LOG; pytest --preflight --preflight-nodes={nodes[0]}",
+            next=f"preflight explain LOG; preflight check --nodes={nodes[0]}",
         )
     state = "dead and not yet reaped (zombie)" if dead_ranks and not gone else "gone"
     waits = f"; {', '.join(case.launchers)} still waits for the others" * bool(case.launchers)
@@ -129,7 +129,7 @@ def silent(case: Case) -> Diagnosis | None:
         evidence=tuple(f"{one.node}: {one.sentence or 'no answer'}" for one in lacking[:6]),
         confidence=0.35 if refused or late else 0.75,
         alternatives=(Alternative("unknown", doubted, 0.5 if refused or late else 0.2),),
-        next=f"pytest --preflight --preflight-nodes={lacking[0].node} -k reach",
+        next=f"preflight check --nodes={lacking[0].node} -k reach",
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from preflight.core.text import whole
+from preflight.fleet.nodeset import fold
 from preflight.hang.answer_text import rows
 from preflight.hang.diagnose import all_wait, call_order, dead_ranks, odd_rank, stragglers
 from preflight.hang.diagnose.job_ranks import Case, case_of, jobs_of
@@ -78,7 +79,7 @@ def _unanswered(silent: list[NodeState]) -> Diagnosis:
             sentence=f"none of {count(len(silent), 'node')} answers, the first: {why}",
             advice="check this machine first: its load, its network to the nodes, its login; then "
             "try again",
-            next="pytest --preflight -k reach",
+            next=f"preflight check --nodes={fold(node.node for node in silent)} -k reach",
         )
     if first.late:
         return Diagnosis(
@@ -93,7 +94,7 @@ def _unanswered(silent: list[NodeState]) -> Diagnosis:
         sentence=f"no node answers: {why}",
         advice=first.advice or "reach the nodes first",
         confidence=0.5,
-        next="pytest --preflight -k reach",
+        next=f"preflight check --nodes={first.node} -k reach",
     )
 
 
@@ -172,7 +173,7 @@ def _waits_outside_job(case: Case) -> Diagnosis | None:
         sentence=f"{describe(largest)}: what they wait for is outside the job",
         advice=advice_for(largest[0]),
         line=line_of(largest),
-        next="pytest --preflight",
+        next="preflight check",
     )
 
 
@@ -191,7 +192,7 @@ _JUDGES: tuple[Callable[[Case], Diagnosis | None], ...] = (
 """The first with an answer decides: what a process shows comes before conclusions from it."""
 
 
-_BY_NAME = re.compile(r" --preflight-nodes=\S+")
+_BY_NAME = re.compile(r" --nodes=\S+")
 _PROBLEMS = 8
 """At most this many different problems of nodes are listed."""
 

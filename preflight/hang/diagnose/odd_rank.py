@@ -60,7 +60,7 @@ def next_of(member: RankState) -> str:
     if exits(member):
         return "preflight explain LOG"
     if member.place is None or member.place.kind in ("data", "checkpoint", "io", "download"):
-        return f"pytest --preflight --preflight-nodes={member.node}"
+        return f"preflight check --nodes={member.node}"
     return lint_of((member,)) if member.place.user is not None else ""
 
 
@@ -257,7 +257,7 @@ def _most_are_elsewhere(case: Case, apart: tuple[RankState, ...]) -> Diagnosis |
         evidence=evidence(case, apart),
         confidence=0.4,
         alternatives=(Alternative("odd_rank", "they are late, each for its own reason", 0.3),),
-        next="pytest --preflight",
+        next="preflight check",
     )
 
 

@@ -125,7 +125,7 @@ def _slow_gpu(case: Case) -> Diagnosis | None:
         advice="check its cooling, power and caps; drain the node if its clock stays low",
         evidence=tuple(evidence),
         confidence=0.65 if any(gpu.throttled for _, gpu in slow) else 0.5,
-        next=f"pytest --preflight --preflight-tier=standard --preflight-nodes={members[0].node}",
+        next=f"preflight check --tier=standard --nodes={members[0].node}",
     )
 
 
@@ -184,7 +184,7 @@ def _diagnose_straggler(
             *_clocks(case, members),
         ),
         confidence=sure,
-        next=f"pytest --preflight --preflight-tier=standard --preflight-nodes={members[0].node}",
+        next=f"preflight check --tier=standard --nodes={members[0].node}",
     )
 
 

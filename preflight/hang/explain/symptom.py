@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from preflight.check import is_check_id
 from preflight.core.files import parse_toml
 from preflight.core.text import whole
 from preflight.errors import UsageError
@@ -150,6 +151,14 @@ def _compiled(patterns: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
 
 def _names(sentence: str) -> list[str]:
     return [name for _, name, _, _ in string.Formatter().parse(sentence) if name]
+
+
+def next_commands(words: str) -> str:
+    """Turn the check ids among words parted by ", " into one command, which comes last."""
+    parts = words.split(", ")
+    ids = [part for part in parts if is_check_id(part)]
+    run = [f"preflight check --checks={','.join(ids)}"] if ids else []
+    return "; ".join([*(part for part in parts if part not in ids), *run])
 
 
 def load_symptoms(folder: Path = FOLDER) -> tuple[Symptom, ...]:

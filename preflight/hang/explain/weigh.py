@@ -26,6 +26,7 @@ from preflight.hang.explain.symptom import (
     Category,
     Explanation,
     culprits,
+    next_commands,
     number_of,
     proofs,
     with_meanings,
@@ -207,8 +208,7 @@ UNREAD = Explanation(
 ENDED = Explanation(
     category="no_failure",
     sentence="the job ended normally: it reports its end after all that looks like a failure",
-    advice="for another job, give its log; if this one was slow: pytest --preflight "
-    "--preflight-tier=standard",
+    advice="for another job, give its log; if this one was slow: preflight check --tier=standard",
 )
 
 
@@ -428,7 +428,7 @@ def _with_alternatives(
     return replace(
         answer,
         alternatives=tuple(replace(o, confidence=round(share, 2)) for o in rest),
-        next=with_script(answer.next, found.raised),
+        next=with_script(next_commands(answer.next), found.raised),
         lines=found.lines,
     )
 

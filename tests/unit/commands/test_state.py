@@ -124,8 +124,12 @@ def test_what_makes_no_sense_for_many_waves_is_refused(words: list[str], why: st
         read_words(words)
 
 
-def test_waves_get_the_options_of_a_run_and_not_those_of_the_sweep() -> None:
+def test_waves_get_the_options_of_a_run_and_not_those_of_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nodes, tier, budget and what is written once are the sweep's own to tell."""
+    (tmp_path / "site").mkdir()
+    monkeypatch.chdir(tmp_path)
     asked = read_words(
         ["--site-checks", "site", "--preflight-inventory", "f.toml", "--preflight-nodes=a,b",
          "-k", "gpu",

@@ -111,7 +111,7 @@ def test_a_step_may_take_longer_than_the_look(world: int) -> None:
     short, long = answer(3.0), answer(10.0)
     assert (short.category, short.next) == ("unknown", "preflight diagnose --look-s=10")
     assert "look longer" in short.advice
-    assert (long.category, long.next) == ("unknown", "pytest --preflight")
+    assert (long.category, long.next) == ("unknown", "preflight check")
     assert "look longer" not in long.advice
     assert ("link" in {one.category for one in short.alternatives}) == (world > 1)
 

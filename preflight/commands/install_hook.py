@@ -1,0 +1,319 @@
+"""`preflight install-hook`: puts the prolog, the health check and hook.toml where Slurm runs them.
+
+The templates are those of contrib/slurm. What an operator has edited is never replaced unasked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+from msgspec import Struct
+
+from preflight.commands import add_json, print_answer
+from preflight.core.files import read_regular, remove, write_typed
+from preflight.core.text import printable
+from preflight.core.trust import who_may_change
+from preflight.errors import UsageError
+from preflight.hook.config import load
+from preflight.report.terminal import labelled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+PROLOG, HEALTHCHECK, SETTINGS = "prolog.d/50-preflight", "healthcheck", "hook.toml"
+_LARGEST = 64 << 10
+_LONGEST_S = 90.0
+_SAFE = re.compile(r"/[\w./+@-]*")
+"""A path that needs no quotes in a shell script."""
+
+Action = Literal["write", "replace", "same", "keep", "remove", "missing"]
+_WORDS: dict[Action, str] = {
+    "write": "new",
+    "replace": "replaces a file that differs",
+    "same": "is as it should be",
+    "keep": "differs from what preflight would write, so it stays; --force replaces it",
+    "remove": "is removed",
+    "missing": "is not there",
+}
+_CHANGES = ("write", "replace", "remove")
+
+
+class HookFile(Struct, frozen=True, kw_only=True):
+    """One file, and what is done with it."""
+
+    path: str
+    action: Action
+    mode: str
+    content: str
+
+
+class Trial(Struct, frozen=True, kw_only=True):
+    """What the installed hook did on this node."""
+
+    prolog_exit: int | None
+    """Of the prolog's script; null where hook.toml enforces: it might drain this node."""
+    healthcheck_exit: int
+    """Of `preflight healthcheck --plain`: 0 ready, 1 not ready, 2 could not check."""
+    found: tuple[str, ...]
+    trouble: str
+
+
+class InstallDocument(Struct, frozen=True, kw_only=True):
+    """What `preflight install-hook --json` prints."""
+
+    schema: int = 1
+    exit: int
+    dry_run: bool
+    files: tuple[HookFile, ...]
+    slurm_conf: tuple[str, ...]
+    """Lines to add to slurm.conf; none are removed or written by preflight."""
+    trial: Trial | None
+    """Null for --dry-run, --uninstall and --prefix."""
+
+
+def templates() -> Path:
+    """Return the folder of the templates: in the wheel, or in the checkout."""
+    package = Path(__file__).resolve().parents[1]
+    return next(
+        folder
+        for folder in (package / "contrib" / "slurm", package.parent / "contrib" / "slurm")
+        if folder.is_dir()
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Install, undo or only show: 0 done, 3 the installed hook cannot check this node.
+
+    UsageError (exit 4), before anything is written, for what the hook itself would not trust.
+    """
+    files = _plan(arguments)
+    changed = [one for one in files if one.action in _CHANGES]
+    if not arguments.prefix:
+        _refuse_untrusted(files, Path(sys.executable).with_name("preflight"))
+    if not arguments.json:
+        sys.stdout.writelines(f"{line}\n" for line in _shown(files, arguments))
+        sys.stdout.flush()  # what will be written is shown first
+    if not arguments.dry_run:
+        for one in changed:
+            _carry_out(one, Path(arguments.prefix + one.path))
+    is_tried = not (arguments.dry_run or arguments.uninstall or arguments.prefix)
+    trial = _try(arguments) if is_tried else None
+    code = 3 if trial and (trial.trouble or trial.prolog_exit) else 0
+    document = InstallDocument(
+        exit=code, dry_run=arguments.dry_run, files=files,
+        slurm_conf=tuple(_slurm_conf(arguments)), trial=trial,
+    )  # fmt: skip
+    print_answer(arguments, document, lambda width: _outcome(document, arguments, width))
+    return code
+
+
+def _plan(arguments: argparse.Namespace) -> tuple[HookFile, ...]:
+    """Compare each file with what should be in it."""
+    program = str(Path(sys.executable).with_name("preflight"))
+    for path in (program, arguments.slurm_dir, arguments.config_dir):
+        if not _SAFE.fullmatch(path):
+            raise UsageError(f"{path!a} cannot stand in a script: give a plain absolute path")
+    config = f"{arguments.config_dir}/{SETTINGS}"
+    own = {"PREFLIGHT": program, "CONFIG": config}
+    wanted = [
+        (f"{arguments.slurm_dir}/{PROLOG}", _script(PROLOG, own), 0o755),
+        (f"{arguments.slurm_dir}/preflight-healthcheck", _script(HEALTHCHECK, own), 0o755),
+        (config, _settings(arguments), 0o644),
+    ]
+    return tuple(
+        HookFile(
+            path=path,
+            action=_action(Path(arguments.prefix + path), content, arguments),
+            mode=f"{mode:04o}",
+            content=content,
+        )
+        for path, content, mode in wanted
+    )
+
+
+def _script(name: str, own: dict[str, str]) -> str:
+    text = (templates() / name).read_text(encoding="utf-8")
+    for key, value in own.items():
+        text = re.sub(rf"^{key}=.*$", f"{key}={value}", text, count=1, flags=re.MULTILINE)
+    return text
+
+
+def _settings(arguments: argparse.Namespace) -> str:
+    """Return hook.toml; without an inventory its line is a comment, so that the hook can run."""
+    text = (templates() / SETTINGS).read_text(encoding="utf-8")
+    fleet = f"{arguments.config_dir}/fleet.toml"
+    text = text.replace("/etc/preflight/fleet.toml", fleet)
+    return text if Path(arguments.prefix + fleet).exists() else text.replace("\ninven", "\n# inven")
+
+
+def _action(path: Path, content: str, arguments: argparse.Namespace) -> Action:
+    try:
+        found = read_regular(path, _LARGEST).decode("utf-8", "replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return "missing" if arguments.uninstall else "write"
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}; move it away") from error
+    plain = found.replace("\n# inven", "\ninven") == content.replace("\n# inven", "\ninven")
+    if arguments.uninstall:
+        return "remove" if plain or (arguments.force and path.name != SETTINGS) else "keep"
+    if plain:
+        return "same"
+    # hook.toml is the operator's: an edited one is what the hook is to do.
+    return "replace" if arguments.force and path.name != SETTINGS else "keep"
+
+
+def _refuse_untrusted(files: Sequence[HookFile], program: Path) -> None:
+    """Refuse what another user could change, and folders in which this one may not write."""
+    for one in files:
+        folder = next(each for each in Path(one.path).parents if each.exists())
+        if one.action in _CHANGES and not os.access(folder, os.W_OK):
+            raise UsageError(f"cannot write into {folder}: run it as root, or see --slurm-dir and "
+                             "--config-dir")  # fmt: skip
+    if os.geteuid() != 0:
+        return
+    for path in (program, *(Path(one.path) for one in files)):
+        # Slurm's own user may own its folder: he starts programs as root on every node anyway.
+        if risk := who_may_change(path, and_slurm=path.name != SETTINGS and path != program):
+            raise UsageError(
+                f"root would run or read {path}, and {risk}; chown root: and chmod go-w it, with "
+                "the folders above"
+            )
+
+
+def _carry_out(one: HookFile, path: Path) -> None:
+    try:
+        if one.action == "remove":
+            remove(path)
+            with suppress(OSError):  # prologs of other programs, or an inventory
+                path.parent.rmdir()
+            return
+        for folder in reversed([each for each in path.parents if not each.exists()]):
+            folder.mkdir(mode=0o755)
+            folder.chmod(0o755)  # whatever the umask is: users read the inventory there
+        write_typed(path, one.content.encode(), int(one.mode, 8))
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise UsageError(f"cannot write {path}: {why}; what was written so far stays") from error
+
+
+def _try(arguments: argparse.Namespace) -> Trial:
+    """Run the installed scripts once, as Slurm would, and the health check that drains nothing."""
+    config = Path(arguments.config_dir, SETTINGS)
+    environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    if node := os.environ.get("SLURMD_NODENAME"):
+        environ["SLURMD_NODENAME"] = node
+    try:
+        observes = not load(config).enforce
+        script = _started([f"{arguments.slurm_dir}/{PROLOG}"], environ) if observes else None
+        program = Path(sys.executable).with_name("preflight")
+        words = [str(program), "healthcheck", "--plain", "--json", f"--config={config}"]
+        checked = _started(words, environ)
+    except (UsageError, OSError, subprocess.TimeoutExpired) as error:
+        return Trial(prolog_exit=None, healthcheck_exit=2, found=(), trouble=str(error))
+    prolog_exit = script.returncode if script else None
+    try:
+        judged = msgspec.json.decode(checked.stdout)["judged"]
+        found = tuple(
+            f"{one['check']} {one['outcome']}: {one['sentence']}" for one in judged["findings"]
+        )
+        unread = tuple(f"{one['check']} unknown: {one['why']}" for one in judged["unknown"])
+        trouble = str(judged["trouble"])
+    except (ValueError, KeyError, TypeError):
+        found, unread = (), ()
+        trouble = checked.stderr.strip() or "no answer; see: journalctl -t preflight"
+    return Trial(
+        prolog_exit=prolog_exit, healthcheck_exit=checked.returncode,
+        found=(*found, *unread), trouble=trouble,
+    )  # fmt: skip
+
+
+def _started(words: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words, env=environ, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        errors="replace", timeout=_LONGEST_S, check=False,
+    )  # fmt: skip
+
+
+def _slurm_conf(arguments: argparse.Namespace) -> Iterator[str]:
+    for line in (templates() / "slurm.conf.snippet").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            yield line.replace("/etc/slurm/", f"{arguments.slurm_dir}/")
+
+
+def _shown(files: Sequence[HookFile], arguments: argparse.Namespace) -> Iterator[str]:
+    wide = max(len(one.path) for one in files)
+    for one in files:
+        mode = f", mode {one.mode}" if one.action in ("write", "replace") else ""
+        yield f"{one.action:<10} {arguments.prefix + one.path:<{wide}}  {_WORDS[one.action]}{mode}"
+
+
+def _outcome(document: InstallDocument, arguments: argparse.Namespace, width: int) -> Iterator[str]:
+    def line(label: str, words: str) -> Iterator[str]:
+        yield from labelled(label, printable(words), width)
+
+    changed = sum(one.action in _CHANGES for one in document.files)
+    if not changed:
+        yield from line("nothing", "to change")
+    elif document.dry_run:
+        yield from line("dry run", "nothing was written; leave out --dry-run to write these files")
+    trial = document.trial
+    if trial and trial.prolog_exit is not None:
+        yield from line("tried", f"the prolog: exit {trial.prolog_exit}, 0 expected")
+    elif trial and not trial.trouble:
+        yield from line("tried", "not the prolog: hook.toml enforces, so it might drain this node")
+    if trial:
+        state = {0: "ready", 1: "not ready"}.get(trial.healthcheck_exit, "could not be checked")
+        yield from line("tried", f"the health check: this node is {state}"
+                        + f" ({trial.trouble})" * bool(trial.trouble))  # fmt: skip
+        for one in trial.found:
+            yield from line("", one)
+    if arguments.uninstall:
+        yield from line("next", "remove these lines from slurm.conf, then: scontrol reconfigure")
+    else:
+        if not Path(f"{arguments.prefix}{arguments.config_dir}/fleet.toml").exists():
+            folder = arguments.config_dir
+            words = f"say what the nodes have: preflight learn -o {folder}/fleet.toml; then name "
+            yield from line("next", f"{words}it as `inventory` in {folder}/{SETTINGS}")
+        yield from line("next", "add these lines to slurm.conf, then: scontrol reconfigure")
+    yield from (f"           {each}" for each in document.slurm_conf)
+
+
+_EXAMPLES = """\
+It only observes: no node is drained until hook.toml says `enforce = true`.
+Run it again after an upgrade; --uninstall undoes it.
+
+examples:
+  preflight install-hook --dry-run                show the files, write none
+  sudo preflight install-hook                     write them, try them on this node
+  preflight install-hook --prefix=build/root      for a package: write below it
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = "Install the prolog and the health check of Slurm on this node."
+    parser.epilog = _EXAMPLES
+    add = parser.add_argument
+    add("--dry-run", action="store_true", help="show what would be written")
+    add("--uninstall", action="store_true", help="remove the files, except those that were edited")
+    add("--force", action="store_true", help="also replace or remove scripts that were edited")
+    add_json(parser)
+    add("--slurm-dir", metavar="DIR", type=_folder, default="/etc/slurm",
+        help="folder of prolog.d and preflight-healthcheck (default: /etc/slurm)")  # fmt: skip
+    add("--config-dir", metavar="DIR", type=_folder, default="/etc/preflight",
+        help="folder of hook.toml and fleet.toml (default: /etc/preflight)")  # fmt: skip
+    add("--prefix", metavar="DIR", type=_folder, default="",
+        help="write all below DIR, for a package or an image; try nothing")  # fmt: skip
+
+
+def _folder(text: str) -> str:
+    return os.path.abspath(Path(text).expanduser()) if text else ""  # noqa: PTH100  no link is followed
