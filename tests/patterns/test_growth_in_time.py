@@ -95,6 +95,18 @@ def _killed_run(folder: Path, length: int) -> None:
     cli.main(["report", str(folder)])
 
 
+def _checks_of_every_node(folder: Path, length: int) -> None:
+    """A killed run expects each of many checks on each of many nodes."""
+    began = {
+        "event": "began", "preflight": "0.1.0", "run": "ab", "origin": "", "tier": "quick",
+        "started": "2026-11-22T02:00:00+00:00", "nodes": _names(8 * length),
+        "expected": {f"a.c{number}": ["*"] for number in range(8 * length)},
+    }  # fmt: skip
+    (folder / "events.jsonl").write_text(f"{json.dumps(began)}\n")
+    (folder / "report.json").unlink(missing_ok=True)
+    assert cli.main(["report", str(folder)]) == (4 if length > 128 else 0)
+
+
 def _blame(folder: Path, **sweep: object) -> None:
     path = folder / "sweep.json"
     path.write_text(json.dumps({"ladder": [], "rounds": [], "pairs": [], **sweep}))
@@ -293,7 +305,7 @@ NAMED: list[Read] = [
 """One name is as long as all that stands in it or behind it."""
 READ: list[Read] = [
     *NAMED, _texts_for_numbers, _long_keys, _culprits_of_a_pair, _a_pair_again_and_again,
-    _nodes_of_a_verdict,
+    _nodes_of_a_verdict, _checks_of_every_node,
     _subject_of_dashes, _killed_run, _round, _insides, _inventory, _suggestion, _conditions,
     _classes, _alternatives, _cycle, _labels, _domain,
     lambda _, length: fold(_names(length)),
