@@ -143,6 +143,18 @@ def _inventory(folder: Path, length: int) -> None:
     assert resolve(FleetRequest(inventory=str(path))).hosts
 
 
+def _switches(folder: Path, length: int) -> None:
+    """Many checks are off on each of many nodes."""
+    path = folder / "fleet.toml"
+    off = "".join(f'[checks."a.c{at}"]\nenabled = false\n' for at in range(min(length, 500)))
+    path.write_text(f'[group.gpu]\nnodes = "n[1-{2 * length}]"\n{off}')
+    assert resolve(FleetRequest(inventory=str(path))).hosts
+    path.write_text(f"{off.replace('a.', 'b.')}{off}")
+    if length >= 300:
+        with pytest.raises(UsageError, match="at most 512"):
+            resolve(FleetRequest(inventory=str(path)))
+
+
 def _waivers(folder: Path, length: int) -> None:
     """A few of them name every node."""
     path = folder / "fleet.toml"
@@ -327,7 +339,7 @@ NAMED: list[Read] = [
 """One name is as long as all that stands in it or behind it."""
 READ: list[Read] = [
     *NAMED, _texts_for_numbers, _long_keys, _culprits_of_a_pair, _a_pair_again_and_again,
-    _nodes_of_a_verdict, _checks_of_every_node, _waivers, _joint_names,
+    _nodes_of_a_verdict, _checks_of_every_node, _waivers, _joint_names, _switches,
     _subject_of_dashes, _killed_run, _round, _insides, _inventory, _suggestion, _conditions,
     _classes, _alternatives, _cycle, _labels, _domain,
     lambda _, length: fold(_names(length)),
