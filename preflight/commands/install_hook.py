@@ -39,7 +39,7 @@ _WORDS: dict[Action, str] = {
     "write": "new",
     "replace": "replaces a file that differs",
     "same": "is as it should be",
-    "keep": "differs from what preflight would write, so it stays; --force replaces it",
+    "keep": "was edited, so it stays",
     "remove": "is removed",
     "missing": "is not there",
 }
@@ -253,6 +253,10 @@ def _shown(files: Sequence[HookFile], arguments: argparse.Namespace) -> Iterator
     for one in files:
         mode = f", mode {one.mode}" if one.action in ("write", "replace") else ""
         yield f"{one.action:<10} {arguments.prefix + one.path:<{wide}}  {_WORDS[one.action]}{mode}"
+        if one.action == "keep" and Path(one.path).name != SETTINGS:
+            yield f"           to {'remove' if arguments.uninstall else 'replace'} it, add --force"
+        if arguments.dry_run and one.action in ("write", "replace"):
+            yield from (f"           {line}".rstrip() for line in one.content.splitlines())
 
 
 def _outcome(document: InstallDocument, arguments: argparse.Namespace, width: int) -> Iterator[str]:
@@ -261,7 +265,8 @@ def _outcome(document: InstallDocument, arguments: argparse.Namespace, width: in
 
     changed = sum(one.action in _CHANGES for one in document.files)
     if not changed:
-        yield from line("nothing", "to change")
+        kept = any(one.action == "keep" for one in document.files)
+        yield from line("nothing", "to change, and what was edited stays" if kept else "to change")
     elif document.dry_run:
         yield from line("dry run", "nothing was written; leave out --dry-run to write these files")
     trial = document.trial
@@ -311,8 +316,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="folder of prolog.d and preflight-healthcheck (default: /etc/slurm)")  # fmt: skip
     add("--config-dir", metavar="DIR", type=_folder, default="/etc/preflight",
         help="folder of hook.toml and fleet.toml (default: /etc/preflight)")  # fmt: skip
-    add("--prefix", metavar="DIR", type=_folder, default="",
+    add("--prefix", metavar="DIR", type=_prefix, default="",
         help="write all below DIR, for a package or an image; try nothing")  # fmt: skip
+
+
+def _prefix(text: str) -> str:
+    """An empty one, as of an unset variable, would write into this machine's own /etc."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; give the folder of the package")
+    return _folder(text)
 
 
 def _folder(text: str) -> str:

@@ -148,6 +148,10 @@ LARGEST = 4 << 20
 """Bytes of an inventory; 64 Ki nodes with a table each need about 3 MiB."""
 
 
+_MOST_CHECKS = 512
+"""Checks in the tables of an inventory, a site's own included: each node may have its own."""
+
+
 class Inventory:
     """A valid inventory file."""
 
@@ -164,7 +168,11 @@ class Inventory:
         for where, layer in _layers(content):
             command(layer.python, f"{path}: python")
             refuse_impossible(where, layer)
-        self.switched()
+        self._off_in: dict[str, dict[str, str]] = {}
+        if (checks := len({check for check, _ in self.switched()})) > _MOST_CHECKS:
+            raise UsageError(
+                f"switches {checks} checks, at most {_MOST_CHECKS}: keep those that run"
+            )
         strangers = sorted(set(content.node) - set(self._group_of))
         if self._group_of and strangers:
             raise UsageError(
@@ -216,7 +224,7 @@ class Inventory:
                 baselines=self._joined(name, "baselines") if known else {},
                 origin=f"{self.path} {where}" if known else "",
             ),
-            off=self._off(name),
+            off=self._shared_off(name),
             **{
                 key: value for key in WAYS_IN if (value := self._way(key, nearest(key))) is not None
             },
@@ -243,6 +251,16 @@ class Inventory:
         for where, layer in self._named_layers(name):
             numbers |= own_numbers(layer, kind, f"{self.path} {where}")
         return numbers
+
+    def _shared_off(self, name: str) -> dict[str, str]:
+        """Return the same for every node of a group that switches no check itself."""
+        own = self._content.node.get(name)
+        if own is not None and own.checks:
+            return self._off(name)
+        group = self._group_of.get(name, "")
+        if group not in self._off_in:
+            self._off_in[group] = self._off(name)
+        return self._off_in[group]
 
     def _off(self, name: str) -> dict[str, str]:
         """Return the checks that are switched off for a node, and the table that does it."""

@@ -344,7 +344,8 @@ def read_waivers(
     """
     if len(tables) > MOST_WAIVERS:
         raise UsageError(f"has {len(tables)} tables [[waive]]: keep at most {MOST_WAIVERS}")
-    return tuple(_waiver(one, expand, names, origin) for one in tables)
+    known = dict.fromkeys(names)
+    return tuple(_waiver(one, expand, known, origin) for one in tables)
 
 
 def _waiver(

@@ -279,7 +279,7 @@ def _fleet(request: FleetRequest) -> Fleet:
 def _ranked(request: FleetRequest, ranked: Ranked, inventory: AnyInventory | None) -> Fleet:
     """Return the nodes of torchrun's ranks; an inventory says what is expected of them."""
     every = ranked.hosts(inventory)
-    names = _excluded(tuple(host.name for host in every), request.exclude, inventory)
+    names = set(_excluded(tuple(host.name for host in every), request.exclude, inventory))
     hosts = tuple(host for host in every if host.name in names)
     environ = ranked.environs(every)
     master, remark = choose_master(

@@ -23,7 +23,8 @@ _TIME = re.compile("[0-9]{4}(-[0-9]{2}){2}T[0-9]{2}(:[0-9]{2}){2}(Z|[+-][0-9]{2}
 _DEEPEST = 64
 """The deepest nesting of lists and tables."""
 _MOST_BLAMED, _LONGEST = 1 << 23, 4096
-"""Most culprits of all verdicts (64 nodes of a switch in 16 rounds: 1 << 16); characters."""
+"""Most culprits of all verdicts (64 nodes of a switch in 16 rounds: 1 << 16), and characters of
+the names that are joined for them; characters of one name."""
 
 SCHEMA = 2
 """Raised by a change that an older reader would misread, and not by additions."""
@@ -245,12 +246,17 @@ def refuse_odd_names(report: Report) -> None:
 def _refuse_endless(report: Report) -> None:
     """ValueError for more findings than a fleet has: of each verdict of a pair, each culprit."""
     verdicts = Counter(row.subject for row in report.verdicts)
-    findings = sum(
-        verdicts[pair] * max(1, len(row.culprits))
+    blamed = [
+        (row, pair)
         for row in report.blames
         for pair in dict.fromkeys(row.pairs)
-    )
-    if findings > _MOST_BLAMED or any(len(row.component) > _LONGEST for row in report.blames):
+        if pair in verdicts
+    ]
+    findings = sum(verdicts[pair] * max(1, len(row.culprits)) for row, pair in blamed)
+    characters = sum(len(row.component) for row, _ in blamed)
+    if max(findings, characters) > _MOST_BLAMED or any(
+        len(row.component) > _LONGEST for row in report.blames
+    ):
         raise ValueError("its blames have too many pairs and culprits, or a name that is too long")
 
 

@@ -42,6 +42,9 @@ EVERY_NODE = ("*",)
 _AT_ONCE = 1000
 """Lines in one `write`, for verdicts that are known only when the run ends."""
 
+_MOST_UNJUDGED = 1 << 20
+"""Most verdicts that a killed run can lack: 128 checks on each of 8,192 nodes."""
+
 Key = tuple[str, tuple[str, ...]]
 
 
@@ -278,8 +281,10 @@ def _of_events(path: Path, events: Sequence[Event]) -> Report:
     began = next((one for one in events if isinstance(one, Began)), None)
     if began is None:
         raise UsageError(f"{path} does not begin with a run: give another run")
+    verdicts = [one for one in events if isinstance(one, Reached)]
+    _refuse_endless(path, began, len(verdicts))
     ended = next((one.night for one in events if isinstance(one, Ended)), None)
-    entries = _entries(began, [one for one in events if isinstance(one, Reached)])
+    entries = _entries(began, verdicts)
     ready = readiness(began.nodes, entries, strict=False)
     return Report(
         preflight=began.preflight,
@@ -295,6 +300,19 @@ def _of_events(path: Path, events: Sequence[Event]) -> Report:
         blames=(),
         suspicions=tuple(suspicions(entries, len(began.nodes)).values()),
     )
+
+
+def _refuse_endless(path: Path, began: Began, reached: int) -> None:
+    """UsageError for more verdicts than a run has: a few characters stand for every node's."""
+    expected = sum(
+        len(began.nodes if subjects == EVERY_NODE else subjects)
+        for subjects in began.expected.values()
+    )
+    if expected > reached + _MOST_UNJUDGED:
+        raise UsageError(
+            f"{path} expects {expected:,} verdicts and has {reached:,}, a killed run lacks at most "
+            f"{_MOST_UNJUDGED:,}: give another run"
+        )
 
 
 def _entries(began: Began, verdicts: Sequence[Reached]) -> tuple[Entry, ...]:

@@ -59,13 +59,16 @@ def findings(
 
     `suspected`: checks that fail on so many nodes that no node should be drained for them.
     """
+    bad = [entry for entry in entries if entry.verdict.outcome in NOT_FINE]
+    subjects = {entry.subject for entry in bad}
     single = [blame for blame in blames if blame.kind != "systemic"]
-    by_pair = grouped((name, blame) for blame in single for name in dict.fromkeys(blame.pairs))
+    by_pair = grouped(
+        (name, blame) for blame in single for name in dict.fromkeys(blame.pairs) if name in subjects
+    )
     several = {name: _several(own) for name, own in by_pair.items() if len(own) > 1}
     groups = grouped(
         (cause, entry)
-        for entry in entries
-        if entry.verdict.outcome in NOT_FINE
+        for entry in bad
         for cause in causes(entry, *several.get(entry.subject, ("", ())))
     )
     _merge_double_culprits(groups)

@@ -14,6 +14,7 @@ import time
 import tracemalloc
 import zlib
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,6 +97,29 @@ def _killed_run(folder: Path, length: int) -> None:
     cli.main(["report", str(folder)])
 
 
+def _joint_names(folder: Path, length: int) -> None:
+    """Each of many components, with a long name, is to blame for each of as many pairs."""
+    document = json.loads(_WHOLE)
+    row = {"kind": "leaf", "sentence": "", "confidence": 1, "advice": ""}
+    pairs = [f"n{number}-m" for number in range(length // 4)]
+    document["blames"] = [{**row, "component": f"{at:04000}", "pairs": pairs}
+                          for at in range(len(pairs))]  # fmt: skip
+    (folder / "report.json").write_text(json.dumps(document))
+    cli.main(["report", str(folder)])
+
+
+def _checks_of_every_node(folder: Path, length: int) -> None:
+    """A killed run expects each of many checks on each of many nodes."""
+    began = {
+        "event": "began", "preflight": "0.1.0", "run": "ab", "origin": "", "tier": "quick",
+        "started": "2026-11-22T02:00:00+00:00", "nodes": _names(8 * length),
+        "expected": {f"a.c{number}": ["*"] for number in range(8 * length)},
+    }  # fmt: skip
+    (folder / "events.jsonl").write_text(f"{json.dumps(began)}\n")
+    (folder / "report.json").unlink(missing_ok=True)
+    assert cli.main(["report", str(folder)]) == (4 if length > 128 else 0)
+
+
 def _blame(folder: Path, **sweep: object) -> None:
     path = folder / "sweep.json"
     path.write_text(json.dumps({"ladder": [], "rounds": [], "pairs": [], **sweep}))
@@ -118,6 +142,28 @@ def _inventory(folder: Path, length: int) -> None:
     path = folder / "fleet.toml"
     path.write_text(f'[group.gpu]\nnodes = "{",".join(_names(length))}"\n')
     assert resolve(FleetRequest(inventory=str(path))).hosts
+
+
+def _switches(folder: Path, length: int) -> None:
+    """Many checks are off on each of many nodes."""
+    path = folder / "fleet.toml"
+    off = "".join(f'[checks."a.c{at}"]\nenabled = false\n' for at in range(min(length, 500)))
+    path.write_text(f'[group.gpu]\nnodes = "n[1-{2 * length}]"\n{off}')
+    assert resolve(FleetRequest(inventory=str(path))).hosts
+    path.write_text(f"{off.replace('a.', 'b.')}{off}")
+    if length >= 300:
+        with pytest.raises(UsageError, match="at most 512"):
+            resolve(FleetRequest(inventory=str(path)))
+
+
+def _waivers(folder: Path, length: int) -> None:
+    """A few of them name every node."""
+    path = folder / "fleet.toml"
+    nodes = f'nodes = "n[1-{8 * length}]"\n'
+    today = datetime.now(UTC).date()
+    waive = f'[[waive]]\ncheck = "gpu.ecc"\nreason = "known"\nuntil = {today}\n{nodes}'
+    path.write_text(f"[group.gpu]\n{nodes}{waive * 3}")
+    assert len(resolve(FleetRequest(inventory=str(path))).waivers) == 3
 
 
 def _suggestion(folder: Path, length: int) -> None:
@@ -294,7 +340,7 @@ NAMED: list[Read] = [
 """One name is as long as all that stands in it or behind it."""
 READ: list[Read] = [
     *NAMED, _texts_for_numbers, _long_keys, _culprits_of_a_pair, _a_pair_again_and_again,
-    _nodes_of_a_verdict,
+    _nodes_of_a_verdict, _checks_of_every_node, _waivers, _joint_names, _switches,
     _subject_of_dashes, _killed_run, _round, _insides, _inventory, _suggestion, _conditions,
     _classes, _alternatives, _cycle, _labels, _domain,
     lambda _, length: fold(_names(length)),

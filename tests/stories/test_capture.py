@@ -137,7 +137,7 @@ def test_a_run_that_measured_nothing_is_less_than_a_capture(tmp_path: Path) -> N
     """Exit 1, as for a node that gave less; the archive has the facts, and the run said why."""
     code, _, err = _preflight("capture", tmp_path, "--budget=1")
     assert code == 1, err
-    assert "--preflight-budget=1" in err
+    assert "--budget=1" in err
     path = _archive(tmp_path)
     archive, _ = hold(path)
     assert archive.manifest.run_exit == 4

@@ -20,7 +20,7 @@ def test_the_odd_nodes_are_named_however_it_is_run(here: Here) -> None:
     told = here.judge(f"--junitxml={junit}")
     assert told.exit == 1, told.out
     assert "FAIL   n[2-3]  site.alike\n       3 seen, n2 and n3 differ\n" in told.out
-    assert "quick: 0 per node, 1 of the whole fleet, 1 verdicts expected" in told.out
+    assert "quick: 0 per node, 1 of the whole fleet, 1 verdict expected" in told.out
     assert "not ready  n[2-3]  --exclude=n[2-3]" in told.out
     assert told.outcomes() == {("site.alike", "fleet:all", "fail")}
     (row,) = told.report["verdicts"]

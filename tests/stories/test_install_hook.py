@@ -57,6 +57,7 @@ def test_a_dry_run_shows_the_files_and_writes_none(place: Path) -> None:
     done = _install(place, "--dry-run")
     assert (done.returncode, done.stderr) == (0, "")
     assert all(f"{place}/{file}" in done.stdout for file in FILES)
+    assert f"\n           CONFIG={place}/preflight/hook.toml\n" in done.stdout
     assert "nothing was written" in " ".join(done.stdout.split())
     assert f"Prolog={place}/slurm/prolog.d/*" in done.stdout
     assert _written(place) == set()
@@ -89,8 +90,17 @@ def test_what_an_operator_edited_stays(place: Path) -> None:
     assert _actions(_install(place, prefix, "--json")) == ["keep"] * 3
     assert _actions(_install(place, prefix, "--uninstall", "--json")) == ["keep"] * 3
     assert all("# mine" in (root / file).read_text() for file in FILES)
+    kept = " ".join(_install(place, prefix).stdout.split())
+    assert (kept.count("to replace it, add --force"), "what was edited stays" in kept) == (2, True)
     assert _actions(_install(place, prefix, "--force", "--json")) == ["replace", "replace", "keep"]
     assert "# mine" not in (root / FILES[0]).read_text()
+
+
+def test_an_empty_prefix_is_refused(place: Path) -> None:
+    """Else a variable that is not set would install into this machine's own /etc."""
+    done = _install(place, "--prefix=")
+    assert (done.returncode, _written(place)) == (4, set())
+    assert "it is empty" in done.stderr
 
 
 def test_it_tries_what_it_installed(node: Path) -> None:

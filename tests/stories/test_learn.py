@@ -77,7 +77,7 @@ def test_promises_are_replaced_ways_in_are_kept_and_nothing_is_overwritten(tmp_p
     out = tmp_path / "new.toml"
     done = _learn(tmp_path, "--inventory", _local(tmp_path), "-o", out)
     assert done.returncode == 0, done.stderr
-    assert f"pytest --preflight --preflight-inventory={out}" in done.stderr
+    assert f"preflight check -i {out}" in done.stderr
     learned = tomllib.loads(out.read_text())
     assert learned["group"]["train"]["nodes"] == "n[1-3]"
     assert learned["group"]["train"]["learned"].year >= 2026
@@ -108,7 +108,7 @@ def test_who_does_not_answer_is_named_and_not_invented(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["--nodes", "h[1-99999999]"], "more than 65536 nodes"),
-        (["nosuchrun"], "cannot read the run's measurements"),
+        (["./nosuchrun"], "cannot read the run's measurements"),
         (["--inventory", "nosuch.toml"], "cannot read the inventory"),
         (["-o", "nosuch/new.toml"], "there is no folder"),
         (["-o", "/proc/new.toml"], "/proc takes no new file; give another file"),

@@ -20,7 +20,9 @@ WORKERS = ("-n", "2")
 
 def _counts(told: Told) -> str:
     """The trust line without the time it took."""
-    (line,) = re.findall(r"^(\d+ ok, .*?)    [\d.]+ s, exit (\d)$", told.out, re.MULTILINE)
+    (line,) = re.findall(
+        r"^verdicts +(\d+ ok, [^;]*); [\d.]+ s,\s+exit (\d)$", told.out, re.MULTILINE
+    )
     return " exit ".join(line)
 
 

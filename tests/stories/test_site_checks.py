@@ -110,7 +110,7 @@ def test_judging_the_same_measurements_again(here: Here) -> None:
         measured.write_bytes(damaged)
         told = here.judge(f"--preflight-replay={measured}")
         assert told.exit == 4
-        assert "give the measured.json of a run" in told.err
+        assert "give a run's folder, or its measured.json" in told.err
 
 
 def test_what_a_selected_check_waits_for(here: Here) -> None:

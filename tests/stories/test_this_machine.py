@@ -58,7 +58,7 @@ def test_unused_the_plugin_is_inert(tmp_path: Path) -> None:
 def test_help_shows_our_options() -> None:
     """The help lists every option under one heading, and the ini keys."""
     said = _python("-m", "pytest", "--help").stdout
-    for option in ("--preflight-nodes=LIST", "--preflight-need=N", "--preflight-replay=FILE"):
+    for option in ("--preflight-nodes=LIST", "--preflight-need=N", "--preflight-replay=RUN_DIR"):
         assert option in said
     assert "preflight_checks (paths)" in said
     assert "--preflight-even-if-busy" in said

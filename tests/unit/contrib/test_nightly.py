@@ -85,6 +85,6 @@ def test_the_reservation_leaves_running_jobs_alone() -> None:
     script = (NIGHTLY / "reservation.sh").read_text()
     subprocess.run(["sh", "-n", NIGHTLY / "reservation.sh"], check=True)
     assert "Flags=DAILY,IGNORE_JOBS" in script
-    page = (NIGHTLY.parents[1] / "docs" / "how-to" / "nightly.md").read_text()
+    page = (NIGHTLY.parents[1] / "docs" / "reference" / "nightly.md").read_text()
     assert "--reservation=preflight" in page
     assert "ReservationName=preflight" in script

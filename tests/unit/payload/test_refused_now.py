@@ -122,7 +122,10 @@ PCIE: Final = FEW.without_links()
 HOT: Final = FEW.counted(INDEX, "slowdown_at", 2**64 - 2)
 OFF: Final = every(PCIE, lambda s, i: s.counted(i, "persistence", 0))
 BUSY: Final = every(PCIE, lambda s, i: s.counted(i, "reasons", 4).counted(i, "utilization_pct", 9))
-LANES: Final = every(apart(), lambda s, i: s.counted(i, "pcie_width", 16 if i % 2 else 8))
+LANES: Final = every(
+    replace(apart(), name="NVIDIA H100 PCIe"),
+    lambda s, i: s.counted(i, "pcie_width", 16 if i % 2 else 8),
+)
 MIXED: Final = every(PCIE, lambda s, i: s.counted(i, "pcie_width", 8) if i == INDEX else s)
 XID: Final = "NVRM: Xid (PCI:{}): 95, pid=7, name=python, Uncontained"
 SLOT: Final = H100.gpus[INDEX].bus_id[4:-2]
