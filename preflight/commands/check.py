@@ -70,11 +70,32 @@ def until_interrupted(work: Callable[[], int]) -> int:
     """
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-        return work()
+        code = work()
     except KeyboardInterrupt:
-        sys.stderr.write("\npreflight: interrupted\n")
+        _say_interrupted()
         drop_output()
-        return INTERRUPTED
+        code = INTERRUPTED
+    # CPython ends itself by SIGINT once a Ctrl-C has left an exec() of a text, as in dataclasses;
+    # the next such exec() takes that back.
+    exec("")  # noqa: S102
+    return code
+
+
+def _say_interrupted() -> None:
+    sys.stderr.write("\npreflight: interrupted\n")
+
+
+class _Start:
+    """Says that Ctrl-C ended pytest before its session began: pytest itself says nothing then."""
+
+    _has_begun = False
+
+    def pytest_sessionstart(self) -> None:
+        self._has_begun = True
+
+    def pytest_keyboard_interrupt(self) -> None:
+        if not self._has_begun:
+            _say_interrupted()
 
 
 def start(
@@ -183,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "--preflight",
             *asked.words,
         ],
-        plugins=[printed] if printed else None,
+        plugins=[_Start(), *([printed] if printed else [])],
     )
     return printed.print(int(code)) if printed else _flush(int(code))
 

@@ -94,6 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     UsageError (exit 4), before anything is written, for what the hook itself would not trust.
     """
+    arguments.prefix = arguments.prefix or ""
     files = _plan(arguments)
     changed = [one for one in files if one.action in _CHANGES]
     if not arguments.prefix:
@@ -316,7 +317,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="folder of prolog.d and preflight-healthcheck (default: /etc/slurm)")  # fmt: skip
     add("--config-dir", metavar="DIR", type=_folder, default="/etc/preflight",
         help="folder of hook.toml and fleet.toml (default: /etc/preflight)")  # fmt: skip
-    add("--prefix", metavar="DIR", type=_prefix, default="",
+    add("--prefix", metavar="DIR", type=_prefix,
         help="write all below DIR, for a package or an image; try nothing")  # fmt: skip
 
 

@@ -280,8 +280,10 @@ class Session:
         sweep = self.run.judgement.measured.sweep
         blames = map(blame_row, self.run.judgement.sweep.blames) if new and sweep else ()
         names = frozenset(host.name for host in self.run.fleet.hosts)
+        if not self._config.pluginmanager.has_plugin("terminalreporter"):
+            return
+        width = self._config.get_terminal_writer().fullwidth
         for one in findings(new, tuple(blames)):
-            width = self._config.get_terminal_writer().fullwidth
             self.run.progress.line(finding_line(one, names, width))
 
     def _ways(self) -> Mapping[str, Way]:
