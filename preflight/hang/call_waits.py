@@ -32,6 +32,7 @@ _PEER = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
 _OTHER = {"send": "recv", "recv": "send"}
 _HABIT = 1000
 """Earlier calls of a group in which a repetition is looked for."""
+_PROBES, _LONGEST = 24, 32
 _RECENT, _CONTEXT = 12, 4
 """Calls before that are compared, and how many of them must be known."""
 _STALLED = 2
@@ -189,7 +190,7 @@ class _Job:
         return Spot(self._group(rank, call), call.number, rank if call.alone else -1)
 
     def _drop_stalled(self) -> dict[int, int]:
-        """Ranks with calls that others ended, and how many; such calls hold up nobody else."""
+        """Ranks with calls that others ended, and how many; such calls hold up no other rank."""
         best = {group: max(done.values()) for group, done in self.done.items()}
         stalled = {}
         for rank, calls in self.pending.items():
@@ -333,7 +334,7 @@ class _Job:
             return sorted(few)
         odd: Sequence[int] = ()
         for votes in (
-            self._votes(spot), self._habits(spot, {what for _, what in sides}),
+            self._votes(spot), self._habits(spot),
             self._votes(spot, any_number=True),
         ):  # fmt: skip
             wrong = [ranks for ranks, what in sides if not votes[what]]
@@ -373,28 +374,24 @@ class _Job:
         made = self.calls.get((group, number), {})
         return next((words(one, shapes=shapes) for one in made.values()), "")
 
-    def _habits(self, spot: Spot, sides: Collection[str]) -> Counter[str]:
-        """What followed the same earlier calls before: a training loop repeats itself."""
-        shapes = len({one.op for one in self._made(spot).values()}) == 1
+    def _habits(self, spot: Spot) -> Counter[str]:
+        """What followed the same earlier calls before: a training loop repeats itself.
 
+        Nothing if this would not have foretold each of the last calls.
+        """
+        shapes = len({one.op for one in self._made(spot).values()}) == 1
         numbers = range(max(1, spot.number - _HABIT), spot.number)
         earlier = [self._at(spot.group, number, shapes=shapes) for number in numbers]
-        for length in range(min(len(earlier) - 1, 12), 1, -1):
-            recent = earlier[-length:]
-            votes = Counter(
-                earlier[place + length]
-                for place in range(len(earlier) - length)
-                if earlier[place : place + length] == recent and earlier[place + length] in sides
-            )
-            if votes and all(recent) and len(set(recent)) > 1:
-                return votes
-        return Counter()
+        for place in range(max(0, len(earlier) - _PROBES), len(earlier)):
+            if {*_followers(earlier[:place])} != {earlier[place]}:
+                return Counter()
+        return _followers(earlier)
 
     def _crossed(self, spots: Sequence[Spot]) -> Root:
         """Ranks that wait for each other: those few without whose wait no circle is left."""
         sends = {spot: self._only_sends(spot) for spot in spots}
         if any(sends.values()):
-            # An asynchronous send holds up nobody: this rank stopped after it.
+            # An asynchronous send holds up no rank: this rank stopped after it.
             odd = [spot for spot in spots if sends[spot]]
             ranks = sorted(spot.rank for spot in odd)
             waiting = next((one for one in spots if set(self.lacks[one]) & set(ranks)), odd[0])
@@ -516,8 +513,22 @@ class _Job:
         return sorted(rows, key=lambda row: (-len(row.ranks), row.ranks))
 
 
+def _followers(calls: Sequence[str]) -> Counter[str]:
+    """What came after the longest repetition of the last calls."""
+    for length in range(min(len(calls) - 1, _LONGEST), 1, -1):
+        recent = calls[-length:]
+        found = Counter(
+            calls[place + length]
+            for place in range(len(calls) - length)
+            if calls[place : place + length] == recent
+        )
+        if found and all(recent) and len(set(recent)) > 1:
+            return found
+    return Counter()
+
+
 def _circle_without(spot: Spot, after: Mapping[Spot, Collection[Spot]]) -> bool:
-    """Whether a circle of waits is left if the ranks at `spot` wait for nobody."""
+    """Whether a circle of waits is left if the ranks at `spot` did not wait."""
     before: dict[Spot, list[Spot]] = defaultdict(list)
     for one, those in after.items():
         for each in those:

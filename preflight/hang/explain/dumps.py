@@ -257,12 +257,14 @@ def _of_rest(waits: Waits, dumps: Dumps) -> Explanation:
             confidence=_UNCLEAR,
         )
     if waits.roots:
+        root = waits.roots[0]
         return Explanation(
-            sentence=_sentence(waits.roots[0]),
-            cause=_CAUSES[waits.roots[0].kind],
-            advice=_ADVICE[waits.roots[0].kind],
-            next="fabric.allreduce",
-            confidence=_UNCLEAR,
+            category=_category(root),
+            sentence=_sentence(root),
+            cause=_CAUSES[root.kind],
+            advice=_ADVICE[root.kind],
+            next="fabric.allreduce" if root.kind == "all_in" else "preflight lint SCRIPT",
+            confidence=_UNCLEAR if root.kind == "all_in" else _TIE,
         )
     return Explanation(
         sentence=f"no call of {ranks(dumps.ranks)} was unfinished when the dumps were written",
@@ -360,7 +362,7 @@ def _unseen(dumps: Dumps) -> Iterator[str]:
 
 
 def joined(logs: Explanation, dumps: Explanation) -> Explanation:
-    """The answer of both: a cause in the logs says more than who waited for whom."""
+    """The answer of both: a cause in the logs says more than the waits."""
     weak = ("unknown", "timeout_rank_missing", "collective_mismatch")
     if logs.category == "no_failure" or (
         logs.category in weak and dumps.confidence >= logs.confidence

@@ -42,9 +42,13 @@ def _stuck(folder: Path, *, late: int = 2, world: int = 4) -> None:
 
 @pytest.mark.parametrize("seed", range(2 * len(FAULTS)))
 def test_drawn_jobs(seed: int) -> None:
-    """A job of tensor, pipeline, expert and data parallel groups hangs: the rank at fault."""
+    """A job of tensor, pipeline, expert and data parallel groups hangs: the ranks at fault.
+
+    Of two ranks that make different calls, neither is named where nothing else decides.
+    """
     _, fault, verdict, truth, named = judge(seed, torch=False)
-    assert verdict == "right", (fault, truth, named)
+    undecided = verdict == "unnamed" and fault.startswith("wrong_")
+    assert verdict == "right" or undecided, (fault, truth, named)
 
 
 def test_the_answer_has_the_waits_of_all(
