@@ -76,6 +76,8 @@ class Root(Struct, frozen=True, kw_only=True):
     since_ns: int = 0
     few: bool = True
     """Whether `ranks` are the minority, whatever the missing ranks did."""
+    proven: bool = True
+    """False if a rank with a dump, or another rank without one, may be at fault instead."""
 
 
 class Wait(Struct, frozen=True, kw_only=True):
@@ -160,6 +162,8 @@ class _Job:
         self.at = dict(at)
         self.lacks = {spot: self._lacks(spot) for spot in self.at}
         self.differing = {spot for spot in self.at if len(_sides(self._made(spot))) > 1}
+        self.begun = any(call.state == "started" for call in self.first.values())
+        """Whether the recorder shows which calls the GPUs have begun."""
 
     # -- where each rank is
 
@@ -297,10 +301,56 @@ class _Job:
             kind: Kind = "absent" if rank in self.recorded else "no_dump"
             most = min(those, key=lambda one: (-len(self.at[one]), self._since(one)))
             by_spot[kind, most].append(rank)
-        return {
+        found = {
             (kind, spot): self._root(kind, spot, ranks, few=few)  # type: ignore[arg-type]
             for (kind, spot), ranks in by_spot.items()
         }
+        if any(kind == "no_dump" for kind, _ in found) and not self._shows_death():
+            return {key: replace(root, proven=key[0] != "no_dump") for key, root in found.items()}
+        return found
+
+    def _shows_death(self) -> bool:
+        """Whether the rank without a dump is the only one that can be at fault.
+
+        It is not if others lack a dump too, if a rank waits nowhere, if a GPU has not begun its
+        oldest call, or if a rank waits for it in a call that may be wrong: like groups make
+        another, nothing shows that this is the right one, or most ranks make the next call first.
+        """
+        waiting = self.first.values()
+        return (
+            self.missing == 1
+            and len(waiting) == len(self.recorded)
+            and not (self.begun and any(call.state == "scheduled" for call in waiting))
+            and not any(
+                self._may_be_wrong(spot)
+                for spot, lacks in self.lacks.items()
+                if spot.rank < 0 and self.no_dump.intersection(lacks)
+            )
+            and not self._swaps()
+        )
+
+    def _may_be_wrong(self, spot: Spot) -> bool:
+        call = words(self.first[self.at[spot][0]])
+        every = [self._votes(spot), self._habits(spot), self._votes(spot, any_number=True)]
+        shown = len(self.at[spot]) > 1 or any(votes[call] for votes in every)
+        return not shown or any(votes and not votes[call] for votes in every)
+
+    def _swaps(self) -> bool:
+        """Whether a rank's two oldest calls have the other order on most ranks."""
+        pairs = {
+            tuple((one.about, one.number, one.op) for one in calls[:2])
+            for calls in self.pending.values()
+            if len(calls) > 1 and calls[0].about != calls[1].about
+            and not calls[0].alone and not calls[1].alone
+        }  # fmt: skip
+        later: Counter[object] = Counter()
+        for recording in self.recorded.values():
+            places = {(one.about, one.number, one.op): at for at, one in enumerate(recording.calls)}
+            for pair in pairs:
+                first, second = (places.get(one) for one in pair)
+                if first is not None and second is not None:
+                    later[pair] += 1 if second < first else -1
+        return any(count >= 0 for count in later.values())
 
     def _all_in(self, spot: Spot) -> Root:
         """All have come to this call: their calls differ, or some GPUs have not begun it."""
@@ -311,10 +361,14 @@ class _Job:
         if spot.rank >= 0:
             peers = (peer for _, peer in self._peers(spot.rank, self.first[spot.rank]))
             made = {rank: self.first[rank] for rank in (spot.rank, *peers)}
+        late = self._late(made)
+        return self._root("not_started" if late else "all_in", spot, late)
+
+    @staticmethod
+    def _late(made: Mapping[int, Call]) -> list[int]:
+        """The ranks whose GPU has not begun a call that others have begun."""
         late = [rank for rank, call in made.items() if call.state == "scheduled"]
-        if late and any(call.state == "started" for call in made.values()):
-            return self._root("not_started", spot, late)
-        return self._root("all_in", spot, ())
+        return late if any(call.state == "started" for call in made.values()) else []
 
     def _made(self, spot: Spot) -> dict[int, Call]:
         if spot.rank >= 0:
@@ -477,7 +531,8 @@ class _Job:
             # A call in which ranks differ does not end, whoever comes to it.
             # A rank without a dump may wait too: it is an end only if no other rank is missing.
             here = [rank for rank in lacks if rank in self.recorded]
-            edges[spot] = () if spot in self.differing else here or lacks
+            ends = spot in self.differing or (not here and self._late(self._made(spot)))
+            edges[spot] = () if ends else here or lacks
             for rank in self.at[spot]:
                 edges[rank] = (spot,)
         return [

@@ -1,9 +1,10 @@
-"""`make bench-full`: flight recorder dumps of 1,000 drawn jobs, half of them never looked at.
+"""`make bench-full`: flight recorder dumps of 1,000 drawn jobs, some of them unseen.
 
     python -m tests.bench.full_dumps [--first SEED] [--jobs N] [--torch] [--show]
 
-A job is right if exactly its ranks at fault are named. Even hundreds of seeds were used during the
-work; odd hundreds were not. `--torch` gives the same dumps to torch's own analyzer.
+A job is right if exactly its ranks at fault are named. The seeds 500-599, 700-799 and 900-999 were
+not used during the work; the others were. `--torch` gives the same dumps to torch's own analyzer,
+which needs the package `tabulate`.
 """
 
 from __future__ import annotations
@@ -43,13 +44,18 @@ def explained(folder: Path) -> set[int]:
     return {int(one.split()[1]) for one in json.loads(out.getvalue())["culprits"]}
 
 
-def by_torch(folder: Path) -> set[int]:
-    """The ranks that torchfrtrace calls culprits or missing in the first mismatch of any group."""
+def by_torch(folder: Path) -> set[int] | None:
+    """The ranks that torchfrtrace calls culprits or missing in the first mismatch of any group.
+
+    None if it fails: it needs the package `tabulate`, and does not survive every dump.
+    """
     done = subprocess.run(
         [str(Path(sys.executable).with_name("torchfrtrace")), "--prefix", "nccl_trace_rank_",
          "--allow-incomplete-ranks", str(folder)],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
+    if done.returncode:
+        return None
     text = done.stdout + done.stderr
     missing = {
         int(one) for some in _MISSING.findall(text) for one in some.split(",") if one.strip()
@@ -64,7 +70,9 @@ def judge(seed: int, *, torch: bool) -> tuple[int, str, str, list[int], list[int
         write(case, Path(name))
         named = by_torch(Path(name)) if torch else explained(Path(name))
     truth = case.culprits
-    if named - truth:
+    if named is None:
+        verdict, named = "did not run", set()
+    elif named - truth:
         verdict = "innocent"
     elif named == truth:
         verdict = "right"
@@ -78,7 +86,7 @@ def _work(seed_and_torch: tuple[int, bool]) -> tuple[int, str, str, list[int], l
 
 
 def main() -> None:
-    """Print a row per fault, for the halves apart."""
+    """Print a row per fault, for seen and unseen seeds apart."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.full_dumps", description=__doc__)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1000)
@@ -91,7 +99,7 @@ def main() -> None:
         for seed, fault, verdict, truth, named in pool.map(
             _work, [(seed, options.torch) for seed in seeds], chunksize=4
         ):
-            half = "unseen" if seed // 100 % 2 else "seen"
+            half = "unseen" if seed // 100 in (5, 7, 9) else "seen"
             counts[half, fault][verdict] += 1
             counts[half, "all"][verdict] += 1
             if options.show and verdict != "right":

@@ -364,7 +364,7 @@ class Job:
                 "profiling_name": f"nccl:{name}",
                 "time_created_ns": op.time_ns,
                 "input_sizes": [] if name == "coalesced" else [list(op.size)],
-                "output_sizes": [] if name == "coalesced" else [list(op.size)],
+                "output_sizes": [] if name == "coalesced" else [_output(op, len(members))],
                 "input_dtypes": [] if name == "coalesced" else [op.dtype],
                 "output_dtypes": [] if name == "coalesced" else [op.dtype],
                 "state": "scheduled" if op.batch and name != "coalesced" else state,
@@ -373,6 +373,15 @@ class Job:
             }
             for name in names + whole
         ]
+
+
+def _output(op: Op, ranks: int) -> list[int]:
+    first, *rest = op.size
+    if op.op == "_all_gather_base":
+        first *= ranks
+    if op.op == "_reduce_scatter_base":
+        first //= ranks
+    return [first, *rest]
 
 
 def draw_case(seed: int, fault: str = "") -> Case:

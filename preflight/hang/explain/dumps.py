@@ -53,7 +53,7 @@ _CONFIDENCE = {
     "differs": 0.9, "crossed": 0.8, "absent": 0.9, "not_started": 0.8, "stalled": 0.85,
     "extra": 0.7, "no_dump": 0.6,
 }  # fmt: skip
-_TIE, _UNCLEAR = 0.6, 0.3
+_UNDECIDED, _UNCLEAR = 0.45, 0.3
 _MOST = 4
 
 
@@ -216,10 +216,7 @@ def _of_named(named: Sequence[Root], known: Mapping[int, Recording]) -> Explanat
     stalled = {rank for one in named if one.kind == "stalled" for rank in one.ranks}
     if stalled >= set(culprits) and stalled:
         main = next(one for one in named if one.kind == "stalled")
-    tie = len(known) == 2 and not main.few  # noqa: PLR2004  one waits for the other
-    if tie:
-        culprits = sorted(main.ranks)
-    sure = _CONFIDENCE[main.kind] if culprits and not tie else _TIE
+    sure = _CONFIDENCE[main.kind] if culprits else _UNDECIDED
     if named[-1].kind == "idle" or any(known[rank].wrapped for rank in culprits if rank in known):
         sure *= 0.9
     ordered = [main, *(one for one in named if one is not main)]
@@ -237,10 +234,20 @@ def _of_named(named: Sequence[Root], known: Mapping[int, Recording]) -> Explanat
 
 
 def _of_rest(waits: Waits, dumps: Dumps) -> Explanation:
-    """No rank with a dump is at fault."""
+    """No rank with a dump is shown to be at fault."""
     gone = [one for one in waits.roots if one.kind == "no_dump"]
     away = sorted({rank for one in gone for rank in one.ranks})
-    if gone and len(away) * 3 <= len(dumps.ranks):
+    known = next((one for one in waits.roots if one.kind != "no_dump"), None)
+    if known:
+        return Explanation(
+            category=_category(known),
+            sentence=_sentence(known),
+            cause=_CAUSES[known.kind],
+            advice=_ADVICE[known.kind],
+            next="fabric.allreduce" if known.kind == "all_in" else "preflight lint SCRIPT",
+            confidence=_UNCLEAR if known.kind == "all_in" or gone else _UNDECIDED,
+        )
+    if gone and all(one.proven for one in gone) and len(dumps.ranks) > 1:
         return Explanation(
             category="timeout_rank_missing",
             culprits=tuple(f"rank {rank}" for rank in away),
@@ -252,19 +259,10 @@ def _of_rest(waits: Waits, dumps: Dumps) -> Explanation:
     if gone:
         return Explanation(
             sentence=f"{ranks(dumps.ranks)} {verb(len(dumps.ranks), 'waits', 'wait')} for ranks "
-            f"that have no dump here: {fold_ranks(away)}",
+            f"that have no dump here: {fold_ranks(away)}; whether these had died or waited "
+            "themselves is not shown",
             advice="give the dumps of all ranks; each node may have its own in /tmp",
             confidence=_UNCLEAR,
-        )
-    if waits.roots:
-        root = waits.roots[0]
-        return Explanation(
-            category=_category(root),
-            sentence=_sentence(root),
-            cause=_CAUSES[root.kind],
-            advice=_ADVICE[root.kind],
-            next="fabric.allreduce" if root.kind == "all_in" else "preflight lint SCRIPT",
-            confidence=_UNCLEAR if root.kind == "all_in" else _TIE,
         )
     return Explanation(
         sentence=f"no call of {ranks(dumps.ranks)} was unfinished when the dumps were written",

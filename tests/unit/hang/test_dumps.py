@@ -40,14 +40,15 @@ def _stuck(folder: Path, *, late: int = 2, world: int = 4) -> None:
         (folder / f"nccl_trace_rank_{rank}").write_bytes(document(*BEFORE, *calls))
 
 
-@pytest.mark.parametrize("seed", range(2 * len(FAULTS)))
+@pytest.mark.parametrize("seed", [*range(2 * len(FAULTS)), 391])
 def test_drawn_jobs(seed: int) -> None:
     """A job of tensor, pipeline, expert and data parallel groups hangs: the ranks at fault.
 
-    Of two ranks that make different calls, neither is named where nothing else decides.
+    Of two ranks that make different calls, neither is named where nothing else decides; nor is one
+    without a dump, where a rank that waits for it may be in the wrong call.
     """
     _, fault, verdict, truth, named = judge(seed, torch=False)
-    undecided = verdict == "unnamed" and fault.startswith("wrong_")
+    undecided = verdict == "unnamed" and fault.startswith(("wrong_", "died"))
     assert verdict == "right" or undecided, (fault, truth, named)
 
 
@@ -108,6 +109,44 @@ def test_a_rank_without_a_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str
     code, answer, _ = _explain(capsys, tmp_path)
     assert (code, answer["culprits"]) == (3, [])
     assert "1-3" in answer["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "late", "named"),
+    [
+        ((0, 1, 3), (), ["rank 2"]),
+        ((0, 1, 3), (1,), ["rank 1"]),  # its GPU has not begun what the others' have
+        ((0, 1, 3), (0, 1, 3), ["rank 2"]),  # no GPU shows what it has begun
+        ((0, 3), (), []),  # either may have died
+        ((3,), (), []),
+    ],
+)
+def test_a_rank_without_a_dump_may_wait_too(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    ranks: tuple[int, ...],
+    late: tuple[int, ...],
+    named: list[str],
+) -> None:
+    """It is named only if no other rank can be at fault; else none is, and the answer is unsure."""
+    for rank in ranks:
+        call = pending(5, state="scheduled" if rank in late else "started")
+        data = {"pg_config": CONFIG, "entries": [*BEFORE, call]}
+        (tmp_path / f"rank_{rank}").write_text(json.dumps(data))
+    _, answer, _ = _explain(capsys, tmp_path)
+    assert answer["culprits"] == named
+    assert (answer["confidence"] < 0.5) == (not named)
+
+
+def test_of_two_ranks_that_differ_none_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One waits in a call that the other has not made: either may be wrong."""
+    _stuck(tmp_path, late=1, world=2)
+    _, answer, _ = _explain(capsys, tmp_path)
+    assert answer["culprits"] == []
+    assert answer["confidence"] < 0.5
+    assert "rank 1 has not made call 5" in answer["sentence"]
 
 
 def test_a_torn_or_hostile_dump_is_left_out(
