@@ -76,6 +76,7 @@ bench-full: $(STAMP) ## each fault 20 times in the lab and the rehearsal, each h
 	$(BIN)/python -m tests.bench.full_rehearsal --unseen --fleet 4x2
 	$(BIN)/python -m tests.bench.full_prolog
 	$(BIN)/python -m tests.bench.full_diagnose
+	$(BIN)/python -m tests.bench.full_dumps --show
 	PREFLIGHT_CASES=6000 $(BIN)/python -m pytest tests/patterns $(PYTEST_ARGS)
 	$(BIN)/python -m tests.bench.full
 	PREFLIGHT_CASES=100000 $(BIN)/python -m pytest tests/unit/report/test_races.py tests/unit/payload/test_redact.py \

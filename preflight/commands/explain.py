@@ -1,4 +1,4 @@
-"""`preflight explain`: finds in a dead job's logs what ended it.
+"""`preflight explain`: finds in a dead job's logs and flight recorder dumps what ended it.
 
 An operator then need not read 50 MB of NCCL's output to find the first rank that failed.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from preflight.commands import add_json, print_lines, remark
 from preflight.core.text import plain_json
 from preflight.errors import UsageError
+from preflight.hang.explain.dumps import Dumps, explain_dumps, joined, separate
 from preflight.hang.explain.scan import Scanner, logs_of
 from preflight.hang.explain.symptom import load_symptoms, shipped
 from preflight.hang.explain.weigh import explain, lines
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 
 NAMED, UNCLEAR, EMPTY = 1, 3, 5
+_TROUBLES = 20
 _EXITS = {"no_failure": 0, "unknown": UNCLEAR}
 
 
@@ -32,16 +34,25 @@ def run(arguments: argparse.Namespace) -> int:
     UsageError (exit 4) for a file that cannot be read, or a wrong file of symptoms.
     """
     own = [one for folder in arguments.symptoms for one in _own_symptoms(folder.expanduser())]
-    files = [*logs_of(file.expanduser() for file in arguments.files)]
-    found = Scanner([*shipped(), *own]).read(files)
+    given = [file.expanduser() for file in arguments.files]
+    paths, others = separate(given)
+    found = Scanner([*shipped(), *own]).read(logs_of(others, beside=paths))
     explanation = explain(found)
-    for trouble in found.troubles:
+    troubles = found.troubles
+    if paths:
+        dumps = Dumps(paths)
+        troubles = dumps.troubles + troubles
+        of_dumps = explain_dumps(dumps)
+        explanation = joined(explanation, of_dumps) if found.lines else of_dumps
+    for trouble in troubles[:_TROUBLES]:
         remark(trouble)
+    if len(troubles) > _TROUBLES:
+        remark(f"{len(troubles) - _TROUBLES} more files are not used")
     if arguments.json:
         sys.stdout.write(plain_json(explanation, indent=2))
     else:
         print_lines(lambda width: lines(explanation, width))
-    if not found.lines and not found.troubles:
+    if not found.lines and not troubles and not paths:
         return EMPTY
     return _EXITS.get(explanation.category, NAMED)
 
@@ -61,8 +72,8 @@ def add_options(explain: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     explain.add_argument(
         "files", metavar="LOG", type=Path, nargs="+",
-        help="logs of any size, also gzipped: one for all ranks or one for each; - is standard "
-        "input; or the folder of preflight watch or torchrun --log-dir",
+        help="logs of any size and flight recorder dumps of the ranks, also gzipped; - is standard "
+        "input; or a folder of dumps, of preflight watch or of torchrun --log-dir",
     )  # fmt: skip
     add_json(explain)
     explain.add_argument(

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import struct
 import zlib
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from preflight.core.text import whole
 
@@ -44,7 +46,6 @@ class Allowance(Struct):
 
 
 _FLOAT = struct.Struct(">d")
-_MARK = object()
 
 
 class RefusedError(ValueError):
@@ -79,27 +80,71 @@ class _Machine:
         self.data = data
         self.at = self.steps = 0
         self.stack: list[Any] = []
+        self.below: list[list[Any]] = []
+        """The stacks below each mark."""
         self.memo: dict[int, Any] = {}
+        self.usual: list[Any] = []
+        """The keys of the last dictionary: those of all entries are the same."""
 
-    def run(self, most: int) -> Any:
-        data, steps, end = self.data, _STEPS, len(self.data)
+    def run(self, most: int) -> Any:  # noqa: C901, PLR0912, PLR0915  calls take twice as long
+        """Take the most frequent steps here: thousands of dumps have 150,000 steps each."""
+        data, end, memo, at, stack = self.data, len(self.data), self.memo, 0, self.stack
         for self.steps in range(1, most + 1):
-            if self.at >= end:
+            if at >= end:
+                self.at = at
                 raise RefusedError("it ends in the middle")
-            code = data[self.at]
-            self.at += 1
-            if code == _STOP:
+            code = data[at]
+            at += 1
+            if code == _GET:
+                stack.append(memo[data[at]])
+                at += 1
+            elif code == _BYTE:
+                stack.append(data[at])
+                at += 1
+            elif code == _OPEN:
+                self.below.append(stack)
+                stack = []
+                if at + 2 < end and data[at] == data[at + 2] == _GET:  # the frames of a stack
+                    run = cast("re.Match[bytes]", _GETS(data, at))
+                    at = run.end()
+                    stack = [memo[place] for place in run[0][1::2]]
+            elif code == _LIST:
+                stack.append([])
+            elif code == _EXTEND:
+                taken, stack = stack, self.below.pop()
+                if type(stack[-1]) is not list:
+                    raise RefusedError(f"byte {at - 1} puts something into what holds nothing")
+                stack[-1].extend(taken)
+            elif code == _SHORT:
+                if at + 2 > end:
+                    raise IndexError(at)
+                stack.append(data[at] | data[at + 1] << 8)
+                at += 2
+            elif code == _PUT:
+                memo[data[at]] = stack[-1]
+                at += 1
+            elif code == _NONE:
+                stack.append(None)
+            elif code == _TRUE:
+                stack.append(True)
+            elif code == _FALSE:
+                stack.append(False)
+            elif code == _STOP:
+                self.at, self.stack = at, stack
                 return self._only()
-            step = steps.get(code)
-            if step is None:
-                raise RefusedError(
-                    f"byte {self.at - 1} asks for more than plain values (code {bytes((code,))!r})"
-                )
-            step(self)
+            else:
+                step = _STEPS.get(code)
+                if step is None:
+                    fault = f"asks for more than plain values (code {bytes((code,))!r})"
+                    raise RefusedError(f"byte {at - 1} {fault}")
+                self.at, self.stack = at, stack
+                step(self)
+                at, stack = self.at, self.stack
+        self.at = at
         raise RefusedError(f"it takes more than {most:,} steps")
 
     def _only(self) -> Any:
-        if len(self.stack) != 1 or self.stack[0] is _MARK:
+        if len(self.stack) != 1 or self.below:
             raise RefusedError("it holds no single value")
         return self.stack[0]
 
@@ -123,12 +168,8 @@ class _Machine:
 
     def since_mark(self) -> list[Any]:
         """Pop everything after the last mark."""
-        for place in range(len(self.stack) - 1, -1, -1):
-            if self.stack[place] is _MARK:
-                taken = self.stack[place + 1 :]
-                del self.stack[place:]
-                return taken
-        raise IndexError("no mark")
+        taken, self.stack = self.stack, self.below.pop()
+        return taken
 
     def top(self, kind: type) -> Any:
         found = self.stack[-1]
@@ -136,14 +177,13 @@ class _Machine:
             raise RefusedError(f"byte {self.at - 1} puts something into what holds nothing")
         return found
 
-    def appends(self) -> None:
-        items = self.since_mark()
-        self.top(list).extend(items)
-
     def items(self) -> None:
         items = self.since_mark()
-        self.named(items[::2])
-        self.top(dict).update(zip(items[::2], items[1::2], strict=True))
+        keys = items[::2]
+        if keys != self.usual:
+            self.named(keys)
+            self.usual = keys
+        self.top(dict).update(zip(keys, items[1::2], strict=True))
 
     def append(self) -> None:
         item = self.stack.pop()
@@ -160,7 +200,9 @@ class _Machine:
         Also texts that are so long that comparing two equal ones again and again is slow.
         """
         for key in keys:
-            if not (_fits(key) if type(key) is int else type(key) is str and len(key) <= _KEY):
+            if type(key) is str and len(key) <= _KEY:
+                continue
+            if type(key) is not int or not _fits(key):
                 fault = "names something by neither a short word nor a number"
                 raise RefusedError(f"byte {self.at - 1} {fault}")
 
@@ -181,8 +223,7 @@ class _Machine:
         self.memo[place] = self.stack[-1]
 
     def dropped(self) -> None:
-        if self.stack.pop() is _MARK:
-            raise RefusedError("it drops a mark")
+        self.stack.pop()  # IndexError for a mark
 
 
 def _fits(number: int) -> bool:
@@ -190,16 +231,12 @@ def _fits(number: int) -> bool:
     return abs(number) < 1 << 63
 
 
-_STOP = ord(".")
+_GET, _BYTE, _OPEN, _LIST, _EXTEND, _SHORT, _PUT, _NONE, _STOP = b"hK(]eMqN."
+_TRUE, _FALSE = b"\x88\x89"
+_GETS = re.compile(rb"(?:h.){0,64}+", re.DOTALL).match
 _STEPS: dict[int, Any] = {
     0x80: lambda m: m.take(1),  # which version it is
     0x95: lambda m: m.take(8),  # a frame, which holds only its length
-    ord("("): lambda m: m.stack.append(_MARK),
-    ord("N"): lambda m: m.stack.append(None),
-    0x88: lambda m: m.stack.append(True),
-    0x89: lambda m: m.stack.append(False),
-    ord("K"): lambda m: m.stack.append(m.count(1)),
-    ord("M"): lambda m: m.stack.append(m.count(2)),
     ord("J"): lambda m: m.number(4),
     0x8A: lambda m: m.number(m.count(1)),
     0x8B: lambda m: m.number(int.from_bytes(m.take(4), "little", signed=True)),
@@ -207,11 +244,9 @@ _STEPS: dict[int, Any] = {
     ord("X"): lambda m: m.word(m.count(4)),
     0x8C: lambda m: m.word(m.count(1)),
     0x8D: lambda m: m.word(m.count(8)),
-    ord("]"): lambda m: m.stack.append([]),
     ord("}"): lambda m: m.stack.append({}),
     ord(")"): lambda m: m.stack.append(()),
     ord("a"): _Machine.append,
-    ord("e"): _Machine.appends,
     ord("s"): _Machine.item,
     ord("u"): _Machine.items,
     ord("t"): lambda m: m.stack.append(tuple(m.since_mark())),
@@ -219,10 +254,8 @@ _STEPS: dict[int, Any] = {
     0x86: lambda m: m.tuple_of(2),
     0x87: lambda m: m.tuple_of(3),
     ord("l"): lambda m: m.stack.append(m.since_mark()),
-    ord("q"): lambda m: m.keep(m.count(1)),
     ord("r"): lambda m: m.keep(m.count(4)),
     0x94: lambda m: m.keep(len(m.memo)),
-    ord("h"): lambda m: m.stack.append(m.memo[m.count(1)]),
     ord("j"): lambda m: m.stack.append(m.memo[m.count(4)]),
     ord("0"): _Machine.dropped,
 }
@@ -235,6 +268,14 @@ MOST_CALLS = 4096
 _TENSORS, _DIMENSIONS, _FRAMES = 64, 16, 64
 _CHARS = 256
 _DONE = "completed"
+_BY_HOST = frozenset({"gloo", ""})
+"""Backends without events of a GPU: they never report a state, and retire only finished calls."""
+_COALESCED, _BATCH = "coalesced", "batch_isend_irecv"
+_FULL = 100
+_MEMBERS = 1 << 20
+"""Characters of a list of ranks."""
+_UNFINISHED = 512
+"""The oldest unfinished calls that are always read."""
 
 
 class Line(Struct, frozen=True):
@@ -269,11 +310,17 @@ class Call(Struct, frozen=True, kw_only=True):
     """When it was called, Unix time in ns."""
     frames: tuple[Line, ...] = ()
     """Innermost first; none if the recorder is set to omit them."""
+    backend: str = ""
+    parts: tuple[str, ...] = ()
+    """The calls that were coalesced into this one, as `op`; only the whole has a state."""
 
     @property
     def pending(self) -> bool:
-        """Whether it was unfinished when the file was written."""
-        return self.state != _DONE and self.retired is not True
+        """Whether it was unfinished when the file was written.
+
+        A call that NCCL's watchdog retired without an end has timed out.
+        """
+        return self.state != _DONE and not (self.retired is True and self.backend in _BY_HOST)
 
 
 class Recording(Struct, frozen=True, kw_only=True):
@@ -281,6 +328,16 @@ class Recording(Struct, frozen=True, kw_only=True):
 
     calls: tuple[Call, ...]
     """Oldest first, without invalid ones and those over the limit."""
+    members: dict[str, tuple[int, ...]] = {}
+    """The ranks of this rank's groups, by the name of the group."""
+    enqueued: dict[str, int] = {}
+    """The last collective of a group that this rank called, where torch counts them."""
+    batched: tuple[str, ...] = ()
+    """Groups, by what they are for, whose sends and receives are coalesced."""
+    newest_ns: int = 0
+    """When the last call of all was made."""
+    wrapped: bool = False
+    """The buffer begins with an unfinished call and had older ones, which may be unfinished too."""
 
 
 class Unreadable(Struct, frozen=True):
@@ -308,8 +365,13 @@ def open_dump(dump: Dump, allowed: Allowance) -> Recording | Unreadable:
     return read(data, allowed)
 
 
-def read(data: bytes, allowed: Allowance | None = None) -> Recording | Unreadable:
-    """Read a recorder's file in either form, pickle or JSON; nothing in it is run."""
+def read(
+    data: bytes, allowed: Allowance | None = None, *, latest: int = MOST_CALLS
+) -> Recording | Unreadable:
+    """Read a recorder's file in either form, pickle or JSON; nothing in it is run.
+
+    `latest`: how many ended calls of each group are needed.
+    """
     try:
         document = _json(data) if data[:1] in b"{ \n" else plain_values(data, allowed)
     except RefusedError as error:
@@ -318,10 +380,131 @@ def read(data: bytes, allowed: Allowance | None = None) -> Recording | Unreadabl
         return Unreadable("no recording: it has no entries")
     if "entries" not in document and "pg_status" not in document:
         return Unreadable("no recording: it has no entries")
-    entries = document.get("entries", [])
-    once = _Once()
-    calls = [once(_call, one) for one in entries[-MOST_CALLS:] if isinstance(one, dict)]
-    return Recording(calls=tuple(one for one in calls if one is not None))
+    entries = [one for one in document.get("entries", [])[-MOST_CALLS:] if isinstance(one, dict)]
+    once, heads = _Once(), _Heads()
+    picked = heads.calls(entries, once, latest)
+    return Recording(
+        calls=tuple(picked),
+        members=_members(document.get("pg_config")),
+        enqueued=_enqueued(document.get("pg_status"), heads.names),
+        batched=tuple(sorted(heads.batched)),
+        newest_ns=max(
+            (_number(one.get("time_created_ns")) or 0 for one in entries[-8:]), default=0
+        ),
+        wrapped=heads.first_pending and _is_full(entries),
+    )
+
+
+class _Heads:
+    """Joins coalesced calls, and corrects the states that torch does not update."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+        """The group of each `pg_id`, which is another number on each rank."""
+        self.batched: set[str] = set()
+        self.first_pending = False
+        self._seen: dict[tuple[str, bool], int] = {}
+        self._ended: set[tuple[str, bool]] = set()
+        self._parts: dict[tuple[str, bool, Any], list[str]] = {}
+
+    def calls(self, entries: list[dict[Any, Any]], once: _Once, latest: int) -> list[Call]:
+        """The calls, oldest first."""
+        unfinished = 0
+        calls, numbers = [], set[int]()
+        for entry, ended, parts in self._pick(entries, latest):
+            unfinished += not ended
+            if not ended and unfinished > max(latest, _UNFINISHED):
+                continue
+            call = once(_call, entry)
+            if call is None:
+                continue
+            if (pg := _number(entry.get("pg_id"))) is not None:
+                self.names[str(pg)] = call.group
+            if call.alone and (
+                parts
+                or call.number in numbers
+                or any(one.function == _BATCH for one in call.frames)
+            ):
+                self.batched.add(call.about)
+            numbers |= {call.number} if call.alone else set()
+            if parts or (ended and call.pending):
+                state = _DONE if ended else call.state
+                call = replace(call, state=state, parts=tuple(reversed(parts)))
+            calls.append(call)
+        return calls
+
+    def _pick(
+        self, entries: list[dict[Any, Any]], latest: int
+    ) -> list[tuple[dict[Any, Any], bool, list[str]]]:
+        """(entry, whether it ended, its parts); read backwards: a later end shows earlier ones."""
+        picked: list[tuple[dict[Any, Any], bool, list[str]]] = []
+        for entry in reversed(entries):
+            group = entry.get("process_group")
+            name = group[0] if isinstance(group, (tuple, list)) and group else entry.get("pg_id")
+            alone = entry.get("is_p2p") is True
+            stream = (name if isinstance(name, str) else _text(name)), alone
+            number = entry.get("p2p_seq_id" if alone else "collective_seq_id")
+            backend, _, op = _profiling_name(entry)
+            parts: list[str] = []
+            if op.endswith(_COALESCED) and isinstance(number, int):
+                self._parts[*stream, number] = parts
+            elif isinstance(number, int) and (*stream, number) in self._parts:
+                self._parts[*stream, number].append(_text(op))
+                continue
+            by_host = backend in _BY_HOST
+            ended = entry.get("state") == _DONE or (by_host and entry.get("retired") is True)
+            if ended and not alone:
+                self._ended.add(stream)
+            # The calls of a group run in their order.
+            ended = ended or (not by_host and stream in self._ended)
+            self._seen[stream] = self._seen.get(stream, 0) + 1
+            if not ended or self._seen[stream] <= latest:
+                picked.append((entry, ended, parts))
+            self.first_pending = not ended
+        picked.reverse()
+        return picked
+
+
+def _is_full(entries: list[dict[Any, Any]]) -> bool:
+    """Whether these are the newest of more calls, and not only the unfinished ones."""
+    first, last = (_number(entries[at].get("record_id")) or 0 for at in (0, -1))
+    return first > 0 and len(entries) >= _FULL and last - first == len(entries) - 1
+
+
+def _members(config: Any) -> dict[str, tuple[int, ...]]:
+    """`{"5": {"ranks": "[0, 4]"}}`; gloo's has no name and is of any group."""
+    found = {}
+    for name, one in config.items() if isinstance(config, dict) else ():
+        text = one.get("ranks") if isinstance(one, dict) else None
+        if isinstance(text, str) and _text(name) and len(text) <= _MEMBERS:
+            ranks = [whole(each.strip(), 2**31) for each in text.strip("[]").split(",")]
+            if None not in ranks:
+                found[_text(name)] = tuple(sorted(each for each in ranks if each is not None))
+    return found
+
+
+def _enqueued(status: Any, names: dict[str, str]) -> dict[str, int]:
+    found = {}
+    for pg, one in status.items() if isinstance(status, dict) else ():
+        number = _number(one.get("last_enqueued_collective")) if isinstance(one, dict) else None
+        if str(pg) in names and number is not None and number > 0:
+            found[names[str(pg)]] = number
+    return found
+
+
+def _group(entry: dict[Any, Any]) -> tuple[str, str]:
+    group = entry.get("process_group")
+    if isinstance(group, (tuple, list)) and len(group) >= 2:  # noqa: PLR2004  name, description
+        return _text(group[0]), _text(group[1])
+    return _text(entry.get("pg_id")), ""
+
+
+def _profiling_name(entry: dict[Any, Any]) -> tuple[str, str, str]:
+    """`nccl:all_reduce` as (backend, colon, operation)."""
+    name = entry.get("profiling_name")
+    if not isinstance(name, str):
+        return "", "", ""
+    return name.partition(":") if ":" in name else ("", "", name)
 
 
 def _json(data: bytes) -> Any:
@@ -348,15 +531,10 @@ class _Once:
 
 
 def _call(entry: dict[Any, Any], once: _Once) -> Call | None:
-    group = entry.get("process_group")
-    name, about = (
-        (_text(group[0]), _text(group[1]))
-        if isinstance(group, (tuple, list)) and len(group) >= 2  # noqa: PLR2004  name, description
-        else (_text(entry.get("pg_id")), "")
-    )
+    name, about = _group(entry)
     alone = entry.get("is_p2p") is True
     number = _number(entry.get("p2p_seq_id" if alone else "collective_seq_id"))
-    op = _text(entry.get("profiling_name")).rpartition(":")[2]
+    backend, _, op = map(_text, _profiling_name(entry))
     if number is None or not op:
         return None
     retired = entry.get("retired")
@@ -372,6 +550,7 @@ def _call(entry: dict[Any, Any], once: _Once) -> Call | None:
         retired=retired if isinstance(retired, bool) else None,
         begun_ns=_number(entry.get("time_created_ns")) or 0,
         frames=once(_lines, entry.get("frames")),
+        backend=backend,
     )
 
 

@@ -153,7 +153,9 @@ def place_in(frames: tuple[Frame, ...]) -> Place:
     """Classify one stack, innermost call first."""
     own = [number for number, frame in enumerate(frames) if not library(frame)]
     inner = own[0] if own else len(frames)
-    user = frames[inner] if own else next((one for one in frames if not _plumbing(one)), None)
+    user = (
+        frames[inner] if own else next((one for one in frames if not is_plumbing(one.file)), None)
+    )
     calls = tuple(f"{short(frames[at])} in {frames[at].function}" for at in own)
     rows = [_rows(frame.function, frame.file) for frame in frames]
     for row in knowledge().place:
@@ -198,11 +200,9 @@ def _compiled(frame: Frame) -> bool:
     return not frame.file.endswith((".py", ".pyx", ">")) and frame.line == 0
 
 
-def _plumbing(frame: Frame) -> bool:
-    """Whether a frame is Python's or torch's: the line of an installed trainer says more."""
-    return (
-        not frame.file or re.search(r"/torch/|^<|lib/python[\d.]+/\w+\.py$", frame.file) is not None
-    )
+def is_plumbing(file: str) -> bool:
+    """Whether a frame's file is Python's or torch's: the line of an installed trainer says more."""
+    return not file or re.search(r"/torch/|^<|lib/python[\d.]+/\w+\.py$", file) is not None
 
 
 def _spot(frames: Sequence[Frame]) -> tuple[tuple[str, str, int], ...]:

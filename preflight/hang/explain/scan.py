@@ -47,11 +47,13 @@ _RANK = ("error.json", "stdout.log", "stderr.log")
 _WAYS_OUT = "give log files, or a folder from preflight watch or torchrun --log-dir"
 
 
-def logs_of(given: Iterable[Path]) -> Iterator[Path]:
+def logs_of(given: Iterable[Path], beside: Iterable[Path] = ()) -> Iterator[Path]:
     """The given files, and the logs in given folders (only non-empty ones, if there are any).
 
-    UsageError for a folder without logs, or with the logs of several runs.
+    `beside`: dumps, which are no logs. UsageError for a folder with neither, or with the logs of
+    several runs.
     """
+    dumps = set(beside)
     for path in given:
         if str(path) == "-" or not _is_folder(path):
             yield path
@@ -63,7 +65,8 @@ def logs_of(given: Iterable[Path]) -> Iterator[Path]:
                 found.update(files_of(run, [f"attempt_*/*/{name}" for name in _RANK]))
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}; {_WAYS_OUT}") from error
-        if not found:
+        found = {one: size for one, size in found.items() if one not in dumps}
+        if not found and not any(path in one.parents for one in dumps):
             raise UsageError(f"no log of a job in {path}: {_WAYS_OUT}")
         yield from [one for one, size in found.items() if size] or found
 

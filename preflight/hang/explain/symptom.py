@@ -22,6 +22,7 @@ from preflight.core.text import whole
 from preflight.errors import UsageError
 from preflight.facts.boards import xid_info
 from preflight.hang.answer_text import Alternative
+from preflight.hang.call_waits import Wait
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -253,6 +254,12 @@ class Explanation(Struct, frozen=True, kw_only=True):
     """What to check next with preflight."""
     lines: int = 0
     """How many lines were read."""
+    line: str = ""
+    """The line of the script where the culprit was, where dumps show it."""
+    waits: tuple[Wait, ...] = ()
+    """Where each rank waited, and for which ranks, from flight recorder dumps."""
+    unseen: tuple[str, ...] = ()
+    """What the dumps do not show."""
 
 
 _MOST = 16

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from preflight.core.text import whole
 from preflight.facts.boards import xid_info
 from preflight.hang.answer_text import Alternative, rows
+from preflight.hang.diagnose.job_state import ranks
 from preflight.hang.explain import watchdog
 from preflight.hang.explain.exceptions import (
     in_order_of_time,
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from preflight.hang.explain.symptom import Circumstance, Hit
 
 
+_ROWS = 8
+"""Rows of the table of waits on a terminal."""
 _LATER = 10
 """This many lines may follow: warnings printed during the wait."""
 
@@ -435,13 +438,28 @@ def _with_alternatives(
 
 def lines(answer: Explanation, width: int) -> list[str]:
     """The lines of the answer, wrapped."""
+    read = "dumps" if answer.waits else "lines"
     labelled = (
         ("what", [answer.sentence]),
-        ("who", [", ".join(answer.culprits) or "not shown by these lines"]),
+        ("who", [", ".join(answer.culprits) or f"not shown by these {read}"]),
+        ("line", [answer.line]),
         ("why", [answer.cause]),
         ("do", [answer.advice]),
         ("next", [answer.next]),
         ("proof", [f"{proof.source}:{proof.line}: {proof.text}" for proof in answer.evidence]),
+        ("waits", _waits(answer)),
+        ("unseen", answer.unseen),
         ("or", [other.words for other in answer.alternatives]),
     )
     return rows(answer.category, answer.confidence, labelled, width)
+
+
+def _waits(answer: Explanation) -> list[str]:
+    """What each rank waits for: `ranks 0-7: send in PIPELINE, for ranks 8-15`."""
+    rows = []
+    for row in islice(answer.waits, _ROWS):
+        number = f" {row.number}" if row.number else ""
+        away = f"for {ranks(row.waits_for)}" if row.waits_for else "all ranks are there"
+        rows.append(f"{ranks(row.ranks)}: {row.call}{number} in {row.group}, {row.state}: {away}")
+    left = len(answer.waits) - _ROWS
+    return rows + [f"... {left} more: --json has them"] * (left > 0)

@@ -1,0 +1,651 @@
+"""Follows the waits of a stuck job across its groups to the ranks that no other rank holds up.
+
+A rank waits in its oldest unfinished call, for the ranks that have not come to it. Some of these
+wait in a call of another group: they are not the cause. The cause is at the end of the waits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from preflight.hang.flight_recorder import Call, Recording
+
+_SAME_SHAPES = frozenset(
+    {
+        *("all_reduce", "allreduce", "broadcast", "reduce", "_all_gather_base", "_allgather_base"),
+        *("all_gather_into_tensor", "all_gather_single", "_reduce_scatter_base"),
+        *("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_reduce_coalesced"),
+    }
+)
+"""Collectives that need the same shapes on all ranks; others may differ."""
+_TOGETHER = re.compile(r"_?(all|barrier|reduce_scatter|ALLGATHER|REDUCE_SCATTER)")
+"""Collectives that no rank ends before all have begun."""
+_PEER = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
+_OTHER = {"send": "recv", "recv": "send"}
+_HABIT = 1000
+"""Earlier calls of a group in which a repetition is looked for."""
+_PROBES, _LONGEST = 24, 32
+_RECENT, _CONTEXT = 12, 4
+"""Calls before that are compared, and how many of them must be known."""
+_STALLED = 2
+"""Calls that the other ranks have ended: they cannot end a second one without this rank."""
+
+Kind = Literal[
+    "absent", "differs", "stalled", "not_started", "crossed", "extra", "idle", "no_dump", "all_in",
+]  # fmt: skip
+"""`absent`: has not made the call, and waits nowhere. `stalled`: others ended its calls, its GPU
+did not. `not_started`: its GPU has not begun what the others' have. `crossed`: calls in another
+order. `extra`: a call that most ranks do not make. `idle`: as `absent`, and no rank has come to
+the call that waits for it. `all_in`: all made the call, none ended it."""
+
+
+class Group(NamedTuple):
+    """A process group: its name, and its members where the recordings have them."""
+
+    name: str
+    members: tuple[int, ...] = ()
+
+
+class Spot(NamedTuple):
+    """Where ranks wait: a collective of a group, or a rank's send or receive (`rank` >= 0)."""
+
+    group: Group
+    number: int
+    rank: int = -1
+
+
+class Root(Struct, frozen=True, kw_only=True):
+    """An end of the waits."""
+
+    kind: Kind
+    ranks: tuple[int, ...]
+    """The ranks at fault; empty if none is."""
+    group: str = ""
+    """`group 35 (TENSOR_MODEL_PARALLEL_GROUP)`."""
+    number: int = 0
+    calls: tuple[tuple[tuple[int, ...], str], ...] = ()
+    """(ranks, their call), most ranks first."""
+    since_ns: int = 0
+    few: bool = True
+    """Whether `ranks` are the minority, whatever the missing ranks did."""
+    proven: bool = True
+    """False if a rank with a dump, or another rank without one, may be at fault instead."""
+
+
+class Wait(Struct, frozen=True, kw_only=True):
+    """Ranks that wait in one call, or in like sends and receives of several groups."""
+
+    ranks: tuple[int, ...]
+    group: str
+    number: int
+    call: str
+    state: str
+    waits_for: tuple[int, ...]
+    """Ranks that have not come to this call; empty if all have."""
+
+
+class Waits(Struct, frozen=True, kw_only=True):
+    """The waits of a job."""
+
+    roots: tuple[Root, ...] = ()
+    """Oldest first."""
+    rows: tuple[Wait, ...] = ()
+    """Most ranks first."""
+
+
+def follow(
+    recorded: Mapping[int, Recording], missing: int = 0, no_dump: Collection[int] = ()
+) -> Waits:
+    """Find the ends of the waits.
+
+    `missing`: the number of ranks without a recording, which may be on either side; `no_dump`:
+    those of them whose numbers are known.
+    """
+    job = _Job(recorded, missing, frozenset(no_dump))
+    return Waits(roots=tuple(job.roots()), rows=tuple(job.rows()))
+
+
+def words(call: Call, *, shapes: bool = True) -> str:
+    """The parts of a call that must be equal: `all_reduce of [64, 64] Float`."""
+    if call.parts:
+        return f"{call.op} ({', '.join(call.parts[:4])}{' ...' * (len(call.parts) > 4)})"  # noqa: PLR2004
+    if not shapes or call.op not in _SAME_SHAPES:
+        return call.op
+    sizes = ", ".join(str(list(one)) for one in call.sizes[:3]) + " ..." * (len(call.sizes) > 3)  # noqa: PLR2004
+    return f"{call.op} of {sizes or 'nothing'} {'/'.join(Counter(call.types))}".rstrip()
+
+
+def group_words(call: Call) -> str:
+    """`group 3 (tp)`."""
+    about = call.about if call.about and call.about != "undefined" else ""
+    return f"group {call.group}{f' ({about})' if about else ''}"
+
+
+class _Job:
+    """What the ranks of a job have called, and where each waits."""
+
+    def __init__(
+        self, recorded: Mapping[int, Recording], missing: int, no_dump: frozenset[int]
+    ) -> None:
+        self.recorded, self.missing, self.no_dump = recorded, missing, no_dump
+        self._known = {name: at for one in recorded.values() for name, at in one.members.items()}
+        """For dumps that lack the members of their groups."""
+        self.calls: dict[tuple[Group, int], dict[int, Call]] = defaultdict(dict)
+        self.done: dict[Group, dict[int, int]] = defaultdict(dict)
+        """The last collective that ended, by group and rank."""
+        self.reached: dict[Group, dict[int, int]] = defaultdict(dict)
+        self.pending = {rank: self._take(rank, one) for rank, one in recorded.items()}
+        batched = {about for one in recorded.values() for about in one.batched}
+        for rank, calls in self.pending.items():
+            # What is left of a batch that has ended, in a dump of unfinished calls only.
+            self.pending[rank] = [
+                one for one in calls if not one.alone or one.parts or one.about not in batched
+            ]
+        self.members = {
+            group: group.members or tuple(sorted({*ranks, *(no_dump if _is_world(group) else ())}))
+            for group, ranks in self.reached.items()
+        }
+        self.stalled = self._drop_stalled()
+        self.first = {rank: calls[0] for rank, calls in self.pending.items() if calls}
+        self.spot = {rank: self._spot(rank, call) for rank, call in self.first.items()}
+        at: dict[Spot, list[int]] = defaultdict(list)
+        for rank, spot in self.spot.items():
+            at[spot].append(rank)
+        self.at = dict(at)
+        self.lacks = {spot: self._lacks(spot) for spot in self.at}
+        self.differing = {spot for spot in self.at if len(_sides(self._made(spot))) > 1}
+        self.begun = any(call.state == "started" for call in self.first.values())
+        """Whether the recorder shows which calls the GPUs have begun."""
+
+    # -- where each rank is
+
+    def _group(self, rank: int, call: Call) -> Group:
+        own = self.recorded[rank].members.get(call.group, ())
+        return Group(call.group, own or self._known.get(call.group, ()))
+
+    def _take(self, rank: int, recording: Recording) -> list[Call]:
+        """Enter a rank's collectives; return its unfinished calls, oldest first."""
+        pending = []
+        first: dict[Group, int] = {}
+        for call in recording.calls:
+            if call.pending:
+                pending.append(call)
+            if call.alone:
+                continue
+            group, number = self._group(rank, call), call.number
+            self.calls[group, number][rank] = call
+            reached = self.reached[group]
+            reached[rank] = max(number, reached.get(rank, 0), recording.enqueued.get(call.group, 0))
+            if call.pending:
+                first.setdefault(group, number)
+            # The calls of a group end in order: none has ended after the first unfinished one.
+            self.done[group][rank] = first.get(group, number + 1) - 1
+        return pending
+
+    def _spot(self, rank: int, call: Call) -> Spot:
+        return Spot(self._group(rank, call), call.number, rank if call.alone else -1)
+
+    def _drop_stalled(self) -> dict[int, int]:
+        """Ranks with calls that others ended, and how many; such calls hold up no other rank."""
+        best = {group: max(done.values()) for group, done in self.done.items()}
+        stalled = {}
+        for rank, calls in self.pending.items():
+            last = ended = 0
+            for place, call in enumerate(calls, 1):
+                group = self._group(rank, call)
+                if (
+                    not call.alone and call.number <= best[group]
+                    and _TOGETHER.match(call.op) and self._same(group, call)
+                ):  # fmt: skip
+                    last, ended = place, ended + 1
+            if ended >= _STALLED:
+                stalled[rank] = ended
+                for call in calls[:last]:
+                    if not call.alone:
+                        self.done[self._group(rank, call)][rank] = call.number
+                del calls[:last]
+        return stalled
+
+    def _same(self, group: Group, call: Call) -> bool:
+        made = self.calls[group, call.number].values()
+        return len({words(one) for one in made}) == 1
+
+    def _lacks(self, spot: Spot) -> tuple[int, ...]:
+        """The ranks that have not come to this call."""
+        if spot.rank >= 0:
+            return tuple(sorted(self._peers_elsewhere(spot)))
+        done = self.done[spot.group]
+        return tuple(
+            rank
+            for rank in self.members[spot.group]
+            if self.spot.get(rank) != spot and done.get(rank, 0) < spot.number
+        )
+
+    def _peers(self, rank: int, call: Call) -> Iterable[tuple[str, int]]:
+        """(send or recv, the other rank) of each part."""
+        members = self._group(rank, call).members
+        for op in call.parts or (call.op,):
+            found = _PEER.match(op)
+            if found is None:
+                continue
+            way, peer = found[1], int(found[3])
+            if not members or peer < len(members):
+                yield way, members[peer] if members else peer
+
+    def _peers_elsewhere(self, spot: Spot) -> set[int]:
+        rank, call = spot.rank, self.first[spot.rank]
+        away = set()
+        for way, peer in self._peers(rank, call):
+            there = self.first.get(peer)
+            if (
+                there is None or not there.alone or there.group != call.group
+                or (_OTHER[way], rank) not in self._peers(peer, there)
+            ):  # fmt: skip
+                away.add(peer)
+        return away
+
+    # -- the ends of the waits
+
+    def roots(self) -> list[Root]:
+        """Oldest first, by the clocks of the ranks that wait there."""
+        found: dict[tuple[Kind, object], Root] = {}
+        idle: dict[int, list[Spot]] = defaultdict(list)
+        for part in self._ends():
+            ranks = [one for one in part if isinstance(one, int)]
+            spots = [one for one in part if isinstance(one, Spot)]
+            if spots and ranks:
+                root = self._crossed(spots)
+                found[root.kind, spots[0]] = root
+            elif spots:
+                root = self._all_in(spots[0])
+                found[root.kind, spots[0] if root.kind != "all_in" else root.group] = root
+            else:
+                idle[ranks[0]] = []
+        for spot, lacks in self.lacks.items():
+            for rank in lacks:
+                if rank in idle:
+                    idle[rank].append(spot)
+        found.update(self._absent({rank: spots for rank, spots in idle.items() if spots}))
+        some = {rank for root in found.values() if root.kind == "absent" for rank in root.ranks}
+        rest = sorted({*self.recorded} - {*self.first} - some)
+        if some and rest and (len(some) + len(rest) + self.missing) * 2 < len(self.recorded):
+            found["idle", 0] = Root(kind="idle", ranks=tuple(rest))
+        if self.stalled:
+            failed = tuple(sorted(self.stalled))
+            few = (len(failed) + self.missing) * 2 < len(self.recorded) + self.missing
+            found["stalled", 0] = Root(kind="stalled", ranks=failed if few else (), few=few)
+        last = ("no_dump", "idle")
+        return sorted(found.values(), key=lambda one: (one.kind in last, one.since_ns, one.group))
+
+    def _absent(self, idle: Mapping[int, Sequence[Spot]]) -> dict[tuple[Kind, object], Root]:
+        """Ranks that wait nowhere, by the call that the others wait in."""
+        here = [rank for rank in idle if rank in self.recorded]
+        total = len(self.recorded)
+        few = (len(here) + self.missing) * 2 < total + self.missing
+        if here and not few and len(here) * 2 > total:
+            spots = {spot for rank in here for spot in idle[rank]}
+            odd = sorted({rank for spot in spots for rank in self.at[spot]})
+            enough = (len(odd) + self.missing) * 2 < total + self.missing
+            first = min(spots, key=self._since)
+            return {("extra", first): self._root("extra", first, odd if enough else ())}
+        by_spot: dict[tuple[Kind, object], list[int]] = defaultdict(list)
+        for rank, those in idle.items():
+            kind: Kind = "absent" if rank in self.recorded else "no_dump"
+            most = min(those, key=lambda one: (-len(self.at[one]), self._since(one)))
+            by_spot[kind, most].append(rank)
+        found = {
+            (kind, spot): self._root(kind, spot, ranks, few=few)  # type: ignore[arg-type]
+            for (kind, spot), ranks in by_spot.items()
+        }
+        if any(kind == "no_dump" for kind, _ in found) and not self._shows_death():
+            return {key: replace(root, proven=key[0] != "no_dump") for key, root in found.items()}
+        return found
+
+    def _shows_death(self) -> bool:
+        """Whether the rank without a dump is the only one that can be at fault.
+
+        It is not if others lack a dump too, if a rank waits nowhere, if a GPU has not begun its
+        oldest call, or if a rank waits for it in a call that may be wrong: like groups make
+        another, nothing shows that this is the right one, or most ranks make the next call first.
+        """
+        waiting = self.first.values()
+        return (
+            self.missing == 1
+            and len(waiting) == len(self.recorded)
+            and not (self.begun and any(call.state == "scheduled" for call in waiting))
+            and not any(
+                self._may_be_wrong(spot)
+                for spot, lacks in self.lacks.items()
+                if spot.rank < 0 and self.no_dump.intersection(lacks)
+            )
+            and not self._swaps()
+        )
+
+    def _may_be_wrong(self, spot: Spot) -> bool:
+        call = words(self.first[self.at[spot][0]])
+        every = [self._votes(spot), self._habits(spot), self._votes(spot, any_number=True)]
+        shown = len(self.at[spot]) > 1 or any(votes[call] for votes in every)
+        return not shown or any(votes and not votes[call] for votes in every)
+
+    def _swaps(self) -> bool:
+        """Whether a rank's two oldest calls have the other order on most ranks."""
+        pairs = {
+            tuple((one.about, one.number, one.op) for one in calls[:2])
+            for calls in self.pending.values()
+            if len(calls) > 1 and calls[0].about != calls[1].about
+            and not calls[0].alone and not calls[1].alone
+        }  # fmt: skip
+        later: Counter[object] = Counter()
+        for recording in self.recorded.values():
+            places = {(one.about, one.number, one.op): at for at, one in enumerate(recording.calls)}
+            for pair in pairs:
+                first, second = (places.get(one) for one in pair)
+                if first is not None and second is not None:
+                    later[pair] += 1 if second < first else -1
+        return any(count >= 0 for count in later.values())
+
+    def _all_in(self, spot: Spot) -> Root:
+        """All have come to this call: their calls differ, or some GPUs have not begun it."""
+        made = self._made(spot)
+        sides = _sides(made)
+        if len(sides) > 1:
+            return self._root("differs", spot, self._odd_side(spot, sides))
+        if spot.rank >= 0:
+            peers = (peer for _, peer in self._peers(spot.rank, self.first[spot.rank]))
+            made = {rank: self.first[rank] for rank in (spot.rank, *peers)}
+        late = self._late(made)
+        return self._root("not_started" if late else "all_in", spot, late)
+
+    @staticmethod
+    def _late(made: Mapping[int, Call]) -> list[int]:
+        """The ranks whose GPU has not begun a call that others have begun."""
+        late = [rank for rank, call in made.items() if call.state == "scheduled"]
+        return late if any(call.state == "started" for call in made.values()) else []
+
+    def _made(self, spot: Spot) -> dict[int, Call]:
+        if spot.rank >= 0:
+            return {spot.rank: self.first[spot.rank]}
+        return self.calls[spot.group, spot.number]
+
+    def _odd_side(self, spot: Spot, sides: Sequence[tuple[tuple[int, ...], str]]) -> Sequence[int]:
+        """The smaller side; of two equal ones, the one whose call no like group makes."""
+        total = sum(len(ranks) for ranks, _ in sides)
+        missing = (
+            self.missing
+            if not spot.group.members
+            else len(self.no_dump.intersection(spot.group.members))
+        )
+        few = [rank for ranks, _ in sides[1:] for rank in ranks]
+        if (len(few) + missing) * 2 < total + missing:
+            return sorted(few)
+        odd: Sequence[int] = ()
+        for votes in (
+            self._votes(spot), self._habits(spot),
+            self._votes(spot, any_number=True),
+        ):  # fmt: skip
+            wrong = [ranks for ranks, what in sides if not votes[what]]
+            if len(wrong) == len(sides) - 1:
+                odd = sorted(rank for ranks in wrong for rank in ranks)
+                break
+        return odd
+
+    def _votes(self, spot: Spot, *, any_number: bool = False) -> Counter[str]:
+        """What groups for the same purpose call under this number, or with this operation at all.
+
+        A pipeline stage makes other calls than the next, so their calls before must be equal too.
+        """
+        call = next(iter(self._made(spot).values()))
+        shapes = len({one.op for one in self._made(spot).values()}) == 1
+        recent = range(max(1, spot.number - _RECENT), spot.number)
+        ours = [self._at(spot.group, number, shapes=shapes) for number in recent]
+        alike: dict[Group, bool] = {}
+        votes: Counter[str] = Counter()
+        for (group, number), made in self.calls.items():
+            other = next(iter(made.values()))
+            if (
+                not call.about or other.about != call.about or group == spot.group
+                or (number == spot.number) == any_number
+                or (any_number and not (shapes and other.op == call.op))
+            ):  # fmt: skip
+                continue
+            if group not in alike:
+                theirs = [self._at(group, number, shapes=shapes) for number in recent]
+                known = [one == two for one, two in zip(ours, theirs, strict=True) if one and two]
+                alike[group] = all(known) and len(known) >= min(_CONTEXT, len(recent))
+            if any_number or alike[group]:
+                votes.update(words(one, shapes=shapes) for one in made.values())
+        return votes
+
+    def _at(self, group: Group, number: int, *, shapes: bool) -> str:
+        made = self.calls.get((group, number), {})
+        return next((words(one, shapes=shapes) for one in made.values()), "")
+
+    def _habits(self, spot: Spot) -> Counter[str]:
+        """What followed the same earlier calls before: a training loop repeats itself.
+
+        Nothing if this would not have foretold each of the last calls.
+        """
+        shapes = len({one.op for one in self._made(spot).values()}) == 1
+        numbers = range(max(1, spot.number - _HABIT), spot.number)
+        earlier = [self._at(spot.group, number, shapes=shapes) for number in numbers]
+        for place in range(max(0, len(earlier) - _PROBES), len(earlier)):
+            if {*_followers(earlier[:place])} != {earlier[place]}:
+                return Counter()
+        return _followers(earlier)
+
+    def _crossed(self, spots: Sequence[Spot]) -> Root:
+        """Ranks that wait for each other: those few without whose wait no circle is left."""
+        sends = {spot: self._only_sends(spot) for spot in spots}
+        if any(sends.values()):
+            # An asynchronous send holds up no rank: this rank stopped after it.
+            odd = [spot for spot in spots if sends[spot]]
+            ranks = sorted(spot.rank for spot in odd)
+            waiting = next((one for one in spots if set(self.lacks[one]) & set(ranks)), odd[0])
+            if len(ranks) == 1:
+                return self._root("absent", waiting, ranks)
+        after = {
+            one: {at for rank in self.lacks[one] if (at := self.spot.get(rank)) in self.lacks}
+            & {*spots}
+            for one in spots
+        }
+        # Of the ranks in a call, only those for which other calls of the circle wait.
+        wanted = {rank for one in spots for rank in self.lacks[one]}
+        blocking = {one: [rank for rank in self.at[one] if rank in wanted] for one in spots}
+        least: list[Spot] = []
+        for spot in sorted(spots, key=lambda one: len(blocking[one])):
+            if least and len(blocking[spot]) > len(blocking[least[0]]):
+                break
+            if not _circle_without(spot, after):
+                least.append(spot)
+        if len(least) == 2:  # noqa: PLR2004
+            least = [one for one in (self._out_of_order(*least),) if one] or least
+        odd_ranks = blocking[least[0]] if len(least) == 1 else []
+        odd_ranks = odd_ranks if len(odd_ranks) * 2 < len(self.recorded) else []
+        others = max(
+            (one for one in spots if one not in least[:1]), key=lambda one: len(self.at[one])
+        )
+        root = self._root("crossed", others, odd_ranks)
+        made = [(tuple(sorted(blocking[one])), self._at_words(one)) for one in (others, *least[:1])]
+        return replace(root, calls=tuple(made))
+
+    def _only_sends(self, spot: Spot) -> bool:
+        return spot.rank >= 0 and all(
+            one.alone and one.op.startswith("send") for one in self.pending[spot.rank]
+        )
+
+    def _out_of_order(self, first: Spot, second: Spot) -> Spot | None:
+        """Which of two calls the ranks of like groups make later than the other."""
+        one, two = self.first[self.at[first][0]], self.first[self.at[second][0]]
+        votes: Counter[Spot] = Counter()
+        for recording in self.recorded.values():
+            begun = [self._begun(recording, like) for like in (one, two)]
+            if None not in begun and begun[0] != begun[1]:
+                votes[second if begun[0] < begun[1] else first] += 1  # type: ignore[operator]
+        (best, count), *rest = [*votes.most_common(2), (None, 0)]
+        return best if count and not (rest and rest[0][1] * 2 > count) else None
+
+    @staticmethod
+    def _begun(recording: Recording, like: Call) -> int | None:
+        """The place of such a call among a rank's calls; after all if it has not made it yet."""
+        same = [(at, one) for at, one in enumerate(recording.calls) if one.about == like.about]
+        if not same:
+            return None
+        place = next((at for at, one in same if (one.number, one.op) == (like.number, like.op)), -1)
+        if place < 0 and same[-1][1].number < like.number:
+            return len(recording.calls)
+        return place if place >= 0 else None
+
+    def _since(self, spot: Spot) -> int:
+        return min(self.first[rank].begun_ns for rank in self.at[spot])
+
+    def _at_words(self, spot: Spot) -> str:
+        call = self.first[self.at[spot][0]]
+        return f"{words(call)} of {group_words(call)}"
+
+    def _root(self, kind: Kind, spot: Spot, ranks: Iterable[int], *, few: bool = True) -> Root:
+        call = self.first[self.at[spot][0]]
+        return Root(
+            kind=kind,
+            ranks=tuple(sorted(ranks)),
+            group=group_words(call),
+            number=call.number,
+            calls=_sides(
+                {rank: one for rank, one in self._made(spot).items() if rank in self.recorded}
+            ),
+            since_ns=self._since(spot),
+            few=few,
+        )
+
+    def _ends(self) -> list[set[int | Spot]]:
+        """The strongly connected parts of the graph of waits that lead to no other part."""
+        edges: dict[int | Spot, Sequence[int | Spot]] = {}
+        for spot, lacks in self.lacks.items():
+            # A call in which ranks differ does not end, whoever comes to it.
+            # A rank without a dump may wait too: it is an end only if no other rank is missing.
+            here = [rank for rank in lacks if rank in self.recorded]
+            ends = spot in self.differing or (not here and self._late(self._made(spot)))
+            edges[spot] = () if ends else here or lacks
+            for rank in self.at[spot]:
+                edges[rank] = (spot,)
+        return [
+            part for part in _connected(edges)
+            if not any(after not in part for one in part for after in edges.get(one, ()))
+        ]  # fmt: skip
+
+    # -- the table
+
+    def rows(self) -> list[Wait]:
+        """One row per collective; like sends and receives of several groups are one row."""
+        folded: dict[tuple[object, ...], tuple[list[int], set[int], Call]] = {}
+        for spot, ranks in self.at.items():
+            call = self.first[ranks[0]]
+            ops = " and ".join(
+                dict.fromkeys(re.findall(r"send|recv", " ".join(call.parts or (call.op,))))
+            )
+            like = (call.about or call.group, ops, call.state)
+            key: tuple[object, ...] = like if spot.rank >= 0 else (spot, ops, call.state)
+            row = folded.setdefault(key, ([], set(), call))
+            row[0].extend(ranks)
+            row[1].update(self.lacks[spot])
+        rows = []
+        for key, (some, lacks, call) in folded.items():
+            several = call.alone and len(some) > 1
+            rows.append(Wait(
+                ranks=tuple(sorted(some)),
+                group=str(key[0]) if several else group_words(call),
+                number=0 if several else call.number,
+                call=str(key[1]) if several else words(call),
+                state=call.state, waits_for=tuple(sorted(lacks)),
+            ))  # fmt: skip
+        return sorted(rows, key=lambda row: (-len(row.ranks), row.ranks))
+
+
+def _followers(calls: Sequence[str]) -> Counter[str]:
+    """What came after the longest repetition of the last calls."""
+    for length in range(min(len(calls) - 1, _LONGEST), 1, -1):
+        recent = calls[-length:]
+        found = Counter(
+            calls[place + length]
+            for place in range(len(calls) - length)
+            if calls[place : place + length] == recent
+        )
+        if found and all(recent) and len(set(recent)) > 1:
+            return found
+    return Counter()
+
+
+def _circle_without(spot: Spot, after: Mapping[Spot, Collection[Spot]]) -> bool:
+    """Whether a circle of waits is left if the ranks at `spot` did not wait."""
+    before: dict[Spot, list[Spot]] = defaultdict(list)
+    for one, those in after.items():
+        for each in those:
+            before[each].append(one)
+    open_waits = {one: len(those) for one, those in after.items()}
+    free, gone = [spot], {spot}
+    while free:
+        for one in before[free.pop()]:
+            open_waits[one] -= 1
+            if not open_waits[one] and one not in gone:
+                gone.add(one)
+                free.append(one)
+    return len(gone) < len(after)
+
+
+def _is_world(group: Group) -> bool:
+    return group.name in ("0", "default_pg")
+
+
+def _sides(made: Mapping[int, Call]) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """(ranks, their call), most ranks first."""
+    by_call: dict[str, list[int]] = defaultdict(list)
+    shapes = len({one.op for one in made.values()}) == 1
+    for rank, call in sorted(made.items()):
+        by_call[words(call, shapes=shapes)].append(rank)
+    ordered = sorted(by_call.items(), key=lambda item: (-len(item[1]), item[1]))
+    return tuple((tuple(callers), what) for what, callers in ordered)
+
+
+def _connected(edges: Mapping[int | Spot, Sequence[int | Spot]]) -> list[set[int | Spot]]:
+    """Tarjan's algorithm, without recursion: a chain of waits can have thousands of ranks."""
+    order: dict[int | Spot, int] = {}
+    low: dict[int | Spot, int] = {}
+    held: list[int | Spot] = []
+    on: set[int | Spot] = set()
+    parts = []
+    for start in edges:
+        if start in order:
+            continue
+        way = [(start, iter(edges[start]))]
+        order[start] = low[start] = len(order)
+        held.append(start)
+        on.add(start)
+        while way:
+            here, after = way[-1]
+            for one in after:
+                if one not in order:
+                    order[one] = low[one] = len(order)
+                    held.append(one)
+                    on.add(one)
+                    way.append((one, iter(edges.get(one, ()))))
+                    break
+                if one in on:
+                    low[here] = min(low[here], order[one])
+            else:
+                way.pop()
+                if way:
+                    low[way[-1][0]] = min(low[way[-1][0]], low[here])
+                if low[here] == order[here]:
+                    part = set()
+                    while here not in part:
+                        part.add(held.pop())
+                    on -= part
+                    parts.append(part)
+    return parts

@@ -1,0 +1,384 @@
+"""Explains a dead job from its flight recorder dumps: which ranks the others waited for, and where.
+
+The files may have any name: TORCH_FR_DUMP_TEMP_FILE and TORCH_NCCL_DEBUG_INFO_TEMP_FILE set it. A
+file is a dump by its content, and belongs to a rank by its name and by the groups in it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import shlex
+import signal
+import stat
+import zlib
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from preflight.core.files import open_stream
+from preflight.errors import UsageError
+from preflight.hang.answer_text import Alternative
+from preflight.hang.call_waits import Kind, Root, Waits, follow
+from preflight.hang.diagnose.job_state import fold_ranks, ranks, verb
+from preflight.hang.diagnose.places import is_plumbing
+from preflight.hang.explain.scan import blocks
+from preflight.hang.explain.symptom import Category, Explanation
+from preflight.hang.flight_recorder import MOST_BYTES, Recording, Unreadable, read
+from preflight.hang.watch.evidence import files_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+
+_HEAD = 4096
+_PICKLE, _GZIP = re.compile(rb"\x80[\x02-\x05]"), b"\x1f\x8b"
+_KEYS = re.compile(rb'"(collective_seq_id|pg_config|pg_status|comm_lib_version|nccl_comm_state)"')
+_RANK = re.compile(r"rank[_-]?(\d{1,7})(?!\d)|(\d{1,7})\D*$", re.IGNORECASE)
+_SUFFIXES = re.compile(r"(\.(gz|json|pkl|pickle|bin|txt|dump))+$", re.IGNORECASE)
+_MANY = 64
+"""Dumps that are read by several processes."""
+_CALLS = 100_000
+"""Ended calls of each group, of all ranks: what they show of habits is not worth more memory."""
+_APART_NS = 3600 * 10**9
+"""A rank whose last call is this much older is of an earlier run."""
+_NAMED = ("differs", "crossed", "absent", "not_started", "stalled", "extra", "idle")
+_CONFIDENCE = {
+    "differs": 0.9, "crossed": 0.8, "absent": 0.9, "not_started": 0.8, "stalled": 0.85,
+    "extra": 0.7, "no_dump": 0.6,
+}  # fmt: skip
+_UNDECIDED, _UNCLEAR = 0.45, 0.3
+_MOST = 4
+
+
+def separate(given: Iterable[Path]) -> tuple[list[Path], list[Path]]:
+    """The dumps among the files and in the folders given, and everything else.
+
+    A folder that holds dumps is also among the others if it holds more than dumps.
+    """
+    dumps, others = [], []
+    for path in given:
+        inside = list(_in_folder(path))
+        found = [one for one in inside or (path,) if _is_dump(one)]
+        dumps += found
+        if len(found) < max(1, len(inside)):
+            others.append(path)
+    return dumps, others
+
+
+def _in_folder(path: Path) -> Iterator[Path]:
+    with suppress(OSError):
+        if path.is_dir():
+            yield from files_of(path, ["*", "*/*"])
+
+
+def _is_dump(path: Path) -> bool:
+    """Whether its first bytes are those of a pickle, or of a recorder's JSON."""
+    head = b""
+    with suppress(OSError, zlib.error):
+        if not stat.S_ISREG(path.stat().st_mode):
+            return False
+        with open_stream(path) as file:
+            head = file.read(_HEAD) or b""
+        if head.startswith(_GZIP):
+            head = zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(head, _HEAD)
+    return bool(_PICKLE.match(head)) or (
+        head.lstrip().startswith(b"{") and bool(_KEYS.search(head))
+    )
+
+
+class Dumps:
+    """The recordings of one job, by rank."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """Read them; UsageError if they are of several jobs."""
+        self.troubles: list[str] = []
+        self.ranks: dict[int, Recording] = {}
+        self._paths: dict[int, Path] = {}
+        worlds: dict[tuple[int, ...], Path] = {}
+        for path, recording in zip(paths, _read_all(paths), strict=True):
+            if isinstance(recording, Unreadable):
+                self.troubles.append(f"{path} is not used: {recording.why}")
+                continue
+            rank = _rank(path, recording)
+            if rank is None:
+                fault = "its name and its groups do not show its rank"
+                self.troubles.append(f"{path} is not used: {fault}; name it rank_N")
+                continue
+            if world := recording.members.get("0"):
+                worlds.setdefault(world, path)
+            self._add(rank, path, recording)
+        if len(worlds) > 1:
+            jobs = " and ".join(f"{len(one)} ranks ({worlds[one]})" for one in [*worlds][:3])
+            raise UsageError(f"the dumps are of several jobs, with {jobs}: give those of one job")
+        self._leave_out_old()
+        known = next(iter(worlds), ()) or range(max(self.ranks, default=-1) + 1)
+        self.no_dump = tuple(rank for rank in known if rank not in self.ranks)
+
+    def _add(self, rank: int, path: Path, recording: Recording) -> None:
+        other = self.ranks.setdefault(rank, recording)
+        if other != recording:
+            both = f"{self._paths[rank]} and {path}"
+            raise UsageError(f"rank {rank} has two dumps, {both}: give the dumps of one job")
+        self._paths[rank] = path
+
+    def _leave_out_old(self) -> None:
+        newest = max((one.newest_ns for one in self.ranks.values()), default=0)
+        for rank, one in [*self.ranks.items()]:
+            if one.newest_ns and newest - one.newest_ns > _APART_NS:
+                hours = (newest - one.newest_ns) / _APART_NS
+                self.troubles.append(
+                    f"{self._paths[rank]} is not used: its last call is {hours:.1f} h older than "
+                    "the others'; it is of an earlier run"
+                )
+                del self.ranks[rank]
+
+
+def _rank(path: Path, recording: Recording) -> int | None:
+    """The rank by the file's name, if it is in all groups; else the only one that is."""
+    groups = [set(one) for one in recording.members.values()]
+    inside = set.intersection(*groups) if groups else set()
+    found = _RANK.search(_SUFFIXES.sub("", path.name))
+    rank = int(found[1] or found[2]) if found else None
+    if rank is not None and (rank in inside or not groups):
+        return rank
+    return inside.pop() if len(inside) == 1 else None
+
+
+def _read_all(paths: Sequence[Path]) -> Iterable[Recording | Unreadable]:
+    work = partial(_read, latest=max(8, _CALLS // len(paths)))
+    if len(paths) < _MANY:
+        return map(work, paths)
+    workers = min(os.cpu_count() or 1, 16)
+    try:
+        with ProcessPoolExecutor(workers, initializer=_start_worker) as pool:
+            return list(pool.map(work, paths, chunksize=16))
+    except BrokenProcessPool as error:
+        raise UsageError(
+            "a process that read the dumps was killed, perhaps for its memory: give fewer dumps"
+        ) from error
+
+
+def _start_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    gc.disable()  # plain values have no circles
+
+
+def _read(path: Path, latest: int) -> Recording | Unreadable:
+    troubles: list[str] = []
+    parts, size = [], 0
+    try:
+        for block in blocks(path, troubles):
+            parts.append(block)
+            size += len(block)
+            if size > MOST_BYTES:
+                return Unreadable(f"it is larger than {MOST_BYTES >> 20} MiB")
+    except UsageError as error:
+        return Unreadable(str(error))
+    if troubles:
+        return Unreadable(troubles[0].removeprefix(f"{path}: "))
+    return read(b"".join(parts), latest=latest)
+
+
+def explain_dumps(dumps: Dumps) -> Explanation:
+    """Name the ranks at the end of the waits; `unknown` if they are not in the dumps."""
+    known = dumps.ranks
+    waits = follow(known, len(dumps.no_dump), dumps.no_dump)
+    named = [one for one in waits.roots if one.kind in _NAMED and (one.ranks or not one.few)]
+    if not known:
+        return Explanation(sentence="no dump could be read", advice="give the dumps of all ranks")
+    named.sort(key=lambda one: not one.few)
+    answer = _of_named(named, known) if named else _of_rest(waits, dumps)
+    others = tuple(
+        Alternative(_category(one), _sentence(one), 0.0)
+        for one in waits.roots
+        if one not in named and answer.sentence != _sentence(one)
+    )
+    rest = max(0.0, 1 - answer.confidence)
+    share = round(min(rest / (len(others[:2]) + 1), answer.confidence / 2), 2)
+    return replace(
+        answer,
+        alternatives=tuple(replace(one, confidence=share) for one in others[:2]),
+        waits=waits.rows,
+        unseen=tuple(_unseen(dumps)),
+    )
+
+
+def _of_named(named: Sequence[Root], known: Mapping[int, Recording]) -> Explanation:
+    culprits = sorted({rank for one in named for rank in one.ranks if one.few})
+    main = min(named, key=lambda one: _NAMED.index(one.kind))
+    stalled = {rank for one in named if one.kind == "stalled" for rank in one.ranks}
+    if stalled >= set(culprits) and stalled:
+        main = next(one for one in named if one.kind == "stalled")
+    sure = _CONFIDENCE[main.kind] if culprits else _UNDECIDED
+    if named[-1].kind == "idle" or any(known[rank].wrapped for rank in culprits if rank in known):
+        sure *= 0.9
+    ordered = [main, *(one for one in named if one is not main)]
+    line = next(filter(None, (_line(known[rank], main) for rank in culprits)), "")
+    return Explanation(
+        category=_category(main),
+        culprits=tuple(f"rank {rank}" for rank in culprits),
+        sentence="; ".join(_sentence(one) for one in ordered[:_MOST]),
+        cause=_CAUSES[main.kind],
+        advice=_ADVICE[main.kind],
+        next="gpu.xid, gpu.ecc" if main.kind == "stalled" else _lint(line),
+        line=line,
+        confidence=round(sure, 2),
+    )
+
+
+def _of_rest(waits: Waits, dumps: Dumps) -> Explanation:
+    """No rank with a dump is shown to be at fault."""
+    gone = [one for one in waits.roots if one.kind == "no_dump"]
+    away = sorted({rank for one in gone for rank in one.ranks})
+    known = next((one for one in waits.roots if one.kind != "no_dump"), None)
+    if known:
+        return Explanation(
+            category=_category(known),
+            sentence=_sentence(known),
+            cause=_CAUSES[known.kind],
+            advice=_ADVICE[known.kind],
+            next="fabric.allreduce" if known.kind == "all_in" else "preflight lint SCRIPT",
+            confidence=_UNCLEAR if known.kind == "all_in" or gone else _UNDECIDED,
+        )
+    if gone and all(one.proven for one in gone) and len(dumps.ranks) > 1:
+        return Explanation(
+            category="timeout_rank_missing",
+            culprits=tuple(f"rank {rank}" for rank in away),
+            sentence="; ".join(_sentence(one) for one in gone[:_MOST]),
+            cause="it ended or was killed before it could write a dump, or its node failed",
+            advice="check that rank's log, and its node at that time; give its dump if it has one",
+            confidence=_CONFIDENCE["no_dump"],
+        )
+    if gone:
+        return Explanation(
+            sentence=f"{ranks(dumps.ranks)} {verb(len(dumps.ranks), 'waits', 'wait')} for ranks "
+            f"that have no dump here: {fold_ranks(away)}; whether these had died or waited "
+            "themselves is not shown",
+            advice="give the dumps of all ranks; each node may have its own in /tmp",
+            confidence=_UNCLEAR,
+        )
+    return Explanation(
+        sentence=f"no call of {ranks(dumps.ranks)} was unfinished when the dumps were written",
+        advice="give the dumps that were written when the job hung, and its logs",
+    )
+
+
+_CAUSES = {
+    "differs": "the ranks' code took different paths: a branch by rank, another batch shape",
+    "crossed": "the ranks make the same calls in different orders: a branch by rank, data that "
+    "ends on one rank, threads",
+    "extra": "a branch by rank leads to a call that the other ranks do not make",
+    "absent": "that rank was elsewhere: in its data loader, in saving, in a lock, stopped, or done",
+    "not_started": "a kernel before that call does not end on its GPU",
+    "stalled": "its GPU or driver failed, so that nothing on it ends",
+    "all_in": "the data does not get through, or a GPU hangs without showing it",
+}
+_ADVICE = {
+    "differs": "compare how these ranks got to that call; TORCH_DISTRIBUTED_DEBUG=DETAIL names it",
+    "crossed": "compare the order of the calls of these ranks at that step",
+    "extra": "let all ranks of the group make that call, or none",
+    "absent": "check what that rank did after its last call: its log, its stack (py-spy), its node",
+    "not_started": "check that rank's last kernels and its GPU; CUDA_LAUNCH_BLOCKING=1 shows which",
+    "stalled": "check that GPU: Xid in the kernel log, ECC errors; drain the node, reset the GPU",
+    "all_in": "check links and NICs between these ranks; TORCH_NCCL_ENABLE_TIMING=1 shows "
+    "which GPU has begun the call",
+}
+
+
+def _category(root: Root) -> Category:
+    if root.kind in ("differs", "crossed", "extra"):
+        return "collective_mismatch"
+    if root.kind == "stalled":
+        return "gpu_hardware"
+    return "unknown" if root.kind == "all_in" else "timeout_rank_missing"
+
+
+def _sentence(root: Root) -> str:
+    who, many = ranks(root.ranks), len(root.ranks)
+    waiting = [rank for callers, _ in root.calls for rank in callers]
+    texts = {
+        "who": who,
+        "waits": verb(many, "waits", "wait"),
+        "has": verb(many, "has", "have"),
+        "gpu": f"the GPU{'s' * (many > 1)} of {who}",
+        "it": verb(many, "it", "them"),
+        "call": f"call {root.number} of {root.group}",
+        "made": "; ".join(f"{ranks(callers)} in {what}" for callers, what in root.calls[:3]),
+        "what": root.calls[0][1] if root.calls else "",
+        "waiting": f"{ranks(waiting)} {verb(len(waiting), 'waits', 'wait')}",
+        "odd": f"; {who} {verb(many, 'differs', 'differ')} from the others" if many else "",
+    }
+    return _SENTENCES[root.kind].format(**texts)
+
+
+_SENTENCES: dict[Kind, str] = {
+    "differs": "the ranks' calls differ in {call}: {made}{odd}",
+    "crossed": "ranks wait for each other in different calls: {made}{odd}",
+    "absent": "{who} {has} not made {call}: {what}, in which {waiting}",
+    "not_started": "{gpu} {has} not begun {call}: {what}, which other ranks have begun",
+    "stalled": "{gpu} {has} not ended calls that the other ranks have ended",
+    "extra": "{waiting} in {call}: {what}, which the other ranks do not make",
+    "idle": "{who} {waits} in no call either",
+    "no_dump": "{who} left no dump, and {waiting} for {it} in {call}: {what}",
+    "all_in": "all ranks have made {call}: {what}, and none has ended it",
+}
+
+
+def _line(recording: Recording, root: Root) -> str:
+    """The user's line of a rank's call at fault, or of its last call."""
+    at = (
+        [one for one in recording.calls if one.number == root.number]
+        if root.kind == "differs"
+        else []
+    )
+    frames = next((one.frames for one in reversed(at or recording.calls) if one.frames), ())
+    own = next((one for one in frames if not is_plumbing(one.file)), None)
+    return f"{own.file}:{own.line} in {own.function}" if own else ""
+
+
+def _lint(line: str) -> str:
+    return (
+        f"preflight lint {shlex.quote(line.partition(':')[0])}" if line else "preflight lint SCRIPT"
+    )
+
+
+def _unseen(dumps: Dumps) -> Iterator[str]:
+    if dumps.no_dump:
+        yield f"no dump of {ranks(dumps.no_dump)}"
+    if wrapped := [rank for rank, one in dumps.ranks.items() if one.wrapped]:
+        yield (
+            f"{ranks(wrapped)}: older unfinished calls have left the buffer; set a larger "
+            "TORCH_FR_BUFFER_SIZE"
+        )
+
+
+def joined(logs: Explanation, dumps: Explanation) -> Explanation:
+    """The answer of both: a cause in the logs says more than the waits."""
+    weak = ("unknown", "timeout_rank_missing", "collective_mismatch")
+    if logs.category == "no_failure" or (
+        logs.category in weak and dumps.confidence >= logs.confidence
+    ):
+        first, second = dumps, logs
+    else:
+        first, second = logs, dumps
+    extra = (
+        (Alternative(second.category, second.sentence, 0.0),)
+        if second.category not in (first.category, "no_failure", "unknown")
+        else ()
+    )
+    return replace(
+        first,
+        alternatives=(*first.alternatives, *extra)[:3],
+        evidence=first.evidence or second.evidence,
+        lines=logs.lines,
+        line=first.line or second.line,
+        waits=dumps.waits,
+        unseen=dumps.unseen,
+    )

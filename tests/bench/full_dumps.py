@@ -1,0 +1,115 @@
+"""`make bench-full`: flight recorder dumps of 1,000 drawn jobs, some of them unseen.
+
+    python -m tests.bench.full_dumps [--first SEED] [--jobs N] [--torch] [--show]
+
+A job is right if exactly its ranks at fault are named. The seeds 500-599, 700-799 and 900-999 were
+not used during the work; the others were. `--torch` gives the same dumps to torch's own analyzer,
+which needs the package `tabulate`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+from preflight import cli
+from tests.bench.proportion import clopper_pearson
+from tests.simulate.parallel_job import Case, draw_case
+
+_CULPRIT = re.compile(r"Culprit rank (\d+)")
+_MISSING = re.compile(r"missing ranks: \{([^}]*)\}")
+
+
+def write(case: Case, folder: Path) -> None:
+    """Write the dumps as torch names them."""
+    for rank, content in case.dumps.items():
+        (folder / f"nccl_trace_rank_{rank}").write_bytes(content)
+
+
+def explained(folder: Path) -> set[int]:
+    """The ranks that `preflight explain` names."""
+    out = io.StringIO()
+    with redirect_stdout(out), redirect_stderr(io.StringIO()):
+        cli.main(["explain", "--json", str(folder)])
+    return {int(one.split()[1]) for one in json.loads(out.getvalue())["culprits"]}
+
+
+def by_torch(folder: Path) -> set[int] | None:
+    """The ranks that torchfrtrace calls culprits or missing in the first mismatch of any group.
+
+    None if it fails: it needs the package `tabulate`, and does not survive every dump.
+    """
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("torchfrtrace")), "--prefix", "nccl_trace_rank_",
+         "--allow-incomplete-ranks", str(folder)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        return None
+    text = done.stdout + done.stderr
+    missing = {
+        int(one) for some in _MISSING.findall(text) for one in some.split(",") if one.strip()
+    }
+    return missing | {int(one) for one in _CULPRIT.findall(text)}
+
+
+def judge(seed: int, *, torch: bool) -> tuple[int, str, str, list[int], list[int]]:
+    """(seed, fault, right or what was wrong, the truth, the ranks named)."""
+    case = draw_case(seed)
+    with tempfile.TemporaryDirectory(prefix="preflight-dumps-") as name:
+        write(case, Path(name))
+        named = by_torch(Path(name)) if torch else explained(Path(name))
+    truth = case.culprits
+    if named is None:
+        verdict, named = "did not run", set()
+    elif named - truth:
+        verdict = "innocent"
+    elif named == truth:
+        verdict = "right"
+    else:
+        verdict = "partly" if named else "unnamed"
+    return seed, case.fault, verdict, sorted(truth), sorted(named)
+
+
+def _work(seed_and_torch: tuple[int, bool]) -> tuple[int, str, str, list[int], list[int]]:
+    return judge(seed_and_torch[0], torch=seed_and_torch[1])
+
+
+def main() -> None:
+    """Print a row per fault, for seen and unseen seeds apart."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.full_dumps", description=__doc__)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--torch", action="store_true")
+    parser.add_argument("--show", action="store_true")
+    options = parser.parse_args()
+    counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    seeds = range(options.first, options.first + options.jobs)
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        for seed, fault, verdict, truth, named in pool.map(
+            _work, [(seed, options.torch) for seed in seeds], chunksize=4
+        ):
+            half = "unseen" if seed // 100 in (5, 7, 9) else "seen"
+            counts[half, fault][verdict] += 1
+            counts[half, "all"][verdict] += 1
+            if options.show and verdict != "right":
+                line = f"seed {seed} {fault}: {verdict}, at fault {truth}, named {named}\n"
+                sys.stdout.write(line)
+    for (half, fault), count in sorted(counts.items()):
+        low, high = clopper_pearson(count["right"], count.total())
+        right = f"right: {low:.1%} to {high:.1%}"
+        sys.stdout.write(f"{half:7}{fault:14}{dict(count)}  {right}\n")
+
+
+if __name__ == "__main__":
+    main()
