@@ -213,7 +213,7 @@ def test_partners_of_hosts_that_are_down_are_measured_and_judged(
         assert 0 < one.report["coverage"]["measured_share"] < 1
         turns = {f"{row['a']}-{row['b']}": row["turn"] for row in one.report["pairs"]}
         assert turns["h1-h2"] == "repair"
-        assert "1 for partners of nodes that are out" in " ".join(one.out.split())
+        assert "1 more for partners of nodes that are out" in " ".join(one.out.split())
 
 
 def test_a_changed_host_key(judge: Callable[..., Told], lab: Lab) -> None:

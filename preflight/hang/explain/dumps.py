@@ -41,7 +41,7 @@ _HEAD = 4096
 _PICKLE, _GZIP = re.compile(rb"\x80[\x02-\x05]"), b"\x1f\x8b"
 _KEYS = re.compile(rb'"(collective_seq_id|pg_config|pg_status|comm_lib_version|nccl_comm_state)"')
 _RANK = re.compile(r"rank[_-]?(\d{1,7})(?!\d)|(\d{1,7})\D*$", re.IGNORECASE)
-_SUFFIXES = re.compile(r"(\.(gz|json|pkl|pickle|bin|txt|dump))+$", re.IGNORECASE)
+_SUFFIXES = re.compile(r"(\.(gz|json|pkl|pickle|bin|txt|dump)){1,3}$", re.IGNORECASE)
 _MANY = 64
 """Dumps that are read by several processes."""
 _CALLS = 100_000

@@ -63,7 +63,7 @@ def blocks(*rates: str) -> str:
     return "\n\n".join(found)
 
 
-@pytest.mark.proves("ib.rate", passes="a pasted ibnetdiscover of links alike")
+@pytest.mark.proves("ib.rate", passes="a pasted ibnetdiscover in which all links are the same")
 @pytest.mark.proves("ib.rate", finds="a link with fewer lanes in a pasted fabric")
 @pytest.mark.parametrize("shown", [rows, blocks])
 def test_rates_of_a_fabric(shown: Any) -> None:

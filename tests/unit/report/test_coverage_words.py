@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from preflight.report.document import CoverageRow
 from preflight.report.terminal import coverage_words
-from preflight.verdict import ok
+from preflight.verdict import fail, not_run, ok
 from tests.unit.report.nights import report
 
 
@@ -69,9 +69,16 @@ def test_one_pair_is_no_plural() -> None:
 def test_the_gpus_that_answered_are_counted() -> None:
     """And how to load them, if nothing did; nodes that were not judged do not count."""
     given = {("gpu.count", name): ok("2 GPUs", bus_ids=["a", "b"]) for name in ("h1", "h2")}
+    given["gpu.count", "h3"] = not_run("not reached")
     whole = report(["h1", "h2", "h3"], given, checks=["gpu.count"])
-    whole = replace(whole, fleet=replace(whole.fleet, unjudged=("h3",)))
     seen = "2 of 3 nodes with 4 GPUs checked"
     assert coverage_words(whole) == f"{seen} without load (--preflight-tier=standard loads them)"
     loaded = replace(whole.verdicts[0], check="burn.gemm", evidence={})
     assert coverage_words(replace(whole, verdicts=(*whole.verdicts, loaded))) == seen
+
+
+def test_a_node_that_does_not_answer_was_not_checked() -> None:
+    """Only its failed login was judged: nothing of it was seen."""
+    given = {("reach.answer", "h1"): fail("no answer", advice="start it")}
+    whole = report(["h1", "h2"], given, checks=["reach.answer"])
+    assert coverage_words(whole) == "1 of 2 nodes checked"
