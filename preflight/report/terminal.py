@@ -310,15 +310,14 @@ _ALL_PAIRS = (
 def coverage_words(report: Report) -> str:
     """Which nodes, GPUs and pairs of nodes were tested, and the option that tests more."""
     judged = [row for row in report.verdicts if row.outcome in _JUDGED]
-    known, left_out = report.fleet.nodes, {*report.fleet.left_out}
+    known = {*report.fleet.nodes} - {*report.fleet.left_out}
     # A login that failed shows nothing of a node; one that worked counts if no more was asked.
-    seen = {row.subject for row in judged if not row.check.startswith("reach.")} or {
-        row.subject for row in judged if row.outcome is not Outcome.FAIL
-    }
-    nodes = len([name for name in known if name in seen and name not in left_out])
+    deeper = {row.subject for row in judged if not row.check.startswith("reach.")}
+    worked = {row.subject for row in judged if row.outcome is not Outcome.FAIL}
+    nodes, every = len(known & deeper or known & worked), len(report.fleet.nodes)
     gpus = sum(len(_listed(row.evidence.get("bus_ids"))) for row in judged if row.check == _COUNT)
-    of_all = "" if nodes == len(known) else f"{nodes:,} of "
-    of_all += f"{len(known):,} node{'s' * (len(known) != 1)}"
+    of_all = "" if nodes == every else f"{nodes:,} of "
+    of_all += f"{every:,} node{'s' * (every != 1)}"
     has = f" with {gpus:,} GPU{'s' * (gpus != 1)}" if gpus else ""
     loaded = any(row.check.startswith("burn.") for row in judged)
     unloaded = "" if loaded or not gpus else " without load (--preflight-tier=standard loads them)"
