@@ -322,6 +322,8 @@ def coverage_words(report: Report) -> str:
     loaded = any(row.check.startswith("burn.") for row in judged)
     unloaded = "" if loaded or not gpus else " without load (--preflight-tier=standard loads them)"
     parts = [f"{of_all}{has} checked{unloaded}"]
+    if known.isdisjoint(row.subject for row in report.verdicts):  # only pairs were asked for
+        parts.clear()
     if report.coverage is not None and report.coverage.pairs:
         parts.append(_pairs_covered(report.coverage))
     return "; ".join(parts)
