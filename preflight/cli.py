@@ -13,7 +13,6 @@ import re
 import signal
 import sys
 import textwrap
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from preflight import __version__
@@ -243,14 +242,14 @@ def _judge_here(words: Sequence[str]) -> None:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
         """Exit 4 as everywhere in preflight; argparse would exit 2, which means interrupted."""
-        from preflight.core.text import did_you_mean
+        from preflight.core.text import did_you_mean, printable
 
         unknown = re.match(r"argument VERB: invalid choice: '([^']*)'", message)
         if unknown:
             now = _RENAMED.get(unknown[1])
             hint = f"; it is called {now} now" if now else did_you_mean(unknown[1], VERBS)
             message = f"unknown verb {unknown[1]!a}{hint}"
-        self.exit(USAGE, f"preflight: {message}; see: preflight --help\n")
+        self.exit(USAGE, f"preflight: {printable(message)}; see: preflight --help\n")
 
 
 def _parser(chosen: str = "") -> argparse.ArgumentParser:
@@ -315,12 +314,11 @@ def _row(registered: Registered, *, with_page: bool) -> dict[str, object]:
 
 def _page(registered: Registered) -> str:
     """Return the page of a check in docs/checks; of a site's, what its author wrote in the file."""
-    check_id, package = registered.check.id, Path(__file__).resolve().parent
-    for folder in (package / "docs" / "checks", package.parent / "docs" / "checks"):
-        page = folder / f"{check_id}.md"
-        if page.is_file():
-            return page.read_text(encoding="utf-8").rstrip()
-    own = f"# {check_id}\n\n{registered.about.strip()}\n\n(from {registered.path})"
+    from preflight.core.registry import page_of
+
+    if page := page_of(registered.check.id):
+        return page
+    own = f"# {registered.check.id}\n\n{registered.about.strip()}\n\n(from {registered.path})"
     return "\n".join(line.rstrip() for line in own.splitlines())
 
 

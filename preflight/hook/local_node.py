@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from preflight.core.files import read_regular, refuse_others
+from preflight.core.files import read_text, refuse_others
 from preflight.core.remote_command import OUTPUT_LIMIT, LocalConnection, PipeRemote, ReachError
 from preflight.errors import PreflightError, UsageError, WireError
 from preflight.facts.model import DRIVER_S, decode_facts
@@ -198,14 +198,8 @@ def expected(name: str, config: HookConfig, registry: Registry) -> Fleet:
 
 def _names_in(path: Path) -> tuple[str, ...]:
     """Return the nodes of the inventory; UsageError that names hook.toml, not the command line."""
-    from preflight.core.text import decoded
     from preflight.fleet.inventory import LARGEST, inventory_of
 
     refuse_others(path)
-    try:
-        text = decoded(read_regular(path, LARGEST))
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "not UTF-8 text"
-        problem = f"cannot read the inventory of hook.toml, {path}: {why}"
-        raise UsageError(f"{problem}; give a readable TOML file") from error
-    return inventory_of(path, text).names
+    what = f"the inventory of hook.toml, {path}"
+    return inventory_of(path, read_text(path, LARGEST, what, "give a readable TOML file")).names

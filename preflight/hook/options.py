@@ -52,7 +52,9 @@ class Options(NamedTuple):
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print one line; the caller changes the exit code to one that drains no node."""
-        self.exit(USAGE, f"{self.prog}: {message}; see: {self.prog} --help\n")
+        from preflight.core.text import printable
+
+        self.exit(USAGE, f"{self.prog}: {printable(message)}; see: {self.prog} --help\n")
 
 
 def option_parser(occasion: Occasion) -> argparse.ArgumentParser:

@@ -128,5 +128,7 @@ def test_runs_add_up_to_all_pairs(here: Here) -> None:
     everything = here.judge_all(
         _CHECK, "--preflight-sweep=exhaustive", "--preflight-even-if-busy", "-n2"
     )
-    assert "coverage all 3 pairs of nodes measured; 1 of 1 pairs" in " ".join(everything.out.split())
+    assert "coverage all 3 pairs of nodes measured; 1 of 1 pairs" in " ".join(
+        everything.out.split()
+    )
     assert everything.report["coverage"]["pairs_known"] is None

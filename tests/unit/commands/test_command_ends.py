@@ -78,6 +78,23 @@ def test_no_name_of_a_file_drives_the_terminal(tmp_path: Path, words: tuple[str,
     assert (done.stdout + done.stderr).replace("\n", "").isprintable()
 
 
+@pytest.mark.parametrize("words", [
+    ("report", "a", "{}"), ("blame", "a", "{}"), ("{}",), ("list-checks", "--{}"),
+    ("diagnose", "--{}"), ("check", "--{}"), ("nightly", "--window={}"), ("completion", "{}"),
+    ("prolog", "--plain", "{}"), ("healthcheck", "--plain", "--{}"),
+])  # fmt: skip
+def test_no_word_that_a_parser_refuses_drives_the_terminal(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """An unknown argument, an unknown option, a bad choice, of each parser."""
+    said = [word.format("z\x1b]0;owned\x07\x1b[31mz") for word in words]
+    done = warm.run("preflight.cli", said, cwd=tmp_path, env=os.environ, timeout=60)
+    assert done.returncode in (2, 4)
+    text = (done.stdout + done.stderr).replace("\n", "")
+    assert "owned" in text
+    assert text.isprintable(), text
+
+
 def _options_with_a_value() -> list[str]:
     offered: dict[str, bool] = {}
     parser = pytest.Parser(_ispytest=True)
