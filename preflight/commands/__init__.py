@@ -28,7 +28,7 @@ exit codes, the same in every verb:
   0 nothing wrong was found
   1 something is wrong, or a node could not be judged: it is named
   2 interrupted
-  3 no answer, or not a whole one, and nothing is named
+  3 could not tell: nothing is named
   4 wrong usage
   5 nothing to check
 """
