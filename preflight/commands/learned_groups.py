@@ -187,7 +187,7 @@ def _unfounded(key: str, gpus: _Each) -> str:
     known = board(every[0].name)
     generation = (known.pcie_gen if known is not None else None) or 0
     possible = {"pcie_lanes": lanes, "pcie_generation": generation}.get(key, 0)
-    if value < possible:
+    if possible and value < possible:
         return f"{value}, {possible} is possible; write {value} if that is intended"
     return ""
 
