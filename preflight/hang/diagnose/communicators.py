@@ -7,6 +7,7 @@ Send and receive are not counted.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ from preflight.hang.diagnose.odd_rank import advice_for
 from preflight.hang.ras_report import REMOTE, ReportError, read_report
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from preflight.facts.job import RasLook
     from preflight.hang.diagnose.job_ranks import Case
@@ -131,6 +132,21 @@ class RasView:
         return full if len(full) < len(by_node) else []
 
     @cached_property
+    def gpu_rests(self) -> set[int]:
+        """Ranks whose GPU or process is at rest, while most GPUs work."""
+        known = {one.rank: one.busy_percent for one in self.case.members} if self.case else {}
+        rest = {rank for rank, busy in known.items() if busy is not None and busy < _BUSY}
+        return rest if len(rest) * 2 <= sum(busy is not None for busy in known.values()) else set()
+
+    def by_gpu(self, some: set[int]) -> tuple[set[int], set[int]]:
+        """Those of these ranks whose GPU or process is at rest, and those whose GPU works."""
+        states = self.states(some)
+        halted = {one.rank for one in states if one.look.state in ("stopped", "disk")}
+        known = {one.rank for one in states if one.busy_percent is not None}
+        rest = halted | (self.gpu_rests & some)
+        return rest, known - rest
+
+    @cached_property
     def foreign(self) -> bool:
         """Whether the report is of another job that shares the port."""
         if self.case is None or not self.report.communicators or self.whole is not None:
@@ -148,56 +164,81 @@ class Waits:
     """Communicators in which others have launched more."""
     ahead: dict[int, set[str]] = field(default_factory=dict)
     """Communicators in which others have launched less, or are missing."""
-    minor: dict[int, set[str]] = field(default_factory=dict)
-    """Communicators in which it differs, in a group smaller than half."""
-    major: dict[int, set[str]] = field(default_factory=dict)
+    minor: dict[int, int] = field(default_factory=dict)
+    """Size of the smallest group, less than half of a communicator, in which it differs."""
     apart: dict[int, set[str]] = field(default_factory=dict)
     """Communicators in which most launched something that it did not, and the other way."""
-    quiet: list[set[int]] = field(default_factory=list)
-    """Communicators without collectives: for send and receive."""
+    linked: list[set[int]] = field(default_factory=list)
+    """Ranks that may wait for each other uncounted: they share a communicator without collectives,
+    or one of which the text form does not name all ranks."""
+    equal: list[set[int]] = field(default_factory=list)
+    """Members of communicators in which all have launched the same."""
+    levels: dict[str, list[list[int]]] = field(default_factory=dict)
+    """Ranks of each communicator in which they differ, those with the fewest operations first."""
     proof: dict[str, str] = field(default_factory=dict)
+
+    def evidence(self, some: Iterable[int]) -> tuple[str, ...]:
+        """The counts of up to four communicators in which these ranks differ."""
+        sets = (self.behind, self.ahead, self.apart)
+        names = {name for one in some for each in sets for name in each.get(one, ())}
+        return tuple(f"RAS: {self.proof[name]}" for name in sorted(names & set(self.proof))[:4])
 
 
 def waits_of(view: RasView) -> Waits:
-    """Compare the counts of the ranks in each communicator."""
+    """Compare the counts of the ranks in each communicator.
+
+    Ranks that the text form does not name have negative numbers, and are never an answer.
+    """
     waits = Waits()
+    everyone: set[int] = set()
+    nobody = -1
     for group in view.report.communicators:
-        rows = [(view.number(group, one), one.counts) for one in group.members]
-        named = [(rank, counts) for rank, counts in rows if rank is not None]
-        if named and not any(counts for _, counts in named):
-            continue
-        if named and not any(sum(counts.values()) for _, counts in named):
-            waits.quiet.append({rank for rank, _ in named})
-        elif named:
-            _compare(group.name, named, waits, missing=bool(group.absent))
+        counts: dict[int, dict[str, int]] = {}
+        for one in group.members:
+            number = view.number(group, one)
+            nobody -= number is None
+            counts[nobody if number is None else number] = one.counts
+        everyone |= {rank for rank in counts if rank >= 0}
+        if any(sum(each.values()) for each in counts.values()):
+            _compare(group.name, counts, waits, missing=bool(group.absent))
+        elif any(counts.values()):
+            waits.linked.append(set(counts))
+        if min(counts, default=0) < 0:
+            waits.linked.append(everyone)
     return waits
 
 
-def _compare(
-    name: str, named: list[tuple[int, dict[str, int]]], waits: Waits, *, missing: bool
-) -> None:
+def _compare(name: str, members: dict[int, dict[str, int]], waits: Waits, *, missing: bool) -> None:
     vectors: dict[Counts, list[int]] = {}
-    for rank, counts in named:
+    for rank, counts in members.items():
         vectors.setdefault(tuple(sorted(counts.items())), []).append(rank)
     totals = {one: sum(number for _, number in one) for one in vectors}
     most, least = max(totals.values()), min(totals.values())
     usual = max(vectors, key=lambda one: (len(vectors[one]), totals[one]))
-    for one, some in vectors.items():
-        for rank in some:
-            if totals[one] < most:
-                waits.behind.setdefault(rank, set()).add(name)
-            if totals[one] > least or missing:
-                waits.ahead.setdefault(rank, set()).add(name)
-            if not (_below(one, usual) or _below(usual, one)):
-                waits.apart.setdefault(rank, set()).add(name)
-            if len(vectors) > 1 and len(some) * 2 != len(named):
-                side = waits.minor if len(some) * 2 < len(named) else waits.major
-                side.setdefault(rank, set()).add(name)
+    for one, everyone in vectors.items():
+        some = [rank for rank in everyone if rank >= 0]
+        if totals[one] < most:
+            waits.behind.update({rank: waits.behind.get(rank, set()) | {name} for rank in some})
+        if totals[one] > least or missing:
+            waits.ahead.update({rank: waits.ahead.get(rank, set()) | {name} for rank in some})
+        if not (_below(one, usual) or _below(usual, one)):
+            waits.apart.update({rank: waits.apart.get(rank, set()) | {name} for rank in some})
+        if len(everyone) * 2 < len(members):
+            for rank in some:
+                waits.minor[rank] = min(len(everyone), waits.minor.get(rank, len(everyone)))
+    if len(vectors) == 1 and not missing:
+        waits.equal.append(set(members))
     if len(vectors) > 1:
         ordered = sorted(vectors, key=lambda one: totals[one])
+        waits.levels[name] = [[rank for rank in vectors[one] if rank >= 0] for one in ordered]
         waits.proof[name] = f"communicator {name}: " + "; ".join(
-            f"{ranks(vectors[one])} launched {_words(one)}" for one in ordered[:3]
+            f"{_who(vectors[one])} launched {_words(one)}" for one in ordered[:3]
         )
+
+
+def _who(some: list[int]) -> str:
+    named = [rank for rank in some if rank >= 0]
+    return ranks(named) if len(named) == len(some) else count(len(some))
 
 
 def _below(low: Counts, high: Counts) -> bool:
@@ -209,38 +250,50 @@ def _words(counts: Counts) -> str:
     return " and ".join(f"{number} {name}" for name, number in counts if number) or "nothing"
 
 
-def _causes(view: RasView, waits: Waits) -> tuple[list[int], list[int]]:
+def _causes(view: RasView, waits: Waits) -> tuple[set[int], set[int]]:
     """(causes, candidates): ranks that others wait for and that wait for nobody.
 
-    Ranks that share a communicator for send and receive may wait for each other, which is not
-    counted: the one that holds up most communicators is the cause, or the one whose GPU rests.
+    A GPU that rests tells a rank whose host has stopped from one that waits in a send or receive,
+    which NCCL does not count. Without that, the rank that holds up most communicators is the cause.
     """
     free = {rank for rank in waits.behind if rank not in waits.ahead}
-    causes: list[int] = []
-    candidates: list[int] = []
+    resting, working = view.by_gpu(free)
+    if resting or (free and working == free):
+        return resting, set()
+    if any(rank in waits.ahead and rank not in waits.behind for rank in waits.minor):
+        return set(), set()
+    found: tuple[set[int], set[int]] = set(), set()
     while free:
         linked, size = {min(free)}, 0
         while len(linked) > size:
             size = len(linked)
-            linked |= {rank for one in waits.quiet if one & linked for rank in one & free}
+            linked |= {rank for one in waits.linked if one & linked for rank in one & free}
         free -= linked
         most = max(len(waits.behind[rank]) for rank in linked)
-        top = [rank for rank in sorted(linked) if len(waits.behind[rank]) == most]
-        top = (_resting(view, top) or top) if len(top) > 1 else top
-        (causes if len(top) == 1 else candidates).extend(top)
-    return causes, candidates
+        top = {rank for rank in linked if len(waits.behind[rank]) == most}
+        found[len(top) > 1 and len(linked) > 1].update(top)
+    return found
 
 
-def _resting(view: RasView, among: Sequence[int]) -> list[int]:
-    """Those of these ranks that do not wait, by their GPU or their kernel's state."""
-    odd = [
-        rank
-        for rank in among
-        for state in view.states((rank,))
-        if state.look.state in ("stopped", "disk")
-        or (state.busy_percent is not None and state.busy_percent < _BUSY)
-    ]
-    return odd if len(odd) < len(among) else []
+def _odd(waits: Waits) -> set[int]:
+    """Ranks that launched in another order than most, if all GPUs work: each waits for another.
+
+    Such a rank is behind in one communicator while most others of it are behind elsewhere. Without
+    such a difference it is the smallest minority.
+    """
+    turned: Counter[int] = Counter()
+    for name, levels in waits.levels.items():
+        for number, level in enumerate(levels):
+            above = [rank for each in levels[number + 1 :] for rank in each]
+            late = [rank for rank in above if waits.behind.get(rank, set()) - {name}]
+            early = [rank for rank in level if not waits.behind.get(rank, set()) - {name}]
+            turned.update(dict.fromkeys(early, len(late)))
+            turned.update(dict.fromkeys(late, len(early)))
+    most = max(turned.values(), default=0)
+    if most:
+        return {rank for rank, times in turned.items() if times == most}
+    least = min(waits.minor.values(), default=0)
+    return {rank for rank, size in waits.minor.items() if size == least}
 
 
 def judge(view: RasView) -> Diagnosis | None:
@@ -343,33 +396,46 @@ def _left(view: RasView) -> Diagnosis | None:
 def _by_counts(view: RasView) -> Diagnosis | None:
     waits = waits_of(view)
     apart = set(waits.apart)
-    causes, candidates = _causes(view, waits)
-    if not (apart or causes or candidates):  # each waits for another: an order that differs
-        apart = {one for one in waits.minor if one in waits.ahead and one not in waits.major}
-    few = sorted(apart or causes)
+    causes, candidates = (set(), set()) if apart else _causes(view, waits)
+    if not (apart or causes or candidates):
+        apart = _odd(waits)
+    if len(apart) > 1 and apart in waits.equal:
+        return _in_kernel(view, apart, waits)
+    few = apart or causes
     if not few or len(few) * 2 > view.world:
         return _several(view, candidates, waits)
-    proof = {
-        name for one in few for name in waits.behind.get(one, set()) | waits.apart.get(one, set())
-    }
     states = view.states(few)
     does = "has launched other collectives than" if apart else "has launched fewer collectives than"
     many = does.replace("has", "have", 1)
-    waiting = sorted(rank for rank in waits.ahead if rank not in set(few))
+    number = len(set(waits.ahead) - few)
+    others = f"the {count(number)} that {verb(number, 'waits', 'wait')}"
     doing = f"; {describe_activity(states[0])}" if states and states[0].place else ""
     return Diagnosis(
         category="desync" if apart else "odd_rank",
         culprits=_culprits(few),
-        sentence=f"{view.names(few)} {verb(len(few), does, many)} the {count(len(waiting))} that "
-        f"{verb(len(waiting), 'waits', 'wait')} for {verb(len(few), 'it', 'them')}{doing}",
+        sentence=f"{view.names(few)} {verb(len(few), does, many)} {others} for "
+        f"{verb(len(few), 'it', 'them')}{doing}",
         advice=_SAME_ORDER if apart else advice_for(states[0]) if states else _NOT_THERE,
         line=line_of(states),
-        evidence=tuple(
-            f"RAS: {waits.proof[name]}" for name in sorted(proof & set(waits.proof))[:4]
-        ),
+        evidence=waits.evidence(few),
         confidence=0.7 if apart or candidates else 0.8,
         alternatives=(Alternative("progresses", "RAS counts once: a slow job looks alike", 0.15),),
         next=lint_of(states) if states else "",
+    )
+
+
+def _in_kernel(view: RasView, members: set[int], waits: Waits) -> Diagnosis:
+    """All ranks of one communicator have launched the same, and the others wait for all of them."""
+    return Diagnosis(
+        category="link",
+        culprits=_culprits(members),
+        sentence=f"{view.names(members)} launched the same collectives in a communicator of "
+        f"{len(members)} and do not come out of it, and the others wait for them",
+        advice="measure the links and GPUs between these ranks",
+        line=line_of(view.states(members)),
+        evidence=waits.evidence(members),
+        confidence=0.6,
+        next="preflight check --tier=standard",
     )
 
 
@@ -377,21 +443,20 @@ _SAME_ORDER = "let all ranks of a group call its collectives in the same order: 
 _NOT_THERE = "look at what this rank does: the others are in a collective that it has not reached"
 
 
-def _several(view: RasView, candidates: list[int], waits: Waits) -> Diagnosis | None:
+def _several(view: RasView, candidates: set[int], waits: Waits) -> Diagnosis | None:
     """Ranks that may wait for each other in a send or receive, which NCCL does not count."""
     if not candidates:
         return None
-    first = sorted(name for one in candidates for name in waits.behind[one])[:2]
     return Diagnosis(
         sentence=f"one of {view.names(candidates)} keeps the others waiting; which of them waits "
         "itself in a send or receive, NCCL does not count",
         advice="make their stacks readable (below), and look again",
         line=line_of(view.states(candidates)),
-        evidence=tuple(f"RAS: {waits.proof[name]}" for name in first),
+        evidence=waits.evidence(candidates),
         confidence=0.4,
         alternatives=tuple(
             Alternative("odd_rank", f"rank {one}", round(0.8 / len(candidates), 2))
-            for one in candidates[:4]
+            for one in sorted(candidates)[:4]
         ),
         next="preflight diagnose",
     )
@@ -428,14 +493,12 @@ def fused(answer: Diagnosis, case: Case) -> Diagnosis:
     found = judge(view)
     if found is None:
         return replace(answer, evidence=(*answer.evidence, *_agreement(view)))
-    both = set(found.culprits) & set(answer.culprits)
-    if both or answer.category in _AS_IT_IS:
-        more = 0.05 if set(found.culprits) == set(answer.culprits) else 0.0
-        sure = min(_SURE, answer.confidence + more)
+    same = bool(found.culprits) and set(found.culprits) == set(answer.culprits)
+    surer = answer.confidence >= found.confidence and bool(answer.culprits)
+    if same or surer or answer.category in _AS_IT_IS:
+        sure = min(_SURE, answer.confidence + 0.05 * same)
         evidence = (*answer.evidence, *found.evidence)
         return replace(answer, evidence=evidence, confidence=round(sure, 2))
-    if answer.culprits and not found.culprits:
-        return replace(answer, evidence=(*answer.evidence, *found.evidence))
     doubt = Alternative(answer.category, answer.sentence, round(answer.confidence / 4, 2))
     return replace(
         found,

@@ -21,7 +21,7 @@ FAULTS = ("stop", "stop", "two", "signal", "dead", "cut", "exhausted", "order", 
           "error")  # fmt: skip
 SIZES = (8, 8, 16, 16, 32, 64, 128, 256, 512, 1024, 4096)
 VERSIONS = ("2.24.3", "2.27.7", "2.28.9", "2.29.7", "2.30.7", "2.30.7")
-FAULT_LINE, SYNC = 77, ("", "")
+FAULT_LINE, STEPS, SYNC = 77, 5, ("", "")
 Op = tuple[str, str]
 """(communicator, function); SYNC for a synchronisation, function "p2p" for send and receive."""
 
@@ -63,15 +63,19 @@ def draw(seed: int, *, sizes: tuple[int, ...] = SIZES) -> Drawn:
     tensor = dice.choice([one for one in (1, 2, 4, 8) if one <= world // 2])
     stages = dice.choice([one for one in (1, 1, 2, 4) if tensor * one <= world // 2])
     groups = _layout(world, tensor, stages)
-    asynchronous = dice.random() < 0.5
+    fault = dice.choice(FAULTS)
+    asynchronous = fault != "order" and dice.random() < 0.5
     programs = _programs(world, tensor, stages, groups, dice, asynchronous=asynchronous)
     ranks = [_Rank(program) for program in programs]
-    fault = dice.choice(FAULTS)
-    culprits, stuck = _apply(fault, ranks, groups, dice)
+    victim = dice.randrange(world)
+    fault = _sorts(fault, programs[victim], groups)
+    culprits, stuck = _apply(fault, ranks, groups, victim, dice)
     _run(ranks, groups, stuck)
+    if fault == "two":
+        culprits = {one for one in culprits if _awaited(ranks, groups, one)}
     blind = dice.random() < 0.5
     ras = _ras(fault, culprits, ranks, groups, dice)
-    state = _state(fault, culprits, ranks, world, blind=blind, gpus=dice.random() < 0.7)
+    state = _state(fault, culprits, ranks, world, blind=blind, gpus=dice.random() < 0.95)
     has_line = fault in ("stop", "two", "order", "skip") and not blind
     return Drawn(
         seed=seed, fault=fault, world=world, blind=blind, culprits=frozenset(culprits),
@@ -125,7 +129,7 @@ def _programs(
             step.append(SYNC)
         else:
             step = [each for op in step for each in (op, SYNC)]
-        programs.append(step * 3)
+        programs.append(step * STEPS)
     return programs
 
 
@@ -137,13 +141,16 @@ def _stage(other: int, tensor: int, stages: int, rank: int) -> int:
 
 
 def _apply(
-    fault: str, ranks: list[_Rank], groups: dict[str, list[int]], dice: random.Random
+    fault: str,
+    ranks: list[_Rank],
+    groups: dict[str, list[int]],
+    victim: int,
+    dice: random.Random,
 ) -> tuple[set[int], str]:
     """Change the programs; return the ranks at fault, and the communicator that hangs."""
     world = len(ranks)
-    victim = dice.randrange(world)
     program = ranks[victim].program
-    middle = len(program) // 3
+    middle = len(program) // STEPS
     when = dice.randrange(middle, 2 * middle)
     culprits = {victim}
     if fault == "two":
@@ -165,14 +172,30 @@ def _apply(
     return culprits, ""
 
 
+def _sorts(fault: str, program: list[Op], groups: dict[str, list[int]]) -> str:
+    """The fault, or a stop where this rank's program has no groups with a majority for it."""
+    places = [op for op in program if len(groups.get(op[0], ())) > 2]
+    enough = {"skip": bool(places), "order": len(set(places)) > 1}
+    return fault if enough.get(fault, True) else "stop"
+
+
 def _desync(fault: str, program: list[Op], places: list[int], dice: random.Random) -> None:
-    """Skip a collective, or call two in the other order, in groups with a majority."""
-    if fault == "skip" and places:
+    """Skip a collective, or call two in the other order."""
+    if fault == "skip":
         del program[dice.choice(places)]
-    pairs = [(a, b) for a, b in pairwise(places) if program[a] != program[b]]
-    if fault == "order" and pairs:
-        a, b = dice.choice(pairs)
-        program[a], program[b] = program[b], program[a]
+        return
+    a, b = dice.choice([(a, b) for a, b in pairwise(places) if program[a] != program[b]])
+    program[a], program[b] = program[b], program[a]
+
+
+def _awaited(ranks: list[_Rank], groups: dict[str, list[int]], victim: int) -> bool:
+    """Whether any rank waits in an operation that this one has not launched."""
+    heads = {one.launched[one.done] for one in ranks if one.done < len(one.launched)}
+    return any(
+        ranks[victim].seq[name] <= seq
+        for name, seq, _ in heads
+        if victim in groups.get(name, map(int, name.split("-") if "-" in name else ()))
+    )
 
 
 def _run(ranks: list[_Rank], groups: dict[str, list[int]], stuck: str) -> None:
@@ -247,7 +270,7 @@ def _ras(
                 if one in culprits or dice.random() < 0.1
             }
         comms.append(comm)
-    return Job(peers, comms, version=dice.choice(VERSIONS))
+    return Job(peers, comms, version=dice.choice(VERSIONS[fault == "order" :]))
 
 
 def _state(
@@ -278,7 +301,7 @@ def _state(
             "gpus": tuple(
                 GpuLook(
                     index=n - start, uuid=f"GPU-{n}",
-                    busy_percent=0 if n in culprits and fault in ("stop", "two", "error") else 100,
+                    busy_percent=100 if ranks[n].done < len(ranks[n].launched) else 2,
                 )
                 for n in range(start, min(start + 8, world))
             )
