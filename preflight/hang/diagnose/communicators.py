@@ -293,7 +293,10 @@ def _odd(waits: Waits) -> set[int]:
     if most:
         return {rank for rank, times in turned.items() if times == most}
     least = min(waits.minor.values(), default=0)
-    return {rank for rank, size in waits.minor.items() if size == least}
+    few = {rank for rank, size in waits.minor.items() if size == least}
+    uncounted = any(len(few & one) > 1 for one in waits.linked)
+    waiting = all(rank in waits.behind and rank not in waits.ahead for rank in few)
+    return set() if few not in waits.equal and (uncounted or waiting) else few
 
 
 def judge(view: RasView) -> Diagnosis | None:

@@ -56,14 +56,14 @@ class _Rank:
     stops: int | None = None
 
 
-def draw(seed: int, *, sizes: tuple[int, ...] = SIZES) -> Drawn:
-    """Draw a job and let it run until nothing moves."""
+def draw(seed: int, *, sizes: tuple[int, ...] = SIZES, faults: tuple[str, ...] = FAULTS) -> Drawn:
+    """Draw a job and let it run until nothing moves; another fault if it ends all the same."""
     dice = random.Random(seed)  # noqa: S311 (a draw, no secret)
     world = dice.choice(sizes)
     tensor = dice.choice([one for one in (1, 2, 4, 8) if one <= world // 2])
     stages = dice.choice([one for one in (1, 1, 2, 4) if tensor * one <= world // 2])
     groups = _layout(world, tensor, stages)
-    fault = dice.choice(FAULTS)
+    fault = dice.choice(faults)
     asynchronous = fault != "order" and dice.random() < 0.5
     programs = _programs(world, tensor, stages, groups, dice, asynchronous=asynchronous)
     ranks = [_Rank(program) for program in programs]
@@ -71,6 +71,8 @@ def draw(seed: int, *, sizes: tuple[int, ...] = SIZES) -> Drawn:
     fault = _sorts(fault, programs[victim], groups)
     culprits, stuck = _apply(fault, ranks, groups, victim, dice)
     _run(ranks, groups, stuck)
+    if all(one.done == len(one.program) - one.program.count(SYNC) for one in ranks):
+        return draw(seed, sizes=sizes, faults=("stop",))
     if fault == "two":
         culprits = {one for one in culprits if _awaited(ranks, groups, one)}
     blind = dice.random() < 0.5
