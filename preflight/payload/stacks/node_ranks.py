@@ -10,7 +10,7 @@ from probe import guard, procfs, redact
 from probe.bounded_text import clean
 from probe.procfs import Users
 
-from . import process_table
+from . import process_table, ras_client
 from .process_table import ProcessTable
 
 TYPE_CHECKING = False
@@ -55,6 +55,7 @@ def describe(table: ProcessTable, pid: int, identity: Identity | None) -> Docume
         "stuck": table.stuck(pid),
         "visible": None if visible is None else clean(visible),
         "bins": bins(table, pid),
+        "ras": ras_client.address(environ),
         "dumps": [] if identity is None else _dumps(pid, int(identity["rank"]), environ),
         "workers": _workers(table, pid),
     }
