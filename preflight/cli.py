@@ -138,7 +138,7 @@ def _complete(line: str) -> None:
     if verb in ISOLATED:
         verbs[verb] = importlib.import_module(ISOLATED[verb]).parser()
     elif verb in ("prolog", "healthcheck"):
-        verbs[verb] = importlib.import_module("preflight.hook.options").option_parser(verb)
+        verbs[verb] = importlib.import_module("preflight.hook.arguments").option_parser(verb)
     elif verb == "watch":
         _module(verb).add_watch_options(verbs[verb])
     for action in verbs[verb]._actions if verb else ():  # noqa: SLF001

@@ -16,7 +16,7 @@ from preflight.core.files import refuse_others, remove, write_atomically
 from preflight.errors import UsageError
 from preflight.facts.model import DRIVER_S
 from preflight.hook.config import read_trusted
-from preflight.hook.model import Moment, now
+from preflight.hook.hook_values import Moment, now
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

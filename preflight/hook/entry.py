@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def _guarded(words: Sequence[str]) -> int:
     began = time.monotonic()
-    from preflight.hook.options import parse_options
+    from preflight.hook.arguments import parse_options
 
     options = parse_options(words)
     settings, ended, why = _run_child(list(words), began, Settings(BUDGET_S[options.occasion]))

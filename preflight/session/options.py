@@ -29,9 +29,9 @@ from preflight.run.estimate import workload
 from preflight.run.expected_verdicts import Settings
 from preflight.run.judgement import stages_needed
 from preflight.run.measured import LARGEST, Measured
-from preflight.session.history import open_history
 from preflight.session.ranks import leading
 from preflight.session.site import ask_nodes, ask_sections
+from preflight.session.stored_run import open_history
 from preflight.session.xdist import Handoff
 from preflight.transport.ways import SETUP_AT_MOST
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from preflight.fleet.sources import SiteNodes
     from preflight.run.estimate import Workload
     from preflight.run.expected_verdicts import FailFast
-    from preflight.session.history import HistorySession
+    from preflight.session.stored_run import HistorySession
     from preflight.transport.torchrun_ranks import JobRanks
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, cast
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preflight.hook.model import Occasion
+    from preflight.hook.hook_values import Occasion
 
 USAGE: Final = 4
 _PROLOG: Final = """\
