@@ -1,4 +1,4 @@
-"""The `preflight` command: the verbs that need no pytest session, and `run`, which starts its own.
+"""The `preflight` command: verbs without a pytest session, and `check`, which starts one.
 
 Imports only the standard library at the top: `run` must not load what it isolates itself from.
 """

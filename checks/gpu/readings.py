@@ -1,4 +1,4 @@
-"""One frame for every judgement of GPU readings, and the expected value of a reading.
+"""What all checks of GPU readings share, and how the expected value of a reading is found.
 
 Why one: a reading that NVML did not report must never pass, and that rule is easily forgotten in
 the fifteenth check. A judge gives its troubles and the readings it needs; this module weighs them.

@@ -1,4 +1,4 @@
-"""What makes a GPU slow although it works: heat, a power brake, a limit left behind."""
+"""Reasons why a working GPU is slow: heat, a power brake, a forgotten power limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each node's own GPUs against those of its peers: measured, compared, judged.
+"""Compares the all-reduce among one node's GPUs with that of its peers, and judges it.
 
 Peers are the other nodes of its group with as many rails. Then the expected value and the shipped
 floor count; without any of these it cannot be judged.

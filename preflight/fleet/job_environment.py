@@ -1,4 +1,4 @@
-"""The environment of the job that is to start: not that of our login."""
+"""The environment of the job that is to start, which is not that of the login."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A passing fault counts only when two looks in a row see it: the first may be a bad moment.
+"""A fault that can pass by itself counts only if two runs of the hook in a row find it.
 
 The previous look is saved in state_dir, where only root may write.
 """

@@ -237,7 +237,7 @@ def test_what_peers_show_too_or_a_cpu_explains_is_no_fault() -> None:
     assert verdicts([*gloo[:3], waited(odd, 0.1)], hosts(4))["h4"].outcome is Outcome.OK
 
 
-@pytest.mark.proves("fabric.intra_node", unknown="what was not measured")
+@pytest.mark.proves("fabric.intra_node", unknown="a node that was not measured")
 def test_what_was_not_measured_says_why() -> None:
     """One rail, left out, its time up, fallen out of the sweep: only the last one is a finding."""
     judged = verdicts(
