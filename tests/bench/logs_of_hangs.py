@@ -642,4 +642,4 @@ def _fenced(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    return "It failed again:\n\n" + textwrap.indent(text, "> ", lambda _: True)
+    return "The output:\n\n" + textwrap.indent(text, "> ", lambda _: True)

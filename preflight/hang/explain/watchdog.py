@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-WATCHDOG, STATUS = "watchdog", "group_status"
 _LEAST = 2
 
 
@@ -44,7 +43,7 @@ def timeouts(hits: Sequence[Hit]) -> list[Timeout]:
     found: dict[tuple[int, str], Timeout] = {}
     for hit in hits:
         fields = hit.fields
-        if hit.symptom.id != WATCHDOG or hit.speaker.rank is None or "seq" not in fields:
+        if hit.symptom.reads != "timeout" or hit.speaker.rank is None or "seq" not in fields:
             continue
         key = (hit.speaker.rank, fields.get("group", ""))
         found.setdefault(
@@ -109,7 +108,7 @@ def _behind(late: Sequence[Timeout], hits: Sequence[Hit]) -> Verdict | None:
         # The timeout's own line names no group, the status beside it does.
         ahead = waits.get(hit.fields.get("group", ""), waits.get(""))
         rank = hit.speaker.rank
-        if hit.symptom.id != STATUS or ahead is None or rank is None or rank == ahead.rank:
+        if hit.symptom.reads != "position" or ahead is None or rank is None or rank == ahead.rank:
             continue
         enqueued = int(hit.fields["enqueued"])
         if 0 <= enqueued < ahead.seq:

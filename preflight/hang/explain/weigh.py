@@ -26,6 +26,7 @@ from preflight.hang.explain.symptom import (
     RANKING,
     Category,
     Explanation,
+    Speaker,
     culprits,
     next_commands,
     number_of,
@@ -54,7 +55,7 @@ def of_members(found: ScanResult) -> Explanation | None:
     It names no culprit: the processes of another node may write elsewhere. Only rank 0 reports
     that all ranks joined, so a log without rank 0 proves nothing.
     """
-    facts = [hit for hit in found.hits if hit.symptom.id == "members"]
+    facts = [hit for hit in found.hits if hit.symptom.reads == "member"]
     came = Counter(int(hit.fields["member"]) for hit in facts if "member" in hit.fields)
     sizes = {int(hit.fields["of"]) for hit in facts if "of" in hit.fields}
     if 0 not in came or len(sizes) != 1 or any("registered" in hit.fields for hit in facts):
@@ -108,7 +109,7 @@ class Meaning(Struct, frozen=True):
 
 def lesser(hit: Hit, found: ScanResult) -> bool:
     """Whether this cause is only a sign here: a flushed queue, an Xid that a program caused."""
-    if hit.symptom.id == "xid":
+    if hit.symptom.reads == "xid":
         return _grade(hit) not in _PROVEN
     here = _circumstance(hit, found)
     return here is not None and here.lesser
@@ -116,9 +117,9 @@ def lesser(hit: Hit, found: ScanResult) -> bool:
 
 def refine(hit: Hit, same: Sequence[Hit], found: ScanResult) -> Meaning:
     """Category and confidence of a hit; `same` are all hits of its symptom."""
-    if hit.symptom.id == "oom":
+    if hit.symptom.reads == "memory":
         return _memory(hit, same, found)
-    if hit.symptom.id == "xid":
+    if hit.symptom.reads == "xid":
         return _xid(hit)
     here = _circumstance(hit, found)
     if here is None:
@@ -324,9 +325,12 @@ def _of_hit(hit: Hit, hits: Sequence[Hit], found: ScanResult) -> Explanation:
     symptom = hit.symptom
     weight = lesser(hit, found)
     same = [o for o in hits if o.symptom.id == symptom.id and lesser(o, found) == weight]
+    if hit.speaker.rank is None and (only := rank_by_exit(found, symptom.exits)) is not None:
+        hit = replace(hit, speaker=only.joined(hit.speaker))
+        same = [hit, *same]
     fields = _fields_with_speaker(hit, same)
     here = refine(hit, same, found)
-    named = here.category != "unknown" or symptom.role == "echo"
+    named = here.category != "unknown" or symptom.role == "echo" or symptom.dies
     return Explanation(
         category=here.category,
         culprits=culprits(same if symptom.role != "echo" else (), hit) if named else (),
@@ -337,6 +341,19 @@ def _of_hit(hit: Hit, hits: Sequence[Hit], found: ScanResult) -> Explanation:
         evidence=proofs(one.place for one in same),
         confidence=here.confidence,
     )
+
+
+def rank_by_exit(found: ScanResult, codes: Sequence[int]) -> Speaker | None:
+    """The only rank that a launcher saw end with one of these codes, and its node."""
+    ended = {
+        int(hit.fields["rank"]): hit.fields.get("node", "")
+        for hit in found.hits
+        if hit.symptom.reads == "end" and number_of(hit, "code") in codes
+    }
+    if len(ended) != 1:
+        return None
+    ((rank, node),) = ended.items()
+    return Speaker(rank=rank, node=node)
 
 
 def _fields_with_speaker(hit: Hit, same: Sequence[Hit]) -> dict[str, str]:
@@ -376,7 +393,7 @@ def _of_signs(
     """Without a cause: the best sign, or the timeouts as such."""
     if telling:
         return _of_hit(telling[0], hits, found)
-    timed_out = [hit for hit in signs if hit.symptom.id == watchdog.WATCHDOG]
+    timed_out = [hit for hit in signs if hit.symptom.reads == "timeout"]
     if timed_out:
         return _of_time_out(_of_hit(timed_out[0], hits, found), hits, found)
     waited = [hit for hit in signs if hit.symptom.waits]
