@@ -37,7 +37,7 @@ _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"]{1,400})", line (?P<line>\d+)(?:, in (?P<code>.{1,80}))?'
 )
 _ENDS = re.compile(
-    r"^ {0,2}(?P<kind>[A-Za-z_][\w.]{0,120}(?:Error|Exception|Interrupt|Exit|Timeout|Warning)"
+    r"^ {0,2}(?P<kind>[A-Za-z_][\w.]{0,120}(?:Error|Exception|Interrupt|Iteration|Exit|Timeout|Warning)"
     r"|[a-z_][\w.]*\.[A-Z]\w{2,60})(?::\s*(?P<message>.*))?$"
 )
 ENDS = (b"Error", b"Exception", b"StopIteration", b"Interrupt")
@@ -268,7 +268,8 @@ class Summaries:
         if hit.symptom.reads == "alone":
             self._alone.append(hit.place)
         if hit.symptom.reads == "end":
-            self._ended.add((hit.place.source, hit.fields["rank"]))
+            if hit.fields.get("code") == _RAISED:
+                self._ended.add((hit.place.source, hit.fields["rank"]))
         if hit.symptom.reads != "summary":
             return None
         named = Speaker(rank=int(hit.fields["rank"]), node=hit.fields.get("node", ""))
@@ -324,10 +325,11 @@ class Summaries:
         return one, named
 
     def _others(self, place: Place) -> int | None:
-        """How many other ranks the summary lists; None if it is cut."""
+        """How many other ranks ended by an exception; None if the summary is cut."""
         if any(
             one.source == place.source and 0 < place.line - one.line <= _ABOVE
             for one in self._alone
         ):
             return 0
-        return len({rank for source, rank in self._ended if source == place.source}) - 1 or None
+        ended = {rank for source, rank in self._ended if source == place.source}
+        return len(ended) - 1 if ended else None

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 
 _LEAST = 2
+_NEAR = 64
+"""Collectives of one group by which a rank may be behind."""
 
 
 class Timeout(Struct, frozen=True, kw_only=True):
@@ -70,7 +72,9 @@ def judge(hits: Sequence[Hit], seen: set[int], world: int) -> Verdict | None:
     late = timeouts(hits)
     if not late:
         return None
-    return _mismatched(late) or _behind(late, hits) or _missing(late, seen, world)
+    return (
+        _mismatched(late) or _behind(late, hits) or _earlier(late) or _missing(late, seen, world)
+    )
 
 
 def _mismatched(late: Sequence[Timeout]) -> Verdict | None:
@@ -126,6 +130,27 @@ def _behind(late: Sequence[Timeout], hits: Sequence[Hit]) -> Verdict | None:
     )
 
 
+def _earlier(late: Sequence[Timeout]) -> Verdict | None:
+    """The fewer ranks that wait in an earlier collective of the same group than the others."""
+    for group in {one.group: None for one in late}:
+        here = [one for one in late if one.group == group]
+        last = max(one.seq for one in here)
+        ahead = [one for one in here if one.seq == last]
+        odd = [one for one in here if one.seq < last]
+        if not odd or min(one.seq for one in odd) < last - _NEAR:
+            continue  # the timeout's line names no group: these are two groups
+        if len(odd) > len(ahead):
+            continue
+        return Verdict(
+            kind="behind",
+            ranks=tuple(sorted(one.rank for one in odd)),
+            sentence=f"{_ranks(odd)} waited in {odd[0].op} number {odd[0].seq}, while "
+            f"{_ranks(ahead)} waited in number {last} ({ahead[0].op})",
+            proofs=(*(one.hit for one in odd), ahead[0].hit),
+        )
+    return None
+
+
 def _missing(late: Sequence[Timeout], seen: set[int], world: int) -> Verdict:
     """Ranks that wrote lines and did not wait in the collective of the others."""
     first = min(late, key=lambda one: one.hit.order)
@@ -142,7 +167,9 @@ def _missing(late: Sequence[Timeout], seen: set[int], world: int) -> Verdict:
         sentence = f"all {of} ranks waited in {words} and none got through"
         return Verdict(kind="all", ranks=(), sentence=sentence, proofs=proofs)
     # A rank without a log looks the same as a missing one.
-    if missing and missing <= seen and len(missing) <= len(there):
+    alone = len({one.hit.place.source for one in same}) == 1 and len(there) > _LEAST
+    known = missing <= seen or (alone and len(missing) == 1)
+    if missing and known and len(missing) <= len(there):
         sentence = f"{rank_words(missing)} did not reach {words}, in which {_ranks(same)} waited"
         return Verdict(
             kind="missing", ranks=tuple(sorted(missing)), sentence=sentence, proofs=proofs

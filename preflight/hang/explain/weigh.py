@@ -248,7 +248,7 @@ def explain(found: ScanResult) -> Explanation:
     elif thrown and not _before(telling, thrown):
         answer = of_exceptions(thrown, found.roots)
     elif late is not None and late.kind in ODD and not _follows(late.proofs[0], _first(telling)):
-        answer = _of_watchdog(late)
+        answer = _of_the_dead(late, telling, hits, found) or _of_watchdog(late)
     else:
         answer = _of_signs(telling, signs, hits, found) or _of_rest(hits, found)
     return _with_alternatives(answer, others, found)
@@ -363,6 +363,32 @@ def _fields_with_speaker(hit: Hit, same: Sequence[Hit]) -> dict[str, str]:
     if hit.speaker.rank is None and len(ranks) == 1:
         fields["speaker"] = next(iter(ranks.values()))
     return fields
+
+
+_ABORTED = (-6, -15)
+"""Exit codes of ranks that torch's watchdog or the launcher ended."""
+
+
+def _of_the_dead(
+    late: watchdog.Verdict, telling: Sequence[Hit], hits: Sequence[Hit], found: ScanResult
+) -> Explanation | None:
+    """Why a rank that did not come had ended, as its launcher reports later; None if it lived."""
+    ended = {
+        int(hit.fields["rank"]): number_of(hit, "code")
+        for hit in found.hits
+        if hit.symptom.reads == "end"
+    }
+    dead = {
+        rank: code
+        for rank, code in ended.items()
+        if code not in (0, *_ABORTED) and rank in late.ranks
+    }
+    if late.kind == "mismatch" or not dead:
+        return None
+    why = [hit for hit in telling if set(hit.symptom.exits) & set(dead.values())]
+    summaries = [hit for hit in hits if hit.symptom.reads == "summary"]
+    first = why or [hit for hit in summaries if int(hit.fields["rank"]) in dead]
+    return _of_hit(first[0], hits, found) if first else None
 
 
 def _of_watchdog(late: watchdog.Verdict) -> Explanation:
