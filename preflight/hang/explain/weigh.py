@@ -119,9 +119,9 @@ def refine(hit: Hit, same: Sequence[Hit], found: ScanResult) -> Meaning:
     """Category and confidence of a hit; `same` are all hits of its symptom."""
     if hit.symptom.reads == "memory":
         return _memory(hit, same, found)
-    if hit.symptom.reads == "xid":
-        return _xid(hit)
     here = _circumstance(hit, found)
+    if here is None and hit.symptom.reads == "xid":
+        return _xid(hit)
     if here is None:
         return Meaning(hit.symptom.category, hit.symptom.confidence)
     several = " and ".join(_values(here.several, found))
@@ -343,12 +343,18 @@ def _of_hit(hit: Hit, hits: Sequence[Hit], found: ScanResult) -> Explanation:
     )
 
 
+def _exit_code(hit: Hit) -> int:
+    code = hit.fields.get("code", "")
+    number = whole(code.removeprefix("-"), 2**31)
+    return number_of(hit, "code") if number is None else -number if code[:1] == "-" else number
+
+
 def rank_by_exit(found: ScanResult, codes: Sequence[int]) -> Speaker | None:
     """The only rank that a launcher saw end with one of these codes, and its node."""
     ended = {
         int(hit.fields["rank"]): hit.fields.get("node", "")
         for hit in found.hits
-        if hit.symptom.reads == "end" and number_of(hit, "code") in codes
+        if hit.symptom.reads == "end" and _exit_code(hit) in codes
     }
     if len(ended) != 1:
         return None
@@ -374,7 +380,7 @@ def _of_the_dead(
 ) -> Explanation | None:
     """Why a rank that did not come had ended, as its launcher reports later; None if it lived."""
     ended = {
-        int(hit.fields["rank"]): number_of(hit, "code")
+        int(hit.fields["rank"]): _exit_code(hit)
         for hit in found.hits
         if hit.symptom.reads == "end"
     }
