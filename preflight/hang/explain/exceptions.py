@@ -37,7 +37,8 @@ _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"]{1,400})", line (?P<line>\d+)(?:, in (?P<code>.{1,80}))?'
 )
 _ENDS = re.compile(
-    r"^ {0,2}(?P<kind>[A-Za-z_][\w.]{0,120}(?:Error|Exception|Interrupt|Iteration|Exit|Timeout|Warning)"
+    r"^ {0,2}(?P<kind>[A-Za-z_][\w.]{0,120}"
+    r"(?:Error|Exception|Interrupt|Iteration|Exit|Timeout|Warning)"
     r"|[a-z_][\w.]*\.[A-Z]\w{2,60})(?::\s*(?P<message>.*))?$"
 )
 ENDS = (b"Error", b"Exception", b"StopIteration", b"Interrupt")
@@ -267,9 +268,8 @@ class Summaries:
         """Store what belongs to a summary; return the rank that failed first, if this names it."""
         if hit.symptom.reads == "alone":
             self._alone.append(hit.place)
-        if hit.symptom.reads == "end":
-            if hit.fields.get("code") == _RAISED:
-                self._ended.add((hit.place.source, hit.fields["rank"]))
+        if hit.symptom.reads == "end" and hit.fields.get("code") == _RAISED:
+            self._ended.add((hit.place.source, hit.fields["rank"]))
         if hit.symptom.reads != "summary":
             return None
         named = Speaker(rank=int(hit.fields["rank"]), node=hit.fields.get("node", ""))

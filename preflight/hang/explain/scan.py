@@ -244,6 +244,8 @@ _NARROW, _WIDE = 60, 400
 _SOME = 3
 """Lines that fill it."""
 _HEAD = 6
+_SAMPLE = 2000
+"""Lines whose beginnings are compared."""
 
 
 def _whole(lines: list[bytes]) -> list[bytes]:
@@ -252,7 +254,8 @@ def _whole(lines: list[bytes]) -> list[bytes]:
     A line is wrapped if it is as long as several others, which are the longest, and the next one
     does not begin as the other lines do.
     """
-    lines = [line.lstrip(b"> ") if line[:1] == b">" else line for line in lines]
+    if any(line[:1] == b">" for line in lines[:_SAMPLE]):
+        lines = [line.lstrip(b"> ") if line[:1] == b">" else line for line in lines]
     longest = max(map(len, lines), default=0)
     if not _NARROW <= longest <= _WIDE:
         return lines
@@ -260,8 +263,9 @@ def _whole(lines: list[bytes]) -> list[bytes]:
     if len(full) < _SOME:
         return lines
     after = {number + 1 for number in full}
-    heads = Counter(_head(line) for number, line in enumerate(lines) if number not in after)
-    often = max(1, (len(lines) - len(after)) // 50)
+    others = [line for number, line in enumerate(lines[:_SAMPLE]) if number not in after]
+    heads = Counter(map(_head, others))
+    often = max(1, len(others) // 50)
     for number in reversed(full):
         if number + 1 < len(lines) and heads[_head(lines[number + 1])] < often:
             lines[number] += lines[number + 1]
@@ -327,14 +331,19 @@ _NOTICE = re.compile(
 _CERTAIN = re.compile(rb"NCCL WARN|Traceback \(most|\bERROR\b|\bFATAL\b|^\w*Error: |core dumped")
 
 _INFO = b"NCCL INFO "
-_CHATTER = frozenset(
-    {
-        *(b"Channe", b"Trees ", b"Ring 0", b"Ring 1", b"Connec", b"thread", b"Settin", b"AllRed"),
-        *(b"AllGat", b"Reduce", b"Broadc", b"Send: ", b"Recv: ", b"P2P Ch", b"Tree 0", b"Tree 1"),
-        *(b"=== Sy", b"NVLS t", b"CPU/0-", b"CPU/1-", b"+ PCI[", b"+ NVL[", b"+ NET[", b"=====\n"),
-    }
+_STEMS = (
+    *("raceback", "rror", "xception", "ail", "atal", "panic", "ore dumped", "egmentation fault"),
+    *("egfault", "bort", "erminat", "xit", "eturn code", "ill", "ut of memory", "imed", "ime out"),
+    *("eadlock", "hung", "stuck", "nreachable", "refused", "onnection", "xid", "o space left"),
+    *("ignal", "nable to", "annot ", "an't ", "ssert", "rash", "ied", "orrupt", "ismatch"),
+    *("nvalid", "ot found", "o such", "critical", "warn", "sig", "[E"),
 )
-"""Beginnings of NCCL's lines that never report a failure; they only make the scan faster."""
+"""Each line of failure has one of these, in lower or upper case; a first letter may lack."""
+_ALIKE = bytes.maketrans(b"0123456789abcdef", b"0" * 16)
+"""Numbers, and addresses in hexadecimal, of lines that are otherwise the same."""
+_RAISED = any_of(word.translate(_ALIKE) for word in (*ENDS, b"Traceback"))
+_SHAPES = 200_000
+"""Shapes of lines that are remembered."""
 
 
 @dataclass
@@ -373,13 +382,16 @@ class Scanner:
     """Looks for symptoms, file by file; learns the ranks of processes on the way."""
 
     def __init__(self, symptoms: Sequence[Symptom]) -> None:
-        self._anchor = any_of(
-            [word.encode() for each in symptoms for word in each.anchors] + list(ENDS)
-        )
-        self._by_anchor: dict[bytes, list[Symptom]] = {}
-        for each in symptoms:
-            for word in each.anchors:
-                self._by_anchor.setdefault(word.encode(), []).append(each)
+        words = [word.encode() for each in symptoms for word in each.anchors]
+        words += [*ENDS, *(word.encode() for stem in _STEMS for word in (stem, stem.upper()))]
+        self._anchor = any_of(word.translate(_ALIKE) for word in words)
+        self._shapes: dict[bytes, list[tuple[bytes, Symptom]] | None] = {}
+        """By shape of lines: anchors that may be there; None where there is nothing to read."""
+        self._anchors = [
+            (word.encode().translate(_ALIKE), word.encode(), each)
+            for each in symptoms
+            for word in each.anchors
+        ]
         self._kept: Counter[tuple[str, object]] = Counter()
         self._origins = Origins()
         self._summaries = Summaries()
@@ -405,27 +417,26 @@ class Scanner:
         open_symptoms: list[_Open] = []
         number = 0
         found = self._found
-        anchored = self._anchor.search
+        known = self._shapes
         for lines in chunks(path, found.troubles):
-            self._look_for_failure(lines, source, number)
-            for line in lines:
+            shapes = b"\n".join(lines).translate(_ALIKE).split(b"\n")
+            if len(known) > _SHAPES:
+                known.clear()
+            for line, shape in zip(lines, shapes, strict=False):
                 number += 1
-                at = line.find(_INFO)
-                if at >= 0 and not open_symptoms and line[at + 10 : at + 16] in _CHATTER:
+                anchors = known[shape] if shape in known else self._learn_shape(shape)
+                if anchors is None and not tracebacks.open and not open_symptoms:
                     continue
-                within = tracebacks.open
-                if open_symptoms or within:
-                    text = text_of(line)
-                    open_symptoms = self._feed(open_symptoms, text, source, whose)
-                    tracebacks.feed(text, number, found.lines + number)
+                text, order = text_of(line), found.lines + number
+                open_symptoms = self._feed(open_symptoms, text, source, whose)
+                tracebacks.feed(text, number, order)
                 if b"Traceback (most" in line:
-                    tracebacks.begin(text_of(line), number)
-                if anchored(line) is not None:
-                    text = text_of(line)
-                    if not within:
-                        tracebacks.alone(text, number, found.lines + number)
-                    began = self._open_symptoms(line, text, number, found.lines + number)
-                    open_symptoms += self._closed(began, source, whose)
+                    tracebacks.begin(text, number)
+                self._look_for_failure(line, text, source, number)
+                began = {one.id: one for word, one in anchors or () if word in line}
+                open_symptoms += self._closed(
+                    [_Open(one, [text], number, order) for one in began.values()], source, whose
+                )
         for each in open_symptoms:
             self._close(each, source, whose)
         found.lines += number
@@ -438,28 +449,25 @@ class Scanner:
                 self._close(each, source, whose)
         return [each for each in began if each.symptom.span]
 
-    def _look_for_failure(self, lines: Iterable[bytes], source: str, before: int) -> None:
-        """Remember the first line with a word of failure; NCCL's INFO lines are skipped."""
-        if self._found.failure is not None:
-            return
-        for number, line in enumerate(lines, before + 1):
-            if (
-                _INFO not in line
-                and _FAILURE.search(line, 0, LONGEST)
-                and (_CERTAIN.search(line, 0, LONGEST) or not _NOTICE.search(line, 0, LONGEST))
-            ):
-                self._found.failure = Place(source, number, text_of(line)[:_SHOWN])
-                return
+    def _look_for_failure(self, line: bytes, text: str, source: str, number: int) -> None:
+        """Remember the first line that reports a failure; NCCL's INFO lines are skipped."""
+        if (
+            self._found.failure is None
+            and _INFO not in line
+            and _FAILURE.search(line, 0, LONGEST)
+            and (_CERTAIN.search(line, 0, LONGEST) or not _NOTICE.search(line, 0, LONGEST))
+        ):
+            self._found.failure = Place(source, number, text[:_SHOWN])
 
-    def _open_symptoms(self, line: bytes, text: str, number: int, order: int) -> list[_Open]:
-        """Open every symptom with an anchor in this line."""
-        symptoms = {
-            each.id: each
-            for word, those in self._by_anchor.items()
-            if word in line  # the expression finds only one of overlapping words
-            for each in those
-        }
-        return [_Open(symptom, [text], number, order) for symptom in symptoms.values()]
+    def _learn_shape(self, shape: bytes) -> list[tuple[bytes, Symptom]] | None:
+        """Which anchors may be in lines of this shape."""
+        found = None
+        if self._anchor.search(shape) is not None:
+            found = [(word, one) for alike, word, one in self._anchors if alike in shape]
+            if not found and _INFO in shape and _RAISED.search(shape) is None:
+                found = None
+        self._shapes[shape] = found
+        return found
 
     def _feed(
         self, open_symptoms: list[_Open], text: str, source: str, whose: Speaker

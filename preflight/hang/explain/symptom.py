@@ -267,6 +267,8 @@ class Explanation(Struct, frozen=True, kw_only=True):
     """What to check next with preflight."""
     lines: int = 0
     """How many lines were read."""
+    consequences: tuple[str, ...] = ()
+    """Failures that followed from it."""
     line: str = ""
     """The line of the script where the culprit was, where dumps show it."""
     waits: tuple[Wait, ...] = ()

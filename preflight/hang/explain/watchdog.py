@@ -72,9 +72,7 @@ def judge(hits: Sequence[Hit], seen: set[int], world: int) -> Verdict | None:
     late = timeouts(hits)
     if not late:
         return None
-    return (
-        _mismatched(late) or _behind(late, hits) or _earlier(late) or _missing(late, seen, world)
-    )
+    return _mismatched(late) or _behind(late, hits) or _earlier(late) or _missing(late, seen, world)
 
 
 def _mismatched(late: Sequence[Timeout]) -> Verdict | None:

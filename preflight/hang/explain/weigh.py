@@ -31,6 +31,7 @@ from preflight.hang.explain.symptom import (
     next_commands,
     number_of,
     proofs,
+    rank_words,
     with_meanings,
 )
 
@@ -251,7 +252,27 @@ def explain(found: ScanResult) -> Explanation:
         answer = _of_the_dead(late, telling, hits, found) or _of_watchdog(late)
     else:
         answer = _of_signs(telling, signs, hits, found) or _of_rest(hits, found)
+    answer = replace(answer, consequences=_consequences(answer, hits))
     return _with_alternatives(answer, others, found)
+
+
+_MOST_CONSEQUENCES = 4
+
+
+def _consequences(answer: Explanation, hits: Sequence[Hit]) -> tuple[str, ...]:
+    """What other ranks only report: time-outs, lost peers, ends by the launcher."""
+    proven = {(one.source, one.line) for one in answer.evidence}
+    groups: dict[str, list[Hit]] = {}
+    for hit in hits:
+        passive = hit.symptom.waits or hit.symptom.retried or hit.symptom.reads == "timeout"
+        if passive and (hit.place.source, hit.place.line) not in proven:
+            groups.setdefault(hit.symptom.id, []).append(hit)
+    told = []
+    for same in groups.values():
+        ranks = {hit.speaker.rank for hit in same if hit.speaker.rank is not None}
+        who = f"{rank_words(ranks)}: " if ranks else ""
+        told.append(f"{who}{same[0].symptom.sentence(with_meanings(same[0]))}")
+    return tuple(told[:_MOST_CONSEQUENCES]) if answer.confidence >= _LIKELY else ()
 
 
 def _survived(found: ScanResult) -> Callable[[Hit], bool]:
@@ -380,9 +401,7 @@ def _of_the_dead(
 ) -> Explanation | None:
     """Why a rank that did not come had ended, as its launcher reports later; None if it lived."""
     ended = {
-        int(hit.fields["rank"]): _exit_code(hit)
-        for hit in found.hits
-        if hit.symptom.reads == "end"
+        int(hit.fields["rank"]): _exit_code(hit) for hit in found.hits if hit.symptom.reads == "end"
     }
     dead = {
         rank: code
@@ -496,11 +515,15 @@ def lines(answer: Explanation, width: int) -> list[str]:
         ("do", [answer.advice]),
         ("next", [answer.next]),
         ("proof", [f"{proof.source}:{proof.line}: {proof.text}" for proof in answer.evidence]),
+        ("then", answer.consequences),
         ("waits", _waits(answer)),
         ("unseen", answer.unseen),
         ("or", [other.words for other in answer.alternatives]),
     )
-    return rows(answer.category, answer.confidence, labelled, width)
+    category: str = answer.category
+    if 0 < answer.confidence < _LIKELY:
+        category = "unclear" if category == "unknown" else f"unclear: {category}"
+    return rows(category, answer.confidence, labelled, width)
 
 
 def _waits(answer: Explanation) -> list[str]:
