@@ -304,7 +304,11 @@ def _of_rest(hits: Sequence[Hit], found: ScanResult) -> Explanation:
         return known or _of_hit(in_order_of_time(hints)[0], hits, found)
     if found.failure is None and not found.troubles:
         return NO_FAILURE
-    return replace(NOTHING, evidence=proofs((found.failure,) if found.failure else ()))
+    if found.failure is None:
+        return NOTHING
+    line = proofs((found.failure,))[0].text
+    sentence = f"no known cause; the first line that reports a failure is: {line}"
+    return replace(NOTHING, sentence=sentence, evidence=(found.failure,), confidence=0.2)
 
 
 def _of_hints(hits: Sequence[Hit], found: ScanResult) -> Explanation | None:
