@@ -316,6 +316,7 @@ _FAILURE = re.compile(
     rb"|deadlock|\bhung\b|\bstuck\b|unreachable|connection (?:refused|reset|closed)|\bxid\b"
     rb"|no space left|\b(?:signal|sig(?:kill|segv|abrt|bus|term))\b|unable to|can(?:no|')t "
     rb"|assert(?:ion)? .{0,200}fail|\bcrash|\bdied\b|\bfail(?:ed|ure)\b|\bcorrupt|denied"
+    rb"|\bpg_status\b"  # a flight recorder's dump, which is written after a failure
     rb"|(?<![\w0] )errors?(?: code| number)?[ :]|mismatch|invalid|not found|no such)"
     rb"|[a-z](?:Error|Exception)\b|\bERROR\b|\bCRITICAL\b|NCCL WARN|\[E\d{0,6} |EXCEPTION"
 )
@@ -336,7 +337,7 @@ _STEMS = (
     *("egfault", "bort", "erminat", "xit", "eturn code", "ill", "ut of memory", "imed", "ime out"),
     *("eadlock", "hung", "stuck", "nreachable", "refused", "onnection", "xid", "o space left"),
     *("ignal", "nable to", "annot ", "an't ", "ssert", "rash", "ied", "orrupt", "ismatch"),
-    *("nvalid", "ot found", "o such", "critical", "warn", "sig", "[E"),
+    *("nvalid", "ot found", "o such", "critical", "warn", "sig", "[E", "pg_status"),
 )
 """Each line of failure has one of these, in lower or upper case; a first letter may lack."""
 _ALIKE = bytes.maketrans(b"0123456789abcdef", b"0" * 16)
