@@ -294,9 +294,12 @@ def _odd(waits: Waits) -> set[int]:
         return {rank for rank, times in turned.items() if times == most}
     least = min(waits.minor.values(), default=0)
     few = {rank for rank, size in waits.minor.items() if size == least}
-    uncounted = any(len(few & one) > 1 for one in waits.linked)
+    linked = [one for one in waits.linked if few & one]
     waiting = all(rank in waits.behind and rank not in waits.ahead for rank in few)
-    return set() if few not in waits.equal and (uncounted or waiting) else few
+    doubtful = any(len(one & few) > 1 for one in linked)
+    if waiting:  # perhaps in a send or receive, with one that is behind, too
+        doubtful = len(few) > 1 or any(one & set(waits.behind) - few for one in linked)
+    return set() if doubtful and few not in waits.equal else few
 
 
 def judge(view: RasView) -> Diagnosis | None:
