@@ -287,8 +287,9 @@ def _odd(waits: Waits) -> set[int]:
             above = [rank for each in levels[number + 1 :] for rank in each]
             late = [rank for rank in above if waits.behind.get(rank, set()) - {name}]
             early = [rank for rank in level if not waits.behind.get(rank, set()) - {name}]
-            turned.update(dict.fromkeys(early, len(late)))
-            turned.update(dict.fromkeys(late, len(early)))
+            if len(early) != len(late):  # of two ranks nobody knows which is wrong
+                turned.update(dict.fromkeys(early, len(late)))
+                turned.update(dict.fromkeys(late, len(early)))
     most = max(turned.values(), default=0)
     if most:
         return {rank for rank, times in turned.items() if times == most}
