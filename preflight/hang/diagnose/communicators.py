@@ -57,11 +57,18 @@ class RasView:
 
     @cached_property
     def whole(self) -> Communicator | None:
-        """The communicator of all ranks: its numbers are the job's."""
-        sizes = {one.size for one in self.report.communicators}
-        world = self.case.world if self.case else max(sizes, default=0)
-        fit = [one for one in self.report.communicators if one.size == world]
-        return max(fit, key=lambda one: len(one.members) + len(one.absent), default=None)
+        """The communicator of all ranks: its numbers are the job's.
+
+        Not where a process has several GPUs (JAX), or the ranks are numbered by their pids.
+        """
+        if self.case and self.case.without_ranks:
+            return None
+        largest = max((one.size for one in self.report.communicators), default=0)
+        world = self.case.world if self.case else largest
+        fit = [one for one in self.report.communicators if one.size == world == largest]
+        found = max(fit, key=lambda one: len(one.everyone), default=None)
+        named = [one.process for one in found.everyone if one.process[0]] if found else []
+        return found if len(named) == len(set(named)) or self.case is None else None
 
     @cached_property
     def _pids(self) -> dict[int, list[RankState]]:
@@ -197,7 +204,9 @@ def waits_of(view: RasView) -> Waits:
         for one in group.members:
             number = view.number(group, one)
             nobody -= number is None
-            counts[nobody if number is None else number] = one.counts
+            rank = nobody if number is None else number
+            if sum(one.counts.values()) <= sum(counts.get(rank, one.counts).values()):
+                counts[rank] = one.counts  # of a process with several GPUs the one behind
         everyone |= {rank for rank in counts if rank >= 0}
         if any(sum(each.values()) for each in counts.values()):
             _compare(group.name, counts, waits, missing=bool(group.absent))
@@ -510,6 +519,7 @@ def fused(answer: Diagnosis, case: Case) -> Diagnosis:
     return replace(
         found,
         alternatives=(doubt, *found.alternatives) if answer.culprits else found.alternatives,
+        standings=answer.standings,
         unseen=answer.unseen,
     )
 
