@@ -57,11 +57,18 @@ class RasView:
 
     @cached_property
     def whole(self) -> Communicator | None:
-        """The communicator of all ranks: its numbers are the job's."""
-        sizes = {one.size for one in self.report.communicators}
-        world = self.case.world if self.case else max(sizes, default=0)
-        fit = [one for one in self.report.communicators if one.size == world]
-        return max(fit, key=lambda one: len(one.members) + len(one.absent), default=None)
+        """The communicator of all ranks: its numbers are the job's.
+
+        Not where a process has several GPUs (JAX), or the ranks are numbered by their pids.
+        """
+        if self.case and self.case.without_ranks:
+            return None
+        largest = max((one.size for one in self.report.communicators), default=0)
+        world = self.case.world if self.case else largest
+        fit = [one for one in self.report.communicators if one.size == world == largest]
+        found = max(fit, key=lambda one: len(one.everyone), default=None)
+        named = [one.process for one in found.everyone if one.process[0]] if found else []
+        return found if len(named) == len(set(named)) or self.case is None else None
 
     @cached_property
     def _pids(self) -> dict[int, list[RankState]]:
@@ -197,7 +204,9 @@ def waits_of(view: RasView) -> Waits:
         for one in group.members:
             number = view.number(group, one)
             nobody -= number is None
-            counts[nobody if number is None else number] = one.counts
+            rank = nobody if number is None else number
+            if sum(one.counts.values()) <= sum(counts.get(rank, one.counts).values()):
+                counts[rank] = one.counts  # of a process with several GPUs the one behind
         everyone |= {rank for rank in counts if rank >= 0}
         if any(sum(each.values()) for each in counts.values()):
             _compare(group.name, counts, waits, missing=bool(group.absent))
@@ -287,16 +296,20 @@ def _odd(waits: Waits) -> set[int]:
             above = [rank for each in levels[number + 1 :] for rank in each]
             late = [rank for rank in above if waits.behind.get(rank, set()) - {name}]
             early = [rank for rank in level if not waits.behind.get(rank, set()) - {name}]
-            turned.update(dict.fromkeys(early, len(late)))
-            turned.update(dict.fromkeys(late, len(early)))
+            if len(early) != len(late):  # of two ranks nobody knows which is wrong
+                turned.update(dict.fromkeys(early, len(late)))
+                turned.update(dict.fromkeys(late, len(early)))
     most = max(turned.values(), default=0)
     if most:
         return {rank for rank, times in turned.items() if times == most}
     least = min(waits.minor.values(), default=0)
     few = {rank for rank, size in waits.minor.items() if size == least}
-    uncounted = any(len(few & one) > 1 for one in waits.linked)
+    linked = [one for one in waits.linked if few & one]
     waiting = all(rank in waits.behind and rank not in waits.ahead for rank in few)
-    return set() if few not in waits.equal and (uncounted or waiting) else few
+    doubtful = any(len(one & few) > 1 for one in linked)
+    if waiting:  # perhaps in a send or receive, with one that is behind, too
+        doubtful = len(few) > 1 or any(one & set(waits.behind) - few for one in linked)
+    return set() if doubtful and few not in waits.equal else few
 
 
 def judge(view: RasView) -> Diagnosis | None:
@@ -506,6 +519,7 @@ def fused(answer: Diagnosis, case: Case) -> Diagnosis:
     return replace(
         found,
         alternatives=(doubt, *found.alternatives) if answer.culprits else found.alternatives,
+        standings=answer.standings,
         unseen=answer.unseen,
     )
 

@@ -219,7 +219,8 @@ def diagnose(state: JobState) -> Diagnosis:
     case = case_of(state, wanted[0])
     answers = (judge(case) for judge in _JUDGES)
     found = next((one for one in answers if one is not None), None) or unknown(case)
-    return communicators.fused(_completed(found, case), case)
+    answer = communicators.fused(_completed(found, case), case)
+    return _with_pids_for_ranks(answer) if case.without_ranks else answer
 
 
 def _completed(answer: Diagnosis, case: Case) -> Diagnosis:
@@ -227,14 +228,13 @@ def _completed(answer: Diagnosis, case: Case) -> Diagnosis:
     unseen = _unseen(case, answer.category)
     hidden = len(case.unreadable) + len(case.absent)
     share = hidden / max(1, case.world) if answer.category not in _ABSENT_RANKS else 0.0
-    completed = replace(
+    return replace(
         answer,
         confidence=round(answer.confidence * (1 - share / 2), 2),
         standings=case.standings,
         unseen=unseen,
         next=_BY_NAME.sub("", answer.next) if case.state.here else answer.next,
     )
-    return _with_pids_for_ranks(completed) if case.without_ranks else completed
 
 
 def _with_pids_for_ranks(answer: Diagnosis) -> Diagnosis:

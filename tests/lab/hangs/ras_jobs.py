@@ -78,7 +78,7 @@ def draw(seed: int, *, sizes: tuple[int, ...] = SIZES, faults: tuple[str, ...] =
     blind = dice.random() < 0.5
     ras = _ras(fault, culprits, ranks, groups, dice)
     state = _state(fault, culprits, ranks, world, blind=blind, gpus=dice.random() < 0.95)
-    has_line = fault in ("stop", "two", "order", "skip") and not blind
+    has_line = fault in ("stop", "two") and not blind
     return Drawn(
         seed=seed, fault=fault, world=world, blind=blind, culprits=frozenset(culprits),
         any_of=fault == "kernel", line=has_line, ras=ras, state=state,
