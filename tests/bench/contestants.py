@@ -1,0 +1,170 @@
+"""The contestants: each reads the files of a case with a command, and names ranks or nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import Struct
+
+from tests.bench.contest_cases import Case, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Verdict = Literal["right", "wrong", "unclear"]
+UNSURE, SURE = 0.5, 0.8
+"""An answer that is less sure says that it is unclear; a wrong one that is surer is confident."""
+_LONGEST_S = 300
+_RANK = re.compile(r"\brank\W{0,3}(\d{1,6})\b", re.IGNORECASE)
+_REPORT = re.compile(r"missing ranks: \{([^}]*)\}|error msg: (.*)")
+_CULPRIT = re.compile(r"Culprit rank (\d+)")
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """What a contestant says of a case."""
+
+    readings: tuple[frozenset[str], ...] = ()
+    """The culprits; a contestant whose answer can be read in several ways gets the best one."""
+    category: str = ""
+    confidence: float = 1.0
+    """1 for those that give none."""
+    line: str = ""
+    """Of those that answer with a line."""
+    failure: str = ""
+    """How it failed to answer."""
+
+
+class Score(Struct, frozen=True, kw_only=True):
+    """How one case went."""
+
+    kind: Kind
+    seed: int
+    fault: str
+    unseen: bool
+    contestant: str
+    verdict: Verdict
+    confident: bool
+    named: str
+    cpu_s: float
+
+
+class Contestant(Struct, frozen=True):
+    """A tool, and the kinds of cases that it reads."""
+
+    name: str
+    kinds: tuple[Kind, ...]
+    answer: Callable[[Case], Answer]
+
+    def play(self, case: Case) -> Score:
+        """Read the case, and judge the answer; the time is the processor time of the command."""
+        before = _spent()
+        answer = self.answer(case)
+        verdict = judge(case, answer)
+        return Score(
+            kind=case.kind, seed=case.seed, fault=case.fault, unseen=case.is_unseen,
+            contestant=self.name, verdict=verdict,
+            confident=verdict == "wrong" and answer.confidence >= SURE,
+            named=answer.failure or _words(answer), cpu_s=_spent() - before,
+        )  # fmt: skip
+
+
+def judge(case: Case, answer: Answer) -> Verdict:
+    """Right: all culprits and no others, and the category if both have one.
+
+    Of logs only ranks are compared: their labels name no nodes, ports and links.
+    """
+    if answer.failure or answer.confidence < UNSURE:
+        return "right" if "unknown" in case.categories and answer.category else "unclear"
+    if case.line and case.line in answer.line:
+        return "right"
+    if case.categories and answer.category and answer.category not in case.categories:
+        return "wrong"
+    readings = answer.readings
+    if case.kind in ("log", "corpus"):
+        readings = tuple(frozenset(x for x in one if x.startswith("rank ")) for one in readings)
+    if case.kind == "hang" and case.besides and not case.culprits:
+        readings = tuple(one for one in readings if one)
+    if any(case.culprits <= one <= case.culprits | case.besides for one in readings):
+        return "right" if case.culprits or answer.category else "unclear"
+    return "wrong" if any(readings) else "unclear"
+
+
+def preflight(case: Case) -> Answer:
+    """`preflight explain` of the files, `preflight diagnose` of the recording of a hang."""
+    verb = "diagnose" if case.kind in ("hang", "ras") else "explain"
+    done = _run([sys.executable, "-m", "preflight.cli", verb, "--json", str(case.folder)])
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        return Answer(failure=f"exit {done.returncode}: {done.stderr[-200:]}")
+    category = answer["category"]
+    return Answer(
+        readings=(frozenset(answer["culprits"]),), category=category,
+        confidence=0.0 if category == "unknown" else answer.get("confidence", 1.0),
+    )  # fmt: skip
+
+
+def torchfrtrace(case: Case) -> Answer:
+    """Its first report, or all of them together: it prints one per mismatch that it sees."""
+    script = Path(sys.executable).with_name("torchfrtrace")
+    words = [str(script), "--prefix", "nccl_trace_rank_", "--allow-incomplete-ranks"]
+    done = _run([*words, str(case.folder)])
+    if done.returncode:
+        return Answer(failure=(done.stderr.strip().splitlines() or ["?"])[-1])
+    reports = [
+        frozenset(f"rank {one}" for one in re.findall(r"\d+", missing) or _CULPRIT.findall(errors))
+        for missing, errors in _REPORT.findall(done.stdout + done.stderr)
+    ]
+    return Answer(readings=(reports[0], frozenset().union(*reports))) if reports else Answer()
+
+
+def first_error(case: Case) -> Answer:
+    """The first line with "error", and the rank in it."""
+    return _line(next((one for one in _lines(case) if "error" in one.lower()), ""))
+
+
+def last_line(case: Case) -> Answer:
+    """The last line, and the rank in it."""
+    return _line(next((one for one in reversed(_lines(case)) if one.strip()), ""))
+
+
+CONTESTANTS = (
+    Contestant("preflight", ("hang", "dumps", "log", "ras", "corpus"), preflight),
+    Contestant("torchfrtrace", ("dumps",), torchfrtrace),
+    Contestant("first error", ("log",), first_error),
+    Contestant("last line", ("log",), last_line),
+)
+
+
+def _run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words, capture_output=True, text=True, errors="replace", check=False, timeout=_LONGEST_S
+    )
+
+
+def _spent() -> float:
+    """Processor time of this process and of its children that have ended."""
+    uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in uses)
+
+
+def _lines(case: Case) -> list[str]:
+    paths = sorted(case.folder.iterdir()) if case.folder.is_dir() else [case.folder]
+    return [line for one in paths for line in one.read_text(errors="replace").splitlines()]
+
+
+def _line(line: str) -> Answer:
+    rank = _RANK.search(line)
+    return Answer(readings=(frozenset([f"rank {rank[1]}"] if rank else []),), line=line)
+
+
+def _words(answer: Answer) -> str:
+    named = ", ".join(sorted(answer.readings[0])) if answer.readings else ""
+    return f"{answer.category} {named} {answer.line}".strip()[:200]
