@@ -57,6 +57,7 @@ def pool(options: argparse.Namespace) -> list[Case]:
     drawn = chain(
         contest_hangs.hangs(options.hangs, options.build) if "hang" in options.only else (),
         contest_cases.dumps(options.dumps, options.build) if "dumps" in options.only else (),
+        contest_cases.logs(options.logs, options.build) if "log" in options.only else (),
         contest_cases.corpus() if "corpus" in options.only else (),
     )
     odd = {"even": (False,), "odd": (True,), "both": (False, True)}[options.half]
@@ -121,6 +122,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     most = contest_hangs.MOST
     parser.add_argument("--hangs", type=int, default=most, help="number of real hangs in the lab")
     parser.add_argument("--dumps", type=int, default=120, help="number of jobs with dumps")
+    parser.add_argument("--logs", type=int, default=160, help="number of generated logs")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--show", action="store_true", help="what preflight did not get right")
     parser.add_argument("--build", type=Path, default=BUILD)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
 
+from tests.bench import logs_of_hangs
 from tests.bench.full_dumps import write
 from tests.simulate.parallel_job import FAULTS, draw_case
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 Kind = Literal["hang", "dumps", "log", "ras", "corpus"]
 KINDS: tuple[Kind, ...] = ("hang", "dumps", "log", "ras", "corpus")
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus" / "nccl_logs"
-FIRST_DUMPS = 3000
+FIRST_DUMPS, FIRST_LOGS = 3000, 2000
 """Lower seeds were used while the code was written."""
 _MOST_RANKS = 100_000
 """Any of them may be named where the label names none."""
@@ -41,8 +42,8 @@ class Case(Struct, frozen=True, kw_only=True):
     """May be named too."""
     categories: tuple[str, ...] = ()
     """Of an answer that has one; empty: any."""
-    line: str = ""
-    """Part of the line that states the cause."""
+    must_name: bool = False
+    """Where there are no `culprits`, one of `besides` must be named."""
 
     @property
     def is_unseen(self) -> bool:
@@ -60,6 +61,19 @@ def dumps(number: int, build: Path) -> Iterator[Case]:
         yield Case(
             kind="dumps", seed=seed, fault=case.fault, folder=folder,
             culprits=frozenset(f"rank {one}" for one in case.culprits),
+        )  # fmt: skip
+
+
+def logs(number: int, build: Path) -> Iterator[Case]:
+    """Generated logs of dead jobs; any of the ranks that ended the job may be named."""
+    for seed in range(FIRST_LOGS, FIRST_LOGS + number):
+        text, label = logs_of_hangs.case(seed)
+        path = _folder(build, "log", seed) / "job.log"
+        path.write_text(text)
+        yield Case(
+            kind="log", seed=seed, fault=label.kind, folder=path,
+            besides=frozenset(f"rank {one}" for one in label.ranks),
+            categories=tuple(label.categories), must_name=label.named,
         )  # fmt: skip
 
 

@@ -48,8 +48,16 @@ def hangs(number: int, build: Path) -> Iterator[Case]:
 
 
 def situation(seed: int) -> Situation:
-    """The way of hanging of a seed, with ranks drawn by it."""
-    draw = random.Random(f"contest {seed}")  # noqa: S311  the same ranks each time
+    """The way of hanging of a seed, with ranks drawn by it.
+
+    All those of a half that end the job happen to the same rank: they happen to one job.
+    """
+    found = _situation(seed, f"contest {seed}")
+    return _situation(seed, f"contest half {seed % 2}") if found.final else found
+
+
+def _situation(seed: int, text: str) -> Situation:
+    draw = random.Random(text)  # noqa: S311  the same ranks each time
     ranks = range(HOSTS * PER_HOST)
     every = situations(draw.choice(ranks[PER_HOST:]), tuple(sorted(draw.sample(ranks, 3))))
     return every[seed // 2 % len(every)]
@@ -67,18 +75,21 @@ def _record(todo: list[tuple[int, Path]]) -> None:
             folder.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with job.hanging(one):
-                    diagnose(inventory, "--json", "--save", str(folder))
-                    _write(seed, folder, one)
+                    _look(inventory, seed, folder, one)
             except (OSError, subprocess.SubprocessError) as error:
                 sys.stderr.write(f"{seed} ({one.name}) could not be made to hang: {error}\n")
                 job.drop()
                 lab.heal()
 
 
-def _write(seed: int, folder: Path, one: Situation) -> None:
+def _look(inventory: Path, seed: int, folder: Path, one: Situation) -> None:
+    asked = diagnose(inventory, "--json", "--save", str(folder))
+    if not folder.exists():
+        raise OSError(asked.err[-500:])
     case = Case(
         kind="hang", seed=seed, fault=one.name, folder=folder,
         culprits=one.expected.culprits, besides=one.expected.besides,
         categories=one.expected.categories,
+        must_name=bool(one.expected.besides),
     )  # fmt: skip
     (folder / _CASE).write_bytes(msgspec.json.encode(case, enc_hook=str))

@@ -36,7 +36,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     confidence: float = 1.0
     """1 for those that give none."""
     line: str = ""
-    """Of those that answer with a line."""
+    """Of those that answer with a line; it is only shown."""
     failure: str = ""
     """How it failed to answer."""
 
@@ -76,24 +76,22 @@ class Contestant(Struct, frozen=True):
 
 
 def judge(case: Case, answer: Answer) -> Verdict:
-    """Right: all culprits and no others, and the category if both have one.
+    """Right: the culprits and no others, and the category if both have one.
 
     Of logs only ranks are compared: their labels name no nodes, ports and links.
     """
     if answer.failure or answer.confidence < UNSURE:
         return "right" if "unknown" in case.categories and answer.category else "unclear"
-    if case.line and case.line in answer.line:
-        return "right"
     if case.categories and answer.category and answer.category not in case.categories:
         return "wrong"
-    readings = answer.readings
+    readings = answer.readings or (frozenset(),)
     if case.kind in ("log", "corpus"):
         readings = tuple(frozenset(x for x in one if x.startswith("rank ")) for one in readings)
-    if case.kind == "hang" and case.besides and not case.culprits:
-        readings = tuple(one for one in readings if one)
-    if any(case.culprits <= one <= case.culprits | case.besides for one in readings):
-        return "right" if case.culprits or answer.category else "unclear"
-    return "wrong" if any(readings) else "unclear"
+    fitting = [one for one in readings if case.culprits <= one <= case.culprits | case.besides]
+    if not fitting:
+        return "wrong" if any(readings) else "unclear"
+    complete = any(fitting) or "no_failure" in case.categories
+    return "right" if complete or (answer.category and not case.must_name) else "unclear"
 
 
 def preflight(case: Case) -> Answer:
