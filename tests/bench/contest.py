@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from itertools import chain
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,7 +68,8 @@ def pool(options: argparse.Namespace) -> list[Case]:
 def play(cases: Iterable[Case], *, processes: int) -> Iterator[Score]:
     """The scores of all contestants that read such cases."""
     games = [(one, case) for case in cases for one in range(len(CONTESTANTS))]
-    with ProcessPoolExecutor(processes) as workers:
+    # Each worker imports what the contestants need once, and answers in copies of itself.
+    with ProcessPoolExecutor(processes, get_context("spawn")) as workers:
         scores = workers.map(_game, games, chunksize=4)
         yield from (one for one in scores if one is not None)
 

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
-import subprocess
 import sys
+import tempfile
+import traceback
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
 from tests.bench.contest_cases import Case, Kind
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 Verdict = Literal["right", "wrong", "unclear"]
 UNSURE, SURE = 0.5, 0.8
 """An answer that is less sure says that it is unclear; a wrong one that is surer is confident."""
-_LONGEST_S = 300
 _RANK = re.compile(r"\brank\W{0,3}(\d{1,6})\b", re.IGNORECASE)
 _REPORT = re.compile(r"missing ranks: \{([^}]*)\}|error msg: (.*)")
 _CULPRIT = re.compile(r"Culprit rank (\d+)")
@@ -63,7 +60,7 @@ class Contestant(Struct, frozen=True):
     answer: Callable[[Case], Answer]
 
     def play(self, case: Case) -> Score:
-        """Read the case, and judge the answer; the time is the processor time of the command."""
+        """Read the case, and judge the answer; the time is the processor time of the answer."""
         before = _spent()
         answer = self.answer(case)
         verdict = judge(case, answer)
@@ -96,12 +93,16 @@ def judge(case: Case, answer: Answer) -> Verdict:
 
 def preflight(case: Case) -> Answer:
     """`preflight explain` of the files, `preflight diagnose` of the recording of a hang."""
+    import preflight.commands.diagnose
+    import preflight.commands.explain
+    from preflight import cli
+
     verb = "diagnose" if case.kind in ("hang", "ras") else "explain"
-    done = _run([sys.executable, "-m", "preflight.cli", verb, "--json", str(case.folder)])
+    done = _forked(lambda: cli.main([verb, "--json", str(case.folder)]))
     try:
-        answer: dict[str, Any] = json.loads(done.stdout)
+        answer: dict[str, Any] = json.loads(done.out)
     except ValueError:
-        return Answer(failure=f"exit {done.returncode}: {done.stderr[-200:]}")
+        return Answer(failure=f"exit {done.exit}: {done.err[-200:]}")
     category = answer["category"]
     return Answer(
         readings=(frozenset(answer["culprits"]),), category=category,
@@ -111,14 +112,15 @@ def preflight(case: Case) -> Answer:
 
 def torchfrtrace(case: Case) -> Answer:
     """Its first report, or all of them together: it prints one per mismatch that it sees."""
-    script = Path(sys.executable).with_name("torchfrtrace")
-    words = [str(script), "--prefix", "nccl_trace_rank_", "--allow-incomplete-ranks"]
-    done = _run([*words, str(case.folder)])
-    if done.returncode:
-        return Answer(failure=(done.stderr.strip().splitlines() or ["?"])[-1])
+    from torch.distributed.flight_recorder import fr_trace
+
+    words = ["--prefix", "nccl_trace_rank_", "--allow-incomplete-ranks", str(case.folder)]
+    done = _forked(lambda: fr_trace.main(words))
+    if done.exit:
+        return Answer(failure=(done.err.strip().splitlines() or ["?"])[-1])
     reports = [
         frozenset(f"rank {one}" for one in re.findall(r"\d+", missing) or _CULPRIT.findall(errors))
-        for missing, errors in _REPORT.findall(done.stdout + done.stderr)
+        for missing, errors in _REPORT.findall(done.out + done.err)
     ]
     return Answer(readings=(reports[0], frozenset().union(*reports))) if reports else Answer()
 
@@ -141,10 +143,35 @@ CONTESTANTS = (
 )
 
 
-def _run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        words, capture_output=True, text=True, errors="replace", check=False, timeout=_LONGEST_S
-    )
+class _Done(NamedTuple):
+    exit: int
+    out: str
+    err: str
+
+
+def _forked(work: Callable[[], object]) -> _Done:
+    """Run a command in a copy of this process: its modules are imported, its state is its own."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        if not child:
+            os.dup2(out.fileno(), 1)
+            os.dup2(err.fileno(), 2)
+            code = 70
+            try:
+                code = int(work() or 0)  # type: ignore[call-overload]
+            except BaseException:  # noqa: BLE001  it must not go on as its parent
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        status = os.waitpid(child, 0)[1]
+        out.seek(0)
+        err.seek(0)
+        texts = [one.read().decode(errors="replace") for one in (out, err)]
+    return _Done(os.waitstatus_to_exitcode(status), *texts)
 
 
 def _spent() -> float:
