@@ -13,7 +13,6 @@ import os
 import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,14 +54,14 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def pool(options: argparse.Namespace) -> list[Case]:
     """The cases that the options ask for."""
-    drawn = chain(
-        contest_hangs.hangs(options.hangs, options.build) if "hang" in options.only else (),
-        contest_cases.dumps(options.dumps, options.build) if "dumps" in options.only else (),
-        contest_cases.logs(options.logs, options.build) if "log" in options.only else (),
-        contest_cases.corpus() if "corpus" in options.only else (),
-    )
-    odd = {"even": (False,), "odd": (True,), "both": (False, True)}[options.half]
-    return [one for one in drawn if one.is_unseen in odd]
+    only, build = options.only, options.build
+    halves = {"even": (0,), "odd": (1,), "both": (0, 1)}[options.half]
+    return [
+        *(contest_hangs.hangs(options.hangs, halves, build) if "hang" in only else ()),
+        *(contest_cases.dumps(options.dumps, halves, build) if "dumps" in only else ()),
+        *(contest_cases.logs(options.logs, halves, build) if "log" in only else ()),
+        *(contest_cases.corpus() if "corpus" in only else ()),
+    ]
 
 
 def play(cases: Iterable[Case], *, processes: int) -> Iterator[Score]:

@@ -18,10 +18,10 @@ from tests.bench.full_dumps import write
 from tests.simulate.parallel_job import FAULTS, draw_case
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
-Kind = Literal["hang", "dumps", "log", "ras", "corpus"]
-KINDS: tuple[Kind, ...] = ("hang", "dumps", "log", "ras", "corpus")
+Kind = Literal["hang", "dumps", "log", "corpus"]
+KINDS: tuple[Kind, ...] = ("hang", "dumps", "log", "corpus")
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus" / "nccl_logs"
 FIRST_DUMPS, FIRST_LOGS = 3000, 2000
 """Lower seeds were used while the code was written."""
@@ -51,11 +51,12 @@ class Case(Struct, frozen=True, kw_only=True):
         return self.kind != "corpus" and self.seed % 2 == 1
 
 
-def dumps(number: int, build: Path) -> Iterator[Case]:
+def dumps(number: int, halves: Collection[int], build: Path) -> Iterator[Case]:
     """Flight recorder dumps of generated jobs, each fault as often as the others in both halves."""
-    for place in range(number):
-        seed = FIRST_DUMPS + place
-        case = draw_case(seed, FAULTS[place // 2 % len(FAULTS)])
+    for seed in range(FIRST_DUMPS, FIRST_DUMPS + number):
+        if seed % 2 not in halves:
+            continue
+        case = draw_case(seed, FAULTS[seed // 2 % len(FAULTS)])
         folder = _folder(build, "dumps", seed)
         write(case, folder)
         yield Case(
@@ -64,9 +65,11 @@ def dumps(number: int, build: Path) -> Iterator[Case]:
         )  # fmt: skip
 
 
-def logs(number: int, build: Path) -> Iterator[Case]:
+def logs(number: int, halves: Collection[int], build: Path) -> Iterator[Case]:
     """Generated logs of dead jobs; any of the ranks that ended the job may be named."""
     for seed in range(FIRST_LOGS, FIRST_LOGS + number):
+        if seed % 2 not in halves:
+            continue
         text, label = logs_of_hangs.case(seed)
         path = _folder(build, "log", seed) / "job.log"
         path.write_text(text)

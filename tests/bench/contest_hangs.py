@@ -22,7 +22,7 @@ from tests.lab.hangs.kept import KeptJob
 from tests.lab.hangs.situations import situations
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
     from tests.lab.hangs.situations import Situation
@@ -32,9 +32,10 @@ MOST = 2 * len(situations(2, (2, 3, 4)))
 """Each way of hanging once in both halves."""
 
 
-def hangs(number: int, build: Path) -> Iterator[Case]:
+def hangs(number: int, halves: Collection[int], build: Path) -> Iterator[Case]:
     """Record what is missing, if the lab can run here; yield what is recorded."""
-    wanted = [(seed, build / "hang" / str(seed)) for seed in range(number)]
+    seeds = [one for one in range(number) if one % 2 in halves]
+    wanted = [(seed, build / "hang" / str(seed)) for seed in seeds]
     if missing := [(seed, folder) for seed, folder in wanted if not (folder / _CASE).exists()]:
         if reason := why_not():
             sys.stderr.write(f"{len(missing)} hangs are not recorded: {reason}\n")

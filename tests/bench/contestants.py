@@ -94,10 +94,10 @@ def judge(case: Case, answer: Answer) -> Verdict:
 def preflight(case: Case) -> Answer:
     """`preflight explain` of the files, `preflight diagnose` of the recording of a hang."""
     import preflight.commands.diagnose
-    import preflight.commands.explain
+    import preflight.commands.explain  # noqa: F401  it must be there before the copies
     from preflight import cli
 
-    verb = "diagnose" if case.kind in ("hang", "ras") else "explain"
+    verb = "diagnose" if case.kind == "hang" else "explain"
     done = _forked(lambda: cli.main([verb, "--json", str(case.folder)]))
     try:
         answer: dict[str, Any] = json.loads(done.out)
@@ -136,7 +136,7 @@ def last_line(case: Case) -> Answer:
 
 
 CONTESTANTS = (
-    Contestant("preflight", ("hang", "dumps", "log", "ras", "corpus"), preflight),
+    Contestant("preflight", ("hang", "dumps", "log", "corpus"), preflight),
     Contestant("torchfrtrace", ("dumps",), torchfrtrace),
     Contestant("first error", ("log",), first_error),
     Contestant("last line", ("log",), last_line),
