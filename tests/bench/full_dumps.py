@@ -2,9 +2,9 @@
 
     python -m tests.bench.full_dumps [--first SEED] [--jobs N] [--torch] [--show]
 
-A job is right if exactly its ranks at fault are named. The seeds 900-999 and 2000-2999 were
-not used during the work; those below 900 were. `--torch` gives the same dumps to torch's own analyzer,
-which needs the package `tabulate`.
+A job is right if exactly its ranks at fault are named. The seeds 900-999 and those from 2000 were
+not used during the work; those below 900 were. `--torch` gives the same dumps to torch's own
+analyzer, which needs the package `tabulate`.
 """
 
 from __future__ import annotations
