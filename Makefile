@@ -25,7 +25,7 @@ ONCE_MORE = $(BIN)/python -m pytest --lf --last-failed-no-failures=none $(PYTEST
 # Tests start Python some thousand times: each finds compiled what the first one has imported.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo quick test parity lint preflight lab bench bench-full bench-scale docs pictures wheel release-check setup clean system
+.PHONY: help demo quick test parity lint preflight lab bench bench-full bench-scale contest docs pictures wheel release-check setup clean system
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -86,6 +86,9 @@ bench-full: $(STAMP) ## each fault 20 times in the lab and the rehearsal, each h
 
 bench-scale: $(STAMP) ## what 1 to 512 nodes cost the controller; bench-results/scale.json
 	$(BIN)/python -m tests.bench.scale
+
+contest: $(STAMP) ## preflight, torchfrtrace and plain baselines name the culprits of the same hangs and dead jobs
+	$(BIN)/python -m tests.bench.contest --show
 
 wheel: $(STAMP) ## build the sdist, and the wheel from it
 	rm -rf dist

@@ -7,34 +7,23 @@ wait in a call of another group: they are not the cause. The cause is at the end
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
+
+from preflight.hang.wrong_call import Group, Made, Usual, sides, words
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from preflight.hang.flight_recorder import Call, Recording
 
-_SAME_SHAPES = frozenset(
-    {
-        *("all_reduce", "allreduce", "broadcast", "reduce", "_all_gather_base", "_allgather_base"),
-        *("all_gather_into_tensor", "all_gather_single", "_reduce_scatter_base"),
-        *("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_reduce_coalesced"),
-    }
-)
-"""Collectives that need the same shapes on all ranks; others may differ."""
 _TOGETHER = re.compile(r"_?(all|barrier|reduce_scatter|ALLGATHER|REDUCE_SCATTER)")
 """Collectives that no rank ends before all have begun."""
 _PEER = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
 _OTHER = {"send": "recv", "recv": "send"}
-_HABIT = 1000
-"""Earlier calls of a group in which a repetition is looked for."""
-_PROBES, _LONGEST = 24, 32
-_RECENT, _CONTEXT = 12, 4
-"""Calls before that are compared, and how many of them must be known."""
 _STALLED = 2
 """Calls that the other ranks have ended: they cannot end a second one without this rank."""
 
@@ -45,13 +34,6 @@ Kind = Literal[
 did not. `not_started`: its GPU has not begun what the others' have. `crossed`: calls in another
 order. `extra`: a call that most ranks do not make. `idle`: as `absent`, and no rank has come to
 the call that waits for it. `all_in`: all made the call, none ended it."""
-
-
-class Group(NamedTuple):
-    """A process group: its name, and its members where the recordings have them."""
-
-    name: str
-    members: tuple[int, ...] = ()
 
 
 class Spot(NamedTuple):
@@ -113,16 +95,6 @@ def follow(
     return Waits(roots=tuple(job.roots()), rows=tuple(job.rows()))
 
 
-def words(call: Call, *, shapes: bool = True) -> str:
-    """The parts of a call that must be equal: `all_reduce of [64, 64] Float`."""
-    if call.parts:
-        return f"{call.op} ({', '.join(call.parts[:4])}{' ...' * (len(call.parts) > 4)})"  # noqa: PLR2004
-    if not shapes or call.op not in _SAME_SHAPES:
-        return call.op
-    sizes = ", ".join(str(list(one)) for one in call.sizes[:3]) + " ..." * (len(call.sizes) > 3)  # noqa: PLR2004
-    return f"{call.op} of {sizes or 'nothing'} {'/'.join(Counter(call.types))}".rstrip()
-
-
 def group_words(call: Call) -> str:
     """`group 3 (tp)`."""
     about = call.about if call.about and call.about != "undefined" else ""
@@ -139,6 +111,7 @@ class _Job:
         self._known = {name: at for one in recorded.values() for name, at in one.members.items()}
         """For dumps that lack the members of their groups."""
         self.calls: dict[tuple[Group, int], dict[int, Call]] = defaultdict(dict)
+        self.usual = Usual(self.calls, recorded)
         self.done: dict[Group, dict[int, int]] = defaultdict(dict)
         """The last collective that ended, by group and rank."""
         self.reached: dict[Group, dict[int, int]] = defaultdict(dict)
@@ -161,7 +134,7 @@ class _Job:
             at[spot].append(rank)
         self.at = dict(at)
         self.lacks = {spot: self._lacks(spot) for spot in self.at}
-        self.differing = {spot for spot in self.at if len(_sides(self._made(spot))) > 1}
+        self.differing = {spot for spot in self.at if len(sides(self._made(spot))) > 1}
         self.begun = any(call.state == "started" for call in self.first.values())
         """Whether the recorder shows which calls the GPUs have begun."""
 
@@ -322,42 +295,23 @@ class _Job:
             and len(waiting) == len(self.recorded)
             and not (self.begun and any(call.state == "scheduled" for call in waiting))
             and not any(
-                self._may_be_wrong(spot)
+                self.usual.may_be_wrong(
+                    Made(spot.group, spot.number, self._made(spot)), self.at[spot]
+                )
                 for spot, lacks in self.lacks.items()
                 if spot.rank < 0 and self.no_dump.intersection(lacks)
             )
-            and not self._swaps()
+            and not self.usual.is_out_of_order(self.pending)
         )
-
-    def _may_be_wrong(self, spot: Spot) -> bool:
-        call = words(self.first[self.at[spot][0]])
-        every = [self._votes(spot), self._habits(spot), self._votes(spot, any_number=True)]
-        shown = len(self.at[spot]) > 1 or any(votes[call] for votes in every)
-        return not shown or any(votes and not votes[call] for votes in every)
-
-    def _swaps(self) -> bool:
-        """Whether a rank's two oldest calls have the other order on most ranks."""
-        pairs = {
-            tuple((one.about, one.number, one.op) for one in calls[:2])
-            for calls in self.pending.values()
-            if len(calls) > 1 and calls[0].about != calls[1].about
-            and not calls[0].alone and not calls[1].alone
-        }  # fmt: skip
-        later: Counter[object] = Counter()
-        for recording in self.recorded.values():
-            places = {(one.about, one.number, one.op): at for at, one in enumerate(recording.calls)}
-            for pair in pairs:
-                first, second = (places.get(one) for one in pair)
-                if first is not None and second is not None:
-                    later[pair] += 1 if second < first else -1
-        return any(count >= 0 for count in later.values())
 
     def _all_in(self, spot: Spot) -> Root:
         """All have come to this call: their calls differ, or some GPUs have not begun it."""
         made = self._made(spot)
-        sides = _sides(made)
-        if len(sides) > 1:
-            return self._root("differs", spot, self._odd_side(spot, sides))
+        if len(sides(made)) > 1:
+            known = spot.group.members
+            missing = len(self.no_dump.intersection(known)) if known else self.missing
+            odd = self.usual.odd_side(Made(spot.group, spot.number, made), missing)
+            return self._root("differs", spot, odd)
         if spot.rank >= 0:
             peers = (peer for _, peer in self._peers(spot.rank, self.first[spot.rank]))
             made = {rank: self.first[rank] for rank in (spot.rank, *peers)}
@@ -374,72 +328,6 @@ class _Job:
         if spot.rank >= 0:
             return {spot.rank: self.first[spot.rank]}
         return self.calls[spot.group, spot.number]
-
-    def _odd_side(self, spot: Spot, sides: Sequence[tuple[tuple[int, ...], str]]) -> Sequence[int]:
-        """The smaller side; of two equal ones, the one whose call no like group makes."""
-        total = sum(len(ranks) for ranks, _ in sides)
-        missing = (
-            self.missing
-            if not spot.group.members
-            else len(self.no_dump.intersection(spot.group.members))
-        )
-        few = [rank for ranks, _ in sides[1:] for rank in ranks]
-        if (len(few) + missing) * 2 < total + missing:
-            return sorted(few)
-        odd: Sequence[int] = ()
-        for votes in (
-            self._votes(spot), self._habits(spot),
-            self._votes(spot, any_number=True),
-        ):  # fmt: skip
-            wrong = [ranks for ranks, what in sides if not votes[what]]
-            if len(wrong) == len(sides) - 1:
-                odd = sorted(rank for ranks in wrong for rank in ranks)
-                break
-        return odd
-
-    def _votes(self, spot: Spot, *, any_number: bool = False) -> Counter[str]:
-        """What groups for the same purpose call under this number, or with this operation at all.
-
-        A pipeline stage makes other calls than the next, so their calls before must be equal too.
-        """
-        call = next(iter(self._made(spot).values()))
-        shapes = len({one.op for one in self._made(spot).values()}) == 1
-        recent = range(max(1, spot.number - _RECENT), spot.number)
-        ours = [self._at(spot.group, number, shapes=shapes) for number in recent]
-        alike: dict[Group, bool] = {}
-        votes: Counter[str] = Counter()
-        for (group, number), made in self.calls.items():
-            other = next(iter(made.values()))
-            if (
-                not call.about or other.about != call.about or group == spot.group
-                or (number == spot.number) == any_number
-                or (any_number and not (shapes and other.op == call.op))
-            ):  # fmt: skip
-                continue
-            if group not in alike:
-                theirs = [self._at(group, number, shapes=shapes) for number in recent]
-                known = [one == two for one, two in zip(ours, theirs, strict=True) if one and two]
-                alike[group] = all(known) and len(known) >= min(_CONTEXT, len(recent))
-            if any_number or alike[group]:
-                votes.update(words(one, shapes=shapes) for one in made.values())
-        return votes
-
-    def _at(self, group: Group, number: int, *, shapes: bool) -> str:
-        made = self.calls.get((group, number), {})
-        return next((words(one, shapes=shapes) for one in made.values()), "")
-
-    def _habits(self, spot: Spot) -> Counter[str]:
-        """What followed the same earlier calls before: a training loop repeats itself.
-
-        Nothing if this would not have foretold each of the last calls.
-        """
-        shapes = len({one.op for one in self._made(spot).values()}) == 1
-        numbers = range(max(1, spot.number - _HABIT), spot.number)
-        earlier = [self._at(spot.group, number, shapes=shapes) for number in numbers]
-        for place in range(max(0, len(earlier) - _PROBES), len(earlier)):
-            if {*_followers(earlier[:place])} != {earlier[place]}:
-                return Counter()
-        return _followers(earlier)
 
     def _crossed(self, spots: Sequence[Spot]) -> Root:
         """Ranks that wait for each other: those few without whose wait no circle is left."""
@@ -466,7 +354,8 @@ class _Job:
             if not _circle_without(spot, after):
                 least.append(spot)
         if len(least) == 2:  # noqa: PLR2004
-            least = [one for one in (self._out_of_order(*least),) if one] or least
+            later = self.usual.made_later(*(self.first[self.at[one][0]] for one in least))
+            least = least if later is None else [least[later]]
         odd_ranks = blocking[least[0]] if len(least) == 1 else []
         odd_ranks = odd_ranks if len(odd_ranks) * 2 < len(self.recorded) else []
         others = max(
@@ -480,28 +369,6 @@ class _Job:
         return spot.rank >= 0 and all(
             one.alone and one.op.startswith("send") for one in self.pending[spot.rank]
         )
-
-    def _out_of_order(self, first: Spot, second: Spot) -> Spot | None:
-        """Which of two calls the ranks of like groups make later than the other."""
-        one, two = self.first[self.at[first][0]], self.first[self.at[second][0]]
-        votes: Counter[Spot] = Counter()
-        for recording in self.recorded.values():
-            begun = [self._begun(recording, like) for like in (one, two)]
-            if None not in begun and begun[0] != begun[1]:
-                votes[second if begun[0] < begun[1] else first] += 1  # type: ignore[operator]
-        (best, count), *rest = [*votes.most_common(2), (None, 0)]
-        return best if count and not (rest and rest[0][1] * 2 > count) else None
-
-    @staticmethod
-    def _begun(recording: Recording, like: Call) -> int | None:
-        """The place of such a call among a rank's calls; after all if it has not made it yet."""
-        same = [(at, one) for at, one in enumerate(recording.calls) if one.about == like.about]
-        if not same:
-            return None
-        place = next((at for at, one in same if (one.number, one.op) == (like.number, like.op)), -1)
-        if place < 0 and same[-1][1].number < like.number:
-            return len(recording.calls)
-        return place if place >= 0 else None
 
     def _since(self, spot: Spot) -> int:
         return min(self.first[rank].begun_ns for rank in self.at[spot])
@@ -517,7 +384,7 @@ class _Job:
             ranks=tuple(sorted(ranks)),
             group=group_words(call),
             number=call.number,
-            calls=_sides(
+            calls=sides(
                 {rank: one for rank, one in self._made(spot).items() if rank in self.recorded}
             ),
             since_ns=self._since(spot),
@@ -568,20 +435,6 @@ class _Job:
         return sorted(rows, key=lambda row: (-len(row.ranks), row.ranks))
 
 
-def _followers(calls: Sequence[str]) -> Counter[str]:
-    """What came after the longest repetition of the last calls."""
-    for length in range(min(len(calls) - 1, _LONGEST), 1, -1):
-        recent = calls[-length:]
-        found = Counter(
-            calls[place + length]
-            for place in range(len(calls) - length)
-            if calls[place : place + length] == recent
-        )
-        if found and all(recent) and len(set(recent)) > 1:
-            return found
-    return Counter()
-
-
 def _circle_without(spot: Spot, after: Mapping[Spot, Collection[Spot]]) -> bool:
     """Whether a circle of waits is left if the ranks at `spot` did not wait."""
     before: dict[Spot, list[Spot]] = defaultdict(list)
@@ -601,16 +454,6 @@ def _circle_without(spot: Spot, after: Mapping[Spot, Collection[Spot]]) -> bool:
 
 def _is_world(group: Group) -> bool:
     return group.name in ("0", "default_pg")
-
-
-def _sides(made: Mapping[int, Call]) -> tuple[tuple[tuple[int, ...], str], ...]:
-    """(ranks, their call), most ranks first."""
-    by_call: dict[str, list[int]] = defaultdict(list)
-    shapes = len({one.op for one in made.values()}) == 1
-    for rank, call in sorted(made.items()):
-        by_call[words(call, shapes=shapes)].append(rank)
-    ordered = sorted(by_call.items(), key=lambda item: (-len(item[1]), item[1]))
-    return tuple((tuple(callers), what) for what, callers in ordered)
 
 
 def _connected(edges: Mapping[int | Spot, Sequence[int | Spot]]) -> list[set[int | Spot]]:

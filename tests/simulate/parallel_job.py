@@ -323,6 +323,7 @@ class Job:
                 str(number): {"name": str(number), "desc": about, "ranks": str(list(members))}
                 for number, about, members in mine
             },
+            "comm_lib_version": "2.27.5",
             "pg_status": {
                 str(at): self._status(rank, number) for at, (number, _, _) in enumerate(mine)
             },
@@ -357,9 +358,12 @@ class Job:
             {
                 "frames": frames,
                 "pg_id": index.index(op.group),
+                "thread_name": "python",
+                "thread_id": "140358426172288",
                 "process_group": (str(op.group), about),
                 "collective_seq_id": 0 if op.alone else op.number,
                 "p2p_seq_id": op.number if op.alone else 0,
+                "op_id": op.number,
                 "is_p2p": op.alone,
                 "profiling_name": f"nccl:{name}",
                 "time_created_ns": op.time_ns,
@@ -368,6 +372,8 @@ class Job:
                 "input_dtypes": [] if name == "coalesced" else [op.dtype],
                 "output_dtypes": [] if name == "coalesced" else [op.dtype],
                 "state": "scheduled" if op.batch and name != "coalesced" else state,
+                "time_discovered_started_ns": op.time_ns if state != "scheduled" else None,
+                "time_discovered_completed_ns": op.time_ns if state == "completed" else None,
                 "retired": state == "completed" and not (op.batch and name != "coalesced"),
                 "timeout_ms": 600000,
             }
