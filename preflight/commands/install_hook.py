@@ -329,4 +329,4 @@ def _prefix(text: str) -> str:
 
 
 def _folder(text: str) -> str:
-    return os.path.abspath(typed_path(text)) if text else ""  # noqa: PTH100  no link is followed
+    return os.path.abspath(typed_path(text, is_printed=True)) if text else ""  # noqa: PTH100  no link is followed

@@ -126,7 +126,7 @@ def _options(arguments: argparse.Namespace, command: tuple[str, ...]) -> Options
         raise UsageError(f"--debug={unknown[0]} is unknown; type --debug={ALL}, or one of both")
     return Options(
         command=command,
-        base=typed_path(arguments.folder),
+        base=typed_path(arguments.folder, is_printed=True),
         debug=debug,
         cap_mib=int(_number("--debug-mib", arguments.debug_mib, 1)),
         stalled_after_s=(

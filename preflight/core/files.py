@@ -415,9 +415,14 @@ def _refuse_kernels_text(handle: int) -> None:
 _LONGEST_NAME = 255
 
 
-def typed_path(text: str | Path) -> Path:
-    """Return a path that a user typed, with `~` replaced; UsageError if there can be none."""
+def typed_path(text: str | Path, *, is_printed: bool = False) -> Path:
+    """Return a path that a user typed, with `~` replaced; UsageError if there can be none.
+
+    `is_printed`: it becomes part of lines for a shell or of files that are shown.
+    """
     path = Path(text)
+    if is_printed and not str(text).isprintable():
+        raise UsageError(f"{str(text)!a:.80} holds control characters; give another path")
     if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
         shown = f"{str(text)[:40]}..."
         raise UsageError(f"{shown!a} has a name of over {_LONGEST_NAME} bytes; give a shorter path")
