@@ -22,7 +22,7 @@ from preflight.commands import (
     print_lines,
     remark,
 )
-from preflight.core.files import read_regular, write_atomically
+from preflight.core.files import read_regular, typed_path, write_atomically
 from preflight.core.text import plain_json, printable
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_lines(lambda width: lines(diagnosis, width))
     if arguments.save is not None:
         sys.stdout.flush()  # the answer first: saving may fill the disk
-        _save(state, arguments.save.expanduser())
+        _save(state, typed_path(arguments.save))
     return exit_of(diagnosis)
 
 

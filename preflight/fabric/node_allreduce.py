@@ -399,7 +399,7 @@ def _slow(own: NodeAllreduce, bound: Bound, beyond: int) -> str:
         return f"only {reached} of the {wanted} that its peers came to, in the time for it"
     if bound.gbs is None or top.best_gbs >= bound.gbs:
         return ""
-    reached = f"{gbs(top.busbw_gbs)} at {size(top.size_bytes)}"
+    reached = f"median {gbs(top.busbw_gbs)} at {size(top.size_bytes)}"
     return f"{reached} among its {own.rails} rails; {bound.words}"
 
 

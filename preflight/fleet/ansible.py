@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from preflight.core.files import read_regular, refuse_all_below
+from preflight.core.files import read_regular, refuse_all_below, typed_path
 from preflight.core.text import did_you_mean
 from preflight.errors import UsageError
 from preflight.fleet.ansible_list import LARGEST, Listing, decode, list_inventory, members, plain
@@ -123,7 +123,7 @@ def read_variables(
         if value is None:
             continue
         if field in FILES and isinstance(value, str):
-            value = str(folder / Path(value).expanduser())
+            value = str(folder / typed_path(value))
         fields[field], names[field] = value, name
     group = _text(variables, GROUP, where)
     return _converted(fields, names, where), group
@@ -143,7 +143,7 @@ def _way_in(variables: Mapping[str, Raw], where: str) -> tuple[dict[str, Any], d
             fields[field], names[field] = value, name
     if isinstance(fields.get("identity_file"), str):
         # Ansible passes it to ssh unchanged, so it is relative to the current directory.
-        fields["identity_file"] = str(Path.cwd() / Path(fields["identity_file"]).expanduser())
+        fields["identity_file"] = str(Path.cwd() / typed_path(fields["identity_file"]))
     if OURS + "transport" not in variables:
         fields |= _transport(variables, where)
     return fields, names
@@ -279,7 +279,7 @@ class AnsibleInventory:
 
     def beside(self, file: str) -> str:
         """Read a relative path as beside the inventory, and `~` as home."""
-        return str(self._folder / Path(file).expanduser())
+        return str(self._folder / typed_path(file))
 
 
 def read_ansible(path: Path) -> AnsibleInventory:

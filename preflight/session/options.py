@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.core.files import read_regular
+from preflight.core.files import read_regular, typed_path
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.errors import UsageError
 from preflight.fabric.planner import plan
@@ -280,7 +280,7 @@ def _keep(config: pytest.Config) -> int:
 
 def _file(config: pytest.Config, option: str) -> Path | None:
     path = config.getoption(option)
-    return config.invocation_params.dir / Path(path).expanduser() if path else None
+    return config.invocation_params.dir / typed_path(path) if path else None
 
 
 def _registry(config: pytest.Config) -> Registry:
@@ -344,7 +344,7 @@ def _replay_file(config: pytest.Config) -> Path | None:
     typed = config.getoption("preflight_replay")
     if typed is None:
         return None
-    path = Path(typed).expanduser()
+    path = typed_path(typed)
     return path / "measured.json" if path.is_dir() else path
 
 

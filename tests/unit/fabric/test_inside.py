@@ -94,8 +94,8 @@ def test_a_node_slower_than_its_peers_is_named_with_both_numbers() -> None:
     assert {name for name, one in judged.items() if one.outcome is not Outcome.OK} == {"h3"}
     assert judged["h3"].outcome is Outcome.FAIL
     assert judged["h3"].sentence == (
-        "300 GB/s at 64 MiB among its 4 rails; peers' median 352 GB/s, limit 317 GB/s (0.9 of the "
-        "peers' median); carried by SHM, at its peers by P2P"
+        "median 300 GB/s at 64 MiB among its 4 rails; peers' median 352 GB/s, limit 317 GB/s "
+        "(0.9 of the peers' median); carried by SHM, at its peers by P2P"
     )
     assert "h3" in judged["h3"].advice
     assert judged["h1"].sentence == (
