@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from functools import cached_property
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,7 +36,7 @@ from preflight.fleet.model import Expected, Host
 from preflight.fleet.nodeset import check_host_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from msgspec import Raw
 
@@ -221,6 +221,22 @@ def _converted(fields: dict[str, Any], names: dict[str, str], where: str) -> Nod
     return table
 
 
+class _Members(Mapping[str, tuple[str, ...]]):
+    """The hosts of each group and of the groups in it, found when a group is asked for."""
+
+    def __init__(self, listing: Listing) -> None:
+        self._listing = listing
+
+    def __getitem__(self, name: str) -> tuple[str, ...]:
+        return members(self._listing, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._listing.hosts)
+
+    def __len__(self) -> int:
+        return len(self._listing.hosts)
+
+
 class AnsibleInventory:
     """The hosts of an Ansible inventory; a host's variables are decoded when it is asked for."""
 
@@ -241,10 +257,10 @@ class AnsibleInventory:
         """Every host, group by group."""
         return tuple(self._listing.group_of)
 
-    @cached_property
+    @property
     def groups(self) -> Mapping[str, tuple[str, ...]]:
         """The hosts of each group and of the groups in it."""
-        return {name: members(self._listing, name) for name in self._listing.hosts}
+        return _Members(self._listing)
 
     def host(self, name: str) -> Host:
         """Return one host with its settings; nothing is expected of a host it does not know."""

@@ -121,6 +121,7 @@ def explain_refusal(place: Place, refusal: str) -> str:
         "unable to open": f"let this user read and write there, {_OR_ELSE}",
         "disk is full": f"free space on its disk, {_OR_ELSE}",
         "interrupted": f"it takes more work to read than any of ours: move it away, {_OR_ELSE}",
+        "too much text": f"no run of ours wrote such a file: move it away, {_OR_ELSE}",
         "disk I/O error": f"check its disk, {_OR_ELSE}",
     }
     remedy = next((do for word, do in advice.items() if word in refusal), f"repair it, {_OR_ELSE}")

@@ -43,13 +43,16 @@ NODES = ("nodes", "words", "--preflight-nodes", "node")
 
 def parser(verb: str) -> argparse.ArgumentParser:
     """The parser of a verb, with all its options."""
+    own: argparse.ArgumentParser
     if verb in cli.ISOLATED:
-        return importlib.import_module(cli.ISOLATED[verb]).parser()
+        own = importlib.import_module(cli.ISOLATED[verb]).parser()
+        return own
     if verb in ISOLATED:
-        return importlib.import_module("preflight.hook.options").option_parser(verb)
+        own = importlib.import_module("preflight.hook.arguments").option_parser(verb)
+        return own
     subparsers = cli._parser(verb)._subparsers
     assert subparsers is not None
-    own: argparse.ArgumentParser = subparsers._group_actions[0].choices[verb]  # type: ignore[index]
+    own = subparsers._group_actions[0].choices[verb]  # type: ignore[index]
     if verb == "watch":
         importlib.import_module("preflight.commands.watch").add_watch_options(own)
     return own

@@ -32,7 +32,7 @@ time.sleep(60)
 def asked(path: Path, *, pid: int | None = None, uid: int | None = None) -> dict[str, object]:
     """Ask as a node does."""
     user = os.geteuid() if uid is None else uid
-    wanted = {"pid": pid or os.getpid(), "uid": user, "socket": str(path)}
+    wanted: dict[str, object] = {"pid": pid or os.getpid(), "uid": user, "socket": str(path)}
     return torch_server.read([wanted], time.monotonic() + 30)
 
 
