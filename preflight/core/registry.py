@@ -12,6 +12,7 @@ import re
 import sys
 import traceback
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -195,6 +196,7 @@ def draining() -> frozenset[str]:
     return frozenset(one.check.id for one in load_folder(shipped_folder()) if one.check.drains)
 
 
+@cache
 def shipped_folder() -> Path:
     """The checks that come with preflight: in the wheel, or beside the package in a checkout."""
     return (Path(__file__).resolve().parent.parent / "checks").resolve()

@@ -1,7 +1,7 @@
 """Judges by NCCL's RAS report for which ranks the others wait; it needs no stacks.
 
 NCCL counts the collectives that each rank has launched in each communicator. A rank waits for those
-that have launched fewer; a rank that waits for nobody and that others wait for is the cause.
+that have launched fewer; a rank that waits for no other and that others wait for is the cause.
 Send and receive are not counted.
 """
 
@@ -165,7 +165,7 @@ class RasView:
 
 @dataclass
 class Waits:
-    """Who waits for whom, by the counts of all communicators; sets of their names by rank."""
+    """Which ranks each rank waits for, by the counts of all communicators: names by rank."""
 
     behind: dict[int, set[str]] = field(default_factory=dict)
     """Communicators in which others have launched more."""
@@ -198,13 +198,13 @@ def waits_of(view: RasView) -> Waits:
     """
     waits = Waits()
     everyone: set[int] = set()
-    nobody = -1
+    unnumbered = -1
     for group in view.report.communicators:
         counts: dict[int, dict[str, int]] = {}
         for one in group.members:
             number = view.number(group, one)
-            nobody -= number is None
-            rank = nobody if number is None else number
+            unnumbered -= number is None
+            rank = unnumbered if number is None else number
             if sum(one.counts.values()) <= sum(counts.get(rank, one.counts).values()):
                 counts[rank] = one.counts  # of a process with several GPUs the one behind
         everyone |= {rank for rank in counts if rank >= 0}
@@ -260,7 +260,7 @@ def _words(counts: Counts) -> str:
 
 
 def _causes(view: RasView, waits: Waits) -> tuple[set[int], set[int]]:
-    """(causes, candidates): ranks that others wait for and that wait for nobody.
+    """(causes, candidates): ranks that others wait for and that wait for no other.
 
     A GPU that rests tells a rank whose host has stopped from one that waits in a send or receive,
     which NCCL does not count. Without that, the rank that holds up most communicators is the cause.
@@ -296,7 +296,7 @@ def _odd(waits: Waits) -> set[int]:
             above = [rank for each in levels[number + 1 :] for rank in each]
             late = [rank for rank in above if waits.behind.get(rank, set()) - {name}]
             early = [rank for rank in level if not waits.behind.get(rank, set()) - {name}]
-            if len(early) != len(late):  # of two ranks nobody knows which is wrong
+            if len(early) != len(late):  # of two ranks no one can tell which is wrong
                 turned.update(dict.fromkeys(early, len(late)))
                 turned.update(dict.fromkeys(late, len(early)))
     most = max(turned.values(), default=0)

@@ -17,7 +17,7 @@ import pytest
 from stacks import torch_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 SERVER = """
@@ -29,10 +29,14 @@ time.sleep(60)
 """
 
 
-def asked(path: Path, *, pid: int | None = None, uid: int | None = None) -> dict[str, object]:
+def asked(path: Path, *, pid: int | None = None, uid: int | None = None) -> Mapping[str, object]:
     """Ask as a node does."""
     user = os.geteuid() if uid is None else uid
-    wanted: dict[str, object] = {"pid": pid or os.getpid(), "uid": user, "socket": str(path)}
+    wanted = {
+        "pid": pid or os.getpid(),
+        "uid": user,
+        "socket": str(path),
+    }
     return torch_server.read([wanted], time.monotonic() + 30)
 
 
