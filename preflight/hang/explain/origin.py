@@ -6,6 +6,7 @@ A launcher's prefix is learned: what stands before `Traceback` or `[rank3]:` nam
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from preflight.hang.explain.symptom import Speaker
@@ -62,8 +63,8 @@ class Origins:
         self._labels: dict[str, set[int]] = {}
         """Ranks whose numbers appear behind a launcher's prefix."""
         self._lengths: set[int] = set()
-        self.processes: dict[tuple[str, int], int] = {}
-        """Ranks by node and process."""
+        self._processes: dict[tuple[str, int], int] = {}
+        self._pids: dict[int, set[int]] = {}
 
     def read(self, text: str) -> Line:
         """Take the prefixes off a line."""
@@ -108,23 +109,30 @@ class Origins:
             self._labels.setdefault(label, set())
         return label
 
+    def learn(self, node: str, pid: int, rank: int) -> None:
+        """A communicator's line names the rank of a process."""
+        self._processes[node, pid] = rank
+        self._pids.setdefault(pid, set()).add(rank)
+
+    def forget(self) -> None:
+        """Forget the ranks of a smaller communicator."""
+        self._processes.clear()
+        self._pids.clear()
+
     def rank_of(self, speaker: Speaker) -> int | None:
-        """The rank of a process, from all lines read."""
+        """The rank of a process; ask when all lines are read."""
         if speaker.rank is not None:
             return speaker.rank
-        if speaker.pid is not None:
-            ranks = {
-                rank
-                for (node, pid), rank in self.processes.items()
-                if pid == speaker.pid and speaker.node in ("", node)
-            }
-            if len(ranks) == 1:
-                return ranks.pop()
-            ranks = self._labels.get(speaker.label, set())
+        rank = self._processes.get((speaker.node, speaker.pid or -1))
+        if rank is not None:
+            return rank
+        if speaker.pid is not None and not speaker.node:
+            ranks = self._pids.get(speaker.pid, set()) or self._labels.get(speaker.label, set())
             return next(iter(ranks)) if len(ranks) == 1 else None
         task = speaker.label
-        return int(task) if task.isdigit() and self._tasks_are_ranks() else None
+        return int(task) if task.isdigit() and self._tasks_are_ranks else None
 
+    @cached_property
     def _tasks_are_ranks(self) -> bool:
         """Whether srun's labels are ranks: there are several, and no line contradicts it."""
         tasks = {one: ranks for one, ranks in self._labels.items() if one.isdigit()}

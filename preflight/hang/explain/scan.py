@@ -519,9 +519,9 @@ class Scanner:
         world, rank = int(fields["world"]), int(fields.get("rank", 0))
         if world > self._found.world:
             self._found.world = world
-            self._origins.processes.clear()
+            self._origins.forget()
         if world == self._found.world and speaker.node and speaker.pid is not None:
-            self._origins.processes[speaker.node, speaker.pid] = rank
+            self._origins.learn(speaker.node, speaker.pid, rank)
 
     def _of_rank(self, one: LoggedException) -> LoggedException:
         rank = self._origins.rank_of(one.speaker)
