@@ -43,6 +43,8 @@ Counts = tuple[tuple[str, int], ...]
 Process = tuple[str, int, int]
 """(node's address, pid, GPU): one rank of NCCL."""
 
+_MOST_BLIND = 2
+"""Most causes to name by counts alone: more are ranks that wait for a cause that is not seen."""
 _BUSY = 50
 """Percent: NCCL's kernel keeps the GPU of a rank that waits in a collective busy."""
 
@@ -88,7 +90,8 @@ class RasView:
                     numbers[(*each.process, each.gpu)] = states[0].rank
         if self.whole is not None:
             for each in self.whole.everyone:
-                numbers[(*each.process, each.gpu)] = each.rank
+                if each.process[0]:
+                    numbers[(*each.process, each.gpu)] = each.rank
         return numbers
 
     def number(self, group: Communicator, one: Member | Absent) -> int | None:
@@ -214,6 +217,7 @@ def waits_of(view: RasView) -> Waits:
             waits.linked.append(set(counts))
         if min(counts, default=0) < 0:
             waits.linked.append(everyone)
+            everyone.add(-1)
     return waits
 
 
@@ -281,7 +285,8 @@ def _causes(view: RasView, waits: Waits) -> tuple[set[int], set[int]]:
         most = max(len(waits.behind[rank]) for rank in linked)
         top = {rank for rank in linked if len(waits.behind[rank]) == most}
         found[len(top) > 1 and len(linked) > 1].update(top)
-    return found
+    causes, candidates = found
+    return (set(), causes | candidates) if len(causes) > _MOST_BLIND else found
 
 
 def _odd(waits: Waits) -> set[int]:
@@ -301,15 +306,17 @@ def _odd(waits: Waits) -> set[int]:
                 turned.update(dict.fromkeys(late, len(early)))
     most = max(turned.values(), default=0)
     if most:
-        return {rank for rank, times in turned.items() if times == most}
+        few = {rank for rank, times in turned.items() if times == most}
+        return few if len(few) == 1 or few in waits.equal else set()
     least = min(waits.minor.values(), default=0)
     few = {rank for rank, size in waits.minor.items() if size == least}
     linked = [one for one in waits.linked if few & one]
     waiting = all(rank in waits.behind and rank not in waits.ahead for rank in few)
     doubtful = any(len(one & few) > 1 for one in linked)
     if waiting:  # perhaps in a send or receive, with one that is behind, too
-        doubtful = len(few) > 1 or any(one & set(waits.behind) - few for one in linked)
-    return set() if doubtful and few not in waits.equal else few
+        late = set(waits.behind) - few
+        doubtful = any(one & late or min(one) < 0 for one in linked)
+    return few if few in waits.equal or (len(few) == 1 and not doubtful) else set()
 
 
 def judge(view: RasView) -> Diagnosis | None:
@@ -418,12 +425,12 @@ def _by_counts(view: RasView) -> Diagnosis | None:
     if len(apart) > 1 and apart in waits.equal:
         return _in_kernel(view, apart, waits)
     few = apart or causes
+    number = len(set(waits.ahead) - few)
     if not few or len(few) * 2 > view.world:
         return _several(view, candidates, waits)
     states = view.states(few)
     does = "has launched other collectives than" if apart else "has launched fewer collectives than"
     many = does.replace("has", "have", 1)
-    number = len(set(waits.ahead) - few)
     others = f"the {count(number)} that {verb(number, 'waits', 'wait')}"
     doing = f"; {describe_activity(states[0])}" if states and states[0].place else ""
     return Diagnosis(
@@ -508,7 +515,7 @@ def fused(answer: Diagnosis, case: Case) -> Diagnosis:
         return replace(answer, unseen=(*answer.unseen, view))
     found = judge(view)
     if found is None:
-        return replace(answer, evidence=(*answer.evidence, *_agreement(view)))
+        return _doubted(answer, view)
     same = bool(found.culprits) and set(found.culprits) == set(answer.culprits)
     surer = answer.confidence >= found.confidence and bool(answer.culprits)
     if same or surer or answer.category in _AS_IT_IS:
@@ -524,12 +531,15 @@ def fused(answer: Diagnosis, case: Case) -> Diagnosis:
     )
 
 
-def _agreement(view: RasView) -> tuple[str, ...]:
-    """That all ranks launched the same: then no rank's host is behind."""
-    number = len(view.report.communicators)
-    if waits_of(view).behind or not number:
-        return ()
-    return (f"RAS: all ranks launched the same collectives in {count(number, 'communicator')}",)
+def _doubted(answer: Diagnosis, view: RasView) -> Diagnosis:
+    """Add that all launched the same; a minority in another place is none if the counts differ."""
+    waits, number = waits_of(view), len(view.report.communicators)
+    if waits.levels and answer.category == "desync" and len(answer.culprits) > 1:
+        return replace(answer, culprits=(), line="", confidence=round(answer.confidence / 2, 2))
+    if waits.behind or not number:
+        return answer
+    same = f"RAS: all ranks launched the same collectives in {count(number, 'communicator')}"
+    return replace(answer, evidence=(*answer.evidence, same))
 
 
 def alone(state: JobState) -> Diagnosis | None:
