@@ -215,9 +215,8 @@ def waits_of(view: RasView) -> Waits:
             _compare(group.name, counts, waits, missing=bool(group.absent))
         elif any(counts.values()):
             waits.linked.append(set(counts))
-        if min(counts, default=0) < 0:
-            waits.linked.append(everyone)
-            everyone.add(-1)
+    if nobody < -1:
+        waits.linked.append(everyone | {-1})
     return waits
 
 
@@ -230,12 +229,13 @@ def _compare(name: str, members: dict[int, dict[str, int]], waits: Waits, *, mis
     usual = max(vectors, key=lambda one: (len(vectors[one]), totals[one]))
     for one, everyone in vectors.items():
         some = [rank for rank in everyone if rank >= 0]
-        if totals[one] < most:
-            waits.behind.update({rank: waits.behind.get(rank, set()) | {name} for rank in some})
-        if totals[one] > least or missing:
-            waits.ahead.update({rank: waits.ahead.get(rank, set()) | {name} for rank in some})
-        if not (_below(one, usual) or _below(usual, one)):
-            waits.apart.update({rank: waits.apart.get(rank, set()) | {name} for rank in some})
+        true_of = (
+            (waits.behind, totals[one] < most),
+            (waits.ahead, totals[one] > least or missing),
+            (waits.apart, not (_below(one, usual) or _below(usual, one))),
+        )
+        for rank, names in ((rank, names) for names, holds in true_of if holds for rank in some):
+            names.setdefault(rank, set()).add(name)
         if len(everyone) * 2 < len(members):
             for rank in some:
                 waits.minor[rank] = min(len(everyone), waits.minor.get(rank, len(everyone)))
@@ -276,17 +276,29 @@ def _causes(view: RasView, waits: Waits) -> tuple[set[int], set[int]]:
     if any(rank in waits.ahead and rank not in waits.behind for rank in waits.minor):
         return set(), set()
     found: tuple[set[int], set[int]] = set(), set()
-    while free:
-        linked, size = {min(free)}, 0
-        while len(linked) > size:
-            size = len(linked)
-            linked |= {rank for one in waits.linked if one & linked for rank in one & free}
-        free -= linked
+    for linked in _joined(free, waits.linked):
         most = max(len(waits.behind[rank]) for rank in linked)
         top = {rank for rank in linked if len(waits.behind[rank]) == most}
         found[len(top) > 1 and len(linked) > 1].update(top)
     causes, candidates = found
     return (set(), causes | candidates) if len(causes) > _MOST_BLIND else found
+
+
+def _joined(some: set[int], sets: list[set[int]]) -> list[list[int]]:
+    """Group ranks that are in one of these sets together, directly or through others."""
+    parent = {rank: rank for rank in some}
+
+    def root(rank: int) -> int:
+        while parent[rank] != rank:
+            parent[rank] = parent[parent[rank]]
+            rank = parent[rank]
+        return rank
+
+    for one in sets:
+        both = sorted(one & some)
+        for rank in both[1:]:
+            parent[root(rank)] = root(both[0])
+    return list(grouped((root(rank), rank) for rank in sorted(some)).values())
 
 
 def _odd(waits: Waits) -> set[int]:
@@ -297,13 +309,15 @@ def _odd(waits: Waits) -> set[int]:
     """
     turned: Counter[int] = Counter()
     for name, levels in waits.levels.items():
-        for number, level in enumerate(levels):
-            above = [rank for each in levels[number + 1 :] for rank in each]
-            late = [rank for rank in above if waits.behind.get(rank, set()) - {name}]
-            early = [rank for rank in level if not waits.behind.get(rank, set()) - {name}]
-            if len(early) != len(late):  # of two ranks nobody knows which is wrong
-                turned.update(dict.fromkeys(early, len(late)))
-                turned.update(dict.fromkeys(late, len(early)))
+        late, early = _late_and_early(levels, name, waits)
+        above, below = sum(map(len, late)), 0
+        if above == sum(map(len, early)):  # of two ranks no count shows which is wrong
+            continue
+        for late_here, early_here in zip(late, early, strict=True):
+            above -= len(late_here)
+            turned.update(dict.fromkeys(early_here, above))
+            turned.update(dict.fromkeys(late_here, below))
+            below += len(early_here)
     most = max(turned.values(), default=0)
     if most:
         few = {rank for rank, times in turned.items() if times == most}
@@ -314,9 +328,25 @@ def _odd(waits: Waits) -> set[int]:
     waiting = all(rank in waits.behind and rank not in waits.ahead for rank in few)
     doubtful = any(len(one & few) > 1 for one in linked)
     if waiting:  # perhaps in a send or receive, with one that is behind, too
-        late = set(waits.behind) - few
-        doubtful = any(one & late or min(one) < 0 for one in linked)
+        others = set(waits.behind) - few
+        doubtful = any(one & others or min(one) < 0 for one in linked)
     return few if few in waits.equal or (len(few) == 1 and not doubtful) else set()
+
+
+def _late_and_early(
+    levels: list[list[int]], name: str, waits: Waits
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Of each level those that are behind in another communicator, too, and the rest."""
+    late = [
+        [
+            one
+            for one in level
+            if len(waits.behind.get(one, ())) > (name in waits.behind.get(one, ()))
+        ]
+        for level in levels
+    ]
+    known = {one for level in late for one in level}
+    return late, [[one for one in level if one not in known] for level in levels]
 
 
 def judge(view: RasView) -> Diagnosis | None:
@@ -419,7 +449,7 @@ def _left(view: RasView) -> Diagnosis | None:
 def _by_counts(view: RasView) -> Diagnosis | None:
     waits = waits_of(view)
     apart = set(waits.apart)
-    causes, candidates = (set(), set()) if apart else _causes(view, waits)
+    causes, candidates = (apart - apart, apart - apart) if apart else _causes(view, waits)
     if not (apart or causes or candidates):
         apart = _odd(waits)
     if len(apart) > 1 and apart in waits.equal:
