@@ -23,6 +23,9 @@ _LARGEST = 64 << 20
 _MOST_RANKS = 1 << 20
 """Of all communicators that a text lists: a wrong number in its table must not fill the memory."""
 
+_MOST_TOPICS = 16
+"""Of one communicator: five functions, its status, its errors."""
+
 Number = Annotated[int, Meta(ge=-1, le=1 << 20)]
 Status = Literal["", "init", "running", "finalize", "abort"]
 Absence = Literal["dead", "unresponsive", "left"]
@@ -219,11 +222,11 @@ class _Topic:
     def __init__(self, name: str) -> None:
         self.name = name
         self.values: dict[int, str] = {}
-        self.unlisted: list[str] = []
+        self.unlisted: dict[str, None] = {}
 
     def rest(self) -> str | None:
         """The value of all ranks that are not listed; None if there are several."""
-        return self.unlisted[0] if len(self.unlisted) == 1 else None
+        return next(iter(self.unlisted)) if len(self.unlisted) == 1 else None
 
 
 class _Section:
@@ -312,6 +315,7 @@ class _TextReader:
         self.absent: list[tuple[str, int, Absence]] = []
         self.timeouts = 0
         self._sizes: dict[int, int] = {}
+        self._ranks = 0
         self._why: Absence = "unresponsive"
         self._section: _Section | None = None
         self._kind = ""
@@ -326,7 +330,7 @@ class _TextReader:
         elif section:
             self._open(f"#{section[1]}-{section[2]} {section[3]}", int(section[1]))
             self._kind, self._topic = section[4], _Topic("error")
-            if self._kind == "ERROR" and self._section:
+            if self._kind == "ERROR" and self._section and len(self._section.topics) < _MOST_TOPICS:
                 self._section.topics.append(self._topic)
         elif group and not self.sections:
             self._sizes[int(group[1])] = int(group[4])
@@ -340,7 +344,8 @@ class _TextReader:
     def _open(self, name: str, group: int) -> None:
         if name not in self.sections:
             size = self._sizes.get(group, 0)
-            if size + sum(one.size for one in self.sections.values()) > _MOST_RANKS:
+            self._ranks += size
+            if self._ranks > _MOST_RANKS:
                 raise ReportError("its report lists more ranks than a job can have")
             self.sections[name] = _Section(name, size)
         self._section = self.sections[name]
@@ -349,11 +354,13 @@ class _TextReader:
         topic, many, rank = _TOPIC.match(line), _MANY.match(line), _RANK.match(line)
         listed = _LIST.match(line)
         if topic:
+            if len(section.topics) >= _MOST_TOPICS:
+                raise ReportError("its report repeats the differences of a communicator")
             self._topic = _Topic(topic[1])
             section.topics.append(self._topic)
         elif many:
             self._value = "0" if many[3] else many[2] or many[4] or many[5]
-            self._topic.unlisted.append(self._value)
+            self._topic.unlisted[self._value] = None
         elif listed:
             why: Absence = "left" if listed[1] == "unknown" else "unresponsive"
             section.missing.update({int(word): why for word in listed[2].split(",") if word})
@@ -371,5 +378,4 @@ class _TextReader:
             self._topic.values[number] = value
         else:
             self._topic.values[number] = self._value
-            if self._value in self._topic.unlisted:
-                self._topic.unlisted.remove(self._value)
+            self._topic.unlisted.pop(self._value, None)

@@ -43,6 +43,8 @@ Counts = tuple[tuple[str, int], ...]
 Process = tuple[str, int, int]
 """(node's address, pid, GPU): one rank of NCCL."""
 
+_MOST_BLIND = 2
+"""Most causes to name by counts alone: more are ranks that wait for a cause that is not seen."""
 _BUSY = 50
 """Percent: NCCL's kernel keeps the GPU of a rank that waits in a collective busy."""
 
@@ -88,7 +90,8 @@ class RasView:
                     numbers[(*each.process, each.gpu)] = states[0].rank
         if self.whole is not None:
             for each in self.whole.everyone:
-                numbers[(*each.process, each.gpu)] = each.rank
+                if each.process[0]:
+                    numbers[(*each.process, each.gpu)] = each.rank
         return numbers
 
     def number(self, group: Communicator, one: Member | Absent) -> int | None:
@@ -212,8 +215,8 @@ def waits_of(view: RasView) -> Waits:
             _compare(group.name, counts, waits, missing=bool(group.absent))
         elif any(counts.values()):
             waits.linked.append(set(counts))
-        if min(counts, default=0) < 0:
-            waits.linked.append(everyone)
+    if nobody < -1:
+        waits.linked.append(everyone | {-1})
     return waits
 
 
@@ -226,12 +229,13 @@ def _compare(name: str, members: dict[int, dict[str, int]], waits: Waits, *, mis
     usual = max(vectors, key=lambda one: (len(vectors[one]), totals[one]))
     for one, everyone in vectors.items():
         some = [rank for rank in everyone if rank >= 0]
-        if totals[one] < most:
-            waits.behind.update({rank: waits.behind.get(rank, set()) | {name} for rank in some})
-        if totals[one] > least or missing:
-            waits.ahead.update({rank: waits.ahead.get(rank, set()) | {name} for rank in some})
-        if not (_below(one, usual) or _below(usual, one)):
-            waits.apart.update({rank: waits.apart.get(rank, set()) | {name} for rank in some})
+        true_of = (
+            (waits.behind, totals[one] < most),
+            (waits.ahead, totals[one] > least or missing),
+            (waits.apart, not (_below(one, usual) or _below(usual, one))),
+        )
+        for rank, names in ((rank, names) for names, holds in true_of if holds for rank in some):
+            names.setdefault(rank, set()).add(name)
         if len(everyone) * 2 < len(members):
             for rank in some:
                 waits.minor[rank] = min(len(everyone), waits.minor.get(rank, len(everyone)))
@@ -272,16 +276,29 @@ def _causes(view: RasView, waits: Waits) -> tuple[set[int], set[int]]:
     if any(rank in waits.ahead and rank not in waits.behind for rank in waits.minor):
         return set(), set()
     found: tuple[set[int], set[int]] = set(), set()
-    while free:
-        linked, size = {min(free)}, 0
-        while len(linked) > size:
-            size = len(linked)
-            linked |= {rank for one in waits.linked if one & linked for rank in one & free}
-        free -= linked
+    for linked in _joined(free, waits.linked):
         most = max(len(waits.behind[rank]) for rank in linked)
         top = {rank for rank in linked if len(waits.behind[rank]) == most}
         found[len(top) > 1 and len(linked) > 1].update(top)
-    return found
+    causes, candidates = found
+    return (set(), causes | candidates) if len(causes) > _MOST_BLIND else found
+
+
+def _joined(some: set[int], sets: list[set[int]]) -> list[list[int]]:
+    """Group ranks that are in one of these sets together, directly or through others."""
+    parent = {rank: rank for rank in some}
+
+    def root(rank: int) -> int:
+        while parent[rank] != rank:
+            parent[rank] = parent[parent[rank]]
+            rank = parent[rank]
+        return rank
+
+    for one in sets:
+        both = sorted(one & some)
+        for rank in both[1:]:
+            parent[root(rank)] = root(both[0])
+    return list(grouped((root(rank), rank) for rank in sorted(some)).values())
 
 
 def _odd(waits: Waits) -> set[int]:
@@ -292,24 +309,44 @@ def _odd(waits: Waits) -> set[int]:
     """
     turned: Counter[int] = Counter()
     for name, levels in waits.levels.items():
-        for number, level in enumerate(levels):
-            above = [rank for each in levels[number + 1 :] for rank in each]
-            late = [rank for rank in above if waits.behind.get(rank, set()) - {name}]
-            early = [rank for rank in level if not waits.behind.get(rank, set()) - {name}]
-            if len(early) != len(late):  # of two ranks no one can tell which is wrong
-                turned.update(dict.fromkeys(early, len(late)))
-                turned.update(dict.fromkeys(late, len(early)))
+        late, early = _late_and_early(levels, name, waits)
+        above, below = sum(map(len, late)), 0
+        if above == sum(map(len, early)):  # of two ranks no count shows which is wrong
+            continue
+        for late_here, early_here in zip(late, early, strict=True):
+            above -= len(late_here)
+            turned.update(dict.fromkeys(early_here, above))
+            turned.update(dict.fromkeys(late_here, below))
+            below += len(early_here)
     most = max(turned.values(), default=0)
     if most:
-        return {rank for rank, times in turned.items() if times == most}
+        few = {rank for rank, times in turned.items() if times == most}
+        return few if len(few) == 1 or few in waits.equal else set()
     least = min(waits.minor.values(), default=0)
     few = {rank for rank, size in waits.minor.items() if size == least}
     linked = [one for one in waits.linked if few & one]
     waiting = all(rank in waits.behind and rank not in waits.ahead for rank in few)
     doubtful = any(len(one & few) > 1 for one in linked)
     if waiting:  # perhaps in a send or receive, with one that is behind, too
-        doubtful = len(few) > 1 or any(one & set(waits.behind) - few for one in linked)
-    return set() if doubtful and few not in waits.equal else few
+        others = set(waits.behind) - few
+        doubtful = any(one & others or min(one) < 0 for one in linked)
+    return few if few in waits.equal or (len(few) == 1 and not doubtful) else set()
+
+
+def _late_and_early(
+    levels: list[list[int]], name: str, waits: Waits
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Of each level those that are behind in another communicator, too, and the rest."""
+    late = [
+        [
+            one
+            for one in level
+            if len(waits.behind.get(one, ())) > (name in waits.behind.get(one, ()))
+        ]
+        for level in levels
+    ]
+    known = {one for level in late for one in level}
+    return late, [[one for one in level if one not in known] for level in levels]
 
 
 def judge(view: RasView) -> Diagnosis | None:
@@ -412,18 +449,18 @@ def _left(view: RasView) -> Diagnosis | None:
 def _by_counts(view: RasView) -> Diagnosis | None:
     waits = waits_of(view)
     apart = set(waits.apart)
-    causes, candidates = (set(), set()) if apart else _causes(view, waits)
+    causes, candidates = (apart - apart, apart - apart) if apart else _causes(view, waits)
     if not (apart or causes or candidates):
         apart = _odd(waits)
     if len(apart) > 1 and apart in waits.equal:
         return _in_kernel(view, apart, waits)
     few = apart or causes
+    number = len(set(waits.ahead) - few)
     if not few or len(few) * 2 > view.world:
         return _several(view, candidates, waits)
     states = view.states(few)
     does = "has launched other collectives than" if apart else "has launched fewer collectives than"
     many = does.replace("has", "have", 1)
-    number = len(set(waits.ahead) - few)
     others = f"the {count(number)} that {verb(number, 'waits', 'wait')}"
     doing = f"; {describe_activity(states[0])}" if states and states[0].place else ""
     return Diagnosis(
@@ -508,7 +545,7 @@ def fused(answer: Diagnosis, case: Case) -> Diagnosis:
         return replace(answer, unseen=(*answer.unseen, view))
     found = judge(view)
     if found is None:
-        return replace(answer, evidence=(*answer.evidence, *_agreement(view)))
+        return _doubted(answer, view)
     same = bool(found.culprits) and set(found.culprits) == set(answer.culprits)
     surer = answer.confidence >= found.confidence and bool(answer.culprits)
     if same or surer or answer.category in _AS_IT_IS:
@@ -524,12 +561,15 @@ def fused(answer: Diagnosis, case: Case) -> Diagnosis:
     )
 
 
-def _agreement(view: RasView) -> tuple[str, ...]:
-    """That all ranks launched the same: then no rank's host is behind."""
-    number = len(view.report.communicators)
-    if waits_of(view).behind or not number:
-        return ()
-    return (f"RAS: all ranks launched the same collectives in {count(number, 'communicator')}",)
+def _doubted(answer: Diagnosis, view: RasView) -> Diagnosis:
+    """Add that all launched the same; a minority in another place is none if the counts differ."""
+    waits, number = waits_of(view), len(view.report.communicators)
+    if waits.levels and answer.category == "desync" and len(answer.culprits) > 1:
+        return replace(answer, culprits=(), line="", confidence=round(answer.confidence / 2, 2))
+    if waits.behind or not number:
+        return answer
+    same = f"RAS: all ranks launched the same collectives in {count(number, 'communicator')}"
+    return replace(answer, evidence=(*answer.evidence, same))
 
 
 def alone(state: JobState) -> Diagnosis | None:

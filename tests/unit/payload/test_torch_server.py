@@ -10,14 +10,14 @@ import sys
 import threading
 import time
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 from stacks import torch_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
 SERVER = """
@@ -29,14 +29,10 @@ time.sleep(60)
 """
 
 
-def asked(path: Path, *, pid: int | None = None, uid: int | None = None) -> Mapping[str, object]:
+def asked(path: Path, *, pid: int | None = None, uid: int | None = None) -> dict[str, Any]:
     """Ask as a node does."""
     user = os.geteuid() if uid is None else uid
-    wanted = {
-        "pid": pid or os.getpid(),
-        "uid": user,
-        "socket": str(path),
-    }
+    wanted = {"pid": pid or os.getpid(), "uid": user, "socket": str(path)}
     return torch_server.read([wanted], time.monotonic() + 30)
 
 
@@ -60,7 +56,6 @@ def test_torchs_own_server_answers(server: tuple[int, Path]) -> None:
     """The record is a document that the reader of dumps reads; others' sockets are not opened."""
     pid, path = server
     (dump,) = asked(path, pid=pid).values()
-    assert isinstance(dump, dict)
     record = msgspec.json.decode(zlib.decompress(base64.b64decode(dump["content"])))
     assert record["version"].startswith("2.")
     assert asked(path, pid=pid, uid=os.geteuid() + 1) == {}
