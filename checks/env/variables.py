@@ -19,10 +19,8 @@ first by the letters that occur in it, then letter by letter until the two are t
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from importlib.resources import files
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -30,6 +28,7 @@ from msgspec import Struct
 
 from preflight.checks.env.remark import Remark
 from preflight.checks.software.test_versions import version
+from preflight.core.files import shipped_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -133,8 +132,7 @@ def family(name: str) -> Family | None:
 
 
 def _table(owner: str) -> dict[str, Any]:
-    text = files("preflight.checks.env").joinpath(f"{owner}.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return shipped_table(__file__, f"{owner}.toml")
 
 
 def _of(owner: str) -> list[Variable]:

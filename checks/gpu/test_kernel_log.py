@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from preflight.check import Check
@@ -22,6 +20,7 @@ from preflight.checks.gpu.driver_log import (
     slot_of,
 )
 from preflight.checks.log_window import ago, elapsed_s, maybe_over, unread, whole, window
+from preflight.core.files import shipped_table
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
 from preflight.facts.boards import advice_again, in_recovery_action
@@ -387,8 +386,7 @@ def _sxid_words(found: Sequence[SwitchFault], facts: Facts) -> str:
 
 @cache
 def _parts() -> tuple[tuple[int, int, str, str], ...]:
-    text = files("preflight.checks.gpu").joinpath("sxids.toml").read_text(encoding="utf-8")
-    table = tomllib.loads(text)
+    table = shipped_table(__file__, "sxids.toml")
     advice = table["advice"]
     return tuple(
         (each["first"], each["last"], each["meaning"], advice[each["scope"]])

@@ -12,12 +12,12 @@ A port that is down proves most, then the counters with their rates; the log pro
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median_low
 from typing import TYPE_CHECKING, Final
 
 from preflight.checks.gpu.deviations import Deviation, on_most
 from preflight.checks.net.test_ethernet import flaps_per_day
 from preflight.checks.rdma.ports import ENOUGH_ALIKE, active_ports, is_rail, netdev_of, ports_of
+from preflight.core.statistics import nearest_rank
 from preflight.core.thresholds import Thresholds
 
 if TYPE_CHECKING:
@@ -322,7 +322,7 @@ def _beyond_peers(port: Port, facts: Facts, limit: Thresholds) -> Iterator[Devia
     alike = [p for p in ports_of(facts) if p.kind == port.kind] if high else []
     others = [p.port.counters for p in alike if p.name != port.name and p.port.counters]
     for one in high if len(others) >= ENOUGH_ALIKE else ():
-        usual = median_low(each.value(one.name) for each in others)
+        usual = nearest_rank([each.value(one.name) for each in others], 0.5)
         if one.value > 10 * usual:
             seen = f"{port.name}: {one.name} {one.value}, {usual} on its {len(others)} peers"
             rule = RULES[one.name]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from datetime import date
 from functools import cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -15,6 +13,7 @@ from msgspec import Struct
 from preflight.check import Check
 from preflight.checks.env.remark import UNKNOWN_JOB
 from preflight.checks.fleet_view import FleetView
+from preflight.core.files import shipped_table
 from preflight.facts import Facts, Group, Node
 from preflight.facts.machine import Software
 from preflight.facts.words import count
@@ -65,10 +64,7 @@ class Drift(NamedTuple):
 @cache
 def drivers() -> dict[str, Needed]:
     """The oldest driver by CUDA's major version."""
-    text = (
-        files("preflight.checks.software").joinpath("cuda_drivers.toml").read_text(encoding="utf-8")
-    )
-    return msgspec.convert(tomllib.loads(text), dict[str, Needed])
+    return msgspec.convert(shipped_table(__file__, "cuda_drivers.toml"), dict[str, Needed])
 
 
 def version(text: str) -> tuple[int, ...]:

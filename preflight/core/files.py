@@ -275,6 +275,16 @@ def parse_toml(text: str) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
+def shipped_table(module: str, name: str) -> dict[str, Any]:
+    """Read the TOML file that is shipped beside a module, given its `__file__`.
+
+    importlib.resources would load tempfile, random and hashlib into every prolog.
+    """
+    import tomllib
+
+    return tomllib.loads(Path(module).with_name(name).read_text(encoding="utf-8"))
+
+
 def _only_lines(quoted: re.Match[str]) -> str:
     return "\n" * quoted[0].count("\n")
 

@@ -10,7 +10,6 @@ import importlib.util
 import inspect
 import re
 import sys
-import traceback
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -52,6 +51,8 @@ class Registered:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001  pytest.skip() and sys.exit() are no Exception
+            import traceback
+
             return broken(
                 f"{self.check.id} raised {type(error).__name__}: {error}"[:300],
                 traceback=traceback.format_exc(limit=-6),

@@ -10,16 +10,15 @@ Each reader is a named function of the facts, so that a group can vote on it
 from __future__ import annotations
 
 import re
-import tomllib
 from collections import Counter
 from dataclasses import dataclass
 from datetime import date
 from functools import cache, lru_cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
+from preflight.core.files import shipped_table
 from preflight.core.text import whole
 from preflight.facts.node import DISTANCES, Distance, pci_distance
 
@@ -61,8 +60,7 @@ class Board(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def boards() -> dict[str, Board]:
     """Every board whose name determines its NVLinks, by key of board_links.toml."""
-    text = files("preflight.facts").joinpath("board_links.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), dict[str, Board])
+    return msgspec.convert(shipped_table(__file__, "board_links.toml"), dict[str, Board])
 
 
 @cache
@@ -287,8 +285,7 @@ class XidInfo:
 
 @cache
 def _table() -> dict[str, Any]:
-    text = files("preflight.facts").joinpath("xids.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return shipped_table(__file__, "xids.toml")
 
 
 @cache

@@ -6,13 +6,12 @@ The reason matters: a board without ECC is no fault, an H100 that cannot read it
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct, convert, field
 
+from preflight.core.files import shipped_table
 from preflight.core.text import whole
 from preflight.facts.basics import Count, Device, Index, Line, Seconds
 
@@ -144,8 +143,7 @@ class Since(Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def newer_readings() -> dict[str, Since]:
     """The readings that came with a later branch of the driver than R450, by name."""
-    text = files("preflight.facts").joinpath("driver_readings.toml").read_text(encoding="utf-8")
-    return convert(tomllib.loads(text), dict[str, Since])
+    return convert(shipped_table(__file__, "driver_readings.toml"), dict[str, Since])
 
 
 def too_old(version: str, readings: Iterable[str], what: str) -> str:

@@ -340,35 +340,31 @@ class Ports(Struct, frozen=True, forbid_unknown_fields=True):
 T = TypeVar("T")
 Document = TypeVar("Document", Facts, Ports, NodeLook, RasLook)
 
-_FACTS = msgspec.json.Decoder(Facts)
-_PORTS = msgspec.json.Decoder(Ports)
-_LOOK = msgspec.json.Decoder(NodeLook)
-_RAS = msgspec.json.Decoder(RasLook)
-
 
 def decode_facts(document: bytes, nonce: str) -> Facts:
     """Decode the probe's document; WireError if it is invalid, or belongs to another run."""
-    return _bound(_decode(_FACTS, document), nonce)
+    return _bound(_decode(Facts, document), nonce)
 
 
 def decode_ports(document: bytes, nonce: str) -> Ports:
     """Decode the port stage's document; WireError as above."""
-    return _bound(_decode(_PORTS, document), nonce)
+    return _bound(_decode(Ports, document), nonce)
 
 
 def decode_look(document: bytes, nonce: str) -> NodeLook:
     """Decode a node's view of a job that hangs; WireError as above."""
-    return _bound(_decode(_LOOK, document), nonce)
+    return _bound(_decode(NodeLook, document), nonce)
 
 
 def decode_ras(document: bytes, nonce: str) -> RasLook:
     """Decode the report of a job's RAS service; WireError as above."""
-    return _bound(_decode(_RAS, document), nonce)
+    return _bound(_decode(RasLook, document), nonce)
 
 
-def _decode(decoder: msgspec.json.Decoder[T], document: bytes) -> T:
+def _decode(kind: type[T], document: bytes) -> T:
+    # Not by a Decoder that is made at import: a prolog reads one of the four.
     try:
-        return decoder.decode(document)
+        return msgspec.json.decode(document, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = str(error).encode("ascii", "replace").decode()[:200]
         raise WireError(f"its answer is not a preflight document: {reason}") from error

@@ -7,14 +7,14 @@ the site set comes before what it learned, and that before what is shipped; a nu
 from __future__ import annotations
 
 import re
-import tomllib
 from datetime import date
 from functools import cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 from msgspec import Struct
+
+from preflight.core.files import shipped_table
 
 if TYPE_CHECKING:
     from preflight.fleet.model import Expected
@@ -141,8 +141,7 @@ class Floor(Struct, frozen=True, kw_only=True):
 @cache
 def baselines() -> _File:
     """Every shipped number."""
-    text = files("preflight.fleet").joinpath("baselines.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), _File)
+    return msgspec.convert(shipped_table(__file__, "baselines.toml"), _File)
 
 
 def highest_ceiling(measure: str) -> float | None:

@@ -6,7 +6,6 @@ which pairs are measured first.
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 import msgspec
@@ -279,5 +278,7 @@ def read_coverage(folder: Path) -> Coverage:
 
 def fleet_key(nodes: Sequence[str], leaves: Mapping[str, str]) -> str:
     """Name a fleet: the same nodes on the same leaves have the same round numbers."""
+    import hashlib  # it loads OpenSSL, which a prolog never needs
+
     rows = (f"{name}\t{leaves.get(name, '')}\n" for name in sorted(nodes))
     return hashlib.sha256("".join(rows).encode()).hexdigest()[:32]

@@ -5,7 +5,6 @@ Calls tools by absolute path, as a prolog has no PATH; never through a shell; fo
 
 from __future__ import annotations
 
-import calendar
 import errno
 import os
 import re
@@ -14,6 +13,7 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -189,7 +189,7 @@ def parse_now(text: str) -> float | None:
 def seconds(text: str) -> float | None:
     """Parse a time of Slurm, printed in UTC; None for "Unknown" and the like."""
     try:
-        return float(calendar.timegm(time.strptime(text, _TIME)))
+        return datetime.strptime(text, _TIME).replace(tzinfo=UTC).timestamp()
     except ValueError:
         return None
 

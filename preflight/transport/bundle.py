@@ -7,7 +7,6 @@ import io
 import marshal
 import os
 import re
-import shutil
 import sys
 import threading
 import zlib
@@ -267,6 +266,7 @@ def _program() -> tuple[bytes, tuple[str, ...]] | None:
 def _places() -> Iterator[Path]:
     """Where `pip install pytest-preflight[diagnose]` has put it, then where a shell finds one."""
     import importlib.metadata
+    import shutil
 
     yield Path(sys.executable).with_name("py-spy")
     try:
