@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight import cli
+from preflight.hook.options import option_parser
 from tests.stories.test_command_line import ISOLATED, VERBS, ran
 
 if TYPE_CHECKING:
@@ -44,9 +45,10 @@ NODES = ("nodes", "words", "--preflight-nodes", "node")
 def parser(verb: str) -> argparse.ArgumentParser:
     """The parser of a verb, with all its options."""
     if verb in cli.ISOLATED:
-        return importlib.import_module(cli.ISOLATED[verb]).parser()
+        of_verb: argparse.ArgumentParser = importlib.import_module(cli.ISOLATED[verb]).parser()
+        return of_verb
     if verb in ISOLATED:
-        return importlib.import_module("preflight.hook.options").option_parser(verb)
+        return option_parser("prolog" if verb == "prolog" else "healthcheck")
     subparsers = cli._parser(verb)._subparsers
     assert subparsers is not None
     own: argparse.ArgumentParser = subparsers._group_actions[0].choices[verb]  # type: ignore[index]
