@@ -30,10 +30,10 @@ def stored(folder: Path, content: bytes) -> Path:
 
 
 def refused(told: Blamed) -> str:
-    """The one line of a refusal: exit 4, no traceback, nothing on standard output."""
+    """The words of a refusal: exit 4, no traceback, nothing on standard output."""
     assert (told.exit, told.out) == (4, "")
-    (line,) = told.err.splitlines()
-    assert line.startswith("preflight: ")
+    line = " ".join(told.err.split())
+    assert line.startswith(("preflight: ", "preflight blame: "))
     return line
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight import cli
+from preflight.hook.arguments import option_parser
 from tests.stories.test_command_line import ISOLATED, VERBS, ran
 
 if TYPE_CHECKING:
@@ -43,16 +44,14 @@ NODES = ("nodes", "words", "--preflight-nodes", "node")
 
 def parser(verb: str) -> argparse.ArgumentParser:
     """The parser of a verb, with all its options."""
-    own: argparse.ArgumentParser
     if verb in cli.ISOLATED:
-        own = importlib.import_module(cli.ISOLATED[verb]).parser()
-        return own
+        of_verb: argparse.ArgumentParser = importlib.import_module(cli.ISOLATED[verb]).parser()
+        return of_verb
     if verb in ISOLATED:
-        own = importlib.import_module("preflight.hook.arguments").option_parser(verb)
-        return own
+        return option_parser("prolog" if verb == "prolog" else "healthcheck")
     subparsers = cli._parser(verb)._subparsers
     assert subparsers is not None
-    own = subparsers._group_actions[0].choices[verb]  # type: ignore[index]
+    own: argparse.ArgumentParser = subparsers._group_actions[0].choices[verb]  # type: ignore[index]
     if verb == "watch":
         importlib.import_module("preflight.commands.watch").add_watch_options(own)
     return own

@@ -143,7 +143,9 @@ def test_one_slow_reading_without_time_for_a_second_fails_no_path() -> None:
     assert decoded.blames == ()
     verdict = judge_allreduce(decoded.pairs[SLOW])
     assert verdict.outcome is Outcome.UNKNOWN
-    assert verdict.sentence.startswith("slow once in 10 operations, no time to look again: 0.02 ")
+    assert verdict.sentence.startswith(
+        "slow once in 10 operations, no time to look again: median 0.02 "
+    )
     assert "--preflight-budget=SECONDS" in verdict.advice
     assert (verdict.blame, verdict.culprits) == ("pair h2-h5", ())
     assert unsettled_words(unsettled) == (
