@@ -1,1 +1,1 @@
-"""All judgement of nodes and pairs, a folder per subject."""
+"""The checks: they judge nodes and pairs; one folder per subject."""

@@ -1,4 +1,4 @@
-"""What checks of the kernel log share: an unread log, the time it covers, the age of a line."""
+"""What checks of the kernel log share: unread logs, the time a log covers, the age of a line."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""Proves a GPU fleet fit before the training job starts, and names the culprit when not."""
+"""Proves a GPU fleet fit before a training job starts, and names the culprit when it is not."""
 
 __version__ = "0.2.0"

@@ -1,4 +1,4 @@
-"""The `preflight` command: the verbs that need no pytest session, and `run`, which starts its own.
+"""The `preflight` command: verbs without a pytest session, and `check`, which starts one.
 
 Imports only the standard library at the top: `run` must not load what it isolates itself from.
 """
@@ -13,17 +13,17 @@ import re
 import signal
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from preflight import __version__
 from preflight.commands import EXIT_CODES
+from preflight.core.command_line import USAGE, WIDTH, Parser, columns, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from preflight.core.registry import Registered
 
-USAGE = 4
 HELP = {
     "check": "check a fleet before a job starts, and name what is wrong",
     "list-checks": "list the checks, or explain one",
@@ -49,7 +49,7 @@ _OTHER_CODES = """\
 """
 _COMPLETION = """\
 examples:
-  eval "$(preflight completion bash)"                  in ~/.bashrc; the same for zsh
+  eval "$(preflight completion bash)"        in ~/.bashrc; the same for zsh
   preflight completion fish >~/.config/fish/completions/preflight.fish
 """
 _RENAMED = {"run": "check", "checks": "list-checks", "sweep": "nightly"}
@@ -71,8 +71,6 @@ _OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a standard output that takes no more; a command that writes a file names it itself."""
 
 VERBS = tuple(HELP)
-WIDTH = 80
-"""Columns of the narrowest terminal that people use."""
 
 
 _AGAIN = "import sys; from preflight.cli import main; sys.exit(main(sys.argv[1:], {}))"
@@ -115,11 +113,8 @@ def _guarded(words: Sequence[str], launch: int | None) -> int:
         return _verb(words, launch)
     except UsageError as error:
         from preflight.commands import short_names
-        from preflight.core.text import printable
 
-        # It may name a file whose name is an escape sequence.
-        message = short_names(printable(str(error)))
-        print(f"preflight: {message}", file=sys.stderr)  # noqa: T201  a command speaks on its terminal
+        say(short_names(f"preflight: {error}"))
         return USAGE
     except OSError as error:
         if error.errno not in _OUTPUT or error.filename is not None:
@@ -138,7 +133,7 @@ def _complete(line: str) -> None:
     if verb in ISOLATED:
         verbs[verb] = importlib.import_module(ISOLATED[verb]).parser()
     elif verb in ("prolog", "healthcheck"):
-        verbs[verb] = importlib.import_module("preflight.hook.options").option_parser(verb)
+        verbs[verb] = importlib.import_module("preflight.hook.arguments").option_parser(verb)
     elif verb == "watch":
         _module(verb).add_watch_options(verbs[verb])
     for action in verbs[verb]._actions if verb else ():  # noqa: SLF001
@@ -239,21 +234,21 @@ def _judge_here(words: Sequence[str]) -> None:
         sys.exit(2 if "--plain" in words else int("--fail-closed" in words))
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
-        """Exit 4 as everywhere in preflight; argparse would exit 2, which means interrupted."""
-        from preflight.core.text import did_you_mean, printable
-
+class _Verbs(Parser):
+    def error(self, message: str) -> NoReturn:
+        """Name the nearest verb for one that there is not."""
         unknown = re.match(r"argument VERB: invalid choice: '([^']*)'", message)
         if unknown:
+            from preflight.core.text import did_you_mean
+
             now = _RENAMED.get(unknown[1])
             hint = f"; it is called {now} now" if now else did_you_mean(unknown[1], VERBS)
             message = f"unknown verb {unknown[1]!a}{hint}"
-        self.exit(USAGE, f"preflight: {printable(message)}; see: preflight --help\n")
+        super().error(message)
 
 
 def _parser(chosen: str = "") -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = _Verbs(
         prog="preflight",
         description="Prove a GPU fleet fit before the job starts, and name the culprit when it is\n"
         "not.\nBegin with: preflight check 'gpu[001-064]'",
@@ -261,7 +256,7 @@ def _parser(chosen: str = "") -> argparse.ArgumentParser:
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, 2, 16, WIDTH),
     )
     parser.add_argument("--version", action="version", version=f"preflight {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
     for verb, about in HELP.items():
         options = verbs.add_parser(verb, help=about)
         if verb == "completion":
@@ -280,6 +275,7 @@ def _parser(chosen: str = "") -> argparse.ArgumentParser:
 def _checks(check_id: str | None, *, as_json: bool) -> int:
     """List the checks, or print the page of one: what, why, what it costs, how to fix."""
     from preflight.core.registry import Registry, load_folder, shipped_folder
+    from preflight.core.text import for_terminal
 
     shipped = load_folder(shipped_folder())
     found = [one for one in shipped if one.check.id == check_id]
@@ -294,7 +290,7 @@ def _checks(check_id: str | None, *, as_json: bool) -> int:
         rows = [_row(one, with_page=check_id is not None) for one in found]
         print(json.dumps({"schema": 1, "checks": rows}, indent=1))  # noqa: T201
     elif check_id is not None:
-        print(_page(found[0]))  # noqa: T201
+        print(for_terminal(_page(found[0]), columns()))  # noqa: T201
     else:
         wide = max(len(one.check.id) for one in found)
         for one in found:

@@ -54,7 +54,8 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
                 early_config.pluginmanager.register(role_of(os.environ), "preflight-rank")
     else:
         _refuse_options_alone(early_config)
-    return (yield)
+    yield
+    _refuse_unknown(early_config)
 
 
 def _refuse_options_alone(config: pytest.Config) -> None:
@@ -70,6 +71,20 @@ def _refuse_options_alone(config: pytest.Config) -> None:
                 f"{printable(word.partition('=')[0])} without --preflight checks nothing; "
                 "add --preflight"
             )
+
+
+def _refuse_unknown(config: pytest.Config) -> None:
+    """Name the nearest option for a misspelled one of ours; pytest prints only its usage."""
+    typed = [word.partition("=")[0] for word in map(str, config.invocation_params.args)]
+    groups = config._parser._groups  # noqa: SLF001  pytest offers no other way
+    known = {name for group in groups for option in group.options for name in option.names()}
+    wrong = [word for word in typed if word.startswith("--preflight") and word not in known]
+    if wrong:
+        from preflight.core.command_line import unknown_option
+        from preflight.errors import UsageError
+
+        with usage_errors():
+            raise UsageError(unknown_option(wrong[0], [*known]))
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:

@@ -39,8 +39,11 @@ NEVER_UNKNOWN = {
 
 _HEAD = """# What each check is proven to find
 
-`python -m tests.coverage` writes this page from the tests. Each fault in the table was planted and
-found, each healthy subject passed, and each missing reading gave `unknown`, never `ok`.
+`python -m tests.coverage` writes this page from the tests. For each entry a test plants
+
+- under *finds*, a fault, which the check finds;
+- under *passes*, a healthy subject, which passes;
+- under *unknown*, a missing or unclear reading, which gives `unknown`, never `ok`.
 """
 
 
@@ -90,7 +93,7 @@ def page(known: Iterable[Proof]) -> str:
         words = cells[proof.check, proof.kind]
         if proof.words not in words:
             words.append(proof.words)
-    rows = ["| check | finds | passes | is `unknown` for |", "|---|---|---|---|"]
+    rows = ["| check | finds | passes | unknown |", "|---|---|---|---|"]
     for check in shipped():
         words_of = {kind: "<br>".join(cells[check, kind]) for kind in KINDS}
         unknown = words_of["unknown"] or f"({NEVER_UNKNOWN.get(check, 'not proven')})"

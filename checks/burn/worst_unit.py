@@ -1,4 +1,4 @@
-"""Measured units become a verdict: the worst is named, with its number and its limit."""
+"""Turns the results of many devices into one verdict, which names the worst and its limit."""
 
 from __future__ import annotations
 

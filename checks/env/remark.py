@@ -1,4 +1,4 @@
-"""Several remarks about a job's settings become one verdict, the worst first."""
+"""Turns several remarks about a job's settings into one verdict, the worst first."""
 
 from __future__ import annotations
 

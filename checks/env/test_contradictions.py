@@ -1,4 +1,4 @@
-"""Settings that defeat one another, and ranks that disagree.
+"""Settings that contradict each other, and ranks whose settings differ.
 
 Names as Slurm exports them (SLURM_GPU_BIND, SLURM_NTASKS_PER_GPU), or an option of the launch line
 (`--nproc-per-node`). On a live node the GPUs are counted by

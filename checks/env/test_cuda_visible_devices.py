@@ -1,4 +1,4 @@
-"""The job's CUDA_VISIBLE_DEVICES names GPUs that are there, are its own, and are enough.
+"""CUDA_VISIBLE_DEVICES names GPUs that exist, that belong to the job, and enough for its ranks.
 
 CUDA takes the list up to the first entry it cannot use and silently hides the rest; an entry that
 occurs twice hides everything. Indices are read like C's strtoul ("1gpu" is 1). The first entry

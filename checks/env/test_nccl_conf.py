@@ -1,4 +1,4 @@
-"""No file of NCCL settings on the node breaks the job behind its back.
+"""No nccl.conf on a node changes the job's settings for the worse.
 
 The environment wins over both, the user's file over the system's; a line is split at its first `=`
 and nothing is trimmed (NVIDIA/nccl, src/misc/param.cc setEnvFile). NCCL_CONF_FILE names a file in

@@ -1,4 +1,4 @@
-"""Whether a value is what its reader takes, and what it will do.
+"""Whether the program that reads a variable accepts its value, and what the value will do.
 
 Words are read in `words`, lists of devices in `devices`, numbers in `numbers`.
 

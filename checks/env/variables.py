@@ -1,4 +1,4 @@
-"""Which variables exist, what reads them, what they take, and what a misspelt one meant.
+"""The known variables: who reads each, which values it takes, and what a misspelt name means.
 
 Keys of an entry, all but `type`, `does` and `source` optional:
 

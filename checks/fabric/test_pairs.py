@@ -71,7 +71,7 @@ def judge_allreduce(pair: Pair) -> Verdict:
             **evidence,
         )
     return ok(
-        f"{gbs(pair.busbw_gbs)} at {size(pair.at_bytes)} "
+        f"median {gbs(pair.busbw_gbs)} at {size(pair.at_bytes)} "
         f"(limit {gbs(pair.limit_gbs)}, {pair.limit_origin}), {time_us(pair.latency_us)}"
         + pair.remarks,
         **evidence,

@@ -1,4 +1,4 @@
-"""What the NVIDIA driver wrote of the GPUs into the kernel log: Xids, and lines of a lost GPU.
+"""The NVIDIA driver's messages about GPUs in the kernel log: Xids, and lost GPUs.
 
 NVIDIA's workflow for Xid 13 asks where it came from: on many TPCs, or once, it is the program; if
 it repeats on one GPC and TPC, the hardware may be at fault.

@@ -1,4 +1,4 @@
-"""One frame for every judgement of GPU readings, and the expected value of a reading.
+"""What all checks of GPU readings share, and how the expected value of a reading is found.
 
 Why one: a reading that NVML did not report must never pass, and that rule is easily forgotten in
 the fifteenth check. A judge gives its troubles and the readings it needs; this module weighs them.
@@ -8,6 +8,7 @@ Every expected value names its source, so that a sentence can say which number d
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -77,11 +78,19 @@ def best_on_a_board(facts: Facts) -> Best | None:
 
 
 def expected_of_kind(
-    name: str, facts: Facts, group: Group, best: Best | None = None
+    name: str, facts: Facts, group: Group, best: Best | None = None, given: Any = None
 ) -> Expectation[Any] | None:
-    """The same for values that depend on the board: None where kinds of boards are mixed."""
+    """The same for values that depend on the board; peers do not decide where kinds are mixed."""
     kinds = {gpu.name for gpu in facts.gpus or ()}
-    return expected_value(None, name, facts, group, best) if len(kinds) == 1 else None
+    if given is None and len(kinds) != 1:
+        return None
+    return expected_value(given, name, facts, group, best)
+
+
+def is_model(name: str, expected: str | None) -> bool:
+    """Whether the name has every expected word: "H100 80GB" is in it, "H10" is not."""
+    here, asked = (set(re.findall(r"[a-z0-9]+", words.lower())) for words in (name, expected or ""))
+    return bool(asked) and asked <= here
 
 
 @cache

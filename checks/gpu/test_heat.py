@@ -1,4 +1,4 @@
-"""What makes a GPU slow although it works: heat, a power brake, a limit left behind."""
+"""Reasons why a working GPU is slow: heat, a power brake, a forgotten power limit."""
 
 from __future__ import annotations
 
@@ -83,9 +83,7 @@ def power_troubles(node: Node) -> Iterator[Trouble]:
     best, slack = best_on_a_board(facts), limit("power_limit_slack_w")
     given = node.expected.power_limit_w
     # A T4 among A100s has a limit of its own.
-    usual = expected_of_kind("power_limit_w", facts, node.group, best)
-    if given is not None:
-        usual = Expectation(given, "expected", "expectation")
+    usual = expected_of_kind("power_limit_w", facts, node.group, best, given)
     # Kinds of which a GPU here has its board's default: no site caps only the others.
     uncapped = {
         (gpu.name, health.power_default_w)

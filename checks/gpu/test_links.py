@@ -33,6 +33,7 @@ from preflight.checks.gpu.readings import (
     expected_of_kind,
     gpu_label,
     healths,
+    is_model,
     judge_gpus,
     reader,
     uptime_s,
@@ -107,10 +108,13 @@ _RESTART: Final = "restart nvidia-fabricmanager (its version must be the driver'
 _MINUTE_S: Final = 60.0
 
 
-def pcie_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[Trouble]:
+def pcie_troubles(
+    expected: Expected, facts: Facts, group: Group, limit: Thresholds
+) -> Iterator[Trouble]:
     """Lost lanes, a slow generation while at work, and transfers that had to be repeated."""
-    widths = expected_of_kind("pcie_width", facts, group, best_on_a_board(facts))
-    speeds = expected_of_kind("pcie_gen_max", facts, group, best_on_a_board(facts))
+    best = best_on_a_board(facts)
+    widths = expected_of_kind("pcie_width", facts, group, best, expected.pcie_lanes)
+    speeds = expected_of_kind("pcie_gen_max", facts, group, best, expected.pcie_generation)
     for gpu, health in healths(facts):
         width, most = health.pcie_width, health.pcie_width_max
         if widths is not None and width is not None and width < widths.value:
@@ -120,6 +124,7 @@ def pcie_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[Tro
             width
             and most
             and width < most
+            and (widths is None or widths.by != "expectation")
             and (board(gpu.name) or widths is None or widths.by != "group")
         ):
             # A card's slot may be wired so, as other nodes show; that of a baseboard is not.
@@ -141,10 +146,11 @@ def _generation(
     alike = (other.pcie_gen_max or 0 for one, other in healths(facts) if one.name == gpu.name)
     # A machine for cards may have two kinds of slots, but none of so old a kind beside this one.
     witness = max(alike, default=0) >= least
+    given = usual is not None and usual.by == "expectation"
     if usual is not None and most is not None and most < usual.value:
         sentence = f"{gpu_label(gpu)}: PCIe generation {most} at most, {usual.value} {usual.origin}"
         yield Trouble(gpu, sentence, _RESEAT_GPU)
-    elif most is not None and most < least and (witness or known is not None):
+    elif most is not None and most < least and not given and (witness or known is not None):
         where = "on its board" if known is not None else "in any server and on another GPU here"
         sentence = f"{gpu_label(gpu)}: PCIe generation {most} at most, {least} or more {where}"
         by_group = usual is not None and usual.by == "group"
@@ -176,7 +182,9 @@ _FULL_SPEED: Final = 0.9
 """Drivers round: they report an H100's link of 25 GB/s as 26.562."""
 
 
-def nvlink_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[Trouble]:
+def nvlink_troubles(
+    model: str | None, facts: Facts, group: Group, limit: Thresholds
+) -> Iterator[Trouble]:
     """NVLinks that run slower than the others, retrain, or resend broken packets."""
     usual = decided(group.majority(link_speed))
     speed, origin = link_speed(facts), "on the other links of this node"
@@ -193,7 +201,9 @@ def nvlink_troubles(facts: Facts, group: Group, limit: Thresholds) -> Iterator[T
                 yield Trouble(gpu, sentence, _NVLINK)
             elif link.mbps is not None and link.mbps / 1000 < _FULL_SPEED * board_gbs:
                 sentence = f"{where}: {link.mbps / 1000:.3g} GB/s, {board_gbs:g} GB/s on its board"
-                grave = usual is None and _one_is_full(gpu, facts, _FULL_SPEED * board_gbs)
+                # The number is the inventory's if it names the model, not the table's alone.
+                by_peer = usual is None and _one_is_full(gpu, facts, _FULL_SPEED * board_gbs)
+                grave = by_peer or is_model(gpu.name, model)
                 yield Trouble(gpu, sentence, _NVLINK, grave=grave)
             if link.failed_recoveries:
                 sentence = f"{where}: could not recover {link.failed_recoveries} times, 0 expected"
@@ -269,8 +279,8 @@ def judge_pcie(node: Node) -> Verdict:
     """Report lost lanes, a low generation where the GPU is not idle, and replays."""
     facts, group = node.facts, node.group
     fine = f"PCIe {_widths(facts)}, as expected"
-    verdict = judge_gpus(node, _WIDTH, pcie_troubles(facts, group, node.limit), fine)
-    if verdict.outcome is Outcome.OK and not _known(facts, group):
+    verdict = judge_gpus(node, _WIDTH, pcie_troubles(node.expected, facts, group, node.limit), fine)
+    if verdict.outcome is Outcome.OK and not _known(node.expected, facts, group):
         return not_run(f"PCIe {_widths(facts)}: how many lanes board and slot have is not reported")
     return verdict
 
@@ -280,9 +290,9 @@ def _widths(facts: Facts) -> str:
     return " and ".join(f"x{width}" for width in sorted(links, reverse=True))
 
 
-def _known(facts: Facts, group: Group) -> bool:
+def _known(expected: Expected, facts: Facts, group: Group) -> bool:
     """Whether the expected width of every GPU is known, from itself or its peers."""
-    if expected_of_kind("pcie_width", facts, group) is not None:
+    if expected_of_kind("pcie_width", facts, group, given=expected.pcie_lanes) is not None:
         return True
     healths_with_width = [health for _, health in healths(facts) if health.pcie_width]
     return all(
@@ -297,9 +307,9 @@ def test_gpu_pcie(node: Node, conclude: Conclude) -> None:
 
 def judge_nvlink(node: Node) -> Verdict:
     """Report slow links, links that retrain, and links that resend too often."""
-    facts, limit = node.facts, node.limit
+    facts, limit, model = node.facts, node.limit, node.expected.gpu_model
     fine = "every NVLink that is up runs at full speed, without recoveries"
-    verdict = judge_gpus(node, _COUNTERS, nvlink_troubles(facts, node.group, limit), fine)
+    verdict = judge_gpus(node, _COUNTERS, nvlink_troubles(model, facts, node.group, limit), fine)
     if verdict.outcome is not Outcome.OK:
         return verdict
     if old := undated(facts, limit):

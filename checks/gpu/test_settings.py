@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 from preflight.check import Check
@@ -16,6 +15,7 @@ from preflight.checks.gpu.readings import (
     expected_value,
     gpu_label,
     healths,
+    is_model,
     judge_gpus,
     reading,
 )
@@ -63,12 +63,6 @@ def model_troubles(expected: str | None, facts: Facts, group: Group) -> Iterator
             yield Trouble(
                 gpu, f"{gpu_label(gpu)} is {gpu.name}, {usual.value} {usual.origin}", _ODD
             )
-
-
-def is_model(name: str, expected: str) -> bool:
-    """Whether the name has every expected word: "H100 80GB" is in it, "H10" is not."""
-    here, asked = (set(re.findall(r"[a-z0-9]+", words.lower())) for words in (name, expected))
-    return bool(asked) and asked <= here
 
 
 def driver_version(facts: Facts) -> str | None:
@@ -211,7 +205,7 @@ def memory_troubles(
             if here < enough_mib:
                 sentence = f"{memory(here)} of memory, {memory(whole_mib)} on its board"
                 # The number is the inventory's if it names the model, not the table's alone.
-                grave = bool(model) and is_model(gpu.name, model or "")
+                grave = is_model(gpu.name, model)
                 yield Trouble(gpu, f"{gpu_label(gpu)}: {sentence}", _LESS, grave=grave)
         if reserved is not None and kept is not None and kept > reserved.value + slack:
             usual = f"{memory(reserved.value)} {reserved.origin}"

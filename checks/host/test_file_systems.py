@@ -1,4 +1,4 @@
-"""A job writes to /tmp and to its own folder: a full or read-only disk ends it, often late.
+"""Disks and shared file systems: whether they answer, and whether a job can write to them.
 
 Pure rules over the probe's look at each file system; the gravest finding first.
 """

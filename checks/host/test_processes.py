@@ -1,4 +1,4 @@
-"""Processes that cost the next job: leftovers of earlier jobs, and other users' load."""
+"""Processes that slow or block the next job: leftovers of earlier jobs, other users' load."""
 
 from __future__ import annotations
 

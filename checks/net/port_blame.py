@@ -1,4 +1,4 @@
-"""Whose fault a failed connection is: the node's, its target's, or only the path between them.
+"""Decides what is at fault if a connection fails: the node, its target, or the path.
 
 A healthy node must never fail for its neighbour's firewall, so every conclusion rests on
 other connections: most nodes failing at one target blames the target; one node failing where the

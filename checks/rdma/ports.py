@@ -1,4 +1,4 @@
-"""RDMA ports in comparable form: drivers and tools word the same state in four ways.
+"""RDMA ports in one form: drivers and tools name the same state in four ways.
 
 A group can vote on each reader below that takes `Facts`; None abstains.
 """

@@ -1,1 +1,1 @@
-"""The way to a node, step by step."""
+"""Whether a node can be reached, step by step."""

@@ -1,4 +1,4 @@
-"""The way to a node, step by step: the first step that fails explains the rest."""
+"""Whether a node can be reached, step by step: the first step that fails explains the rest."""
 
 from __future__ import annotations
 

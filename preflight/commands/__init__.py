@@ -9,19 +9,18 @@ from __future__ import annotations
 import os
 import re
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
     from msgspec import Struct
 
     from preflight.fleet.model import Fleet
 
 _TARGETS = ("nodes", "inventory", "exclude", "transport", "python")
-_WIDEST = 100
 
 EXIT_CODES = """\
 exit codes, the same in every verb:
@@ -57,16 +56,17 @@ def folder_among(arguments: argparse.Namespace) -> Path | None:
 
     A word is a path if something of that name exists, or if no node can have that name.
     """
+    from preflight.core.files import typed_path
     from preflight.errors import UsageError
 
     words: list[str] = arguments.words
     paths = [word for word in words if "/" in word or word.isdecimal() or os.path.lexists(word)]
     if paths and len(words) > 1:
         raise UsageError(f"{paths[0]!a:.80} is taken for a path: give one folder, or only nodes")
-    return Path(paths[0]).expanduser() if paths else None
+    return typed_path(paths[0]) if paths else None
 
 
-_LONG = re.compile(r"(?<!-m )pytest --preflight(?![\w-])|--preflight-(?=[a-z])([a-z-]*)")
+_LONG = re.compile(r"(?<!-m )pytest\s+--preflight(?![\w-])|--preflight-(?=[a-z])([a-z-]*)")
 NO_OTHERS: Mapping[str, str] = {}
 
 
@@ -102,10 +102,9 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def print_lines(lines: Callable[[int], Iterable[str]]) -> None:
     """Print lines laid out for the terminal's width, at most 100 columns."""
-    import shutil
+    from preflight.core.command_line import columns
 
-    width = min(shutil.get_terminal_size().columns, _WIDEST)
-    sys.stdout.write("".join(f"{line}\n" for line in lines(width)))
+    sys.stdout.write("".join(f"{line}\n" for line in lines(columns())))
 
 
 def print_answer(
@@ -122,6 +121,6 @@ def print_answer(
 
 def remark(words: str) -> None:
     """Print a remark on standard error, apart from the answer."""
-    from preflight.core.text import printable
+    from preflight.core.command_line import say
 
-    sys.stderr.write(f"preflight: {printable(words)}\n")
+    say(f"preflight: {words}")

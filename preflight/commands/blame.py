@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from preflight import __version__
 from preflight.check import subject
 from preflight.commands import add_json, print_answer
-from preflight.core.files import write_asked
+from preflight.core.files import typed_path, write_asked
 from preflight.core.registry import Entry, load_folder, shipped_folder
 from preflight.core.statistics import grouped
 from preflight.core.text import first_few, many, printable
@@ -343,13 +343,13 @@ def run(arguments: argparse.Namespace) -> int:
     UsageError (exit 4) for samples that cannot be used.
     """
     topology = arguments.topology
-    stored = read_stored(arguments.samples.expanduser())
-    hosts = hosts_of(stored, topology.expanduser() if topology is not None else None)
+    stored = read_stored(typed_path(arguments.samples))
+    hosts = hosts_of(stored, typed_path(topology) if topology is not None else None)
     stored = with_leaves(stored, hosts)
     judged = judge_stored(stored, hosts)
     document = blame_document(stored, judged)
     if arguments.picture is not None:
-        _draw(arguments.picture.expanduser(), stored, judged)
+        _draw(typed_path(arguments.picture), stored, judged)
     if document.exit == EMPTY and not arguments.json:
         lacking = (
             f"of {document.pairs} pairs none has times" if document.pairs else "no pair was tried"

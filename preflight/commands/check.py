@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO, TypeVar, cast
 
 from preflight.commands import EXIT_CODES, NO_OTHERS, short_names
+from preflight.core.command_line import USAGE, Parser
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 INTERRUPTED: Final = 2
 BROKE: Final = 3
-USAGE: Final = 4
 PIPE_CLOSED: Final = 128 + signal.SIGPIPE
 """As a shell reports it: the reader of standard output has left."""
 CONFIG: Final = Path(__file__).resolve().parent.parent / "session" / "isolated.ini"
@@ -59,6 +59,10 @@ _SET = {
 
 _WORKERS = (("-n", "--numprocesses"), ("--dist",), ("--max-worker-restart",))
 _VALUES = (("-k",), ("-m",), ("--maxfail",), ("--junitxml",), ("--color",), ("-r",))
+_CHOICES = {
+    "--color": ("yes", "no", "auto"),
+    "--dist": ("each", "load", "loadscope", "loadfile", "loadgroup", "worksteal", "no"),
+}
 _FLAGS = (("-x", "--exitfirst"), ("-v", "--verbose"), ("-q", "--quiet"), ("--collect-only", "--co"))
 """pytest's own options that are allowed; none of them loads code or another configuration."""
 
@@ -282,7 +286,7 @@ class PrintedReport:
 
 _ABOUT = """\
 Check a fleet before a job starts, and name what is wrong with which node.
-Without NODES and --inventory, check the nodes of the Slurm job, or this machine.
+Without NODES and --inventory, check the Slurm job's nodes, or this machine.
 
 The run is that of `pytest --preflight`, where --NAME is --preflight-NAME. This
 command ignores the current folder's conftest.py, ini file and plugins, so root,
@@ -291,10 +295,11 @@ cron and schedulers can use it.
 
 _EXAMPLES = """\
 examples:
-  preflight check                                    this machine, or the Slurm job's nodes
-  preflight check 'gpu[001-064]'                     64 nodes over SSH
-  preflight check -i fleet.toml --tier=standard      what each group must have; a deeper look
-  preflight check 'gpu[001-064]' --json > run.json   the report for a program
+  preflight check                            this machine, or the job's nodes
+  preflight check 'gpu[001-064]'             64 nodes over SSH
+  preflight check -i fleet.toml              what each group must have
+  preflight check -i fleet.toml --co         what would run, and how long
+  preflight check 'gpu[1-8]' --json > f.json the report for a program
 """
 
 
@@ -339,6 +344,43 @@ def _number_of(kind: Callable[[str], object]) -> Callable[[str], str]:
     return number
 
 
+def _whole(text: str) -> str:
+    return _number_of(int)(text)
+
+
+def _workers(text: str) -> str:
+    return text if text in ("auto", "logical") else _whole(text)
+
+
+def _expression(text: str) -> str:
+    """Refuse what pytest cannot parse, which it would report after the run's header."""
+    from _pytest.mark.expression import Expression
+
+    try:
+        Expression.compile(text)
+    except Exception as error:  # noqa: BLE001  its type differs between versions of pytest
+        why = getattr(error, "msg", error)
+        raise argparse.ArgumentTypeError(f"cannot read {text[:40]!a}: {why}") from None
+    return text
+
+
+def _new_file(text: str) -> str:
+    from preflight.core.files import typed_path
+    from preflight.errors import UsageError
+
+    try:
+        is_folder = typed_path(text).is_dir()
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if is_folder or text in ("", "-") or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"{text[:40]!a} is no name of a file; give one")
+    return text
+
+
+_TYPES = {"-k": _expression, "-m": _expression, "--junitxml": _new_file, "--maxfail": _whole,
+          "-n": _workers, "--max-worker-restart": _whole}  # fmt: skip
+
+
 _SHORT = {"--preflight-inventory": ("-i",)}
 
 
@@ -369,7 +411,7 @@ class _Group:
         cast("_Pass", offered).pytest_name = long
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(Parser):
     others = NO_OTHERS
     """Names of options that `--NAME` is not free for."""
 
@@ -382,24 +424,30 @@ class _Parser(argparse.ArgumentParser):
     def read(self, argv: Sequence[str] | None, into: Asked) -> Asked:
         """Parse; `words` are the options for pytest, in the typed order."""
         into.words, into.workers = [], False
-        asked = self.parse_args(argv, into)
+        asked: Asked = self.parse_args(argv, into)
         for folder in asked.folder:
             if not Path(folder).is_dir():
                 self.error(f"--site-checks={folder}: there is no such folder")
+        self._refuse_checks(asked.nodes, asked.words)
         if asked.nodes:
             if any(word.startswith("--preflight-nodes=") for word in asked.words):
                 self.error("nodes are given twice: as NODES and as --nodes; give them once")
             asked.words.append(f"--preflight-nodes={','.join(asked.nodes)}")
         return asked
 
+    def _refuse_checks(self, nodes: Sequence[str], words: Sequence[str]) -> None:
+        """Refuse ids of checks among the nodes: `--checks a b` takes one word."""
+        from preflight.core.registry import shipped_folder
+
+        given = [word for word in words if word.startswith("--preflight-checks=")]
+        wrong = [word for word in nodes if re.fullmatch(r"[a-z]+\.[a-z_]+", word)
+                 and (shipped_folder() / word.partition(".")[0]).is_dir()]  # fmt: skip
+        if wrong:
+            ids = [each.partition("=")[2] for each in given] + wrong
+            self.error(f"{wrong[0]!a} is a check, not a node: type --checks={','.join(ids)}")
+
     def addini(self, *_: object, **__: object) -> None:
         """Ignore the ini keys: there is no ini file."""
-
-    def error(self, message: str) -> NoReturn:
-        """Exit 4, as everywhere in preflight; argparse would exit 2, which means interrupted."""
-        from preflight.core.text import printable
-
-        self.exit(USAGE, f"{self.prog}: {printable(message)}; see: {self.prog} --help\n")
 
 
 def option_parser(
@@ -425,7 +473,8 @@ def option_parser(
     pytest_addoption(cast("pytest.Parser", parser))
     pytests = parser.add_argument_group("pytest's own, as `pytest --help` explains them")
     for names in (*_WORKERS, *_VALUES):
-        pytests.add_argument(*names, action=_Pass)
+        kind, choices = _TYPES.get(names[0]), _CHOICES.get(names[0])
+        pytests.add_argument(*names, action=_Pass, type=kind or str, choices=choices)
     for names in _FLAGS:
         pytests.add_argument(*names, action=_Pass, nargs=0)
     return parser

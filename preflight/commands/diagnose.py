@@ -22,7 +22,7 @@ from preflight.commands import (
     print_lines,
     remark,
 )
-from preflight.core.files import read_regular, write_atomically
+from preflight.core.files import read_regular, typed_path, write_atomically
 from preflight.core.text import plain_json, printable
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_lines(lambda width: lines(diagnosis, width))
     if arguments.save is not None:
         sys.stdout.flush()  # the answer first: saving may fill the disk
-        _save(state, arguments.save.expanduser())
+        _save(state, typed_path(arguments.save))
     return exit_of(diagnosis)
 
 
@@ -121,9 +121,13 @@ def _look(arguments: argparse.Namespace) -> JobState:
     progress = ProgressLine(sys.stderr, len(fleet.hosts))
     try:
         return look(
-            fleet.hosts, ways, secrets.token_hex(16), wanted=LookRequest(look_s=arguments.look_s),
-            job=arguments.job, progress=progress.update,
-        )  # fmt: skip
+            fleet.hosts,
+            ways,
+            secrets.token_hex(16),
+            wanted=LookRequest(look_s=arguments.look_s, ras=arguments.ras),
+            job=arguments.job,
+            progress=progress.update,
+        )
     finally:
         progress.end()
         ways.close()
@@ -135,7 +139,7 @@ def _here(arguments: argparse.Namespace) -> JobState:
     for pid in arguments.pid:
         if not Path(f"/proc/{pid}").is_dir():
             raise UsageError(f"no process {pid} here; see: pgrep -af python")
-    return look_here(arguments.pid, look_s=arguments.look_s, job=arguments.job)
+    return look_here(arguments.pid, look_s=arguments.look_s, job=arguments.job, ras=arguments.ras)
 
 
 def _read_saved(path: Path, job: str) -> JobState:
@@ -172,6 +176,9 @@ def add_options(diagnose: argparse.ArgumentParser) -> None:
                           "its run id, or MASTER_ADDR:MASTER_PORT")  # fmt: skip
     diagnose.add_argument("--look-s", metavar="N", type=float, default=3.0, help="seconds between "
                           "the two looks (default: 3); more for a job with slow steps")  # fmt: skip
+    diagnose.add_argument("--ras", choices=("auto", "always", "never"), default="auto",
+                          help="ask NCCL's RAS service once (auto: not an NCCL before 2.29.2, "
+                          "which may crash when asked)")  # fmt: skip
     add_json(diagnose)
     diagnose.add_argument(
         "--save", metavar="DIR", type=Path, help="save the job's state in this folder"

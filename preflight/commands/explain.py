@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.commands import add_json, print_lines, remark
+from preflight.core.files import typed_path
 from preflight.core.text import plain_json
 from preflight.errors import UsageError
 from preflight.hang.explain.dumps import Dumps, explain_dumps, joined, separate
@@ -33,8 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     UsageError (exit 4) for a file that cannot be read, or a wrong file of symptoms.
     """
-    own = [one for folder in arguments.symptoms for one in _own_symptoms(folder.expanduser())]
-    given = [file.expanduser() for file in arguments.files]
+    own = [one for folder in arguments.symptoms for one in _own_symptoms(typed_path(folder))]
+    given = [typed_path(file) for file in arguments.files]
     paths, others = separate(given)
     found = Scanner([*shipped(), *own]).read(logs_of(others, beside=paths))
     explanation = explain(found)

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from preflight.commands import add_json, print_answer
-from preflight.core.files import read_regular, remove, write_typed
+from preflight.core.files import read_regular, remove, typed_path, write_typed
 from preflight.core.text import printable
 from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
@@ -297,9 +297,9 @@ It only observes: no node is drained until hook.toml says `enforce = true`.
 Run it again after an upgrade; --uninstall undoes it.
 
 examples:
-  preflight install-hook --dry-run                show the files, write none
-  sudo preflight install-hook                     write them, try them on this node
-  preflight install-hook --prefix=build/root      for a package: write below it
+  preflight install-hook --dry-run             show the files, write none
+  sudo preflight install-hook                  write them, try them here
+  preflight install-hook --prefix=build/root   for a package: write below it
 """
 
 
@@ -329,4 +329,4 @@ def _prefix(text: str) -> str:
 
 
 def _folder(text: str) -> str:
-    return os.path.abspath(Path(text).expanduser()) if text else ""  # noqa: PTH100  no link is followed
+    return os.path.abspath(typed_path(text, is_printed=True)) if text else ""  # noqa: PTH100  no link is followed

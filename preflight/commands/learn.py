@@ -23,7 +23,7 @@ from preflight.commands import (
     remark,
 )
 from preflight.commands.learned_groups import HAS, learned_groups, why_not
-from preflight.core.files import parse_toml, read_regular, write_typed
+from preflight.core.files import parse_toml, read_regular, typed_path, write_typed
 from preflight.core.text import many, printable
 from preflight.errors import UsageError
 from preflight.fabric.sane import refuse_absurd_sweep
@@ -135,7 +135,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     UsageError (exit 4) for targets that name no node, and for a file that exists already.
     """
-    output = arguments.output.expanduser() if arguments.output else None
+    output = typed_path(arguments.output) if arguments.output else None
     if output is not None and output.exists() and not arguments.force:
         raise UsageError(f"{output} exists already: give another file, or --force to replace it")
     past = folder_among(arguments)

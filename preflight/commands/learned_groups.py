@@ -21,7 +21,7 @@ from preflight.core.text import many
 from preflight.core.thresholds import SHIPPED
 from preflight.fabric.measure import summarise, wire_from
 from preflight.fabric.node_allreduce import measure_inside
-from preflight.facts.boards import link_counts
+from preflight.facts.boards import board, link_counts
 from preflight.fleet.model import Expected, Host
 from preflight.fleet.nodeset import fold
 
@@ -93,10 +93,18 @@ def _one(values: Iterable[_T | None]) -> _T | None:
     return several.pop() if len(several) == 1 else None
 
 
-MODES: Final = ("mig", "ecc", "persistence", "compute_mode", "power_limit_w")
+MODES: Final = (
+    *("mig", "ecc", "persistence", "compute_mode", "power_limit_w"),
+    *("pcie_lanes", "pcie_generation"),
+)
 """The settings that are learned here."""
 
-_READINGS: Final = {"mig": "mig_enabled", "ecc": "ecc_on"}
+_READINGS: Final = {
+    "mig": "mig_enabled",
+    "ecc": "ecc_on",
+    "pcie_lanes": "pcie_width",
+    "pcie_generation": "pcie_gen_max",
+}
 _PENDING: Final = {"mig": "mig_pending", "ecc": "ecc_pending"}
 _EXPECTED_MODES: Final = ("default", "exclusive_process")
 """Compute modes in which a job can start and that an inventory can name."""
@@ -175,6 +183,12 @@ def _unfounded(key: str, gpus: _Each) -> str:
     default = max((reading(gpu, "power_default_w") or 0.0 for gpu in every), default=0.0)
     if key == "power_limit_w" and value + SHIPPED("power_limit_slack_w") < default:
         return f"{value:g} W, {default:g} W by default; write {value:g} if that is intended"
+    lanes = max((reading(gpu, "pcie_width_max") or 0 for gpu in every), default=0)
+    known = board(every[0].name)
+    generation = (known.pcie_gen if known is not None else None) or 0
+    possible = {"pcie_lanes": lanes, "pcie_generation": generation}.get(key, 0)
+    if possible and value < possible:
+        return f"{value}, {possible} is possible; write {value} if that is intended"
     return ""
 
 

@@ -15,7 +15,7 @@ from preflight.commands import print_lines
 from preflight.commands.blame import hosts_of, judge_stored
 from preflight.commands.nightly.state import WAVE
 from preflight.commands.nightly.united import fabric_of_waves
-from preflight.core.files import read_regular, write_asked
+from preflight.core.files import read_regular, typed_path, write_asked
 from preflight.core.registry import draining
 from preflight.errors import UsageError
 from preflight.fabric.stored import read_stored
@@ -131,7 +131,7 @@ def fabric_of(
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the formats that were asked for, else the summary; 0, or UsageError (exit 4)."""
-    folder: Path = arguments.folder.expanduser()
+    folder: Path = typed_path(arguments.folder)
     report = reread(folder)
     nights = earlier(folder.resolve())
     hider = None
@@ -139,7 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
         hider = Hider(secrets(report, *known_names_in(folder, report), earlier=nights))
     shown = _unplaced(hider.all_of(report)) if hider else report
     if arguments.prometheus is not None:
-        refuse_unread(arguments.prometheus.expanduser())
+        refuse_unread(typed_path(arguments.prometheus))
         write_asked(arguments.prometheus, metrics(shown, found_in(shown)), MODE)
     if arguments.junit is not None:
         write_asked(arguments.junit, junit(shown))

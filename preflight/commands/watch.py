@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from preflight.core.command_line import Parser
+from preflight.core.files import typed_path
 from preflight.errors import UsageError
 from preflight.hang.watch.evidence import (
     DEBUGS,
@@ -27,6 +28,7 @@ from preflight.hang.watch.wrapper import (
 )
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator, Mapping, Sequence
 
 
@@ -74,20 +76,22 @@ def add_watch_options(watch: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-_USAGE = "preflight watch [--debug[=nccl,dist]] [--stalled-after=SECONDS] [...] -- COMMAND ..."
+_USAGE = "preflight watch [--stalled-after=SECONDS] [...] -- COMMAND ..."
 
 
 def run(words: Sequence[str], environ: Mapping[str, str]) -> int:
     """Start and watch the launch; return its exit code. UsageError (exit 4) if none was started."""
     own, command = split(words)
-    parser = _Parser(prog="preflight watch", usage=_USAGE, allow_abbrev=False)
+    parser = Parser(prog="preflight watch", usage=_USAGE, allow_abbrev=False)
     add_watch_options(parser)
-    arguments = parser.parse_args(own)
+    arguments, left = parser.parse_known_args(own)
+    if left:
+        raise UsageError("put the launch after --, as in: preflight watch -- torchrun train.py")
     options = _options(arguments, command)._replace(environ=environ)
     if arguments.print_env:
         sys.stdout.write("".join(f"{line}\n" for line in _exports(options)))
         return 0
-    if not command:
+    if not command or not command[0]:
         raise UsageError("no launch is given: put it after --, as in -- torchrun train.py")
     if options.nodes or options.inventory:
         _refuse_unknown_nodes(options)
@@ -116,19 +120,13 @@ def _refuse_unknown_nodes(options: Options) -> None:
         raise UsageError(lines[-1])
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
-        """Raise one line that says what to type, as everywhere in preflight."""
-        raise UsageError(f"{message}; type: {_USAGE}")
-
-
 def _options(arguments: argparse.Namespace, command: tuple[str, ...]) -> Options:
     debug = frozenset(filter(None, arguments.debug.split(",")))
     if unknown := sorted(debug - {*DEBUGS}):
         raise UsageError(f"--debug={unknown[0]} is unknown; type --debug={ALL}, or one of both")
     return Options(
         command=command,
-        base=arguments.folder.expanduser(),
+        base=typed_path(arguments.folder, is_printed=True),
         debug=debug,
         cap_mib=int(_number("--debug-mib", arguments.debug_mib, 1)),
         stalled_after_s=(

@@ -412,6 +412,30 @@ def _refuse_kernels_text(handle: int) -> None:
         raise OSError(errno.EINVAL, "it is not a file on a disk: the kernel generates its text")
 
 
+_LONGEST_NAME = 255
+
+
+def typed_path(text: str | Path, *, is_printed: bool = False) -> Path:
+    """Return a path that a user typed, with `~` replaced; UsageError if there can be none.
+
+    `is_printed`: it becomes part of lines for a shell or of files that are shown.
+    """
+    path = Path(text)
+    if is_printed and not str(text).isprintable():
+        raise UsageError(f"{str(text)!a:.80} holds control characters; give another path")
+    if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
+        shown = f"{str(text)[:40]}..."
+        raise UsageError(f"{shown!a} has a name of over {_LONGEST_NAME} bytes; give a shorter path")
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        user = path.parts[0]
+        raise UsageError(
+            f"{str(text)!a:.80}: no user {user[1:]!a} is known; type ./{user} for "
+            "a file or folder of that name"
+        ) from None
+
+
 def write_asked(path: Path, content: bytes, mode: int = FILE_MODE) -> None:
     """Write a file, or to standard output for `-`; UsageError (exit 4) says what to type."""
     if str(path) == "-":
@@ -419,7 +443,7 @@ def write_asked(path: Path, content: bytes, mode: int = FILE_MODE) -> None:
         sys.stdout.buffer.write(content)
         return
     try:
-        write_typed(path.expanduser().absolute(), content, mode)
+        write_typed(typed_path(path).absolute(), content, mode)
     except FileNotFoundError as error:
         raise UsageError(
             f"cannot write {path}: there is no folder {path.parent}; make it, or give another file"

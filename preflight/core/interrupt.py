@@ -17,6 +17,7 @@ _SAME_S = 0.5
 
 _LEFT_AT_ONCE = 130
 _NO_REPORT = b"\npreflight: left at once, without a report; the nodes end what runs there\n"
+_LATE = b"\npreflight: interrupted: finishing the report; Ctrl-C again leaves without it\n"
 
 
 class Interrupts:
@@ -24,6 +25,9 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._first: float | None = None
+        self._is_ending = False
+        self.came_late = False
+        """A signal came while the results were written: it does not stop that."""
         self._before: dict[signal.Signals, Callable[..., object] | int | None] = {}
 
     def hold(self) -> None:
@@ -36,6 +40,10 @@ class Interrupts:
                 self._before[number] = now
                 signal.signal(number, self._on_signal)
 
+    def only_note(self) -> None:
+        """From now on the first signal is noted: what was measured is being written."""
+        self._is_ending = True
+
     def let_go(self) -> None:
         """Give the signals back."""
         while self._before:
@@ -47,6 +55,10 @@ class Interrupts:
         now = time.monotonic()
         if self._first is None:
             self._first = now
+            if self._is_ending:
+                self.came_late = True
+                os.write(2, _LATE)
+                return
             raise KeyboardInterrupt
         if number == signal.SIGINT and now - self._first > _SAME_S:
             # The agents' input ends with this process: they exit by themselves.

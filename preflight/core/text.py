@@ -63,6 +63,50 @@ def wrapped(text: str, *, first: str, indent: str, width: int) -> list[str]:
     ) or [first.rstrip()]
 
 
+def for_terminal(markdown: str, width: int) -> str:
+    """Wrap the paragraphs, lists and tables of a page; headings and code stay as they are."""
+    blocks: list[str] = []
+    for block in markdown.split("\n\n"):
+        if blocks and blocks[-1].startswith("```") and not blocks[-1].endswith("```"):
+            blocks[-1] += f"\n\n{block}"  # an empty line inside of code
+        else:
+            blocks.append(block)
+    return "\n\n".join(_block_for_terminal(block, width) for block in blocks)
+
+
+def _block_for_terminal(block: str, width: int) -> str:
+    import textwrap
+
+    lines = block.split("\n")
+    if max(map(len, lines)) <= width or block.startswith(("```", "    ", "#")):
+        return block
+    items: list[str] = []
+    if block.startswith("|"):
+        head, _, *rows = (
+            [cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines
+        )
+        for first, *cells in rows:
+            named = [f"{name} {cell}" for name, cell in zip(head[1:], cells, strict=False)]
+            items.append(f"- {first}: {'; '.join(named if len(named) > 1 else cells)}")
+    else:
+        for line in lines:
+            if not items or line.lstrip().startswith(("- ", "* ")) or line[:1].isdigit():
+                items.append(line)
+            else:
+                items[-1] += f" {line.strip()}"
+    return "\n".join(
+        piece
+        for item in items
+        for piece in textwrap.wrap(
+            item,
+            width,
+            subsequent_indent="  " * item.startswith(("- ", "* ")),
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+    )
+
+
 def one_line(text: str, width: int) -> str:
     """Cut a text to one line: at the end of a clause if that keeps most of it, else of a word."""
     import textwrap

@@ -1,4 +1,4 @@
-"""The network between nodes: who is paired when, what was measured, and who is to blame.
+"""The network between nodes: the schedule of pairs, the measurements, and the parts at fault.
 
 How a slow pair becomes a message: `observed.observe` condenses what both ends measured;
 `compare` says which pairs are bad outright (failed, or slow beyond any doubt). `decoding.find`

@@ -1,4 +1,4 @@
-"""Collects the accounts of all ends: of pairs, inside nodes, and over NVLink between nodes.
+"""Collects the results that each end reports: of pairs, inside nodes, over NVLink between nodes.
 
 Each end's account is kept once, if that end was asked for it and the account is possible.
 """

@@ -1,4 +1,4 @@
-"""The events an agent may send during a sweep: typed, of bounded size; others end its part."""
+"""The events that a node's agent may send during a sweep, as types of bounded size."""
 
 from __future__ import annotations
 

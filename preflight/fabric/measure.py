@@ -262,7 +262,7 @@ class Pair(Struct, frozen=True, kw_only=True):
             return "no peers, no expected value and no floor to compare with"
         if self.decided_by == "least" and self.backend == "nccl":
             # The floor of any network is too low for one that carries NCCL.
-            reached = f"{gbs(self.busbw_gbs)} at {size(self.at_bytes)}"
+            reached = f"median {gbs(self.busbw_gbs)} at {size(self.at_bytes)}"
             return f"{reached}: no peers, no expected value and no earlier runs to compare with"
         return ""
 

@@ -1,4 +1,4 @@
-"""Each node's own GPUs against those of its peers: measured, compared, judged.
+"""Compares the all-reduce among one node's GPUs with that of its peers, and judges it.
 
 Peers are the other nodes of its group with as many rails. Then the expected value and the shipped
 floor count; without any of these it cannot be judged.
@@ -399,7 +399,7 @@ def _slow(own: NodeAllreduce, bound: Bound, beyond: int) -> str:
         return f"only {reached} of the {wanted} that its peers came to, in the time for it"
     if bound.gbs is None or top.best_gbs >= bound.gbs:
         return ""
-    reached = f"{gbs(top.busbw_gbs)} at {size(top.size_bytes)}"
+    reached = f"median {gbs(top.busbw_gbs)} at {size(top.size_bytes)}"
     return f"{reached} among its {own.rails} rails; {bound.words}"
 
 

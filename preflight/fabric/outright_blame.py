@@ -228,7 +228,8 @@ def _what(worst: PairJudgement, name: str, troubles: Mapping[str, str], where: s
         peers = f"peers' median {time_us(worst.peers_latency_us or 0.0)}"
         return f"{took} {between}; {peers}, limit {time_us(worst.latency_limit_us or 0.0)}"
     if worst.slow and worst.busbw_gbs is not None:
-        return f"{gbs(worst.busbw_gbs)} at {size(worst.at_bytes)} {between}; {worst.bound.words}"
+        speed = f"median {gbs(worst.busbw_gbs)} at {size(worst.at_bytes)}"
+        return f"{speed} {between}; {worst.bound.words}"
     error = troubles.get(name) or worst.summary.error
     if error and not name and not error.startswith((f"{worst.a}: ", f"{worst.b}: ")):
         error = f"each end: {error}"

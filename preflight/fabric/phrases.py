@@ -1,4 +1,4 @@
-"""A culprit as an operator needs it, and the phrases that all kinds of blame share."""
+"""Names a culprit for an operator, with the phrases that all findings about pairs share."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def _with_counters(
 
 def _recovered(slow: Sequence[PairJudgement], readings: int, rest: str, *, many: bool) -> Blame:
     """Blame a path that was slow in some measurements; `rest`: how the others went."""
-    sentence = f"slow when first measured, {_speeds(slow[:1])}, {rest}"
+    sentence = f"slow when first measured, median {_speeds(slow[:1])}, {rest}"
     return _passing(slow, readings, sentence, _ADVICE, many=many)
 
 

@@ -75,10 +75,21 @@ def board(name: str) -> Board | None:
 _NAMED_GB: Final = re.compile(r"(?<![\w.])(\d{1,4}) ?GB\b")
 
 
+_CARDS_GB: Final = {
+    "A2": 16, "A10": 24, "A10G": 24, "A16": 16, "A30": 24, "A40": 48,
+    "L4": 24, "L20": 48, "L40": 48, "L40S": 48, "T4": 16,
+}  # fmt: skip
+"""Memory of one GPU of cards that are sold with only one size: NVIDIA's data sheets, 2026-11-26."""
+
+
 def named_memory_gb(name: str) -> int | None:
-    """Memory of the board in units of 10**9 bytes, by its name or the table; None: not known."""
-    match, known = _NAMED_GB.search(name), board(name)
-    return int(match[1]) if match else known.memory_gb if known is not None else None
+    """Memory of the board in units of 10**9 bytes, by its name or a table; None: not known."""
+    if match := _NAMED_GB.search(name):
+        return int(match[1])
+    known = board(name)
+    return (
+        known.memory_gb if known is not None else _CARDS_GB.get(re.sub(_MAKER, "", name, count=1))
+    )
 
 
 def fully_linked_board(gpu: Gpu) -> Board | None:

@@ -154,6 +154,8 @@ class RankLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     no_stacks: Text = ""
     """Why there are no stacks, and what to type; empty where there are."""
     dump: Dump | None = None
+    ras: Line = ""
+    """Where NCCL's RAS service listens, `localhost:28028`; empty where nothing does."""
 
 
 class Launcher(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -215,5 +217,22 @@ class NodeLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     gpus: Annotated[tuple[GpuLook, ...], Meta(max_length=64)] | None = None
     ports: Annotated[tuple[PortLook, ...], Meta(max_length=512)] | None = None
     log: KernelLog | None = None
+    ras: Line = ""
+    """The default address of NCCL's RAS service if anything listens there, whoever's."""
     problems: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
     seconds: Seconds = 0.0
+
+
+class RasLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The report of NCCL's RAS service, unchanged: not trusted, never parsed on the node."""
+
+    wire: Whole
+    nonce: str
+    host: Line
+    time_s: Seconds
+    boot_s: Seconds
+    json: bool = False
+    content: Annotated[str, Meta(max_length=12 << 20)] = ""
+    """base64 of zlib."""
+    why: Text = ""
+    """Why there is no report."""

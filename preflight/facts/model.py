@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from preflight.errors import WireError
 from preflight.facts.basics import Count, Device, Index, Line, Seconds, Text, Whole
 from preflight.facts.gpu import GpuHealth
-from preflight.facts.job import NodeLook
+from preflight.facts.job import NodeLook, RasLook
 from preflight.facts.machine import KernelLog, Machine, Software
 from preflight.facts.node_network import (
     ConfFile,
@@ -338,11 +338,12 @@ class Ports(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 T = TypeVar("T")
-Document = TypeVar("Document", Facts, Ports, NodeLook)
+Document = TypeVar("Document", Facts, Ports, NodeLook, RasLook)
 
 _FACTS = msgspec.json.Decoder(Facts)
 _PORTS = msgspec.json.Decoder(Ports)
 _LOOK = msgspec.json.Decoder(NodeLook)
+_RAS = msgspec.json.Decoder(RasLook)
 
 
 def decode_facts(document: bytes, nonce: str) -> Facts:
@@ -358,6 +359,11 @@ def decode_ports(document: bytes, nonce: str) -> Ports:
 def decode_look(document: bytes, nonce: str) -> NodeLook:
     """Decode a node's view of a job that hangs; WireError as above."""
     return _bound(_decode(_LOOK, document), nonce)
+
+
+def decode_ras(document: bytes, nonce: str) -> RasLook:
+    """Decode the report of a job's RAS service; WireError as above."""
+    return _bound(_decode(_RAS, document), nonce)
 
 
 def _decode(decoder: msgspec.json.Decoder[T], document: bytes) -> T:

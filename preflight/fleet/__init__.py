@@ -1,1 +1,1 @@
-"""Who the nodes are, what is expected of them, and the job that is to start."""
+"""The fleet: its nodes, what is expected of them, and the job that is to start."""

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from functools import cached_property
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from preflight.core.files import read_regular, refuse_all_below
+from preflight.core.files import read_regular, refuse_all_below, typed_path
 from preflight.core.text import did_you_mean
 from preflight.errors import UsageError
 from preflight.fleet.ansible_list import LARGEST, Listing, decode, list_inventory, members, plain
@@ -36,7 +36,7 @@ from preflight.fleet.model import Expected, Host
 from preflight.fleet.nodeset import check_host_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from msgspec import Raw
 
@@ -123,7 +123,7 @@ def read_variables(
         if value is None:
             continue
         if field in FILES and isinstance(value, str):
-            value = str(folder / Path(value).expanduser())
+            value = str(folder / typed_path(value))
         fields[field], names[field] = value, name
     group = _text(variables, GROUP, where)
     return _converted(fields, names, where), group
@@ -143,7 +143,7 @@ def _way_in(variables: Mapping[str, Raw], where: str) -> tuple[dict[str, Any], d
             fields[field], names[field] = value, name
     if isinstance(fields.get("identity_file"), str):
         # Ansible passes it to ssh unchanged, so it is relative to the current directory.
-        fields["identity_file"] = str(Path.cwd() / Path(fields["identity_file"]).expanduser())
+        fields["identity_file"] = str(Path.cwd() / typed_path(fields["identity_file"]))
     if OURS + "transport" not in variables:
         fields |= _transport(variables, where)
     return fields, names
@@ -221,6 +221,22 @@ def _converted(fields: dict[str, Any], names: dict[str, str], where: str) -> Nod
     return table
 
 
+class _Members(Mapping[str, tuple[str, ...]]):
+    """The hosts of each group and of the groups in it, found when a group is asked for."""
+
+    def __init__(self, listing: Listing) -> None:
+        self._listing = listing
+
+    def __getitem__(self, name: str) -> tuple[str, ...]:
+        return members(self._listing, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._listing.hosts)
+
+    def __len__(self) -> int:
+        return len(self._listing.hosts)
+
+
 class AnsibleInventory:
     """The hosts of an Ansible inventory; a host's variables are decoded when it is asked for."""
 
@@ -241,10 +257,10 @@ class AnsibleInventory:
         """Every host, group by group."""
         return tuple(self._listing.group_of)
 
-    @cached_property
+    @property
     def groups(self) -> Mapping[str, tuple[str, ...]]:
         """The hosts of each group and of the groups in it."""
-        return {name: members(self._listing, name) for name in self._listing.hosts}
+        return _Members(self._listing)
 
     def host(self, name: str) -> Host:
         """Return one host with its settings; nothing is expected of a host it does not know."""
@@ -279,7 +295,7 @@ class AnsibleInventory:
 
     def beside(self, file: str) -> str:
         """Read a relative path as beside the inventory, and `~` as home."""
-        return str(self._folder / Path(file).expanduser())
+        return str(self._folder / typed_path(file))
 
 
 def read_ansible(path: Path) -> AnsibleInventory:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Raw, Struct
 
-from preflight.core.files import refuse_all_below
+from preflight.core.files import refuse_all_below, typed_path
 from preflight.core.remote_command import TIMED_OUT, LocalConnection
 from preflight.core.text import legible
 from preflight.errors import UsageError
@@ -240,7 +240,7 @@ def _refuse_settings(program: Path) -> None:
         value = setting.get("value") if _LOADS.search(str(setting.get("name"))) else None
         for text in value if isinstance(value, list) else [value]:
             if path := _PATH.fullmatch(str(text)):
-                refuse_all_below(Path(path[1]).expanduser())
+                refuse_all_below(typed_path(path[1]))
 
 
 def _run(program: str, *words: str) -> Answer:

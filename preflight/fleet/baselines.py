@@ -1,4 +1,4 @@
-"""What expected parts must reach at least, so that two nodes alone are not held against nothing.
+"""The speed that known hardware must reach at least: a limit for nodes without peers.
 
 Two nodes have no peers, and of a fleet in which all are slow none is slower than its peers. What
 the site set comes before what it learned, and that before what is shipped; a number says which.

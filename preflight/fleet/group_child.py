@@ -56,7 +56,7 @@ class Resolver(groups.GroupResolverConfig):  # type: ignore[misc,name-defined]  
         super()._late_init()
         if self._own is not None:
             name, groups = self._own
-            self._sources[name] = GroupSource(name, groups, ",".join(groups.values()))
+            self._sources[name] = GroupSource(name, groups, ",".join(filter(None, groups.values())))
 
     def _source(self, namespace: str | None) -> Any:
         try:

@@ -35,6 +35,11 @@ OURS = "inventory"
 UPCALL_S = 20.0
 """Deadline of all upcalls of one node list; ClusterShell itself waits for ever."""
 
+MOST_MEMBERS = 16 * MOST_NODES
+"""Nodes of all groups of one list together: a node may be in many groups."""
+
+_WILD = "*?["
+
 _CHILD = "from preflight.fleet.group_child import main; main()"
 _LIMIT = 32 << 20
 """Bytes of the child's answer: 64 Ki names of 255 characters take half of it."""
@@ -91,7 +96,7 @@ def _ask(text: str, own: Mapping[str, Sequence[str]] | None, *, may_be_empty: bo
     """Ask a child process, which can be killed together with the commands it started."""
     isolated = "-I" if sys.flags.isolated else "-P"
     argv = [sys.executable, isolated, "-c", _CHILD]
-    folded = None if own is None else (OURS, {name: fold(nodes) for name, nodes in own.items()})
+    folded = None if own is None else (OURS, _folded(own, text))
     asked = {"pattern": as_slurm_reads(text), "own": folded, "may_be_empty": may_be_empty}
     remote = LocalConnection().start(argv, timeout_s=UPCALL_S, limit=_LIMIT)
     try:
@@ -114,6 +119,23 @@ def _ask(text: str, own: Mapping[str, Sequence[str]] | None, *, may_be_empty: bo
             f"ClusterShell cannot resolve {shown} ({reason}): correct groups.conf until this "
             f"works: nodeset -e '{shown}'"
         ) from error
+
+
+def _folded(own: Mapping[str, Sequence[str]], text: str) -> dict[str, str]:
+    """Fold the groups that a text can mean; the others are only names, for the messages."""
+    patterns = any(sign in text for sign in _WILD)
+    left, folded = MOST_MEMBERS, dict.fromkeys(own, "")
+    for name in own:
+        if patterns or name in text:
+            nodes = own[name]
+            left -= len(nodes)
+            if left < 0:
+                raise UsageError(
+                    f"the groups of {legible(text, 60)} name nodes more than {MOST_MEMBERS} times: "
+                    "name fewer groups"
+                )
+            folded[name] = fold(nodes)
+    return folded
 
 
 def _sentence(resolution: _Resolution, text: str) -> str:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import msgspec
 
-from preflight.core.files import parse_toml, read_regular, read_text, refuse_others
+from preflight.core.files import parse_toml, read_regular, read_text, refuse_others, typed_path
 from preflight.core.text import did_you_mean
 from preflight.errors import UsageError
 from preflight.fleet.groups import expand_written
@@ -35,6 +34,7 @@ from preflight.fleet.nodeset import MOST_NODES, check_host_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from preflight.core.thresholds import Override
     from preflight.fleet.inventory_tables import GroupTable, JobTable, Layer
@@ -290,7 +290,7 @@ class Inventory:
 
     def beside(self, file: str) -> str:
         """Resolve a path relative to the file's folder, and `~` as home."""
-        return str(self.path.parent / Path(file).expanduser())
+        return str(self.path.parent / typed_path(file))
 
 
 def read_inventory(path: Path) -> Inventory:

@@ -138,6 +138,8 @@ class Layer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     persistence: bool | None = None
     compute_mode: Literal["default", "exclusive_process", "prohibited"] | None = None
     power_limit_w: Annotated[float, Meta(gt=0, le=100000)] | None = None
+    pcie_lanes: Annotated[int, Meta(ge=1, le=32)] | None = None
+    pcie_generation: Annotated[int, Meta(ge=1, le=9)] | None = None
     nics: Positive | None = None
     hcas: tuple[Device, ...] | None = None
     nic_gbits: Annotated[int, Meta(ge=1, le=10000)] | None = None

@@ -1,19 +1,19 @@
-"""The environment of the job that is to start: not that of our login."""
+"""The environment of the job that is to start, which is not that of the login."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.core.files import read_text
+from preflight.core.files import read_text, typed_path
 from preflight.core.text import starred
 from preflight.core.trust import NAMES_CODE
 from preflight.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _PUBLIC = (
@@ -164,8 +164,8 @@ def read_env_file(pattern: str, nodes: Sequence[str]) -> dict[str, dict[str, str
     if not pattern.strip():
         raise UsageError("--preflight-env-file is empty: give a file written with: env > job.env")
     if "{node}" not in pattern:
-        return {"": _read_one(Path(pattern).expanduser())}
-    return {name: _read_one(Path(pattern.replace("{node}", name)).expanduser()) for name in nodes}
+        return {"": _read_one(typed_path(pattern))}
+    return {name: _read_one(typed_path(pattern.replace("{node}", name))) for name in nodes}
 
 
 def _read_one(path: Path) -> dict[str, str]:

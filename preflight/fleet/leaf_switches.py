@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from preflight.core.files import read_text
+from preflight.core.files import read_text, typed_path
 from preflight.core.remote_command import ask_here
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import expand, fold
@@ -135,7 +135,7 @@ def with_leaves(
     if file is not None:
         if not file:
             raise UsageError(f"{OPTION} is empty: give the path of a topology.conf")
-        path = Path(file).expanduser()
+        path = typed_path(file)
         found = _placed(fleet, read_switches(path), str(path))
         if not found.leaves:
             names = fold(host.name for host in fleet.hosts)

@@ -134,6 +134,10 @@ class Expected(Struct, frozen=True, kw_only=True):
     compute_mode: Literal["default", "exclusive_process", "prohibited"] | None = None
     power_limit_w: float | None = None
     """What each GPU's power limit is set to, W."""
+    pcie_lanes: int | None = None
+    """PCIe lanes of each GPU: 16."""
+    pcie_generation: int | None = None
+    """The highest PCIe generation that each GPU and its slot can run at: 5."""
     nics: int | None = None
     hcas: tuple[str, ...] | None = None
     """RDMA device of each rail, in the order of the GPUs: ("mlx5_0", "mlx5_1", ...)."""

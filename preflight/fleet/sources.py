@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from preflight.core.files import read_regular, refuse_others
+from preflight.core.files import read_regular, refuse_others, typed_path
 from preflight.core.text import did_you_mean, whole
 from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
@@ -146,7 +146,7 @@ def lint_file(path: Path) -> LintResult:
     from preflight.lint.reading import LARGEST
 
     try:
-        content = read_regular(path.expanduser(), LARGEST)
+        content = read_regular(typed_path(path), LARGEST)
     except OSError as error:
         message = f"cannot read {path}: {error.strerror}"
         raise UsageError(f"{message}; give the training script itself") from error
@@ -342,7 +342,7 @@ def _inventory(request: FleetRequest) -> AnyInventory | None:
         raise UsageError(
             "--preflight-inventory is empty: give the path of a TOML, YAML or Ansible inventory"
         )
-    return open_inventory(Path(path).expanduser())
+    return open_inventory(typed_path(path))
 
 
 def _names(
@@ -492,7 +492,7 @@ def _job(
 def _others(env_file: str, names: Sequence[str]) -> str:
     """Say who besides root could have written the job's environment; "" if no one could."""
     paths = dict.fromkeys(env_file.replace("{node}", name) for name in names)
-    found = (who_may_change(Path(path).expanduser()) for path in paths)
+    found = (who_may_change(typed_path(path)) for path in paths)
     return next(filter(None, found), "")
 
 

@@ -12,7 +12,7 @@ import secrets
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from msgspec import Struct
@@ -20,19 +20,22 @@ from msgspec.structs import replace
 
 from preflight.core.remote_command import ReachError
 from preflight.errors import WireError
-from preflight.facts.model import decode_look
+from preflight.facts.model import decode_look, decode_ras
 from preflight.fleet.model import Host
 from preflight.fleet.nodeset import sound_name
+from preflight.hang.diagnose.job_ranks import jobs_of
 from preflight.hang.diagnose.job_state import JobState, NodeState
 from preflight.transport.bundle import offer, start_payload
 from preflight.transport.ways import Gate, TooSlowError, Ways, fan_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from preflight.core.remote_command import Connection
-    from preflight.facts.job import NodeLook
+    from preflight.facts.job import NodeLook, RasLook
     from preflight.transport.payload_session import PayloadSession
+
+RasPolicy = Literal["auto", "always", "never"]
 
 LOOK_S = 3.0
 """Seconds between the two looks: enough to see progress in steps of a second."""
@@ -43,6 +46,13 @@ NODE_S = 20.0
 
 ALL_S = 28.0
 """Limit for the fleet: the documented time of an answer is under 30 s."""
+
+RAS_S, RAS_LEAST_S, MOST_ASKED = 10.0, 3.0, 3
+"""Limit for one rank's RAS report, the least time worth a question, and most ranks to try."""
+
+RAS_LIMIT = 16 << 20
+ENDED = ("zombie", "gone", "stopped", "traced", "disk")
+"""States in which a rank's RAS thread cannot answer, or may not."""
 
 LIMIT = 48 << 20
 """Bytes of a node's answer: 512 ranks with stacks, and flight recorder dumps of 16 MiB."""
@@ -61,6 +71,8 @@ class LookRequest:
     """Whether to pause ranks at rest for some ms to read their native stacks."""
     own_spy: bool = True
     """Whether to prefer the node's own py-spy over a copy from here."""
+    ras: RasPolicy = "auto"
+    """Whether to ask NCCL's RAS service: `auto` not if its version may crash when asked."""
 
 
 class _Lacks(Struct, frozen=True):
@@ -92,20 +104,32 @@ def look(
         return _one(by_name[name], ways, nonce, asked, gate=gate, ends=ends)
 
     answers = fan_out(list(by_name), work, deadline_s=deadline_s, at_most=None, progress=progress)
-    return JobState(nodes=tuple(_state(name, one) for name, one in answers.items()), job=job)
+    state = JobState(nodes=tuple(_state(name, one) for name, one in answers.items()), job=job)
+    if asked.ras == "never":
+        return state
+    return replace(state, ras=_ask_ras(state, by_name, ways, nonce, policy=asked.ras, ends=ends))
 
 
 def look_here(
-    pids: Sequence[int] = (), *, look_s: float = LOOK_S, deadline_s: float = NODE_S, job: str = ""
+    pids: Sequence[int] = (),
+    *,
+    look_s: float = LOOK_S,
+    deadline_s: float = NODE_S,
+    job: str = "",
+    ras: RasPolicy = "auto",
 ) -> JobState:
     """Look at this machine: at all of its ranks, or at these processes and their fellow ranks."""
     here = Host(name=_own_name(), address="127.0.0.1", transport="local", python=(sys.executable,))
     ways = Ways((here,))
     try:
         state = look(
-            (here,), ways, secrets.token_hex(16), wanted=LookRequest(pids=pids, look_s=look_s),
-            deadline_s=deadline_s, job=job,
-        )  # fmt: skip
+            (here,),
+            ways,
+            secrets.token_hex(16),
+            wanted=LookRequest(pids=pids, look_s=look_s, ras=ras),
+            deadline_s=deadline_s,
+            job=job,
+        )
         return replace(state, here=True)
     finally:
         ways.close()
@@ -173,6 +197,57 @@ def _send_missing_file(talk: PayloadSession, document: bytes) -> None:
         raise WireError(f"its request for a file is unreadable: {error}") from error
     for message in offer(lacks.machine):
         talk.send(message)
+
+
+def _ask_ras(
+    state: JobState,
+    hosts: Mapping[str, Host],
+    ways: Ways,
+    nonce: str,
+    *,
+    policy: RasPolicy,
+    ends: float,
+) -> RasLook | None:
+    """Ask one rank for the whole job, others only if it does not answer; None without a service."""
+    answer: RasLook | None = None
+    for node, pid, address in _services(state)[:MOST_ASKED]:
+        left_s = min(RAS_S, ends - time.monotonic() - 1.0)
+        if left_s < RAS_LEAST_S:
+            break
+        question = {"address": address, "pid": pid, "always": policy == "always"}
+        request = {"nonce": nonce, "name": node, "deadline_s": left_s, "ras": question}
+        try:
+            connection = ways.connect(hosts[node], left_s / 2)
+            try:
+                talk = start_payload(
+                    connection, hosts[node], "stacks", request, left_s, limit=RAS_LIMIT
+                )
+                try:
+                    answer = decode_ras(talk.read(left_s), nonce)
+                finally:
+                    talk.close()
+            finally:
+                connection.close()
+        except (ReachError, WireError, TimeoutError):
+            continue
+        if answer.content or not answer.why.startswith("RAS did not answer"):
+            break
+    return answer
+
+
+def _services(state: JobState) -> list[tuple[str, int, str]]:
+    """(node, pid, address) of one rank of each node, live ones first; pid 0: of hidden ranks."""
+    jobs = jobs_of(state)
+    job = state.job or (jobs[0] if len(jobs) == 1 else "")
+    found = []
+    for node, look in state.looks.items():
+        own = [one for one in look.ranks if one.ras and one.job == job]
+        if own:
+            live = min(own, key=lambda one: (one.state in ENDED, one.rank or 0))
+            found.append((live.state in ENDED, node, live.pid, live.ras))
+        elif not jobs and look.ras and look.hidden:
+            found.append((False, node, 0, look.ras))
+    return [(node, pid, address) for _, node, pid, address in sorted(found, key=lambda one: one[0])]
 
 
 def _left_s(ends: float) -> float:

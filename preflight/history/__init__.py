@@ -36,7 +36,14 @@ def reading(place: Place) -> Iterator[History]:
     A history with an older schema is migrated first. HistoryError if it cannot be read.
     """
     from preflight.history.queries import History
-    from preflight.history.tables import METADATA, known_schema, newest_schema, prepare, transaction
+    from preflight.history.tables import (
+        METADATA,
+        known_schema,
+        newest_schema,
+        prepare,
+        refuse_long_texts,
+        transaction,
+    )
 
     schema = 0
     if exists(place):
@@ -48,4 +55,5 @@ def reading(place: Place) -> Iterator[History]:
     with transaction(place if schema else _NOTHING, writes=False) as connection:
         if not schema:
             METADATA.create_all(connection)
+        refuse_long_texts(connection, place)
         yield History(connection)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from preflight.core.files import typed_path
 from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
 from preflight.history.run_record import HistoryError
@@ -53,12 +54,12 @@ def parse_place(text: str, working: Path) -> Place:
         raise UsageError("--preflight-history is empty: give a folder that stays after this run")
     url = _URL.fullmatch(text)
     if url is None:
-        return Place(working / Path(text).expanduser() / NAME)
+        return Place(working / typed_path(text) / NAME)
     kind, rest = url[1], url[2]
     if kind == "sqlite":
         if not rest.startswith("/") or len(rest) < len("/x"):
             raise UsageError(f"{text[:80]!a} names no file: give sqlite:///DIR/history.sqlite")
-        return Place(working / Path(rest[1:]).expanduser())
+        return Place(working / typed_path(rest[1:]))
     if kind.partition("+")[0] in _SERVERS:
         return Place(None, text)
     raise UsageError(
@@ -120,6 +121,7 @@ def explain_refusal(place: Place, refusal: str) -> str:
         "unable to open": f"let this user read and write there, {_OR_ELSE}",
         "disk is full": f"free space on its disk, {_OR_ELSE}",
         "interrupted": f"it takes more work to read than any of ours: move it away, {_OR_ELSE}",
+        "too much text": f"no run of ours wrote such a file: move it away, {_OR_ELSE}",
         "disk I/O error": f"check its disk, {_OR_ELSE}",
     }
     remedy = next((do for word, do in advice.items() if word in refusal), f"repair it, {_OR_ELSE}")

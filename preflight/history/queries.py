@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from bisect import bisect_right
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
-from sqlalchemy import and_, func, select
+from sqlalchemy import func, select
 
+from preflight.core.statistics import grouped
 from preflight.history.answers import (
     Changes,
     GpuPast,
@@ -19,7 +21,6 @@ from preflight.history.answers import (
 )
 from preflight.history.episodes import (
     as_struct,
-    during_placement,
     episode_changes,
     episodes_of,
     find_machines,
@@ -33,7 +34,7 @@ from preflight.history.run_record import (
     Past,
     fleet_key,
     of_gpu,
-    of_slot,
+    slot_of,
     unit_key,
 )
 from preflight.history.tables import (
@@ -47,11 +48,12 @@ from preflight.history.tables import (
     PLACES,
     RUNS,
     VERDICTS,
+    chunks,
 )
 from preflight.history.writing import read_past
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from sqlalchemy import ColumnElement, Connection, Row
     from sqlalchemy import Select as SqlalchemySelect
@@ -67,115 +69,153 @@ _Key = tuple[str, str, str]
 _Series = dict[_Key, list[Point]]
 _T = TypeVar("_T")
 
+MOST_UNITS = 4096
+"""Of one measure of a node: 72 GPUs with a path to each other have more, but no node has them."""
 
-def trends(
-    connection: Connection, node: int, since_s: float, *, measure: str | None = None
-) -> tuple[Trend, ...]:
-    """Every series of a node since a time."""
-    found = _points(
-        connection,
-        lambda _, unit: unit,
-        MEASURES.c.node_id == node,
-        RUNS.c.started_s >= since_s,
-        measure=measure,
-    )
-    return _as_trends(found)
+_PLACES = select(PLACES).order_by(PLACES.c.since_run, PLACES.c.id)
+
+MOST_NAMES = 8 << 20
+"""Characters of the names of all fleets in an answer; 64 waves of 4,096 odd names take a tenth."""
 
 
-def trends_of_gpu(connection: Connection, gpu: int, since_s: float) -> tuple[Trend, ...]:
-    """Every series of a GPU since a time, in whatever slot it was."""
-    found: _Series = {}
-    for place in connection.execute(select(PLACES).where(PLACES.c.gpu_id == gpu)):
-        points_there = _points(
-            connection,
-            partial(_name_in_any_slot, place.slot),
-            *during_placement(place, MEASURES.c.node_id, MEASURES.c.run_id),
-            RUNS.c.started_s >= since_s,
+class _Layout(NamedTuple):
+    measure: str
+    under: str
+    units: list[tuple[int, str]]
+    """Every unit: its place among the numbers, and its name."""
+    host: list[tuple[int, str]]
+    """The units of no GPU."""
+    slots: dict[str, list[tuple[int, str]]]
+    """By slot, the units of its GPU, without the slot in their names."""
+
+
+class Measured:
+    """The numbers of a history: each layout is decoded once, each night of a node read once."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._layouts: dict[int, _Layout] = {}
+        for row in connection.execute(select(LAYOUTS)):
+            units = list(enumerate(_decode(row.units, tuple[str, ...])))
+            if len(units) > MOST_UNITS:
+                raise _damaged("numbers", f"a measure of {len(units)} units")
+            slots = grouped(
+                (own[0], (at, own[1])) for at, unit in units if (own := slot_of(unit)) is not None
+            )
+            host = [(at, unit) for at, unit in units if not of_gpu(unit)]
+            self._layouts[row.id] = _Layout(row.measure, row.under, units, host, slots)
+
+    def trends(self, node: int, since_s: float, measure: str | None = None) -> tuple[Trend, ...]:
+        """Every series of a node since a time, or those of one measure."""
+        found: _Series = {}
+        for night in self._nights(MEASURES.c.node_id == node, RUNS.c.started_s >= since_s):
+            if measure in (None, night.layout.measure):
+                _add(found, night, night.layout.units)
+        return _as_trends(found)
+
+    def trends_of_gpu(self, gpu: int, since_s: float) -> tuple[Trend, ...]:
+        """Every series of a GPU since a time, in whatever slot it was."""
+        found: _Series = {}
+        rows = self._connection.execute(_PLACES.where(PLACES.c.gpu_id == gpu))
+        for node, places in grouped((row.node_id, row) for row in rows).items():
+            for night in self._nights(MEASURES.c.node_id == node, RUNS.c.started_s >= since_s):
+                if (place := _place_during(places, night.run)) is not None:
+                    units = night.layout.slots.get(str(place.slot), ())
+                    _add(found, night, ((at, f"GPU {rest}".rstrip()) for at, rest in units))
+        return _as_trends(found)
+
+    def series(
+        self, nodes: Mapping[str, KnownMachine], *, tier: str, since_s: float
+    ) -> dict[str, tuple[float, ...]]:
+        """What the devices of these nodes reached in a tier's nights without burn-in failures."""
+        values_by_key: dict[str, list[float]] = {}
+        names = {known.id: name for name, known in nodes.items()}
+        query = select(PLACES.c.id, PLACES.c.gpu_id, GPUS.c.uuid).join(GPUS)
+        query = query.where(PLACES.c.until_run.is_(None))
+        present = {
+            row.gpu_id: row
+            for piece in chunks(names)
+            for row in self._connection.execute(query.where(PLACES.c.node_id.in_(piece)))
+        }
+        places: dict[int, list[Any]] = {node: [] for node in names}
+        for piece in chunks(present):
+            for row in self._connection.execute(_PLACES.where(PLACES.c.gpu_id.in_(piece))):
+                places.setdefault(row.node_id, []).append(row)
+        for node, own in places.items():
+            by_slot = grouped((str(place.slot), place) for place in own)
+            for night in self._nights(
+                MEASURES.c.node_id == node,
+                RUNS.c.started_s >= since_s,
+                RUNS.c.tier == tier,
+                RUNS.c.id.not_in(_failed_burn_in_runs(node)),
+            ):
+                owned = [(names[node], night.layout.host)] if node in names else []
+                for slot, units in night.layout.slots.items():
+                    place = _place_during(by_slot.get(slot, ()), night.run)
+                    # In a former slot, only what moves with the GPU.
+                    if place is not None and (
+                        place.id == present[place.gpu_id].id or night.layout.measure in OF_DEVICES
+                    ):
+                        owned.append((present[place.gpu_id].uuid, units))
+                for owner, units in owned:
+                    for at, unit in units:
+                        if (value := night.value(at)) is not None and value > 0:
+                            layout = night.layout
+                            key = unit_key(owner, layout.measure, unit, layout.under)
+                            values_by_key.setdefault(key, []).append(value)
+        return {key: tuple(values) for key, values in values_by_key.items()}
+
+    def _nights(self, *wanted: ColumnElement[bool]) -> Iterator[_Night]:
+        """Read the rows of numbers in order of time."""
+        rows = self._connection.execute(
+            select(RUNS.c.started_s, RUNS.c.id, MEASURES.c.layout_id, MEASURES.c.numbers)
+            .select_from(MEASURES.join(RUNS))
+            .where(*wanted)
+            .order_by(RUNS.c.started_s, RUNS.c.id)
         )
-        for key, points in points_there.items():
-            found.setdefault(key, []).extend(points)
-    return _as_trends(found)
+        for row in rows:
+            if (layout := self._layouts.get(row.layout_id)) is not None:
+                values = _decode(row.numbers, tuple[float | None, ...])
+                yield _Night(row.started_s, row.id, layout, values)
 
 
-def series(
-    connection: Connection, nodes: Mapping[str, KnownMachine], *, tier: str, since_s: float
-) -> dict[str, tuple[float, ...]]:
-    """What the devices of these nodes reached in a tier's nights without burn-in failures."""
-    values_by_key: dict[str, list[float]] = {}
+class _Night(NamedTuple):
+    started_s: float
+    run: int
+    layout: _Layout
+    values: tuple[float | None, ...]
 
-    def good(node: int) -> tuple[ColumnElement[bool], ...]:
-        return (
-            RUNS.c.started_s >= since_s,
-            RUNS.c.tier == tier,
-            RUNS.c.id.not_in(_failed_burn_in_runs(node)),
-        )
-
-    def keep(owner: str, found: _Series) -> None:
-        for (measure, under, unit), points in found.items():
-            key = unit_key(owner, measure, unit, under)
-            values = (one.value for one in points if one.value > 0)
-            values_by_key.setdefault(key, []).extend(values)
-
-    for name, known in nodes.items():
-        own = MEASURES.c.node_id == known.id
-        host_points = _points(
-            connection, lambda _, unit: None if of_gpu(unit) else unit, own, *good(known.id)
-        )
-        keep(name, host_points)
-        here = and_(PLACES.c.node_id == known.id, PLACES.c.until_run.is_(None))
-        for gpu in connection.execute(select(PLACES, GPUS.c.uuid).join(GPUS).where(here)):
-            for place in connection.execute(select(PLACES).where(PLACES.c.gpu_id == gpu.gpu_id)):
-                points_there = _points(
-                    connection,
-                    partial(_name_in_slot, place.slot, place.id == gpu.id),
-                    *during_placement(place, MEASURES.c.node_id, MEASURES.c.run_id),
-                    *good(place.node_id),
-                )
-                keep(gpu.uuid, points_there)
-    return {key: tuple(values) for key, values in values_by_key.items()}
+    def value(self, at: int) -> float | None:
+        return self.values[at] if at < len(self.values) else None
 
 
-def _points(
-    connection: Connection,
-    rename: Callable[[str, str], str | None],
-    *wanted: ColumnElement[bool],
-    measure: str | None = None,
-) -> _Series:
-    """Read numbers in order of time. `rename` gives a unit's name, or None to skip it."""
-    query = select(LAYOUTS)
-    if measure is not None:
-        query = query.where(LAYOUTS.c.measure == measure)
-    columns: dict[int, list[_Key | None]] = {}
-    for row in connection.execute(query):
-        names = (rename(row.measure, unit) for unit in _decode(row.units, tuple[str, ...]))
-        keys = [None if one is None else (row.measure, row.under, one) for one in names]
-        if any(key is not None for key in keys):
-            columns[row.id] = keys
-    rows = connection.execute(
-        select(RUNS.c.started_s, MEASURES.c.layout_id, MEASURES.c.numbers)
-        .select_from(MEASURES.join(RUNS))
-        .where(*wanted)
-        .order_by(RUNS.c.started_s, RUNS.c.id)
-    )
-    found: _Series = {}
-    for row in rows:
-        if row.layout_id not in columns:
-            continue
-        values = _decode(row.numbers, tuple[float | None, ...])
-        for key, value in zip(columns[row.layout_id], values, strict=False):
-            if key is not None and value is not None:
-                found.setdefault(key, []).append(Point(row.started_s, value))
-    return found
+def _add(found: _Series, night: _Night, units: Iterable[tuple[int, str]]) -> None:
+    for at, unit in units:
+        if (value := night.value(at)) is not None:
+            key = (night.layout.measure, night.layout.under, unit)
+            found.setdefault(key, []).append(Point(night.started_s, value))
+
+
+def _place_during(places: Sequence[Any], run: int) -> Any | None:
+    """The last of these places (in order of time) that began before a run, if it still was then."""
+    at = bisect_right(places, run, key=lambda place: place.since_run)
+    last = places[at - 1] if at else None
+    ended = last is None or (last.until_run is not None and run >= last.until_run)
+    return None if ended else last
 
 
 def _decode(text: str, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(text, type=kind)
     except (ValueError, RecursionError) as error:
-        raise HistoryError(
-            f"the history's numbers are damaged ({error}); move it away to start a new one, or "
-            "give another folder: --preflight-history=DIR"
-        ) from error
+        raise _damaged("numbers", str(error)) from error
+
+
+def _damaged(what: str, reason: str) -> HistoryError:
+    return HistoryError(
+        f"the history's {what} are damaged ({reason}); move it away to start a new one, or give "
+        "another folder: --preflight-history=DIR"
+    )
 
 
 def _failed_burn_in_runs(node: int) -> SqlalchemySelect[tuple[int]]:
@@ -189,17 +229,6 @@ def _failed_burn_in_runs(node: int) -> SqlalchemySelect[tuple[int]]:
             EPISODES.c.check_id.startswith("burn."),
         )
     )
-
-
-def _name_in_any_slot(slot: int, _: str, unit: str) -> str | None:
-    """The unit's name without its slot; None if it is not the GPU in this slot."""
-    rest = of_slot(unit, slot)
-    return None if rest is None else f"GPU {rest}".rstrip()
-
-
-def _name_in_slot(slot: int, here: bool, measure: str, unit: str) -> str | None:  # noqa: FBT001  partial
-    """The unit's name for the GPU in a slot; for a former slot, only what moves with the GPU."""
-    return of_slot(unit, slot) if here or measure in OF_DEVICES else None
 
 
 def _as_trends(found: _Series) -> tuple[Trend, ...]:
@@ -262,6 +291,10 @@ class History:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
+    @cached_property
+    def _measured(self) -> Measured:
+        return Measured(self._connection)
+
     def past(self, nodes: Sequence[str], leaves: Mapping[str, str]) -> Past:
         """What a planner needs to know of exactly this fleet's pairs; empty if never swept."""
         own = FLEETS.c.key == fleet_key(nodes, leaves)
@@ -276,7 +309,7 @@ class History:
         Nights in which a burn-in check made the node not ready are left out: they are not typical.
         """
         known = find_machines(self._connection, nodes)
-        return series(self._connection, known, tier=tier, since_s=self._since(nights))
+        return self._measured.series(known, tier=tier, since_s=self._since(nights))
 
     def runs(self, most: int = NIGHTS) -> tuple[PastRun, ...]:
         """The latest runs, newest first."""
@@ -288,7 +321,8 @@ class History:
         if nodes:
             from preflight.fleet.nodeset import fold
 
-            query = query.where(FLEETS.c.nodes == fold(sorted(nodes)))
+            own = select(FLEETS.c.id).where(FLEETS.c.nodes == fold(sorted(nodes)))
+            query = query.where(RUNS.c.fleet_id.in_(own))
         return next(iter(self._select_runs(query)), None)
 
     def run(self, nonce: str) -> PastRun | None:
@@ -351,7 +385,7 @@ class History:
         """One measure of a node, by unit and conditions, in natural order of the units."""
         if not (known := find_machines(self._connection, [node])):
             return ()
-        return trends(self._connection, known[node].id, self._since(nights), measure=measure)
+        return self._measured.trends(known[node].id, self._since(nights), measure)
 
     def node(self, name: str, nights: int = NIGHTS) -> NodePast | None:
         """The history of the machine that last had this name; None if no run had it."""
@@ -367,7 +401,7 @@ class History:
             last_s=self._when(own.last_run),
             seats=seats(self._connection, node=own.id),
             episodes=episodes_of(self._connection, own.id),
-            trends=trends(self._connection, own.id, since_s),
+            trends=self._measured.trends(own.id, since_s),
             namesakes=tuple(one or "" for one in self._connection.execute(query).scalars()),
         )
 
@@ -382,7 +416,7 @@ class History:
             model=found.model,
             seats=points_there,
             episodes=episodes_of(self._connection, gpu=found.id),
-            trends=trends_of_gpu(self._connection, found.id, self._since(nights)),
+            trends=self._measured.trends_of_gpu(found.id, self._since(nights)),
         )
 
     def _since(self, nights: int) -> float:
@@ -395,18 +429,25 @@ class History:
         return float(self._connection.execute(query).scalar_one_or_none() or 0.0)
 
     def _select_runs(self, query: Select[tuple[object, ...]]) -> tuple[PastRun, ...]:
-        return tuple(_past_run(row) for row in self._connection.execute(query))
+        rows = self._connection.execute(query).all()
+        fleets: dict[int, str] = {}
+        # Each once: many runs may share one fleet with a long text.
+        for piece in chunks({row.fleet_id for row in rows}):
+            own = select(FLEETS.c.id, FLEETS.c.nodes).where(FLEETS.c.id.in_(piece))
+            fleets |= {row.id: row.nodes for row in self._connection.execute(own)}
+        rows = [row for row in rows if row.fleet_id in fleets]
+        if (characters := sum(len(fleets[row.fleet_id]) for row in rows)) > MOST_NAMES:
+            raise _damaged("fleets", f"{characters} characters of names")
+        return tuple(_past_run(row, fleets[row.fleet_id]) for row in rows)
 
 
-_RUNS = select(RUNS, RUNS.c.nonce.label("run"), FLEETS.c.nodes.label("fleet")).select_from(
-    RUNS.join(FLEETS)
-)
+_RUNS = select(RUNS, RUNS.c.nonce.label("run"))
 
 
-def _past_run(row: Row[tuple[object, ...]]) -> PastRun:
+def _past_run(row: Row[tuple[object, ...]], fleet: str) -> PastRun:
     covered = None
     if row.pairs is not None:
         covered = PairCoverage(
             **{name: getattr(row, name) or 0 for name in PairCoverage.__struct_fields__}
         )
-    return as_struct(PastRun, row, systemic=bool(row.systemic), covered=covered)
+    return as_struct(PastRun, row, fleet=fleet, systemic=bool(row.systemic), covered=covered)

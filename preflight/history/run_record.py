@@ -151,17 +151,21 @@ def unit_key(owner: str, measure: str, unit: str, under: str) -> str:
     return f"{owner} {measure} {unit} ({under})"
 
 
-def of_slot(unit: str, slot: int) -> str | None:
-    """The rest of a unit's name after its GPU: "GPU 5 with NUMA node 1" → "with NUMA node 1".
+def slot_of(unit: str) -> tuple[str, str] | None:
+    """A unit's GPU and the rest of its name: "GPU 5 with NUMA node 1" → ("5", "with NUMA node 1").
 
-    None for a unit of another GPU, and for a path between two GPUs.
+    None for a unit of no GPU, and for a path between two GPUs.
     """
-    own = f"{_GPU}{slot}"
-    if unit == own:
-        return ""
-    if unit.startswith(f"{own} ") and not unit.startswith(f"{own} to "):
-        return unit.removeprefix(f"{own} ")
-    return None
+    if not of_gpu(unit):
+        return None
+    slot, _, rest = unit.removeprefix(_GPU).partition(" ")
+    return None if rest.startswith("to ") else (slot, rest)
+
+
+def of_slot(unit: str, slot: int) -> str | None:
+    """The rest of a unit's name after its GPU; None for a unit of another GPU or of none."""
+    own = slot_of(unit)
+    return own[1] if own is not None and own[0] == str(slot) else None
 
 
 def of_gpu(unit: str) -> bool:

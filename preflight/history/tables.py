@@ -12,6 +12,7 @@ import itertools
 import os
 import sqlite3
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -34,6 +35,7 @@ from sqlalchemy import (
     func,
     insert,
     inspect,
+    or_,
     select,
     text,
     update,
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from preflight.history.place import Place
+
+    _Row = tuple[object, ...]
 
 
 METADATA = MetaData()
@@ -265,6 +269,20 @@ def known_schema(connection: Connection, place: Place) -> int:
     return found
 
 
+def refuse_long_texts(connection: Connection, place: Place) -> None:
+    """Refuse a file with texts that no run wrote: SQLite keeps to no width, and sorts them."""
+    for table in METADATA.sorted_tables if place.file is not None else ():
+        long = [
+            func.length(column) > 4 * column.type.length
+            for column in table.columns
+            if isinstance(column.type, String) and column.type.length
+        ]
+        if long and connection.execute(select(1).select_from(table).where(or_(*long))).first():
+            raise HistoryError(
+                explain_refusal(place, f"the table {table.name} holds too much text")
+            )
+
+
 def _triggers(connection: Connection) -> bool:
     found = connection.exec_driver_sql("SELECT 1 FROM sqlite_master WHERE type = 'trigger'")
     return found.first() is not None
@@ -279,6 +297,7 @@ def prepare(connection: Connection, place: Place) -> None:
         _import_coverage_file(connection, place)
     for step in STEPS[found - SCHEMA :] if found else ():
         step(connection)
+    refuse_long_texts(connection, place)
     connection.execute(
         update(META)
         .where(META.c.id == 1)
@@ -348,6 +367,10 @@ PATIENCE_S = 10.0
 
 MOST_STEPS, _TICK = 1 << 30, 1 << 14
 """Of SQLite's machine in one transaction, some 20 s: another user's file may lack our indexes."""
+
+MOST_TEXT, _TEXT_PER_BYTE, _COLUMN = 32 << 20, 8, 8
+"""Bytes that one transaction may read, and those more per byte of the file: in another user's file,
+many rows may share one long text. A column counts as a few bytes, whatever it holds."""
 
 _WAL_FILES = ("-wal", "-shm")
 
@@ -419,7 +442,28 @@ def _file(place: Place, how: str) -> sqlite3.Connection:
     ticks = itertools.count(1)
     connection.set_progress_handler(lambda: next(ticks) * _TICK > MOST_STEPS, _TICK)
     connection.execute("PRAGMA trusted_schema = OFF")  # the file's own schema may call no function
+    connection.row_factory = _counting(MOST_TEXT + _TEXT_PER_BYTE * _size(place))
     return connection
+
+
+def _size(place: Place) -> int:
+    """Bytes on the disk, with what the log holds."""
+    files = (Path(f"{place.file}{end}") for end in ("", *_WAL_FILES))
+    return sum(file.stat().st_size for file in files if file.exists())
+
+
+def _counting(most: int) -> Callable[[sqlite3.Cursor, _Row], _Row]:
+    """Pass each row on until all of them together hold too much."""
+    left = most
+
+    def count(_: sqlite3.Cursor, row: _Row) -> _Row:
+        nonlocal left
+        left -= sum(len(one) if isinstance(one, str | bytes) else _COLUMN for one in row)
+        if left < 0:
+            raise sqlite3.OperationalError("its rows hold too much text")
+        return row
+
+    return count
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:

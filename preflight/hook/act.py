@@ -27,14 +27,14 @@ from preflight.core.files import (
 from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
 from preflight.hook.decision import DecisionInput, cause_of, decide, is_mine, parse
-from preflight.hook.model import Decision, DrainRecord, Tokens, now
+from preflight.hook.hook_values import Decision, DrainRecord, Tokens, now
 from preflight.hook.slurm import Slurm, SlurmError, answer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from preflight.hook.model import Assessment, BreakerConfig, Call, HookConfig
+    from preflight.hook.hook_values import Assessment, BreakerConfig, Call, HookConfig
     from preflight.hook.slurm import NodeReason
 
 

@@ -10,10 +10,10 @@ import msgspec
 
 from preflight.core.files import parse_toml, read_regular, refuse_others
 from preflight.errors import UsageError
-from preflight.hook.model import HookConfig
+from preflight.hook.hook_values import HookConfig
 
 if TYPE_CHECKING:
-    from preflight.hook.model import Occasion
+    from preflight.hook.hook_values import Occasion
 
 DEFAULT: Final = Path("/etc/preflight/hook.toml")
 _LARGEST: Final = 64 << 10

@@ -1,4 +1,4 @@
-"""A passing fault counts only when two looks in a row see it: the first may be a bad moment.
+"""A fault that can pass by itself counts only if two runs of the hook in a row find it.
 
 The previous look is saved in state_dir, where only root may write.
 """
@@ -16,7 +16,7 @@ from preflight.core.files import refuse_others, remove, write_atomically
 from preflight.errors import UsageError
 from preflight.facts.model import DRIVER_S
 from preflight.hook.config import read_trusted
-from preflight.hook.model import Moment, now
+from preflight.hook.hook_values import Moment, now
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

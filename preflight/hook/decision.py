@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec import Struct
 
-from preflight.hook.model import (
+from preflight.hook.hook_values import (
     Assessment,
     Call,
     Decision,
@@ -23,7 +23,7 @@ from preflight.hook.model import (
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
-    from preflight.hook.model import Finding, Occasion
+    from preflight.hook.hook_values import Finding, Occasion
 
 
 PREFIX: Final = "pf:"

@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         # argparse: 0 is --help. A wrong option in a prolog's script must not empty the fleet.
         code = HEALTHY if left.code in (0, None) else code
         if left.code not in (0, None):
-            _log_error("wrong usage, so this node was not checked; see: preflight prolog --help")
+            _log_error(f"wrong usage: this node was not checked; preflight {words[0]} --help")
     except BaseException as error:  # noqa: BLE001  a traceback would exit 1, which drains the node
         _log_error(f"preflight broke: {type(error).__name__}; this node was not checked")
     with contextlib.suppress(BaseException):
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def _guarded(words: Sequence[str]) -> int:
     began = time.monotonic()
-    from preflight.hook.options import parse_options
+    from preflight.hook.arguments import parse_options
 
     options = parse_options(words)
     settings, ended, why = _run_child(list(words), began, Settings(BUDGET_S[options.occasion]))

@@ -25,7 +25,7 @@ from preflight.facts.model import DRIVER_S, WIRE, Facts
 from preflight.facts.node import Reach
 from preflight.hook.config import read_trusted
 from preflight.hook.confirmation import FILES, HUNG, SLOW, is_hung, is_late
-from preflight.hook.model import Finding, Unjudged
+from preflight.hook.hook_values import Finding, Unjudged
 from preflight.run.judgement import Judgement
 from preflight.run.measured import Measured
 from preflight.verdict import Outcome
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from preflight.facts.machine import KernelLog
     from preflight.facts.model import Driver, Gpu
     from preflight.fleet.model import Expected, Fleet
-    from preflight.hook.model import HookConfig
+    from preflight.hook.hook_values import HookConfig
     from preflight.verdict import Verdict
 
 

@@ -18,7 +18,7 @@ from preflight.errors import PreflightError, UsageError, WireError
 from preflight.facts.model import DRIVER_S, decode_facts
 from preflight.fleet.model import Fleet, Host
 from preflight.hook.child import probe
-from preflight.hook.model import Assessment, Unjudged
+from preflight.hook.hook_values import Assessment, Unjudged
 from preflight.transport.bundle import start_payload
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from preflight.core.registry import Registry
     from preflight.facts.model import Facts
-    from preflight.hook.model import HookConfig, Occasion
+    from preflight.hook.hook_values import HookConfig, Occasion
 
 
 LAST_S: Final = 1.8

@@ -22,7 +22,7 @@ from msgspec import Struct
 from preflight.core.trust import who_may_change
 from preflight.errors import PreflightError
 from preflight.hook.child import leash, orphaned
-from preflight.hook.model import NodeState
+from preflight.hook.hook_values import NodeState
 from preflight.transport.slurm_allocation import MARKS
 
 if TYPE_CHECKING:

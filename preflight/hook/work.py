@@ -16,21 +16,21 @@ from preflight.core.files import refuse_others, remove, write_atomically
 from preflight.core.text import plain_json
 from preflight.errors import UsageError
 from preflight.hook.act import act
+from preflight.hook.arguments import parse_options
 from preflight.hook.child import HEALTHY, SHARE_S, UNHEALTHY, UNJUDGED, HookResult
 from preflight.hook.config import load, refuse_longer
 from preflight.hook.decision import notes, only_observing
+from preflight.hook.hook_values import Assessment, Call, Decision, Unjudged
 from preflight.hook.local_node import inspect_node, node_name
-from preflight.hook.model import Assessment, Call, Decision, Unjudged
-from preflight.hook.options import parse_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from preflight.hook.arguments import Options
     from preflight.hook.child import Level
+    from preflight.hook.hook_values import HookConfig
     from preflight.hook.local_node import Inspection
-    from preflight.hook.model import HookConfig
-    from preflight.hook.options import Options
 
 
 LAST: Final = "last.json"

@@ -1,1 +1,1 @@
-"""What people and machines read: the terminal, report.json, ready.hosts, the exit code."""
+"""The results of a run: the terminal, report.json, ready.hosts, the exit code."""

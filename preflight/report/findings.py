@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from preflight.core.statistics import grouped, shared_cause
 from preflight.fabric.phrases import components
+from preflight.fleet.nodeset import fold
 from preflight.verdict import NOT_FINE, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from preflight.core.registry import Entry
     from preflight.report.document import BlameRow
@@ -159,6 +160,28 @@ def _shape(one: Finding) -> tuple[str, ...]:
 
     kind = f"{first.outcome} {first.makes_not_ready}"
     return (first.check, kind, nameless(first.sentence), nameless(first.advice))
+
+
+def fold_reasons(reasons: Mapping[str, int], nodes: Collection[str]) -> dict[str, int]:
+    """Join sentences that differ only in the node they name, and in numbers; sum the counts."""
+
+    def named(reason: str, name: str) -> str:
+        own = _names(reason, nodes)
+        return _WORD.sub(lambda word: name if word[0] in own else word[0], reason)
+
+    folded: dict[str, int] = {}
+    for alike in grouped((_numberless(named(one, _OWN)), one) for one in reasons).values():
+        names = {name for one in alike for name in _names(one, nodes)}
+        words = "e.g. " if len({named(one, _OWN) for one in alike}) > 1 else ""
+        words += named(alike[0], fold(name for name in nodes if name in names))
+        folded[words] = sum(reasons[one] for one in alike)
+    return folded
+
+
+def _names(reason: str, nodes: Collection[str]) -> set[str]:
+    """The one node that a sentence names; nothing for a sentence with several."""
+    names = {word for word in _WORD.findall(reason) if word in nodes}
+    return names if len(names) == 1 else set()
 
 
 def _numberless(text: str) -> str:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from preflight.check import STAGES
 from preflight.core.statistics import grouped
-from preflight.core.text import many
+from preflight.core.text import many, shortened
 from preflight.core.thresholds import Override, describe_override, shipped
 from preflight.facts.basics import Count
 from preflight.fleet.model import today
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from datetime import date
 
+    from preflight.check import Stage
     from preflight.core.registry import Entry
     from preflight.fabric.planner import Planned
     from preflight.fleet.model import Fleet, Host
@@ -227,6 +229,32 @@ def header(
         *before(fleet, today()),
         f"report   {where}",
     ]
+
+
+def plan_lines(fleet: Fleet, verdicts: Iterable[tuple[Stage, str]]) -> list[str]:
+    """Say for `--co` what would run, by stage, and where this machine would log in.
+
+    `verdicts`: the stage and the check of each.
+    """
+    by_stage = grouped(verdicts)
+    lines = [
+        f"{stage:<8} {many(len(set(by_stage[stage])), 'check')}, "
+        f"{many(len(by_stage[stage]), 'verdict')}"
+        for stage in STAGES
+        if stage in by_stage
+    ]
+    logins = [host for host in fleet.hosts if host.transport not in _OTHERS]
+    ways = grouped(((host.transport, host.user, host.port), host.name) for host in logins)
+    for (transport, user, port), names in ways.items():
+        who = f" as {user}" if user else ""
+        lines.append(
+            f"login    {transport} to {fold(names)}{who}{f', port {port}' if port else ''}"
+        )
+    if elsewhere := [f"{one.name} at {one.address}" for one in logins if one.address != one.name]:
+        lines.append(f"address  {'; '.join(shortened(elsewhere, _MOST_PARTS))}")
+    if not logins:
+        lines.append("login    to no node")
+    return [*lines, "list     each verdict: the same command with -v, or ids alone: with -q"]
 
 
 def _environ(fleet: Fleet) -> list[str]:

@@ -1,4 +1,4 @@
-"""Replaces every secret by a numbered name, the same one in fields, sentences and patterns.
+"""Replaces each secret name by a number, the same in fields, sentences and patterns.
 
 `gpu041` becomes `node-41` in the exclude list, in sentences and inside a path. Secrets known only
 by their form (addresses, UUIDs, home folders) are numbered as they appear.

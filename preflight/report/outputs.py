@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from preflight.core.files import link_atomically, open_folder, remove, write_atomically, write_typed
+from preflight.core.files import (
+    link_atomically,
+    open_folder,
+    remove,
+    typed_path,
+    write_atomically,
+    write_typed,
+)
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import natural
 from preflight.report.document import encode
@@ -260,8 +267,10 @@ class Outputs:
     @classmethod
     def beside(cls, working: Path, chosen: str | None, began_s: float) -> Outputs:
         """Use the operator's folder, else a new one per run under the working folder."""
+        if chosen == "-":
+            raise UsageError("--preflight-report=-: give a folder")
         if chosen:
-            return cls(working / Path(chosen).expanduser())
+            return cls(working / typed_path(chosen))
         return cls(new_folder(working / RUNS, began_s))
 
     def refuse_unusable(self) -> None:

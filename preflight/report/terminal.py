@@ -10,7 +10,7 @@ from preflight.check import FLEET
 from preflight.core.statistics import grouped
 from preflight.core.text import many, one_line, printable, shortened, size, time_us, wrapped
 from preflight.fleet.nodeset import fold
-from preflight.report.findings import COUNTED
+from preflight.report.findings import COUNTED, fold_reasons
 from preflight.report.header import after
 from preflight.report.ready import NOTHING
 from preflight.verdict import Outcome
@@ -183,11 +183,17 @@ def _not_run(report: Report, width: int) -> list[str]:
     not_run = [verdict for verdict in report.verdicts if verdict.outcome is Outcome.NOT_RUN]
     reasons = Counter(verdict.sentence for verdict in not_run)
     stopped = {verdict.sentence for verdict in not_run if verdict.evidence.get("stopped") is True}
-    ranked = sorted(reasons.most_common(), key=lambda one: one[0] not in stopped)
+    going_on = {one: number for one, number in reasons.items() if one not in stopped}
+    nodes = dict.fromkeys(report.fleet.nodes)
+    ranked = [
+        one
+        for some in ({one: reasons[one] for one in stopped}, going_on)
+        for one in Counter(fold_reasons(some, nodes)).most_common()
+    ]
     lines: list[str] = []
     for reason, number in ranked[:_REASONS]:
         lines += wrapped(f"{number} x {reason}", first="not run    ", indent=" " * 15, width=width)
-    if len(reasons) > _REASONS:
+    if len(ranked) > _REASONS:
         rest = sum(number for _, number in ranked[_REASONS:])
         lines.append(f"not run    {rest} x for other reasons, all in report.json")
     return lines

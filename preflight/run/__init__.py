@@ -1,1 +1,1 @@
-"""One run: its stages in their order, who takes part in each, and what is judged."""
+"""One run: its stages in order, the nodes that take part in each, and what is judged."""

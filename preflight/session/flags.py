@@ -39,9 +39,10 @@ def usage_errors() -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        from preflight.core.text import printable
+        from preflight.core.command_line import message
 
-        raise pytest.UsageError(printable(str(error))) from error  # noqa: TID251  only here
+        lines = message(str(error), first=" " * 7).lstrip()  # pytest begins with "ERROR: "
+        raise pytest.UsageError(lines) from error  # noqa: TID251  only here
 
 
 def add_options(parser: pytest.Parser) -> None:

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.core.files import read_regular
+from preflight.core.files import read_regular, typed_path
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.errors import UsageError
 from preflight.fabric.planner import plan
@@ -29,9 +29,9 @@ from preflight.run.estimate import workload
 from preflight.run.expected_verdicts import Settings
 from preflight.run.judgement import stages_needed
 from preflight.run.measured import LARGEST, Measured
-from preflight.session.history import open_history
 from preflight.session.ranks import leading
 from preflight.session.site import ask_nodes, ask_sections
+from preflight.session.stored_run import open_history
 from preflight.session.xdist import Handoff
 from preflight.transport.ways import SETUP_AT_MOST
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from preflight.fleet.sources import SiteNodes
     from preflight.run.estimate import Workload
     from preflight.run.expected_verdicts import FailFast
-    from preflight.session.history import HistorySession
+    from preflight.session.stored_run import HistorySession
     from preflight.transport.torchrun_ranks import JobRanks
 
 
@@ -280,7 +280,7 @@ def _keep(config: pytest.Config) -> int:
 
 def _file(config: pytest.Config, option: str) -> Path | None:
     path = config.getoption(option)
-    return config.invocation_params.dir / Path(path).expanduser() if path else None
+    return config.invocation_params.dir / typed_path(path) if path else None
 
 
 def _registry(config: pytest.Config) -> Registry:
@@ -344,7 +344,7 @@ def _replay_file(config: pytest.Config) -> Path | None:
     typed = config.getoption("preflight_replay")
     if typed is None:
         return None
-    path = Path(typed).expanduser()
+    path = typed_path(typed)
     return path / "measured.json" if path.is_dir() else path
 
 

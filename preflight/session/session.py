@@ -15,7 +15,7 @@ from preflight.core.text import wrapped
 from preflight.errors import UsageError
 from preflight.report.events import Began, by_check
 from preflight.report.findings import causes, findings
-from preflight.report.header import header, reach_words, slurm_job
+from preflight.report.header import header, plan_lines, reach_words, slurm_job
 from preflight.report.ready import blame_row
 from preflight.report.since import at
 from preflight.report.terminal import finding_line
@@ -142,6 +142,25 @@ class Session:
             config.hook.pytest_deselected(items=dropped)
             items[:] = keep
 
+    @property
+    def _shows_plan(self) -> bool:
+        """Whether `--co` shows a screen with what would run; -v and -q list every verdict."""
+        return bool(self._config.option.collectonly) and self._config.get_verbosity() == 0
+
+    def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> list[str]:
+        """For `--co`: what would run, and where this machine would log in."""
+        if not self._shows_plan:
+            return []
+        keys = [key for item in items if isinstance(item, CheckItem) for key in item.keys]
+        stage_of = {one.check.id: one.check.stage for one in self.run.registry}
+        width = self._config.get_terminal_writer().fullwidth
+        lines = plan_lines(self.run.fleet, [(stage_of[check], check) for check, _ in keys])
+        return [
+            piece
+            for line in lines
+            for piece in wrapped(line, first="", indent=" " * 9, width=width)
+        ]
+
     # -- when it is measured ----------------------------------------------------------------
 
     @pytest.hookimpl(tryfirst=True)
@@ -152,12 +171,20 @@ class Session:
         if terminal is not None and not self._is_worker:
             terminal.showfspath = terminal.verbosity > 0
             terminal._show_progress_info = False  # noqa: SLF001  its per-cent sign has no option
+            if self._shows_plan:
+                terminal._printcollecteditems = lambda _: None  # noqa: SLF001  it has no option
             self.run.progress = TerminalProgress(terminal)
             if is_very_quiet(session.config):
                 send_to_stderr(session.config, terminal)
         self._interrupts.hold()
         if handoff := xdist.Handoff.to(session.config):
             handoff.take(self.run)
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Do not show the line of code where Ctrl-C came, except for --full-trace."""
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if terminal and excinfo.type is KeyboardInterrupt and not self._config.option.fulltrace:
+            terminal._report_keyboardinterrupt = lambda: None  # noqa: SLF001  it has no option
 
     def pytest_unconfigure(self) -> None:
         """Restore the signal handlers for a program that runs pytest inside itself."""
@@ -201,13 +228,19 @@ class Session:
         self._measure(session.items)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_sessionfinish(self) -> Generator[None, None, None]:
-        """Pass the report on, last of all: a plugin that fails or hangs then costs nothing."""
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
+        """Pass the report on, last of all: a plugin that fails or hangs then costs nothing.
+
+        A Ctrl-C that comes from here on changes only the exit code.
+        """
+        self._interrupts.only_note()
         yield
         conclusion = self._collector.conclusion
         if conclusion is not None and conclusion.report.verdicts:
             for trouble in pass_on(self._config, conclusion.report, conclusion.outputs.path):
                 self.run.progress.line(f"sink   {trouble}")
+        if self._interrupts.came_late:
+            session.exitstatus = pytest.ExitCode.INTERRUPTED
 
     def _measure(self, items: Sequence[pytest.Item]) -> None:
         keys_of = {item.nodeid: item.keys for item in items if isinstance(item, CheckItem)}

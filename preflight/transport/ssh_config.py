@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from preflight.core.files import read_regular
+from preflight.core.files import read_regular, typed_path
 from preflight.core.remote_command import ReachError, ask_here
 from preflight.core.text import legible
 from preflight.transport.host_keys import vouching
@@ -239,7 +239,7 @@ def known_hosts_files(host: Host, config: SshSettings) -> tuple[str, ...]:
 
 
 def _expanded(files: Iterable[str]) -> tuple[str, ...]:
-    return tuple(str(Path(file).expanduser()) for file in files)
+    return tuple(str(typed_path(file)) for file in files)
 
 
 _OFF = frozenset(("", "none", "no", "false"))
@@ -301,7 +301,7 @@ def _is_other_agent(named: str) -> bool:
 def _agents_socket(named: str) -> str:
     if named in ("", _AGENT):
         return os.environ.get(_AGENT, "")
-    return os.path.expandvars(str(Path(named).expanduser()))
+    return os.path.expandvars(str(typed_path(named)))
 
 
 def silent_agent(named: str = "") -> str:

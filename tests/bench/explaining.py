@@ -1,4 +1,4 @@
-"""How fast `preflight explain` reads what NCCL_DEBUG=INFO leaves: MB per second of one core."""
+"""How fast `preflight explain` reads what NCCL_DEBUG=INFO leaves, and how often it is right."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from preflight.hang.explain.scan import Scanner
+from preflight.hang.explain.symptom import shipped
+from preflight.hang.explain.weigh import explain
+from tests.bench.logs_of_hangs import UNSEEN, case, verdict
 from tests.bench.outside import cost
-from tests.bench.ratio import Bound, Row, extremes
+from tests.bench.proportion import clopper_pearson
+from tests.bench.ratio import Bound, Row, Spread, extremes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _LINES, _RANKS, _RUNS = 1_000_000, 64, 5
 _BOUND = Bound("at least", 50)
@@ -57,6 +62,40 @@ def measure() -> Iterator[Row]:
         runs=_RUNS,
         bound=_BOUND,
     )
+    yield from right(UNSEEN)
+
+
+def right(seeds: Iterable[int]) -> Iterator[Row]:
+    """How often the answer to a drawn log is right, of all and by the confidence it is given."""
+    by_confidence: dict[str, list[bool]] = {}
+    with tempfile.TemporaryDirectory(prefix="preflight-bench-") as name:
+        log = Path(name) / "job.log"
+        for seed in seeds:
+            text, label = case(seed)
+            log.write_text(text)
+            answer = explain(Scanner(shipped()).read([log]))
+            outcome = verdict(answer, label)
+            by_confidence.setdefault("all", []).append(outcome == "right")
+            by_confidence.setdefault(outcome, []).append(True)
+            if answer.category not in ("unknown", "no_failure"):
+                given = f"{answer.confidence:.1f}"
+                by_confidence.setdefault(given, []).append(outcome == "right")
+    for given, outcomes in sorted(by_confidence.items()):
+        known = given == "all" or given[0].isdigit()
+        of = outcomes if known else by_confidence["all"]
+        hits = sum(outcomes)
+        low, high = clopper_pearson(hits, len(of))
+        what = f"answers of confidence {given}: right" if known else f"answers: {given}"
+        yield Row(
+            id=f"explain.{given.replace(' ', '_')}",
+            what=f"{what} in {hits} of {len(of)} drawn logs",
+            unit="%",
+            value=Spread(100 * hits / len(of), 100 * low, 100 * high),
+            value_unit="%",
+            runs=len(of),
+            bound=None,
+            note="brackets: exact 95 % interval (Clopper-Pearson)",
+        )
 
 
 def write(path: Path, lines: int) -> None:

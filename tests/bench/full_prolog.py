@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from tests.bench.hook_faults import Rig
+from tests.bench.hook_faults import BUDGET_S, Rig
 from tests.bench.prolog import Run, false_drains, missed_drains, one_run, sick_run
 from tests.bench.report import row_document, table
 from tests.bench.resumed import append, lines
@@ -55,7 +55,9 @@ def main() -> int:
         folder = Path(name)
         folder.chmod(0o755)
         try:
-            rig = Rig(folder / "rig", build(folder / "nvml").parent) if left else None
+            rig = (
+                Rig(folder / "rig", build(folder / "nvml").parent, options.budget) if left else None
+            )
             for seed, sick in left:
                 if rig is None or time.monotonic() >= ends:
                     break
@@ -109,6 +111,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--sick", type=int, default=100, help="on a sick node")
     parser.add_argument("--first", type=int, default=0, help="the first seed, for unseen ones")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after these")
+    parser.add_argument(
+        "--budget", type=int, default=BUDGET_S, help="seconds of a prolog; more on a busy machine"
+    )
     parser.add_argument("--show", action="store_true", help="run nothing, show what is there")
     parser.add_argument("--results", type=Path, default=Path("bench-results/prolog.jsonl"))
     return parser.parse_args()

@@ -35,7 +35,8 @@ _ROOT: Final = Path(__file__).parents[2]
 _COMMAND: Final = "/opt/preflight/bin/preflight"
 _CONFIG: Final = "/etc/preflight/hook.toml"
 LONGEST_S: Final = 90
-ENFORCING: Final = 'enforce = true\nbudget_s = 5\nslurm_bin = "{slurm}"'
+BUDGET_S: Final = 5
+ENFORCING: Final = 'enforce = true\nbudget_s = {budget}\nslurm_bin = "{slurm}"'
 BREAKER: Final = '\n[breaker]\ndirectory = "{tokens}"\n'
 _HEAD: Final = "from __future__ import annotations\n"
 
@@ -106,8 +107,9 @@ class Seen:
 class Rig:
     """A healthy node of its own in a folder, and a copy of preflight that may be damaged."""
 
-    def __init__(self, folder: Path, library: Path) -> None:
+    def __init__(self, folder: Path, library: Path, budget_s: int = BUDGET_S) -> None:
         """`library`: the folder of the compiled NVML emulator."""
+        self.budget_s = budget_s
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.node = Hooked(folder / "node", library)
         self.node.folder.mkdir(mode=0o755)
@@ -141,6 +143,8 @@ class Rig:
                 if old not in script:
                     raise RuntimeError(f"{name} has no {old} any more")
                 script = script.replace(old, new)
+            if occasion == "prolog" and self.budget_s > BUDGET_S:
+                script = script.replace("\nLIMIT_S=", f"\nLIMIT_S={self.budget_s + 5} #", 1)
             scripts[occasion] = folder / f"slurm-{occasion}"
             scripts[occasion].write_text(script)
             scripts[occasion].chmod(0o755)
@@ -159,7 +163,8 @@ class Rig:
             shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
         (folder / "fleet.toml").write_text(f'[group.train]\nnodes = "{NODE},gpu002"\ngpus = 8\n')
         self.node.configure(
-            ENFORCING.format(slurm=self.slurm.folder), after=BREAKER.format(tokens=self._tokens)
+            ENFORCING.format(slurm=self.slurm.folder, budget=self.budget_s),
+            after=BREAKER.format(tokens=self._tokens),
         )
         for place in (self.node.state, self._tokens):
             shutil.rmtree(place, ignore_errors=True)
@@ -288,7 +293,7 @@ def _time(rig: Rig, dice: random.Random) -> tuple[str, Attempt, Callable[[], Non
     slow = dice.choice([0, 50, 400])
     rig.node.become(replace(h100(NODE), init=init, slow_call_ms=slow))
     budget = dice.choice(["budget_s = 2", "budget_s = 3", "budget_s = 5"])
-    text = rig.node.config.read_text().replace("budget_s = 5", budget)
+    text = rig.node.config.read_text().replace(f"budget_s = {rig.budget_s}", budget)
     rig.node.config.write_text(text)
     return f"driver {init or 'fine'}, {slow} ms a call, {budget}", Attempt(), _nothing
 

@@ -344,7 +344,7 @@ def _killed(job: _Job, at: float, rank: int) -> Label:
             "have been OOM Killed."))  # fmt: skip
     codes = {rank: -9} | _others_follow(job, at, rank, 90)
     _end(job, at + (610 if -6 in codes.values() else 6), codes)
-    return _label("killed", "other", rank, named=job.launcher != "ray")
+    return _label("killed", "other", rank, named=job.launcher not in ("ray", "deepspeed"))
 
 
 def _crashed(job: _Job, at: float, rank: int) -> Label:
@@ -355,7 +355,7 @@ def _crashed(job: _Job, at: float, rank: int) -> Label:
             '  File "/home/ml/run/train.py", line 410 in main'))  # fmt: skip
     codes = {rank: -11} | _others_follow(job, at, rank, 90)
     _end(job, at + (610 if -6 in codes.values() else 6), codes)
-    return _label("crashed", "other", rank, named=job.launcher != "ray")
+    return _label("crashed", "other", rank, named=job.launcher not in ("ray", "deepspeed"))
 
 
 def _xid(job: _Job, at: float, rank: int) -> Label:
@@ -642,4 +642,4 @@ def _fenced(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    return "It failed again:\n\n" + textwrap.indent(text, "> ", lambda _: True)
+    return "The output:\n\n" + textwrap.indent(text, "> ", lambda _: True)

@@ -24,7 +24,7 @@ from preflight.history.run_record import (
     RoundRecord,
     Slot,
 )
-from preflight.session.history import prepared
+from preflight.session.stored_run import prepared
 from tests.bench.outside import cost
 from tests.bench.ratio import Bound, Row, extremes, seconds
 

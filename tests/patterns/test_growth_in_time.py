@@ -31,7 +31,7 @@ from preflight.report.document import encode
 from tests.patterns.growth import logs, pasted, stretched, words
 from tests.patterns.test_growth import EVERY_WAY, _explain
 from tests.unit.hang.diagnose.jobs import job
-from tests.unit.history.nights import found, kept, machine, made, night
+from tests.unit.history.nights import found, gemm, kept, machine, made, night, slots
 from tests.unit.report.nights import report
 from tests.unit.report.test_public_folders import measured, whose
 
@@ -304,6 +304,31 @@ def _nodes_of_a_verdict(folder: Path, length: int) -> None:
     assert cli.main(["history", f"--history={place.folder}", "h0"]) == 0
 
 
+def _places_of_a_gpu(folder: Path, length: int) -> None:
+    """It was in many slots of a node, whose numbers have as many layouts."""
+    place = made(Path(tempfile.mkdtemp(dir=folder)))
+    own = machine("h0", gpus=slots("GPU-a"))
+    kept(place, night(1, own, numbers=(gemm("h0", 700.0),)))
+    with closing(sqlite3.connect(str(place.file))) as other:
+        for table, values in {
+            "layouts": f"""(?1, ?1, '', '[{",".join(['"GPU 0"'] * 9)}]')""",
+            "places": "(?, 1, 1, 0, 1, NULL)",
+        }.items():
+            ids = [(at,) for at in range(10, 10 + length)]
+            other.executemany(f"INSERT INTO {table} VALUES {values}", ids)  # noqa: S608  our names
+        other.commit()
+    assert cli.main(["history", f"--history={place.folder}", "--gpu=GPU-a"]) == 0
+
+
+def _groups_of_groups(folder: Path, length: int) -> None:
+    """One is asked for; each of the others has all nodes."""
+    groups: dict[str, object] = {"a": {"hosts": [f"h{at}" for at in range(length)]}}
+    groups |= {f"g{at}": {"children": ["a"]} for at in range(length)}
+    path = folder / "inventory.json"
+    path.write_text(json.dumps({"_meta": {"hostvars": {}}, **groups}))
+    assert resolve(FleetRequest(inventory=str(path), nodes="@inventory:a")).hosts
+
+
 def _recorder(folder: Path, recorded: bytes) -> None:
     """Read it, as the only rank's dump."""
     content = base64.b64encode(zlib.compress(recorded, 1)).decode()
@@ -340,7 +365,8 @@ NAMED: list[Read] = [
 """One name is as long as all that stands in it or behind it."""
 READ: list[Read] = [
     *NAMED, _texts_for_numbers, _long_keys, _culprits_of_a_pair, _a_pair_again_and_again,
-    _nodes_of_a_verdict, _checks_of_every_node, _waivers, _joint_names, _switches,
+    _nodes_of_a_verdict, _places_of_a_gpu, _groups_of_groups,
+    _checks_of_every_node, _waivers, _joint_names, _switches,
     _subject_of_dashes, _killed_run, _round, _insides, _inventory, _suggestion, _conditions,
     _classes, _alternatives, _cycle, _labels, _domain,
     lambda _, length: fold(_names(length)),

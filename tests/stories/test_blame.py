@@ -268,7 +268,7 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     """Neither a missing file nor a missing word is a traceback."""
     assert "cannot read" in refused(blame(tmp_path / "none.json"))
     assert "holds no measured.json" in refused(blame(tmp_path))
-    assert "see: preflight --help" in refused(blame(tmp_path, "--frobnicate"))
+    assert "see: preflight blame --help" in refused(blame(tmp_path, "--frobnicate"))
 
 
 def test_a_huge_file_with_a_hostile_name_is_one_line(tmp_path: Path) -> None:

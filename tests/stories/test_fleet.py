@@ -112,7 +112,9 @@ def test_gpus_that_fail(judge: Callable[..., Told], lab: Lab) -> None:
         assert told.out.count(f"FAIL   {heading}\n") == 1, told.out
 
 
-@pytest.mark.proves("gpu.xid", finds="Xid 79 and its echoes in a host's kernel log")
+@pytest.mark.proves(
+    "gpu.xid", finds="Xid 79 and the Xids that follow from it, in a host's kernel log"
+)
 @pytest.mark.proves("gpu.sxid", finds="a fatal SXid in a host's kernel log")
 @pytest.mark.proves("net.kernel_log", finds="mlx5 firmware that stopped, in a host's kernel log")
 @pytest.mark.proves("host.hardware_errors", finds="a failed DIMM in a host's kernel log")
@@ -147,7 +149,7 @@ def test_what_the_kernels_said(judge: Callable[..., Told], lab: Lab) -> None:
 
 
 @pytest.mark.proves("host.stale_processes", finds="a rank that outlived its torchrun")
-@pytest.mark.proves("net.ports", finds="the holder of the master port")
+@pytest.mark.proves("net.ports", finds="a process that holds the master port")
 @pytest.mark.proves("ib.port", finds="a port that is down on one of four real hosts")
 @pytest.mark.proves("ib.rate", finds="a port at half rate on one of four real hosts")
 @pytest.mark.proves("host.pci_acs", finds="ACS redirection on one of four real hosts")
@@ -430,7 +432,8 @@ exec "{python}" "$@"
 
 
 @pytest.mark.proves(
-    "net.interface", finds="NCCL's choice on four real hosts, which reaches no other node"
+    "net.interface",
+    finds="an interface that NCCL chooses and that reaches no other node, on four real hosts",
 )
 def test_the_job_is_measured_in_its_environment(
     judge: Callable[..., Told], lab: Lab, tmp_path: Path

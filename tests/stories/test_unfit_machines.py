@@ -30,7 +30,7 @@ BUSY = {"foreign_cpus_least": 0.01, "foreign_cpus_percent": 0.1}
 @pytest.mark.proves("host.shm", finds="a full /dev/shm")
 @pytest.mark.proves("host.governor", finds="64 CPUs under powersave")
 @pytest.mark.proves("host.drift", finds="other CPUs online than its peers")
-@pytest.mark.proves("host.cgroup", finds="a grant of few CPUs of many")
+@pytest.mark.proves("host.cgroup", finds="a control group that grants few of many CPUs")
 @pytest.mark.proves("host.disk", finds="a home without a byte free")
 @pytest.mark.proves("host.clock", finds="a clock that is an hour ahead")
 @pytest.mark.proves(

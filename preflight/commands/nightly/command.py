@@ -47,6 +47,7 @@ from preflight.commands.nightly.state import (
     latest,
 )
 from preflight.commands.nightly.sweeper import LEAVE_S, Sweeper, locked
+from preflight.core.files import typed_path
 from preflight.core.interrupt import Interrupts
 from preflight.core.text import legible, plain_json, printable
 from preflight.errors import PreflightError, UsageError
@@ -84,7 +85,7 @@ def _gives_up(error: PreflightError, code: int) -> int:
 def _sweep(asked: SweepArguments) -> int:
     now = datetime.now().astimezone()
     ends = ends_at(asked.until, asked.budget, now)
-    into = Path.cwd() / Path(asked.into).expanduser()
+    into = Path.cwd() / typed_path(asked.into)
     if asked.plan:
         return _show_plan(asked, ends, into)
     if not asked.json:
@@ -383,7 +384,7 @@ def begin(asked: SweepArguments, who: Chooser, into: Path) -> Sweep:
 
 
 def _file(name: str | None) -> str:
-    return str(Path.cwd() / Path(name).expanduser()) if name else ""
+    return str(Path.cwd() / typed_path(name)) if name else ""
 
 
 def _keep(text: str | None) -> int:

@@ -1,4 +1,4 @@
-"""Slower than its peers, all the time: bandwidth at the wire's sizes, latency at the least.
+"""Finds constant slowness: bandwidth at large sizes, latency at the smallest.
 
 Times are compared as logarithms, in units of the scatter of the rest of the fabric. A part is
 compared with all that does not go through it, since all pairs of a slow node are slow.

@@ -10,7 +10,14 @@ from msgspec.structs import replace
 from preflight.core.text import whole
 from preflight.fleet.nodeset import fold
 from preflight.hang.answer_text import rows
-from preflight.hang.diagnose import all_wait, call_order, dead_ranks, odd_rank, stragglers
+from preflight.hang.diagnose import (
+    all_wait,
+    call_order,
+    communicators,
+    dead_ranks,
+    odd_rank,
+    stragglers,
+)
 from preflight.hang.diagnose.job_ranks import Case, case_of, jobs_of
 from preflight.hang.diagnose.job_state import (
     Diagnosis,
@@ -47,6 +54,7 @@ def diagnose_no_ranks(state: JobState) -> Diagnosis:
         answer = _unanswered(silent)
     else:
         answer = _no_job(state.job, len(looks), hidden, certain=not silent)
+    answer = communicators.alone(state) or answer
     unseen = tuple(f"node {one.node}: {one.sentence or _NO_ANSWER}" for one in silent)
     return replace(answer, unseen=(*unseen, *answer.unseen))
 
@@ -209,11 +217,10 @@ def diagnose(state: JobState) -> Diagnosis:
     if len(wanted) > 1:
         return diagnose_several_jobs(jobs)
     case = case_of(state, wanted[0])
-    for judge in _JUDGES:
-        found = judge(case)
-        if found is not None:
-            return _completed(found, case)
-    return _completed(unknown(case), case)
+    answers = (judge(case) for judge in _JUDGES)
+    found = next((one for one in answers if one is not None), None) or unknown(case)
+    answer = communicators.fused(_completed(found, case), case)
+    return _with_pids_for_ranks(answer) if case.without_ranks else answer
 
 
 def _completed(answer: Diagnosis, case: Case) -> Diagnosis:
@@ -221,14 +228,13 @@ def _completed(answer: Diagnosis, case: Case) -> Diagnosis:
     unseen = _unseen(case, answer.category)
     hidden = len(case.unreadable) + len(case.absent)
     share = hidden / max(1, case.world) if answer.category not in _ABSENT_RANKS else 0.0
-    completed = replace(
+    return replace(
         answer,
         confidence=round(answer.confidence * (1 - share / 2), 2),
         standings=case.standings,
         unseen=unseen,
         next=_BY_NAME.sub("", answer.next) if case.state.here else answer.next,
     )
-    return _with_pids_for_ranks(completed) if case.without_ranks else completed
 
 
 def _with_pids_for_ranks(answer: Diagnosis) -> Diagnosis:

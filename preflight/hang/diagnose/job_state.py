@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from preflight.facts.job import GpuLook, NodeLook, RankLook
+from preflight.facts.job import GpuLook, NodeLook, RankLook, RasLook
 from preflight.fleet.nodeset import clustershell
 from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.places import CODE, OTHERS, Place, channel_words
@@ -46,6 +46,8 @@ class JobState(Struct, frozen=True, kw_only=True):
     """The name of the job, if these nodes run several; empty for the only one."""
     here: bool = False
     """The only node is this machine: no command needs its name."""
+    ras: RasLook | None = None
+    """The report of NCCL's RAS service, or why there is none; None if no rank has one."""
 
     @property
     def looks(self) -> dict[str, NodeLook]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from preflight.hang.explain.origin import time_of
 from preflight.hang.explain.symptom import (
     Explanation,
     Hit,
@@ -24,81 +25,27 @@ from preflight.hang.explain.symptom import (
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
-    from pathlib import Path
 
-
-_RANK = re.compile(r"\[rank ?(\d{1,6})\]:")
-_PREFIXED = re.compile(
-    r"^(?:\[\d+,(\d{1,6})\]<std|\(\w{1,40} rank=(\d{1,6}) pid=|\[RANK (\d{1,6})\] )"
-)
-"""mpirun --tag-output, vLLM's workers, and what scripts print."""
-_OWN_RANK = re.compile(r"\[(?:[^\]\[]{0,80}\b)?Rank (\d{1,6})\]")
-_NCCL = re.compile(r"(?:^|[\s>])([A-Za-z0-9][\w.-]{0,252}):(\d{1,8}):\d{1,8} \[\d+\] ")
-_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
-
-
-def speaker_of(text: str) -> Speaker:
-    """Read a line's prefixes. `[rank9]:` is global; `[Rank 1]` may count only within a group.
-
-    Torch writes the second beside the first; alone it counts as global.
-    """
-    rank = _RANK.search(text)
-    if rank is None and "what():" not in text:  # a rank that dies by it has a prefix before it
-        rank = _OWN_RANK.search(text) or _PREFIXED.match(text)
-    nccl = _NCCL.search(text)
-    return Speaker(
-        rank=int(rank[rank.lastindex or 1]) if rank else None,
-        node=nccl[1] if nccl else "",
-        pid=int(nccl[2]) if nccl else None,
-    )
-
-
-def speaker_of_file(path: Path) -> Speaker:
-    """The rank in a file's name is the speaker: `rank3.log`, `logs/rank_12/stderr`."""
-    for part in (path.name, path.parent.name):
-        named = _IN_NAME.search(part)
-        if named:
-            return Speaker(rank=int(named[1]))
-    return Speaker()
-
-
-_GLOG = re.compile(r"\b[IWEFC](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d+)?)")
-_SHORT = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d(?:[.,]\d+)?) \[?[\w/.]+\.py:\d")
-_ISO = re.compile(r"\b(?:19|20)\d\d[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d(?:[.,]\d+)?)")
-
-
-def time_of(text: str) -> tuple[float, ...] | None:
-    """(month, day, seconds of the day), the form that all formats share; None without a time.
-
-    No year: torch's own prefix has none.
-    """
-    found = _GLOG.search(text) or _ISO.search(text) or _SHORT.search(text)
-    if found is None:
-        return None
-    month, day, hour, minute, second = (float(each.replace(",", ".")) for each in found.groups())
-    return (month, day, hour * 3600 + minute * 60 + second)
+    from preflight.hang.explain.origin import Origins
 
 
 _MOST = 200
 """Limit of stored tracebacks."""
 _LONGEST = 400
 """Lines of one traceback."""
-_PREFIX = re.compile(
-    r"^(?:"
-    r"\(?[\w. =]{1,60}pid=\d[^)]*\)\s*"  # Ray, vLLM
-    r"|\[rank ?\d+\]:\s?|\d{1,5}: ?|[>|] ?"  # torch, srun -l, quotes
-    r"|\[\d+,\d+\]<std\w+>: ?"  # mpirun
-    r"|\[(?:pod/|std(?:err|out))[^\]]{0,200}\]:? ?"  # kubectl logs --prefix
-    r"|(?:ERROR|CRITICAL) [\d-]{5,10} [\d:.,]{8,15} \[?[\w/.]{1,60}\.py:\d+\] ?"  # vLLM
-    r"|(?:19|20)\d\d[-/]\d\d[-/]\d\d[T _][\d:.,]{8,18}Z? "
-    r")+"
-)
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"]{1,400})", line (?P<line>\d+)(?:, in (?P<code>.{1,80}))?'
 )
 _ENDS = re.compile(
-    r"^ {0,2}(?P<kind>[A-Za-z_][\w.]{0,120}(?:Error|Exception|Interrupt|Exit|Timeout|Warning)"
+    r"^ {0,2}(?P<kind>[A-Za-z_][\w.]{0,120}"
+    r"(?:Error|Exception|Interrupt|Iteration|Exit|Timeout|Warning)"
     r"|[a-z_][\w.]*\.[A-Z]\w{2,60})(?::\s*(?P<message>.*))?$"
+)
+ENDS = (b"Error", b"Exception", b"StopIteration", b"Interrupt")
+"""Names of exceptions end with these."""
+_ALONE = re.compile(
+    r"^(?P<kind>(?:[a-zA-Z_]\w{0,40}\.){0,6}(?:[A-Z]\w{0,60}(?:Error|Exception|Interrupt)"
+    r"|StopIteration))(?:: (?P<message>.*))?$"
 )
 _LIBRARY = re.compile(
     r"(?:site|dist)-packages|/lib/python3|<frozen|/torch/distributed/|/bin/(?:torchrun|accelerate|deepspeed)$"
@@ -122,6 +69,8 @@ class LoggedException(Struct, frozen=True, kw_only=True):
     """The line in which its traceback begins."""
     time: tuple[float, ...] | None
     order: int
+    cut: bool = False
+    """Only its last line is there."""
 
 
 class _Running:
@@ -132,15 +81,17 @@ class _Running:
         self.own: tuple[str, int, str] = ("", 0, "")
         self.script = ""
         self.lines = 0
+        self.cut = False
 
 
 class Tracebacks:
     """Follows the tracebacks of one file, of several ranks at a time."""
 
-    def __init__(self, source: str, whose: Speaker) -> None:
+    def __init__(self, source: str, whose: Speaker, origins: Origins) -> None:
         self._source = source
         self._whose = whose
-        self._running: dict[int | None, _Running] = {}
+        self._origins = origins
+        self._running: dict[tuple[int | None, str], _Running] = {}
         self.raised: list[LoggedException] = []
 
     @property
@@ -150,29 +101,40 @@ class Tracebacks:
 
     def begin(self, text: str, number: int) -> None:
         """Start a traceback at the line that announces it."""
-        speaker = speaker_of(text).joined(self._whose)
-        self._running[speaker.rank] = _Running(speaker, text, number)
+        speaker = self._origins.read(text).speaker.joined(self._whose)
+        self._running[speaker.rank, speaker.label] = _Running(speaker, text, number)
 
     def feed(self, text: str, number: int, order: int) -> None:
         """Take the next line of the file."""
-        speaker = speaker_of(text).joined(self._whose)
-        running = self._running.get(speaker.rank)
+        line = self._origins.read(text)
+        speaker = line.speaker.joined(self._whose)
+        key = speaker.rank, speaker.label
+        running = self._running.get(key)
         if running is None:
+            self.alone(text, number, order)
             return
-        bare = _PREFIX.sub("", text)
         running.lines += 1
-        frame = _FRAME.match(bare)
+        frame = _FRAME.match(line.bare)
         if frame is not None:
             if not _LIBRARY.search(frame["file"]):
                 outermost = not running.own[0] and frame["code"] == "<module>"
                 if outermost and frame["file"].endswith(".py"):
                     running.script = frame["file"]
                 running.own = (frame["file"], int(frame["line"]), frame["code"] or "")
-        elif ends := _ENDS.match(bare):
+        elif ends := _ENDS.match(line.bare):
             self._end(running, ends["kind"], ends["message"] or "", (number, order, text))
-            del self._running[speaker.rank]
+            del self._running[key]
         elif running.lines > _LONGEST:
-            del self._running[speaker.rank]
+            del self._running[key]
+
+    def alone(self, text: str, number: int, order: int) -> None:
+        """Take the last line of a traceback whose beginning is cut off: `KeyError: 'x'`."""
+        line = self._origins.read(text)
+        ends = _ALONE.match(line.bare)
+        if ends is not None:
+            running = _Running(line.speaker.joined(self._whose), text, number)
+            running.cut = True
+            self._end(running, ends["kind"], ends["message"] or "", (number, order, text))
 
     def _end(self, running: _Running, kind: str, message: str, at: tuple[int, int, str]) -> None:
         number, order, text = at
@@ -192,6 +154,7 @@ class Tracebacks:
                 began=running.number,
                 time=running.time or time_of(text),
                 order=order,
+                cut=running.cut,
             )
         )
 
@@ -215,6 +178,7 @@ ECHOES = frozenset((
     "RayActorError", "ActorDiedError", "ActorUnavailableError", "WorkerCrashedError",
 ))  # fmt: skip
 """Exceptions that report the end of another process, or that have their own symptoms."""
+LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "CalledProcessError"))
 _WRAPS = re.compile(
     r"NCCL (?:[Ee]rror|communicator was aborted)|nccl\w{0,60}Error|unhandled (?:system|cuda) error"
     r"|Timed out waiting \d+ms for (?:recv|send)|[Cc]onnection (?:closed|reset) by|[Bb]roken pipe"
@@ -253,6 +217,15 @@ def of_exceptions(thrown: Sequence[LoggedException], roots: Collection[int]) -> 
         subject = rank_words(ranks)
         named = tuple(f"rank {rank}" for rank in ranks[:16])
     message = f": {first.message}" if first.message else ""
+    if first.cut and not ranks:
+        return Explanation(
+            sentence=f"{first.kind}{message} is the first error; its traceback is not there",
+            cause="these lines begin after that, or are an excerpt",
+            advice="give the lines before it, of all ranks",
+            next="preflight lint SCRIPT",
+            evidence=proofs(one.place for one in [first, *same, *thrown]),
+            confidence=0.4,
+        )
     return Explanation(
         category="other",
         culprits=named,
@@ -274,7 +247,6 @@ def with_script(words: str, raised: Sequence[LoggedException]) -> str:
     return f"{words.removesuffix('SCRIPT')}{shlex.quote(script)}"
 
 
-SUMMARY, ALONE = "child_failed", "failed_alone"
 _LONG = 12
 """Lines of the summary of one failed rank."""
 _ABOVE = 6
@@ -290,12 +262,15 @@ class Summaries:
         self._failed: list[tuple[Hit, Speaker]] = []
         self._at: dict[tuple[str, int], Speaker] = {}
         self._alone: list[Place] = []
+        self._ended: set[tuple[str, str]] = set()
 
     def take(self, hit: Hit) -> int | None:
         """Store what belongs to a summary; return the rank that failed first, if this names it."""
-        if hit.symptom.id == ALONE:
+        if hit.symptom.reads == "alone":
             self._alone.append(hit.place)
-        if hit.symptom.id != SUMMARY:
+        if hit.symptom.reads == "end" and hit.fields.get("code") == _RAISED:
+            self._ended.add((hit.place.source, hit.fields["rank"]))
+        if hit.symptom.reads != "summary":
             return None
         named = Speaker(rank=int(hit.fields["rank"]), node=hit.fields.get("node", ""))
         self._failed.append((hit, named))
@@ -325,27 +300,36 @@ class Summaries:
     def _of_the_only_one(
         self, raised: Sequence[LoggedException]
     ) -> tuple[LoggedException, Speaker] | None:
-        """The only exception before the summary of the only rank that failed by an exception.
+        """The only exception of its own before the summary of the rank that failed first.
 
-        With two exceptions, one may belong to another rank, which caught it.
+        If other ranks failed as well, each of them must have raised one that only passes this on:
+        with fewer, the exception may be another rank's, which caught it.
         """
         if len({named.rank for _, named in self._failed}) != 1:
             return None
         hit, named = self._failed[0]
         place = hit.place
-        alone = any(
-            one.source == place.source and 0 < place.line - one.line <= _ABOVE
-            for one in self._alone
-        )
-        own = [
+        before = [
             one
             for one in raised
-            if one.kind not in ECHOES
+            if one.kind not in LAUNCHERS
             and not (one.place.source == place.source and one.place.line > place.line)
         ]
-        if not alone or hit.fields.get("exitcode") != _RAISED or len(own) != 1:
+        own = own_faults(before, {})
+        others = self._others(place)
+        if others is None or hit.fields.get("exitcode") != _RAISED or len(own) != 1:
             return None
         (one,) = own
-        if one.speaker.rank is not None or one.place.source != place.source:
+        if one.place.source != place.source or len(before) <= others:
             return None
         return one, named
+
+    def _others(self, place: Place) -> int | None:
+        """How many other ranks ended by an exception; None if the summary is cut."""
+        if any(
+            one.source == place.source and 0 < place.line - one.line <= _ABOVE
+            for one in self._alone
+        ):
+            return 0
+        ended = {rank for source, rank in self._ended if source == place.source}
+        return len(ended) - 1 if ended else None

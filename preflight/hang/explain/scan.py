@@ -22,13 +22,8 @@ from msgspec.structs import replace
 from preflight.core.files import SWELLS, open_stream, unpacks_to
 from preflight.core.text import countable
 from preflight.errors import UsageError
-from preflight.hang.explain.exceptions import (
-    Summaries,
-    Tracebacks,
-    speaker_of,
-    speaker_of_file,
-    time_of,
-)
+from preflight.hang.explain.exceptions import ENDS, Summaries, Tracebacks
+from preflight.hang.explain.origin import Origins, speaker_of_file, time_of
 from preflight.hang.explain.symptom import Hit, Place, Speaker
 from preflight.hang.watch.evidence import LEFT, files_of
 
@@ -239,9 +234,50 @@ def chunks(path: Path, troubles: list[str]) -> Iterator[list[bytes]]:
             left = left[:LONGEST] + left[-LONGEST:]
         if len(lines) * LONGEST < len(text):
             lines = [_cut(line) for line in lines]
-        yield lines
+        yield _whole(lines)
     if left:
         yield [_cut(left.removesuffix(b"\r"))]
+
+
+_NARROW, _WIDE = 60, 400
+"""Columns of a terminal."""
+_SOME = 3
+"""Lines that fill it."""
+_HEAD = 6
+_SAMPLE = 2000
+"""Lines whose beginnings are compared."""
+
+
+def _whole(lines: list[bytes]) -> list[bytes]:
+    """Join the lines that a terminal wrapped; what was joined leaves an empty line.
+
+    A line is wrapped if it is as long as several others, which are the longest, and the next one
+    does not begin as the other lines do.
+    """
+    if any(line[:1] == b">" for line in lines[:_SAMPLE]):
+        lines = [line.lstrip(b"> ") if line[:1] == b">" else line for line in lines]
+    longest = max(map(len, lines), default=0)
+    if not _NARROW <= longest <= _WIDE:
+        return lines
+    full = [number for number, line in enumerate(lines) if len(line) == longest]
+    if len(full) < _SOME:
+        return lines
+    after = {number + 1 for number in full}
+    others = [line for number, line in enumerate(lines[:_SAMPLE]) if number not in after]
+    heads = Counter(map(_head, others))
+    often = max(1, len(others) // 50)
+    for number in reversed(full):
+        if number + 1 < len(lines) and heads[_head(lines[number + 1])] < often:
+            lines[number] += lines[number + 1]
+            lines[number + 1] = b""
+    return lines
+
+
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+
+
+def _head(line: bytes) -> bytes:
+    return line[:_HEAD].translate(_DIGITS)
 
 
 def text_of(line: bytes) -> str:
@@ -273,24 +309,42 @@ _KEPT = 20_000
 _SHOWN = 400
 """Characters stored of a line as proof."""
 
-_FAILURE = (
-    *(b"error", b"fail", b"traceback", b"exception", b"abort", b"fatal", b"kill", b"terminat"),
-    *(b"timed out", b"timeout", b"time-out", b"segmentation", b"core dumped", b"panic", b"xid"),
-    *(b"corrupt", b"out of memory", b"refused", b"cannot", b"unable", b"hang", b"hung", b"stuck"),
-    *(b"lost", b"died", b"dead", b"unreachable", b"exited", b"exit code", b"return code"),
-    *(b"signal", b"no such", b"not found", b"denied", b"invalid", b"mismatch", b"assert"),
+_FAILURE = re.compile(
+    rb"(?i:traceback \(most|\bfatal\b|\bpanic\b|core dumped|segmentation fault|segfault"
+    rb"|aborted\b|terminate called|exit(?:ed)?(?: with)?(?: exit| return)?[ _](?:code|status)"
+    rb"[ :=]{0,3}-?[1-9]|return code[ :=]{0,3}-?[1-9]|\bkilled\b|out of memory|timed[ -]?out"
+    rb"|deadlock|\bhung\b|\bstuck\b|unreachable|connection (?:refused|reset|closed)|\bxid\b"
+    rb"|no space left|\b(?:signal|sig(?:kill|segv|abrt|bus|term))\b|unable to|can(?:no|')t "
+    rb"|assert(?:ion)? .{0,200}fail|\bcrash|\bdied\b|\bfail(?:ed|ure)\b|\bcorrupt|denied"
+    rb"|\bpg_status\b"  # a flight recorder's dump, which is written after a failure
+    rb"|(?<![\w0] )errors?(?: code| number)?[ :]|mismatch|invalid|not found|no such)"
+    rb"|[a-z](?:Error|Exception)\b|\bERROR\b|\bCRITICAL\b|NCCL WARN|\[E\d{0,6} |EXCEPTION"
 )
-"""A log without any of these words, in upper or lower case, shows no failure."""
+"""A log without any of these shows no failure."""
+_NOTICE = re.compile(
+    rb"(?i:\bwarn(?:ing)?\b|warning:|\binfo\b|\bdebug\b|\bnotice\b|\bretry|continuing"
+    rb"|ignor(?:ed|ing)|skipp(?:ed|ing)|falling back|deprecat|on[_ -]?error|\bpassed\b"
+    rb"|\b(?:no|0|zero|without|any) (?:error|fail)|error[_ -](?:bars?|rate|func|margin|norm)"
+    rb"|(?:error|fail(?:ed|ures?)?)[_ ]?(?:rate|s)?[ =:]{1,3}0(?:\.0{0,9})?\b"
+    rb"|[a-z] error[ =:]{1,3}\d{0,9}\.\d)"
+)
+"""What is no failure, whatever words are in it, unless NCCL or an exception says it."""
+_CERTAIN = re.compile(rb"NCCL WARN|Traceback \(most|\bERROR\b|\bFATAL\b|^\w*Error: |core dumped")
 
 _INFO = b"NCCL INFO "
-_CHATTER = frozenset(
-    {
-        *(b"Channe", b"Trees ", b"Ring 0", b"Ring 1", b"Connec", b"thread", b"Settin", b"AllRed"),
-        *(b"AllGat", b"Reduce", b"Broadc", b"Send: ", b"Recv: ", b"P2P Ch", b"Tree 0", b"Tree 1"),
-        *(b"=== Sy", b"NVLS t", b"CPU/0-", b"CPU/1-", b"+ PCI[", b"+ NVL[", b"+ NET[", b"=====\n"),
-    }
+_STEMS = (
+    *("raceback", "rror", "xception", "ail", "atal", "panic", "ore dumped", "egmentation fault"),
+    *("egfault", "bort", "erminat", "xit", "eturn code", "ill", "ut of memory", "imed", "ime out"),
+    *("eadlock", "hung", "stuck", "nreachable", "refused", "onnection", "xid", "o space left"),
+    *("ignal", "nable to", "annot ", "an't ", "ssert", "rash", "ied", "orrupt", "ismatch"),
+    *("nvalid", "ot found", "o such", "critical", "warn", "sig", "[E", "pg_status"),
 )
-"""Beginnings of NCCL's lines that never report a failure; they only make the scan faster."""
+"""Each line of failure has one of these, in lower or upper case; a first letter may lack."""
+_ALIKE = bytes.maketrans(b"0123456789abcdef", b"0" * 16)
+"""Numbers, and addresses in hexadecimal, of lines that are otherwise the same."""
+_RAISED = any_of(word.translate(_ALIKE) for word in (*ENDS, b"Traceback"))
+_SHAPES = 200_000
+"""Shapes of lines that are remembered."""
 
 
 @dataclass
@@ -329,13 +383,18 @@ class Scanner:
     """Looks for symptoms, file by file; learns the ranks of processes on the way."""
 
     def __init__(self, symptoms: Sequence[Symptom]) -> None:
-        self._anchor = any_of(word.encode() for each in symptoms for word in each.anchors)
-        self._by_anchor: dict[bytes, list[Symptom]] = {}
-        for each in symptoms:
-            for word in each.anchors:
-                self._by_anchor.setdefault(word.encode(), []).append(each)
+        words = [word.encode() for each in symptoms for word in each.anchors]
+        words += [*ENDS, *(word.encode() for stem in _STEMS for word in (stem, stem.upper()))]
+        self._anchor = any_of(word.translate(_ALIKE) for word in words)
+        self._shapes: dict[bytes, list[tuple[bytes, Symptom]] | None] = {}
+        """By shape of lines: anchors that may be there; None where there is nothing to read."""
+        self._anchors = [
+            (word.encode().translate(_ALIKE), word.encode(), each)
+            for each in symptoms
+            for word in each.anchors
+        ]
         self._kept: Counter[tuple[str, object]] = Counter()
-        self._processes: dict[tuple[str, int], int] = {}
+        self._origins = Origins()
         self._summaries = Summaries()
         self._found = ScanResult()
 
@@ -344,7 +403,7 @@ class Scanner:
         for path in paths:
             self._file(path)
         found = self._found
-        found.raised = self._summaries.named(found.raised)
+        found.raised = self._summaries.named([self._of_rank(one) for one in found.raised])
         by_place = {
             (one.place.source, one.place.line): one.speaker
             for one in found.raised
@@ -355,55 +414,61 @@ class Scanner:
 
     def _file(self, path: Path) -> None:
         source, whose = str(path), speaker_of_file(path)
-        tracebacks = Tracebacks(source, whose)
+        tracebacks = Tracebacks(source, whose, self._origins)
         open_symptoms: list[_Open] = []
         number = 0
         found = self._found
-        anchored = self._anchor.search
+        known = self._shapes
         for lines in chunks(path, found.troubles):
-            self._look_for_failure(lines, source, number)
-            for line in lines:
+            shapes = b"\n".join(lines).translate(_ALIKE).split(b"\n")
+            if len(known) > _SHAPES:
+                known.clear()
+            for line, shape in zip(lines, shapes, strict=False):
                 number += 1
-                at = line.find(_INFO)
-                if at >= 0 and not open_symptoms and line[at + 10 : at + 16] in _CHATTER:
+                anchors = known[shape] if shape in known else self._learn_shape(shape)
+                if anchors is None and not tracebacks.open and not open_symptoms:
                     continue
-                if open_symptoms or tracebacks.open:
-                    text = text_of(line)
-                    open_symptoms = self._feed(open_symptoms, text, source, whose)
-                    tracebacks.feed(text, number, found.lines + number)
+                text, order = text_of(line), found.lines + number
+                open_symptoms = self._feed(open_symptoms, text, source, whose)
+                tracebacks.feed(text, number, order)
                 if b"Traceback (most" in line:
-                    tracebacks.begin(text_of(line), number)
-                if anchored(line) is not None:
-                    text = text_of(line)
-                    for began in self._open_symptoms(line, text, number, found.lines + number):
-                        if began.symptom.span:
-                            open_symptoms.append(began)
-                        else:
-                            self._close(began, source, whose)
+                    tracebacks.begin(text, number)
+                self._look_for_failure(line, text, source, number)
+                began = {one.id: one for word, one in anchors or () if word in line}
+                open_symptoms += self._closed(
+                    [_Open(one, [text], number, order) for one in began.values()], source, whose
+                )
         for each in open_symptoms:
             self._close(each, source, whose)
         found.lines += number
         found.raised += tracebacks.raised
 
-    def _look_for_failure(self, lines: Iterable[bytes], source: str, before: int) -> None:
-        """Remember the first line with a word of failure; NCCL's INFO lines are skipped."""
-        if self._found.failure is not None:
-            return
-        for number, line in enumerate(lines, before + 1):
-            text = line.lower()
-            if any(word in text for word in _FAILURE) and _INFO not in line:
-                self._found.failure = Place(source, number, text_of(line)[:_SHOWN])
-                return
+    def _closed(self, began: list[_Open], source: str, whose: Speaker) -> list[_Open]:
+        """Close those of one line; return those that need the following lines as well."""
+        for each in began:
+            if not each.symptom.span:
+                self._close(each, source, whose)
+        return [each for each in began if each.symptom.span]
 
-    def _open_symptoms(self, line: bytes, text: str, number: int, order: int) -> list[_Open]:
-        """Open every symptom with an anchor in this line."""
-        symptoms = {
-            each.id: each
-            for word, those in self._by_anchor.items()
-            if word in line  # the expression finds only one of overlapping words
-            for each in those
-        }
-        return [_Open(symptom, [text], number, order) for symptom in symptoms.values()]
+    def _look_for_failure(self, line: bytes, text: str, source: str, number: int) -> None:
+        """Remember the first line that reports a failure; NCCL's INFO lines are skipped."""
+        if (
+            self._found.failure is None
+            and _INFO not in line
+            and _FAILURE.search(line, 0, LONGEST)
+            and (_CERTAIN.search(line, 0, LONGEST) or not _NOTICE.search(line, 0, LONGEST))
+        ):
+            self._found.failure = Place(source, number, text[:_SHOWN])
+
+    def _learn_shape(self, shape: bytes) -> list[tuple[bytes, Symptom]] | None:
+        """Which anchors may be in lines of this shape."""
+        found = None
+        if self._anchor.search(shape) is not None:
+            found = [(word, one) for alike, word, one in self._anchors if alike in shape]
+            if not found and _INFO in shape and _RAISED.search(shape) is None:
+                found = None
+        self._shapes[shape] = found
+        return found
 
     def _feed(
         self, open_symptoms: list[_Open], text: str, source: str, whose: Speaker
@@ -423,7 +488,7 @@ class Scanner:
         if fields is None:
             return
         found = self._found
-        speaker = speaker_of(began.texts[0]).joined(whose)
+        speaker = self._origins.read(began.texts[0]).speaker.joined(whose)
         if "world" in fields:
             self._learn(fields, speaker)
         if "end" in fields:
@@ -454,9 +519,13 @@ class Scanner:
         world, rank = int(fields["world"]), int(fields.get("rank", 0))
         if world > self._found.world:
             self._found.world = world
-            self._processes.clear()
+            self._origins.processes.clear()
         if world == self._found.world and speaker.node and speaker.pid is not None:
-            self._processes[speaker.node, speaker.pid] = rank
+            self._origins.processes[speaker.node, speaker.pid] = rank
+
+    def _of_rank(self, one: LoggedException) -> LoggedException:
+        rank = self._origins.rank_of(one.speaker)
+        return one if rank is None else replace(one, speaker=replace(one.speaker, rank=rank))
 
     def _with_rank(self, hit: Hit, raised: dict[tuple[str, int], Speaker]) -> Hit:
         """Add the rank to a hit that has only a process id, or is in torchrun's summary.
@@ -466,7 +535,7 @@ class Scanner:
         speaker = hit.speaker
         if speaker.rank is not None:
             return hit
-        rank = self._processes.get((speaker.node, speaker.pid or -1))
+        rank = self._origins.rank_of(speaker)
         if rank is not None:
             self._found.ranks.add(rank)
             return replace(hit, speaker=replace(speaker, rank=rank))

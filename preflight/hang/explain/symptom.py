@@ -39,6 +39,13 @@ Role = Literal["cause", "sign", "hint", "echo", "fact"]
 """`cause`: ends the search. `sign`: a failure that another may have caused. `hint`: matters if
 nothing failed. `echo`: an error of other ranks after a failure. `fact`: identifies ranks."""
 
+Reads = Literal[
+    "", "timeout", "position", "summary", "alone", "end", "member", "xid", "memory",
+]  # fmt: skip
+"""What else a line reports: a collective's time-out, how far a rank had come in its group, the
+summary of the rank that failed first, that no other failed, the exit code of a rank, a process of
+the start, an Xid, the memory of a GPU."""
+
 RANKING: dict[Role, int] = {"cause": 0, "sign": 1, "hint": 2, "echo": 3, "fact": 4}
 
 
@@ -87,6 +94,9 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A sign after which a rank is dead, so that its peers' connections fail too."""
     waits: bool = False
     """A sign of ranks that only waited for another."""
+    reads: Reads = ""
+    exits: tuple[int, ...] = ()
+    """Exit codes of a rank that ends so; a negative one is a signal."""
     confidence: Annotated[float, Meta(ge=0, le=1)]
     """Probability that the category is right if this is the first failure."""
     anchors: tuple[str, ...]
@@ -200,6 +210,8 @@ class Speaker(Struct, frozen=True, kw_only=True):
     """Global rank."""
     node: str = ""
     pid: int | None = None
+    label: str = ""
+    """The launcher's prefix."""
 
     def joined(self, other: Speaker) -> Speaker:
         """Fill gaps from another speaker."""
@@ -207,6 +219,7 @@ class Speaker(Struct, frozen=True, kw_only=True):
             rank=self.rank if self.rank is not None else other.rank,
             node=self.node or other.node,
             pid=self.pid if self.pid is not None else other.pid,
+            label=self.label or other.label,
         )
 
     @property
@@ -254,6 +267,8 @@ class Explanation(Struct, frozen=True, kw_only=True):
     """What to check next with preflight."""
     lines: int = 0
     """How many lines were read."""
+    consequences: tuple[str, ...] = ()
+    """Failures that followed from it."""
     line: str = ""
     """The line of the script where the culprit was, where dumps show it."""
     waits: tuple[Wait, ...] = ()

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-WATCHDOG, STATUS = "watchdog", "group_status"
 _LEAST = 2
+_NEAR = 64
+"""Collectives of one group by which a rank may be behind."""
 
 
 class Timeout(Struct, frozen=True, kw_only=True):
@@ -44,7 +45,7 @@ def timeouts(hits: Sequence[Hit]) -> list[Timeout]:
     found: dict[tuple[int, str], Timeout] = {}
     for hit in hits:
         fields = hit.fields
-        if hit.symptom.id != WATCHDOG or hit.speaker.rank is None or "seq" not in fields:
+        if hit.symptom.reads != "timeout" or hit.speaker.rank is None or "seq" not in fields:
             continue
         key = (hit.speaker.rank, fields.get("group", ""))
         found.setdefault(
@@ -71,7 +72,7 @@ def judge(hits: Sequence[Hit], seen: set[int], world: int) -> Verdict | None:
     late = timeouts(hits)
     if not late:
         return None
-    return _mismatched(late) or _behind(late, hits) or _missing(late, seen, world)
+    return _mismatched(late) or _behind(late, hits) or _earlier(late) or _missing(late, seen, world)
 
 
 def _mismatched(late: Sequence[Timeout]) -> Verdict | None:
@@ -109,7 +110,7 @@ def _behind(late: Sequence[Timeout], hits: Sequence[Hit]) -> Verdict | None:
         # The timeout's own line names no group, the status beside it does.
         ahead = waits.get(hit.fields.get("group", ""), waits.get(""))
         rank = hit.speaker.rank
-        if hit.symptom.id != STATUS or ahead is None or rank is None or rank == ahead.rank:
+        if hit.symptom.reads != "position" or ahead is None or rank is None or rank == ahead.rank:
             continue
         enqueued = int(hit.fields["enqueued"])
         if 0 <= enqueued < ahead.seq:
@@ -125,6 +126,27 @@ def _behind(late: Sequence[Timeout], hits: Sequence[Hit]) -> Verdict | None:
         f"in number {ahead.seq} ({ahead.op})",
         proofs=(*(hit for hit, _, _ in odd.values()), ahead.hit),
     )
+
+
+def _earlier(late: Sequence[Timeout]) -> Verdict | None:
+    """The fewer ranks that wait in an earlier collective of the same group than the others."""
+    for group in {one.group: None for one in late}:
+        here = [one for one in late if one.group == group]
+        last = max(one.seq for one in here)
+        ahead = [one for one in here if one.seq == last]
+        odd = [one for one in here if one.seq < last]
+        if not odd or min(one.seq for one in odd) < last - _NEAR:
+            continue  # the timeout's line names no group: these are two groups
+        if len(odd) > len(ahead):
+            continue
+        return Verdict(
+            kind="behind",
+            ranks=tuple(sorted(one.rank for one in odd)),
+            sentence=f"{_ranks(odd)} waited in {odd[0].op} number {odd[0].seq}, while "
+            f"{_ranks(ahead)} waited in number {last} ({ahead[0].op})",
+            proofs=(*(one.hit for one in odd), ahead[0].hit),
+        )
+    return None
 
 
 def _missing(late: Sequence[Timeout], seen: set[int], world: int) -> Verdict:
@@ -143,7 +165,9 @@ def _missing(late: Sequence[Timeout], seen: set[int], world: int) -> Verdict:
         sentence = f"all {of} ranks waited in {words} and none got through"
         return Verdict(kind="all", ranks=(), sentence=sentence, proofs=proofs)
     # A rank without a log looks the same as a missing one.
-    if missing and missing <= seen and len(missing) <= len(there):
+    alone = len({one.hit.place.source for one in same}) == 1 and len(there) > _LEAST
+    known = missing <= seen or (alone and len(missing) == 1)
+    if missing and known and len(missing) <= len(there):
         sentence = f"{rank_words(missing)} did not reach {words}, in which {_ranks(same)} waited"
         return Verdict(
             kind="missing", ranks=tuple(sorted(missing)), sentence=sentence, proofs=proofs

@@ -26,10 +26,12 @@ from preflight.hang.explain.symptom import (
     RANKING,
     Category,
     Explanation,
+    Speaker,
     culprits,
     next_commands,
     number_of,
     proofs,
+    rank_words,
     with_meanings,
 )
 
@@ -54,7 +56,7 @@ def of_members(found: ScanResult) -> Explanation | None:
     It names no culprit: the processes of another node may write elsewhere. Only rank 0 reports
     that all ranks joined, so a log without rank 0 proves nothing.
     """
-    facts = [hit for hit in found.hits if hit.symptom.id == "members"]
+    facts = [hit for hit in found.hits if hit.symptom.reads == "member"]
     came = Counter(int(hit.fields["member"]) for hit in facts if "member" in hit.fields)
     sizes = {int(hit.fields["of"]) for hit in facts if "of" in hit.fields}
     if 0 not in came or len(sizes) != 1 or any("registered" in hit.fields for hit in facts):
@@ -108,7 +110,7 @@ class Meaning(Struct, frozen=True):
 
 def lesser(hit: Hit, found: ScanResult) -> bool:
     """Whether this cause is only a sign here: a flushed queue, an Xid that a program caused."""
-    if hit.symptom.id == "xid":
+    if hit.symptom.reads == "xid":
         return _grade(hit) not in _PROVEN
     here = _circumstance(hit, found)
     return here is not None and here.lesser
@@ -116,11 +118,11 @@ def lesser(hit: Hit, found: ScanResult) -> bool:
 
 def refine(hit: Hit, same: Sequence[Hit], found: ScanResult) -> Meaning:
     """Category and confidence of a hit; `same` are all hits of its symptom."""
-    if hit.symptom.id == "oom":
+    if hit.symptom.reads == "memory":
         return _memory(hit, same, found)
-    if hit.symptom.id == "xid":
-        return _xid(hit)
     here = _circumstance(hit, found)
+    if here is None and hit.symptom.reads == "xid":
+        return _xid(hit)
     if here is None:
         return Meaning(hit.symptom.category, hit.symptom.confidence)
     several = " and ".join(_values(here.several, found))
@@ -247,10 +249,30 @@ def explain(found: ScanResult) -> Explanation:
     elif thrown and not _before(telling, thrown):
         answer = of_exceptions(thrown, found.roots)
     elif late is not None and late.kind in ODD and not _follows(late.proofs[0], _first(telling)):
-        answer = _of_watchdog(late)
+        answer = _of_the_dead(late, telling, hits, found) or _of_watchdog(late)
     else:
         answer = _of_signs(telling, signs, hits, found) or _of_rest(hits, found)
+    answer = replace(answer, consequences=_consequences(answer, hits))
     return _with_alternatives(answer, others, found)
+
+
+_MOST_CONSEQUENCES = 4
+
+
+def _consequences(answer: Explanation, hits: Sequence[Hit]) -> tuple[str, ...]:
+    """What other ranks only report: time-outs, lost peers, ends by the launcher."""
+    proven = {(one.source, one.line) for one in answer.evidence}
+    groups: dict[str, list[Hit]] = {}
+    for hit in hits:
+        passive = hit.symptom.waits or hit.symptom.retried or hit.symptom.reads == "timeout"
+        if passive and (hit.place.source, hit.place.line) not in proven:
+            groups.setdefault(hit.symptom.id, []).append(hit)
+    told = []
+    for same in groups.values():
+        ranks = {hit.speaker.rank for hit in same if hit.speaker.rank is not None}
+        who = f"{rank_words(ranks)}: " if ranks else ""
+        told.append(f"{who}{same[0].symptom.sentence(with_meanings(same[0]))}")
+    return tuple(told[:_MOST_CONSEQUENCES]) if answer.confidence >= _LIKELY else ()
 
 
 def _survived(found: ScanResult) -> Callable[[Hit], bool]:
@@ -282,7 +304,11 @@ def _of_rest(hits: Sequence[Hit], found: ScanResult) -> Explanation:
         return known or _of_hit(in_order_of_time(hints)[0], hits, found)
     if found.failure is None and not found.troubles:
         return NO_FAILURE
-    return replace(NOTHING, evidence=proofs((found.failure,) if found.failure else ()))
+    if found.failure is None:
+        return NOTHING
+    line = proofs((found.failure,))[0].text
+    sentence = f"no known cause; the first line that reports a failure is: {line}"
+    return replace(NOTHING, sentence=sentence, evidence=(found.failure,), confidence=0.2)
 
 
 def _of_hints(hits: Sequence[Hit], found: ScanResult) -> Explanation | None:
@@ -324,9 +350,12 @@ def _of_hit(hit: Hit, hits: Sequence[Hit], found: ScanResult) -> Explanation:
     symptom = hit.symptom
     weight = lesser(hit, found)
     same = [o for o in hits if o.symptom.id == symptom.id and lesser(o, found) == weight]
+    if hit.speaker.rank is None and (only := rank_by_exit(found, symptom.exits)) is not None:
+        hit = replace(hit, speaker=only.joined(hit.speaker))
+        same = [hit, *same]
     fields = _fields_with_speaker(hit, same)
     here = refine(hit, same, found)
-    named = here.category != "unknown" or symptom.role == "echo"
+    named = here.category != "unknown" or symptom.role == "echo" or symptom.dies
     return Explanation(
         category=here.category,
         culprits=culprits(same if symptom.role != "echo" else (), hit) if named else (),
@@ -339,6 +368,25 @@ def _of_hit(hit: Hit, hits: Sequence[Hit], found: ScanResult) -> Explanation:
     )
 
 
+def _exit_code(hit: Hit) -> int:
+    code = hit.fields.get("code", "")
+    number = whole(code.removeprefix("-"), 2**31)
+    return number_of(hit, "code") if number is None else -number if code[:1] == "-" else number
+
+
+def rank_by_exit(found: ScanResult, codes: Sequence[int]) -> Speaker | None:
+    """The only rank that a launcher saw end with one of these codes, and its node."""
+    ended = {
+        int(hit.fields["rank"]): hit.fields.get("node", "")
+        for hit in found.hits
+        if hit.symptom.reads == "end" and _exit_code(hit) in codes
+    }
+    if len(ended) != 1:
+        return None
+    ((rank, node),) = ended.items()
+    return Speaker(rank=rank, node=node)
+
+
 def _fields_with_speaker(hit: Hit, same: Sequence[Hit]) -> dict[str, str]:
     """The hit's fields; the speaker is the only rank among its symptom's hits, if it has none."""
     fields = with_meanings(hit)
@@ -346,6 +394,30 @@ def _fields_with_speaker(hit: Hit, same: Sequence[Hit]) -> dict[str, str]:
     if hit.speaker.rank is None and len(ranks) == 1:
         fields["speaker"] = next(iter(ranks.values()))
     return fields
+
+
+_ABORTED = (-6, -15)
+"""Exit codes of ranks that torch's watchdog or the launcher ended."""
+
+
+def _of_the_dead(
+    late: watchdog.Verdict, telling: Sequence[Hit], hits: Sequence[Hit], found: ScanResult
+) -> Explanation | None:
+    """Why a rank that did not come had ended, as its launcher reports later; None if it lived."""
+    ended = {
+        int(hit.fields["rank"]): _exit_code(hit) for hit in found.hits if hit.symptom.reads == "end"
+    }
+    dead = {
+        rank: code
+        for rank, code in ended.items()
+        if code not in (0, *_ABORTED) and rank in late.ranks
+    }
+    if late.kind == "mismatch" or not dead:
+        return None
+    why = [hit for hit in telling if set(hit.symptom.exits) & set(dead.values())]
+    summaries = [hit for hit in hits if hit.symptom.reads == "summary"]
+    first = why or [hit for hit in summaries if int(hit.fields["rank"]) in dead]
+    return _of_hit(first[0], hits, found) if first else None
 
 
 def _of_watchdog(late: watchdog.Verdict) -> Explanation:
@@ -376,7 +448,7 @@ def _of_signs(
     """Without a cause: the best sign, or the timeouts as such."""
     if telling:
         return _of_hit(telling[0], hits, found)
-    timed_out = [hit for hit in signs if hit.symptom.id == watchdog.WATCHDOG]
+    timed_out = [hit for hit in signs if hit.symptom.reads == "timeout"]
     if timed_out:
         return _of_time_out(_of_hit(timed_out[0], hits, found), hits, found)
     waited = [hit for hit in signs if hit.symptom.waits]
@@ -447,11 +519,15 @@ def lines(answer: Explanation, width: int) -> list[str]:
         ("do", [answer.advice]),
         ("next", [answer.next]),
         ("proof", [f"{proof.source}:{proof.line}: {proof.text}" for proof in answer.evidence]),
+        ("then", answer.consequences),
         ("waits", _waits(answer)),
         ("unseen", answer.unseen),
         ("or", [other.words for other in answer.alternatives]),
     )
-    return rows(answer.category, answer.confidence, labelled, width)
+    category: str = answer.category
+    if 0 < answer.confidence < _LIKELY:
+        category = "unclear" if category == "unknown" else f"unclear: {category}"
+    return rows(category, answer.confidence, labelled, width)
 
 
 def _waits(answer: Explanation) -> list[str]:

@@ -1,1 +1,1 @@
-"""Everything a node can say about itself in one pass, without loading it."""
+"""Reads everything that a node can report about itself in one pass, without load."""

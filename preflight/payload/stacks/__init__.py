@@ -1,1 +1,1 @@
-"""What a job that hangs shows of itself on one node; read without disturbing it."""
+"""Reads the state of a hanging job on one node, without disturbing the job."""

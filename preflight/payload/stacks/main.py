@@ -17,7 +17,7 @@ from probe import bounded_text, guard, kernel_log, processes
 from probe.bounded_text import TEXT_LIMIT, clean, words
 from probe.procfs import Users, identity
 
-from . import moments, node_ranks, pyspy
+from . import moments, node_ranks, pyspy, ras_client, torch_server
 from .moments import Instant
 from .node_ranks import Patience
 
@@ -304,9 +304,15 @@ FIND_S, USERS_S, GPUS_S, DUMPS_S = 6.0, 1.0, 3.0, 3.0
 def run(
     request: Document, lines: Callable[..., Document | None], emit: Callable[[Document], None]
 ) -> None:
-    """Emit one `NodeLook` document: preflight.facts.job, docs/internals/wire.md."""
+    """Emit one `NodeLook` document: preflight.facts.job, docs/internals/wire.md.
+
+    With the field `ras` in the request: one `RasLook` of NCCL's RAS service.
+    """
     began = time.monotonic()
     patience = Patience(began + float(request["deadline_s"]) - MARGIN_S)
+    if "ras" in request:
+        emit({**identity(request["nonce"]), **ras_client.answer(request["ras"], patience.until)})
+        return
     look_s = max(0.1, float(request.get("look_s", LOOK_S)))
     sysfs = str(request.get("sysfs", "/sys"))
     document = _identity(request["nonce"])
@@ -319,6 +325,10 @@ def run(
     dumps_until = patience.within(look_s + DUMPS_S - _SEND_S)
     wanted = [_dumped(one) for one in ranks if one["dumps"]]
     dumps_asked = guard.spawn(read, wanted, dumps_until)
+    servers = [one for one in ranks if one["socket"]]
+    served_asked = guard.spawn(torch_server.read, servers, dumps_until)
+    addresses = {str(one["pid"]): one["ras"] for one in ranks if one["ras"]}
+    services_asked = guard.spawn(ras_client.services, addresses)
     stacks = StackReader(patience, own=bool(request.get("own_spy", True)))
     before = Instant(patience, ranks, sysfs)
     pythons = [one for one in (*ranks, *launchers) if one["python"]]
@@ -334,9 +344,13 @@ def run(
     if request.get("native", True):
         stacks.read_native(rows)
     dumped = patience.answer_of("flight recorder", dumps_asked, DUMPS_S) or {}
+    served = patience.answer_of("torch's worker server", served_asked, DUMPS_S) or {}
+    services = patience.answer_of("RAS services", services_asked, DUMPS_S) or {}
+    document["ras"] = services.get("0", "")
     for one, row in zip(ranks, rows):  # noqa: B905 (Python 3.8)
         stacks.add(one, row)
-        row["dump"] = dumped.get(str(one["pid"]))
+        row["ras"] = services.get(str(one["pid"]), "")
+        row["dump"] = dumped.get(str(one["pid"])) or served.get(str(one["pid"]))
     stacks.close()
     document.update(
         ranks=rows,

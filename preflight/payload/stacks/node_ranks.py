@@ -10,7 +10,7 @@ from probe import guard, procfs, redact
 from probe.bounded_text import clean
 from probe.procfs import Users
 
-from . import process_table
+from . import process_table, ras_client, torch_server
 from .process_table import ProcessTable
 
 TYPE_CHECKING = False
@@ -55,6 +55,8 @@ def describe(table: ProcessTable, pid: int, identity: Identity | None) -> Docume
         "stuck": table.stuck(pid),
         "visible": None if visible is None else clean(visible),
         "bins": bins(table, pid),
+        "socket": _socket(environ),
+        "ras": ras_client.address(environ),
         "dumps": [] if identity is None else _dumps(pid, int(identity["rank"]), environ),
         "workers": _workers(table, pid),
     }
@@ -99,6 +101,12 @@ def _dumps(pid: int, rank: int, environ: dict[bytes, bytes]) -> list[str]:
         folder = "/"
     paths = [os.path.join(folder, f"{prefix}{rank}") for prefix in dict.fromkeys(prefixes)]
     return [path for path in paths if _travels(path)]
+
+
+def _socket(environ: dict[bytes, bytes]) -> str:
+    """Return the path of torch's worker server; "" if the rank has none."""
+    path = os.fsdecode(environ.get(torch_server.VARIABLE, b""))
+    return path if path.startswith("/") and _travels(path) else ""
 
 
 _KINDS = ("torchrun", "accelerate", "deepspeed")

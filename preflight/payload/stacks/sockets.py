@@ -50,6 +50,20 @@ def connections() -> list[Wire]:
     return found
 
 
+_LISTEN = 10
+
+
+def listeners() -> set[int]:
+    """Return the TCP ports of this network namespace on which anything listens; OSError."""
+    found: set[int] = set()
+    for family in (socket.AF_INET, socket.AF_INET6):
+        ask = _ASK.pack(family, socket.IPPROTO_TCP, 0, 0, 1 << _LISTEN)
+        for bodies in answers(_SOCK_DIAG, _BY_FAMILY, ask):
+            whole = (body for body in bodies if len(body) >= _MESSAGE.size)
+            found.update(int.from_bytes(_MESSAGE.unpack_from(body)[4], "big") for body in whole)
+    return found
+
+
 def parse(body: bytes) -> Wire | None:
     """Read one struct inet_diag_msg and its struct tcp_info; None if invalid."""
     if len(body) < _MESSAGE.size:
@@ -148,11 +162,24 @@ _LIMIT = 16 << 20
 
 def proc_connections(pid: int) -> list[Wire]:
     """Return the connections of a process's namespace; OSError without permission."""
-    found: list[Wire] = []
+    return [wire for text in _proc_tables(pid) for wire in parse_proc_tcp(text)]
+
+
+def proc_listeners(pid: int) -> set[int]:
+    """Return the TCP ports of a process's namespace on which anything listens; OSError."""
+    rows = (line.split()[:4] for text in _proc_tables(pid) for line in text.splitlines())
+    words = [row[1].rpartition(":")[2] for row in rows if row[3:] == ["0A"]]
+    with contextlib.suppress(ValueError):
+        return {int(word, 16) for word in words}
+    return set()
+
+
+def _proc_tables(pid: int) -> list[str]:
+    tables = []
     for table in ("tcp", "tcp6"):
         with open(f"/proc/{pid}/net/{table}", "rb") as file:
-            found += parse_proc_tcp(file.read(_LIMIT).decode("ascii", "replace"))
-    return found
+            tables.append(file.read(_LIMIT).decode("ascii", "replace"))
+    return tables
 
 
 def parse_proc_tcp(text: str) -> list[Wire]:
@@ -206,9 +233,9 @@ def look(pids: Iterable[int]) -> dict[str, Any]:
     pids = list(pids)
     most = min(MOST, max(16, MOST_IN_ALL // max(1, len(pids))))
     document: dict[str, Any] = {"wires": {}, "ports": {}, "problems": []}
-    own = _namespace(os.getpid())
+    own = namespace(os.getpid())
     for space, members in _by_namespace(pids).items():
-        inside = space in ("", own) or _enter(members[0])
+        inside = space in ("", own) or enter(members[0])
         with contextlib.suppress(OSError):
             if inside:
                 document["ports"] = {**look_interfaces(), **document["ports"]}
@@ -240,11 +267,11 @@ def _connections(pid: int, problems: list[str], *, inside: bool) -> dict[str, Wi
 def _by_namespace(pids: Iterable[int]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for pid in pids:
-        found.setdefault(_namespace(pid), []).append(pid)
+        found.setdefault(namespace(pid), []).append(pid)
     return found
 
 
-def _namespace(pid: int) -> str:
+def namespace(pid: int) -> str:
     """Return the name of its network namespace; "" without permission."""
     try:
         return os.readlink(f"/proc/{pid}/ns/net")
@@ -252,7 +279,7 @@ def _namespace(pid: int) -> str:
         return ""
 
 
-def _enter(pid: int) -> bool:
+def enter(pid: int) -> bool:
     """Move this process into the network namespace of another; needs CAP_SYS_ADMIN."""
     try:
         handle = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)

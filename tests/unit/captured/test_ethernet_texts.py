@@ -131,7 +131,7 @@ def ip_json(*odd: int, mtu: int = 9000, **more: object) -> str:
 
 
 @pytest.mark.proves(
-    "net.ethernet", finds="an MTU that the node's own configuration denies, in JSON"
+    "net.ethernet", finds="an MTU unlike that of the node's own configuration, in JSON"
 )
 @pytest.mark.parametrize(
     ("text", "outcome", "words"),

@@ -99,7 +99,7 @@ def test_one_gpu_more_that_gets_worse_eases_no_verdict_on_a_real_text() -> None:
             return gravest(outcomes(replace(one, facts=edited), expected))
 
         edits = [edit for edit in (*OF_GPUS, *OF_PEERS) if known or edit != "half the lanes"]
-        eased += [(name, *each) for each in eased_one_by_one(one.facts, rank, edits, board=False)]
+        eased += [(name, *each) for each in eased_one_by_one(one.facts, rank, edits, "by peers")]
     assert eased == []
 
 

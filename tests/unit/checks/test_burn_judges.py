@@ -108,7 +108,7 @@ def test_a_slow_part_is_named(name: str, factor: float, start: str) -> None:
     assert all(JUDGES[other](burn).outcome is Outcome.OK for other in others)
 
 
-@pytest.mark.proves("burn.host", finds="a NUMA side whose memory runs at half speed")
+@pytest.mark.proves("burn.host", finds="a NUMA node whose memory runs at half speed")
 @pytest.mark.proves("burn.nic", finds="a NIC in a slot of half width")
 @pytest.mark.parametrize(
     ("name", "measure", "part"),
@@ -130,7 +130,7 @@ def test_a_slow_part_of_the_host(name: str, measure: str, part: dict[str, object
     assert verdict.sentence.startswith(("NUMA node 1: ", "mlx5_3: "))
 
 
-@pytest.mark.proves("burn.sustained", finds="a GPU with clocks held down by heat under load")
+@pytest.mark.proves("burn.sustained", finds="a GPU that heat slows under load")
 def test_heat_under_load_is_the_reason_that_is_given() -> None:
     """A GPU that throttles is slow as well; what NVML says is the better sentence."""
     node = burned({("sustained_tflops", 2): 0.7})
@@ -286,13 +286,13 @@ def test_no_proof_is_no_pass() -> None:
     assert verdict.sentence.startswith("7 of 8 devices proved")
 
 
-@pytest.mark.proves("burn.gemm", unknown="a GPU without peers, expectation and floor")
-@pytest.mark.proves("burn.memory", unknown="a GPU without peers, expectation and floor")
-@pytest.mark.proves("burn.pcie", unknown="a GPU without peers, expectation and floor")
-@pytest.mark.proves("burn.p2p", unknown="a GPU without peers, expectation and floor")
-@pytest.mark.proves("burn.launch", unknown="a GPU without peers, expectation and floor")
+@pytest.mark.proves("burn.gemm", unknown="a GPU without peers, expected value and floor")
+@pytest.mark.proves("burn.memory", unknown="a GPU without peers, expected value and floor")
+@pytest.mark.proves("burn.pcie", unknown="a GPU without peers, expected value and floor")
+@pytest.mark.proves("burn.p2p", unknown="a GPU without peers, expected value and floor")
+@pytest.mark.proves("burn.launch", unknown="a GPU without peers, expected value and floor")
 @pytest.mark.proves("burn.nic", unknown="a NIC without peers")
-@pytest.mark.proves("burn.host", unknown="sides of the host without peers")
+@pytest.mark.proves("burn.host", unknown="NUMA nodes without peers")
 @pytest.mark.parametrize("name", ["gemm", "memory", "pcie", "p2p", "launch", "host", "nic"])
 def test_without_anything_to_hold_it_against(name: str) -> None:
     """The numbers are shown, and nothing is known of them; no expectation covers a host's."""

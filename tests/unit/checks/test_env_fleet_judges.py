@@ -45,7 +45,7 @@ def test_a_fast_way_switched_off_where_it_is_there_warns(
     assert words in verdict.sentence
 
 
-@pytest.mark.proves("env.transports", passes="switches that take nothing from the job")
+@pytest.mark.proves("env.transports", passes="variables that switch off nothing that the job needs")
 @pytest.mark.parametrize(
     ("environ", "node"),
     [

@@ -45,7 +45,7 @@ def test_without_gpus_nothing_is_judged() -> None:
     assert verdict_of("0", node=facts(gpus=None)).outcome is Outcome.NOT_RUN
 
 
-@pytest.mark.proves("env.cuda_visible_devices", passes="a list of GPUs that are there")
+@pytest.mark.proves("env.cuda_visible_devices", passes="a list of GPUs that exist")
 @pytest.mark.parametrize(
     ("value", "nproc", "sentence"),
     [

@@ -73,7 +73,7 @@ FAULTS = [
     fault("gpu.throttle", "warn", "a thermal slowdown by the driver",
           "a thermal slowdown by the driver", clock_reasons=("sw_thermal",)),
     fault("gpu.throttle", "warn", "hardware thermal slowdown for 1 h 0 min since boot, 4.2 % of",
-          "heat that held clocks down in the past", hw_thermal_s=3600.0),
+          "heat that slowed a GPU in the past", hw_thermal_s=3600.0),
     fault("gpu.temperature", "fail", "92 C, 3 C beyond its slowdown; over 5 C below",
           "a GPU at its slowdown temperature", temperature_c=92, margin_c=None),
     fault("gpu.temperature", "warn", "4 C below its slowdown",
@@ -153,7 +153,7 @@ FAULTS = [
 @pytest.mark.proves("gpu.throttle", finds="a hardware thermal slowdown")
 @pytest.mark.proves("gpu.throttle", finds="the hardware power brake")
 @pytest.mark.proves("gpu.throttle", finds="a thermal slowdown by the driver")
-@pytest.mark.proves("gpu.throttle", finds="heat that held clocks down in the past")
+@pytest.mark.proves("gpu.throttle", finds="heat that slowed a GPU in the past")
 @pytest.mark.proves("gpu.temperature", finds="a GPU at its slowdown temperature")
 @pytest.mark.proves("gpu.temperature", finds="a GPU near its slowdown temperature")
 @pytest.mark.proves("gpu.power", finds="a power limit below that of the other GPUs")

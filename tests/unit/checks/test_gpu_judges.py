@@ -36,7 +36,7 @@ def test_gpu_count(expected: int | None, answered: int | None, outcome: str, wor
 
 
 @pytest.mark.proves(
-    "gpu.count", finds="a GPU that is counted and does not answer, without an expectation"
+    "gpu.count", finds="a GPU that is counted and does not answer, with no number expected"
 )
 def test_a_gpu_that_is_counted_must_answer() -> None:
     """Without an expectation NVML's own count is one: a lost GPU passed where none was expected."""

@@ -165,7 +165,7 @@ def test_unlike_the_group() -> None:
 
 
 @pytest.mark.proves(
-    "net.interface", finds="an interface of NCCL's choice that does not reach the others"
+    "net.interface", finds="an interface that NCCL chooses and that does not reach the others"
 )
 @pytest.mark.parametrize(
     ("cni", "environ", "nccl", "chosen"),
@@ -270,7 +270,7 @@ def test_the_master_is_found() -> None:
     assert name(outside[0], *outside[1:]).outcome is Outcome.OK
 
 
-@pytest.mark.proves("net.master_name", unknown="facts of a node that was probed alone")
+@pytest.mark.proves("net.master_name", unknown="a node that was probed alone")
 def test_no_lookups() -> None:
     """A node alone has no master to find; for a node of a fleet no lookup means unknown."""
     asked_alone = host(2, names=(), own_name=None)

@@ -65,7 +65,9 @@ def rate(one: Facts, expected: Expected = NOTHING, *others: Facts) -> Verdict:
     return judge_rate(expected, one, group(one, *others))
 
 
-@pytest.mark.proves("ib.count", finds="a missing RDMA device, by expectation or majority")
+@pytest.mark.proves(
+    "ib.count", finds="a missing RDMA device, expected by the inventory or by the group"
+)
 @pytest.mark.proves("ib.count", passes="eight HCAs, and one front end more than expected")
 @pytest.mark.proves("ib.count", unknown="/sys/class/infiniband does not answer")
 @pytest.mark.parametrize(
@@ -272,7 +274,9 @@ def test_an_unread_port_may_be_the_one_that_is_up(unread: dict[str, Any] | None)
 HALF: dict[str, Any] = {"rate": "200 Gb/sec (2X NDR)"}
 
 
-@pytest.mark.proves("ib.rate", finds="a port at half its rate: by expectation, group or own peers")
+@pytest.mark.proves(
+    "ib.rate", finds="a port at half the rate of the inventory, its group or its own peers"
+)
 @pytest.mark.parametrize(
     ("expected", "others", "words"),
     [
@@ -419,7 +423,7 @@ def test_errors_that_cannot_be_dated() -> None:
 
 
 @pytest.mark.proves("ib.gid", finds="a GID index that is empty, and RoCE v1")
-@pytest.mark.proves("ib.gid", passes="a routable RoCE v2 GID at the index, or to choose")
+@pytest.mark.proves("ib.gid", passes="a routable RoCE v2 GID at the index, or for NCCL to choose")
 @pytest.mark.parametrize(
     ("index", "table", "outcome", "words"),
     [

@@ -35,7 +35,7 @@ def _learn(*fleet: Facts) -> tuple[str, Inventory]:
 
 
 def test_what_all_gpus_of_a_group_share_becomes_its_promise() -> None:
-    """MIG, ECC, persistence, compute mode and power limit, with the day that they were learned."""
+    """MIG, ECC, persistence, compute mode, power limit, PCIe, with the day of learning."""
     text, inventory = _learn(node(), node())
     for line in (
         "mig = false",
@@ -43,6 +43,8 @@ def test_what_all_gpus_of_a_group_share_becomes_its_promise() -> None:
         "persistence = true",
         'compute_mode = "default"',
         "power_limit_w = 700",
+        "pcie_lanes = 16",
+        "pcie_generation = 5",
     ):
         assert f"\n{line}\n" in text
     expected = inventory.host("n2").expected
@@ -59,6 +61,8 @@ def test_what_all_gpus_of_a_group_share_becomes_its_promise() -> None:
         ({"persistence": False}, "gpu.mode", "persistence mode is off, on expected"),
         ({"compute_mode": "exclusive_process"}, "gpu.mode", "is exclusive_process, default exp"),
         ({"power_limit_w": 500.0}, "gpu.power", "power limit 500 W, 700 W expected"),
+        ({"pcie_width": 8}, "gpu.pcie", "PCIe x8, x16 expected"),
+        ({"pcie_gen_max": 3}, "gpu.pcie", "PCIe generation 3 at most, 5 expected"),
     ],
 )
 def test_the_fleet_is_all_right_by_what_was_learned_of_it_until_one_node_is_changed(
@@ -95,6 +99,8 @@ def test_nodes_that_differ_in_a_mode_stay_one_group_and_the_mode_is_left_open() 
         ({"compute_mode": "prohibited"}, "compute_mode is left open: no job can start in"),
         ({"compute_mode": "exclusive_thread"}, "compute_mode is left open: no job can start"),
         ({"power_limit_w": 500.0}, "power_limit_w is left open: 500 W, 700 W by default"),
+        ({"pcie_width": 8}, "pcie_lanes is left open: 8, 16 is possible"),
+        ({"pcie_gen_max": 2}, "pcie_generation is left open: 2, 4 is possible"),
     ],
 )
 def test_what_is_warned_of_without_a_promise_does_not_become_one(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from preflight.commands.nightly.command import read_words
-from preflight.hook.model import HookConfig
+from preflight.hook.hook_values import HookConfig
 
 NIGHTLY = Path(__file__).parents[3] / "contrib" / "nightly"
 PYTHON = ["/opt/preflight/bin/python", "-I", "-m", "preflight.cli", "nightly"]

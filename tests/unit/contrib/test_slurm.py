@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.hook.config import parse, refuse_longer
-from preflight.hook.model import HookConfig
+from preflight.hook.hook_values import HookConfig
 
 from .stalled_log import IS_ROOT, stalled_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from preflight.hook.model import Occasion
+    from preflight.hook.hook_values import Occasion
 
 FOLDER = Path(__file__).parents[3] / "contrib" / "slurm"
 SCRIPTS = ("prolog.d/50-preflight", "healthcheck", "requeue.sh", "train.sbatch")

@@ -49,10 +49,10 @@ def test_without_peers_the_floor_of_the_promised_nics_decides(nodes: int) -> Non
     which = "floor for 400 Gb/s InfiniBand NICs, expected by fleet.toml [group.train]"
     assert (fine.outcome, fine.sentence) == (
         Outcome.OK,
-        f"46 GB/s at 64 MiB (limit 40 GB/s, {which}), 0.2 ms",
+        f"median 46 GB/s at 64 MiB (limit 40 GB/s, {which}), 0.2 ms",
     )
     assert slow.outcome is Outcome.FAIL
-    assert slow.sentence.startswith("30 GB/s at 64 MiB between ")
+    assert slow.sentence.startswith("median 30 GB/s at 64 MiB between ")
     assert f"limit 40 GB/s ({which})" in slow.sentence
     assert slow.evidence["decided_by"] == "platform"
 
@@ -63,7 +63,7 @@ def test_an_unknown_network_without_peers_is_not_judged() -> None:
     verdict = _judge(_nccl(fleet, 46.0), fleet)
     assert (verdict.outcome, verdict.sentence) == (
         Outcome.UNKNOWN,
-        "46 GB/s at 64 MiB: no peers, no expected value and no earlier runs to compare with",
+        "median 46 GB/s at 64 MiB: no peers, no expected value and no earlier runs to compare with",
     )
     assert "nic_gbits" in verdict.advice
     assert _judge(_nccl(fleet, 0.3), fleet).outcome is Outcome.FAIL

@@ -94,8 +94,8 @@ def test_a_node_slower_than_its_peers_is_named_with_both_numbers() -> None:
     assert {name for name, one in judged.items() if one.outcome is not Outcome.OK} == {"h3"}
     assert judged["h3"].outcome is Outcome.FAIL
     assert judged["h3"].sentence == (
-        "300 GB/s at 64 MiB among its 4 rails; peers' median 352 GB/s, limit 317 GB/s (0.9 of the "
-        "peers' median); carried by SHM, at its peers by P2P"
+        "median 300 GB/s at 64 MiB among its 4 rails; peers' median 352 GB/s, limit 317 GB/s "
+        "(0.9 of the peers' median); carried by SHM, at its peers by P2P"
     )
     assert "h3" in judged["h3"].advice
     assert judged["h1"].sentence == (
@@ -237,7 +237,7 @@ def test_what_peers_show_too_or_a_cpu_explains_is_no_fault() -> None:
     assert verdicts([*gloo[:3], waited(odd, 0.1)], hosts(4))["h4"].outcome is Outcome.OK
 
 
-@pytest.mark.proves("fabric.intra_node", unknown="what was not measured")
+@pytest.mark.proves("fabric.intra_node", unknown="a node that was not measured")
 def test_what_was_not_measured_says_why() -> None:
     """One rail, left out, its time up, fallen out of the sweep: only the last one is a finding."""
     judged = verdicts(

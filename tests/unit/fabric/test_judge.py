@@ -39,8 +39,8 @@ def test_a_slow_node_is_named_with_number_and_limit() -> None:
     assert failed == {("h1", "h3"), ("h2", "h3"), ("h3", "h4")}
     assert {verdicts[names].blame for names in failed} == {"h3"}
     assert verdicts["h1", "h3"].sentence == (
-        "0.024 GB/s at 4 MiB with h2; peers' median 0.8 GB/s, limit 0.2 GB/s (0.25 of the peers' "
-        "median); h3 is slow with each of its 3 partners"
+        "median 0.024 GB/s at 4 MiB with h2; peers' median 0.8 GB/s, limit 0.2 GB/s "
+        "(0.25 of the peers' median); h3 is slow with each of its 3 partners"
     )
     assert "h3" in verdicts["h1", "h3"].advice
 

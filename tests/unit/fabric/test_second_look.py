@@ -73,7 +73,7 @@ def test_a_moment_of_a_busy_machine_is_nobodys_fault() -> None:
     decoded = judge_sweep(again(moment, 0.8, 0.7), FLEET)
     verdict = judge_allreduce(decoded.pairs[SLOW])
     assert verdict.outcome is Outcome.OK
-    assert verdict.sentence.startswith("0.7 GB/s at 4 MiB")
+    assert verdict.sentence.startswith("median 0.7 GB/s at 4 MiB")
     assert verdict.sentence.endswith("slow once: 0.1 GB/s, but not when it was measured again")
 
 
@@ -83,7 +83,8 @@ def test_a_link_that_was_slow_by_far_and_healed_is_flaky() -> None:
     verdict = judge_allreduce(decoded.pairs[SLOW])
     assert (verdict.outcome, verdict.blame) == (Outcome.FLAKY, "pair h2-h5")
     assert verdict.sentence.startswith(
-        "1 of 3: slow when first measured, 0.02 GB/s, then 0.8 GB/s and 0.7 GB/s (limit 0.2 GB/s"
+        "1 of 3: slow when first measured, median 0.02 GB/s, "
+        "then 0.8 GB/s and 0.7 GB/s (limit 0.2 GB/s"
     )
     assert [one.component for one in decoded.blames] == ["pair h2-h5"]
     assert [one.once for one in decoded.seen if (one.a, one.b) == SLOW] == ["bandwidth", "", ""]

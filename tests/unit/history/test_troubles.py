@@ -385,6 +385,47 @@ def test_a_history_that_keeps_the_reader_busy_is_a_line(
     assert "interrupted; it takes more work to read than any of ours" in line
 
 
+_IN_LITTLE_MEMORY = """\
+import resource, sys
+from preflight import cli
+resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+_MANY = """CREATE TEMP TABLE n AS
+WITH RECURSIVE n(x) AS (SELECT 100 UNION ALL SELECT x + 1 FROM n WHERE x < 4000) SELECT x FROM n"""
+_FINDINGS = """;
+INSERT INTO episodes SELECT x, check_id, about, fleet_id, outcome, text_id, first_run, last_run,
+times, closed_run FROM episodes, n WHERE id = 1;
+INSERT INTO verdicts SELECT x, run_id, x, outcome, text_id, verdicts FROM verdicts, n WHERE id = 1;
+INSERT INTO blamed SELECT 2, x FROM n"""
+_SHARED = {
+    "the names of a fleet": """UPDATE fleets SET nodes = hex(zeroblob(500000));
+INSERT INTO runs SELECT x, nonce, fleet_id, started_s, seconds, tier, preflight, nodes, ready,
+not_ready, systemic, NULL, NULL, NULL, NULL, NULL, NULL, sweep FROM runs, n WHERE id = 1""",
+    "a sentence": f"UPDATE texts SET text = hex(zeroblob(500000)){_FINDINGS}",  # noqa: S608  our own
+    "a GPU": """INSERT INTO gpus VALUES (1, hex(zeroblob(250)), hex(zeroblob(250)));
+INSERT INTO places SELECT NULL, 1, 1, 0, 1, NULL FROM n, (SELECT x FROM n LIMIT 20)""",
+}
+
+
+@pytest.mark.parametrize("spoil", list(_SHARED.values()), ids=list(_SHARED))
+def test_a_long_text_that_many_rows_share_is_a_line(tmp_path: Path, spoil: str) -> None:
+    """Of a file of 1 to 2 MB, each answer took gigabytes; 512 MiB are enough for the line."""
+    place = made(tmp_path)
+    kept(place, night(1, machine("h1", "not_ready"), machine("h2"), sweep="s",
+                      findings=(found("a.b", "h1"),)))  # fmt: skip
+    with closing(sqlite3.connect(_file(place))) as other:
+        other.executescript(f"{_MANY}; {spoil}")
+    assert _file(place).stat().st_size < 8 << 20
+    asked = ["--history", str(tmp_path), "--json", *(["h1"] * ("INTO places" in spoil))]
+    argv = [sys.executable, "-c", _IN_LITTLE_MEMORY, "history", *asked]
+    ended = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
+    assert (ended.returncode, ended.stdout) == (4, "")
+    (line,) = ended.stderr.splitlines()
+    assert "move it away" in line
+
+
 def test_a_fault_of_whoever_asks_is_not_the_historys(tmp_path: Path) -> None:
     """A full disk of his own, say."""
     place = made(tmp_path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from preflight.hook.model import (
+from preflight.hook.hook_values import (
     Assessment,
     BreakerConfig,
     Call,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.hook.act import NAME, act, allowed, recall, remember
-from preflight.hook.model import BreakerConfig, DrainRecord, HookConfig
+from preflight.hook.hook_values import BreakerConfig, DrainRecord, HookConfig
 from preflight.hook.slurm import Slurm, SlurmError
 from preflight.hook.tokens import MARK
 from tests.unit.hook.builders import BAD_ECC, HOT, NODE, call, config, results
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
     from pathlib import Path
 
-    from preflight.hook.model import Assessment, Call, Decision, Occasion
+    from preflight.hook.hook_values import Assessment, Call, Decision, Occasion
 
 ECC = "pf:gpu.ecc GPU 3: 2 errors; 0 expected [node] job 81723"
 

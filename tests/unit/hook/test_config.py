@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from preflight.errors import UsageError
 from preflight.hook.config import load, parse, read_trusted, refuse_longer
-from preflight.hook.model import BreakerConfig, HookConfig
+from preflight.hook.hook_values import BreakerConfig, HookConfig
 
 if TYPE_CHECKING:
-    from preflight.hook.model import Occasion
+    from preflight.hook.hook_values import Occasion
 
 HERE = Path("hook.toml")
 WHOLE = b"""

@@ -9,9 +9,9 @@ import pytest
 
 from preflight.errors import UsageError
 from preflight.facts.model import Driver
-from preflight.hook import model
+from preflight.hook import hook_values
 from preflight.hook.confirmation import FILES, HUNG, SLOW, is_hung, load_faults, save_look
-from preflight.hook.model import Moment
+from preflight.hook.hook_values import Moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,13 +68,13 @@ def test_what_the_looks_before_saw(
     for saw in looks:
         save_look(folder, saw)
     assert not load_faults(folder)
-    monkeypatch.setattr(model, "now", later(60))
+    monkeypatch.setattr(hook_values, "now", later(60))
     assert load_faults(folder) == seen
 
 
 def later(seconds: float) -> Callable[[], Moment]:
     """The moment that it is, so much later."""
-    here = model.now()
+    here = hook_values.now()
     return lambda: Moment(here.boot_id, here.up_s + seconds)
 
 
@@ -83,7 +83,7 @@ def test_looks_that_are_close_are_one(folder: Path, monkeypatch: pytest.MonkeyPa
     save_look(folder, SAW)
     for after_s, seen in ((20, False), (40, True), (41, True), (3600, True)):
         here = later(after_s)
-        monkeypatch.setattr(model, "now", here)
+        monkeypatch.setattr(hook_values, "now", here)
         monkeypatch.setattr("preflight.hook.confirmation.now", here)
         assert (HUNG in load_faults(folder)) is seen
         save_look(folder, SAW)
@@ -103,7 +103,7 @@ def test_how_long_ago(
     monkeypatch.setattr("time.time", lambda: 0.0)
     save_look(folder, SAW)
     here = Moment(boot_id, 5000.0 + later_s)
-    monkeypatch.setattr(model, "now", lambda: here)
+    monkeypatch.setattr(hook_values, "now", lambda: here)
     assert (HUNG in load_faults(folder)) is seen
 
 
@@ -115,7 +115,7 @@ def test_a_damaged_file_is_no_look(
     (folder / NAME).write_bytes(content)
     assert not load_faults(folder)
     save_look(folder, SAW)
-    monkeypatch.setattr(model, "now", later(60))
+    monkeypatch.setattr(hook_values, "now", later(60))
     assert load_faults(folder)
 
 
@@ -130,7 +130,7 @@ def test_a_strangers_look_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch)
     """Whoever could write it could have a node drained; and nothing is kept in a folder of his."""
     save_look(folder, SAW)
     os.chown(folder / NAME, 65534, 65534)
-    monkeypatch.setattr(model, "now", later(60))
+    monkeypatch.setattr(hook_values, "now", later(60))
     assert not load_faults(folder)
     os.chown(folder, 65534, 65534)
     with pytest.raises(UsageError):

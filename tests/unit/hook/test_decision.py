@@ -8,13 +8,20 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.hook.decision import OWN_FAULT, DecisionInput, decide
-from preflight.hook.model import Decision, DrainRecord, HookConfig, NodeState, Tokens, Unjudged
+from preflight.hook.hook_values import (
+    Decision,
+    DrainRecord,
+    HookConfig,
+    NodeState,
+    Tokens,
+    Unjudged,
+)
 from preflight.verdict import Outcome
 from tests.unit.hook.builders import BAD_ECC, HOT, STALE, call, config, results, state
 
 if TYPE_CHECKING:
     from preflight.hook.decision import Ask
-    from preflight.hook.model import Assessment, Call
+    from preflight.hook.hook_values import Assessment, Call
 
 GRANTED = Tokens(granted=True, used=1, most=3)
 OPEN = Tokens(granted=False, used=3, most=3)

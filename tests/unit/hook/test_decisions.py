@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
 from preflight.hook.decision import DecisionInput, decide, parse
-from preflight.hook.model import (
+from preflight.hook.hook_values import (
     Assessment,
     BreakerConfig,
     Call,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from preflight.commands.check import PROGRAM
-from preflight.hook.options import parse_options
+from preflight.hook.arguments import parse_options
 from tests.unit.burn.nodes import until
 from tests.unit.hook.fake_slurm import FakeSlurm
 from tests.unit.hook.processes import ended
@@ -177,7 +177,7 @@ def test_a_preflight_that_cannot_be_loaded_drains_nobody(tmp_path: Path, module:
     for name in ("__init__.py", "hook/__init__.py"):
         (tmp_path / "preflight" / name).touch()
     source = Path(REPOSITORY, "preflight/hook")
-    for name in ("entry.py", "options.py", "work.py", "child.py"):
+    for name in ("entry.py", "arguments.py", "work.py", "child.py"):
         (place / name).write_text((source / name).read_text())
     relative = module.replace(".", "/")
     broken = tmp_path / (f"{relative}/__init__.py" if module == "preflight" else f"{relative}.py")
@@ -195,7 +195,7 @@ def test_a_wrong_option_drains_nobody() -> None:
     """A misspelt option in a prolog's script: exit 0 and two lines, instead of an empty fleet."""
     done = _run("return HookResult(1)", "--enforce")
     assert done.returncode == 0
-    assert "unrecognized arguments: --enforce" in done.stderr
+    assert "unknown option '--enforce'" in done.stderr
     assert _run("return HookResult(1)", "--help").returncode == 0
     assert "argument --limit" in _run("return HookResult(1)", "--limit", "nan").stderr
     assert parse_options(["healthcheck", "--periodic", "--limit", "50"]).limit_s == 50

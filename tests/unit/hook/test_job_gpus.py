@@ -11,8 +11,8 @@ from preflight.facts.gpu import GpuHealth
 from preflight.facts.machine import KernelLog, LogLine
 from preflight.facts.model import Driver
 from preflight.fleet.model import Expected
+from preflight.hook.hook_values import HookConfig
 from preflight.hook.judging import VARIABLE, Share, View, share_of, view
-from preflight.hook.model import HookConfig
 from tests.unit.facts.builders import facts, gpu, gpus, mig_gpu
 
 ALL = Share()

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.errors import UsageError
+from preflight.hook.hook_values import HookConfig
 from preflight.hook.judging import checks
 from preflight.hook.local_node import expected, inspect_node, node_name
-from preflight.hook.model import HookConfig
 
 if TYPE_CHECKING:
     from pathlib import Path

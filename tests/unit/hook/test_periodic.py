@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from preflight.hook.hook_values import HookConfig
 from preflight.hook.judging import NAME, complete_facts, save_facts
-from preflight.hook.model import HookConfig
 from tests.unit.facts.builders import facts, gpus, software
 
 if TYPE_CHECKING:

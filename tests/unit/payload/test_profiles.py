@@ -28,6 +28,7 @@ from tests.unit.checks.test_monotony import (
     OF_GPUS,
     OF_PEERS,
     RANK,
+    Known,
     eased_by_edits,
     eased_one_by_one,
     rank_of,
@@ -53,7 +54,6 @@ pytestmark = [
 
 MANY, DAY_S = 10_000, 86_401.0
 UNKNOWN = {
-    "half of the memory": ("L40S", "T4"),  # of all GPUs: no table has what cards have
     "a link could not recover": ("H100", "A100"),  # counted from NVLink 5 on
 }
 """What nobody can tell of some boards."""
@@ -65,6 +65,7 @@ def expected_of(profile: Profile, scenario: Scenario) -> Expected:
     return Expected(
         gpus=len(scenario.gpus), gpu_model=profile.name, power_limit_w=profile.watts, ecc=True,
         nvlinks_per_gpu=profile.links if linked else None, nics=len(scenario.nics) or None,
+        pcie_lanes=16, pcie_generation=profile.pcie_gen,
         nic_gbits=400 if scenario.nics else None,
     )  # fmt: skip
 
@@ -197,11 +198,14 @@ def test_one_gpu_more_that_gets_worse_eases_no_verdict_on_a_board(
     profile, order = PROFILES[board], list(CHECKS)
     scenario = machine(profile)
     told, of_board = read(scenario), bool(profile.links)
-    edits = [name for name in OF_GPUS if of_board or name != "half the lanes"]
     for expected in (Expected(), expected_of(profile, scenario)):
+        by_slot = not of_board and not expected.gpus
+        edits = [name for name in OF_GPUS if name != "half the lanes" or not by_slot]
 
         def rank(one: Facts, expected: Expected = expected) -> int:
             return rank_of(one, expected, order)
 
-        assert eased_one_by_one(told, rank, edits, board=of_board) == []
-        assert eased_one_by_one(told, rank, OF_PEERS, board=False) == []
+        by_table: Known = "by board" if of_board else "by peers"
+        known = "by inventory" if expected.gpus else by_table
+        assert eased_one_by_one(told, rank, edits, known) == []
+        assert eased_one_by_one(told, rank, OF_PEERS, "by peers") == []

@@ -12,7 +12,7 @@ from preflight.history.run_record import Cost
 from preflight.run.expected_verdicts import Settings
 from preflight.run.measured import Measured, Silent
 from preflight.run.run import Run
-from preflight.session.history import HistorySession, open_history
+from preflight.session.stored_run import HistorySession, open_history
 from preflight.verdict import Outcome, Verdict
 from tests.unit.burn.builders import burned
 from tests.unit.facts.builders import facts, gpu

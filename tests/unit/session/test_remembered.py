@@ -11,7 +11,7 @@ from preflight.fleet.model import Fleet, Host
 from preflight.run.expected_verdicts import Settings
 from preflight.run.measured import Measured, Silent
 from preflight.run.run import Run
-from preflight.session.history import fine_in, found_in, night_of, numbers_of, serial_of
+from preflight.session.stored_run import fine_in, found_in, night_of, numbers_of, serial_of
 from preflight.verdict import Verdict, fail, flaky, not_run, ok, unknown, warn
 from tests.unit.burn.builders import burned
 from tests.unit.facts.builders import facts, gpus

@@ -25,6 +25,9 @@ from tests.unit.hang.diagnose.jobs import (
 )
 
 WRAPPED = Frame("_exception_logger.<locals>.wrapper", LOGGER, 83)
+JAX, VLLM = LIB + "jax/_src/", LIB + "vllm/distributed/"
+ARRAY, MULTIHOST = JAX + "array.py", LIB + "jax/experimental/multihost_utils.py"
+SHM = VLLM + "device_communicators/shm_broadcast.py"
 SAVING = LIB + "torch/serialization.py"
 FSDP = LIB + "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py"
 
@@ -87,6 +90,25 @@ FSDP = LIB + "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py"
             "lock (train.py:9)",
         ),
         ([Frame("linear", LIB + "torch/nn/functional.py", 5)], "code", "train (train.py:9)"),
+        ([Frame("ArrayImpl._value", ARRAY, 5)], "sync", "result (train.py:9)"),
+        (
+            [Frame("ArrayImpl._value", ARRAY, 5), Frame("assert_equal", MULTIHOST, 3),
+             Frame("sync_global_devices", MULTIHOST, 2)],
+            "collective", "sync_global_devices (train.py:9)",
+        ),
+        ([Frame("State.initialize", JAX + "distributed.py", 5)], "rendezvous",
+         "initialize (train.py:9)"),
+        ([Frame("backend_compile", JAX + "compiler.py", 5)], "compile", "compiler (train.py:9)"),
+        (
+            [Frame("sched_yield", VLLM + "utils.py", 48), Frame("SpinCondition.wait", SHM, 203),
+             Frame("MessageQueue.acquire_read", SHM, 700), Frame("MessageQueue.dequeue", SHM, 760)],
+            "p2p", "dequeue (train.py:9)",
+        ),
+        (
+            [Frame("PyNcclCommunicator.all_reduce", VLLM + "device_communicators/pynccl.py", 5),
+             Frame("GroupCoordinator.all_reduce", VLLM + "parallel_state.py", 5)],
+            "collective", "all_reduce (train.py:9)",
+        ),
         ([], "code", "train (train.py:9)"),
     ],
 )  # fmt: skip

@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
+
+from preflight.core.command_line import Parser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preflight.hook.model import Occasion
+    from preflight.hook.hook_values import Occasion
 
-USAGE: Final = 4
 _PROLOG: Final = """\
-Check this node and the GPUs of the job that is to start (SLURM_JOB_GPUS), within
-8 s and without any load on the GPUs. Run it as root from a scheduler's prolog.
+Check this node and the GPUs of the job that is to start (SLURM_JOB_GPUS),
+within 8 s and without any load on the GPUs. Run it as root from a prolog.
 
   preflight prolog              Slurm's Prolog=: drains if hook.toml sets
                                 `enforce`; by default it only logs
@@ -32,7 +33,7 @@ Run it as root from Slurm's HealthCheckProgram= or cron.
   preflight healthcheck --plain --json   show everything that it finds
 
 Prints and logs nothing on a ready node; else one line in syslog, and
-state_dir/last.json. What it reads, drains and undrains: docs/reference/prolog.md"""
+state_dir/last.json. What it reads and drains: docs/reference/prolog.md"""
 
 
 class Options(NamedTuple):
@@ -49,17 +50,9 @@ class Options(NamedTuple):
     """The caller ends the hook after this many seconds; None for no limit."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Print one line; the caller changes the exit code to one that drains no node."""
-        from preflight.core.text import printable
-
-        self.exit(USAGE, f"{self.prog}: {printable(message)}; see: {self.prog} --help\n")
-
-
 def option_parser(occasion: Occasion) -> argparse.ArgumentParser:
     """Return the parser of `preflight prolog` or `preflight healthcheck`."""
-    parser = _Parser(
+    parser = Parser(
         prog=f"preflight {occasion}",
         allow_abbrev=False,
         description=_PROLOG if occasion == "prolog" else _HEALTHCHECK,

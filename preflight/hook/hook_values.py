@@ -1,4 +1,4 @@
-"""The values that the parts of the hook pass on, all typed: a false drain costs a node."""
+"""The typed values that the parts of the hook pass to each other."""
 
 from __future__ import annotations
 

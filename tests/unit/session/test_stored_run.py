@@ -20,7 +20,7 @@ from preflight.history.run_record import Cost, Coverage, Past, RoundRecord
 from preflight.run.expected_verdicts import Settings
 from preflight.run.measured import Measured, Silent
 from preflight.run.run import Run
-from preflight.session.history import HistorySession, open_history
+from preflight.session.stored_run import HistorySession, open_history
 from preflight.verdict import fail, ok
 from tests.unit.fabric.synthetic import hosts, sweep
 from tests.unit.facts.builders import facts
@@ -146,7 +146,7 @@ def test_a_fault_of_ours_costs_a_line(tmp_path: Path, monkeypatch: pytest.Monkey
     """The report is written after it, and is worth more."""
     history = _open(tmp_path)
     known: dict[str, Night] = {}
-    monkeypatch.setattr("preflight.session.history.night_of", lambda *_: known["nothing"])
+    monkeypatch.setattr("preflight.session.stored_run.night_of", lambda *_: known["nothing"])
     said = history.remember(_swept_run(), ENTRIES, BEGAN_S)
     assert said == (
         "preflight's own fault (KeyError: 'nothing'): report it; this run is not remembered"
@@ -162,7 +162,7 @@ def test_ctrl_c_while_it_is_written_costs_a_line(
         raise KeyboardInterrupt
 
     history = _open(tmp_path)
-    monkeypatch.setattr("preflight.session.history.night_of", impatient)
+    monkeypatch.setattr("preflight.session.stored_run.night_of", impatient)
     said = history.remember(_swept_run(), ENTRIES, BEGAN_S)
     assert said == "interrupted while it was written; this run is not remembered"
     monkeypatch.undo()

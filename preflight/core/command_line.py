@@ -1,0 +1,106 @@
+"""The command line of every verb: one kind of parser, whose errors fit a terminal.
+
+Imports the standard library only, as `check` and `prolog` must not load what they isolate from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+USAGE: Final = 4
+WIDTH: Final = 80
+"""Columns of the narrowest terminal that people use, and of output that is no terminal."""
+_WIDEST: Final = 100
+_BLANK: Final = "\N{OPEN BOX}"
+_MOST: Final = 80
+"""Characters of a typed word that an error quotes."""
+
+
+def columns() -> int:
+    """Return the columns for lines that a person reads."""
+    return min(shutil.get_terminal_size((WIDTH, 24)).columns, _WIDEST)
+
+
+def message(words: str, first: str = "", indent: str = "  ") -> str:
+    """Lay out an error for a terminal; a command after "type: " gets a line of its own."""
+    from preflight.core.text import visible, wrapped
+
+    about, mark, command = words.rpartition("; type: ")
+    if not mark or len(first) + len(words) <= columns():
+        about, mark, command = words.partition("ee: ")  # the words of the command stay together
+        words = about + mark + command.replace(" ", _BLANK)
+        lines = wrapped(words, first=first, indent=indent, width=columns())
+        return "\n".join(lines).replace(_BLANK, " ")
+    lines = wrapped(f"{about}; type:", first=first, indent=indent, width=columns())
+    return "\n".join([*lines, f"{indent}{visible(command)}"])
+
+
+def say(words: str) -> None:
+    """Print a message on standard error."""
+    sys.stderr.write(message(words) + "\n")
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses wrong usage with exit 4, in words that name the verb and the nearest option."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse all words; the verb's own parser refuses those that are left over."""
+        arguments, left = self.parse_known_args(args, namespace)
+        if left:
+            self._of_verb(arguments).refuse(left)
+        return arguments
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse unknown options before missing words, and `--option=--`.
+
+        Of the latter argparse makes an empty list.
+        """
+        words = list(sys.argv[1:] if args is None else args)
+        for word in words if self._subparsers is None else ():
+            name, _, value = word.partition("=")
+            if word == "--":
+                break
+            if value == "--" and name.startswith("-"):
+                self.error(f"{name[:_MOST]}=--: give a value")
+            if name.startswith("--") and not self._knows(name):
+                self.error(unknown_option(name, self._option_string_actions))
+        return super().parse_known_args(words, namespace)
+
+    def _knows(self, name: str) -> bool:
+        known = self._option_string_actions
+        return name in known or (self.allow_abbrev and any(one.startswith(name) for one in known))
+
+    def error(self, message: str) -> NoReturn:
+        """Exit 4, as everywhere in preflight; argparse would exit 2, which means interrupted."""
+        see = " See" if message.endswith("?") else "; see"
+        say(f"{self.prog}: {message}{see}: {self.prog} --help")
+        raise SystemExit(USAGE)
+
+    def _of_verb(self, arguments: argparse.Namespace) -> Parser:
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001  argparse has no other way
+                verb: Parser | None = action.choices.get(getattr(arguments, action.dest))
+                return verb or self
+        return self
+
+    def refuse(self, left: Sequence[str]) -> NoReturn:
+        """Exit 4 for words that no option takes."""
+        option = next((word for word in left if word.startswith("-")), "")
+        self.error(unknown_option(option, self._option_string_actions) if option
+                   else f"{left[0][:_MOST]!a} is one word too many")  # fmt: skip
+
+
+def unknown_option(word: str, known: Sequence[str] | dict[str, Any]) -> str:
+    """Say that there is no such option, and which known one is nearest."""
+    import difflib
+
+    name = word.partition("=")[0][:_MOST]
+    names = [one.removeprefix("--") for one in known if one.startswith("--")]
+    near = difflib.get_close_matches(name.lstrip("-"), names, n=1)
+    return f"unknown option {name!a}" + (f"; did you mean '--{near[0]}'?" if near else "")

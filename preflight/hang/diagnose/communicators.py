@@ -1,0 +1,542 @@
+"""Judges by NCCL's RAS report for which ranks the others wait; it needs no stacks.
+
+NCCL counts the collectives that each rank has launched in each communicator. A rank waits for those
+that have launched fewer; a rank that waits for nobody and that others wait for is the cause.
+Send and receive are not counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from preflight.core.statistics import grouped
+from preflight.hang.answer_text import Alternative
+from preflight.hang.diagnose.job_ranks import moved
+from preflight.hang.diagnose.job_state import (
+    Diagnosis,
+    count,
+    describe_activity,
+    describe_ranks,
+    line_of,
+    lint_of,
+    ranks,
+    verb,
+)
+from preflight.hang.diagnose.odd_rank import advice_for
+from preflight.hang.ras_report import REMOTE, ReportError, read_report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from preflight.facts.job import RasLook
+    from preflight.hang.diagnose.job_ranks import Case
+    from preflight.hang.diagnose.job_state import Category, JobState, RankState
+    from preflight.hang.ras_report import Absence, Absent, Communicator, Member, RasReport
+
+Counts = tuple[tuple[str, int], ...]
+"""Operations by function, sorted."""
+Process = tuple[str, int, int]
+"""(node's address, pid, GPU): one rank of NCCL."""
+
+_BUSY = 50
+"""Percent: NCCL's kernel keeps the GPU of a rank that waits in a collective busy."""
+
+
+@dataclass(frozen=True)
+class RasView:
+    """A report with its ranks named as the job names them."""
+
+    report: RasReport
+    case: Case | None
+    """The visible ranks; None where this login may read none."""
+
+    @cached_property
+    def whole(self) -> Communicator | None:
+        """The communicator of all ranks: its numbers are the job's.
+
+        Not where a process has several GPUs (JAX), or the ranks are numbered by their pids.
+        """
+        if self.case and self.case.without_ranks:
+            return None
+        largest = max((one.size for one in self.report.communicators), default=0)
+        world = self.case.world if self.case else largest
+        fit = [one for one in self.report.communicators if one.size == world == largest]
+        found = max(fit, key=lambda one: len(one.everyone), default=None)
+        named = [one.process for one in found.everyone if one.process[0]] if found else []
+        return found if len(named) == len(set(named)) or self.case is None else None
+
+    @cached_property
+    def _pids(self) -> dict[int, list[RankState]]:
+        found: dict[int, list[RankState]] = {}
+        for one in self.case.members if self.case else ():
+            found.setdefault(one.look.pid, []).append(one)
+        return found
+
+    @cached_property
+    def numbers(self) -> dict[Process, int]:
+        """The job's rank of each process that the report names."""
+        numbers: dict[Process, int] = {}
+        for one in self.report.communicators:
+            for each in one.everyone:
+                states = self._pids.get(each.process[1], [])
+                if len(states) == 1:
+                    numbers[(*each.process, each.gpu)] = states[0].rank
+        if self.whole is not None:
+            for each in self.whole.everyone:
+                numbers[(*each.process, each.gpu)] = each.rank
+        return numbers
+
+    def number(self, group: Communicator, one: Member | Absent) -> int | None:
+        """The job's rank of a communicator's rank; None if it cannot be known."""
+        if self.whole is not None and group.size == self.whole.size:
+            return one.rank
+        return self.numbers.get((*one.process, one.gpu))
+
+    @cached_property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.case.world if self.case else self.whole.size if self.whole else 0
+
+    def states(self, some: Iterable[int]) -> tuple[RankState, ...]:
+        """What is known of these ranks on their nodes."""
+        wanted = set(some)
+        return tuple(one for one in self.case.members if one.rank in wanted) if self.case else ()
+
+    def names(self, some: Iterable[int]) -> str:
+        """`rank 17 (gpu003, GPU 1)`; the address where the node is not known."""
+        states, numbers = self.states(some), sorted(some)
+        if len(states) == len(numbers):
+            return describe_ranks(states)
+        of = {rank: process[0] for process, rank in self.numbers.items()}
+        hosts = list(dict.fromkeys(of[rank] for rank in numbers if of.get(rank)))
+        return ranks(numbers) + f" ({', '.join(hosts[:3])})" * bool(hosts)
+
+    def absent(self, *wanted: Absence) -> dict[int, Absence]:
+        """The missing ranks of these kinds."""
+        found: dict[int, Absence] = {}
+        for group in self.report.communicators:
+            for one in group.absent:
+                rank = self.number(group, one)
+                if rank is not None and one.why in wanted:
+                    found[rank] = one.why
+        for _, pid, why in self.report.absent:
+            states = self._pids.get(pid, [])
+            if len(states) == 1 and why in wanted:
+                found[states[0].rank] = why
+        return dict(sorted(found.items()))
+
+    def whole_nodes(self, some: Iterable[int]) -> list[str]:
+        """Nodes all of whose ranks are among these, if the job has other nodes."""
+        wanted = set(some)
+        members = self.case.members if self.case else ()
+        by_node = grouped((one.node, one.rank) for one in members)
+        full = [node for node, own in by_node.items() if wanted.issuperset(own)]
+        return full if len(full) < len(by_node) else []
+
+    @cached_property
+    def gpu_rests(self) -> set[int]:
+        """Ranks whose GPU or process is at rest, while most GPUs work."""
+        known = {one.rank: one.busy_percent for one in self.case.members} if self.case else {}
+        rest = {rank for rank, busy in known.items() if busy is not None and busy < _BUSY}
+        return rest if len(rest) * 2 <= sum(busy is not None for busy in known.values()) else set()
+
+    def by_gpu(self, some: set[int]) -> tuple[set[int], set[int]]:
+        """Those of these ranks whose GPU or process is at rest, and those whose GPU works."""
+        states = self.states(some)
+        halted = {one.rank for one in states if one.look.state in ("stopped", "disk")}
+        known = {one.rank for one in states if one.busy_percent is not None}
+        rest = halted | (self.gpu_rests & some)
+        return rest, known - rest
+
+    @cached_property
+    def foreign(self) -> bool:
+        """Whether the report is of another job that shares the port."""
+        if self.case is None or not self.report.communicators or self.whole is not None:
+            return False
+        named = [each for one in self.report.communicators for each in one.everyone]
+        listed = [each for each in named if each.process[1] >= 0]
+        return bool(listed) and not any(each.process[1] in self._pids for each in listed)
+
+
+@dataclass
+class Waits:
+    """Who waits for whom, by the counts of all communicators; sets of their names by rank."""
+
+    behind: dict[int, set[str]] = field(default_factory=dict)
+    """Communicators in which others have launched more."""
+    ahead: dict[int, set[str]] = field(default_factory=dict)
+    """Communicators in which others have launched less, or are missing."""
+    minor: dict[int, int] = field(default_factory=dict)
+    """Size of the smallest group, less than half of a communicator, in which it differs."""
+    apart: dict[int, set[str]] = field(default_factory=dict)
+    """Communicators in which most launched something that it did not, and the other way."""
+    linked: list[set[int]] = field(default_factory=list)
+    """Ranks that may wait for each other uncounted: they share a communicator without collectives,
+    or one of which the text form does not name all ranks."""
+    equal: list[set[int]] = field(default_factory=list)
+    """Members of communicators in which all have launched the same."""
+    levels: dict[str, list[list[int]]] = field(default_factory=dict)
+    """Ranks of each communicator in which they differ, those with the fewest operations first."""
+    proof: dict[str, str] = field(default_factory=dict)
+
+    def evidence(self, some: Iterable[int]) -> tuple[str, ...]:
+        """The counts of up to four communicators in which these ranks differ."""
+        sets = (self.behind, self.ahead, self.apart)
+        names = {name for one in some for each in sets for name in each.get(one, ())}
+        return tuple(f"RAS: {self.proof[name]}" for name in sorted(names & set(self.proof))[:4])
+
+
+def waits_of(view: RasView) -> Waits:
+    """Compare the counts of the ranks in each communicator.
+
+    Ranks that the text form does not name have negative numbers, and are never an answer.
+    """
+    waits = Waits()
+    everyone: set[int] = set()
+    nobody = -1
+    for group in view.report.communicators:
+        counts: dict[int, dict[str, int]] = {}
+        for one in group.members:
+            number = view.number(group, one)
+            nobody -= number is None
+            rank = nobody if number is None else number
+            if sum(one.counts.values()) <= sum(counts.get(rank, one.counts).values()):
+                counts[rank] = one.counts  # of a process with several GPUs the one behind
+        everyone |= {rank for rank in counts if rank >= 0}
+        if any(sum(each.values()) for each in counts.values()):
+            _compare(group.name, counts, waits, missing=bool(group.absent))
+        elif any(counts.values()):
+            waits.linked.append(set(counts))
+        if min(counts, default=0) < 0:
+            waits.linked.append(everyone)
+    return waits
+
+
+def _compare(name: str, members: dict[int, dict[str, int]], waits: Waits, *, missing: bool) -> None:
+    vectors: dict[Counts, list[int]] = {}
+    for rank, counts in members.items():
+        vectors.setdefault(tuple(sorted(counts.items())), []).append(rank)
+    totals = {one: sum(number for _, number in one) for one in vectors}
+    most, least = max(totals.values()), min(totals.values())
+    usual = max(vectors, key=lambda one: (len(vectors[one]), totals[one]))
+    for one, everyone in vectors.items():
+        some = [rank for rank in everyone if rank >= 0]
+        if totals[one] < most:
+            waits.behind.update({rank: waits.behind.get(rank, set()) | {name} for rank in some})
+        if totals[one] > least or missing:
+            waits.ahead.update({rank: waits.ahead.get(rank, set()) | {name} for rank in some})
+        if not (_below(one, usual) or _below(usual, one)):
+            waits.apart.update({rank: waits.apart.get(rank, set()) | {name} for rank in some})
+        if len(everyone) * 2 < len(members):
+            for rank in some:
+                waits.minor[rank] = min(len(everyone), waits.minor.get(rank, len(everyone)))
+    if len(vectors) == 1 and not missing:
+        waits.equal.append(set(members))
+    if len(vectors) > 1:
+        ordered = sorted(vectors, key=lambda one: totals[one])
+        waits.levels[name] = [[rank for rank in vectors[one] if rank >= 0] for one in ordered]
+        waits.proof[name] = f"communicator {name}: " + "; ".join(
+            f"{_who(vectors[one])} launched {_words(one)}" for one in ordered[:3]
+        )
+
+
+def _who(some: list[int]) -> str:
+    named = [rank for rank in some if rank >= 0]
+    return ranks(named) if len(named) == len(some) else count(len(some))
+
+
+def _below(low: Counts, high: Counts) -> bool:
+    high_counts = dict(high)
+    return all(number <= high_counts.get(name, 0) for name, number in low)
+
+
+def _words(counts: Counts) -> str:
+    return " and ".join(f"{number} {name}" for name, number in counts if number) or "nothing"
+
+
+def _causes(view: RasView, waits: Waits) -> tuple[set[int], set[int]]:
+    """(causes, candidates): ranks that others wait for and that wait for nobody.
+
+    A GPU that rests tells a rank whose host has stopped from one that waits in a send or receive,
+    which NCCL does not count. Without that, the rank that holds up most communicators is the cause.
+    """
+    free = {rank for rank in waits.behind if rank not in waits.ahead}
+    resting, working = view.by_gpu(free)
+    if resting or (free and working == free):
+        return resting, set()
+    if any(rank in waits.ahead and rank not in waits.behind for rank in waits.minor):
+        return set(), set()
+    found: tuple[set[int], set[int]] = set(), set()
+    while free:
+        linked, size = {min(free)}, 0
+        while len(linked) > size:
+            size = len(linked)
+            linked |= {rank for one in waits.linked if one & linked for rank in one & free}
+        free -= linked
+        most = max(len(waits.behind[rank]) for rank in linked)
+        top = {rank for rank in linked if len(waits.behind[rank]) == most}
+        found[len(top) > 1 and len(linked) > 1].update(top)
+    return found
+
+
+def _odd(waits: Waits) -> set[int]:
+    """Ranks that launched in another order than most, if all GPUs work: each waits for another.
+
+    Such a rank is behind in one communicator while most others of it are behind elsewhere. Without
+    such a difference it is the smallest minority.
+    """
+    turned: Counter[int] = Counter()
+    for name, levels in waits.levels.items():
+        for number, level in enumerate(levels):
+            above = [rank for each in levels[number + 1 :] for rank in each]
+            late = [rank for rank in above if waits.behind.get(rank, set()) - {name}]
+            early = [rank for rank in level if not waits.behind.get(rank, set()) - {name}]
+            if len(early) != len(late):  # of two ranks nobody knows which is wrong
+                turned.update(dict.fromkeys(early, len(late)))
+                turned.update(dict.fromkeys(late, len(early)))
+    most = max(turned.values(), default=0)
+    if most:
+        return {rank for rank, times in turned.items() if times == most}
+    least = min(waits.minor.values(), default=0)
+    few = {rank for rank, size in waits.minor.items() if size == least}
+    linked = [one for one in waits.linked if few & one]
+    waiting = all(rank in waits.behind and rank not in waits.ahead for rank in few)
+    doubtful = any(len(one & few) > 1 for one in linked)
+    if waiting:  # perhaps in a send or receive, with one that is behind, too
+        doubtful = len(few) > 1 or any(one & set(waits.behind) - few for one in linked)
+    return set() if doubtful and few not in waits.equal else few
+
+
+def judge(view: RasView) -> Diagnosis | None:
+    """Name the ranks for which the others wait; None if the report shows none."""
+    answer = _missing(view) or _failed(view) or _left(view) or _by_counts(view)
+    if answer is None or view.case is None:
+        return answer
+    named = set(answer.culprits)
+    if any(moved(one) for one in view.case.members if f"rank {one.rank}" not in named):
+        return None
+    return answer
+
+
+def _missing(view: RasView) -> Diagnosis | None:
+    """Ranks whose RAS thread is dead or does not answer."""
+    absent = view.absent("dead", "unresponsive")
+    if not absent or len(absent) * 2 > view.world:
+        return None
+    dead = all(why == "dead" for why in absent.values())
+    states = view.states(absent)
+    nodes = view.whole_nodes(absent)
+    alive = bool(states) and all(one.look.state in ("running", "sleeping") for one in states)
+    category: Category = "dead_rank" if dead else "stopped_rank"
+    cut_off = nodes and alive and len(states) == len(absent)
+    who = view.names(absent)
+    does = "is dead or cut off" if dead else "does not answer"
+    many = "are dead or cut off" if dead else "do not answer"
+    words = f"{who} {verb(len(absent), does, many)}, by NCCL's RAS network"
+    if cut_off:
+        words += ", while its processes live: their node's network does not reach the others"
+    return Diagnosis(
+        category="link" if cut_off else category,
+        culprits=(*_culprits(absent), *(f"node {one}" for one in nodes)),
+        sentence=words,
+        advice="look at the network interface that NCCL uses there (NCCL_SOCKET_IFNAME)"
+        if cut_off
+        else "read the log of these ranks: an error, a signal or the kernel may have ended them",
+        line=line_of(states),
+        evidence=(f"RAS: {ranks(absent)}: {'considered dead' if dead else 'no answer in time'}",),
+        confidence=0.75 if dead else 0.65,
+        next="preflight explain LOG",
+    )
+
+
+def _failed(view: RasView) -> Diagnosis | None:
+    """Ranks that reported an error of their own, or aborted a communicator."""
+    errors = {
+        rank: one.error or "it aborted a communicator"
+        for group in view.report.communicators
+        for one in group.members
+        for rank in [view.number(group, one)]
+        if rank is not None and (one.error not in ("", REMOTE) or one.status == "abort")
+    }
+    if not errors or len(errors) * 2 > view.world:
+        return None
+    return Diagnosis(
+        category="odd_rank",
+        culprits=_culprits(errors),
+        sentence=f"{view.names(errors)} reported: {next(iter(errors.values()))}",
+        advice="read its log from the first error on: the other ranks wait for it",
+        line=line_of(view.states(errors)),
+        evidence=tuple(f"RAS: rank {rank}: {why}" for rank, why in list(errors.items())[:4]),
+        confidence=0.75,
+        next="preflight explain LOG",
+    )
+
+
+def _left(view: RasView) -> Diagnosis | None:
+    """Ranks that have destroyed a communicator in which others still wait."""
+    left = set(view.absent("left"))
+    members = set()
+    for group in view.report.communicators:
+        numbers = {view.number(group, one): one.status for one in group.members}
+        done = {rank for rank, status in numbers.items() if status == "finalize"}
+        if done and len(done) < len(numbers):
+            left |= {rank for rank in done if rank is not None}
+        if group.absent or done:
+            members |= {rank for rank in numbers if rank is not None}
+    few = left if len(left) <= len(members - left) else members - left
+    if not left or not few:
+        return None
+    finished = few is left
+    what = (
+        f"{verb(len(few), 'has', 'have')} left a communicator in which others wait"
+        if finished
+        else f"{verb(len(few), 'waits', 'wait')} in a communicator that the others have left"
+    )
+    return Diagnosis(
+        category="desync",
+        culprits=_culprits(few),
+        sentence=f"{view.names(few)} {what}",
+        advice="make the ranks do equally many steps: drop_last=True, equal batches, join()",
+        line=line_of(view.states(few)),
+        evidence=(f"RAS: {ranks(left)} answered, but not for this communicator",),
+        confidence=0.7,
+        next=lint_of(view.states(few)),
+    )  # fmt: skip
+
+
+def _by_counts(view: RasView) -> Diagnosis | None:
+    waits = waits_of(view)
+    apart = set(waits.apart)
+    causes, candidates = (set(), set()) if apart else _causes(view, waits)
+    if not (apart or causes or candidates):
+        apart = _odd(waits)
+    if len(apart) > 1 and apart in waits.equal:
+        return _in_kernel(view, apart, waits)
+    few = apart or causes
+    if not few or len(few) * 2 > view.world:
+        return _several(view, candidates, waits)
+    states = view.states(few)
+    does = "has launched other collectives than" if apart else "has launched fewer collectives than"
+    many = does.replace("has", "have", 1)
+    number = len(set(waits.ahead) - few)
+    others = f"the {count(number)} that {verb(number, 'waits', 'wait')}"
+    doing = f"; {describe_activity(states[0])}" if states and states[0].place else ""
+    return Diagnosis(
+        category="desync" if apart else "odd_rank",
+        culprits=_culprits(few),
+        sentence=f"{view.names(few)} {verb(len(few), does, many)} {others} for "
+        f"{verb(len(few), 'it', 'them')}{doing}",
+        advice=_SAME_ORDER if apart else advice_for(states[0]) if states else _NOT_THERE,
+        line=line_of(states),
+        evidence=waits.evidence(few),
+        confidence=0.7 if apart or candidates else 0.8,
+        alternatives=(Alternative("progresses", "RAS counts once: a slow job looks alike", 0.15),),
+        next=lint_of(states) if states else "",
+    )
+
+
+def _in_kernel(view: RasView, members: set[int], waits: Waits) -> Diagnosis:
+    """All ranks of one communicator have launched the same, and the others wait for all of them."""
+    return Diagnosis(
+        category="link",
+        culprits=_culprits(members),
+        sentence=f"{view.names(members)} launched the same collectives in a communicator of "
+        f"{len(members)} and do not come out of it, and the others wait for them",
+        advice="measure the links and GPUs between these ranks",
+        line=line_of(view.states(members)),
+        evidence=waits.evidence(members),
+        confidence=0.6,
+        next="preflight check --tier=standard",
+    )
+
+
+_SAME_ORDER = "let all ranks of a group call its collectives in the same order: no branch by rank"
+_NOT_THERE = "look at what this rank does: the others are in a collective that it has not reached"
+
+
+def _several(view: RasView, candidates: set[int], waits: Waits) -> Diagnosis | None:
+    """Ranks that may wait for each other in a send or receive, which NCCL does not count."""
+    if not candidates:
+        return None
+    return Diagnosis(
+        sentence=f"one of {view.names(candidates)} keeps the others waiting; which of them waits "
+        "itself in a send or receive, NCCL does not count",
+        advice="make their stacks readable (below), and look again",
+        line=line_of(view.states(candidates)),
+        evidence=waits.evidence(candidates),
+        confidence=0.4,
+        alternatives=tuple(
+            Alternative("odd_rank", f"rank {one}", round(0.8 / len(candidates), 2))
+            for one in sorted(candidates)[:4]
+        ),
+        next="preflight diagnose",
+    )
+
+
+def _culprits(some: Iterable[int]) -> tuple[str, ...]:
+    return tuple(f"rank {one}" for one in sorted(some))
+
+
+def view_of(ras: RasLook, case: Case | None) -> RasView | str:
+    """Read the report; a sentence if there is none to judge."""
+    if ras.why:
+        return ras.why
+    try:
+        view = RasView(read_report(ras.content, is_json=ras.json), case)
+    except ReportError as error:
+        return f"RAS did not answer: {error}"
+    if view.foreign:
+        return "RAS did not answer: another job on this node shares its port"
+    return view
+
+
+_SURE = 0.97
+_AS_IT_IS = ("no_job", "progresses", "stopped_rank", "out_of_memory", "node_unreachable")
+
+
+def fused(answer: Diagnosis, case: Case) -> Diagnosis:
+    """Join the answer from stacks and kernels with that of RAS."""
+    if case.state.ras is None:
+        return answer
+    view = view_of(case.state.ras, case)
+    if isinstance(view, str):
+        return replace(answer, unseen=(*answer.unseen, view))
+    found = judge(view)
+    if found is None:
+        return replace(answer, evidence=(*answer.evidence, *_agreement(view)))
+    same = bool(found.culprits) and set(found.culprits) == set(answer.culprits)
+    surer = answer.confidence >= found.confidence and bool(answer.culprits)
+    if same or surer or answer.category in _AS_IT_IS:
+        sure = min(_SURE, answer.confidence + 0.05 * same)
+        evidence = (*answer.evidence, *found.evidence)
+        return replace(answer, evidence=evidence, confidence=round(sure, 2))
+    doubt = Alternative(answer.category, answer.sentence, round(answer.confidence / 4, 2))
+    return replace(
+        found,
+        alternatives=(doubt, *found.alternatives) if answer.culprits else found.alternatives,
+        standings=answer.standings,
+        unseen=answer.unseen,
+    )
+
+
+def _agreement(view: RasView) -> tuple[str, ...]:
+    """That all ranks launched the same: then no rank's host is behind."""
+    number = len(view.report.communicators)
+    if waits_of(view).behind or not number:
+        return ()
+    return (f"RAS: all ranks launched the same collectives in {count(number, 'communicator')}",)
+
+
+def alone(state: JobState) -> Diagnosis | None:
+    """The answer of RAS about a job none of whose ranks this login may read."""
+    view = view_of(state.ras, None) if state.ras is not None else ""
+    if isinstance(view, str):
+        return None
+    found = judge(view)
+    sure = round((found.confidence if found else 0.0) * 0.75, 2)
+    return None if found is None else replace(found, confidence=sure)

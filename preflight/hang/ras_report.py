@@ -1,0 +1,375 @@
+"""Reads the report of NCCL's RAS service: the text of 2.24 and later, the JSON of 2.28.7 and later.
+
+The forms are those of NCCL's src/ras/client_support.cc. The text lists a rank only where it differs
+from most others, so that a communicator without an entry is one in which all ranks agree.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import zlib
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from preflight.core.text import printable
+from preflight.facts.basics import Count, Line, Whole
+
+_LARGEST = 64 << 20
+"""Bytes; a node sends no larger report."""
+_MOST_RANKS = 1 << 20
+"""Of all communicators that a text lists: a wrong number in its table must not fill the memory."""
+
+Number = Annotated[int, Meta(ge=-1, le=1 << 20)]
+Status = Literal["", "init", "running", "finalize", "abort"]
+Absence = Literal["dead", "unresponsive", "left"]
+"""`dead`: RAS has given it up. `unresponsive`: no answer in time. `left`: its process answered and
+is no member any more."""
+
+
+class Member(Struct, frozen=True, kw_only=True):
+    """A rank of a communicator that answered."""
+
+    rank: Number
+    """In this communicator."""
+    process: tuple[str, int]
+    """(address of its node, pid), with ("", -1) where the report does not name it."""
+    gpu: Number = -1
+    counts: dict[str, Count] = {}
+    """Operations that it has launched, by function; empty where the report does not list it."""
+    status: Status = ""
+    error: str = ""
+    """NCCL's name of an error that it reported."""
+
+
+class Absent(Struct, frozen=True, kw_only=True):
+    """A rank of a communicator about which nothing was reported."""
+
+    rank: Number
+    process: tuple[str, int]
+    gpu: Number = -1
+    why: Absence
+
+
+class Communicator(Struct, frozen=True, kw_only=True):
+    """One communicator: a process group of torch is one or more of them."""
+
+    name: str
+    size: Number
+    members: tuple[Member, ...]
+    absent: tuple[Absent, ...] = ()
+
+    @property
+    def everyone(self) -> tuple[Member | Absent, ...]:
+        """All of its ranks that the report names."""
+        return (*self.members, *self.absent)
+
+
+class RasReport(Struct, frozen=True, kw_only=True):
+    """What one question to one rank brought about the whole job."""
+
+    version: str
+    communicators: tuple[Communicator, ...] = ()
+    """In the text form only those in which ranks differ or are missing."""
+    absent: tuple[tuple[str, int, Absence], ...] = ()
+    """(node's address, pid, why) of processes without an answer; in JSON they stand above."""
+    timeouts: int = 0
+
+
+class ReportError(Exception):
+    """The report cannot be read, for this reason."""
+
+
+def read_report(content: str, *, is_json: bool) -> RasReport:
+    """Decode a report as a node sends it; ReportError with one sentence."""
+    try:
+        unpacking = zlib.decompressobj()
+        raw = unpacking.decompress(base64.b64decode(content, validate=True), _LARGEST)
+    except (zlib.error, binascii.Error) as error:
+        raise ReportError(f"its report was damaged on the way: {error}") from error
+    if unpacking.unconsumed_tail or not unpacking.eof:
+        raise ReportError("its report is too large or was damaged on the way")
+    return _from_json(raw) if is_json else _from_text(raw)
+
+
+class _State(Struct, frozen=True):
+    init_state: Whole = 0
+    async_error: Whole = 0
+    finalize_called: bool = False
+    destroy_flag: bool = False
+    abort_flag: bool = False
+    unresponsive: bool = False
+    considered_dead: bool = False
+
+
+class _Rank(Struct):
+    rank: Number
+    host: Line
+    pid: Whole
+    status: _State
+    cuda_dev: Number = -1
+    collective_counts: dict[Line, Count] = {}
+
+
+class _Communicator(Struct):
+    size: Number
+    hash: Line
+    secondary_hash: Line = ""
+    ranks: list[_Rank] = []
+    missing_ranks: list[_Rank] = []
+
+
+class _Ras(Struct, frozen=True):
+    timeouts_count: Count = 0
+
+
+class _Report(Struct):
+    nccl_version: Line
+    communicators: list[_Communicator]
+    ras: _Ras = _Ras()
+
+
+_NO_COMMA = re.compile(rb'("nvml_dev": -?\d{1,9})\n( {10}"status")')
+"""2.28.7 and 2.28.9 print a missing rank without this comma."""
+
+_IN_PROGRESS, _REMOTE = 7, 6
+_ERRORS = {
+    1: "Unhandled CUDA error", 2: "System error", 3: "Internal error", 4: "Invalid argument",
+    5: "Invalid usage", 6: "Remote process error",
+}  # fmt: skip
+"""ncclResult_t, in the words of the text form."""
+REMOTE = _ERRORS[_REMOTE]
+"""The error of a rank whose peer failed."""
+
+
+def _from_json(raw: bytes) -> RasReport:
+    try:
+        found = msgspec.json.decode(_NO_COMMA.sub(rb"\1,\n\2", raw), type=_Report)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        why = printable(str(error))[:120]
+        raise ReportError(f"its report is no valid JSON of RAS: {why}") from error
+    return RasReport(
+        version=printable(found.nccl_version),
+        communicators=tuple(
+            Communicator(
+                name=printable(f"{one.hash} {one.secondary_hash}"),
+                size=one.size,
+                members=tuple(map(_member, one.ranks)),
+                absent=tuple(map(_absent, one.missing_ranks)),
+            )
+            for one in found.communicators
+        ),
+        timeouts=found.ras.timeouts_count,
+    )
+
+
+def _member(one: _Rank) -> Member:
+    state = one.status
+    failed = [code for code in (state.init_state, state.async_error) if code not in (0, 7)]
+    status: Status = "running" if state.init_state == 0 else "init"
+    if state.abort_flag:
+        status = "abort"
+    elif state.finalize_called or state.destroy_flag:
+        status = "finalize"
+    return Member(
+        rank=one.rank,
+        process=(printable(one.host), one.pid),
+        gpu=one.cuda_dev,
+        counts=one.collective_counts,
+        status=status,
+        error=_ERRORS.get(failed[0], "Unexpected error") if failed else "",
+    )
+
+
+def _absent(one: _Rank) -> Absent:
+    why: Absence = "unresponsive" if one.status.unresponsive else "left"
+    if one.status.considered_dead:
+        why = "dead"
+    return Absent(rank=one.rank, process=(printable(one.host), one.pid), gpu=one.cuda_dev, why=why)
+
+
+_NUMBER = r"(\d{1,15})"
+_GROUP = re.compile(rf" {{0,9}}{_NUMBER} +{_NUMBER} +{_NUMBER} +[\d-]{{1,15}} +{_NUMBER} ")
+_SECTION = re.compile(rf"#{_NUMBER}-{_NUMBER} \(([0-9a-f]{{1,16}})\) (INCOMPLETE|ERROR|MISMATCH)")
+_RANK = re.compile(
+    rf"  Rank {_NUMBER} (?:(?:has launched up to operation {_NUMBER}|(has not launched any)"
+    r" operations|has status ([A-Z]{1,12})|reported ([A-Z][A-Za-z ]{1,40})) )?-- "
+    rf"(?:GPU {_NUMBER}(?: \(NVML \d{{1,15}}\))? managed by process {_NUMBER} on node (\S{{1,64}})"
+    r"|\[process)"
+)
+_MANY = re.compile(
+    rf"  {_NUMBER} ranks (?:have launched up to operation {_NUMBER}|(have not launched any)"
+    r" operations|have status ([A-Z]{1,12})|reported ([A-Z][A-Za-z ]{1,40})$)"
+)
+_TOPIC = re.compile(r"  Communicator ranks have different (\w{1,32})")
+_PROCESS = re.compile(rf"  Process {_NUMBER} on node (\S{{1,64}}) managing GPU")
+_LIST = re.compile(r"  The (missing|unknown) ranks?: ([\d,]{1,1024})$")
+_TIMEOUTS = re.compile(rf"  Encountered {_NUMBER} communication timeout")
+_VERSION = re.compile(r"NCCL version (\d{1,4}(?:\.\d{1,4}){1,3})")
+_END = "Warnings"
+"""The last heading: a report without it was cut off."""
+
+
+class _Topic:
+    """One kind of difference between a communicator's ranks: who has which value."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.values: dict[int, str] = {}
+        self.unlisted: list[str] = []
+
+    def rest(self) -> str | None:
+        """The value of all ranks that are not listed; None if there are several."""
+        return self.unlisted[0] if len(self.unlisted) == 1 else None
+
+
+class _Section:
+    """What a text lists about one communicator."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self.name, self.size = name, size
+        self.processes: dict[int, tuple[tuple[str, int], int]] = {}
+        self.missing: dict[int, Absence] = {}
+        self.topics: list[_Topic] = []
+
+    def communicator(self, dead: set[tuple[str, int]]) -> Communicator:
+        """Return it with all of its ranks, those of the largest group without their process."""
+        left = [
+            rank
+            for one in self.topics
+            for rank, value in one.values.items()
+            if value in ("NOCOMM", "UNKNOWN")
+        ]
+        missing = dict(self.missing)
+        for rank in left:
+            missing[rank] = "left"
+        nobody = (("", -1), -1)
+        known = self.processes
+        return Communicator(
+            name=self.name,
+            size=self.size,
+            members=tuple(
+                self._member(rank, *known.get(rank, nobody))
+                for rank in range(self.size)
+                if rank not in missing
+            ),
+            absent=tuple(
+                Absent(rank=rank, process=process, gpu=gpu, why="dead" if process in dead else why)
+                for rank, why in sorted(missing.items())
+                for process, gpu in [known.get(rank, nobody)]
+            ),
+        )
+
+    def _member(self, rank: int, process: tuple[str, int], gpu: int) -> Member:
+        counts: dict[str, int] = {}
+        status, error = "RUNNING", ""
+        for topic in self.topics:
+            value = topic.values.get(rank, topic.rest())
+            if topic.name == "status":
+                status = value or status
+            elif topic.name == "error":
+                error = topic.values.get(rank, error)
+            elif value is not None and len(topic.unlisted) < 2:  # noqa: PLR2004
+                counts[topic.name] = int(value)
+        return Member(
+            rank=rank, process=process, gpu=gpu, counts=counts, status=_WORDS.get(status, ""),
+            error=error,
+        )  # fmt: skip
+
+
+_WORDS: dict[str, Status] = {
+    "INIT": "init", "RUNNING": "running", "FINALIZE": "finalize", "ABORT": "abort",
+}  # fmt: skip
+
+
+def _from_text(raw: bytes) -> RasReport:
+    lines = [printable(line) for line in raw.decode("utf-8", "replace").split("\n")]
+    version = _VERSION.match(lines[0])
+    if version is None:
+        raise ReportError(f'its report does not begin with a version: "{lines[0][:60]}"')
+    if _END not in lines:
+        raise ReportError("its report was cut off")
+    reader = _TextReader()
+    for line in lines:
+        reader.read(line)
+    dead = {(host, pid) for host, pid, why in reader.absent if why == "dead"}
+    return RasReport(
+        version=version[1],
+        communicators=tuple(one.communicator(dead) for one in reader.sections.values()),
+        absent=tuple(reader.absent),
+        timeouts=reader.timeouts,
+    )
+
+
+class _TextReader:
+    """Reads a text line by line."""
+
+    def __init__(self) -> None:
+        self.sections: dict[str, _Section] = {}
+        self.absent: list[tuple[str, int, Absence]] = []
+        self.timeouts = 0
+        self._sizes: dict[int, int] = {}
+        self._why: Absence = "unresponsive"
+        self._section: _Section | None = None
+        self._kind = ""
+        self._topic = _Topic("")
+        self._value = ""
+
+    def read(self, line: str) -> None:
+        """Take in one line."""
+        section, group, process = _SECTION.match(line), _GROUP.match(line), _PROCESS.match(line)
+        if line in ("INCOMPLETE", "DEAD"):
+            self._why = "dead" if line == "DEAD" else "unresponsive"
+        elif section:
+            self._open(f"#{section[1]}-{section[2]} {section[3]}", int(section[1]))
+            self._kind, self._topic = section[4], _Topic("error")
+            if self._kind == "ERROR" and self._section:
+                self._section.topics.append(self._topic)
+        elif group and not self.sections:
+            self._sizes[int(group[1])] = int(group[4])
+        elif process:
+            self.absent.append((process[2], int(process[1]), self._why))
+        elif timeouts := _TIMEOUTS.match(line):
+            self.timeouts = int(timeouts[1])
+        elif self._section is not None:
+            self._read_in(self._section, line)
+
+    def _open(self, name: str, group: int) -> None:
+        if name not in self.sections:
+            size = self._sizes.get(group, 0)
+            if size + sum(one.size for one in self.sections.values()) > _MOST_RANKS:
+                raise ReportError("its report lists more ranks than a job can have")
+            self.sections[name] = _Section(name, size)
+        self._section = self.sections[name]
+
+    def _read_in(self, section: _Section, line: str) -> None:
+        topic, many, rank = _TOPIC.match(line), _MANY.match(line), _RANK.match(line)
+        listed = _LIST.match(line)
+        if topic:
+            self._topic = _Topic(topic[1])
+            section.topics.append(self._topic)
+        elif many:
+            self._value = "0" if many[3] else many[2] or many[4] or many[5]
+            self._topic.unlisted.append(self._value)
+        elif listed:
+            why: Absence = "left" if listed[1] == "unknown" else "unresponsive"
+            section.missing.update({int(word): why for word in listed[2].split(",") if word})
+        elif rank:
+            self._read_rank(section, rank)
+
+    def _read_rank(self, section: _Section, rank: re.Match[str]) -> None:
+        number = int(rank[1])
+        if rank[7]:
+            section.processes[number] = ((rank[8], int(rank[7])), int(rank[6]))
+        value = "0" if rank[3] else rank[2] or rank[4] or rank[5]
+        if self._kind == "INCOMPLETE":
+            section.missing[number] = "unresponsive"
+        elif value:
+            self._topic.values[number] = value
+        else:
+            self._topic.values[number] = self._value
+            if self._value in self._topic.unlisted:
+                self._topic.unlisted.remove(self._value)

@@ -1,0 +1,163 @@
+"""Wrong usage of any verb: a few lines that fit the terminal and say what to type; exit 4."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from preflight.core.registry import page_of
+from tests import warm
+from tests.frozen.command import LONGEST_S, Told, environment, module, within
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VERBS = (
+    "blame", "capture", "check", "completion", "diagnose", "explain", "healthcheck", "history",
+    "install-hook", "learn", "lint", "list-checks", "nightly", "prolog", "read", "report", "watch",
+)  # fmt: skip
+ISOLATED = {
+    "check": "preflight.commands.check",
+    "nightly": "preflight.commands.nightly.command",
+    "prolog": "preflight.hook.entry",
+    "healthcheck": "preflight.hook.entry",
+}
+"""Verbs that become another Python, and the module that it runs."""
+
+
+def ran(folder: Path, verb: str, *words: str) -> Told:
+    """Run a verb with this process's Python, which is warm."""
+    if verb not in ISOLATED:
+        return within(folder, verb, *words)
+    first = () if ISOLATED[verb].startswith("preflight.commands") else (verb,)
+    env = {**environment(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = warm.run(ISOLATED[verb], [*first, *words], cwd=folder, env=env, timeout=LONGEST_S)
+    return Told(done.returncode, done.stdout, done.stderr)
+
+
+def widest(text: str) -> int:
+    """Columns of the longest line."""
+    return max(map(len, text.splitlines()), default=0)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_unknown_option_names_the_verb_and_the_nearest(tmp_path: Path, verb: str) -> None:
+    """`preflight history --jsn` names --json, and the help of `history` itself, at 80 columns."""
+    near = {"completion": "--hepl", "watch": "--tea"}.get(verb, "--jsn")
+    right = {"completion": "--help", "watch": "--tee"}.get(verb, "--json")
+    told = ran(tmp_path, verb, near)
+    words = " ".join(told.err.split())
+    assert told.exit == (0 if verb in ("prolog", "healthcheck") else 4), told
+    assert f"unknown option '{near}'; did you mean '{right}'?" in words
+    assert f"See: preflight {verb} --help" in words
+    assert widest(told.err) <= 80
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--color=x",), "invalid choice: 'x'"),
+        (("--dist=x",), "invalid choice: 'x'"),
+        (("-n", "x"), "give a whole number, not 'x'"),
+        (("--maxfail=x",), "give a whole number, not 'x'"),
+        (("-k", "("), "argument -k: cannot read '('"),
+        (("-m", "("), "argument -m: cannot read '('"),
+        (("-k", "\x1b[31m("), r"cannot read '\x1b[31m('"),
+        (("--junitxml=/tmp",), "'/tmp' is no name of a file"),
+        (("--junitxml=\x1b[31m",), r"'\x1b[31m' is no name of a file"),
+        (("-p", "no:x"), "unknown option '-p'"),
+        (("--exclude=--",), "--exclude=--: give a value"),
+        (("--inventory=~nouser/x",), "no user 'nouser' is known"),
+        (("--report=~nouser/x",), "no user 'nouser' is known"),
+        (("--report=-",), "give a folder"),
+        (("--checks", "gpu.count", "gpu.ecc"), "type --checks=gpu.count,gpu.ecc"),
+        (("--checks", "gpu.count", "gpu.eccc"), "'gpu.eccc' is a check, not a node"),
+        (("--budgte=3",), "did you mean '--budget'?"),
+    ],
+)
+def test_check_refuses_before_it_shows_a_header(
+    tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    """No usage of pytest, no escape sequence, nothing on standard output, nothing created."""
+    told = ran(tmp_path, "check", *words)
+    assert (told.exit, told.out) == (4, ""), told
+    assert said in " ".join(told.err.split())
+    assert "pytest.main" not in told.err
+    assert "\x1b" not in told.err
+    assert widest(told.err) <= 80
+    assert not [*tmp_path.iterdir()]
+
+
+def test_every_page_and_help_fits_the_terminal(tmp_path: Path) -> None:
+    """`--help` of each verb and `list-checks ID` of each check: at most 80 columns."""
+    for verb in VERBS:
+        told = ran(tmp_path, verb, "--help")
+        assert (told.exit, widest(told.out) <= 80) == (0, True), told.out
+    listed = within(tmp_path, "list-checks").out.splitlines()
+    ids = [line.split()[0] for line in listed if not line.startswith(" ")]
+    assert len(ids) > 70
+    for check in ids:
+        page = within(tmp_path, "list-checks", check).out
+        assert widest(page) <= 80, page
+        whole = page_of(check)
+        words = {word for word in whole.split() if word.strip("|-")}
+        assert len(words - {*page.split()}) <= 2 * whole.count("\n|"), check  # table heads
+
+
+def test_collecting_shows_one_screen(tmp_path: Path) -> None:
+    """`check 'gpu[001-064]' --co`: stages, verdicts, time, logins; -v and -q list each verdict."""
+    nodes = "gpu[001-064].invalid"
+    told = ran(tmp_path, "check", nodes, "--co")
+    assert told.exit == 0
+    assert len(told.out.splitlines()) <= 30
+    assert widest(told.out) <= 80
+    for words in ("verdicts expected", "time     about ", "facts    6", f"login    ssh to {nodes}"):
+        assert words in told.out
+    listed = ran(tmp_path, "check", "a.invalid", "--co", "-q")
+    assert "reach.name[a.invalid]" in listed.out
+    assert not [*tmp_path.iterdir()]
+
+
+def test_nodes_that_do_not_answer_are_one_line(tmp_path: Path) -> None:
+    """Why their other checks did not run: one reason with the node set, not one per node."""
+    told = ran(tmp_path, "check", "zz[1-4].invalid", "--tier=prolog")
+    said = " ".join(told.out.split())
+    assert told.exit == 1, told
+    assert "x reach.name of zz[1-4].invalid: the name 'zz[1-4].invalid' does not resolve" in said
+    assert "reach.name of zz2.invalid" not in told.out
+
+
+@pytest.mark.parametrize("hook", ["pytest_preflight_report(folder)", "pytest_terminal_summary()"])
+def test_a_late_interrupt_keeps_the_report(tmp_path: Path, hook: str) -> None:
+    """Ctrl-C while the page or the summary is written: one line, exit 2, all of the report."""
+    (tmp_path / "conftest.py").write_text(
+        "import os, signal, pytest\n@pytest.hookimpl(optionalhook=True)\n"
+        f"def {hook}:\n    os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    words = ("--preflight", "--preflight-tier=prolog", "--preflight-checks=host.memory")
+    told = module(tmp_path, "pytest", "-p", "no:cacheprovider", *words, "--preflight-report=r")
+    assert told.exit == 2, told
+    assert "Traceback" not in told.out + told.err
+    assert told.err.strip().startswith("preflight: interrupted: finishing the report")
+    assert "verdicts" in told.out
+    report = json.loads((tmp_path / "r" / "report.json").read_text())
+    assert len(report["verdicts"]) == report["expected"] == 1
+    assert (tmp_path / "r" / "report.html").is_file()
+
+
+def test_pytest_names_the_nearest_option_of_ours(tmp_path: Path) -> None:
+    """`pytest --preflight --preflight-chekcs=a` is answered with the right spelling."""
+    told = module(tmp_path, "pytest", "--preflight", "--preflight-chekcs=gpu.count")
+    assert (told.exit, told.out) == (4, "")
+    said = "unknown option '--preflight-chekcs'; did you mean '--preflight-checks'?"
+    assert said in " ".join(told.err.split())
+
+
+def test_a_launch_that_is_empty(tmp_path: Path) -> None:
+    """`preflight watch -- ''` starts nothing, and leaves no folder."""
+    told = ran(tmp_path, "watch", "--", "")
+    assert told.exit == 4
+    assert "no launch is given" in told.err
+    assert not [*tmp_path.iterdir()]

@@ -1,0 +1,148 @@
+"""NCCL's RAS service is asked once for the whole job, and names the rank without any stack."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import zlib
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from preflight.facts.job import NodeLook, RasLook
+from preflight.hang.diagnose.diagnosis import diagnose
+from preflight.hang.diagnose.job_state import JobState, NodeState
+from preflight.hang.look import look_here
+from tests.lab.hangs.ras_jobs import draw
+from tests.lab.hangs.ras_mesh import Comm, Job, Peer, RasMesh, report
+from tests.lab.hangs.ras_score import score
+from tests.unit.hang.diagnose.jobs import at, collective, job, standing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+WORLD = 4
+
+
+@pytest.fixture
+def launch() -> Iterator[Callable[[str], list[int]]]:
+    """Start the ranks of a job whose RAS service has this address, and end them."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(address: str) -> list[int]:
+        for rank in range(WORLD):
+            seat = {"RANK": str(rank), "WORLD_SIZE": str(WORLD), "LOCAL_RANK": str(rank),
+                    "LOCAL_WORLD_SIZE": str(WORLD), "MASTER_ADDR": "a", "MASTER_PORT": "7",
+                    "NCCL_RAS_ADDR": address}  # fmt: skip
+            command = [sys.executable, "-c", "import time; time.sleep(60)"]
+            started.append(subprocess.Popen(command, env={**os.environ, **seat}))
+        return [one.pid for one in started]
+
+    yield start
+    for one in started:
+        one.kill()
+        one.wait()
+
+
+def behind(pids: list[int], rank: int, version: str) -> Job:
+    """A job in which one rank has launched 41 of 42 collectives."""
+    counts = {n: {"AllReduce": 41 if n == rank else 42} for n in range(len(pids))}
+    peers = [Peer("10.0.0.1", pid, n) for n, pid in enumerate(pids)]
+    return Job(peers, [Comm(0xABC, list(range(len(pids))), counts)], version)
+
+
+def test_ras_names_the_rank_behind(launch: Callable[[str], list[int]]) -> None:
+    """The service is asked exactly once, and only its own commands are sent."""
+    with RasMesh(Job([], [])) as mesh:
+        pids = launch(mesh.address)
+        mesh.job = behind(pids, 2, "2.30.7")
+        answer = diagnose(look_here(pids, look_s=0.2))
+    assert (answer.category, answer.culprits) == ("odd_rank", ("rank 2",)), json.dumps(
+        answer.unseen
+    )
+    assert mesh.questions == 1
+    assert "RAS: communicator 0xabc 0x1:0x2: rank 2 launched 41 AllReduce" in " ".join(
+        answer.evidence
+    )
+
+
+@pytest.mark.parametrize("version", ["2.24.3", "2.27.3", "2.28.9"])
+def test_a_version_that_may_crash_is_not_asked(
+    version: str, launch: Callable[[str], list[int]]
+) -> None:
+    """The reason and the option that asks all the same are in the answer; then it is asked."""
+    with RasMesh(Job([], [])) as mesh:
+        pids = launch(mesh.address)
+        mesh.job = behind(pids, 1, version)
+        refused = diagnose(look_here(pids, look_s=0.2))
+        assert mesh.questions == 0
+        assert any("1762" in one and "--ras=always" in one for one in refused.unseen)
+        answer = diagnose(look_here(pids, look_s=0.2, ras="always"))
+        assert mesh.questions == 1
+    assert answer.culprits == ("rank 1",)
+
+
+SEEDS = range(6000, 6040)
+"""Others than those with which the judge was tuned, and those of the one measurement."""
+
+
+def test_drawn_hangs_are_named_with_and_without_stacks() -> None:
+    """Of forty simulated jobs nearly all are exact, and no healthy rank is named in any."""
+    scores = [score(draw(seed, sizes=(8, 16, 32, 64))) for seed in SEEDS]
+    assert not [one.drawn.seed for one in scores if one.innocent]
+    assert [one.drawn.seed for one in scores if not one.exact][1:] == []
+
+
+def hidden(ras: RasLook | None) -> JobState:
+    """A node whose ranks belong to another user."""
+    look = NodeLook(wire=1, nonce="n", host="gpu001", time_s=2e9, boot_s=1e9, hidden=8)
+    return JobState(nodes=(NodeState(node="gpu001", look=look),), ras=ras)
+
+
+def packed(text: str, *, is_json: bool = True) -> RasLook:
+    """A report as a node sends it."""
+    content = base64.b64encode(zlib.compress(text.encode())).decode()
+    return RasLook(wire=1, nonce="n", host="h", time_s=1, boot_s=1, json=is_json, content=content)
+
+
+def test_the_ranks_of_another_user_are_named_by_ras() -> None:
+    """No process may be read: the report alone has the rank and the address of its node."""
+    text = report(behind(list(range(100, 108)), 5, "2.30.7"), is_json=True)
+    answer = diagnose(hidden(packed(text)))
+    assert (answer.category, answer.culprits) == ("odd_rank", ("rank 5",))
+    assert "rank 5 (10.0.0.1)" in answer.sentence
+    assert answer.confidence < 0.7
+    assert diagnose(hidden(None)).category == "no_job"
+
+
+def test_the_report_of_another_job_is_not_used() -> None:
+    """Jobs of one user share the port on a node: neither world nor processes fit."""
+    state = job(4, lambda _: {"no_stacks": "x", "wait_channel": "futex_do_wait"})
+    text = report(behind(list(range(100, 108)), 5, "2.30.7"), is_json=True)
+    answer = diagnose(replace(state, ras=packed(text)))
+    assert (answer.category, answer.culprits) == ("unknown", ())
+    assert "RAS did not answer: another job on this node shares its port" in answer.unseen
+
+
+def test_a_job_that_moves_is_not_blamed_by_its_counts() -> None:
+    """RAS counts once, and ranks of a healthy job differ by a few operations, too."""
+    state = job(8, lambda rank: standing(collective("all_reduce", 41), at(40 + rank)))
+    text = report(behind(list(range(1000, 1008)), 5, "2.30.7"), is_json=True)
+    assert diagnose(state).category == diagnose(replace(state, ras=packed(text))).category
+    assert diagnose(replace(state, ras=packed(text))).category == "progresses"
+
+
+def test_two_ranks_in_the_wrong_order_name_nobody() -> None:
+    """Each waits for the other in a group of two: which of them is wrong, no count shows."""
+    pair = {0: {"AllReduce": 7}, 1: {"AllReduce": 8}}
+    other = {0: {"AllReduce": 4}, 1: {"AllReduce": 3}}
+    peers = [Peer("10.0.0.1", 1000 + n, n) for n in range(8)]
+    every = {n: {"AllReduce": 1} for n in range(8)}
+    comms = [Comm(1, [0, 1], pair), Comm(2, [0, 1], other), Comm(3, list(range(8)), every)]
+    state = job(8, lambda _: {"no_stacks": "x", "wait_channel": "futex_do_wait"})
+    answer = diagnose(replace(state, ras=packed(report(Job(peers, comms), is_json=True))))
+    assert answer.culprits == ()

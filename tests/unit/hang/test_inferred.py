@@ -1,0 +1,142 @@
+"""A cause that no line states is inferred: who failed first, and what followed from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from preflight.hang.explain.symptom import shipped
+from preflight.hang.explain.weigh import lines
+from tests.bench.logs_of_hangs import case, verdict
+from tests.unit.hang.logs import communicator, explained, timed_out
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from preflight.hang.explain.symptom import Symptom
+
+HEALTHY = """\
+wandb: WARNING Failed to find git repository, continuing without it
+UserWarning: lr_scheduler.step() called before optimizer.step(); this is not an error
+2026-10-05 10:00:00,123 [INFO] eval.py:7 error rate 0.034, 0 errors, word error = 0.12
+n1:1:2 [0] NCCL INFO NET/Plugin: Plugin load (libnccl-net.so) returned 2 : libnccl-net.so: cannot open shared object file
+tests/test_data.py::test_error_is_raised PASSED
+DEBUG urllib3 retrying after timeout
+"""  # noqa: E501
+END = "srun: error: n1: task {}: {}\n"
+
+
+def test_a_healthy_log_is_called_healthy(tmp_path: Path) -> None:
+    """Words of failure in notices, names of tests and rates report none."""
+    answer = explained(tmp_path, HEALTHY + "2026-10-05 10:00:01,000 [INFO] step 1 loss 2.0\n" * 50)
+    assert (answer.category, answer.sentence) == ("no_failure", "no line shows a failure")
+
+
+@pytest.mark.parametrize("symptom", shipped(), ids=lambda one: one.id)
+def test_no_symptom_but_a_fact_is_found_in_a_healthy_log(symptom: Symptom) -> None:
+    """Each has a text beside it that is alike and is none."""
+    assert symptom.counter
+    if symptom.role != "fact":
+        assert not [line for line in HEALTHY.splitlines() if symptom.fields(line) is not None]
+
+
+def test_an_exception_without_its_beginning(tmp_path: Path) -> None:
+    """The scroll-back begins in the middle of the traceback; torch's prefix has the rank."""
+    answer = explained(tmp_path, "[rank3]: KeyError: 'input_ids'\n" + timed_out(0, 7))
+    assert (answer.category, answer.culprits) == ("other", ("rank 3",))
+    bare = explained(tmp_path, "KeyError: 'input_ids'\n")
+    assert (bare.category, bare.confidence) == ("unknown", 0.4)
+    assert "KeyError: 'input_ids' is the first error" in bare.sentence
+    assert lines(bare, 80)[0] == "unclear  (40% sure)"
+
+
+def test_lines_that_a_terminal_wrapped_are_whole_again(tmp_path: Path) -> None:
+    """A time-out cut at 100 columns is read as one line, at the number of its first part."""
+    who = "".join(communicator(rank, 4) for rank in range(4))
+    log = who + "".join(timed_out(rank, 9) for rank in (0, 1, 3))
+    wrapped = "\n".join(
+        line[at : at + 100] for line in log.splitlines() for at in range(0, len(line), 100)
+    )
+    answer = explained(tmp_path, wrapped)
+    assert (answer.category, answer.culprits) == ("timeout_rank_missing", ("rank 2",))
+
+
+@pytest.mark.parametrize("prefix", ["train-worker-1 pytorch ", "gpu004: ", "> ", " 3: "])
+def test_a_prefix_that_no_list_has_is_learned(tmp_path: Path, prefix: str) -> None:
+    """What stands before the traceback's first line belongs to its launcher."""
+    trace = 'Traceback (most recent call last):\n  File "a.py", line 5, in f\nKeyError: 0\n'
+    answer = explained(tmp_path, "".join(f"{prefix}{line}\n" for line in trace.splitlines()))
+    assert "raised KeyError: 0 at a.py:5 (f)" in answer.sentence
+
+
+def test_srun_s_labels_are_ranks_unless_a_line_contradicts(tmp_path: Path) -> None:
+    """With `srun torchrun` a label is a node: the rank behind it is another."""
+    trace = 'Traceback (most recent call last):\n  File "a.py", line 5, in f\nKeyError: 0\n'
+    labelled = "".join(f"1: {line}\n" for line in trace.splitlines())
+    assert explained(tmp_path, "0: step 1 failed?\n" + labelled).culprits == ("rank 1",)
+    other = "0: [rank4]: Connection reset by peer\n"
+    assert explained(tmp_path, other + labelled).culprits == ()
+
+
+def test_who_waits_in_an_earlier_collective_is_behind(tmp_path: Path) -> None:
+    """The numbers alone show it, without the lines that say how far each rank was."""
+    log = timed_out(0, 40) + timed_out(1, 40) + timed_out(2, 38)
+    answer = explained(tmp_path, log)
+    assert (answer.category, answer.culprits) == ("timeout_rank_missing", ("rank 2",))
+    far = explained(tmp_path, timed_out(0, 4000) + timed_out(1, 4000) + timed_out(2, 38))
+    assert far.culprits == ()
+
+
+def test_a_rank_that_did_not_come_had_died(tmp_path: Path) -> None:
+    """The launcher reports it after all time-outs; the time-outs are its consequence."""
+    who = "".join(communicator(rank, 4) for rank in range(4))
+    waited = "".join(timed_out(rank, 9) for rank in (0, 1, 3))
+    answer = explained(
+        tmp_path, who + waited + END.format(2, "Killed") + END.format(0, "Aborted (core dumped)")
+    )
+    assert (answer.category, answer.culprits[0]) == ("other", "rank 2")
+    assert answer.consequences == (
+        "ranks 0, 1, 3: ALLREDUCE number 9 did not end within 600000 ms",
+    )
+
+
+def test_a_crash_is_the_rank_s_with_its_exit_code(tmp_path: Path) -> None:
+    """The process that dies prints no rank; the launcher's line has it."""
+    answer = explained(
+        tmp_path,
+        "Fatal Python error: Segmentation fault\n"
+        + END.format(3, "Segmentation fault (core dumped)")
+        + END.format(1, "Exited with exit code 1"),
+    )
+    assert answer.culprits[0] == "rank 3"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "n7: Xid 79 detected (GPU fallen off bus)",
+        "node-monitor: n7 GPU 3: XID error 79 reported by DCGM",
+    ],
+)
+def test_an_xid_in_other_words(tmp_path: Path, line: str) -> None:
+    """Monitors write the number without the driver's own words."""
+    assert explained(tmp_path, line + "\n").category == "gpu_hardware"
+
+
+def test_what_is_not_known_is_quoted(tmp_path: Path) -> None:
+    """The first line that reports a failure, with a low confidence."""
+    answer = explained(tmp_path, "step 1\nFATAL: flux capacitor lost its phase\n")
+    assert (answer.category, answer.confidence) == ("unknown", 0.2)
+    assert "flux capacitor lost its phase" in answer.sentence
+
+
+def test_generated_logs_have_the_right_answer(tmp_path: Path) -> None:
+    """Of 60 drawn jobs none is explained wrongly with confidence, and most are right."""
+    found: Counter[str] = Counter()
+    for seed in range(60):
+        text, label = case(seed)
+        found[verdict(explained(tmp_path, text), label)] += 1
+    assert not found["confidently wrong"]
+    assert found["right"] >= 50

@@ -1,0 +1,82 @@
+"""torch's worker server of a rank gives its flight recorder while the rank hangs."""
+
+from __future__ import annotations
+
+import base64
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from stacks import torch_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SERVER = """
+import sys, time
+from torch._C._distributed_c10d import _WorkerServer
+server = _WorkerServer(sys.argv[1])
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+def asked(path: Path, *, pid: int | None = None, uid: int | None = None) -> dict[str, object]:
+    """Ask as a node does."""
+    user = os.geteuid() if uid is None else uid
+    wanted: dict[str, object] = {"pid": pid or os.getpid(), "uid": user, "socket": str(path)}
+    return torch_server.read([wanted], time.monotonic() + 30)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[int, Path]]:
+    """Start torch's own server in a process that does nothing else."""
+    path = tmp_path / "w"
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", SERVER, str(path)],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert process.stdout
+    process.stdout.readline()
+    yield process.pid, path
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_torchs_own_server_answers(server: tuple[int, Path]) -> None:
+    """The record is a document that the reader of dumps reads; others' sockets are not opened."""
+    pid, path = server
+    (dump,) = asked(path, pid=pid).values()
+    assert isinstance(dump, dict)
+    record = msgspec.json.decode(zlib.decompress(base64.b64decode(dump["content"])))
+    assert record["version"].startswith("2.")
+    assert asked(path, pid=pid, uid=os.geteuid() + 1) == {}
+    link = path.with_name("link")
+    link.symlink_to(path)
+    assert asked(link, pid=pid) == {}
+
+
+def test_a_server_that_does_not_end_is_left(tmp_path: Path) -> None:
+    """One rank costs a second, and gives nothing."""
+    path = tmp_path / "w"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        threading.Thread(target=listener.accept, daemon=True).start()
+        assert asked(path) == {}
+
+
+def test_a_file_that_is_no_socket_is_not_opened(tmp_path: Path) -> None:
+    """A rank may name any path."""
+    (tmp_path / "w").write_text("x")
+    assert asked(tmp_path / "w") == {}
+    assert asked(tmp_path / "none") == {}
