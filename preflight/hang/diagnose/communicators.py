@@ -215,7 +215,7 @@ def waits_of(view: RasView) -> Waits:
             _compare(group.name, counts, waits, missing=bool(group.absent))
         elif any(counts.values()):
             waits.linked.append(set(counts))
-    if nobody < -1:
+    if unnumbered < -1:
         waits.linked.append(everyone | {-1})
     return waits
 

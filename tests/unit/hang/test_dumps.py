@@ -149,6 +149,29 @@ def test_of_two_ranks_that_differ_none_is_named(
     assert "rank 1 has not made call 5" in answer["sentence"]
 
 
+USUAL = ["_all_gather_base", "_reduce_scatter_base"] * 6
+
+
+@pytest.mark.parametrize(
+    ("of_rank_1", "named"),
+    [
+        ([*reversed(USUAL[:2]), *USUAL[2:]], ["rank 1"]),  # two calls in the other order
+        (["all_reduce", *USUAL[1:]], ["rank 1"]),  # another call in place of one
+        ([*USUAL[1:], USUAL[0]], []),  # a call left out: nobody knows who is right
+        (["barrier", *USUAL[:-1]], []),  # a call more
+    ],
+)
+def test_of_two_ranks_the_one_whose_calls_follow_each_other_as_nowhere_else(
+    of_rank_1: list[str], named: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Dumps of unfinished calls only: what comes later shows which of two ranks is out of step."""
+    for rank, ops in enumerate([USUAL, of_rank_1]):
+        calls = [pending(number, op) for number, op in enumerate(ops, 5)]
+        (tmp_path / f"rank_{rank}").write_bytes(document(*calls))
+    _, answer, _ = _explain(capsys, tmp_path)
+    assert (answer["category"], answer["culprits"]) == ("collective_mismatch", named)
+
+
 def test_a_torn_or_hostile_dump_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
