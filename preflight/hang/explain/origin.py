@@ -9,6 +9,7 @@ import re
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from preflight.core.text import whole
 from preflight.hang.explain.symptom import Speaker
 
 if TYPE_CHECKING:
@@ -130,13 +131,14 @@ class Origins:
             ranks = self._pids.get(speaker.pid, set()) or self._labels.get(speaker.label, set())
             return next(iter(ranks)) if len(ranks) == 1 else None
         task = speaker.label
-        return int(task) if task.isdigit() and self._tasks_are_ranks else None
+        return whole(task) if self._tasks_are_ranks else None
 
     @cached_property
     def _tasks_are_ranks(self) -> bool:
         """Whether srun's labels are ranks: there are several, and no line contradicts it."""
-        tasks = {one: ranks for one, ranks in self._labels.items() if one.isdigit()}
-        return len(tasks) > 1 and all(ranks <= {int(task)} for task, ranks in tasks.items())
+        tasks = {whole(one): ranks for one, ranks in self._labels.items()}
+        tasks.pop(None, None)
+        return len(tasks) > 1 and all(ranks <= {task} for task, ranks in tasks.items())
 
 
 def _speaker(text: str) -> Speaker:

@@ -393,6 +393,8 @@ class Scanner:
             for each in symptoms
             for word in each.anchors
         ]
+        self._quiet: set[bytes] = set()
+        """Those in which there is nothing to read, for speed."""
         self._kept: Counter[tuple[str, object]] = Counter()
         self._origins = Origins()
         self._summaries = Summaries()
@@ -418,15 +420,18 @@ class Scanner:
         open_symptoms: list[_Open] = []
         number = 0
         found = self._found
-        known = self._shapes
+        known, quiet, idle = self._shapes, self._quiet, True
         for lines in chunks(path, found.troubles):
             shapes = b"\n".join(lines).translate(_ALIKE).split(b"\n")
             if len(known) > _SHAPES:
                 known.clear()
+                quiet.clear()
             for line, shape in zip(lines, shapes, strict=False):
                 number += 1
+                if shape in quiet and idle:
+                    continue
                 anchors = known[shape] if shape in known else self._learn_shape(shape)
-                if anchors is None and not tracebacks.open and not open_symptoms:
+                if anchors is None and idle:
                     continue
                 text, order = text_of(line), found.lines + number
                 open_symptoms = self._feed(open_symptoms, text, source, whose)
@@ -438,6 +443,7 @@ class Scanner:
                 open_symptoms += self._closed(
                     [_Open(one, [text], number, order) for one in began.values()], source, whose
                 )
+                idle = not open_symptoms and not tracebacks.open
         for each in open_symptoms:
             self._close(each, source, whose)
         found.lines += number
@@ -468,6 +474,8 @@ class Scanner:
             if not found and _INFO in shape and _RAISED.search(shape) is None:
                 found = None
         self._shapes[shape] = found
+        if found is None:
+            self._quiet.add(shape)
         return found
 
     def _feed(
