@@ -1,7 +1,7 @@
 """Judges by NCCL's RAS report for which ranks the others wait; it needs no stacks.
 
 NCCL counts the collectives that each rank has launched in each communicator. A rank waits for those
-that have launched fewer; a rank that waits for nobody and that others wait for is the cause.
+that have launched fewer; a rank that waits for no other and that others wait for is the cause.
 Send and receive are not counted.
 """
 
@@ -168,7 +168,7 @@ class RasView:
 
 @dataclass
 class Waits:
-    """Who waits for whom, by the counts of all communicators; sets of their names by rank."""
+    """Which ranks wait for which, by the counts of all communicators; sets of their names by rank."""
 
     behind: dict[int, set[str]] = field(default_factory=dict)
     """Communicators in which others have launched more."""
@@ -201,13 +201,13 @@ def waits_of(view: RasView) -> Waits:
     """
     waits = Waits()
     everyone: set[int] = set()
-    nobody = -1
+    unnamed = -1
     for group in view.report.communicators:
         counts: dict[int, dict[str, int]] = {}
         for one in group.members:
             number = view.number(group, one)
-            nobody -= number is None
-            rank = nobody if number is None else number
+            unnamed -= number is None
+            rank = unnamed if number is None else number
             if sum(one.counts.values()) <= sum(counts.get(rank, one.counts).values()):
                 counts[rank] = one.counts  # of a process with several GPUs the one behind
         everyone |= {rank for rank in counts if rank >= 0}
@@ -215,7 +215,7 @@ def waits_of(view: RasView) -> Waits:
             _compare(group.name, counts, waits, missing=bool(group.absent))
         elif any(counts.values()):
             waits.linked.append(set(counts))
-    if nobody < -1:
+    if unnamed < -1:
         waits.linked.append(everyone | {-1})
     return waits
 
@@ -264,7 +264,7 @@ def _words(counts: Counts) -> str:
 
 
 def _causes(view: RasView, waits: Waits) -> tuple[set[int], set[int]]:
-    """(causes, candidates): ranks that others wait for and that wait for nobody.
+    """(causes, candidates): ranks that others wait for and that wait for unnamed.
 
     A GPU that rests tells a rank whose host has stopped from one that waits in a send or receive,
     which NCCL does not count. Without that, the rank that holds up most communicators is the cause.
