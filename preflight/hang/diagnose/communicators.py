@@ -168,7 +168,7 @@ class RasView:
 
 @dataclass
 class Waits:
-    """Which ranks wait for which, by the counts of all communicators; sets of their names by rank."""
+    """Which ranks wait for which: names of communicators by rank."""
 
     behind: dict[int, set[str]] = field(default_factory=dict)
     """Communicators in which others have launched more."""
@@ -264,7 +264,7 @@ def _words(counts: Counts) -> str:
 
 
 def _causes(view: RasView, waits: Waits) -> tuple[set[int], set[int]]:
-    """(causes, candidates): ranks that others wait for and that wait for unnamed.
+    """(causes, candidates): ranks that others wait for and that wait for no other.
 
     A GPU that rests tells a rank whose host has stopped from one that waits in a send or receive,
     which NCCL does not count. Without that, the rank that holds up most communicators is the cause.
