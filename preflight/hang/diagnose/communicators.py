@@ -168,7 +168,7 @@ class RasView:
 
 @dataclass
 class Waits:
-    """Which ranks each rank waits for, by the counts of all communicators: names by rank."""
+    """Which ranks wait for which: names of communicators by rank."""
 
     behind: dict[int, set[str]] = field(default_factory=dict)
     """Communicators in which others have launched more."""
@@ -201,13 +201,13 @@ def waits_of(view: RasView) -> Waits:
     """
     waits = Waits()
     everyone: set[int] = set()
-    unnumbered = -1
+    unnamed = -1
     for group in view.report.communicators:
         counts: dict[int, dict[str, int]] = {}
         for one in group.members:
             number = view.number(group, one)
-            unnumbered -= number is None
-            rank = unnumbered if number is None else number
+            unnamed -= number is None
+            rank = unnamed if number is None else number
             if sum(one.counts.values()) <= sum(counts.get(rank, one.counts).values()):
                 counts[rank] = one.counts  # of a process with several GPUs the one behind
         everyone |= {rank for rank in counts if rank >= 0}
@@ -215,7 +215,7 @@ def waits_of(view: RasView) -> Waits:
             _compare(group.name, counts, waits, missing=bool(group.absent))
         elif any(counts.values()):
             waits.linked.append(set(counts))
-    if unnumbered < -1:
+    if unnamed < -1:
         waits.linked.append(everyone | {-1})
     return waits
 
