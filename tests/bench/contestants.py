@@ -104,9 +104,10 @@ def preflight(case: Case) -> Answer:
     except ValueError:
         return Answer(failure=f"exit {done.exit}: {done.err[-200:]}")
     category = answer["category"]
+    known = {"unknown": 0.0, "no_failure": 1.0}
     return Answer(
         readings=(frozenset(answer["culprits"]),), category=category,
-        confidence=0.0 if category == "unknown" else answer.get("confidence", 1.0),
+        confidence=known.get(category, answer.get("confidence", 1.0)),
     )  # fmt: skip
 
 
