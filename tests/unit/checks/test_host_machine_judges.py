@@ -144,7 +144,7 @@ def test_lost_data() -> None:
     assert verdict.sentence == "1 uncorrected error on CPU0_DIMM_A1, 0 expected"
 
 
-@pytest.mark.proves("host.dimms", finds="a DIMM that is missing against its peers")
+@pytest.mark.proves("host.dimms", finds="a node with one DIMM fewer than its peers")
 def test_a_missing_dimm() -> None:
     """1 of 32 is a fault among many; of two nodes one cannot say who is right."""
     short = node(memory=memory(total_mib=TIB_MIB - 32768))
