@@ -7,6 +7,7 @@ value: missing is unknown, not healthy.
 
 from __future__ import annotations
 
+import threading
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -361,10 +362,19 @@ def decode_ras(document: bytes, nonce: str) -> RasLook:
     return _bound(_decode(RasLook, document), nonce)
 
 
+_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {}
+_MAKING = threading.Lock()
+
+
 def _decode(kind: type[T], document: bytes) -> T:
-    # Not by a Decoder that is made at import: a prolog reads one of the four.
+    # Made when needed: a prolog reads one of the four. Threads that make decoders of structs with
+    # parts in common at the same time crash msgspec 0.22, which fills those parts in place.
+    with _MAKING:
+        if kind not in _DECODERS:
+            _DECODERS[kind] = msgspec.json.Decoder(kind)
+        decoder: msgspec.json.Decoder[T] = _DECODERS[kind]
     try:
-        return msgspec.json.decode(document, type=kind)
+        return decoder.decode(document)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = str(error).encode("ascii", "replace").decode()[:200]
         raise WireError(f"its answer is not a preflight document: {reason}") from error
