@@ -63,6 +63,31 @@ def test_lines_that_a_terminal_wrapped_are_whole_again(tmp_path: Path) -> None:
     assert (answer.category, answer.culprits) == ("timeout_rank_missing", ("rank 2",))
 
 
+@pytest.mark.parametrize("steps", [4, 60])
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        "srun: error: gpu017: task 11: Out Of Memory",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0",
+        "Segmentation fault (core dumped)",
+        "KeyError: 'x'",
+        "some.module.PickleError: bad row",
+        "[ 123.456789] Out of memory: Killed process 7 (python)",
+    ],
+)
+def test_a_line_after_lines_of_equal_length_is_of_its_own(
+    tmp_path: Path, foreign: str, steps: int
+) -> None:
+    """A terminal cut none of them: what the launcher writes next is not rank 0's."""
+    step = "[rank0]: 2025-11-05 11:00:{:02},000 INFO train: step {:03} loss 3.0000\n"
+    log = "".join(step.format(number, number) for number in range(steps)) + foreign + "\n"
+    assert "rank 0" not in explained(tmp_path, log).culprits
+    log = "".join(step.format(number, number) + foreign + "\n" for number in range(steps))
+    answer = explained(tmp_path, log)
+    assert "rank 0" not in answer.culprits
+    assert answer.category != "no_failure"
+
+
 @pytest.mark.parametrize("prefix", ["train-worker-1 pytorch ", "gpu004: ", "> ", " 3: "])
 def test_a_prefix_that_no_list_has_is_learned(tmp_path: Path, prefix: str) -> None:
     """What stands before the traceback's first line belongs to its launcher."""
