@@ -246,30 +246,41 @@ _SOME = 3
 _HEAD = 6
 _SAMPLE = 2000
 """Lines whose beginnings are compared."""
+_BEGINS = re.compile(
+    rb"srun: |slurmstepd|Traceback |\[rank ?\d|\[default\d|\[\d{1,8},\d{1,6}\]<"
+    rb"|[\w.-]{1,80}:\d+:\d+ \["
+    rb"|\[?(?:19|20)\d\d[-/]\d\d[-/]\d\d[T _]|\[?\d\d:\d\d:\d\d|[A-Z][a-z]{2} [ \d]\d \d\d:"
+    rb"|\[[IWEFC]?\d{3,4} \d\d:|[IWEFC]\d{4} \d\d:|<\d{1,2}>|\[ {0,8}\d{1,9}\.\d{6}\]|kernel: "
+    rb"|NVRM: "
+    rb"|(?:[A-Za-z_]\w{0,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception|Exit|Interrupt|Warning)(?::|$)"
+    rb"|Segmentation fault|Killed|Aborted|Terminated|Bus error|Fatal |(?:FATAL|ERROR|CRITICAL)\b"
+)
+"""Beginnings of messages of their own, which no terminal has cut off a line."""
 
 
 def _whole(lines: list[bytes]) -> list[bytes]:
     """Join the lines that a terminal wrapped; what was joined leaves an empty line.
 
     A line is wrapped if it is as long as several others, which are the longest, and the next one
-    does not begin as the other lines do.
+    begins neither as the other lines do nor as a known message. Most of the longest lines must be
+    wrapped: otherwise they are only of equal length.
     """
     if any(line[:1] == b">" for line in lines[:_SAMPLE]):
         lines = [line.lstrip(b"> ") if line[:1] == b">" else line for line in lines]
     longest = max(map(len, lines), default=0)
     if not _NARROW <= longest <= _WIDE:
         return lines
-    full = [number for number, line in enumerate(lines) if len(line) == longest]
-    if len(full) < _SOME:
-        return lines
-    after = {number + 1 for number in full}
+    after = {number + 1 for number, line in enumerate(lines) if len(line) == longest}
     others = [line for number, line in enumerate(lines[:_SAMPLE]) if number not in after]
     heads = Counter(map(_head, others))
     often = max(1, len(others) // 50)
-    for number in reversed(full):
-        if number + 1 < len(lines) and heads[_head(lines[number + 1])] < often:
-            lines[number] += lines[number + 1]
-            lines[number + 1] = b""
+    after.discard(len(lines))
+    rests = [n for n in after if heads[_head(lines[n])] < often and not _BEGINS.match(lines[n])]
+    if len(after) < _SOME or 2 * len(rests) <= len(after):
+        return lines
+    for number in sorted(rests, reverse=True):
+        lines[number - 1] += lines[number]
+        lines[number] = b""
     return lines
 
 

@@ -43,16 +43,20 @@ class Verdict(Struct, frozen=True, kw_only=True):
 def timeouts(hits: Sequence[Hit]) -> list[Timeout]:
     """The first timeout of each known rank in each group."""
     found: dict[tuple[int, str], Timeout] = {}
+    positions = _positions(hits)
+    several = _several_groups(positions)
     for hit in hits:
         fields = hit.fields
         if hit.symptom.reads != "timeout" or hit.speaker.rank is None or "seq" not in fields:
             continue
-        key = (hit.speaker.rank, fields.get("group", ""))
+        group = fields.get("group", "")
+        if several and not group:
+            group = _group_beside(hit, positions)
         found.setdefault(
-            key,
+            (hit.speaker.rank, group),
             Timeout(
                 rank=hit.speaker.rank,
-                group=fields.get("group", ""),
+                group=group,
                 seq=int(fields["seq"]),
                 op=fields["op"].lstrip("_"),
                 sizes=(fields.get("in", ""), fields.get("out", "")),
@@ -61,6 +65,26 @@ def timeouts(hits: Sequence[Hit]) -> list[Timeout]:
             ),
         )
     return list(found.values())
+
+
+def _positions(hits: Sequence[Hit]) -> list[Hit]:
+    return [hit for hit in hits if hit.symptom.reads == "position"]
+
+
+def _several_groups(positions: Sequence[Hit]) -> bool:
+    return len({hit.fields.get("group", "") for hit in positions} - {""}) > 1
+
+
+def _group_beside(late: Hit, positions: Sequence[Hit]) -> str:
+    """The group of a timeout without one, as torch 2.5 writes it: the rank's position has it."""
+    seq = int(late.fields["seq"])
+    groups = {
+        hit.fields.get("group", "")
+        for hit in positions
+        if hit.speaker.rank == late.speaker.rank
+        and int(hit.fields["completed"]) < seq <= int(hit.fields["enqueued"])
+    }
+    return groups.pop() if len(groups) == 1 else ""
 
 
 def judge(hits: Sequence[Hit], seen: set[int], world: int) -> Verdict | None:
@@ -106,14 +130,16 @@ def _behind(late: Sequence[Timeout], hits: Sequence[Hit]) -> Verdict | None:
         if best is None or one.seq > best.seq:
             waits[one.group] = one
     odd: dict[int, tuple[Hit, int, Timeout]] = {}
-    for hit in hits:
-        # The timeout's own line names no group, the status beside it does.
-        ahead = waits.get(hit.fields.get("group", ""), waits.get(""))
+    positions = _positions(hits)
+    # A timeout without a group is of the only group that the positions name.
+    nameless = None if _several_groups(positions) else waits.get("")
+    for hit in positions:
+        ahead = waits.get(hit.fields.get("group", ""), nameless)
         rank = hit.speaker.rank
-        if hit.symptom.reads != "position" or ahead is None or rank is None or rank == ahead.rank:
+        if ahead is None or rank is None or rank == ahead.rank:
             continue
         enqueued = int(hit.fields["enqueued"])
-        if 0 <= enqueued < ahead.seq:
+        if max(0, ahead.seq - _NEAR) <= enqueued < ahead.seq:
             odd[rank] = (hit, enqueued, ahead)
     if not odd:
         return None

@@ -35,11 +35,11 @@ def timed_out(
     )
 
 
-def status(rank: int, enqueued: int) -> str:
-    """How far a rank says that it was."""
+def status(rank: int, enqueued: int, local: int = 0, group: str = "0") -> str:
+    """How far a rank says that it was; `local`: the group's number within that process."""
     return (
         f"[rank{rank}]:[E1005 10:00:00.2 ProcessGroupNCCL.cpp:9] "
-        f"[PG ID 0 PG GUID 0(default_pg) Rank {rank}] failure detected by watchdog at work "
+        f"[PG ID {local} PG GUID {group}(pg) Rank {rank}] failure detected by watchdog at work "
         f"sequence id: {enqueued} PG status: "
         f"last enqueued work: {enqueued}, last completed work: {enqueued - 1}\n"
     )

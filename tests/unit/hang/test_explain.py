@@ -330,3 +330,28 @@ def test_a_start_that_succeeded_or_of_which_this_is_a_part_only(tmp_path: Path) 
         assert (explained(tmp_path, log).category, log) == ("no_failure", log)
     failed = _came(0, 1) + "[rank1]: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
     assert explained(tmp_path, failed).category == "oom_one_rank"
+
+
+CANCELLED = (
+    "slurmstepd: error: *** STEP 7.0 ON n12 CANCELLED AT 2026-01-01T00:00:00 DUE TO {} ***\n"
+)
+
+
+@pytest.mark.parametrize(("why", "do"), [("TIME LIMIT", "--time"), ("PREEMPTION", "--requeue")])
+def test_a_job_that_the_scheduler_ended_has_no_culprit(tmp_path: Path, why: str, do: str) -> None:
+    """The node in the line is where slurmstepd ran; the advice fits the reason."""
+    answer = explained(tmp_path, CANCELLED.format(why))
+    assert (answer.category, answer.confidence, answer.culprits) == ("other", 0.9, ())
+    assert why in answer.sentence
+    assert do in answer.advice
+    assert "sacct" not in answer.advice
+
+
+def test_the_node_that_failed_is_the_one_that_srun_names(tmp_path: Path) -> None:
+    """Slurmstepd on another node reports it as well; alone it shows no node."""
+    named = "srun: error: Node failure on n20\n"
+    cancelled = CANCELLED.format("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS")
+    for log in (named + cancelled, cancelled + named):
+        answer = explained(tmp_path, log + "srun: error: n12: tasks 0-7: Terminated\n")
+        assert (answer.category, answer.culprits) == ("other", ("node n20",))
+    assert explained(tmp_path, cancelled).culprits == ()

@@ -10,7 +10,7 @@ import pytest
 from preflight.hang.explain.symptom import shipped
 from preflight.hang.explain.weigh import lines
 from tests.bench.logs_of_hangs import case, verdict
-from tests.unit.hang.logs import communicator, explained, timed_out
+from tests.unit.hang.logs import communicator, explained, status, timed_out
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,6 +63,31 @@ def test_lines_that_a_terminal_wrapped_are_whole_again(tmp_path: Path) -> None:
     assert (answer.category, answer.culprits) == ("timeout_rank_missing", ("rank 2",))
 
 
+@pytest.mark.parametrize("steps", [4, 60])
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        "srun: error: gpu017: task 11: Out Of Memory",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0",
+        "Segmentation fault (core dumped)",
+        "KeyError: 'x'",
+        "some.module.PickleError: bad row",
+        "[ 123.456789] Out of memory: Killed process 7 (python)",
+    ],
+)
+def test_a_line_after_lines_of_equal_length_is_of_its_own(
+    tmp_path: Path, foreign: str, steps: int
+) -> None:
+    """A terminal cut none of them: what the launcher writes next is not rank 0's."""
+    step = "[rank0]: 2025-11-05 11:00:{:02},000 INFO train: step {:03} loss 3.0000\n"
+    log = "".join(step.format(number, number) for number in range(steps)) + foreign + "\n"
+    assert "rank 0" not in explained(tmp_path, log).culprits
+    log = "".join(step.format(number, number) + foreign + "\n" for number in range(steps))
+    answer = explained(tmp_path, log)
+    assert "rank 0" not in answer.culprits
+    assert answer.category != "no_failure"
+
+
 @pytest.mark.parametrize("prefix", ["train-worker-1 pytorch ", "gpu004: ", "> ", " 3: "])
 def test_a_prefix_that_no_list_has_is_learned(tmp_path: Path, prefix: str) -> None:
     """What stands before the traceback's first line belongs to its launcher."""
@@ -87,6 +112,30 @@ def test_who_waits_in_an_earlier_collective_is_behind(tmp_path: Path) -> None:
     assert (answer.category, answer.culprits) == ("timeout_rank_missing", ("rank 2",))
     far = explained(tmp_path, timed_out(0, 4000) + timed_out(1, 4000) + timed_out(2, 38))
     assert far.culprits == ()
+
+
+@pytest.mark.parametrize("far", [4810, 125])
+@pytest.mark.parametrize("local", [(1, 1), (1, 2)])
+def test_groups_that_wait_each_in_itself_are_not_compared(
+    tmp_path: Path, far: int, local: tuple[int, int]
+) -> None:
+    """Their numbers differ, however near; the time-out names no group, the position does."""
+    one = "".join(timed_out(rank, 120) + status(rank, 120, local[0], "10") for rank in (0, 1))
+    other = "".join(timed_out(rank, far) + status(rank, far, local[1], "11") for rank in (2, 3))
+    answer = explained(tmp_path, one + other)
+    assert (answer.category, answer.culprits) == ("unknown", ())
+    bare = explained(tmp_path, timed_out(0, 120) + status(0, 120, 1, "10") + status(2, 7, 1, "11"))
+    assert bare.culprits == ()
+
+
+def test_a_rank_behind_in_one_of_several_groups_is_named(tmp_path: Path) -> None:
+    """Its position is compared with the time-outs of its own group only."""
+    other = timed_out(4, 900) + status(4, 900, 2, "a" * 40)
+    here = "".join(timed_out(rank, 120) + status(rank, 121, 1, "10") for rank in (0, 1))
+    answer = explained(
+        tmp_path, other + here.replace("work: 120", "work: 119") + status(2, 119, 1, "10")
+    )
+    assert (answer.category, answer.culprits) == ("timeout_rank_missing", ("rank 2",))
 
 
 def test_a_rank_that_did_not_come_had_died(tmp_path: Path) -> None:
