@@ -330,3 +330,46 @@ def test_a_start_that_succeeded_or_of_which_this_is_a_part_only(tmp_path: Path) 
         assert (explained(tmp_path, log).category, log) == ("no_failure", log)
     failed = _came(0, 1) + "[rank1]: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
     assert explained(tmp_path, failed).category == "oom_one_rank"
+
+
+@pytest.mark.parametrize(
+    ("log", "culprits"),
+    [
+        (
+            "Nov  5 11:00:01 gpu055 kernel: NVRM: GPU 0000:98:00.0: GPU has fallen off the bus.\n",
+            ("gpu 0000:98:00.0", "node gpu055"),
+        ),
+        (
+            "Nov  5 11:00:01 gpu055 kernel: NVRM: Xid (PCI:0000:98:00): 79, off the bus\n",
+            ("gpu 0000:98:00", "node gpu055"),
+        ),
+        (
+            "2025-11-05T10:00:00 gpu003 t[33]: [rank5]: CUDA error: uncorrectable ECC error\n",
+            ("node gpu003", "rank 5"),
+        ),
+        (
+            "gpu003: [rank5]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n",
+            ("node gpu003", "rank 5"),
+        ),
+        ("gpu7 GPU #3: uncorrectable ECC error encountered\n", ("gpu 3",)),
+    ],
+)
+def test_a_host_name_is_no_gpu_number(tmp_path: Path, log: str, culprits: tuple[str, ...]) -> None:
+    """A node called gpu055 is a node; the GPU is what stands behind the word GPU."""
+    answer = explained(tmp_path, log)
+    assert (answer.category, answer.culprits) == ("gpu_hardware", culprits)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "they say uncorrectable ECC error encountered, or Xid 79, but dmesg shows neither.",
+        "dmesg shows neither an uncorrectable ECC error nor Xid 79",
+        "there is no uncorrectable ECC error and no Xid 79",
+        "it fails without any uncorrectable ECC error",
+    ],
+)
+def test_what_a_line_denies_is_not_found(tmp_path: Path, text: str) -> None:
+    """Prose that denies a GPU's fault drains no node."""
+    answer = explained(tmp_path, f"RuntimeError: CUDA error: out of memory\n{text}\n")
+    assert answer.category == "oom_one_rank"
