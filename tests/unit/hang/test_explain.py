@@ -373,3 +373,23 @@ def test_what_a_line_denies_is_not_found(tmp_path: Path, text: str) -> None:
     """Prose that denies a GPU's fault drains no node."""
     answer = explained(tmp_path, f"RuntimeError: CUDA error: out of memory\n{text}\n")
     assert answer.category == "oom_one_rank"
+
+
+def test_an_evicted_pod_is_a_failure(tmp_path: Path) -> None:
+    """Kubernetes ended it for a resource of its node; no rank is named."""
+    event = "  Warning  Evicted  2m  kubelet  The node was low on resource: ephemeral-storage.\n"
+    answer = explained(tmp_path, f"Events:\n{event}  Normal  Killing  2m  kubelet  Stopping\n")
+    assert (answer.category, answer.culprits) == ("other", ())
+    assert "ephemeral-storage" in answer.sentence
+
+
+def test_an_exception_before_the_normal_end_was_caught(tmp_path: Path) -> None:
+    """The trainer went on and reports its end; one that comes after it counts."""
+    caught = (
+        "Traceback (most recent call last):\n"
+        '  File "/x/site-packages/wandb/sender.py", line 3, in send\n'
+        "requests.exceptions.HTTPError: 502 Server Error\n"
+    )
+    end = "step 101 loss 2.3\n{'train_runtime': 12.5, 'train_samples_per_second': 3.1}\n"
+    assert explained(tmp_path, caught + end).category == "no_failure"
+    assert explained(tmp_path, end + caught).category != "no_failure"
