@@ -178,9 +178,10 @@ class _Job:
                     not call.alone and call.number <= best[group]
                     and _TOGETHER.match(call.op) and self._same(group, call)
                 ):  # fmt: skip
-                    last, ended = place, ended + 1
+                    last, ended = place, ended + bool(call.state)
             if ended >= _STALLED:
                 stalled[rank] = ended
+            if ended >= _STALLED or not all(call.state for call in calls[:last]):
                 for call in calls[:last]:
                     if not call.alone:
                         self.done[self._group(rank, call)][rank] = call.number
@@ -188,8 +189,7 @@ class _Job:
         return stalled
 
     def _same(self, group: Group, call: Call) -> bool:
-        made = self.calls[group, call.number].values()
-        return len({words(one) for one in made}) == 1
+        return len(sides(self.calls[group, call.number])) == 1
 
     def _lacks(self, spot: Spot) -> tuple[int, ...]:
         """The ranks that have not come to this call."""

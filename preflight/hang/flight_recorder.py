@@ -301,6 +301,8 @@ class Call(Struct, frozen=True, kw_only=True):
     """`all_reduce`, `_all_gather_base`, `send 0->1`."""
     sizes: tuple[tuple[int, ...], ...] = ()
     """Shapes of the input."""
+    shapeless: bool = False
+    """Whether the shapes could not be read."""
     types: tuple[str, ...] = ()
     state: str = ""
     """`scheduled`, `started` or `completed`; gloo records only the first."""
@@ -545,12 +547,19 @@ def _call(entry: dict[Any, Any], once: _Once) -> Call | None:
         alone=alone,
         op=op,
         sizes=once(_sizes, entry.get("input_sizes")),
+        shapeless=not once(_has_shapes, entry.get("input_sizes")),
         types=once(_types, entry.get("input_dtypes")),
         state=_text(entry.get("state")),
         retired=retired if isinstance(retired, bool) else None,
         begun_ns=_number(entry.get("time_created_ns")) or 0,
         frames=once(_lines, entry.get("frames")),
         backend=backend,
+    )
+
+
+def _has_shapes(value: Any, _: _Once) -> bool:
+    return isinstance(value, (list, tuple)) and all(
+        isinstance(one, (list, tuple)) for one in value[:_TENSORS]
     )
 
 

@@ -74,13 +74,17 @@ def words(call: Call, *, shapes: bool = True) -> str:
 
 
 def sides(calls: Mapping[int, Call]) -> tuple[Side, ...]:
-    """(ranks, their call), most ranks first."""
+    """(ranks, their call), most ranks first; a call of unknown shapes is as most ranks' calls."""
     by_call: dict[str, list[int]] = defaultdict(list)
     shapes = len({one.op for one in calls.values()}) == 1
+    vague = {rank for rank, call in calls.items() if shapes and call.shapeless}
     for rank, call in sorted(calls.items()):
-        by_call[words(call, shapes=shapes)].append(rank)
+        if rank not in vague or len(vague) == len(calls):
+            by_call[words(call, shapes=shapes)].append(rank)
+    if len(vague) < len(calls):
+        max(by_call.values(), key=len).extend(vague)
     ordered = sorted(by_call.items(), key=lambda item: (-len(item[1]), item[1]))
-    return tuple((tuple(callers), what) for what, callers in ordered)
+    return tuple((tuple(sorted(callers)), what) for what, callers in ordered)
 
 
 class Usual:

@@ -139,7 +139,7 @@ def _value(node: ast.expr, module: ModuleType) -> Any:
 
 def _data() -> Iterator[tuple[Regex, tuple[str, str]]]:
     for symptom in shipped():
-        for pattern in (*symptom.patterns, *symptom.further):
+        for pattern in (*symptom.patterns, *symptom.further, *symptom.unless):
             yield (
                 re.compile(pattern),
                 (f"preflight/hang/explain/symptoms/{symptom.id}.toml", "search"),

@@ -100,11 +100,14 @@ class Dumps:
         """Read them; UsageError if they are of several jobs."""
         self.troubles: list[str] = []
         self.ranks: dict[int, Recording] = {}
+        self.torn: set[int] = set()
+        """Ranks that wrote a dump which cannot be read."""
         self._paths: dict[int, Path] = {}
         worlds: dict[tuple[int, ...], Path] = {}
         for path, recording in zip(paths, _read_all(paths), strict=True):
             if isinstance(recording, Unreadable):
                 self.troubles.append(f"{path} is not used: {recording.why}")
+                self.torn |= {rank for rank in (_rank_in_name(path),) if rank is not None}
                 continue
             rank = _rank(path, recording)
             if rank is None:
@@ -144,11 +147,15 @@ def _rank(path: Path, recording: Recording) -> int | None:
     """The rank by the file's name, if it is in all groups; else the only one that is."""
     groups = [set(one) for one in recording.members.values()]
     inside = set.intersection(*groups) if groups else set()
-    found = _RANK.search(_SUFFIXES.sub("", path.name))
-    rank = int(found[1] or found[2]) if found else None
+    rank = _rank_in_name(path)
     if rank is not None and (rank in inside or not groups):
         return rank
     return inside.pop() if len(inside) == 1 else None
+
+
+def _rank_in_name(path: Path) -> int | None:
+    found = _RANK.search(_SUFFIXES.sub("", path.name))
+    return int(found[1] or found[2]) if found else None
 
 
 def _read_all(paths: Sequence[Path]) -> Iterable[Recording | Unreadable]:
@@ -198,7 +205,7 @@ def explain_dumps(dumps: Dumps) -> Explanation:
     others = tuple(
         Alternative(_category(one), _sentence(one), 0.0)
         for one in waits.roots
-        if one not in named and answer.sentence != _sentence(one)
+        if one not in named and answer.sentence != _sentence(one) and _died(one, dumps)
     )
     rest = max(0.0, 1 - answer.confidence)
     share = round(min(rest / (len(others[:2]) + 1), answer.confidence / 2), 2)
@@ -233,6 +240,11 @@ def _of_named(named: Sequence[Root], known: Mapping[int, Recording]) -> Explanat
     )
 
 
+def _died(root: Root, dumps: Dumps) -> bool:
+    """Whether it may have died without a dump; a torn dump shows a rank that was alive."""
+    return root.kind != "no_dump" or not dumps.torn.intersection(root.ranks)
+
+
 def _of_rest(waits: Waits, dumps: Dumps) -> Explanation:
     """No rank with a dump is shown to be at fault."""
     gone = [one for one in waits.roots if one.kind == "no_dump"]
@@ -247,7 +259,7 @@ def _of_rest(waits: Waits, dumps: Dumps) -> Explanation:
             next="fabric.allreduce" if known.kind == "all_in" else "preflight lint SCRIPT",
             confidence=_UNCLEAR if known.kind == "all_in" or gone else _UNDECIDED,
         )
-    if gone and all(one.proven for one in gone) and len(dumps.ranks) > 1:
+    if gone and all(one.proven and _died(one, dumps) for one in gone) and len(dumps.ranks) > 1:
         return Explanation(
             category="timeout_rank_missing",
             culprits=tuple(f"rank {rank}" for rank in away),
@@ -259,8 +271,8 @@ def _of_rest(waits: Waits, dumps: Dumps) -> Explanation:
     if gone:
         return Explanation(
             sentence=f"{ranks(dumps.ranks)} {verb(len(dumps.ranks), 'waits', 'wait')} for ranks "
-            f"that have no dump here: {fold_ranks(away)}; whether these had died or waited "
-            "themselves is not shown",
+            f"that have no readable dump here: {fold_ranks(away)}; whether these had died or "
+            "waited themselves is not shown",
             advice="give the dumps of all ranks; each node may have its own in /tmp",
             confidence=_UNCLEAR,
         )

@@ -105,6 +105,8 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Regular expressions; the first match counts, and its named groups are the fields."""
     further: tuple[str, ...] = ()
     """More expressions for fields, searched in the same lines."""
+    unless: tuple[str, ...] = ()
+    """Expressions for lines that deny it: `dmesg shows neither`."""
     span: Annotated[int, Meta(ge=0, le=40)] = 0
     """Lines after the one with the anchor that belong to it."""
     sentences: tuple[str, ...]
@@ -134,6 +136,8 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def fields(self, text: str) -> dict[str, str] | None:
         """Read the fields from a text; None if it does not match."""
+        if any(denial.search(text) for denial in _compiled(self.unless)):
+            return None
         for pattern in _compiled(self.patterns):
             found = pattern.search(text)
             if found is not None:
@@ -191,6 +195,7 @@ def _refuse_invalid(symptom: Symptom) -> None:
     """Refuse a file whose last sentence may lack a field, or whose expressions are invalid."""
     _compiled(symptom.patterns)
     _compiled(symptom.further)
+    _compiled(symptom.unless)
     if not symptom.anchors or not symptom.patterns or not symptom.sentences:
         raise ValueError("needs anchors, patterns and sentences")
     if left := _names(symptom.sentences[-1]):

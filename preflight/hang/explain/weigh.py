@@ -286,11 +286,13 @@ def _survived(found: ScanResult) -> Callable[[Hit], bool]:
 
 def _ended_well(hits: Sequence[Hit], found: ScanResult) -> bool:
     """Whether the job reports its normal end after all warnings, and no process died."""
-    died = found.raised or any(
+    died = any(
         hit.symptom.role == "echo" or (hit.symptom.role == "sign" and not hit.symptom.retried)
         for hit in hits
     )
-    return not died and found.ended > max((hit.order for hit in hits), default=0)
+    # An exception of a rank is not caught if another rank reports the end.
+    caught = all(one.order < found.ended and one.speaker.rank is None for one in found.raised)
+    return not died and caught and found.ended > max((hit.order for hit in hits), default=0)
 
 
 def _of_rest(hits: Sequence[Hit], found: ScanResult) -> Explanation:

@@ -311,3 +311,29 @@ def test_a_real_job_of_torchrun(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert {tuple(row["ranks"]): row["waits_for"] for row in answer["waits"]} == {
         (0, 1): [2, 3], (3,): [2],
     }  # fmt: skip
+
+
+def test_a_torn_dump_shows_no_death(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The rank was writing it: it is not named, and nothing says that it left none."""
+    for rank in range(4):
+        whole = json.dumps({
+            "version": "2.10", "pg_config": CONFIG, "entries": [*BEFORE, pending(5)],
+        }).encode()  # fmt: skip
+        torn = whole[: len(whole) // 2] if rank == 2 else whole
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(torn)
+    _, answer, err = _explain(capsys, tmp_path)
+    assert (answer["category"], answer["culprits"]) == ("unknown", [])
+    assert "left no dump" not in json.dumps(answer)
+    assert "nccl_trace_rank_2" in err
+
+
+@pytest.mark.parametrize("more", [{"input_sizes": "a"}, {"input_sizes": [7]}, {"state": None}])
+def test_a_value_that_cannot_be_read_blames_no_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: dict[str, Any]
+) -> None:
+    """Rank 2 is missing; rank 1 has only a recorder of another form."""
+    _stuck(tmp_path)
+    calls = [*BEFORE[:2], *(entry(number, **more) for number in (3, 4)), pending(5, **more)]
+    (tmp_path / "nccl_trace_rank_1").write_bytes(document(*calls))
+    _, answer, _ = _explain(capsys, tmp_path)
+    assert (answer["category"], answer["culprits"]) == ("timeout_rank_missing", ["rank 2"])

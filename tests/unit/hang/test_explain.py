@@ -355,3 +355,66 @@ def test_the_node_that_failed_is_the_one_that_srun_names(tmp_path: Path) -> None
         answer = explained(tmp_path, log + "srun: error: n12: tasks 0-7: Terminated\n")
         assert (answer.category, answer.culprits) == ("other", ("node n20",))
     assert explained(tmp_path, cancelled).culprits == ()
+
+
+@pytest.mark.parametrize(
+    ("log", "culprits"),
+    [
+        (
+            "Nov  5 11:00:01 gpu055 kernel: NVRM: GPU 0000:98:00.0: GPU has fallen off the bus.\n",
+            ("gpu 0000:98:00.0", "node gpu055"),
+        ),
+        (
+            "Nov  5 11:00:01 gpu055 kernel: NVRM: Xid (PCI:0000:98:00): 79, off the bus\n",
+            ("gpu 0000:98:00", "node gpu055"),
+        ),
+        (
+            "2025-11-05T10:00:00 gpu003 t[33]: [rank5]: CUDA error: uncorrectable ECC error\n",
+            ("node gpu003", "rank 5"),
+        ),
+        (
+            "gpu003: [rank5]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n",
+            ("node gpu003", "rank 5"),
+        ),
+        ("gpu7 GPU #3: uncorrectable ECC error encountered\n", ("gpu 3",)),
+    ],
+)
+def test_a_host_name_is_no_gpu_number(tmp_path: Path, log: str, culprits: tuple[str, ...]) -> None:
+    """A node called gpu055 is a node; the GPU is what stands behind the word GPU."""
+    answer = explained(tmp_path, log)
+    assert (answer.category, answer.culprits) == ("gpu_hardware", culprits)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "they say uncorrectable ECC error encountered, or Xid 79, but dmesg shows neither.",
+        "dmesg shows neither an uncorrectable ECC error nor Xid 79",
+        "there is no uncorrectable ECC error and no Xid 79",
+        "it fails without any uncorrectable ECC error",
+    ],
+)
+def test_what_a_line_denies_is_not_found(tmp_path: Path, text: str) -> None:
+    """Prose that denies a GPU's fault drains no node."""
+    answer = explained(tmp_path, f"RuntimeError: CUDA error: out of memory\n{text}\n")
+    assert answer.category == "oom_one_rank"
+
+
+def test_an_evicted_pod_is_a_failure(tmp_path: Path) -> None:
+    """Kubernetes ended it for a resource of its node; no rank is named."""
+    event = "  Warning  Evicted  2m  kubelet  The node was low on resource: ephemeral-storage.\n"
+    answer = explained(tmp_path, f"Events:\n{event}  Normal  Killing  2m  kubelet  Stopping\n")
+    assert (answer.category, answer.culprits) == ("other", ())
+    assert "ephemeral-storage" in answer.sentence
+
+
+def test_an_exception_before_the_normal_end_was_caught(tmp_path: Path) -> None:
+    """The trainer went on and reports its end; one that comes after it counts."""
+    caught = (
+        "Traceback (most recent call last):\n"
+        '  File "/x/site-packages/wandb/sender.py", line 3, in send\n'
+        "requests.exceptions.HTTPError: 502 Server Error\n"
+    )
+    end = "step 101 loss 2.3\n{'train_runtime': 12.5, 'train_samples_per_second': 3.1}\n"
+    assert explained(tmp_path, caught + end).category == "no_failure"
+    assert explained(tmp_path, end + caught).category != "no_failure"
