@@ -80,7 +80,7 @@ def test_no_name_of_a_file_drives_the_terminal(tmp_path: Path, words: tuple[str,
 
 @pytest.mark.parametrize("words", [
     ("report", "a", "{}"), ("blame", "a", "{}"), ("{}",), ("list-checks", "--{}"),
-    ("diagnose", "--{}"), ("check", "--{}"), ("nightly", "--window={}"), ("completion", "{}"),
+    ("diagnose", "--{}"), ("check", "--{}"), ("nightly", "--wave-budget={}"), ("completion", "{}"),
     ("prolog", "--plain", "{}"), ("healthcheck", "--plain", "--{}"),
 ])  # fmt: skip
 def test_no_word_that_a_parser_refuses_drives_the_terminal(
