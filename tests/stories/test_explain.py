@@ -128,7 +128,7 @@ def test_a_folder_of_anything_else_is_refused(tmp_path: Path) -> None:
     done = _explain(tmp_path, "many")
     assert (done.returncode, done.stdout) == (4, "")
     assert done.stderr.startswith("preflight: no log of a job in many: give log files, or")
-    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
     for run in "ab":
         (tmp_path / "many" / run / "attempt_0" / "0").mkdir(parents=True)
     done = _explain(tmp_path, "many")
