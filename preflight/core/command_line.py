@@ -28,9 +28,14 @@ def columns() -> int:
 
 
 def message(words: str, first: str = "", indent: str = "  ") -> str:
-    """Lay out an error for a terminal; a command after "type: " gets a line of its own."""
-    from preflight.core.text import visible, wrapped
+    """Lay out an error: on a terminal wrapped, a command after "type: " on a line of its own.
 
+    In a pipe or a log it is one line, so that it can be searched for.
+    """
+    from preflight.core.text import printable, visible, wrapped
+
+    if not sys.stderr.isatty():
+        return first + printable(words)
     about, mark, command = words.rpartition("; type: ")
     if not mark or len(first) + len(words) <= columns():
         about, mark, command = words.partition("ee: ")  # the words of the command stay together

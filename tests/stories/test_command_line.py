@@ -1,8 +1,15 @@
-"""Wrong usage of any verb: a few lines that fit the terminal and say what to type; exit 4."""
+"""Wrong usage of any verb: what is wrong and what to type, as wide as the terminal; exit 4."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import struct
+import subprocess
+import sys
+import termios
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -44,15 +51,14 @@ def widest(text: str) -> int:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_an_unknown_option_names_the_verb_and_the_nearest(tmp_path: Path, verb: str) -> None:
-    """`preflight history --jsn` names --json, and the help of `history` itself, at 80 columns."""
+    """`preflight history --jsn` names --json, and the help of `history` itself, in one line."""
     near = {"completion": "--hepl", "watch": "--tea"}.get(verb, "--jsn")
     right = {"completion": "--help", "watch": "--tee"}.get(verb, "--json")
     told = ran(tmp_path, verb, near)
-    words = " ".join(told.err.split())
     assert told.exit == (0 if verb in ("prolog", "healthcheck") else 4), told
-    assert f"unknown option '{near}'; did you mean '{right}'?" in words
-    assert f"See: preflight {verb} --help" in words
-    assert widest(told.err) <= 80
+    line = told.err.splitlines()[0]
+    assert f"unknown option '{near}'; did you mean '{right}'?" in line
+    assert f"See: preflight {verb} --help" in line
 
 
 @pytest.mark.parametrize(
@@ -83,11 +89,39 @@ def test_check_refuses_before_it_shows_a_header(
     """No usage of pytest, no escape sequence, nothing on standard output, nothing created."""
     told = ran(tmp_path, "check", *words)
     assert (told.exit, told.out) == (4, ""), told
-    assert said in " ".join(told.err.split())
+    (line,) = told.err.strip().splitlines()
+    assert said in line
     assert "pytest.main" not in told.err
     assert "\x1b" not in told.err
-    assert widest(told.err) <= 80
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("history", "--jsn"), "unknown option '--jsn'; did you mean '--json'?"),
+        (("report", "absent"), "absent is not a folder"),
+        (("check", "--checks", "gpu.count", "gpu.ecc"), "type --checks=gpu.count,gpu.ecc"),
+        (("check", "--inventory=~nouser/x"), "no user 'nouser' is known"),
+    ],
+)
+def test_an_error_fits_the_terminal(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    """On a real terminal of 80 columns it is wrapped, also where pytest prints it."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    env = {name: value for name, value in environment().items() if name != "COLUMNS"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "preflight.cli", *words],
+        cwd=tmp_path, env={**env, "NO_COLOR": "1"}, stdin=theirs, stdout=theirs, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    shown = b""
+    with os.fdopen(ours, "rb", buffering=0) as terminal, suppress(OSError):  # EIO: it has ended
+        while part := terminal.read(4096):
+            shown += part
+    assert process.wait(LONGEST_S) == 4, shown
+    assert said in " ".join(shown.decode().split())
+    assert widest(shown.decode()) <= 80
 
 
 def test_every_page_and_help_fits_the_terminal(tmp_path: Path) -> None:

@@ -211,8 +211,7 @@ def test_no_launch_gets_a_folder_that_a_stranger_could_swap(
     os.chown(tmp_path, 65534, 65534)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["watch", "--print-env"]) == 4
-    said = " ".join(capsys.readouterr().err.split())
-    assert f"cannot write evidence into . ({tmp_path} belongs to nobody)" in said
+    assert f"cannot write evidence into . ({tmp_path} belongs to nobody)" in capsys.readouterr().err
 
 
 @root_only
@@ -252,5 +251,5 @@ def test_what_is_left_out_is_named(tmp_path: Path) -> None:
         [command, "check", "--help"], capture_output=True, text=True, check=True,
         env={"PREFLIGHT_NODES": f"@{tmp_path}", "PATH": str(tmp_path)},
     )  # fmt: skip
-    line = " ".join(told.stderr.split())
+    (line,) = told.stderr.splitlines()
     assert f"PATH ({tmp_path} belongs to nobody)" in line

@@ -135,19 +135,14 @@ class WaveProcess:
     def phase(self) -> str:
         """The wave's last progress line: "pairs 12/120 3.1 s"; "" without one."""
         for line in reversed(self._last_lines()):
-            if found := _PHASE.match(legible(line, 160)):
+            if found := _PHASE.match(line):
                 return " ".join(found[0].split())
         return ""
 
     @property
     def last_line(self) -> str:
-        """The wave's last line of output, with the lines that it goes on in."""
-        words = ""
-        for line in reversed(self._last_lines()):
-            words = f"{line} {words}"
-            if line.strip() and not line.startswith("  "):
-                break
-        return legible(" ".join(words.split()), 400) or "nothing"
+        """The wave's last line of output."""
+        return next((line for line in reversed(self._last_lines()) if line), "nothing")
 
     def report(self) -> Report:
         """Return the wave's report; WaveError if it left none."""
@@ -160,7 +155,7 @@ class WaveProcess:
                 text = screen.read(_TAIL).decode("utf-8", "replace")
         except OSError:
             return []
-        return text.splitlines()
+        return [legible(line, 160) for line in text.splitlines()]
 
 
 _PR_SET_PDEATHSIG: Final = 1

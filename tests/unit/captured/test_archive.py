@@ -187,11 +187,11 @@ def test_a_damaged_or_hostile_archive_is_one_line(
     path = tmp_path / "capture.tar.gz"
     path.write_bytes(content)
     assert main(["read", str(path)]) == 4
-    err = " ".join(capsys.readouterr().err.split())
+    err = capsys.readouterr().err
     assert said in err
     assert str(path) in err
     assert re.search("capture again|copy the archive again|use the one that wrote it", err)
-    assert "Traceback" not in err
+    assert err.count("\n") == 1
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -76,12 +76,11 @@ def test_each_exit_code(texts: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert code(other) == 5
     capsys.readouterr()
     assert code(str(texts / "absent")) == 4
-    said = " ".join(capsys.readouterr().err.split())
+    said = capsys.readouterr().err
     assert "No such file or directory" in said
     for folder in (str(texts), ""):
         assert code(folder) == 4
-        err = " ".join(capsys.readouterr().err.split())
-        assert f"it is a folder; type: preflight read {folder or '.'}/*" in err
+        assert f"it is a folder; type: preflight read {folder or '.'}/*" in capsys.readouterr().err
     assert code("~nobody-is-called-so") == 4
     said += capsys.readouterr().err
     assert "Traceback" not in said

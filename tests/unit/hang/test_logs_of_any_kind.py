@@ -369,7 +369,7 @@ def test_folders_within_each_other_without_an_end_are_a_line(
         os.mkdir(made[-1])  # noqa: PTH102
     try:
         assert cli.main(["explain", str(tmp_path)]) == 4
-        line = " ".join(capsys.readouterr().err.split())
+        (line,) = capsys.readouterr().err.splitlines()
         assert "folders are too deep within each other; give log files, or" in line
         assert logs(tmp_path, []) == []
     finally:

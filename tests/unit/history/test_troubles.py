@@ -363,7 +363,7 @@ def test_a_column_that_is_empty_though_it_may_not_be_is_a_line(
                 other.commit()
             for words in asked:
                 assert cli.main(["history", f"--history={bent}", *words]) in (0, 4, 5)
-    assert "holds values that no run wrote" in " ".join(capsys.readouterr().err.split())
+    assert "holds values that no run wrote" in capsys.readouterr().err
 
 
 def test_a_history_that_keeps_the_reader_busy_is_a_line(
@@ -381,7 +381,7 @@ def test_a_history_that_keeps_the_reader_busy_is_a_line(
         other.execute("DROP INDEX ix_verdicts_run_id")
         other.commit()
     assert cli.main(["history", f"--history={tmp_path}"]) == 4
-    line = " ".join(capsys.readouterr().err.split())
+    (line,) = capsys.readouterr().err.splitlines()
     assert "interrupted; it takes more work to read than any of ours" in line
 
 
@@ -422,7 +422,7 @@ def test_a_long_text_that_many_rows_share_is_a_line(tmp_path: Path, spoil: str) 
     argv = [sys.executable, "-c", _IN_LITTLE_MEMORY, "history", *asked]
     ended = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
     assert (ended.returncode, ended.stdout) == (4, "")
-    line = " ".join(ended.stderr.split())
+    (line,) = ended.stderr.splitlines()
     assert "move it away" in line
 
 

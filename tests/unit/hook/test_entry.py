@@ -83,7 +83,7 @@ def test_a_fault_of_ours_exits_0_and_is_loud(fault: str) -> None:
     """Exit 0 for the scheduler, one line that says so, and nothing of it on standard output."""
     done = _run(FAULTS[fault])
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    line = " ".join(done.stderr.split())
+    (line,) = done.stderr.splitlines()
     assert line.startswith("preflight: prolog: ")
     assert line.endswith("this node was not checked: no reason to drain")
 

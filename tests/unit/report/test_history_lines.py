@@ -202,7 +202,7 @@ def test_what_no_run_wrote_is_a_line(folder: Path, capsys: pytest.CaptureFixture
         other.execute("UPDATE runs SET started_s = 'yesterday'")
         other.commit()
     assert cli.main(["history", "--history", "n"]) == 4
-    assert "holds values that no run wrote" in " ".join(capsys.readouterr().err.split())
+    assert "holds values that no run wrote" in capsys.readouterr().err
 
 
 def test_help_teaches_in_80_columns(
