@@ -1,6 +1,6 @@
 """The `preflight` command: verbs without a pytest session, and `check`, which starts one.
 
-Imports only the standard library at the top: `run` must not load what it isolates itself from.
+Imports only the standard library at the top: `check` must not load what it isolates itself from.
 """
 
 from __future__ import annotations

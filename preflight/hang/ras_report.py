@@ -249,20 +249,20 @@ class _Section:
         missing = dict(self.missing)
         for rank in left:
             missing[rank] = "left"
-        nobody = (("", -1), -1)
+        unknown = (("", -1), -1)
         known = self.processes
         return Communicator(
             name=self.name,
             size=self.size,
             members=tuple(
-                self._member(rank, *known.get(rank, nobody))
+                self._member(rank, *known.get(rank, unknown))
                 for rank in range(self.size)
                 if rank not in missing
             ),
             absent=tuple(
                 Absent(rank=rank, process=process, gpu=gpu, why="dead" if process in dead else why)
                 for rank, why in sorted(missing.items())
-                for process, gpu in [known.get(rank, nobody)]
+                for process, gpu in [known.get(rank, unknown)]
             ),
         )
 

@@ -267,12 +267,12 @@ def _consequences(answer: Explanation, hits: Sequence[Hit]) -> tuple[str, ...]:
         passive = hit.symptom.waits or hit.symptom.retried or hit.symptom.reads == "timeout"
         if passive and (hit.place.source, hit.place.line) not in proven:
             groups.setdefault(hit.symptom.id, []).append(hit)
-    told = []
+    sentences = []
     for same in groups.values():
         ranks = {hit.speaker.rank for hit in same if hit.speaker.rank is not None}
         who = f"{rank_words(ranks)}: " if ranks else ""
-        told.append(f"{who}{same[0].symptom.sentence(with_meanings(same[0]))}")
-    return tuple(told[:_MOST_CONSEQUENCES]) if answer.confidence >= _LIKELY else ()
+        sentences.append(f"{who}{same[0].symptom.sentence(with_meanings(same[0]))}")
+    return tuple(sentences[:_MOST_CONSEQUENCES]) if answer.confidence >= _LIKELY else ()
 
 
 def _survived(found: ScanResult) -> Callable[[Hit], bool]:
