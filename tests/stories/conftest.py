@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,8 +109,7 @@ def preflight(
             env={**clean_environment(), **(env or {})},
             timeout=LONGEST_S,
         )
-        err = re.sub(r"\n  +(?=\S)", " ", done.stderr)  # how an error is wrapped is not asserted
-        told = Told(done.returncode, done.stdout, err, folder)
+        told = Told(done.returncode, done.stdout, done.stderr, folder)
         if env is not None and KEPT is None:
             return told
         if kept := record(request.node.name, told, arguments, working):

@@ -30,9 +30,9 @@ def stored(folder: Path, content: bytes) -> Path:
 
 
 def refused(told: Blamed) -> str:
-    """The words of a refusal: exit 4, no traceback, nothing on standard output."""
+    """The one line of a refusal: exit 4, no traceback, nothing on standard output."""
     assert (told.exit, told.out) == (4, "")
-    line = " ".join(told.err.split())
+    (line,) = told.err.splitlines()
     assert line.startswith(("preflight: ", "preflight blame: "))
     return line
 
