@@ -26,6 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
+from _pytest.assertion.rewrite import AssertionRewritingHook
 from _pytest.config import default_plugins
 
 if TYPE_CHECKING:
@@ -138,6 +139,9 @@ def _serve(asking: socket.socket) -> None:
     template("page.html.j2")
     for path in sorted((ROOT / "checks").glob("*/test_*.py")):
         importlib.import_module(f"{CHECKS}.{path.parent.name}.{path.stem}")
+    for name in ("preflight", "xdist"):
+        # As if pytest had imported them: it warns of a plugin that was imported before.
+        sys.modules[name].__loader__ = AssertionRewritingHook.__new__(AssertionRewritingHook)
     gc.collect()
     gc.freeze()  # else each run's collector would walk, and copy, all that is shared
     while True:

@@ -23,8 +23,14 @@ PROGRAM = str(Path(sys.executable).with_name("preflight"))
 LONGEST_S = 300
 """Only so that a hang ends the test."""
 
-_KEPT = ("HOME", "LD_LIBRARY_PATH", "PYTHONHASHSEED", "PYTHONPATH")
-"""Of this machine's variables; others make it look like a job, or are remarked upon for root."""
+_KEPT = (
+    "HOME", "LD_LIBRARY_PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED", "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+)  # fmt: skip
+"""Of this machine's variables; others make it look like a job, or are remarked upon for root.
+
+Without those of Python a run would not be warm, but start a Python of its own.
+"""
 _FIXED = {
     "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "COLUMNS": "80", "LINES": "24", "LANG": "C.UTF-8",
     "TZ": "UTC", "NO_COLOR": "1",
