@@ -5,6 +5,8 @@ Tracebacks are followed line by line; torchrun's summary names the rank of one w
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shlex
 from typing import TYPE_CHECKING, TypeVar
@@ -50,6 +52,9 @@ _ALONE = re.compile(
 _LIBRARY = re.compile(
     r"(?:site|dist)-packages|/lib/python3|<frozen|/torch/distributed/|/bin/(?:torchrun|accelerate|deepspeed)$"
 )
+
+
+_NUMBER_ONLY = re.compile(r"Unknown error -(\d{1,3})$")
 
 
 class LoggedException(Struct, frozen=True, kw_only=True):
@@ -212,11 +217,12 @@ def of_exceptions(thrown: Sequence[LoggedException], roots: Collection[int]) -> 
     place = f" at {first.file}:{first.line}" if first.file else ""
     code = f" ({first.code})" if first.code else ""
     subject = first.speaker.words or "a rank"
+    waited = all(one.speaker.rank in (None, *ranks) for one in thrown)
     named = names(first.speaker)
     if len(ranks) > 1:
         subject = rank_words(ranks)
         named = tuple(f"rank {rank}" for rank in ranks[:16])
-    message = f": {first.message}" if first.message else ""
+    message = f": {first.message}{_meaning(first.message)}" if first.message else ""
     if first.cut and not ranks:
         return Explanation(
             sentence=f"{first.kind}{message} is the first error; its traceback is not there",
@@ -231,10 +237,20 @@ def of_exceptions(thrown: Sequence[LoggedException], roots: Collection[int]) -> 
         culprits=named,
         sentence=f"{subject} raised {first.kind}{message}{place}{code}",
         cause="an exception in the script or in a library; later errors of other ranks are echoes",
-        advice="correct the code at that line; the other ranks only waited for this one",
+        advice="correct the code at that line"
+        + ("; the other ranks only waited for this one" * waited),
         next=with_script("preflight lint SCRIPT", [first]),
         evidence=proofs(one.place for one in [first, *same, *thrown]),
         confidence=0.8,
+    )
+
+
+def _meaning(message: str) -> str:
+    """What an errno means of which the message has only the number."""
+    found = _NUMBER_ONLY.match(message)
+    number = int(found[1]) if found else 0
+    return (
+        f" ({errno.errorcode[number]}: {os.strerror(number)})" if number in errno.errorcode else ""
     )
 
 

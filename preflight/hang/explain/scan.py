@@ -372,6 +372,8 @@ class ScanResult:
     """Global ranks that torchrun calls the first to fail."""
     ended: int = 0
     """The number of the last line that reports the normal end of the job; 0 if none."""
+    settled: dict[str, int] = field(default_factory=dict)
+    """By file, the last line in which torchrun restarts its ranks or reports that all succeeded."""
     world: int = 0
     """The largest number of ranks in any line; 0 if none."""
     failure: Place | None = None
@@ -512,6 +514,8 @@ class Scanner:
             self._learn(fields, speaker)
         if "end" in fields:
             found.ended = began.order
+        if "settled" in fields:
+            found.settled[source] = began.order
         if speaker.rank is not None:
             found.ranks.add(speaker.rank)
         found.counts[symptom.id] += 1

@@ -232,6 +232,7 @@ def explain(found: ScanResult) -> Explanation:
     hits = [hit for hit in found.hits if hit.symptom.role != "fact" and not survived(hit)]
     late = watchdog.judge(hits, found.ranks, found.world)
     thrown = own_faults(found.raised, watchdog.survivors(hits))
+    thrown = [one for one in thrown if _unsettled(one, found)] or thrown
     signs = [hit for hit in hits if hit.symptom.role == "sign" or lesser(hit, found)]
     ends = _first([*(hit for hit in signs if hit.symptom.dies), *thrown])
     causes: list[Hit] = []
@@ -284,14 +285,36 @@ def _survived(found: ScanResult) -> Callable[[Hit], bool]:
     return lambda hit: hit.order < last.get((hit.symptom.survived_by, hit.place.source), 0)
 
 
+def _unsettled(one: Hit | LoggedException, found: ScanResult) -> bool:
+    """Whether torchrun neither restarted its ranks later nor reported that all succeeded."""
+    return one.order > found.settled.get(one.place.source, 0)
+
+
 def _ended_well(hits: Sequence[Hit], found: ScanResult) -> bool:
-    """Whether the job reports its normal end after all warnings, and no process died."""
+    """Whether the job reports its normal end after all warnings, and no process died.
+
+    What torchrun settled before, by a restart of all ranks or by their success, does not count.
+    """
+    raised = {
+        (one.place.source, line)
+        for one in found.raised
+        for line in range(one.began, one.place.line + 1)
+    }
+    last = [
+        hit
+        for hit in hits
+        if _unsettled(hit, found) and (hit.place.source, hit.place.line) not in raised
+    ]
     died = any(
         hit.symptom.role == "echo" or (hit.symptom.role == "sign" and not hit.symptom.retried)
-        for hit in hits
+        for hit in last
     )
     # An exception of a rank is not caught if another rank reports the end.
-    caught = all(one.order < found.ended and one.speaker.rank is None for one in found.raised)
+    caught = all(
+        one.order < found.ended and one.speaker.rank is None
+        for one in found.raised
+        if _unsettled(one, found)
+    )
     return not died and caught and found.ended > max((hit.order for hit in hits), default=0)
 
 

@@ -356,6 +356,54 @@ def test_what_was_gone_round_did_not_end_a_job_that_ended_well(tmp_path: Path) -
     assert "ended normally" in explained(tmp_path, plugin + end).sentence
 
 
+_CAUGHT = """\
+WARNING checkpoint failed, continuing
+Traceback (most recent call last):
+  File "/app/train.py", line 88, in save
+    torch.save(state, path)
+OSError: [Errno 28] No space left on device
+"""
+_RESTART = """\
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "/app/train.py", line 30, in main
+[rank1]:     x = next(it)
+[rank1]: ValueError: a bad record
+E1120 10:00:20 42 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1) \
+local_rank: 1 (pid: 4243) of binary: /usr/bin/python3
+I1120 10:00:22 42 torch/distributed/elastic/agent/server/api.py:879] [default] Worker group \
+FAILED. 2/3 attempts left; will restart worker group
+"""
+_STEPS = "INFO step 21 loss 2.5\nINFO step 22 loss 2.4\n"
+_ENDED = "INFO Training complete\n"
+_SUCCEEDED = "[default] worker group successfully finished. Waiting 300 seconds for other agents.\n"
+
+
+def test_a_failure_that_the_job_outlived_ended_nothing(tmp_path: Path) -> None:
+    """Caught, tried again with less, or followed by a restart: the job's own end decides."""
+    oom = "WARNING caught torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    smaller = "WARNING retrying with batch size 8\n"
+    for text in (_CAUGHT, oom + smaller, _RESTART):
+        assert "ended normally" in explained(tmp_path, text + _STEPS + _ENDED).sentence
+    assert "ended normally" in explained(tmp_path, _RESTART + _STEPS + _SUCCEEDED).sentence
+
+
+def test_an_end_of_one_rank_hides_no_other_ranks_failure(tmp_path: Path) -> None:
+    """The failure of a rank with a name, one after the restart, one that the launcher reports."""
+    failed = "ValueError: nan in loss"
+    other = f"[rank0]: Traceback (most recent call last):\n[rank0]: {failed}\n"
+    assert failed in explained(tmp_path, other + _STEPS + _ENDED).sentence
+    assert failed in explained(tmp_path, _RESTART + other + _ENDED).sentence
+    assert failed in explained(tmp_path, _RESTART + _STEPS + other).sentence
+    exited = "srun: error: gpu003: task 3: Exited with exit code 1\n"
+    assert explained(tmp_path, _CAUGHT + _ENDED + exited).category != "no_failure"
+
+
+def test_another_files_end_settles_nothing(tmp_path: Path) -> None:
+    """One node's ranks may succeed while another's fail."""
+    failed = _RESTART.replace("will restart worker group", "giving up")
+    assert "ValueError: a bad record" in explained(tmp_path, failed, _STEPS + _SUCCEEDED).sentence
+
+
 def test_a_pair_that_gloo_closed_is_no_fault_of_the_line_that_waits(tmp_path: Path) -> None:
     """Its exception only passes it on."""
     what = "RuntimeError: Application timeout caused pair closure"
