@@ -29,9 +29,9 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 NEVER_UNKNOWN = {
     "reach.name": "a name resolves or does not",
     "reach.route": "a node that does not answer in time is not reached",
-    "reach.hostkey": "a key is known or refused",
-    "reach.login": "a login is let in or refused",
-    "reach.python": "it starts or does not",
+    "reach.hostkey": "the host key is known or refused",
+    "reach.login": "the login is accepted or refused",
+    "reach.python": "Python starts or does not",
     "reach.answer": "no answer is the finding",
     "env.cuda_visible_devices": "without a job there is nothing to judge: `not_run`",
 }

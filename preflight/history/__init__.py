@@ -1,4 +1,4 @@
-"""What earlier runs measured: a database, and the questions that a run asks of it.
+"""What earlier runs measured: a database, and the queries that a run makes.
 
     from preflight.history import reading
     from preflight.history.place import parse_place

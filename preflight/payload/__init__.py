@@ -1,1 +1,1 @@
-"""What runs on a node. This folder is the root of the zip, so modules are `start`, `probe.main`."""
+"""What runs on a node. This folder is the root of its zip: imports read `start`, `probe.main`."""

@@ -174,7 +174,9 @@ def test_one_cpu_for_eight_gpus(changes: dict[str, object]) -> None:
     assert judge_cgroup(starved, 8, "paramiko", limit=SHIPPED).outcome is Outcome.WARN
 
 
-@pytest.mark.proves("host.cgroup", finds="64 GiB of 1 TiB, and 1024 processes")
+@pytest.mark.proves(
+    "host.cgroup", finds="a limit of 64 GiB where the host has 1 TiB, and a limit of 1024 processes"
+)
 def test_little_memory_and_few_processes() -> None:
     """Each with what is granted and what is expected."""
     little = judge_cgroup(

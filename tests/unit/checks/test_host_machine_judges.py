@@ -298,7 +298,9 @@ def test_nothing_is_hidden() -> None:
     assert judge_container(open_one).sentence.startswith("in a container (apptainer)")
 
 
-@pytest.mark.proves("host.container", finds="a pod or hidepid that hides other users' processes")
+@pytest.mark.proves(
+    "host.container", finds="other users' processes are hidden, by a pod or by hidepid"
+)
 @pytest.mark.parametrize(
     ("container", "words", "grant"),
     [

@@ -106,7 +106,7 @@ def test_a_node_without_gpus_is_not_judged_for_xids() -> None:
         assert sxid(facts).outcome is Outcome.NOT_RUN
 
 
-@pytest.mark.proves("gpu.xid", finds="Xid 79, 48, 95, 62, 64, 119, 74: one GPU by its index")
+@pytest.mark.proves("gpu.xid", finds="the GPU that logged Xid 79, 48, 95, 62, 64, 119 or 74")
 @pytest.mark.parametrize("code", [48, 62, 64, 74, 79, 95, 119, 120])
 def test_an_xid_that_needs_a_reset_names_the_gpu(code: int) -> None:
     """By index and PCI address, with when; the node fails and may be drained."""

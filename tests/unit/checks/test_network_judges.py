@@ -96,7 +96,7 @@ def test_a_sound_choice(environ: dict[str, str] | None, words: str) -> None:
 
 
 @pytest.mark.proves(
-    "net.interface", finds="an interface that does not exist, loops back, is down or shared"
+    "net.interface", finds="an interface that is missing, the loopback, down, or shared"
 )
 @pytest.mark.proves(
     "net.interface", finds="NCCL_IB_HCA that selects nothing, too much, or a dead port"
@@ -133,7 +133,9 @@ def test_a_wrong_choice(environ: dict[str, str], outcome: str, words: str) -> No
     assert verdict.advice
 
 
-@pytest.mark.proves("net.interface", finds="a host name that leads gloo to the loopback")
+@pytest.mark.proves(
+    "net.interface", finds="a host name that resolves to the loopback, which gloo would then use"
+)
 def test_where_gloo_listens_by_itself() -> None:
     """Debian's 127.0.1.1 is a warning, unless the job names the interface."""
     one = host(1, own_name=Resolved("h1", ("127.0.1.1",)))

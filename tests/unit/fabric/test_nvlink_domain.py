@@ -84,7 +84,8 @@ def test_every_node_meets_the_one_before_and_the_one_after_it(count: int) -> Non
 
 
 @pytest.mark.proves(
-    "fabric.nvlink_domain", finds="a node without IMEX, one that falls back to its NICs"
+    "fabric.nvlink_domain",
+    finds="a node without IMEX, and a node that uses its NICs in place of NVLink",
 )
 @pytest.mark.parametrize("count", [3, 4, 18])
 @pytest.mark.parametrize(
