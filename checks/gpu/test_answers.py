@@ -85,7 +85,7 @@ def judge_count(
     return ok(count(len(gpus), "GPU"), bus_ids=bus_ids)
 
 
-_LEFT_OF_A_MACHINE: Final = (7, 11, 13, 15)
+LEFT_OF_A_MACHINE: Final = (7, 11, 13, 15)
 """The rest of 8, 12, 14 or 16 GPUs after one is lost. Cards come in any number up to six."""
 
 
@@ -93,7 +93,7 @@ def _odd_number(expected: int | None, wanted: int | None, number: int) -> tuple[
     """More GPUs than expected, or the rest of a machine where no number is expected."""
     if expected is not None and number > expected:
         return f"{number} GPUs, {expected} expected", "correct the inventory"
-    if wanted is None and number in _LEFT_OF_A_MACHINE:
+    if wanted is None and number in LEFT_OF_A_MACHINE:
         return (
             f"{number} GPUs; no known machine, nor a rented part of one, has so many",
             "look for a missing GPU: lspci, Xid 79 in dmesg; or write gpus into the inventory",

@@ -50,6 +50,8 @@ class Board(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     memory_gb: int | None = None
     """In units of 10**9 bytes, where the name does not contain it."""
+    default_w: int | None = None
+    """The lowest power limit that any such board has by default, W."""
 
     @property
     def link_gbs(self) -> float:
