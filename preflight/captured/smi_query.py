@@ -335,7 +335,7 @@ def _mig_errors(text: str) -> dict[int, int]:
     return found
 
 
-_COLUMN: Final = re.compile(r"^[a-z][a-z0-9_.]{0,99}(?: \[[A-Za-z/%]{1,20}\])?$")
+_COLUMN: Final = re.compile(r"^[a-z][A-Za-z0-9_.]{0,99}(?: \[[A-Za-z/%]{1,20}\])?$")
 _OURS: Final = re.compile(
     r"^(?:index|name|gpu_name|uuid|gpu_uuid|gpu_bus_id|pci\.|driver_version|vbios|inforom|ecc\.|mig\."
     r"|retired_pages|remapped_rows|clocks_|power\.|enforced\.|temperature\.|pcie\.|pstate|memory\."

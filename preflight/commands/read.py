@@ -97,14 +97,11 @@ def captured(text: str) -> Captured | None:
     return next(iter(captured_parts(text)), None)
 
 
-_BEGINS: Final = tuple(
-    re.compile(begin, re.MULTILINE)
-    for begin in (
-        r"^(?>.*?NVIDIA-SMI\s+)\S.*?(?:Driver|KMD) Version:",
-        r"^=+NVSMI LOG=",
-        r"^\s*<\?xml\b",
-        r"^(?:\x1b\[[0-9;]*+m|[ \t])*+GPU0[ \t]++(?:GPU1|NIC0|mlx|CPU)",
-    )
+_BEGINS: Final = (
+    re.compile(r"^(?>.*?NVIDIA-SMI\s+)\S.*?(?:Driver|KMD) Version:", re.MULTILINE),
+    re.compile(r"^=+NVSMI LOG=", re.MULTILINE),
+    re.compile(r"^[^\S\n]*<\?xml\b", re.MULTILINE),
+    re.compile(r"^(?:\x1b\[[0-9;]*+m|[ \t])*+GPU0[ \t]++(?:GPU1|NIC0|mlx|CPU)", re.MULTILINE),
 )
 """Where an output begins of whose kind a reader takes the first one in a text."""
 _MOST_OUTPUTS: Final = 64

@@ -216,3 +216,26 @@ def test_a_cut_text_is_never_ok(
     assert main(["read", str(tmp_path / "t"), "--json"]) in (1, 3)
     (one,) = json.loads(capsys.readouterr().out)["files"]
     assert not [each for each in one["verdicts"] if each["outcome"] == "ok"]
+
+
+def test_two_environments_in_one_text_are_never_ok(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last value of each setting would win, and hide the first."""
+    first = "NCCL_IB_TIMEOUT=1000\nNCCL_DEBUG=WARN\nPATH=/bin\nHOME=/root\n"
+    outcomes = read(tmp_path, first + "\n" + first.replace("1000", "20"), capsys)[""]
+    assert "env.values unknown" in outcomes
+    same = first.replace("1000", "20")
+    assert read(tmp_path, same + "\n" + same, capsys) == {"": ["env.debugging not_run"]}
+
+
+@pytest.mark.parametrize("stamp", ["[Mo Nov 24 10:12:01 2025]", "[lun. nov. 24 10:12:01 2025]"])
+def test_the_times_of_dmesg_may_be_in_any_language(
+    stamp: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`dmesg -T` prints days and months in the language of the shell."""
+    whole = "\n".join([f"{stamp} usb 1-1: new device {at}" for at in range(250)])
+    assert read(tmp_path, whole, capsys) == {"": []}
+    assert read(tmp_path, f"{whole}\n{stamp} {XID.partition('] ')[2]}", capsys) == {
+        "": ["gpu.xid fail"]
+    }
