@@ -68,6 +68,10 @@ def judge_count(
     if wanted is None and by_peers is not None:
         wanted = ids if isinstance(ids, int) else len(ids)
         origin = f"; {by_peers.votes} of {by_peers.of} nodes of its group have {wanted}"
+    # A GPU between them that belongs to another job is not missing.
+    known = wanted is not None or len(gpus or ()) <= max(
+        (gpu.index for gpu in gpus or ()), default=0
+    )
     if wanted is None and counted is not None:
         wanted, origin = counted, "; NVML counts the others too"
     if not gpus and not wanted:
@@ -80,20 +84,23 @@ def judge_count(
     if wanted is not None and len(gpus) < wanted:
         gone = sorted(set(ids) - set(bus_ids)) if isinstance(ids, tuple) else list(lost)
         return _too_few(wanted, bus_ids, gone, errors, origin)
-    if odd := _odd_number(expected, wanted, len(gpus)):
+    if odd := _odd_number(expected, len(gpus), known=known):
         return warn(odd[0], advice=odd[1], bus_ids=bus_ids)
     return ok(count(len(gpus), "GPU"), bus_ids=bus_ids)
 
 
-_LEFT_OF_A_MACHINE: Final = (7, 11, 13, 15)
+LEFT_OF_A_MACHINE: Final = (7, 11, 13, 15)
 """The rest of 8, 12, 14 or 16 GPUs after one is lost. Cards come in any number up to six."""
 
 
-def _odd_number(expected: int | None, wanted: int | None, number: int) -> tuple[str, str] | None:
-    """More GPUs than expected, or the rest of a machine where no number is expected."""
+def _odd_number(expected: int | None, number: int, *, known: bool) -> tuple[str, str] | None:
+    """More GPUs than expected, or the rest of a machine where no number is `known`.
+
+    NVML's own count is none: it lacks a GPU that fell off the bus before a reboot.
+    """
     if expected is not None and number > expected:
         return f"{number} GPUs, {expected} expected", "correct the inventory"
-    if wanted is None and number in _LEFT_OF_A_MACHINE:
+    if not known and number in LEFT_OF_A_MACHINE:
         return (
             f"{number} GPUs; no known machine, nor a rented part of one, has so many",
             "look for a missing GPU: lspci, Xid 79 in dmesg; or write gpus into the inventory",

@@ -19,6 +19,7 @@ from preflight.checks.gpu.readings import (
 )
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
+from preflight.facts.boards import board
 from preflight.facts.words import age
 from preflight.verdict import Conclude
 
@@ -91,16 +92,19 @@ def power_troubles(node: Node) -> Iterator[Trouble]:
         if (health.power_limit_w or 0.0) >= (health.power_default_w or 0.0) - slack
     }
     for gpu, health in healths(facts):
-        now, default = health.power_limit_w, health.power_default_w
+        now, default, origin = health.power_limit_w, health.power_default_w, "by default"
         if now is None:
             continue
-        should = usual
+        should, known = usual, board(gpu.name)
+        # The table of nvidia-smi has no default limit: the board's lowest one is a witness.
+        if default is None and known and known.default_w and now < known.default_w - slack:
+            default, origin = float(known.default_w), "on its board"
         # If all GPUs are capped, peers do not show it, but the board's default does.
         if default and (
             usual is None
             or (usual.by != "expectation" and usual.value - slack <= now < default - slack)
         ):
-            should = Expectation(default, "by default", "default")
+            should = Expectation(default, origin, "default")
         if should is None:
             continue
         off = now - should.value

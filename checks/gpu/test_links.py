@@ -130,6 +130,16 @@ def pcie_troubles(
             # A card's slot may be wired so, as other nodes show; that of a baseboard is not.
             sentence = f"{gpu_label(gpu)}: PCIe x{width}, x{most} is what board and slot can do"
             yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
+        elif (
+            width
+            and width < _WIDEST
+            and (widths is None or widths.by != "expectation")
+            and (known := board(gpu.name)) is not None
+            and known.fabric
+            and known.pcie_gen
+        ):
+            sentence = f"{gpu_label(gpu)}: PCIe x{width}, x{_WIDEST} on its board"
+            yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
         yield from _generation(gpu, health, speeds, facts)
         yield from _replays(gpu, health, uptime_s(facts), limit)
 

@@ -184,6 +184,10 @@ def _by_number(
 def _unlike_peers(port: Port, ports: Sequence[Port]) -> Deviation | None:
     off = port.physical == "DISABLED"
     alike = [p for p in ports if p.kind == port.kind and (off or p.physical != "DISABLED")]
+    if not off and port.layer != "infiniband" and not _has_kind(port):
+        # `rdma link` and ibstatus print no board: a port that is on and has no link is in doubt.
+        others = (p for p in ports if p.layer == port.layer and not _has_kind(p))
+        alike = [p for p in others if p.physical != "DISABLED"]
     active = sum(p.active for p in alike)
     if active < ENOUGH_ALIKE or _few(active, len(alike)):
         return None
@@ -191,8 +195,13 @@ def _unlike_peers(port: Port, ports: Sequence[Port]) -> Deviation | None:
     fabric = port.layer == "infiniband"
     if off and (not fabric or _second(port, ports)):
         return None
-    peers = f"{active} of {len(alike)} ports of its kind are ACTIVE"
+    which = "ports of its kind" if _has_kind(port) else "such ports"
+    peers = f"{active} of {len(alike)} {which} are ACTIVE"
     return Deviation(f"{port.seen}; {peers}", _advice(port), grave=fabric and not off)
+
+
+def _has_kind(port: Port) -> bool:
+    return port.nic.kind != port.nic.name
 
 
 def _few(active: int, alike: int) -> bool:

@@ -59,6 +59,8 @@ _STAMP = re.compile(
             r"\[ *[TC]\d+\] ?",
             r"\[ *\+\d+\.\d+\] ?",
             rf"\[(?:{_DAY} )?{_MONTH} *\d{{1,2}} ?[\d:.]* ?(?:\d{{4}})?\] ?",
+            # dmesg -T in another language.
+            r"\[\S{1,12} \S{1,12} +\d{1,2} \d\d:\d\d:\d\d \d{4}\] ?",
             rf"(?:{_DAY} )?{_MONTH} +\d{{1,2}}(?: \d{{4}})? \d\d:\d\d:\d\d(?:\.\d+)?(?: \d{{4}})? ",
             r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z| ?[+-]\d\d:?\d\d)?\]? ",
             # A month in any language: journalctl prints it in the locale's form.

@@ -424,7 +424,7 @@ def read(text: str) -> Captured | None:
     environ = dump(text)
     if environ is not None:
         environ = {name: starred(value) for name, value in environ.items()}
-        damaged = _damage(text, cut=_dump_is_cut(text))
+        damaged = _damage(text, cut=_dump_is_cut(text)) or _two_values(text)
         return _captured(DUMP, damaged, environ=environ) if environ else None
     script = read_script(text)
     script.settings |= dict(items(text.splitlines()))
@@ -475,6 +475,15 @@ def _damage(text: str, *, cut: bool) -> str:
     if _NO_TEXT.search(text.replace("\0", "")):
         return "it contains bytes that are not text"
     return "it ends in the middle of a line" if cut else ""
+
+
+def _two_values(text: str) -> str:
+    """Name a setting with two values: the text holds two environments, or one was edited."""
+    values: dict[str, str] = {}
+    for found in map(_DUMP_LINE.match, text.replace("\0", "\n").splitlines()):
+        if found and is_ours(found[1]) and values.setdefault(found[1], found[2]) != found[2]:
+            return f"{found[1]} has two values in it: give each environment in a file of its own"
+    return ""
 
 
 def _dump_is_cut(text: str) -> bool:

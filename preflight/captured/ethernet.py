@@ -57,6 +57,13 @@ def read_ethtool(text: str) -> Captured | None:
     return _captured("ethtool", None, f"it contains an error: {error.group().strip()[:120]}")
 
 
+def read_statistics(text: str) -> Captured | None:
+    """Read the statistics beside settings; None where `read_ethtool` reads them, or has none."""
+    lines = lines_of(text)
+    both = any(map(_HEAD.match, lines)) and any(map(_STATISTICS.match, lines))
+    return _statistics(lines) if both else None
+
+
 def fastest(modes: Iterable[str]) -> int:
     """Mb/s of the fastest link mode, such as "100000baseCR4/Full"; 0 if there is none."""
     return max((int(mode) for text in modes for mode in _MODE.findall(text)), default=0)
@@ -108,6 +115,8 @@ def _statistics(lines: list[str]) -> Captured:
     for line in lines:
         if asked := _ASKED.search(line):
             name, inside = asked.group(1), False
+        elif _HEAD.match(line):
+            inside = False
         elif _STATISTICS.match(line):
             found.append((name, {}))
             inside = True

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from preflight.captured import Captured, advised, bare_facts, captured
 from preflight.captured.smi_fields import Listing, bus
 from preflight.captured.smi_query import (
+    ASKED,
     only_processes,
     parse_csv,
     parse_query,
@@ -24,7 +25,7 @@ from preflight.captured.smi_query import (
 from preflight.captured.topology import parse_p2p
 from preflight.checks.gpu.deviations import usual_links
 from preflight.checks.gpu.readings import reading
-from preflight.checks.gpu.test_answers import duplicate_ids
+from preflight.checks.gpu.test_answers import LEFT_OF_A_MACHINE, duplicate_ids
 from preflight.facts.boards import board, fully_linked_board, must_be_up, up_links
 from preflight.facts.gpu import GpuHealth, LinkErrors
 from preflight.facts.model import Driver, Facts, Gpu, NvLink
@@ -171,6 +172,8 @@ def parse_nvlink(text: str) -> Listing | None:
     strange: list[str] = []
     garbled = ""
     for line in text.splitlines():
+        if not gpus and _link_reading(line):
+            garbled = line.strip()
         if match := _GPU.match(line):
             _close(gpus, links)
             links = {}
@@ -313,7 +316,7 @@ _UNASKED: Final = frozenset(("gpu.count", "gpu.topology"))
 
 def read(text: str) -> Iterator[Captured]:
     """Read all outputs of nvidia-smi and dcgmi diag in a text."""
-    lost, failed = lost_gpus(text), failure(text)
+    lost, failed, asked = lost_gpus(text), failure(text), ASKED.search(text) is not None
     found = [
         _captured(kind, listing) for kind, parse in _PARSERS if (listing := parse(text)) is not None
     ]
@@ -330,7 +333,16 @@ def read(text: str) -> Iterator[Captured]:
         yield _captured("nvidia-smi", Listing((), damaged=only))
     for one in found:
         with_lines = _with_lost(_with_inforoms(one, corrupted_inforoms(text)), lost)
-        yield replace(with_lines, damaged=one.damaged or failed)
+        few = "" if lost or asked else _gap(one)
+        yield replace(with_lines, damaged=one.damaged or failed or few)
+
+
+def _gap(one: Captured) -> str:
+    """Name a GPU that a list of GPUs has left out; none where one was asked for."""
+    numbers = sorted(gpu.index for gpu in one.facts.gpus or ())
+    numbered = one.kind in ("nvidia-smi", "nvidia-smi nvlink -s / -e", "nvidia-smi -L")
+    lacking = set(range(max(numbers, default=0))) - set(numbers)
+    return f"GPU {min(lacking)} is not in it" if numbered and len(numbers) > 1 and lacking else ""
 
 
 def _captured(kind: str, listing: Listing) -> Captured:
@@ -344,6 +356,8 @@ def _captured(kind: str, listing: Listing) -> Captured:
     checks = of_gpus if listing.pairs is None else ("gpu.topology",)
     doubt = "" if listing.damaged else next((one.why for one in listing.doubts), "")
     damaged = listing.damaged or doubt or duplicate_ids(listing.gpus)
+    if kind != "dcgmi diag" and len(listing.gpus) in LEFT_OF_A_MACHINE:
+        checks = tuple(dict.fromkeys((*checks, "gpu.count")))  # dcgmi names only GPUs that fail
     found = Captured(kind=kind, facts=facts, checks=checks, damaged=damaged)
     return advised(found, _ASK_MORE if doubt else listing.advice)
 

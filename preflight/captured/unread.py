@@ -102,3 +102,20 @@ def _unknown_parts(
 
 def _of_kernel(line: str) -> bool:
     return stripped(line)[2] or is_kernels(line)
+
+
+def wrapped_line(text: str) -> str:
+    """Say which line of a kernel log is the rest of the one above it; "" without one.
+
+    A terminal wrapped it, and a fault may be torn in two. The kernel's own second lines are
+    indented.
+    """
+    rest, stamped = "", False
+    for line in text.splitlines():
+        if stripped(line)[2]:
+            if rest:
+                return f"its lines are wrapped: {rest[:40].strip()!a} has no time"
+            stamped = True
+        elif stamped and not line[:1].isspace() and not _NO_FACTS.match(line[:_LONGEST]):
+            rest = rest or ("" if line.startswith("-- ") else line)
+    return ""

@@ -7,8 +7,10 @@ does not show, and a damaged text never proves that anything is ok.
 from __future__ import annotations
 
 import io
+import re
 import sys
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -29,7 +31,7 @@ from preflight.captured import (
 )
 from preflight.captured.archive import MAGIC, inflated_text, unpack
 from preflight.captured.dmesg import SHOWS_NOTHING
-from preflight.captured.unread import unread
+from preflight.captured.unread import unread, wrapped_line
 from preflight.check import subject
 from preflight.checks.rdma.ports import ADAPTER, SWITCH
 from preflight.commands import add_json, print_answer
@@ -64,7 +66,7 @@ def _parts(text: str) -> Iterator[Captured]:
         if found := reader(text):
             yield found
     yield from rdma_ports.read(text)
-    for reader in (ethernet.read_interfaces_json, ethernet.read_ethtool):
+    for reader in (ethernet.read_interfaces_json, ethernet.read_ethtool, ethernet.read_statistics):
         if found := reader(text):
             yield found
     yield from process_listing.read(text)
@@ -83,7 +85,8 @@ def captured_parts(text: str) -> tuple[Captured, ...]:
     text = countable(text)
     found = list(_parts(text))
     if log := dmesg.read(text, alone=not found):
-        found.append(log)
+        torn = "" if found or log.damaged else wrapped_line(text)
+        found.append(replace(log, damaged=torn) if torn else log)
     if settings := environment.read(text):
         found.append(settings)
     return tuple(map(_bounded, found))
@@ -94,8 +97,35 @@ def captured(text: str) -> Captured | None:
     return next(iter(captured_parts(text)), None)
 
 
+_BEGINS: Final = (
+    re.compile(r"^(?>.*?NVIDIA-SMI\s+)\S.*?(?:Driver|KMD) Version:", re.MULTILINE),
+    re.compile(r"^=+NVSMI LOG=", re.MULTILINE),
+    re.compile(r"^[^\S\n]*<\?xml\b", re.MULTILINE),
+    re.compile(r"^(?:\x1b\[[0-9;]*+m|[ \t])*+GPU0[ \t]++(?:GPU1|NIC0|mlx|CPU)", re.MULTILINE),
+)
+"""Where an output begins of whose kind a reader takes the first one in a text."""
+_MOST_OUTPUTS: Final = 64
+
+
 def _of_text(name: str, text: str) -> dict[str, Captured | None]:
-    """By name what a text holds: each output, and each part of it that is none that is known."""
+    """By name what a text holds: outputs of one kind one after another, as from two nodes."""
+    text = countable(text)
+    if text.count("\\n") > text.count("\n") and not text.lstrip().startswith(("{", "[")):
+        text = text.replace("\\n", "\n").replace("\\t", "\t")  # a log's field: escaped line ends
+    places = [[found.start() for found in begin.finditer(text)] for begin in _BEGINS]
+    cuts = sorted(place for each in places if len(each) > 1 for place in each)
+    if not cuts:
+        return _of_output(name, text)
+    read: dict[str, Captured | None] = {}
+    for number, (start, end) in enumerate(pairwise([0, *cuts[1:], len(text)]), 1):
+        if number > _MOST_OUTPUTS:
+            return read | {f"{name} (after output {_MOST_OUTPUTS})": _UNREAD}
+        read |= _of_output(f"{name} (output {number})", text[start:end])
+    return read
+
+
+def _of_output(name: str, text: str) -> dict[str, Captured | None]:
+    """Each kind of output in a text, and each part of it that is none that is known."""
     parts = captured_parts(text)
     if not parts:
         return {name: None}

@@ -50,6 +50,8 @@ class Board(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     memory_gb: int | None = None
     """In units of 10**9 bytes, where the name does not contain it."""
+    default_w: int | None = None
+    """The lowest power limit that any such board has by default, W."""
 
     @property
     def link_gbs(self) -> float:
@@ -80,8 +82,14 @@ _CARDS_GB: Final = {
 """Memory of one GPU of cards that are sold with only one size: NVIDIA's data sheets, 2026-11-26."""
 
 
+_GH200_GB: Final = 96
+"""The least of any; "GH200 480GB" names the memory of its CPU: data sheet, 2026-11-26."""
+
+
 def named_memory_gb(name: str) -> int | None:
     """Memory of the board in units of 10**9 bytes, by its name or a table; None: not known."""
+    if re.match(_MAKER + "GH200", name):
+        return _GH200_GB
     if match := _NAMED_GB.search(name):
         return int(match[1])
     known = board(name)

@@ -585,3 +585,50 @@ def _gpus_are_as_labelled(flags: dict[str, Any], found: Captured, said: dict[str
         assert said["gpu.remap"].evidence["gpus"] == [flags["faulty_gpu_index"]]
     if "faulty_gpu" in flags:
         assert flags["faulty_gpu"].lower()[4:] in said["gpu.remap"].sentence
+
+
+def test_seven_gpus_of_any_listing_are_a_finding() -> None:
+    """As on a live node: a table, -q and columns list all GPUs there are."""
+    rows = "".join(f"{at}, NVIDIA H100 80GB HBM3, P0\n" for at in range(7))
+    columns = f"index, name, pstate\n{rows}"
+    assert outcomes(columns)["gpu.count"] == "warn"
+    assert "gpu.count" not in outcomes(columns + "7, NVIDIA H100 80GB HBM3, P0\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "watts", "words"),
+    [
+        ("NVIDIA H100 80GB HBM3", 300, "power limit 300 W, 700 W on its board"),
+        ("NVIDIA A100-SXM4-80GB", 250, "power limit 250 W, 400 W on its board"),
+        ("NVIDIA H100 80GB HBM3", 700, ""),
+        ("Tesla V100-SXM3-32GB", 350, ""),
+        ("NVIDIA H100 PCIe", 300, ""),
+        ("NVIDIA GB200", 1000, ""),
+    ],
+)
+def test_a_cap_on_all_gpus_is_a_finding_without_a_default_limit(
+    name: str, watts: int, words: str
+) -> None:
+    """The table has no default limit: the board's lowest one is a witness, and it warns."""
+    rows = "".join(f"{at}, {name}, {watts}.00 W\n" for at in range(8))
+    said = verdicts(f"index, name, power.limit [W]\n{rows}")["gpu.power"]
+    assert (said.outcome, words in said.sentence) == ("warn" if words else "ok", True)
+
+
+def test_the_nvlink_clique_of_a_text_is_read() -> None:
+    """A GPU that joined another clique than those beside it; zeros are no clique."""
+
+    def query(cluster: str) -> str:
+        fabric = "        State                             : Completed\n"
+        heading = SICK.index("GPU 0000")
+        head, block = SICK[:heading], SICK[heading:].replace("In Progress", "Completed")
+        joined = f"{fabric}        CliqueId : {{}}\n        ClusterUUID : {cluster}\n"
+        parts = [
+            block.replace("1B", f"{at}B").replace(fabric, joined.format(2 if at == 3 else 1))
+            for at in range(1, 5)
+        ]
+        return head.replace(": 1\n", ": 4\n") + "".join(parts)
+
+    said = verdicts(query("3b1f0c5e-1111-4222-8333-944444444444"))["gpu.fabric"]
+    assert (said.outcome, said.sentence.startswith("GPU2 ")) == ("warn", True), said.sentence
+    assert outcomes(query("00000000-0000-0000-0000-000000000000"))["gpu.fabric"] == "ok"

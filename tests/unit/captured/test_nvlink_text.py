@@ -96,3 +96,20 @@ def test_one_dark_board_among_eight_fails() -> None:
             for index in range(8)
         )
         assert outcomes(text)["gpu.topology"] == topology
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "".join(listed(at, B200, *("50",) * 18) for at in range(3, 8)),
+        "".join(listed(at, B200, *("50",) * 18) for at in (0, 1, 3)),
+        "".join(listed(at, B200, *("50",) * 18) for at in range(8)).partition("\n")[2],
+    ],
+    ids=["begins with GPU 3", "lacks GPU 2", "begins within GPU 0"],
+)
+def test_a_listing_that_lacks_a_gpu_is_never_ok(text: str) -> None:
+    """Unless a GPU was asked for, all are listed."""
+    assert set(outcomes(text).values()) == {"unknown"}
+    asked = f"$ nvidia-smi nvlink -s -i 3,5\n{listed(3, B200, *('50',) * 18)}"
+    assert set(outcomes(asked + listed(5, B200, *("50",) * 18)).values()) == {"ok"}
+    assert set(outcomes(listed(5, B200, *("50",) * 18)).values()) == {"ok"}

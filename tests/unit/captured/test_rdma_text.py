@@ -322,3 +322,18 @@ def test_every_label_is_met(label: Path) -> None:
         return
     assert {outcome for outcome, _ in said.values()} <= {Outcome.OK, Outcome.UNKNOWN}
     assert "ib.port" not in said or said["ib.port"][0] is Outcome.OK
+
+
+def test_a_port_without_a_link_has_peers_where_no_board_is_printed() -> None:
+    """`rdma link` names no board: a port that is on and searches is in doubt; one off is not."""
+
+    def links(state: str, number: int = 8) -> str:
+        return "".join(
+            f"link mlx5_{at}/1 state {'DOWN' if at == 3 else 'ACTIVE'} "
+            f"physical_state {state if at == 3 else 'LINK_UP'} netdev rdma{at} \n"
+            for at in range(number)
+        )
+
+    sentence = "mlx5_3/1 is DOWN (POLLING); 7 of 8 such ports are ACTIVE"
+    assert verdicts(links("POLLING"))["ib.port"] == ("warn", sentence)
+    assert verdicts(links("DISABLED"))["ib.port"][0] == "ok"

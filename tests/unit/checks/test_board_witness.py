@@ -31,7 +31,8 @@ WHOLE = {H100: (18, 26562), H200: (18, 26562), A100: (12, 25000), V100: (6, 2578
 MEMORY_MIB = {H100: 81559, H200: 143771, A100: 81920, V100: 32768, B200: 183359, GB200: 189471}
 CHECKS = ("gpu.topology", "gpu.nvlink", "gpu.power", "gpu.pcie", "gpu.memory")
 CARDS = {"NVIDIA H100 PCIe": 81559, "NVIDIA H100 NVL": 95830, "NVIDIA L40S": 46068,
-         "Tesla T4": 15360, "NVIDIA A100-PCIE-40GB": 40960, "NVIDIA A30": 24576}  # fmt: skip
+         "Tesla T4": 15360, "NVIDIA A100-PCIE-40GB": 40960, "NVIDIA A30": 24576,
+         "NVIDIA GH200 480GB": 97871, "NVIDIA GH200 144G HBM3e": 146831}  # fmt: skip
 
 
 def node(number: int, name: str, **changes: object) -> Facts:
@@ -86,6 +87,7 @@ SHARED_READINGS = [
      "13.3 GB/s, 25 GB/s on its board"),
     ("gpu.power", {"power_limit_w": 300.0}, "power limit 300 W, 700 W by default"),
     ("gpu.pcie", {"pcie_width": 8}, "PCIe x8, x16 is what board and slot can do"),
+    ("gpu.pcie", {"pcie_width": 8, "pcie_width_max": 8}, "PCIe x8, x16 on its board"),
     ("gpu.pcie", {"pcie_gen": 1, "pcie_gen_max": 3}, "PCIe generation 3 at most, 4 or more on its"),
 ]  # fmt: skip
 
@@ -163,6 +165,10 @@ def test_a_number_that_is_left_of_a_machine_is_a_finding(number: int) -> None:
         True,
     )
     assert judge_count(number, node(number, H100).gpus).outcome == "ok"
+    # NVML counts what is there, whatever is missing.
+    assert judge_count(None, node(number, H100).gpus, counted=number).outcome == "warn"
+    others = node(number + 1, H100).gpus or ()
+    assert judge_count(None, (*others[:3], *others[4:]), counted=number).outcome == "ok"
     assert all(judge_count(None, node(n, H100).gpus).outcome == "ok" for n in (1, 2, 3, 4, 6, 8))
 
 
