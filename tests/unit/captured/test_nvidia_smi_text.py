@@ -599,7 +599,7 @@ def test_seven_gpus_of_any_listing_are_a_finding() -> None:
     ("name", "watts", "words"),
     [
         ("NVIDIA H100 80GB HBM3", 300, "power limit 300 W, 700 W on its board"),
-        ("NVIDIA A100-SXM4-80GB", 250, "power limit 250 W, 400 W on its board"),
+        ("NVIDIA A100-SXM4-80GB", 250, "power limit 250 W, 275 W on its board"),
         ("NVIDIA H100 80GB HBM3", 700, ""),
         ("Tesla V100-SXM3-32GB", 350, ""),
         ("NVIDIA H100 PCIe", 300, ""),
