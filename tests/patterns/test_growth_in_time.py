@@ -28,6 +28,7 @@ from preflight.facts.job import Dump
 from preflight.fleet.nodeset import expand, fold
 from preflight.fleet.sources import FleetRequest, resolve
 from preflight.report.document import encode
+from preflight.transport.host_keys import read_known_hosts
 from tests.patterns.growth import logs, pasted, stretched, words
 from tests.patterns.test_growth import EVERY_WAY, _explain
 from tests.unit.hang.diagnose.jobs import job
@@ -320,6 +321,13 @@ def _places_of_a_gpu(folder: Path, length: int) -> None:
     assert cli.main(["history", f"--history={place.folder}", "--gpu=GPU-a"]) == 0
 
 
+def _stars_of_a_host(folder: Path, length: int) -> None:
+    """In names of a known_hosts file, each star may stand for any part of a long name."""
+    path = folder / "known_hosts"
+    path.write_text(f"{'*a' * (length // 20)}*b ssh-ed25519 AAAA\n" * (length // 10))
+    assert not read_known_hosts([str(path)], ["a" * 250])
+
+
 def _groups_of_groups(folder: Path, length: int) -> None:
     """One is asked for; each of the others has all nodes."""
     groups: dict[str, object] = {"a": {"hosts": [f"h{at}" for at in range(length)]}}
@@ -365,7 +373,7 @@ NAMED: list[Read] = [
 """One name is as long as all that stands in it or behind it."""
 READ: list[Read] = [
     *NAMED, _texts_for_numbers, _long_keys, _culprits_of_a_pair, _a_pair_again_and_again,
-    _nodes_of_a_verdict, _places_of_a_gpu, _groups_of_groups,
+    _nodes_of_a_verdict, _places_of_a_gpu, _groups_of_groups, _stars_of_a_host,
     _checks_of_every_node, _waivers, _joint_names, _switches,
     _subject_of_dashes, _killed_run, _round, _insides, _inventory, _suggestion, _conditions,
     _classes, _alternatives, _cycle, _labels, _domain,
