@@ -167,6 +167,14 @@ def _waivers(folder: Path, length: int) -> None:
     assert len(resolve(FleetRequest(inventory=str(path))).waivers) == 3
 
 
+def _a_long_python(folder: Path, length: int) -> None:
+    """All of many nodes share it, and a long path of a file."""
+    path, many = folder / "fleet.toml", "/a" * 20 * length
+    shared = f'python = "{many}"\nidentity_file = "{many}"\nknown_hosts = "{many}"\n'
+    path.write_text(f'[group.gpu]\nnodes = "n[1-{4 * length}]"\n{shared}')
+    assert resolve(FleetRequest(inventory=str(path))).hosts
+
+
 def _suggestion(folder: Path, length: int) -> None:
     """Long names that are alike, and one that is not of them."""
     label = "ab" * (length // 40) or "ab"
@@ -288,6 +296,12 @@ def _parameters(folder: Path, length: int) -> None:
     _script(folder, f"def f({names}):\n{asked}" + "  x = 1\n" * 2 * length)
 
 
+def _chain(folder: Path, length: int) -> None:
+    """Each function has a long chain of conditions, whose rest is the other side of each."""
+    rest = "".join(f"  elif rank == {at}: dist.all_reduce(f{at}())\n" for at in range(length // 2))
+    _script(folder, f"def f(rank):\n  if rank: g()\n{rest}")
+
+
 def _parts_of_a_string(folder: Path, length: int) -> None:
     _script(folder, f"x = f'{'{rank}' * 40 * length}'\n")
 
@@ -374,9 +388,9 @@ NAMED: list[Read] = [
 READ: list[Read] = [
     *NAMED, _texts_for_numbers, _long_keys, _culprits_of_a_pair, _a_pair_again_and_again,
     _nodes_of_a_verdict, _places_of_a_gpu, _groups_of_groups, _stars_of_a_host,
-    _checks_of_every_node, _waivers, _joint_names, _switches,
+    _checks_of_every_node, _waivers, _a_long_python, _joint_names, _switches,
     _subject_of_dashes, _killed_run, _round, _insides, _inventory, _suggestion, _conditions,
-    _classes, _alternatives, _cycle, _labels, _domain,
+    _classes, _alternatives, _chain, _cycle, _labels, _domain,
     lambda _, length: fold(_names(length)),
     lambda _, length: expand("^".join(_names(length // 5))),
 ]  # fmt: skip
