@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import combinations, product
@@ -19,6 +19,7 @@ import pytest
 from preflight.hook.tokens import MARK
 from tests.lab.clock import Clock
 from tests.lab.crowd import crowd
+from tests.lab.freezer import V1, V2, Freezer, group
 from tests.lab.inside import until
 from tests.lab.nvml.machine import Link
 from tests.lab.nvml.scenario import Scenario, h100
@@ -42,16 +43,6 @@ SHORT_S = 2.5
 
 FOUND_S = 60
 NOEXEC = ("mount", "-t", "tmpfs", "-o", "noexec,mode=755", "tmpfs")
-FREEZER = Path("/sys/fs/cgroup/freezer")
-"""Of cgroup v1, and where v2 is mounted, alone or beside it:"""
-CGROUP_V2 = next(
-    (
-        folder
-        for folder in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
-        if (folder / "cgroup.procs").exists() and not (folder / "tasks").exists()
-    ),
-    Path("/nowhere"),
-)
 IDLE, OUT = "IDLE", "IDLE+DRAIN"
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="scontrol is run as root alone")
 
@@ -92,28 +83,23 @@ def test_a_pause_is_no_hung_driver(
     assert told.unfit() == {}
 
 
-V1 = (FREEZER, "freezer.state", ("FROZEN", "THAWED"))
-V2 = (CGROUP_V2, "cgroup.freeze", ("1", "0"))
-
-
 @pytest.mark.parametrize(
-    ("version", "who"), [(V1, everybody), (V2, everybody), (V2, reader)], ids=["v1", "v2", "v2 one"]
+    ("freezer", "who"), [(V1, everybody), (V2, everybody), (V2, reader)], ids=["v1", "v2", "v2 one"]
 )
 def test_a_frozen_container_is_no_hung_driver(
     hooked: Hooked,
     slurm: FakeSlurm,
-    version: tuple[Path, str, tuple[str, str]],
+    freezer: Freezer,
     who: Callable[[dict[int, bool]], list[int]],
 ) -> None:
     """As `docker pause` does it: no signal tells of it. What reads the log is frozen, too."""
+    if not freezer.is_here:
+        pytest.skip("this machine has no such freezer")
     hooked.become(replace(h100(NODE), init="slow_ms 900"))
-    with hooked.begun("healthcheck", "--json") as ended, freezer(*version) as (group, freeze):
-        for pid in who(asking(hooked)):
-            with suppress(ProcessLookupError):
-                (group / "cgroup.procs").write_text(f"{pid}\n")
-        freeze(0)
-        time.sleep(PAUSE_S)
-        freeze(1)
+    with hooked.begun("healthcheck", "--json") as ended:
+        with group(freezer, "pauses") as stop_in_it:
+            stop_in_it(who(asking(hooked)))
+            time.sleep(PAUSE_S)
         told = ended()
     assert (told.code, slurm.seen) == (0, (IDLE, "")), told
     assert (told.unfit(), told.unknown()) == ({}, {})
@@ -526,24 +512,3 @@ def asking(hooked: Hooked) -> dict[int, bool]:
 def parent_of(pid: int) -> int:
     """Who started it."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-@contextmanager
-def freezer(
-    folder: Path, name: str, words: tuple[str, str]
-) -> Iterator[tuple[Path, Callable[[int], None]]]:
-    """A group of processes, and what freezes it (0) or lets it go on (1)."""
-    if not folder.is_dir():
-        pytest.skip("this machine has no such freezer")
-    group = folder / f"preflight-test-{os.getpid()}"
-    group.mkdir()
-
-    def freeze(state: int) -> None:
-        (group / name).write_text(f"{words[state]}\n")
-
-    try:
-        yield group, freeze
-    finally:
-        freeze(1)
-        until(lambda: not (group / "cgroup.procs").read_text(), "the group to be empty", FOUND_S)
-        group.rmdir()
