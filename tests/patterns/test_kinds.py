@@ -65,9 +65,9 @@ TIMES = 60
 """How often a part is repeated in the shortest of four files."""
 SINGLES, PAIRS = (500, 40) if EVERY_WAY else (2, 1)
 """Of each kind at most, how many parts, and how many pairs of parts at once."""
-STEEP = (1.25, 1.5)
-"""How much more work the second and third step may take per character than the first: of the square
-1.67 and 2.33 times."""
+STEEP = 1.2
+"""How much more work a step may take per character than the one before: of the square 1.67 and 1.4
+times."""
 NOTHING = 400
 """Lines of work that no file is slow for."""
 
@@ -454,8 +454,8 @@ def _slow(kind: Kind, make: Make, folder: Path) -> str:
             pairwise(counts), pairwise(sizes), strict=True
         )
     )
-    # Where another way is taken from some length on, only one step is steeper.
-    beyond = min(second / STEEP[0], third / STEEP[1]) - max(0, first)
+    # Where another way is taken from some length on, only one step is steeper, or falls.
+    beyond = min(first, second - STEEP * first, third - STEEP * second)
     return f"{counts} for {sizes} characters" if beyond * (sizes[3] - sizes[1]) > NOTHING else ""
 
 
