@@ -20,11 +20,12 @@ FLEET: Final = "fleet:all"
 
 
 _ID: Final = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)+")
+_LONGEST_ID: Final = 100
 
 
 def is_check_id(text: str) -> bool:
-    """Whether `text` has the form of a check id, such as gpu.count."""
-    return _ID.fullmatch(text) is not None
+    """Whether `text` has the form of a check id, such as gpu.count: a file can have its name."""
+    return len(text) <= _LONGEST_ID and _ID.fullmatch(text) is not None
 
 
 def subject(names: tuple[str, ...]) -> str:

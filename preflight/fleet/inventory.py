@@ -33,7 +33,7 @@ from preflight.fleet.model import Expected, Host, Waiver
 from preflight.fleet.nodeset import MOST_NODES, check_host_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from preflight.core.thresholds import Override
@@ -169,6 +169,7 @@ class Inventory:
             command(layer.python, f"{path}: python")
             refuse_impossible(where, layer)
         self._off_in: dict[str, dict[str, str]] = {}
+        self._made: dict[tuple[str, int], Any] = {}
         if (checks := len({check for check, _ in self.switched()})) > _MOST_CHECKS:
             raise UsageError(
                 f"switches {checks} checks, at most {_MOST_CHECKS}: keep those that run"
@@ -217,7 +218,7 @@ class Inventory:
             address=(own.address if own else None) or name,
             group=group or "all",
             leaf=nearest("leaf") or "",
-            python=command(nearest("python"), f"{self.path}: python"),
+            python=self._once(self._command, nearest("python")),
             expected=Expected(
                 **expected,
                 limits=self._joined(name, "limits") if known else {},
@@ -286,7 +287,17 @@ class Inventory:
         return mentioned
 
     def _way(self, key: str, value: Any) -> Any:
-        return self.beside(value) if value and key in FILES else value
+        return self._once(self.beside, value) if value and key in FILES else value
+
+    def _once(self, make: Callable[[Any], Any], value: Any) -> Any:
+        """Return `make(value)`, made once for all nodes that have the value from one table."""
+        key = make.__name__, id(value)
+        if key not in self._made:
+            self._made[key] = make(value)
+        return self._made[key]
+
+    def _command(self, words: str | list[str] | None) -> tuple[str, ...]:
+        return command(words, f"{self.path}: python")
 
     def beside(self, file: str) -> str:
         """Resolve a path relative to the file's folder, and `~` as home."""

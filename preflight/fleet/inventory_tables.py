@@ -328,7 +328,8 @@ def command(words: str | list[str] | None, where: str) -> tuple[str, ...]:
 LONGEST_WAIVER = timedelta(days=366)
 """A waiver that lasts longer would be forgotten."""
 
-MOST_WAIVERS = 1000
+MOST_WAIVERS, MOST_WAIVED = 1000, 1 << 20
+"""Of a file, and the nodes of all its waivers together."""
 
 _WAY_IN = "reach."
 _SHORTEST_REASON = 3
@@ -347,7 +348,15 @@ def read_waivers(
     if len(tables) > MOST_WAIVERS:
         raise UsageError(f"has {len(tables)} tables [[waive]]: keep at most {MOST_WAIVERS}")
     known = dict.fromkeys(names)
-    return tuple(_waiver(one, expand, known, origin) for one in tables)
+    waivers: list[Waiver] = []
+    left = MOST_WAIVED
+    for one in tables:
+        waivers.append(_waiver(one, expand, known, origin))
+        left -= len(waivers[-1].nodes)
+        if left < 0:
+            problem = f"its tables [[waive]] name over {MOST_WAIVED:,} nodes together"
+            raise UsageError(f"{problem}: waive on fewer nodes, or switch the check off")
+    return tuple(waivers)
 
 
 def _waiver(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -11,6 +12,8 @@ from msgspec import Meta, Struct
 from preflight.verdict import Outcome
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_CLOCK_OFFSETS: Final = Path("/proc/self/timens_offsets")
+"""How far this process's time namespace moves each clock: `boottime SECONDS NANOSECONDS`."""
 
 
 class Moment(Struct, frozen=True):
@@ -31,12 +34,13 @@ class Moment(Struct, frozen=True):
 
 
 def now() -> Moment:
-    """Return the current moment."""
-    try:
+    """Return the current moment, the same in every time namespace."""
+    boot_id, offset_s = "", 0.0
+    with suppress(OSError, ValueError):
         boot_id = _BOOT_ID.read_text().strip()
-    except OSError:
-        boot_id = ""
-    return Moment(boot_id, time.clock_gettime(time.CLOCK_BOOTTIME))
+        words = _CLOCK_OFFSETS.read_text().split()
+        offset_s = float(words[words.index("boottime") + 1])
+    return Moment(boot_id, time.clock_gettime(time.CLOCK_BOOTTIME) - offset_s)
 
 
 Action = Literal["none", "drain", "undrain", "withheld", "observe"]

@@ -144,6 +144,8 @@ def inspect_node(
             fleet = expected(name, config, registry)
             before = load_faults(config.state_dir)
             facts = answer()
+            # Another hook may meanwhile have seen that the fault is over.
+            before &= load_faults(config.state_dir)
     except SilentError as error:
         late = Unjudged(check="reach.answer", why=str(error), out_of_time=True)
         assessment = Assessment(node=name, unknown=(late,), seconds=time.monotonic() - began)

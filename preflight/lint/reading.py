@@ -47,8 +47,8 @@ _EXITS: Final = frozenset(("sys.exit", "exit", "quit", "os._exit"))
 _LONGEST_TEXT: Final = 60
 _MOST_NAMES: Final = 64
 """Names kept of the conditions before a line."""
-_MOST_NODES: Final = 10_000
-"""AST nodes searched per side of a condition: each `elif` has the rest of its chain there."""
+_MOST_CALLED: Final = 256
+"""Names of calls kept per side of a condition: each `elif` has the rest of its chain there."""
 _UNSEEN: Final = "..."
 """Stands for the calls beyond that limit: the name of no function."""
 
@@ -75,6 +75,7 @@ class Walker:
     def __init__(self, imports: Mapping[str, str], ranks: Ranks) -> None:
         self._imports = imports
         self._ranks = ranks
+        self._called: dict[ast.AST, list[str]] = {}
         self.calls: list[Call] = []
         self.assigns: list[Assign] = []
         self.functions: dict[str, Function] = {}
@@ -239,10 +240,22 @@ class Walker:
         return replace(place, guards=_innermost((*place.guards, guard)))
 
     def _called_in(self, body: Sequence[ast.stmt]) -> tuple[str, ...]:
-        nodes = (one for each in body for one in ast.walk(each))
-        called = (one for one in islice(nodes, _MOST_NODES) if isinstance(one, ast.Call))
-        names = dict.fromkeys(dotted(one.func, self._imports) for one in called)
-        return (*names, *(_UNSEEN for _ in islice(nodes, 1)))
+        names = self._names_called(body)
+        return (*islice(names, _MOST_CALLED), *(_UNSEEN for _ in names[_MOST_CALLED:][:1]))
+
+    def _names_called(self, parts: Iterable[ast.AST]) -> list[str]:
+        """The names of all calls, the first _MOST_CALLED and one more; looks at each part once."""
+        names: dict[str, None] = {}
+        for part in parts:
+            own = self._called.get(part)
+            if own is None:
+                own = self._names_called(ast.iter_child_nodes(part))
+                if isinstance(part, ast.Call):
+                    own = [dotted(part.func, self._imports), *own]
+                if isinstance(part, ast.stmt):
+                    self._called[part] = own
+            names |= dict.fromkeys(own)
+        return [*islice(names, _MOST_CALLED + 1)]
 
 
 def _bounded_union(some: frozenset[str], more: frozenset[str]) -> frozenset[str]:
@@ -304,7 +317,7 @@ def read_script(content: bytes, path: str) -> Script | Unreadable:
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
         text = content.decode(encoding)
-    except (SyntaxError, UnicodeDecodeError, LookupError) as error:
+    except (SyntaxError, UnicodeError, LookupError) as error:
         reason = f"its text does not match its encoding ({_short(error)})"
         return Unreadable(reason, "save it as UTF-8, or declare its encoding in the first line")
     if path.endswith(".ipynb") or re.match(r'\s*\{\s*"cells"', text):

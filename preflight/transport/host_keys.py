@@ -146,8 +146,13 @@ def _matches(pattern: str, name: str) -> bool:
         return _hashed(pattern, name)
     if "*" not in pattern and "?" not in pattern:
         return pattern.lower() == name
-    regex = re.escape(pattern.lower()).replace(r"\*", ".*").replace(r"\?", ".")
-    return re.fullmatch(regex, name) is not None
+    stars = re.sub(r"\*+", "*", pattern.lower())
+    if len(stars) > 2 * len(name) + 1:
+        return False  # it has more characters than the name, without its stars
+    first, *parts = (re.escape(part).replace(r"\?", ".") for part in stars.split("*"))
+    # A group `(?>` is tried once: with `.*` alone, each star would multiply the time.
+    steps = [f"(?>.*?{part})" for part in parts[:-1]] + [f".*{part}" for part in parts[-1:]]
+    return re.fullmatch(first + "".join(steps), name) is not None
 
 
 def _hashed(pattern: str, name: str) -> bool:

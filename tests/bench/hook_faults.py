@@ -84,6 +84,10 @@ class Attempt:
     """(resource, limit) as `resource.setrlimit` takes them."""
     closed: tuple[int, ...] = ()
     """Standard descriptors that are not there."""
+    within: tuple[str, ...] = ()
+    """A command that starts the script."""
+    beside: list[Seen] = field(default_factory=list)
+    """What came of other hooks that ran on this node meanwhile."""
     occasion: str = "prolog"
     meanwhile: Callable[[int], None] | None = None
     """What happens while it runs; gets the pid of the script."""
@@ -191,7 +195,7 @@ class Rig:
         began = time.monotonic()
         with tempfile.TemporaryFile() as log:
             process = subprocess.Popen(
-                [self._scripts[attempt.occasion]], env=own, cwd=self.node.folder,
+                [*attempt.within, self._scripts[attempt.occasion]], env=own, cwd=self.node.folder,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=prepare,  # noqa: PLW1509  no thread runs yet
             )  # fmt: skip
             if attempt.meanwhile is not None:
@@ -201,8 +205,11 @@ class Rig:
             log.seek(0)
             told = log.read().decode("utf-8", "replace").splitlines()
         drained = "DRAIN" in self.slurm.seen[0]
+        for other in attempt.beside:
+            code, told = code or other.exit, [*told, *other.log]
         # Slurm only logs the exit code of a health check.
-        return Seen(code * (attempt.occasion == "prolog"), drained, tuple(told), took_s)
+        counts = attempt.occasion == "prolog" or any(other.exit for other in attempt.beside)
+        return Seen(code * counts, drained, tuple(told), took_s)
 
     def modules(self) -> list[Path]:
         """Every module of the copy that a prolog could load."""

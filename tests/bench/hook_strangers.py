@@ -1,7 +1,8 @@
 """What users, machines and administrators do beside a healthy node: none of it may drain the node.
 
-Names of processes and files in the kernel's log, pauses of some or all processes, limits,
-environments and wrong clocks, up to three of them at once, around a prolog or a health check.
+Names of processes and files in the kernel's log, pauses and frozen containers of some or all
+processes, limits, environments, wrong clocks, time namespaces and other hooks of the node, up to
+three of them at once, around a prolog or a health check.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tests.bench.hook_faults import Attempt, Fault, Rig
 from tests.lab import kernel_log
+from tests.lab.freezer import V1, V2, group
 from tests.unit.payload.users_lines import FORGED, OF_A_PROCESS, PATHS, VERSIONS
 
 if TYPE_CHECKING:
@@ -107,6 +110,57 @@ def _pause(rig: Rig, dice: random.Random, attempt: Attempt) -> str:
     return f"{who} paused after {after_s:.2f} s for {for_s:g} s"
 
 
+def _freeze(rig: Rig, dice: random.Random, attempt: Attempt) -> str:
+    """A paused container: all of the hook's processes, some of them, or only the newest."""
+    del rig
+    after_s, for_s = dice.uniform(0, 1.5), dice.choice([0.5, 3, 6, 12])
+    found = [freezer for freezer in (V1, V2) if freezer.is_here]
+    freezer, who = dice.choice(found), dice.choice(["all", "the newest", "some"])
+    seed, name = dice.randrange(1 << 30), f"{dice.randrange(1 << 30)}"
+
+    def stop(pid: int) -> None:
+        time.sleep(after_s)
+        tree = _tree(pid)
+        some = [each for n, each in enumerate(tree) if (seed >> n % 30) & 1]
+        with group(freezer, name) as stop_in_it:
+            stop_in_it({"all": tree, "the newest": tree[-1:]}.get(who, some))
+            time.sleep(for_s)
+
+    _also(attempt, stop)
+    return f"{who} in {freezer.file} after {after_s:.2f} s for {for_s:g} s"
+
+
+def _time_namespace(rig: Rig, dice: random.Random, attempt: Attempt) -> str:
+    """A restored container, whose clocks are ahead or behind: now, or at the look before."""
+    up_s = int(time.clock_gettime(time.CLOCK_BOOTTIME))
+    ahead_s = [dice.choice([-up_s + 1, -30, 31, 3601, _YEAR_S, 100 * _YEAR_S]) for _ in range(2)]
+    commands = [
+        ("/usr/bin/unshare", "--time", f"--boottime={one}", f"--monotonic={one}", "--fork",
+         "--kill-child")
+        for one in ahead_s
+    ]  # fmt: skip
+    attempt.within = commands[0]
+    if before := dice.choice([True, False]):
+        rig.start(Attempt(occasion="healthcheck", within=commands[1]))
+    return f"clocks ahead by {ahead_s[0]} s" + f", and by {ahead_s[1]} s before" * before
+
+
+def _side_by_side(rig: Rig, dice: random.Random, attempt: Attempt) -> str:
+    """One or two more hooks of the node, which begin meanwhile."""
+    starts = [
+        (dice.uniform(0, 3), dice.choice(["prolog", "healthcheck"]))
+        for _ in range(dice.choice([1, 1, 2]))
+    ]
+
+    def begin(_pid: int, after_s: float, occasion: str) -> None:
+        time.sleep(after_s)
+        attempt.beside.append(rig.start(Attempt(occasion=occasion)))
+
+    for after_s, occasion in starts:
+        _also(attempt, partial(begin, after_s=after_s, occasion=occasion))
+    return f"beside {' and '.join(f'a {what} after {s:.1f} s' for s, what in starts)}"
+
+
 def _tree(pid: int) -> list[int]:
     """The process and all below it, the oldest first."""
     below: dict[int, list[int]] = {}
@@ -191,7 +245,11 @@ def _clock(rig: Rig, dice: random.Random, attempt: Attempt) -> str:
     return f"clock ahead by {first} s, then {then} s ({how})"
 
 
-_KINDS: Final[tuple[Plant, ...]] = (_kernel, _pause, _limits, _environment, _clock)
+_KINDS: Final[tuple[Plant, ...]] = (
+    *(_kernel, _pause, _limits, _environment, _clock, _side_by_side),
+    *((_freeze,) if V1.is_here or V2.is_here else ()),
+    *((_time_namespace,) if os.geteuid() == 0 else ()),
+)
 
 
 def _stranger(first: Plant) -> Fault:

@@ -28,6 +28,7 @@ from preflight.facts.job import Dump
 from preflight.fleet.nodeset import expand, fold
 from preflight.fleet.sources import FleetRequest, resolve
 from preflight.report.document import encode
+from preflight.transport.host_keys import read_known_hosts
 from tests.patterns.growth import logs, pasted, stretched, words
 from tests.patterns.test_growth import EVERY_WAY, _explain
 from tests.unit.hang.diagnose.jobs import job
@@ -166,6 +167,14 @@ def _waivers(folder: Path, length: int) -> None:
     assert len(resolve(FleetRequest(inventory=str(path))).waivers) == 3
 
 
+def _a_long_python(folder: Path, length: int) -> None:
+    """All of many nodes share it, and a long path of a file."""
+    path, many = folder / "fleet.toml", "/a" * 20 * length
+    shared = f'python = "{many}"\nidentity_file = "{many}"\nknown_hosts = "{many}"\n'
+    path.write_text(f'[group.gpu]\nnodes = "n[1-{4 * length}]"\n{shared}')
+    assert resolve(FleetRequest(inventory=str(path))).hosts
+
+
 def _suggestion(folder: Path, length: int) -> None:
     """Long names that are alike, and one that is not of them."""
     label = "ab" * (length // 40) or "ab"
@@ -287,6 +296,12 @@ def _parameters(folder: Path, length: int) -> None:
     _script(folder, f"def f({names}):\n{asked}" + "  x = 1\n" * 2 * length)
 
 
+def _chain(folder: Path, length: int) -> None:
+    """Each function has a long chain of conditions, whose rest is the other side of each."""
+    rest = "".join(f"  elif rank == {at}: dist.all_reduce(f{at}())\n" for at in range(length // 2))
+    _script(folder, f"def f(rank):\n  if rank: g()\n{rest}")
+
+
 def _parts_of_a_string(folder: Path, length: int) -> None:
     _script(folder, f"x = f'{'{rank}' * 40 * length}'\n")
 
@@ -318,6 +333,13 @@ def _places_of_a_gpu(folder: Path, length: int) -> None:
             other.executemany(f"INSERT INTO {table} VALUES {values}", ids)  # noqa: S608  our names
         other.commit()
     assert cli.main(["history", f"--history={place.folder}", "--gpu=GPU-a"]) == 0
+
+
+def _stars_of_a_host(folder: Path, length: int) -> None:
+    """In names of a known_hosts file, each star may stand for any part of a long name."""
+    path = folder / "known_hosts"
+    path.write_text(f"{'*a' * (length // 20)}*b ssh-ed25519 AAAA\n" * (length // 10))
+    assert not read_known_hosts([str(path)], ["a" * 250])
 
 
 def _groups_of_groups(folder: Path, length: int) -> None:
@@ -365,10 +387,10 @@ NAMED: list[Read] = [
 """One name is as long as all that stands in it or behind it."""
 READ: list[Read] = [
     *NAMED, _texts_for_numbers, _long_keys, _culprits_of_a_pair, _a_pair_again_and_again,
-    _nodes_of_a_verdict, _places_of_a_gpu, _groups_of_groups,
-    _checks_of_every_node, _waivers, _joint_names, _switches,
+    _nodes_of_a_verdict, _places_of_a_gpu, _groups_of_groups, _stars_of_a_host,
+    _checks_of_every_node, _waivers, _a_long_python, _joint_names, _switches,
     _subject_of_dashes, _killed_run, _round, _insides, _inventory, _suggestion, _conditions,
-    _classes, _alternatives, _cycle, _labels, _domain,
+    _classes, _alternatives, _chain, _cycle, _labels, _domain,
     lambda _, length: fold(_names(length)),
     lambda _, length: expand("^".join(_names(length // 5))),
 ]  # fmt: skip

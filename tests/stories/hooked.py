@@ -114,7 +114,7 @@ class Hooked:
             "PREFLIGHT_NVML_SCENARIO": str(self.scenario),
             "SLURMD_NODENAME": NODE,
         }
-        argv = [PREFLIGHT, words[0], f"--config={self.config}", *words[1:]]
+        argv = [*more.get("within", ()), PREFLIGHT, words[0], f"--config={self.config}", *words[1:]]
         if "LD_PRELOAD" in (env or {}):  # root's hook takes over none, so begin behind that
             argv = [sys.executable, "-I", "-B", "-c", PROGRAM, *argv[1:]]
         process = subprocess.Popen(

@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import combinations, product
@@ -19,6 +19,7 @@ import pytest
 from preflight.hook.tokens import MARK
 from tests.lab.clock import Clock
 from tests.lab.crowd import crowd
+from tests.lab.freezer import V1, V2, Freezer, group
 from tests.lab.inside import until
 from tests.lab.nvml.machine import Link
 from tests.lab.nvml.scenario import Scenario, h100
@@ -42,7 +43,6 @@ SHORT_S = 2.5
 
 FOUND_S = 60
 NOEXEC = ("mount", "-t", "tmpfs", "-o", "noexec,mode=755", "tmpfs")
-FREEZER = Path("/sys/fs/cgroup/freezer")
 IDLE, OUT = "IDLE", "IDLE+DRAIN"
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="scontrol is run as root alone")
 
@@ -83,19 +83,55 @@ def test_a_pause_is_no_hung_driver(
     assert told.unfit() == {}
 
 
-@pytest.mark.skipif(not FREEZER.is_dir(), reason="this machine has no freezer of cgroup v1")
-def test_a_frozen_container_is_no_hung_driver(hooked: Hooked, slurm: FakeSlurm) -> None:
-    """As `docker pause` does it: no signal tells of it."""
+@pytest.mark.parametrize(
+    ("freezer", "who"), [(V1, everybody), (V2, everybody), (V2, reader)], ids=["v1", "v2", "v2 one"]
+)
+def test_a_frozen_container_is_no_hung_driver(
+    hooked: Hooked,
+    slurm: FakeSlurm,
+    freezer: Freezer,
+    who: Callable[[dict[int, bool]], list[int]],
+) -> None:
+    """As `docker pause` does it: no signal tells of it. What reads the log is frozen, too."""
+    if not freezer.is_here:
+        pytest.skip("this machine has no such freezer")
     hooked.become(replace(h100(NODE), init="slow_ms 900"))
-    with hooked.begun("healthcheck", "--json") as ended, freezer() as group:
-        for pid in asking(hooked):
-            (group / "cgroup.procs").write_text(f"{pid}\n")
-        (group / "freezer.state").write_text("FROZEN\n")
-        time.sleep(PAUSE_S)
-        (group / "freezer.state").write_text("THAWED\n")
+    with hooked.begun("healthcheck", "--json") as ended:
+        with group(freezer, "pauses") as stop_in_it:
+            stop_in_it(who(asking(hooked)))
+            time.sleep(PAUSE_S)
         told = ended()
     assert (told.code, slurm.seen) == (0, (IDLE, "")), told
-    assert told.unfit() == {}
+    assert (told.unfit(), told.unknown()) == ({}, {})
+
+
+def test_a_time_namespace_is_no_time(hooked: Hooked, slurm: FakeSlurm) -> None:
+    """A restored container's clocks are ahead or behind: two looks at once are one all the same."""
+    late = h100(NODE).init_error(10)
+    hooked.log("NVRM: Xid (PCI:0000:61:00): 31, pid=7, name=python, MMU Fault", ago_s=20)
+    for ahead_s in (0, 60, -10, 10_000_000):
+        hooked.become(late if ahead_s < 100 else h100(NODE))
+        within = ("unshare", "--time", f"--boottime={ahead_s}", "--fork", "--kill-child")
+        told = hooked.run("healthcheck", "--json", within=within)
+        assert (told.code, slurm.seen) == (0, (IDLE, "")), told
+    assert "s ago" in str(told.document["judged"]), told
+
+
+def test_an_answer_that_another_hook_got_meanwhile_ends_the_row(
+    hooked: Hooked, slurm: FakeSlurm
+) -> None:
+    """Two hooks side by side: the later saw the driver answer while the earlier still waited."""
+    hung = hooked.folder / "hung"
+    hung.write_text(h100(NODE).hanging().text())
+    env = {"PREFLIGHT_NVML_SCENARIO": str(hung)}
+    assert hooked.run("healthcheck", env=env).code == 0
+    hooked.later()
+    with hooked.begun("healthcheck", "--json", env=env) as ended:
+        asking(hooked)
+        assert hooked.prolog().code == 0
+        told = ended()
+    assert (told.code, slurm.seen) == (0, (IDLE, "")), told
+    assert told.unknown() == {"host.driver_hung": False}
 
 
 def test_a_reader_without_a_cpu_is_no_slow_driver(hooked: Hooked, slurm: FakeSlurm) -> None:
@@ -476,16 +512,3 @@ def asking(hooked: Hooked) -> dict[int, bool]:
 def parent_of(pid: int) -> int:
     """Who started it."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-@contextmanager
-def freezer() -> Iterator[Path]:
-    """A group of processes that can be frozen."""
-    group = FREEZER / f"preflight-test-{os.getpid()}"
-    group.mkdir()
-    try:
-        yield group
-    finally:
-        (group / "freezer.state").write_text("THAWED\n")
-        until(lambda: not (group / "cgroup.procs").read_text(), "the group to be empty", FOUND_S)
-        group.rmdir()

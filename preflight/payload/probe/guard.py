@@ -38,8 +38,10 @@ _TICK_S = 0.1
 _LATE_S = 0.15
 """A tick may be this late on a busy machine; what is beyond counts as a pause."""
 
-_FREEZERS = ("__refrigerator", "do_freezer_trap")
-"""Where a process of a frozen container waits (wchan): freezers of cgroup v1 and v2."""
+_FREEZERS = ("__refrigerator", "do_freezer_trap", "get_signal")
+"""Where a process of a frozen container waits (wchan): freezers of cgroup v1 and v2.
+
+Some compilers put the second into the third, in which a process sleeps for no other reason."""
 
 
 class Clock:

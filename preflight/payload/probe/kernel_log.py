@@ -15,7 +15,7 @@ import os
 import re
 import time
 
-from . import bounded_text, guard
+from . import bounded_text, guard, procfs
 from .bounded_text import clean, words
 
 TYPE_CHECKING = False
@@ -279,8 +279,7 @@ class Readers:
 
     def __init__(self, path: str, since_s: float | None) -> None:
         """Start to read the last `since_s` seconds; None: all since boot."""
-        up_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-        self._after_s = 0.0 if since_s is None else max(0.0, up_s - since_s)
+        self._after_s = 0.0 if since_s is None else max(0.0, procfs.up_s() - since_s)
         self._refused = ""
         self._children: list[tuple[str, guard.Child]] = []
         try:
@@ -354,9 +353,10 @@ class _Device:
 
     def pieces(self) -> Iterator[bytes]:
         """Yield one record of the device at a time; of a plain file, whatever one read returns."""
-        reads, size, new = 0, 0, None
-        until, until_cpu = time.monotonic() + READ_S, time.process_time() + READ_CPU_S
-        while time.monotonic() < until and time.process_time() < until_cpu:
+        turns, reads, size, new = 0, 0, 0, None
+        until, until_cpu = guard.clock.now() + READ_S, time.process_time() + READ_CPU_S
+        while turns % _LOOK or (guard.clock.now() < until and time.process_time() < until_cpu):
+            turns += 1
             try:
                 piece = os.read(self._file, _RECORD)
             except BrokenPipeError:

@@ -221,16 +221,26 @@ def me(users: Users) -> str:
     return os.environ.get("USER", name) if name.isdigit() else name
 
 
+def up_s() -> float:
+    """Return the seconds since the machine booted, as the kernel log counts them.
+
+    A time namespace, as of a restored container, moves CLOCK_BOOTTIME, but not the log's clock.
+    """
+    moved = re.search(rb"(?m)^boottime +(-?\d+) +(\d+)$", attempt_raw("/proc/self/timens_offsets"))
+    offset_s = int(moved[1]) + int(moved[2]) / 1e9 if moved else 0.0
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - offset_s
+
+
 def identity(nonce: str) -> dict[str, Any]:
     """Return the first fields of each document: the node's name and its time."""
-    up_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-    now_s = max(time.time(), up_s)  # with a dead battery the date may be before the boot
+    uptime_s = up_s()
+    now_s = max(time.time(), uptime_s)  # with a dead battery the date may be before the boot
     return {
         "wire": start.VERSION,
         "nonce": nonce,
         "host": bounded_text.clean(os.uname().nodename),
         "time_s": round(now_s, 3),
-        "boot_s": round(max(0.0, now_s - up_s), 3),
+        "boot_s": round(max(0.0, now_s - uptime_s), 3),
     }
 
 

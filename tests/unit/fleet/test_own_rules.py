@@ -42,6 +42,13 @@ def test_a_waiver_names_its_check_nodes_and_end(tmp_path: Path) -> None:
     assert _read(tmp_path, yaml, "fleet.yaml").waivers[0].until == SOON
 
 
+def test_many_waivers_of_every_node_are_refused(tmp_path: Path) -> None:
+    """They would take gigabytes, from a file of some kilobytes."""
+    every = "".join(WAIVE.replace('"h2"', f'"h[1-{60_000 - at}]"') for at in range(20))
+    with pytest.raises(UsageError, match="name over 1,048,576 nodes together"):
+        _read(tmp_path, f'[group.a]\nnodes = "h[1-60000]"\n{every}')
+
+
 def test_an_old_waiver_is_read_though_it_has_no_effect(tmp_path: Path) -> None:
     """An inventory does not stop working overnight: the run reports expired waivers."""
     inventory = _read(tmp_path, FLEET + WAIVE.replace(str(SOON), "2020-01-31"))

@@ -26,6 +26,7 @@ WORDS = (
         (b"\x7fELF\0\0", "it contains NUL bytes"),
         (b"x = '\xff'\n", "its text does not match its encoding"),
         (b"# coding: nonsense\n", "unknown encoding: nonsense"),
+        (b"# coding: undefined\n", "its text does not match its encoding"),
         (b"print 'x'\n", "it is Python 2 (line 1)"),
         (b"try:\n    f()\nexcept E, e:\n    pass\n", "it is Python 2"),
         (b"def f(:\n", "cannot parse it (line 1)"),

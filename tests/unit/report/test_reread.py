@@ -18,7 +18,7 @@ from preflight.report.document import BlameRow, PairRow, SensitivityRow, encode
 from preflight.report.events import Began, reread
 from preflight.verdict import Outcome, Verdict, fail, ok
 
-from .nights import report
+from .nights import BENT, report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,6 +130,18 @@ def test_blames_without_bounds_are_refused(
     assert cli.main(["report", str(tmp_path)]) == 4
     (line,) = capsys.readouterr().err.splitlines()
     assert "is not a report of this preflight (its blames" in line
+
+
+def test_a_check_whose_id_no_file_can_have_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page looks for the check's documentation by its id."""
+    document = json.loads(encode(report(("n1",), {("gpu.count", "n1"): BENT})))
+    document["verdicts"][0]["check"] = "gpu.count" * 40
+    (tmp_path / "report.json").write_text(json.dumps(document))
+    assert cli.main(["report", str(tmp_path), f"--html={tmp_path}/a.html"]) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "gpu.count" in line
 
 
 def _leaves(value: object, place: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
