@@ -115,6 +115,9 @@ def pcie_troubles(
     best = best_on_a_board(facts)
     widths = expected_of_kind("pcie_width", facts, group, best, expected.pcie_lanes)
     speeds = expected_of_kind("pcie_gen_max", facts, group, best, expected.pcie_generation)
+    fastest: dict[str, int] = {}
+    for gpu, health in healths(facts):
+        fastest[gpu.name] = max(health.pcie_gen_max or 0, fastest.get(gpu.name, 0))
     for gpu, health in healths(facts):
         width, most = health.pcie_width, health.pcie_width_max
         if widths is not None and width is not None and width < widths.value:
@@ -140,7 +143,7 @@ def pcie_troubles(
         ):
             sentence = f"{gpu_label(gpu)}: PCIe x{width}, x{_WIDEST} on its board"
             yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
-        yield from _generation(gpu, health, speeds, facts)
+        yield from _generation(gpu, health, speeds, fastest[gpu.name])
         yield from _replays(gpu, health, uptime_s(facts), limit)
 
 
@@ -149,13 +152,13 @@ _SERVERS_GEN: Final = 3
 
 
 def _generation(
-    gpu: Gpu, health: GpuHealth, usual: Expectation[Any] | None, facts: Facts
+    gpu: Gpu, health: GpuHealth, usual: Expectation[Any] | None, fastest: int
 ) -> Iterator[Trouble]:
+    """`fastest`: the highest generation that any GPU of its name here can run."""
     now, most, known = health.pcie_gen, health.pcie_gen_max, board(gpu.name)
     least = (known.pcie_gen if known is not None else None) or _SERVERS_GEN
-    alike = (other.pcie_gen_max or 0 for one, other in healths(facts) if one.name == gpu.name)
     # A machine for cards may have two kinds of slots, but none of so old a kind beside this one.
-    witness = max(alike, default=0) >= least
+    witness = fastest >= least
     given = usual is not None and usual.by == "expectation"
     if usual is not None and most is not None and most < usual.value:
         sentence = f"{gpu_label(gpu)}: PCIe generation {most} at most, {usual.value} {usual.origin}"
@@ -200,6 +203,10 @@ def nvlink_troubles(
     speed, origin = link_speed(facts), "on the other links of this node"
     if usual is not None:
         speed, origin = usual.value, on_most(usual, group)
+    fastest: dict[str, int] = {}
+    for gpu, health in healths(facts):
+        speeds = (link.mbps or 0 for link in health.link_errors or ())
+        fastest[gpu.name] = max(fastest.get(gpu.name, 0), *speeds, 0)
     for gpu, health in healths(facts):
         known = board(gpu.name)
         board_gbs = known.link_gbs if known is not None else 0.0
@@ -212,7 +219,7 @@ def nvlink_troubles(
             elif link.mbps is not None and link.mbps / 1000 < _FULL_SPEED * board_gbs:
                 sentence = f"{where}: {link.mbps / 1000:.3g} GB/s, {board_gbs:g} GB/s on its board"
                 # The number is the inventory's if it names the model, not the table's alone.
-                by_peer = usual is None and _one_is_full(gpu, facts, _FULL_SPEED * board_gbs)
+                by_peer = usual is None and fastest[gpu.name] / 1000 >= _FULL_SPEED * board_gbs
                 grave = by_peer or is_model(gpu.name, model)
                 yield Trouble(gpu, sentence, _NVLINK, grave=grave)
             if link.failed_recoveries:
@@ -220,12 +227,6 @@ def nvlink_troubles(
                 yield Trouble(gpu, sentence, _NVLINK)
             elif noisy := noise(link, uptime_s(facts), limit):
                 yield Trouble(gpu, f"{where}: {noisy}", _NVLINK, grave=False)
-
-
-def _one_is_full(gpu: Gpu, facts: Facts, gbs: float) -> bool:
-    """Whether a link of this GPU, or of another of its kind here, has so many GB/s."""
-    alike = (health for other, health in healths(facts) if other.name == gpu.name)
-    return any((link.mbps or 0) / 1000 >= gbs for its in alike for link in its.link_errors or ())
 
 
 def link_speed(facts: Facts) -> int | None:
