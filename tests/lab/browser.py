@@ -118,7 +118,8 @@ class Browser:
 
     def press(self, key: str) -> None:
         """Press one key."""
-        text = {"text": key} if len(key) == 1 else {}
+        typed = {"Enter": "\r"}.get(key, key)  # what submits a form is a typed character
+        text = {"text": typed} if len(typed) == 1 else {}
         self.ask("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
         self.ask("Input.dispatchKeyEvent", type="keyUp", key=key)
 
