@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +35,7 @@ from preflight.run.measured import LARGEST
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from preflight.report.document import BlameRow, Report
@@ -184,7 +184,6 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     parser.add_argument(
         "folder", metavar="RUN_DIR", type=Path,
