@@ -436,7 +436,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments; nodes are chosen as for a run."""
     parser.epilog = _EXAMPLE
     parser.add_argument("folder", metavar="DIR", help="folder for the archive")
-    parser.add_argument("words", metavar="NODES", nargs="*", help="as in 'gpu[001-064]'")
+    parser.add_argument(
+        "words", metavar="NODES", nargs="*", default=[], help="as in 'gpu[001-064]'"
+    )
     add_targets(parser)
     add_json(parser)
     parser.add_argument(

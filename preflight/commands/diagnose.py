@@ -170,7 +170,7 @@ _EXAMPLES = """\
 examples:
   preflight diagnose                      on one of the job's nodes
   preflight diagnose 'gpu[001-064]'       all nodes of the job, over SSH
-  preflight diagnose --pid 4711           one of several jobs on this machine
+  preflight diagnose --pid=4711           one of several jobs on this machine
 """
 
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.commands import print_lines
+from preflight.commands import print_lines, short_names
 from preflight.commands.blame import hosts_of, judge_stored
 from preflight.commands.nightly.state import WAVE
 from preflight.commands.nightly.united import fabric_of_waves
@@ -149,7 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(encode(shown).decode("ascii"))
     written = (arguments.prometheus, arguments.junit, arguments.html)
     if arguments.text or not (arguments.json or any(written)):
-        print_lines(lambda width: _lines(shown, width))
+        print_lines(lambda width: map(short_names, _lines(shown, width)))
     return 0
 
 

@@ -102,6 +102,7 @@ def test_check_refuses_before_it_shows_a_header(
     [
         (("history", "--jsn"), "unknown option '--jsn'; did you mean '--json'?"),
         (("report", "absent"), "absent is not a folder"),
+        (("capture",), "arguments are required: DIR; see: preflight capture --help"),
         (("check", "--checks", "gpu.count", "gpu.ecc"), "type --checks=gpu.count,gpu.ecc"),
         (("check", "--inventory=~nouser/x"), "no user 'nouser' is known"),
     ],
