@@ -92,7 +92,7 @@ class Browser:
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
         self.events.clear()
         self.ask("Page.navigate", url=path.as_uri())
-        self._wait_for("Page.loadEventFired")
+        self.wait_for("Page.loadEventFired")
 
     def value(self, expression: str) -> Any:
         """What a line of script comes to, awaited."""
@@ -159,7 +159,8 @@ class Browser:
         result: dict[str, Any] = answer["result"]
         return result
 
-    def _wait_for(self, method: str) -> None:
+    def wait_for(self, method: str) -> None:
+        """Wait until the browser has reported such an event since `events` was cleared."""
         while not any(one["method"] == method for one in self.events):
             self.events.append(self._next())
 

@@ -72,7 +72,9 @@ def test_the_search_names_the_right_page_first(
     browser.open(site / "docs" / "README.html")
     browser.click("input[name=q]")
     browser.write(words)
+    browser.events.clear()
     browser.press("Enter")
+    browser.wait_for("Page.loadEventFired")  # a script cannot run while the page changes
     ends = time.monotonic() + LONGEST_S
     while not browser.value(DONE):
         assert time.monotonic() < ends, browser.complaints()
