@@ -86,7 +86,7 @@ def test_the_check_of_the_page_is_complete(tmp_path: Path) -> None:
     )
     (tmp_path / "checks").mkdir()
     (tmp_path / "checks" / "test_site_kernel.py").write_text(source)
-    command = [Path(sys.executable).with_name("preflight"), "check", "--json"]
+    command = [str(Path(sys.executable).with_name("preflight")), "check", "--json"]
     done = subprocess.run(
         [*command, "--site-checks=checks", "--checks=site.kernel"],
         cwd=tmp_path, capture_output=True, text=True, timeout=LONGEST_S, check=False,
