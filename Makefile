@@ -95,9 +95,10 @@ wheel: $(STAMP) ## build the sdist, and the wheel from it
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation -o dist .
 
-release-check: docs demo ## what a release must pass: docs, demo, sdist and wheel, the wheel in an empty environment
+release-check: docs demo ## what a release must pass: docs, demo, wheel in an empty environment, other Pythons, oldest dependencies
 	.ci/wheel
 	$(BIN)/twine check --strict dist/*
+	.ci/versions
 
 setup: $(STAMP) ## only set up
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight import __version__
@@ -42,6 +43,7 @@ html_show_sourcelink = False
 html_show_copyright = False
 templates_path = ["."]
 html_additional_pages = {"index": "redirect.html"}
+html_search_scorer = str(Path(__file__).with_name("search.js"))
 
 _KINDS = {
     "Start here": ("/README",),

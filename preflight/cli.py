@@ -52,6 +52,11 @@ examples:
   eval "$(preflight completion bash)"        in ~/.bashrc; the same for zsh
   preflight completion fish >~/.config/fish/completions/preflight.fish
 """
+_LIST_CHECKS = """\
+examples:
+  preflight list-checks               all of them
+  preflight list-checks gpu.count     one: why, what it compares, how to fix it
+"""
 _RENAMED = {"run": "check", "checks": "list-checks", "sweep": "nightly"}
 """Verbs of version 0.1, and what they are called now."""
 
@@ -258,14 +263,15 @@ def _parser(chosen: str = "") -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"preflight {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
     for verb, about in HELP.items():
-        options = verbs.add_parser(verb, help=about)
+        description = f"{about[0].upper()}{about[1:]}."
+        options = verbs.add_parser(verb, help=about, description=description)
         if verb == "completion":
             options.add_argument("shell", choices=("bash", "zsh", "fish"))
             options.epilog = _COMPLETION
-            options.formatter_class = argparse.RawDescriptionHelpFormatter
         elif verb == "list-checks":
             options.add_argument("id", nargs="?", help="a check id such as gpu.count")
             options.add_argument("--json", action="store_true", help="print one JSON document")
+            options.epilog = _LIST_CHECKS
         elif verb == chosen and verb in COMMANDS:
             # Only this one: all verbs take a second to load, and load what `check` must not.
             _module(verb).add_options(options)

@@ -1,6 +1,6 @@
 """The verbs of the `preflight` command, a module each, and their shared options and output.
 
-Imports only the standard library, and the rest on use: `run` and `prolog` must not load what they
+Imports only the standard library, and the rest on use: `check` and `prolog` must not load what they
 isolate from.
 """
 

@@ -323,8 +323,16 @@ def _exit(
     return code if code == CULPRIT or stored.observed.digests else EMPTY
 
 
+_EXAMPLES = """\
+examples:
+  preflight blame preflight-runs/latest
+  preflight blame preflight-runs/latest --picture=fabric.html
+"""
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Say what `preflight blame` can be asked."""
+    parser.epilog = _EXAMPLES
     parser.add_argument(
         "samples", metavar="SAMPLES_OR_RUN_DIR", type=Path,
         help="a run's folder, its measured.json, or samples of either form, also gzipped",

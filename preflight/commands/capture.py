@@ -5,7 +5,6 @@ Each node sends its facts and its tools' output; a run measures as usual and kee
 
 from __future__ import annotations
 
-import argparse
 import getpass
 import os
 import re
@@ -42,6 +41,7 @@ from preflight.transport.bundle import start_payload
 from preflight.transport.ways import SETUP_AT_MOST, Ways, fan_out
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
     from preflight.core.remote_command import Connection
@@ -434,10 +434,11 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments; nodes are chosen as for a run."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     parser.add_argument("folder", metavar="DIR", help="folder for the archive")
-    parser.add_argument("words", metavar="NODES", nargs="*", help="as in 'gpu[001-064]'")
+    parser.add_argument(
+        "words", metavar="NODES", nargs="*", default=[], help="as in 'gpu[001-064]'"
+    )
     add_targets(parser)
     add_json(parser)
     parser.add_argument(

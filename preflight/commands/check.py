@@ -181,7 +181,6 @@ def parser() -> _Parser:
     """Return the parser of this verb, which imports pytest."""
     parser = option_parser("preflight check", _ABOUT, own=add_report_json)
     parser.usage = "preflight check [NODES ...] [options]"
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"{_EXAMPLES}\n{EXIT_CODES}"
     return parser
 

@@ -166,8 +166,17 @@ def _save(state: JobState, folder: Path) -> None:
     remark(f"saved in {folder}")
 
 
+_EXAMPLES = """\
+examples:
+  preflight diagnose                      on one of the job's nodes
+  preflight diagnose 'gpu[001-064]'       all nodes of the job, over SSH
+  preflight diagnose --pid=4711           one of several jobs on this machine
+"""
+
+
 def add_options(diagnose: argparse.ArgumentParser) -> None:
     """Declare the arguments; nodes are chosen as for a run."""
+    diagnose.epilog = _EXAMPLES
     add_nodes_or_folder(diagnose, "DIR", "a state that --save wrote; then no node is asked")
     add_targets(diagnose)
     diagnose.add_argument("--pid", metavar="N", type=int, nargs="+", help="only these processes "

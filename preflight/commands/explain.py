@@ -69,8 +69,17 @@ def _own_symptoms(folder: Path) -> tuple[Symptom, ...]:
     return found
 
 
+_EXAMPLES = """\
+examples:
+  preflight explain slurm-4711.out
+  preflight explain logs/rank*.log.gz
+  kubectl logs job/train | preflight explain -
+"""
+
+
 def add_options(explain: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
+    explain.epilog = _EXAMPLES
     explain.add_argument(
         "files", metavar="LOG", type=Path, nargs="+",
         help="logs of any size and flight recorder dumps of the ranks, also gzipped; - is standard "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import sys
@@ -26,6 +25,7 @@ from preflight.report.terminal import labelled
 from preflight.verdict import NOT_FINE
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable, Iterator, Sequence
 
     from preflight.history.answers import Episode, GpuPlacement, Trend
@@ -324,16 +324,14 @@ examples:
   preflight history --worst --nights=90 ...   repeat offenders
   preflight history --gpu=GPU-4f1c... ...     one GPU, in all nodes that had it
 
-DIR is the folder of --preflight-history. With the variable PREFLIGHT_HISTORY
-both options may be left out. Exit code: 0 shown, 4 wrong usage or an unreadable
-history, 5 no run is stored there.
+DIR is the folder that `preflight check --history=DIR` filled. With the variable
+PREFLIGHT_HISTORY=DIR neither command needs the option. Exit code: 0 shown, 4
+wrong usage or an unreadable history, 5 no run is stored there.
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = "Show what earlier runs measured and found: trends, repeat offenders."
     parser.epilog = _EXAMPLES
     parser.add_argument("node", metavar="NODE", nargs="?", help="a node's name in the runs")
     parser.add_argument("--gpu", metavar="UUID", help="one GPU, by its UUID in nvidia-smi -L")

@@ -305,8 +305,6 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = "Install the prolog and the health check of Slurm on this node."
     parser.epilog = _EXAMPLES
     add = parser.add_argument
     add("--dry-run", action="store_true", help="show what would be written")

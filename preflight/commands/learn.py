@@ -246,8 +246,17 @@ def _write(text: str, output: Path) -> None:
     remark(f"written: {output}; use it: preflight check -i {shlex.quote(str(output))}")
 
 
+_EXAMPLES = """\
+examples:
+  preflight learn 'gpu[001-064]' -o fleet.toml     ask the nodes, load none
+  preflight learn preflight-runs/latest -i fleet.toml -o new.toml
+      add the bandwidth that the pairs of this run reached
+"""
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options; nodes are chosen as for a run."""
+    parser.epilog = _EXAMPLES
     about = "a run's folder or measured.json; then no node is asked"
     add_nodes_or_folder(parser, "RUN_DIR", about)
     add_targets(parser, inventory=": its nodes and logins are kept, its expected values are not")

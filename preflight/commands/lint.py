@@ -30,8 +30,16 @@ class Document(Struct, frozen=True, kw_only=True):
     files: tuple[LintResult, ...]
 
 
+_EXAMPLES = """\
+examples:
+  preflight lint train.py
+  preflight lint src/*.py --json
+"""
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
+    parser.epilog = _EXAMPLES
     parser.add_argument("scripts", metavar="SCRIPT", type=Path, nargs="+", help="train.py, ...")
     add_json(parser)
 

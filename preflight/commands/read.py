@@ -378,8 +378,16 @@ LARGEST = 64 << 20
 _QUIET = {Outcome.OK: "ok", Outcome.NOT_RUN: "-"}
 
 
+_EXAMPLES = """\
+examples:
+  preflight read nvidia-smi-q.txt dmesg.txt
+  nvidia-smi -q | preflight read -
+"""
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
+    parser.epilog = _EXAMPLES
     parser.add_argument(
         "files", metavar="FILE", type=Path, nargs="+",
         help="the output of a tool that docs/reference/read.md lists, or an archive of "

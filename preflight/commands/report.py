@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.commands import print_lines
+from preflight.commands import print_lines, short_names
 from preflight.commands.blame import hosts_of, judge_stored
 from preflight.commands.nightly.state import WAVE
 from preflight.commands.nightly.united import fabric_of_waves
@@ -36,6 +35,7 @@ from preflight.run.measured import LARGEST
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from preflight.report.document import BlameRow, Report
@@ -149,7 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(encode(shown).decode("ascii"))
     written = (arguments.prometheus, arguments.junit, arguments.html)
     if arguments.text or not (arguments.json or any(written)):
-        print_lines(lambda width: _lines(shown, width))
+        print_lines(lambda width: map(short_names, _lines(shown, width)))
     return 0
 
 
@@ -184,7 +184,6 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     parser.add_argument(
         "folder", metavar="RUN_DIR", type=Path,

@@ -35,8 +35,16 @@ if TYPE_CHECKING:
 ALL = "nccl,dist"
 
 
+_EXAMPLES = """\
+examples:
+  preflight watch -- torchrun --nproc-per-node=8 train.py
+  preflight watch --stalled-after=600 --debug=nccl -- srun train.sh
+"""
+
+
 def add_watch_options(watch: argparse.ArgumentParser) -> None:
     """Declare the arguments; the launch follows `--` and is not parsed."""
+    watch.epilog = _EXAMPLES
     watch.add_argument(
         "--debug", metavar="WHAT", nargs="?", const=ALL, default="",
         help=f"keep debug output of NCCL and torch.distributed (={ALL}); slows the job",
@@ -66,7 +74,9 @@ def add_watch_options(watch: argparse.ArgumentParser) -> None:
         "--nodes", metavar="LIST", default="",
         help="the job's nodes, to examine them too (default: the Slurm allocation's)",
     )  # fmt: skip
-    watch.add_argument("--inventory", metavar="FILE", default="", help="the same, from a file")
+    watch.add_argument(
+        "-i", "--inventory", metavar="FILE", default="", help="the same, from a file"
+    )
     watch.add_argument(
         "--keep", action="store_true", help="keep the folder of a launch that ends well"
     )
@@ -82,7 +92,8 @@ _USAGE = "preflight watch [--stalled-after=SECONDS] [...] -- COMMAND ..."
 def run(words: Sequence[str], environ: Mapping[str, str]) -> int:
     """Start and watch the launch; return its exit code. UsageError (exit 4) if none was started."""
     own, command = split(words)
-    parser = Parser(prog="preflight watch", usage=_USAGE, allow_abbrev=False)
+    about = "Start a launch, and keep evidence where it hangs or dies."
+    parser = Parser(prog="preflight watch", usage=_USAGE, description=about, allow_abbrev=False)
     add_watch_options(parser)
     arguments, left = parser.parse_known_args(own)
     if left:

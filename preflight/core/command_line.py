@@ -52,7 +52,15 @@ def say(words: str) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses wrong usage with exit 4, in words that name the verb and the nearest option."""
+    """Refuses wrong usage with exit 4, in words that name the verb and the nearest option.
+
+    Its help keeps the lines of a description and of examples as they are written.
+    """
+
+    def __init__(
+        self, *, formatter_class: Any = argparse.RawDescriptionHelpFormatter, **settings: Any
+    ) -> None:
+        super().__init__(formatter_class=formatter_class, **settings)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse all words; the verb's own parser refuses those that are left over."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 from preflight.core.command_line import Parser
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
     from preflight.hook.hook_values import Occasion
@@ -56,7 +56,6 @@ def option_parser(occasion: Occasion) -> argparse.ArgumentParser:
         prog=f"preflight {occasion}",
         allow_abbrev=False,
         description=_PROLOG if occasion == "prolog" else _HEALTHCHECK,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--config", metavar="FILE", type=Path,

@@ -92,7 +92,7 @@ class Browser:
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
         self.events.clear()
         self.ask("Page.navigate", url=path.as_uri())
-        self._wait_for("Page.loadEventFired")
+        self.wait_for("Page.loadEventFired")
 
     def value(self, expression: str) -> Any:
         """What a line of script comes to, awaited."""
@@ -118,7 +118,8 @@ class Browser:
 
     def press(self, key: str) -> None:
         """Press one key."""
-        text = {"text": key} if len(key) == 1 else {}
+        typed = {"Enter": "\r"}.get(key, key)  # what submits a form is a typed character
+        text = {"text": typed} if len(typed) == 1 else {}
         self.ask("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
         self.ask("Input.dispatchKeyEvent", type="keyUp", key=key)
 
@@ -158,7 +159,8 @@ class Browser:
         result: dict[str, Any] = answer["result"]
         return result
 
-    def _wait_for(self, method: str) -> None:
+    def wait_for(self, method: str) -> None:
+        """Wait until the browser has reported such an event since `events` was cleared."""
         while not any(one["method"] == method for one in self.events):
             self.events.append(self._next())
 

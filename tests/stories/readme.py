@@ -28,6 +28,7 @@ PAGE = ROOT / "docs" / "pictures" / "report.png"
 WIDTH = 80
 _BLOCK = re.compile(r"(<!-- demo: [^\n]*-->\n```\n)(.*?)(```\n)", re.DOTALL)
 _DESCRIPTION = re.compile(r"<desc>\n(.*?)</desc>", re.DOTALL)
+_PIECE = re.compile(r'clip-path="url\(#demo-line-(\d+)\)">(.*?)</text>', re.DOTALL)
 _SKIPPED = ("platform ", "rootdir", "configfile", "plugins", "collected")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\r")
 
@@ -53,6 +54,14 @@ def pictured() -> list[str]:
     match = _DESCRIPTION.search(TERMINAL.read_text(encoding="utf-8"))
     assert match is not None
     return unescape(match[1]).splitlines()
+
+
+def drawn() -> list[str]:
+    """The lines that the README's picture draws, from its pieces of one colour each."""
+    text, rows = TERMINAL.read_text(encoding="utf-8"), dict[int, str]()
+    for row, piece in _PIECE.findall(text):
+        rows[int(row)] = rows.get(int(row), "") + unescape(piece).replace("\xa0", " ")
+    return [rows[row].rstrip() for row in sorted(rows)]
 
 
 def comparable(lines: list[str]) -> list[str]:

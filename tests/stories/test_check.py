@@ -154,6 +154,19 @@ def test_what_to_run_next_is_a_command(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_report_names_options_as_the_run_did(tmp_path: Path) -> None:
+    """What is advised can be typed after `preflight check`, in the run and in its report."""
+    words = (
+        "nosuch[1-2].invalid",
+        "--checks=reach.name,net.ports,fabric.allreduce",
+        "--report=run",
+    )
+    run, report = _preflight(tmp_path, "check", *words), _preflight(tmp_path, "report", "run")
+    for told in (run, report):
+        assert "--fail-fast=never" in told.stdout
+        assert "--preflight-" not in told.stdout
+
+
 def test_exit_codes_mean_the_same_wherever_they_are_listed(tmp_path: Path) -> None:
     """One table: in the help of the command, of `check` and of `nightly`, and in the docs."""
     rows = re.findall(r"^  (\d) (.+)$", EXIT_CODES, re.MULTILINE)

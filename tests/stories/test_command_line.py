@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -101,6 +102,7 @@ def test_check_refuses_before_it_shows_a_header(
     [
         (("history", "--jsn"), "unknown option '--jsn'; did you mean '--json'?"),
         (("report", "absent"), "absent is not a folder"),
+        (("capture",), "arguments are required: DIR; see: preflight capture --help"),
         (("check", "--checks", "gpu.count", "gpu.ecc"), "type --checks=gpu.count,gpu.ecc"),
         (("check", "--inventory=~nouser/x"), "no user 'nouser' is known"),
     ],
@@ -122,6 +124,24 @@ def test_an_error_fits_the_terminal(tmp_path: Path, words: tuple[str, ...], said
     assert process.wait(LONGEST_S) == 4, shown
     assert said in " ".join(shown.decode().split())
     assert widest(shown.decode()) <= 80
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_help_says_what_the_verb_does_and_shows_how(tmp_path: Path, verb: str) -> None:
+    """A sentence below the usage, and a line to type."""
+    usage, _, rest = ran(tmp_path, verb, "--help").out.partition("\n\n")
+    assert usage.startswith(f"usage: preflight {verb} ")
+    assert rest[0].isupper(), rest
+    assert f"\n  preflight {verb} " in rest.replace('eval "$(', "")
+
+
+def test_the_help_of_nightly_offers_nothing_that_it_refuses(tmp_path: Path) -> None:
+    """Each option that it shows is not refused as one that is not for a nightly run."""
+    told = ran(tmp_path, "nightly", "--help").out
+    shown = set(re.findall(r"(?m)^  (?:-\w, )?(--?[a-z-]+)", told))
+    assert {"--tier", "--wave-budget", "--prometheus"} <= shown
+    assert not shown & {"--need", "--fail-fast", "--replay", "--report", "-x", "--exitfirst"}
+    assert not shown & {"--maxfail", "--junitxml", "--co", "--collect-only"}
 
 
 def test_every_page_and_help_fits_the_terminal(tmp_path: Path) -> None:

@@ -78,6 +78,23 @@ def test_the_page_shows_what_happens(tmp_path: Path) -> None:
     assert "site.same_image[fleet:all]" in names
 
 
+def test_the_check_of_the_page_is_complete(tmp_path: Path) -> None:
+    """A reader copies it into a folder, and it judges this machine."""
+    page = (DOCS / "how-to" / "own-check.md").read_text(encoding="utf-8")
+    source = next(
+        one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "CHECK =" in one
+    )
+    (tmp_path / "checks").mkdir()
+    (tmp_path / "checks" / "test_site_kernel.py").write_text(source)
+    command = [str(Path(sys.executable).with_name("preflight")), "check", "--json"]
+    done = subprocess.run(
+        [*command, "--site-checks=checks", "--checks=site.kernel"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=LONGEST_S, check=False,
+    )  # fmt: skip
+    (row,) = json.loads(done.stdout)["verdicts"]
+    assert (row["check"], row["outcome"] in ("ok", "fail")) == ("site.kernel", True), row
+
+
 def test_the_examples_own_checks_are_sound() -> None:
     """They load as any site's do, one id a file, and keep the names of their files."""
     for registered in load_folder(DOCS / "example-site" / "checks"):

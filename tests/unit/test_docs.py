@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from preflight.fleet.inventory_tables import GroupTable, JobTable, NodeTable, WaiveTable
-from tests.stories.readme import PAGE, README, TERMINAL, comparable, pictured, shown
+from tests.stories.readme import PAGE, README, TERMINAL, drawn, pictured, shown
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -91,7 +91,7 @@ def test_the_reference_has_each_key_of_an_inventory() -> None:
 
 def test_the_pictures_are_those_of_the_tutorials_screen() -> None:
     """`make pictures` makes them together; another test holds the screen to the real output."""
-    assert comparable(pictured()) == comparable(shown())
+    assert drawn() == pictured() == shown()
     readme = README.read_text(encoding="utf-8")
     for picture in (TERMINAL, PAGE):
         assert f"({picture.relative_to(ROOT)})" in readme

@@ -244,8 +244,13 @@ def parser() -> _Parser:
         others=_OTHERS,
     )
     parser.usage = "preflight nightly [NODES ...] [options]"
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"{_EXAMPLES}\n{EXIT_CODES}"
+    for action in parser._actions:  # noqa: SLF001  argparse has no other way
+        name = getattr(action, "pytest_name", "")
+        if {name, *action.option_strings} & {*_NOT_HERE}:
+            action.help = argparse.SUPPRESS
+        elif name == "--preflight-budget":
+            action.help = "the most time for one wave (default by tier: 8, 60, 300, 3600)"
     return parser
 
 

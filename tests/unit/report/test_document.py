@@ -20,7 +20,15 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 def test_the_schema_file_is_the_one_we_write() -> None:
     """docs/reference/report.schema.json describes the document as the code has it."""
-    assert json.loads((DOCS / "reference" / "report.schema.json").read_text()) == json_schema()
+    stored = json.loads((DOCS / "reference" / "report.schema.json").read_text())
+    assert _unordered(stored) == _unordered(json_schema())
+
+
+def _unordered(schema: object) -> object:
+    """The alternatives in one order: releases of msgspec differ in it."""
+    if isinstance(schema, dict):
+        return {key: _unordered(value) for key, value in schema.items()}
+    return sorted(map(_unordered, schema), key=str) if isinstance(schema, list) else schema
 
 
 def test_every_field_of_the_report_is_explained() -> None:

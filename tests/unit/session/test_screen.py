@@ -11,7 +11,6 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from _pytest.config import get_config
 from _pytest.terminal import TerminalReporter
 from msgspec.structs import replace
 
@@ -158,14 +157,14 @@ class Tty(io.TextIOWrapper):
     ("encoding", "bar"), [("utf-8", "█" * 10 + "░" * 10), ("ascii", "#" * 10 + "-" * 10)]
 )
 def test_progress_has_a_bar_a_rate_and_names_the_last_nodes(
-    encoding: str, bar: str, monkeypatch: pytest.MonkeyPatch
+    encoding: str, bar: str, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On one line of at most 80 columns, in ASCII where the terminal knows no more."""
     monkeypatch.setenv("COLUMNS", "80")
-    config = get_config()
+    monkeypatch.setattr(pytestconfig.option, "verbose", 0)
     written = io.BytesIO()
     screen = Tty(written, encoding=encoding)
-    progress = TerminalProgress(TerminalReporter(config, screen))
+    progress = TerminalProgress(TerminalReporter(pytestconfig, screen))
     progress.step("probing", 0, 64, NAMES[:64])
     later = time.monotonic() + 2
     monkeypatch.setattr(time, "monotonic", lambda: later)

@@ -1,0 +1,83 @@
+"""The documentation site in a real browser: the search leads a reader to the right page."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.lab.browser import Browser, why_no_browser
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(why_no_browser()), reason=why_no_browser()),
+]
+
+ROOT = Path(__file__).parents[2]
+LONGEST_S = 60
+RESULTS = "[...document.querySelectorAll('#search-results li a')].map(one => one.href)"
+DONE = "/found|did not match/.test(document.querySelector('#search-results')?.innerText)"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site as `make docs` builds it: a warning fails."""
+    built = tmp_path_factory.mktemp("site")
+    subprocess.run(
+        [sys.executable, "-m", "sphinx", "-c", "docs", "-b", "html", "-W", "-q", ".", built],
+        cwd=ROOT, check=True, timeout=10 * LONGEST_S,
+    )  # fmt: skip
+    return built
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One for all words."""
+    with Browser() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("slurm", "docs/how-to/slurm"),
+        ("prolog", "docs/how-to/prolog"),
+        ("metrics", "docs/reference/metrics"),
+        ("nightly", "docs/how-to/nightly"),
+        ("hang", "docs/how-to/hangs"),
+        ("dead job", "docs/how-to/dead-job"),
+        ("own check", "docs/how-to/own-check"),
+        ("waive", "docs/how-to/waive"),
+        ("bandwidth", "docs/how-to/bandwidth"),
+        ("kubernetes", "docs/how-to/kubernetes"),
+        ("gitlab", "docs/how-to/ci"),
+        ("gpu.count", "docs/checks/gpu.count"),
+        ("how long", "README"),
+        ("AMD", "README"),
+        ("exit code", "docs/reference/exit-codes"),
+        ("explain", "docs/reference/explain"),
+    ],
+)
+def test_the_search_names_the_right_page_first(
+    site: Path, browser: Browser, words: str, page: str
+) -> None:
+    """A reader types words of a task into the side bar, and presses Enter."""
+    browser.open(site / "docs" / "README.html")
+    browser.click("input[name=q]")
+    browser.write(words)
+    browser.events.clear()
+    browser.press("Enter")
+    browser.wait_for("Page.loadEventFired")  # a script cannot run while the page changes
+    ends = time.monotonic() + LONGEST_S
+    while not browser.value(DONE):
+        assert time.monotonic() < ends, browser.complaints()
+        time.sleep(0.05)
+    first, *_ = browser.value(RESULTS)
+    assert first.partition("?")[0].partition("#")[0] == (site / f"{page}.html").as_uri()
