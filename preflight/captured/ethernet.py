@@ -129,6 +129,12 @@ def _statistics(lines: list[str]) -> Captured:
     return _captured("ethtool -S", [_counted(*each) for each in found], damaged)
 
 
+_AN_EXCERPT: Final = 20
+"""Counters that someone may have picked; mlx5 lists hundreds, among them both of a port."""
+_SHORTEST_FRAME: Final = 60
+"""Bytes of an Ethernet frame without its checksum; two rows that a cut joined may show fewer."""
+
+
 def _lacking(name: str, counts: Mapping[str, int]) -> str:
     """What is missing in a list of counters; "" if nothing is."""
     if not any(kind_of(each) in ("broken", "dropped") for each in counts):
@@ -137,6 +143,11 @@ def _lacking(name: str, counts: Mapping[str, int]) -> str:
         return f"{name} has no count of packets"
     if any(map(_SUM.match, counts)) and not any(map(_CHANNEL.match, counts)):
         return f"{name} counts over its channels, but lists none"
+    packets, octets = counts.get("rx_packets_phy", 0), counts.get("rx_bytes_phy")
+    if packets and octets is None and len(counts) > _AN_EXCERPT:
+        return f"{name} lists rx_packets_phy, but no rx_bytes_phy"
+    if octets is not None and packets * _SHORTEST_FRAME > octets:
+        return f"{name} has fewer than {_SHORTEST_FRAME} bytes for each packet"
     return ""
 
 

@@ -216,6 +216,23 @@ def test_a_cut_ethtool_never_passes(at: int) -> None:
     assert found is None or found.damaged
 
 
+def test_a_count_of_packets_that_a_cut_joined_proves_nothing() -> None:
+    """Discards beside far too many packets would be no loss: the bytes show that it is no count."""
+    more = {f"tx_queue_{at}": at for at in range(30)}
+    lost = {"rx_discards_phy": 5000, **more}
+    for packets, octets, damaged in ((10**6, 10**9, False), (10**12, 10**9, True)):
+        text = statistics(**lost, rx_packets_phy=packets, rx_bytes_phy=octets)
+        found = captured(text)
+        assert found is not None
+        assert bool(found.damaged) is damaged
+    whole = captured(statistics(**lost))
+    picked = captured(statistics(rx_discards_phy=5000))
+    assert whole is not None
+    assert whole.damaged == "ens1 lists rx_packets_phy, but no rx_bytes_phy"
+    assert picked is not None
+    assert not picked.damaged
+
+
 @pytest.mark.corpus
 @pytest.mark.parametrize("label", CASES, ids=lambda path: path.stem)
 def test_every_label_is_met(label: Path) -> None:
