@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct, ValidationError, convert
 
+from preflight.core.text import whole
 from preflight.facts.gpu import GpuHealth
 from preflight.facts.model import Gpu, GpuPair, GpuProcess
 
@@ -489,9 +490,9 @@ def _recovery(readings: Readings, pairs: Pairs) -> None:
 
 def _fabric(readings: Readings, pairs: Pairs) -> None:
     cluster = _text(pairs, ("fabric/clusteruuid", "fabric/clusterUuid"))
-    clique = _text(pairs, ("fabric/cliqueid", "fabric/cliqueId"))
-    if cluster.strip("0-") and clique.isdecimal():
-        readings.values["fabric_domain"] = f"{cluster}/{int(clique)}"
+    clique = whole(_text(pairs, ("fabric/cliqueid", "fabric/cliqueId")))
+    if cluster.strip("0-") and clique is not None:
+        readings.values["fabric_domain"] = f"{cluster}/{clique}"
     bad = ("true", "yes", "degraded", "unhealthy")
     readings.values["fabric_trouble"] = tuple(
         path.rpartition("/")[2].replace("_", " ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +41,11 @@ def test_the_files_that_the_readme_links_exist() -> None:
     """No link of the README leads nowhere."""
     text = README.read_text(encoding="utf-8")
     for link in {part.split(")")[0] for part in text.split("](")[1:]}:
-        assert (ROOT / link).exists(), link
+        path, _, heading = link.partition("#")
+        assert (ROOT / path).exists(), link
+        if not path:
+            headings = re.sub(r"[^\w\n# -]", "", text).lower().splitlines()
+            assert f"## {heading.replace('-', ' ')}" in headings, link
 
 
 def _demo(*arguments: str) -> subprocess.CompletedProcess[str]:

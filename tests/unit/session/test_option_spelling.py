@@ -18,7 +18,7 @@ _BLANK = re.compile(
 _OTHERS = ("py-spy dump ", "docker run ")
 """Tools whose option has a name of ours."""
 
-_ABOUT_BLANKS = ("typed after a blank", "value after a blank")
+_ABOUT_BLANKS = ("after a blank", "after a space")
 _WRITTEN = [
     *_ROOT.glob("*.md"),
     *(
