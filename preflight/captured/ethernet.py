@@ -143,11 +143,12 @@ def _lacking(name: str, counts: Mapping[str, int]) -> str:
         return f"{name} has no count of packets"
     if any(map(_SUM.match, counts)) and not any(map(_CHANNEL.match, counts)):
         return f"{name} counts over its channels, but lists none"
-    packets, octets = counts.get("rx_packets_phy", 0), counts.get("rx_bytes_phy")
-    if packets and octets is None and len(counts) > _AN_EXCERPT:
-        return f"{name} lists rx_packets_phy, but no rx_bytes_phy"
-    if octets is not None and packets * _SHORTEST_FRAME > octets:
-        return f"{name} has fewer than {_SHORTEST_FRAME} bytes for each packet"
+    for frames, size in (("rx_packets", "rx_bytes"), ("rx_packets_phy", "rx_bytes_phy")):
+        packets, octets = counts.get(frames, 0), counts.get(size)
+        if packets and octets is None and len(counts) > _AN_EXCERPT:
+            return f"{name} lists {frames}, but no {size}"
+        if octets is not None and packets * _SHORTEST_FRAME > octets:
+            return f"{name} has fewer than {_SHORTEST_FRAME} bytes for each packet"
     return ""
 
 

@@ -221,11 +221,13 @@ def test_a_count_of_packets_that_a_cut_joined_proves_nothing() -> None:
     more = {f"tx_queue_{at}": at for at in range(30)}
     lost = {"rx_discards_phy": 5000, **more}
     for packets, octets, damaged in ((10**6, 10**9, False), (10**12, 10**9, True)):
-        text = statistics(**lost, rx_packets_phy=packets, rx_bytes_phy=octets)
-        found = captured(text)
-        assert found is not None
-        assert bool(found.damaged) is damaged
-    whole = captured(statistics(**lost))
+        counted = {"rx_packets": packets, "rx_bytes": octets}
+        of_port = {f"{name}_phy": number for name, number in counted.items()}
+        for text in (statistics(**lost, **counted, **of_port), statistics(**of_port)):
+            found = captured(text)
+            assert found is not None
+            assert bool(found.damaged) is damaged
+    whole = captured(statistics(**lost, rx_bytes=10**9))
     picked = captured(statistics(rx_discards_phy=5000))
     assert whole is not None
     assert whole.damaged == "ens1 lists rx_packets_phy, but no rx_bytes_phy"
