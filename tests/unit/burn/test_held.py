@@ -132,6 +132,7 @@ def test_far_sides_are_held_against_far_sides() -> None:
     assert odd(judged(replace(node, readings=readings))[0], "h2d_gbs") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_healthy_noise_counts_against_no_unit(seed: int) -> None:
     """GPUs that differ by up to 3 % are all fine, whatever the draw."""

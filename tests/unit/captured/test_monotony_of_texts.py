@@ -70,6 +70,7 @@ def outcomes(
     return {check: "unknown" if now in held else now for check, now in said.items()}
 
 
+@pytest.mark.slow
 def test_no_edit_makes_the_verdict_on_a_real_text_better() -> None:
     """Two edits, one after another, of what a text told, by the checks that it is enough for."""
     eased = []
@@ -88,6 +89,7 @@ def test_no_edit_makes_the_verdict_on_a_real_text_better() -> None:
     assert eased == []
 
 
+@pytest.mark.slow
 def test_one_gpu_more_that_gets_worse_eases_no_verdict_on_a_real_text() -> None:
     """Two of four that differ prove as much as one; slots of cards may differ by design."""
     eased = []
@@ -103,6 +105,7 @@ def test_one_gpu_more_that_gets_worse_eases_no_verdict_on_a_real_text() -> None:
     assert eased == []
 
 
+@pytest.mark.slow
 def test_a_cut_text_proves_nothing_of_what_is_missing() -> None:
     """Cut anywhere, by its end or in its middle: where something is missing, no check says ok."""
     passed = []

@@ -479,6 +479,7 @@ def test_a_garbled_query_never_crashes(at: int, character: str) -> None:
     assert not [check for check in faults & left.keys() if left[check].outcome is Outcome.OK]
 
 
+@pytest.mark.slow
 def test_a_huge_text_is_read_in_time() -> None:
     """A hundred thousand lines of one GPU, and numbers of a thousand digits."""
     text = SICK.replace(": 54 C", f": {'9' * 1000} C") + "    Noise : 1\n" * 100_000

@@ -42,6 +42,7 @@ def _faults(text: str) -> set[tuple[str, str]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CORPUS.exists(), reason="the corpus is not here")
 def test_what_follows_another_tools_output_is_read_as_well() -> None:
     """In either order, every kind of the two is found, and every fault of the second is judged."""
@@ -183,6 +184,7 @@ FAULT = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [60, 72, 80, 100, 115])
 def test_a_wrapped_log_is_never_ok(
     width: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

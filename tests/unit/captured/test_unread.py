@@ -63,6 +63,7 @@ def test_many_parts_are_a_few_lines() -> None:
     assert found[-1][1] == len(text.splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CORPUS.exists(), reason="the corpus is not here")
 def test_a_strange_part_behind_a_real_output_is_named() -> None:
     """Where its lines pass for that tool's, the text is damaged; it is never passed over."""
@@ -78,6 +79,7 @@ def test_a_strange_part_behind_a_real_output_is_named() -> None:
     assert missed <= {"launch script", "ps", "lsof"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CORPUS.exists(), reason="the corpus is not here")
 def test_real_outputs_are_read_whole() -> None:
     """No line of a text of one kind is called strange."""

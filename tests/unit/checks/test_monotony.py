@@ -299,6 +299,7 @@ def test_each_edit_is_seen(edit: Edit) -> None:
     assert any(RANK[after[check]] > RANK[before[check]] for check in before), edit[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", range(SHARE))
 def test_no_edit_that_makes_a_machine_worse_makes_its_verdict_better(share: int) -> None:
     """Four edits after another, of any GPU, NIC or line; the gravest outcome never eases."""

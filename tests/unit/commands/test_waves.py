@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,6 +34,7 @@ def test_every_node_is_in_exactly_one_wave(
     assert len(waves) == (-(-count // (2 * (most // 2))) if count > most else bool(count))
 
 
+@pytest.mark.slow
 @given(st.integers(2, 60), st.integers(2, 16))
 @settings(max_examples=25, deadline=None)
 def test_over_the_nights_every_two_nodes_share_a_wave(count: int, most: int) -> None:

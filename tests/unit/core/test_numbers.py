@@ -52,6 +52,7 @@ def test_every_shipped_number_has_its_source() -> None:
         SHIPPED("nothing_known")
 
 
+@pytest.mark.slow
 def test_no_number_is_read_at_import() -> None:
     """A judge that kept a number in a constant would not hear of the one that the site set."""
     for path in [*ROOT.glob("checks/**/*.py"), *ROOT.glob("preflight/**/*.py")]:

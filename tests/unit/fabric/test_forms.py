@@ -76,6 +76,7 @@ def _judgement(judged: StoredVerdicts) -> list[tuple[object, ...]]:
     return [(*row, *culprit) for row, culprit in zip(rows, culprits, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_both_forms_say_the_same(case: str) -> None:
     """Verdict by verdict, in the same words, with the same blames; against an expectation, too."""

@@ -99,6 +99,7 @@ def _with_spikes(healthy: Observed, at_bytes: int, one_in: float, seed: int) -> 
     return replace(healthy, digests=tuple(digests))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_bytes", [8, 64 << 20])
 def test_spikes_at_one_size_are_named_at_the_rate_that_is_promised(at_bytes: int) -> None:
     """At the rate expected with 99 % the decoder names the endpoint; at a fifth it does not."""

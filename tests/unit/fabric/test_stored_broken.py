@@ -115,6 +115,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -124,6 +125,7 @@ def test_whatever_a_file_holds_is_read_or_refused(tmp_path: Path, content: Any) 
     _read_or_refuse(tmp_path, content if isinstance(content, bytes) else _dumped(content))
 
 
+@pytest.mark.slow
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

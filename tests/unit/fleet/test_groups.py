@@ -83,6 +83,7 @@ def test_groups_are_left_out() -> None:
         resolve(FleetRequest(nodes="gpu[001-004]", exclude="@r1,gpu9"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("nodes", "message"),
     [

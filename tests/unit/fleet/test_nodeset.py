@@ -123,6 +123,7 @@ def test_folding_and_expanding_are_inverse(numbers: set[int]) -> None:
     assert set(expand(fold(names))) == names
 
 
+@pytest.mark.slow
 @given(
     st.integers(0, 99999), st.sampled_from(["", "0", "00"]), st.integers(0, 250),
     st.integers(0, 250), st.sampled_from(["", "b", "7"]),

@@ -42,6 +42,7 @@ def test_a_waiver_names_its_check_nodes_and_end(tmp_path: Path) -> None:
     assert _read(tmp_path, yaml, "fleet.yaml").waivers[0].until == SOON
 
 
+@pytest.mark.slow
 def test_many_waivers_of_every_node_are_refused(tmp_path: Path) -> None:
     """They would take gigabytes, from a file of some kilobytes."""
     every = "".join(WAIVE.replace('"h2"', f'"h[1-{60_000 - at}]"') for at in range(20))

@@ -289,6 +289,7 @@ def test_all_that_ansible_reads_with_an_inventory(tmp_path: Path, place: str) ->
     refused(path, his)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_folder_that_changes_while_it_is_looked_at_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str

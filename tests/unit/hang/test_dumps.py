@@ -40,6 +40,7 @@ def _stuck(folder: Path, *, late: int = 2, world: int = 4) -> None:
         (folder / f"nccl_trace_rank_{rank}").write_bytes(document(*BEFORE, *calls))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [*range(2 * len(FAULTS)), 391])
 def test_drawn_jobs(seed: int) -> None:
     """A job of tensor, pipeline, expert and data parallel groups hangs: the ranks at fault.
@@ -251,6 +252,7 @@ def test_a_call_that_the_watchdog_gave_up_is_unfinished() -> None:
         assert sum(one.pending for one in recording.calls) == open_calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [300, 3000])
 def test_a_long_chain_of_waits(world: int) -> None:
     """Each rank waits to receive from the one before: the first has not sent."""

@@ -181,6 +181,7 @@ def test_what_is_not_known_is_quoted(tmp_path: Path) -> None:
     assert "flux capacitor lost its phase" in answer.sentence
 
 
+@pytest.mark.slow
 def test_generated_logs_have_the_right_answer(tmp_path: Path) -> None:
     """Of 60 drawn jobs none is explained wrongly with confidence, and most are right."""
     found: Counter[str] = Counter()

@@ -23,6 +23,7 @@ BEYOND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.corpus
 @pytest.mark.skipif(not CASES, reason="the corpus of real outputs is not beside the project")
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)

@@ -50,6 +50,7 @@ def _sound(answer: Explanation) -> None:
         assert proof.text.isprintable()
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.sampled_from(PIECES) | st.text(max_size=60), max_size=30),
     st.sampled_from(["\n", "\r\n", "\r", " "]),
@@ -62,6 +63,7 @@ def test_any_lines_are_explained_or_not(tmp_path: Path, texts: list[str], end: s
     _sound(explained(tmp_path, end.join(texts).encode("utf-8", "surrogatepass")))
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=4000))
 @settings(
     max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
@@ -80,6 +82,7 @@ def test_gzip_is_known_by_its_first_bytes(tmp_path: Path) -> None:
     assert explained(tmp_path, gzip.compress(FAILED.encode())).category == "port_in_use"
 
 
+@pytest.mark.slow
 def test_a_torn_gzip_counts_up_to_its_tear(tmp_path: Path) -> None:
     """What could be read is judged, and the answer says that there was more."""
     path = tmp_path / "torn.gz"
@@ -357,6 +360,7 @@ def test_a_number_without_end_silences_no_other_line(tmp_path: Path, line: str) 
     assert (answer.category, answer.culprits) == ("gpu_hardware", ("rank 3",))
 
 
+@pytest.mark.slow
 def test_folders_within_each_other_without_an_end_are_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,6 +53,7 @@ def test_each_symptom_is_found_in_its_own_examples(symptom: Symptom) -> None:
         assert symptom.fields(text) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("symptom", shipped(), ids=lambda one: one.id)
 def test_the_scanner_finds_what_the_pattern_finds(symptom: Symptom, tmp_path: Path) -> None:
     """No anchor hides behind another one's letters."""

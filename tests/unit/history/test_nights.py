@@ -121,6 +121,7 @@ _LIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("meanwhile", list(_LIES.values()), ids=list(_LIES))
 @pytest.mark.parametrize("first", [True, False])
 def test_a_node_that_claims_anothers_board_has_none_of_its_record(
@@ -183,6 +184,7 @@ def test_two_hosts_that_swap_their_boards_swap_their_records(tmp_path: Path, ord
     assert (one.standing.judged, one.standing.bad, one.standing.serial) == (2, 1, "S1")
 
 
+@pytest.mark.slow
 def test_the_worst_are_those_that_were_bad_most_often(tmp_path: Path) -> None:
     """In the window; a night in which every node was bad counts against none."""
     place = made(tmp_path)

@@ -68,6 +68,7 @@ def test_episodes_and_standings_are_those_of_the_nights(
                 assert past.standing.flaky == own.count("flaky")
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15)
 @given(_text, _text, _text)
 def test_any_words_come_back(about: str, sentence: str, uuid: str) -> None:
@@ -85,6 +86,7 @@ def test_any_words_come_back(about: str, sentence: str, uuid: str) -> None:
         assert [seat.uuid for seat in past.seats] == [uuid] * bool(uuid)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15)
 @given(
     st.builds(

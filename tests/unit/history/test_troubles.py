@@ -310,6 +310,7 @@ def test_a_damaged_page_is_a_line(tmp_path: Path) -> None:
         kept(place, night(9, machine("h1")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -339,6 +340,7 @@ def test_what_another_user_wrote_into_it_is_a_line_or_nothing(tmp_path: Path, sp
         assert all(one is not None for one in answers)
 
 
+@pytest.mark.slow
 def test_a_column_that_is_empty_though_it_may_not_be_is_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -414,6 +416,7 @@ INSERT INTO places SELECT NULL, 1, 1, 0, 1, NULL FROM n, (SELECT x FROM n LIMIT 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoil", list(_SHARED.values()), ids=list(_SHARED))
 def test_a_long_text_that_many_rows_share_is_a_line(tmp_path: Path, spoil: str) -> None:
     """Of a file of 1 to 2 MB, each answer took gigabytes; 512 MiB are enough for the line."""

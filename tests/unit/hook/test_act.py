@@ -79,6 +79,7 @@ def _draining(hooks: Executor, chosen: HookConfig, slurm: FakeSlurm) -> Future[D
     return hook
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", ["prolog", "healthcheck"])
 def test_hooks_that_drain_at_once_leave_a_drain_that_is_undone(
     chosen: HookConfig, slurm: FakeSlurm, second: Occasion, monkeypatch: pytest.MonkeyPatch

@@ -86,6 +86,7 @@ def median(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("enqueue_us", [(5.0, 5.0), (45.0, 45.0), (5.0, 45.0)])
 @pytest.mark.parametrize("wire_us", [18.0, 24.0, 36.0])
 def test_latency_is_that_of_the_wire_though_the_host_needs_longer_to_enqueue(
@@ -106,6 +107,7 @@ def healthy_us() -> float:
         return pair(patched, 24.0)[0].worked_us
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_a_stalled_host_has_a_gap_and_the_wire_no_slow_operation(
     monkeypatch: pytest.MonkeyPatch, healthy_us: float, seed: int
@@ -158,6 +160,7 @@ def test_a_slow_host_reads_the_same_bandwidth(
     assert best == [pytest.approx(wire_us, rel=0.01)] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size_bytes", "operations", "batch"), [(8, 2000, 64), (_MIB, 60, 16), (64 * _MIB, 40, 16)]
 )

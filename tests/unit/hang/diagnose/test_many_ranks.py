@@ -56,6 +56,7 @@ def test_no_rank_is_looked_for_among_others(name: str, monkeypatch: pytest.Monke
     assert compared == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_node", [1, 8])
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_four_times_the_ranks_take_four_times_the_work(name: str, per_node: int) -> None:

@@ -70,6 +70,7 @@ def test_ras_names_the_rank_behind(launch: Callable[[str], list[int]]) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["2.24.3", "2.27.3", "2.28.9"])
 def test_a_version_that_may_crash_is_not_asked(
     version: str, launch: Callable[[str], list[int]]
@@ -90,6 +91,7 @@ SEEDS = range(6000, 6040)
 """Others than those with which the judge was tuned, and those of the one measurement."""
 
 
+@pytest.mark.slow
 def test_drawn_hangs_are_named_with_and_without_stacks() -> None:
     """Of forty simulated jobs nearly all are exact, and no healthy rank is named in any."""
     scores = [score(draw(seed, sizes=(8, 16, 32, 64))) for seed in SEEDS]
