@@ -115,7 +115,7 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Exit codes of a rank that ends so; a negative one is a signal."""
     confidence: Annotated[float, Meta(ge=0, le=1)]
     """Probability that the category is right if this is the first failure."""
-    anchors: tuple[Annotated[str, Meta(max_length=200)], ...]
+    anchors: Annotated[tuple[Annotated[str, Meta(max_length=200)], ...], Meta(max_length=200)]
     """Only lines with one of these words are searched."""
     patterns: tuple[str, ...]
     """Regular expressions; the first match counts, and its named groups are the fields."""

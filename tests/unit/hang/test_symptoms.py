@@ -94,6 +94,7 @@ def test_a_site_adds_its_own(tmp_path: Path) -> None:
         ('"no coffee"', '"no {node.a} coffee"', "more than the name of a field"),
         ('anchors = ["coffee"]', 'anchors = [""]', "needs anchors"),
         ('anchors = ["coffee"]', f'anchors = ["{"a" * 2000}"]', "length <= 200"),
+        ('anchors = ["coffee"]', f"anchors = {['a'] * 201}", "length <= 200"),
         ("[[examples]]", '[words.node]\n"" = "{node}"\n[[examples]]', "may use {number}"),
         ("[[examples]]", '[numbers.node]\nn7 = "x"\n[[examples]]', "'x' in its table of numbers"),
     ],
