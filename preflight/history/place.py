@@ -121,7 +121,9 @@ def explain_refusal(place: Place, refusal: str) -> str:
         "unable to open": f"let this user read and write there, {_OR_ELSE}",
         "disk is full": f"free space on its disk, {_OR_ELSE}",
         "interrupted": f"it takes more work to read than any of ours: move it away, {_OR_ELSE}",
-        "too much text": f"no run of ours wrote such a file: move it away, {_OR_ELSE}",
+        "statement timeout": "its server took too long: run again when no other run writes it, or "
+        f"let its owner look for rows that no run wrote, {_OR_ELSE}",
+        "too much text": f"no run of ours wrote such a history: move it away, {_OR_ELSE}",
         "disk I/O error": f"check its disk, {_OR_ELSE}",
     }
     remedy = next((do for word, do in advice.items() if word in refusal), f"repair it, {_OR_ELSE}")

@@ -24,12 +24,16 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
+    Select,
     SmallInteger,
     String,
     Table,
     Text,
     UniqueConstraint,
+    bindparam,
+    cast,
     create_engine,
     event,
     func,
@@ -51,7 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
-    from sqlalchemy import Connection
+    from sqlalchemy import ColumnElement, Connection
 
     from preflight.history.place import Place
 
@@ -270,17 +274,23 @@ def known_schema(connection: Connection, place: Place) -> int:
 
 
 def refuse_long_texts(connection: Connection, place: Place) -> None:
-    """Refuse a file with texts that no run wrote: SQLite keeps to no width, and sorts them."""
-    for table in METADATA.sorted_tables if place.file is not None else ():
+    """Refuse texts that no run wrote, before SQLite sorts them or a server sends some at once."""
+    is_file = connection.dialect.name == "sqlite"
+    for table in METADATA.sorted_tables:
         long = [
-            func.length(column) > 4 * column.type.length
+            _bytes(column, of_file=is_file) > 4 * (column.type.length or MOST_FIELD // 4)
             for column in table.columns
-            if isinstance(column.type, String) and column.type.length
+            if isinstance(column.type, String) and (column.type.length or not is_file)
         ]
         if long and connection.execute(select(1).select_from(table).where(or_(*long))).first():
             raise HistoryError(
                 explain_refusal(place, f"the table {table.name} holds too much text")
             )
+
+
+def _bytes(column: Column[Any], *, of_file: bool) -> ColumnElement[int]:
+    """The bytes of a text; SQLite's length() ends at a NUL."""
+    return func.length(cast(column, LargeBinary)) if of_file else func.octet_length(column)
 
 
 def _triggers(connection: Connection) -> bool:
@@ -369,9 +379,16 @@ MOST_STEPS, _TICK = 1 << 30, 1 << 14
 """Of SQLite's machine in one transaction, some 20 s: another user's file may lack our indexes."""
 
 MOST_TEXT, _TEXT_PER_BYTE, _COLUMN = 32 << 20, 8, 8
-"""Bytes that one transaction may read, and those more per byte of the file: in another user's file,
-many rows may share one long text. A column counts as a few bytes, whatever it holds."""
+"""Bytes that one transaction may read, and those more per byte of the history: in what another user
+wrote, many rows may share one long text. A column counts as a few bytes, whatever it holds."""
 
+MOST_FIELD, _AT_ONCE_FROM_A_SERVER = 16 << 20, 32
+"""Bytes of one text in a server, and the rows that it sends before they are counted."""
+
+STATEMENT_S = 60
+"""How long a server may work at one statement, or wait for another run's lock."""
+
+_SERVER = "postgresql"
 _WAL_FILES = ("-wal", "-shm")
 
 
@@ -384,6 +401,7 @@ def transaction(place: Place, *, writes: bool) -> Iterator[Connection]:
     engine = _engine(place, writes=writes)
     try:
         with engine.connect() as connection, connection.begin():
+            _count_rows(connection, place)
             yield connection
     except (SQLAlchemyError, sqlite3.Error) as error:
         raise HistoryError(
@@ -396,7 +414,10 @@ def transaction(place: Place, *, writes: bool) -> Iterator[Connection]:
 def _engine(place: Place, *, writes: bool) -> Engine:
     if place.file is None:
         try:
-            return create_engine(place.url, poolclass=NullPool)
+            engine = create_engine(place.url, poolclass=NullPool)
+            as_of_one_moment = not writes and place.url.startswith(_SERVER)
+            options = {"isolation_level": "REPEATABLE READ"} if as_of_one_moment else {}
+            return engine.execution_options(**options)
         except (ImportError, NoSuchModuleError) as error:
             raise HistoryError(
                 f"cannot use the history {place.words}: {error}; install the database's driver "
@@ -442,28 +463,73 @@ def _file(place: Place, how: str) -> sqlite3.Connection:
     ticks = itertools.count(1)
     connection.set_progress_handler(lambda: next(ticks) * _TICK > MOST_STEPS, _TICK)
     connection.execute("PRAGMA trusted_schema = OFF")  # the file's own schema may call no function
-    connection.row_factory = _counting(MOST_TEXT + _TEXT_PER_BYTE * _size(place))
     return connection
 
 
-def _size(place: Place) -> int:
-    """Bytes on the disk, with what the log holds."""
-    files = (Path(f"{place.file}{end}") for end in ("", *_WAL_FILES))
-    return sum(file.stat().st_size for file in files if file.exists())
+def _count_rows(connection: Connection, place: Place) -> None:
+    """End the transaction when its rows hold too much text, or a server works for too long."""
+    is_file = connection.dialect.name == "sqlite"
+    if not is_file:
+        connection.execute(text(f"SET LOCAL statement_timeout = '{STATEMENT_S}s'"))
+    left = MOST_TEXT + _TEXT_PER_BYTE * _size(connection, place)
+    at_once = 1 if is_file else _AT_ONCE_FROM_A_SERVER
 
-
-def _counting(most: int) -> Callable[[sqlite3.Cursor, _Row], _Row]:
-    """Pass each row on until all of them together hold too much."""
-    left = most
-
-    def count(_: sqlite3.Cursor, row: _Row) -> _Row:
+    def count(rows: list[_Row]) -> list[_Row]:
         nonlocal left
-        left -= sum(len(one) if isinstance(one, str | bytes) else _COLUMN for one in row)
+        for row in rows:
+            left -= sum(len(one) if isinstance(one, str | bytes) else _COLUMN for one in row)
         if left < 0:
-            raise sqlite3.OperationalError("its rows hold too much text")
-        return row
+            raise HistoryError(explain_refusal(place, "its rows hold too much text"))
+        return rows
 
-    return count
+    @event.listens_for(connection, "before_execute", retval=True)
+    def _(*values: Any) -> tuple[Any, ...]:
+        _, statement, many, one, _ = values
+        if isinstance(statement, Select):
+            statement = statement.execution_options(stream_results=True, max_row_buffer=at_once)
+        return statement, many, one
+
+    @event.listens_for(connection, "after_execute")
+    def _(*values: Any) -> None:
+        result = values[-1]
+        if result.returns_rows:
+            result.cursor = _CountedCursor(result.cursor, count, at_once)
+
+
+class _CountedCursor:
+    """A driver's cursor whose rows are counted as they come."""
+
+    def __init__(
+        self, cursor: Any, count: Callable[[list[_Row]], list[_Row]], at_once: int
+    ) -> None:
+        self._cursor = cursor
+        self._count = count
+        self._at_once = at_once
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cursor, name)
+
+    def fetchone(self) -> _Row | None:
+        row = self._cursor.fetchone()
+        return row if row is None else self._count([row])[0]
+
+    def fetchmany(self, size: int) -> list[_Row]:
+        return self._count(self._cursor.fetchmany(min(size, self._at_once)))
+
+    def fetchall(self) -> list[_Row]:
+        return [row for rows in iter(lambda: self.fetchmany(self._at_once), []) for row in rows]
+
+
+def _size(connection: Connection, place: Place) -> int:
+    """Bytes of the history on its disk, with what a file's log holds."""
+    if place.file is not None:
+        files = (Path(f"{place.file}{end}") for end in ("", *_WAL_FILES))
+        return sum(file.stat().st_size for file in files if file.exists())
+    if not place.url.startswith(_SERVER):
+        return 0  # the empty history in memory
+    sizes = "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE pg_table_is_visible(oid)"
+    named = text(f"{sizes} AND relname IN :names").bindparams(bindparam("names", expanding=True))
+    return int(connection.execute(named, {"names": list(METADATA.tables)}).scalar_one() or 0)
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:

@@ -23,11 +23,15 @@ from preflight.core.files import read_regular, unreadable
 from preflight.core.remote_command import ReachError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterable, Sequence
 
 
 LARGEST = 16 << 20
 """Bytes of a known_hosts file; 64 Ki hosts with three keys each need about 12 MiB hashed."""
+
+MOST_COMPARED = 1 << 23
+"""Comparisons with lines of one file in a run: a hash takes some 10 us, and each node is compared
+with every hashed name and pattern. 1,600 nodes with three hashed keys each stay below."""
 
 REVOKED, AUTHORITY = "@revoked", "@cert-authority"
 
@@ -66,55 +70,91 @@ def fingerprint(blob: bytes) -> str:
 
 def read_known_hosts(files: Sequence[str], names: Sequence[str]) -> tuple[KnownHost, ...]:
     """Return all lines about a host with these names; a missing file has none."""
-    return tuple(
-        known
-        for file in files
-        for known in _parsed(file, _parse)
-        if any(known.speaks_of(name) for name in names)
-    )
+    return tuple(known for file in files for known in _lines_about(file, names, ""))
 
 
 def vouching(files: Sequence[str], names: Sequence[str]) -> bool:
     """Whether a certificate authority vouches for a host; unreadable files are skipped."""
     with suppress(ReachError):
-        return any(
-            known.speaks_of(name)
-            for file in files
-            for known in _parsed(file, _authorities)
-            for name in names
-        )
+        return any(_lines_about(file, names, AUTHORITY) for file in files)
     return False
 
 
-def _parsed(
-    file: str, read: Callable[[Path, int, int], tuple[KnownHost, ...]]
-) -> tuple[KnownHost, ...]:
+def _lines_about(file: str, names: Sequence[str], marker: str) -> list[KnownHost]:
     path = Path(file)
     try:
         stamp = path.stat()
-        return read(path, stamp.st_mtime_ns, stamp.st_size)
+        index = _index(path, stamp.st_mtime_ns, stamp.st_size, marker)
     except FileNotFoundError:
-        return ()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = unreadable(error)
-        raise ReachError(
-            "hostkey",
-            f"{file} cannot be read: {reason}",
-            f"make {file} a plain file that this login may read",
-        ) from error
+        return []
+    except OSError as error:
+        index = _unreadable(path, error)
+    if isinstance(index, ReachError):
+        raise index.with_traceback(None)
+    return index.about(names)
+
+
+class _Index:
+    """The lines of a file by plain name; those with hashed names or patterns apart."""
+
+    def __init__(self, path: Path, lines: Iterable[KnownHost]) -> None:
+        self._path = path
+        self._lines: dict[str, list[KnownHost]] = {}
+        self._others: list[KnownHost] = []
+        self._matched: dict[str, list[KnownHost]] = {}
+        for known in lines:
+            if any(character in known.names for character in "*?!|"):
+                self._others.append(known)
+                continue
+            for name in set(known.names.lower().split(",")):
+                self._lines.setdefault(name, []).append(known)
+        self._patterns = sum(known.names.count(",") + 1 for known in self._others)
+        self._left = MOST_COMPARED
+
+    def about(self, names: Sequence[str]) -> list[KnownHost]:
+        """Return the lines about a host, in their order; ReachError once the work is too much."""
+        found: dict[int, KnownHost] = {}
+        for name in map(str.lower, names):
+            if name not in self._matched:
+                self._count(self._patterns)
+                self._matched[name] = [known for known in self._others if known.speaks_of(name)]
+            both = [*self._lines.get(name, ()), *self._matched[name]]
+            self._count(len(both))
+            found |= {known.line: known for known in both}
+        return [found[line] for line in sorted(found)]
+
+    def _count(self, comparisons: int) -> None:
+        self._left -= comparisons
+        if self._left < 0:
+            raise ReachError(
+                "hostkey",
+                f"{self._path} takes more than {MOST_COMPARED:,} comparisons of nodes with its "
+                "hashed names, patterns and keys",
+                f"write plain names into {self._path} (`ssh-keyscan` without -H), or name a "
+                "shorter file as `known_hosts` in the inventory",
+            )
 
 
 @lru_cache(maxsize=64)
-def _parse(path: Path, _mtime_ns: int, _size: int) -> tuple[KnownHost, ...]:
-    numbered = enumerate(read_regular(path, LARGEST).decode().splitlines(), start=1)
-    found = [_line(path, number, text.strip()) for number, text in numbered]
-    return tuple(known for known in found if known)
+def _index(path: Path, _mtime_ns: int, _size: int, marker: str) -> _Index | ReachError:
+    """Read a file once for a fleet, also if it is refused. `marker`: of the lines, if not all."""
+    try:
+        numbered = enumerate(read_regular(path, LARGEST).decode().splitlines(), start=1)
+        found = [_line(path, number, text.strip()) for number, text in numbered]
+    except UnicodeDecodeError as error:
+        return _unreadable(path, error)
+    except ReachError as error:
+        return error
+    return _Index(path, (known for known in found if known and known.marker.startswith(marker)))
 
 
-@lru_cache(maxsize=64)
-def _authorities(path: Path, mtime_ns: int, size: int) -> tuple[KnownHost, ...]:
-    """Return the few lines in which every node of a fleet is looked up."""
-    return tuple(known for known in _parse(path, mtime_ns, size) if known.marker == AUTHORITY)
+def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> ReachError:
+    reason = unreadable(error)
+    return ReachError(
+        "hostkey",
+        f"{path} cannot be read: {reason}",
+        f"make {path} a plain file that this login may read",
+    )
 
 
 def _line(path: Path, number: int, text: str) -> KnownHost | None:
@@ -149,10 +189,15 @@ def _matches(pattern: str, name: str) -> bool:
     stars = re.sub(r"\*+", "*", pattern.lower())
     if len(stars) > 2 * len(name) + 1:
         return False  # it has more characters than the name, without its stars
+    return _compiled(stars).fullmatch(name) is not None
+
+
+@lru_cache(maxsize=1 << 14)
+def _compiled(stars: str) -> re.Pattern[str]:
     first, *parts = (re.escape(part).replace(r"\?", ".") for part in stars.split("*"))
     # A group `(?>` is tried once: with `.*` alone, each star would multiply the time.
     steps = [f"(?>.*?{part})" for part in parts[:-1]] + [f".*{part}" for part in parts[-1:]]
-    return re.fullmatch(first + "".join(steps), name) is not None
+    return re.compile(first + "".join(steps))
 
 
 def _hashed(pattern: str, name: str) -> bool:

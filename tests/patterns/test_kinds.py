@@ -34,6 +34,7 @@ from preflight.errors import PreflightError, UsageError
 from preflight.fleet.job_environment import read_env_file
 from preflight.fleet.leaf_switches import read_switches
 from preflight.fleet.sources import FleetRequest, resolve
+from preflight.hang.explain.symptom import load_symptoms
 from preflight.history.run_record import read_coverage
 from preflight.hook import act, confirmation, judging, tokens
 from preflight.hook import config as hook_config
@@ -323,6 +324,14 @@ torchrun --nnodes=2 --nproc-per-node=8 a.py --lr=1
 """
 
 
+_SYMPTOM = {
+    "category": "other", "role": "cause", "confidence": 0.5, "anchors": ["quota"],
+    "patterns": [r"quota of (?P<project>\w+)"], "sentences": ["no {project}", "no quota"],
+    "cause": "it is full", "advice": "remove", "source": "ours", "examples": [],
+    "words": {"project": {"1": "vision"}}, "numbers": {"project": {"vision": "1"}},
+}  # fmt: skip
+
+
 def _env_file(folder: Path, text: str) -> None:
     (folder / "job.env").write_text(text)
     read_env_file(str(folder / "job.env"), ["n1"])
@@ -336,6 +345,11 @@ def _topology(folder: Path, text: str) -> None:
 def _hosts(folder: Path, text: str) -> None:
     (folder / "known_hosts").write_text(text)
     read_known_hosts([str(folder / "known_hosts")], ["n1", "[n1]:2222"])
+
+
+def _symptoms(folder: Path, text: str) -> None:
+    (folder / "own.toml").write_text(text)
+    load_symptoms(folder)
 
 
 def _coverage(folder: Path, text: str) -> None:
@@ -396,6 +410,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
         "script": Kind(_SCRIPT, _into("train.py", "lint"), _plain),
         "known_hosts": Kind(_KNOWN_HOSTS, _hosts, _plain),
         "environment": Kind(_ENV, _env_file, _plain),
+        "symptom": Kind(_SYMPTOM, _symptoms, toml),
         "topology.conf": Kind(_SWITCHES, _topology, _plain),
         "coverage.json": Kind(_COVERAGE, _coverage),
     }

@@ -7,6 +7,7 @@ pattern (docs/reference/explain.md).
 from __future__ import annotations
 
 import re
+import signal
 import string
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from preflight.check import is_check_id
-from preflight.core.files import parse_toml
+from preflight.core.files import parse_toml, read_text
 from preflight.core.text import whole
 from preflight.errors import UsageError
 from preflight.facts.boards import xid_info
@@ -45,6 +46,19 @@ Reads = Literal[
 """What else a line reports: a collective's time-out, how far a rank had come in its group, the
 summary of the rank that failed first, that no other failed, the exit code of a rank, a process of
 the start, an Xid, the memory of a GPU."""
+
+_NUMBERS = ("seq", "timeout_ms", "enqueued", "completed", "member", "of", "world", "xid")
+_NEEDED: dict[Reads, tuple[str, ...]] = {
+    "timeout": ("op", "timeout_ms"), "position": ("enqueued", "completed"),
+    "summary": ("rank",), "end": ("rank",),
+}  # fmt: skip
+"""Fields that are compared as numbers, and those without which a line says nothing."""
+
+_LARGEST = 1 << 20
+_TEXT = 1 << 14
+_PATIENCE_S, _PATIENCE_PER_CHARACTER_S = 2.0, 1e-6
+"""Of a site's file: its bytes; how much of a text its expressions search; the processor time that
+each of them may take, and how much more for each character."""
 
 RANKING: dict[Role, int] = {"cause": 0, "sign": 1, "hint": 2, "echo": 3, "fact": 4}
 
@@ -84,6 +98,8 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     id: str = ""
     """The file's name."""
+    file: str = ""
+    """The path of a site's own file."""
     category: Category
     role: Role
     follows: bool = False
@@ -99,7 +115,7 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Exit codes of a rank that ends so; a negative one is a signal."""
     confidence: Annotated[float, Meta(ge=0, le=1)]
     """Probability that the category is right if this is the first failure."""
-    anchors: tuple[str, ...]
+    anchors: Annotated[tuple[Annotated[str, Meta(max_length=200)], ...], Meta(max_length=200)]
     """Only lines with one of these words are searched."""
     patterns: tuple[str, ...]
     """Regular expressions; the first match counts, and its named groups are the fields."""
@@ -136,20 +152,54 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def fields(self, text: str) -> dict[str, str] | None:
         """Read the fields from a text; None if it does not match."""
-        if any(denial.search(text) for denial in _compiled(self.unless)):
+        if any(self._search(denial, text) for denial in _compiled(self.unless)):
             return None
         for pattern in _compiled(self.patterns):
-            found = pattern.search(text)
+            found = self._search(pattern, text)
             if found is not None:
                 fields = {key: value for key, value in found.groupdict().items() if value}
                 for more in _compiled(self.further):
-                    other = more.search(text)
+                    other = self._search(more, text)
                     if other is not None:
                         fields |= {
                             k: v for k, v in other.groupdict().items() if v and k not in fields
                         }
-                return fields
+                return self._usable(fields)
         return None
+
+    def _usable(self, fields: dict[str, str]) -> dict[str, str] | None:
+        """Leave out what is no number where one is read; None if nothing can be read then."""
+        of_one = self.reads in _NEEDED or "world" in fields
+        for name in (*_NUMBERS, *(("rank",) if of_one else ())):
+            if whole(fields.get(name, "0").removeprefix("-"), 2**64) is None:
+                del fields[name]
+        return fields if all(name in fields for name in _NEEDED.get(self.reads, ())) else None
+
+    def _search(self, pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+        """Search; UsageError if a site's expression takes more than linear time in all its texts.
+
+        `re` looks for signals while it goes back, but not within one repeat: the text is short.
+        """
+        if not self.file:
+            return pattern.search(text)
+        text = text[:_TEXT]
+        left_s = _LEFT_S.get((self.file, pattern), _PATIENCE_S)
+        left_s += _PATIENCE_PER_CHARACTER_S * len(text)
+        before = signal.signal(signal.SIGVTALRM, _interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_VIRTUAL, left_s)
+            try:
+                return pattern.search(text)
+            finally:
+                left_s, _ = signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+                _LEFT_S[self.file, pattern] = left_s
+        except _TooSlowError:
+            raise UsageError(
+                f"{self.file}: the expression {pattern.pattern[:60]!a} goes back too often in a "
+                "text; give each repeat a limit ({0,80} for *) or make it possessive (*+)"
+            ) from None
+        finally:
+            signal.signal(signal.SIGVTALRM, before)
 
     def sentence(self, fields: Mapping[str, str]) -> str:
         """Format the first sentence whose fields are all known."""
@@ -159,13 +209,31 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.sentences[-1]
 
 
+class _TooSlowError(Exception):
+    """The time of a site's expression is up."""
+
+
+_LEFT_S: dict[tuple[str, re.Pattern[str]], float] = {}
+"""The processor time that each of a site's expressions may still take."""
+
+
+def _interrupt(*_: object) -> None:
+    raise _TooSlowError
+
+
 @cache
 def _compiled(patterns: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
     return tuple(re.compile(pattern) for pattern in patterns)
 
 
 def _names(sentence: str) -> list[str]:
-    return [name for _, name, _, _ in string.Formatter().parse(sentence) if name]
+    """The fields of a sentence; ValueError for more than a name, such as a width of 10**9."""
+    found = []
+    for _, name, width, conversion in string.Formatter().parse(sentence):
+        if width or conversion or not (name or "a").isidentifier():
+            raise ValueError(f"{{{name}}} in a sentence is more than the name of a field")
+        found += [name] if name else []
+    return found
 
 
 def next_commands(words: str) -> str:
@@ -182,12 +250,14 @@ def load_symptoms(folder: Path = FOLDER) -> tuple[Symptom, ...]:
 
 
 def _load(path: Path) -> Symptom:
+    page = "see docs/reference/explain.md"
+    text = read_text(path, _LARGEST, str(path), page)
+    own = {"id": path.stem, "file": "" if path.parent == FOLDER else str(path)}
     try:
-        content = parse_toml(path.read_text(encoding="utf-8"))
-        symptom = msgspec.convert({**content, "id": path.stem}, Symptom)
+        symptom = msgspec.convert({**parse_toml(text), **own}, Symptom)
         _refuse_invalid(symptom)
-    except (OSError, ValueError, re.error) as error:
-        raise UsageError(f"{path}: {error}; see docs/reference/explain.md") from error
+    except (ValueError, OverflowError, RecursionError, re.error) as error:
+        raise UsageError(f"{path}: {error}; {page}") from error
     return symptom
 
 
@@ -196,10 +266,17 @@ def _refuse_invalid(symptom: Symptom) -> None:
     _compiled(symptom.patterns)
     _compiled(symptom.further)
     _compiled(symptom.unless)
-    if not symptom.anchors or not symptom.patterns or not symptom.sentences:
+    if not all((symptom.anchors, all(symptom.anchors), symptom.patterns, symptom.sentences)):
         raise ValueError("needs anchors, patterns and sentences")
-    if left := _names(symptom.sentences[-1]):
+    if left := [_names(sentence) for sentence in symptom.sentences][-1]:
         raise ValueError(f"its last sentence needs the field {left[0]!a}, which may be unknown")
+    words = [word for meanings in symptom.words.values() for word in meanings.values()]
+    for sentences, known in ((words, "number"), ([one.remark for one in symptom.when], "several")):
+        if other := {name for one in sentences for name in _names(one)} - {known}:
+            raise ValueError(f"a text may use {{{known}}}, but not {{{min(other)}}}")
+    numbers = [number for named in symptom.numbers.values() for number in named.values()]
+    if wrong := [one for one in numbers if whole(one.removeprefix("-"), 2**64) is None]:
+        raise ValueError(f"{wrong[0]!a} in its table of numbers is no number")
 
 
 @cache

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from preflight import cli
 from preflight.cli import VERBS
 from preflight.errors import UsageError
+from preflight.hang.explain import symptom as symptom_files
 from preflight.hang.explain.scan import Scanner
 from preflight.hang.explain.symptom import FOLDER, load_symptoms, shipped
 from preflight.hang.explain.weigh import NOTHING
@@ -86,6 +89,15 @@ def test_a_site_adds_its_own(tmp_path: Path) -> None:
         ('anchors = ["coffee"]', "anchors = []", "needs anchors"),
         ("category", "kategory", "kategory"),
         ("[[examples]]", "[examples", "Expected ']'"),
+        ("out of coffee on (", "a{99999999999}(", "the repetition number is too large"),
+        ("out of coffee on (", f"{'(' * 3000}{')' * 3000}(", "recursion"),
+        ('"no coffee"', '"no {node:>999999999} coffee"', "more than the name of a field"),
+        ('"no coffee"', '"no {node.a} coffee"', "more than the name of a field"),
+        ('anchors = ["coffee"]', 'anchors = [""]', "needs anchors"),
+        ('anchors = ["coffee"]', f'anchors = ["{"a" * 2000}"]', "length <= 200"),
+        ('anchors = ["coffee"]', f"anchors = {['a'] * 201}", "length <= 200"),
+        ("[[examples]]", '[words.node]\n"" = "{node}"\n[[examples]]', "may use {number}"),
+        ("[[examples]]", '[numbers.node]\nn7 = "x"\n[[examples]]', "'x' in its table of numbers"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path: Path, old: str, new: str, reason: str) -> None:
@@ -94,6 +106,41 @@ def test_a_wrong_file_is_named(tmp_path: Path, old: str, new: str, reason: str) 
     with pytest.raises(UsageError, match=r"coffee\.toml") as refused:
         load_symptoms(tmp_path)
     assert reason in str(refused.value)
+
+
+@pytest.mark.parametrize("expression", ["out (a+)+$", ".*a.*a.*a.*x", "[^!]*a[^!]*a[^!]*a!x"])
+def test_an_expression_that_goes_back_without_end_is_a_line(
+    tmp_path: Path,
+    expression: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A site's own is not known to take linear time: it gets so much, and no more."""
+    monkeypatch.setattr(symptom_files, "_PATIENCE_S", 0.2)
+    site = tmp_path / "site"
+    site.mkdir()
+    text = re.sub("patterns = .*", lambda _: f'patterns = ["{expression}"]', OWN)
+    text = text.replace("[[examples]]", "span = 40\n[[examples]]")
+    (site / "coffee.toml").write_text(text)
+    log = tmp_path / "a.log"
+    log.write_text(f"coffee out {'a' * 15000}!\n{'a' * 15000}\n" * 20)
+    before = signal.getsignal(signal.SIGVTALRM)
+    assert cli.main(["explain", str(log), f"--symptoms={site}"]) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"preflight: {site}/coffee.toml: the expression '")
+    assert "give each repeat a limit" in line
+    assert signal.getsignal(signal.SIGVTALRM) is before
+
+
+@pytest.mark.parametrize("reads", ["", "timeout", "position", "summary", "end", "member", "xid"])
+@pytest.mark.parametrize("field", ["world", "rank", "xid", "seq", "member", "of"])
+def test_a_field_that_is_no_number_is_left_out(tmp_path: Path, reads: str, field: str) -> None:
+    """A site's expression may take any word for a rank."""
+    text = OWN.replace("(?P<node>", f"(?P<{field}>").replace('"{node} is', '"it is')
+    (tmp_path / "coffee.toml").write_text(f'reads = "{reads}"\n{text}')
+    log = tmp_path / "a.log"
+    log.write_text("[rank1]: out of coffee on n7\n")
+    assert cli.main(["explain", str(log), f"--symptoms={tmp_path}"]) in (0, 1, 3)
 
 
 def test_what_to_run_next_exists() -> None:

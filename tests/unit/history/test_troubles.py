@@ -434,6 +434,17 @@ def test_a_long_text_that_many_rows_share_is_a_line(tmp_path: Path, spoil: str) 
     assert "move it away" in line
 
 
+def test_a_long_text_behind_a_nul_is_a_line(tmp_path: Path) -> None:
+    """SQLite's own length of it is 0."""
+    place = made(tmp_path)
+    kept(place, night(1, machine("h1")))
+    with closing(sqlite3.connect(_file(place))) as other:
+        other.execute("UPDATE nodes SET name = char(0) || hex(zeroblob(1000))")
+        other.commit()
+    with pytest.raises(HistoryError, match="the table nodes holds too much text"):
+        _runs(place)
+
+
 def test_a_fault_of_whoever_asks_is_not_the_historys(tmp_path: Path) -> None:
     """A full disk of his own, say."""
     place = made(tmp_path)

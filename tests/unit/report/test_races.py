@@ -87,6 +87,27 @@ def exchanging(folder: Path, one: str, other: str) -> Iterator[None]:
             stranger.kill()
 
 
+@contextmanager
+def two_runs(run: Path) -> Iterator[None]:
+    """Have two more processes write into one folder, as the workers of `pytest -n 2` may."""
+    children = []
+    for content in (b"a" * 5000, b"b" * 5000):
+        if not (child := os.fork()):
+            for _ in range(CASES):
+                for write in WRITERS.values():
+                    with suppress(OSError):
+                        write(run)
+                with suppress(OSError):
+                    write_atomically(run / "whole.json", content)
+            os._exit(0)
+        children.append(child)
+    try:
+        yield
+    finally:
+        ends = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert ends == [0, 0]
+
+
 def state(folder: Path) -> dict[str, tuple[int, int]]:
     """What lies in a folder, by name: which file, and when it was changed."""
     return {one.name: (one.lstat().st_ino, one.lstat().st_mtime_ns) for one in folder.iterdir()}
@@ -104,6 +125,32 @@ def test_nothing_reaches_roots_folder_through_a_link_that_comes_and_goes(
             with suppress(OSError):
                 WRITERS[writer](his / "run")
     assert state(tmp_path / "roots") == before
+
+
+@root_only
+def test_two_runs_in_a_folder_that_is_exchanged_reach_no_folder_of_roots(
+    tmp_path: Path, his: Path
+) -> None:
+    """One opens what the other has just made, and the link comes in between."""
+    before = state(tmp_path / "roots")
+    with exchanging(his, "run", "trap"), two_runs(his / "run"):
+        for _ in range(CASES):
+            with suppress(OSError):
+                write_atomically(his / "run" / "whole.json", b"c" * 5000)
+    assert state(tmp_path / "roots") == before
+
+
+@root_only
+def test_two_runs_in_one_folder_leave_whole_files(tmp_path: Path) -> None:
+    """Whichever wrote last: no mixture, no part, and none of their drafts."""
+    run = tmp_path / "run"
+    run.mkdir()
+    with two_runs(run):
+        for _ in range(CASES):
+            content = (run / "whole.json").read_bytes() if (run / "whole.json").exists() else b""
+            assert content in (b"", b"a" * 5000, b"b" * 5000)
+    assert {one.name for one in run.iterdir()} <= {"whole.json", "report.json", "latest", "new"}
+    assert [one.name for one in (run / "new").iterdir()] == ["report.json"]
 
 
 @root_only

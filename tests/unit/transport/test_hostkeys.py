@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.core.remote_command import ReachError
-from preflight.transport.host_keys import kinds_known, read_known_hosts, verify
+from preflight.transport import host_keys
+from preflight.transport.host_keys import kinds_known, read_known_hosts, verify, vouching
+from tests.patterns.growth import steepness, work
 from tests.unit.transport.sshd import new_key
 
 if TYPE_CHECKING:
@@ -142,3 +144,38 @@ def test_a_pipe_or_a_device_is_no_known_hosts(tmp_path: Path) -> None:
             read_known_hosts([file], ["gpu017"])
         assert caught.value.step == "hostkey"
     assert read_known_hosts(["/dev/null"], ["gpu017"]) == ()
+
+
+def _look_up(folder: Path, line: str, many: int) -> None:
+    """Look up so many nodes in a file with a line for each of them."""
+    file = folder / f"known_hosts{many}"
+    file.write_text("".join(line.format(node=f"n{at}") for at in range(many)))
+    for at in range(many):
+        assert len(read_known_hosts([str(file)], [f"n{at}"])) == 1
+        assert vouching([str(file)], [f"n{at}"]) == line.startswith("@")
+
+
+@pytest.mark.parametrize(
+    "line", ["{node},x{node} ssh-ed25519 AAAA\n", "@cert-authority {node} ssh-ed25519 AAAA\n"]
+)
+def test_a_fleet_is_looked_up_in_linear_work(tmp_path: Path, line: str) -> None:
+    """A file with a line for each node is not gone over for each node."""
+    counts = [work(lambda so=so: _look_up(tmp_path, line, so)) for so in (100, 200, 400)]  # type: ignore[misc]
+    assert steepness(counts) < 1.2, counts
+
+
+@pytest.mark.parametrize("line", ["|1|AAAA|AAAA ssh-rsa AAAA", "n? ssh-rsa AAAA", "n ssh-rsa AAAA"])
+def test_comparisons_of_names_with_lines_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    """Hashed names and patterns are compared one by one, and so are many keys under one alias."""
+    monkeypatch.setattr(host_keys, "MOST_COMPARED", 1000)
+    file = tmp_path / "known_hosts"
+    file.write_text(f"{line}\n" * (50 if line.startswith("n?") else 100))
+    names = ["n"] * 30 if line.startswith("n ") else [f"n{at}" for at in range(30)]
+    for name in names[:10]:
+        read_known_hosts([str(file)], [name])
+    with pytest.raises(ReachError, match="takes more than 1,000 comparisons") as caught:
+        [read_known_hosts([str(file)], [name]) for name in names[10:]]
+    assert caught.value.step == "hostkey"
+    assert "plain names" in caught.value.advice
