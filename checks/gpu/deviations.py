@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from preflight.facts.boards import Codes
-    from preflight.facts.model import Facts, Gpu
+    from preflight.facts.model import Facts, Gpu, GpuPair
     from preflight.facts.node import Group
     from preflight.facts.topo_matrix import Topology
 
@@ -193,11 +193,25 @@ def peers_without_access(facts: Facts) -> Iterator[Deviation]:
         pairs = [pair for pair in facts.gpu_pairs or () if joined.get((pair.a, pair.b)) == code]
         here = [pair.p2p_read for pair in pairs]
         # Of pairs that NVLinks join, one with access shows it; by PCIe some may lack it by design.
-        if _most(here) == "ok" or (code.startswith("NV") and "ok" in here):
+        must = _most(here) == "ok" or (code.startswith("NV") and "ok" in here)
+        if lone := _without_peers(pairs):
+            sentence = f"GPU{lone[0]} ({code}): no peer access to any other GPU, {lone[1]}"
+            yield Deviation(f"{sentence}; its peers have it", COMPARE_BUILD, grave=must)
+        elif must:
             for pair in pairs:
                 if pair.p2p_read not in ("ok", "unknown"):
                     sentence = f"GPU{pair.a}-GPU{pair.b} ({code}): no peer access, {pair.p2p_read}"
                     yield Deviation(f"{sentence}; its peers have it", COMPARE_BUILD)
+
+
+def _without_peers(pairs: Sequence[GpuPair]) -> tuple[int, str] | None:
+    """The one GPU that reaches none of several others, which reach each other, and why."""
+    refused = [pair for pair in pairs if pair.p2p_read not in ("ok", "unknown")]
+    able = {gpu for pair in pairs if pair.p2p_read == "ok" for gpu in (pair.a, pair.b)}
+    if len(refused) < 2 or not able or len(refused) != len(able):  # noqa: PLR2004 - one pair is two GPUs
+        return None
+    lone = set.intersection(*({pair.a, pair.b} for pair in refused)) - able
+    return (min(lone), refused[0].p2p_read) if lone else None
 
 
 def unusual_codes(codes: Codes | None, group: Group) -> Iterator[Deviation]:

@@ -22,6 +22,7 @@ from preflight.checks.gpu.readings import (
 )
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Driver, Facts, Gpu, Node
+from preflight.facts.boards import board
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
 
@@ -84,7 +85,7 @@ def judge_count(
     if wanted is not None and len(gpus) < wanted:
         gone = sorted(set(ids) - set(bus_ids)) if isinstance(ids, tuple) else list(lost)
         return _too_few(wanted, bus_ids, gone, errors, origin)
-    if odd := _odd_number(expected, len(gpus), known=known):
+    if odd := _odd_number(expected, gpus, known=known):
         return warn(odd[0], advice=odd[1], bus_ids=bus_ids)
     return ok(count(len(gpus), "GPU"), bus_ids=bus_ids)
 
@@ -93,14 +94,24 @@ LEFT_OF_A_MACHINE: Final = (7, 11, 13, 15)
 """The rest of 8, 12, 14 or 16 GPUs after one is lost. Cards come in any number up to six."""
 
 
-def _odd_number(expected: int | None, number: int, *, known: bool) -> tuple[str, str] | None:
+def left_of_a_machine(gpus: Sequence[Gpu]) -> bool:
+    """Whether no known machine, nor a rented part of one, has so many of these GPUs."""
+    number = len(gpus)
+    sizes = {size for gpu in gpus if (known := board(gpu.name)) for size in known.sizes}
+    return number in LEFT_OF_A_MACHINE or (number < max(sizes, default=0) and number not in sizes)
+
+
+def _odd_number(
+    expected: int | None, gpus: Sequence[Gpu], *, known: bool
+) -> tuple[str, str] | None:
     """More GPUs than expected, or the rest of a machine where no number is `known`.
 
     NVML's own count is none: it lacks a GPU that fell off the bus before a reboot.
     """
+    number = len(gpus)
     if expected is not None and number > expected:
         return f"{number} GPUs, {expected} expected", "correct the inventory"
-    if not known and number in LEFT_OF_A_MACHINE:
+    if not known and left_of_a_machine(gpus):
         return (
             f"{number} GPUs; no known machine, nor a rented part of one, has so many",
             "look for a missing GPU: lspci, Xid 79 in dmesg; or write gpus into the inventory",

@@ -149,7 +149,9 @@ def _lacking(name: str, counts: Mapping[str, int]) -> str:
             return f"{name} lists {frames}, but no {size}"
         if octets is not None and packets * _SHORTEST_FRAME > octets:
             return f"{name} has fewer than {_SHORTEST_FRAME} bytes for each packet"
-    return ""
+    at_port = len(counts) > _AN_EXCERPT and any(each.endswith("_phy") for each in counts)
+    lacking = {"rx_packets_phy", "rx_discards_phy"} - set(counts) if at_port else ()
+    return f"{name} counts at its port, but lists no {min(lacking)}" if lacking else ""
 
 
 def _counted(name: str, counts: Mapping[str, int]) -> Interface:

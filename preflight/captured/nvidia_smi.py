@@ -25,7 +25,7 @@ from preflight.captured.smi_query import (
 from preflight.captured.topology import parse_p2p
 from preflight.checks.gpu.deviations import usual_links
 from preflight.checks.gpu.readings import reading
-from preflight.checks.gpu.test_answers import LEFT_OF_A_MACHINE, duplicate_ids
+from preflight.checks.gpu.test_answers import duplicate_ids, left_of_a_machine
 from preflight.facts.boards import board, fully_linked_board, must_be_up, up_links
 from preflight.facts.gpu import GpuHealth, LinkErrors
 from preflight.facts.model import Driver, Facts, Gpu, NvLink
@@ -356,7 +356,7 @@ def _captured(kind: str, listing: Listing) -> Captured:
     checks = of_gpus if listing.pairs is None else ("gpu.topology",)
     doubt = "" if listing.damaged else next((one.why for one in listing.doubts), "")
     damaged = listing.damaged or doubt or duplicate_ids(listing.gpus)
-    if kind != "dcgmi diag" and len(listing.gpus) in LEFT_OF_A_MACHINE:
+    if kind != "dcgmi diag" and left_of_a_machine(listing.gpus):
         checks = tuple(dict.fromkeys((*checks, "gpu.count")))  # dcgmi names only GPUs that fail
     found = Captured(kind=kind, facts=facts, checks=checks, damaged=damaged)
     return advised(found, _ASK_MORE if doubt else listing.advice)

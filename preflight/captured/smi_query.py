@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from io import StringIO
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from xml.etree import ElementTree as ET
 
 from msgspec.structs import replace
@@ -14,6 +14,9 @@ from preflight.captured import smi_fields as v
 from preflight.captured.smi_fields import Block, Listing, Pairs, Readings, below, bus, listed
 from preflight.core.text import whole
 from preflight.facts.model import Gpu, GpuProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _GPU: Final = re.compile(r"^GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*$")
 _LINE: Final = re.compile(r"^( *)([A-Za-z](?:[^:]*[^: ])?) *:(?: (.*))?$")
@@ -89,7 +92,7 @@ def _damage(text: str, blocks: list[Block], attached: int | None) -> str:
         return "its lines lost their indentation, which shows the section of each"
     if "product_name" in last and not any(path.startswith("processes") for path in last):
         return f"it ends within GPU {blocks[-1].bus_id}"
-    return _too_few(text, blocks, attached)
+    return _too_few(text, blocks, attached) or _lines_missing(blocks)
 
 
 _FEW_PAIRS: Final = 20
@@ -104,6 +107,117 @@ def _too_few(text: str, blocks: list[Block], attached: int | None) -> str:
     if attached is not None and len(blocks) < attached and not ASKED.search(text):
         return f"it lists {len(blocks)} of {attached} attached GPUs"
     return ""
+
+
+_COUNTS: Final = (
+    ("sram_correctable", "sram_uncorrectable|sram_uncorrectable_parity", "dram_correctable",
+     "dram_uncorrectable"),
+    ("sram_uncorrectable_parity", "sram_uncorrectable_sec_ded|sram_uncorrectable_secded"),
+    ("single_bit", "double_bit"),
+)  # fmt: skip
+_REASONS: Final = (
+    ("idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown"),
+    ("sync_boost", "sw_thermal_slowdown|unknown"),
+)
+_MODES: Final = (("current|current_ecc|current_mig", "pending|pending_ecc|pending_mig"),)
+_TOGETHER: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
+    "ecc_mode": _MODES,
+    "mig_mode": _MODES,
+    "ecc_errors": (
+        ("volatile", "aggregate"),
+        ("channel_repair_pending", "tpc_repair_pending"),
+    ),
+    "volatile": _COUNTS,
+    "aggregate": (*_COUNTS, ("sram_uncorrectable_parity", "sram_threshold_exceeded")),
+    "single_bit": (("device_memory", "total"),),
+    "double_bit": (("device_memory", "total"),),
+    "retired_pages": (
+        ("single_bit_ecc|multiple_single_bit_retirement", "double_bit_ecc|double_bit_retirement",
+         "pending|pending_page_blacklist|pending_blacklist|pending_retirement"),
+    ),
+    "remapped_rows": (
+        ("correctable_error|remapped_row_corr", "uncorrectable_error|remapped_row_unc",
+         "pending|remapped_row_pending", "remapping_failure_occurred|remapped_row_failure"),
+    ),
+    "bank_remap_availability_histogram": (("max", "high", "partial", "low", "none"),),
+    "gpu_reset_status": (("reset_required", "drain_and_reset_recommended"),),
+    "clocks_throttle_reasons": _REASONS,
+    "clocks_event_reasons": _REASONS,
+    "hw_slowdown": (("hw_thermal_slowdown", "hw_power_brake_slowdown"),),
+    "fb_memory_usage": (("total", "used", "free"),),
+    "gpu_link_info": (("pcie_generation", "link_width"),),
+    "pcie_generation": (("max", "current"),),
+    "link_width": (("max", "current"),),
+    "temperature": (
+        ("gpu_current_temp", "gpu_shutdown_temp|gpu_shutdown_t_limit_temp",
+         "gpu_slowdown_temp|gpu_slowdown_t_limit_temp"),
+    ),
+    "power_readings": (
+        ("power_limit", "default_power_limit", "enforced_power_limit", "min_power_limit",
+         "max_power_limit"),
+    ),
+    "gpu_power_readings": (
+        ("current_power_limit", "default_power_limit", "min_power_limit", "max_power_limit"),
+    ),
+    "fabric": (("state", "status"),),
+}  # fmt: skip
+"""By section, the lines of which every driver prints all or none; "|" between their names."""
+_EVERY: Final = (
+    "product_name", "persistence_mode", "pci", "performance_state",
+    "clocks_throttle_reasons|clocks_event_reasons", "fb_memory_usage", "compute_mode", "ecc_mode",
+    "ecc_errors", "retired_pages", "temperature", "power_readings|gpu_power_readings",
+)  # fmt: skip
+"""What every driver prints of a whole GPU, as a section or as one line."""
+_OF_A_WHOLE: Final = frozenset(("product_brand", "minor_number", "mig_mode"))
+"""Only a whole GPU has these: `-d` selects none of them."""
+_BY_GPU: Final = frozenset(("mig_devices", "mig_device", "processes", "accounted_processes"))
+
+
+def _lines_missing(blocks: list[Block]) -> str:
+    """Name a line that the tool prints with others that are there; "" if none is missing.
+
+    A cut joins the beginning of a line with the end of another, so that what is between is missing.
+    """
+    tops: dict[str, set[str]] = {}
+    names = []
+    for block in blocks:
+        named = f"GPU {block.bus_id}" if block.bus_id else "its GPU"
+        children = _children(block)
+        top = children.get("", set())
+        groups = [(name, group) for name in children for group in _TOGETHER.get(_last(name), ())]
+        if not _OF_A_WHOLE.isdisjoint(top):
+            mig = ("remapped_rows",) if "mig_mode" in top else ()  # both since R450
+            groups.append(("", (*_EVERY, *mig)))
+        for section, group in groups:
+            lacking = [each for each in group if children[section].isdisjoint(each.split("|"))]
+            if lacking and len(lacking) < len(group):
+                place = f"{_last(section)}/" if section else ""
+                return f"{named} has no line {place}{lacking[0].partition('|')[0]}"
+        model = next((value for path, value in block.pairs if path == "product_name"), "")
+        names.append((named, model, top - _BY_GPU))
+        tops[model] = tops.get(model, set()) | names[-1][2]
+    for named, model, top in names:
+        if lacking := sorted(tops[model] - top):
+            return f"{named} has no line {lacking[0]}, unlike another GPU"
+    return ""
+
+
+def _last(section: str) -> str:
+    return section.rpartition("/")[2]
+
+
+_PREFIX: Final = re.compile(r"^clocks_(?:throttle|event)_reason_(?:gpu_)?")
+
+
+def _children(block: Block) -> dict[str, set[str]]:
+    """The names below each section of one GPU, except of its MIG devices."""
+    children: dict[str, set[str]] = {}
+    for path, _ in block.pairs:
+        section = ""
+        for part in path.split("/") if "mig_device/" not in path else ():
+            children.setdefault(section, set()).add(_PREFIX.sub("", part))
+            section = below(section, part)
+    return children
 
 
 def parse_xml(text: str) -> Listing | None:
@@ -121,7 +235,7 @@ def parse_xml(text: str) -> Listing | None:
         _flatten(element, "", block.pairs)
         blocks.append(block)
     few = _too_few(text, blocks, v.number_of(head.get("attached_gpus", "")))
-    damaged = damaged or few or ("" if blocks else "it lists no GPU")
+    damaged = damaged or few or _lines_missing(blocks) or ("" if blocks else "it lists no GPU")
     return listed(blocks, head.get("driver_version", ""), damaged)
 
 
@@ -182,18 +296,19 @@ def parse_table(text: str) -> Listing | None:
         return None
     drawn: list[list[list[str]]] = []
     rows: list[list[str]] = []
+    fewest = 1
     for line in text.splitlines():
         if "Processes:" in line or "MIG devices:" in line:
             break
         if line.strip().startswith("|="):
-            rows = []  # the rows above are the head
+            fewest, rows = len(rows) + 1, []  # the head has as many rows as each GPU
         cells = _cells(line)
         if len(cells) == 3 and not _COLUMNS.search(line):  # noqa: PLR2004 - the table's columns
             rows.append(cells)
         elif line.strip().startswith("+-") and rows:
             drawn.append(rows)
             rows = []
-    whole = not rows and all(len(part) <= _ROWS for part in drawn)
+    whole = not rows and all(fewest <= len(part) <= _ROWS for part in drawn)
     drawn += [rows] if rows else []
     parts = [part for part in drawn if _FIRST.match(part[0][0])]
     tail = text[text.find("Processes:") :] if "Processes:" in text else ""
@@ -203,6 +318,8 @@ def parse_table(text: str) -> Listing | None:
     gpus = tuple(gpu for gpu, _ in read_gpus)
     doubts = tuple(doubt for _, found in read_gpus for doubt in found)
     damaged = _smi_table_damage(gpus, tail, whole=whole and len(parts) == len(drawn))
+    if gone := sorted({*(processes or ())} - {gpu.index for gpu in gpus}):
+        damaged = damaged or f"it lists a process of GPU {gone[0]}, but not that GPU"
     return Listing(gpus, header[1] if header else "", damaged, doubts)
 
 

@@ -52,6 +52,8 @@ class Board(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """In units of 10**9 bytes, where the name does not contain it."""
     default_w: int | None = None
     """The lowest power limit that any such board has by default, W."""
+    sizes: tuple[int, ...] = ()
+    """How many of them a machine, or a rented part of one, has; () where any number is possible."""
 
     @property
     def link_gbs(self) -> float:

@@ -235,6 +235,19 @@ def test_a_count_of_packets_that_a_cut_joined_proves_nothing() -> None:
     assert not picked.damaged
 
 
+def test_counters_of_a_port_without_its_lost_packets_prove_nothing() -> None:
+    """A driver that counts at the port counts what is discarded there; a few may be picked."""
+    octets = {"rx_bytes": 10**9, "rx_bytes_phy": 10**9}
+    text = statistics(**octets, **{f"tx_queue_{at}": at for at in range(30)})
+    for part, damaged in ((text, False), (text.replace("rx_discards_phy: 0", ""), True)):
+        found = captured(part)
+        assert found is not None
+        assert bool(found.damaged) is damaged
+    picked = captured(statistics().replace("rx_discards_phy: 0", ""))
+    assert picked is not None
+    assert not picked.damaged
+
+
 @pytest.mark.corpus
 @pytest.mark.parametrize("label", CASES, ids=lambda path: path.stem)
 def test_every_label_is_met(label: Path) -> None:

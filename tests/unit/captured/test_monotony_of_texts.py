@@ -116,15 +116,25 @@ def test_a_cut_text_proves_nothing_of_what_is_missing() -> None:
         if (sick := {c for c, o in outcomes(one, Expected()).items() if o in FINDINGS})
     ]  # a section alone is an excerpt: rows that are cut out of it leave another one
     assert len(closed) > 7
+
+    @functools.cache  # a short text has few cuts
+    def eased(which: int, at: int, end: int) -> list[str]:
+        _, text, whole, sick = closed[which]
+        if not text[end:].strip() and "\n" in text[at - 1 : at + 1]:
+            return []  # a list that ends with a row is as whole as any
+        return [
+            check
+            for one in captured_parts(text[:at] + text[end:])
+            if one.kind == whole.kind and one.facts != whole.facts
+            for check, said in outcomes(one, Expected(), sick).items()
+            if said == "ok"
+        ]
+
     for case in range(CASES):
         pick = random.Random(f"{SEED} cut {case}")  # noqa: S311
-        name, text, whole, sick = pick.choice(closed)
+        name, text, _, _ = one = pick.choice(closed)
         at = pick.randrange(len(text))
-        end = len(text) if case % 2 else at + pick.randrange(1, 400)
-        if not text[end:].strip() and "\n" in text[at - 1 : at + 1]:
-            continue  # a list that ends with a row is as whole as any
-        for one in captured_parts(text[:at] + text[end:]):
-            if one.kind == whole.kind and one.facts != whole.facts:
-                said = outcomes(one, Expected(), sick)
-                passed += [(name, at, end, check) for check in sick if said.get(check) == "ok"]
+        end = len(text) if case % 2 else min(at + pick.randrange(1, 400), len(text))
+        found = eased(closed.index(one), at, end)
+        passed += [(name, at, end, check) for check in found]
     assert passed == []

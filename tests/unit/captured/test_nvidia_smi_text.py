@@ -50,31 +50,48 @@ GPU 00000000:1B:00.0
     Performance State                     : P0
     Clocks Event Reasons
         Idle                              : {idle}
+        Applications Clocks Setting       : Not Active
+        SW Power Cap                      : Not Active
         HW Slowdown                       : {slow}
             HW Thermal Slowdown           : {slow}
+            HW Power Brake Slowdown       : Not Active
     FB Memory Usage
         Total                             : 81559 MiB
         Used                              : 2000 MiB
+        Free                              : 79559 MiB
     Compute Mode                          : Prohibited
     Utilization
         Gpu                               : 99 %
     ECC Errors
         Volatile
+            SRAM Correctable              : 0
             SRAM Uncorrectable Parity     : 1
             SRAM Uncorrectable SEC-DED    : {ecc}
+            DRAM Correctable              : 0
             DRAM Uncorrectable            : 0
+        Aggregate
+            SRAM Correctable              : 0
+            SRAM Uncorrectable Parity     : 0
+            SRAM Uncorrectable SEC-DED    : 0
+            DRAM Correctable              : 0
+            DRAM Uncorrectable            : 0
+            SRAM Threshold Exceeded       : No
     Temperature
         GPU Current Temp                  : 54 C
         GPU T.Limit Temp                  : 1 C
+        GPU Shutdown T.Limit Temp         : -5 C
         GPU Slowdown T.Limit Temp         : -2 C
     GPU Power Readings
         Current Power Limit               : 350.00 W
         Default Power Limit               : 700.00 W
+        Min Power Limit                   : 200.00 W
+        Max Power Limit                   : 700.00 W
     Fabric
         State                             : In Progress
         Status                            : N/A
     Processes                             : None
 """
+WELL = QUERY.format(action="None", idle="Active", slow="Not Active", ecc="0")
 SICK = QUERY.format(action="GPU Reset", idle="Not Active", slow="Active", ecc="2")
 
 
@@ -146,11 +163,17 @@ def test_what_is_not_there_and_what_fails_differ() -> None:
 
 def test_the_xml_says_the_same() -> None:
     """The same sections in XML, cut off in the second GPU: what is left can condemn only."""
+    names = [
+        f"{ram}_{kind}" for ram in ("sram", "dram") for kind in ("correctable", "uncorrectable")
+    ]
+    counts = "".join(f"<{name}>0</{name}>" for name in names)
     gpu = (
         "<gpu id='00000000:1B:00.0'><product_name>NVIDIA H100</product_name><remapped_rows>"
-        "<remapped_row_unc>2</remapped_row_unc><remapped_row_pending>Yes</remapped_row_pending>"
-        "</remapped_rows><ecc_errors><volatile><dram_uncorrectable>0</dram_uncorrectable></volatile>"
-        "</ecc_errors><temperature><gpu_temp>30 C</gpu_temp></temperature></gpu>"
+        "<remapped_row_corr>0</remapped_row_corr><remapped_row_unc>2</remapped_row_unc>"
+        "<remapped_row_pending>Yes</remapped_row_pending>"
+        "<remapped_row_failure>No</remapped_row_failure></remapped_rows><ecc_errors>"
+        f"<volatile>{counts}</volatile><aggregate>{counts}</aggregate></ecc_errors>"
+        "<temperature><gpu_temp>30 C</gpu_temp></temperature></gpu>"
     )
     whole = f"<nvidia_smi_log><driver_version>570</driver_version>{gpu}</nvidia_smi_log>"
     said = outcomes(whole)
@@ -223,6 +246,63 @@ def test_what_somebody_wrote_beside_a_value_is_not_a_part_of_it(arrow: str) -> N
     assert outcomes(section.format(arrow)) == outcomes(section.format(""))
 
 
+MEMORY = """
+GPU 00000000:1B:00.0
+    ECC Errors
+        Volatile
+            SRAM Correctable              : 0
+            SRAM Uncorrectable            : 0
+            DRAM Correctable              : 0
+            DRAM Uncorrectable            : 0
+        Aggregate
+            SRAM Correctable              : 0
+            SRAM Uncorrectable            : 0
+            DRAM Correctable              : 0
+            DRAM Uncorrectable            : 0
+    Retired Pages
+        Single Bit ECC                    : N/A
+        Double Bit ECC                    : N/A
+        Pending Page Blacklist            : N/A
+    Remapped Rows
+        Correctable Error                 : 0
+        Uncorrectable Error               : 4
+        Pending                           : No
+        Remapping Failure Occurred        : No
+"""
+HEADINGS = ("GPU 0", "ECC Errors", "Retired Pages", "Remapped Rows")
+
+
+def test_a_section_without_one_of_its_lines_proves_nothing() -> None:
+    """The tool prints all of a section or none: what a cut took may have been the fault."""
+    lines = MEMORY.splitlines()
+    assert outcomes(MEMORY) == {"gpu.ecc": "ok", "gpu.remap": "ok"}
+    for at, line in enumerate(lines):
+        if line.strip() and not line.strip().startswith(HEADINGS):
+            cut = read("\n".join([*lines[:at], *lines[at + 1 :]]))
+            assert cut is not None
+            assert cut.damaged, line
+
+
+@pytest.mark.skipif(not CORPUS.exists(), reason="the corpus is not here")
+def test_a_line_that_a_cut_joined_with_one_of_another_section_proves_nothing() -> None:
+    """Of a whole GPU every section is there: the rows that wait to be remapped are gone here."""
+    text = (CORPUS / "nvidia_smi" / "gpud_q_a10_remap_pending.txt").read_text()
+    before, after = text.split("  : N/A\n    Remapped Rows\n")
+    joined = before + " : No\n" + after[after.index("        Bank Remap") :]
+    assert "Pending Page Blacklist           : No" in joined
+    assert outcomes(text)["gpu.remap"] == "fail"
+    assert outcomes(joined)["gpu.remap"] == "unknown"
+
+
+def test_a_gpu_without_a_section_that_another_has_proves_nothing() -> None:
+    """The same driver prints the same sections of each GPU."""
+    second = WELL[WELL.index("GPU 0000") :].replace("1B:00.0", "1C:00.0")
+    both = WELL.replace("Attached GPUs                             : 1", "") + second
+    assert outcomes(both)["gpu.recovery"] == "ok"
+    cut = WELL + second.replace("    GPU Recovery Action                   : None\n", "")
+    assert outcomes(cut)["gpu.recovery"] == "unknown"
+
+
 def test_half_a_table_proves_nothing() -> None:
     """Cut anywhere, nothing in it is ok; an error before the cut still is one."""
     whole = TABLE.format(ecc="0", watts="70W /  700W")
@@ -230,6 +310,21 @@ def test_half_a_table_proves_nothing() -> None:
         assert "ok" not in outcomes(whole[:end]).values()
     sick = TABLE.format(ecc="3", watts="70W /  700W")
     assert outcomes(sick[: sick.index("Processes:")])["gpu.ecc"] == "fail"
+
+
+@pytest.mark.skipif(not CORPUS.exists(), reason="the corpus is not here")
+def test_a_table_without_a_row_or_a_gpu_that_it_names_proves_nothing() -> None:
+    """Each GPU has as many rows as the head, and a process shows that its GPU is there."""
+    text = (CORPUS / "nvidia_smi" / "nge_table_load_h100.txt").read_text()
+    lines = text.splitlines(keepends=True)
+    first = next(at for at, line in enumerate(lines) if line.startswith("|====="))
+    assert "unknown" not in outcomes(text).values()
+    for row in (1, 2, 3):
+        cut = "".join([*lines[: first + row], *lines[first + row + 1 :]])
+        assert "ok" not in outcomes(cut).values(), row
+    elsewhere = text.replace("|    0   N/A", "|    5   N/A")
+    assert elsewhere != text
+    assert "ok" not in outcomes(elsewhere).values()
 
 
 def test_lists() -> None:
@@ -594,6 +689,22 @@ def test_seven_gpus_of_any_listing_are_a_finding() -> None:
     columns = f"index, name, pstate\n{rows}"
     assert outcomes(columns)["gpu.count"] == "warn"
     assert "gpu.count" not in outcomes(columns + "7, NVIDIA H100 80GB HBM3, P0\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "outcome"),
+    [
+        ("NVIDIA GB200", 3, "warn"),
+        ("NVIDIA GB300", 3, "warn"),
+        ("NVIDIA GB200", 2, None),
+        ("NVIDIA GB200", 4, None),
+        ("NVIDIA H100 80GB HBM3", 3, None),
+    ],
+)
+def test_three_of_a_tray_of_four_are_a_finding(name: str, number: int, outcome: str | None) -> None:
+    """A GB200 or GB300 tray has four GPUs, and one, two or all of them are rented."""
+    rows = "".join(f"{at}, {name}, P0\n" for at in range(number))
+    assert outcomes(f"index, name, pstate\n{rows}").get("gpu.count") == outcome
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,22 @@ def test_peer_access_alone() -> None:
     assert alone(replace(bare, gpu_pairs=unknown)).outcome is Outcome.OK
 
 
+@pytest.mark.parametrize(("number", "outcome"), [(3, "warn"), (4, "warn"), (8, "fail")])
+def test_a_gpu_without_any_peer_is_named(number: int, outcome: str) -> None:
+    """Refused with each of the others, which reach each other: it is that GPU, not its pairs."""
+    gone = number - 1
+    lone = tuple(
+        replace(pair, ancestor="unknown", p2p_read="not supported" if pair.b == gone else "ok")
+        for pair in pairs()
+        if pair.b < number
+    )
+    bare = facts(gpus=tuple(gpu(at, links=None) for at in range(number)), nics=None)
+    verdict = alone(replace(bare, gpu_pairs=lone))
+    assert verdict.outcome == outcome
+    named = f"GPU{gone} (unknown way): no peer access to any other GPU, not supported"
+    assert verdict.sentence.startswith(named)
+
+
 def test_a_pair_joined_otherwise_than_in_the_group_is_named() -> None:
     """PCIe GPUs that sit on other sockets than on most nodes: the minority is odd, not the rest."""
     plain = facts(gpus=tuple(gpu(at, links=(), name="NVIDIA H100 PCIe") for at in range(8)))
