@@ -96,7 +96,9 @@ def test_the_reference_has_each_key_of_a_symptom() -> None:
     page = (DOCS / "reference" / "explain.md").read_text(encoding="utf-8")
     page = page.partition("## How to add a symptom")[2]
     keys = {key for table in (Symptom, Circumstance, Example) for key in table.__struct_fields__}
-    written = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`[^`\n]+`|(?m:^(?:.*=|\[\[).*$)", page))))
+    written = set(
+        re.findall(r"[a-z_]+", " ".join(re.findall(r"`[^`\n]+`|(?m:^(?:.*=|\[\[).*$)", page)))
+    )
     assert ({*keys, *get_args(Role), *get_args(Reads)} - {"", "id"}) - written == set()
 
 
