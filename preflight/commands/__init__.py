@@ -100,6 +100,13 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
 
 
+def add_ras(parser: argparse.ArgumentParser) -> None:
+    """Declare `--ras`, for the verbs that read what the ranks of a job do."""
+    parser.add_argument("--ras", choices=("auto", "always", "never"), default="auto",
+                        help="ask NCCL's RAS service once (auto: not an NCCL before 2.29.2, "
+                        "which may crash when asked)")  # fmt: skip
+
+
 def print_lines(lines: Callable[[int], Iterable[str]]) -> None:
     """Print lines laid out for the terminal's width, at most 100 columns."""
     from preflight.core.command_line import columns

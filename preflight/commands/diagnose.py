@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from preflight.commands import (
     add_json,
     add_nodes_or_folder,
+    add_ras,
     add_targets,
     fleet_of,
     folder_among,
@@ -185,9 +186,7 @@ def add_options(diagnose: argparse.ArgumentParser) -> None:
                           "its run id, or MASTER_ADDR:MASTER_PORT")  # fmt: skip
     diagnose.add_argument("--look-s", metavar="N", type=float, default=3.0, help="seconds between "
                           "the two looks (default: 3); more for a job with slow steps")  # fmt: skip
-    diagnose.add_argument("--ras", choices=("auto", "always", "never"), default="auto",
-                          help="ask NCCL's RAS service once (auto: not an NCCL before 2.29.2, "
-                          "which may crash when asked)")  # fmt: skip
+    add_ras(diagnose)
     add_json(diagnose)
     diagnose.add_argument(
         "--save", metavar="DIR", type=Path, help="save the job's state in this folder"

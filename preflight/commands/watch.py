@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from preflight.commands import add_ras
 from preflight.core.command_line import Parser
 from preflight.core.files import typed_path
 from preflight.errors import UsageError
@@ -77,6 +78,7 @@ def add_watch_options(watch: argparse.ArgumentParser) -> None:
     watch.add_argument(
         "-i", "--inventory", metavar="FILE", default="", help="the same, from a file"
     )
+    add_ras(watch)
     watch.add_argument(
         "--keep", action="store_true", help="keep the folder of a launch that ends well"
     )
@@ -149,6 +151,7 @@ def _options(arguments: argparse.Namespace, command: tuple[str, ...]) -> Options
         keep=arguments.keep,
         nodes=arguments.nodes,
         inventory=arguments.inventory,
+        ras=arguments.ras,
     )
 
 

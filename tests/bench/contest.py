@@ -58,6 +58,7 @@ def pool(options: argparse.Namespace) -> list[Case]:
     halves = {"even": (0,), "odd": (1,), "both": (0, 1)}[options.half]
     return [
         *(contest_hangs.hangs(options.hangs, halves, build) if "hang" in only else ()),
+        *(contest_cases.ras(options.ras, halves, build) if "ras" in only else ()),
         *(contest_cases.dumps(options.dumps, halves, build) if "dumps" in only else ()),
         *(contest_cases.logs(options.logs, halves, build) if "log" in only else ()),
         *(contest_cases.corpus() if "corpus" in only else ()),
@@ -122,6 +123,7 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS)
     most = contest_hangs.MOST
     parser.add_argument("--hangs", type=int, default=most, help="number of real hangs in the lab")
+    parser.add_argument("--ras", type=int, default=88, help="number of jobs with answers of RAS")
     parser.add_argument("--dumps", type=int, default=120, help="number of jobs with dumps")
     parser.add_argument("--logs", type=int, default=160, help="number of generated logs")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)

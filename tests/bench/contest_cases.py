@@ -11,20 +11,27 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 from msgspec import Struct
 
 from tests.bench import logs_of_hangs
 from tests.bench.full_dumps import write
+from tests.lab.hangs.ras_jobs import FAULTS as RAS_FAULTS
+from tests.lab.hangs.ras_jobs import draw
+from tests.lab.hangs.ras_mesh import report
+from tests.lab.hangs.ras_score import asked
 from tests.simulate.parallel_job import FAULTS, draw_case
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-Kind = Literal["hang", "dumps", "log", "corpus"]
-KINDS: tuple[Kind, ...] = ("hang", "dumps", "log", "corpus")
+Kind = Literal["hang", "ras", "dumps", "log", "corpus"]
+KINDS: tuple[Kind, ...] = ("hang", "ras", "dumps", "log", "corpus")
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus" / "nccl_logs"
-FIRST_DUMPS, FIRST_LOGS = 3000, 2000
+FIRST_RAS, FIRST_DUMPS, FIRST_LOGS = 20000, 3000, 4000
 """Lower seeds were used while the code was written."""
+RAS_TEXT = "ras.txt"
+"""What `ncclras -v` prints of the job; the state that `diagnose` reads stands beside it."""
 _MOST_RANKS = 100_000
 """Any of them may be named where the label names none."""
 
@@ -49,6 +56,24 @@ class Case(Struct, frozen=True, kw_only=True):
     def is_unseen(self) -> bool:
         """Whether it is of the half that was not read during the work."""
         return self.kind != "corpus" and self.seed % 2 == 1
+
+
+def ras(number: int, halves: Collection[int], build: Path) -> Iterator[Case]:
+    """Generated jobs whose RAS service was asked by a node's client, through a connection."""
+    for seed in range(FIRST_RAS, FIRST_RAS + number):
+        if seed % 2 not in halves:
+            continue
+        drawn = draw(seed, faults=(RAS_FAULTS[seed // 2 % len(RAS_FAULTS)],))
+        folder = _folder(build, "ras", seed)
+        (folder / "state.json").write_bytes(msgspec.json.encode(asked(drawn)))
+        (folder / RAS_TEXT).write_text(report(drawn.ras, is_json=False))
+        ranks = frozenset(f"rank {one}" for one in drawn.culprits)
+        # Nobody sees from outside which member of a communicator holds up its kernel.
+        yield Case(
+            kind="ras", seed=seed, fault=drawn.fault, folder=folder,
+            culprits=frozenset() if drawn.any_of else ranks,
+            besides=ranks if drawn.any_of else frozenset(),
+        )  # fmt: skip
 
 
 def dumps(number: int, halves: Collection[int], build: Path) -> Iterator[Case]:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
-from tests.bench.contest_cases import Case, Kind
+from tests.bench.contest_cases import KINDS, RAS_TEXT, Case, Kind
 
 Verdict = Literal["right", "wrong", "unclear"]
 UNSURE, SURE = 0.5, 0.8
@@ -75,14 +75,14 @@ class Contestant(Struct, frozen=True):
 def judge(case: Case, answer: Answer) -> Verdict:
     """Right: the culprits and no others, and the category if both have one.
 
-    Of logs only ranks are compared: their labels name no nodes, ports and links.
+    Of logs and RAS only ranks are compared: their labels name no nodes, ports and links.
     """
     if answer.failure or answer.confidence < UNSURE:
         return "right" if "unknown" in case.categories and answer.category else "unclear"
     if case.categories and answer.category and answer.category not in case.categories:
         return "wrong"
     readings = answer.readings or (frozenset(),)
-    if case.kind in ("log", "corpus"):
+    if case.kind in ("ras", "log", "corpus"):
         readings = tuple(frozenset(x for x in one if x.startswith("rank ")) for one in readings)
     fitting = [one for one in readings if case.culprits <= one <= case.culprits | case.besides]
     if not fitting:
@@ -92,12 +92,12 @@ def judge(case: Case, answer: Answer) -> Verdict:
 
 
 def preflight(case: Case) -> Answer:
-    """`preflight explain` of the files, `preflight diagnose` of the recording of a hang."""
+    """`preflight explain` of the files, `preflight diagnose` of a job's recorded state."""
     import preflight.commands.diagnose
     import preflight.commands.explain  # noqa: F401  it must be there before the copies
     from preflight import cli
 
-    verb = "diagnose" if case.kind == "hang" else "explain"
+    verb = "diagnose" if case.kind in ("hang", "ras") else "explain"
     done = _forked(lambda: cli.main([verb, "--json", str(case.folder)]))
     try:
         answer: dict[str, Any] = json.loads(done.out)
@@ -137,10 +137,10 @@ def last_line(case: Case) -> Answer:
 
 
 CONTESTANTS = (
-    Contestant("preflight", ("hang", "dumps", "log", "corpus"), preflight),
+    Contestant("preflight", KINDS, preflight),
     Contestant("torchfrtrace", ("dumps",), torchfrtrace),
-    Contestant("first error", ("log",), first_error),
-    Contestant("last line", ("log",), last_line),
+    Contestant("first error", ("ras", "log"), first_error),
+    Contestant("last line", ("ras", "log"), last_line),
 )
 
 
@@ -182,7 +182,7 @@ def _spent() -> float:
 
 
 def _lines(case: Case) -> list[str]:
-    paths = sorted(case.folder.iterdir()) if case.folder.is_dir() else [case.folder]
+    paths = [case.folder / RAS_TEXT] if case.kind == "ras" else [case.folder]
     return [line for one in paths for line in one.read_text(errors="replace").splitlines()]
 
 

@@ -66,7 +66,8 @@ def test_an_answer_is_right_wrong_or_unclear(case: Case, answer: Answer, expecte
 def test_a_small_contest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All read the same cases; torch's own analyzer can read the generated dumps."""
     results = tmp_path / "contest.json"
-    words = ["--only", "dumps", "log", "--dumps", "1", "--logs", "1", "--processes", "1"]
+    each = ["--ras", "1", "--dumps", "1", "--logs", "1"]
+    words = ["--only", "ras", "dumps", "log", *each, "--processes", "1"]
     assert (
         main([*words, "--half", "even", "--build", str(tmp_path), "--results", str(results)]) == 0
     )
@@ -74,14 +75,17 @@ def test_a_small_contest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     scores = json.loads(results.read_bytes())["scores"]
     played = sorted((one["contestant"], one["kind"], one["seed"]) for one in scores)
     assert played == [
-        ("first error", "log", 2000),
-        ("last line", "log", 2000),
+        ("first error", "log", 4000),
+        ("first error", "ras", 20000),
+        ("last line", "log", 4000),
+        ("last line", "ras", 20000),
         ("preflight", "dumps", 3000),
-        ("preflight", "log", 2000),
+        ("preflight", "log", 4000),
+        ("preflight", "ras", 20000),
         ("torchfrtrace", "dumps", 3000),
     ]
     assert all(one["cpu_s"] > 0 for one in scores if one["contestant"] == "preflight")
-    assert table.count("| even ") == 9  # three contestants of logs, two of dumps; four of all kinds
+    assert table.count("| even ") == 12  # three read logs, three RAS, two dumps; four of all kinds
     (of_torch,) = (one for one in scores if one["contestant"] == "torchfrtrace")
     assert "rank" in of_torch["named"], of_torch["named"]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.lab.hangs.ras_mesh import Job, RasMesh
 from tests.stories.conftest import clean_environment
 from tests.stories.watched import LONGEST_S, until
 
@@ -125,6 +126,44 @@ def test_a_rank_that_hangs_is_named(tmp_path: Path) -> None:
     assert "preflight: half or more of the ranks here did almost nothing for 2 s\n" in done
     assert "rank 1" in done
     assert "preflight: the ranks are at work again\n" in done
+
+
+IDLE = """\
+import os, subprocess, sys
+wait = [sys.executable, "-c", "input()"]
+every = [subprocess.Popen(wait, stdin=subprocess.PIPE, env={**os.environ, "RANK": str(rank),
+         "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "7"})
+         for rank in range(2)]
+input()
+"""
+"""Two ranks that do nothing until their launcher ends."""
+
+
+@pytest.mark.busy
+@pytest.mark.parametrize(
+    ("version", "options", "asks"),
+    [
+        ("2.27.3", ("--ras=always",), True),
+        ("2.27.3", (), False),  # it may crash
+        ("2.30.7", ("--ras=never",), False),
+        ("2.30.7", (), True),
+    ],
+)
+def test_ras_is_asked_as_the_option_says(
+    tmp_path: Path, version: str, options: tuple[str, ...], *, asks: bool
+) -> None:
+    """`watch` has the option of `diagnose`: by default no NCCL is asked that may crash."""
+    words = _words("--stalled-after=2", *options, launch=[sys.executable, "-c", IDLE])
+    with RasMesh(Job([], [], version)) as mesh:
+        env = clean_environment() | {"NCCL_RAS_ADDR": mesh.address}
+        with subprocess.Popen(
+            words, cwd=tmp_path, env=env, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as started:
+            try:
+                until(lambda: any(tmp_path.glob("watch-*/state-1.json")))
+            finally:
+                started.communicate("\n", LONGEST_S)
+        assert bool(mesh.questions) == asks
 
 
 def test_a_healthy_launch(tmp_path: Path) -> None:

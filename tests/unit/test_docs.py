@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from preflight.fleet.inventory_tables import GroupTable, JobTable, NodeTable, WaiveTable
+from preflight.hang.explain.symptom import Circumstance, Example, Reads, Role, Symptom
 from tests.stories.readme import PAGE, README, TERMINAL, drawn, pictured, shown
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +89,17 @@ def test_the_reference_has_each_key_of_an_inventory() -> None:
     }
     written = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`[^`\n]+`|(?m:^\w+ =)", page))))
     assert keys - written == set()
+
+
+def test_the_reference_has_each_key_of_a_symptom() -> None:
+    """Each key that the reader of symptoms accepts, and each value of those with fixed words."""
+    page = (DOCS / "reference" / "explain.md").read_text(encoding="utf-8")
+    page = page.partition("## How to add a symptom")[2]
+    keys = {key for table in (Symptom, Circumstance, Example) for key in table.__struct_fields__}
+    written = set(
+        re.findall(r"[a-z_]+", " ".join(re.findall(r"`[^`\n]+`|(?m:^(?:.*=|\[\[).*$)", page)))
+    )
+    assert ({*keys, *get_args(Role), *get_args(Reads)} - {"", "id"}) - written == set()
 
 
 def test_the_pictures_are_those_of_the_tutorials_screen() -> None:

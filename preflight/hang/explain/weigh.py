@@ -243,7 +243,8 @@ def explain(found: ScanResult) -> Explanation:
     telling = [hit for hit in signs if not hit.symptom.retried and not hit.symptom.waits]
     others = _others(hits)
     answer: Explanation
-    if _ended_well(hits, found):
+    failures = [one for one in (*causes, *thrown) if _unsettled(one, found)]
+    if _ended_well(hits, failures, found):
         answer = _of_hints(hits, found) or ENDED
     elif causes:
         answer = _of_hit(causes[0], hits, found)
@@ -253,6 +254,9 @@ def explain(found: ScanResult) -> Explanation:
         answer = _of_the_dead(late, telling, hits, found) or _of_watchdog(late)
     else:
         answer = _of_signs(telling, signs, hits, found) or _of_rest(hits, found)
+    if failures and (doubt := _perhaps_survived(hits, found)):
+        sure = min(answer.confidence, _DOUBTED)
+        answer = replace(answer, sentence=answer.sentence + doubt, confidence=sure)
     answer = replace(answer, consequences=_consequences(answer, hits))
     return _with_alternatives(answer, others, found)
 
@@ -290,32 +294,59 @@ def _unsettled(one: Hit | LoggedException, found: ScanResult) -> bool:
     return one.order > found.settled.get(one.place.source, 0)
 
 
-def _ended_well(hits: Sequence[Hit], found: ScanResult) -> bool:
+def _ended_well(
+    hits: Sequence[Hit], failures: Sequence[Hit | LoggedException], found: ScanResult
+) -> bool:
     """Whether the job reports its normal end after all warnings, and no process died.
 
     What torchrun settled before, by a restart of all ranks or by their success, does not count.
+    A script may print its last words whatever happened: they count only without a failure.
     """
+    last = _last_failure(hits, found)
+    return found.ended > last or (not failures and _last_words(found) > last)
+
+
+def _last_words(found: ScanResult) -> int:
+    return max((hit.order for hit in found.hits if "last_words" in hit.fields), default=0)
+
+
+def _last_failure(hits: Sequence[Hit], found: ScanResult) -> float:
+    """The last line of a failure that the job may have survived; infinite if a process died."""
     raised = {
         (one.place.source, line)
         for one in found.raised
         for line in range(one.began, one.place.line + 1)
     }
-    last = [
-        hit
-        for hit in hits
-        if _unsettled(hit, found) and (hit.place.source, hit.place.line) not in raised
-    ]
     died = any(
-        hit.symptom.role == "echo" or (hit.symptom.role == "sign" and not hit.symptom.retried)
-        for hit in last
+        hit.symptom.role == "echo"
+        or (hit.symptom.role == "sign" and not hit.symptom.retried)
+        or (hit.symptom.reads == "end" and _exit_code(hit) != 0)
+        for hit in (*hits, *(one for one in found.hits if one.symptom.reads == "end"))
+        if _unsettled(hit, found) and (hit.place.source, hit.place.line) not in raised
     )
+    thrown = [one for one in found.raised if _unsettled(one, found)]
     # An exception of a rank is not caught if another rank reports the end.
-    caught = all(
-        one.order < found.ended and one.speaker.rank is None
-        for one in found.raised
-        if _unsettled(one, found)
-    )
-    return not died and caught and found.ended > max((hit.order for hit in hits), default=0)
+    if died or any(one.speaker.rank is not None for one in thrown):
+        return inf
+    return max((one.order for one in (*hits, *thrown)), default=0)
+
+
+_DOUBTED = 0.45
+"""Confidence of a failure after which the job seems to go on."""
+_GOES_ON = 100
+"""Lines after an exception: more than a program prints that ends by it."""
+
+
+def _perhaps_survived(hits: Sequence[Hit], found: ScanResult) -> str:
+    """How the log goes on after its last failure, if no process is known to have died; or ''."""
+    last = _last_failure(hits, found)
+    if _last_words(found) > last:
+        return "; but a later line reports the end of the work: it may have been caught"
+    sources = {one.place.source for one in (*found.hits, *found.raised)}
+    after = found.lines - last
+    if found.raised and len(sources) == 1 and after > _GOES_ON:
+        return f"; but {after:g} lines follow, and none reports an end: it may have been caught"
+    return ""
 
 
 def _of_rest(hits: Sequence[Hit], found: ScanResult) -> Explanation:
@@ -379,6 +410,7 @@ def _of_hit(hit: Hit, hits: Sequence[Hit], found: ScanResult) -> Explanation:
         hit = replace(hit, speaker=only.joined(hit.speaker))
         same = [hit, *same]
     fields = _fields_with_speaker(hit, same)
+    xid = whole(fields.get("xid", "")) if symptom.reads == "xid" else None
     here = refine(hit, same, found)
     named = here.category != "unknown" or symptom.role == "echo" or symptom.dies
     return Explanation(
@@ -386,7 +418,7 @@ def _of_hit(hit: Hit, hits: Sequence[Hit], found: ScanResult) -> Explanation:
         culprits=culprits(same if symptom.role != "echo" else (), hit) if named else (),
         sentence=symptom.sentence(fields) + here.remark,
         cause=symptom.cause,
-        advice=symptom.advice,
+        advice=symptom.advice if xid is None else xid_info(xid).advice,
         next=symptom.check,
         evidence=proofs(one.place for one in same),
         confidence=here.confidence,

@@ -1,8 +1,8 @@
 """Examines why a launch hangs or ended: `python -m preflight.hang.watch.examine WHAT ...`.
 
-    stall PID NUMBER FOLDER NODES INVENTORY   what its ranks wait for
-    end FOLDER FILE...                        why it ended, by its files
-    nodes NODES INVENTORY                     whether these can be the job's nodes
+    stall PID NUMBER FOLDER NODES INVENTORY RAS   what its ranks wait for
+    end FOLDER FILE...                            why it ended, by its files
+    nodes NODES INVENTORY                         whether these can be the job's nodes
 
 It is a separate process, so that its memory is freed at its end and the watch can end it. The node
 of rank 0 looks at all nodes of the job; the others look only at themselves.
@@ -15,7 +15,7 @@ import secrets
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from preflight.fleet.model import Fleet
     from preflight.hang.diagnose.job_state import JobState, NodeState
+    from preflight.hang.look import RasPolicy
 
 _WIDTH = 100
 
@@ -38,8 +39,8 @@ def main(words: Sequence[str]) -> int | str:
     """Run the command in the first word; return the exit status."""
     what, *rest = words
     if what == "stall":
-        pid, number, folder, nodes, inventory = rest
-        return _why_it_hangs(int(pid), number, folder, nodes, inventory)
+        pid, number, folder, *asked = rest
+        return _why_it_hangs(int(pid), number, folder, asked)
     if what == "end":
         return _why_it_ended(Path(rest[0]), [Path(file) for file in rest[1:]])
     nodes, inventory = rest
@@ -62,11 +63,12 @@ def _why_it_ended(folder: Path, files: Sequence[Path]) -> int:
     return UNKNOWN if explanation.category in ("unknown", "no_failure") else FOUND
 
 
-def _why_it_hangs(launch: int, number: str, folder: str, nodes: str, inventory: str) -> int:
+def _why_it_hangs(launch: int, number: str, folder: str, asked: Sequence[str]) -> int:
     """Look, judge, print, and write `state-N.json`, `diagnosis-N.json` and `.txt`."""
     from preflight.hang.diagnose.diagnosis import diagnose, lines
 
-    state = _look(launch, nodes, inventory)
+    nodes, inventory, ras = asked
+    state = _look(launch, nodes, inventory, cast("RasPolicy", ras))
     diagnosis = diagnose(state)
     if diagnosis.category == "progresses":
         return PROGRESSES
@@ -87,7 +89,7 @@ def _why_it_hangs(launch: int, number: str, folder: str, nodes: str, inventory: 
     return FOUND
 
 
-def _look(launch: int, nodes: str, inventory: str) -> JobState:
+def _look(launch: int, nodes: str, inventory: str, ras: RasPolicy) -> JobState:
     """Look at all of the job's nodes if they are known and rank 0 is here, else at this machine."""
     from preflight.hang.look import look_here
 
@@ -95,13 +97,13 @@ def _look(launch: int, nodes: str, inventory: str) -> JobState:
     ours = nodes or inventory or several
     if ours and any(one.rank == 0 for one in ranks_of(launch)):
         try:
-            state = _look_everywhere(launch, nodes, inventory)
+            state = _look_everywhere(launch, nodes, inventory, ras)
         except PreflightError as error:
             sys.stdout.write(f"the other nodes were not checked: {printable(str(error))}\n")
             state = None
         if state is not None:
             return state
-    return look_here(pids=(launch,))
+    return look_here(pids=(launch,), ras=ras)
 
 
 def nodes_problem(nodes: str, inventory: str, environ: Mapping[str, str]) -> str:
@@ -121,18 +123,18 @@ def _fleet(nodes: str, inventory: str, environ: Mapping[str, str]) -> Fleet:
     )
 
 
-def _look_everywhere(launch: int, nodes: str, inventory: str) -> JobState | None:
+def _look_everywhere(launch: int, nodes: str, inventory: str, ras: RasPolicy) -> JobState | None:
     """Look at all nodes of this launch's job; None if no other node accepts a login.
 
     UsageError if the nodes cannot be resolved.
     """
-    from preflight.hang.look import look
+    from preflight.hang.look import LookRequest, look
     from preflight.transport.ways import Ways
 
     fleet = _fleet(nodes, inventory, os.environ)
     ways = Ways(fleet.hosts)
     try:
-        state = look(fleet.hosts, ways, secrets.token_hex(16))
+        state = look(fleet.hosts, ways, secrets.token_hex(16), wanted=LookRequest(ras=ras))
     finally:
         ways.close()
     own = own_node(state, socket.gethostname())

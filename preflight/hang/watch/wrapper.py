@@ -59,6 +59,8 @@ class Options(NamedTuple):
     nodes: str = ""
     """The job's nodes (or `inventory`): the node of rank 0 looks at them, too."""
     inventory: str = ""
+    ras: str = "auto"
+    """Whether an examination asks NCCL's RAS service (`preflight.hang.look.RasPolicy`)."""
     environ: Mapping[str, str] = os.environ
     """The launch's environment. As root the watch's own has less (`preflight.commands.check`)."""
 
@@ -90,8 +92,8 @@ def watch(options: Options) -> int:
         report(f"{options.command[0]} cannot be started: {error.strerror}; check its name and path")
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_RUNNABLE
     output.close_pipes()
-    others = (options.nodes, options.inventory)
-    watcher = Watcher(launch, children, folder, record, stalled_after_s=window_s, others=others)
+    request = (options.nodes, options.inventory, options.ras)
+    watcher = Watcher(launch, children, folder, record, stalled_after_s=window_s, request=request)
     relay = Relay(launch, children, witness)
     writes_logs = folder is not None and (options.debug or options.tee)
     trimmer = Trimmer([folder], Cap(options.cap_mib << 20)) if folder and writes_logs else None
@@ -275,10 +277,10 @@ class Watcher:
         record: Record,
         *,
         stalled_after_s: float = STALLED_AFTER_S,
-        others: tuple[str, str] = ("", ""),
+        request: tuple[str, str, str] = ("", "", "auto"),
     ) -> None:
         self._launch, self._children, self._folder = launch, children, folder
-        self._record, self._others = record, others
+        self._record, self._request = record, request
         self._window_s = stalled_after_s
         self.every_s = min(_PERIOD_S, stalled_after_s / _LOOKS)
         """When to call `look` next."""
@@ -369,7 +371,7 @@ class Watcher:
     def _examine(self) -> None:
         self._asked_s = None
         words = ["stall", str(self._launch), str(self.stalls + 1), str(self._folder or "")]
-        self._examination = ModuleRun(self._children, EXAMINE, [*words, *self._others], EXAMINE_S)
+        self._examination = ModuleRun(self._children, EXAMINE, [*words, *self._request], EXAMINE_S)
 
     def _conclude(self, run: ModuleRun) -> None:
         self._examination = None

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -17,6 +18,9 @@ from preflight.facts.job import RasLook
 from preflight.hang.diagnose.diagnosis import diagnose
 from tests.lab.hangs.ras_jobs import FAULT_LINE, SIZES, Drawn, draw
 from tests.lab.hangs.ras_mesh import RasMesh
+
+if TYPE_CHECKING:
+    from preflight.hang.diagnose.job_state import JobState
 
 _PAYLOAD = str(Path(__file__).parents[3] / "preflight" / "payload")
 
@@ -45,7 +49,14 @@ class Score:
 
 
 def score(drawn: Drawn) -> Score:
-    """Ask the service of the drawn job, and judge what it and the nodes show."""
+    """Judge what the service of the drawn job and its nodes show."""
+    found = diagnose(asked(drawn))
+    ranks = [one.removeprefix("rank ") for one in found.culprits if one.startswith("rank ")]
+    return Score(drawn, frozenset(map(int, ranks)), found.line, found.sentence)
+
+
+def asked(drawn: Drawn) -> JobState:
+    """What the nodes of the drawn job show, and what its RAS service answers to a node's client."""
     if _PAYLOAD not in sys.path:
         sys.path.append(_PAYLOAD)
     from stacks import ras_client
@@ -56,9 +67,8 @@ def score(drawn: Drawn) -> Score:
         if mesh.questions != 1:
             raise RuntimeError(f"asked {mesh.questions} times: {answer.get('why')}")
     look = RasLook(wire=1, nonce="n", host="h", time_s=1, boot_s=1, **answer)
-    found = diagnose(replace(drawn.state, ras=look))
-    ranks = [one.removeprefix("rank ") for one in found.culprits if one.startswith("rank ")]
-    return Score(drawn, frozenset(map(int, ranks)), found.line, found.sentence)
+    state: JobState = replace(drawn.state, ras=look)
+    return state
 
 
 def main(first: int, last: int, largest: int = SIZES[-1]) -> None:

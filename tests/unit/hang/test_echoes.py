@@ -382,9 +382,52 @@ def test_a_failure_that_the_job_outlived_ended_nothing(tmp_path: Path) -> None:
     """Caught, tried again with less, or followed by a restart: the job's own end decides."""
     oom = "WARNING caught torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
     smaller = "WARNING retrying with batch size 8\n"
-    for text in (_CAUGHT, oom + smaller, _RESTART):
+    for text in (oom + smaller, _RESTART):
         assert "ended normally" in explained(tmp_path, text + _STEPS + _ENDED).sentence
-    assert "ended normally" in explained(tmp_path, _RESTART + _STEPS + _SUCCEEDED).sentence
+    for text in (_CAUGHT, _RESTART):
+        assert "ended normally" in explained(tmp_path, text + _STEPS + _SUCCEEDED).sentence
+
+
+_BUS = "gpu055 kernel: NVRM: Xid (PCI:0000:98:00): 79, GPU has fallen off the bus.\n"
+
+
+@pytest.mark.parametrize("failure", [_CAUGHT, _BUS])
+def test_a_scripts_last_words_make_a_failure_unclear(tmp_path: Path, failure: str) -> None:
+    """It may print them whatever happened; a library prints its own only after all work."""
+    answer = explained(tmp_path, _STEPS + failure + _STEPS + _ENDED)
+    assert (answer.confidence, answer.category == "no_failure") == (0.45, False)
+    assert "a later line reports the end of the work" in answer.sentence
+    finished = explained(tmp_path, failure + "`Trainer.fit` stopped: `max_epochs=3` reached.\n")
+    assert "ended normally" in finished.sentence
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        "  Process name: [[4711,1],3]\n  Exit code:    1\n",
+        "  rank      : 3 (local_rank: 3)\n  exitcode  : 1 (pid: 7)\n",
+    ],
+)
+def test_an_exit_code_after_the_last_words_counts(tmp_path: Path, ended: str) -> None:
+    """The launcher knows better than a library on one rank."""
+    end = "`Trainer.fit` stopped: `max_epochs=3` reached.\n"
+    answer = explained(tmp_path, _CAUGHT + end + ended)
+    assert (answer.category, answer.confidence) == ("other", 0.8)
+    zero = ended.replace(": 1 ", ": 0 ").replace("   1\n", "   0\n")
+    assert "ended normally" in explained(tmp_path, _CAUGHT + end + zero).sentence
+
+
+def test_an_exception_after_which_the_program_goes_on_is_unclear(tmp_path: Path) -> None:
+    """It was perhaps caught; where a process is reported to end, or few lines follow, it was not.
+
+    With several files none shows which of them go on.
+    """
+    ended = "srun: error: gpu003: task 3: Exited with exit code 1\n"
+    answer = explained(tmp_path, _CAUGHT + 60 * _STEPS)
+    assert (answer.category, answer.confidence) == ("other", 0.45)
+    assert "120 lines follow, and none reports an end" in answer.sentence
+    for text in (_CAUGHT + 20 * _STEPS, _CAUGHT + 60 * _STEPS + ended, 60 * _STEPS + _CAUGHT):
+        assert explained(tmp_path, text).confidence == 0.8
 
 
 def test_an_end_of_one_rank_hides_no_other_ranks_failure(tmp_path: Path) -> None:

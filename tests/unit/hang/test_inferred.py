@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from preflight.facts.boards import xid_info
 from preflight.hang.explain.symptom import shipped
 from preflight.hang.explain.weigh import lines
 from tests.bench.logs_of_hangs import case, verdict
@@ -170,8 +171,18 @@ def test_a_crash_is_the_rank_s_with_its_exit_code(tmp_path: Path) -> None:
     ],
 )
 def test_an_xid_in_other_words(tmp_path: Path, line: str) -> None:
-    """Monitors write the number without the driver's own words."""
-    assert explained(tmp_path, line + "\n").category == "gpu_hardware"
+    """Monitors write the number without the driver's own words; what to do stands in one table."""
+    answer = explained(tmp_path, line + "\n")
+    assert (answer.category, answer.advice) == ("gpu_hardware", xid_info(79).advice)
+
+
+def test_the_drivers_own_words_get_the_advice_of_their_xid(tmp_path: Path) -> None:
+    """A GPU off the bus is Xid 79; a program's own Xid sends nobody to drain its node."""
+    words = "NVRM: The NVIDIA GPU 0000:1a:00.0\nNVRM: (PCI ID: 10de:2330) installed in\n"
+    off = explained(tmp_path, f"{words}NVRM: this system has fallen off the bus and is silent\n")
+    assert (off.culprits, off.advice) == (("gpu 0000:1a:00.0",), xid_info(79).advice)
+    own = explained(tmp_path, "NVRM: Xid (PCI:0000:3b:00): 31, pid=1, name=python3, MMU Fault\n")
+    assert (own.category, own.advice) == ("other", xid_info(31).advice)
 
 
 def test_what_is_not_known_is_quoted(tmp_path: Path) -> None:
