@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
@@ -18,26 +19,18 @@ if TYPE_CHECKING:
 
 _BEFORE = ("reach.answer", "host.driver_hung", "gpu.count")
 _LOADED = ("burn.device",)
+_LOADING = partial(Check, stage="local", tier="standard", disturbs=True)
 CHECKS = (
-    Check(
-        "burn.device", stage="local", tier="standard", requires=_BEFORE, disturbs=True, drains=True
-    ),
-    Check(
-        "burn.integrity",
-        stage="local",
-        tier="standard",
-        requires=_BEFORE,
-        disturbs=True,
-        drains=True,
-    ),
-    Check("burn.sustained", stage="local", tier="standard", requires=_LOADED, disturbs=True),
-    Check("burn.gemm", stage="local", tier="standard", requires=_LOADED, disturbs=True),
-    Check("burn.memory", stage="local", tier="standard", requires=_LOADED, disturbs=True),
-    Check("burn.launch", stage="local", tier="standard", requires=_LOADED, disturbs=True),
-    Check("burn.pcie", stage="local", tier="standard", requires=_LOADED, disturbs=True),
-    Check("burn.p2p", stage="local", tier="standard", requires=_LOADED, disturbs=True),
-    Check("burn.host", stage="local", tier="standard", requires=_LOADED, disturbs=True),
-    Check("burn.nic", stage="local", tier="standard", requires=_LOADED, disturbs=True),
+    _LOADING("burn.device", requires=_BEFORE, drains=True),
+    _LOADING("burn.integrity", requires=_BEFORE, drains=True),
+    _LOADING("burn.sustained", requires=_LOADED),
+    _LOADING("burn.gemm", requires=_LOADED),
+    _LOADING("burn.memory", requires=_LOADED),
+    _LOADING("burn.launch", requires=_LOADED),
+    _LOADING("burn.pcie", requires=_LOADED),
+    _LOADING("burn.p2p", requires=_LOADED),
+    _LOADING("burn.host", requires=_LOADED),
+    _LOADING("burn.nic", requires=_LOADED),
 )
 
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from preflight.facts import Gpu
     from preflight.fleet.model import Host
 
+    ByNode = Mapping[str, Mapping[int, Sequence["_Met"]]]
+    """Results by node and rail."""
+
 _LEAST_PEERS = 2
 _BROKEN = (
     "look at IMEX on {0} (nvidia-imex-ctl -N, /dev/nvidia-caps-imex-channels), at its NVLinks and "
@@ -74,13 +77,9 @@ def judge_domains(
         domain = sweep.domains[name]
         plain = OverNvlink(state="alone", domain=domain, nodes=members[domain])
         peers = [value for (other, _), value in best.items() if other != name and value]
-        found[name] = _missing(name, plain, met, sweep) or _judged(
-            name,
-            met,
-            median(peers) if len(peers) >= _LEAST_PEERS else None,
-            plain,
-            limit,
-        )
+        usual = median(peers) if len(peers) >= _LEAST_PEERS else None
+        missing = _missing(name, plain, met, sweep)
+        found[name] = missing or _judged(name, met, usual, plain, limit)
     return found
 
 
@@ -92,12 +91,7 @@ def over_nvlink(one: OverNvlink, gpus: Sequence[Gpu], share: float) -> OverNvlin
     return replace(one, why=f"{_reached(one)}; {far}", advice=_SLOW)
 
 
-def _missing(
-    name: str,
-    plain: OverNvlink,
-    met: Mapping[str, Mapping[int, Sequence[_Met]]],
-    sweep: Sweep,
-) -> OverNvlink | None:
+def _missing(name: str, plain: OverNvlink, met: ByNode, sweep: Sweep) -> OverNvlink | None:
     """Say why there is nothing to judge; None if there is.
 
     If a pair of a node was not measured, only wrong sums are judged: with one bad pair, only the
@@ -145,11 +139,7 @@ def _cut(pair: PairSamples, sweep: Sweep) -> bool:
 
 
 def _judged(
-    name: str,
-    met: Mapping[str, Mapping[int, Sequence[_Met]]],
-    peers_gbs: float | None,
-    plain: OverNvlink,
-    limit: Thresholds,
+    name: str, met: ByNode, peers_gbs: float | None, plain: OverNvlink, limit: Thresholds
 ) -> OverNvlink:
     """Judge a node by its worst rail."""
     least = limit("nccl.peers_ratio") * (peers_gbs or 0.0)
@@ -198,9 +188,7 @@ def _judged(
     return one
 
 
-def _fine(
-    met: Mapping[str, Mapping[int, Sequence[_Met]]], name: str, rail: int, least: float, *, but: str
-) -> bool:
+def _fine(met: ByNode, name: str, rail: int, least: float, *, but: str) -> bool:
     """Whether that rail of a node is good with a node other than `but`."""
     several = met.get(name, {}).get(rail, ())
     return any(each.partner != but and _good(each, least) for each in several)

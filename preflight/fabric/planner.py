@@ -19,8 +19,8 @@ from preflight.core.statistics import grouped, median
 from preflight.core.text import first_few
 from preflight.fabric.measure import joint_state, summarise
 from preflight.fabric.schedule import (
-    Circle,
     Rounds,
+    circle,
     cover_unpaired,
     default_rounds,
     fill,
@@ -165,9 +165,9 @@ def plan(
     numbers: tuple[int, ...] = ()
     if wanted >= every:
         # One circle of all nodes needs the fewest rounds, whatever the sizes of the leaves.
-        circle = Circle(sorted(nodes))
-        tested = known if isinstance(frame, Circle) else Past()
-        rounds = lay_out(circle, choose(circle, tested, every, seed), nodes)
+        whole = circle(sorted(nodes))
+        tested = known if frame.in_leaf == len(frame.numbers) else Past()
+        rounds = lay_out(whole, choose(whole, tested, every, seed), nodes)
     else:
         numbers = choose(frame, known, wanted, seed)
         rounds = cover_unpaired(fill(lay_out(frame, numbers, nodes), nodes), nodes)
@@ -384,7 +384,7 @@ def _joined(pairs: Iterable[Pairing], leaves: Mapping[str, str]) -> Counter[Pair
 def _leaf_pairs_known(frame: Frame, past: Past, leaves: Mapping[str, str]) -> int:
     """Count leaf pairs that rounds surely joined, even if all missing pairs were of one."""
     best: dict[int, int] = {}
-    for number in frame.numbers[frame.in_leaf :] if frame.in_leaf else ():
+    for number in frame.numbers[frame.in_leaf :]:
         if number in past.done:
             span = frame.span(number)
             held = best.get(span, number)

@@ -44,36 +44,6 @@ def ordered(ends: Collection[str], place: Callable[[str], int]) -> Pairing:
     return a, b
 
 
-class Circle:
-    """All pairs of a fleet in N - 1 rounds (N if N is odd: each node sits out once)."""
-
-    in_leaf = 0
-    """The first so many rounds join no two leaves: 0, as no leaves are known here."""
-
-    def __init__(self, nodes: Sequence[str]) -> None:
-        self._nodes = tuple(nodes)
-        self._position = {name: position for position, name in enumerate(self._nodes)}
-        self._positions = positions(len(self._nodes))
-        self.numbers = range(rounds_among(len(self._nodes)))
-
-    def pairs(self, number: int) -> tuple[Pairing, ...]:
-        """Lay out one round; each pair in the order of the nodes given."""
-        return tuple(
-            (self._nodes[a], self._nodes[b])
-            for a, b in round_of_positions(number, self._positions)
-            if b < len(self._nodes)
-        )
-
-    def holding(self, a: str, b: str) -> int:
-        """Return the number of the round that holds this pair; KeyError for an unknown node."""
-        return number_of(self._position[a], self._position[b], self._positions)
-
-    def span(self, number: int) -> int:
-        """Return which leaves a round joins: always the same, as no leaves are known here."""
-        del number
-        return 0
-
-
 def default_rounds(nodes: int) -> int:
     """Return the default number of rounds of a fleet of that size."""
     if nodes <= ALL_PAIRS_UP_TO:
@@ -86,9 +56,9 @@ def circle_rounds(nodes: Sequence[str], limit: int | None = None) -> Rounds:
 
     An odd fleet gets a phantom: each node sits out one round. Fewer than two nodes: no rounds.
     """
-    circle = Circle(nodes)
+    frame = circle(nodes)
     wanted = default_rounds(len(nodes)) if limit is None else limit
-    return tuple(circle.pairs(number) for number in circle.numbers[: max(0, wanted)])
+    return tuple(frame.pairs(number) for number in frame.numbers[: max(0, wanted)])
 
 
 def rounds_among(members: int) -> int:
@@ -119,11 +89,12 @@ def number_of(one: int, other: int, positions: int) -> int:
     return (one + other) * (circle + 1) // 2 % circle
 
 
-class LeafAware:
+class Frame:
     """All pairs of a fleet in numbered rounds: first those inside leaves, then those across.
 
     Every pair is in exactly one round. Leaves may differ in size; a node without a partner in a
     round has a bye there. In numbers: `in_leaf` rounds inside, then `span * width + shift`.
+    Without known leaves all nodes are in one: N - 1 rounds on a circle (N if N is odd).
     """
 
     def __init__(self, leaves: Sequence[Sequence[str]], place: Mapping[str, int]) -> None:
@@ -203,8 +174,9 @@ DETOUR = 1.5
 """Most times a circle's rounds that rounds by leaf may take for all pairs; 3 equal leaves: 4/3."""
 
 
-Frame = Circle | LeafAware
-"""Disjoint rounds that together hold every pair of a fleet exactly once."""
+def circle(nodes: Sequence[str]) -> Frame:
+    """Number the rounds without leaves; each pair is in the order of the nodes given."""
+    return Frame([nodes], {name: at for at, name in enumerate(nodes)})
 
 
 def frame_of(nodes: Sequence[str], leaves: Mapping[str, str]) -> Frame:
@@ -215,14 +187,14 @@ def frame_of(nodes: Sequence[str], leaves: Mapping[str, str]) -> Frame:
     """
     members = grouped((leaves[name], name) for name in nodes if name in leaves)
     if len(members) < _TWO:
-        return Circle(nodes)
+        return circle(nodes)
     for name in nodes:
         if name not in leaves:
             min(members.values(), key=len).append(name)
     if len(members) == len(nodes):
-        return Circle(nodes)
-    frame = LeafAware(list(members.values()), {name: at for at, name in enumerate(nodes)})
-    return frame if len(frame.numbers) <= DETOUR * rounds_among(len(nodes)) else Circle(nodes)
+        return circle(nodes)
+    frame = Frame(list(members.values()), {name: at for at, name in enumerate(nodes)})
+    return frame if len(frame.numbers) <= DETOUR * rounds_among(len(nodes)) else circle(nodes)
 
 
 class Repaired(Struct, frozen=True):

@@ -7,6 +7,7 @@ miss them.
 from __future__ import annotations
 
 import dataclasses
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -151,12 +152,8 @@ class Judgement:
         self._hosts = {host.name: host for host in fleet.hosts}
         self._verdicts: dict[tuple[str, Names], Verdict] = {}
         self._nodes: dict[str, Node] = {}
-        self._decoded: Decoded | None = None
         self._used: dict[str, Override] = {}
         """The site's numbers with which the sweep was decoded."""
-        self._burn: dict[str, Burn] | None = None
-        self._groups: dict[str, Group] = {}
-        self._attempts: _Attempts | None = None
         self._day = today()
         self._swept = _of_all(fleet.hosts)
         self.measured = measured
@@ -165,10 +162,8 @@ class Judgement:
         """Add the results of a further stage; verdicts already reached stand."""
         self.measured = measured
         self._nodes.clear()
-        self._groups.clear()
-        self._attempts = None
-        self._burn = None
-        self._decoded = None
+        for derived in ("sweep", "burn", "_groups", "_attempts"):
+            self.__dict__.pop(derived, None)
 
     def verdict(self, check_id: str, names: Names) -> Verdict:
         """Judge one subject by one check, or say why it cannot be."""
@@ -307,7 +302,7 @@ class Judgement:
                 expected=host.expected,
                 reach=self.measured.reach.get(name, Reach(host.transport)),
                 facts=self.measured.facts.get(name, _NO_FACTS),
-                group=self._group(host.group),
+                group=self._groups[host.group],
                 job=self._fleet.job,
                 net=self._net(name),
                 inside=swept.inside.get(name) if swept else None,
@@ -317,17 +312,19 @@ class Judgement:
             )
         return self._nodes[name]
 
-    def _group(self, name: str) -> Group:
-        if name not in self._groups:
-            members = {host.name for host in self._fleet.hosts if host.group == name}
-            self._groups[name] = Group(
-                name, {n: facts for n, facts in self.measured.facts.items() if n in members}
-            )
-        return self._groups[name]
+    @cached_property
+    def _groups(self) -> dict[str, Group]:
+        members: dict[str, dict[str, Facts]] = {host.group: {} for host in self._fleet.hosts}
+        for name, facts in self.measured.facts.items():
+            if name in self._hosts:
+                members[self._hosts[name].group][name] = facts
+        return {name: Group(name, own) for name, own in members.items()}
+
+    @cached_property
+    def _attempts(self) -> _Attempts:
+        return _Attempts(self.measured.ports)
 
     def _net(self, name: str) -> Net:
-        if self._attempts is None:
-            self._attempts = _Attempts(self.measured.ports)
         master = self._fleet.master.name
         return Net(
             own=self.measured.ports.get(name),
@@ -341,37 +338,31 @@ class Judgement:
             nodes=len(self._fleet.hosts),
         )
 
-    @property
+    @cached_property
     def sweep(self) -> Decoded:
         """The sweep compared, decoded and blamed, once; empty where there was none."""
-        if self._decoded is None:
-            from preflight.fabric.judge import Decoded, judge_sweep  # where only facts are judged
+        from preflight.fabric.judge import Decoded, judge_sweep  # where only facts are judged
 
-            measured, planned = self.measured.sweep, self.measured.planned
-            earlier = planned.earlier if planned else {}
-            hosts = self._fleet.hosts
-            limit = self.sweep_limits
-            self._decoded = (
-                judge_sweep(measured, hosts, earlier, limit=limit) if measured else Decoded()
-            )
-            self._used = limit.used
-        return self._decoded
+        measured, planned, limit = self.measured.sweep, self.measured.planned, self.sweep_limits
+        self._used = limit.used
+        if measured is None:
+            return Decoded()
+        earlier = planned.earlier if planned else {}
+        return judge_sweep(measured, self._fleet.hosts, earlier, limit=limit)
 
     @property
     def sweep_limits(self) -> Thresholds:
         """The numbers that judge the sweep, for its reports and pictures too."""
         return Thresholds(self._swept)
 
-    @property
+    @cached_property
     def burn(self) -> Mapping[str, Burn]:
         """Every node's burn-in compared with its peers', once; empty if there was none."""
-        if self._burn is None:
-            from preflight.burn.comparison import judge_burn  # as above
+        from preflight.burn.comparison import judge_burn  # as above
 
-            measured = self.measured
-            units = measured.planned.units if measured.planned else {}
-            self._burn = judge_burn(measured.burned, self._fleet.hosts, measured.facts, units)
-        return self._burn
+        measured = self.measured
+        units = measured.planned.units if measured.planned else {}
+        return judge_burn(measured.burned, self._fleet.hosts, measured.facts, units)
 
 
 def _of_all(hosts: Sequence[Host]) -> dict[str, Override]:

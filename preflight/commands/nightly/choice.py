@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from preflight.core.text import legible
 from preflight.errors import PreflightError, UsageError
-from preflight.fabric.schedule import Circle
+from preflight.fabric.schedule import circle
 from preflight.fleet.nodeset import expand, natural
 from preflight.transport.slurm_allocation import NODES, clean, parse_nodes, parse_reservation
 
@@ -259,13 +259,13 @@ def _halves(nodes: int, most: int) -> int:
 
 def _rounds(halves: Sequence[Wave], earlier: Sequence[Night]) -> Iterator[list[tuple[Wave, Wave]]]:
     """Yield different ways to pair the halves; of many ways a new sample every night."""
-    circle = Circle([str(at) for at in range(len(halves))])
-    numbers = list(circle.numbers)
+    frame = circle([str(at) for at in range(len(halves))])
+    numbers = list(frame.numbers)
     if len(numbers) > MOST_LOOKED_AT:
         shuffled = random.Random(repr(earlier[:1]))  # noqa: S311  a repeatable order, no secret
         numbers = shuffled.sample(numbers, MOST_LOOKED_AT)
     for number in numbers:
-        yield [(halves[int(a)], halves[int(b)]) for a, b in circle.pairs(number)]
+        yield [(halves[int(a)], halves[int(b)]) for a, b in frame.pairs(number)]
 
 
 def _cut(nodes: Sequence[str], leaves: Mapping[str, str], count: int) -> list[Wave]:
