@@ -1,3 +1,3 @@
-"""Proves a GPU fleet fit before a training job starts, and names the culprit when it is not."""
+"""Proves that a GPU fleet is ready before a training job starts, and names the culprit if not."""
 
 __version__ = "0.2.0"

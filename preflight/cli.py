@@ -255,8 +255,8 @@ class _Verbs(Parser):
 def _parser(chosen: str = "") -> argparse.ArgumentParser:
     parser = _Verbs(
         prog="preflight",
-        description="Prove a GPU fleet fit before the job starts, and name the culprit when it is\n"
-        "not.\nBegin with: preflight check 'gpu[001-064]'",
+        description="Prove that a GPU fleet is ready before a job starts, and name the culprit "
+        "when\nit is not.\nBegin with: preflight check 'gpu[001-064]'",
         epilog=f"{EXIT_CODES}\n{_OTHER_CODES}",
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, 2, 16, WIDTH),
     )

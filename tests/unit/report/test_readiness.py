@@ -81,7 +81,7 @@ def test_enough_nodes_are_counted_among_those_judged_in_full() -> None:
 
 
 def test_a_stop_without_a_finding_is_not_a_pass() -> None:
-    """A session that some other plugin stopped half-way has not proven the fleet fit."""
+    """A session that some other plugin stopped half-way has not proven the fleet ready."""
     assert _exit(_on("h1", ok("fine")), _on("h2", STOPPED)) == 3
 
 
