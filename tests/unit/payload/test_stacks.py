@@ -23,7 +23,8 @@ from stacks.main import StackReader, read, readable
 from stacks.moments import Instant
 from stacks.node_ranks import Patience
 
-from preflight.facts.model import decode_look
+from preflight.facts.job import NodeLook
+from preflight.facts.model import decode_document
 from preflight.transport import bundle
 
 from .node import NONCE, Remote, system_python
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import ExitStack
 
-    from preflight.facts.job import NodeLook, RankLook
+    from preflight.facts.job import RankLook
 
     from .conftest import Machine
 
@@ -140,7 +141,7 @@ def answer(remote: Remote, *, has_spy: bool = True) -> NodeLook:
             remote.ask(**json.loads(msgspec.json.encode(message)))
         document = remote.answer()
     assert remote.leave() == 0
-    return decode_look(document, NONCE)
+    return decode_document(NodeLook, document, NONCE)
 
 
 def look(*pids: int, **request: object) -> NodeLook:
