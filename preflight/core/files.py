@@ -269,7 +269,8 @@ def parse_toml(text: str) -> dict[str, Any]:
     """
     import tomllib
 
-    for number, line in enumerate(_TEXT_OF_TOML.sub(_only_lines, text).split("\n"), 1):
+    bare = _TEXT_OF_TOML.sub(lambda quoted: "\n" * quoted[0].count("\n"), text)
+    for number, line in enumerate(bare.split("\n"), 1):
         if line.count(".") > _MOST_DOTS:
             raise ValueError(f"line {number} has more than {_MOST_DOTS} dots outside of quotes")
     return tomllib.loads(text)
@@ -283,10 +284,6 @@ def shipped_table(module: str, name: str) -> dict[str, Any]:
     import tomllib
 
     return tomllib.loads(Path(module).with_name(name).read_text(encoding="utf-8"))
-
-
-def _only_lines(quoted: re.Match[str]) -> str:
-    return "\n" * quoted[0].count("\n")
 
 
 class _WithoutHoles(io.FileIO):

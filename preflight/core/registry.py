@@ -103,13 +103,9 @@ def _legible(text: str) -> str:
 
 _DECLARES = re.compile(r"^(CHECK\s*=\s*Check\(|CHECKS\s*=\s*\()", re.MULTILINE)
 _PARAMETERS: dict[str, Subject] = {
-    "node": "node",
-    "preflight_node": "node",
-    "pair": "pair",
-    "preflight_pair": "pair",
-    "fleet": "fleet",
-    "preflight_fleet": "fleet",
-}
+    "node": "node", "pair": "pair", "fleet": "fleet",
+    "preflight_node": "node", "preflight_pair": "pair", "preflight_fleet": "fleet",
+}  # fmt: skip
 
 
 class Registry:

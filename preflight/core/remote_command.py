@@ -17,7 +17,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -228,7 +228,12 @@ class StreamRemote(ABC):
         ends = self._ends(deadline_s)
         left = memoryview(data)
         while left:
-            written = self._write_or_gone(left)
+            try:
+                written = self._write(left)
+            except OSError as error:
+                sentence = "it stopped reading before it had everything we sent"
+                advice = "see what it wrote to standard error"
+                raise ReachError("answer", sentence, advice) from error
             left = left[written:]
             if not written:
                 self._take(ends, writing=True)
@@ -242,8 +247,7 @@ class StreamRemote(ABC):
                 raise self._too_much()
             if self._buffer.ended or _past(quiet_since, GRACE_S):
                 return None
-            moved = self._take(ends)
-            quiet_since = self._quiet(quiet_since, moved=moved)
+            quiet_since = self._advance(ends, quiet_since)
         return line
 
     def wait(self, deadline_s: float) -> Answer:
@@ -252,8 +256,7 @@ class StreamRemote(ABC):
         quiet_since: float | None = None
         try:
             while not (self._buffer.ended or self._buffer.overflow or _past(quiet_since, GRACE_S)):
-                moved = self._take(ends)
-                quiet_since = self._quiet(quiet_since, moved=moved)
+                quiet_since = self._advance(ends, quiet_since)
             if not self._buffer.overflow:
                 self._exited(max(0.0, ends - time.monotonic()))
         except TimeoutError:
@@ -263,16 +266,6 @@ class StreamRemote(ABC):
 
     def _ends(self, deadline_s: float) -> float:
         return min(time.monotonic() + deadline_s, self._expires)
-
-    def _write_or_gone(self, data: memoryview) -> int:
-        try:
-            return self._write(data)
-        except OSError as error:
-            raise ReachError(
-                "answer",
-                "it stopped reading before it had everything we sent",
-                "see what it wrote to standard error",
-            ) from error
 
     def _take(self, ends: float, *, writing: bool = False) -> bool:
         """Move bytes once; TimeoutError if no time is left and nothing has arrived.
@@ -287,11 +280,11 @@ class StreamRemote(ABC):
             self._leave()
         return moved
 
-    def _quiet(self, since: float | None, *, moved: bool) -> float | None:
-        """The time since which the command is gone and its output silent; None if it is not."""
-        if moved or not self._exited(0.0):
+    def _advance(self, ends: float, quiet_since: float | None) -> float | None:
+        """Move bytes once; the time since which the command is gone and silent, None if not."""
+        if self._take(ends) or not self._exited(0.0):
             return None
-        return since if since is not None else time.monotonic()
+        return quiet_since if quiet_since is not None else time.monotonic()
 
     def _too_much(self) -> ReachError:
         return ReachError(
@@ -400,7 +393,10 @@ class PipeRemote(StreamRemote):
     def __init__(self, process: subprocess.Popen[bytes], timeout_s: float, limit: int) -> None:
         super().__init__(timeout_s, limit)
         self.process = process
-        self._stdin, self._stdout, self._stderr = _pipes(process)
+        pipes = [pipe for pipe in (process.stdin, process.stdout, process.stderr) if pipe]
+        for pipe in pipes:
+            os.set_blocking(pipe.fileno(), False)
+        self._stdin, self._stdout, self._stderr = pipes
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._stdout, selectors.EVENT_READ, self._buffer.add_stdout)
         self._selector.register(self._stderr, selectors.EVENT_READ, self._took_stderr)
@@ -468,14 +464,6 @@ class PipeRemote(StreamRemote):
                 self._status = self.process.returncode if exited else None
                 self._buffer.ended = True
             return self._status
-
-
-def _pipes(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
-    pipes = [pipe for pipe in (process.stdin, process.stdout, process.stderr) if pipe]
-    for pipe in pipes:
-        os.set_blocking(pipe.fileno(), False)
-    stdin, stdout, stderr = pipes
-    return stdin, stdout, stderr
 
 
 class LocalConnection:

@@ -135,11 +135,11 @@ def usual(speeds: Sequence[float], *, effect: float, scatter: float) -> Usual | 
         return None
     middle = known[(len(known) - 1) // 2]
     logs = [math.log(one) for one in known]
-    spread = SIGMA * median([abs(one - math.log(middle)) for one in logs])
+    away = [abs(one - math.log(middle)) for one in logs]
     cut = len(known) // 10
     apart = logs[-1 - cut] - logs[cut]
-    share = min(1 - effect, math.exp(-max(DEVIATIONS * max(spread, scatter), RANGES * apart)))
-    return Usual(middle, share, len(known))
+    share = healthy_share(away, effect=effect, scatter=scatter)
+    return Usual(middle, min(share, math.exp(-RANGES * apart)), len(known))
 
 
 SHARE, LEAST = 0.25, 3

@@ -280,8 +280,7 @@ def either(names: Sequence[str]) -> str:
 
 def first_few(names: Sequence[str], most: int) -> str:
     """Write "h1, h2 and 5 more"."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
+    return ", ".join(names[:most]) + and_more(len(names) - most)
 
 
 def many(number: int, word: str) -> str:

@@ -53,12 +53,8 @@ class Override(Struct, frozen=True):
 @cache
 def shipped() -> dict[str, Limit]:
     """Every shipped threshold by its full name."""
-    found: dict[str, Limit] = {}
-    for room in ROOMS:
-        file = PACKAGE / room / "limits.toml"
-        if file.is_file():
-            found.update(_read(file))
-    return found
+    read = (_read(PACKAGE / room / "limits.toml") for room in ROOMS)
+    return {name: limit for limits in read for name, limit in limits.items()}
 
 
 @cache

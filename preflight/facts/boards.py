@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
 from datetime import date
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -94,10 +93,9 @@ def named_memory_gb(name: str) -> int | None:
         return _GH200_GB
     if match := _NAMED_GB.search(name):
         return int(match[1])
-    known = board(name)
-    return (
-        known.memory_gb if known is not None else _CARDS_GB.get(re.sub(_MAKER, "", name, count=1))
-    )
+    if (known := board(name)) is not None:
+        return known.memory_gb
+    return _CARDS_GB.get(re.sub(_MAKER, "", name, count=1))
 
 
 def fully_linked_board(gpu: Gpu) -> Board | None:
@@ -242,10 +240,8 @@ def known_codes(facts: Facts) -> Codes:
 def nearest_nics(gpu: Gpu, nics: tuple[Nic, ...]) -> tuple[Distance, tuple[str, ...]]:
     """Distance of the NIC nearest to a GPU, and the names of all NICs at that distance."""
     ranked = [(pci_distance(gpu.pci_path, nic.pci_path, gpu.numa, nic.numa), nic) for nic in nics]
-    nearest = DISTANCES[
-        min((DISTANCES.index(distance) for distance, _ in ranked), default=len(DISTANCES) - 1)
-    ]
-    names = (nic.name for distance, nic in ranked if distance == nearest)
+    nearest = min((far for far, _ in ranked), key=DISTANCES.index, default=DISTANCES[-1])
+    names = (nic.name for far, nic in ranked if far == nearest)
     return nearest, tuple(sorted(names, key=natural))
 
 
@@ -279,18 +275,22 @@ GRADES: tuple[Grade, ...] = ("fatal", "reset", "configurable", "application", "n
 """The gravest first."""
 
 
-@dataclass(frozen=True, slots=True)
-class XidInfo:
-    """One code of `xids.toml`."""
+class XidInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One entry of `xids.toml`."""
 
-    code: int
-    grade: Grade
+    grade: Grade = msgspec.field(name="class")
     meaning: str
     advice: str
-    source: str
-    date: date
+    source: str = ""
+    """A key of the table's sources."""
+    codes: tuple[int, ...] = ()
     worded: bool = False
     """The word "Fatal" or "Nonfatal" in the log line decides the grade."""
+
+
+_UNKNOWN: Final = XidInfo(
+    "configurable", "not in preflight's catalog", "look it up in NVIDIA's Xid catalog"
+)
 
 
 @cache
@@ -313,38 +313,17 @@ def advice_again() -> str:
 @cache
 def catalog() -> dict[int, XidInfo]:
     """Every code of `xids.toml`."""
-    table = _table()
-    return {
-        code: XidInfo(
-            code=code,
-            grade=entry["class"],
-            meaning=entry["meaning"],
-            advice=entry["advice"],
-            source=table["sources"][entry["source"]],
-            date=table["date"],
-            worded=entry.get("worded", False),
-        )
-        for entry in table["xid"]
-        for code in entry["codes"]
-    }
+    entries = msgspec.convert(_table()["xid"], list[XidInfo])
+    return {code: entry for entry in entries for code in entry.codes}
 
 
 def xid_info(code: int) -> XidInfo:
     """The entry of a code; an unknown code gets the advice to look it up."""
-    return catalog().get(code) or XidInfo(
-        code=code,
-        grade="configurable",
-        meaning="not in preflight's catalog",
-        advice="look it up in NVIDIA's Xid catalog",
-        source="",
-        date=next(iter(catalog().values())).date,
-    )
+    return catalog().get(code, _UNKNOWN)
 
 
 def with_meaning(counter: str) -> str:
     """Append the meaning to an Xid counted around a load: "Xid 79 0000:1b:00 (...)"."""
     word, _, rest = counter.partition(" ")
-    code = whole(rest.partition(" ")[0])
-    return (
-        f"{counter} ({xid_info(code).meaning})" if word == "Xid" and code is not None else counter
-    )
+    code = whole(rest.partition(" ")[0]) if word == "Xid" else None
+    return counter if code is None else f"{counter} ({xid_info(code).meaning})"

@@ -23,17 +23,9 @@ Kind = Literal["cuda", "cpu"]
 """`cpu`: this torch sees no GPU, and CPUs stand for the devices."""
 
 Measure = Literal[
-    "gemm_tflops",
-    "memory_gbs",
-    "h2d_gbs",
-    "d2h_gbs",
-    "p2p_gbs",
-    "launch_us",
-    "sustained_tflops",
-    "host_copy_gbs",
-    "host_gflops",
-    "nic_gbits",
-]
+    "gemm_tflops", "memory_gbs", "h2d_gbs", "d2h_gbs", "p2p_gbs", "launch_us", "sustained_tflops",
+    "host_copy_gbs", "host_gflops", "nic_gbits",
+]  # fmt: skip
 """The unit is in the name; GB/s are 1e9 bytes. Only `launch_us` is better when it is less."""
 
 Phase = Literal["open", "gemm", "memory", "integrity", "launch", "sustained", "pcie", "p2p"]
@@ -177,21 +169,9 @@ class Done(_Event, frozen=True, kw_only=True, tag="done"):
 
 
 Event = (
-    Ready
-    | NoTorch
-    | Busy
-    | Step
-    | Opened
-    | Reading
-    | Proof
-    | Clocks
-    | Lost
-    | Absent
-    | Trouble
-    | NoTime
-    | Alive
-    | Done
-)
+    Ready | NoTorch | Busy | Step | Opened | Reading | Proof | Clocks
+    | Lost | Absent | Trouble | NoTime | Alive | Done
+)  # fmt: skip
 
 
 class Burned(Struct, frozen=True, kw_only=True):

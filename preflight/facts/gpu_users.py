@@ -21,34 +21,14 @@ if TYPE_CHECKING:
 
 
 _DAEMONS: Final = (
-    "nvidia-persistenced",
-    "nvidia-fabricmanager",
-    "nv-fabricmanager",
-    "nv-hostengine",
-    "nvsm_core",
-    "dcgm-exporter",
-    "dcgmi",
-    "nvidia-cuda-mps-control",
-    "nvidia-cuda-mps-server",
-    "nvidia-device-plugin",
-    "nvidia-gpu-device-plugin",
-    "k8s-device-plugin",
-    "gpu-feature-discovery",
-    "nvidia-mig-manager",
-    "nvidia-smi",
-    "nvtop",
-    "nvitop",
-    "gpustat",
-    "Xorg",
-    "Xwayland",
-    "gnome-shell",
-    "gnome-session-binary",
-    "kwin_x11",
-    "kwin_wayland",
-    "plasmashell",
-    "compiz",
-    "sddm-greeter",
-)
+    "nvidia-persistenced", "nvidia-fabricmanager", "nv-fabricmanager", "nv-hostengine",
+    "nvsm_core", "dcgm-exporter", "dcgmi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server",
+    "nvidia-device-plugin", "nvidia-gpu-device-plugin", "k8s-device-plugin",
+    "gpu-feature-discovery", "nvidia-mig-manager",
+    "nvidia-smi", "nvtop", "nvitop", "gpustat",
+    "Xorg", "Xwayland", "gnome-shell", "gnome-session-binary", "kwin_x11", "kwin_wayland",
+    "plasmashell", "compiz", "sddm-greeter",
+)  # fmt: skip
 """Driver daemons, monitors and desktops: they hold a GPU by design."""
 
 _REAPERS: Final = re.compile(
@@ -132,7 +112,12 @@ def find_stale(processes: Processes, gpus: Sequence[Gpu], limit: Thresholds) -> 
 
 def _zombies(notable: Sequence[Process], limit: Thresholds) -> Iterator[Stale]:
     zombies = [one for one in notable if one.state == "Z"]
-    left_over = {one.pid for one in notable if _is_left_over(one, notable)}
+    # Surely left over: its torchrun is gone, or its job has ended.
+    left_over = {
+        one.pid
+        for one in notable
+        if (one.rank is not None and is_orphan(one, notable)) or one.job_alive is False
+    }
     for one in zombies:
         end = f"it disappears when its parent ends, pid {one.ppid}: leave that to its owner"
         if one.ppid in left_over - {0, 1}:
@@ -151,11 +136,6 @@ def _zombies(notable: Sequence[Process], limit: Thresholds) -> Iterator[Stale]:
         sentence = f"{len(unreaped)} zombies that PID 1 does not reap, the oldest {oldest} old"
         advice = "start the container with an init (docker run --init), or restart it"
         yield Stale(sentence, advice, unreaped, grave=False)
-
-
-def _is_left_over(one: Process, notable: Sequence[Process]) -> bool:
-    """Whether it is surely left over: its torchrun is gone, or its job has ended."""
-    return (one.rank is not None and is_orphan(one, notable)) or one.job_alive is False
 
 
 def _stuck(notable: Sequence[Process], limit: Thresholds) -> Iterator[Stale]:
@@ -199,13 +179,9 @@ def _is_kernels(one: Process) -> bool:
 def _orphans(notable: Sequence[Process]) -> Iterator[Stale]:
     runs: dict[tuple[str, str], list[Process]] = {}
     for one in notable:
-        if (
-            one.rank
-            and one.rank.elastic_run_id
-            and one.state not in "DZ"
-            and is_orphan(one, notable)
-        ):
-            runs.setdefault((one.rank.elastic_run_id, one.rank.master_port), []).append(one)
+        rank = one.rank
+        if rank and rank.elastic_run_id and one.state not in "DZ" and is_orphan(one, notable):
+            runs.setdefault((rank.elastic_run_id, rank.master_port), []).append(one)
     for (run_id, _), ranks in runs.items():
         if len(ranks) == 1:
             sentence = f"{process(ranks[0])} is a rank whose torchrun is gone"
@@ -214,9 +190,8 @@ def _orphans(notable: Sequence[Process]) -> Iterator[Stale]:
             oldest = age(max(one.age_s for one in ranks))
             sentence = f"{len(ranks)} ranks of run {run_id!r} whose torchrun is gone"
             sentence += f" (pids {pids}, user {ranks[0].user}, started {oldest} ago)"
-        yield Stale(
-            sentence + _holdings(ranks), kill_command(one.pid for one in ranks), tuple(ranks)
-        )
+        advice = kill_command(one.pid for one in ranks)
+        yield Stale(sentence + _holdings(ranks), advice, tuple(ranks))
 
 
 def _jobless(rest: Iterable[Process], scheduler: str, *, with_nvml: bool) -> Iterator[Stale]:

@@ -182,18 +182,13 @@ class Machine(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the kernel reports that its clock is synchronized (NTP, PTP)."""
 
 
-_Text = Annotated[str, Meta(max_length=512)]
-_Count = Annotated[int, Meta(ge=0, le=2**53)]
-_Seconds = Annotated[float, Meta(ge=0, le=1e12)]
-
-
 class LogLine(Struct, frozen=True, forbid_unknown_fields=True):
     """One line, and how often similar ones came; `at_s` and `last_s` are seconds since boot."""
 
-    text: _Text
+    text: Line
     """Without its time stamp and a log daemon's prefix."""
-    at_s: _Seconds | None = None
-    last_s: _Seconds | None = None
+    at_s: Seconds | None = None
+    last_s: Seconds | None = None
     times: Annotated[int, Meta(ge=1, le=2**53)] = 1
 
 
@@ -201,16 +196,16 @@ class KernelLog(Struct, frozen=True, forbid_unknown_fields=True):
     """The relevant lines, in order of their first appearance."""
 
     source: Literal["kmsg", "journal", "dmesg", "text"]
-    seen: _Count
+    seen: Count
     """How many lines the log held; a running kernel's log is never empty."""
-    begins_s: _Seconds | None = None
+    begins_s: Seconds | None = None
     """Time of the oldest line that is still there; the kernel drops earlier ones."""
-    after_s: _Seconds = 0.0
+    after_s: Seconds = 0.0
     """Only lines from then on were read: 0 for all since boot."""
     lines: Annotated[tuple[LogLine, ...], Meta(max_length=4096)] = ()
-    dropped: _Count = 0
+    dropped: Count = 0
     """Further relevant lines, which were only counted."""
-    dropped_of: dict[_Text, _Count] = {}
+    dropped_of: dict[Line, Count] = {}
     """`dropped` by kind of line; "any": records that were not read at all; "later": those of
     them that come after records that were."""
 

@@ -338,49 +338,23 @@ class Ports(Struct, frozen=True, forbid_unknown_fields=True):
     attempts: tuple[Attempt, ...] = ()
 
 
-T = TypeVar("T")
 Document = TypeVar("Document", Facts, Ports, NodeLook, RasLook)
-
-
-def decode_facts(document: bytes, nonce: str) -> Facts:
-    """Decode the probe's document; WireError if it is invalid, or belongs to another run."""
-    return _bound(_decode(Facts, document), nonce)
-
-
-def decode_ports(document: bytes, nonce: str) -> Ports:
-    """Decode the port stage's document; WireError as above."""
-    return _bound(_decode(Ports, document), nonce)
-
-
-def decode_look(document: bytes, nonce: str) -> NodeLook:
-    """Decode a node's view of a job that hangs; WireError as above."""
-    return _bound(_decode(NodeLook, document), nonce)
-
-
-def decode_ras(document: bytes, nonce: str) -> RasLook:
-    """Decode the report of a job's RAS service; WireError as above."""
-    return _bound(_decode(RasLook, document), nonce)
-
-
 _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {}
 _MAKING = threading.Lock()
 
 
-def _decode(kind: type[T], document: bytes) -> T:
+def decode_document(kind: type[Document], content: bytes, nonce: str) -> Document:
+    """Decode a node's document of that kind; WireError if invalid, or if it is of another run."""
     # Made when needed: a prolog reads one of the four. Threads that make decoders of structs with
     # parts in common at the same time crash msgspec 0.22, which fills those parts in place.
     with _MAKING:
         if kind not in _DECODERS:
             _DECODERS[kind] = msgspec.json.Decoder(kind)
-        decoder: msgspec.json.Decoder[T] = _DECODERS[kind]
     try:
-        return decoder.decode(document)
+        document: Document = _DECODERS[kind].decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = str(error).encode("ascii", "replace").decode()[:200]
         raise WireError(f"its answer is not a preflight document: {reason}") from error
-
-
-def _bound(document: Document, nonce: str) -> Document:
     if document.wire != WIRE:
         raise WireError(f"its answer is version {document.wire}, this preflight reads {WIRE}")
     if document.nonce != nonce:

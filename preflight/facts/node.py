@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 from msgspec import Struct
@@ -96,13 +97,10 @@ class Group:
         `read` must be a named function: its vote is counted once and cached.
         """
         if read not in self._votes:
-            votes = Counter(
-                value for facts in self.facts.values() if (value := read(facts)) is not None
-            )
+            values = map(read, self.facts.values())
+            votes = Counter(value for value in values if value is not None)
             ranked = votes.most_common(1)
-            self._votes[read] = (
-                Majority(ranked[0][0], ranked[0][1], votes.total()) if ranked else None
-            )
+            self._votes[read] = Majority(*ranked[0], votes.total()) if ranked else None
         return self._votes[read]
 
     def middle(self, read: Callable[[Facts], float | None]) -> float | None:
@@ -172,22 +170,19 @@ class Node:
         return self.job.environ_of(self.name)
 
 
-PEERS_T = TypeVar("PEERS_T")
-
-
-def decided(usual: Majority[PEERS_T] | None) -> Majority[PEERS_T] | None:
+def decided(usual: Majority[T] | None) -> Majority[T] | None:
     """The majority, if it is large enough to compare a node with."""
     return usual if usual is not None and usual.decides else None
 
 
-def most(values: Iterable[PEERS_T], least: int = 1) -> PEERS_T | None:
+def most(values: Iterable[T], least: int = 1) -> T | None:
     """The value that more than half of them, and at least `least`, share."""
     counts = Counter(values)
     value, votes = counts.most_common(1)[0] if counts else (None, 0)
     return value if votes >= least and 2 * votes > counts.total() else None
 
 
-def others(usual: Majority[PEERS_T], what: str) -> str:
+def others(usual: Majority[T], what: str) -> str:
     """Format a majority: "12 of 13 nodes of its group have WHAT"."""
     return f"{usual.votes} of {usual.of} nodes of its group have {what}"
 
@@ -237,11 +232,7 @@ def pci_distance(
     """Distance of two devices from their sysfs paths (root complex first) and NUMA nodes."""
     if not a or not b:
         return "unknown"
-    shared = 0
-    for one, other in zip(a, b, strict=False):
-        if one != other:
-            break
-        shared += 1
+    shared = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(a, b, strict=False)))
     if shared == 0:
         if numa_a is None or numa_b is None:
             return "unknown"

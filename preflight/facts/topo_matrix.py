@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from typing import TYPE_CHECKING, Final
 
 from preflight.errors import PreflightError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 
 ADVICE: Final = "pass the whole output of `nvidia-smi topo -m`, unedited"
@@ -28,7 +28,7 @@ _ANSI: Final = re.compile(
 )
 _TABLE: Final = str.maketrans(dict.fromkeys("|│┃", " "))
 _LEGEND: Final = re.compile(r"^[^\w\n]*([A-Z][A-Z0-9]{1,4})\s*=\s", re.MULTILINE)
-P2P_CODES: Final = frozenset(("OK", "CNS", "GNS", "TNS", "NS", "DR"))
+_P2P_CODES: Final = frozenset(("OK", "CNS", "GNS", "TNS", "NS", "DR"))
 """The words of `nvidia-smi topo -p2p`, whose legend must not make link codes of them."""
 
 _NIC_LEGEND: Final = re.compile(r"\b(NIC[0-9]+)\s*:\s*([A-Za-z][\w.\-]*)")
@@ -51,17 +51,6 @@ def readable_lines(text: str) -> list[Line]:
     return [tuple(raw.split()) for raw in plain if any(map(str.isalnum, raw))]
 
 
-def legend_codes(text: str) -> frozenset[str]:
-    """Link codes in the text's own legend: a newer driver may print unknown ones."""
-    return frozenset(_LEGEND.findall(_ANSI.sub("", text))) - P2P_CODES
-
-
-def nic_legend(text: str, nics: Iterable[str]) -> dict[str, str]:
-    """The device of each NIC column, from the NIC legend: {"NIC0": "mlx5_0"}."""
-    names = set(nics)
-    return {nic: device for nic, device in _NIC_LEGEND.findall(text) if nic in names}
-
-
 _GPU: Final = re.compile(r"GPU[0-9]+")
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]*")
 _CODE: Final = re.compile(r"X|NV[1-9][0-9]?|PIX|PXB|PHB|NODE|SYS|SOC|PSB")
@@ -70,108 +59,78 @@ _TITLE_WORDS: Final = frozenset(("CPU", "NUMA", "GPU", "Affinity", "ID"))
 """Words in the titles of the columns after the devices."""
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """The header line, which names the columns."""
-
-    devices: tuple[str, ...]
-
-    @property
-    def gpus(self) -> tuple[str, ...]:
-        """The columns that are GPUs; the others are NICs."""
-        return tuple(name for name in self.devices if _GPU.fullmatch(name))
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One device's codes to every column."""
-
-    device: str
-    codes: tuple[str, ...]
-
-
-def find_header(lines: Sequence[Line]) -> tuple[int, Header]:
+def _find_header(lines: Sequence[Line]) -> tuple[int, Line]:
     """The first line that names columns and has a row of them under it."""
     for number in range(len(lines)):
-        header = header_at(lines, number)
-        if header is not None:
+        if header := _header_at(lines, number):
             return number, header
-    if any(_header(line) for line in lines):
+    if any(map(_header, lines)):
         raise TopologyError("there is a header line but no row of a topology matrix under it")
     raise TopologyError("there is no topology matrix in this text")
 
 
-def read_row(line: Line, header: Header, codes: frozenset[str]) -> Row | None:
-    """Read a line as a row; None if it is not one; TopologyError if it is damaged.
+def _read_row(line: Line, header: Line, codes: frozenset[str]) -> tuple[str, Line] | None:
+    """Read a row: its device, and the codes to every column; TopologyError if it is damaged.
 
-    `codes` are link codes beyond the known ones, from the text's own legend.
+    None if the line is no row. `codes` are link codes beyond the known ones, from the text's own
+    legend.
     """
     at = _label_at(line, header)
     if at is None:
         return None
     label = line[at]
-    cells = line[at + 1 : at + 1 + len(header.devices)]
-    for other, code in zip_longest(header.devices, cells):
+    cells = line[at + 1 : at + 1 + len(header)]
+    for other, code in zip_longest(header, cells):
         if code is None:
-            raise TopologyError(
-                f"the row of {label} has {len(cells)} of {len(header.devices)} cells"
-            )
+            raise TopologyError(f"the row of {label} has {len(cells)} of {len(header)} cells")
         if not _CODE.fullmatch(code) and code not in codes:
             raise TopologyError(f"{label} to {other} reads {code[:20]!r}, which is no link code")
         if (code == "X") != (label == other):
             raise TopologyError(f"{label} to {other} reads {code}: the columns are shifted")
     more = line[at + 1 + len(cells) :]
     if more and _CODE.fullmatch(more[0]):
-        raise TopologyError(
-            f"the row of {label} has more than the {len(cells)} cells of its header"
-        )
-    return Row(label, cells)
+        reason = f"the row of {label} has more than the {len(cells)} cells of its header"
+        raise TopologyError(reason)
+    return label, cells
 
 
-def refuse_unnamed_gpu(line: Line, header: Header) -> None:
+def _refuse_unnamed_gpu(line: Line, header: Line) -> None:
     """Raise TopologyError for the row of a GPU whose column is missing in the header."""
     at = next((i for i, word in enumerate(line[:3]) if _GPU.fullmatch(word)), None)
-    if at is None or line[at] in header.devices:
+    if at is None or line[at] in header:
         return
-    cells = line[at + 1 : at + 1 + len(header.devices)]
-    if len(cells) == len(header.devices) and all(_CODE.fullmatch(word) for word in cells):
-        known = ", ".join(header.devices)
+    cells = line[at + 1 : at + 1 + len(header)]
+    if len(cells) == len(header) and all(map(_CODE.fullmatch, cells)):
+        known = ", ".join(header)
         raise TopologyError(f"there is a row of {line[at][:20]}, but the header names {known}")
 
 
-def header_at(lines: Sequence[Line], number: int) -> Header | None:
-    """Read a line as a header; None if it is not one, or has no row under it."""
+def _header_at(lines: Sequence[Line], number: int) -> Line:
+    """The devices that a line names as columns; none if it is no header, or has no row under it."""
     header = _header(lines[number])
     below = lines[number + 1 : number + 2]
-    return header if header and any(_label_at(line, header) is not None for line in below) else None
+    return header if any(_label_at(line, header) is not None for line in below) else ()
 
 
-def is_of_p2p(line: Line) -> bool:
+def _is_of_p2p(line: Line) -> bool:
     """Whether it is a row of `topo -p2p`: what two GPUs can do, not how they are joined."""
-    return any(word in P2P_CODES for word in line[1:])
+    return not _P2P_CODES.isdisjoint(line[1:])
 
 
-def _header(line: Line) -> Header | None:
-    first = next((i for i, word in enumerate(line) if _GPU.fullmatch(word)), None)
-    if first is None:
-        return None
-    words = line[first:]
-    end = next((i for i, word in enumerate(words) if word in _TITLE_WORDS), len(words))
-    devices = words[:end]
-    if any(_CODE.fullmatch(word) or not _NAME.fullmatch(word) for word in devices):
-        return None
-    if len(set(devices)) < len(devices):
-        return None
-    return Header(devices)
+def _header(line: Line) -> Line:
+    words = line[next((i for i, word in enumerate(line) if _GPU.fullmatch(word)), len(line)) :]
+    devices = tuple(takewhile(lambda word: word not in _TITLE_WORDS, words))
+    odd = any(_CODE.fullmatch(word) or not _NAME.fullmatch(word) for word in devices)
+    return () if odd or len(set(devices)) < len(devices) else devices
 
 
-def _label_at(line: Line, header: Header) -> int | None:
+def _label_at(line: Line, header: Line) -> int | None:
     """The position of the row's label, if a link code follows; other words may precede it."""
-    at = next((i for i, word in enumerate(line[:3]) if word in header.devices), None)
+    at = next((i for i, word in enumerate(line[:3]) if word in header), None)
     if at is None:
         return None
-    cells = line[at + 1 : at + 1 + len(header.devices)]
-    return at if any(_CODE.fullmatch(word) for word in cells) else None
+    cells = line[at + 1 : at + 1 + len(header)]
+    return at if any(map(_CODE.fullmatch, cells)) else None
 
 
 __all__ = ["Topology", "TopologyError", "parse_topo"]
@@ -210,47 +169,46 @@ class Topology:
 def parse_topo(text: str) -> Topology:
     """Read the first matrix in `text`; TopologyError if no matrix is complete."""
     lines = readable_lines(text)
-    number, header = find_header(lines)
-    if len(header.gpus) > _MOST_GPUS or len(header.devices) > _MOST_DEVICES:
-        raise TopologyError(f"its {len(header.devices)} devices are more than one node has")
-    codes = legend_codes(text)
-    rows: dict[str, Row] = {}
+    number, header = _find_header(lines)
+    gpus = tuple(filter(_GPU.fullmatch, header))
+    if len(gpus) > _MOST_GPUS or len(header) > _MOST_DEVICES:
+        raise TopologyError(f"its {len(header)} devices are more than one node has")
+    # A newer driver may print unknown link codes; its legend has them.
+    codes = frozenset(_LEGEND.findall(_ANSI.sub("", text))) - _P2P_CODES
+    rows: dict[str, Line] = {}
     end = len(lines)
     for at, line in enumerate(lines[number + 1 :], number + 1):
-        row = read_row(line, header, codes)
+        row = _read_row(line, header, codes)
         if row is None and not line[0].startswith("Legend"):
-            refuse_unnamed_gpu(line, header)
+            _refuse_unnamed_gpu(line, header)
             continue  # A remark or a warning between the rows.
-        if row is None or row.device in rows:
+        if row is None or row[0] in rows:
             end = at  # The legend, or a matrix once more.
             break
-        rows[row.device] = row
+        rows[row[0]] = row[1]
     _refuse_another(lines[end:], header, rows, codes)
-    _refuse_missing_rows(header, rows)
-    nics = tuple(name for name in header.devices if name not in header.gpus)
+    missing = [name for name in header if name not in rows]
+    if missing and set(rows) != set(gpus):
+        raise TopologyError(f"the rows of {', '.join(missing)} are missing: the text was cut")
     links = {
-        (row.device, other): code
-        for row in rows.values()
-        for other, code in zip(header.devices, row.codes, strict=True)
+        (device, other): code
+        for device, cells in rows.items()
+        for other, code in zip(header, cells, strict=True)
     }
-    return Topology(header.gpus, nics, links, nic_legend(text, nics))
+    nics = tuple(name for name in header if name not in gpus)
+    known = {nic: device for nic, device in _NIC_LEGEND.findall(text) if nic in nics}
+    return Topology(gpus, nics, links, known)
 
 
 def _refuse_another(
-    rest: Sequence[Line], header: Header, rows: Mapping[str, Row], codes: frozenset[str]
+    rest: Sequence[Line], header: Line, rows: Mapping[str, Line], codes: frozenset[str]
 ) -> None:
     """Raise TopologyError if a second matrix in the text differs from the first."""
     for at, line in enumerate(rest):
-        other = header_at(rest, at)
-        if other is not None and not is_of_p2p(rest[at + 1]) and other.devices != header.devices:
+        other = _header_at(rest, at)
+        if other and not _is_of_p2p(rest[at + 1]) and other != header:
             raise TopologyError("there are two different matrices in this text")
-        row = None if is_of_p2p(line) else read_row(line, header, codes)
-        if row is not None and row.device in rows and row.codes != rows[row.device].codes:
-            raise TopologyError(f"there are two different rows of {row.device}")
-        refuse_unnamed_gpu(line, header)
-
-
-def _refuse_missing_rows(header: Header, rows: Collection[str]) -> None:
-    missing = [name for name in header.devices if name not in rows]
-    if missing and set(rows) != set(header.gpus):
-        raise TopologyError(f"the rows of {', '.join(missing)} are missing: the text was cut")
+        row = None if _is_of_p2p(line) else _read_row(line, header, codes)
+        if row is not None and rows.get(row[0], row[1]) != row[1]:
+            raise TopologyError(f"there are two different rows of {row[0]}")
+        _refuse_unnamed_gpu(line, header)

@@ -20,7 +20,8 @@ from msgspec.structs import replace
 
 from preflight.core.remote_command import ReachError
 from preflight.errors import WireError
-from preflight.facts.model import decode_look, decode_ras
+from preflight.facts.job import NodeLook, RasLook
+from preflight.facts.model import decode_document
 from preflight.fleet.model import Host
 from preflight.fleet.nodeset import sound_name
 from preflight.hang.diagnose.job_ranks import jobs_of
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from preflight.core.remote_command import Connection
-    from preflight.facts.job import NodeLook, RasLook
     from preflight.transport.payload_session import PayloadSession
 
 RasPolicy = Literal["auto", "always", "never"]
@@ -184,7 +184,7 @@ def _ask(
         if document.startswith(_LACKS):
             _send_missing_file(talk, document)
             document = talk.read(_left_s(ends) + 2)
-        return decode_look(document, nonce)
+        return decode_document(NodeLook, document, nonce)
     finally:
         talk.close()
 
@@ -223,7 +223,7 @@ def _ask_ras(
                     connection, hosts[node], "stacks", request, left_s, limit=RAS_LIMIT
                 )
                 try:
-                    answer = decode_ras(talk.read(left_s), nonce)
+                    answer = decode_document(RasLook, talk.read(left_s), nonce)
                 finally:
                     talk.close()
             finally:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from preflight.core.files import read_text, refuse_others
 from preflight.core.remote_command import OUTPUT_LIMIT, LocalConnection, PipeRemote, ReachError
 from preflight.errors import PreflightError, UsageError, WireError
-from preflight.facts.model import DRIVER_S, decode_facts
+from preflight.facts.model import DRIVER_S, Facts, decode_document
 from preflight.fleet.model import Fleet, Host
 from preflight.hook.child import probe
 from preflight.hook.hook_values import Assessment, Unjudged
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from preflight.core.registry import Registry
-    from preflight.facts.model import Facts
     from preflight.hook.hook_values import HookConfig, Occasion
 
 
@@ -78,7 +77,7 @@ def read_facts(
         talk = start_payload(_Here(), host, "probe", request, deadline_s)
         try:
             talk.finish()
-            yield lambda: decode_facts(talk.read(deadline_s), nonce)
+            yield lambda: decode_document(Facts, talk.read(deadline_s), nonce)
         finally:
             talk.close()
     except (ReachError, TimeoutError) as error:

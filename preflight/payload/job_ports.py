@@ -16,6 +16,7 @@ import socket
 import struct
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import start
 from probe import guard, network, procfs
@@ -44,16 +45,6 @@ def greeting(nonce: str) -> bytes:
 def reply(nonce: str, node: str) -> bytes:
     """Return the line with which that node's listener answers."""
     return b"preflight here " + _mark(nonce, f"here is {node}")
-
-
-def is_preflight(received: bytes) -> bool:
-    """Whether a wrong greeting comes from another preflight run."""
-    return received.startswith(_OPENING)
-
-
-def same(received: bytes, expected: bytes) -> bool:
-    """Compare in constant time, so that the duration does not reveal how much was right."""
-    return hmac.compare_digest(received, expected)
 
 
 def _mark(nonce: str, text: str) -> bytes:
@@ -90,29 +81,14 @@ def try_all(targets: list[Message], nonce: str, until: float) -> list[dict[str, 
 
     Those not done by `until` (a name service that hangs) are reported as timed out.
     """
-    attempts = [
-        _attempt(target, "timeout", "not done in time: name lookup, or too many")
-        for target in targets
+    pool = ThreadPoolExecutor(AT_ONCE)  # its threads end with this process, which uses os._exit
+    tries = [pool.submit(_try, target, nonce) for target in targets]
+    wait(tries, max(0.0, until - time.monotonic()))
+    late = "not done in time: name lookup, or too many"
+    return [
+        _attempt(target, "timeout", late) if one.cancel() or not one.done() else one.result()
+        for target, one in zip(targets, tries)  # noqa: B905 (Python 3.8)
     ]
-    waiting = iter(range(len(targets)))
-    lock = threading.Lock()
-
-    def work() -> None:
-        while True:
-            with lock:
-                at = next(waiting, None)
-            if at is None or time.monotonic() > until:
-                return
-            attempts[at] = _try(targets[at], nonce)
-
-    threads = [
-        threading.Thread(target=work, daemon=True) for _ in range(min(AT_ONCE, len(targets)))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
-    return list(attempts)
 
 
 def _try(target: Message, nonce: str) -> dict[str, Any]:
@@ -151,11 +127,11 @@ def _converse(target: Message, nonce: str) -> None:
     with socket.create_connection(address, timeout=CONNECT_S) as taken:
         if taken.getsockname() == taken.getpeername():
             # Linux can connect an ephemeral port to itself when no program listens there.
-            taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             raise OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         taken.sendall(greeting(nonce))
         received = _receive(taken, len(expected))
-    if not same(received, expected):
+    if not hmac.compare_digest(received, expected):
         how = "closed without a reply" if not received else "gave another reply"
         raise _NotOursError(f"another program accepted and {how}")
 
@@ -222,7 +198,8 @@ class Listeners:
             one.close()
         until = time.monotonic() + float(os.read(self._stop, 64))
         self._selector.unregister(self._stop)
-        self._drop_silent_peers()
+        for peer in [peer for peer in self._peers.values() if not peer.answered]:
+            self._drop(peer)
         while self._peers and time.monotonic() < until:
             self._turn()
         for peer in list(self._peers.values()):
@@ -264,8 +241,8 @@ class Listeners:
             if peer.answered or len(peer.received) > wanted:
                 return self._drop(peer)
             if len(peer.received) == wanted:
-                known = same(peer.received, self._greeting)
-                if not known and not is_preflight(peer.received):
+                known = hmac.compare_digest(peer.received, self._greeting)
+                if not known and not peer.received.startswith(_OPENING):
                     return self._drop(peer)
                 peer.socket.send(self._reply if known else OTHER_RUN)
                 peer.answered, peer.until = True, time.monotonic() + HELLO_S
@@ -274,10 +251,6 @@ class Listeners:
         except OSError:
             return self._leave(peer)
         return None
-
-    def _drop_silent_peers(self) -> None:
-        for peer in [peer for peer in self._peers.values() if not peer.answered]:
-            self._drop(peer)
 
     def _drop(self, peer: _Peer) -> None:
         """Reset a connection."""
@@ -315,14 +288,12 @@ def is_free(port: int, patience_s: float = 1.0) -> bool:
     """
     until = time.monotonic() + patience_s
     while True:
-        try:
+        with contextlib.suppress(OSError):
             listener(port).close()
-        except OSError:
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.02)
-        else:
             return True
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
 
 
 def _listening(family: int, address: str, port: int) -> socket.socket:
@@ -346,13 +317,8 @@ LOOKUP_S = 4.0
 def find(port: int) -> dict[str, Any]:
     """Return `holder` (a `Process`, or None) and `lingering` of the document for a taken port."""
     asked = guard.spawn(_find, port, os.getpid())
-    answered = asked.listen(time.monotonic() + LOOKUP_S)
-    asked.dismiss(kill=not answered)
-    try:
-        found: dict[str, Any] = asked.value()
-    except guard.BrokenError:
-        return {"holder": None, "lingering": 0}
-    return found
+    answer = guard.answer_of("holder", asked, time.monotonic() + LOOKUP_S, lambda _: None)
+    return answer or {"holder": None, "lingering": 0}
 
 
 def _find(port: int, run_pid: int) -> dict[str, Any]:
@@ -366,21 +332,15 @@ def _find(port: int, run_pid: int) -> dict[str, Any]:
 def _holder(held: procfs.Socket, run_pid: int) -> dict[str, Any]:
     everyone = procfs.everyone()
     describer = Describer(everyone, run_pid, Care())
+    process = {"pid": 0, "ppid": 0, "state": "", "command": "", "age_s": 0.0}
+    process["user"] = describer.user(held.uid)
     for pid in sorted(everyone):
         opened = procfs.open_files(pid)
         if opened and held.inode in opened.sockets:
             process = describer.describe(everyone[pid], procfs.environ(pid))
-            process["listens"] = [held.port] if held.state == procfs.LISTEN else []
-            return process
-    return {
-        "pid": 0,
-        "ppid": 0,
-        "state": "",
-        "user": describer.user(held.uid),
-        "command": "",
-        "age_s": 0.0,
-        "listens": [held.port] if held.state == procfs.LISTEN else [],
-    }
+            break
+    process["listens"] = [held.port] if held.state == procfs.LISTEN else []
+    return process
 
 
 MARGIN_S = 3.0
@@ -440,8 +400,10 @@ class _Stage:
         taken: list[socket.socket] = []
         self.master = None if port is None else _take(port, taken)
         self.bound = bool(taken)
-        data = [_ephemeral_listener() for _ in range(min(MOST_DATA_PORTS, request["data_ports"]))]
-        listening = [one for one in data if one is not None]
+        listening = []
+        for _ in range(min(MOST_DATA_PORTS, request["data_ports"])):
+            with contextlib.suppress(OSError):
+                listening.append(listener(0))
         self.data_ports = [one.getsockname()[1] for one in listening]
         self._listeners = Listeners(taken + listening, request["nonce"], request["name"])
 
@@ -459,10 +421,3 @@ def _take(port: int, taken: list[socket.socket]) -> Message:
     except OSError as error:
         return {"port": port, "bound": False, "error": words(error), **find(port)}
     return {"port": port, "bound": True}
-
-
-def _ephemeral_listener() -> socket.socket | None:
-    try:
-        return listener(0)
-    except OSError:
-        return None

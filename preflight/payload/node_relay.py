@@ -23,7 +23,7 @@ import children
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import IO, Any
+    from typing import Any
 
     Emit = Callable[["dict[str, Any]"], None]
     Frame = tuple[int, int, bytes]
@@ -107,19 +107,17 @@ class Command:
     """A command in its own session, whose processes all end together."""
 
     def __init__(self, argv: list[str]) -> None:
-        self._process = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
+        pipe = subprocess.PIPE
+        self._process = process = subprocess.Popen(
+            argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
         )
-        self.pid = self._process.pid
-        self.stdin = _pipe(self._process.stdin)
-        self.stdout = _pipe(self._process.stdout)
-        self.stderr = _pipe(self._process.stderr)
-        self.open = {self.stdout: self._process.stdout, self.stderr: self._process.stderr}
+        self.pid = process.pid
+        pipes = [one for one in (process.stdin, process.stdout, process.stderr) if one]
+        self.stdin, self.stdout, stderr = (one.fileno() for one in pipes)
+        for one in pipes:
+            os.set_blocking(one.fileno(), False)
+        self._input, *_ = pipes
+        self.open = dict(zip((self.stdout, stderr), pipes[1:]))  # noqa: B905 (Python 3.8)
         """Outputs that have not ended, by descriptor."""
         self.waiting = bytearray()
         """Input that the command has not taken yet."""
@@ -131,7 +129,7 @@ class Command:
 
     def write(self) -> int:
         """Write as much input as the command takes now; -1 if it reads no more."""
-        if self._process.stdin is None or self._process.stdin.closed:
+        if self._input.closed:
             return -1
         written = 0
         try:
@@ -150,21 +148,19 @@ class Command:
     def close_input(self) -> None:
         """Close the command's input."""
         self.waiting.clear()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self._input.close()
 
     @property
     def wants_input(self) -> bool:
         """Whether there is input to write to it."""
-        stdin = self._process.stdin
-        return stdin is not None and not stdin.closed and bool(self.waiting)
+        return bool(self.waiting) and not self._input.closed
 
     def read(self, descriptor: int) -> bytes:
         """Read one output; empty at its end, which closes it."""
         data = os.read(descriptor, max(1, min(CHUNK, self.room)))
         self.room -= FRAME + len(data)
         if not data:
-            _close(self.open.pop(descriptor))
+            self.open.pop(descriptor).close()
         return data
 
     def status(self) -> int | None:
@@ -191,7 +187,7 @@ class Command:
         self._signal(signal.SIGKILL)
         self.close_input()
         while self.open:
-            _close(self.open.popitem()[1])
+            self.open.popitem()[1].close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, os.WNOHANG)
         self._process.returncode = 0  # keeps subprocess from waiting for a pid that is not ours now
@@ -199,18 +195,6 @@ class Command:
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
-
-
-def _pipe(pipe: IO[bytes] | None) -> int:
-    if pipe is None:
-        raise OSError("no pipe")
-    os.set_blocking(pipe.fileno(), False)
-    return pipe.fileno()
-
-
-def _close(pipe: IO[bytes] | None) -> None:
-    if pipe is not None:
-        pipe.close()
 
 
 READ = 256 << 10

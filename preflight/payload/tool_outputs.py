@@ -70,20 +70,16 @@ def run(
     del lines
     began = time.monotonic()
     until = began + float(request["deadline_s"]) - MARGIN_S
-    environ = {**os.environ, "LC_ALL": "C"}
-    started = {name: _start(name, environ) for name in _COMMANDS}
+    started = {name: _start(name) for name in _COMMANDS}
     outputs = {name: _finish(name, child, began, until) for name, child in started.items()}
     del outputs[_DMESG if outputs[_JOURNAL]["text"] else _JOURNAL]  # two readers of one log
     emit({"outputs": [*outputs.values(), _environment()]})
 
 
-def _start(name: str, environ: dict[str, str]) -> guard.Child | None:
-    words = _COMMANDS[name]
-    program = guard.program(words[0], (*environ.get("PATH", "").split(":"), *_FOLDERS))
-    if program is None:
-        return None
+def _start(name: str) -> guard.Child | None:
+    folders = (*os.environ.get("PATH", "").split(":"), *_FOLDERS)
     most = READ_BYTES if name in (_JOURNAL, _DMESG) else MOST_BYTES
-    return guard.spawn_program([program, *words[1:]], environ, errors=True, most=most)
+    return guard.spawn_tool(_COMMANDS[name], folders, errors=True, most=most)
 
 
 def _finish(name: str, child: guard.Child | None, began: float, until: float) -> dict[str, Any]:
@@ -106,7 +102,8 @@ def _finish(name: str, child: guard.Child | None, began: float, until: float) ->
     text = without_processes(output) if words[1:] == ["-q"] else output
     one["text"] = clean_block(text, MOST_BYTES)
     if ended and child.status is not None and len(child.output) <= most:
-        one["status"] = _exit_status(child.status)
+        status = child.status
+        one["status"] = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
     if not ended:
         one["error"] = "no answer in time" + ("" if gone else ", and it cannot be killed")
     elif kernel and one["status"] != 0 and not output:
@@ -121,10 +118,6 @@ def without_processes(output: bytes) -> bytes:
     if not attached or len(gpus) > int(attached[1]):
         gpus = gpus[:1]  # it comes before the first process's name
     return b"".join(_PROCESSES.sub(_LEFT_OUT, part) for part in (head, *gpus))
-
-
-def _exit_status(status: int) -> int:
-    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
 
 
 def _environment() -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from preflight.core.remote_command import Connection, ReachError
 from preflight.errors import WireError
-from preflight.facts.model import DRIVER_S, decode_facts
+from preflight.facts.model import DRIVER_S, Facts, decode_document
 from preflight.facts.node import Clock, Reach
 from preflight.run.site_sections import modules
 from preflight.transport.bundle import start_payload
@@ -17,7 +17,6 @@ from preflight.transport.ways import RankConnections, fan_out
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from preflight.facts.model import Facts
     from preflight.fleet.model import Host, Job
     from preflight.run.site_sections import LoadedSection
     from preflight.transport.bundle import Beside
@@ -168,7 +167,7 @@ def _ask(
         talk.finish()
         document = talk.read(timeout_s + 2)
         round_trip_s = time.monotonic() - began
-        facts = decode_facts(document, request["nonce"])
+        facts = decode_document(Facts, document, request["nonce"])
     finally:
         talk.close()
     return facts, clock_of(facts, asked_at_s, round_trip_s)

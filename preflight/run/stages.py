@@ -23,7 +23,7 @@ from preflight.fabric.agents import start_rank_agents
 from preflight.fabric.launch import sweep
 from preflight.fabric.sweep_plan import SweepPlan, catching
 from preflight.facts.burn import Alive, Burned, Ready, decode_burned
-from preflight.facts.model import decode_ports
+from preflight.facts.model import Ports, decode_document
 from preflight.fleet.nodeset import fold
 from preflight.transport.bundle import start_payload
 from preflight.transport.payload_session import LEASE_S, LeasedSession
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from preflight.core.remote_command import Connection
     from preflight.fabric.samples import Sweep
     from preflight.fabric.schedule import Rounds
-    from preflight.facts.model import Facts, Ports
+    from preflight.facts.model import Facts
     from preflight.fleet.model import Host, Job
     from preflight.transport.payload_session import MessageSession
 
@@ -417,7 +417,7 @@ class PortStage(_Stage):
             self._arrive(self._tried, name, tried)
             self._wait(self._may_finish, talk)
             talk.send({"finish": True})
-            report = decode_ports(self._hear(talk), self._nonce)
+            report = decode_document(Ports, self._hear(talk), self._nonce)
             _refuse_unasked(report, targets)
             return report
         finally:

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from preflight.core.registry import Registry, load_folder, shipped_folder
-from preflight.facts.model import decode_facts
+from preflight.facts.model import Facts, decode_document
 from preflight.fleet.sources import FleetRequest, resolve
 from preflight.run.expected_verdicts import Settings
 from preflight.run.measured import Measured, Silent
@@ -78,7 +78,9 @@ def write(folder: Path, number: int) -> None:
 def judged(folder: Path) -> Taken:
     """Decode, then judge; RuntimeError unless every verdict was reached."""
     documents = (folder / _DOCUMENTS).read_bytes().split(b"\n")
-    answers, decode = _timed(lambda: [decode_facts(one, synthetic.NONCE) for one in documents])
+    answers, decode = _timed(
+        lambda: [decode_document(Facts, one, synthetic.NONCE) for one in documents]
+    )
     measured = Measured(
         nonce=synthetic.NONCE,
         reach={facts.host: synthetic.REACHED for facts in answers},

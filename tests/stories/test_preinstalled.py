@@ -14,7 +14,7 @@ import pytest
 from preflight import __version__
 from preflight.answer import RefusedError, read_call
 from preflight.core.remote_command import ReachError
-from preflight.facts.model import decode_facts
+from preflight.facts.model import Facts, decode_document
 from preflight.transport import bundle
 from preflight.transport.ways import transport_for
 from tests.unit.transport.sshd import PATIENCE_S, Sshd, why_no_sshd
@@ -82,7 +82,7 @@ def test_a_tampered_payload_is_never_run(
     (evil / "start.py").write_text(f"open({str(planted)!r}, 'w').close()\ndef main(entry): pass\n")
     talk = bundle.start_payload(connection, node.host(), "probe", REQUEST, 20, payload=evil)
     talk.finish()
-    assert decode_facts(talk.read(PATIENCE_S), NONCE).host == os.uname().nodename
+    assert decode_document(Facts, talk.read(PATIENCE_S), NONCE).host == os.uname().nodename
     talk.close()
     assert not planted.exists()
 

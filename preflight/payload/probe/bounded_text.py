@@ -70,6 +70,18 @@ def attempt(path: str) -> str:
     return clean(attempt_raw(path)).strip()
 
 
+def number(path: str) -> int | None:
+    """Return the count in such a file; None for -1, "unknown", or where it cannot be read."""
+    text = attempt(path)
+    return int(text) if text.isdigit() else None
+
+
+def counters(paths: dict[str, str]) -> dict[str, int]:
+    """Return the counters in these files by name, bounded; without those that cannot be read."""
+    found = {name: number(path) for name, path in paths.items()}
+    return {name: min(count, 2**53) for name, count in found.items() if count is not None}
+
+
 def names(folder: str) -> list[str]:
     """Return the entries of a folder, sorted; [] where it cannot be listed."""
     try:

@@ -9,8 +9,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_STATES = {0: "not supported", 1: "not started", 2: "in progress", 3: "completed"}
-"""nvmlGpuFabricState_t."""
+_STATES = {1: "not started", 2: "in progress", 3: "completed"}
+"""nvmlGpuFabricState_t; 0 is "not supported"."""
 
 _COMPLETED = 3
 
@@ -44,15 +44,16 @@ def read_gpu_fabric(reader: Reader) -> None:
     info = _filled(reader, "fabric_state", forms)
     if info is None:
         return
-    state = _STATES.get(info.state, f"state {info.state}")
+    lib = reader.nvml.lib
     if info.state == 0:
-        reader.refuse("fabric_state", reader.nvml.lib.NVML_ERROR_NOT_SUPPORTED)
+        reader.refuse("fabric_state", lib.NVML_ERROR_NOT_SUPPORTED)
         return
-    reader.values["fabric_state"] = state
-    reader.values["fabric_status"] = _words(reader, info.status)
+    reader.values["fabric_state"] = _STATES.get(info.state, f"state {info.state}")
+    status = clean(str(lib.NVMLError(info.status))) if info.status else "Success"
+    reader.values["fabric_status"] = status
     cluster = _cluster(info)
-    if info.state == _COMPLETED and any(cluster):  # zeros are no domain: NCCL's src/mnnvl.cc
-        reader.values["fabric_domain"] = f"{_uuid(cluster)}/{info.cliqueId}"
+    if info.state == _COMPLETED and cluster.strip("0-"):  # zeros are no domain: NCCL's src/mnnvl.cc
+        reader.values["fabric_domain"] = f"{cluster}/{info.cliqueId}"
     reader.values["fabric_trouble"] = _trouble(getattr(info, "healthMask", 0))
 
 
@@ -89,21 +90,14 @@ def _filled(reader: Reader, field: str, forms: tuple[tuple[str, str], ...]) -> A
     return None
 
 
-def _cluster(info: Any) -> bytes:
-    """Read the bytes themselves: an array of characters would end at the first zero."""
+def _cluster(info: Any) -> str:
+    """Format the UUID: importing the module `uuid` would take milliseconds."""
     import ctypes
 
-    return ctypes.string_at(ctypes.addressof(info) + type(info).clusterUuid.offset, 16)
-
-
-def _uuid(raw: bytes) -> str:
-    """Format a UUID: importing the module `uuid` would take milliseconds."""
-    text = raw.hex()
+    # The bytes themselves: an array of characters would end at the first zero.
+    at = ctypes.addressof(info) + type(info).clusterUuid.offset
+    text = ctypes.string_at(at, 16).hex()
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
-
-
-def _words(reader: Reader, status: int) -> str:
-    return "Success" if status == 0 else clean(str(reader.nvml.lib.NVMLError(status)))
 
 
 def _trouble(mask: int) -> list[str]:
@@ -121,7 +115,7 @@ _FIELDS = {
 }
 """nvml.h, field ids whose scope is the link: those of NVLink up to 4, then those of NVLink 5."""
 
-_OLD_COUNTERS = {"replays": (0,), "recoveries": (1,), "crc": (2,)}
+_OLD_COUNTERS = {"replays": 0, "recoveries": 1, "crc": 2}
 """nvmlNvLinkErrorCounter_t, for drivers that do not know the fields."""
 
 
@@ -150,11 +144,10 @@ def _all_at_once(reader: Reader, links: list[int]) -> list[dict[str, Any]] | Non
 
 
 def _one_by_one(reader: Reader, found: dict[int, dict[str, Any]]) -> None:
+    call = "nvmlDeviceGetNvLinkErrorCounter"
     for link, one in found.items():
-        for name, (kind,) in _OLD_COUNTERS.items():
-            value = reader.nvml.ask_by_name(
-                "nvmlDeviceGetNvLinkErrorCounter", reader.handle, link, kind
-            )
+        for name, kind in _OLD_COUNTERS.items():
+            value = reader.nvml.ask_by_name(call, reader.handle, link, kind)
             if value is not None:
                 one[name] = value
 
@@ -195,7 +188,7 @@ def read(reader: Reader, links: list[dict[str, Any]] | None) -> dict[str, Any]:
     _pcie(reader, before)
     if refusal is not None and reader.values.pop("pcie_gen", None) is not None:
         reader.refuse("pcie_gen", refusal)
-    _recovery(reader)
+    reader.derive("recovery_action", lambda: _action(reader))
     read_gpu_links(reader, links)
     read_gpu_fabric(reader)
     return reader.document()
@@ -215,17 +208,14 @@ def _software(reader: Reader) -> None:
 
 def _modes(reader: Reader) -> None:
     reader.take("persistence", "nvmlDeviceGetPersistenceMode", via=bool)
-    reader.take("compute_mode", "nvmlDeviceGetComputeMode", via=_compute_mode)
+    named = _COMPUTE_MODES.get
+    reader.take("compute_mode", "nvmlDeviceGetComputeMode", via=lambda at: named(at, f"mode {at}"))
     reader.take("ecc_on", "nvmlDeviceGetEccMode", via=lambda modes: modes[0] == 1)
     reader.take("ecc_pending", "nvmlDeviceGetEccMode", via=lambda modes: modes[1] == 1)
     reader.take("mig_pending", "nvmlDeviceGetMigMode", via=lambda modes: modes[1] == 1)
     reader.take(
         "bar1_total_mib", "nvmlDeviceGetBAR1MemoryInfo", via=lambda bar: bar.bar1Total >> 20
     )
-
-
-def _compute_mode(mode: int) -> str:
-    return _COMPUTE_MODES.get(mode, f"mode {mode}")
 
 
 def _memory_errors(reader: Reader) -> None:
@@ -237,16 +227,14 @@ def _memory_errors(reader: Reader) -> None:
     counter = "nvmlDeviceGetMemoryErrorCounter"
     reader.take("sram_aggregate_uncorrected", counter, _UNCORRECTED, _AGGREGATE, _SRAM)
     sram_threshold(reader)
-    rows = "nvmlDeviceGetRemappedRows"
-    names = ("remapped_corrected", "remapped_uncorrected", "remap_pending", "remap_failed")
-    answer = reader.nvml.ask_by_name(rows, reader.handle)
-    if answer is None:
-        for name in names:
+    names = {"remapped_corrected": int, "remapped_uncorrected": int, "remap_pending": bool,
+             "remap_failed": bool}  # fmt: skip
+    answer = reader.nvml.ask_by_name("nvmlDeviceGetRemappedRows", reader.handle)
+    for at, (name, via) in enumerate(names.items()):
+        if answer is None:
             reader.refuse(name, reader.nvml.refusal or 0)
-    else:
-        corrected, uncorrected, pending, failed = answer
-        found = (corrected, uncorrected, bool(pending), bool(failed))
-        reader.values.update(zip(names, found))  # noqa: B905 - Python 3.8
+        else:
+            reader.values[name] = via(answer[at])
     histogram = "nvmlDeviceGetRowRemapperHistogram"
     reader.take("banks_without_spares", histogram, via=lambda banks: banks.none)
     pending = "nvmlDeviceGetRetiredPagesPendingStatus"
@@ -301,10 +289,6 @@ def _pcie(reader: Reader, before: int) -> None:
     reader.take("pcie_width", "nvmlDeviceGetCurrPcieLinkWidth")
     reader.take("pcie_width_max", "nvmlDeviceGetMaxPcieLinkWidth")
     reader.take("pcie_replays", "nvmlDeviceGetPcieReplayCounter")
-
-
-def _recovery(reader: Reader) -> None:
-    reader.derive("recovery_action", lambda: _action(reader))
 
 
 def _action(reader: Reader) -> str | None:

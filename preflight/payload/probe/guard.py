@@ -23,14 +23,11 @@ from .bounded_text import words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
 GRACE_S = 0.5
 """How long a child may take to end after SIGKILL, or after its answer."""
-
-_STANDARD = (0, 1, 2)
-
 
 _TICK_S = 0.1
 """Interval at which a wait updates the clock."""
@@ -324,10 +321,15 @@ def spawn_program(
     return _fork(run, most)
 
 
-def program(name: str, folders: Iterable[str]) -> str | None:
-    """Return the path of the first executable of that name in these folders."""
-    paths = (f"{folder}/{name}" for folder in folders if folder)
-    return next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), None)
+def spawn_tool(
+    argv: Sequence[str], folders: Iterable[str], *, errors: bool = False, most: int = MOST_BYTES
+) -> Child | None:
+    """Start the first program of that name in these folders, in English; None if there is none."""
+    for path in (f"{folder}/{argv[0]}" for folder in folders if folder):
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            environ = {**os.environ, "LC_ALL": "C"}
+            return spawn_program([path, *argv[1:]], environ, errors=errors, most=most)
+    return None
 
 
 def _fork(run: Callable[[int], None], most: int, calls: Calls | None = None) -> Child:
@@ -350,7 +352,7 @@ def _close_inherited(keep: int) -> None:
     """Drop what a child must not inherit: our descriptors, alarm and signal handlers."""
     children.default_signals()
     children.redirect_streams()
-    spared = {str(keep), *map(str, _STANDARD)}
+    spared = {"0", "1", "2", str(keep)}
     spared |= {os.path.basename(path) for path in sys.path if path.startswith("/proc/self/fd/")}
     for name in os.listdir("/proc/self/fd"):
         if name not in spared:

@@ -6,9 +6,10 @@ import os
 import re
 import resource
 import time
+from contextlib import suppress
 
 from . import file_systems, guard, procfs, sysfs
-from .bounded_text import attempt, clean, words
+from .bounded_text import attempt, clean, number, words
 from .processes import ancestors
 from .procfs import TICKS, Users
 from .sysfs import attempt_lines, lines, numbered, parse_key_values, whole
@@ -28,11 +29,11 @@ _MIB = 1 << 20
 def read_cgroup(mounts: list[sysfs.Mount]) -> dict[str, Any]:
     """Return `Cgroup`: the lowest limits of our group and of those above it."""
     cpus, memory, pids = [], [], []
-    for folder in _folders(sysfs.lines("/proc/self/cgroup"), mounts):
-        cpus += [quota_v2(_first(folder, "cpu.max")), _quota_v1(folder)]
-        memory += [_bytes(_first(folder, name)) for name in ("memory.max", "memory.limit_in_bytes")]
-        pids += [_whole(_first(folder, "pids.max"))]
-    least = _least(memory)
+    for folder in _folders(lines("/proc/self/cgroup"), mounts):
+        cpus += [quota_v2(attempt(f"{folder}/cpu.max")), _quota_v1(folder)]
+        memory += [_whole(f"{folder}/{name}") for name in ("memory.max", "memory.limit_in_bytes")]
+        pids += [_whole(f"{folder}/pids.max")]
+    least = _least([limit for limit in memory if limit is not None and limit < _NO_LIMIT])
     return {
         "cpus": _least(cpus),
         "memory_mib": None if least is None else int(least) // _MIB,
@@ -65,11 +66,6 @@ def _upwards(mount: sysfs.Mount, path: str) -> list[str]:
     return [folder for folder in folders if os.path.isdir(folder)]
 
 
-def _first(folder: str, name: str) -> str:
-    found = sysfs.attempt_lines(f"{folder}/{name}")
-    return found[0] if found else ""
-
-
 def quota_v2(text: str) -> float | None:
     """Read cpu.max, "200000 100000" or "max 100000": CPUs; None for no limit."""
     quota, _, period = text.partition(" ")
@@ -80,19 +76,13 @@ def quota_v2(text: str) -> float | None:
 
 
 def _quota_v1(folder: str) -> float | None:
-    quota = _whole(_first(folder, "cpu.cfs_quota_us"))
-    period = _whole(_first(folder, "cpu.cfs_period_us"))
+    quota, period = _whole(f"{folder}/cpu.cfs_quota_us"), _whole(f"{folder}/cpu.cfs_period_us")
     return round(quota / period, 3) if quota and period and quota > 0 else None
 
 
-def _bytes(text: str) -> int | None:
-    number = _whole(text)
-    return None if number is None or number >= _NO_LIMIT else number
-
-
-def _whole(text: str) -> int | None:
+def _whole(path: str) -> int | None:
     try:
-        return int(text)
+        return int(attempt(path))
     except ValueError:
         return None
 
@@ -121,11 +111,6 @@ _GROUPS = r"/(kubepods|docker|libpod|lxc)\b"
 _NAMES = {"kubepods": "kubernetes", "libpod": "podman"}
 
 
-def read_container(mounts: list[sysfs.Mount]) -> dict[str, Any]:
-    """Return `Container`."""
-    return {"kind": _kind(), "hidden_by": _hidden_by(mounts)}
-
-
 def _hidden_by(mounts: list[sysfs.Mount]) -> str | None:
     """What hides other users' processes from us; "" for nothing, None if not known.
 
@@ -134,25 +119,19 @@ def _hidden_by(mounts: list[sysfs.Mount]) -> str | None:
     proc = sysfs.holding("/proc", mounts)
     if proc is not None and os.geteuid() and _HIDE_PID.intersection(proc.super_options):
         return "hidepid"
-    try:
-        if os.readlink("/proc/self/ns/pid") == _FIRST_PROCESS_TABLE:
-            return ""
-    except OSError:
+    table = procfs.link("self", "ns/pid")
+    if not table:
         return None
-    return "" if attempt("/proc/1/comm") in _INITS else "process table"
+    whole_machine = table == _FIRST_PROCESS_TABLE or attempt("/proc/1/comm") in _INITS
+    return "" if whole_machine else "process table"
 
 
 def _kind() -> str:
-    for variable, kind in _VARIABLES.items():
-        if variable in os.environ:
-            return kind
-    for path, kind in _FILES.items():
-        if os.path.exists(path):
-            return kind
-    group = re.search(_GROUPS, "\n".join(attempt_lines("/proc/1/cgroup")))
-    if group:
-        return _NAMES.get(group.group(1), group.group(1))
-    return attempt("/run/systemd/container")
+    kinds = [kind for variable, kind in _VARIABLES.items() if variable in os.environ]
+    kinds += [kind for path, kind in _FILES.items() if os.path.exists(path)]
+    groups = re.findall(_GROUPS, "\n".join(attempt_lines("/proc/1/cgroup")))
+    kinds += [_NAMES.get(group, group) for group in groups]
+    return kinds[0] if kinds else attempt("/run/systemd/container")
 
 
 def clock_kept() -> bool | None:
@@ -184,9 +163,8 @@ _ALL_IDS = ["0", "0", "4294967295"]
 
 def own() -> dict[str, int]:
     """Return `Limits` of this process."""
-    memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    nofile = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _limits(*memlock, *nofile)
+    wanted = (resource.RLIMIT_MEMLOCK, resource.RLIMIT_NOFILE)
+    return _limits([limit for one in wanted for limit in resource.getrlimit(one)])
 
 
 def locks_any() -> bool:
@@ -216,35 +194,26 @@ def parse(found: list[str]) -> dict[str, int] | None:
         if line.startswith(name)
     }
     try:
-        memlock, nofile = _pair(words["Max locked memory"]), _pair(words["Max open files"])
+        limits = [*words["Max locked memory"], *words["Max open files"]]
+        return _limits([UNLIMITED if limit == "unlimited" else int(limit) for limit in limits])
     except (LookupError, ValueError):
         return None
-    return _limits(*memlock, *nofile)
 
 
-def _pair(words: list[str]) -> tuple[int, int]:
-    soft, hard = (UNLIMITED if word == "unlimited" else int(word) for word in words)
-    return soft, hard
-
-
-def _limits(*found: int) -> dict[str, int]:
-    names = ("memlock", "memlock_hard", "nofile", "nofile_hard")
-    return {name: min(limit, _MOST) for name, limit in zip(names, found)}  # noqa: B905 (3.8)
+def _limits(found: list[int]) -> dict[str, int]:
+    memlock, memlock_hard, nofile, nofile_hard = (min(limit, _MOST) for limit in found)
+    return {
+        "memlock": memlock, "memlock_hard": memlock_hard, "nofile": nofile,
+        "nofile_hard": nofile_hard,
+    }  # fmt: skip
 
 
 MOST = 3
 """Processes named."""
 
 _DOORS = (
-    b"systemd",
-    b"init",
-    b"sshd",
-    b"sshd-session",
-    b"slurmstepd",
-    b"slurmd",
-    b"cron",
-    b"crond",
-)
+    b"systemd", b"init", b"sshd", b"sshd-session", b"slurmstepd", b"slurmd", b"cron", b"crond",
+)  # fmt: skip
 """Programs that start a login or a job: other children of theirs are not ours."""
 
 
@@ -269,7 +238,7 @@ def read_load(before: Look, run_pid: int) -> dict[str, Any]:
             shares.append(((now.cpu_s - then.cpu_s) / seconds, pid))
     return {
         "cpus_allowed": len(os.sched_getaffinity(0)),
-        "one_minute": float(sysfs.lines("/proc/loadavg")[0].split()[0]),
+        "one_minute": float(lines("/proc/loadavg")[0].split()[0]),
         "foreign_cpus": round(sum(share for share, _ in shares), 2),
         "looked_s": round(seconds, 3),
         "busiest": [_worker(pid, share, after) for share, pid in sorted(shares)[: -MOST - 1 : -1]],
@@ -304,26 +273,20 @@ _KIB = 1024
 _SOME = r"^some avg10=([\d.]+)"
 
 
-def read_memory() -> dict[str, Any]:
-    """Return `Memory`; LookupError or ValueError where /proc/meminfo is not what it should be."""
-    return parse_memory(lines("/proc/meminfo"), attempt_lines("/proc/pressure/memory"))
-
-
 def parse_memory(meminfo: list[str], pressure: list[str]) -> dict[str, Any]:
-    """Read /proc/meminfo and /proc/pressure/memory."""
+    """Return `Memory` by /proc/meminfo and /proc/pressure/memory; LookupError or ValueError."""
     known = {name: value.split() for name, value in parse_key_values(meminfo).items()}
 
     def mib(name: str) -> int:
         return int(known[name][0]) // _KIB if name in known else 0
 
-    huge_pages = int(known.get("HugePages_Total", ["0"])[0]) * mib("Hugepagesize")
     stalled = re.match(_SOME, pressure[0]) if pressure else None
     return {
         "total_mib": int(known["MemTotal"][0]) // _KIB,
         "available_mib": int(known["MemAvailable"][0]) // _KIB,
         "swap_used_mib": max(0, mib("SwapTotal") - mib("SwapFree")),
         "shared_mib": mib("Shmem"),
-        "huge_pages_mib": huge_pages,
+        "huge_pages_mib": int(known.get("HugePages_Total", ["0"])[0]) * mib("Hugepagesize"),
         "stalled_percent": min(100.0, float(stalled.group(1))) if stalled else None,
     }
 
@@ -357,21 +320,16 @@ def _dimms(folder: str, controller: str) -> list[dict[str, Any]]:
 
 def _rest(folder: str, controller: str, dimms: list[dict[str, Any]]) -> dict[str, Any]:
     """The controller's errors beyond its DIMMs': old drivers only know rows, or no location."""
-    beyond = {
-        kind: whole(f"{folder}/{name}_count") - sum(one[kind] for one in dimms)
-        for kind, name in (("corrected", "ce"), ("uncorrected", "ue"))
-    }
-    return {
-        "name": clean(f"{controller}, no DIMM named"),
-        "corrected": max(0, beyond["corrected"]),
-        "uncorrected": max(0, beyond["uncorrected"]),
-        "counted_s": _counted_s(folder),
-    }
+    rest = {"name": clean(f"{controller}, no DIMM named"), "counted_s": _counted_s(folder)}
+    for kind, name in (("corrected", "ce"), ("uncorrected", "ue")):
+        beyond = whole(f"{folder}/{name}_count") - sum(one[kind] for one in dimms)
+        rest[kind] = max(0, beyond)
+    return rest
 
 
 def _counted_s(folder: str) -> float | None:
-    seconds = attempt(folder + "/seconds_since_reset")
-    return float(seconds) if seconds.isdigit() else None
+    seconds = number(folder + "/seconds_since_reset")
+    return None if seconds is None else float(seconds)
 
 
 _ENOUGH = 4096
@@ -381,10 +339,10 @@ _ENOUGH = 4096
 def read_stack(root: str) -> dict[str, Any]:
     """Return `Stack`; "" or 0 for what is not known."""
     return {
-        "os": system(sysfs.attempt_lines("/etc/os-release")),
+        "os": system(attempt_lines("/etc/os-release")),
         "libc": _libc(),
         "architecture": clean(os.uname().machine),
-        "cpu": cpu(sysfs.lines("/proc/cpuinfo", _ENOUGH)),
+        "cpu": cpu(lines("/proc/cpuinfo", _ENOUGH)),
         "cpus_online": sysfs.cpus_in(attempt(root + "/devices/system/cpu/online")),
         "product": attempt(root + "/class/dmi/id/product_name"),
         "bios": attempt(root + "/class/dmi/id/bios_version"),
@@ -408,35 +366,29 @@ def system(found: list[str]) -> str:
 
 def cpu(found: list[str]) -> str:
     """Return the CPU's model: its name on x86, implementer and part on Arm."""
-    known = sysfs.parse_key_values(found)
+    known = parse_key_values(found)
     if "model name" in known:
         return clean(known["model name"])
-    words = (
-        f"{name[4:]} {known[name]}" for name in ("CPU implementer", "CPU part") if name in known
-    )
-    return clean(" ".join(words))
+    parts = [name for name in ("CPU implementer", "CPU part") if name in known]
+    return clean(" ".join(f"{name[4:]} {known[name]}" for name in parts))
 
 
 def _libc() -> str:
-    try:
+    with suppress(ValueError, OSError):  # musl knows no such name
         return clean(os.confstr("CS_GNU_LIBC_VERSION") or "")
-    except (ValueError, OSError):
-        return ""  # musl knows no such name
+    return ""
 
 
 def governors(root: str) -> list[dict[str, Any]]:
     """Return every `Governor`; [] where the kernel does not control frequencies."""
     folder = root + "/devices/system/cpu/cpufreq"
     counted: dict[tuple[str, str], int] = {}
-    for policy in sysfs.numbered(folder, r"policy\d+"):
-        words = (attempt(f"{folder}/{policy}/scaling_{word}") for word in ("governor", "driver"))
-        name, driver = words
-        cpus = len(attempt(f"{folder}/{policy}/affected_cpus").split()) or 1
-        counted[name, driver] = counted.get((name, driver), 0) + cpus
-    return [
-        {"name": name, "driver": driver, "cpus": cpus}
-        for (name, driver), cpus in sorted(counted.items())
-    ][:64]
+    for policy in (f"{folder}/{name}" for name in numbered(folder, r"policy\d+")):
+        kind = attempt(policy + "/scaling_governor"), attempt(policy + "/scaling_driver")
+        cpus = len(attempt(policy + "/affected_cpus").split()) or 1
+        counted[kind] = counted.get(kind, 0) + cpus
+    rows = sorted((*kind, total) for kind, total in counted.items())
+    return [{"name": name, "driver": driver, "cpus": total} for name, driver, total in rows[:64]]
 
 
 LOOK_S = 0.2
@@ -478,10 +430,12 @@ def read(root: str, run_pid: int) -> dict[str, Any]:
         "stack": lambda: read_stack(root),
         "serial": lambda: serial(root),
         "governors": lambda: governors(root),
-        "memory": read_memory,
+        "memory": lambda: parse_memory(
+            lines("/proc/meminfo"), attempt_lines("/proc/pressure/memory")
+        ),
         "edac": lambda: edac(root),
         "cgroup": lambda: read_cgroup(sysfs.read()),
-        "container": lambda: read_container(sysfs.read()),
+        "container": lambda: {"kind": _kind(), "hidden_by": _hidden_by(sysfs.read())},
         "clock_kept": clock_kept,
     }
     machine = {name: _part(name, part, problems) for name, part in parts.items()}

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import time
+from contextlib import suppress
 
 from . import bounded_text, guard, procfs
 from .bounded_text import clean, words
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any
 
+    Record = tuple[float | None, bytes]
 
 MOST_OF_A_KIND = 96
 """Different lines of one kind; with more, the least recent one only counts as dropped."""
@@ -79,10 +81,7 @@ _KINDS: tuple[tuple[str, str], ...] = (
     ("xid", r"NVRM: Xid \("),
     ("sxid", r"nvidia-nvswitch\d*: SXid \("),
     # Not "NVRM: API mismatch", which contains a program's version, nor a netdev of that name.
-    (
-        "nvrm",
-        r"NVRM: GPU.*(?:fallen off the bus|[Ii]nit_?[Aa]dapter failed|setting [TR]X sublink)",
-    ),
+    ("nvrm", r"NVRM: GPU.*(?:fallen off the bus|[Ii]nit_?[Aa]dapter failed|setting [TR]X sublink)"),
     ("nvrm", r"NVRM: Rate limiting GSP RPC .*GPU likely needs to be reset"),
     ("nvrm", r"NVRM: (?:\(PCI ID: |The NVIDIA GPU|R[mM]InitAdapter failed)"),
     ("nvrm", r"nvidia(?: " + _BDF + r")?: probe (?:of|with driver) "),
@@ -102,10 +101,7 @@ _KINDS: tuple[tuple[str, str], ...] = (
     ("aer", _DRIVER + r": (?:AER: )?[Dd]evice recovery (?:failed|successful)"),
     ("aer", _DRIVER + r": DPC: containment event, status:"),
     ("mce", r"(?:mce: |MCE: )?\[Hardware Error\]: CPU ?\d+: Machine Check"),
-    (
-        "mce",
-        r"(?:mce: )?\[Hardware Error\]: (?:Corrected error|Uncorrected|Deferred|System Fatal)",
-    ),
+    ("mce", r"(?:mce: )?\[Hardware Error\]: (?:Corrected error|Uncorrected|Deferred|System Fatal)"),
     ("mce", r"\{\d+\}\[Hardware Error\]: event severity:"),
     ("mce", r"BERT: .*(?:records found|\[Hardware Error\])"),
     ("kill", r"MCE: Killing .{1,15}:\d+ due to hardware memory corruption "),
@@ -157,9 +153,7 @@ _SM = re.compile(
 _NUMBER = re.compile(r"\(pid \d+\)|0x[0-9a-f]+|(?<![\w:.])\d{4,}(?![\w:])|[0-9a-f]{16}|\{\d+\}")
 
 
-def summarize(
-    source: str, records: Iterable[tuple[float | None, bytes]], after_s: float
-) -> dict[str, Any]:
+def summarize(source: str, records: Iterable[Record], after_s: float) -> dict[str, Any]:
     """Return the `KernelLog` document of all records, with the lines after `after_s`."""
     seen, era, begins_s = 0, 0, None
     found: dict[tuple[object, ...], dict[str, Any]] = {}
@@ -248,9 +242,6 @@ def _printable(raw: bytes) -> str:
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in decoded)
 
 
-if TYPE_CHECKING:
-    Record = tuple[float | None, bytes]
-
 LOG = "/dev/kmsg"
 PATIENCE_S = 3.0
 """The device answers in milliseconds; a journal of months may take longer, and is given up."""
@@ -286,7 +277,10 @@ class Readers:
             os.close(bounded_text.open_regular(path)[0])
         except OSError as error:
             self._refused = words(error)
-            self._begin_programs()
+            for source, argv in _PROGRAMS.items():
+                child = guard.spawn_tool(argv, ("/usr/bin", "/bin"))
+                if child is not None:
+                    self._children.append((source, child))
         else:
             self._children.append(("kmsg", guard.spawn(_read, path, self._after_s)))
 
@@ -301,7 +295,10 @@ class Readers:
             if not answered:
                 self._refused = "no answer in time"
             elif source == "kmsg":
-                best = self._value(child)
+                try:
+                    best = child.value()
+                except guard.BrokenError as error:
+                    self._refused = str(error)
             elif child.status == 0 and child.output:
                 read = _entries if source == "journal" else _stamped
                 best = summarize(source, read(bytes(child.output)), self._after_s)
@@ -310,22 +307,6 @@ class Readers:
         if best is None:
             problems.append("kernel log: " + clean(self._refused or "no program could read it"))
         return best
-
-    def _value(self, child: guard.Child) -> dict[str, Any] | None:
-        try:
-            value: dict[str, Any] = child.value()
-        except guard.BrokenError as error:
-            self._refused = str(error)
-            return None
-        return value
-
-    def _begin_programs(self) -> None:
-        environ = {**os.environ, "LC_ALL": "C"}
-        for source, argv in _PROGRAMS.items():
-            program = guard.program(argv[0], ("/usr/bin", "/bin"))
-            if program is not None:
-                child = guard.spawn_program([program, *argv[1:]], environ)
-                self._children.append((source, child))
 
 
 def _read(path: str, after_s: float) -> dict[str, Any]:
@@ -376,10 +357,9 @@ class _Device:
         self.unread += 1
 
     def _first_new(self) -> int | None:
-        try:
+        with suppress(BlockingIOError, BrokenPipeError):
             return _number(os.read(self._end, _RECORD))
-        except (BlockingIOError, BrokenPipeError):
-            return None
+        return None
 
 
 def _number(record: bytes) -> int:
@@ -406,11 +386,8 @@ def _records(lines: Iterator[bytes]) -> Iterator[Record]:
         if fields[3:4] == [b"c"] or fields[0] not in _KERNELS:
             # The rest of a split text, or written by a program: it may contain anything.
             continue
-        yield int(fields[2]) / 1e6, _ESCAPED.sub(_unescape, text)
-
-
-def _unescape(found: re.Match[bytes]) -> bytes:
-    return bytes((int(found.group(1), 16),))
+        unescaped = _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()), text)
+        yield int(fields[2]) / 1e6, unescaped
 
 
 def _entries(output: bytes) -> Iterator[Record]:

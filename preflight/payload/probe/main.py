@@ -7,6 +7,7 @@ import gc
 import json
 import math
 import os
+import re
 import sys
 import time
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    Request = dict[str, Any]
 
 ANSWER_LIMIT = 60 << 10
 """Most bytes of JSON in the answer of one of a site's sections."""
@@ -110,26 +112,16 @@ def _refuse_odd(data: Any) -> None:
             elif isinstance(value, list):
                 below += value
             elif isinstance(value, str):
-                _refuse_halves(value)
-            elif isinstance(value, (int, float)):
-                _refuse_beyond(value)
+                if re.search("[\ud800-\udfff]", value):
+                    raise WrongError("its answer holds half a surrogate pair")
+            elif isinstance(value, (int, float)) and _is_beyond(value):
+                raise WrongError("its answer holds a number beyond 64 bits, or none at all (NaN)")
         level = below
 
 
-def _refuse_halves(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise WrongError("its answer holds half a surrogate pair") from None
+def _is_beyond(number: float) -> bool:
+    return not math.isfinite(number) or (isinstance(number, int) and abs(number) >= _WHOLE_NUMBERS)
 
-
-def _refuse_beyond(number: float) -> None:
-    if not math.isfinite(number) or (abs(number) >= _WHOLE_NUMBERS and isinstance(number, int)):
-        raise WrongError("its answer holds a number beyond 64 bits, or none at all (NaN)")
-
-
-if TYPE_CHECKING:
-    Request = dict[str, Any]
 
 MARGIN_S = 1.0
 """Time that is reserved for the last section and for sending the answer."""
@@ -158,7 +150,11 @@ def run(
         "software": guard.spawn(software.read, request.get("libraries") or []),
         "network": guard.spawn(network.read, root),
         "gpudirect": guard.spawn(rdma.survey, root),
-        "nccl_conf": software.start(request),
+        "nccl_conf": guard.spawn(
+            software.read_nccl_conf,
+            str(request.get("etc", "/etc")),
+            str(request.get("nccl_conf_file", "")),
+        ),
     }
     log_asked = kernel_log.Readers(
         str(request.get("kmsg", kernel_log.LOG)), request.get("kernel_log_since_s")
@@ -168,19 +164,15 @@ def run(
         return guard.answer_of(name, sections[name], soon, problems.append)
 
     names_asked = network.start(request.get("names") or [])
-    source_asked = (
-        guard.spawn(network.source_address, str(request["towards"]))
-        if request.get("towards")
-        else None
-    )
+    towards = request.get("towards")
+    source_asked = guard.spawn(network.source_address, str(towards)) if towards else None
     machine = host.Machine(root, asked_at)
     facts.update(_driver(asked, driver_s, problems))
     asks_smi = facts["driver"]["state"] == "answered" and not request.get("spare")
     drawing = nvml.start() if asks_smi else None
     held = _held(facts["gpus"] or [])
     facts["processes"] = processes.read(held, until, problems)
-    facts["nics"] = answer("nics")
-    facts.update((name, answer(name)) for name in ("software", "network", "gpudirect"))
+    facts.update((name, answer(name)) for name in ("nics", "software", "network", "gpudirect"))
     resolved = network.finish(names_asked, until)
     source = None
     if source_asked is not None:

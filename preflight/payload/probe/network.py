@@ -12,16 +12,15 @@ import struct
 import time
 
 from . import guard
-from .bounded_text import attempt, clean
+from .bounded_text import attempt, clean, counters, names, number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-
-if TYPE_CHECKING:
     Found = dict[int, list[str]]
+    Asked = list[tuple[str, guard.Child]]
 
 _GET_ADDRESS = 22
 _DONE, _ERROR = 3, 2
@@ -138,14 +137,6 @@ def read_ethernet(name: str, path: str) -> dict[str, Any]:
     }
 
 
-def lower(path: str) -> list[str]:
-    """Return the interfaces under an interface: a bond's, a bridge's, a VLAN's."""
-    try:
-        return sorted(name[6:] for name in os.listdir(path) if name.startswith("lower_"))[:32]
-    except OSError:
-        return []
-
-
 def fastest(mask: int) -> int:
     """Return the speed of the fastest link mode of a mask, Mb/s; 0 where there is none."""
     found = (mbits for mbits, first, last in _SPEEDS if mask >> first & (1 << last - first + 1) - 1)
@@ -154,16 +145,13 @@ def fastest(mask: int) -> int:
 
 def _modes(name: str) -> tuple[int | None, int | None]:
     """Return the fastest mode of the device and of the other end; None where not known."""
-    try:
+    with contextlib.suppress(OSError):
         words = -_ask(name, 0)[_WORDS_AT]
-        if words <= 0:  # the kernel answers with the length of its masks, as a negative
-            return None, None
-        answer = _ask(name, words)
-    except OSError:
-        return None, None
-    masks = answer[len(answer) - 3 * words :]
-    supported, _, partner = (_mask(masks[at * words : (at + 1) * words]) for at in range(3))
-    return fastest(supported), fastest(partner)
+        if words > 0:  # the kernel answers with the length of its masks, as a negative
+            masks = _ask(name, words)[-3 * words :]
+            supported, _, partner = (masks[at * words : (at + 1) * words] for at in range(3))
+            return fastest(_mask(supported)), fastest(_mask(partner))
+    return None, None
 
 
 def _ask(name: str, words: int) -> list[int]:
@@ -192,9 +180,9 @@ def _wanted(name: str) -> int | None:
 
 
 def _counters(folder: str) -> list[dict[str, Any]] | None:
-    found = [(name, attempt(folder + name)) for name in _COUNTED]
-    counts = [(name, min(int(text), 2**53)) for name, text in found if text.isdigit()]
-    return [{"name": name, "value": value} for name, value in counts if value] if counts else None
+    counts = counters({name: folder + name for name in _COUNTED})
+    nonzero = [{"name": name, "value": value} for name, value in counts.items() if value]
+    return nonzero if counts else None
 
 
 MOST = 64
@@ -221,14 +209,14 @@ def _interfaces(root: str) -> list[dict[str, Any]] | None:
     """Return the interfaces here, by index; None without sysfs, OSError if refused."""
     folder = root + "/class/net"
     try:
-        names = os.listdir(folder)
+        entries = os.listdir(folder)
     except FileNotFoundError:
         return None
     addressed = by_index()
     found: list[dict[str, Any]] = []
-    for name in names:
+    for name in entries:
         path = f"{folder}/{name}"
-        index = _number(path + "/ifindex")
+        index = number(path + "/ifindex")
         if index is None:  # such as bonding_masters, which is a file
             continue
         one = _interface(name, path, addressed.get(index, []))
@@ -247,7 +235,7 @@ def _interface(name: str, path: str, its: list[str]) -> dict[str, Any]:
     flags = attempt(path + "/flags")
     bits = int(flags, 16) if flags.startswith("0x") else 0
     physical = os.path.exists(path + "/device")
-    speed = _number(path + "/speed")
+    master = os.path.basename(os.path.realpath(path + "/master"))
     loopback = bool(bits & _LOOPBACK)
     return {
         "name": clean(name),
@@ -255,23 +243,15 @@ def _interface(name: str, path: str, its: list[str]) -> dict[str, Any]:
         "operstate": attempt(path + "/operstate"),
         "loopback": loopback,
         "physical": physical,
-        "mtu": _number(path + "/mtu"),
-        "speed_mbits": speed or None,
-        "carrier_downs": _number(path + "/carrier_down_count"),
+        "mtu": number(path + "/mtu"),
+        "speed_mbits": number(path + "/speed") or None,
+        "carrier_downs": number(path + "/carrier_down_count"),
         "fec": _fec(name) if physical else "",
-        "master": clean(os.path.basename(os.path.realpath(path + "/master")))
-        if os.path.exists(path + "/master")
-        else "",
-        "lower": [clean(one) for one in lower(path)],
+        "master": clean(master) if os.path.exists(path + "/master") else "",
+        "lower": [clean(name[6:]) for name in names(path) if name.startswith("lower_")][:32],
         "ethernet": None if loopback or not (its or physical) else read_ethernet(name, path),
         "addresses": its,
     }
-
-
-def _number(path: str) -> int | None:
-    """Return the count in a file of sysfs; None for -1, "unknown", or without the file."""
-    text = attempt(path)
-    return int(text) if text.isdigit() else None
 
 
 def port_range(proc: str = "/proc/sys/net/ipv4") -> list[int] | None:
@@ -284,15 +264,11 @@ def port_range(proc: str = "/proc/sys/net/ipv4") -> list[int] | None:
 
 def _fec(name: str) -> str:
     """Return the forward error correction in use; "" where the driver does not report it."""
-    try:
+    with contextlib.suppress(OSError):
         answer = _ethtool(name, struct.pack("=IIII", _GET_FEC, 0, 0, 0))
-    except OSError:
-        return ""
-    return _FEC.get(struct.unpack("=IIII", answer)[1], "")
+        return _FEC.get(struct.unpack("=IIII", answer)[1], "")
+    return ""
 
-
-if TYPE_CHECKING:
-    Asked = list[tuple[str, guard.Child]]
 
 PATIENCE_S = 4.0
 """A name server that is down delays the resolver, and so every rank, by 5 s or more."""
@@ -306,8 +282,8 @@ def start(wanted: Sequence[str]) -> Asked:
     """Look up the host's own name and each wanted one, all at once, each in a child of its own."""
     if not wanted:
         return []
-    names = [os.uname().nodename, *list(wanted)[:MOST_NAMES]]
-    return [(name, guard.spawn(_look_up, name)) for name in names]
+    asked = [os.uname().nodename, *list(wanted)[:MOST_NAMES]]
+    return [(name, guard.spawn(_look_up, name)) for name in asked]
 
 
 def finish(asked: Asked, until: float) -> list[dict[str, Any]]:

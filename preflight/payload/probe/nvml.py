@@ -6,7 +6,7 @@ import os
 import time
 
 from . import gpu_health, guard, sysfs
-from .bounded_text import clean, clean_block
+from .bounded_text import attempt, clean, clean_block
 from .nvml_calls import NoDriver, Nvml, Reader, load
 from .nvml_calls import text as as_text
 
@@ -56,7 +56,7 @@ def read(nvml: Nvml, index: int, handle: Any, sysfs_root: str) -> dict[str, Any]
         "processes": _processes(nvml, handle),
         "pci_path": sysfs.pci_path(device) if device else None,
         "numa": sysfs.numa(device) if device else None,
-        "cpus": sysfs.local_cpus(device) if device else "",
+        "cpus": attempt(device + "/local_cpulist") if device else "",
         "health": health,
         "minor": minor,
     }
@@ -91,17 +91,12 @@ def _links(nvml: Nvml, handle: Any) -> list[dict[str, Any]] | None:
             return None
         one = {"link": link, "up": state == 1, "remote": "", "remote_kind": "unknown"}
         if state == 1:
-            _far_end(nvml, handle, one)
+            remote = nvml.ask(lib.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+            kind = nvml.ask(lib.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+            one["remote"] = sysfs.bus_id(as_text(remote.busId)) if remote is not None else ""
+            one["remote_kind"] = _REMOTE_KINDS.get(kind, "unknown")
         links.append(one)
     return links
-
-
-def _far_end(nvml: Nvml, handle: Any, link: dict[str, Any]) -> None:
-    """Fill in what a link leads to."""
-    remote = nvml.ask(nvml.lib.nvmlDeviceGetNvLinkRemotePciInfo, handle, link["link"])
-    kind = nvml.ask(nvml.lib.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link["link"])
-    link["remote"] = sysfs.bus_id(as_text(remote.busId)) if remote is not None else ""
-    link["remote_kind"] = _REMOTE_KINDS.get(kind, "unknown")
 
 
 def _processes(nvml: Nvml, handle: Any) -> list[dict[str, Any]] | None:
@@ -200,19 +195,16 @@ def _answered(nvml: Nvml, sysfs_root: str) -> dict[str, Any]:
             handles[index] = handle
         elif nvml.refusal == pynvml.NVML_ERROR_NO_PERMISSION:
             counted -= 1  # it belongs to another job, so it is not missing here
-    found = []
-    for index, handle in list(handles.items()):
+    found = {}
+    for index, handle in handles.items():
         nvml.subject = f"GPU {index}"
-        gpu = read(nvml, index, handle, sysfs_root)
-        if gpu is None:
-            del handles[index]
-        else:
-            found.append(gpu)
-    gpu_pairs = read_pairs(nvml, handles)
+        found[index] = read(nvml, index, handle, sysfs_root)
+    gpus = [gpu for gpu in found.values() if gpu is not None]
+    answered = {gpu["index"]: handles[gpu["index"]] for gpu in gpus}
     return {
         "driver": {"state": "answered", "version": version, "counted": counted},
-        "gpus": found,
-        "gpu_pairs": gpu_pairs,
+        "gpus": gpus,
+        "gpu_pairs": read_pairs(nvml, answered),
         "problems": nvml.problems,
         "timed": nvml.timed,
     }
@@ -224,12 +216,7 @@ MOST_BYTES = 65536
 def start() -> guard.Child | None:
     """Start `nvidia-smi topo -m` if installed; it takes seconds with some drivers."""
     folders = [*os.environ.get("PATH", "").split(":"), "/usr/bin", "/usr/local/bin"]
-    program = guard.program("nvidia-smi", folders)
-    if program is None:
-        return None
-    return guard.spawn_program(
-        [program, "topo", "-m"], {**os.environ, "LC_ALL": "C"}, most=MOST_BYTES
-    )
+    return guard.spawn_tool(("nvidia-smi", "topo", "-m"), folders, most=MOST_BYTES)
 
 
 def finish(drawing: guard.Child | None, until: float, problems: list[str]) -> str | None:

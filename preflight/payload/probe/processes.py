@@ -73,18 +73,12 @@ class Describer:
         its_rank = rank(variables)
         parent = self._everyone.get(stat.ppid)
         return {
-            "pid": stat.pid,
-            "ppid": stat.ppid,
-            "state": stat.state,
-            "user": self.user(uid),
-            "command": self.command(stat, uid),
-            "age_s": round(stat.age_s(), 3),
+            **_seen(stat, self.user(uid), self.command(stat, uid)),
             "parent_command": self.command(parent, procfs.uid(parent.pid)) if parent else "",
             "parent_age_s": round(parent.age_s(), 3) if parent else None,
             "rank": its_rank,
             "job": procfs.job(stat.pid) or clean(variables.get(b"SLURM_JOB_ID", b"")),
             "ours": stat.pid in self._ours or bool(its_rank and stat.ppid == self._agent),
-            "threads": stat.threads,
         }
 
     def command(self, stat: Stat, uid: int | None) -> str:
@@ -175,7 +169,8 @@ class Survey:
         lasting, apart_s = self._lasting()
         pids = sorted(self._ranks.keys() | self._holders | lasting, key=self._rating)
         alive = self._jobs_alive()
-        ports = _listening() if pids else {}
+        sockets = procfs.tcp() if pids else []
+        ports = {one.inode: one.port for one in sockets if one.state == procfs.LISTEN}
         notable = []
         for pid in pids[:MOST]:
             process = self._describe(self._everyone[pid], alive, ports)
@@ -255,11 +250,6 @@ class Survey:
 def _lasts(one: Stat) -> bool:
     now = procfs.look(one.pid)
     return now is not None and now.start == one.start and now.state == one.state
-
-
-def _listening() -> dict[str, int]:
-    """Return the port of every listening socket, by inode."""
-    return {one.inode: one.port for one in procfs.tcp() if one.state == procfs.LISTEN}
 
 
 STALLED_S = 1.0
@@ -344,14 +334,18 @@ def survivor(pid: int, what: str) -> dict[str, Any] | None:
     stat = look(pid)
     if stat is None:
         return None
+    user, command = clean(me(Users(patient=False))), f"{what} {bare(stat)}"
+    return {**_seen(stat, user, command), "wchan": procfs.wchan(pid), "ours": True}
+
+
+def _seen(stat: Stat, user: str, command: str) -> dict[str, Any]:
+    """Return the fields of a `Process` that its stat line has."""
     return {
-        "pid": pid,
+        "pid": stat.pid,
         "ppid": stat.ppid,
         "state": stat.state,
-        "user": clean(me(Users(patient=False))),
-        "command": f"{what} {bare(stat)}",
+        "user": user,
+        "command": command,
         "age_s": round(stat.age_s(), 3),
-        "wchan": procfs.wchan(pid),
         "threads": stat.threads,
-        "ours": True,
     }

@@ -58,12 +58,16 @@ def is_daemon(pid: int, name: str) -> bool:
     too, where this login may see it.
     """
     words = [line.split() for line in attempt_raw(f"/proc/{pid}/status").split(b"\n")]
-    try:
-        program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
-    except OSError:
-        program = name
     roots = any(word[:2] == [b"Uid:", b"0"] for word in words)
-    return roots and program.startswith(name)
+    return roots and (os.path.basename(link(pid, "exe")) or name).startswith(name)
+
+
+def link(pid: int | str, name: str) -> str:
+    """Return where a link of its folder leads: exe, cwd, ns/net; "" where it may not be read."""
+    try:
+        return os.readlink(f"/proc/{pid}/{name}")
+    except OSError:
+        return ""
 
 
 def wchan(pid: int) -> str:
@@ -151,14 +155,20 @@ def look(pid: int, thread: int | None = None) -> Stat | None:
 
 def below(pid: int, everyone: Mapping[int, Stat]) -> set[int]:
     """Return those of `everyone` that descend from a process."""
-    children: dict[int, list[int]] = {}
-    for one in everyone.values():
-        children.setdefault(one.ppid, []).append(one.pid)
+    of = children(everyone)
     found: set[int] = set()
-    rising = children.get(pid, [])
+    rising = of.get(pid, [])
     while rising:
         found.update(rising)
-        rising = [one for parent in rising for one in children.get(parent, []) if one not in found]
+        rising = [one for parent in rising for one in of.get(parent, []) if one not in found]
+    return found
+
+
+def children(everyone: Mapping[int, Stat]) -> dict[int, list[int]]:
+    """Return the children of each of these processes that has any."""
+    found: dict[int, list[int]] = {}
+    for pid, one in everyone.items():
+        found.setdefault(one.ppid, []).append(pid)
     return found
 
 
@@ -167,10 +177,6 @@ def everyone(among: Iterable[int] | None = None) -> dict[int, Stat]:
     pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
     found = map(look, pids if among is None else among)
     return {stat.pid: stat for stat in found if stat}
-
-
-_LEAST_USER_FIELDS = 3
-"""Fields of a line of /etc/passwd up to the user id."""
 
 
 class Users:
@@ -195,14 +201,11 @@ class Users:
 
 def _local() -> dict[int, str]:
     names: dict[int, str] = {}
-    try:
-        with open("/etc/passwd", encoding="utf-8", errors="replace") as file:
-            entries = [line.split(":") for line in file]
-    except OSError:
-        entries = []
-    for name, _, uid, *_ in (entry for entry in entries if len(entry) >= _LEAST_USER_FIELDS):
-        if uid.isdigit():
-            names.setdefault(int(uid), name)
+    with contextlib.suppress(OSError), open("/etc/passwd", "rb") as file:
+        for line in file.read().decode("utf-8", "replace").split("\n"):
+            name, _, uid, *_ = [*line.split(":"), "", ""]
+            if uid.isdigit():
+                names.setdefault(int(uid), name)
     return names or {0: "root"}
 
 
@@ -272,14 +275,8 @@ def tcp() -> list[Socket]:
     """Return every TCP socket of this network namespace, both families."""
     sockets = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            with open(table, encoding="ascii", errors="replace") as file:
-                lines = file.readlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            try:
-                sockets.append(Socket(line))
-            except ValueError:
-                continue
+        with contextlib.suppress(OSError), open(table, encoding="ascii", errors="replace") as file:
+            for line in file.readlines()[1:]:
+                with contextlib.suppress(ValueError):
+                    sockets.append(Socket(line))
     return sockets

@@ -7,16 +7,19 @@ root the PCIe settings are None.
 from __future__ import annotations
 
 import os
-import struct
 import time
+from contextlib import suppress
+from itertools import takewhile
 
 from . import sysfs
-from .bounded_text import attempt, clean, names
+from .bounded_text import attempt, clean, counters, names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
+
+    Counts = dict[str, int]
 
 
 _CAPABILITIES = 0x34
@@ -36,83 +39,55 @@ _HOPS = 64
 
 def relaxed_ordering(path: str) -> bool | None:
     """Whether a device's writes may be reordered; None where it cannot be read."""
-    space = _open(path)
-    if space is None:
-        return None
-    try:
-        at = _find(space)
-        control = _word(space, at + 8) if at else None
+    with suppress(OSError), open(path, "rb", buffering=0) as file:
+        at = _find(file.fileno())
+        control = _number(file.fileno(), at + 8) if at else None
         return None if control is None else bool(control & _RELAXED)
-    finally:
-        os.close(space)
+    return None
 
 
 def acs(path: str) -> tuple[bool, dict[str, Any] | None]:
     """(readable, ACS bits) of one PCIe port; no bits where it has no access control."""
-    space = _open(path)
-    if space is None:
-        return False, None
-    try:
-        at, header = _EXTENDED, _long(space, _EXTENDED)
+    with suppress(OSError), open(path, "rb", buffering=0) as file:
+        space, at = file.fileno(), _EXTENDED
+        header = _number(space, at, 4)
         if header is None:
             return False, None
         for _ in range(_HOPS):
-            if header is None or header in (0, 0xFFFFFFFF):
+            if not header or header == 0xFFFFFFFF:  # noqa: PLR2004 (no device)
                 break
             if header & 0xFFFF == _ACS:
-                control = _word(space, at + 6) or 0
+                control = _number(space, at + 6) or 0
                 bits = bool(control & _REDIRECT), bool(control & _DIRECT_TRANSLATED)
                 return True, {"redirects": bits[0], "translated": bits[1]}
             at = header >> 20
             if at < _EXTENDED:
                 break
-            header = _long(space, at)
+            header = _number(space, at, 4)
         return True, None
-    finally:
-        os.close(space)
-
-
-def _open(path: str) -> int | None:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
+    return False, None
 
 
 def _find(space: int) -> int:
     """The offset of the PCI Express capability; 0 where it cannot be found."""
-    at = (_word(space, _CAPABILITIES) or 0) & 0xFC
+    at = (_number(space, _CAPABILITIES) or 0) & 0xFC
     for _ in range(_HOPS):
-        if at < 0x40:  # noqa: PLR2004 (the header ends there)
-            return 0
-        head = _word(space, at)
+        head = _number(space, at) if at >= 0x40 else None  # noqa: PLR2004 (the header ends there)
         if head is None:
-            return 0
+            break
         if head & 0xFF == _EXPRESS:
             return at
         at = (head >> 8) & 0xFC
     return 0
 
 
-def _word(space: int, at: int) -> int | None:
-    return _number(space, at, "<H")
-
-
-def _long(space: int, at: int) -> int | None:
-    return _number(space, at, "<I")
-
-
-def _number(space: int, at: int, form: str) -> int | None:
-    size = struct.calcsize(form)
+def _number(space: int, at: int, size: int = 2) -> int | None:
     try:
         raw = os.pread(space, size, at)
     except OSError:
         return None
-    return int(struct.unpack(form, raw)[0]) if len(raw) == size else None
+    return int.from_bytes(raw, "little") if len(raw) == size else None
 
-
-if TYPE_CHECKING:
-    Counts = dict[str, int]
 
 ERRORS = {
     # InfiniBand Architecture, PortCounters; in sysfs under these names for every driver.
@@ -137,29 +112,27 @@ PORTS = 16
 
 def read_all(folder: str) -> list[dict[str, Any]]:
     """Return the ports of the device whose folder in sysfs this is."""
-    return [_port(number, f"{folder}/ports/{number}", folder) for number in _numbers(folder)]
+    numbers = _numbers(folder + "/ports", PORTS)
+    return [_port(number, f"{folder}/ports/{number}", folder) for number in numbers]
 
 
 def read_counters(root: str, folder: str) -> dict[int, Counts]:
     """Return the error counters of each port that has any."""
     found: dict[int, Counts] = {}
-    for number in _numbers(folder):
+    for number in _numbers(folder + "/ports", PORTS):
         port = f"{folder}/ports/{number}"
-        read = errors(port)
+        found[number] = errors(port)
         netdev = _netdev(number, port, folder)
         if netdev:
-            _take(read, "carrier_downs", f"{root}/class/net/{netdev}/carrier_down_count")
-        found[number] = read
+            downs = {"carrier_downs": f"{root}/class/net/{netdev}/carrier_down_count"}
+            found[number].update(counters(downs))
     return found
 
 
 def errors(port: str) -> Counts:
     """Return the error counters of a port whose folder in sysfs this is."""
-    read: Counts = {}
-    for kind, wanted in ERRORS.items():
-        for name in wanted:
-            _take(read, name, f"{port}/{kind}/{name}")
-    return read
+    kinds = ERRORS.items()
+    return counters({name: f"{port}/{kind}/{name}" for kind, names in kinds for name in names})
 
 
 def compare(before: Counts, after: Counts, apart_s: float) -> dict[str, Any] | None:
@@ -174,8 +147,8 @@ def compare(before: Counts, after: Counts, apart_s: float) -> dict[str, Any] | N
     return {"read": len(after), "apart_s": apart_s, "nonzero": nonzero}
 
 
-def _numbers(folder: str) -> list[int]:
-    return sorted(int(port) for port in names(folder + "/ports") if port.isdigit())[:PORTS]
+def _numbers(folder: str, most: int) -> list[int]:
+    return sorted(int(name) for name in names(folder) if name.isdigit())[:most]
 
 
 def _port(number: int, folder: str, device: str) -> dict[str, Any]:
@@ -207,22 +180,16 @@ def _netdev(number: int, port: str, device: str) -> str:
 
 
 def _gids(folder: str, most: int) -> list[dict[str, Any]] | None:
-    indexes = sorted(int(name) for name in names(folder + "/gids") if name.isdigit())
+    indexes = _numbers(folder + "/gids", most)
     if not indexes:
         return None
     found = []
-    for index in indexes[:most]:
+    for index in indexes:
         gid = attempt(f"{folder}/gids/{index}")
         if gid.strip("0:"):
             kind = attempt(f"{folder}/gid_attrs/types/{index}")
             found.append({"index": index, "kind": kind, "gid": gid})
     return found
-
-
-def _take(counts: Counts, name: str, path: str) -> None:
-    text = attempt(path)
-    if text.isdigit():
-        counts[name] = min(int(text), 2**53)
 
 
 LOOKS_APART_S = 0.25
@@ -277,8 +244,9 @@ _DISPLAY = "0x03"
 
 def survey(root: str, proc: str = "/proc") -> dict[str, Any]:
     """Return a `GpuDirect` document; what cannot be read is None in it."""
-    gpus = [path for path in _devices(root) if _is_gpu(path)]
-    nics = [f"{root}/class/infiniband/{name}/device" for name in names(root + "/class/infiniband")]
+    devices, hcas = root + "/bus/pci/devices", root + "/class/infiniband"
+    gpus = [f"{devices}/{name}" for name in names(devices) if _is_gpu(f"{devices}/{name}")]
+    nics = [f"{hcas}/{name}/device" for name in names(hcas)]
     return {
         "peermem": _peermem(root),
         "open_modules": _open_modules(proc),
@@ -314,14 +282,11 @@ def _iommu(devices: Iterable[str]) -> str | None:
 
 def _acs(root: str, gpus: list[str], nics: list[str]) -> list[dict[str, Any]] | None:
     """The ACS of each PCIe port between a GPU and a NIC that share a switch."""
-    paths = [sysfs.pci_path(device) or [] for device in (*gpus, *nics)]
-    ways = {tuple(path) for path in paths if path}
-    between = {
-        port
-        for gpu in (tuple(path) for path in paths[: len(gpus)])
-        for nic in ways - {tuple(path) for path in paths[: len(gpus)]}
-        for port in _below_meeting(gpu, nic)
-    }
+    of_gpus, of_nics = (
+        {tuple(sysfs.pci_path(device) or ()) for device in devices} for devices in (gpus, nics)
+    )
+    ways = ((gpu, nic) for gpu in of_gpus for nic in of_nics - of_gpus)
+    between = {port for gpu, nic in ways for port in _below_meeting(gpu, nic)}
     found, hidden = [], False
     for port in sorted(between):
         readable, bits = acs(f"{root}/bus/pci/devices/{port}/config")
@@ -333,11 +298,7 @@ def _acs(root: str, gpus: list[str], nics: list[str]) -> list[dict[str, Any]] | 
 
 def _below_meeting(a: tuple[str, ...], b: tuple[str, ...]) -> list[str]:
     """The ports below the switch that two devices share; none if they share only the root."""
-    shared = 0
-    for one, other in zip(a, b):  # noqa: B905 (Python 3.8)
-        if one != other:
-            break
-        shared += 1
+    shared = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(a, b)))  # noqa: B905 (3.8)
     # All devices behind one root port share it and the root complex: that is no switch.
     if shared < 3:  # noqa: PLR2004 (pciXXXX:XX, root port, upstream port of a switch)
         return []
@@ -346,7 +307,3 @@ def _below_meeting(a: tuple[str, ...], b: tuple[str, ...]) -> list[str]:
 
 def _is_gpu(device: str) -> bool:
     return attempt(device + "/vendor") == _NVIDIA and attempt(device + "/class")[:4] == _DISPLAY
-
-
-def _devices(root: str) -> list[str]:
-    return [f"{root}/bus/pci/devices/{name}" for name in names(root + "/bus/pci/devices")]

@@ -19,9 +19,9 @@ import site
 import struct
 import sys
 import time
+from contextlib import suppress
 
-from . import bounded_text, guard
-from .bounded_text import LINE_LIMIT, clean, names, words
+from .bounded_text import clean, names, open_regular, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,17 +42,11 @@ _ALIGNED = 8
 
 def architectures(path: str) -> list[str] | None:
     """Return the targets of most of a library's kernels; None if not known."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        section = _section(handle, b".nv_fatbin")
-        return None if section is None else _usual(list(_containers(handle, *section)))
-    except (OSError, struct.error, ValueError, LookupError, OverflowError):
-        return None
-    finally:
-        os.close(handle)
+    errors = (OSError, struct.error, ValueError, LookupError, OverflowError)
+    with suppress(*errors), open(path, "rb", buffering=0) as file:
+        section = _section(file.fileno(), b".nv_fatbin")
+        return section and _usual(list(_containers(file.fileno(), *section)))
+    return None
 
 
 def _section(handle: int, wanted: bytes) -> tuple[int, int] | None:
@@ -116,11 +110,7 @@ _LIBRARIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/l
 _PLUGINS = ("/opt/amazon/ofi-nccl/lib", "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu",
             "/opt/amazon/ofi-nccl/lib/aarch64-linux-gnu", "/opt/hpcx/nccl_rdma_sharp_plugin/lib",
             "/opt/hpcx/ncclnet_plugin/lib", "/usr/local/nccl-rdma-sharp-plugins/lib")  # fmt: skip
-_COMPAT = (
-    "/usr/local/cuda/compat",
-    "/usr/local/cuda/compat/lib",
-    "/usr/local/cuda/compat/lib.real",
-)
+_COMPAT = tuple("/usr/local/cuda/compat" + each for each in ("", "/lib", "/lib.real"))
 _CACHE = "/etc/ld.so.cache"
 _MOST = 64
 
@@ -138,7 +128,8 @@ def read(libraries: Iterable[str] = ()) -> dict[str, Any]:
     """Return one `Software` of the document. `libraries`: the job's own LD_LIBRARY_PATH."""
     folder = _torch_folder()
     torch = None if folder is None else _torch(folder)
-    loader = [*libraries, *_own_libraries()]
+    own = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    loader = [*libraries, *(part for part in own if part[:1] == "/")]
     found: dict[str, Any] = {"torch": torch, "nccl": None, "cudnn": None}
     if folder is not None and torch is not None and torch["cuda"] is not None:
         major = torch["cuda"].partition(".")[0]
@@ -173,19 +164,17 @@ def _torch_folder() -> Optional[str]:
 def _torch(folder: str) -> Optional[dict[str, Any]]:
     try:
         with open(folder + "/version.py", encoding="utf-8", errors="replace") as file:
-            assigned = dict(_ASSIGNED.findall(file.read(65536)))
+            assigned = {name: clean(value) for name, value in _ASSIGNED.findall(file.read(65536))}
     except OSError:
         return None
     if "__version__" not in assigned:
         return None
-    archs = None
-    if "cuda" in assigned:
-        archs = architectures(folder + "/lib/libtorch_cuda.so")
+    cuda = assigned.get("cuda")
     return {
-        "version": clean(assigned["__version__"], LINE_LIMIT),
-        "cuda": clean(assigned["cuda"], LINE_LIMIT) if "cuda" in assigned else None,
-        "hip": clean(assigned["hip"], LINE_LIMIT) if "hip" in assigned else None,
-        "archs": archs,
+        "version": assigned["__version__"],
+        "cuda": cuda,
+        "hip": assigned.get("hip"),
+        "archs": None if cuda is None else architectures(folder + "/lib/libtorch_cuda.so"),
     }
 
 
@@ -195,14 +184,14 @@ def _packages(folders: Iterable[str], major: str) -> Iterator[tuple[str, str]]:
         for name in names(folder):
             match = _PACKAGE.fullmatch(name)
             if match and match.group(2) in (None, major):
-                yield match.group(1), clean(match.group(3), LINE_LIMIT)
+                yield match.group(1), clean(match.group(3))
 
 
 def _files(pattern: re.Pattern[str], folders: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield the same by file names such as libnccl.so.2.21.5; the first folder's come last."""
     found = [match.groups() for _, match in _matches(pattern, folders)]
     for name, version in reversed(found):
-        yield name, clean(version, LINE_LIMIT)
+        yield name, clean(version)
 
 
 def _matches(
@@ -217,17 +206,10 @@ def _matches(
 
 def _plugins(folders: Iterable[str]) -> Iterator[str]:
     paths = [path for path, _ in _matches(_PLUGIN, folders)]
-    try:
-        with open(_CACHE, "rb") as file:
-            paths += [path.decode("ascii") for path in _CACHED.findall(file.read(8 << 20))]
-    except OSError:
-        pass
+    with suppress(OSError), open(_CACHE, "rb") as file:
+        paths += [path.decode("ascii") for path in _CACHED.findall(file.read(8 << 20))]
     there = [path for path in dict.fromkeys(paths) if os.path.exists(path)]
-    yield from (clean(path, LINE_LIMIT) for path in there[:_MOST])
-
-
-def _own_libraries() -> list[str]:
-    return [part for part in os.environ.get("LD_LIBRARY_PATH", "").split(":") if part[:1] == "/"]
+    yield from map(clean, there[:_MOST])
 
 
 LIMIT = 65536
@@ -237,12 +219,6 @@ LONGEST = 1023
 
 _SHOWN = ("NCCL_", "TORCH_", "PYTORCH_", "GLOO_", "CUDA_", "OMP_NUM_THREADS", "FI_", "UCX_")
 """Prefixes of names whose values may leave the node."""
-
-
-def start(request: dict[str, Any]) -> guard.Child:
-    """Start reading; `nccl_conf_file` is the job's NCCL_CONF_FILE on this node."""
-    etc, named = str(request.get("etc", "/etc")), str(request.get("nccl_conf_file", ""))
-    return guard.spawn(read_nccl_conf, etc, named)
 
 
 def read_nccl_conf(etc: str, named: str) -> list[dict[str, Any]]:
@@ -266,7 +242,7 @@ def _home() -> str:
 def _file(path: str, kind: str) -> dict[str, Any] | None:
     found = {"path": clean(path), "kind": kind}
     try:
-        with open(path, "rb", buffering=0, opener=_opener) as file:
+        with open(open_regular(path)[0], "rb", buffering=0) as file:
             raw = file.read(LIMIT + 1) or b""
     except OSError as error:
         absent = error.errno in (errno.ENOENT, errno.ENOTDIR)
@@ -274,11 +250,6 @@ def _file(path: str, kind: str) -> dict[str, Any] | None:
     if len(raw) > LIMIT:
         return dict(found, error="it is larger than %d bytes" % LIMIT)
     return dict(found, **_settings(raw))
-
-
-def _opener(path: str, flags: int) -> int:
-    del flags  # always "rb"
-    return bounded_text.open_regular(path)[0]
 
 
 def _settings(raw: bytes) -> dict[str, Any]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 
-from .bounded_text import attempt, clean
+from .bounded_text import attempt, clean, number
 
 _MOST_LANES = 32
 _ROOT = r"^pci[0-9a-fA-F]{4,}:[0-9a-fA-F]{2}$"
@@ -48,21 +49,15 @@ def pcie_link(device: str) -> dict[str, float | int | None] | None:
         return None
     return {
         "gts": _gts(attempt(device + "/current_link_speed")),
-        "width": _lanes(attempt(device + "/current_link_width")),
+        "width": _lanes(device + "/current_link_width"),
         "gts_max": _gts(attempt(device + "/max_link_speed")),
-        "width_max": _lanes(attempt(device + "/max_link_width")),
+        "width_max": _lanes(device + "/max_link_width"),
     }
 
 
 def numa(device: str) -> int | None:
     """Return the NUMA node of a device; None where the firmware does not report it (sysfs: -1)."""
-    text = attempt(device + "/numa_node")
-    return int(text) if text.isdigit() else None
-
-
-def local_cpus(device: str) -> str:
-    """Return the CPUs next to a device, as in "0-31,64-95"; "" if unknown."""
-    return attempt(device + "/local_cpulist")
+    return number(device + "/numa_node")
 
 
 def _gts(text: str) -> float | None:
@@ -71,9 +66,9 @@ def _gts(text: str) -> float | None:
     return float(found.group(1)) if found else None
 
 
-def _lanes(text: str) -> int | None:
+def _lanes(path: str) -> int | None:
     """Return a number of lanes; None for 0 and for the 255 of a device that does not answer."""
-    return int(text) if text.isdigit() and 0 < int(text) <= _MOST_LANES else None
+    return lanes if (lanes := number(path)) and lanes <= _MOST_LANES else None
 
 
 LIMIT = 256 << 10
@@ -177,10 +172,8 @@ def parse(found: list[str]) -> list[Mount]:
     """Read the lines of mountinfo; skip invalid ones."""
     mounts = []
     for line in found:
-        try:
+        with suppress(ValueError):
             mounts.append(Mount(line))
-        except ValueError:
-            continue
     return mounts
 
 

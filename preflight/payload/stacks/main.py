@@ -5,19 +5,14 @@ The Python stacks are read twice, native ones only of some ranks that are at res
 
 from __future__ import annotations
 
-import base64
-import errno
 import os
-import stat
 import time
-import zlib
-from contextlib import suppress
 
-from probe import bounded_text, guard, kernel_log, processes
-from probe.bounded_text import TEXT_LIMIT, clean, words
+from probe import guard, kernel_log, processes
+from probe.bounded_text import TEXT_LIMIT, clean
 from probe.procfs import Users, identity
 
-from . import moments, node_ranks, pyspy, ras_client, torch_server
+from . import flight_recorder, moments, node_ranks, pyspy, ras_client
 from .moments import Instant
 from .node_ranks import Patience
 
@@ -27,116 +22,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     Document = dict[str, Any]
-
-
-LARGEST = 32 << 20
-"""Most bytes of a file: 2000 entries with stacks take two or three MiB."""
-
-_PACKED, _TOGETHER = 2 << 20, 12 << 20
-"""Most compressed bytes of one file, and (as base64) of all files of a node."""
-
-_CHUNK = 1 << 20
-_LATE = "no time was left to read it"
-_AGE_SLACK_S = 5.0
-_NOT_THEIRS = "it is no regular file of the rank's own user"
-
-
-def read(wanted: list[Document], until: float) -> dict[str, Document]:
-    """Return a `Dump` by pid (as text) for each of `wanted`: "pid", "uid", "paths", "began_s".
-
-    Only in a child: they may be on a file server. Of several paths the newest file counts.
-    What is not read by `until` (monotonic clock) is left out, so that the others are returned.
-    """
-    found: dict[str, Document] = {}
-    room = _TOGETHER
-    for one in _in_turn(wanted):
-        if time.monotonic() >= until:
-            found[str(one["pid"])] = _refused(one["paths"][0], _LATE)
-            continue
-        seen = [dump for path in one["paths"] for dump in _newest(one, path, until)]
-        if seen:
-            dump = max(seen, key=lambda each: float(each["written_s"]))
-            if len(dump["content"]) > room:
-                dump.update(content="", why="the dumps of this node are too large together")
-            room -= len(dump["content"])
-            found[str(one["pid"])] = dump
-    return found
-
-
-def _in_turn(wanted: list[Document]) -> list[Document]:
-    """Each user's smallest first, then each one's next: who poses as many ranks waits."""
-    turns: dict[Any, int] = {}
-    placed = []
-    for size, place in sorted((_size(one), place) for place, one in enumerate(wanted)):
-        uid = wanted[place]["uid"]
-        turns[uid] = turns.get(uid, 0) + 1
-        placed.append((turns[uid], size, place))
-    return [wanted[place] for _, _, place in sorted(placed)]
-
-
-def _size(one: Document) -> int:
-    total = 0
-    for place in (place for path in one["paths"] for place in _places(one, path)):
-        with suppress(OSError):
-            total += os.lstat(place).st_size
-    return total
-
-
-def _places(one: Document, path: str) -> tuple[str, str]:
-    """The path in the process's own container, and at this login."""
-    return f"/proc/{one['pid']}/root{path}", path
-
-
-def _newest(one: Document, path: str, until: float) -> list[Document]:
-    """Return the file in the process's own container, else at this login's path."""
-    for place in _places(one, path):
-        dump = _dump(place, path, one, until)
-        if dump is not None:
-            return [dump]
-    return []
-
-
-def _dump(place: str, path: str, one: Document, until: float) -> Document | None:
-    """Return the file, or why it is not read; None where there is none of this job."""
-    try:
-        file, status = bounded_text.open_regular(place, follow=False)
-    except OSError as error:
-        if error.errno == errno.EINVAL:
-            return _refused(path, _NOT_THEIRS)
-        absent = isinstance(error, (FileNotFoundError, NotADirectoryError, ProcessLookupError))
-        return None if absent or place != path else _refused(path, words(error))
-    try:
-        if stat.S_ISREG(status.st_mode) and status.st_uid == one["uid"]:
-            earlier = status.st_mtime + _AGE_SLACK_S < one["began_s"]
-            return None if earlier else _content(file, path, status, until)
-        return _refused(path, _NOT_THEIRS)
-    except OSError as error:
-        return _refused(path, words(error))
-    finally:
-        os.close(file)
-
-
-def _content(file: int, path: str, status: os.stat_result, until: float) -> Document:
-    dump = {"path": clean(path), "written_s": max(0.0, status.st_mtime), "size": status.st_size}
-    if status.st_size > LARGEST:
-        return {**dump, "why": f"it has {status.st_size >> 20} MiB", "content": ""}
-    packing, packed = zlib.compressobj(6), bytearray()
-    with open(file, "rb", closefd=False) as stream:
-        for _ in range(LARGEST // _CHUNK):
-            packed += packing.compress(stream.read(_CHUNK) or b"")
-            if len(packed) > _PACKED or stream.tell() >= status.st_size:
-                break
-            if time.monotonic() >= until:
-                return {**dump, "why": _LATE, "content": ""}
-    packed += packing.flush()
-    if len(packed) > _PACKED:
-        return {**dump, "why": f"it has over {_PACKED >> 20} MiB compressed", "content": ""}
-    return {**dump, "content": base64.b64encode(packed).decode("ascii")}
-
-
-def _refused(path: str, why: str) -> Document:
-    return {"path": clean(path), "written_s": 0.0, "size": 0, "content": "", "why": clean(why)}
-
+    Lines = Callable[..., Document | None]
+    Emit = Callable[[Document], None]
 
 SPY_S, READ_S, NATIVE_S = 8.0, 8.0, 8.0
 """Time limit of each step; on a healthy node they take milliseconds, native stacks a second."""
@@ -170,12 +57,7 @@ class StackReader:
         self._samplers: dict[int, guard.Child] = {}
         self._sampled: dict[int, list[Document]] = {}
 
-    def prepare(
-        self,
-        pythons: list[Document],
-        lines: Callable[..., Document | None],
-        emit: Callable[[Document], None],
-    ) -> None:
+    def prepare(self, pythons: list[Document], lines: Lines, emit: Emit) -> None:
         """Find the node's own py-spy, or request one; only if there are processes to read."""
         if not pythons:
             return
@@ -301,9 +183,7 @@ MARGIN_S = 1.0
 FIND_S, USERS_S, GPUS_S, DUMPS_S = 6.0, 1.0, 3.0, 3.0
 
 
-def run(
-    request: Document, lines: Callable[..., Document | None], emit: Callable[[Document], None]
-) -> None:
+def run(request: Document, lines: Lines, emit: Emit) -> None:
     """Emit one `NodeLook` document: preflight.facts.job, docs/internals/wire.md.
 
     With the field `ras` in the request: one `RasLook` of NCCL's RAS service.
@@ -315,7 +195,8 @@ def run(
         return
     look_s = max(0.1, float(request.get("look_s", LOOK_S)))
     sysfs = str(request.get("sysfs", "/sys"))
-    document = _identity(request["nonce"])
+    cores, load = min(65535, os.cpu_count() or 1), round(os.getloadavg()[0], 2)
+    document = {**identity(request["nonce"]), "cores": cores, "load": load}
     log = kernel_log.Readers(
         str(request.get("kmsg", kernel_log.LOG)), request.get("kernel_log_since_s")
     )
@@ -324,9 +205,9 @@ def run(
     ranks, launchers = found["ranks"], found["launchers"]
     dumps_until = patience.within(look_s + DUMPS_S - _SEND_S)
     wanted = [_dumped(one) for one in ranks if one["dumps"]]
-    dumps_asked = guard.spawn(read, wanted, dumps_until)
+    dumps_asked = guard.spawn(flight_recorder.read_files, wanted, dumps_until)
     servers = [one for one in ranks if one["socket"]]
-    served_asked = guard.spawn(torch_server.read, servers, dumps_until)
+    served_asked = guard.spawn(flight_recorder.ask_servers, servers, dumps_until)
     addresses = {str(one["pid"]): one["ras"] for one in ranks if one["ras"]}
     services_asked = guard.spawn(ras_client.services, addresses)
     stacks = StackReader(patience, own=bool(request.get("own_spy", True)))
@@ -362,14 +243,6 @@ def run(
     document["problems"] = [clean(each, TEXT_LIMIT) for each in patience.problems[:64]]
     document["seconds"] = round(time.monotonic() - began, 3)
     emit(document)
-
-
-def _identity(nonce: str) -> Document:
-    return {
-        **identity(nonce),
-        "cores": min(65535, os.cpu_count() or 1),
-        "load": round(os.getloadavg()[0], 2),
-    }
 
 
 def _find(request: Document, patience: Patience) -> Document:

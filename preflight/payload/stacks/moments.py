@@ -8,7 +8,7 @@ import time
 
 import children
 from probe import guard, procfs, rdma, sysfs
-from probe.bounded_text import attempt, clean, names
+from probe.bounded_text import attempt, clean, names, number
 from probe.nvml_calls import NoDriver, Nvml, load, reasons
 
 from . import sockets
@@ -45,11 +45,11 @@ def groups(text: str) -> list[tuple[int, str]]:
     """Read /proc/PID/cgroup: (version, path) of groups that account memory, without the root."""
     found = []
     for line in text.split("\n"):
-        number, _, rest = line.partition(":")
+        hierarchy, _, rest = line.partition(":")
         controllers, colon, path = rest.partition(":")
         if not colon or not path.startswith("/") or path == "/" or ".." in path:
             continue
-        if number == "0" and not controllers:
+        if hierarchy == "0" and not controllers:
             found.append((2, path))
         elif "memory" in controllers.split(","):
             found.append((1, path))
@@ -109,9 +109,9 @@ def look(root: str) -> dict[str, Document]:
     folder = root + "/class/infiniband"
     found: dict[str, Document] = {}
     for device in names(folder)[:MOST]:
-        for number, counts in rdma.read_counters(root, f"{folder}/{device}").items():
-            name = clean(f"{device}/{number}")
-            found[name] = _port(name, f"{folder}/{device}/ports/{number}", counts)
+        for port, counts in rdma.read_counters(root, f"{folder}/{device}").items():
+            name = clean(f"{device}/{port}")
+            found[name] = _port(name, f"{folder}/{device}/ports/{port}", counts)
     return found
 
 
@@ -128,8 +128,7 @@ def _port(name: str, folder: str, counts: dict[str, int]) -> Document:
 
 
 def _bytes(path: str) -> int:
-    text = attempt(path)
-    return min(int(text) * _WORD, 2**53) if text.isdigit() else 0
+    return min((number(path) or 0) * _WORD, 2**53)
 
 
 def changes(before: dict[str, Document], after: dict[str, Document]) -> list[Document]:
@@ -138,9 +137,8 @@ def changes(before: dict[str, Document], after: dict[str, Document]) -> list[Doc
 
 
 def _change(before: Document, now: Document) -> Document:
-    grown = {
-        name: value - before["errors"].get(name, value) for name, value in now["errors"].items()
-    }
+    errors = now["errors"].items()
+    grown = {name: value - before["errors"].get(name, value) for name, value in errors}
     return {
         "name": now["name"],
         "up": now["up"],
@@ -243,24 +241,19 @@ def _gpu(nvml: Nvml, index: int) -> Document | None:
     rates = nvml.ask_by_name("nvmlDeviceGetUtilizationRates", handle)
     bits = nvml.ask_by_name(nvml.reasons_call(), handle)
     milliwatts = nvml.ask_by_name("nvmlDeviceGetPowerUsage", handle)
+    sm = nvml.lib.NVML_CLOCK_SM
     return {
         "index": index,
         "uuid": nvml.text(nvml.lib.nvmlDeviceGetUUID, handle),
-        "busy_percent": _bounded(None if rates is None else rates.gpu, 100),
+        "busy_percent": rates.gpu if rates is not None and rates.gpu in range(101) else None,
         "power_w": None if milliwatts is None else round(milliwatts / 1000, 1),
-        "clock_mhz": nvml.ask_by_name("nvmlDeviceGetClockInfo", handle, nvml.lib.NVML_CLOCK_SM),
-        "clock_max_mhz": nvml.ask_by_name(
-            "nvmlDeviceGetMaxClockInfo", handle, nvml.lib.NVML_CLOCK_SM
-        ),
-        "memory_used_mib": None if memory is None else memory.used // MIB,
-        "memory_mib": None if memory is None else memory.total // MIB,
+        "clock_mhz": nvml.ask_by_name("nvmlDeviceGetClockInfo", handle, sm),
+        "clock_max_mhz": nvml.ask_by_name("nvmlDeviceGetMaxClockInfo", handle, sm),
+        "memory_used_mib": memory and memory.used // MIB,
+        "memory_mib": memory and memory.total // MIB,
         "throttled": [name for name in reasons(int(bits or 0)) if name != _IDLE],
         "pids": _pids(nvml, handle),
     }
-
-
-def _bounded(value: int | None, most: int) -> int | None:
-    return value if value is not None and 0 <= value <= most else None
 
 
 def _pids(nvml: Nvml, handle: Any) -> list[int]:

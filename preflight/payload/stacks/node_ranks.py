@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 
@@ -10,7 +9,7 @@ from probe import guard, procfs, redact
 from probe.bounded_text import clean
 from probe.procfs import Users
 
-from . import process_table, ras_client, torch_server
+from . import flight_recorder, process_table, ras_client
 from .process_table import ProcessTable
 
 TYPE_CHECKING = False
@@ -69,8 +68,7 @@ def bins(table: ProcessTable, pid: int) -> list[str]:
     names = (b"VIRTUAL_ENV", b"CONDA_PREFIX")
     found = [os.path.dirname(first)]
     found += [os.path.join(os.fsdecode(environ[name]), "bin") for name in names if name in environ]
-    with contextlib.suppress(OSError):
-        found.append(os.path.dirname(os.readlink(f"/proc/{pid}/exe")))
+    found.append(os.path.dirname(procfs.link(pid, "exe")))
     return [one for one in dict.fromkeys(found) if one.startswith("/") and _travels(one)]
 
 
@@ -81,12 +79,8 @@ def _travels(path: str) -> bool:
 
 def _workers(table: ProcessTable, pid: int) -> list[int]:
     """Return the Python processes that a rank has started, usually its data loader's."""
-    mine = [
-        one
-        for one in table.tree.of(pid)
-        if not table.ended(one) and not table.stuck(one) and table.is_python(one)
-    ]
-    return mine[:MOST_WORKERS]
+    alive = [one for one in table.tree.of(pid) if not (table.ended(one) or table.stuck(one))]
+    return [one for one in alive if table.is_python(one)][:MOST_WORKERS]
 
 
 def _dumps(pid: int, rank: int, environ: dict[bytes, bytes]) -> list[str]:
@@ -95,17 +89,14 @@ def _dumps(pid: int, rank: int, environ: dict[bytes, bytes]) -> list[str]:
     if not prefixes:
         home = os.fsdecode(environ.get(b"HOME", b"/nonexistent"))
         prefixes = (_DUMPS, os.path.join(home, _LATER_DUMPS))
-    try:
-        folder = os.readlink(f"/proc/{pid}/cwd")
-    except OSError:
-        folder = "/"
+    folder = procfs.link(pid, "cwd") or "/"
     paths = [os.path.join(folder, f"{prefix}{rank}") for prefix in dict.fromkeys(prefixes)]
     return [path for path in paths if _travels(path)]
 
 
 def _socket(environ: dict[bytes, bytes]) -> str:
     """Return the path of torch's worker server; "" if the rank has none."""
-    path = os.fsdecode(environ.get(torch_server.VARIABLE, b""))
+    path = os.fsdecode(environ.get(flight_recorder.VARIABLE, b""))
     return path if path.startswith("/") and _travels(path) else ""
 
 
@@ -162,22 +153,12 @@ def silent_children(
     """
     if launcher["kind"] != "torchrun":
         return []
-    known = {rank["pid"] for rank in ranks}
-    mute = [
-        pid
-        for pid in launcher["children"]
-        if pid not in known and (table.ended(pid) or table.stuck(pid))
-    ]
-    known_ranks = [
-        rank
-        for rank in ranks
-        if "rank" in rank and starter(table, rank["pid"])[0] == launcher["pid"]
-    ]
-    free = _free_local_ranks(known_ranks, len(mute))
-    return [
-        _describe_silent(table, pid, known_ranks, local_rank)
-        for pid, local_rank in zip(mute, free)  # noqa: B905 (Python 3.8)
-    ]
+    others = set(launcher["children"]) - {rank["pid"] for rank in ranks}
+    mute = sorted(pid for pid in others if table.ended(pid) or table.stuck(pid))
+    known = [rank for rank in ranks if "rank" in rank]
+    known = [rank for rank in known if starter(table, rank["pid"])[0] == launcher["pid"]]
+    free = _free_local_ranks(known, len(mute))
+    return [_describe_silent(table, *one, known) for one in zip(mute, free)]  # noqa: B905 (3.8)
 
 
 def _free_local_ranks(ranks: list[Document], wanted: int) -> list[int | None]:
@@ -191,7 +172,7 @@ def _free_local_ranks(ranks: list[Document], wanted: int) -> list[int | None]:
 
 
 def _describe_silent(
-    table: ProcessTable, pid: int, ranks: list[Document], local_rank: int | None
+    table: ProcessTable, pid: int, local_rank: int | None, ranks: list[Document]
 ) -> Document:
     its = describe(table, pid, None)
     if ranks:
@@ -233,12 +214,8 @@ def _is_left_behind(table: ProcessTable, one: Document, ranks: list[Document]) -
     """Whether it is an orphan with the identity of another rank: a worker left behind."""
     if starter(table, one["pid"])[0] is not None:
         return False
-    return any(
-        other["pid"] != one["pid"]
-        and _identity(other) == _identity(one)
-        and starter(table, other["pid"])[0] is not None
-        for other in ranks
-    )
+    alike = [other for other in ranks if _identity(other) == _identity(one) and other is not one]
+    return any(starter(table, other["pid"])[0] is not None for other in alike)
 
 
 def _identity(one: Document) -> tuple[Any, Any]:
@@ -275,14 +252,11 @@ def _possible_ranks(table: ProcessTable, wanted: list[int]) -> list[int]:
     for pid in wanted:
         if pid in table.tree.stats:
             of_it = [one for one in table.tree.of(pid) if table.is_python(one)]
-            started = [one for one in of_it if table.launcher(pid) or _is_spawned(table, one)]
-            found += started or [pid]
+            if not table.launcher(pid):
+                # Only those that multiprocessing's `spawn`, which sets no variables, started.
+                of_it = [one for one in of_it if b"spawn_main" in b" ".join(table.command(one))]
+            found += of_it or [pid]
     return list(dict.fromkeys(found))
-
-
-def _is_spawned(table: ProcessTable, pid: int) -> bool:
-    """Whether multiprocessing's `spawn`, which sets no variables, started it."""
-    return any(b"spawn_main" in word for word in table.command(pid))
 
 
 def _has_gpu(pid: int) -> bool:
@@ -292,10 +266,8 @@ def _has_gpu(pid: int) -> bool:
 
 def _hidden(table: ProcessTable) -> int:
     """Count other users' Python processes that a launcher started: probably ranks."""
-    stats = table.tree.stats
-    return sum(
-        table.is_python(pid) and bool(table.launcher(stats[pid].ppid)) for pid in table.denied
-    )
+    parents = (table.tree.stats[pid].ppid for pid in table.denied if table.is_python(pid))
+    return sum(bool(table.launcher(parent)) for parent in parents)
 
 
 class Patience:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections import deque
 
 from probe import procfs
 from probe.bounded_text import clean
 from probe.processes import ancestors
-from probe.procfs import everyone
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,13 +33,12 @@ class ProcessTree:
         self.roots: list[int] = []
         """The topmost process of each rank, after `join`."""
         self._root_of: dict[int, int] = {}
-        self._below: dict[int, list[int]] = {}
-        self._grow()
+        self._below = procfs.children(self.stats)
 
     def keep(self, pids: Collection[int]) -> None:
         """Drop all other processes."""
         self.stats = {pid: one for pid, one in self.stats.items() if pid in pids}
-        self._grow()
+        self._below = procfs.children(self.stats)
 
     def of(self, pid: int) -> list[int]:
         """Return its children."""
@@ -49,16 +46,12 @@ class ProcessTree:
 
     def below(self, pid: int) -> list[int]:
         """Return all its descendants, the nearest first."""
-        found: list[int] = []
-        waiting = deque(self.of(pid))
-        seen = {pid}
-        while waiting:
-            one = waiting.popleft()
-            if one not in seen:
-                seen.add(one)
-                found.append(one)
-                waiting += self.of(one)
-        return found
+        found = {pid: None}  # a dict keeps their order
+        rising = self.of(pid)
+        while rising:
+            found.update(dict.fromkeys(rising))
+            rising = [child for one in rising for child in self.of(one) if child not in found]
+        return list(found)[1:]
 
     def above(self, pid: int) -> Iterator[int]:
         """Yield its ancestors, the nearest first."""
@@ -71,9 +64,9 @@ class ProcessTree:
 
     def join(self, identities: Mapping[int, Identity]) -> None:
         """Group processes that have the same rank and descend from each other."""
-        for pid in identities:
-            alike = [one for one in self.above(pid) if same(identities.get(one), identities[pid])]
-            self._root_of[pid] = alike[-1] if alike else pid
+        for pid, mine in identities.items():
+            alike = [one for one in self.above(pid) if same(identities.get(one), mine)]
+            self._root_of[pid] = [pid, *alike][-1]
         self.roots = sorted(set(self._root_of.values()), key=lambda pid: self.stats[pid].start)
 
     def members(self, root: int) -> list[int]:
@@ -84,11 +77,6 @@ class ProcessTree:
         """Return the parent of its rank's topmost process; None if that is not known."""
         parent = self.stats[self._root_of.get(pid, pid)].ppid
         return parent if parent in self.stats else None
-
-    def _grow(self) -> None:
-        self._below = {}
-        for pid, stat in self.stats.items():
-            self._below.setdefault(stat.ppid, []).append(pid)
 
 
 def same(one: Identity | None, other: Identity) -> bool:
@@ -183,12 +171,9 @@ def read_identity(environ: Environ) -> Identity | None:
     torch's variables come first: under srun or mpirun every process has theirs, too.
     """
     for kind, names in _NAMES.items():
-        rank, local, world, here = (
-            _number(environ.get(name), most)
-            for name, most in zip(  # noqa: B905 (Python 3.8)
-                names, (_MOST_LOCAL, _MOST_LOCAL, _MOST_RANKS, _MOST_LOCAL)
-            )
-        )
+        most = (_MOST_LOCAL, _MOST_LOCAL, _MOST_RANKS, _MOST_LOCAL)
+        values = map(_number, map(environ.get, names), most)
+        rank, local, world, here = values
         if rank is None or not world or (kind != "torch" and world == 1):
             continue
         return {
@@ -251,12 +236,11 @@ class ProcessTable:
 
     def __init__(self, run_pid: int, only: Collection[int], care: Care) -> None:
         self._care = care
-        every = everyone()
+        every = procfs.everyone()
         ours = {run_pid, *procfs.below(run_pid, every), *ancestors(run_pid)}
         self.absent = [pid for pid in only if pid not in every]
-        self.tree = ProcessTree(
-            {pid: one for pid, one in every.items() if not one.kernel and pid not in ours}
-        )
+        theirs = {pid: one for pid, one in every.items() if not one.kernel and pid not in ours}
+        self.tree = ProcessTree(theirs)
         self.environs: dict[int, dict[bytes, bytes]] = {}
         self.identities: dict[int, Identity] = {}
         self.denied: list[int] = []
@@ -307,8 +291,7 @@ class ProcessTable:
                 self.denied.append(pid)
             return
         self.environs[pid] = procfs.variables(block)
-        identity = read_identity(self.environs[pid])
-        if identity:
+        if identity := read_identity(self.environs[pid]):
             self.identities[pid] = identity
 
     def ended(self, pid: int) -> bool:
@@ -333,9 +316,6 @@ class ProcessTable:
     def is_python(self, pid: int) -> bool:
         """Whether it runs Python, and is not a helper of multiprocessing."""
         command = self.command(pid)
-        try:
-            program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
-        except OSError:
-            program = os.path.basename(clean((command or [b""])[0]))
+        program = os.path.basename(procfs.link(pid, "exe") or clean((command or [b""])[0]))
         helper = any(name in word for word in command for name in _HELPERS)
         return program.startswith(("python", "pypy")) and not helper

@@ -131,10 +131,8 @@ def _within_bounds(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def where(threads: Any) -> str:
     """Return the main thread's stack as one text, to compare; "" without a main thread."""
-    main = next((one for one in threads if one["main"]), None)
-    if main is None:
-        return ""
-    return "\n".join(f"{f['function']} {f['file']}:{f['line']}" for f in main["frames"])
+    frames: list[dict[str, Any]] = next((one["frames"] for one in threads if one["main"]), [])
+    return "\n".join(f"{one['function']} {one['file']}:{one['line']}" for one in frames)
 
 
 EACH_S = 4.0
@@ -185,7 +183,9 @@ class Spy:
                 pid = waiting.pop(0)
                 each_s = NATIVE_EACH_S if native else EACH_S
                 ends = min(until, time.monotonic() + each_s)
-                running.append((pid, ends, self._start(pid, native=native)))
+                how = "--native" if native else "--nonblocking"
+                argv = [self._path, "dump", how, "--json", "--full-filenames", "--pid", str(pid)]
+                running.append((pid, ends, _begin(argv, errors=True)))
             pid, ends, child = running.pop(0)
             answered = child.listen(ends)
             child.dismiss(kill=not answered or len(child.output) > _LIMIT)
@@ -200,11 +200,6 @@ class Spy:
         argv += ["--format", "raw", "--output", "/dev/stdout", "--rate", str(SAMPLES_A_SECOND)]
         argv += ["--duration", str(seconds), "--pid"]
         return {pid: _begin([*argv, str(pid)]) for pid in pids}
-
-    def _start(self, pid: int, *, native: bool) -> guard.Child:
-        how = "--native" if native else "--nonblocking"
-        argv = [self._path, "dump", how, "--json", "--full-filenames", "--pid", str(pid)]
-        return _begin(argv, errors=True)
 
 
 def collect_samples(
@@ -337,15 +332,13 @@ class SentSpy:
         try:
             content = _received(lines, ends)
         except TimeoutError:
-            self.refused = "py-spy did not arrive in time"
-            return
+            content = "py-spy did not arrive in time"
         except (ValueError, zlib.error, KeyError, TypeError):
-            self.refused = "the py-spy that arrived is damaged"
-            return
+            content = "the py-spy that arrived is damaged"
         if isinstance(content, str):
             self.refused = content
-            return
-        self.spy = self._runs(content, until)
+        else:
+            self.spy = self._runs(content, until)
 
     def _runs(self, content: bytes, until: float) -> Spy | None:
         """Return a py-spy that runs: from memory, or else from a temporary file."""
@@ -357,9 +350,8 @@ class SentSpy:
                 if version:
                     return Spy(path, f"py-spy {version} that travelled")
             self.close()
-        self.refused = (
-            "py-spy arrived, but this node runs no program from memory or its temporary folder"
-        )
+        where = "from memory or its temporary folder"
+        self.refused = f"py-spy arrived, but this node runs no program {where}"
         return None
 
     def close(self) -> None:
@@ -371,20 +363,19 @@ class SentSpy:
 
 def _in_memory(content: bytes) -> int:
     file = os.memfd_create("preflight-py-spy")
-    _write(file, content)
+    with open(file, "wb", closefd=False) as stream:
+        stream.write(content)
     return file
 
 
 def _in_a_file(content: bytes) -> int:
     """Return an unnamed file, open for reading: the kernel runs none that is open for writing."""
-    file, path = tempfile.mkstemp(prefix="preflight-")
-    try:
-        _write(file, content)
-        os.fchmod(file, 0o700)
-        return os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)  # not by its name
-    finally:
-        os.unlink(path)
-        os.close(file)
+    with tempfile.NamedTemporaryFile(prefix="preflight-") as file:
+        file.write(content)
+        file.flush()
+        os.fchmod(file.fileno(), 0o700)
+        # Not by its name.
+        return os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _received(lines: Callable[[float], dict[str, Any] | None], ends: float) -> bytes | str:
@@ -401,12 +392,6 @@ def _received(lines: Callable[[float], dict[str, Any] | None], ends: float) -> b
             raise binascii.Error("too much")
         if not message.get("more"):
             return zlib.decompressobj().decompress(bytes(packed), _LARGEST)
-
-
-def _write(file: int, content: bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[os.write(file, left) :]
 
 
 _SYS_PTRACE = 1 << 19

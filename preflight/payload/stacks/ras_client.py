@@ -99,13 +99,11 @@ def _first_answer(where: str, until: float, *, always: bool) -> Document:
         family, target = ends[number % len(ends)]
         if time.monotonic() >= until:
             break
-        link = socket.socket(family, socket.SOCK_STREAM)
         try:
-            return _Talk(link, until).report(target, always=always)
+            with socket.socket(family, socket.SOCK_STREAM) as link:
+                return _Talk(link, until).report(target, always=always)
         except _NoGreetingError as error:
             reason = error
-        finally:
-            link.close()
     raise reason
 
 
@@ -214,7 +212,7 @@ def services(addresses: dict[str, str]) -> dict[str, str]:
     Pid 0 is this process: the service of a job whose ranks this login may not read.
     """
     own = sockets.namespace(os.getpid())
-    spaces: dict[str, list[str]] = {own: ["0"]}
+    spaces = {own: ["0"]}
     for pid in addresses:
         spaces.setdefault(sockets.namespace(int(pid)) or own, []).append(pid)
     found = {}

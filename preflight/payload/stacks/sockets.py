@@ -13,7 +13,6 @@ from probe.network import answers, attributes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from typing import Any
 
     Wire = dict[str, Any]
@@ -75,16 +74,18 @@ def parse(body: bytes) -> Wire | None:
     unread, unacked, _, inode = fields[10:]
     if family not in (socket.AF_INET, socket.AF_INET6) or state not in STATES:
         return None
-    wire = {
+    size = 4 if family == socket.AF_INET else 16
+    info = attributes(body[_MESSAGE.size :]).get(_INFO, b"")
+    return {
         "inode": inode,
-        "local": _name(source[:4] if family == socket.AF_INET else source, sport),
-        "peer": _name(target[:4] if family == socket.AF_INET else target, dport),
+        "local": _name(source[:size], sport),
+        "peer": _name(target[:size], dport),
         "state": STATES[state],
         "unacked": unacked,
         "waiting": unread,
+        **_timed(timer, retries),
+        **_counted(info),
     }
-    info = attributes(body[_MESSAGE.size :]).get(_INFO, b"")
-    return {**wire, **_timed(timer, retries), **_counted(info)}
 
 
 def _timed(timer: int, retries: int) -> dict[str, int]:
@@ -156,7 +157,6 @@ def parse_interfaces(body: bytes) -> dict[str, Any] | None:
     }
 
 
-_LEAST = 10
 _LIMIT = 16 << 20
 
 
@@ -184,30 +184,25 @@ def _proc_tables(pid: int) -> list[str]:
 
 def parse_proc_tcp(text: str) -> list[Wire]:
     """Read the table; skip invalid lines."""
-    wires = (_wire(line.split()) for line in text.splitlines())
-    return [wire for wire in wires if wire is not None and wire["inode"]]
+    wires = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, OSError, LookupError, struct.error):
+            wires.append(_line_of_tcp(line.split()))
+    return [wire for wire in wires if wire["inode"]]
 
 
-def _wire(fields: list[str]) -> dict[str, Any] | None:
-    try:
-        if len(fields) < _LEAST or not fields[0].endswith(":"):
-            return None
-        state = STATES.get(int(fields[3], 16))
-        unacked, _, unread = fields[4].partition(":")
-        timer, retries = int(fields[5].partition(":")[0], 16), int(fields[6], 16)
-        if state is None:
-            return None
-        return {
-            "inode": int(fields[9]),
-            "local": _address_of(fields[1]),
-            "peer": _address_of(fields[2]),
-            "state": state,
-            "unacked": int(unacked, 16),
-            "waiting": int(unread, 16),
-            **_timed(timer, retries),
-        }
-    except (ValueError, OSError, struct.error):
-        return None
+def _line_of_tcp(fields: list[str]) -> Wire:
+    """Read a line; ValueError, OSError, LookupError or struct.error for any other."""
+    unacked, _, unread = fields[4].partition(":")
+    return {
+        "inode": int(fields[9]),
+        "local": _address_of(fields[1]),
+        "peer": _address_of(fields[2]),
+        "state": STATES[int(fields[3], 16)],
+        "unacked": int(unacked, 16),
+        "waiting": int(unread, 16),
+        **_timed(int(fields[5].partition(":")[0], 16), int(fields[6], 16)),
+    }
 
 
 def _address_of(text: str) -> str:
@@ -224,17 +219,19 @@ MOST, MOST_IN_ALL = 512, 8192
 """Most connections of a rank, and of all together."""
 
 
-def look(pids: Iterable[int]) -> dict[str, Any]:
+def look(pids: list[int]) -> dict[str, Any]:
     """Return `wires` by pid (as text), `ports` by name, and `problems`; only in a child.
 
     It enters the ranks' network namespace if that differs and it has permission: there the kernel
     reports most. Otherwise it reads /proc/PID/net, which has less.
     """
-    pids = list(pids)
     most = min(MOST, max(16, MOST_IN_ALL // max(1, len(pids))))
     document: dict[str, Any] = {"wires": {}, "ports": {}, "problems": []}
     own = namespace(os.getpid())
-    for space, members in _by_namespace(pids).items():
+    spaces: dict[str, list[int]] = {}
+    for pid in pids:
+        spaces.setdefault(namespace(pid), []).append(pid)
+    for space, members in spaces.items():
         inside = space in ("", own) or enter(members[0])
         with contextlib.suppress(OSError):
             if inside:
@@ -264,19 +261,9 @@ def _connections(pid: int, problems: list[str], *, inside: bool) -> dict[str, Wi
     return {str(one["inode"]): one for one in found}
 
 
-def _by_namespace(pids: Iterable[int]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for pid in pids:
-        found.setdefault(namespace(pid), []).append(pid)
-    return found
-
-
 def namespace(pid: int) -> str:
     """Return the name of its network namespace; "" without permission."""
-    try:
-        return os.readlink(f"/proc/{pid}/ns/net")
-    except OSError:
-        return ""
+    return procfs.link(pid, "ns/net")
 
 
 def enter(pid: int) -> bool:

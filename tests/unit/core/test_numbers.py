@@ -47,6 +47,10 @@ def test_every_shipped_number_has_its_source() -> None:
         assert one.kind, name
         assert len(one.source) > 10, name
         assert one.date.year >= 2026, name
+    for name in (name for name in shipped() if "." not in name):
+        assert shipped()[name].value > 0, name
+        assert shipped()[name].kind in ("documented", "common", "chosen"), name
+        assert SHIPPED(name) == shipped()[name].value
     assert SHIPPED.get("nothing.known") is None
     with pytest.raises(KeyError):
         SHIPPED("nothing_known")

@@ -9,21 +9,21 @@ import sys
 SCRIPT = """
 import sys, threading
 from preflight.errors import WireError
-from preflight.facts import model
+from preflight.facts.model import Facts, NodeLook, Ports, RasLook, decode_document
 
 sys.setswitchinterval(1e-6)
 ready = threading.Barrier(16)
 
-def decode(read):
+def decode(kind):
     ready.wait()
     for _ in range(20):
         try:
-            read(b'{"nonce": "x", "gpus": [{"index": 0}], "nics": [{}]}', "x")
+            decode_document(kind, b'{"nonce": "x", "gpus": [{"index": 0}], "nics": [{}]}', "x")
         except WireError:
             pass
 
-readers = (model.decode_facts, model.decode_ports, model.decode_look) * 5 + (model.decode_ras,)
-threads = [threading.Thread(target=decode, args=(read,)) for read in readers]
+kinds = (Facts, Ports, NodeLook) * 5 + (RasLook,)
+threads = [threading.Thread(target=decode, args=(kind,)) for kind in kinds]
 for thread in threads:
     thread.start()
 for thread in threads:

@@ -320,7 +320,7 @@ def test_the_least_that_any_group_above_grants(
                  for name in ("cpu", "memory", "pids")]  # fmt: skip
         mounts = parse(words)
         own = ["3:cpu,cpuacct:/user/me", "2:memory:/user/me", "1:pids:/user"]
-    monkeypatch.setattr(sysfs, "lines", _instead(sysfs.lines, own))
+    monkeypatch.setattr(host, "lines", _instead(sysfs.lines, own))
     assert host.read_cgroup(mounts) == {"cpus": cpus, "memory_mib": 1024, "pids": 1024}
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.facts.model import decode_facts
+from preflight.facts.model import Facts, decode_document
 
 from .node import NONCE, Remote
 
@@ -41,7 +41,7 @@ def files(folder: Path, user: str, **environ: str) -> tuple[ConfFile, ...] | Non
         etc=str(folder),
         nccl_conf_file=user,
     )
-    facts = decode_facts(remote.answer(), NONCE)
+    facts = decode_document(Facts, remote.answer(), NONCE)
     assert remote.leave() == 0
     return facts.nccl_conf
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from preflight.facts.model import decode_ports
+from preflight.facts.model import Ports, decode_document
 
 from .node import NONCE, Remote, system_python
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import ExitStack
 
-    from preflight.facts.model import Ports
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +53,7 @@ class Node(Remote):
     def finish(self) -> Ports:
         """Let it close its listeners, and take its document."""
         self.ask(finish=True)
-        ports = decode_ports(self.answer(), NONCE)
+        ports = decode_document(Ports, self.answer(), NONCE)
         assert self.leave() == 0
         return ports
 

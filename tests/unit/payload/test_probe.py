@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.facts.model import decode_facts
+from preflight.facts.model import Facts, decode_document
 
 from .node import NONCE, Remote
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
-    from preflight.facts.model import Facts
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +32,7 @@ def probe(remote: Remote, **more: object) -> Facts:
     request = {"name": "n1", "deadline_s": 30, "driver_deadline_s": 10, "sysfs": "/sys"}
     request["kmsg"] = str(KMSG)  # this machine's own log may hold anything
     remote.ask(nonce=NONCE, **{**request, **more})
-    facts = decode_facts(remote.answer(), NONCE)
+    facts = decode_document(Facts, remote.answer(), NONCE)
     assert remote.leave() == 0
     return facts
 

@@ -19,11 +19,13 @@ import msgspec
 import pytest
 from probe import processes, procfs
 from stacks import node_ranks as finding
-from stacks.main import StackReader, read, readable
+from stacks.flight_recorder import read_files
+from stacks.main import StackReader, readable
 from stacks.moments import Instant
 from stacks.node_ranks import Patience
 
-from preflight.facts.model import decode_look
+from preflight.facts.job import NodeLook
+from preflight.facts.model import decode_document
 from preflight.transport import bundle
 
 from .node import NONCE, Remote, system_python
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import ExitStack
 
-    from preflight.facts.job import NodeLook, RankLook
+    from preflight.facts.job import RankLook
 
     from .conftest import Machine
 
@@ -140,7 +142,7 @@ def answer(remote: Remote, *, has_spy: bool = True) -> NodeLook:
             remote.ask(**json.loads(msgspec.json.encode(message)))
         document = remote.answer()
     assert remote.leave() == 0
-    return decode_look(document, NONCE)
+    return decode_document(NodeLook, document, NONCE)
 
 
 def look(*pids: int, **request: object) -> NodeLook:
@@ -437,8 +439,8 @@ def test_each_user_has_a_dump_read_in_turn(tmp_path: Path, monkeypatch: pytest.M
         wanted.append({"pid": 2**22 + number, "uid": uid, "paths": [str(path)], "began_s": 0.0})
     passed = iter(range(1000))
     clock = SimpleNamespace(monotonic=lambda: float(next(passed)))
-    monkeypatch.setattr("stacks.main.time", clock)
-    found = read(wanted, 3.0)
+    monkeypatch.setattr("stacks.flight_recorder.time", clock)
+    found = read_files(wanted, 3.0)
     assert [bool(found[str(one["pid"])]["content"]) for one in wanted] == [True] + [False] * 4 + [
         True,
         True,

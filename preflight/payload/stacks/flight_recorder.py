@@ -1,0 +1,198 @@
+"""Collects the flight recorders of a node's ranks: torch's dump files, and its worker servers.
+
+torch.distributed.elastic.control_plane opens a server where TORCH_WORKER_SERVER_SOCKET is set: HTTP
+over a socket file. Its C++ threads answer while the rank hangs. A server on a TCP port is not
+asked: its port is known only from the job's store, and a try of another port may reach a listener
+of NCCL or gloo.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import os
+import socket
+import stat
+import time
+import zlib
+from contextlib import suppress
+
+from probe import bounded_text
+from probe.bounded_text import clean, words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Document = dict[str, Any]
+
+LARGEST = 32 << 20
+"""Most bytes of a file: 2000 entries with stacks take two or three MiB."""
+
+_PACKED, _TOGETHER = 2 << 20, 12 << 20
+"""Most compressed bytes of one file, and (as base64) of all files of a node."""
+
+_CHUNK = 1 << 20
+_LATE = "no time was left to read it"
+_AGE_SLACK_S = 5.0
+_NOT_THEIRS = "it is no regular file of the rank's own user"
+
+
+def read_files(wanted: list[Document], until: float) -> dict[str, Document]:
+    """Return a `Dump` by pid (as text) for each of `wanted`: "pid", "uid", "paths", "began_s".
+
+    Only in a child: they may be on a file server. Of several paths the newest file counts.
+    What is not read by `until` (monotonic clock) is left out, so that the others are returned.
+    """
+    found: dict[str, Document] = {}
+    room = _TOGETHER
+    for one in _in_turn(wanted):
+        if time.monotonic() >= until:
+            found[str(one["pid"])] = _document(one["paths"][0], why=_LATE)
+            continue
+        seen = [_newest(one, path, until) for path in one["paths"]]
+        dumps = [dump for dump in seen if dump]
+        if dumps:
+            dump = max(dumps, key=lambda each: float(each["written_s"]))
+            if len(dump["content"]) > room:
+                dump.update(content="", why="the dumps of this node are too large together")
+            room -= len(dump["content"])
+            found[str(one["pid"])] = dump
+    return found
+
+
+def _in_turn(wanted: list[Document]) -> list[Document]:
+    """Each user's smallest first, then each one's next: who poses as many ranks waits."""
+    turns: dict[Any, int] = {}
+    placed = []
+    for size, place in sorted((_size(one), place) for place, one in enumerate(wanted)):
+        uid = wanted[place]["uid"]
+        turns[uid] = turns.get(uid, 0) + 1
+        placed.append((turns[uid], size, place))
+    return [wanted[place] for _, _, place in sorted(placed)]
+
+
+def _size(one: Document) -> int:
+    total = 0
+    for path in one["paths"]:
+        for place in _places(one, path):
+            with suppress(OSError):
+                total += os.lstat(place).st_size
+    return total
+
+
+def _places(one: Document, path: str) -> tuple[str, str]:
+    """The path in the process's own container, and at this login."""
+    return f"/proc/{one['pid']}/root{path}", path
+
+
+def _newest(one: Document, path: str, until: float) -> Document | None:
+    """Return the file in the process's own container, else at this login's path."""
+    dumps = (_dump(place, path, one, until) for place in _places(one, path))
+    return next(filter(None, dumps), None)
+
+
+def _dump(place: str, path: str, one: Document, until: float) -> Document | None:
+    """Return the file, or why it is not read; None where there is none of this job."""
+    try:
+        file, status = bounded_text.open_regular(place, follow=False)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return _document(path, why=_NOT_THEIRS)
+        absent = isinstance(error, (FileNotFoundError, NotADirectoryError, ProcessLookupError))
+        return None if absent or place != path else _document(path, why=words(error))
+    try:
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != one["uid"]:
+            return _document(path, why=_NOT_THEIRS)
+        if status.st_mtime + _AGE_SLACK_S < one["began_s"]:
+            return None  # of an earlier job
+        content, why = _content(file, status.st_size, until)
+        return _document(path, max(0.0, status.st_mtime), status.st_size, content, why)
+    except OSError as error:
+        return _document(path, why=words(error))
+    finally:
+        os.close(file)
+
+
+def _content(file: int, size: int, until: float) -> tuple[str, str]:
+    """Return a file's content, packed, and why there is none."""
+    if size > LARGEST:
+        return "", f"it has {size >> 20} MiB"
+    packing, packed = zlib.compressobj(6), bytearray()
+    with open(file, "rb", closefd=False) as stream:
+        for _ in range(LARGEST // _CHUNK):
+            packed += packing.compress(stream.read(_CHUNK) or b"")
+            if len(packed) > _PACKED or stream.tell() >= size:
+                break
+            if time.monotonic() >= until:
+                return "", _LATE
+    packed += packing.flush()
+    if len(packed) > _PACKED:
+        return "", f"it has over {_PACKED >> 20} MiB compressed"
+    return base64.b64encode(packed).decode("ascii"), ""
+
+
+def _document(
+    path: str, written_s: float = 0.0, size: int = 0, content: str = "", why: str = ""
+) -> Document:
+    """Return one `Dump` of the document."""
+    dump = {"path": clean(path), "written_s": written_s, "size": size, "content": content}
+    return {**dump, "why": clean(why)}
+
+
+VARIABLE = b"TORCH_WORKER_SERVER_SOCKET"
+_HANDLERS = ("dump_nccl_trace_pickle", "fr_trace_json")
+"""Of NCCL's groups; of all other groups and of an NCCL-free torch."""
+
+_RANK_S = 1.0
+
+
+def ask_servers(wanted: list[Document], until: float) -> dict[str, Document]:
+    """Return a `Dump` by pid (as text) for each of `wanted` that answers: "pid", "uid", "socket".
+
+    Only in a child: a server may hang.
+    """
+    found: dict[str, Document] = {}
+    room = _TOGETHER
+    for one in wanted:
+        body = b""
+        with suppress(OSError, ValueError):
+            for handler in _HANDLERS:
+                body = body or _ask(one, handler, min(until, time.monotonic() + _RANK_S))
+        content = base64.b64encode(zlib.compress(body)).decode("ascii")
+        if body and len(content) <= min(room, _PACKED):
+            room -= len(content)
+            now_s = round(time.time(), 3)
+            found[str(one["pid"])] = _document(one["socket"], now_s, len(body), content)
+    return found
+
+
+def _ask(one: Document, handler: str, until: float) -> bytes:
+    """Return the body of the answer; b"" if the server does not know the handler."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.settimeout(max(0.01, until - time.monotonic()))
+        _connect(link, f"/proc/{one['pid']}/root{one['socket']}", int(one["uid"]))
+        link.sendall(b"POST /handler/%s HTTP/1.0\r\nContent-Length: 0\r\n\r\n" % handler.encode())
+        answer = bytearray()
+        while True:
+            link.settimeout(max(0.01, until - time.monotonic()))
+            chunk = link.recv(1 << 16)
+            if not chunk:
+                break
+            answer += chunk
+            if len(answer) > LARGEST or time.monotonic() >= until:
+                raise ValueError("too much")
+    head, _, body = bytes(answer).partition(b"\r\n\r\n")
+    return body if head.split(b" ", 2)[1:2] == [b"200"] else b""
+
+
+def _connect(link: socket.socket, path: str, uid: int) -> None:
+    """Connect to a socket file of the rank's own user; OSError or ValueError for any other."""
+    file = os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISSOCK(status.st_mode) or status.st_uid != uid:
+            raise ValueError("it is no socket of the rank's own user")
+        link.connect(f"/proc/self/fd/{file}")
+    finally:
+        os.close(file)
