@@ -12,18 +12,13 @@ std::stoi and std::stod, and stops where there is no number at all (c10d/Utils.h
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from preflight.checks.env.remark import Remark, show
-from preflight.checks.env.variables import variables
+from preflight.checks.env.variables import Variable, variables
 from preflight.core.text import did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from preflight.checks.env.variables import Variable
-
 
 LEAST_SPLIT_MIB: Final = 20
 """max_split_size_mb must be above kLargeBuffer: c10/core/AllocatorConfig.h of torch 2.13."""

@@ -10,11 +10,13 @@ many dead links as one GPU has, the missing GPU is at the other end of these lin
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from preflight.facts.boards import (
+    Codes,
     board,
     fewer_links_than_board,
     gpu_codes,
@@ -28,17 +30,10 @@ from preflight.facts.boards import (
     numa_nodes,
     up_links,
 )
-from preflight.facts.node import DISTANCES, Majority, decided, most
+from preflight.facts.model import Facts, Gpu
+from preflight.facts.node import DISTANCES, Group, Majority, decided, most
+from preflight.facts.topo_matrix import Topology
 from preflight.verdict import Verdict, fail, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from preflight.facts.boards import Codes
-    from preflight.facts.model import Facts, Gpu
-    from preflight.facts.node import Group
-    from preflight.facts.topo_matrix import Topology
-
 
 LOOK: Final = "look for the missing GPU: lspci, Xid 79 in dmesg; power-cycle the node, recheck"
 _USUAL: Final = (4, 8, 16)

@@ -9,25 +9,18 @@ Every expected value names its source, so that a sentence can say which number d
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from preflight.checks.gpu.deviations import on_most
 from preflight.facts.boards import board
-from preflight.facts.gpu import too_old
-from preflight.facts.node import decided, most
+from preflight.facts.gpu import GpuHealth, too_old
+from preflight.facts.model import Facts, Gpu
+from preflight.facts.node import Group, Node, decided, most
 from preflight.facts.words import count
 from preflight.verdict import Verdict, fail, not_run, ok, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from preflight.facts.gpu import GpuHealth
-    from preflight.facts.model import Facts, Gpu
-    from preflight.facts.node import Group, Node
-
 
 T = TypeVar("T")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -24,9 +25,6 @@ from preflight.core.thresholds import Thresholds
 from preflight.facts import Driver, Facts, Gpu, Node
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 CHECKS = (
     Check("gpu.count", stage="facts", tier="prolog", requires=NVML, drains=True),

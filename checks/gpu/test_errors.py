@@ -5,7 +5,8 @@ The meaning of the numbers: NVIDIA's guide to GPU memory errors and the limits i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from preflight.check import Check
 from preflight.checks.gpu.readings import (
@@ -19,13 +20,9 @@ from preflight.checks.gpu.readings import (
 )
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
+from preflight.facts.gpu import GpuHealth
 from preflight.facts.words import count
 from preflight.verdict import Conclude
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from preflight.facts.gpu import GpuHealth
 
 CHECKS = (
     Check("gpu.ecc", stage="facts", tier="prolog", requires=NVML, drains=True),

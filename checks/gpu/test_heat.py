@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from preflight.check import Check
 from preflight.checks.gpu.readings import (
@@ -20,13 +21,9 @@ from preflight.checks.gpu.readings import (
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
 from preflight.facts.boards import board
+from preflight.facts.gpu import GpuHealth
 from preflight.facts.words import age
 from preflight.verdict import Conclude
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from preflight.facts.gpu import GpuHealth
 
 CHECKS = (
     Check("gpu.temperature", stage="facts", tier="prolog", requires=NVML, drains=True, heals=True),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from preflight.check import Check
 from preflight.checks.gpu.driver_log import (
@@ -25,14 +26,10 @@ from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
 from preflight.facts.boards import advice_again, in_recovery_action
 from preflight.facts.gpu import too_old
+from preflight.facts.machine import KernelLog, LogLine
 from preflight.facts.words import count
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, fail, not_run, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from preflight.facts.machine import KernelLog, LogLine
 
 CHECKS = (
     Check("gpu.xid", stage="facts", tier="prolog", requires=("reach.answer",), drains=True),

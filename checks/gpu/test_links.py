@@ -7,7 +7,8 @@ so a total in it is healthy only if it would be healthy within the shortest time
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 from preflight.check import Check
 from preflight.checks.gpu.deviations import (
@@ -40,19 +41,14 @@ from preflight.checks.gpu.readings import (
 )
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Node
-from preflight.facts.boards import board, gpu_codes, up_links
+from preflight.facts.boards import Codes, board, gpu_codes, up_links
+from preflight.facts.gpu import GpuHealth, LinkErrors
+from preflight.facts.model import Gpu
 from preflight.facts.node import decided, most
 from preflight.facts.topo_matrix import Topology, TopologyError, parse_topo
 from preflight.facts.words import count
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Outcome, Verdict, not_run, ok, unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from preflight.facts.boards import Codes
-    from preflight.facts.gpu import GpuHealth, LinkErrors
-    from preflight.facts.model import Gpu
 
 _COUNTED: Final = (*NVML, "gpu.count")
 CHECKS = (

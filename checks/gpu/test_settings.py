@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from preflight.check import Check
 from preflight.checks.gpu.deviations import on_most
@@ -25,9 +26,6 @@ from preflight.facts.boards import named_memory_gb
 from preflight.facts.words import memory
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Outcome, Verdict, unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CHECKS = (
     Check("gpu.model", stage="facts", tier="prolog", requires=NVML),

@@ -6,21 +6,18 @@ excludes it is off by at least its distance: a slow round trip makes no clock lo
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from preflight.check import Check
 from preflight.checks.fleet_view import FleetView
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Clock, Facts, Majority, Node, Reach
+from preflight.facts.machine import Stack
 from preflight.facts.node import others
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from preflight.facts.machine import Stack
 
 CHECKS = (
     Check("host.drift", stage="facts", tier="prolog", requires=("reach.answer",)),

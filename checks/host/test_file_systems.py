@@ -5,23 +5,18 @@ Pure rules over the probe's look at each file system; the gravest finding first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from preflight.check import Check
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Majority, Node
+from preflight.facts.machine import FileSystem
 from preflight.facts.node import decided, others
 from preflight.facts.words import count, memory
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from preflight.facts.machine import FileSystem
-
-
-if TYPE_CHECKING:
-    Lasting = Majority[tuple[tuple[str, bool], ...]]
+Lasting = Majority[tuple[tuple[str, bool], ...]]
 
 CHECKS = (
     Check("host.disk", stage="facts", tier="prolog", requires=("reach.answer",)),

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from preflight.check import Check
 from preflight.checks.gpu.deviations import Deviation, conclude_deviations, on_most
 from preflight.checks.net.selected import hca_of, nccl_ports
-from preflight.checks.rdma.ports import chip, firmwares, most
+from preflight.checks.rdma.ports import Port, chip, firmwares, most
 from preflight.core.text import whole
 from preflight.facts import Facts, Group, Node
 from preflight.facts.node import decided
-from preflight.facts.node_network import Switch, SwitchPart
+from preflight.facts.node_network import Gid, Switch, SwitchPart
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from preflight.checks.rdma.ports import Port
-    from preflight.facts.node_network import Gid
 
 CHECKS = (
     Check("ib.firmware", stage="facts", tier="prolog", requires=("reach.answer",)),
