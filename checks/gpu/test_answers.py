@@ -17,10 +17,10 @@ from preflight.checks.gpu.readings import (
     SHORT_OF_MEMORY,
     Question,
     Trouble,
-    gpu_label,
     healths,
     judge_gpus,
 )
+from preflight.core.text import and_more
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Driver, Facts, Gpu, Node
 from preflight.facts.words import count
@@ -158,7 +158,7 @@ def test_gpu_count(node: Node, conclude: Conclude) -> None:
     if gone := [gpu for gpu in gpus or () if _is_lost(gpu)]:
         gpus, counted = tuple(gpu for gpu in gpus or () if gpu not in gone), len(gpus or ())
         lost = lost or tuple(gpu.bus_id for gpu in gone)
-        errors = (*errors, *(f"{gpu_label(gpu)}: {_LOST}" for gpu in gone))
+        errors = (*errors, *(f"{_LOST}" for gpu in gone))
     conclude(judge_count(node.expected.gpus, gpus, usual, counted, lost, errors=errors))
 
 
@@ -186,10 +186,9 @@ def answer_troubles(facts: Facts) -> Iterator[Trouble]:
         if not errors:
             continue
         listed = ", ".join(errors[:_LISTED])
-        more = len(errors) - _LISTED
         only_fan = all(error.startswith("fan") for error in errors)
         advice = "look for Xid in dmesg; reset the GPU, and replace it if that stays"
-        sentence = f"{gpu_label(gpu)}: readings fail: {listed}" + (f" and {more} more" * (more > 0))
+        sentence = f"readings fail: {listed}{and_more(len(errors) - _LISTED)}"
         fan = "look at the fan and its plug; replace it"
         yield Trouble(gpu, sentence, fan if only_fan else advice, grave=not only_fan)
 
