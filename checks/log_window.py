@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
+from preflight.facts.machine import KernelLog
+from preflight.facts.model import Facts
 from preflight.facts.words import age, count
-from preflight.verdict import ok, unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from preflight.facts.machine import KernelLog
-    from preflight.facts.model import Facts
-    from preflight.verdict import Verdict
+from preflight.verdict import Verdict, ok, unknown
 
 CAUSE = "kernel log unread"
 GRANT = (

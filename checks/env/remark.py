@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from preflight.core.text import starred
 from preflight.verdict import Verdict, fail, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 UNKNOWN_JOB: Final = (
     "no job environment known; give --preflight-env-file, --preflight-launch, "

@@ -12,23 +12,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from preflight.check import Check
 from preflight.checks.env.remark import UNKNOWN_JOB, Remark, show, verdict
 from preflight.checks.env.values import number, switched_on
-from preflight.checks.env.variables import variables
+from preflight.checks.env.variables import Alike, variables
 from preflight.facts import Node
 from preflight.facts.words import count
 from preflight.fleet.model import Job
 from preflight.verdict import Conclude, Verdict, not_run, ok
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from preflight.checks.env.variables import Alike
-
-    Environ = Mapping[str, str]
+Environ = Mapping[str, str]
 
 CHECKS = (
     Check(

@@ -11,22 +11,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from preflight.check import Check
 from preflight.checks.env.remark import UNKNOWN_JOB
 from preflight.checks.gpu.deviations import Deviation
 from preflight.facts import Facts, Node
+from preflight.facts.model import Gpu
 from preflight.facts.words import count
 from preflight.fleet.model import Job
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from preflight.facts.model import Gpu
-
 
 Kind = Literal["unset", "index", "gpu-uuid", "mig"]
 

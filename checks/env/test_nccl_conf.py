@@ -7,9 +7,10 @@ place of the user's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from shlex import quote
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from preflight.check import Check
 from preflight.checks.env.remark import Remark, show, verdict
@@ -17,15 +18,10 @@ from preflight.checks.env.test_variables import switched_off
 from preflight.checks.env.values import read
 from preflight.checks.env.variables import editions, outdated, unread, variables
 from preflight.facts import Facts, Group, Node
+from preflight.facts.node_network import ConfFile
 from preflight.facts.words import count
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, ok, unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from preflight.facts.node_network import ConfFile
-
 
 GRANT: Final = "permission to read the file"
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from shlex import quote
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from preflight.check import Check
 from preflight.checks.env.remark import UNKNOWN_JOB, Remark, show, verdict
@@ -13,9 +14,6 @@ from preflight.facts import Facts, Node
 from preflight.facts.words import count
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, not_run, ok
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 CHECKS = (
     Check("env.values", stage="facts", tier="prolog", requires=("reach.answer",), user=True),

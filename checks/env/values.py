@@ -12,46 +12,27 @@ std::stoi and std::stod, and stops where there is no number at all (c10d/Utils.h
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from preflight.checks.env.remark import Remark, show
-from preflight.checks.env.variables import variables
+from preflight.checks.env.variables import Variable, variables
 from preflight.core.text import did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from preflight.checks.env.variables import Variable
-
 
 LEAST_SPLIT_MIB: Final = 20
 """max_split_size_mb must be above kLargeBuffer: c10/core/AllocatorConfig.h of torch 2.13."""
 
 _BOOLEANS: Final = (
-    "expandable_segments",
-    "pinned_use_background_threads",
-    "pinned_use_cuda_host_register",
-    "pinned_use_hip_host_register",
-    "release_lock_on_cudamalloc",
-    "release_lock_on_hipmalloc",
-    "graph_capture_record_stream_reuse",
-    "throw_on_cudamalloc_oom",
-    "pinned_free_catch_all",
+    *("expandable_segments", "pinned_use_background_threads", "pinned_use_cuda_host_register"),
+    *("pinned_use_hip_host_register", "release_lock_on_cudamalloc", "release_lock_on_hipmalloc"),
+    *("graph_capture_record_stream_reuse", "throw_on_cudamalloc_oom", "pinned_free_catch_all"),
 )
 _OTHERS: Final = (
-    "backend",
-    "garbage_collection_threshold",
-    "max_split_size_mb",
-    "max_non_split_rounding_mb",
-    "roundup_power2_divisions",
-    "roundup_bypass_threshold_mb",
-    "large_segment_size_mb",
-    "pinned_num_register_threads",
-    "pinned_reserve_segment_size_mb",
-    "pinned_max_round_threshold_mb",
-    "pinned_max_cached_size_mb",
-    "per_process_memory_fraction",
+    *("backend", "garbage_collection_threshold", "max_split_size_mb", "max_non_split_rounding_mb"),
+    *("roundup_power2_divisions", "roundup_bypass_threshold_mb", "large_segment_size_mb"),
+    *("pinned_num_register_threads", "pinned_reserve_segment_size_mb"),
+    *("pinned_max_round_threshold_mb", "pinned_max_cached_size_mb", "per_process_memory_fraction"),
 )
 """Keys of AllocatorConfig.h and CUDAAllocatorConfig.h, torch 2.13 and before."""
 

@@ -19,23 +19,19 @@ first by the letters that occur in it, then letter by letter until the two are t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from functools import cache, lru_cache
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from msgspec import Struct
 
 from preflight.checks.env.remark import Remark
 from preflight.checks.software.test_versions import version
 from preflight.core.files import shipped_table
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import date
-
-    from preflight.facts.model import Facts
-
+from preflight.facts.model import Facts
 
 Alike = Literal["must", "should", "free", "unique"]
 

@@ -10,11 +10,13 @@ many dead links as one GPU has, the missing GPU is at the other end of these lin
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from preflight.facts.boards import (
+    Codes,
     board,
     fewer_links_than_board,
     gpu_codes,
@@ -28,17 +30,11 @@ from preflight.facts.boards import (
     numa_nodes,
     up_links,
 )
-from preflight.facts.node import DISTANCES, Majority, decided, most
+from preflight.facts.model import Facts, Gpu, GpuPair
+from preflight.facts.node import DISTANCES, Group, Majority, decided, most
+from preflight.facts.topo_matrix import Topology
+from preflight.facts.words import first_of
 from preflight.verdict import Verdict, fail, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from preflight.facts.boards import Codes
-    from preflight.facts.model import Facts, Gpu, GpuPair
-    from preflight.facts.node import Group
-    from preflight.facts.topo_matrix import Topology
-
 
 LOOK: Final = "look for the missing GPU: lspci, Xid 79 in dmesg; power-cycle the node, recheck"
 _USUAL: Final = (4, 8, 16)
@@ -51,8 +47,7 @@ def missing_gpu(gpus: Sequence[Gpu]) -> str:
     dead = {gpu.index: [link.link for link in gpu.links or () if not link.up] for gpu in gpus}
     torn = {index: links for index, links in dead.items() if links}
     sizes = {len(gpu.links or ()) for gpu in gpus}
-    switched = any(link.remote_kind == "switch" for gpu in gpus for link in gpu.links or ())
-    if len(gpus) + 1 not in _USUAL or len(sizes) != 1 or switched:
+    if len(gpus) + 1 not in _USUAL or len(sizes) != 1 or has_switch(gpus):
         return ""
     of_one = sizes.pop()
     lost = sum(len(links) for links in torn.values())
@@ -98,8 +93,7 @@ def on_most(vote: Majority[Any], group: Group) -> str:
 
 def usual_gpus(group: Group) -> Usual | None:
     """The GPUs that most nodes of a group have: by PCI address, else by number."""
-    usual = group.majority(_bus_ids)
-    return usual if usual is not None and usual.decides else group.majority(_count)
+    return decided(group.majority(_bus_ids)) or group.majority(_count)
 
 
 def _bus_ids(facts: Facts) -> tuple[str, ...] | None:
@@ -129,7 +123,7 @@ def missing_links(facts: Facts, wanted: int | None, group: Group) -> Iterator[De
         elif wanted is None:
             expected, origin = common, "up on its peers"
         if expected is not None and up < expected:
-            alone = wanted is None and vote is None and up == 0 and not _has_switch(gpus)
+            alone = wanted is None and vote is None and up == 0 and not has_switch(gpus)
             unbridged = alone and may_be_off(gpu)
             yield Deviation(
                 f"GPU{gpu.index}{_at(gpu)}: {up} NVLinks up, {expected} {origin}{_down(gpu)}",
@@ -223,16 +217,14 @@ def unusual_codes(codes: Codes | None, group: Group) -> Iterator[Deviation]:
     voters = on_most(vote, group)
     if len(codes) != len(vote.value):
         here, there = (max(b for _, b, _ in all_codes) + 1 for all_codes in (codes, vote.value))
-        yield Deviation(
-            f"{here} GPUs here, {there} {voters}", "look for Xid 79; power-cycle, recheck"
-        )
+        sentence = f"{here} GPUs here, {there} {voters}"
+        yield Deviation(sentence, "look for Xid 79; power-cycle, recheck")
         return
     for a, b, code in codes:
         if usual.get((a, b), code) != code:
             advice = RESEAT if usual[a, b].startswith("NV") else COMPARE_BUILD
-            yield Deviation(
-                f"GPU{a}-GPU{b} is joined by {code} here, by {usual[a, b]} {voters}", advice
-            )
+            sentence = f"GPU{a}-GPU{b} is joined by {code} here, by {usual[a, b]} {voters}"
+            yield Deviation(sentence, advice)
 
 
 def far_rails(facts: Facts, group: Group) -> Iterator[Deviation]:
@@ -278,23 +270,22 @@ def _full(gpus: Sequence[Gpu]) -> int | None:
 def _all_but_one(values: tuple[T, ...]) -> tuple[T, ...]:
     """The values with a single odd one replaced by that of the others."""
     usual = _most(values)
-    return (
-        values
-        if usual is None or values.count(usual) != len(values) - 1
-        else (usual,) * len(values)
-    )
+    if usual is None or values.count(usual) != len(values) - 1:
+        return values
+    return (usual,) * len(values)
 
 
 def _one_has_all(gpu: Gpu, gpus: Sequence[Gpu]) -> bool:
     """Whether another GPU behind the same switches has every link of their board."""
     known = board(gpu.name)
-    if known is None or not _has_switch([gpu]):
+    if known is None or not has_switch([gpu]):
         return False
     alike = [one for one in gpus if one.name == gpu.name and not one.mig_enabled]
-    return any((up_links(one) or 0) >= known.links and _has_switch([one]) for one in alike)
+    return any((up_links(one) or 0) >= known.links and has_switch([one]) for one in alike)
 
 
-def _has_switch(gpus: Iterable[Gpu]) -> bool:
+def has_switch(gpus: Iterable[Gpu]) -> bool:
+    """Whether any NVLink of these GPUs leads to an NVSwitch."""
     return any(link.remote_kind == "switch" for gpu in gpus for link in gpu.links or ())
 
 
@@ -312,10 +303,9 @@ def conclude_deviations(found: Iterable[Deviation], **evidence: Any) -> Verdict 
     odd = sorted(found, key=lambda one: not one.grave)
     if not odd:
         return None
-    more = f" (and {len(odd) - 1} more)" if len(odd) > 1 else ""
     conclude = fail if odd[0].grave else warn
     findings = [one.sentence for one in odd]
-    return conclude(odd[0].sentence + more, advice=odd[0].advice, findings=findings, **evidence)
+    return conclude(first_of(findings), advice=odd[0].advice, findings=findings, **evidence)
 
 
 _MOST_SHARE: Final = 0.75

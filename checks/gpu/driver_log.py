@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from preflight.core.thresholds import Thresholds
-from preflight.facts.boards import GRADES, xid_info
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from preflight.facts.boards import Grade
-    from preflight.facts.machine import LogLine
-    from preflight.facts.model import Facts
-
+from preflight.facts.boards import GRADES, Grade, xid_info
+from preflight.facts.machine import LogLine
+from preflight.facts.model import Facts
 
 _SLOT = r"([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
 XID = rf"^NVRM: Xid \((?:PCI:)?{_SLOT}(?:[ ,][^)]*)?\): (\d{{1,4}})\b(.*)"

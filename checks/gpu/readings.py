@@ -9,25 +9,18 @@ Every expected value names its source, so that a sentence can say which number d
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from preflight.checks.gpu.deviations import on_most
 from preflight.facts.boards import board
-from preflight.facts.gpu import too_old
-from preflight.facts.node import decided, most
-from preflight.facts.words import count
+from preflight.facts.gpu import GpuHealth, too_old
+from preflight.facts.model import Facts, Gpu
+from preflight.facts.node import Group, Node, decided, most
+from preflight.facts.words import count, first_of
 from preflight.verdict import Verdict, fail, not_run, ok, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from preflight.facts.gpu import GpuHealth
-    from preflight.facts.model import Facts, Gpu
-    from preflight.facts.node import Group, Node
-
 
 T = TypeVar("T")
 
@@ -134,9 +127,16 @@ class Trouble:
     """One fault of one GPU, or (None) of the node as a whole."""
 
     gpu: Gpu | None
-    sentence: str
+    what: str
     advice: str
     grave: bool = True
+    part: str = ":"
+    """What stands between the GPU's name and what is wrong: its link, a colon."""
+
+    @property
+    def sentence(self) -> str:
+        """GPU3 (0000:5e:00.0): 2 uncorrectable ECC errors."""
+        return self.what if self.gpu is None else f"{gpu_label(self.gpu)}{self.part} {self.what}"
 
 
 def gpu_label(gpu: Gpu) -> str:
@@ -190,17 +190,16 @@ def judge_gpus(node: Node, question: Question, troubles: Iterable[Trouble], fine
 
 
 def _bad(found: Sequence[Trouble], cause: str) -> Verdict:
-    worst = found[0]
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    worst, findings = found[0], [trouble.sentence for trouble in found]
     as_grave = [trouble.gpu for trouble in found if trouble.grave == worst.grave]
     culprits = {gpu.index for gpu in as_grave if gpu is not None}
     single = worst.gpu is not None and len(culprits) == 1
     conclude = fail if worst.grave else warn
     return conclude(
-        worst.sentence + more,
+        first_of(findings),
         advice=worst.advice,
         cause=f"{cause} of GPU{worst.gpu.index}" if cause and single and worst.gpu else "",
-        findings=[trouble.sentence for trouble in found],
+        findings=findings,
         gpus=sorted(culprits),
     )
 
@@ -208,17 +207,14 @@ def _bad(found: Sequence[Trouble], cause: str) -> Verdict:
 def _unknown(
     facts: Facts, unread: Sequence[Gpu], what: str, needs: Sequence[str], found: Sequence[Trouble]
 ) -> Verdict:
-    gpus = facts.gpus or ()
-    which = (
-        "no GPU" if len(unread) == len(gpus) else ", ".join(gpu_label(gpu) for gpu in unread[:8])
-    )
-    verb = "reports its" if len(unread) == len(gpus) else "did not report"
-    others = len(gpus) - len(unread)
-    rest = f"; {count(others, 'other')} did" if others else ""
+    which, rest = f"no GPU reports its {what}", ""
+    if others := len(facts.gpus or ()) - len(unread):
+        which = f"{', '.join(gpu_label(gpu) for gpu in unread[:8])} did not report {what}"
+        rest = f"; {count(others, 'other')} did"
     errors = [error for gpu in unread if gpu.health for error in gpu.health.errors]
     why = [error for error in errors if error.partition(":")[0] in needs]
     denied = all(gpu.health and set(needs) & set(gpu.health.denied) for gpu in unread)
-    sentence = f"{which} {verb} {what}{rest}" + (f" ({why[0]})" if why else "")
+    sentence = f"{which}{rest}" + (f" ({why[0]})" if why else "")
     sentence += f"; besides: {found[0].sentence}" if found else ""
     look = "look for NVRM and Xid in dmesg; update the driver, recheck"
     return unknown(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -16,18 +17,15 @@ from preflight.checks.gpu.readings import (
     SHORT_OF_MEMORY,
     Question,
     Trouble,
-    gpu_label,
     healths,
     judge_gpus,
 )
+from preflight.core.text import and_more
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Driver, Facts, Gpu, Node
 from preflight.facts.boards import board
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 CHECKS = (
     Check("gpu.count", stage="facts", tier="prolog", requires=NVML, drains=True),
@@ -171,7 +169,7 @@ def test_gpu_count(node: Node, conclude: Conclude) -> None:
     if gone := [gpu for gpu in gpus or () if _is_lost(gpu)]:
         gpus, counted = tuple(gpu for gpu in gpus or () if gpu not in gone), len(gpus or ())
         lost = lost or tuple(gpu.bus_id for gpu in gone)
-        errors = (*errors, *(f"{gpu_label(gpu)}: {_LOST}" for gpu in gone))
+        errors = (*errors, *(f"{_LOST}" for gpu in gone))
     conclude(judge_count(node.expected.gpus, gpus, usual, counted, lost, errors=errors))
 
 
@@ -199,10 +197,9 @@ def answer_troubles(facts: Facts) -> Iterator[Trouble]:
         if not errors:
             continue
         listed = ", ".join(errors[:_LISTED])
-        more = len(errors) - _LISTED
         only_fan = all(error.startswith("fan") for error in errors)
         advice = "look for Xid in dmesg; reset the GPU, and replace it if that stays"
-        sentence = f"{gpu_label(gpu)}: readings fail: {listed}" + (f" and {more} more" * (more > 0))
+        sentence = f"readings fail: {listed}{and_more(len(errors) - _LISTED)}"
         fan = "look at the fan and its plug; replace it"
         yield Trouble(gpu, sentence, fan if only_fan else advice, grave=not only_fan)
 

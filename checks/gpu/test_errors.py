@@ -5,27 +5,23 @@ The meaning of the numbers: NVIDIA's guide to GPU memory errors and the limits i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from preflight.check import Check
 from preflight.checks.gpu.readings import (
     NVML,
     Question,
     Trouble,
-    gpu_label,
     healths,
     judge_gpus,
     uptime_s,
 )
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
+from preflight.facts.gpu import GpuHealth
 from preflight.facts.words import count
 from preflight.verdict import Conclude
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from preflight.facts.gpu import GpuHealth
 
 CHECKS = (
     Check("gpu.ecc", stage="facts", tier="prolog", requires=NVML, drains=True),
@@ -54,22 +50,21 @@ def ecc_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
         if health.ecc_volatile_uncorrected:
             errors = count(health.ecc_volatile_uncorrected, "uncorrectable ECC error")
             since = "since its driver was loaded, 0 expected"
-            yield Trouble(gpu, f"{gpu_label(gpu)}: {errors} {since}", _RESET)
+            yield Trouble(gpu, f"{errors} {since}", _RESET)
         elif health.uncorrected_seen:
             reported = "uncorrectable memory errors are reported, but not how many; 0 expected"
-            yield Trouble(gpu, f"{gpu_label(gpu)}: {reported}", _RESET)
+            yield Trouble(gpu, reported, _RESET)
         sram, most = health.sram_aggregate_uncorrected or 0, limit("sram_uncorrected")
         if health.sram_threshold_exceeded:
             exceeded = f"the driver reports that its SRAM failed too often ({sram} uncorrectable)"
-            yield Trouble(gpu, f"{gpu_label(gpu)}: {exceeded}", _REPLACE)
+            yield Trouble(gpu, exceeded, _REPLACE)
         elif sram > most and not _newer_word(health):
             in_life = f"{sram} uncorrectable SRAM errors in its life, {most:.0f} are the most"
-            yield Trouble(gpu, f"{gpu_label(gpu)}: {in_life}", _REPLACE)
-        if noise := _corrected(
-            health.ecc_volatile_corrected or 0, uptime_s(facts) / _HOUR_S, limit
-        ):
+            yield Trouble(gpu, in_life, _REPLACE)
+        hours = uptime_s(facts) / _HOUR_S
+        if noise := _corrected(health.ecc_volatile_corrected or 0, hours, limit):
             advice = "watch it under load; reset the GPU at the next chance"
-            yield Trouble(gpu, f"{gpu_label(gpu)}: {noise}", advice, grave=False)
+            yield Trouble(gpu, noise, advice, grave=False)
 
 
 def _newer_word(health: GpuHealth) -> bool:
@@ -92,18 +87,14 @@ def _corrected(number: int, hours: float, limit: Thresholds) -> str:
 def remap_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
     """Bad rows or pages that only a reset takes out of use, and memory that has no spare left."""
     for gpu, health in healths(facts):
-        for sentence in _beyond_repair(health, limit):
-            yield Trouble(gpu, f"{gpu_label(gpu)}: {sentence}", _REPLACE)
+        for beyond_repair in _beyond_repair(health, limit):
+            yield Trouble(gpu, beyond_repair, _REPLACE)
         if waits := _waiting(health):
-            yield Trouble(
-                gpu, f"{gpu_label(gpu)}: {waits} at the next reset, none expected", _RESET
-            )
+            yield Trouble(gpu, f"{waits} at the next reset, none expected", _RESET)
         if health.banks_without_spares:
             banks = count(health.banks_without_spares, "memory bank")
-            sentence = (
-                f"{gpu_label(gpu)}: {banks} without a spare row: its next bad row stays in use"
-            )
-            yield Trouble(gpu, sentence, "plan to replace the GPU", grave=False)
+            stays = f"{banks} without a spare row: its next bad row stays in use"
+            yield Trouble(gpu, stays, "plan to replace the GPU", grave=False)
 
 
 def _beyond_repair(health: GpuHealth, limit: Thresholds) -> Iterator[str]:
@@ -143,16 +134,15 @@ def recovery_troubles(facts: Facts) -> Iterator[Trouble]:
         action = health.recovery_action
         if action not in (None, "none"):
             advice = _TODO.get(action, "drain and reboot the node, recheck")
-            sentence = f"{gpu_label(gpu)}: the driver asks for: {action}; none is expected"
-            yield Trouble(gpu, sentence, advice)
+            yield Trouble(gpu, f"the driver asks for: {action}; none is expected", advice)
 
 
 def inforom_troubles(facts: Facts) -> Iterator[Trouble]:
     """A board whose InfoROM is damaged: its ECC history and limits cannot be trusted."""
     for gpu, health in healths(facts):
         if health.inforom_valid is False:
-            sentence = f"{gpu_label(gpu)}: its InfoROM is corrupted"
-            yield Trouble(gpu, sentence, "drain; power-cycle, and return the GPU if it stays")
+            advice = "drain; power-cycle, and return the GPU if it stays"
+            yield Trouble(gpu, "its InfoROM is corrupted", advice)
 
 
 _UNCORRECTABLE: Final = Question(

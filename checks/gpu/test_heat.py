@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from preflight.check import Check
 from preflight.checks.gpu.readings import (
@@ -12,7 +13,6 @@ from preflight.checks.gpu.readings import (
     Trouble,
     best_on_a_board,
     expected_of_kind,
-    gpu_label,
     healths,
     judge_gpus,
     uptime_s,
@@ -20,13 +20,9 @@ from preflight.checks.gpu.readings import (
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
 from preflight.facts.boards import board
+from preflight.facts.gpu import GpuHealth
 from preflight.facts.words import age
 from preflight.verdict import Conclude
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from preflight.facts.gpu import GpuHealth
 
 CHECKS = (
     Check("gpu.temperature", stage="facts", tier="prolog", requires=NVML, drains=True, heals=True),
@@ -53,29 +49,18 @@ def throttle_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
         active = [reason for reason in _HELD if reason in (health.clock_reasons or ())]
         if active:
             what, advice, grave = _HELD[active[0]]
-            sentence = (
-                f"{gpu_label(gpu)}: {what} holds its clocks down now; no such reason is expected"
-            )
-            yield Trouble(gpu, sentence, advice, grave=grave)
+            now = f"{what} holds its clocks down now; no such reason is expected"
+            yield Trouble(gpu, now, advice, grave=grave)
             continue
-        yield from (
-            Trouble(gpu, sentence, HEAT, grave=False)
-            for sentence in _often(gpu_label(gpu), health, uptime_s(facts), limit)
-        )
-
-
-def _often(name: str, health: GpuHealth, uptime: float, limit: Thresholds) -> Iterator[str]:
-    most = limit("throttled_pct")
-    for seconds, what in (
-        (health.hw_thermal_s, "hardware thermal slowdown"),
-        (health.hw_brake_s, "hardware power brake"),
-    ):
-        share = 100 * (seconds or 0) / uptime if uptime else 0.0
-        if seconds and share > most:
-            yield (
-                f"{name}: {what} for {age(seconds)} since boot, {share:.1f} % of the time; "
-                f"at most {most:g} % is usual"
-            )
+        most, uptime = limit("throttled_pct"), uptime_s(facts)
+        for seconds, what in (
+            (health.hw_thermal_s, "hardware thermal slowdown"),
+            (health.hw_brake_s, "hardware power brake"),
+        ):
+            share = 100 * (seconds or 0) / uptime if uptime else 0.0
+            if seconds and share > most:
+                often = f"{what} for {age(seconds)} since boot, {share:.1f} % of the time"
+                yield Trouble(gpu, f"{often}; at most {most:g} % is usual", HEAT, grave=False)
 
 
 def power_troubles(node: Node) -> Iterator[Trouble]:
@@ -110,9 +95,7 @@ def power_troubles(node: Node) -> Iterator[Trouble]:
         off = now - should.value
         if abs(off) <= slack:
             continue
-        sentence = (
-            f"{gpu_label(gpu)}: power limit {now:.0f} W, {should.value:.0f} W {should.origin}"
-        )
+        sentence = f"power limit {now:.0f} W, {should.value:.0f} W {should.origin}"
         set_it = f"nvidia-smi -i {gpu.index} -pl {should.value:.0f}; look for a cap by BMC or rack"
         if off > 0:
             yield Trouble(gpu, sentence, f"correct the inventory, or: {set_it}", grave=False)
@@ -130,7 +113,7 @@ def temperature_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
         now = "" if health.temperature_c is None else f"{health.temperature_c} C, "
         side = "below" if left >= 0 else "beyond"
         expected = f"over {limit('thermal_margin_c'):.0f} C below it expected"
-        sentence = f"{gpu_label(gpu)}: {now}{abs(left)} C {side} its slowdown; {expected}"
+        sentence = f"{now}{abs(left)} C {side} its slowdown; {expected}"
         yield Trouble(gpu, sentence, HEAT, grave=left <= 0)
 
 

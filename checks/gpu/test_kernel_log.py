@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from preflight.check import Check
+from preflight.checks.gpu.deviations import has_switch
 from preflight.checks.gpu.driver_log import (
     PROGRAM_EXCEPTION,
     GpuFault,
@@ -22,17 +24,13 @@ from preflight.checks.gpu.driver_log import (
 from preflight.checks.log_window import ago, elapsed_s, maybe_over, unread, whole, window
 from preflight.core.files import shipped_table
 from preflight.core.thresholds import Thresholds
-from preflight.facts import Facts, Node
+from preflight.facts import Facts, Gpu, Node
 from preflight.facts.boards import advice_again, in_recovery_action
 from preflight.facts.gpu import too_old
+from preflight.facts.machine import KernelLog, LogLine
 from preflight.facts.words import count
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, fail, not_run, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from preflight.facts.machine import KernelLog, LogLine
 
 CHECKS = (
     Check("gpu.xid", stage="facts", tier="prolog", requires=("reach.answer",), drains=True),
@@ -52,12 +50,13 @@ def judge_xid(expected: Expected, facts: Facts, limit: Thresholds) -> Verdict:
     """
     log = facts.kernel_log
     expects = bool(expected.gpus) or bool(facts.gpus)
+    none_here = not_run("no GPUs expected, none here, no Xid in its kernel log")
     if log is None:
-        return unread(facts) if expects or facts.driver.state == "unknown" else _none_here()
+        return unread(facts) if expects or facts.driver.state == "unknown" else none_here
     settled = _mark_settled(gpu_faults(log.lines), facts)
     graded = [_site_grade(each, expected) for each in settled]
     if not graded and not expects and log.source != "text":
-        return _none_here()
+        return none_here
     again = repeated(log.lines, limit)
     unsure = [each for each in graded if _may_be_settled(each, facts)]
     rest = [each for each in graded if each not in unsure]
@@ -74,9 +73,9 @@ def judge_xid(expected: Expected, facts: Facts, limit: Thresholds) -> Verdict:
             **evidence,
         )
     if unsure:
+        words = _xid_words(unsure, graded, facts)
         return unknown(
-            f"{_xid_words(unsure, graded, facts)}; whether the GPU was reset since could not "
-            "be read",
+            f"{words}; whether the GPU was reset since could not be read",
             advice="recheck; if that stays, look for NVRM in dmesg, drain and reset the GPU",
             **evidence,
         )
@@ -113,14 +112,14 @@ def _may_be_settled(one: GpuFault, facts: Facts) -> bool:
     """Whether that GPU's recovery action was requested from the driver and could not be read."""
     if one.old or one.grade not in ("fatal", "reset") or one.code not in in_recovery_action():
         return False
-    own = next((gpu for gpu in facts.gpus or () if slot_of(gpu.bus_id) == one.slot), None)
+    own = _gpu_at(one.slot, facts)
     if own is None:
         return facts.driver.state in ("answered", "error", "hung")
     return own.refused("recovery_action")
 
 
-def _none_here() -> Verdict:
-    return not_run("no GPUs expected, none here, no Xid in its kernel log")
+def _gpu_at(slot: str, facts: Facts) -> Gpu | None:
+    return next((gpu for gpu in facts.gpus or () if slot_of(gpu.bus_id) == slot), None)
 
 
 def _site_grade(one: GpuFault, expected: Expected) -> GpuFault:
@@ -133,19 +132,10 @@ def _suspect_part(one: GpuFault, again: Repeated | None, limit: Thresholds) -> G
     """A program's exception that repeats in one part of the GPU: that part may be broken."""
     if again is None or one.code != PROGRAM_EXCEPTION or one.grade != "application":
         return one
-    enough = limit("same_tpc_bursts")
-    meaning = (
-        f"{again.bursts} times apart on {again.place} alone: from {enough:g} on its hardware may "
-        "be at fault"
-    )
-    return replace(
-        one,
-        grade="configurable",
-        meaning=meaning,
-        advice=advice_again(),
-        place=again.place,
-        times=1,
-    )
+    seen = f"{again.bursts} times apart on {again.place} alone"
+    meaning = f"{seen}: from {limit('same_tpc_bursts'):g} on its hardware may be at fault"
+    suspected = replace(one, grade="configurable", meaning=meaning, advice=advice_again())
+    return replace(suspected, place=again.place, times=1)
 
 
 def _notable(one: GpuFault, facts: Facts, limit: Thresholds) -> bool:
@@ -191,14 +181,13 @@ def _advice(found: Sequence[GpuFault]) -> str:
 
 def _cause(graves: Sequence[GpuFault], facts: Facts) -> str:
     """The cause, named as by the other checks that find the same faulty GPU."""
-    slots = {each.slot for each in graves}
-    if len(slots) != 1:
+    slot, *others = {each.slot for each in graves}
+    if others:
         return ""
-    slot = next(iter(slots))
     if slot in missing_slots(facts):
         return "gpu.count"
-    index = next((g.index for g in facts.gpus or () if slot_of(g.bus_id) == slot), None)
-    return f"gpu {slot}" if index is None else f"memory of GPU{index}"
+    own = _gpu_at(slot, facts)
+    return f"gpu {slot}" if own is None else f"memory of GPU{own.index}"
 
 
 def _places(notable: Sequence[GpuFault]) -> dict[str, Any]:
@@ -254,7 +243,10 @@ class SwitchFault:
     @property
     def part(self) -> tuple[str, str]:
         """The part of the switch, and what to do about it."""
-        return _part(self.code)
+        for first, last, meaning, advice in _parts():
+            if first <= self.code <= last:
+                return meaning, advice
+        return "not in preflight's table", "look it up in NVIDIA's Fabric Manager user guide"
 
 
 def switch_faults(lines: Sequence[LogLine]) -> tuple[list[SwitchFault], list[SwitchFault]]:
@@ -270,18 +262,9 @@ def switch_faults(lines: Sequence[LogLine]) -> tuple[list[SwitchFault], list[Swi
         found = _SXID.search(line.text)
         if found is not None:
             link = _LINK.search(found[5])
-            new.append(
-                SwitchFault(
-                    switch=found[1],
-                    bus_id=found[2],
-                    code=int(found[3]),
-                    fatal=None if found[4] in ("Data", "Severity") else found[4] == "Fatal",
-                    link=link[1] if link else "",
-                    order=order,
-                    times=line.times,
-                    last_s=line.last_s,
-                )
-            )
+            fatal = None if found[4] in ("Data", "Severity") else found[4] == "Fatal"
+            where = found[1], found[2], int(found[3]), fatal, link[1] if link else ""
+            new.append(SwitchFault(*where, order, line.times, line.last_s))
     return old, _graded(new)
 
 
@@ -300,9 +283,7 @@ def _graded(found: Sequence[SwitchFault]) -> list[SwitchFault]:
 def judge_sxid(facts: Facts) -> Verdict:
     """A fatal SXid since the driver was loaded fails the node, unless a GPU's Xid explains it."""
     log = facts.kernel_log
-    switched = any(
-        link.remote_kind == "switch" for gpu in facts.gpus or () for link in gpu.links or ()
-    )
+    switched = has_switch(facts.gpus or ())
     if log is None:
         known = not switched and facts.driver.state != "unknown"
         return _no_switch(facts) if known else unread(facts)
@@ -392,13 +373,6 @@ def _parts() -> tuple[tuple[int, int, str, str], ...]:
         (each["first"], each["last"], each["meaning"], advice[each["scope"]])
         for each in table["part"]
     )
-
-
-def _part(code: int) -> tuple[str, str]:
-    for first, last, meaning, advice in _parts():
-        if first <= code <= last:
-            return meaning, advice
-    return "not in preflight's table", "look it up in NVIDIA's Fabric Manager user guide"
 
 
 def test_gpu_sxid(node: Node, conclude: Conclude) -> None:

@@ -7,7 +7,8 @@ so a total in it is healthy only if it would be healthy within the shortest time
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 from preflight.check import Check
 from preflight.checks.gpu.deviations import (
@@ -40,19 +41,14 @@ from preflight.checks.gpu.readings import (
 )
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Node
-from preflight.facts.boards import board, gpu_codes, up_links
+from preflight.facts.boards import Codes, board, gpu_codes, up_links
+from preflight.facts.gpu import GpuHealth, LinkErrors
+from preflight.facts.model import Gpu
 from preflight.facts.node import decided, most
 from preflight.facts.topo_matrix import Topology, TopologyError, parse_topo
-from preflight.facts.words import count
+from preflight.facts.words import count, first_of
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Outcome, Verdict, not_run, ok, unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from preflight.facts.boards import Codes
-    from preflight.facts.gpu import GpuHealth, LinkErrors
-    from preflight.facts.model import Gpu
 
 _COUNTED: Final = (*NVML, "gpu.count")
 CHECKS = (
@@ -121,7 +117,7 @@ def pcie_troubles(
     for gpu, health in healths(facts):
         width, most = health.pcie_width, health.pcie_width_max
         if widths is not None and width is not None and width < widths.value:
-            sentence = f"{gpu_label(gpu)}: PCIe x{width}, x{widths.value} {widths.origin}"
+            sentence = f"PCIe x{width}, x{widths.value} {widths.origin}"
             yield Trouble(gpu, sentence, _RESEAT_GPU)
         elif (
             width
@@ -131,7 +127,7 @@ def pcie_troubles(
             and (board(gpu.name) or widths is None or widths.by != "group")
         ):
             # A card's slot may be wired so, as other nodes show; that of a baseboard is not.
-            sentence = f"{gpu_label(gpu)}: PCIe x{width}, x{most} is what board and slot can do"
+            sentence = f"PCIe x{width}, x{most} is what board and slot can do"
             yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
         elif (
             width
@@ -141,7 +137,7 @@ def pcie_troubles(
             and known.fabric
             and known.pcie_gen
         ):
-            sentence = f"{gpu_label(gpu)}: PCIe x{width}, x{_WIDEST} on its board"
+            sentence = f"PCIe x{width}, x{_WIDEST} on its board"
             yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
         yield from _generation(gpu, health, speeds, fastest[gpu.name])
         yield from _replays(gpu, health, uptime_s(facts), limit)
@@ -161,17 +157,15 @@ def _generation(
     witness = fastest >= least
     given = usual is not None and usual.by == "expectation"
     if usual is not None and most is not None and most < usual.value:
-        sentence = f"{gpu_label(gpu)}: PCIe generation {most} at most, {usual.value} {usual.origin}"
+        sentence = f"PCIe generation {most} at most, {usual.value} {usual.origin}"
         yield Trouble(gpu, sentence, _RESEAT_GPU)
     elif most is not None and most < least and not given and (witness or known is not None):
         where = "on its board" if known is not None else "in any server and on another GPU here"
-        sentence = f"{gpu_label(gpu)}: PCIe generation {most} at most, {least} or more {where}"
+        sentence = f"PCIe generation {most} at most, {least} or more {where}"
         by_group = usual is not None and usual.by == "group"
         yield Trouble(gpu, sentence, _RESEAT_GPU, grave=witness and not by_group)
     elif now is not None and most is not None and now < most and at_work(health):
-        sentence = (
-            f"{gpu_label(gpu)}: PCIe generation {now} while at work, {most} is what it can do"
-        )
+        sentence = f"PCIe generation {now} while at work, {most} is what it can do"
         yield Trouble(gpu, sentence, _RESEAT_GPU)
 
 
@@ -187,7 +181,7 @@ def _replays(gpu: Gpu, health: GpuHealth, uptime: float, limit: Thresholds) -> I
     per_minute = replays / max(1.0, uptime / _MINUTE_S)
     if uptime and per_minute > most:
         rate = f"{replays} PCIe replays since boot, {per_minute:.0f} a minute"
-        sentence = f"{gpu_label(gpu)}: {rate}; at most {most:.0f} a minute is usual"
+        sentence = f"{rate}; at most {most:.0f} a minute is usual"
         yield Trouble(gpu, sentence, _RESEAT_GPU, grave=False)
 
 
@@ -211,22 +205,21 @@ def nvlink_troubles(
         known = board(gpu.name)
         board_gbs = known.link_gbs if known is not None else 0.0
         for link in health.link_errors or ():
-            where = f"{gpu_label(gpu)} NVLink {link.link}"
+            part, gbs = f" NVLink {link.link}:", (link.mbps or 0) / 1000
             if speed and link.mbps is not None and link.mbps < speed:
-                gbs, should = link.mbps / 1000, speed / 1000
-                sentence = f"{where}: {gbs:.3g} GB/s, {should:.3g} GB/s {origin}"
-                yield Trouble(gpu, sentence, _NVLINK)
-            elif link.mbps is not None and link.mbps / 1000 < _FULL_SPEED * board_gbs:
-                sentence = f"{where}: {link.mbps / 1000:.3g} GB/s, {board_gbs:g} GB/s on its board"
+                sentence = f"{gbs:.3g} GB/s, {speed / 1000:.3g} GB/s {origin}"
+                yield Trouble(gpu, sentence, _NVLINK, part=part)
+            elif link.mbps is not None and gbs < _FULL_SPEED * board_gbs:
+                sentence = f"{gbs:.3g} GB/s, {board_gbs:g} GB/s on its board"
                 # The number is the inventory's if it names the model, not the table's alone.
                 by_peer = usual is None and fastest[gpu.name] / 1000 >= _FULL_SPEED * board_gbs
                 grave = by_peer or is_model(gpu.name, model)
-                yield Trouble(gpu, sentence, _NVLINK, grave=grave)
+                yield Trouble(gpu, sentence, _NVLINK, grave=grave, part=part)
             if link.failed_recoveries:
-                sentence = f"{where}: could not recover {link.failed_recoveries} times, 0 expected"
-                yield Trouble(gpu, sentence, _NVLINK)
+                sentence = f"could not recover {link.failed_recoveries} times, 0 expected"
+                yield Trouble(gpu, sentence, _NVLINK, part=part)
             elif noisy := noise(link, uptime_s(facts), limit):
-                yield Trouble(gpu, f"{where}: {noisy}", _NVLINK, grave=False)
+                yield Trouble(gpu, noisy, _NVLINK, grave=False, part=part)
 
 
 def link_speed(facts: Facts) -> int | None:
@@ -255,18 +248,18 @@ def fabric_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
         if state is None:
             continue
         if state != "completed":
-            sentence = f"{gpu_label(gpu)}: its registration with the NVSwitch fabric is {state}"
+            sentence = f"its registration with the NVSwitch fabric is {state}"
             yield Trouble(gpu, f"{sentence}, completed expected", _RESTART)
         elif status not in (None, "Success"):
-            sentence = f"{gpu_label(gpu)}: it joined the NVSwitch fabric with {status}, not Success"
+            sentence = f"it joined the NVSwitch fabric with {status}, not Success"
             yield Trouble(gpu, sentence, _RESTART)
         elif health.fabric_domain not in (None, common):
             sentence = f"NVLink clique {health.fabric_domain}, {common} {origin}"
-            yield Trouble(gpu, f"{gpu_label(gpu)}: {sentence}", _RESTART, grave=False)
+            yield Trouble(gpu, sentence, _RESTART, grave=False)
         elif health.fabric_trouble:
             listed = ", ".join(health.fabric_trouble)
             advice = "look at the fabric manager's log and the NVSwitches; drain if it stays"
-            yield Trouble(gpu, f"{gpu_label(gpu)}: the NVSwitch fabric reports: {listed}", advice)
+            yield Trouble(gpu, f"the NVSwitch fabric reports: {listed}", advice)
 
 
 _WIDEST: Final = 16
@@ -305,10 +298,8 @@ def _known(expected: Expected, facts: Facts, group: Group) -> bool:
     """Whether the expected width of every GPU is known, from itself or its peers."""
     if expected_of_kind("pcie_width", facts, group, given=expected.pcie_lanes) is not None:
         return True
-    healths_with_width = [health for _, health in healths(facts) if health.pcie_width]
-    return all(
-        health.pcie_width_max or health.pcie_width == _WIDEST for health in healths_with_width
-    )
+    widths = [(health.pcie_width, health.pcie_width_max) for _, health in healths(facts)]
+    return all(most or width == _WIDEST for width, most in widths if width)
 
 
 def test_gpu_pcie(node: Node, conclude: Conclude) -> None:
@@ -324,23 +315,16 @@ def judge_nvlink(node: Node) -> Verdict:
     if verdict.outcome is not Outcome.OK:
         return verdict
     if old := undated(facts, limit):
-        more = f" (and {len(old) - 1} more)" if len(old) > 1 else ""
         return unknown(
-            f"{old[0]}{more}: a total without a start time",
+            f"{first_of(old)}: a total without a start time",
             advice="take a second reading after a known time, or check the live node",
             totals=list(old),
         )
-    if _none_up(facts):
+    links = [link for gpu in facts.gpus or () for link in gpu.links or ()]
+    counted = any(health.link_errors for _, health in healths(facts))
+    if not counted and not any(link.up for link in links):
         return not_run("no NVLink is up: gpu.topology checks whether one should be")
     return verdict
-
-
-def _none_up(facts: Facts) -> bool:
-    links = [link for gpu in facts.gpus or () for link in gpu.links or ()]
-    counted = [
-        link for gpu in facts.gpus or () if gpu.health for link in gpu.health.link_errors or ()
-    ]
-    return not counted and not any(link.up for link in links)
 
 
 def test_gpu_nvlink(node: Node, conclude: Conclude) -> None:
@@ -389,10 +373,8 @@ def disagreements(facts: Facts, printed: Topology, codes: Codes | None) -> Itera
     for index_a, index_b, code in codes:
         printed_code = printed.link(printed.gpus[index_a], printed.gpus[index_b])
         if printed_code != code:
-            sentence = (
-                f"GPU{index_a}-GPU{index_b}: nvidia-smi says {printed_code}, NVML says {code}"
-            )
-            yield Deviation(sentence, _SAME_VERSION, grave=False)
+            says = f"nvidia-smi says {printed_code}, NVML says {code}"
+            yield Deviation(f"GPU{index_a}-GPU{index_b}: {says}", _SAME_VERSION, grave=False)
 
 
 def judge_topology(expected: Expected, facts: Facts, group: Group) -> Verdict:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from preflight.check import Check
 from preflight.checks.gpu.deviations import on_most
@@ -13,7 +14,6 @@ from preflight.checks.gpu.readings import (
     Trouble,
     expected_of_kind,
     expected_value,
-    gpu_label,
     healths,
     is_model,
     judge_gpus,
@@ -25,9 +25,6 @@ from preflight.facts.boards import named_memory_gb
 from preflight.facts.words import memory
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Outcome, Verdict, unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CHECKS = (
     Check("gpu.model", stage="facts", tier="prolog", requires=NVML),
@@ -58,11 +55,9 @@ def model_troubles(expected: str | None, facts: Facts, group: Group) -> Iterator
         if not gpu.name:
             continue
         if expected and not is_model(gpu.name, expected):
-            yield Trouble(gpu, f"{gpu_label(gpu)} is {gpu.name}, {expected} expected", _ODD)
+            yield Trouble(gpu, f"is {gpu.name}, {expected} expected", _ODD, part="")
         elif usual is not None and gpu.name != usual.value:
-            yield Trouble(
-                gpu, f"{gpu_label(gpu)} is {gpu.name}, {usual.value} {usual.origin}", _ODD
-            )
+            yield Trouble(gpu, f"is {gpu.name}, {usual.value} {usual.origin}", _ODD, part="")
 
 
 def driver_version(facts: Facts) -> str | None:
@@ -83,9 +78,11 @@ def software_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
             continue
         for gpu, health in healths(facts):
             here = getattr(health, name)
-            if here is None or here == usual.value or _follows_driver(name, here, facts):
+            # GSP firmware comes with the driver: another driver is one finding, not two.
+            follows_driver = name == "gsp_version" and here == facts.driver.version
+            if here is None or here == usual.value or follows_driver:
                 continue
-            sentence = f"{gpu_label(gpu)}: {words} {here}, {usual.value} {usual.origin}"
+            sentence = f"{words} {here}, {usual.value} {usual.origin}"
             yield Trouble(gpu, sentence, _FLASH, grave=False)
     yield from _gsp(facts, group)
 
@@ -98,16 +95,11 @@ def _gsp(facts: Facts, group: Group) -> Iterator[Trouble]:
         if usual is not None and here is not None and here != usual.value:
             sentence = f"GSP firmware is {_on(here)}, {_on(usual.value)} {usual.origin}"
             advice = "set NVreg_EnableGpuFirmware as on the others and reload the driver"
-            yield Trouble(gpu, f"{gpu_label(gpu)}: {sentence}", advice, grave=False)
+            yield Trouble(gpu, sentence, advice, grave=False)
         elif health.gsp_version and driver and here is not False and health.gsp_version != driver:
-            sentence = f"{gpu_label(gpu)}: GSP firmware {health.gsp_version}, but driver {driver}"
+            sentence = f"GSP firmware {health.gsp_version}, but driver {driver}"
             advice = "reinstall the driver with its firmware, reboot"
             yield Trouble(gpu, sentence, advice, grave=False)
-
-
-def _follows_driver(name: str, here: str, facts: Facts) -> bool:
-    """GSP firmware comes with the driver: another driver is one finding, not two."""
-    return name == "gsp_version" and here == facts.driver.version
 
 
 def mode_troubles(expected: Expected, facts: Facts, group: Group) -> Iterator[Trouble]:
@@ -123,9 +115,7 @@ def mode_troubles(expected: Expected, facts: Facts, group: Group) -> Iterator[Tr
             here = reading(gpu, name)
             if here is None or usual is None or here == usual.value:
                 continue
-            sentence = (
-                f"{gpu_label(gpu)}: {words} is {_on(here)}, {_on(usual.value)} {usual.origin}"
-            )
+            sentence = f"{words} is {_on(here)}, {_on(usual.value)} {usual.origin}"
             advice = command.format(gpu.index, int(bool(usual.value)))
             yield Trouble(gpu, sentence, advice, grave=name != "persistence")
     yield from _compute_mode(expected.compute_mode, facts, group)
@@ -139,10 +129,9 @@ def _compute_mode(expected: str | None, facts: Facts, group: Group) -> Iterator[
     for gpu, health in healths(facts):
         here, advice = health.compute_mode, f"nvidia-smi -i {gpu.index} -c DEFAULT"
         if here == "prohibited" and expected != "prohibited":
-            sentence = f"{gpu_label(gpu)}: compute mode is prohibited: no job can use it"
-            yield Trouble(gpu, sentence, advice)
+            yield Trouble(gpu, "compute mode is prohibited: no job can use it", advice)
         elif here is not None and usual is not None and here != usual.value:
-            sentence = f"{gpu_label(gpu)}: compute mode is {here}, {usual.value} {usual.origin}"
+            sentence = f"compute mode is {here}, {usual.value} {usual.origin}"
             command = f"nvidia-smi -i {gpu.index} -c {str(usual.value).upper()}"
             yield Trouble(gpu, sentence, command, grave=usual.by == "expectation")
 
@@ -155,9 +144,7 @@ def _after_reset(facts: Facts) -> Iterator[Trouble]:
             ("MIG", gpu.mig_enabled, health.mig_pending),
         ):
             if now is not None and later is not None and now != later:
-                sentence = (
-                    f"{gpu_label(gpu)}: {words} is {_on(now)}, {_on(later)} after the next reset"
-                )
+                sentence = f"{words} is {_on(now)}, {_on(later)} after the next reset"
                 yield Trouble(gpu, sentence, "reset the GPU, or undo the change", grave=False)
 
 
@@ -168,7 +155,7 @@ def _unprotected(facts: Facts, group: Group) -> Iterator[Trouble]:
         return
     for gpu, health in healths(facts):
         if health.ecc_on is False and not is_workstation(gpu.name):
-            sentence = f"{gpu_label(gpu)}: ECC is off, on is what this board is made for"
+            sentence = "ECC is off, on is what this board is made for"
             yield Trouble(gpu, sentence, _ECC.format(gpu.index, 1), grave=False)
 
 
@@ -195,10 +182,10 @@ def memory_troubles(
         alike = [one.memory_total_mib or 0 for one in facts.gpus or () if one.name == gpu.name]
         if total is not None and here is not None and here + slack < total.value:
             sentence = f"{memory(here)} of memory, {memory(total.value)} {total.origin}"
-            yield Trouble(gpu, f"{gpu_label(gpu)}: {sentence}", _LESS)
+            yield Trouble(gpu, sentence, _LESS)
         elif here is not None and not by_group and here < _MOST_OF_IT * max(alike):
             sentence = f"{memory(here)} of memory, {memory(max(alike))} on another {gpu.name} here"
-            yield Trouble(gpu, f"{gpu_label(gpu)}: {sentence}", _LESS)
+            yield Trouble(gpu, sentence, _LESS)
         elif here is not None and (gb := named_memory_gb(gpu.name)):
             whole_mib = gb * 10**9 // 2**20
             enough_mib = _MOST_OF_IT * whole_mib
@@ -206,14 +193,14 @@ def memory_troubles(
                 sentence = f"{memory(here)} of memory, {memory(whole_mib)} on its board"
                 # The number is the inventory's if it names the model, not the table's alone.
                 grave = is_model(gpu.name, model)
-                yield Trouble(gpu, f"{gpu_label(gpu)}: {sentence}", _LESS, grave=grave)
+                yield Trouble(gpu, sentence, _LESS, grave=grave)
         if reserved is not None and kept is not None and kept > reserved.value + slack:
             usual = f"{memory(reserved.value)} {reserved.origin}"
-            sentence = f"{gpu_label(gpu)}: the driver keeps {memory(kept)} for itself, {usual}"
+            sentence = f"the driver keeps {memory(kept)} for itself, {usual}"
             yield Trouble(gpu, sentence, _COMPARE, grave=False)
         if window is not None and bar is not None and bar < window.value:
             sentence = f"BAR1 of {memory(bar)}, {memory(window.value)} {window.origin}"
-            yield Trouble(gpu, f"{gpu_label(gpu)}: {sentence}", _LARGE_BARS, grave=False)
+            yield Trouble(gpu, sentence, _LARGE_BARS, grave=False)
 
 
 def used_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
@@ -223,8 +210,7 @@ def used_troubles(facts: Facts, limit: Thresholds) -> Iterator[Trouble]:
         used = gpu.memory_used_mib or 0
         if gpu.processes == () and used > most and not gpu.mig_enabled:
             sentence = f"{memory(used)} in use and no process listed, under {memory(most)} expected"
-            advice = "on the host: fuser -v /dev/nvidia*"
-            yield Trouble(gpu, f"{gpu_label(gpu)}: {sentence}", advice, grave=False)
+            yield Trouble(gpu, sentence, "on the host: fuser -v /dev/nvidia*", grave=False)
 
 
 def _on(value: object) -> str:

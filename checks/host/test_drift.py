@@ -6,21 +6,18 @@ excludes it is off by at least its distance: a slow round trip makes no clock lo
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from preflight.check import Check
 from preflight.checks.fleet_view import FleetView
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Clock, Facts, Majority, Node, Reach
+from preflight.facts.machine import Stack
 from preflight.facts.node import others
-from preflight.facts.words import count
+from preflight.facts.words import count, first_of
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from preflight.facts.machine import Stack
 
 CHECKS = (
     Check("host.drift", stage="facts", tier="prolog", requires=("reach.answer",)),
@@ -69,15 +66,13 @@ def judge_drift(facts: Facts, usual: dict[str, Majority[str] | None]) -> Verdict
         if vote is None or mine is None or vote.votes == vote.of:
             continue
         if not vote.decides:
-            split.append(
-                f"{word} {mine}; no more than {vote.votes} of {vote.of} nodes agree on one"
-            )
+            agree = f"no more than {vote.votes} of {vote.of} nodes agree on one"
+            split.append(f"{word} {mine}; {agree}")
         elif vote.value != mine:
             odd.append(f"{word} {mine}; {others(vote, vote.value)}")
     findings = odd + split
     if findings:
-        more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
-        return warn(findings[0] + more, advice=ALIGN if odd else AGREE, findings=findings)
+        return warn(first_of(findings), advice=ALIGN if odd else AGREE, findings=findings)
     seen = {word: mine for word, read in READINGS.items() if (mine := read(facts))}
     return ok(f"as its group: {', '.join(f'{word} {mine}' for word, mine in seen.items())}")
 
@@ -216,6 +211,5 @@ def _off_verdict(
 def test_host_clock(fleet: FleetView, conclude: Conclude) -> None:
     """Nodes whose clocks disagree lose their rendezvous, their tickets, and any order in their logs."""  # noqa: E501  `preflight list-checks` prints it
     reaches = {name: node.reach for name, node in fleet.nodes.items()}
-    conclude(
-        judge_clock(reaches, {name: node.facts for name, node in fleet.nodes.items()}, fleet.limit)
-    )
+    facts = {name: node.facts for name, node in fleet.nodes.items()}
+    conclude(judge_clock(reaches, facts, fleet.limit))

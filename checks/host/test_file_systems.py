@@ -5,23 +5,16 @@ Pure rules over the probe's look at each file system; the gravest finding first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from preflight.check import Check
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Majority, Node
+from preflight.facts.machine import FileSystem
 from preflight.facts.node import decided, others
-from preflight.facts.words import count, memory
+from preflight.facts.words import count, first_of, memory
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from preflight.facts.machine import FileSystem
-
-
-if TYPE_CHECKING:
-    Lasting = Majority[tuple[tuple[str, bool], ...]]
 
 CHECKS = (
     Check("host.disk", stage="facts", tier="prolog", requires=("reach.answer",)),
@@ -31,6 +24,9 @@ CHECKS = (
 
 _GIB: Final = 1024
 SHM: Final = "/dev/shm"  # noqa: S108  (read, not written; host.shm judges it)
+Usual = Majority[tuple[tuple[str, bool], ...]]
+"""(mount, read-only) of the network file systems of most nodes."""
+
 SHM_FULL: Final = f"{SHM} is full"
 """The common cause of missing memory and of a /dev/shm that takes no more data."""
 
@@ -41,20 +37,10 @@ def file_system_of(facts: Facts, path: str) -> FileSystem | None:
     return next((one for one in found or () if path in one.paths), None)
 
 
-def written_to(facts: Facts) -> tuple[FileSystem, ...] | None:
-    """The file systems that a job writes to, except /dev/shm; None where they could not be read."""
-    if facts.machine is None or facts.machine.file_systems is None:
-        return None
-    return tuple(
-        one for one in facts.machine.file_systems if any(path != SHM for path in one.paths)
-    )
-
-
 def shared(facts: Facts) -> tuple[FileSystem, ...] | None:
     """The network file systems; None where they could not be read."""
-    if facts.machine is None or facts.machine.file_systems is None:
-        return None
-    return tuple(one for one in facts.machine.file_systems if one.shared)
+    found = facts.machine.file_systems if facts.machine else None
+    return None if found is None else tuple(one for one in found if one.shared)
 
 
 def permanent_mounts(facts: Facts) -> tuple[tuple[str, bool], ...] | None:
@@ -77,21 +63,15 @@ def no_answer(one: FileSystem) -> str:
     return f"{label(one)} answers with: {one.error}" if one.state == "error" else ""
 
 
-def silent_mount(found: tuple[FileSystem, ...]) -> tuple[str, str]:
-    """The mount that hung or failed, and how, in words; "" if none did."""
-    for one in found:
-        if why := no_answer(one):
-            return one.mount, why
-    return "", ""
-
-
-def missing_mount(found: tuple[FileSystem, ...], usual: Lasting | None) -> tuple[str, str]:
+def missing_mount(found: tuple[FileSystem, ...], usual: Usual | None) -> tuple[str, str]:
     """The mount of its group that a node lacks or may only read, in words; "" if none."""
     mine = {one.mount: one.read_only for one in found}
-    for mount, read_only in usual.value if usual is not None else ():
-        if usual is not None and mount not in mine:
+    if usual is None:
+        return "", ""
+    for mount, read_only in usual.value:
+        if mount not in mine:
             return mount, f"{mount} is not mounted here; {others(usual, 'it')}"
-        if usual is not None and mine[mount] and not read_only:
+        if mine[mount] and not read_only:
             return mount, f"{mount} is read-only here; {others(usual, 'it to be written')}"
     return "", ""
 
@@ -148,11 +128,11 @@ FULL = "see df -h, df -i and du -xh --max-depth=1 there; remove what is not need
 
 def judge_disk(facts: Facts, limit: Thresholds) -> Verdict:
     """First a disk that takes no file, then one that is nearly full; not mounts that hang."""
-    found = written_to(facts)
-    if found is None:
-        return unknown(
-            "its file systems could not be read", advice="mount /proc; see cat /proc/self/mountinfo"
-        )
+    every = facts.machine.file_systems if facts.machine else None
+    if every is None:
+        advice = "mount /proc; see cat /proc/self/mountinfo"
+        return unknown("its file systems could not be read", advice=advice)
+    found = [one for one in every if any(path != SHM for path in one.paths)]
     seen = [one for one in found if one.free_mib is not None]
     evidence = {one.mount: f"{one.free_mib} of {one.size_mib} MiB free" for one in seen}
     for one in found:
@@ -163,8 +143,7 @@ def judge_disk(facts: Facts, limit: Thresholds) -> Verdict:
             return fail(why, advice=READ_ONLY if broken else FULL, file_systems=evidence)
     short = [words for one in found for words in scarce(one, limit)]
     if short:
-        more = f" (and {len(short) - 1} more)" if len(short) > 1 else ""
-        return warn(short[0] + more, advice=FULL, findings=short, file_systems=evidence)
+        return warn(first_of(short), advice=FULL, findings=short, file_systems=evidence)
     hidden = [one for one in found if one.free_mib is None and not one.shared]
     if hidden or not seen:
         what = ", ".join(one.mount for one in hidden) or "what a job writes to"
@@ -181,34 +160,27 @@ def test_host_disk(node: Node, conclude: Conclude) -> None:
 HUNG = "see whether its server answers; umount -f -l and mount it again, or reboot"
 MOUNT = "mount it as the others have it (mount -a), and see why it was not at boot"
 
-Usual = Majority[tuple[tuple[str, bool], ...]]
-
 
 def judge_mounts(facts: Facts, usual: Usual | None = None, *, limit: Thresholds) -> Verdict:
     """First a mount that does not answer, then one that the other nodes have and this one lacks."""
     found = shared(facts)
     if found is None:
         return unknown("its mounts could not be read", advice="see cat /proc/self/mountinfo there")
-    silent, problem = silent_mount(found)
-    if silent:
-        return fail(problem, advice=HUNG, mount=silent)
+    for one in found:
+        if why := no_answer(one):
+            return fail(why, advice=HUNG, mount=one.mount)
     absent, problem = missing_mount(found, decided(usual))
     if absent:
         return fail(problem, advice=MOUNT, mount=absent)
     slow = [one for one in found if one.seconds > limit("mount_slow_s")]
     if slow:
         problem = f"{label(slow[0])} took {slow[0].seconds:.1f} s to report its size"
-        return warn(
-            f"{problem}, at most {limit('mount_slow_s'):g} s are usual",
-            advice="look at its server's load and at the network to it",
-        )
-    answered = [one for one in found if one.state == "answered"]
+        problem += f", at most {limit('mount_slow_s'):g} s are usual"
+        return warn(problem, advice="look at its server's load and at the network to it")
     if not found:
         return not_run("no shared file systems here")
-    return ok(
-        f"{count(len(answered), 'shared file system')} answered",
-        mounts=sorted(one.mount for one in found),
-    )
+    answered = count(sum(one.state == "answered" for one in found), "shared file system")
+    return ok(f"{answered} answered", mounts=sorted(one.mount for one in found))
 
 
 def test_host_mounts(node: Node, conclude: Conclude) -> None:

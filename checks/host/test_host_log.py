@@ -7,21 +7,18 @@ callback") makes the whole recovery fail, and its device may answer nothing any 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from preflight.check import Check
 from preflight.checks.gpu.driver_log import lost_slots, slot_of
 from preflight.checks.log_window import ago, elapsed_s, span_s, unread, whole, window
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
+from preflight.facts.machine import LogLine
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, fail, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
-    from preflight.facts.machine import LogLine
 
 CHECKS = (
     Check(

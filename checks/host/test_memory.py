@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from preflight.check import Check
 from preflight.checks.host.test_file_systems import SHM_FULL
 from preflight.checks.host.test_host_log import faults
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
-from preflight.facts.machine import Edac
+from preflight.facts.machine import Dimm, Edac, Memory
 from preflight.facts.words import age, count, memory
 from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
-
-if TYPE_CHECKING:
-    from preflight.facts.machine import Dimm, Memory
 
 CHECKS = (
     Check("host.memory", stage="facts", tier="prolog", requires=("reach.answer",)),

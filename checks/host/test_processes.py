@@ -7,7 +7,7 @@ from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
 from preflight.facts.gpu_users import GRANT, Stale, find_stale
 from preflight.facts.machine import Worker
-from preflight.facts.words import count
+from preflight.facts.words import count, first_of
 from preflight.verdict import Conclude, Verdict, fail, ok, unknown, warn
 
 CHECKS = (
@@ -27,21 +27,12 @@ def judge_stale_processes(facts: Facts, limit: Thresholds) -> Verdict:
     hidden = facts.processes.unreadable
     if not found:
         return ok(f"nothing stale among {seen}", unreadable=hidden)
-    worst = found[0]
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    evidence = [stale.sentence for stale in found]
+    worst, evidence = found[0], [stale.sentence for stale in found]
+    sentence = first_of(evidence)
     if worst.grant:
-        return unknown(
-            worst.sentence + more, advice=worst.advice, grant=worst.grant, findings=evidence
-        )
-    conclude = fail if worst.grave else warn
-    return conclude(
-        worst.sentence + more,
-        advice=worst.advice,
-        cause=cause(found),
-        findings=evidence,
-        pids=[one.pid for stale in found for one in stale.culprits],
-    )
+        return unknown(sentence, advice=worst.advice, grant=worst.grant, findings=evidence)
+    conclude, pids = fail if worst.grave else warn, [p.pid for one in found for p in one.culprits]
+    return conclude(sentence, advice=worst.advice, cause=cause(found), findings=evidence, pids=pids)
 
 
 def cause(found: list[Stale]) -> str:
@@ -61,21 +52,18 @@ def judge_load(facts: Facts, limit: Thresholds) -> Verdict:
     """Judge the CPU time of other users' processes over a fifth of a second."""
     load = facts.machine.load if facts.machine else None
     if load is None:
-        return unknown(
-            "the processes that use the CPUs could not be read", advice="mount /proc there"
-        )
+        sentence = "the processes that use the CPUs could not be read"
+        return unknown(sentence, advice="mount /proc there")
     online = facts.machine.stack.cpus_online if facts.machine and facts.machine.stack else 0
     cpus = max(online, load.cpus_allowed, 1)
     most = max(limit("foreign_cpus_least"), cpus * limit("foreign_cpus_percent") / 100)
     seen = f"others' processes use {load.foreign_cpus:.1f} of {cpus} CPUs"
     if round(load.foreign_cpus, 1) > most:
         who = ", ".join(words(one) for one in load.busiest)
-        pids = " ".join(str(one.pid) for one in load.busiest)
-        return warn(
-            f"{seen}, at most {most:g} expected: {who}",
-            advice=f"see ps -fp {pids.replace(' ', ',')}; ask their owners, or wait for them",
-            load_1min=load.one_minute,
-        )
+        pids = ",".join(str(one.pid) for one in load.busiest)
+        advice = f"see ps -fp {pids}; ask their owners, or wait for them"
+        sentence = f"{seen}, at most {most:g} expected: {who}"
+        return warn(sentence, advice=advice, load_1min=load.one_minute)
     return ok(seen, load_1min=load.one_minute)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from preflight.check import Check
 from preflight.checks.gpu.deviations import Deviation, conclude_deviations
@@ -12,9 +13,6 @@ from preflight.facts.machine import Governor
 from preflight.facts.node import decided, others
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, not_run, ok, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CHECKS = (
     Check("host.container", stage="facts", tier="prolog", requires=("reach.answer",)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
@@ -11,15 +12,13 @@ from preflight.check import Check
 from preflight.checks.env.test_cuda_visible_devices import read_visible
 from preflight.checks.fleet_view import FleetView
 from preflight.checks.gpu.deviations import Deviation
+from preflight.facts.node import Node
 from preflight.facts.words import count
+from preflight.fleet.model import Shape
 from preflight.fleet.nodeset import fold
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from preflight.facts.node import Node
-    from preflight.fleet.model import Shape
     from preflight.lint.all_rules import LintResult
 
 _DRIVER = ("reach.answer", "host.driver_hung")

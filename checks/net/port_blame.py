@@ -8,20 +8,17 @@ others succeed blames that node; two nodes alone cannot tell, and the pair is bl
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from preflight.facts.boards import natural
+from preflight.facts.model import Attempt
+from preflight.facts.node import Net
 from preflight.facts.words import count
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from preflight.facts.model import Attempt
-    from preflight.facts.node import Net
-
-    Failed = Mapping[str, Sequence[Attempt]]
-    """Node name → its attempts at the master port that failed."""
+Failed = Mapping[str, Sequence[Attempt]]
+"""Node name → its attempts at the master port that failed."""
 
 WORDS: Final[Mapping[str, str]] = {
     "refused": "refused: a firewall rejects it, or the address leads to another host",

@@ -8,22 +8,18 @@ and in torch's ProcessGroupGloo and GlooDeviceFactory.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from preflight.checks.rdma.ports import ports_of
+from preflight.checks.rdma.ports import Port, ports_of
 from preflight.checks.software.test_versions import version
 from preflight.core.text import whole
+from preflight.facts.model import Facts
 from preflight.facts.node import family as family_of
 from preflight.facts.node import parse_address
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from preflight.checks.rdma.ports import Port
-    from preflight.facts.model import Facts
-    from preflight.facts.node_network import Interface
+from preflight.facts.node_network import Interface
 
 _AUTOMATIC: Final = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
 """What NCCL tries in turn where NCCL_SOCKET_IFNAME is not set; the first that hits is taken."""

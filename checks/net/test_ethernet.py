@@ -11,8 +11,9 @@ same frame in several places, and again per queue and priority: the largest of a
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from preflight.check import Check
 from preflight.checks.gpu.deviations import Deviation, conclude_deviations, on_most
@@ -21,15 +22,10 @@ from preflight.checks.rdma.ports import ports_of
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Node
 from preflight.facts.node import decided
-from preflight.facts.node_network import Interface
+from preflight.facts.node_network import Counter, Interface
 from preflight.verdict import Conclude, Verdict, not_run, ok, unknown
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from preflight.facts.node_network import Counter
-
-    Reader = Callable[[Facts], int | None]
+Reader = Callable[[Facts], int | None]
 
 
 def job_links(facts: Facts, environ: Mapping[str, str]) -> tuple[Interface, ...]:

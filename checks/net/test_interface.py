@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from preflight.check import Check
 from preflight.checks.env.test_nccl_conf import settings as conf_settings
@@ -18,17 +19,13 @@ from preflight.checks.net.selected import (
     to_others,
 )
 from preflight.checks.rdma.port_faults import down_ports
+from preflight.checks.rdma.ports import Port
 from preflight.facts import Facts, Group, Node
 from preflight.facts.node import addresses_of, family, is_loopback, parse_address
+from preflight.facts.node_network import Interface, Resolved
 from preflight.facts.words import count
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, not_run, ok, unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from preflight.checks.rdma.ports import Port
-    from preflight.facts.node_network import Interface, Resolved
 
 CHECKS = (
     Check("net.interface", stage="facts", tier="prolog", requires=("reach.answer",)),

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from preflight.check import Check
 from preflight.checks.log_window import ago, elapsed_s, maybe_over, span_s, unread, whole, window
 from preflight.checks.rdma.port_faults import reporting_check
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
+from preflight.facts.machine import KernelLog, LogLine
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, fail, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from preflight.facts.machine import KernelLog, LogLine
-
 
 Kind = Literal[
     "firmware", "dead", "recovered", "narrow", "hot", "module", "stalled", "down", "rdma", "odd"

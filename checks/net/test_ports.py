@@ -6,7 +6,7 @@ the other node were cut off from all. So the attempts at data ports count too.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from preflight.check import Check
 from preflight.checks.gpu.deviations import Deviation, conclude_deviations
@@ -21,15 +21,10 @@ from preflight.core.text import whole
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Net, Node, Ports
 from preflight.facts.boards import natural
+from preflight.facts.model import MasterPort
+from preflight.facts.node_network import Network
 from preflight.facts.words import count, kill_command, process
 from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from preflight.facts.model import MasterPort
-    from preflight.facts.node_network import Network
-
 
 CHECKS = (
     Check("net.ports", stage="net", tier="quick", requires=("reach.answer",)),

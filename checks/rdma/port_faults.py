@@ -11,24 +11,26 @@ A port that is down proves most, then the counters with their rates; the log pro
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from preflight.checks.gpu.deviations import Deviation, on_most
 from preflight.checks.net.test_ethernet import flaps_per_day
-from preflight.checks.rdma.ports import ENOUGH_ALIKE, active_ports, is_rail, netdev_of, ports_of
+from preflight.checks.rdma.ports import (
+    ENOUGH_ALIKE,
+    Port,
+    active_ports,
+    is_rail,
+    netdev_of,
+    ports_of,
+)
 from preflight.core.statistics import nearest_rank
 from preflight.core.thresholds import Thresholds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from preflight.checks.rdma.ports import Port
-    from preflight.facts.model import Facts
-    from preflight.facts.node import Group
-    from preflight.facts.node_network import Interface
-    from preflight.fleet.model import Expected
-
+from preflight.facts.model import Facts
+from preflight.facts.node import Group
+from preflight.facts.node_network import Interface
+from preflight.fleet.model import Expected
 
 _CABLE: Final = (
     "look at its cable and at the switch port; if it is not used, name those that are (hcas in the "

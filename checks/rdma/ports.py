@@ -6,18 +6,15 @@ A group can vote on each reader below that takes `Facts`; None abstains.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from preflight.facts.boards import natural
+from preflight.facts.model import Facts, Nic, NicPort
 from preflight.facts.node import most as majority
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from preflight.facts.model import Facts, Nic, NicPort
-    from preflight.facts.node_network import Counter, Interface
-    from preflight.fleet.model import Expected
+from preflight.facts.node_network import Counter, Interface
+from preflight.fleet.model import Expected
 
 T = TypeVar("T")
 

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from preflight.check import Check
 from preflight.checks.gpu.deviations import Deviation, conclude_deviations, on_most
 from preflight.checks.net.selected import hca_of, nccl_ports
-from preflight.checks.rdma.ports import chip, firmwares, most
+from preflight.checks.rdma.ports import Port, chip, firmwares, most
 from preflight.core.text import whole
 from preflight.facts import Facts, Group, Node
 from preflight.facts.node import decided
-from preflight.facts.node_network import Switch, SwitchPart
-from preflight.facts.words import count
+from preflight.facts.node_network import Gid, Switch, SwitchPart
+from preflight.facts.words import count, first_of
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from preflight.checks.rdma.ports import Port
-    from preflight.facts.node_network import Gid
 
 CHECKS = (
     Check("ib.firmware", stage="facts", tier="prolog", requires=("reach.answer",)),
@@ -49,9 +44,8 @@ def judge_firmware(facts: Facts, group: Group) -> Verdict:
         if nic.firmware and usual is not None and nic.firmware != usual:
             odd.append(f"{nic.name} has firmware {nic.firmware}, {usual} {origin}")
     if odd:
-        more = f" (and {len(odd) - 1} more)" if len(odd) > 1 else ""
         advice = "update it to the others' firmware (mlxfwmanager, flint), then reboot"
-        return warn(odd[0] + more, advice=advice, findings=odd)
+        return warn(first_of(odd), advice=advice, findings=odd)
     if mute:
         sentence = f"{', '.join(mute)} did not report its firmware"
         return unknown(sentence, advice="look at fw_ver in /sys/class/infiniband")
@@ -69,33 +63,35 @@ LOOKED_AT: Final = 32
 """A node reports only this many entries of a GID table (payload/probe/rdma.py)."""
 
 _MAPPED: Final = "0000:0000:0000:0000:0000:ffff:"
+"""Begins a GID that is an IPv4 address of its interface."""
 
 
 def wrong_gids(ports: Sequence[Port], index: int | None) -> Iterator[Deviation]:
     """RoCE ports without a usable entry at the index, or at any if NCCL chooses (None)."""
-    tables = {port.name: port.port.gids for port in ports}
     for port in ports:
-        gids = tables[port.name]
+        gids = port.port.gids
         if gids is None:
             continue
+        has = ", ".join(f"{gid.index} ({_kind(gid)})" for gid in gids) or "none"
         if index is None:
-            yield from _none_to_choose(port, gids)
+            routed = [gid for gid in gids if is_v2(gid) and not gid.gid.startswith("fe80")]
+            if not routed and any(gid.kind for gid in gids):
+                device = port.port.netdev or "its interface"
+                advice = f"give {device} an address (ip address add), and RoCE v2 (cma_roce_mode)"
+                sentence = f"{port.name} has no RoCE v2 GID beyond its own link; it has {has}"
+                yield Deviation(sentence, advice, grave=False)
             continue
-        usable = [gid.index for gid in gids if is_v2(gid) and is_ipv4(gid)]
+        usable = [gid.index for gid in gids if is_v2(gid) and gid.gid.startswith(_MAPPED)]
         better = f"unset it (NCCL 2.21 and newer chooses), or set {usable[0]}" if usable else ""
         found = next((gid for gid in gids if gid.index == index), None)
-        has = ", ".join(f"{gid.index} ({_kind(gid)})" for gid in gids) or "none"
+        asked = "which NCCL_IB_GID_INDEX asks for"
         if found is None:
-            sentence = (
-                f"{port.name} has no GID {index}, which NCCL_IB_GID_INDEX asks for: {_REFUSED}"
-            )
-            yield Deviation(f"{sentence}; it has {has}", better or "give its interface an address")
+            sentence = f"{port.name} has no GID {index}, {asked}: {_REFUSED}; it has {has}"
+            yield Deviation(sentence, better or "give its interface an address")
         elif found.kind and not is_v2(found):
-            sentence = f"GID {index} of {port.name}, which NCCL_IB_GID_INDEX asks for, is RoCE v1"
+            sentence = f"GID {index} of {port.name}, {asked}, is RoCE v1: no router passes it on"
             advice = better or "enable RoCE v2 (cma_roce_mode)"
-            yield Deviation(
-                f"{sentence}: no router passes it on; it has {has}", advice, grave=False
-            )
+            yield Deviation(f"{sentence}; it has {has}", advice, grave=False)
 
 
 def without_gid(port: Port, index: int) -> bool:
@@ -107,23 +103,6 @@ def without_gid(port: Port, index: int) -> bool:
 def is_v2(gid: Gid) -> bool:
     """Whether it is a RoCE v2 GID, which uses UDP."""
     return "v2" in gid.kind.lower()
-
-
-def is_ipv4(gid: Gid) -> bool:
-    """Whether it is an IPv4 address of its interface."""
-    return gid.gid.startswith(_MAPPED)
-
-
-def _none_to_choose(port: Port, gids: Sequence[Gid]) -> Iterator[Deviation]:
-    routed = [gid for gid in gids if is_v2(gid) and not gid.gid.startswith("fe80")]
-    if routed or not any(gid.kind for gid in gids):
-        return
-    device = port.port.netdev or "its interface"
-    advice = f"give {device} an address (ip address add), and RoCE v2 (cma_roce_mode)"
-    has = ", ".join(f"{gid.index} ({_kind(gid)})" for gid in gids) or "none"
-    yield Deviation(
-        f"{port.name} has no RoCE v2 GID beyond its own link; it has {has}", advice, grave=False
-    )
 
 
 def _kind(gid: Gid) -> str:
@@ -168,19 +147,17 @@ def judge_switch(switches: tuple[Switch, ...] | None) -> Verdict:
     bad = [_part_words(*each) for each in parts if _BAD.search(each[1].status) or each[1].rpm == 0]
     gone = [_part_words(*each) for each in parts if _GONE.search(each[1].status)]
     if bad or gone:
-        more = f" (and {len(bad) + len(gone) - 1} more)" if len(bad) + len(gone) > 1 else ""
         conclude = fail if bad else warn
-        return conclude((bad + gone)[0] + more, advice=ADVICE, findings=bad + gone)
+        return conclude(first_of(bad + gone), advice=ADVICE, findings=bad + gone)
     mute = [_part_words(*each) for each in parts if each[1].rpm is None and each[1].status != "OK"]
     if mute or not parts:
         summary = mute[0] if mute else "no fan and no power supply is reported"
         return unknown(summary, advice="read the switch again")
     fans = sum(part.rpm is not None for _, part in parts)
-    supplies = len({(one.name, part.name.split()[0]) for one, part in parts if _is_supply(part)})
-    summary = (
-        f"{count(fans, 'fan')} turning, {count(supplies, 'power supply', 'power supplies')} OK"
-    )
-    return ok(f"{', '.join(one.name for one in switches)}: {summary}")
+    named = {(one.name, part.name.split()[0]) for one, part in parts if _is_supply(part)}
+    supplies = count(len(named), "power supply", "power supplies")
+    names = ", ".join(one.name for one in switches)
+    return ok(f"{names}: {count(fans, 'fan')} turning, {supplies} OK")
 
 
 def _part_words(switch: Switch, part: SwitchPart) -> str:

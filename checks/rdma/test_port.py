@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -19,6 +20,7 @@ from preflight.checks.rdma.port_faults import (
     unsteady_ports,
 )
 from preflight.checks.rdma.ports import (
+    Port,
     is_rail,
     most,
     mtus,
@@ -34,11 +36,6 @@ from preflight.facts.node import decided
 from preflight.facts.words import count
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from preflight.checks.rdma.ports import Port
 
 CHECKS = (
     Check(

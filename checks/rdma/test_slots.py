@@ -7,21 +7,18 @@ else what the card can do; whatever it is, a link must carry the rate of its por
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from preflight.check import Check
 from preflight.checks.gpu.deviations import Deviation, conclude_deviations, on_most
 from preflight.checks.net.test_nic_log import events
 from preflight.checks.rdma.ports import Port, most, ports_of
 from preflight.facts import Facts, Group, Node
+from preflight.facts.model import Nic
 from preflight.facts.node import decided
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from preflight.facts.model import Nic
 
 CHECKS = (
     Check("ib.pcie", stage="facts", tier="prolog", requires=("reach.answer",), drains=True),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from preflight.check import Check
+from preflight.core.remote_command import Step
 from preflight.facts import Node, Reach
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok
-
-if TYPE_CHECKING:
-    from preflight.core.remote_command import Step
 
 STEPS: Final[tuple[Step, ...]] = ("name", "route", "hostkey", "login", "python", "answer")
 """In the order in which they are taken."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -15,15 +16,10 @@ from preflight.checks.env.remark import UNKNOWN_JOB
 from preflight.checks.fleet_view import FleetView
 from preflight.core.files import shipped_table
 from preflight.facts import Facts, Group, Node
-from preflight.facts.machine import Software
+from preflight.facts.machine import Software, Torch
 from preflight.facts.words import count
 from preflight.fleet.nodeset import fold
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from preflight.facts.machine import Torch
 
 _DRIVER = ("reach.answer", "host.driver_hung")
 CHECKS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from preflight.facts.model import Process
 
@@ -52,3 +52,9 @@ def kill_command(pids: Iterable[int]) -> str:
 def count(number: int, noun: str, plural: str = "") -> str:
     """1 GPU, 2 GPUs."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def first_of(sentences: Sequence[str]) -> str:
+    """The first sentence, and how many there are besides: "GPU 3 is lost (and 2 more)"."""
+    more = f" (and {len(sentences) - 1} more)" if len(sentences) > 1 else ""
+    return sentences[0] + more

@@ -89,9 +89,7 @@ _SPELLINGS: Final = {
 }
 _ARGUMENTS: Final = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
 _OTHER_WAYS: Final = (
-    "ansible_paramiko_proxy_command",
-    "ansible_proxy_command",
-    "ansible_ssh_executable",
+    *("ansible_paramiko_proxy_command", "ansible_proxy_command", "ansible_ssh_executable"),
 )
 _PASSWORD: Final = re.compile(
     r"ansible_(\w+_)?(pass|password|passwd|passphrase|private_key)", re.IGNORECASE
@@ -270,8 +268,10 @@ class AnsibleInventory:
         variables = self._listing.variables.get(name, {})
         own, named = read_variables(variables, where, self._folder)
         group = named or self._listing.group_of[name]
-        if own.address is not None:
-            _refuse_address(own.address, where)
+        try:
+            check_host_name(name if own.address is None else own.address)
+        except UsageError as error:
+            raise UsageError(f"{where}: its address {error}") from error
         expected = {key: getattr(own, key) for key in EXPECTATION_KEYS}
         return Host(
             name=name,
@@ -325,10 +325,3 @@ def _inventory(path: Path, text: bytes) -> AnsibleInventory:
     if not listing.group_of:
         raise UsageError(f"{path} names no hosts: look at `ansible-inventory -i {path} --graph`")
     return AnsibleInventory(path, listing)
-
-
-def _refuse_address(address: str, where: str) -> None:
-    try:
-        check_host_name(address)
-    except UsageError as error:
-        raise UsageError(f"{where}: its address {error}") from error

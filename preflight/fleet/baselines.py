@@ -125,17 +125,11 @@ class Floor(Struct, frozen=True, kw_only=True):
 
     value: float
     unit: str
-    platform: str
-    """The part: "H100 SXM", "400 Gb/s InfiniBand NICs"."""
     origin: str
     """Which number decides, ready for a sentence."""
     decided_by: Literal["limit", "site", "platform"] = "platform"
     from_bytes: int = 0
     """It counts for messages of this size and larger."""
-
-    def holds(self, seen: float) -> bool:
-        """Whether a measurement is within it."""
-        return seen <= self.value if self.unit == "us" else seen >= self.value
 
 
 @cache
@@ -173,7 +167,6 @@ def gpu_floor(expected: Expected, measure: Measure, *, algorithm: str = "") -> F
     return Floor(
         value=least.least,
         unit=least.unit,
-        platform=least.gpu,
         origin=f"floor for {least.gpu}{how}, as expected by {expected.origin or 'the inventory'}; "
         f"healthy ones reach {least.value:g} ({least.kind})",
         from_bytes=least.from_mib << 20,
@@ -182,25 +175,15 @@ def gpu_floor(expected: Expected, measure: Measure, *, algorithm: str = "") -> F
 
 def _site(expected: Expected, measure: str) -> Floor | None:
     """Return the site's floor: its limit, else its baseline times the share that must be met."""
-    unit, part = UNITS[measure], expected.gpu_model or "this group"
+    unit = UNITS[measure]
     if override := expected.limits.get(measure):
-        return Floor(
-            value=override.value,
-            unit=unit,
-            platform=part,
-            origin=f"limit {measure} of {override.where}",
-            decided_by="limit",
-        )
+        origin = f"limit {measure} of {override.where}"
+        return Floor(value=override.value, unit=unit, origin=origin, decided_by="limit")
     if not (override := expected.baselines.get(measure)):
         return None
     share = baselines().site.most if measure in TIMES else baselines().site.share
-    return Floor(
-        value=override.value * share,
-        unit=unit,
-        platform=part,
-        origin=f"{share:g} of the baseline {override.value:g} of {override.where}",
-        decided_by="site",
-    )
+    origin = f"{share:g} of the baseline {override.value:g} of {override.where}"
+    return Floor(value=override.value * share, unit=unit, origin=origin, decided_by="site")
 
 
 def rail_floor(expected: Expected) -> Floor | None:
@@ -221,16 +204,9 @@ def rail_floor(expected: Expected) -> Floor | None:
     link = "" if expected.nic_link is None else f"{LINKS[expected.nic_link]} "
     share, shared = 1.0, ""
     if expected.nics and expected.gpus and expected.nics < expected.gpus:
-        share, shared = (
-            expected.nics / expected.gpus,
-            f", {expected.nics} for {expected.gpus} GPUs",
-        )
+        share = expected.nics / expected.gpus
+        shared = f", {expected.nics} for {expected.gpus} GPUs"
     least = min(one.value for one in known)
-    platform = f"{rate} Gb/s {link}NICs{shared}"
     where = f", expected by {expected.origin}" if expected.origin else ""
-    return Floor(
-        value=least * share,
-        unit=UNITS["rail"],
-        platform=platform,
-        origin=f"floor for {platform}{where}",
-    )
+    origin = f"floor for {rate} Gb/s {link}NICs{shared}{where}"
+    return Floor(value=least * share, unit=UNITS["rail"], origin=origin)

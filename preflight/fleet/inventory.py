@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -33,11 +33,12 @@ from preflight.fleet.model import Expected, Host, Waiver
 from preflight.fleet.nodeset import MOST_NODES, check_host_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from preflight.core.thresholds import Override
-    from preflight.fleet.inventory_tables import GroupTable, JobTable, Layer
+    from preflight.fleet.ansible import AnsibleInventory
+    from preflight.fleet.inventory_tables import GroupTable, Layer
 
 
 DEEPEST = 32
@@ -120,9 +121,8 @@ def _strict_loader() -> Any:
 
         def construct_scalar(self, node: Any) -> Any:
             if node.tag.endswith((":int", ":float")) and len(node.value) > _LONGEST_NUMBER:
-                raise UsageError(
-                    f"a number is longer than {_LONGEST_NUMBER} characters: shorten it"
-                )
+                problem = f"a number is longer than {_LONGEST_NUMBER} characters"
+                raise UsageError(f"{problem}: shorten it")
             return super().construct_scalar(node)
 
     return Strict
@@ -202,11 +202,11 @@ class Inventory:
         """Return one node with its settings; a node that is not in the file gets the defaults."""
         group = self._group_of.get(name, "")
         own = self._content.node.get(name)
-        layers = self._layers_of(name)
+        layers = [layer for _, layer in reversed(self._named_layers(name))]
 
         def nearest(key: str) -> Any:
-            values = [getattr(layer, key) for layer in layers]
-            return next((value for value in reversed(values) if value is not None), None)
+            values = (getattr(layer, key) for layer in layers)
+            return next((value for value in values if value is not None), None)
 
         where = f"[group.{group}]" if group else "[defaults]"
         if group and (learned := self._content.group[group].learned):
@@ -233,13 +233,10 @@ class Inventory:
 
     def names_way(self, name: str) -> bool:
         """Whether the file sets the transport of a node."""
-        return any(layer.transport is not None for layer in self._layers_of(name))
-
-    def _layers_of(self, name: str) -> list[Layer]:
-        """Return the tables that apply to a node: defaults, group, node."""
-        return [layer for _, layer in self._named_layers(name)]
+        return any(layer.transport is not None for _, layer in self._named_layers(name))
 
     def _named_layers(self, name: str) -> list[tuple[str, Layer]]:
+        """Return the tables that apply to a node, and their names: defaults, group, node."""
         group, own = self._group_of.get(name, ""), self._content.node.get(name)
         layers: list[tuple[str, Layer]] = [("[defaults]", self._content.defaults)]
         if group:
@@ -358,32 +355,9 @@ _LARGEST: Final = 32 << 20
 _OF_A_GROUP: Final = frozenset(("hosts", "children", "vars"))
 
 
-class AnyInventory(Protocol):
+if TYPE_CHECKING:
+    AnyInventory = Inventory | AnsibleInventory
     """An inventory in any notation."""
-
-    path: Path
-    job: JobTable
-    waivers: tuple[Waiver, ...]
-
-    def switched(self) -> Sequence[tuple[str, str]]:
-        """Return every check that a table switches on or off, and where."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Every node, group by group."""
-
-    @property
-    def groups(self) -> Mapping[str, tuple[str, ...]]:
-        """The nodes of each group, for `@inventory:NAME`."""
-
-    def names_way(self, name: str) -> bool:
-        """Whether it sets the transport of a node."""
-
-    def host(self, name: str) -> Host:
-        """Return one node with its settings."""
-
-    def beside(self, file: str) -> str:
-        """Resolve a path relative to the inventory's folder."""
 
 
 def open_inventory(path: Path) -> AnyInventory:

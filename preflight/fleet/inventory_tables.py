@@ -228,47 +228,38 @@ def refuse_unknown_keys(content: Any) -> None:
     """Name an unknown key by its table and the nearest known one, which msgspec does not do."""
     if not isinstance(content, dict):
         raise UsageError('holds no tables: write [group.NAME] with nodes = "gpu[001-064]"')
-    _refuse_others(content, FileTable, "the file")
-    tables: tuple[tuple[str, type[Struct]], ...] = (("defaults", Layer), ("job", JobTable))
-    for table, kind in tables:
-        if isinstance(content.get(table), dict):
-            _refuse_others(content[table], kind, f"[{table}]")
-    for table, kind in (("group", GroupTable), ("node", NodeTable)):
-        named = content.get(table)
-        for name, keys in named.items() if isinstance(named, dict) else ():
-            if isinstance(keys, dict):
-                _refuse_others(keys, kind, f"[{table}.{name}]")
+    for where, keys, kind in _tables(content):
+        for key in _items(keys):
+            if key not in kind.__struct_fields__:
+                hint = did_you_mean(str(key), kind.__struct_fields__)
+                raise UsageError(f"unknown key {str(key)!a} in {where}{hint}")
+
+
+def _tables(content: dict[Any, Any]) -> Iterator[tuple[str, Any, type[Struct]]]:
+    """Every table of a file with its name and type, the outer ones first."""
+    groups, nodes = (_items(content.get(table)).items() for table in ("group", "node"))
+    named = [(f"group.{name}", keys) for name, keys in groups]
+    nodes_named = [(f"node.{name}", keys) for name, keys in nodes]
+    yield "the file", content, FileTable
+    yield "[defaults]", content.get("defaults"), Layer
+    yield "[job]", content.get("job"), JobTable
+    yield from ((f"[{name}]", keys, GroupTable) for name, keys in named)
+    yield from ((f"[{name}]", keys, NodeTable) for name, keys in nodes_named)
     waived = content.get("waive")
-    for keys in waived if isinstance(waived, list) else ():
-        if isinstance(keys, dict):
-            _refuse_others(keys, WaiveTable, "[[waive]]")
-    _refuse_nested(content)
-
-
-def _refuse_nested(content: dict[Any, Any]) -> None:
-    """Do the same one level deeper: tables of checks and of learned baselines."""
-    named: list[tuple[str, Any]] = [("", content), ("defaults.", content.get("defaults"))]
-    for table in ("group", "node"):
-        below = content.get(table)
-        if isinstance(below, dict):
-            named += [(f"{table}.{name}.", keys) for name, keys in below.items()]
-    kinds: tuple[tuple[str, type[Struct]], ...] = (
-        ("checks", CheckTable),
-        ("baselines", BaselineTable),
+    yield from (
+        ("[[waive]]", keys, WaiveTable) for keys in (waived if isinstance(waived, list) else ())
     )
-    for where, keys in named:
-        for key, kind in kinds:
-            tables = keys.get(key) if isinstance(keys, dict) else None
-            for name, inner in tables.items() if isinstance(tables, dict) else ():
-                if isinstance(inner, dict):
-                    _refuse_others(inner, kind, f'[{where}{key}."{name}"]')
+    layers = [("defaults", content.get("defaults")), *named, *nodes_named]
+    for where, keys in [("", content), *((f"{name}.", keys) for name, keys in layers)]:
+        inner = _items(keys)
+        for name, table in _items(inner.get("checks")).items():
+            yield f'[{where}checks."{name}"]', table, CheckTable
+        for name, table in _items(inner.get("baselines")).items():
+            yield f'[{where}baselines."{name}"]', table, BaselineTable
 
 
-def _refuse_others(keys: dict[Any, Any], kind: type[Struct], where: str) -> None:
-    for key in keys:
-        if key not in kind.__struct_fields__:
-            hint = did_you_mean(str(key), kind.__struct_fields__)
-            raise UsageError(f"unknown key {str(key)!a} in {where}{hint}")
+def _items(table: Any) -> dict[Any, Any]:
+    return table if isinstance(table, dict) else {}
 
 
 def refuse_impossible(where: str, layer: Layer) -> None:
@@ -280,7 +271,7 @@ def refuse_impossible(where: str, layer: Layer) -> None:
             f"leaf in {where} is {layer.leaf[:40]!a}: give a switch's name, up to 64 letters, "
             "digits and ._:/@+-"
         )
-    for key in ("identity_file", "known_hosts", "ssh_config"):
+    for key in FILES:
         if any(sign in (getattr(layer, key) or "") for sign in ('"', "\\", "${")):
             raise UsageError(
                 f"{key} in {where} holds a quote, a backslash or ${{, which ssh would read in its "

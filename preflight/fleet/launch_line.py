@@ -226,14 +226,10 @@ def _number(text: str | None, option: str) -> int | None:
         return None
     if re.fullmatch(r"[0-9]{1,9}", text) and 1 <= int(text) <= 1024:  # noqa: PLR2004  more than any node has
         return int(text)
+    give = "give a number of ranks, 1 to 1024"
     if text.startswith("$"):
-        raise UsageError(
-            f"--preflight-launch: {option} is {text[:60]!a}: give the number itself, "
-            "variables of the shell are not expanded here"
-        )
-    raise UsageError(
-        f"--preflight-launch: {option} is {text[:60]!a}: give a number of ranks, 1 to 1024"
-    )
+        give = "give the number itself, variables of the shell are not expanded here"
+    raise UsageError(f"--preflight-launch: {option} is {text[:60]!a}: {give}")
 
 
 def port_number(text: str | None, where: str) -> int | None:
@@ -295,13 +291,10 @@ def _node_of(address: str, hosts: Sequence[Host]) -> str | None:
     if exact or is_address(address):
         return exact
     short = address.partition(".")[0]
-    near = [host.name for host in hosts if _is_short_for(host.name, address, short)]
+    # One must be the short name of the other: h1 and h1.cluster.example.
+    near = [name for name in (host.name for host in hosts) if name.partition(".")[0] == short]
+    near = [name for name in near if short in (name, address)]
     return near[0] if len(near) == 1 else None
-
-
-def _is_short_for(name: str, address: str, short: str) -> bool:
-    """Whether one is the short name of the other: h1 and h1.cluster.example."""
-    return name.partition(".")[0] == short and short in (name, address)
 
 
 ORIGIN = "torchrun"
@@ -351,13 +344,8 @@ class Ranked(Struct, frozen=True, kw_only=True):
 def _host(node: RankedNode, inventory: AnyInventory | None) -> Host:
     name = _known(node, inventory) if inventory else node.label
     host = inventory.host(name) if inventory else Host(name=name, address=name)
-    return replace(
-        host,
-        address=node.address,
-        transport="torchrun",
-        python=node.python,
-        group_rank=node.group,
-    )
+    at = {"address": node.address, "transport": "torchrun", "group_rank": node.group}
+    return replace(host, **at, python=node.python)
 
 
 def _known(node: RankedNode, inventory: AnyInventory) -> str:

@@ -44,7 +44,9 @@ def parse_switches(text: str, source: str) -> dict[str, str]:
     declared: dict[str, int] = {}
     for number, line in _lines(text):
         try:
-            switch, nodes = _declaration(line)
+            words = _words(line)
+            switch = _switch(words)
+            nodes = _nodes(switch, words)
             _refuse_again(switch, nodes, declared, leaf_of)
         except UsageError as error:
             raise UsageError(f"{source} line {number}: {error}") from error
@@ -63,13 +65,6 @@ def _refuse_again(
     twice = next((name for name in nodes if name in leaf_of), None)
     if twice is not None:
         raise UsageError(f"{twice} is on {leaf_of[twice]} and on {switch}: leave it on one")
-
-
-def _declaration(line: str) -> tuple[str, tuple[str, ...]]:
-    """A switch, and its nodes if it is a leaf."""
-    words = _words(line)
-    switch = _switch(words)
-    return switch, _nodes(switch, words)
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -152,19 +147,14 @@ def with_leaves(
 
 
 def _by_slurm(fleet: Fleet, environ: Mapping[str, str]) -> Fleet:
-    listing = _ask()
+    done = ask_here(_SCONTROL.split(), _ASK_S)
+    listing = done.stdout.decode(errors="replace") if done and done.returncode == 0 else ""
     if "SwitchName=" in listing:
         return _placed(fleet, parse_switches(listing, _SCONTROL), _SCONTROL)
     conf = environ.get("SLURM_CONF")
     beside = [Path(conf).with_name(SLURMS_OWN.name)] if conf else []
     path = next((each for each in (*beside, SLURMS_OWN) if each.is_file()), None)
     return fleet if path is None else _placed(fleet, read_switches(path), str(path))
-
-
-def _ask() -> str:
-    """Return Slurm's topology; "" if it has none or does not answer."""
-    done = ask_here(_SCONTROL.split(), _ASK_S)
-    return done.stdout.decode(errors="replace") if done and done.returncode == 0 else ""
 
 
 def _placed(fleet: Fleet, leaf_of: Mapping[str, str], origin: str) -> Fleet:

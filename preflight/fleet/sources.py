@@ -264,16 +264,8 @@ def _fleet(request: FleetRequest) -> Fleet:
     launch_line = request.launch if request.launch is not None else table.launch
     launch = read_launch(launch_line) if launch_line is not None else None
     job = _job(request, hosts, inventory, launch, here=is_here)
-    interface, interface_origin = _interface(request, inventory, hosts)
-    return Fleet(
-        hosts=hosts,
-        origin=origin,
-        job=job,
-        waivers=inventory.waivers if inventory else (),
-        mentioned_checks=_mentioned_checks(inventory),
-        interface=interface,
-        interface_origin=interface_origin,
-    )
+    fleet = Fleet(hosts=hosts, origin=origin, job=job)
+    return _complete(fleet, _interface(request, inventory, hosts), inventory)
 
 
 def _ranked(request: FleetRequest, ranked: Ranked, inventory: AnyInventory | None) -> Fleet:
@@ -286,38 +278,37 @@ def _ranked(request: FleetRequest, ranked: Ranked, inventory: AnyInventory | Non
         hosts, launch=None, environ=environ[""].get("MASTER_ADDR"), table=None
     )
     port, origin = _master_port(None, environ[""], JobTable())
-    interface, interface_origin = _interface(request, inventory, hosts)
-    return Fleet(
-        hosts=hosts,
-        origin=ORIGIN,
-        job=Job(
-            master=master,
-            master_port=port,
-            master_port_origin=origin + remark,
-            nproc_per_node=ranked.per_node,
-            environ=environ,
-            uneven={
-                host.name: node.uneven
-                for host, node in zip(every, ranked.nodes, strict=True)
-                if node.uneven
-            },
-            environ_origin=ENVIRONMENT,
-            script=_script(request),
-        ),
-        waivers=inventory.waivers if inventory else (),
-        mentioned_checks=_mentioned_checks(inventory),
-        interface=interface,
-        interface_origin=interface_origin,
-        ranks=ranked.ranks,
-        restarts=ranked.restarts,
+    interface = _interface(request, inventory, hosts)
+    uneven = {
+        host.name: node.uneven
+        for host, node in zip(every, ranked.nodes, strict=True)
+        if node.uneven
+    }
+    job = Job(
+        master=master,
+        master_port=port,
+        master_port_origin=origin + remark,
+        nproc_per_node=ranked.per_node,
+        environ=environ,
+        uneven=uneven,
+        environ_origin=ENVIRONMENT,
+        script=_script(request),
     )
+    fleet = Fleet(hosts=hosts, origin=ORIGIN, job=job, ranks=ranked.ranks, restarts=ranked.restarts)
+    return _complete(fleet, interface, inventory)
 
 
-def _mentioned_checks(inventory: AnyInventory | None) -> tuple[tuple[str, str], ...]:
+def _complete(
+    fleet: Fleet, interface: tuple[str | None, str], inventory: AnyInventory | None
+) -> Fleet:
+    """Add the sweep's network interface, and what the inventory waives and mentions."""
+    name, origin = interface
+    fleet = msgspec.structs.replace(fleet, interface=name, interface_origin=origin)
     if inventory is None:
-        return ()
+        return fleet
     waived = [(one.check, one.origin) for one in inventory.waivers]
-    return (*inventory.switched(), *waived)
+    mentioned = (*inventory.switched(), *waived)
+    return msgspec.structs.replace(fleet, waivers=inventory.waivers, mentioned_checks=mentioned)
 
 
 def _first(*values: str | None) -> str | None:
@@ -357,8 +348,12 @@ def _names(
     around = ("SLURM_JOB_NODELIST", "SLURM_NODELIST") if request.found is None else ()
     for variable in ("PREFLIGHT_NODES", *around):
         if variable in request.environ:
+            text = request.environ[variable]
             try:
-                return *_listed(request.environ[variable], variable, inventory), False
+                # Groups may start commands: only what the operator wrote may name them.
+                if variable in around:
+                    return expand(text), variable, False
+                return *_written(text, variable, inventory), False
             except UsageError as error:
                 raise UsageError(f"{variable}: {error}") from error
     if request.found is not None:
@@ -375,15 +370,6 @@ def _default_names(
     if inventory is not None:
         return _all_of(inventory), str(inventory.path), False
     return (sound_name(socket.gethostname().split(".")[0], "localhost"),), "this machine", True
-
-
-def _listed(
-    text: str, variable: str, inventory: AnyInventory | None
-) -> tuple[tuple[str, ...], str]:
-    """Read a variable; groups may start commands, so only the operator's may name them."""
-    if variable == "PREFLIGHT_NODES":
-        return _written(text, variable, inventory)
-    return expand(text), variable
 
 
 def _written(text: str, origin: str, inventory: AnyInventory | None) -> tuple[tuple[str, ...], str]:
@@ -422,17 +408,15 @@ def _excluded(
 
 
 def _hosts(names: Sequence[str], inventory: AnyInventory | None, *, here: bool) -> list[Host]:
-    if here and inventory is None:
-        return [_this_machine(names[0])]
-    hosts = [inventory.host(name) if inventory else Host(name=name, address=name) for name in names]
+    if inventory is not None:
+        return [inventory.host(name) for name in names]
+    this = Host(name="here", address="127.0.0.1", transport="local", python=(sys.executable,))
     return [
-        _this_machine(host.name) if inventory is None and host.name == "localhost" else host
-        for host in hosts
+        msgspec.structs.replace(this, name=name)
+        if here or name == "localhost"
+        else Host(name=name, address=name)
+        for name in names
     ]
-
-
-def _this_machine(name: str) -> Host:
-    return Host(name=name, address="127.0.0.1", transport="local", python=(sys.executable,))
 
 
 def _with_choices(host: Host, request: FleetRequest) -> Host:

@@ -12,7 +12,7 @@ import sys
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from math import floor
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -42,23 +42,6 @@ FOLDER_S: Final = 2.0
 """How long a shared file system may take to answer."""
 
 
-class Breaker(Protocol):
-    """Grants or refuses one more drain."""
-
-    def ask(self, node: str, most: int) -> Tokens:
-        """Ask for a token for this node, one of at most `most`; never raises."""
-
-    def stands(self, node: str, most: int) -> bool:
-        """Whether the drain that was just set is still within the limit."""
-
-
-def breaker_of(config: BreakerConfig, slurm: Slurm, until_s: float) -> Breaker:
-    """Choose the breaker by the configuration: the folder, which is exact, where both are given."""
-    if config.directory is not None:
-        return InFolder(config.directory, config.window_s, until_s)
-    return BySlurm(slurm, config.window_s)
-
-
 def allowed(config: BreakerConfig, sizes: Mapping[str, int], job: str, own: Sequence[str]) -> int:
     """How many drains are allowed: the greater of a number and a share of the partition.
 
@@ -81,8 +64,11 @@ class InFolder:
         """Take the next token, if fewer than `most` nodes hold one."""
         words = [sys.executable, "-IB", "-m", "preflight.hook.tokens", str(self._folder), node]
         until_s = min(time.monotonic() + FOLDER_S, self._until_s)
+        # Only what this Python may need to start.
+        libraries = os.environ.get("LD_LIBRARY_PATH")
+        environ = {"LD_LIBRARY_PATH": libraries} if libraries else {}
         try:
-            answer = answer_of([*words, str(most), str(self._window_s)], _environ(), until_s)
+            answer = answer_of([*words, str(most), str(self._window_s)], environ, until_s)
         except OSError as error:
             return Tokens(granted=False, trouble=f"cannot start {sys.executable}: {error.strerror}")
         if answer is None:
@@ -148,12 +134,6 @@ class BySlurm:
                 yield one
 
 
-def _environ() -> dict[str, str]:
-    """Return only what this Python may need to start."""
-    libraries = os.environ.get("LD_LIBRARY_PATH")
-    return {"LD_LIBRARY_PATH": libraries} if libraries else {}
-
-
 NAME: Final = "drained.json"
 _LARGEST = 64 << 10
 
@@ -175,9 +155,14 @@ def remember(folder: Path, drained: DrainRecord) -> str:
         refuse_others(folder)
         write_atomically(folder / NAME, msgspec.json.encode(drained))
     except (OSError, UsageError) as error:
-        why = getattr(error, "strerror", "") or str(error)
+        why = reason_of(error)
         return f"cannot write {folder / NAME} ({why}), so preflight will not resume the node"
     return ""
+
+
+def reason_of(error: OSError | UsageError) -> str:
+    """Say why a file could not be written."""
+    return getattr(error, "strerror", "") or str(error)
 
 
 def forget(folder: Path) -> None:
@@ -284,13 +269,15 @@ class _Acting:
             known = replace(known, drained=None)
         return replace(known, state=state)
 
-    def _breaker(self) -> Breaker | None:
-        config = self._config.breaker
-        return None if config is None else breaker_of(config, self._slurm, self._until_s)
+    def _breaker(self, config: BreakerConfig) -> InFolder | BySlurm:
+        """Choose the breaker: the folder, which is exact, where both are given."""
+        if config.directory is not None:
+            return InFolder(config.directory, config.window_s, self._until_s)
+        return BySlurm(self._slurm, config.window_s)
 
     def _token(self, known: DecisionInput) -> Tokens:
-        config, breaker = self._config.breaker, self._breaker()
-        if config is None or breaker is None:
+        config = self._config.breaker
+        if config is None:
             return Tokens(granted=False, trouble="none is configured")
         try:
             sizes = self._slurm.sizes() if config.most_share else {}
@@ -298,7 +285,7 @@ class _Acting:
             sizes = {}  # the number alone counts then, which is the smaller
         own = known.state.partitions if known.state is not None else ()
         self._most = allowed(config, sizes, known.call.partition, own)
-        return breaker.ask(known.assessment.node, self._most)
+        return self._breaker(config).ask(known.assessment.node, self._most)
 
     def _drain(self, step: Decision, known: DecisionInput) -> Decision:
         """Drain by scontrol; where that fails, the prolog's own failure drains the node."""
@@ -320,8 +307,8 @@ class _Acting:
                 return replace(step, log=f"{step.log}; only by the prolog's failure: {error}")
             log = f"not drained {node}: {error}; found {cause.reason}"
             return Decision(action="withheld", exit_code=0, log=log)
-        breaker = self._breaker()
-        if known.tokens is not None and breaker and not breaker.stands(node, self._most):
+        config = self._config.breaker if known.tokens is not None else None
+        if config and not self._breaker(config).stands(node, self._most):
             return self._step_back(known, cause.reason)
         return replace(step, log=f"{step.log}; {unsaved}") if unsaved else step
 
@@ -331,9 +318,8 @@ class _Acting:
         try:
             self._slurm.undrain(node)
         except SlurmError as error:
-            return Decision(
-                action="drain", exit_code=1, reason=reason, log=f"drain {node}: {log}; {error}"
-            )
+            log = f"drain {node}: {log}; {error}"
+            return Decision(action="drain", exit_code=1, reason=reason, log=log)
         forget(self._config.state_dir)
         return Decision(action="withheld", exit_code=0, log=f"drained and resumed {node}: {log}")
 

@@ -44,7 +44,7 @@ class Options(NamedTuple):
     node: str
     plain: bool
     json: bool
-    periodic: bool
+    periodic: bool = False
     fail_closed: bool = False
     limit_s: float | None = None
     """The caller ends the hook after this many seconds; None for no limit."""
@@ -71,7 +71,7 @@ def option_parser(occasion: Occasion) -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print what was found, as JSON")
     parser.add_argument(
-        "--limit", type=_seconds, metavar="S",
+        "--limit", type=_seconds, metavar="S", dest="limit_s",
         help="the caller ends this after S seconds: refuse a longer budget",
     )  # fmt: skip
     if occasion == "prolog":
@@ -91,17 +91,10 @@ def parse_options(words: Sequence[str]) -> Options:
     """Read the words behind `preflight`; SystemExit for --help (0) and for wrong usage (4)."""
     occasion = cast("Occasion", words[0])
     parser = option_parser(occasion)
-    arguments = parser.parse_args(list(words[1:]))
-    periodic, closed = (
-        getattr(arguments, "periodic", False),
-        getattr(arguments, "fail_closed", False),
-    )
-    plain, json = arguments.plain, arguments.json
-    if closed and plain:
+    options = Options(occasion, **vars(parser.parse_args(list(words[1:]))))
+    if options.fail_closed and options.plain:
         parser.error("--fail-closed excludes --plain, which exits 2 when the result is unknown")
-    return Options(
-        occasion, arguments.config, arguments.node, plain, json, periodic, closed, arguments.limit
-    )
+    return options
 
 
 def _seconds(text: str) -> float:

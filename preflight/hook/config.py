@@ -40,14 +40,10 @@ def parse(content: bytes, path: Path) -> HookConfig:
     except (ValueError, RecursionError) as error:
         problem = str(error).encode("ascii", "replace").decode()[:200]
         raise UsageError(f"{path}: {problem}; see docs/reference/prolog.md for its keys") from error
-    for name, place in (
-        ("inventory", config.inventory),
-        ("state_dir", config.state_dir),
-        ("sysfs", config.sysfs),
-        ("kernel_log", config.kernel_log),
-        ("slurm_bin", config.slurm_bin),
-        ("breaker.directory", config.breaker.directory if config.breaker else None),
-    ):
+    names = ("inventory", "state_dir", "sysfs", "kernel_log", "slurm_bin")
+    places: dict[str, Path | None] = {name: getattr(config, name) for name in names}
+    places["breaker.directory"] = config.breaker.directory if config.breaker else None
+    for name, place in places.items():
         if place is not None and not (place.is_absolute() and str(place).isprintable()):
             raise UsageError(f"{path}: {name} = {str(place)!a}: write a path that begins with /")
     if config.inventory is not None and config.inventory.suffix.lower() != ".toml":
@@ -60,12 +56,8 @@ def refuse_longer(config: HookConfig, occasion: Occasion, limit_s: float | None)
 
     A hook that is ended early would judge nothing on exactly the nodes that take that long.
     """
-    prolog = occasion == "prolog"
-    key, budget_s = (
-        ("budget_s", config.budget_s)
-        if prolog
-        else ("healthcheck_budget_s", config.healthcheck_budget_s)
-    )
+    key = "budget_s" if occasion == "prolog" else "healthcheck_budget_s"
+    budget_s: float = getattr(config, key)
     if limit_s is not None and budget_s > limit_s - SPARE_S:
         raise UsageError(
             f"{key} = {budget_s:g} s is too long: the script that starts preflight ends it after "

@@ -116,9 +116,6 @@ class NodeState(Struct, frozen=True, kw_only=True):
     states: frozenset[str]
     """Slurm's base state and flags, upper case: {"IDLE", "DRAIN"}."""
     reason: str = ""
-    reason_user: str = ""
-    reason_time: float | None = None
-    """Seconds since the epoch; None where the scheduler does not show it."""
     partitions: tuple[str, ...] = ()
 
 

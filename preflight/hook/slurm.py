@@ -111,7 +111,10 @@ def _read_output(process: subprocess.Popen[bytes], until_s: float) -> tuple[byte
 
 
 def _release(process: subprocess.Popen[bytes]) -> None:
-    _kill(process)
+    """Kill its process group, with a wrapper's children; its pid stays reserved until reaped."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
@@ -119,18 +122,12 @@ def _release(process: subprocess.Popen[bytes]) -> None:
         process.wait(timeout=_REAP_S)
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill its process group, with a wrapper's children; its pid stays reserved until reaped."""
-    if process.returncode is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-
 _ONE_WORD: Final = {"DRAINED": ("IDLE", "DRAIN"), "DRAINING": ("ALLOCATED", "DRAIN")}
 _STATE = re.compile(r"^[ \t]*State=(\S+)", re.MULTILINE)
 _PARTITIONS = re.compile(r"^[ \t]*Partitions=(\S+)", re.MULTILINE)
 _REASON = re.compile(r"^ *Reason=(?P<first>.*)(?P<rest>(?:\n {10}.*)*)", re.MULTILINE)
-_STAMP = re.compile(r"(?P<text>.*) \[(?P<user>[^\[\]@]*)@(?P<time>[^\[\]]*)\]")
+_STAMP = re.compile(r"(.*) \[[^\[\]@]*@[^\[\]]*\]")
+"""A reason, its user and time."""
 _NOW = re.compile(r"^Configuration data as of (\S+)$", re.MULTILINE)
 _SIZE = re.compile(r"[0-9]{1,7}")  # Slurm itself holds no more than 65,536 nodes
 _TIME = "%Y-%m-%dT%H:%M:%S"
@@ -151,12 +148,9 @@ def parse_node(text: str) -> NodeState | None:
     if state is None:
         return None
     partitions = _PARTITIONS.search(text)
-    reason, user, when = _reason(text)
     return NodeState(
         states=frozenset(_states(state[1])),
-        reason=reason,
-        reason_user=user,
-        reason_time=when,
+        reason=_reason(text),
         partitions=tuple(filter(None, partitions[1].split(","))) if partitions else (),
     )
 
@@ -194,16 +188,14 @@ def seconds(text: str) -> float | None:
         return None
 
 
-def _reason(text: str) -> tuple[str, str, float | None]:
-    """Return the whole reason, also lines that an operator added, with its user and time."""
+def _reason(text: str) -> str:
+    """Return the whole reason, also lines that an operator added, without its user and time."""
     found = _REASON.search(text)
     if found is None:
-        return "", "", None
+        return ""
     rest = "".join(f"\n{line[10:]}" for line in found["rest"].splitlines()[1:])
     stamp = _STAMP.fullmatch(found["first"].rstrip())
-    if stamp is None:
-        return found["first"].strip() + rest, "", None
-    return stamp["text"] + rest, stamp["user"], seconds(stamp["time"])
+    return (stamp[1] if stamp else found["first"].strip()) + rest
 
 
 def _states(text: str) -> list[str]:
@@ -216,12 +208,8 @@ def _states(text: str) -> list[str]:
 
 
 FOLDERS: Final = (
-    "/usr/bin",
-    "/usr/local/bin",
-    "/opt/slurm/bin",
-    "/usr/local/slurm/bin",
-    "/opt/slurm/current/bin",
-    "/cm/shared/apps/slurm/current/bin",
+    *("/usr/bin", "/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm/bin"),
+    *("/opt/slurm/current/bin", "/cm/shared/apps/slurm/current/bin"),
 )
 """Where Debian, a source build and the usual cluster managers put scontrol."""
 
@@ -335,6 +323,6 @@ def _one(name: str) -> str:
 
 def _environ() -> dict[str, str]:
     """Return an environment without the job's variables, with UTC times and slurmd's SLURM_CONF."""
-    conf = os.environ.get("SLURM_CONF")
     fixed = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "SLURM_TIME_FORMAT": "standard"}
-    return {**fixed, **({"SLURM_CONF": conf} if conf else {})}
+    conf = os.environ.get("SLURM_CONF")
+    return fixed | {"SLURM_CONF": conf} if conf else fixed

@@ -15,7 +15,7 @@ from preflight import __version__
 from preflight.core.files import refuse_others, remove, write_atomically
 from preflight.core.text import plain_json
 from preflight.errors import UsageError
-from preflight.hook.act import act
+from preflight.hook.act import act, reason_of
 from preflight.hook.arguments import parse_options
 from preflight.hook.child import HEALTHY, SHARE_S, UNHEALTHY, UNJUDGED, HookResult
 from preflight.hook.config import load, refuse_longer
@@ -47,7 +47,7 @@ class Document(Struct, frozen=True, kw_only=True):
 
     schema: int = 1
     preflight: str = __version__
-    time: str
+    time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     """When the node was checked, UTC."""
     call: Call
     assessment: Assessment = field(name="judged")
@@ -59,30 +59,20 @@ class Document(Struct, frozen=True, kw_only=True):
         return plain_json(self, indent=2)
 
 
-def document(call: Call, assessment: Assessment, decision: Decision | None = None) -> Document:
-    """Make a document with the current time."""
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return Document(time=now, call=call, assessment=assessment, decision=decision)
-
-
 def write(folder: Path, one: Document) -> None:
     """Write last.json, and a copy for the job; OSError or UsageError where that is not safe."""
     refuse_others(folder)
     content = one.text().encode()
     write_atomically(folder / LAST, content)
     if _NUMBER.fullmatch(one.call.job):
-        _refuse_strange(folder / _JOBS)
-        write_atomically(folder / _JOBS / f"{one.call.job}.json", content)
-        _prune(folder / _JOBS)
-
-
-def _refuse_strange(jobs: Path) -> None:
-    """Refuse a folder that is a link or that others may change: the hook removes files in it."""
-    if jobs.is_symlink():
-        raise UsageError(
-            f"{jobs} is a symbolic link, which preflight does not follow; make it a folder"
-        )
-    refuse_others(jobs)
+        jobs = folder / _JOBS
+        # The hook removes files in it: others may not change it, nor may it be a link.
+        if jobs.is_symlink():
+            problem = f"{jobs} is a symbolic link, which preflight does not follow"
+            raise UsageError(f"{problem}; make it a folder")
+        refuse_others(jobs)
+        write_atomically(jobs / f"{one.call.job}.json", content)
+        _prune(jobs)
 
 
 def _prune(folder: Path) -> None:
@@ -173,14 +163,14 @@ def _save_findings(
             refuse_others(config.state_dir)
             save_facts(config.state_dir, seen.facts)
         if _worth_a_file(assessment):
-            write(config.state_dir, document(call, assessment))
+            write(config.state_dir, Document(call=call, assessment=assessment))
     except (OSError, UsageError) as error:
         bad = [each for each in assessment.findings if each.check in FILES and each.makes_not_ready]
         twice = [each for each in bad if seen.saw.get(each.check, True)]  # False: it needs no other
         unsure = tuple(Unjudged(check=each.check, why=each.sentence) for each in twice)
         others = tuple(each for each in assessment.findings if each not in twice)
         assessment = replace(assessment, findings=others, unknown=assessment.unknown + unsure)
-        return assessment, f"cannot write {config.state_dir}: {_reason(error)}"
+        return assessment, f"cannot write {config.state_dir}: {reason_of(error)}"
     return assessment, ""
 
 
@@ -200,9 +190,10 @@ def _act_and_report(
     decision = act(call, assessment, config, ends)
     if _worth_a_file(assessment):
         try:
-            write(config.state_dir, document(call, assessment, decision))
+            done = Document(call=call, assessment=assessment, decision=decision)
+            write(config.state_dir, done)
         except (OSError, UsageError) as error:
-            unwritten = unwritten or f"cannot write {config.state_dir / LAST}: {_reason(error)}"
+            unwritten = unwritten or f"cannot write {config.state_dir / LAST}: {reason_of(error)}"
     return _present(options, call, assessment, decision, unwritten)
 
 
@@ -214,14 +205,11 @@ def _present(
     unwritten: str = "",
 ) -> HookResult:
     """Turn the outcome into exit code, output and log line; with --plain there is no decision."""
-    text = document(call, assessment, decision).text() if options.json else ""
+    done = Document(call=call, assessment=assessment, decision=decision)
+    text = done.text() if options.json else ""
     grave = assessment.trouble or unwritten or (decision is not None and decision.action == "drain")
     level: Level = "error" if grave else "warning"
     code, log = plain_code(assessment), notes(assessment)
     if decision is not None and not options.plain:
         code, log = decision.exit_code, decision.log
     return HookResult(code, text, "; ".join(filter(None, (log, unwritten))), level)
-
-
-def _reason(error: OSError | UsageError) -> str:
-    return getattr(error, "strerror", "") or str(error)

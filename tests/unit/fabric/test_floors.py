@@ -165,10 +165,11 @@ def test_without_a_promised_link_the_lower_floor_counts(rate: int) -> None:
     least = rail_floor(Expected(nic_gbits=rate))
     assert least is not None
     assert least.value == min(one.value for one in both if one)
-    assert least.platform == f"{rate} Gb/s NICs"
+    assert least.origin == f"floor for {rate} Gb/s NICs"
     halved = rail_floor(Expected(nic_gbits=rate, gpus=8, nics=4))
     assert halved is not None
-    assert (halved.value, halved.platform) == (least.value / 2, f"{rate} Gb/s NICs, 4 for 8 GPUs")
+    assert halved.value == least.value / 2
+    assert halved.origin == f"floor for {rate} Gb/s NICs, 4 for 8 GPUs"
     assert rail_floor(Expected(gpus=8, nics=8)) is None
     assert rail_floor(Expected(nic_gbits=25)) is None
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def test_it_is_kept_whole(tmp_path: Path) -> None:
     """What is written is read back to the letter, for the node and for the job, 0640."""
-    one = work.document(call(job="4711"), results(BAD_ECC, HOT))
+    one = work.Document(call=call(job="4711"), assessment=results(BAD_ECC, HOT))
     work.write(tmp_path / "state", one)
     for path in (tmp_path / "state" / work.LAST, tmp_path / "state" / "jobs" / "4711.json"):
         assert msgspec.json.decode(path.read_bytes(), type=work.Document) == one
@@ -30,10 +30,10 @@ def test_it_is_kept_whole(tmp_path: Path) -> None:
 def test_old_jobs_make_room(tmp_path: Path) -> None:
     """The newest hundred jobs are kept; a job's odd number is no path."""
     for number in range(103):
-        work.write(tmp_path, work.document(call(job=str(number)), results(BAD_ECC)))
+        work.write(tmp_path, work.Document(call=call(job=str(number)), assessment=results(BAD_ECC)))
         os.utime(tmp_path / "jobs" / f"{number}.json", (number, number))
-    work.write(tmp_path, work.document(call(job="../evil"), results(BAD_ECC)))
-    work.write(tmp_path, work.document(call(job="999"), results(BAD_ECC)))
+    work.write(tmp_path, work.Document(call=call(job="../evil"), assessment=results(BAD_ECC)))
+    work.write(tmp_path, work.Document(call=call(job="999"), assessment=results(BAD_ECC)))
     names = {path.name for path in (tmp_path / "jobs").iterdir()}
     assert len(names) == 100
     assert {"999.json", "102.json"} <= names
@@ -54,7 +54,7 @@ def test_what_others_put_there_stays(tmp_path: Path) -> None:
     for name in theirs - {"5.json"}:
         os.utime(jobs / name, (1, 1))
     for number in range(100, 205):
-        work.write(tmp_path, work.document(call(job=str(number)), results(BAD_ECC)))
+        work.write(tmp_path, work.Document(call=call(job=str(number)), assessment=results(BAD_ECC)))
     names = {path.name for path in jobs.iterdir()}
     assert theirs <= names
     assert len(names - theirs) == 100
@@ -69,7 +69,7 @@ def test_a_link_in_the_place_of_its_folder_is_not_followed(tmp_path: Path) -> No
     with pytest.raises(
         UsageError, match="jobs is a symbolic link, which preflight does not follow"
     ):
-        work.write(tmp_path / "state", work.document(call(), results(BAD_ECC)))
+        work.write(tmp_path / "state", work.Document(call=call(), assessment=results(BAD_ECC)))
     assert not list(elsewhere.iterdir())
 
 
@@ -78,7 +78,7 @@ def test_a_folder_of_a_stranger_is_not_written_to(tmp_path: Path) -> None:
     """Whoever owns the folder could have put a link in the place of our file."""
     os.chown(tmp_path, 65534, 65534)
     with pytest.raises(UsageError, match="is not used"):
-        work.write(tmp_path, work.document(call(), results(BAD_ECC)))
+        work.write(tmp_path, work.Document(call=call(), assessment=results(BAD_ECC)))
     assert not list(tmp_path.iterdir())
 
 
