@@ -60,13 +60,8 @@ def attempt_raw(path: str, limit: int = 65536) -> bytes:
         return b""
 
 
-def read(path: str) -> str:
-    """Return one small file of /proc or /sys, cleaned and stripped; OSError without it."""
-    return clean(raw(path)).strip()
-
-
 def attempt(path: str) -> str:
-    """Return the same, or "" where it cannot be read."""
+    """Return one small file of /proc or /sys, cleaned and stripped; "" where it cannot be read."""
     return clean(attempt_raw(path)).strip()
 
 

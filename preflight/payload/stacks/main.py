@@ -12,7 +12,7 @@ from probe import guard, kernel_log, processes
 from probe.bounded_text import TEXT_LIMIT, clean
 from probe.procfs import Users, identity
 
-from . import flight_recorder, moments, node_ranks, pyspy, ras_client
+from . import moments, node_ranks, pyspy, rank_dumps, ras_client
 from .moments import Instant
 from .node_ranks import Patience
 
@@ -205,9 +205,9 @@ def run(request: Document, lines: Lines, emit: Emit) -> None:
     ranks, launchers = found["ranks"], found["launchers"]
     dumps_until = patience.within(look_s + DUMPS_S - _SEND_S)
     wanted = [_dumped(one) for one in ranks if one["dumps"]]
-    dumps_asked = guard.spawn(flight_recorder.read_files, wanted, dumps_until)
+    dumps_asked = guard.spawn(rank_dumps.read_files, wanted, dumps_until)
     servers = [one for one in ranks if one["socket"]]
-    served_asked = guard.spawn(flight_recorder.ask_servers, servers, dumps_until)
+    served_asked = guard.spawn(rank_dumps.ask_servers, servers, dumps_until)
     addresses = {str(one["pid"]): one["ras"] for one in ranks if one["ras"]}
     services_asked = guard.spawn(ras_client.services, addresses)
     stacks = StackReader(patience, own=bool(request.get("own_spy", True)))

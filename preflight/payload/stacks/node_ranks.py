@@ -9,7 +9,7 @@ from probe import guard, procfs, redact
 from probe.bounded_text import clean
 from probe.procfs import Users
 
-from . import flight_recorder, process_table, ras_client
+from . import process_table, rank_dumps, ras_client
 from .process_table import ProcessTable
 
 TYPE_CHECKING = False
@@ -96,7 +96,7 @@ def _dumps(pid: int, rank: int, environ: dict[bytes, bytes]) -> list[str]:
 
 def _socket(environ: dict[bytes, bytes]) -> str:
     """Return the path of torch's worker server; "" if the rank has none."""
-    path = os.fsdecode(environ.get(flight_recorder.VARIABLE, b""))
+    path = os.fsdecode(environ.get(rank_dumps.VARIABLE, b""))
     return path if path.startswith("/") and _travels(path) else ""
 
 

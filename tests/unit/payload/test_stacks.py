@@ -19,10 +19,10 @@ import msgspec
 import pytest
 from probe import processes, procfs
 from stacks import node_ranks as finding
-from stacks.flight_recorder import read_files
 from stacks.main import StackReader, readable
 from stacks.moments import Instant
 from stacks.node_ranks import Patience
+from stacks.rank_dumps import read_files
 
 from preflight.facts.job import NodeLook
 from preflight.facts.model import decode_document
@@ -439,7 +439,7 @@ def test_each_user_has_a_dump_read_in_turn(tmp_path: Path, monkeypatch: pytest.M
         wanted.append({"pid": 2**22 + number, "uid": uid, "paths": [str(path)], "began_s": 0.0})
     passed = iter(range(1000))
     clock = SimpleNamespace(monotonic=lambda: float(next(passed)))
-    monkeypatch.setattr("stacks.flight_recorder.time", clock)
+    monkeypatch.setattr("stacks.rank_dumps.time", clock)
     found = read_files(wanted, 3.0)
     assert [bool(found[str(one["pid"])]["content"]) for one in wanted] == [True] + [False] * 4 + [
         True,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from stacks import flight_recorder
+from stacks import rank_dumps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,7 @@ def asked(path: Path, *, pid: int | None = None, uid: int | None = None) -> dict
     """Ask as a node does."""
     user = os.geteuid() if uid is None else uid
     wanted = {"pid": pid or os.getpid(), "uid": user, "socket": str(path)}
-    return flight_recorder.ask_servers([wanted], time.monotonic() + 30)
+    return rank_dumps.ask_servers([wanted], time.monotonic() + 30)
 
 
 @pytest.fixture
