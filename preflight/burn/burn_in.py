@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -71,11 +74,13 @@ class Collected:
             self.busy = event.error
         elif isinstance(event, NoTorch):
             self.no_torch = event.error
+        elif self._is_unexpected(event):
+            raise WireError(
+                "its burn-in sent a result twice, or for a device that it does not have"
+            )
         elif isinstance(event, Ready):
-            self._refuse(self._ready is not None)
             self._ready = event
         else:
-            self._refuse(self._is_unexpected(event))
             self._kept.append(event)
 
     def result(
@@ -106,6 +111,8 @@ class Collected:
         return tuple(one for one in self._kept if isinstance(one, kind))
 
     def _is_unexpected(self, event: Event) -> bool:
+        if isinstance(event, Ready):
+            return self._ready is not None
         devices = self._ready.devices if self._ready is not None else 0
         ends = (getattr(event, "device", None), getattr(event, "to", None))
         if any(end is not None and end >= devices for end in ends):
@@ -121,13 +128,6 @@ class Collected:
         repeated = key in self._seen
         self._seen.add(key)
         return repeated
-
-    @staticmethod
-    def _refuse(wrong: bool) -> None:  # noqa: FBT001 - a condition, not a switch
-        if wrong:
-            raise WireError(
-                "its burn-in sent a result twice, or for a device that it does not have"
-            )
 
 
 def no_time_lines(fleet: Mapping[str, Burned]) -> Iterator[str]:
@@ -231,41 +231,12 @@ class BurnPlan(Struct, frozen=True, kw_only=True):
 
 _NIC = Nic(samples=2, seconds=1, bytes=65536, patience_s=10)
 
-GPU = Load(
-    limit_s={
-        "open": 60, "gemm": 30, "memory": 30, "integrity": 60, "launch": 20, "sustained": 30,
-        "pcie": 30, "p2p": 20, "host": 60, "nic": 60,
-    },
-    gemm=Gemm(n=8192, samples=9, sample_s=0.1, warm_s=0.5),
-    memory=Copy(mib=1024, samples=9, sample_s=0.05, warm_s=0.1),
-    integrity=Integrity(
-        n=8192, k=256, products=200, chunk_mib=256, most_mib=1 << 20, share=0.8, patterns=2
-    ),
-    launch=Launch(samples=9, launches=200),
-    sustained=Sustained(n=8192, seconds=10, window_s=0.25),
-    pcie=Copy(mib=256, samples=7, sample_s=0.02, warm_s=0.02),
-    p2p=Copy(mib=256, samples=5, sample_s=0.02, warm_s=0.02),
-    host=Host(mib=1024, n=4096, samples=7, sample_s=0.1, warm_s=0.1),
-    nic=_NIC,
-)  # fmt: skip
-"""`phases_s` estimates how long it takes; not timed on a fleet."""
 
-CPU = Load(
-    limit_s={
-        "open": 30, "gemm": 60, "memory": 60, "integrity": 60, "launch": 60, "sustained": 60,
-        "pcie": 60, "p2p": 60, "host": 60, "nic": 60,
-    },
-    gemm=Gemm(n=256, samples=9, sample_s=0.03, warm_s=0.05),
-    memory=Copy(mib=16, samples=9, sample_s=0.03, warm_s=0.03),
-    integrity=Integrity(
-        n=512, k=256, products=10, chunk_mib=8, most_mib=32, share=1.0, patterns=1
-    ),
-    launch=Launch(samples=9, launches=200),
-    sustained=Sustained(n=256, seconds=1.0, window_s=0.1),
-    host=Host(mib=64, n=512, samples=7, sample_s=0.05, warm_s=0.05),
-    nic=_NIC,
-)  # fmt: skip
-"""CPUs in place of GPUs: enough to find a busy or broken one; 3 s on two cores."""
+@cache
+def shipped() -> BurnPlan:
+    """The parts of plan.toml, without NICs."""
+    return msgspec.toml.decode(Path(__file__).with_name("plan.toml").read_bytes(), type=BurnPlan)
+
 
 LONG_S = 300.0
 """Length of the sustained load in tier deep: a heat sink takes minutes to warm up."""
@@ -306,8 +277,8 @@ def _nic_turns(facts: Facts) -> int:
 
 def burn_plan(tier: Tier, seed: int = 0) -> BurnPlan:
     """The plan of a tier. The seed decides which NICs come first."""
-    nic = replace(_NIC, first=seed)
-    plan = BurnPlan(cuda=replace(GPU, nic=nic), cpu=replace(CPU, nic=nic))
+    nic, plan = replace(_NIC, first=seed), shipped()
+    plan = BurnPlan(cuda=replace(plan.cuda, nic=nic), cpu=replace(plan.cpu, nic=nic))
     return sustained(plan, LONG_S, cpu_s=10.0) if tier == "deep" else plan
 
 

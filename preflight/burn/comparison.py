@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -11,10 +11,9 @@ from preflight.burn.units import (
     Bound,
     Names,
     Population,
-    clock_remark,
-    earlier_of,
     effect_of,
     floor,
+    key_of,
     own_nights,
     speed,
     strictest,
@@ -28,15 +27,15 @@ from preflight.facts.burn import Burn, Flaw, Unit
 from preflight.facts.words import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from preflight.burn.units import Raw
-    from preflight.facts.burn import Burned, BurnState, Clocks, Held, Proof, Throttle
+    from preflight.facts.burn import Burned, BurnState, Held, Proof, Throttle
     from preflight.facts.model import Facts
     from preflight.fleet.model import Host
 
-    Earlier = Mapping[tuple[str, str, str], Sequence[float]]
-    """A unit's results in earlier nights, by node, measure and name."""
+    Past = Callable[[Raw], Sequence[float]]
+    """Returns the results of a series in earlier nights."""
 
 
 _LEAST_WINDOWS = 8
@@ -45,44 +44,31 @@ _LEAST_BAD, _BAD_SHARE, _TIMES_PEERS = 2, 0.2, 4
 share."""
 
 
-class _UnitClass(NamedTuple):
-    """What units must have in common to be compared."""
-
-    group: str
-    kind: str
-    measure: str
-    alike: str
-
-
 def compare_units(
-    raws: Iterable[Raw], hosts: Mapping[str, Host], earlier: Earlier | None = None
-) -> dict[str, list[tuple[Raw, Unit]]]:
+    raws: Iterable[Raw], hosts: Mapping[str, Host], past: Past
+) -> dict[str, list[Unit]]:
     """Judge all units of a fleet, by node. `hosts` have the group and what the inventory expects.
 
     A limit that the inventory sets for a group replaces the shipped one.
     """
-    classes: dict[_UnitClass, dict[str, list[Raw]]] = {}
+    classes: dict[tuple[str, ...], dict[str, list[Raw]]] = {}
     for raw in raws:
-        unit_class = _UnitClass(hosts[raw.node].group, raw.kind, raw.measure, raw.alike)
-        classes.setdefault(unit_class, {}).setdefault(raw.node, []).append(raw)
-    found: dict[str, list[tuple[Raw, Unit]]] = {}
+        in_common = hosts[raw.node].group, raw.kind, raw.measure, raw.alike
+        classes.setdefault(in_common, {}).setdefault(raw.node, []).append(raw)
+    found: dict[str, list[Unit]] = {}
     for by_node in classes.values():
-        expectation = hosts[next(iter(by_node))].expected
-        limit = Thresholds(expectation.limits)
-        judged = _compare_class(by_node, hosts, earlier or {}, limit)
+        limit = Thresholds(hosts[next(iter(by_node))].expected.limits)
+        judged = _compare_class(by_node, hosts, past, limit)
         overrides = "".join(f"; {describe_override(name, one)}" for name, one in limit.used.items())
-        for raw, unit in judged:
+        for node, unit in judged:
             whole = replace(unit, limit_origin=unit.limit_origin + overrides)
-            found.setdefault(raw.node, []).append((raw, whole))
+            found.setdefault(node, []).append(whole)
     return found
 
 
 def _compare_class(
-    by_node: Mapping[str, list[Raw]],
-    hosts: Mapping[str, Host],
-    earlier: Earlier,
-    limit: Thresholds,
-) -> list[tuple[Raw, Unit]]:
+    by_node: Mapping[str, list[Raw]], hosts: Mapping[str, Host], past: Past, limit: Thresholds
+) -> list[tuple[str, Unit]]:
     like = next(iter(by_node.values()))[0]
     population = Population(
         {n: [one.speed for one in own] for n, own in by_node.items()},
@@ -98,11 +84,11 @@ def _compare_class(
                 floor(raw, hosts[node].expected, limit),
             )
             # Peers and floors first; the unit's own past only where there are neither.
-            nights = earlier.get((node, raw.measure, raw.name), ())
-            past = own_nights(raw, nights, limit) if known == (None, None, None) else None
-            rows.append((raw, strictest((*known, _own_start(raw, limit), past))))
+            alone = known == (None, None, None)
+            nights = own_nights(raw, past(raw), limit) if alone else None
+            rows.append((raw, strictest((*known, _own_start(raw, limit), nights))))
     usual = median([_bad(raw, bound) / len(raw.values) for raw, bound in rows])
-    return [(raw, _unit(raw, bound, usual, limit)) for raw, bound in rows]
+    return [(raw.node, _unit(raw, bound, usual, limit)) for raw, bound in rows]
 
 
 def _own_start(raw: Raw, limit: Thresholds) -> Bound | None:
@@ -136,6 +122,8 @@ def _unit(raw: Raw, bound: Bound | None, usual: float, limit: Thresholds) -> Uni
         peers=None if bound is None or bound.peers is None else speed(raw.measure, bound.peers),
         bad=bad,
         waited=raw.reading.waited,
+        cause=raw.cause,
+        remark=raw.remark,
     )
 
 
@@ -185,10 +173,8 @@ def wrong(burned: Burned, facts: Facts | None, usual: Mapping[_Same, str]) -> It
     for proof in burned.proofs:
         problem = _wrong(proof) or _odd(proof, usual.get(_same(proof, names), ""))
         if problem:
-            name = names.of(proof.device)
-            cause = name if proof.to is None else ""
-            to = f" to {names.index(proof.to)}" if proof.to is not None else ""
-            yield Flaw(name=name + to, what=problem, cause=cause)
+            cause = names.of(proof.device) if proof.to is None else ""
+            yield Flaw(name=names.of(proof.device, proof.to), what=problem, cause=cause)
 
 
 def _same(proof: Proof, names: Names) -> _Same:
@@ -198,11 +184,9 @@ def _same(proof: Proof, names: Names) -> _Same:
 def _wrong(proof: Proof) -> str:
     if not proof.wrong:
         return ""
-    of = (
-        f"{proof.wrong} of {proof.rounds} times"
-        if proof.what != "memory"
-        else (f"{proof.wrong} words in {proof.rounds} passes over {proof.size}")
-    )
+    of = f"{proof.wrong} of {proof.rounds} times"
+    if proof.what == "memory":
+        of = f"{proof.wrong} words in {proof.rounds} passes over {proof.size}"
     return f"{_WHAT[proof.what]} ({of}; {proof.first})"
 
 
@@ -215,9 +199,6 @@ def _odd(proof: Proof, usual: str) -> str:
 
 
 _TORCH = "give preflight the job's own Python (--preflight-python), with a torch built for CUDA"
-_WARMED = ("gemm_tflops", "sustained_tflops", "memory_gbs")
-"""Measures that clocks can explain."""
-
 _DID = {"hung": "hung", "died": "died", "error": "failed", "held": "was not available"}
 _IN = {
     "open": "coming up",
@@ -242,13 +223,18 @@ def judge_burn(
     `units_past`: earlier nights' results of devices without peers (`units.key_of`).
     """
     by_name = {host.name: host for host in hosts}
+    earlier = units_past or {}
+
+    def past(raw: Raw) -> Sequence[float]:
+        return earlier.get(key_of(raw, fleet[raw.node], facts.get(raw.node)), ()) if earlier else ()
+
     raws = [
         raw
         for name, one in fleet.items()
         if name in by_name
         for raw in units(name, one, facts.get(name))
     ]
-    judged = compare_units(raws, by_name, earlier_of(raws, fleet, facts, units_past or {}))
+    judged = compare_units(raws, by_name, past)
     usual = majorities(fleet)
     return {
         name: _judge_node(one, facts.get(name), judged.get(name, ()), usual, by_name[name])
@@ -260,33 +246,34 @@ def judge_burn(
 def _judge_node(
     burned: Burned,
     facts: Facts | None,
-    judged: Sequence[tuple[Raw, Unit]],
-    usual: Mapping[tuple[str, str, str], str],
+    judged: Sequence[Unit],
+    usual: Mapping[_Same, str],
     host: Host,
 ) -> Burn:
     if burned.left_out:
         return Burn(state="not_run", reason=burned.left_out)
+    # Where preflight's own time was up, the node is not at fault.
+    unfinished: BurnState = "not_run" if burned.stopped else "trouble"
+    why, advice, stopped = burned.trouble, burned.advice, burned.stopped
     if burned.ready is None:
-        return _without(burned)
+        return Burn(state=unfinished, reason=why, advice=advice, stopped=stopped)
     gpus = host.expected.gpus or (len(facts.gpus or ()) if facts is not None else 0)
     if burned.ready.kind == "cpu" and gpus:
         reason = f"torch {burned.ready.torch} in its Python sees 0 of {count(gpus, 'GPU')}"
         return Burn(state="no_cuda", reason=reason, advice=_TORCH)
     names = Names(burned, facts)
-    clocks = {one.device: one for one in burned.clocks}
-    flaws = tuple(wrong(burned, facts, usual))
     return Burn(
-        state="measured" if burned.done else _unfinished(burned),
+        state="measured" if burned.done else unfinished,
         kind=burned.ready.kind,
         devices=burned.ready.devices,
         unseen=max(0, gpus - burned.ready.devices) if burned.ready.kind == "cuda" else 0,
         unplaced=sum(not one.bus_id for one in burned.opened if burned.ready.kind == "cuda"),
-        reason="" if burned.done else burned.trouble,
-        advice=burned.advice,
-        stopped=burned.stopped,
-        units=tuple(_with_cause(raw, unit, names, clocks) for raw, unit in judged),
+        reason="" if burned.done else why,
+        advice=advice,
+        stopped=stopped,
+        units=tuple(judged),
         lost=tuple(_failures(burned, names)),
-        wrong=flaws,
+        wrong=tuple(wrong(burned, facts, usual)),
         proofs=sum(one.rounds for one in burned.proofs),
         proven=_count_proven(burned),
         throttled=_throttles(burned, names, host),
@@ -298,39 +285,12 @@ def _judge_node(
     )
 
 
-def _without(burned: Burned) -> Burn:
-    """The result of a node whose burn-in never started."""
-    return Burn(
-        state=_unfinished(burned),
-        reason=burned.trouble,
-        advice=burned.advice,
-        stopped=burned.stopped,
-    )
-
-
-def _unfinished(burned: Burned) -> BurnState:
-    """`not_run` where preflight's own time was up; otherwise the node is at fault."""
-    return "not_run" if burned.stopped else "trouble"
-
-
-def _with_cause(raw: Raw, unit: Unit, names: Names, clocks: Mapping[int, Clocks]) -> Unit:
-    """Add which device is at fault if the unit is slow, and its clocks."""
-    if raw.device is None:
-        return unit
-    remark = ""
-    if raw.kind == "cuda" and raw.measure in _WARMED:
-        remark = clock_remark(clocks.get(raw.device))
-    return replace(unit, cause=names.of(raw.device), remark=remark)
-
-
 def _failures(burned: Burned, names: Names) -> Iterator[Flaw]:
     for one in burned.lost:
-        name = names.of(one.device)
-        to = f" to {names.index(one.to)}" if one.to is not None else ""
         what = f"{_DID[one.how]} in {_IN[one.phase]}: {one.error}"
-        cause = name if one.to is None else ""
+        name, cause = names.of(one.device, one.to), names.of(one.device) if one.to is None else ""
         held = one.how == "held"
-        yield Flaw(name=name + to, what=what, cause=cause, starved=one.starved, held=held)
+        yield Flaw(name=name, what=what, cause=cause, starved=one.starved, held=held)
 
 
 def _count_proven(burned: Burned) -> int:

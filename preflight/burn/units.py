@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from preflight.core.statistics import healthy_share, median, usual
@@ -18,7 +19,7 @@ from preflight.fleet.baselines import gpu_floor
 from preflight.history.run_record import LONGEST_WORD, of_slot, unit_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from preflight.core.thresholds import Thresholds
     from preflight.facts.burn import Burned, Clocks, Kind, Look, Measure, Opened, Reading
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 FASTER_IS_LESS = frozenset({"launch_us"})
 OF_THE_HOST = frozenset({"host_copy_gbs", "host_gflops", "launch_us"})
 """Measures of the CPU, also on a node with GPUs: other work on the CPU excuses a slow result."""
+
+_WARMED = ("gemm_tflops", "sustained_tflops", "memory_gbs")
+"""Measures that clocks can explain."""
 
 NEAR, FAR, NVLINK = "near", "far", "NVLink"
 """`alike` ends with one of these: how a NUMA node or another GPU is reached."""
@@ -44,8 +48,10 @@ class Raw(NamedTuple):
     reading: Reading
     alike: str
     """What its peers must share: the model, the NUMA distance, the path between two GPUs."""
-    device: int | None
-    """The device at fault if it is slow; None where it cannot be one device."""
+    cause: str
+    """The device at fault if it is slow; "" where it cannot be one device."""
+    remark: str
+    """The device's clocks under load, where they can explain the result."""
 
     @property
     def measure(self) -> Measure:
@@ -88,13 +94,16 @@ def units(node: str, burned: Burned, facts: Facts | None) -> Iterator[Raw]:
     """Every series of one node. `facts` give the GPUs' indices and the paths between them."""
     if burned.ready is None:
         return
-    kind = burned.ready.kind
-    names = Names(burned, facts)
+    kind, names = burned.ready.kind, Names(burned, facts)
+    clocks = {one.device: one for one in burned.clocks}
     for reading in burned.readings:
-        yield Raw(
-            node, kind, _name(reading, names), reading, _alike(reading, names, facts),
-            reading.device if reading.to is None else None,
-        )  # fmt: skip
+        cause = remark = ""
+        if reading.device is not None and reading.to is None:
+            cause = names.of(reading.device)
+            if kind == "cuda" and reading.measure in _WARMED:
+                remark = clock_remark(clocks.get(reading.device))
+        name, alike = _name(reading, names), _alike(reading, names, facts)
+        yield Raw(node, kind, name, reading, alike, cause, remark)
 
 
 class Names:
@@ -116,17 +125,17 @@ class Names:
         opened = self.opened.get(device)
         return opened.name if opened is not None and self._word == "GPU" else ""
 
-    def of(self, device: int) -> str:
-        """The device's name: "GPU 5", or "slot 1" for a CPU in place of a GPU."""
-        return f"{self._word} {self.index(device)}"
+    def of(self, device: int, to: int | None = None) -> str:
+        """A device: "GPU 5", or "slot 1" for a CPU in its place; a path: "GPU 5 to 3"."""
+        name = f"{self._word} {self.index(device)}"
+        return name if to is None else f"{name} to {self.index(to)}"
 
 
 def _name(reading: Reading, names: Names) -> str:
-    if reading.device is not None and reading.to is not None:
-        return f"{names.of(reading.device)} to {names.index(reading.to)}"
     if reading.device is not None:
-        side = f" with NUMA node {reading.side}" if reading.side is not None else ""
-        return names.of(reading.device) + side
+        apart = reading.to is not None or reading.side is None
+        side = "" if apart else f" with NUMA node {reading.side}"
+        return names.of(reading.device, reading.to) + side
     return reading.name or f"NUMA node {reading.side or 0}"
 
 
@@ -299,28 +308,19 @@ class Population:
         """`effect`: the share of speed whose loss matters. `scatter`: the least assumed scatter."""
         self._effect, self._scatter = effect, scatter
         self._of_nodes = {name: own for name, own in of_nodes.items() if own}
-        self._many = sum(map(len, of_nodes.values())) > MOST_UNITS
-        self._away: dict[str, Bound | None] = {}
-        self._typical: dict[str, float] = {}
-        self._ordered: list[float] = []
-        self._healthy: float | None = None
-        if self._many:
-            self._typical = {name: median(own) for name, own in self._of_nodes.items()}
-            self._ordered = sorted(self._typical.values())
+        many = sum(map(len, of_nodes.values())) > MOST_UNITS and len(self._of_nodes) > FEWEST
+        own_medians = ((name, median(own)) for name, own in self._of_nodes.items())
+        self._typical = dict(own_medians if many else ())
+        self._ordered = sorted(self._typical.values())
+        find: Callable[[str], Bound | None] = self._away_of_many if many else self._away_of_few
+        self.away = cache(find)
+        """The bound by the other nodes: a node whose units are all slow shows only here."""
 
     def here(self, node: str, place: int) -> Bound | None:
         """The bound by the other units of the same node."""
         own = self._of_nodes[node]
         others = [*own[:place], *own[place + 1 :]]
         return self._among(others, "others here")
-
-    def away(self, node: str) -> Bound | None:
-        """The bound by the other nodes: a node whose units are all slow shows only here."""
-        if node not in self._away:
-            alone = self._many and len(self._typical) > FEWEST
-            find = self._away_of_many if alone else self._away_of_few
-            self._away[node] = find(node)
-        return self._away[node]
 
     def _among(self, others: Sequence[float], where: str) -> Bound | None:
         return among(others, effect=self._effect, scatter=self._scatter, where=where)
@@ -331,11 +331,13 @@ class Population:
         values = [one for own in others for one in own]
         return self._among(values, f"others on {nodes}")
 
+    @cached_property
+    def _healthy(self) -> float:
+        middle = _lower_middle(self._ordered)
+        return _share(self._ordered, middle, self._effect, self._scatter)
+
     def _away_of_many(self, node: str) -> Bound:
         """The bound by one number per node. The scatter of so many nodes is computed once."""
-        if self._healthy is None:
-            middle = _lower_middle(self._ordered)
-            self._healthy = _share(self._ordered, middle, self._effect, self._scatter)
         rest, place = len(self._ordered) - 1, (len(self._ordered) - 2) // 2
         own = bisect_left(self._ordered, self._typical[node])
         middle = self._ordered[place + (own <= place)]
@@ -383,18 +385,3 @@ def own_nights(raw: Raw, earlier: Sequence[float], limit: Thresholds) -> Bound |
         return None
     words = f"{found.share:.2g} of its median in {found.nights} earlier runs, no peers"
     return Bound(found.least, words)
-
-
-def earlier_of(
-    raws: Sequence[Raw],
-    fleet: Mapping[str, Burned],
-    facts: Mapping[str, Facts],
-    units: Mapping[str, Sequence[float]],
-) -> dict[tuple[str, str, str], Sequence[float]]:
-    """Results of these series in earlier nights, by node, measure and name."""
-    found: dict[tuple[str, str, str], Sequence[float]] = {}
-    for raw in raws if units else ():
-        nights = units.get(key_of(raw, fleet[raw.node], facts.get(raw.node)), ())
-        if nights:
-            found[raw.node, raw.measure, raw.name] = nights
-    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -122,10 +123,7 @@ class Agents:
         self._dismiss_all(left)
 
     def _dismiss_all(self, names: Iterable[str]) -> None:
-        closing = [threading.Thread(target=self.dismiss, args=(n,), daemon=True) for n in names]
-        for thread in closing:
-            thread.start()
-        self._join(closing, _CLOSING_S)
+        self._join(_started(partial(self.dismiss, name) for name in names), _CLOSING_S)
 
     @staticmethod
     def _join(threads: Iterable[threading.Thread], within_s: float) -> None:
@@ -176,6 +174,13 @@ class Agents:
             if isinstance(event, Lapsed):
                 return
         raise WireError(f"its sweep sent more than the {self._most_events} events it could need")
+
+
+def _started(works: Iterable[Callable[[], None]]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=work, daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    return threads
 
 
 _ERROR_LIMIT = 500
@@ -249,12 +254,7 @@ class RankAgents:
 
     def close(self) -> None:
         """End all ranks' sessions, in parallel."""
-        closing = [
-            threading.Thread(target=session.close, daemon=True) for session in self._sessions
-        ]
-        for thread in closing:
-            thread.start()
-        for thread in closing:
+        for thread in _started(session.close for session in self._sessions):
             thread.join()
 
     def _listen(self, rail: int) -> None:

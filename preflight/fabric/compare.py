@@ -322,17 +322,11 @@ def compare(
 
 
 def _seen(pair: PairSamples, summary: Summary, yardstick: Yardstick, sweep: Sweep) -> PairJudgement:
+    one = PairJudgement(*pair.turn, state=summary.state, summary=summary)
     if summary.state != "measured" or not summary.sizes:
         if lost := lost_accounts(pair, sweep.troubles):
-            summary = replace(summary, error=lost_words(lost))
-        return PairJudgement(
-            *pair.turn,
-            state=summary.state,
-            summary=summary,
-            suspect=failed_by_itself(pair),
-            lost=lost,
-            bypass=bypass(pair),
-        )
+            one = replace(one, summary=replace(summary, error=lost_words(lost)))
+        return replace(one, suspect=failed_by_itself(pair), lost=lost, bypass=bypass(pair))
     least, most = summary.sizes[0], summary.sizes[-1]
     bound = bound_of(pair, most, yardstick)
     peers_us = yardstick.peers.latency(pair, least.size_bytes)
@@ -345,10 +339,8 @@ def _seen(pair: PairSamples, summary: Summary, yardstick: Yardstick, sweep: Swee
         slow = "latency"
     elif _stopped_early(pair, most.size_bytes, yardstick):
         slow = "reach"
-    return PairJudgement(
-        *pair.turn,
-        state=summary.state,
-        summary=summary,
+    return replace(
+        one,
         at_bytes=most.size_bytes,
         busbw_gbs=most.busbw_gbs,
         bound=bound,

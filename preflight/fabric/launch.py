@@ -9,7 +9,7 @@ The deadlines are for hung nodes; a round of good nodes needs a small part of th
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.fabric.advice import advice_on
 from preflight.fabric.agent_events import (
@@ -84,6 +84,28 @@ _LAST_WORDS_S = 2.0
 _ITS_HOST = "which hosts the sweep's store, and no node is reached by more of the others"
 
 
+def _silent(done: int, total: int, waiting: list[str]) -> None:
+    del done, total, waiting
+
+
+class Hooks(NamedTuple):
+    """What a sweep calls while it runs."""
+
+    gathering: Progress = _silent
+    """As nodes import torch."""
+    progress: Progress = _silent
+    """As pairs are measured."""
+    interrupted: Callable[[Sweep], None] = lambda _so_far: None
+    """On Ctrl-C, with what was measured so far, before anything is closed; with all of it, if the
+    signal comes while the agents are closed."""
+    suspects: Suspects | None = None
+    """Names the pairs to measure again, round by round, from the sweep so far; it is called again
+    after those, until it names none, time is short, or `retest.MOST_ROUNDS` rounds were made."""
+
+
+QUIET = Hooks()
+
+
 def sweep(
     plan: SweepPlan,
     hosts: Sequence[Host],
@@ -91,31 +113,20 @@ def sweep(
     *,
     nonce: str,
     deadline_s: float,
-    gathering: Progress | None = None,
-    progress: Progress | None = None,
-    interrupted: Callable[[Sweep], None] | None = None,
-    suspects: Suspects | None = None,
+    hooks: Hooks = QUIET,
 ) -> Sweep:
     """Measure the plan's pairs among `hosts` (those cleared to take part) and return everything.
 
     `start(host, request)` starts the payload's entry `sweep`; it must respect the request's
-    `deadline_s`. Returns by the deadline at the latest, whatever the nodes do. On Ctrl-C
-    `interrupted` gets what was measured so far, before anything is closed; all of it, if the signal
-    comes while the agents are closed.
-
-    `gathering` is called as nodes import torch, then `progress` as pairs are measured.
-    `suspects(sweep so far)` names the pairs to measure again, round by round; it is called again
-    after those, until it names none, time is short, or `retest.MOST_ROUNDS` rounds were made.
+    `deadline_s`. Returns by the deadline at the latest, whatever the nodes do.
     """
-    stage = _Stage(plan, hosts, nonce, deadline_s, progress or _silent)
-    stage.gathering, stage.suspects = gathering or _silent, suspects
+    stage = _Stage(plan, hosts, nonce, deadline_s, hooks)
     try:
         whole = stage.run(start)
         stage.agents.close()
     except KeyboardInterrupt:
         try:
-            if interrupted is not None:
-                interrupted(stage.so_far())
+            hooks.interrupted(stage.so_far())
         finally:
             stage.agents.close()
         raise
@@ -125,29 +136,18 @@ def sweep(
     return whole
 
 
-def _silent(done: int, total: int, waiting: list[str]) -> None:
-    del done, total, waiting
-
-
 class _Stage:
     """One running sweep."""
 
     def __init__(
-        self,
-        plan: SweepPlan,
-        hosts: Sequence[Host],
-        nonce: str,
-        deadline_s: float,
-        progress: Progress,
+        self, plan: SweepPlan, hosts: Sequence[Host], nonce: str, deadline_s: float, hooks: Hooks
     ) -> None:
-        self.gathering: Progress = progress
-        self.suspects: Suspects | None = None
+        self._hooks = hooks
         self._plan = plan
         self._hosts = {host.name: host for host in hosts}
         self._nonce = nonce
         self._began = time.monotonic()
         self._deadline_s = deadline_s
-        self._progress = progress
         self._plan_digest = PlanDigest()
         rails = 64  # more GPUs than any node has
         self.agents = Agents((len(plan.rounds) + MOST_ROUNDS) * rails, deadline_s)
@@ -163,16 +163,16 @@ class _Stage:
         self.agents.start(
             self._hosts.values(), lambda host: start(host, {**request, "name": host.name})
         )
-        self._nodes.gather(self._plan.ready_s, self.gathering)
+        self._nodes.gather(self._plan.ready_s, self._hooks.gathering)
         self._who, store = self._open_store()
         if store is not None or self._cut.why:
             self._cut.collected = SweepAccounts(self._who)
         if store is not None and self._cut.collected is not None:
             for name in self._who.names[1:]:
                 self._order(self._who, name, store)
-            self._collect(self._who, self._cut.collected, budget(self._plan, self._who))
+            self._collect(self._cut.collected, budget(self._plan, self._who))
             self._retest(self._cut.collected)
-        self._whole = self._result(self._who, self._cut.collected)
+        self._whole = self._result(self._cut.collected)
         return self._whole
 
     def so_far(self) -> Sweep:
@@ -183,7 +183,7 @@ class _Stage:
         if self._cut.collected is None:
             self._who = roster(self._plan, self._nodes.ready, self._hosts)
             self._cut.collected = SweepAccounts(self._who)
-        return self._result(self._who, self._cut.collected)
+        return self._result(self._cut.collected)
 
     def _open_store(self) -> tuple[Roster, tuple[str, int] | None]:
         """Have the best-connected node host the store; if it cannot, leave it out and try again."""
@@ -215,20 +215,20 @@ class _Stage:
     def _order(self, who: Roster, name: str, store: tuple[str, int] | None) -> None:
         order = go_order(
             self._plan, who, self._hosts, name,
-            nonce=self._nonce, store=store, more=self.suspects is not None,
+            nonce=self._nonce, store=store, more=self._hooks.suspects is not None,
         )  # fmt: skip
         self._plan_digest.add_order(order)
         self.agents.send(name, {"go": order})
 
-    def _collect(self, who: Roster, collected: SweepAccounts, limits: Budget) -> None:
+    def _collect(self, collected: SweepAccounts, limits: Budget) -> None:
         """Collect accounts until all nodes have finished, or the others' time is over."""
-        for name in who.names:
+        for name in self._who.names:
             if name in self._nodes.out:  # it ended after it was ready and before the start
                 collected.lose(name, self._nodes.out.pop(name))
         quiet_s = self._plan.start_s + limits.init_s + 2 * limits.barrier_s + _MARGIN_S
         patience = time.monotonic() + quiet_s
         while waiting := collected.waiting():
-            self._progress(collected.complete, collected.expected, waiting)
+            self._hooks.progress(collected.complete, collected.expected, waiting)
             if self.agents.quiet() and not self._cut.time_is_up() and collected.tidy():
                 continue
             message = self.agents.next(min(patience - time.monotonic(), self._cut.left_s))
@@ -236,28 +236,29 @@ class _Stage:
                 if not self._cut.time_is_up():
                     collected.give_up(waiting)
                 return
-            name, event = message[0], self._plan_digest.verify(message[1], who)
+            name, event = message[0], self._plan_digest.verify(message[1], self._who)
             if isinstance(event, PairSeen) and event.state != "not_run":
                 self._pace.saw(event.round, time.monotonic())
             if not self._cut.our_fault(event):
-                self._take(name, event, who, collected)
+                self._take(name, event, collected)
             elif isinstance(event, Gone | Lapsed):
                 collected.lose(name)
-            rest_s = self._rest_s(self._plan, who, collected, limits)
+            rest_s = self._rest_s(collected, limits)
             now = time.monotonic()
             patience = now + quiet_s if rest_s is None else min(patience, now + rest_s)
 
     def _retest(self, collected: SweepAccounts) -> None:
         """Measure again the pairs that `suspects` names, until none; nodes that left stay out."""
         left = MOST_ROUNDS
-        while self.suspects is not None and not self._cut.why and not collected.cut:
+        suspects = self._hooks.suspects
+        while suspects is not None and not self._cut.why and not collected.cut:
             able = collected.resting - collected.lost - collected.stuck
             host = self._who.host
             limits = longer(self._plan, self._who)
             if host not in able:
                 return
             there = [name for name in self._who.names if name in able]
-            rounds = fitting(self.suspects(self._result(self._who, collected)), there, left)
+            rounds = fitting(suspects(self._result(collected)), there, left)
             if not rounds:
                 return
             if self._cut.left_s < self._pace.room_s(limits, len(self._who.ladder)):
@@ -273,25 +274,22 @@ class _Stage:
                 more = measuring_order(self._who, limits, name, first)
                 self._plan_digest.add_order(more, first)
                 self.agents.send(name, {"more": more})
-            self._collect(self._who, collected, limits)
+            self._collect(collected, limits)
 
-    @staticmethod
-    def _rest_s(
-        plan: SweepPlan, who: Roster, collected: SweepAccounts, limits: Budget
-    ) -> float | None:
+    def _rest_s(self, collected: SweepAccounts, limits: Budget) -> float | None:
         """Return how long the last nodes get, once only they are left; None before."""
+        who = self._who
         if who.host in collected.lost:  # the store is gone with it: no node can go on
             return _STORELESS_S
         if not collected.through - collected.stuck:
             # A node that met no other waited about as long as the others will, unless some met.
-            return plan.start_s if collected.stuck and not collected.complete else None
+            return self._plan.start_s if collected.stuck and not collected.complete else None
         if collected.open():
             more = len(who.domain_rounds)
-            rest_s = limits.barrier_s * (1 + who.inside + more)
-            return rest_s + limits.init_s * bool(more)
+            return limits.barrier_s * (1 + who.inside + more) + limits.init_s * bool(more)
         return limits.op_s + _LAST_WORDS_S  # their partners have sent all their accounts
 
-    def _take(self, name: str, event: Event | Gone, who: Roster, collected: SweepAccounts) -> None:
+    def _take(self, name: str, event: Event | Gone, collected: SweepAccounts) -> None:
         if name not in collected.names:
             return  # it was ready, and was not asked to take part
         if isinstance(event, PairSeen | InsideSeen | DomainSeen | NcclLog) and collected.take(
@@ -300,7 +298,7 @@ class _Stage:
             return
         if isinstance(event, Done):
             collected.done.add(name)
-        elif isinstance(event, Rest) and self.suspects is not None:
+        elif isinstance(event, Rest) and self._hooks.suspects is not None:
             collected.resting.add(name)
         elif isinstance(event, Trouble):
             collected.complain(name, event.error, advice_on(name, event.error))
@@ -308,15 +306,17 @@ class _Stage:
             return  # our own time is up, which proves nothing against the node
         elif isinstance(event, Gone):
             collected.lose(name, event.reason, event.advice)
-            if name != who.host:  # its host notes it in the store, so that no node waits for it
-                self.agents.send(who.host, {"gone": [who.names.index(name)]})
+            host, names = self._who.host, self._who.names
+            if name != host:  # the host notes it in the store, so that no node waits for it
+                self.agents.send(host, {"gone": [names.index(name)]})
         elif isinstance(event, Lapsed):
             collected.lose(name, event.error, kind="error")
         else:
             collected.lose(name, "it sent a result that was not requested")
             self.agents.dismiss(name)
 
-    def _result(self, who: Roster, collected: SweepAccounts | None) -> Sweep:
+    def _result(self, collected: SweepAccounts | None) -> Sweep:
+        who = self._who
         silence = collected.silence() if collected else Silence()
         storeless = f"it cannot connect to {who.host}, {_ITS_HOST}"
         return Sweep(

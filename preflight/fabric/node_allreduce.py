@@ -251,21 +251,13 @@ def judge_inside(
             alike.setdefault((fleet[name].group, own.rails), {})[name] = own
     found: dict[str, Inside] = {}
     for name, host in fleet.items():
-        missing = _missing(name, samples.get(name), sweep)
-        one = missing or _judged(
-            measured[name],
-            samples[name],
-            Peers(
-                tuple(
-                    one
-                    for other, one in alike.get((host.group, measured[name].rails), {}).items()
-                    if other != name
-                ),
-                limit.of(measured[name].backend),
-            ),
-            host,
-            short=name in sweep.short,
-        )
+        one = _missing(name, samples.get(name), sweep)
+        if one is None:
+            own = measured[name]
+            others = alike.get((host.group, own.rails), {})
+            peers = tuple(other for other in others.values() if other is not own)
+            rule = Peers(peers, limit.of(own.backend))
+            one = _judged(own, samples[name], rule, host, short=name in sweep.short)
         found[name] = replace(one, lacks=sweep.short.get(name, ""))
     return found
 

@@ -175,7 +175,7 @@ def suspects(sweep: Sweep) -> Rounds:
     doubtful = {name for part in parts for name in part.nodes}
     cleared = [name for name in observed.nodes if name not in doubtful | blamed]
     rounds = _rounds([list(_pairs(part, cleared, observed.nodes)) for part in parts])
-    return _with_room(rounds, [_path(part, observed.nodes) for part in beside])
+    return _with_room(rounds, [ordered(part.nodes, observed.nodes.index) for part in beside])
 
 
 def _named_once(findings: Findings, observed: Observed) -> list[Component]:
@@ -222,7 +222,7 @@ def _with_room(rounds: Rounds, paths: Sequence[Pairing]) -> Rounds:
 
 def _pairs(part: Component, cleared: Sequence[str], nodes: Sequence[str]) -> Iterator[Pairing]:
     if part.kind == "path":
-        yield from [_path(part, nodes)] * PARTNERS
+        yield from [ordered(part.nodes, nodes.index)] * PARTNERS
     elif part.kind in OF_A_NODE:
         # Spread over the fleet, so that suspects do not share partners.
         at = nodes.index(part.nodes[0])
@@ -247,10 +247,6 @@ def _rounds(wanted: Sequence[Sequence[Pairing]]) -> Rounds:
 
 def _is_free(around: Sequence[Pairing], pair: Pairing) -> bool:
     return all(set(pair).isdisjoint(other) for other in around)
-
-
-def _path(part: Component, nodes: Sequence[str]) -> Pairing:
-    return ordered(part.nodes, nodes.index)
 
 
 MORE_TIME = (

@@ -14,7 +14,7 @@ from preflight.fabric.observed import KEPT
 from preflight.fleet.nodeset import MOST_NODES, check_host_name
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from preflight.fabric.observed import Digest, Observed, PairResult, Standout
     from preflight.fabric.samples import End, Ladder, PairSamples, Sweep
@@ -209,14 +209,10 @@ def refuse_absurd_sweep(sweep: Sweep) -> None:
         what = f"backends are mixed ({', '.join(sorted(backends))!a})"
         raise absurd("pairs", what, "store one sweep per file")
     refuse_ladder(sweep.ladder)
-    for number, pair in enumerate(sweep.pairs):
-        where = _where("pairs", number, pair)
-        refuse_backend(where, pair.backend)
-        turns.take(where, pair)
+    for where, pair in _taken("pairs", sweep.pairs, turns):
         if pair.round >= len(scheduled) or frozenset(pair.nodes) not in scheduled[pair.round]:
             what = f"{pair.a}-{pair.b} is not in rounds[{pair.round}]"
             raise absurd(where, what, "correct the rounds: ranks disagree about them")
-        _refuse_ends(where, pair)
     _refuse_insides(sweep, backends)
     _refuse_domains(sweep)
     refuse_left_out(sweep)
@@ -248,21 +244,24 @@ def _refuse_insides(sweep: Sweep, backends: Collection[str]) -> None:
 
 def _refuse_domains(sweep: Sweep) -> None:
     _refuse_names("domains", sweep.domains)
-    turns = _Turns(sweep.domains)
-    for number, pair in enumerate(sweep.domain):
-        where = _where("domain", number, pair)
-        refuse_backend(where, pair.backend)
-        turns.take(where, pair)
+    for where, pair in _taken("domain", sweep.domain, _Turns(sweep.domains)):
         if sweep.domains[pair.a] != sweep.domains[pair.b]:
             raise absurd(where, "its nodes are of two domains", "correct domains")
-        _refuse_ends(where, pair)
 
 
-def _refuse_ends(where: str, pair: PairSamples) -> None:
-    if pair.first is not None:
-        refuse_end(f"{where}.first", pair.first, pair.a, pair.b)
-    if pair.second is not None:
-        refuse_end(f"{where}.second", pair.second, pair.b, pair.a)
+def _taken(
+    what: str, pairs: Sequence[PairSamples], turns: _Turns
+) -> Iterator[tuple[str, PairSamples]]:
+    """Yield each pair with its place; refuse its backend and turn before, and its ends after."""
+    for number, pair in enumerate(pairs):
+        where = _where(what, number, pair)
+        refuse_backend(where, pair.backend)
+        turns.take(where, pair)
+        yield where, pair
+        if pair.first is not None:
+            refuse_end(f"{where}.first", pair.first, pair.a, pair.b)
+        if pair.second is not None:
+            refuse_end(f"{where}.second", pair.second, pair.b, pair.a)
 
 
 def _rounds(sweep: Sweep) -> list[set[frozenset[str]]]:
@@ -327,5 +326,4 @@ def _refuse_names(where: str, names: Collection[str]) -> None:
 
 
 def _where(what: str, number: int, one: PairSamples | Digest | PairResult) -> str:
-    a, b = getattr(one, "a", ""), getattr(one, "b", "")
-    return f"{what}[{number}] ({f'{a}-{b}'[:60]!a})"
+    return f"{what}[{number}] ({one.name[:60]!a})"

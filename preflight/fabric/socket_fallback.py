@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from preflight.fabric.decoding.culprit import Culprit
-    from preflight.fabric.samples import End, Sweep
+    from preflight.fabric.samples import Sweep
     from preflight.fleet.model import Expected, Host
 
 
@@ -68,18 +68,13 @@ class PairTransport(Meeting, frozen=True, kw_only=True):
 def pair_transports(sweep: Sweep, hosts: Iterable[Host]) -> tuple[PairTransport, ...]:
     """Return what carried each pair of nodes for which the inventory expects NICs."""
     expected = {host.name: host.expected for host in hosts if expects_ib(host.expected)}
-    return tuple(
-        PairTransport(
-            *pair.turn,
-            ways=(_way(pair.first), _way(pair.second)),
-            fell=(
-                _fell(_way(pair.first), expected[pair.a], pair.rail),
-                _fell(_way(pair.second), expected[pair.b], pair.rail),
-            ),
-        )
-        for pair in sweep.pairs
-        if pair.backend == "nccl" and pair.a in expected and pair.b in expected
-    )
+    found: list[PairTransport] = []
+    for pair in sweep.pairs:
+        if pair.backend == "nccl" and pair.a in expected and pair.b in expected:
+            a, b = (end.net if end is not None else "" for end in (pair.first, pair.second))
+            fell = _fell(a, expected[pair.a], pair.rail), _fell(b, expected[pair.b], pair.rail)
+            found.append(PairTransport(*pair.turn, ways=(a, b), fell=fell))
+    return tuple(found)
 
 
 def expects_ib(expectation: Expected) -> bool:
@@ -94,10 +89,6 @@ def expected_words(expectation: Expected, rails: Iterable[int]) -> str:
     count = expectation.nics or len(known)
     what = ", ".join(hcas) if hcas else f"{count} NIC{'s' * (count != 1)}"
     return f"{what} ({expectation.origin})" if expectation.origin else what
-
-
-def _way(end: End | None) -> str:
-    return end.net if end is not None else ""
 
 
 def _fell(way: str, expectation: Expected, rail: int) -> bool:

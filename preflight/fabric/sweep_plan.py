@@ -204,15 +204,6 @@ def _rung(sizes: Sequence[tuple[int, float]], seconds: float) -> Ladder:
 _US = 1e6
 
 
-class _Turn(Struct, frozen=True):
-    """One end's time in one pair: seconds, by the clock of its node."""
-
-    begins_s: float
-    ends_s: float
-    inside_s: float
-    """The time within timed operations."""
-
-
 def measured_share(sweep: Sweep) -> float | None:
     """Return the share of their time, 0 to 1, that rails spent in timed operations; None if none.
 
@@ -227,20 +218,19 @@ def measured_share(sweep: Sweep) -> float | None:
     inside_s = total_s = 0.0
     most_s = sweep.seconds or math.inf
     for turns in turns_by_rail.values():
-        spent_s = sum(turn.inside_s for turn in turns)
-        window_s = max(turn.ends_s for turn in turns) - min(turn.begins_s for turn in turns)
+        begin, end, within_operations = zip(*turns, strict=True)
+        spent_s, window_s = sum(within_operations), max(end) - min(begin)
         if spent_s <= window_s <= most_s:
             inside_s += spent_s
             total_s += window_s
     return inside_s / total_s if total_s > 0 else None
 
 
-def _turn(end: End) -> _Turn:
-    return _Turn(
-        begins_s=end.started_s - end.setup_ms / 1e3,
-        ends_s=end.started_s + max(map(_ends_s, end.timings)),
-        inside_s=sum(sum(timing.times_us) for timing in end.timings) / _US,
-    )
+def _turn(end: End) -> tuple[float, float, float]:
+    """Return when a pair began and ended at one end, and its seconds in timed operations."""
+    within_us = sum(sum(timing.times_us) for timing in end.timings)
+    ended_s = end.started_s + max(map(_ends_s, end.timings))
+    return end.started_s - end.setup_ms / 1e3, ended_s, within_us / _US
 
 
 def _ends_s(timing: Timing) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import count
 from math import ceil, log2
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -43,17 +43,17 @@ _NVLINK_DOMAIN_MODELS = ("GB200", "GB300")
 _DOMAIN_ROUNDS = 3  # fabric/roster.py, `neighbours`
 
 
-class Times(Struct, frozen=True, kw_only=True):
+class Times(NamedTuple):
     """The estimate of each stage within one budget, seconds."""
 
     facts_s: float
     """Logins, facts and ports."""
-    burn_s: float = 0.0
-    start_s: float = 0.0
+    burn_s: float
+    start_s: float
     """The sweep without rounds and retests: start, inside the nodes, NVLink between them."""
-    round_s: float = 0.0
-    retests_s: float = 0.0
-    left_out: tuple[str, ...] = ()
+    round_s: float
+    retests_s: float
+    left_out: tuple[str, ...]
     """Parts of the burn-in for which the budget has no time."""
 
 
@@ -96,14 +96,7 @@ class Workload(Struct, frozen=True, kw_only=True):
                 retests_s = duration("retest.rounds") * again_s
             if self.catch_rate is not None:
                 start_s += loaded_s(self.catch_rate)
-        return Times(
-            facts_s=facts_s,
-            burn_s=burn_s,
-            start_s=start_s,
-            round_s=round_s,
-            retests_s=retests_s,
-            left_out=left_out,
-        )
+        return Times(facts_s, burn_s, start_s, round_s, retests_s, left_out)
 
     def cost(self, wall_s: float) -> Cost:
         """The time of a round and of everything else: the last run's, or estimated."""
@@ -214,11 +207,8 @@ class Workload(Struct, frozen=True, kw_only=True):
     def _round_s(self, nodes: int, times: int = 1) -> float:
         """The time of the slowest pair of `nodes`, with `times` as many iterations."""
         plan, backend = SweepPlan(nodes=(), rounds=()), "nccl" if self.gpus else "gloo"
-        ladder, soak, limits = (
-            (plan.nccl, plan.nccl_soak, plan.nccl_budget)
-            if self.gpus
-            else (plan.gloo, plan.gloo_soak, plan.gloo_budget)
-        )
+        ladder, soak = plan.sizes(backend)
+        limits = plan.nccl_budget if self.gpus else plan.gloo_budget
         wire_gbs = duration(f"{backend}.wire_gbs")
         spent_s = duration(f"{backend}.setup_s")
         spent_s += duration(f"{backend}.doubling_s") * max(0.0, log2(nodes) - 1)

@@ -1,4 +1,4 @@
-"""A run's settings, the verdicts expected of it, and the nodes that are eligible for a stage."""
+"""A run's settings, the verdicts selected, and the nodes that are eligible for a stage."""
 
 from __future__ import annotations
 
@@ -17,35 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
 
     from preflight.core.registry import Registry
-    from preflight.fabric.schedule import Pairing
     from preflight.fleet.model import Fleet, Host
     from preflight.run.judgement import Judgement, Key
     from preflight.verdict import Verdict
-
-
-def expected_verdicts(
-    fleet: Fleet,
-    registry: Registry,
-    tier: Tier,
-    pairs: Sequence[Pairing],
-    wanted: Container[str] | None = None,
-) -> list[Key]:
-    """Name every expected verdict, in the order in which the run reaches them.
-
-    `wanted`: only of these checks; None or empty: of all checks within the tier.
-    """
-    keys: list[Key] = []
-    for registered in registry:
-        check = registered.check
-        if not check.within(tier) or (wanted and check.id not in wanted):
-            continue
-        if registered.subject == "pair":
-            keys += [(check.id, pair) for pair in pairs]
-        elif registered.subject == "fleet":
-            keys.append((check.id, ()))
-        else:
-            keys += [(check.id, (host.name,)) for host in fleet.hosts]
-    return keys
 
 
 class Selection:
@@ -142,16 +116,16 @@ class Eligibility:
             if host.name not in names
         }
 
+    def loadable(self, stage: Stage) -> list[Host]:
+        """The eligible nodes that can and may be put under load."""
+        return [host for host in self.eligible(stage) if not self.why_not_loaded(host.name)]
+
     def why_not_loaded(self, name: str) -> str:
-        """Say why an eligible node must not, or cannot, be put under load; "" if it can."""
-        reach = self._judgement.measured.reach.get(name)
+        """Why an eligible node cannot be put under load, or the work there that would suffer."""
+        measured = self._judgement.measured
+        reach, facts = measured.reach.get(name), measured.facts.get(name)
         if reach is not None and reach.shortfall is not None:
             return f"reach.answer of {name}: {reach.shortfall.sentence}"
-        return self._busy(name)
-
-    def _busy(self, name: str) -> str:
-        """Name the work on a node that a measurement under load would disturb; "" for none."""
-        facts = self._judgement.measured.facts.get(name)
         if self._even_if_busy or facts is None:
             return ""
         work = busy_with(facts)

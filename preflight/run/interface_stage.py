@@ -123,70 +123,62 @@ def _wrong(
     The option wins over the environment; settings that the sweep does not use are not checked.
     """
     environ = _measured_in(fleet, name)
-    if fleet.interface is not None:
-        yield from _named(fleet.interface, fleet.interface_origin, one)
-    elif len(fleet.hosts) >= _SEVERAL or len(one.gpus or ()) >= _SEVERAL:
-        if "nccl" in backends:
-            yield from _nccl_socket(fleet, environ, one, usual)
-        if "gloo" in backends:
-            yield from _gloo_socket(fleet, environ, one, usual)
+    has = _interfaces(one)
+    there = [each.name for each in has if not each.loopback]
+    if has and len(has) < _MOST_REPORTED:
+        if fleet.interface is not None:
+            found = _named(fleet.interface, fleet.interface_origin, has)
+            yield from ((each, there) for each in found)
+        elif len(fleet.hosts) >= _SEVERAL or len(one.gpus or ()) >= _SEVERAL:
+            if "nccl" in backends:
+                yield from ((each, there) for each in _nccl_socket(fleet, environ, one, usual))
+            if "gloo" in backends:
+                yield from ((each, there) for each in _gloo_socket(fleet, environ, one, usual))
     if "nccl" in backends:
         yield from _rdma(fleet, environ, one)
 
 
-def _named(wanted: str, origin: str, one: Facts) -> Iterator[tuple[_Setting, Sequence[str]]]:
-    has = _interfaces(one)
-    if not has or len(has) >= _MOST_REPORTED or wanted in [each.name for each in has]:
-        return
-    yield _Setting(
-        origin, f" = {wanted}", "no node has such an interface", f"no interface {wanted} there",
-        f"give one that all nodes have ({OPTION}=NAME), {_LEAVE_AWAY}", wanted,
-    ), _leading(has)  # fmt: skip
+def _named(wanted: str, origin: str, has: Sequence[Interface]) -> Iterator[_Setting]:
+    if wanted not in [each.name for each in has]:
+        yield _Setting(
+            origin, f" = {wanted}", "no node has such an interface", f"no interface {wanted} there",
+            f"give one that all nodes have ({OPTION}=NAME), {_LEAVE_AWAY}", wanted,
+        )  # fmt: skip
 
 
 def _nccl_socket(
     fleet: Fleet, environ: Mapping[str, str], one: Facts, usual: str
-) -> Iterator[tuple[_Setting, Sequence[str]]]:
+) -> Iterator[_Setting]:
     """NCCL_SOCKET_IFNAME as NCCL reads it: prefixes, `=` exact, `^` all but."""
     name = "NCCL_SOCKET_IFNAME"
     origin, value = _source(fleet, environ, one, name)
-    has = _interfaces(one)
-    if len(value) < _SEVERAL or not has or len(has) >= _MOST_REPORTED:
+    if len(value) < _SEVERAL:
         return  # NCCL ignores a single character
     found = nccl_interfaces(one, value, environ.get("NCCL_SOCKET_FAMILY", ""))
     loops = bool(found) and found[0].loopback and machines(fleet.hosts) >= _SEVERAL
     if not found or loops:
-        yield (
-            _socket(origin, show(name, value), f"{name}={usual}", usual, loops=loops),
-            _leading(has),
-        )
+        yield _socket(origin, name, value, usual, loops=loops)
 
 
 def _gloo_socket(
     fleet: Fleet, environ: Mapping[str, str], one: Facts, usual: str
-) -> Iterator[tuple[_Setting, Sequence[str]]]:
+) -> Iterator[_Setting]:
     """GLOO_SOCKET_IFNAME as torch reads it: whole names, each of which must be there."""
     name = "GLOO_SOCKET_IFNAME"
-    value, has = environ.get(name, ""), _interfaces(one)
-    if not value or not has or len(has) >= _MOST_REPORTED:
-        return
-    found, missing = gloo_interfaces(one, value)
+    value = environ.get(name, "")
+    found, missing = gloo_interfaces(one, value) if value else ((), ())
     loops = any(each.loopback for each in found) and machines(fleet.hosts) >= _SEVERAL
     if missing or loops:
-        origin = fleet.job.environ_origin
-        yield (
-            _socket(origin, show(name, value), f"{name}={usual}", usual, loops=not missing),
-            _leading(has),
-        )
+        yield _socket(fleet.job.environ_origin, name, value, usual, loops=not missing)
 
 
-def _socket(origin: str, setting: str, better: str, usual: str, *, loops: bool) -> _Setting:
+def _socket(origin: str, name: str, value: str, usual: str, *, loops: bool) -> _Setting:
     return _Setting(
-        f"{origin}: ", setting,
+        f"{origin}: ", show(name, value),
         _LOOPBACK if loops else "it selects no interface of any node",
         "the job selects loopback there" if loops else "no interface there that the job selects",
-        f"write one that all nodes have (as in {better}), or measure over another than the job's: "
-        f"{OPTION}={usual}", "" if loops else "it",
+        f"write one that all nodes have (as in {name}={usual}), or measure over another than the "
+        f"job's: {OPTION}={usual}", "" if loops else "it",
     )  # fmt: skip
 
 
@@ -253,8 +245,3 @@ def _usual(facts: Mapping[str, Facts]) -> str:
 
 def _interfaces(facts: Facts) -> tuple[Interface, ...]:
     return (facts.network.interfaces if facts.network else None) or ()
-
-
-def _leading(found: Sequence[Interface]) -> list[str]:
-    """Names of the interfaces other than loopback."""
-    return [one.name for one in found if not one.loopback]

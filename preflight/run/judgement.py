@@ -25,7 +25,6 @@ from preflight.verdict import UNSEEN, Outcome, Verdict, not_run
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
-    from datetime import date
 
     from preflight.check import Check, Stage
     from preflight.core.registry import Registered, Registry
@@ -76,19 +75,14 @@ def corrupt(check: str, verdict: Verdict) -> bool:
 
 
 def waive(
-    check: str,
-    names: Names,
-    verdict: Verdict,
-    *,
-    waivers: Sequence[Waiver],
-    fleet: Collection[str],
-    day: date,
+    check: str, names: Names, verdict: Verdict, waivers: Sequence[Waiver], fleet: Collection[str]
 ) -> Verdict:
     """Turn a failure into a waived one if the waivers cover all nodes that it counts against.
 
-    Of several culprits those without a waiver stay. Corrupted data are never waived.
+    Of several culprits those without a waiver stay. Corrupted data are never waived. `waivers`:
+    those that have not expired.
     """
-    alive = [one for one in waivers if one.check == check and not one.expired(day)]
+    alive = [one for one in waivers if one.check == check]
     if not alive or verdict.outcome not in _WAIVABLE:
         return verdict
     at_fault = _at_fault(names, verdict, fleet)
@@ -154,7 +148,7 @@ class Judgement:
         self._nodes: dict[str, Node] = {}
         self._used: dict[str, Override] = {}
         """The site's numbers with which the sweep was decoded."""
-        self._day = today()
+        self._waivers = [one for one in fleet.waivers if not one.expired(today())]
         self._swept = _of_all(fleet.hosts)
         self.measured = measured
 
@@ -169,20 +163,11 @@ class Judgement:
         """Judge one subject by one check, or say why it cannot be."""
         key = (check_id, names)
         if key not in self._verdicts:
-            why = self.off(check_id, names)
-            reached = (
-                not_run(why, off=True)
-                if why
-                else self._reach_verdict(self._registry[check_id], names)
-            )
-            self._verdicts[key] = waive(
-                check_id,
-                names,
-                reached,
-                waivers=self._fleet.waivers,
-                fleet=self._hosts,
-                day=self._day,
-            )
+            if why := self.off(check_id, names):
+                reached = not_run(why, off=True)
+            else:
+                reached = self._reach_verdict(self._registry[check_id], names)
+            self._verdicts[key] = waive(check_id, names, reached, self._waivers, self._hosts)
         return self._verdicts[key]
 
     def off(self, check_id: str, names: Names) -> str:

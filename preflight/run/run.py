@@ -17,6 +17,7 @@ from preflight.check import STAGES
 from preflight.checks.env.test_nccl_conf import settings
 from preflight.core.statistics import grouped
 from preflight.fabric.collect import clock_lines
+from preflight.fabric.launch import Hooks
 from preflight.fabric.planner import Planned, within
 from preflight.fabric.retest import suspects
 from preflight.fabric.samples import gc_paused
@@ -28,7 +29,6 @@ from preflight.run.expected_verdicts import (
     PORTS_S,
     Eligibility,
     Selection,
-    expected_verdicts,
     least_s,
     out_of_time,
 )
@@ -39,6 +39,7 @@ from preflight.run.probe_stage import ProbeResult, probe_fleet
 from preflight.run.stages import (
     SLOTS,
     BurnStage,
+    Nodes,
     PortPlan,
     PortStage,
     cut_links,
@@ -163,9 +164,21 @@ class Run:
         return time.monotonic() - self._began
 
     def expected(self, check_ids: Container[str] | None = None) -> list[Key]:
-        """Name every verdict expected of this run, in the order in which it will be reached."""
-        pairs = [pair for around in self.rounds for pair in around]
-        return expected_verdicts(self.fleet, self.registry, self.settings.tier, pairs, check_ids)
+        """Name every verdict expected of this run, in the order in which it will be reached.
+
+        `check_ids`: only of these checks; None or empty: of all checks within the tier.
+        """
+        subjects: Mapping[str, Sequence[Names]] = {
+            "pair": [pair for around in self.rounds for pair in around],
+            "fleet": [()],
+            "node": [(host.name,) for host in self.fleet.hosts],
+        }
+        return [
+            (one.check.id, names)
+            for one in self.registry
+            if one.check.within(self.settings.tier) and (not check_ids or one.check.id in check_ids)
+            for names in subjects[one.subject]
+        ]
 
     def measure(self, selected: Sequence[Key], found: Callable[[Key, Verdict], None]) -> None:
         """Run the stages that these verdicts need, and judge each stage as it ends.
@@ -267,28 +280,22 @@ class Run:
             master_port=self.fleet.job.master_port,
             partners={name: tuple(others) for name, others in partners.items()},
         )
-        stage = PortStage(hosts, self._connections, plan, self.nonce, deadline_s)
+        stage = PortStage(self._nodes(hosts, deadline_s), plan)
         ports, troubles = stage.run(lambda *at: self.progress.step("ports", *at))
         self._set(ports=ports, port_troubles=troubles)
 
     def _load(self, left_s: float) -> None:
         """Burn in the devices of all nodes; the sweep keeps its share of the time."""
         eligibility = self._eligibility()
-        hosts = self._loadable(eligibility, "local")
+        hosts = eligibility.loadable("local")
         facts = self.judgement.measured.facts
         has = devices(
             (facts[host.name] for host in hosts if host.name in facts),
             slots=self.fleet.job.nproc_per_node or SLOTS,
         )
-        stage = BurnStage(
-            hosts,
-            self._connections,
-            facts,
-            fitting(burn_plan(self.settings.tier, self.planned.seed), left_s, has),
-            self.nonce,
-            job=self.fleet.job,
-            deadline_s=max(least_s("local"), left_s * SHARE),
-        )
+        plan = fitting(burn_plan(self.settings.tier, self.planned.seed), left_s, has)
+        nodes = self._nodes(hosts, max(least_s("local"), left_s * SHARE))
+        stage = BurnStage(nodes, facts, plan, self.fleet.job)
         out = {n: Burned(left_out=why) for n, why in eligibility.left_out("local", hosts).items()}
         try:
             burned = stage.run(lambda *at: self.progress.step("burn-in", *at))
@@ -303,9 +310,11 @@ class Run:
     def _sweep(self, deadline_s: float) -> None:
         mismatches = interface_mismatches(self.fleet, self.judgement.measured.facts)
         eligibility = self._eligibility()
-        loadable = self._loadable(eligibility, "fabric")
+        loadable = eligibility.loadable("fabric")
         hosts = [host for host in loadable if host.name not in mismatches.reasons]
-        if hosts and not self.rounds and not any(map(self._may_have_rails, hosts)):
+        facts = self.judgement.measured.facts
+        rails = (may_have_rails(self._connections[h.name], facts.get(h.name)) for h in hosts)
+        if hosts and not self.rounds and not any(rails):
             return  # one node with one rail: there is nothing to measure
         out = eligibility.left_out("fabric", hosts)
         reasons = mismatches.reasons
@@ -330,25 +339,23 @@ class Run:
             unpinned=self._unpinned(),
             keep_logs=self.settings.keep_nccl_logs,
         )
-        sweep = sweep_fleet(
-            hosts,
-            self._connections,
-            plan,
-            nonce=self.nonce,
-            deadline_s=deadline_s,
-            job=self.fleet.job,
-            catch_rate=self.settings.soak_rate,
-            suspects=suspects,
-            gathering=lambda *at: self.progress.step("import torch", *at),
-            progress=lambda *at: self.progress.step("pairs", *at),
-            interrupted=lambda so_far: self._judge_so_far(with_mismatches(so_far, mismatches)),
+        hooks = Hooks(
+            lambda *at: self.progress.step("import torch", *at),
+            lambda *at: self.progress.step("pairs", *at),
+            lambda so_far: self._judge_so_far(with_mismatches(so_far, mismatches)),
+            suspects,
         )
+        nodes, rate = self._nodes(hosts, deadline_s), self.settings.soak_rate
+        sweep = sweep_fleet(nodes, plan, self.fleet.job, hooks, rate)
         sweep = with_mismatches(sweep, mismatches)
         try:
             self._keep(sweep)
         except KeyboardInterrupt:
             self._judge_so_far(sweep)
             raise
+
+    def _nodes(self, hosts: Sequence[Host], deadline_s: float) -> Nodes:
+        return Nodes(hosts, self._connections, self.nonce, deadline_s)
 
     def _select(self, selected: Sequence[Key]) -> Selection:
         return Selection(self.fleet, self.registry, self.judgement, selected)
@@ -357,17 +364,9 @@ class Run:
         busy = self.settings.even_if_busy
         return Eligibility(self.fleet.hosts, self.judgement, self._connections, even_if_busy=busy)
 
-    def _loadable(self, eligibility: Eligibility, stage: Stage) -> list[Host]:
-        hosts = eligibility.eligible(stage)
-        return [host for host in hosts if not eligibility.why_not_loaded(host.name)]
-
     def _expect_unscheduled(self, pairs: Sequence[Pairing]) -> None:
         """Expect a verdict on each of these pairs: every measured pair is reported."""
         self.repairs = [(check_id, pair) for check_id in self._selection.of_pairs for pair in pairs]
-
-    def _may_have_rails(self, host: Host) -> bool:
-        facts = self.judgement.measured.facts.get(host.name)
-        return may_have_rails(self._connections[host.name], facts)
 
     def _unpinned(self) -> frozenset[str]:
         """Nodes on which NCCL chooses its interface as in the job, by variables or nccl.conf."""

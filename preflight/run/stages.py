@@ -10,7 +10,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -20,7 +20,7 @@ from preflight.burn.burn_in import Collected
 from preflight.core.remote_command import OUTPUT_LIMIT, ReachError
 from preflight.errors import WireError
 from preflight.fabric.agents import start_rank_agents
-from preflight.fabric.launch import sweep
+from preflight.fabric.launch import Hooks, sweep
 from preflight.fabric.sweep_plan import SweepPlan, catching
 from preflight.facts.burn import Alive, Burned, Ready, decode_burned
 from preflight.facts.model import Ports, decode_document
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from preflight.burn.burn_in import BurnPlan
     from preflight.core.remote_command import Connection
     from preflight.fabric.samples import Sweep
-    from preflight.fabric.schedule import Rounds
     from preflight.facts.model import Facts
     from preflight.fleet.model import Host, Job
     from preflight.transport.payload_session import MessageSession
@@ -57,21 +56,25 @@ _NO_TORCH = "no node's Python has torch; name the job's Python with --preflight-
 _CHECK_LOAD = "check its load and look for processes in D state, then run again"
 
 
+class Nodes(NamedTuple):
+    """The nodes that take part in a stage, and the time for it."""
+
+    hosts: Sequence[Host]
+    connections: Mapping[str, Connection]
+    """By name."""
+    nonce: str
+    deadline_s: float
+
+
 class _Stage(ABC):
     """One session per node, in a thread; a node that hangs or lies does not affect the others."""
 
-    def __init__(
-        self,
-        hosts: Sequence[Host],
-        connections: Mapping[str, Connection],
-        nonce: str,
-        deadline_s: float,
-    ) -> None:
-        self._hosts = {host.name: host for host in hosts}
-        self._connections = connections
-        self._nonce = nonce
+    def __init__(self, nodes: Nodes) -> None:
+        self._hosts = {host.name: host for host in nodes.hosts}
+        self._connections = nodes.connections
+        self._nonce = nodes.nonce
         self._began = time.monotonic()
-        self._ends = self._began + deadline_s
+        self._ends = self._began + nodes.deadline_s
         self._moved = threading.Condition()
 
     def _begin(self) -> None:
@@ -86,18 +89,8 @@ class _Stage(ABC):
 class BurnStage(_Stage):
     """Every node loads its devices and reports its progress."""
 
-    def __init__(
-        self,
-        hosts: Sequence[Host],
-        connections: Mapping[str, Connection],
-        facts: Mapping[str, Facts],
-        plan: BurnPlan,
-        nonce: str,
-        *,
-        job: Job,
-        deadline_s: float,
-    ) -> None:
-        super().__init__(hosts, connections, nonce, deadline_s)
+    def __init__(self, nodes: Nodes, facts: Mapping[str, Facts], plan: BurnPlan, job: Job) -> None:
+        super().__init__(nodes)
         self._facts = facts
         self._plan = msgspec.to_builtins(plan)
         self._job = job
@@ -251,29 +244,15 @@ def may_have_rails(connection: Connection, facts: Facts | None) -> bool:
 
 
 def sweep_fleet(
-    hosts: Sequence[Host],
-    connections: Mapping[str, Connection],
-    plan: SweepPlan,
-    *,
-    nonce: str,
-    deadline_s: float,
-    job: Job,
-    catch_rate: float | None = None,
-    gathering: Progress = lambda *_: None,
-    progress: Progress,
-    interrupted: Callable[[Sweep], None] = lambda _so_far: None,
-    suspects: Callable[[Sweep], Rounds] | None = None,
+    nodes: Nodes, plan: SweepPlan, job: Job, hooks: Hooks, catch_rate: float | None = None
 ) -> Sweep:
     """Measure the planned pairs; pairs of nodes that are left out are not run, with the reason.
 
     `catch_rate`: events per second of load that the soak must catch with 99 %; None for a short
-    soak. `suspects` chooses what to measure again after the scheduled rounds (see `launch.sweep`).
-    `job`: measure in this job's environment, if it is known. `gathering` is called with the nodes
-    whose Python has imported torch, `progress` with the pairs, and on Ctrl-C `interrupted` with
-    the samples so far.
+    soak. `job`: measure in this job's environment, if it is known.
     """
-    ready_s = min(READY_MOST_S, max(READY_S, deadline_s / READY_SHARE))
-    plan = replace(plan, ready_s=ready_s)
+    hosts, connections, nonce, deadline_s = nodes
+    plan = replace(plan, ready_s=min(READY_MOST_S, max(READY_S, deadline_s / READY_SHARE)))
     if catch_rate is not None:
         plan = catching(plan, catch_rate)
     limit = OUTPUT_LIMIT + plan.most_words
@@ -287,17 +266,7 @@ def sweep_fleet(
             connection, host, "sweep", request, deadline_s, limit=limit, environ=environ
         )
 
-    return sweep(
-        plan,
-        hosts,
-        start,
-        nonce=nonce,
-        deadline_s=deadline_s,
-        gathering=gathering,
-        progress=progress,
-        interrupted=interrupted,
-        suspects=suspects,
-    )
+    return sweep(plan, hosts, start, nonce=nonce, deadline_s=deadline_s, hooks=hooks)
 
 
 DATA_PORTS = 2
@@ -333,15 +302,8 @@ class PortStage(_Stage):
     A node that fails at any step is reported with the reason, and the others go on.
     """
 
-    def __init__(
-        self,
-        hosts: Sequence[Host],
-        connections: Mapping[str, Connection],
-        plan: PortPlan,
-        nonce: str,
-        deadline_s: float,
-    ) -> None:
-        super().__init__(hosts, connections, nonce, deadline_s)
+    def __init__(self, nodes: Nodes, plan: PortPlan) -> None:
+        super().__init__(nodes)
         self._plan = plan
         self._listening: dict[str, _Listening] = {}
         self._tried: dict[str, _Tried] = {}

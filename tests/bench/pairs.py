@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from preflight.fabric.launch import QUIET
 from preflight.fabric.schedule import circle_rounds
 from preflight.fabric.sweep_plan import GLOO, GLOO_SOAK, Budget, SweepPlan, measured_share
 from preflight.fleet.model import Job
-from preflight.run.stages import sweep_fleet
+from preflight.run.stages import Nodes, sweep_fleet
 from tests.bench.probing import DEADLINE_S, connected, some
 from tests.bench.ratio import Bound, Row, extremes, faster, in_turns, interval, seconds
 from tests.bench.sweeping import whole
@@ -125,15 +126,9 @@ def launched(names: Sequence[str], shape: Shape) -> Iterator[list[Pairing]]:
 def _sweep(hosts: Sequence[Host], connections: Mapping[str, Connection]) -> float:
     """Sweep all pairs as a run does; the share of the time that was spent in operations."""
     names = tuple(host.name for host in hosts)
-    measured = sweep_fleet(
-        hosts,
-        connections,
-        SweepPlan(nodes=names, rounds=circle_rounds(names)),
-        nonce=secrets.token_hex(16),
-        deadline_s=DEADLINE_S,
-        job=Job(),
-        progress=lambda *_: None,
-    )
+    nodes = Nodes(hosts, connections, secrets.token_hex(16), DEADLINE_S)
+    plan = SweepPlan(nodes=names, rounds=circle_rounds(names))
+    measured = sweep_fleet(nodes, plan, Job(), QUIET)
     share = measured_share(whole(measured))
     if share is None:
         raise RuntimeError("the sweep tells no times; look at its samples")

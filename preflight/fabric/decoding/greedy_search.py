@@ -63,8 +63,12 @@ class Model(Protocol):
         `beside`: all of the part's; good values are taken from the others.
         """
 
+    _aside: frozenset[int] = frozenset()
+    """With these no other observations are compared."""
+
     def leave_out(self, some: Collection[int]) -> None:
-        """Do not compare other observations with these from now on."""
+        """Stop comparing others with these: several parts seem to be at fault at once."""
+        self._aside = frozenset(some)
 
 
 class Fault(NamedTuple):

@@ -15,10 +15,11 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.core.statistics import median
+from preflight.fabric.decoding.greedy_search import Model
 from preflight.fabric.decoding.parts import ALL_RAILS, Exposures, Place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from preflight.fabric.decoding.parts import Meetings, SizePhase
     from preflight.fabric.observed import Digest, Standout
@@ -190,7 +191,7 @@ class _Count(NamedTuple):
     rows: int = 0
 
 
-class Rates:
+class Rates(Model):
     """The model of `explain` for counted events: a fault adds a rate to all that goes through."""
 
     def __init__(
@@ -226,7 +227,6 @@ class Rates:
         self._left = float(sum(self._events))
         """Events that no accepted fault explains."""
         self._dispersion = max(scatter, _dispersion(self._events, self._known, self._operations))
-        self._aside: frozenset[int] = frozenset()
 
     @property
     def base(self) -> float:
@@ -300,10 +300,6 @@ class Rates:
             mean = self._known[row] + base * self._operations[row]
             gain += self._events[row] * math.log1p(added / mean) - added
         return gain > 0
-
-    def leave_out(self, some: Collection[int]) -> None:
-        """Stop comparing others with these: several parts seem to be at fault at once."""
-        self._aside = frozenset(some)
 
     def accept(self, through: Sequence[int], strength: float) -> None:
         """Expect the fault's events from now on."""

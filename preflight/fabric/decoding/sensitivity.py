@@ -144,17 +144,11 @@ class _Rule:
         self._rates = rates
         self._threshold = threshold
         self._model = model
-        self._events: dict[tuple[int, int], int | None] = {}
-        self._slower: dict[int, float | None] = {}
-
-    def events(self, load: _Load) -> int | None:
-        """Return how many events are enough to name the endpoint."""
-        each, pairs = load.operations // load.pairs, load.pairs
-        if (each, pairs) not in self._events:
-            self._events[each, pairs] = self._needed(each, pairs)
-        return self._events[each, pairs]
+        self.events = cache(self._needed)
+        self.slower = cache(self._least_loss)
 
     def _needed(self, each: int, pairs: int) -> int | None:
+        """Return how many events in so many operations of each pair name the endpoint."""
         counts = range(LEAST_EVENTS, _MOST_EVENTS)
         gain = partial(self._rates.gain_of, operations=each, pairs=pairs)
         place = bisect_right(counts, self._threshold, key=gain)
@@ -166,21 +160,18 @@ class _Rule:
         least = self._rates.least * load.operations
         return None if mean is None else max(mean, least)
 
-    def slower(self, pairs: int) -> float | None:
+    def _least_loss(self, pairs: int) -> float | None:
         """The least loss of bandwidth, at this scatter, that so many pairs would prove."""
-        if pairs not in self._slower:
-            # A pair's own scatter hides it: two scales, nine times in ten, over the pairs.
-            needed = self._threshold / pairs
-            scales = scales_of(needed) + 2.0 / math.sqrt(pairs)
-            loss = 1 - math.exp(-max(self._model.effect, scales * self._model.scatter))
-            self._slower[pairs] = round(loss, 3) if loss < _ALL else None
-        return self._slower[pairs]
+        # A pair's own scatter hides it: two scales, nine times in ten, over the pairs.
+        scales = scales_of(self._threshold / pairs) + 2.0 / math.sqrt(pairs)
+        loss = 1 - math.exp(-max(self._model.effect, scales * self._model.scatter))
+        return round(loss, 3) if loss < _ALL else None
 
 
 def _missed(node: str, rail: int, load: _Load, rule: _Rule, *, peers: int) -> Sensitivity:
     loaded_s = sum(load.loaded_s)
     judged = peers >= LEAST_PEERS  # without peers only floors and failures count
-    events = rule.events(load) if judged else None
+    events = rule.events(load.operations // load.pairs, load.pairs) if judged else None
     mean = rule.mean(events, load) if events is not None else None
     return Sensitivity(
         node=node,

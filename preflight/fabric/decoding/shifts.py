@@ -18,10 +18,11 @@ from itertools import compress
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from preflight.core.statistics import median
+from preflight.fabric.decoding.greedy_search import Model
 from preflight.fabric.measure import LATENCY_BELOW, wire_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from preflight.fabric.decoding.parts import Column, Meetings, Place
     from preflight.fabric.observed import Observed
@@ -69,7 +70,7 @@ def shifts_of(
     return Shifts(log_times(met, observed.leaves, wanted, effect), effect=effect, floor=floor)
 
 
-class Shifts:
+class Shifts(Model):
     """The model of `explain` for observations that a fault makes slower by a constant factor."""
 
     def __init__(self, observed: LogTimes, *, effect: float, floor: float) -> None:
@@ -82,7 +83,6 @@ class Shifts:
         self.effect = effect
         """In log time, the least shift that matters."""
         self._floor = floor
-        self._aside: frozenset[int] = frozenset()
         self._whole = self._base_of(self._logs)
 
     @property
@@ -132,10 +132,6 @@ class Shifts:
             gain += surprise((away - self._expected[row]) / base.scatter)
             gain -= surprise((away - max(strength, self._expected[row])) / base.scatter)
         return gain > 0
-
-    def leave_out(self, some: Collection[int]) -> None:
-        """Stop comparing others with these: several parts seem to be at fault at once."""
-        self._aside = frozenset(some)
 
     def accept(self, through: Sequence[int], strength: float) -> None:
         """Expect the shift of its slowest part in each observation."""

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    Serve = Callable[[Callable[[], "dict[str, Any] | None"], Callable[..., None]], None]
+    Serve = Callable[["dict[str, Any]"], "list[dict[str, Any]]"]
+    """Carries out one order; returns its events."""
     Emit = Callable[["dict[str, Any]"], None]
 
     from .device import Sides
@@ -106,14 +107,15 @@ def _work(serve: Serve, orders: int, answering: int) -> None:
     children.close_all_but({orders, answering})
     reader = start.Reader(orders)
 
-    def say(events: list[dict[str, Any]]) -> None:
-        start.write(answering, {"events": events})
-
     def fail(how: str, error: str) -> None:
         start.write(answering, {"events": [], "how": how, "failed": error})
 
     try:
-        serve(reader.next, say)
+        while True:
+            order = reader.next(None)
+            if order is None:
+                return
+            start.write(answering, {"events": serve(order)})
     except NoCuda as error:
         fail("held" if error.held else "error", str(error))
     except Exception as error:  # noqa: BLE001 - whatever torch or a driver raises is reported
@@ -134,7 +136,7 @@ class Crew:
             try:
                 self._alive[index] = Worker(f"preflight-{kind}{index}", work)
             except OSError as error:
-                self._lose(index, "open", "error", str(error))
+                emit(lost_event(index, "open", "error", str(error)))
 
     def together(self, phase: str) -> None:
         """Run a phase on all devices at once, as a job would."""
@@ -165,19 +167,17 @@ class Crew:
                 self._emit(dict(event, device=index))
             if answer.how:
                 self._alive.pop(index)
-                self._lose(index, phase, answer.how, answer.error, starved=answer.starved)
+                starved = answer.starved
+                self._emit(lost_event(index, phase, answer.how, answer.error, starved=starved))
 
     def _order(self, index: int, phase: str) -> bool:
         try:
             self._alive[index].order({"phase": phase})
         except OSError:  # it ended between two phases
             error = self._alive.pop(index).end() or "its process ended by itself"
-            self._lose(index, phase, "died", error)
+            self._emit(lost_event(index, phase, "died", error))
             return False
         return True
-
-    def _lose(self, index: int, phase: str, how: str, error: str, *, starved: bool = False) -> None:
-        self._emit(lost_event(index, phase, how, error, starved=starved))
 
 
 def lost_event(

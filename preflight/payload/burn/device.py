@@ -254,33 +254,21 @@ _PHASES = {
 
 
 def work(
-    order: Callable[[], dict[str, Any] | None],
-    say: Callable[..., None],
-    *,
-    kind: str,
-    index: int,
-    plan: dict[str, Any],
-    sides: Sides,
-) -> None:
-    """In the process of one device: run the ordered phases until the orders end."""
+    order: dict[str, Any], *, kind: str, index: int, plan: dict[str, Any], sides: Sides
+) -> list[dict[str, Any]]:
+    """In the process of one device: run the ordered phase, and return its events."""
     import torch  # already loaded by the agent
 
     torch.set_num_threads(1)
-    bench = Bench(torch, kind, index)
-    while True:
-        message = order()
-        if message is None:
-            return
-        phase = message["phase"]
-        waited = Waited()
-        if phase == "open":
-            events = [_open(bench, index, sides)]
-        elif phase == "pcie":
-            events = across(bench, plan[phase], sides)
-        else:
-            events = _PHASES[phase](bench, plan[phase])
-        share = waited.share()
-        say([dict(e, waited=share) if e["event"] == "reading" else e for e in events])
+    bench, phase, waited = Bench(torch, kind, index), order["phase"], Waited()
+    if phase == "open":
+        events = [_open(bench, index, sides)]
+    elif phase == "pcie":
+        events = across(bench, plan[phase], sides)
+    else:
+        events = _PHASES[phase](bench, plan[phase])
+    share = waited.share()
+    return [dict(e, waited=share) if e["event"] == "reading" else e for e in events]
 
 
 def _open(bench: Bench, index: int, sides: Sides) -> dict[str, Any]:

@@ -67,17 +67,11 @@ def measure_host(plan: dict[str, Any], sides: Sides, emit: Emit) -> None:
 
 
 def _measure_memory(
-    side: int,
-    cpus: list[int],
-    how: dict[str, Any],
-    order: Callable[[], dict[str, Any] | None],
-    say: Callable[..., None],
-) -> None:
+    side: int, cpus: list[int], how: dict[str, Any], _order: dict[str, Any]
+) -> list[dict[str, Any]]:
     """In the process of one NUMA node: measure once."""
     import torch
 
-    if order() is None:
-        return
     os.sched_setaffinity(0, cpus)
     torch.set_num_threads(min(_MOST_THREADS, len(cpus)))
     bench, waited = Bench(torch, "cpu", 0), Waited()
@@ -91,7 +85,7 @@ def _measure_memory(
     where = {"side": side, "waited": waited.share(), "threads": torch.get_num_threads()}
     rates = [2 * words * 8 / each / 1e9 for each in copied]
     flops = [2 * n**3 / each / 1e9 for each in multiplied]
-    say([reading("host_copy_gbs", rates, **where), reading("host_gflops", flops, **where)])
+    return [reading("host_copy_gbs", rates, **where), reading("host_gflops", flops, **where)]
 
 
 _NODE = re.compile(r"node(\d{1,4})$")
@@ -285,7 +279,7 @@ def _measure_in_one_process(
     """Measure pairs in one process, and remove each from `left`; return whether a pair ended it."""
     limit_s = float(plan["limit_s"]["p2p"])
     try:
-        one = crew.Worker("preflight-p2p", partial(_copy_pairs, kind, plan["p2p"]))
+        one = crew.Worker("preflight-p2p", partial(_copy_pair, kind, plan["p2p"]))
     except OSError as error:
         emit(crew.lost_event(left[0][0], "p2p", "error", str(error), to=left[0][1]))
         return False
@@ -309,24 +303,15 @@ def _measure_in_one_process(
     return False
 
 
-def _copy_pairs(
-    kind: str,
-    how: dict[str, Any],
-    order: Callable[[], dict[str, Any] | None],
-    say: Callable[..., None],
-) -> None:
-    """In the process of the pairs: copy between the two GPUs of each, both ways."""
+def _copy_pair(kind: str, how: dict[str, Any], order: dict[str, Any]) -> list[dict[str, Any]]:
+    """In the process of the pairs: copy between the two GPUs of one, both ways."""
     import torch
 
     torch.set_num_threads(1)
-    while True:
-        message = order()
-        if message is None:
-            return
-        a, b = message["a"], message["b"]
-        for index in message["open"]:
-            cuda.initialise(torch, index)
-        say([*_copy(torch, kind, a, b, how), *_copy(torch, kind, b, a, how)])
+    a, b = order["a"], order["b"]
+    for index in order["open"]:
+        cuda.initialise(torch, index)
+    return [*_copy(torch, kind, a, b, how), *_copy(torch, kind, b, a, how)]
 
 
 def _copy(torch: Any, kind: str, a: int, b: int, how: dict[str, Any]) -> list[dict[str, Any]]:

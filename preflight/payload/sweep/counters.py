@@ -142,7 +142,10 @@ class Gpus:
         None where NVML does not report the mode.
         """
         gpu = self._found(index)
-        return (None, []) if gpu is None else gpu.sole_holders()
+        mode = None if gpu is None else gpu.ask("ComputeMode")
+        if gpu is None or mode != _EXCLUSIVE_PROCESS:
+            return None if mode is None else False, []
+        return True, [int(one.pid) for one in gpu.ask("ComputeRunningProcesses") or ()]
 
     def bus_ids(self, visible: list[Any]) -> list[str]:
         """PCI addresses of the GPUs that answer, of those with these NVML indices or UUIDs.
@@ -222,13 +225,6 @@ class Gpu:
         bits = self._nvml.ask_by_name(self._reasons, self._handle)
         named = nvml_calls.reasons(int(bits or 0))
         return None if bits is None else [name for name in named if name in nvml_calls.FORCED]
-
-    def sole_holders(self) -> tuple[bool | None, list[int]]:
-        """Whether it is in exclusive-process mode (None: not known), and the processes on it."""
-        mode = self.ask("ComputeMode")
-        if mode != _EXCLUSIVE_PROCESS:
-            return None if mode is None else False, []
-        return True, [int(one.pid) for one in self.ask("ComputeRunningProcesses") or ()]
 
     def _learn(self) -> None:
         links = self._read({"links": (_LINK_COUNT, 0)}).get("links", _MOST_LINKS)

@@ -11,23 +11,31 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.burn.burn_in import CPU, BurnPlan, Copy, Gemm, Integrity, Launch, Sustained
+from preflight.burn.burn_in import (
+    BurnPlan,
+    Copy,
+    Gemm,
+    Integrity,
+    Launch,
+    Load,
+    Sustained,
+    burn_plan,
+)
 from preflight.fleet.model import Host, Job
-from preflight.run.stages import BurnStage
+from preflight.run.stages import BurnStage, Nodes
 from preflight.transport.ways import transport_for
 from tests.unit.fabric.nodes import below, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from preflight.burn.burn_in import Load
     from preflight.core.remote_command import Connection
     from preflight.facts.burn import Burned
 
 DEADLINE_S = 120.0
-LIMITS = {"open": 20.0, **dict.fromkeys(CPU.limit_s.keys() - {"open"}, 20.0)}
+LIMITS = {"open": 20.0, **dict.fromkeys(burn_plan("quick").cpu.limit_s.keys() - {"open"}, 20.0)}
 
-SHORT = CPU.__class__(
+SHORT = Load(
     limit_s=LIMITS,
     gemm=Gemm(n=64, samples=9, sample_s=0.005),
     memory=Copy(mib=4, samples=9, sample_s=0.005),
@@ -47,7 +55,7 @@ def long_gemm(
 ) -> Load:
     """Stays in the GEMM for seconds, so that a test can strike meanwhile."""
     limits = {**LIMITS, "gemm": limit_s}
-    return CPU.__class__(
+    return Load(
         limit_s=limits,
         gemm=Gemm(n=64, samples=samples, sample_s=sample_s, warm_s=warm_s),
         memory=Copy(mib=4, samples=5, sample_s=0.005),
@@ -63,10 +71,8 @@ class Node:
         host = Host(name=name, address="127.0.0.1", transport="local", python=(sys.executable,))
         connection: Connection = transport_for("local").connect(host, 5.0)
         plan = BurnPlan(cuda=load, cpu=load)
-        self.stage = BurnStage(
-            [host], {name: connection}, {}, plan, "burn-test",
-            job=Job(nproc_per_node=slots), deadline_s=deadline_s,
-        )  # fmt: skip
+        nodes = Nodes([host], {name: connection}, "burn-test", deadline_s)
+        self.stage = BurnStage(nodes, {}, plan, Job(nproc_per_node=slots))
         self.steps: list[tuple[int, int]] = []
         self._name = name
         self._found: dict[str, Burned] = {}

@@ -421,8 +421,7 @@ def test_a_held_device_of_the_burn_in_is_distinguished_from_a_failed_one(
 ) -> None:
     """Its process says so as its last words."""
 
-    def serve(order: Callable[[], Any], _say: Say) -> None:
-        order()
+    def serve(_order: dict[str, Any]) -> list[dict[str, Any]]:
         raise error
 
     one = crew.Worker("preflight-held", serve)

@@ -10,7 +10,7 @@ import pytest
 
 from preflight.fabric.agent_events import PairSeen, Ready
 from preflight.fabric.collect import SweepAccounts
-from preflight.fabric.launch import Pace, sweep
+from preflight.fabric.launch import Hooks, Pace, sweep
 from preflight.fabric.observed import observe
 from preflight.fabric.retest import TIMES, fitting, longer, with_more
 from preflight.fabric.roster import budget, roster, turns_of
@@ -125,8 +125,9 @@ def test_suspects_are_measured_again_without_a_new_start() -> None:
         return [((("h1", "h3"),),), ((("h2", "h3"),), (("h1", "h2"),)), ()][len(seen) - 1]
 
     found = sweep(
-        plan(hosts), hosts, start, nonce="again", deadline_s=DEADLINE_S, suspects=suspects
-    )
+        plan(hosts), hosts, start, nonce="again", deadline_s=DEADLINE_S,
+        hooks=Hooks(suspects=suspects),
+    )  # fmt: skip
     assert seen == [(3, 0), (4, 3), (6, 3)]
     assert agents[0] == agents[1] == agents[2]
     assert (found.troubles, found.left_out, found.retested) == ({}, {}, 3)
@@ -157,7 +158,8 @@ def test_a_node_that_dies_in_a_retest_costs_its_own_pair() -> None:
         strike(agent(start.talks["h4"])[:1], signal.SIGKILL)
         return ((("h1", "h2"), ("h3", "h4")),)
 
-    found = sweep(plan(hosts), hosts, start, nonce="dies", deadline_s=DEADLINE_S, suspects=suspects)
+    hooks = Hooks(suspects=suspects)
+    found = sweep(plan(hosts), hosts, start, nonce="dies", deadline_s=DEADLINE_S, hooks=hooks)
     assert set(found.troubles) == {"h4"}
     assert all(p.first and p.second for p in found.pairs if p.round < 3)
     assert [(p.a, p.b) for p in _again(found, 3) if p.first and p.first.state == "measured"] == [
@@ -180,7 +182,7 @@ def test_a_retest_for_which_there_is_no_time_is_no_shortfall() -> None:
     limits = msgspec.structs.replace(plan(hosts).gloo_budget, pair_s=DEADLINE_S, box_s=DEADLINE_S)
     found = sweep(
         plan(hosts, gloo_budget=limits), hosts, Starter({}),
-        nonce="none", deadline_s=DEADLINE_S, suspects=suspects,
+        nonce="none", deadline_s=DEADLINE_S, hooks=Hooks(suspects=suspects),
     )  # fmt: skip
     assert (len(asked), found.unfinished, found.retested) == (1, "", 0)
     assert found.unsettled == (("h1", "h2"),)

@@ -42,7 +42,7 @@ stopped = []
 hosts = [replace(host, name="still-" + host.name) for host in fleet(3)]
 found = launch.sweep(
     plan(hosts, long_s=4.0, gloo_budget=budget), hosts, Starter({}), nonce="still",
-    deadline_s=DEADLINE_S, progress=progress,
+    deadline_s=DEADLINE_S, hooks=launch.Hooks(progress=progress),
 )
 judged = judge_sweep(found, hosts)
 print(json.dumps({

@@ -14,7 +14,7 @@ import pytest
 
 from preflight.fabric import launch
 from preflight.fabric.judge import judge_sweep
-from preflight.fabric.launch import sweep
+from preflight.fabric.launch import Hooks, sweep
 from preflight.transport import payload_session
 from tests.unit.fabric.nodes import (
     DEADLINE_S,
@@ -67,8 +67,10 @@ def test_two_runs_never_measure_each_other() -> None:
             Starter({}),
             nonce="busy",
             deadline_s=DEADLINE_S,
-            gathering=lambda done, of, names: importing.append((done, of, names)),
-            progress=lambda done, of, _names: pairs.append((done, of)),
+            hooks=Hooks(
+                gathering=lambda done, of, names: importing.append((done, of, names)),
+                progress=lambda done, of, _names: pairs.append((done, of)),
+            ),
         )
     assert importing[0] == (0, 3, ["h1", "h2", "h3"])
     assert pairs[0] == (0, 1)

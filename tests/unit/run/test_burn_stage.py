@@ -179,9 +179,8 @@ def test_each_node_is_loaded_in_the_jobs_environment_there() -> None:
     job = Job(environ={"": {"NCCL_IB_TC": "1"}, "h2": {"NCCL_IB_TC": "2", "NCCL_ALGO": "Tree"}})
     ways = {name: Refusing() for name in ("h1", "h2")}
     hosts = [Host(name=name, address=name, python=("/opt/bin/python3",)) for name in ways]
-    told = stage.BurnStage(
-        hosts, ways, {}, burn_plan("standard"), "n", job=job, deadline_s=5.0
-    ).run(lambda *_: None)  # fmt: skip
+    nodes = stage.Nodes(hosts, ways, "n", 5.0)
+    told = stage.BurnStage(nodes, {}, burn_plan("standard"), job).run(lambda *_: None)
     assert {one.trouble for one in told.values()} == {"not here"}
     assert [way.argv[:3] for way in ways.values()] == [
         ["env", "NCCL_IB_TC=1", "/opt/bin/python3"],
@@ -212,7 +211,7 @@ def test_on_which_nodes_nccl_is_held_to_the_way_to_the_others(
     run.judgement = Judgement(run.fleet, run.registry, replace(REACHED, facts=found))
     asked: list[frozenset[str]] = []
 
-    def sweep_fleet(_hosts: object, _ways: object, plan: SweepPlan, **_: object) -> Sweep:
+    def sweep_fleet(_nodes: object, plan: SweepPlan, *_: object) -> Sweep:
         asked.append(plan.unpinned)
         return Sweep(ladder=(), rounds=(), pairs=())
 
@@ -246,7 +245,8 @@ def test_no_node_is_blamed_for_a_talk_that_we_closed(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(stage, "start_payload", lambda *_, **__: talk)
     ways = {"h1": Refusing()}
     hosts = [Host(name="h1", address="h1")]
-    one = stage.BurnStage(hosts, ways, {}, burn_plan("standard"), "n", job=Job(), deadline_s=60.0)
+    nodes = stage.Nodes(hosts, ways, "n", 60.0)
+    one = stage.BurnStage(nodes, {}, burn_plan("standard"), Job())
 
     def interrupt(done: int, total: int, waiting: list[str]) -> None:
         if done != total:
