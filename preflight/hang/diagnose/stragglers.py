@@ -36,6 +36,8 @@ _PEERS, _CLOCK, _AT_WORK = 4, 0.8, 50
 """GPUs to compare with; the share of their clock below which one is slow; its busy percent."""
 _LITTLE, _MANY_TIMES = 0.1, 3.0
 """The same for CPU time, for steps that mostly wait for something else."""
+_FAINT = 0.03
+"""The same where other programs leave the ranks little CPU time: only a hint."""
 _SEEN, _CPU = "the time", "a core"
 _WAITERS = {"collective", "p2p", "rendezvous", "sync", "backward"}
 """Kinds of places in which fast ranks spend the rest of a step; DDP waits in backward."""
@@ -45,17 +47,16 @@ def judge(case: Case) -> Diagnosis | None:
     """No rank is stuck and most moved on: no hang, but some may be slow."""
     if case.stuck or not case.moving or len(case.moving) < _MOST * len(case.members):
         return None
-    return (
-        _straggler(case)
-        or _slow_gpu(case)
-        or Diagnosis(
-            category="progresses",
-            sentence=f"no hang: it progresses; {len(case.moving)} of {count(len(case.members))} "
-            "moved on between two looks",
-            advice="nothing to repair; look again if it stops",
-            confidence=0.9 if len(case.moving) == len(case.members) else 0.75,
-            alternatives=_perhaps(case),
-        )
+    if found := _straggler(case) or _slow_gpu(case):
+        return found
+    perhaps = _perhaps(case)
+    return Diagnosis(
+        category="progresses",
+        sentence=f"no hang: it progresses; {len(case.moving)} of {count(len(case.members))} "
+        "moved on between two looks",
+        advice="nothing to repair; look again if it stops",
+        confidence=0.9 if len(case.moving) == len(case.members) and not perhaps else 0.75,
+        alternatives=perhaps,
     )
 
 
@@ -130,17 +131,19 @@ def _slow_gpu(case: Case) -> Diagnosis | None:
 
 
 def _perhaps(case: Case) -> tuple[Alternative, ...]:
-    """A few ranks that worked in both looks while all others waited in both."""
+    """A few ranks that worked in both looks while all others waited, or used far more CPU time."""
     own = {
         one.rank: sum(_works(place) for place in (one.place, one.before)) for one in case.readable
     }
     slow = [rank for rank, times in own.items() if times == 2]  # noqa: PLR2004  both looks
+    why = "at work in both looks, while the others waited in both"
     if not slow or len(slow) * 2 >= len(own) or sum(own.values()) > 2 * len(slow):
+        by_cpu = {one.rank: one.cpu for one in case.readable if not one.look.gpus}
+        slow = list(slow_ones(by_cpu, gap=_FAINT, times=_MANY_TIMES))
+        why = "with far more CPU time than the others, if little"
+    if not slow:
         return ()
-    sentence = (
-        f"{ranks(slow)} may set the pace: at work in both looks, while the others waited in both"
-    )
-    return (Alternative("straggler", sentence, 0.3),)
+    return (Alternative("straggler", f"{ranks(slow)} may set the pace: {why}", 0.3),)
 
 
 def _works(place: Place | None) -> bool:

@@ -329,8 +329,8 @@ def _last_failure(hits: Sequence[Hit], found: ScanResult) -> float:
     # An exception of a rank is not caught if another rank reports the end.
     if died or any(one.speaker.rank is not None for one in thrown):
         return inf
-    failures: list[Hit | LoggedException] = [*hits, *thrown]
-    return max((one.order for one in failures), default=0)
+    survived: list[Hit | LoggedException] = [*hits, *thrown]
+    return max((one.order for one in survived), default=0)
 
 
 _DOUBTED = 0.45
@@ -344,8 +344,8 @@ def _perhaps_survived(hits: Sequence[Hit], found: ScanResult) -> str:
     last = _last_failure(hits, found)
     if _last_words(found) > last:
         return "; but a later line reports the end of the work: it may have been caught"
-    reported: list[Hit | LoggedException] = [*found.hits, *found.raised]
-    sources = {one.place.source for one in reported}
+    sources = {one.place.source for one in found.hits}
+    sources |= {one.place.source for one in found.raised}
     after = found.lines - last
     if found.raised and len(sources) == 1 and after > _GOES_ON:
         return f"; but {after:g} lines follow, and none reports an end: it may have been caught"
@@ -413,7 +413,7 @@ def _of_hit(hit: Hit, hits: Sequence[Hit], found: ScanResult) -> Explanation:
         hit = replace(hit, speaker=only.joined(hit.speaker))
         same = [hit, *same]
     fields = _fields_with_speaker(hit, same)
-    xid = whole(fields.get("xid", "")) if symptom.reads == "xid" else None
+    xid = xid_info(int(fields.get("xid", "0"))) if symptom.reads == "xid" else None
     here = refine(hit, same, found)
     named = here.category != "unknown" or symptom.role == "echo" or symptom.dies
     return Explanation(
@@ -421,7 +421,7 @@ def _of_hit(hit: Hit, hits: Sequence[Hit], found: ScanResult) -> Explanation:
         culprits=culprits(same if symptom.role != "echo" else (), hit) if named else (),
         sentence=symptom.sentence(fields) + here.remark,
         cause=symptom.cause,
-        advice=symptom.advice if xid is None else xid_info(xid).advice,
+        advice=xid.advice if xid is not None and xid.source else symptom.advice,
         next=symptom.check,
         evidence=proofs(one.place for one in same),
         confidence=here.confidence,

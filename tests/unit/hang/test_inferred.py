@@ -183,6 +183,8 @@ def test_the_drivers_own_words_get_the_advice_of_their_xid(tmp_path: Path) -> No
     assert (off.culprits, off.advice) == (("gpu 0000:1a:00.0",), xid_info(79).advice)
     own = explained(tmp_path, "NVRM: Xid (PCI:0000:3b:00): 31, pid=1, name=python3, MMU Fault\n")
     assert (own.category, own.advice) == ("other", xid_info(31).advice)
+    unknown = explained(tmp_path, "nvidia-nvswitch2: SXid (PCI:0000:85:00.0): 12028, Non-fatal\n")
+    assert "preflight read" in unknown.advice
 
 
 def test_what_is_not_known_is_quoted(tmp_path: Path) -> None:

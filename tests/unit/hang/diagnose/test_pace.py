@@ -61,6 +61,18 @@ def test_little_cpu_time_tells_too_where_it_is_many_times_that_of_the_others() -
     assert diagnose(job(8, where)).culprits == ("rank 5", "rank 6", "rank 7")
 
 
+def test_on_a_busy_machine_little_cpu_time_is_a_hint() -> None:
+    """Three get a tenth of a core and the others next to nothing: it progresses, less surely."""
+
+    def where(rank: int) -> dict[str, Any]:
+        cpu = {"main_cpu_s": 0.26 if rank in (4, 6, 7) else 0.01 * (rank % 3), "switches": 20}
+        return standing(WAIT, WORK if rank % 3 else [*at(21, "forward")], **cpu)
+
+    answer = diagnose(job(8, where))
+    assert (answer.category, answer.confidence) == ("progresses", 0.75)
+    assert "ranks 4,6-7 may set the pace" in answer.alternatives[0].sentence
+
+
 def test_who_uses_cpu_while_all_wait_for_data_is_no_straggler() -> None:
     """All stand in their loaders: nobody waits for rank 0, which writes a log."""
 
