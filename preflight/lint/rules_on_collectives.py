@@ -6,10 +6,10 @@ import ast
 import re
 import sys
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from preflight.core.statistics import grouped
 from preflight.lint.operations import operation, reached
 from preflight.lint.rank_conditions import partial_operations
 from preflight.lint.script import (
@@ -128,7 +128,11 @@ def _next_backward(script: Script, call: Call) -> Call | None:
 
 @once
 def _backward(script: Script) -> dict[_Loop, list[Call]]:
-    return grouped((call.place.loop, call) for call in script.calls if call.last == "backward")
+    found: dict[_Loop, list[Call]] = defaultdict(list)
+    for call in script.calls:
+        if call.last == "backward":
+            found[call.place.loop].append(call)
+    return found
 
 
 @once
@@ -279,12 +283,11 @@ def _alone_before(script: Script, barrier: Call) -> Call | None:
 @once
 def _before(script: Script) -> dict[_Loop, list[_Before]]:
     """Each loop's operations of all ranks and long work of rank 0, by line."""
-    marked = ((operation(script, call) is not None, call) for call in script.calls)
-    found = grouped(
-        (call.place.loop, (call.line, every, call))
-        for every, call in marked
-        if every or _is_long(call)
-    )
+    found: dict[_Loop, list[_Before]] = defaultdict(list)
+    for call in script.calls:
+        every = operation(script, call) is not None
+        if every or _is_long(call):
+            found[call.place.loop].append((call.line, every, call))
     return {loop: sorted(there, key=itemgetter(0, 1)) for loop, there in found.items()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -10,8 +11,6 @@ from functools import cached_property, partial, wraps
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 
 from msgspec import Struct
-
-from preflight.core.statistics import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -157,7 +156,10 @@ class Script:
     @cached_property
     def _places(self) -> Mapping[str, list[int]]:
         """Name → its indices in `calls`: rules look up a few names for every finding."""
-        return grouped((call.name, at) for at, call in enumerate(self.calls))
+        places: dict[str, list[int]] = defaultdict(list)
+        for at, call in enumerate(self.calls):
+            places[call.name].append(at)
+        return places
 
     def imported(self, *packages: str) -> bool:
         """Whether anything of one of these packages is imported."""
