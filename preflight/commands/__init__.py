@@ -35,13 +35,13 @@ exit codes, the same in every verb:
 
 def add_targets(parser: argparse.ArgumentParser, inventory: str = "") -> None:
     """Declare the options that choose nodes; `inventory` is added to the help of that option."""
-    parser.add_argument("--nodes", metavar="LIST", help="the same as NODES; default: the "
-                        "allocation, else this machine")  # fmt: skip
-    parser.add_argument("-i", "--inventory", metavar="FILE",
-                        help=f"as for preflight check{inventory}")  # fmt: skip
-    parser.add_argument("--exclude", metavar="LIST", help="nodes to leave out")
-    parser.add_argument("--transport", metavar="NAME", help="as for preflight check")
-    parser.add_argument("--python", metavar="CMD", help="as for preflight check")
+    add, as_check = parser.add_argument, "as for preflight check"
+    add("--nodes", metavar="LIST", help="the same as NODES; default: the allocation, else this "
+        "machine")  # fmt: skip
+    add("-i", "--inventory", metavar="FILE", help=as_check + inventory)
+    add("--exclude", metavar="LIST", help="nodes to leave out")
+    add("--transport", metavar="NAME", help=as_check)
+    add("--python", metavar="CMD", help=as_check)
 
 
 def add_nodes_or_folder(parser: argparse.ArgumentParser, metavar: str, about: str) -> None:

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Iterator, Sequence
 
-    from preflight.fabric.judge import Decoded
     from preflight.fabric.measure import Pair
     from preflight.fabric.observed import Observed
     from preflight.fabric.samples import Sweep
@@ -143,12 +142,9 @@ def _in_file(path: Path, names: list[str]) -> list[Host]:
         inventory = read_inventory(path)
         return [inventory.host(name) for name in names]
     leaves = read_switches(path)
-    return [Host(name=name, address=name, leaf=_leaf(name, leaves)) for name in names]
-
-
-def _leaf(name: str, leaves: dict[str, str]) -> str:
-    """Return a node's leaf: Slurm uses short host names, samples may use long ones."""
-    return leaves.get(name, leaves.get(name.partition(".")[0], ""))
+    # Slurm uses short host names, samples may use long ones.
+    own = {name: leaves.get(name, leaves.get(name.partition(".")[0], "")) for name in names}
+    return [Host(name=name, address=name, leaf=leaf) for name, leaf in own.items()]
 
 
 def with_leaves(stored: StoredSamples, hosts: list[Host]) -> StoredSamples:
@@ -198,24 +194,19 @@ class _Node:
     facts: _Facts = _Facts()
 
 
-def judge_long(sweep: Sweep, observed: Observed, hosts: Sequence[Host]) -> StoredVerdicts:
-    """Compare, decode, blame, and judge pairs and nodes by every shipped check of a sweep."""
-    decoded = judge_sweep(sweep, hosts, observed=observed)
-    return _verdicts_of(decoded, sweep, observed, tuple(_missing(sweep)))
+def judge_stored(stored: StoredSamples, hosts: Sequence[Host]) -> StoredVerdicts:
+    """Compare, decode, blame, and judge pairs and nodes by every shipped check of a sweep.
 
-
-def judge_short(observed: Observed, hosts: Sequence[Host]) -> StoredVerdicts:
-    """Do the same for samples without single times, as far as possible."""
-    sweep, known = rebuilt(observed)
-    decoded = judge_sweep(sweep, hosts, observed=observed, known=known)
-    untimed = sum(pair.error == UNTIMED for pair in decoded.pairs.values())
-    note = f"{many(untimed, 'pair')} not judged: {UNTIMED}"
-    return _verdicts_of(decoded, sweep, observed, (note,) * bool(untimed))
-
-
-def _verdicts_of(
-    decoded: Decoded, sweep: Sweep, observed: Observed, notes: Iterable[str] = ()
-) -> StoredVerdicts:
+    Samples without single times are judged as far as possible. `hosts` is the fleet in order.
+    """
+    observed, sweep = stored.observed, stored.sweep
+    if sweep is not None:
+        decoded, notes = judge_sweep(sweep, hosts, observed=observed), [*_missing(sweep)]
+    else:
+        sweep, known = rebuilt(observed)
+        decoded = judge_sweep(sweep, hosts, observed=observed, known=known)
+        untimed = sum(pair.error == UNTIMED for pair in decoded.pairs.values())
+        notes = [f"{many(untimed, 'pair')} not judged: {UNTIMED}"] * bool(untimed)
     blames = tuple(map(blame_row, decoded.blames))
     shared = (one for one in blames if one.kind == "systemic")
     names = dict.fromkeys([*(one.node for one in sweep.inside), *decoded.over_nvlink])
@@ -258,13 +249,6 @@ def _missing(sweep: Sweep) -> Iterator[str]:
 
 CULPRIT, INCOMPLETE, EMPTY = 1, 3, 5
 """The exit codes: a culprit is named, not everything was judged, there was nothing to judge."""
-
-
-def judge_stored(stored: StoredSamples, hosts: Sequence[Host]) -> StoredVerdicts:
-    """Judge samples of either form; `hosts` is the fleet in order."""
-    if stored.sweep is not None:
-        return judge_long(stored.sweep, stored.observed, hosts)
-    return judge_short(stored.observed, hosts)
 
 
 def blame_document(stored: StoredSamples, judged: StoredVerdicts) -> BlameDocument:
@@ -317,7 +301,7 @@ def _exit(
     without_peers: Sequence[Entry],
 ) -> int:
     """Return a run's exit code, but 1 only for a named culprit, and 5 without measurements."""
-    code = exit_code(entries, ready, strict=False, need=None)
+    code = exit_code(entries, ready)
     if code != CULPRIT and without_peers:
         code = INCOMPLETE
     return code if code == CULPRIT or stored.observed.digests else EMPTY
@@ -333,16 +317,15 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Say what `preflight blame` can be asked."""
     parser.epilog = _EXAMPLES
-    parser.add_argument(
-        "samples", metavar="SAMPLES_OR_RUN_DIR", type=Path,
-        help="a run's folder, its measured.json, or samples of either form, also gzipped",
-    )  # fmt: skip
+    add = parser.add_argument
+    add("samples", metavar="SAMPLES_OR_RUN_DIR", type=Path,
+        help="a run's folder, its measured.json, or samples of either form, also "
+        "gzipped")  # fmt: skip
     add_json(parser)
-    parser.add_argument(
-        "--topology", metavar="FILE", type=Path,
-        help="the nodes' leaf switches: a Slurm topology.conf, or an inventory (.toml, .yaml)",
-    )  # fmt: skip
-    parser.add_argument("--picture", metavar="FILE", type=Path, help="draw the fabric, as HTML")
+    add("--topology", metavar="FILE", type=Path,
+        help="the nodes' leaf switches: a Slurm topology.conf, or an inventory (.toml, "
+        ".yaml)")  # fmt: skip
+    add("--picture", metavar="FILE", type=Path, help="draw the fabric, as HTML")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -357,7 +340,10 @@ def run(arguments: argparse.Namespace) -> int:
     judged = judge_stored(stored, hosts)
     document = blame_document(stored, judged)
     if arguments.picture is not None:
-        _draw(typed_path(arguments.picture), stored, judged)
+        page = fabric_page(
+            stored.observed, judged.accused, sweep=stored.sweep, origin=str(stored.path)
+        )
+        write_asked(typed_path(arguments.picture), page.encode())
     if document.exit == EMPTY and not arguments.json:
         lacking = (
             f"of {document.pairs} pairs none has times" if document.pairs else "no pair was tried"
@@ -366,9 +352,3 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print_answer(arguments, document, lambda width: lines(document, width))
     return document.exit
-
-
-def _draw(path: Path, stored: StoredSamples, judged: StoredVerdicts) -> None:
-    origin = str(stored.path)
-    page = fabric_page(stored.observed, judged.accused, sweep=stored.sweep, origin=origin)
-    write_asked(path, page.encode())

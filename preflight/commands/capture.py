@@ -12,6 +12,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,7 +39,7 @@ from preflight.run.measured import Measured
 from preflight.run.probe_stage import CONNECT_S, PROBE_S
 from preflight.session.options import LONGEST_BUDGET_S
 from preflight.transport.bundle import start_payload
-from preflight.transport.ways import SETUP_AT_MOST, Ways, fan_out
+from preflight.transport.ways import Ways, fan_out
 
 if TYPE_CHECKING:
     import argparse
@@ -85,16 +86,9 @@ class NodeCapture(Struct, frozen=True, kw_only=True):
     """"facts" or "outputs" → why there are none."""
 
 
-def capture_fleet(
-    hosts: Sequence[Host], ways: Ways, nonce: str, *, deadline_s: float
-) -> dict[str, NodeCapture]:
+def capture_fleet(hosts: Sequence[Host], ways: Ways, nonce: str) -> dict[str, NodeCapture]:
     """Ask all nodes in parallel; each has an entry in the result, even if it fails."""
-    answers = fan_out(
-        hosts,
-        lambda host: _capture_node(host, ways, nonce),
-        deadline_s=deadline_s,
-        at_most=SETUP_AT_MOST,
-    )
+    answers = fan_out(hosts, lambda host: _capture_node(host, ways, nonce), deadline_s=ASK_S)
     return {
         name: one
         if isinstance(one, NodeCapture)
@@ -107,17 +101,14 @@ _REQUESTS = {"facts": ("probe", PROBE_S), "outputs": ("outputs", OUTPUTS_S)}
 
 
 def _capture_node(host: Host, ways: Ways, nonce: str) -> NodeCapture:
-    connection = ways.connect(host, CONNECT_S)
     documents: dict[str, bytes] = {}
     troubles: dict[str, str] = {}
-    try:
+    with closing(ways.connect(host, CONNECT_S)) as connection:
         for what, (entry, timeout_s) in _REQUESTS.items():
             try:
                 documents[what] = _ask(connection, host, nonce, entry, timeout_s)
             except (PreflightError, TimeoutError) as error:
                 troubles[what] = str(error) or "no answer in time"
-    finally:
-        connection.close()
     outputs: tuple[Output, ...] = ()
     try:
         outputs = decode_outputs(documents["outputs"]) if "outputs" in documents else ()
@@ -127,18 +118,11 @@ def _capture_node(host: Host, ways: Ways, nonce: str) -> NodeCapture:
 
 
 def _ask(connection: Connection, host: Host, nonce: str, entry: str, timeout_s: float) -> bytes:
-    request = {
-        "nonce": nonce,
-        "name": host.name,
-        "deadline_s": timeout_s,
-        "driver_deadline_s": DRIVER_S,
-    }
-    talk = start_payload(connection, host, entry, request, timeout_s, limit=LIMIT)
-    try:
+    request = {"nonce": nonce, "name": host.name, "deadline_s": timeout_s}
+    request["driver_deadline_s"] = DRIVER_S
+    with closing(start_payload(connection, host, entry, request, timeout_s, limit=LIMIT)) as talk:
         talk.finish()
         return talk.read(timeout_s + 2)
-    finally:
-        talk.close()
 
 
 def decode_outputs(document: bytes) -> tuple[Output, ...]:
@@ -207,11 +191,8 @@ def run(arguments: argparse.Namespace) -> int:
     interrupts.hold()
     try:
         remark(f"reading facts and tool outputs of {fold(names)}")
-        ways = Ways(fleet.hosts)
-        try:
-            shown = capture_fleet(fleet.hosts, ways, secrets.token_hex(16), deadline_s=ASK_S)
-        finally:
-            ways.close()
+        with closing(Ways(fleet.hosts)) as ways:
+            shown = capture_fleet(fleet.hosts, ways, secrets.token_hex(16))
         for name, one in shown.items():
             _take_node(taken, name, one)
         if not any(one.facts or one.outputs for one in shown.values()):
@@ -435,20 +416,15 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments; nodes are chosen as for a run."""
     parser.epilog = _EXAMPLE
-    parser.add_argument("folder", metavar="DIR", help="folder for the archive")
-    parser.add_argument(
-        "words", metavar="NODES", nargs="*", default=[], help="as in 'gpu[001-064]'"
-    )
+    add = parser.add_argument
+    add("folder", metavar="DIR", help="folder for the archive")
+    add("words", metavar="NODES", nargs="*", default=[], help="as in 'gpu[001-064]'")
     add_targets(parser)
     add_json(parser)
-    parser.add_argument(
-        "--tier", choices=("quick", "standard", "deep"), default="standard",
-        help="how deep its run measures (default: standard, burn-in and sweep in 5 minutes)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--budget", metavar="SECONDS", type=float, help="time for the run (default: the tier's)"
-    )
-    parser.add_argument(
-        "--public", action="store_true",
-        help="number hosts, users, serials, UUIDs and addresses, consistently in all files",
-    )  # fmt: skip
+    add("--tier", choices=("quick", "standard", "deep"), default="standard",
+        help="how deep its run measures (default: standard, burn-in and sweep in 5 "
+        "minutes)")  # fmt: skip
+    add("--budget", metavar="SECONDS", type=float, help="time for the run (default: the tier's)")
+    add("--public", action="store_true",
+        help="number hosts, users, serials, UUIDs and addresses, consistently in all "
+        "files")  # fmt: skip

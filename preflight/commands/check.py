@@ -343,8 +343,7 @@ def _number_of(kind: Callable[[str], object]) -> Callable[[str], str]:
     return number
 
 
-def _whole(text: str) -> str:
-    return _number_of(int)(text)
+_whole = _number_of(int)
 
 
 def _workers(text: str) -> str:
@@ -398,11 +397,9 @@ class _Group:
         (long,) = names
         short = self._others.get(long, f"--{long.removeprefix('--preflight-')}")
         nargs = 0 if action == "store_true" else None
-        own: dict[str, Any] = {
-            key: settings[key] for key in ("help", "metavar", "choices") if key in settings
-        }
-        if "type" in settings:
-            own["type"] = _number_of(settings["type"])
+        own = dict(settings)
+        if "type" in own:
+            own["type"] = _number_of(own["type"])
         hidden = {**own, "dest": long, "help": argparse.SUPPRESS}
         self._place.add_argument(long, action=_Pass, nargs=nargs, **hidden)
         spelled = (*_SHORT.get(long, ()), short)
@@ -462,13 +459,10 @@ def option_parser(
     parser = _Parser(prog=prog, allow_abbrev=False, description=description)
     parser.others = others
     own(parser)
-    parser.add_argument(
-        "nodes", metavar="NODES", nargs="*", help="as --nodes: 'gpu[001-064]', a,b or @group"
-    )
-    parser.add_argument(
-        "--site-checks", dest="folder", metavar="DIR", action="append", default=[],
-        help="folder with the site's own checks; may be given several times",
-    )  # fmt: skip
+    add = parser.add_argument
+    add("nodes", metavar="NODES", nargs="*", help="as --nodes: 'gpu[001-064]', a,b or @group")
+    add("--site-checks", dest="folder", metavar="DIR", action="append", default=[],
+        help="folder with the site's own checks; may be given several times")  # fmt: skip
     pytest_addoption(cast("pytest.Parser", parser))
     pytests = parser.add_argument_group("pytest's own, as `pytest --help` explains them")
     for names in (*_WORKERS, *_VALUES):

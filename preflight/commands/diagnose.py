@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -28,7 +29,7 @@ from preflight.core.text import plain_json, printable
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
 from preflight.hang.diagnose.diagnosis import diagnose, lines
-from preflight.hang.diagnose.job_state import Diagnosis, JobState
+from preflight.hang.diagnose.job_state import JobState
 from preflight.hang.look import LookRequest, look, look_here
 from preflight.transport.ways import Ways
 
@@ -56,7 +57,7 @@ class ProgressLine:
         if total > 1 and waiting:
             self._write(f"{done} of {total} nodes answered, waiting for {fold(waiting)}")
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Clear the line."""
         if self._open:
             self._stream.write(_ANEW)
@@ -106,32 +107,19 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.save is not None:
         sys.stdout.flush()  # the answer first: saving may fill the disk
         _save(state, typed_path(arguments.save))
-    return exit_of(diagnosis)
-
-
-def exit_of(diagnosis: Diagnosis) -> int:
-    """Return the exit code of a diagnosis."""
     return _EXITS.get(diagnosis.category, NAMED)
 
 
 def _look(arguments: argparse.Namespace) -> JobState:
     if arguments.pid:
         return _here(arguments)
-    fleet = fleet_of(arguments)
-    ways = Ways(fleet.hosts)
+    fleet, wanted = fleet_of(arguments), LookRequest(look_s=arguments.look_s, ras=arguments.ras)
     progress = ProgressLine(sys.stderr, len(fleet.hosts))
-    try:
+    with closing(Ways(fleet.hosts)) as ways, closing(progress):
         return look(
-            fleet.hosts,
-            ways,
-            secrets.token_hex(16),
-            wanted=LookRequest(look_s=arguments.look_s, ras=arguments.ras),
-            job=arguments.job,
-            progress=progress.update,
-        )
-    finally:
-        progress.end()
-        ways.close()
+            fleet.hosts, ways, secrets.token_hex(16),
+            wanted=wanted, job=arguments.job, progress=progress.update,
+        )  # fmt: skip
 
 
 def _here(arguments: argparse.Namespace) -> JobState:
@@ -177,17 +165,15 @@ examples:
 
 def add_options(diagnose: argparse.ArgumentParser) -> None:
     """Declare the arguments; nodes are chosen as for a run."""
-    diagnose.epilog = _EXAMPLES
+    diagnose.epilog, add = _EXAMPLES, diagnose.add_argument
     add_nodes_or_folder(diagnose, "DIR", "a state that --save wrote; then no node is asked")
     add_targets(diagnose)
-    diagnose.add_argument("--pid", metavar="N", type=int, nargs="+", help="only these processes "
-                          "of this machine, their children, and the rest of their job")  # fmt: skip
-    diagnose.add_argument("--job", metavar="ID", default="", help="the job, if several run: "
-                          "its run id, or MASTER_ADDR:MASTER_PORT")  # fmt: skip
-    diagnose.add_argument("--look-s", metavar="N", type=float, default=3.0, help="seconds between "
-                          "the two looks (default: 3); more for a job with slow steps")  # fmt: skip
+    add("--pid", metavar="N", type=int, nargs="+", help="only these processes of this machine, "
+        "their children, and the rest of their job")  # fmt: skip
+    add("--job", metavar="ID", default="", help="the job, if several run: its run id, or "
+        "MASTER_ADDR:MASTER_PORT")  # fmt: skip
+    add("--look-s", metavar="N", type=float, default=3.0, help="seconds between the two looks "
+        "(default: 3); more for a job with slow steps")  # fmt: skip
     add_ras(diagnose)
     add_json(diagnose)
-    diagnose.add_argument(
-        "--save", metavar="DIR", type=Path, help="save the job's state in this folder"
-    )
+    add("--save", metavar="DIR", type=Path, help="save the job's state in this folder")

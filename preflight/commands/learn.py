@@ -9,6 +9,7 @@ import json
 import secrets
 import shlex
 import sys
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -38,12 +39,13 @@ from preflight.transport.ways import SETUP_AT_MOST, Ways
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import date
 
     from preflight.commands.learned_groups import LearnedGroup
 
 
+_TEMPLATE = Path(__file__).with_name("learned.toml.j2")
 _WAYS_IN = ("user", "port", "identity_file", "known_hosts", "ssh_config")
 _CHOSEN_ANEW = ("ssh", "srun", "torchrun")
 """Transports that a run chooses by itself."""
@@ -53,67 +55,29 @@ def inventory_text(
     groups: Sequence[LearnedGroup], left_out: Mapping[str, str], origin: str, day: date
 ) -> str:
     """Return the inventory's text; `left_out` maps each node that was not learned to the reason."""
-    learned = sum(len(group.hosts) for group in groups)
-    lines = [
-        f"# Learned by preflight {__version__} on {day} from {many(learned, 'node')} ({origin}).",
-        "# This is what was found that day: anything that was missing is missing here too.",
-        "# Read it, correct it, and keep it under version control.",
-    ]
-    lines += [f"# not learned: {name}: {_comment(why)}" for name, why in left_out.items()]
-    for group in groups:
-        lines += ["", *_group(group, day)]
-    for group in groups:
-        for host in group.hosts:
-            lines += _node(host)
-    return "\n".join(lines) + "\n"
+    from jinja2 import Environment, StrictUndefined
 
-
-def _group(group: LearnedGroup, day: date) -> Iterator[str]:
-    first = group.hosts[0]
-    yield f"[group.{group.name}]" + (f"  # {_comment(group.remark)}" if group.remark else "")
-    yield f"nodes = {_text(fold(host.name for host in group.hosts))}"
-    yield f"learned = {day}"
-    if first.transport not in _CHOSEN_ANEW:
-        yield f"transport = {_text(first.transport)}"
-    for key in _WAYS_IN:
-        value = getattr(first, key)
-        if value is not None:
-            yield f"{key} = {_value(value)}"
-    if first.python != Host(name="h", address="h").python:
-        yield f"python = {_text(shlex.join(first.python))}"
-    for key in HAS:
-        value = getattr(group.has, key)
-        if value is not None:
-            yield f"{key} = {_value(value)}"
-    yield from (f"# {_comment(why)}" for why in group.left_open)
-    if group.baselines:
-        yield ""
-        yield f"[group.{group.name}.baselines]"
-    for measure, one in group.baselines.items():
-        of = f"{one.of}, {UNITS[measure]}"
-        yield f"{measure} = {{ value = {one.value}, learned = {day}, of = {_text(of)} }}"
-
-
-def _node(host: Host) -> list[str]:
-    """Return a table for a node that has its own address or leaf."""
-    own = [f"address = {_text(host.address)}"] if host.address != host.name else []
-    own += [f"leaf = {_text(host.leaf)}"] if host.leaf else []
-    return ["", f"[node.{_text(host.name)}]", *own] if own else []
+    page = Environment(  # noqa: S701  a text, whose values are quoted as TOML
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
+    )
+    page.filters |= {"value": _value, "comment": _comment, "folded": fold, "quoted": shlex.join}
+    nodes = [host for group in groups for host in group.hosts]
+    return page.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
+        version=__version__, day=day, learned=many(len(nodes), "node"), origin=origin,
+        left_out=left_out, groups=groups, nodes=nodes, ways_in=_WAYS_IN, has=HAS, units=UNITS,
+        chosen_anew=_CHOSEN_ANEW, usual_python=Host(name="h", address="h").python,
+    )  # fmt: skip
 
 
 def _value(value: float | str) -> str:
+    """Return a value of TOML; its basic strings allow all of JSON's escapes."""
     if isinstance(value, str):
-        return _text(value)
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
     return str(value).lower() if isinstance(value, bool) else f"{value:.12g}"
 
 
 def _comment(words: str) -> str:
     return printable(" ".join(words.split()))
-
-
-def _text(value: str) -> str:
-    """Return a basic string of TOML, which allows all of JSON's escapes."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
 
 
 PROBE_S = 60.0
@@ -165,22 +129,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _probe(arguments: argparse.Namespace) -> _Source:
-    fleet = fleet_of(arguments)
-    ways, nonce = Ways(fleet.hosts), secrets.token_hex(16)
-    try:
+    fleet, nonce = fleet_of(arguments), secrets.token_hex(16)
+    with closing(Ways(fleet.hosts)) as ways:
         reached = probe_fleet(
-            fleet.hosts,
-            ways,
-            nonce,
-            deadline_s=PROBE_S,
-            at_most=SETUP_AT_MOST,
+            fleet.hosts, ways, nonce, deadline_s=PROBE_S, at_most=SETUP_AT_MOST,
             progress=lambda *_: None,
-        )
+        )  # fmt: skip
         for one in reached.values():
             if one.connection is not None:
                 one.connection.close()
-    finally:
-        ways.close()
     measured = Measured(
         nonce=nonce,
         facts={name: one.facts for name, one in reached.items() if one.facts},
@@ -260,8 +217,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     about = "a run's folder or measured.json; then no node is asked"
     add_nodes_or_folder(parser, "RUN_DIR", about)
     add_targets(parser, inventory=": its nodes and logins are kept, its expected values are not")
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, help="default: standard output"
-    )
+    add = parser.add_argument
+    add("-o", "--output", metavar="FILE", type=Path, help="default: standard output")
     add_json(parser)
-    parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
+    add("--force", action="store_true", help="replace FILE if it exists")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import Struct
@@ -158,14 +159,11 @@ def _differing(key: str, gpus: _Each) -> str:
         for name, each in gpus.items()
     )
     values = {gpu_value(gpu, key) for each in gpus.values() for gpu in each}
-    if len(values) == 1 or _within_slack(key, values):
+    slack = SHIPPED("power_limit_slack_w")
+    if len(values) == 1 or (key == "power_limit_w" and max(values) - min(values) <= slack):
         return ""
     parts = sorted(have.items(), key=lambda one: -len(one[1]))
     return "; ".join(f"{fold(names)} {words}" for words, names in parts)
-
-
-def _within_slack(key: str, values: set[Any]) -> bool:
-    return key == "power_limit_w" and max(values) - min(values) <= SHIPPED("power_limit_slack_w")
 
 
 def _unfounded(key: str, gpus: _Each) -> str:
@@ -279,10 +277,7 @@ def _slug(name: str) -> str:
 
 def _numbered(name: str) -> Iterator[str]:
     yield name
-    number = 2
-    while True:
-        yield f"{name}-{number}"
-        number += 1
+    yield from (f"{name}-{number}" for number in count(2))
 
 
 def _differences(has: Expected, usual: Expected) -> str:

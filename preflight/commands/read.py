@@ -62,13 +62,11 @@ if TYPE_CHECKING:
 def _parts(text: str) -> Iterator[Captured]:
     """Try the readers of all tools, those with the most distinctive output first."""
     yield from nvidia_smi.read(text)
-    for reader in (topology.read, topology.read_ibnetdiscover, topology.read_ibswinfo):
-        if found := reader(text):
-            yield found
+    readers = (topology.read, topology.read_ibnetdiscover, topology.read_ibswinfo)
+    yield from filter(None, (reader(text) for reader in readers))
     yield from rdma_ports.read(text)
-    for reader in (ethernet.read_interfaces_json, ethernet.read_ethtool, ethernet.read_statistics):
-        if found := reader(text):
-            yield found
+    readers = (ethernet.read_interfaces_json, ethernet.read_ethtool, ethernet.read_statistics)
+    yield from filter(None, (reader(text) for reader in readers))
     yield from process_listing.read(text)
 
 
@@ -234,17 +232,12 @@ def document(
     read: Mapping[str, Captured | None], entries: Sequence[Entry], code: int
 ) -> ReadDocument:
     """Return the document, with the verdicts of each file."""
-    by_file = _by_file(entries)
-    files = tuple(
-        ReadRow(
-            file=name,
-            kind=one.kind if one else "",
-            damaged=one.damaged if one else "",
-            verdicts=tuple(verdict_row(each) for each in by_file.get((name,), ())),
-        )
-        for name, one in read.items()
-    )
-    return ReadDocument(exit=code, files=files)
+    by_file, files = _by_file(entries), []
+    for name, one in read.items():
+        kind, damaged = (one.kind, one.damaged) if one else ("", "")
+        verdicts = tuple(map(verdict_row, by_file.get((name,), ())))
+        files.append(ReadRow(file=name, kind=kind, damaged=damaged, verdicts=verdicts))
+    return ReadDocument(exit=code, files=tuple(files))
 
 
 def _by_file(entries: Sequence[Entry]) -> dict[tuple[str, ...], list[Entry]]:
@@ -272,23 +265,14 @@ def _nodes(name: str, one: Captured, alike: Group) -> Iterator[tuple[str, Node]]
 
 
 def _node(name: str, one: Captured, alike: Group, job: Job) -> Node:
+    net = Net(
+        own=None, trouble="a captured text", master="", is_master=False, master_port_origin="",
+        to_me=(), others_to_master=(),
+    )  # fmt: skip
     return Node(
-        name=name,
-        expected=Expected(),
-        reach=Reach("captured"),
-        facts=one.facts,
-        group=alike,
-        job=job,
-        net=Net(
-            own=None,
-            trouble="a captured text",
-            master="",
-            is_master=False,
-            master_port_origin="",
-            to_me=(),
-            others_to_master=(),
-        ),
-    )
+        name=name, expected=Expected(), reach=Reach("captured"), facts=one.facts, group=alike,
+        job=job, net=net,
+    )  # fmt: skip
 
 
 FACTS, LOG = "facts of a node", "NCCL log"
@@ -387,12 +371,10 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.epilog = _EXAMPLES
-    parser.add_argument(
-        "files", metavar="FILE", type=Path, nargs="+",
-        help="the output of a tool that docs/reference/read.md lists, or an archive of "
-        "preflight capture; - is standard input",
-    )  # fmt: skip
+    parser.epilog, add = _EXAMPLES, parser.add_argument
+    add("files", metavar="FILE", type=Path, nargs="+", help="the output of a tool that "
+        "docs/reference/read.md lists, or an archive of preflight capture; - is standard "
+        "input")  # fmt: skip
     add_json(parser)
 
 

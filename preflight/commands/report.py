@@ -124,9 +124,7 @@ def fabric_of(
     observed, accused, sweep = stored.observed, judged.accused, stored.sweep
     if hider is not None:
         observed, accused, sweep = hider.all_of(observed), hider.all_of(accused), None
-    return lambda most: fabric_section(
-        observed, accused, sweep=sweep, with_findings=False, most=most
-    )
+    return lambda most: fabric_section(observed, accused, sweep=sweep, most=most)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -137,7 +135,11 @@ def run(arguments: argparse.Namespace) -> int:
     hider = None
     if arguments.public:
         hider = Hider(secrets(report, *known_names_in(folder, report), earlier=nights))
-    shown = _unplaced(hider.all_of(report)) if hider else report
+    shown = report
+    if hider:  # the inventory's folders may name the fleet's owner
+        shown = hider.all_of(report)
+        origin = shown.fleet.origin.rpartition("/")[2]
+        shown = replace(shown, fleet=replace(shown.fleet, origin=origin))
     if arguments.prometheus is not None:
         refuse_unread(typed_path(arguments.prometheus))
         write_asked(arguments.prometheus, metrics(shown, found_in(shown)), MODE)
@@ -151,12 +153,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.text or not (arguments.json or any(written)):
         print_lines(lambda width: map(short_names, _lines(shown, width)))
     return 0
-
-
-def _unplaced(report: Report) -> Report:
-    """Remove the inventory's folders from the report: they may name the fleet's owner."""
-    origin = report.fleet.origin.rpartition("/")[2]
-    return replace(report, fleet=replace(report.fleet, origin=origin))
 
 
 def _page(folder: Path, report: Report, nights: tuple[Night, ...], hider: Hider | None) -> str:
@@ -185,20 +181,15 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog = _EXAMPLE
-    parser.add_argument(
-        "folder", metavar="RUN_DIR", type=Path,
-        help="a run's folder; for a killed run, the report holds what was known by then",
-    )  # fmt: skip
-    parser.add_argument(
-        "--html", metavar="FILE", type=Path, help="the HTML page; - is standard output"
-    )
-    parser.add_argument("--json", action="store_true", help="print report.json")
-    parser.add_argument("--junit", metavar="FILE", type=Path, help="the verdicts as JUnit XML")
-    parser.add_argument(
-        "--prometheus", metavar="FILE", type=Path, help="the numbers for node_exporter (*.prom)"
-    )
-    parser.add_argument("--text", action="store_true", help="print the summary (default)")
-    parser.add_argument(
-        "--public", action="store_true",
-        help="number hosts, users, serials, UUIDs and addresses, consistently everywhere",
-    )  # fmt: skip
+    add = parser.add_argument
+    add("folder", metavar="RUN_DIR", type=Path,
+        help="a run's folder; for a killed run, the report holds what was known by "
+        "then")  # fmt: skip
+    add("--html", metavar="FILE", type=Path, help="the HTML page; - is standard output")
+    add("--json", action="store_true", help="print report.json")
+    add("--junit", metavar="FILE", type=Path, help="the verdicts as JUnit XML")
+    add("--prometheus", metavar="FILE", type=Path, help="the numbers for node_exporter (*.prom)")
+    add("--text", action="store_true", help="print the summary (default)")
+    add("--public", action="store_true",
+        help="number hosts, users, serials, UUIDs and addresses, consistently "
+        "everywhere")  # fmt: skip

@@ -45,47 +45,28 @@ examples:
 
 def add_watch_options(watch: argparse.ArgumentParser) -> None:
     """Declare the arguments; the launch follows `--` and is not parsed."""
-    watch.epilog = _EXAMPLES
-    watch.add_argument(
-        "--debug", metavar="WHAT", nargs="?", const=ALL, default="",
-        help=f"keep debug output of NCCL and torch.distributed (={ALL}); slows the job",
-    )  # fmt: skip
-    watch.add_argument(
-        "--debug-mib",
-        metavar="N",
-        default=str(CAP_MIB),
-        help=f"largest size of each debug file, in MiB (default: {CAP_MIB})",
-    )
-    watch.add_argument(
-        "--stalled-after", metavar="SECONDS",
-        help=f"examine the job after this long without progress (default: {STALLED_AFTER_S:g})",
-    )  # fmt: skip
-    watch.add_argument(
-        "--folder",
-        metavar="DIR",
-        type=Path,
-        default=Path(),
-        help="parent of the folder watch-DATE-TIME-HOST (default: the working folder)",
-    )
-    watch.add_argument(
-        "--tee", action="store_true",
-        help="keep a copy of the launch's output, which then goes to a pipe, not to a terminal",
-    )  # fmt: skip
-    watch.add_argument(
-        "--nodes", metavar="LIST", default="",
-        help="the job's nodes, to examine them too (default: the Slurm allocation's)",
-    )  # fmt: skip
-    watch.add_argument(
-        "-i", "--inventory", metavar="FILE", default="", help="the same, from a file"
-    )
+    watch.epilog, add = _EXAMPLES, watch.add_argument
+    add("--debug", metavar="WHAT", nargs="?", const=ALL, default="",
+        help=f"keep debug output of NCCL and torch.distributed (={ALL}); slows the "
+        "job")  # fmt: skip
+    add("--debug-mib", metavar="N", default=str(CAP_MIB),
+        help=f"largest size of each debug file, in MiB (default: {CAP_MIB})")  # fmt: skip
+    add("--stalled-after", metavar="SECONDS",
+        help=f"examine the job after this long without progress (default: "
+        f"{STALLED_AFTER_S:g})")  # fmt: skip
+    add("--folder", metavar="DIR", type=Path, default=Path(),
+        help="parent of the folder watch-DATE-TIME-HOST (default: the working folder)")  # fmt: skip
+    add("--tee", action="store_true",
+        help="keep a copy of the launch's output, which then goes to a pipe, not to a "
+        "terminal")  # fmt: skip
+    add("--nodes", metavar="LIST", default="",
+        help="the job's nodes, to examine them too (default: the Slurm allocation's)")  # fmt: skip
+    add("-i", "--inventory", metavar="FILE", default="", help="the same, from a file")
     add_ras(watch)
-    watch.add_argument(
-        "--keep", action="store_true", help="keep the folder of a launch that ends well"
-    )
-    watch.add_argument(
-        "--print-env", action="store_true",
-        help="print the variables as shell exports, for another launcher; start nothing",
-    )  # fmt: skip
+    add("--keep", action="store_true", help="keep the folder of a launch that ends well")
+    add("--print-env", action="store_true",
+        help="print the variables as shell exports, for another launcher; start "
+        "nothing")  # fmt: skip
 
 
 _USAGE = "preflight watch [--stalled-after=SECONDS] [...] -- COMMAND ..."
@@ -137,15 +118,14 @@ def _options(arguments: argparse.Namespace, command: tuple[str, ...]) -> Options
     debug = frozenset(filter(None, arguments.debug.split(",")))
     if unknown := sorted(debug - {*DEBUGS}):
         raise UsageError(f"--debug={unknown[0]} is unknown; type --debug={ALL}, or one of both")
+    stalled = arguments.stalled_after
     return Options(
         command=command,
         base=typed_path(arguments.folder, is_printed=True),
         debug=debug,
         cap_mib=int(_number("--debug-mib", arguments.debug_mib, 1)),
         stalled_after_s=(
-            None
-            if arguments.stalled_after is None
-            else _number("--stalled-after", arguments.stalled_after, SHORTEST_S)
+            None if stalled is None else _number("--stalled-after", stalled, SHORTEST_S)
         ),
         tee=arguments.tee,
         keep=arguments.keep,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from preflight.lint.script import canonical, once
+from preflight.lint.script import canonical, constant, once
 
 if TYPE_CHECKING:
     from preflight.lint.script import Call, Function, Script
@@ -101,13 +102,10 @@ def operation(script: Script, call: Call) -> Operation | None:
     if name in _SAVES:
         own = call.keyword("process_group")
         return None if own is not None else Operation(_SAVES[name], call.line, call, saves=True)
-    if last == "log" and _is_true(call.keyword("sync_dist")) and script.imported("lightning"):
+    synced = last == "log" and constant(call.keyword("sync_dist")) is True
+    if synced and script.imported("lightning"):
         return Operation("self.log(sync_dist=True)", call.line, call)
     return _of_object(script, call)
-
-
-def _is_true(node: ast.expr | None) -> bool:
-    return isinstance(node, ast.Constant) and node.value is True
 
 
 def _own_group(script: Script, call: Call, label: str) -> bool:
@@ -125,10 +123,9 @@ def _own_group(script: Script, call: Call, label: str) -> bool:
 
 def _of_object(script: Script, call: Call) -> Operation | None:
     last, kind = call.last, kind_of(script, call.receiver)
-    if last in _OBJECTS.get(kind, ()):
-        return Operation(f"{call.receiver}.{last}", call.line, call)
-    if last in _OBJECT_SAVES.get(kind, ()):
-        return Operation(f"{call.receiver}.{last}", call.line, call, saves=True)
+    saves = last in _OBJECT_SAVES.get(kind, ())
+    if saves or last in _OBJECTS.get(kind, ()):
+        return Operation(f"{call.receiver}.{last}", call.line, call, saves=saves)
     return None
 
 
@@ -213,7 +210,7 @@ def inside(script: Script, function: Function) -> tuple[Operation, ...]:
 
 @once
 def _calls_by_function(script: Script) -> dict[str, list[Call]]:
-    found: dict[str, list[Call]] = {}
+    found: dict[str, list[Call]] = defaultdict(list)
     for call in script.calls:
-        found.setdefault(call.place.function, []).append(call)
+        found[call.place.function].append(call)
     return found

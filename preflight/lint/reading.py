@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import sys
 import tokenize
 import warnings
 from dataclasses import dataclass, replace
@@ -344,19 +345,13 @@ def _parse(text: str) -> Script | Unreadable:
         where = f" (line {line})" if line else ""
         if _PYTHON_2.search(text):
             return Unreadable(f"it is Python 2{where}", "torch needs Python 3: translate it first")
-        reason = f"Python 3.{_minor()} cannot parse it{where}: {_short(error)}"
+        reason = f"Python 3.{sys.version_info.minor} cannot parse it{where}: {_short(error)}"
         return Unreadable(reason, "correct it, or run preflight with the job's own Python")
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
     nodes = (one for one in ast.walk(tree) if not isinstance(one, ast.Constant))
     return (value for one in nodes for value in vars(one).values() if isinstance(value, str))
-
-
-def _minor() -> int:
-    import sys
-
-    return sys.version_info.minor
 
 
 def _short(error: Exception) -> str:

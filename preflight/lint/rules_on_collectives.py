@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
@@ -103,9 +104,11 @@ def skipped_step(script: Script) -> Iterator[Mistake]:
         return
     for call in script.called(_FINITE_TESTS):
         after = _next_backward(script, call)
-        leaves = _leaves(script, call) if after is not None else None
-        if after is None or leaves is None or _ranks_agree_first(script, call):
+        leaves = _conditions(script).get(id(call.node))
+        if after is None or not isinstance(leaves, ast.Continue | ast.Break):
             continue
+        if _first_exchange(script).get(call.place.loop, sys.maxsize) <= call.line:
+            continue  # ranks exchange data earlier in that loop, and so may share the value
         yield Mistake(
             leaves.lineno,
             f"a rank whose loss is not finite (line {call.line}) skips "
@@ -125,10 +128,10 @@ def _next_backward(script: Script, call: Call) -> Call | None:
 
 @once
 def _backward(script: Script) -> dict[_Loop, list[Call]]:
-    found: dict[_Loop, list[Call]] = {}
+    found: dict[_Loop, list[Call]] = defaultdict(list)
     for call in script.calls:
         if call.last == "backward":
-            found.setdefault(call.place.loop, []).append(call)
+            found[call.place.loop].append(call)
     return found
 
 
@@ -139,12 +142,6 @@ def _conditions(script: Script) -> dict[int, ast.stmt]:
     return {id(one): node.body[-1] for node in tests for one in ast.walk(node.test)}
 
 
-def _leaves(script: Script, call: Call) -> ast.stmt | None:
-    """The `continue` or `break` at the end of the `if` whose condition the call is."""
-    last = _conditions(script).get(id(call.node))
-    return last if isinstance(last, ast.Continue | ast.Break) else None
-
-
 @once
 def _first_exchange(script: Script) -> dict[_Loop, int]:
     """The first line in each loop that leads to an operation of all ranks."""
@@ -153,12 +150,6 @@ def _first_exchange(script: Script) -> dict[_Loop, int]:
         if one.line < found.get(one.place.loop, sys.maxsize) and reached(script, one):
             found[one.place.loop] = one.line
     return found
-
-
-def _ranks_agree_first(script: Script, call: Call) -> bool:
-    """Whether ranks exchange data earlier in that loop, and so may share the value."""
-    first = _first_exchange(script).get(call.place.loop)
-    return first is not None and first <= call.line
 
 
 _LOADER: Final = "torch.utils.data.DataLoader"
@@ -189,9 +180,7 @@ def uneven_batches(script: Script) -> Iterator[Mistake]:
 
 def _evens_out_batches(script: Script) -> bool:
     """Whether the script names a remedy anywhere: its author then probably applied it."""
-    if any(call.last in _EVEN for call in script.calls):
-        return True
-    return any(call.keyword(word) is not None for call in script.calls for word in _EVEN)
+    return any(call.last in _EVEN or any(map(call.keyword, _EVEN)) for call in script.calls)
 
 
 def _part(script: Script, loader: Call) -> ast.expr | None:
@@ -218,8 +207,8 @@ def _origins(script: Script, given: ast.expr, loader: Call) -> Iterator[ast.expr
     while todo:
         name = todo.pop()
         seen.add(name)
-        one = _assigned(script, name, loader)
-        if one is not None:
+        one = _first(script).get((name, loader.place.function))
+        if one is not None and one.line <= loader.line:
             yield one.value
             todo |= _names(script, one.value) - seen
 
@@ -227,11 +216,6 @@ def _origins(script: Script, given: ast.expr, loader: Call) -> Iterator[ast.expr
 def _names(script: Script, node: ast.expr) -> set[str]:
     named = (one for one in ast.walk(node) if isinstance(one, ast.Name | ast.Attribute))
     return {name for one in named if (name := script.dotted(one))}
-
-
-def _assigned(script: Script, name: str, loader: Call) -> Assign | None:
-    one = _first(script).get((name, loader.place.function))
-    return one if one is not None and one.line <= loader.line else None
 
 
 @once
@@ -299,14 +283,12 @@ def _alone_before(script: Script, barrier: Call) -> Call | None:
 @once
 def _before(script: Script) -> dict[_Loop, list[_Before]]:
     """Each loop's operations of all ranks and long work of rank 0, by line."""
-    found: dict[_Loop, list[_Before]] = {}
+    found: dict[_Loop, list[_Before]] = defaultdict(list)
     for call in script.calls:
         every = operation(script, call) is not None
         if every or _is_long(call):
-            found.setdefault(call.place.loop, []).append((call.line, every, call))
-    for there in found.values():
-        there.sort(key=itemgetter(0, 1))
-    return found
+            found[call.place.loop].append((call.line, every, call))
+    return {loop: sorted(there, key=itemgetter(0, 1)) for loop, there in found.items()}
 
 
 def _is_long(call: Call) -> bool:

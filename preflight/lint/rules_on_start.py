@@ -12,8 +12,8 @@ from preflight.lint.script import (
     Severity,
     backend,
     constant,
+    entry_inits,
     init_calls,
-    is_entry_point,
     makes_group,
     once,
     own_gpu,
@@ -38,8 +38,8 @@ _CHOOSES: Final = frozenset((
 @rule("no-set-device", Severity.WARNING)
 def no_set_device(script: Script) -> Iterator[Mistake]:
     """Work goes to the current GPU, and the script sets none."""
-    inits = init_calls(script)
-    if not inits or "nccl" not in backend(script) or not is_entry_point(script):
+    inits = entry_inits(script)
+    if not inits or "nccl" not in backend(script):
         return
     if any(call.keyword("device_id") is not None or call.open_ended for call in inits):
         return
@@ -192,10 +192,11 @@ def local_rank_argument(script: Script) -> Iterator[Mistake]:
         launch = "" if "--local-rank" in names else (
             "; torch.distributed.launch passes --local-rank since torch 2.0: unrecognized argument"
         )  # fmt: skip
+        default = constant(call.keyword("default"))
         yield Mistake(
             call.line,
             "the local rank comes from the command line, and the script never reads LOCAL_RANK",
-            f"under torchrun every rank has the default {_default(call)}{launch}",
+            f"under torchrun every rank has the default {default}{launch}",
             "default=int(os.environ.get('LOCAL_RANK', 0)), or remove the option",
         )
 
@@ -205,11 +206,6 @@ def _asks_environment(script: Script) -> bool:
         isinstance(node, ast.Constant) and node.value == "LOCAL_RANK"
         for node in ast.walk(script.tree)
     )
-
-
-def _default(call: Call) -> str:
-    given = constant(call.keyword("default"))
-    return "None" if given is None else str(given)
 
 
 _NAME: Final = "CUDA_VISIBLE_DEVICES"
@@ -264,6 +260,8 @@ def init_device_id(script: Script) -> Iterator[Mistake]:
     """The process group does not know the rank's GPU."""
     if "nccl" not in backend(script):
         return
+    number = ", with the number that spawn() passes to each process of a node"
+    spawned = number if spawns(script) else ""
     for call in init_calls(script):
         if call.keyword("device_id") is None and not call.open_ended:
             yield Mistake(
@@ -271,21 +269,15 @@ def init_device_id(script: Script) -> Iterator[Mistake]:
                 "init_process_group has no device_id: the GPU of this rank (since torch 2.3)",
                 "barrier() guesses the GPU from the rank, and NCCL connects only at the first "
                 "collective: a wrong GPU shows late, as a hang",
-                f"device_id=torch.device('cuda', {own_gpu(script)})" + _spawned(script),
+                f"device_id=torch.device('cuda', {own_gpu(script)})" + spawned,
             )
-
-
-def _spawned(script: Script) -> str:
-    return (
-        ", with the number that spawn() passes to each process of a node" if spawns(script) else ""
-    )
 
 
 @rule("no-record", Severity.HINT)
 def no_record(script: Script) -> Iterator[Mistake]:
     """No function has torchrun's @record, so torchrun's report lacks a rank's exception."""
-    inits = init_calls(script)
-    if not inits or not is_entry_point(script) or spawns(script):
+    inits = entry_inits(script)
+    if not inits or spawns(script):
         return
     decorated = (one for function in script.functions.values() for one in function.decorators)
     named = (call.name for call in script.calls)
@@ -302,10 +294,8 @@ def no_record(script: Script) -> Iterator[Mistake]:
 @rule("no-destroy", Severity.HINT)
 def no_destroy(script: Script) -> Iterator[Mistake]:
     """The script does not destroy the process group at the end."""
-    inits = init_calls(script)
-    if not inits or not is_entry_point(script):
-        return
-    if any("destroy" in call.last or "cleanup" in call.last for call in script.calls):
+    inits = entry_inits(script)
+    if not inits or any("destroy" in call.last or "cleanup" in call.last for call in script.calls):
         return
     yield Mistake(
         inits[0].line,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -155,9 +156,9 @@ class Script:
     @cached_property
     def _places(self) -> Mapping[str, list[int]]:
         """Name → its indices in `calls`: rules look up a few names for every finding."""
-        places: dict[str, list[int]] = {}
+        places: dict[str, list[int]] = defaultdict(list)
         for at, call in enumerate(self.calls):
-            places.setdefault(call.name, []).append(at)
+            places[call.name].append(at)
         return places
 
     def imported(self, *packages: str) -> bool:
@@ -359,15 +360,13 @@ def timeout_words(script: Script) -> str:
     for call in init_calls(script):
         given = call.keyword("timeout")
         if given is not None:
-            seconds = _seconds(script, given)
-            return _format_duration(seconds) if seconds else f"the timeout in line {call.line}"
+            if seconds := _seconds(script, given):
+                long = seconds >= _MINUTE_S
+                return f"{seconds / _MINUTE_S:g} min" if long else f"{seconds:g} s"
+            return f"the timeout in line {call.line}"
     if "nccl" in (name := backend(script)):
         return "10 min (NCCL's default)"
     return "30 min (gloo's default)" if name == "gloo" else "10 min (NCCL's default; gloo: 30)"
-
-
-def _format_duration(seconds: float) -> str:
-    return f"{seconds / _MINUTE_S:g} min" if seconds >= _MINUTE_S else f"{seconds:g} s"
 
 
 def _seconds(script: Script, node: ast.expr) -> float | None:
@@ -397,11 +396,11 @@ def alone_words(ranks: RankSet) -> tuple[str, str]:
     return str(ranks), "waits" if ranks is RankSet.FIRST else "wait"
 
 
-def is_entry_point(script: Script) -> bool:
-    """Whether the file is run itself: `if __name__ == "__main__"`, or work at its top level."""
-    for node in script.tree.body:
-        if isinstance(node, ast.If) and any(
-            isinstance(one, ast.Name) and one.id == "__name__" for one in ast.walk(node.test)
-        ):
-            return True
-    return any(not call.place.function for call in init_calls(script))
+@once
+def entry_inits(script: Script) -> tuple[Call, ...]:
+    """`init_calls` of a file that is run itself: `__name__ == "__main__"`, or top-level work."""
+    inits = init_calls(script)
+    tests = [node.test for node in script.tree.body if isinstance(node, ast.If)]
+    named = (one.id for test in tests for one in ast.walk(test) if isinstance(one, ast.Name))
+    asked = "__name__" in named
+    return inits if asked or any(not call.place.function for call in inits) else ()

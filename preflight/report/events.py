@@ -286,12 +286,11 @@ def _of_events(path: Path, events: Sequence[Event]) -> Report:
     ended = next((one.night for one in events if isinstance(one, Ended)), None)
     entries = _entries(began, verdicts)
     ready = readiness(began.nodes, entries, strict=False)
-    return Report(
-        preflight=began.preflight,
-        run=began.run,
-        started=began.started,
+    return row_of(
+        Report,
+        began,
+        schema=DOCUMENT_SCHEMA,
         seconds=ended.seconds if ended else 0.0,
-        tier=began.tier,
         exit=ended.exit if ended else _INTERRUPTED,
         interrupted=ended is None,
         fleet=fleet_row(began.nodes, began.origin, ready, began.leaves),

@@ -13,7 +13,6 @@ from collections import Counter
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from preflight.core.files import write_typed
 from preflight.core.statistics import grouped, nearest_rank
 from preflight.core.text import printable
 from preflight.errors import UsageError
@@ -96,11 +95,6 @@ def refuse_unread(path: Path) -> None:
         raise UsageError(f"--preflight-prometheus: there is no folder {path.parent}: make it")
 
 
-def write_metrics(path: Path, report: Report, found: Sequence[Finding]) -> None:
-    """Write the metrics in one piece, readable for all; OSError, also if the file is a link."""
-    write_typed(path, metrics(report, found), MODE)
-
-
 def metrics(report: Report, found: Sequence[Finding]) -> bytes:
     """The text of the file."""
     from prometheus_client import CollectorRegistry, generate_latest
@@ -126,13 +120,9 @@ def _run(registry: CollectorRegistry, report: Report) -> None:
 def _nodes(registry: CollectorRegistry, report: Report) -> None:
     fleet = report.fleet
     states = _labelled(registry, "nodes", "Nodes by state", "state")
-    by_state = {
-        "ready": fleet.ready,
-        "not_ready": fleet.not_ready,
-        "unjudged": fleet.unjudged,
-    }
     each = _labelled(registry, "node_ready", "1: ready, 0: not ready; absent: not judged", "node")
-    for state, names in by_state.items():
+    for state in ("ready", "not_ready", "unjudged"):
+        names: Sequence[str] = getattr(fleet, state)
         states.labels(state).set(len(names))
         for name in names if state != "unjudged" else ():
             each.labels(name).set(state == "ready")

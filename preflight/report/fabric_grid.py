@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -306,13 +307,11 @@ def _times_slower(
 ) -> dict[Turn, _Times | None]:
     """The ratios by turn; None for a turn without peers."""
     peers = _peers(list(slower.logs.items()), many=many)
-    found: dict[Turn, _Times | None] = {}
+    found: dict[Turn, _Times | None] = dict.fromkeys(slower.logs)
     for turn, log in slower.logs.items():
-        typical = peers(turn)
-        more = None if typical is None else log - typical
-        if more is None:
-            found[turn] = None
+        if (typical := peers(turn)) is None:
             continue
+        more = log - typical
         scattered = more <= slower.hot and turn not in blamed
         found[turn] = _Times(math.exp(more), math.exp(min(more, 0.0) if scattered else more))
     return found
@@ -434,18 +433,15 @@ def grid(
         for own, other in ((cell.a, cell.b), (cell.b, cell.a)):
             if own in rows and cell.rail in of_rail:
                 column = of_rail[cell.rail] + place[other if partners else cell.round]
-                rows[own][column] = _worse(rows[own][column], cell)
+                before = rows[own][column]
+                if before is None or cell.worst > before.worst:  # it may be measured twice
+                    rows[own][column] = cell
     return Grid(
         rows=tuple(Row(n, observed.leaves.get(n, ""), tuple(own)) for n, own in rows.items()),
         rails=rails,
         columns=columns,
         nodes=len(order),
     )
-
-
-def _worse(one: Cell | None, other: Cell) -> Cell:
-    """Of a pair that was measured twice, the worse cell."""
-    return other if one is None or other.worst > one.worst else one
 
 
 _EVERY_ROW = 16
@@ -466,20 +462,10 @@ def _chosen(
         worst[name] = max(worst.get(name, 0.0), ratio)
     rest = sorted(order, key=lambda name: worst.get(name, 0.0), reverse=True)
     bad = [name for name in rest if worst.get(name, 0.0) >= STEPS[0].up_to]
-    first = dict.fromkeys(
-        [
-            *(name for one in found for name in one.nodes),
-            *(
-                name
-                for one in found
-                if not one.nodes
-                for pair in sorted(one.pairs)
-                for name in pair
-            ),
-            *bad,
-        ]
-    )
+    blamed = [name for one in found for name in one.nodes]
+    paths = (pair for one in found if not one.nodes for pair in sorted(one.pairs))
     known = set(order)
+    first = dict.fromkeys([*blamed, *chain.from_iterable(paths), *bad])
     chosen = [name for name in first if name in known][: max(1, most)]
     taken = set(chosen)
     fine = [name for name in order if name not in taken]

@@ -38,16 +38,18 @@ def fabric_page(
     *,
     sweep: Sweep | None = None,
     origin: str = "",
-    missed: Sequence[SensitivityRow] = (),
 ) -> str:
     """Draw the whole page in at most `LARGEST` bytes; for the arguments see `fabric_section`."""
 
     def whole(section: str) -> str:
-        page = macros(_TEMPLATE).page(style("fabric.css"), section, sharpness(missed))
+        page = macros(_TEMPLATE).page(style("fabric.css"), section)
         return f"<!DOCTYPE html>\n{page}\n"
 
     most = LARGEST - len(whole("").encode())
-    return whole(fabric_section(observed, found, sweep=sweep, origin=origin, most=most))
+    section = fabric_section(
+        observed, found, sweep=sweep, origin=origin, with_findings=True, most=most
+    )
+    return whole(section)
 
 
 def fabric_section(
@@ -56,7 +58,7 @@ def fabric_section(
     *,
     sweep: Sweep | None = None,
     origin: str = "",
-    with_findings: bool = True,
+    with_findings: bool = False,
     most: int = LARGEST,
     limits: Thresholds = SHIPPED,
 ) -> str:

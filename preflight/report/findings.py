@@ -20,17 +20,11 @@ if TYPE_CHECKING:
     from preflight.core.registry import Entry
     from preflight.report.document import BlameRow
 
-COUNTED = (
-    (Outcome.OK, "ok"),
-    (Outcome.WARN, "warned"),
-    (Outcome.FAIL, "failed"),
-    (Outcome.FLAKY, "flaky"),
-    (Outcome.UNKNOWN, "unknown"),
-    (Outcome.WAIVED, "waived"),
-    (Outcome.NOT_RUN, "not run"),
-    (Outcome.BROKEN, "broken"),
-    (Outcome.MISSING, "missing"),
-)
+COUNTED = {
+    Outcome.OK: "ok", Outcome.WARN: "warned", Outcome.FAIL: "failed", Outcome.FLAKY: "flaky",
+    Outcome.UNKNOWN: "unknown", Outcome.WAIVED: "waived", Outcome.NOT_RUN: "not run",
+    Outcome.BROKEN: "broken", Outcome.MISSING: "missing",
+}  # fmt: skip
 """The outcomes in the order in which they are counted, and the word for each."""
 
 _AND = " and "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from preflight import __version__
 from preflight.check import STAGES
 from preflight.core.statistics import grouped
 from preflight.core.text import many, shortened
@@ -17,7 +18,7 @@ from preflight.fleet.nodeset import fold
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from datetime import date
 
     from preflight.check import Stage
@@ -183,38 +184,40 @@ _LOADS = ["burn-in  every device of every node, all nodes at once, before the pa
 def header(
     fleet: Fleet,
     reach: str,
+    keys: Collection[tuple[str, tuple[str, ...]]],
+    planned: Planned,
     *,
-    version: str,
     tier: str,
-    fail_fast: str,
-    budget_s: float,
+    limits: str,
     at_most: int,
-    per_node: int,
-    of_fleet: int,
-    planned: Planned | None,
     loads: bool,
-    expected: int,
     estimate: Sequence[str],
     where: str,
 ) -> list[str]:
-    """Lay out the header; nothing in it is secret. `estimate`: finished lines on the time."""
+    """Lay out the header; nothing in it is secret.
+
+    `keys`: check and nodes of each expected verdict. `estimate`: finished lines on the time.
+    """
     total = len(fleet.hosts)
     nodes = many(total, "node")
+    per_node = sum(len(names) == 1 for _, names in keys) // total
+    of_fleet = sum(not names for _, names in keys)
+    has_pairs = any(len(names) > 1 for _, names in keys)
     gpus = sum(host.expected.gpus or 0 for host in fleet.hosts)
     hardware = f", {gpus} GPUs expected" if gpus else ", nothing expected"
     sources = sorted({host.expected.origin.split(" [")[0] for host in fleet.hosts} - {""})
     inventory = (
         f"; expected by {', '.join(sources)}" if sources and fleet.origin not in sources else ""
     )
-    rounds = len(planned.rounds) if planned else 0
+    rounds = len(planned.rounds) if has_pairs else 0
     fabric = f", {many(rounds, 'round')} of pairs" if rounds else ""
     whole = f", {of_fleet} of the whole fleet" if of_fleet else ""
     who = fold(host.name for host in fleet.hosts)
     port = f"{fleet.job.master_port} ({fleet.job.master_port_origin})"
     environ = fleet.job.environ_origin or "not known"
-    verdicts = many(expected, "verdict")
+    verdicts = many(len(keys), "verdict")
     return [
-        f"preflight {version}",
+        f"preflight {__version__}",
         f"fleet    {who}  {nodes}{hardware}  (from {fleet.origin}{inventory})",
         f"reach    {reach}, {_how_many(fleet, nodes, at_most)}",
         *too_many_logins(fleet),
@@ -222,9 +225,9 @@ def header(
         f"checks   {tier}: {per_node} per node{whole}{fabric}, {verdicts} expected",
         *(_LOADS if loads else []),
         *(_environ(fleet) if loads or rounds else []),
-        *(_rounds(fleet, planned) if planned and rounds else []),
+        *(_rounds(fleet, planned) if rounds else []),
         *(["rounds   none: one node has no pairs"] if total == 1 and not rounds else []),
-        f"limits   budget {budget_s:g} s, fail-fast {fail_fast}",
+        f"limits   {limits}",
         *estimate,
         *before(fleet, today()),
         f"report   {where}",
@@ -296,15 +299,12 @@ def reach_words(hosts: Sequence[Host], known: Mapping[str, Way], slurm_job: str 
     """How the nodes are reached; `known`: the ways found out so far, by node name."""
     job = f"Slurm job {slurm_job}, one step" if slurm_job else "one Slurm step"
     titles = {**_OTHERS, "srun": f"srun ({job})"}
-    others: dict[str, list[str]] = {}
-    by_ssh: dict[tuple[str, str], list[str]] = {}
-    for host in hosts:
-        way = known.get(host.name)
-        name, why = (way.transport, way.why) if way else (host.transport, "")
-        if name in _WORDS:
-            by_ssh.setdefault((name, why), []).append(host.name)
-        else:
-            others.setdefault(name, []).append(host.name)
+    ways = [(known.get(host.name), host) for host in hosts]
+    by_way = grouped(
+        ((way.transport, way.why) if way else (host.transport, ""), host.name) for way, host in ways
+    )
+    by_ssh = {way: names for way, names in by_way.items() if way[0] in _WORDS}
+    others = {name: names for (name, _), names in by_way.items() if name not in _WORDS}
     parts = [f"ssh ({_ssh(by_ssh)}, known hosts only)"] if by_ssh else []
     mixed = len(others) + len(by_ssh) > 1
     for name, names in others.items():

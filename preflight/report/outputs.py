@@ -31,7 +31,7 @@ from preflight.fleet.nodeset import natural
 from preflight.report.document import encode
 from preflight.report.events import NAME as EVENTS
 from preflight.report.events import REPORT, Ended, Events, read_events
-from preflight.report.exports import refuse_unread, write_metrics
+from preflight.report.exports import MODE, metrics, refuse_unread
 from preflight.report.ready import excluded, launchable
 
 if TYPE_CHECKING:
@@ -371,7 +371,7 @@ class Outputs:
         if self.metrics is None:
             return ""
         try:
-            write_metrics(self.metrics, report, found)
+            write_typed(self.metrics, metrics(report, found), MODE)
         except OSError as error:
             return f"cannot write {self.metrics}: {error.strerror}"
         return ""

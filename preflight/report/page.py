@@ -146,19 +146,16 @@ def page(report: Report, context: PageContext, fabric: Callable[[int], str] | No
 
 def _figures(report: Report) -> list[tuple[int | None, str]]:
     fleet, pairs = report.fleet, report.coverage.pairs_run if report.coverage else None
-    return [
-        (len(fleet.nodes), "node" + _s(len(fleet.nodes))),
-        (len(fleet.ready), f"node{_s(len(fleet.ready))} ready"),
-        (len(fleet.not_ready), f"node{_s(len(fleet.not_ready))} not ready"),
-        (len(fleet.unjudged) or None, f"node{_s(len(fleet.unjudged))} not judged"),
-        (pairs, f"pair{_s(pairs or 0)} measured"),
-        (report.expected, f"verdict{_s(report.expected)} expected"),
-        (report.missing, f"verdict{_s(report.missing)} missing"),
-    ]
-
-
-def _s(number: int) -> str:
-    return "s" * (number != 1)
+    figures = (
+        (len(fleet.nodes), "node", ""),
+        (len(fleet.ready), "node", " ready"),
+        (len(fleet.not_ready), "node", " not ready"),
+        (len(fleet.unjudged) or None, "node", " not judged"),
+        (pairs, "pair", " measured"),
+        (report.expected, "verdict", " expected"),
+        (report.missing, "verdict", " missing"),
+    )
+    return [(number, f"{noun}{'s' * (number != 1)}{how}") for number, noun, how in figures]
 
 
 def _changed(changes: Since | None) -> dict[str, Any]:
@@ -397,7 +394,7 @@ def _checked(report: Report) -> dict[str, Any]:
             row.sentence for row in report.verdicts if row.outcome is Outcome.NOT_RUN
         ),
         "by_check": by_check,
-        "counted": [(outcome, word) for outcome, word in COUNTED if outcome in used],
+        "counted": [(outcome, word) for outcome, word in COUNTED.items() if outcome in used],
     }
 
 

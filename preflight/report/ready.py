@@ -54,11 +54,7 @@ class Readiness(Struct, frozen=True, kw_only=True):
     @property
     def launchable(self) -> tuple[str, ...]:
         """The ready nodes, without the later one of each pair that must stay apart."""
-        dropped: set[str] = set()
-        for a, b in self.apart:
-            if a not in dropped:
-                dropped.add(b)
-        return tuple(name for name in self.ready if name not in dropped)
+        return launchable(self)
 
 
 def readiness(nodes: Sequence[str], entries: Sequence[Entry], *, strict: bool) -> Readiness:
@@ -162,31 +158,37 @@ def is_about_whole_fleet(entry: Entry, *, strict: bool) -> bool:
     return not named and counts_as_failure(entry, strict=strict)
 
 
-def exit_code(
-    entries: Sequence[Entry],
-    ready: Readiness,
-    *,
-    strict: bool,
-    need: int | None,
-    interrupted: bool = False,
-    broke: bool = False,
-    strangers_failed: bool = False,
-) -> int:
+class Ending(Struct, frozen=True, kw_only=True):
+    """What decides the exit code of a run besides its verdicts."""
+
+    strict: bool = False
+    need: int | None = None
+    """Ready nodes that are enough."""
+    interrupted: bool = False
+    broke: bool = False
+    strangers_failed: bool = False
+    """An ordinary test that ran beside the checks failed, which is never 0."""
+
+
+_USUAL = Ending()
+
+
+def exit_code(entries: Sequence[Entry], ready: Readiness, ending: Ending = _USUAL) -> int:
     """Map a finished run to its exit code.
 
     0 ready; 1 something failed, is flaky or unknown; 2 interrupted; 3 preflight broke or verdicts
     are missing, and nothing failed; 5 nothing to check, as no check applied. With `need`, enough
     ready nodes are 0, unless the fleet as a whole has failed.
-    `strangers_failed`: an ordinary test that ran beside the checks failed, which is never 0.
     """
-    if interrupted:
+    need, broke, strangers_failed = ending.need, ending.broke, ending.strangers_failed
+    if ending.interrupted:
         return 2
     still_open = any(left_open(entry) for entry in entries) or bool(ready.idle)
     if not still_open and not any(map(_was_judged, entries)):
         return 3 if broke else 1 if strangers_failed else NOTHING
-    if any(counts_as_failure(entry, strict=strict) for entry in entries):
+    if any(counts_as_failure(entry, strict=ending.strict) for entry in entries):
         enough = need is not None and len(ready.launchable) >= need
-        whole = any(is_about_whole_fleet(entry, strict=strict) for entry in entries)
+        whole = any(is_about_whole_fleet(entry, strict=ending.strict) for entry in entries)
         return 0 if enough and not (whole or broke or strangers_failed) else 1
     if broke or any(left_open(entry) for entry in entries):
         return 3
@@ -284,6 +286,10 @@ def excluded(fleet: FleetRow) -> str:
     return fold([name for name in fleet.nodes if name in bad])
 
 
-def launchable(fleet: FleetRow) -> tuple[str, ...]:
-    """The ready nodes of a report, without the later one of each pair that must stay apart."""
-    return row_of(Readiness, fleet).launchable
+def launchable(fleet: FleetRow | Readiness) -> tuple[str, ...]:
+    """The ready nodes, without the later one of each pair that must stay apart."""
+    dropped: set[str] = set()
+    for a, b in fleet.apart:
+        if a not in dropped:
+            dropped.add(b)
+    return tuple(name for name in fleet.ready if name not in dropped)

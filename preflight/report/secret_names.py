@@ -69,34 +69,15 @@ def named_in(text: str) -> list[tuple[str, str]]:
 Kind = str
 """A kind of secret, numbered separately: "node", "leaf", "host", "user", ..."""
 
-_BY_FIELD: Mapping[str, Kind] = {
-    "user": "user",
-    "users": "user",
-    "owner": "user",
-    "login": "user",
-    "username": "user",
-    "host": "host",
-    "hosts": "host",
-    "hostname": "host",
-    "server": "host",
-    "master": "host",
-    "master_addr": "host",
-    "MASTER_ADDR": "host",
-    "resolves_to": "address",
-    "address": "address",
-    "addresses": "address",
-    "ip": "address",
-    "mac": "address",
-    "gid": "address",
-    "guid": "guid",
-    "node_guid": "guid",
-    "sys_image_guid": "guid",
-    "uuid": "uuid",
-    "uuids": "uuid",
-    "gpu_uuid": "uuid",
-    "switch": "leaf",
-    "leaf": "leaf",
+_FIELDS: Mapping[Kind, tuple[str, ...]] = {
+    "user": ("user", "users", "owner", "login", "username"),
+    "host": ("host", "hosts", "hostname", "server", "master", "master_addr", "MASTER_ADDR"),
+    "address": ("resolves_to", "address", "addresses", "ip", "mac", "gid"),
+    "guid": ("guid", "node_guid", "sys_image_guid"),
+    "uuid": ("uuid", "uuids", "gpu_uuid"),
+    "leaf": ("switch", "leaf"),
 }
+_BY_FIELD = {field: kind for kind, fields in _FIELDS.items() for field in fields}
 _PUBLIC = frozenset(("root", "nobody", "localhost", "127.0.0.1", "::1", "0.0.0.0", "::", "unknown"))  # noqa: S104  names no machine
 """Names that are the same on every machine."""
 

@@ -5,6 +5,7 @@ A node has recovered only when the same check passes; a finding that is merely g
 
 from __future__ import annotations
 
+from collections import defaultdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -118,35 +119,33 @@ class Since(Struct, frozen=True, kw_only=True):
 def since(before: Night, now: Night, report: Report) -> Since:
     """Compare a run with an earlier one."""
     then, here = set(before.bad), set(now.bad)
-    fine = _Fine(report)
     gone = sorted(then - here)
+    passed = _passed(report, gone)
     return Since(
         before=before,
         new=tuple(sorted(here - then)),
         still=tuple(sorted(here & then)),
-        recovered=tuple(one for one in gone if fine.again(one)),
-        unseen=tuple(one for one in gone if not fine.again(one)),
+        recovered=tuple(one for one in gone if one in passed),
+        unseen=tuple(one for one in gone if one not in passed),
     )
 
 
-class _Fine:
-    """The subjects that passed each check in this run."""
+def _passed(report: Report, gone: Iterable[Bad]) -> set[Bad]:
+    """Those whose subject passed the same check in this run."""
+    ready, known = frozenset(report.fleet.ready), frozenset(report.fleet.nodes)
+    judged: defaultdict[str, set[str]] = defaultdict(set)
+    for row in report.verdicts:
+        if row.outcome in _JUDGED:
+            judged[row.check].update(_about(row, known))
 
-    def __init__(self, report: Report) -> None:
-        self._ready = frozenset(report.fleet.ready)
-        self._known = frozenset(report.fleet.nodes)
-        self._judged: dict[str, set[str]] = {}
-        for row in report.verdicts:
-            if row.outcome in _JUDGED:
-                self._judged.setdefault(row.check, set()).update(_about(row, self._known))
-
-    def again(self, bad: Bad) -> bool:
-        judged = self._judged.get(bad.check, set())
-        if bad.subject in judged:
-            return True
+    def again(bad: Bad) -> bool:
+        passed = judged[bad.check]
         # Checks of pairs judge "h2 rail 3" and "pair h1-h2" too.
-        nodes = nodes_in(bad.subject, self._known)
-        return bool(nodes) and self._ready.issuperset(nodes) and judged.issuperset(nodes)
+        nodes = nodes_in(bad.subject, known)
+        both = bool(nodes) and ready.issuperset(nodes) and passed.issuperset(nodes)
+        return both or bad.subject in passed
+
+    return set(filter(again, gone))
 
 
 def _about(row: VerdictRow, known: frozenset[str]) -> Iterable[str]:

@@ -31,15 +31,7 @@ if TYPE_CHECKING:
     from preflight.report.ready import Readiness
 
 
-_WORD = {
-    Outcome.FAIL: "FAIL",
-    Outcome.FLAKY: "FLAKY",
-    Outcome.UNKNOWN: "UNKN",
-    Outcome.BROKEN: "BROKE",
-    Outcome.MISSING: "MISSING",
-    Outcome.WARN: "WARN",
-    Outcome.WAIVED: "WAIVED",
-}
+_SHORT = {Outcome.UNKNOWN: "UNKN", Outcome.BROKEN: "BROKE"}
 _UNJUDGED = "could not judge everything"
 _INDENT = " " * 7
 _MOST_NAMED = 6
@@ -59,7 +51,7 @@ def finding_line(finding: Finding, nodes: Collection[str], width: int) -> str:
     if len(subject) > _LONGEST_SUBJECT and len(finding.subjects) > 1:
         what = "node" if all(name in nodes for name in finding.subjects) else "subject"
         subject = many(len(finding.subjects), what)
-    start = f"{_WORD[finding.outcome]:<6} {subject}  {finding.check}: "
+    start = f"{_word(finding):<6} {subject}  {finding.check}: "
     left = max(min(width, _WIDEST) - len(start), _SHORTEST_SENTENCE)
     return start + one_line(finding.sentence, left)
 
@@ -140,13 +132,17 @@ def finding_lines(finding: Finding, nodes: Collection[str], width: int) -> list[
     """Lay out one finding: its subjects, its sentence, and what to do."""
     subject = _subjects(finding.subjects, nodes)
     also = f"  (also {', '.join(finding.also)})" if finding.also else ""
-    lines = [f"{_WORD[finding.outcome]:<6} {subject}  {finding.check}{also}"]
+    lines = [f"{_word(finding):<6} {subject}  {finding.check}{also}"]
     lines += wrapped(finding.sentence, first=_INDENT, indent=_INDENT, width=width)
     if finding.advice and finding.outcome is not Outcome.WAIVED:
         lines += wrapped(
             finding.advice, first=f"{_INDENT}do: ", indent=f"{_INDENT}    ", width=width
         )
     return lines
+
+
+def _word(finding: Finding) -> str:
+    return _SHORT.get(finding.outcome, finding.outcome.upper())
 
 
 def _subjects(subjects: Sequence[str], nodes: Collection[str]) -> str:
@@ -201,12 +197,8 @@ def _not_run(report: Report, width: int) -> list[str]:
 
 def count_words(counts: Mapping[str, int]) -> str:
     """How many verdicts have each outcome: "228 ok, 0 failed, 66 not run, 0 missing"."""
-    parts = [
-        f"{counts.get(outcome, 0):,} {word}"
-        for outcome, word in COUNTED
-        if counts.get(outcome, 0) or outcome in _ALWAYS
-    ]
-    return ", ".join(parts)
+    shown = [one for one in COUNTED if counts.get(one, 0) or one in _ALWAYS]
+    return ", ".join(f"{counts.get(one, 0):,} {COUNTED[one]}" for one in shown)
 
 
 NOTHING_APPLIES = (

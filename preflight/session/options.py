@@ -114,8 +114,7 @@ def _extent(config: pytest.Config) -> Extent:
 
 def _history(config: pytest.Config, fleet: Fleet, settings: Settings) -> HistorySession | None:
     text = config.getoption("preflight_history")
-    if text is None:
-        text = os.environ.get(VARIABLE)
+    text = os.environ.get(VARIABLE) if text is None else text
     if text is None:
         return None
     return open_history(text, config.invocation_params.dir, fleet, settings.tier)
@@ -134,26 +133,18 @@ def seconds_back(text: str | None) -> float | None:
     """
     if text is None or text == "boot":
         return None
+    seconds = 0.0
     if ago := _AGO.fullmatch(text):
-        return _sane(text, float(ago[1]) * _UNITS[ago[2]])
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise _refusal(text) from None
-    return _sane(text, time.time() - moment.astimezone().timestamp())
-
-
-def _sane(text: str, seconds: float) -> float:
+        seconds = float(ago[1]) * _UNITS[ago[2]]
+    else:
+        with suppress(ValueError):
+            seconds = time.time() - datetime.fromisoformat(text).astimezone().timestamp()
     if not 0 < seconds <= LONGEST_S:
-        raise _refusal(text)
+        raise UsageError(
+            f"{OPTION} {text[:40]!a}: give boot, an age such as 90m, 2h or 3d, or a time in the "
+            "past such as 2026-11-21T08:00"
+        )
     return seconds
-
-
-def _refusal(text: str) -> UsageError:
-    return UsageError(
-        f"{OPTION} {text[:40]!a}: give boot, an age such as 90m, 2h or 3d, or a time in the past "
-        "such as 2026-11-21T08:00"
-    )
 
 
 MOST_AT_ONCE = 1024

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -153,13 +154,13 @@ class Session:
             return []
         keys = [key for item in items if isinstance(item, CheckItem) for key in item.keys]
         stage_of = {one.check.id: one.check.stage for one in self.run.registry}
-        width = self._config.get_terminal_writer().fullwidth
         lines = plan_lines(self.run.fleet, [(stage_of[check], check) for check, _ in keys])
-        return [
-            piece
-            for line in lines
-            for piece in wrapped(line, first="", indent=" " * 9, width=width)
-        ]
+        return self._wrapped(lines)
+
+    def _wrapped(self, lines: Sequence[str]) -> list[str]:
+        width = self._config.get_terminal_writer().fullwidth
+        pieces = (wrapped(line, first="", indent=" " * 9, width=width) for line in lines)
+        return list(chain.from_iterable(pieces))
 
     # -- when it is measured ----------------------------------------------------------------
 
@@ -326,22 +327,16 @@ class Session:
 
     def pytest_report_header(self) -> list[str]:
         """The nodes, how they are reached, what will run, how long, and where the report goes."""
-        keys = self.run.expected(self._chosen.wanted)
-        nodes = len(self.run.fleet.hosts)
-        per_node = sum(len(names) == 1 for _, names in keys) // nodes
+        run, keys = self.run, self.run.expected(self._chosen.wanted)
         lines = header(
-            self.run.fleet,
-            reach_words(self.run.fleet.hosts, self._ways(), slurm_job(self.run.fleet)),
-            version=__version__,
-            tier=self.run.settings.tier,
-            fail_fast=self.run.settings.fail_fast,
-            budget_s=self.run.settings.wall_s,
-            at_most=self.run.settings.at_most,
-            per_node=per_node,
-            of_fleet=sum(not names for _, names in keys),
-            planned=self.run.planned if any(len(names) > 1 for _, names in keys) else None,
-            loads=any(self.run.registry[check].check.stage == "local" for check, _ in keys),
-            expected=len(keys),
+            run.fleet,
+            reach_words(run.fleet.hosts, self._ways(), slurm_job(run.fleet)),
+            keys,
+            run.planned,
+            tier=run.settings.tier,
+            limits=f"budget {run.settings.wall_s:g} s, fail-fast {run.settings.fail_fast}",
+            at_most=run.settings.at_most,
+            loads=any(run.registry[check].check.stage == "local" for check, _ in keys),
             estimate=self._chosen.estimate,
             where=self._chosen.outputs.shown,
         )
@@ -349,9 +344,4 @@ class Session:
         history = self._chosen.history
         if history is not None and history.trouble:
             lines.append(f"history  {history.trouble}")
-        width = self._config.get_terminal_writer().fullwidth
-        return [
-            piece
-            for line in lines
-            for piece in wrapped(line, first="", indent=" " * 9, width=width)
-        ]
+        return self._wrapped(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ from preflight.report.outputs import earlier
 from preflight.report.page import PAGE, PageContext, page
 from preflight.report.ready import (
     NOTHING,
+    Ending,
     blame_row,
     exit_code,
     fleet_row,
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
 
     from preflight.history.run_record import Past
     from preflight.report.outputs import Outputs
+    from preflight.report.ready import Readiness
     from preflight.run.judgement import Key
     from preflight.run.run import Run
     from preflight.session.options import Chosen
@@ -94,21 +97,17 @@ def conclude(
     run: Run,
     entries: Sequence[Entry],
     outputs: Outputs,
+    ending: Ending,
     *,
     began_s: float,
-    strict: bool,
-    need: int | None,
-    past: Past | None,
-    interrupted: bool,
-    broke: bool,
-    strangers_failed: bool,
+    past: Past | None = None,
 ) -> Conclusion:
     """Assemble the report, write it, and return what to show.
 
     `past` is what a history knows of this fleet, including this run.
     """
     names = [host.name for host in run.fleet.hosts]
-    ready = readiness(names, entries, strict=strict)
+    ready = readiness(names, entries, strict=ending.strict)
     measured, decoded = run.judgement.measured.sweep, run.judgement.sweep
     suspected = suspicions(entries, len(names))
     systemic = [f"{b.sentence}; {b.advice}" for b in decoded.blames if b.kind == "systemic"]
@@ -121,16 +120,8 @@ def conclude(
         started=at(began_s),
         seconds=round(run.seconds, 3),
         tier=run.settings.tier,
-        exit=exit_code(
-            entries,
-            ready,
-            strict=strict,
-            need=need,
-            interrupted=interrupted,
-            broke=broke,
-            strangers_failed=strangers_failed,
-        ),
-        interrupted=interrupted,
+        exit=exit_code(entries, ready, ending),
+        interrupted=ending.interrupted,
         fleet=fleet_row(names, run.fleet.origin, ready, run.fleet.leaves),
         **of_entries(entries),
         pairs=pair_rows(measured, decoded.seen, pairs_of(run.rounds)) if measured else (),
@@ -149,21 +140,23 @@ def conclude(
         outputs.events.end(entries, night_of(report, found))
         outputs.put_away()
         metrics_trouble = outputs.write_metrics(report, found)
-    ended = interrupted or broke or report.missing or report.counts.get(Outcome.BROKEN)
-    late = run.settings.fail_fast == "never" and not ended
-    short_of_s = run.settings.wall_s if late else None
-    hint = next_command(run.fleet, ready, by_pairs=bool(blames), short_of_s=short_of_s)
-    hint = NOTHING_APPLIES if entries and report.exit == NOTHING else hint
+    hint = _hint(run, report, ready, ending)
     unsaved = is_ready and report.exit != 0
     return Conclusion(report, found, outputs, hint, metrics_trouble, unsaved=unsaved)
 
 
-def _page(
-    run: Run,
-    report: Report,
-    found: tuple[Finding, ...],
-    outputs: Outputs,
-) -> str:
+def _hint(run: Run, report: Report, ready: Readiness, ending: Ending) -> str:
+    """What to type next."""
+    if report.verdicts and report.exit == NOTHING:
+        return NOTHING_APPLIES
+    broken = report.missing or report.counts.get(Outcome.BROKEN)
+    ended = ending.interrupted or ending.broke or broken
+    late = run.settings.fail_fast == "never" and not ended
+    short_of_s = run.settings.wall_s if late else None
+    return next_command(run.fleet, ready, by_pairs=bool(report.blames), short_of_s=short_of_s)
+
+
+def _page(run: Run, report: Report, found: tuple[Finding, ...], outputs: Outputs) -> str:
     """The run's HTML page."""
     sweep, decoded = run.judgement.measured.sweep, run.judgement.sweep
     context = PageContext(
@@ -175,18 +168,9 @@ def _page(
         return page(report, context)
     observed = decoded.observed if decoded.observed is not None else observe(sweep)
     blamed = locate_blames(report.blames, observed)
-    return page(
-        report,
-        context,
-        lambda most: fabric_section(
-            observed,
-            blamed,
-            sweep=sweep,
-            with_findings=False,
-            most=most,
-            limits=run.judgement.sweep_limits,
-        ),
-    )
+    limits = run.judgement.sweep_limits
+    fabric = partial(fabric_section, observed, blamed, sweep=sweep, limits=limits)
+    return page(report, context, lambda most: fabric(most=most))
 
 
 def _coverage(run: Run, names: Sequence[str], past: Past | None) -> CoverageRow | None:
@@ -206,19 +190,8 @@ def _coverage(run: Run, names: Sequence[str], past: Past | None) -> CoverageRow 
     )
 
 
-_STATUS = {
-    # outcome: (category in pytest's counts, letter, word with -v)
-    "ok": ("ok", "", "OK"),
-    "warn": ("warned", "", ("WARN", {"yellow": True})),
-    "not_run": ("not run", "", "NOT RUN"),
-    "waived": ("waived", "", ("WAIVED", {"yellow": True})),
-    "fail": ("fail", "", ("FAIL", {"red": True})),
-    "flaky": ("flaky", "", ("FLAKY", {"red": True})),
-    "unknown": ("unknown", "", ("UNKNOWN", {"red": True})),
-    "broken": ("broken", "", ("BROKEN", {"red": True})),
-    "missing": ("missing", "", ("MISSING", {"red": True})),
-}
-
+_COLOURS = {"ok": "", "not run": "", "warn": "yellow", "waived": "yellow"}
+"""Of outcomes in a list with -v; the others are red."""
 
 _BY_EXIT = {0: "green", 1: "red"}
 
@@ -326,10 +299,12 @@ class VerdictCollector:
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: Any) -> tuple[str, str, Any] | None:
         """Name outcomes in pytest's counts as preflight does, without a progress letter."""
-        if getattr(report, "when", "") == "call" and hasattr(report, "preflight_verdicts"):
-            outcome = dict(report.user_properties).get("preflight_outcome")
-            return _STATUS.get(str(outcome))
-        return None
+        if getattr(report, "when", "") != "call" or not hasattr(report, "preflight_verdicts"):
+            return None
+        outcome = dict(report.user_properties).get("preflight_outcome", "").replace("_", " ")
+        word, colour = outcome.upper(), _COLOURS.get(outcome, "red")
+        category = "warned" if outcome == "warn" else outcome
+        return (category, "", (word, {colour: True}) if colour else word) if outcome else None
 
     def pytest_internalerror(self) -> None:
         """Record that preflight or another plugin broke."""
@@ -354,20 +329,16 @@ class VerdictCollector:
             exitstatus == pytest.ExitCode.INTERRUPTED and not _stopped(session)
         )
         entries = self._settled(session)
-        history = self._chosen.history
-        if history and (trouble := history.remember(self._run, entries, self._chosen.began_s)):
+        chosen, history = self._chosen, self._chosen.history
+        if history and (trouble := history.remember(self._run, entries, chosen.began_s)):
             self._run.progress.line(f"history {trouble}")
+        ending = Ending(
+            strict=chosen.strict, need=chosen.need, interrupted=self._interrupted,
+            broke=self._broke or broke, strangers_failed=self._strangers_failed,
+        )  # fmt: skip
+        past = history.past if history else None
         self.conclusion = conclude(
-            self._run,
-            entries,
-            self._chosen.outputs,
-            began_s=self._chosen.began_s,
-            strict=self._chosen.strict,
-            need=self._chosen.need,
-            past=history.past if history else None,
-            interrupted=self._interrupted,
-            broke=self._broke or broke,
-            strangers_failed=self._strangers_failed,
+            self._run, entries, chosen.outputs, ending, began_s=chosen.began_s, past=past
         )
         session.exitstatus = self.conclusion.report.exit
 

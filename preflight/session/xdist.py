@@ -93,10 +93,8 @@ def give(workerinput: dict[str, Any], run: Run, outputs: Outputs, found: SiteNod
     workerinput[_KEY] = msgspec.msgpack.encode(handoff)
 
 
-Version = tuple[int, int, int]
-
-FIRST_BAD_PYTEST: Final[Version] = (9, 2, 0)
-LAST_BAD_XDIST: Final[Version] = (3, 8, 0)
+FIRST_BAD_PYTEST: Final = (9, 2)
+LAST_BAD_XDIST: Final = (3, 8, 0)
 """pytest this new with xdist this old ignores xdist_group (pytest-xdist issue 1386)."""
 
 
@@ -120,8 +118,6 @@ def misgroups(pytest_version: str, xdist_version: str) -> bool:
     return _read(pytest_version) >= FIRST_BAD_PYTEST and _read(xdist_version) <= LAST_BAD_XDIST
 
 
-def _read(version: str) -> Version:
+def _read(version: str) -> tuple[int, ...]:
     """Read the first three numbers; what follows them (rc1, .dev2) does not matter here."""
-    numbers = [int(number) for number in re.findall(r"\d+", version)[:3]]
-    first, second, third = (*numbers, 0, 0, 0)[:3]
-    return first, second, third
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])

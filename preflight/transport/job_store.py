@@ -53,7 +53,7 @@ class JobStore:
         self._store = store
         self._talkative = talkative
         self._turn = threading.Lock()
-        self._too_late = _errors()
+        self._too_late: type[Exception] = _distributed().DistStoreError
 
     @classmethod
     def open(cls, place: Place) -> JobStore:
@@ -151,11 +151,6 @@ def _sized(note: bytes) -> bytes:
 def _lost(error: RuntimeError) -> StoreLostError:
     first = str(error).partition("\n")[0][:120]
     return StoreLostError(f"the job's store is gone ({first}): look at the master's torchrun")
-
-
-def _errors() -> type[Exception]:
-    kind: type[Exception] = _distributed().DistStoreError
-    return kind
 
 
 @contextmanager

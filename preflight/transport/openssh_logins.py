@@ -172,19 +172,10 @@ class Jumps:
 
 def in_the_way(host: Host, sentence: str, advice: str = "") -> ReachError:
     """Return the error that blames the jump host; the nodes behind it are unknown."""
-    login = [
-        *(["-l", host.user] if host.user else []),
-        *(["-p", str(host.port)] if host.port else []),
-    ]
-    words = [
-        "ssh",
-        *config_option(host.ssh_config),
-        "-o",
-        "BatchMode=yes",
-        *login,
-        host.name,
-        "true",
-    ]
+    words = ["ssh", *config_option(host.ssh_config), "-o", "BatchMode=yes"]
+    words += ["-l", host.user] if host.user else []
+    words += ["-p", str(host.port)] if host.port else []
+    words += [host.name, "true"]
     return ReachError(
         "route",
         f"the jump host {host.name} is in the way: {sentence}",

@@ -23,26 +23,8 @@ from preflight import __version__
 from preflight.core.remote_command import deadlined, end_group, spawn
 from preflight.errors import WireError
 from preflight.fleet.job_environment import public
+from preflight.transport import job_store as notes
 from preflight.transport.bundle import boot, bundle
-from preflight.transport.job_store import (
-    CHUNK,
-    Ask,
-    Decoder,
-    End,
-    Ended,
-    Feed,
-    FromRank,
-    Here,
-    JobStore,
-    Leave,
-    Leaving,
-    Output,
-    Present,
-    Start,
-    StoreLostError,
-    Unable,
-    decode_hello,
-)
 from preflight.transport.relay import addresses_towards
 
 if TYPE_CHECKING:
@@ -57,12 +39,12 @@ _MOST = 512
 _LONGEST = 32768
 
 
-def present(place: Place, nonce: str, version: str) -> Present:
+def present(place: Place, nonce: str, version: str) -> notes.Present:
     """Describe this rank."""
     environ = {
         name: value for name, value in sorted(public(os.environ).items()) if len(value) <= _LONGEST
     }
-    return Present(
+    return notes.Present(
         nonce=nonce,
         version=version,
         rank=place.rank,
@@ -104,7 +86,7 @@ def spawn_entry(
 class Child:
     """A process on this rank: a thread feeds its input, others pass its output to `say`."""
 
-    def __init__(self, start: Start, say: Callable[[Reply], None], beside: Beside) -> None:
+    def __init__(self, start: notes.Start, say: Callable[[Reply], None], beside: Beside) -> None:
         self._number = start.child
         self._limit = start.limit
         self._say = say
@@ -149,23 +131,24 @@ class Child:
         errors.start()
         left = self._limit
         with suppress(OSError):
-            while left > 0 and (data := os.read(process.stdout.fileno(), min(CHUNK, left + 1))):
+            out, most = process.stdout.fileno(), notes.CHUNK
+            while left > 0 and (data := os.read(out, min(most, left + 1))):
                 left -= len(data)
-                self._say(Output(self._number, out=data))
+                self._say(notes.Output(self._number, out=data))
         if left < 0:
             self.end()
         errors.join(ASK_S)
         status: int | None = None
         with suppress(subprocess.TimeoutExpired):
             status = process.wait(ASK_S)
-        self._say(Ended(self._number, status))
+        self._say(notes.Ended(self._number, status))
 
     def _read_errors(self, descriptor: int) -> None:
         left = self._limit
         with suppress(OSError):
-            while left > 0 and (data := os.read(descriptor, CHUNK)):
+            while left > 0 and (data := os.read(descriptor, notes.CHUNK)):
                 left -= len(data)
-                self._say(Output(self._number, err=data))
+                self._say(notes.Output(self._number, err=data))
 
 
 HELLO_S = 120.0
@@ -198,7 +181,7 @@ def follow(place: Place, beside: Beside = ()) -> int:
         return Follower(place, watch, beside).serve()
     except _Terminated:
         return INTERRUPTED
-    except (StoreLostError, WireError) as error:
+    except (notes.StoreLostError, WireError) as error:
         watch.complain(str(error))
         return BROKE
     finally:
@@ -254,14 +237,14 @@ class Follower:
         self._place = place
         self._watch = watch
         self._beside = beside
-        self._listening = JobStore.open(place)
-        self._speaking = JobStore.open(place)
+        self._listening = notes.JobStore.open(place)
+        self._speaking = notes.JobStore.open(place)
         note = self._listening.read("hello", HELLO_S)
         if note is None:
-            raise StoreLostError(f"rank 0 wrote no note in {HELLO_S:g} s: look at its node")
-        hello = decode_hello(note)
+            raise notes.StoreLostError(f"rank 0 wrote no note in {HELLO_S:g} s: look at its node")
+        hello = notes.decode_hello(note)
         self._nonce = hello.nonce
-        self._decoder = Decoder(hello.nonce)
+        self._decoder = notes.Decoder(hello.nonce)
         self._watch.beat_seen()
         self._number = 0
         self._turn = threading.Lock()
@@ -278,7 +261,7 @@ class Follower:
             # around it: an exception that a signal raises there would not be caught.
             code = self._take_orders()
         except _Terminated:
-            self._say(Leaving("torchrun ended it (SIGTERM)"))
+            self._say(notes.Leaving("torchrun ended it (SIGTERM)"))
             raise
         return self._leave(code)
 
@@ -289,48 +272,48 @@ class Follower:
             if note is not None:
                 at += 1
                 order = self._decoder.order(note)
-                if isinstance(order, Leave):
+                if isinstance(order, notes.Leave):
                     return order.code
                 self._obey(order)
 
     def _obey(self, order: Order) -> None:
-        if isinstance(order, Start):
+        if isinstance(order, notes.Start):
             try:
                 child = Child(order, self._say, self._beside)
             except OSError as error:
-                self._say(Unable(order.child, no_process(error)[:500], AT_ITS_LIMITS))
+                self._say(notes.Unable(order.child, no_process(error)[:500], AT_ITS_LIMITS))
                 return
             self._watch.children[order.child] = child
             child.run()
-        elif isinstance(order, Feed):
+        elif isinstance(order, notes.Feed):
             if order.child in self._watch.children:
                 self._watch.children[order.child].feed(order.data, last=order.last)
-        elif isinstance(order, End):
+        elif isinstance(order, notes.End):
             if order.child in self._watch.children:
                 child = self._watch.children.pop(order.child)
                 threading.Thread(target=child.end, daemon=True).start()
-        elif isinstance(order, Ask):
-            self._say(Here(order.number))
+        elif isinstance(order, notes.Ask):
+            self._say(notes.Here(order.number))
 
     def _leave(self, code: int) -> int:
         """Report ready, and return when rank 0 sees that all ranks are."""
         self._watch.end_children()
-        with suppress(StoreLostError):  # rank 0 and its torchrun may be gone already
+        with suppress(notes.StoreLostError):  # rank 0 and its torchrun may be gone already
             self._speaking.write(f"ready/{self._place.rank}", b"1")
             self._listening.wait(["go"], LEAVE_S)
         return code
 
     def _say(self, reply: Reply) -> None:
         """Put a reply into the queue that rank 0 reads; without a store, `serve` ends."""
-        with self._turn, suppress(StoreLostError):
-            words = FromRank(self._nonce, self._place.rank, self._number, reply)
+        with self._turn, suppress(notes.StoreLostError):
+            words = notes.FromRank(self._nonce, self._place.rank, self._number, reply)
             self._number += 1
             place = self._speaking.count("from", 1) - 1
             self._speaking.write(f"from/{place}", msgspec.json.encode(words))
 
     def _beat(self) -> None:
         beats, before = 0, b""
-        with suppress(StoreLostError, WireError):
+        with suppress(notes.StoreLostError, WireError):
             while True:
                 beats += 1
                 self._speaking.write(f"beat/{self._place.rank}", str(beats).encode())

@@ -15,6 +15,7 @@ import time
 from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -142,14 +143,13 @@ class Hello:
         return hmac.digest(self._secret, message, "sha256")
 
 
-class RelayIdentity:
+class RelayIdentity(NamedTuple):
     """A caller that has proven to be a node's relay; `answer` authenticates us to it."""
 
-    def __init__(self, name: str, answer: bytes, sealer: Sealer, opener: Opener) -> None:
-        self.name = name
-        self.answer = answer
-        self.sealer = sealer
-        self.opener = opener
+    name: str
+    answer: bytes
+    sealer: Sealer
+    opener: Opener
 
 
 IN_ROOM = 256 << 10
@@ -542,10 +542,7 @@ _DISCARD = 9  # any port will do: nothing is sent there
 
 def own_addresses(nodes: Iterable[str]) -> list[str]:
     """Return our addresses on the routes to some nodes, the most frequent first."""
-    found: dict[str, int] = {}
-    for node in list(nodes)[:ASKED]:
-        for address in addresses_towards(node):
-            found[address] = found.get(address, 0) + 1
+    found = Counter(chain.from_iterable(map(addresses_towards, list(nodes)[:ASKED])))
     return sorted(found, key=lambda one: (one.startswith("127.") or one == "::1", -found[one]))
 
 

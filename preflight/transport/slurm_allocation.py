@@ -17,6 +17,8 @@ from preflight.fleet.nodeset import expand, fold
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from preflight.core.remote_command import Step
+
 
 ASK_S = 10.0
 """Deadline of Slurm's query commands."""
@@ -227,22 +229,26 @@ def _by_state(use: NodeUse) -> ReachError:
 
 def not_started(line: str) -> dict[str, ReachError]:
     """Name the nodes on which srun could not start its task: srun then ends the whole step."""
-    found = _LAUNCH.search(line)
-    if found is None:
-        return {}
-    sentence = f"Slurm could not start our step on it: {legible(found[2], 120)}"
     advice = "look at slurmd and its log on the node, and at its prolog"
-    return dict.fromkeys(_names(found[1]), ReachError("route", sentence, advice))
+    return _named(_LAUNCH.search(line), "route", "Slurm could not start our step on it", advice)
 
 
 def exited(line: str) -> dict[str, ReachError]:
     """Name the nodes on which our task has ended; the others go on without them."""
-    found = _EXITED.search(line)
+    advice = "look at slurmd's log on the node, and whether it has the Python of the others"
+    return _named(_EXITED.search(line), "python", "our step ended there", advice)
+
+
+def _named(
+    found: re.Match[str] | None, step: Step, what: str, advice: str
+) -> dict[str, ReachError]:
     if found is None:
         return {}
-    sentence = f"our step ended there: {legible(found[2], 120)}"
-    advice = "look at slurmd's log on the node, and whether it has the Python of the others"
-    return dict.fromkeys(_names(found[1]), ReachError("python", sentence, advice))
+    try:
+        names = expand(found[1])
+    except UsageError:
+        names = (found[1],)
+    return dict.fromkeys(names, ReachError(step, f"{what}: {legible(found[2], 120)}", advice))
 
 
 def missing_python(line: str, python: str) -> ReachError | None:
@@ -260,10 +266,3 @@ def missing_python(line: str, python: str) -> ReachError | None:
 def complaint(lines: Iterable[str]) -> str:
     """Return the first error of srun: the later ones follow from it."""
     return next((legible(found[1]) for line in lines if (found := _ERROR.match(line))), "")
-
-
-def _names(folded: str) -> tuple[str, ...]:
-    try:
-        return expand(folded)
-    except UsageError:
-        return (folded,)

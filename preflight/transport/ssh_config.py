@@ -27,31 +27,18 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Host
 
 
-_KEPT = frozenset(
-    (
-        "addressfamily",
-        "bindaddress",
-        "bindinterface",
-        "certificatefile",
-        "forkafterauthentication",
-        "globalknownhostsfile",
-        "gssapiauthentication",
-        "hostbasedauthentication",
-        "hostkeyalias",
-        "hostname",
-        "identityagent",
-        "identityfile",
-        "knownhostscommand",
-        "pkcs11provider",
-        "port",
-        "proxycommand",
-        "proxyjump",
-        "revokedhostkeys",
-        "user",
-        "userknownhostsfile",
-        "verifyhostkeydns",
-    )
+_BEYOND_PARAMIKO = (
+    *("ProxyJump", "ProxyCommand", "CertificateFile", "RevokedHostKeys", "KnownHostsCommand"),
+    *("VerifyHostKeyDNS", "PKCS11Provider", "HostbasedAuthentication"),
+    *("BindAddress", "BindInterface"),
 )
+"""Settings that paramiko ignores: it would reach the node in another way, or not at all."""
+
+_KEPT = frozenset((
+    *map(str.lower, _BEYOND_PARAMIKO), "addressfamily", "forkafterauthentication",
+    "globalknownhostsfile", "gssapiauthentication", "hostkeyalias", "hostname", "identityagent",
+    "identityfile", "port", "user", "userknownhostsfile",
+))  # fmt: skip
 """Settings that preflight reads; all 90 of them for thousands of nodes would fill memory."""
 
 _Way: TypeAlias = tuple[str, str | None, int | None, str | None]
@@ -244,20 +231,6 @@ def _expanded(files: Iterable[str]) -> tuple[str, ...]:
 
 _OFF = frozenset(("", "none", "no", "false"))
 
-_BEYOND_PARAMIKO: tuple[tuple[str, str], ...] = (
-    ("ProxyJump", "proxyjump"),
-    ("ProxyCommand", "proxycommand"),
-    ("CertificateFile", "certificatefile"),
-    ("RevokedHostKeys", "revokedhostkeys"),
-    ("KnownHostsCommand", "knownhostscommand"),
-    ("VerifyHostKeyDNS", "verifyhostkeydns"),
-    ("PKCS11Provider", "pkcs11provider"),
-    ("HostbasedAuthentication", "hostbasedauthentication"),
-    ("BindAddress", "bindaddress"),
-    ("BindInterface", "bindinterface"),
-)
-"""Settings that paramiko ignores: it would reach the node in another way, or not at all."""
-
 KLIST_S = 2.0
 AGENT_S = 2.0
 _AGENT = "SSH_AUTH_SOCK"
@@ -276,8 +249,8 @@ def why_openssh(host: Host, config: SshSettings) -> str:
 
 def _reasons(host: Host, config: SshSettings) -> Iterator[str]:
     """Yield such features, the cheap tests first."""
-    for label, key in _BEYOND_PARAMIKO:
-        if config.one(key).lower() not in _OFF:
+    for label in _BEYOND_PARAMIKO:
+        if config.one(label.lower()).lower() not in _OFF:
             yield label
     if config.one("addressfamily") not in ("", "any"):
         yield "AddressFamily"
@@ -338,9 +311,7 @@ def _is_on_a_token(key_file: Path) -> bool:
 def has_ticket() -> bool:
     """Whether the user has a Kerberos ticket; Debian's ssh enables Kerberos for everyone."""
     klist = shutil.which("klist")
-    if klist is None:
-        return False
-    asked = ask_here([klist, "-s"], KLIST_S)
+    asked = ask_here([klist, "-s"], KLIST_S) if klist else None
     return asked is not None and asked.returncode == 0
 
 
@@ -430,16 +401,12 @@ def login_refused(route: Route, tried: Sequence[str], unusable: Sequence[str]) -
     else:
         sentence = f"there is no key to log in with as {route.login}{without}"
         remedy = "make a key usable without a prompt (load it into ssh-agent)"
+    identity = ["-i", route.identity_files[0]] if len(route.identity_files) == 1 else []
+    options = [*config_option(route.ssh_config), "-o", "BatchMode=yes", "-p", str(route.port)]
+    words = ["ssh", *options, *identity, f"{route.user}@{route.typed or route.hostname}", "true"]
     return ReachError(
         "login",
         sentence,
         f"{remedy}, or correct `user` and `identity_file` in the inventory; "
-        f"this must work: `{shlex.join([*by_hand(route), 'true'])}`",
+        f"this must work: `{shlex.join(words)}`",
     )
-
-
-def by_hand(route: Route) -> list[str]:
-    """Return the ssh command line that a user would type, without the remote command."""
-    identity = ["-i", route.identity_files[0]] if len(route.identity_files) == 1 else []
-    options = [*config_option(route.ssh_config), "-o", "BatchMode=yes", "-p", str(route.port)]
-    return ["ssh", *options, *identity, f"{route.user}@{route.typed or route.hostname}"]

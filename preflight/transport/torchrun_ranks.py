@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from preflight import __version__
 from preflight.core.remote_command import OUTPUT_LIMIT, PipeRemote, ReachError, StreamRemote
+from preflight.core.statistics import grouped
 from preflight.errors import PreflightError, WireError
 from preflight.facts.node import Shortfall
 from preflight.fleet.launch_line import Ranked, RankedNode
@@ -40,7 +41,7 @@ from preflight.transport.rank_follower import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from preflight.core.remote_command import Connection, Remote
+    from preflight.core.remote_command import Connection, HasPayload, Remote
     from preflight.fleet.model import Host
     from preflight.transport.bundle import Beside
     from preflight.transport.job_store import Decoder, JobStore, Reply
@@ -112,41 +113,8 @@ class TorchrunTransport:
         )
 
 
-class TorchrunConnection:
-    """A connection to a node through its first rank that answers; `ranks` are all of its ranks."""
-
-    def __init__(
-        self,
-        speaker: OwnRank | OtherRank,
-        ranks: Sequence[OwnRank | OtherRank],
-        shortfall: Shortfall | None,
-    ) -> None:
-        self.shortfall = shortfall
-        self._speaker = speaker
-        self._connections = tuple(ranks)
-
-    @property
-    def ranks(self) -> Sequence[Connection]:
-        """A connection to each rank of the node."""
-        return self._connections
-
-    def start_entry(self, entry: str, *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> Remote:
-        """Have the node's first rank start an entry of the payload."""
-        return self._speaker.start_entry(entry, timeout_s=timeout_s, limit=limit)
-
-    def start(self, argv: Sequence[str], *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> Remote:
-        """Refuse: ranks run preflight's own entries and nothing else."""
-        return self._speaker.start(argv, timeout_s=timeout_s, limit=limit)
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 class _RankConnection:
-    """A connection to one rank, which starts entries of the payload and nothing else."""
-
-    def __init__(self, words: str) -> None:
-        self._words = words
+    """A connection to ranks, which start entries of the payload and nothing else."""
 
     def start(self, argv: Sequence[str], *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> Remote:
         """Refuse: ranks run preflight's own entries and nothing else."""
@@ -161,12 +129,22 @@ class _RankConnection:
         """Do nothing."""
 
 
+class TorchrunConnection(_RankConnection):
+    """A connection to a node through its first rank that answers; `ranks` are all of its ranks."""
+
+    def __init__(
+        self, speaker: HasPayload, ranks: Sequence[Connection], shortfall: Shortfall | None
+    ) -> None:
+        self.shortfall = shortfall
+        self.ranks = ranks
+        self.start_entry = speaker.start_entry
+
+
 class OwnRank(_RankConnection):
     """Rank 0, this process: its entries are our child processes."""
 
     def __init__(self, words: str, beside: Beside) -> None:
-        super().__init__(words)
-        self._beside = beside
+        self._words, self._beside = words, beside
 
     def start_entry(self, entry: str, *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> Remote:
         """Start an entry here."""
@@ -186,8 +164,7 @@ class OtherRank(_RankConnection):
     """Another rank, which starts entries by order."""
 
     def __init__(self, words: str, hub: Hub, rank: int) -> None:
-        super().__init__(words)
-        self._hub, self._rank = hub, rank
+        self._words, self._hub, self._rank = words, hub, rank
 
     def start_entry(self, entry: str, *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> Remote:
         """Order the rank to start an entry."""
@@ -311,9 +288,7 @@ class JobRanks(Struct, frozen=True, kw_only=True):
     @property
     def groups(self) -> dict[int, tuple[Member, ...]]:
         """The ranks of each node, by its group rank."""
-        found: dict[int, list[Member]] = {}
-        for member in self.members:
-            found.setdefault(member.group, []).append(member)
+        found = grouped((member.group, member) for member in self.members)
         return {group: tuple(members) for group, members in found.items()}
 
     def words(self, member: Member) -> str:
@@ -324,11 +299,9 @@ class JobRanks(Struct, frozen=True, kw_only=True):
 
     def ranked(self) -> Ranked:
         """The nodes of these ranks, for the fleet."""
-        groups = self.groups
-        labels = _labels(groups)
-        nodes = [self._node(group, labels[group]) for group in groups]
+        labels = _labels(self.groups)
         return Ranked(
-            nodes=tuple(nodes),
+            nodes=tuple(self._node(group, label) for group, label in labels.items()),
             ranks=len(self.members),
             per_node=self.place.per_node,
             restarts=self.place.max_restarts,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
 from msgspec import Struct
 
 from preflight.core.remote_command import LocalConnection, ReachError
+from preflight.core.statistics import grouped
 from preflight.errors import PreflightError, UsageError
 from preflight.fleet.model import TRANSPORTS
 from preflight.transport.ssh_config import SettingsCache, why_openssh
@@ -97,9 +98,7 @@ class Ways:
     """Connects to the nodes of one run. Cheap to make; contacts no node before `connect`."""
 
     def __init__(self, hosts: Iterable[Host]) -> None:
-        self._hosts: dict[str, list[Host]] = {}
-        for host in hosts:
-            self._hosts.setdefault(host.transport, []).append(host)
+        self._hosts = grouped((host.transport, host) for host in hosts)
         self._asked = SettingsCache()
         self._chosen: dict[str, Way] = {}
         self._made: dict[str, Transport] = {}
@@ -133,19 +132,12 @@ class Ways:
     def known(self, deadline_s: float) -> dict[str, Way]:
         """Return the transport of every node by name, without those not found out in time."""
         hosts = [host for some in self._hosts.values() for host in some]
-        open_ones = [host for host in hosts if host.transport == "ssh"]
         fan_out(
-            open_ones,
-            self.choose,
-            deadline_s=deadline_s,
-            at_most=ASKED_AT_ONCE,
+            self._hosts.get("ssh", ()), self.choose, deadline_s=deadline_s, at_most=ASKED_AT_ONCE
         )
         fixed = {host.name: Way(host.transport) for host in hosts if host.transport != "ssh"}
-        return {
-            host.name: way
-            for host in hosts
-            if (way := fixed.get(host.name) or self._chosen.get(host.name))
-        }
+        known = fixed | self._chosen
+        return {host.name: known[host.name] for host in hosts if host.name in known}
 
     def connect(self, host: Host, timeout_s: float) -> Connection:
         """Log in to a node; raises ReachError that says which step failed."""

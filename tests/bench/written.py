@@ -18,6 +18,7 @@ from preflight.fleet.sources import FleetRequest, resolve
 from preflight.report.events import NAME, Began, Ended, by_check, read_events
 from preflight.report.outputs import Outputs
 from preflight.report.page import PAGE
+from preflight.report.ready import Ending
 from preflight.report.since import at
 from preflight.run.expected_verdicts import Settings
 from preflight.run.measured import Measured, Silent
@@ -74,10 +75,7 @@ def _write(run: Run, folder: Path) -> tuple[float, float]:
             origin=run.fleet.origin, expected=by_check(keys, nodes),
         )
     )  # fmt: skip
-    conclude(
-        run, entries, outputs, began_s=_BEGAN_S, strict=False, need=None, past=None,
-        interrupted=False, broke=False, strangers_failed=False,
-    )  # fmt: skip
+    conclude(run, entries, outputs, Ending(), began_s=_BEGAN_S)
     return time.perf_counter() - began, time.process_time() - began_cpu
 
 

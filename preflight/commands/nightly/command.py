@@ -71,15 +71,13 @@ def main(argv: Sequence[str]) -> int:
     """Sweep the fleet; the exit codes are those of a run, over all waves."""
     try:
         return _sweep(read_words(argv))
-    except UsageError as error:
-        return _gives_up(error, USAGE)
     except PreflightError as error:
-        return _gives_up(error, BROKE)
+        _say(str(error))
+        return USAGE if isinstance(error, UsageError) else BROKE
 
 
-def _gives_up(error: PreflightError, code: int) -> int:
-    print(f"preflight nightly: {printable(str(error))}", file=sys.stderr)  # noqa: T201  a command
-    return code
+def _say(words: str) -> None:
+    print(f"preflight nightly: {printable(words)}", file=sys.stderr)  # noqa: T201  a command
 
 
 def _sweep(asked: SweepArguments) -> int:
@@ -155,9 +153,8 @@ def _show_plan(asked: SweepArguments, ends: datetime | None, into: Path) -> int:
     folder = new_folder(into, time.time())
     print_header(screen, sweep, outputs_of(folder, sweep).shown, who, resumed=False)
     for number, wave in enumerate(sweep.waves, 1):
-        screen.labelled(
-            f"wave {number}/{len(sweep.waves)}", f"{fold(wave.nodes)}  {len(wave.nodes)}"
-        )
+        label = f"wave {number}/{len(sweep.waves)}"
+        screen.labelled(label, f"{fold(wave.nodes)}  {len(wave.nodes)}")
     return 0
 
 
@@ -166,16 +163,14 @@ WAVE = 16
 
 INTO = "preflight-nightly"
 
+_NAMES_ALL = "a nightly run never stops at a finding, it names them all"
 _NOT_HERE = {
     "--preflight-report": "a nightly run writes its own folder: --into=DIR",
-    "--preflight-fail-fast": "a nightly run never stops at a finding, it names them all",
+    "--preflight-fail-fast": _NAMES_ALL,
     "--preflight-need": "a nightly run starts no job",
     "--preflight-replay": "a nightly run measures",
-    "--exitfirst": "a nightly run never stops at a finding, it names them all",
-    "-x": "a nightly run never stops at a finding, it names them all",
-    "--maxfail": "a nightly run never stops at a finding, it names them all",
-    "--collect-only": "see its waves with --plan",
-    "--co": "see its waves with --plan",
+    **dict.fromkeys(("--exitfirst", "-x", "--maxfail"), _NAMES_ALL),
+    **dict.fromkeys(("--collect-only", "--co"), "see its waves with --plan"),
     "--junitxml": "each wave would overwrite it: see the waves' folders",
 }
 _OURS = (
@@ -447,8 +442,7 @@ def _latest(asked: SweepArguments, into: Path) -> tuple[Path, Sweep] | None:
     except UsageError as error:
         if not asked.names_a_fleet:
             raise
-        message = printable(str(error).replace(ANEW, "so a new nightly run begins"))
-        print(f"preflight nightly: {message}", file=sys.stderr)  # noqa: T201  a command speaks
+        _say(str(error).replace(ANEW, "so a new nightly run begins"))
         return None
 
 
@@ -497,9 +491,8 @@ def _waves(sweep: Sweep) -> str:
 
 def _nights(sweep: Sweep, nodes: int) -> str:
     nights = nights_to_all(nodes, sweep.most)
-    if nights == 1:
-        return "every two of these nodes are in one wave"
-    return f"every two of these nodes are in one wave after {nights} such nights"
+    after = f" after {nights} such nights" if nights > 1 else ""
+    return f"every two of these nodes are in one wave{after}"
 
 
 if __name__ == "__main__":

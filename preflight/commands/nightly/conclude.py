@@ -20,7 +20,6 @@ from preflight.commands.nightly.united import (
     covered,
     fabric_of_waves,
     missing_verdict,
-    not_reached,
     unite,
 )
 from preflight.core.files import open_folder
@@ -29,18 +28,13 @@ from preflight.core.statistics import grouped
 from preflight.core.text import legible
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
-from preflight.report.events import REPORT, Began
-from preflight.report.outputs import (
-    OURS,
-    Outputs,
-    earlier,
-    names_in,
-    point_at,
-    remove_folder,
-)
+from preflight.report.document import row_of
+from preflight.report.events import REPORT, SCHEMA, Began
+from preflight.report.outputs import OURS, Outputs, earlier, names_in, point_at, remove_folder
 from preflight.report.page import PAGE, PageContext, page
 from preflight.report.since import before, night_of, since
 from preflight.report.terminal import summary, title
+from preflight.verdict import not_run
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -113,11 +107,10 @@ def missing_nodes(sweep: Sweep, parts: Sequence[Part], stopped: str) -> dict[str
             if name in reported or wave.stand == "left out":
                 continue
             if wave.open:
-                missing[name] = not_reached(
-                    f"before its wave {stopped or 'the sweep was interrupted'}"
-                )
+                why = f"before its wave {stopped or 'the sweep was interrupted'}"
+                missing[name] = not_run(why, stopped=True)
             elif wave.stand == "broken off" and "jobs" in wave.why:
-                missing[name] = not_reached(f"{wave.why} repeatedly, in {where}")
+                missing[name] = not_run(f"{wave.why} repeatedly, in {where}", stopped=True)
             else:
                 missing[name] = missing_verdict(f"{where}: {wave.why or 'its report is missing'}")
     return missing
@@ -221,11 +214,9 @@ def conclude(
 
 def outputs_of(folder: Path, sweep: Sweep) -> Outputs:
     """Return the files that the sweep as a whole writes."""
-    return Outputs(
-        folder,
-        exclude_file=Path(sweep.exclude_file) if sweep.exclude_file else None,
-        metrics=Path(sweep.metrics) if sweep.metrics else None,
-    )
+    exclude_file = Path(sweep.exclude_file) if sweep.exclude_file else None
+    metrics = Path(sweep.metrics) if sweep.metrics else None
+    return Outputs(folder, exclude_file=exclude_file, metrics=metrics)
 
 
 def _write_outputs(
@@ -245,18 +236,7 @@ def _write_outputs(
 
 def _leave_events(report: Report, found: tuple[Finding, ...], outputs: Outputs) -> None:
     """Write what later nights compare with; single verdicts only if they are in no wave."""
-    outputs.events.begin(
-        Began(
-            preflight=report.preflight,
-            run=report.run,
-            started=report.started,
-            tier=report.tier,
-            nodes=report.fleet.nodes,
-            origin=report.fleet.origin,
-            leaves=report.fleet.leaves,
-            expected={},
-        )
-    )
+    outputs.events.begin(row_of(Began, report, report.fleet, schema=SCHEMA, expected={}))
     outputs.events.end((), night_of(report, found))
 
 

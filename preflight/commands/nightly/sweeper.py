@@ -86,16 +86,10 @@ class WaveProcess:
 
     def __init__(self, words: Sequence[str], folder: Path, cwd: str, lock: int, sweep: str) -> None:
         """Start the wave; OSError if its folder cannot be written or its working folder is gone."""
-        self._folder = folder
+        self.folder = folder
         screen = open_new(folder / SCREEN)
-        argv = [
-            sys.executable,
-            "-I",
-            "-m",
-            "preflight.commands.nightly.sweeper",
-            str(os.getpid()),
-            str(lock),
-        ]
+        argv = [sys.executable, "-I", "-m", "preflight.commands.nightly.sweeper"]
+        argv += [str(os.getpid()), str(lock)]
         try:
             self._process = subprocess.Popen(
                 [*argv, *words],
@@ -144,13 +138,9 @@ class WaveProcess:
         """The wave's last line of output."""
         return next((line for line in reversed(self._last_lines()) if line), "nothing")
 
-    def report(self) -> Report:
-        """Return the wave's report; WaveError if it left none."""
-        return read_report(self._folder)
-
     def _last_lines(self) -> list[str]:
         try:
-            with (self._folder / SCREEN).open("rb") as screen:
+            with (self.folder / SCREEN).open("rb") as screen:
                 screen.seek(max(0, screen.seek(0, os.SEEK_END) - _TAIL))
                 text = screen.read(_TAIL).decode("utf-8", "replace")
         except OSError:
@@ -340,7 +330,7 @@ class Sweeper:
     def _take(self, number: int, process: WaveProcess, status: int, seconds: float) -> None:
         """Read a wave's report and print its findings."""
         try:
-            report = process.report()
+            report = read_report(process.folder)
         except WaveError:
             ended = f"killed (signal {-status})" if status < 0 else f"ended with {status}"
             sentence = f"{ended} without a report; its last line: {process.last_line}"

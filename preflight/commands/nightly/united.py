@@ -7,6 +7,7 @@ Colours compare a pair with those of all waves; the blames are those of each wav
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ from preflight.report.header import NumberRow, OffRow, Overrides, WaiverRow
 from preflight.report.page import waves_of
 from preflight.report.ready import counts_as_failure, of_entries
 from preflight.report.since import entries_of
-from preflight.verdict import WORST_FIRST, Outcome, Verdict, not_run
+from preflight.verdict import WORST_FIRST, Outcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -90,8 +91,10 @@ MOST_MISSED = 512
 def joined_pairs(reports: Sequence[Report]) -> tuple[PairRow, ...]:
     """Return the pairs of all waves; rounds are numbered on, so that each number is one time."""
     rows: list[PairRow] = []
-    for report, before in _counted(reports):
+    before = 0
+    for report in reports:
         rows += [replace(row, round=row.round + before) for row in report.pairs]
+        before += max((row.round + 1 for row in report.pairs), default=0)
     return tuple(rows)
 
 
@@ -127,14 +130,6 @@ def _both(one: Iterable[str], other: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*one, *other)))
 
 
-def _counted(reports: Sequence[Report]) -> Iterator[tuple[Report, int]]:
-    """Yield each report, and how many rounds came before it."""
-    before = 0
-    for report in reports:
-        yield report, before
-        before += max((row.round + 1 for row in report.pairs), default=0)
-
-
 EMPTY, INTERRUPTED, BROKE, FAULT = 5, 2, 3, 1
 """Exit codes."""
 
@@ -155,11 +150,6 @@ class Whole(Struct, frozen=True, kw_only=True):
     """Nodes without a report, because their wave left none or did not run, and their verdicts."""
     interrupted: bool
     coverage: CoverageRow | None
-
-
-def not_reached(why: str) -> Verdict:
-    """Return the verdict on a node whose wave did not run."""
-    return not_run(why, stopped=True)
 
 
 def missing_verdict(why: str) -> Verdict:
@@ -330,14 +320,12 @@ class _Met:
     @property
     def leaf_pairs(self) -> int:
         """Number of pairs of different leaves."""
-        members: dict[str, int] = {}
+        members: defaultdict[str, int] = defaultdict(int)
+        met: defaultdict[str, int] = defaultdict(int)
         for at, name in enumerate(self._nodes):
-            if name in self._leaves:
-                members[self._leaves[name]] = members.get(self._leaves[name], 0) | 1 << at
-        met: dict[str, int] = {}
-        for at, name in enumerate(self._nodes):
-            if name in self._leaves:
-                met[self._leaves[name]] = met.get(self._leaves[name], 0) | self._rows[at]
+            if (leaf := self._leaves.get(name)) is not None:
+                members[leaf] |= 1 << at
+                met[leaf] |= self._rows[at]
         return sum(bool(met[a] & members[b]) for a in met for b in members if a < b)
 
 
@@ -355,9 +343,7 @@ def fabric_of_waves(
     observed = hider.all_of(seen) if hider else seen
     found = locate_blames(blames, observed)
     room = len(links.encode())
-    return lambda most: (
-        links + fabric_section(observed, found, with_findings=False, most=most - room)
-    )
+    return lambda most: links + fabric_section(observed, found, most=most - room)
 
 
 def seen_in(waves: Iterable[Path]) -> Observed | None:

@@ -12,11 +12,10 @@ from preflight.commands.nightly.united import (
     Whole,
     covered,
     missing_verdict,
-    not_reached,
     unite,
 )
 from preflight.report.document import encode
-from preflight.verdict import Outcome, fail, ok, unknown
+from preflight.verdict import Outcome, fail, not_run, ok, unknown
 from tests.unit.commands.reports import on, pair, report
 
 NODES = tuple(f"h{number}" for number in range(1, 13))
@@ -106,7 +105,7 @@ def test_checks_of_a_whole_fleet_are_one_verdict() -> None:
         ({"left_out": {"h2": "in use (mixed)"}}, [0], 0),
         ({"left_out": dict.fromkeys(NODES[:4], "in use")}, [], 5),
         ({"interrupted": True}, [1], 2),
-        ({"missing": {"h4": not_reached("before its wave the time was up")}}, [0], 3),
+        ({"missing": {"h4": not_run("before its wave the time was up", stopped=True)}}, [0], 3),
         ({"missing": {"h4": missing_verdict("wave 2: killed")}}, [0], 3),
         ({"missing": {"h4": missing_verdict("wave 2: killed")}}, [1], 1),
         ({}, [0, 3], 3),
@@ -133,7 +132,7 @@ def test_nodes_without_a_report_are_missing() -> None:
     """Lost and stopped ones are counted, and named as not judged."""
     missing = {
         "h3": missing_verdict("wave 2: killed"),
-        "h4": not_reached("before its wave the time was up"),
+        "h4": not_run("before its wave the time was up", stopped=True),
     }
     united, _ = unite(_whole(missing=missing), _parts(report(["h1", "h2"])))
     assert united.fleet.unjudged == ("h3", "h4")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
 
-from preflight.commands.blame import judge_long, judge_short
+from preflight.commands.blame import judge_stored
 from preflight.fabric.observed import observe
 from preflight.fabric.samples import End, Moved
+from preflight.fabric.stored import StoredSamples
 from preflight.fleet.model import Expected
 from tests.unit.fabric.synthetic import hosts, sweep
 
@@ -84,8 +86,9 @@ def test_both_forms_say_the_same(case: str) -> None:
     names = {name for around in measured.rounds for pair in around for name in pair}
     for expected in (None, Expected(allreduce_min_gbs=40.0, origin="fleet.toml")):
         fleet = hosts(len(names), expected)
-        long = judge_long(measured, observe(measured), fleet)
-        short = judge_short(observe(measured), fleet)
+        short_form = StoredSamples(path=Path("f"), form="short", observed=observe(measured))
+        short = judge_stored(short_form, fleet)
+        long = judge_stored(replace(short_form, sweep=measured), fleet)
         assert _judgement(short) == _judgement(long)
         assert short.blames == long.blames
         assert short.systemic == long.systemic

@@ -41,7 +41,7 @@ def report(
         started=started,
         seconds=41.0,
         tier="quick",
-        exit=exit_code(entries, ready, strict=False, need=None),
+        exit=exit_code(entries, ready),
         interrupted=False,
         fleet=FleetRow(
             nodes=tuple(nodes),

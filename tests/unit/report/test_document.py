@@ -7,11 +7,9 @@ import unicodedata
 from pathlib import Path
 
 import msgspec
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from preflight.core.files import write_atomically
 from preflight.core.text import LONGEST, escaped, printable, wrapped
 from preflight.report.document import json_schema
 
@@ -36,24 +34,6 @@ def test_every_field_of_the_report_is_explained() -> None:
     page = (DOCS / "reference" / "report.md").read_text()
     for field in json_schema()["$defs"]["Report"]["properties"]:
         assert f"`{field}" in page
-
-
-def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
-    """A reader sees the old report or the new one, and no temporary file is left."""
-    target = tmp_path / "report.json"
-    target.mkdir()
-    with pytest.raises(OSError, match="it is a folder"):
-        write_atomically(target, b"new")
-    assert list(tmp_path.iterdir()) == [target]
-
-
-def test_a_written_file_is_whole_and_private(tmp_path: Path) -> None:
-    """The new content replaces the old, readable by owner and group only."""
-    target = tmp_path / "report.json"
-    write_atomically(target, b"old")
-    write_atomically(target, b"new")
-    assert target.read_bytes() == b"new"
-    assert target.stat().st_mode & 0o777 == 0o640
 
 
 @given(st.text())

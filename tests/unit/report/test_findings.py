@@ -6,7 +6,7 @@ import pytest
 
 from preflight.core.registry import Entry, Ledger
 from preflight.report.findings import findings, suspicions
-from preflight.report.ready import Readiness, exit_code, readiness
+from preflight.report.ready import Ending, Readiness, exit_code, readiness
 from preflight.verdict import Outcome, Verdict, fail, not_run, ok, unknown, warn
 
 BROKEN = Verdict(outcome=Outcome.BROKEN, sentence="raised")
@@ -23,7 +23,7 @@ def _ready(*entries: Entry, strict: bool = False) -> Readiness:
 
 def _exit(*entries: Entry, strict: bool = False, need: int | None = None) -> int:
     ready = _ready(*entries, strict=strict)
-    return exit_code(entries, ready, strict=strict, need=need)
+    return exit_code(entries, ready, Ending(strict=strict, need=need))
 
 
 def test_verdicts_of_one_cause_are_one_finding() -> None:

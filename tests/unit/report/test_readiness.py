@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from preflight.core.registry import Entry, Ledger
-from preflight.report.ready import Readiness, exit_code, readiness
+from preflight.report.ready import Ending, Readiness, exit_code, readiness
 from preflight.verdict import Outcome, Verdict, fail, not_run, ok, unknown, warn
 
 NODES = ("h1", "h2", "h3")
@@ -22,9 +22,8 @@ def _judged(*entries: Entry, strict: bool = False) -> Readiness:
 
 
 def _exit(*entries: Entry, need: int | None = None, strangers_failed: bool = False) -> int:
-    return exit_code(
-        entries, _judged(*entries), strict=False, need=need, strangers_failed=strangers_failed
-    )
+    ending = Ending(need=need, strangers_failed=strangers_failed)
+    return exit_code(entries, _judged(*entries), ending)
 
 
 def _lost(*nodes: str) -> list[Entry]:
@@ -111,8 +110,8 @@ def test_a_node_none_of_whose_pairs_was_judged_is_not_judged() -> None:
     ]  # fmt: skip
     ready = readiness(NODES, entries, strict=False)
     assert (ready.ready, ready.unjudged, ready.idle) == (("h1", "h2"), ("h3",), ("h3",))
-    assert exit_code(entries, ready, strict=False, need=None) == 3
-    assert exit_code(entries, ready, strict=False, need=2) == 0
+    assert exit_code(entries, ready) == 3
+    assert exit_code(entries, ready, Ending(need=2)) == 0
     nobody = [*entries[:3], *(_on(pair, spared) for pair in ("h1-h3", "h2-h3"))]
     assert readiness(NODES, nobody, strict=False).unjudged == ("h3",)
 

@@ -14,7 +14,7 @@ from preflight.facts.node import Reach
 from preflight.fleet.model import Fleet, Host
 from preflight.fleet.nodeset import expand
 from preflight.report.findings import findings, suspicions
-from preflight.report.ready import exit_code, readiness
+from preflight.report.ready import Ending, exit_code, readiness
 from preflight.run.expected_verdicts import Settings
 from preflight.run.measured import Measured, Silent
 from preflight.run.run import Run
@@ -130,7 +130,7 @@ def _entries(verdict: Verdict) -> list[Entry]:
 def _exit(verdict: Verdict, need: int | None = None) -> int:
     entries = _entries(verdict)
     ready = readiness(NAMES, entries, strict=False)
-    return exit_code(entries, ready, strict=False, need=need)
+    return exit_code(entries, ready, Ending(need=need))
 
 
 def test_the_named_nodes_are_the_finding() -> None:

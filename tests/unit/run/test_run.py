@@ -248,7 +248,7 @@ def test_a_spent_budget_condemns_nobody_and_says_once_what_to_give() -> None:
     )
     ready = readiness(NAMES, entries, strict=False)
     assert (ready.not_ready, ready.unjudged, found) == ((), NAMES, {})
-    assert exit_code(entries, ready, strict=False, need=None) == 3
+    assert exit_code(entries, ready) == 3
 
 
 def test_measurements_travel_unchanged() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from preflight.core.registry import Ledger, Registry, load_folder, shipped_folder
 from preflight.report.outputs import Outputs
+from preflight.report.ready import Ending
 from preflight.run.expected_verdicts import Settings
 from preflight.run.measured import Measured, Silent
 from preflight.run.run import Run
@@ -31,18 +32,7 @@ def concluded(folder: Path) -> Conclusion:
     )
     for key in keys:
         ledger.record(*key, ok("fine"))
-    return conclude(
-        run,
-        ledger.settle(""),
-        Outputs(folder),
-        began_s=0.0,
-        strict=False,
-        need=None,
-        past=None,
-        interrupted=False,
-        broke=False,
-        strangers_failed=False,
-    )
+    return conclude(run, ledger.settle(""), Outputs(folder), Ending(), began_s=0.0)
 
 
 @pytest.mark.parametrize(
