@@ -15,6 +15,7 @@ GRANT = (
     "let this login read the kernel log: group adm or systemd-journal, or kernel.dmesg_restrict=0"
 )
 _REFUSALS = ("permitted", "denied", "permission", "privilege")
+DAY_S = 86400.0
 _FORGOT_S = 600.0
 """A log that begins this long after boot has lost its first lines."""
 
@@ -83,6 +84,15 @@ def elapsed_s(last_s: float | None, facts: Facts) -> float | None:
     """The age of a line in seconds; None where it is not known."""
     now = now_s(facts)
     return None if last_s is None or now is None else max(0.0, now - last_s)
+
+
+def is_frequent(
+    times: int, last_s: float | None, most: float, log: KernelLog, facts: Facts
+) -> bool:
+    """Whether something came at least `most` times a day, the last time within the last day."""
+    days = max(1.0, (span_s(log, facts) or 0.0) / DAY_S)
+    since_s = elapsed_s(last_s, facts)
+    return times / days >= most and (since_s is None or since_s < DAY_S)
 
 
 def span_s(log: KernelLog, facts: Facts) -> float | None:

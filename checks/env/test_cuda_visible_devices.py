@@ -251,9 +251,8 @@ def not_its_own(visible: Visible, given: Allocation | None, seen: int) -> Deviat
         shown = ",".join(str(index) for index in strangers)
         return Deviation(f"GPU {shown} is not of the allocation ({listed})", "leave it to Slurm")
     if used < given.number:
-        return Deviation(
-            f"it shows {count(used, 'GPU')}; {has}", "use all or ask less", grave=False
-        )
+        sentence = f"it shows {count(used, 'GPU')}; {has}"
+        return Deviation(sentence, "use all or ask less", grave=False)
     return None
 
 
@@ -299,12 +298,10 @@ def unlike_other_nodes(visible: Visible, job: Job) -> Deviation | None:
     if mine == usual or votes < 2 or 2 * votes <= lengths.total():  # noqa: PLR2004 - a majority
         return None
     holders = f"{votes} of {lengths.total()} nodes"
-    here, there = (
-        count(number, "entry", "entries") if number else "unset" for number in (mine, usual)
-    )
-    return Deviation(
-        f"{here} here, {there} on {holders}", "give every node a list of one length", grave=False
-    )
+    numbers = (mine, usual)
+    here, there = (count(n, "entry", "entries") if n else "unset" for n in numbers)
+    sentence = f"{here} here, {there} on {holders}"
+    return Deviation(sentence, "give every node a list of one length", grave=False)
 
 
 def owner_of(visible: Visible, here: Facts, others: Mapping[str, Facts]) -> str | None:

@@ -129,9 +129,8 @@ def judge_debugging(environ: Mapping[str, str] | None, origin: str, facts: Facts
         return not_run(UNKNOWN_JOB)
     loud = too_loud(environ)
     if not loud and facts.gpus is None and facts.driver.state == "unknown":
-        return not_run(
-            "nothing here shows whether that node has GPUs, without which NCCL logs nothing"
-        )
+        unseen = "nothing here shows whether that node has GPUs"
+        return not_run(f"{unseen}, without which NCCL logs nothing")
     if not loud and not facts.gpus:
         return not_run("no GPUs here: no NCCL to explain")
     fine = ok("a hang will leave something to read, and no setting logs every call")
@@ -145,6 +144,7 @@ def test_env_debugging(node: Node, conclude: Conclude) -> None:
 
 _OFF: Final = ("LOC", "0")
 _PORT_UP: Final = "ACTIVE"
+_IF_DEBUGGING: Final = "unset it, if it was set for debugging"
 
 
 def switched_off(environ: Mapping[str, str], expected: Expected, facts: Facts) -> list[Remark]:
@@ -154,13 +154,8 @@ def switched_off(environ: Mapping[str, str], expected: Expected, facts: Facts) -
     if rdma and direct and shared and not any(one.weight == "fail" for one in found):
         off = f"{rdma}, {direct}, {shared}"
         sentence = f"all fast paths are switched off ({off}): everything goes over TCP"
-        return [
-            Remark(
-                sentence,
-                "if this was for debugging, unset them; else measure what it costs",
-                "warn",
-            )
-        ]
+        advice = "if this was for debugging, unset them; else measure what it costs"
+        return [Remark(sentence, advice, "warn")]
     gpudirect = _gpudirect(environ, facts) if not rdma else None
     return [*found, gpudirect] if gpudirect else found
 
@@ -207,11 +202,9 @@ def _nics(setting: str, expected: Expected, facts: Facts) -> Remark | None:
     up = [nic for nic in facts.nics or () if any(_PORT_UP in port.state for port in nic.ports)]
     if not up:
         return None
-    sentence = (
-        f"{setting} sends everything over TCP; {count(len(up), 'RDMA NIC')} here with a port up"
-    )
-    advice = "unset it, if it was set for debugging"
-    return Remark(sentence, advice, "warn", cause=setting.partition("=")[0])
+    there = f"{count(len(up), 'RDMA NIC')} here with a port up"
+    sentence, cause = f"{setting} sends everything over TCP; {there}", setting.partition("=")[0]
+    return Remark(sentence, _IF_DEBUGGING, "warn", cause=cause)
 
 
 def _gpus(setting: str, expected: Expected, facts: Facts) -> Remark | None:
@@ -224,16 +217,14 @@ def _gpus(setting: str, expected: Expected, facts: Facts) -> Remark | None:
         return Remark(sentence, "unset it: it is meant for debugging; else correct the inventory")
     linked = [gpu for gpu in facts.gpus or () if any(link.up for link in gpu.links or ())]
     if linked:
-        sentence = (
-            f"{setting} keeps the GPUs off NVLink; {count(len(linked), 'GPU')} here with links up"
-        )
-        return Remark(sentence, "unset it, if it was set for debugging", "warn")
+        there = f"{count(len(linked), 'GPU')} here with links up"
+        return Remark(f"{setting} keeps the GPUs off NVLink; {there}", _IF_DEBUGGING, "warn")
     pairs = [pair for pair in facts.gpu_pairs or () if pair.p2p_read == "ok"]
     if not pairs:
         return None
     there = count(len(pairs), "pair of GPUs", "pairs of GPUs")
     sentence = f"{setting} sends data through the host; {there} here with peer access"
-    return Remark(sentence, "unset it, if it was set for debugging", "warn")
+    return Remark(sentence, _IF_DEBUGGING, "warn")
 
 
 def _gdr_level(environ: Mapping[str, str]) -> str:
@@ -247,7 +238,7 @@ def _gpudirect(environ: Mapping[str, str], facts: Facts) -> Remark | None:
     if not setting or not facts.nics or not facts.gpus:
         return None
     sentence = f"{setting} switches GPUDirect off: data go through host memory"
-    return Remark(sentence, "unset it, if it was set for debugging", "warn")
+    return Remark(sentence, _IF_DEBUGGING, "warn")
 
 
 def judge_transports(

@@ -48,8 +48,7 @@ def alloc(variable: Variable, value: str) -> Remark | None:
         key, sign, given = part.groups()
         if not part.group():
             continue
-        wrong = _wrong(key, sign, given)
-        if wrong:
+        if wrong := _wrong(key, sign, given):
             return Remark(f"{setting}: {wrong}, and torch stops with it", _advice(key, sign))
     return None
 

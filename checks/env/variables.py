@@ -26,7 +26,7 @@ from functools import cache, lru_cache
 from shlex import quote
 from typing import Any, Final, Literal
 
-from msgspec import Struct
+from msgspec import Struct, convert, structs
 
 from preflight.checks.env.remark import Remark
 from preflight.checks.software.test_versions import version
@@ -76,8 +76,7 @@ class Variable:
     effect: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(Struct, frozen=True):
     """All names with one prefix. `closed`: no other program may invent names with it."""
 
     owner: str
@@ -105,15 +104,10 @@ def variables() -> dict[str, Variable]:
 @cache
 def families() -> tuple[Family, ...]:
     """The prefixes that are judged; PYTORCH_ and TORCH_NCCL_ are torch's too."""
-    found = []
-    for owner in _OWNERS:
-        table = _table(owner)
-        known = (table["owner"], table["prefix"], table["closed"], table["edition"])
-        found.append(Family(*known, table["foreign"]))
+    found = [convert(_table(owner), Family) for owner in _OWNERS]
     torch = next(one for one in found if one.owner == "torch")
-    nccl = Family("torch", "TORCH_NCCL_", True, torch.edition, torch.foreign)  # noqa: FBT003
-    pytorch = Family("torch", "PYTORCH_", False, torch.edition, torch.foreign)  # noqa: FBT003
-    return (nccl, pytorch, *found)
+    nccl = structs.replace(torch, prefix="TORCH_NCCL_", closed=True)
+    return (nccl, structs.replace(torch, prefix="PYTORCH_", closed=False), *found)
 
 
 @cache
@@ -263,7 +257,7 @@ def unread(environ: Mapping[str, str], here: Editions = _UNKNOWN_EDITIONS) -> li
     if left_out:
         sentence = f"{len(left_out)} of {len(strange)} unknown names were not looked up: too many"
         found.append(Remark(sentence, "give the job's own variables only", "unknown"))
-    return [one for one in found if one is not None]
+    return list(filter(None, found))
 
 
 def outdated(environ: Mapping[str, str], here: Editions = _UNKNOWN_EDITIONS) -> list[Remark]:
@@ -273,7 +267,7 @@ def outdated(environ: Mapping[str, str], here: Editions = _UNKNOWN_EDITIONS) -> 
     """
     known = variables()
     found = (_outdated(known[name], environ, here) for name in sorted(environ) if name in known)
-    return [one for one in found if one is not None]
+    return list(filter(None, found))
 
 
 @lru_cache(maxsize=MOST_COMPARED)
@@ -307,11 +301,8 @@ def _strange(name: str, known: Mapping[str, Variable]) -> Remark | None:
     if own is None or not own.closed:
         return None
     sentence = f"{name} has no effect that is known: {own.edition} does not read it"
-    return Remark(
-        sentence,
-        f"unset {quote(name)}, or ask the person who set it which program reads it",
-        "warn",
-    )
+    advice = f"unset {quote(name)}, or ask the person who set it which program reads it"
+    return Remark(sentence, advice, "warn")
 
 
 def _too_new(name: str, environ: Mapping[str, str], here: Editions) -> Remark | None:

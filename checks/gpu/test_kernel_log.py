@@ -259,8 +259,7 @@ def switch_faults(lines: Sequence[LogLine]) -> tuple[list[SwitchFault], list[Swi
         if _RELOADED.search(line.text):
             old += _graded(new)
             new = []
-        found = _SXID.search(line.text)
-        if found is not None:
+        if found := _SXID.search(line.text):
             link = _LINK.search(found[5])
             fatal = None if found[4] in ("Data", "Severity") else found[4] == "Fatal"
             where = found[1], found[2], int(found[3]), fatal, link[1] if link else ""

@@ -141,8 +141,7 @@ def judge_disk(facts: Facts, limit: Thresholds) -> Verdict:
             if read_only_by_choice(one):
                 return warn(why, advice=MADE_SO, file_systems=evidence)
             return fail(why, advice=READ_ONLY if broken else FULL, file_systems=evidence)
-    short = [words for one in found for words in scarce(one, limit)]
-    if short:
+    if short := [words for one in found for words in scarce(one, limit)]:
         return warn(first_of(short), advice=FULL, findings=short, file_systems=evidence)
     hidden = [one for one in found if one.free_mib is None and not one.shared]
     if hidden or not seen:

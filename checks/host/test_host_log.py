@@ -13,22 +13,17 @@ from typing import Any, Literal
 
 from preflight.check import Check
 from preflight.checks.gpu.driver_log import lost_slots, slot_of
-from preflight.checks.log_window import ago, elapsed_s, span_s, unread, whole, window
+from preflight.checks.log_window import ago, elapsed_s, is_frequent, unread, whole, window
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
 from preflight.facts.machine import LogLine
 from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, fail, warn
 
+_ANSWER = ("reach.answer",)
 CHECKS = (
-    Check(
-        "host.hardware_errors",
-        stage="facts",
-        tier="prolog",
-        requires=("reach.answer",),
-        drains=True,
-    ),
-    Check("host.kernel_log", stage="facts", tier="prolog", requires=("reach.answer",)),
+    Check("host.hardware_errors", stage="facts", tier="prolog", requires=_ANSWER, drains=True),
+    Check("host.kernel_log", stage="facts", tier="prolog", requires=_ANSWER),
 )
 
 BDF = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
@@ -220,22 +215,20 @@ def judge_hardware_errors(facts: Facts, limit: Thresholds) -> Verdict:
     evidence: dict[str, Any] = {"faults": [asdict(each) for each in reported], "log": log.source}
     graves = [each for each in reported if each.grade == "fatal"]
     if graves:
-        return fail(
-            f"{_fault_words(graves, facts)}; expected no uncorrected error {window(log, facts)}",
-            advice=_ADVICE[graves[0].part],
-            **evidence,
-        )
-    days = max(1.0, (span_s(log, facts) or 0.0) / 86400)
+        words = f"{_fault_words(graves, facts)}; expected no uncorrected error {window(log, facts)}"
+        return fail(words, advice=_ADVICE[graves[0].part], **evidence)
     notable = [
-        each for each in reported if each.grade != "corrected" or _storms(each, days, facts, limit)
+        each
+        for each in reported
+        if each.grade != "corrected"
+        or is_frequent(each.times, each.last_s, _most(each, limit), log, facts)
     ]
     if notable:
         first = notable[0]
-        expected = f"; expected under {_most(first, limit):.0f} in a day" * (
-            first.grade == "corrected"
-        )
-        advice = _ADVICE[first.part].removeprefix("drain; ")
-        return warn(f"{_fault_words(notable, facts)}{expected}", advice=advice, **evidence)
+        words = _fault_words(notable, facts)
+        if first.grade == "corrected":
+            words += f"; expected under {_most(first, limit):.0f} in a day"
+        return warn(words, advice=_ADVICE[first.part].removeprefix("drain; "), **evidence)
     corrected = sum(each.times for each in reported)
     rest = f"; {count(corrected, 'corrected error')}, few enough" if corrected else ""
     sentence = f"no uncorrected hardware error {window(log, facts)}{rest}"
@@ -284,11 +277,6 @@ def _echoes_a_gpu(one: Fault, lost: Collection[str], facts: Facts) -> bool:
         return False
     ways = [g.pci_path for g in facts.gpus or () if g.pci_path and slot_of(g.bus_id) in lost]
     return slot_of(one.where) in lost or any(one.where in way for way in ways)
-
-
-def _storms(one: Fault, days: float, facts: Facts, limit: Thresholds) -> bool:
-    since_s = elapsed_s(one.last_s, facts)
-    return one.times / days >= _most(one, limit) and (since_s is None or since_s < 86400)  # noqa: PLR2004
 
 
 def _most(one: Fault, limit: Thresholds) -> float:
@@ -407,27 +395,17 @@ def judge_kernel_log(facts: Facts, limit: Thresholds) -> Verdict:
     evidence: dict[str, Any] = {"events": [asdict(each) for each in reported], "log": log.source}
     graves = [each for each in reported if each.kind == "read-only"]
     if graves:
-        return fail(
-            f"{_event_words(graves[0], facts)}; expected none {window(log, facts)}",
-            advice=_WORDS[graves[0].kind][1],
-            **evidence,
-        )
-    recent = [each for each in reported if _recent(each, facts, limit)]
+        words = f"{_event_words(graves[0], facts)}; expected none {window(log, facts)}"
+        return fail(words, advice=_WORDS[graves[0].kind][1], **evidence)
+    ages = [(elapsed_s(each.last_s, facts), each) for each in reported]
+    recent = [each for age_s, each in ages if age_s is None or age_s < limit("host_event_s")]
     if recent:
-        more = f"; and {count(len(recent) - 1, 'more thing')}" if len(recent) > 1 else ""
-        return warn(
-            f"{_event_words(recent[0], facts)}{more}",
-            advice=_WORDS[recent[0].kind][1],
-            **evidence,
-        )
+        words = _event_words(recent[0], facts)
+        words += f"; and {count(len(recent) - 1, 'more thing')}" if len(recent) > 1 else ""
+        return warn(words, advice=_WORDS[recent[0].kind][1], **evidence)
     rest = f"; {count(len(reported), 'older note')}" if reported else ""
     sentence = f"no lack of memory, disk or CPU {window(log, facts)}{rest}"
     return whole(sentence, log, ("fs", "disk"), **evidence)
-
-
-def _recent(one: Event, facts: Facts, limit: Thresholds) -> bool:
-    since_s = elapsed_s(one.last_s, facts)
-    return since_s is None or since_s < limit("host_event_s")
 
 
 def _event_words(one: Event, facts: Facts) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -10,6 +11,7 @@ from preflight.checks.host.test_file_systems import SHM, SHM_FULL, file_system_o
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Majority, Node
 from preflight.facts.machine import UNLIMITED, Limits
+from preflight.facts.node import others
 from preflight.facts.words import count, memory
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
@@ -107,14 +109,23 @@ def judge_memlock(
     least, enough = limit("memlock_least_gib") * GIB, limit("memlock_enough_gib") * GIB
     if seen.value >= enough:
         return ok(sentence)
-    if usual is not None and usual.decides and usual.value > seen.value:
-        sentence += f"; {usual.votes} of {usual.of} nodes of its group have {size(usual.value)}"
-        odd = True
-    else:
-        sentence += f"; RDMA needs unlimited, or at least {size(enough)}"
-        odd = False
-    conclude = fail if seen.value < least and (seen.sure or odd) else warn
-    return conclude(sentence, advice=MEMLOCK_ADVICE, bytes=seen.value)
+    need = f"RDMA needs unlimited, or at least {size(enough)}"
+    grave, compared = _compared(seen, usual, least, need, size)
+    conclude = fail if grave else warn
+    return conclude(f"{sentence}; {compared}", advice=MEMLOCK_ADVICE, bytes=seen.value)
+
+
+def _compared(
+    seen: JobLimit,
+    usual: Majority[float] | None,
+    least: float,
+    need: str,
+    words: Callable[[float], str],
+) -> tuple[bool, str]:
+    """Whether a limit is a fault, and what it is compared with: that of its peers, or `need`."""
+    peers = usual if usual is not None and usual.decides and usual.value > seen.value else None
+    grave = seen.value < least and (seen.sure or peers is not None)
+    return grave, need if peers is None else others(peers, words(peers.value))
 
 
 def size(limit_bytes: float) -> str:
@@ -127,10 +138,8 @@ def size(limit_bytes: float) -> str:
 
 def test_host_memlock(node: Node, conclude: Conclude) -> None:
     """RDMA registers memory by locking it: with a small limit no queue pair can be made."""
-    usual = node.group.majority(memlock_of)
-    conclude(
-        judge_memlock(node.expected, node.facts, node.reach.transport, usual, limit=node.limit)
-    )
+    usual, transport = node.group.majority(memlock_of), node.reach.transport
+    conclude(judge_memlock(node.expected, node.facts, transport, usual, limit=node.limit))
 
 
 NOFILE_ADVICE = (
@@ -152,16 +161,10 @@ def judge_nofile(
         return ok(
             sentence if seen.value >= enough else f"{sentence}; it may raise it to {seen.most:.0f}"
         )
-    odd = usual is not None and usual.decides and usual.value > seen.value
-    if usual is not None and odd:
-        sentence += (
-            f"; {usual.votes} of {usual.of} nodes of its group have {count_files(usual.value)}"
-        )
-    else:
-        sentence += f"; a training job wants at least {count_files(enough)}"
-    small = seen.value < limit("nofile_least")
-    conclude = fail if small and (seen.sure or odd) else warn
-    return conclude(sentence, advice=NOFILE_ADVICE, files=seen.value)
+    need = f"a training job wants at least {count_files(enough)}"
+    grave, compared = _compared(seen, usual, limit("nofile_least"), need, count_files)
+    conclude = fail if grave else warn
+    return conclude(f"{sentence}; {compared}", advice=NOFILE_ADVICE, files=seen.value)
 
 
 def count_files(files: float) -> str:
@@ -171,11 +174,8 @@ def count_files(files: float) -> str:
 
 def test_host_nofile(node: Node, conclude: Conclude) -> None:
     """Every peer, channel and loader costs open files: a job at its limit dies when it grows."""
-    conclude(
-        judge_nofile(
-            node.facts, node.reach.transport, node.group.majority(nofile_of), limit=node.limit
-        )
-    )
+    usual = node.group.majority(nofile_of)
+    conclude(judge_nofile(node.facts, node.reach.transport, usual, limit=node.limit))
 
 
 CPUS = "ask for more CPUs (--cpus-per-task, --exclusive; resources.limits.cpu in Kubernetes)"
@@ -189,10 +189,8 @@ def judge_cgroup(
     """Judge the CPUs, memory and processes granted; too few CPUs fail only inside the job."""
     machine = facts.machine
     if machine is None or machine.cgroup is None or machine.load is None or machine.stack is None:
-        return unknown(
-            "the limits of its control group could not be read",
-            advice="mount /proc and /sys/fs/cgroup there",
-        )
+        sentence = "the limits of its control group could not be read"
+        return unknown(sentence, advice="mount /proc and /sys/fs/cgroup there")
     sure = transport in IN_THE_JOB
     whose = "the job" if sure else "our login (the job's group may differ)"
     online = machine.stack.cpus_online
@@ -242,11 +240,9 @@ def judge_shm(facts: Facts, limit: Thresholds) -> Verdict:
     mib = {"size": found.size_mib, "free": found.free_mib}
     if found.kind != "tmpfs":
         # A folder of the root disk: it works, and every message between ranks is written to disk.
-        return warn(
-            f"{SHM} is no memory but a folder on {found.kind} at {found.mount}",
-            advice="mount -t tmpfs tmpfs /dev/shm, and put it into /etc/fstab",
-            mib=mib,
-        )
+        sentence = f"{SHM} is no memory but a folder on {found.kind} at {found.mount}"
+        advice = "mount -t tmpfs tmpfs /dev/shm, and put it into /etc/fstab"
+        return warn(sentence, advice=advice, mib=mib)
     least, enough = limit("shm_least_mib"), limit("shm_enough_mib")
     if found.size_mib <= least:
         return fail(f"{seen}; {memory(enough)} are needed", advice=ENLARGE, mib=mib)

@@ -9,7 +9,7 @@ from preflight.checks.host.test_file_systems import SHM_FULL
 from preflight.checks.host.test_host_log import faults
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
-from preflight.facts.machine import Dimm, Edac, Memory
+from preflight.facts.machine import Edac, Memory
 from preflight.facts.words import age, count, memory
 from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
 
@@ -35,14 +35,9 @@ def available_mib(facts: Facts) -> float | None:
 
 
 def least_whole_mib(usual_mib: float, limit: Thresholds) -> float:
-    """The least memory that a machine of this size shows when no DIMM is missing."""
+    """The least memory that a machine shows when no DIMM is missing: equal ones differ by less."""
     percent, gib = limit("memory_short_percent"), limit("memory_short_gib")
     return usual_mib - max(usual_mib * percent / 100, gib * 1024)
-
-
-def is_short(mine_mib: float, usual_mib: float, limit: Thresholds) -> bool:
-    """Whether so much memory is missing that a DIMM must be: equal machines differ by less."""
-    return mine_mib < least_whole_mib(usual_mib, limit)
 
 
 def main_holder(seen: Memory) -> tuple[str, str]:
@@ -75,11 +70,6 @@ def strain(seen: Memory, limit: Thresholds) -> str:
     if seen.swap_used_mib > swapped * 1024:
         return f"{memory(seen.swap_used_mib)} are swapped out, at most {swapped:g} GiB is usual"
     return ""
-
-
-def uncorrected_dimms(edac: Edac) -> tuple[Dimm, ...]:
-    """DIMMs that have lost data since counting began."""
-    return tuple(one for one in edac.errors if one.uncorrected)
 
 
 def wear(edac: Edac, up_s: float, limit: Thresholds) -> str:
@@ -138,14 +128,13 @@ def judge_dimms(
     seen = facts.machine.memory if facts.machine else None
     edac = facts.machine.edac if facts.machine else None
     if seen is None or edac is None:
-        return unknown(
-            "its memory or ECC counters could not be read", advice="mount /proc and /sys"
-        )
+        sentence = "its memory or ECC counters could not be read"
+        return unknown(sentence, advice="mount /proc and /sys")
     found = ecc_verdict(facts, edac, limit)
     if found is not None and found.outcome is Outcome.FAIL:
         return found
     alike, usual = peers
-    if usual is not None and is_short(seen.total_mib, usual, limit):
+    if usual is not None and seen.total_mib < least_whole_mib(usual, limit):
         sentence = f"{memory(seen.total_mib)} of memory; {memory(usual)} is usual in its group"
         conclude = fail if alike > 1 else warn
         return conclude(f"{sentence} ({count(alike, 'node')} with it)", advice=MISSING)
@@ -161,10 +150,9 @@ def ecc_verdict(facts: Facts, edac: Edac, limit: Thresholds) -> Verdict | None:
     """What the ECC counters say; not run where host.hardware_errors already fails the node."""
     if edac.errors and log_has_memory_fault(facts):
         return not_run(f"errors on {edac.errors[0].name}: host.hardware_errors judges them")
-    if lost := uncorrected_dimms(edac):
-        sentence = (
-            f"{count(lost[0].uncorrected, 'uncorrected error')} on {lost[0].name}, 0 expected"
-        )
+    if lost := [one for one in edac.errors if one.uncorrected]:
+        errors = count(lost[0].uncorrected, "uncorrected error")
+        sentence = f"{errors} on {lost[0].name}, 0 expected"
         more = f" (and {count(len(lost) - 1, 'more DIMM')})" if len(lost) > 1 else ""
         return fail(sentence + more, advice=REPLACE, dimms=[one.name for one in lost])
     worn = wear(edac, max(0.0, facts.time_s - facts.boot_s), limit)
@@ -173,8 +161,7 @@ def ecc_verdict(facts: Facts, edac: Edac, limit: Thresholds) -> Verdict | None:
 
 def test_host_dimms(node: Node, conclude: Conclude) -> None:
     """A DIMM that failed at boot or loses bits takes memory, speed and, in the end, the job."""
-    usual = node.group.middle(total_mib)
-    alike = (
-        0 if usual is None else node.group.at_least(total_mib, least_whole_mib(usual, node.limit))
-    )
+    usual, alike = node.group.middle(total_mib), 0
+    if usual is not None:
+        alike = node.group.at_least(total_mib, least_whole_mib(usual, node.limit))
     conclude(judge_dimms(node.facts, (alike, usual), limit=node.limit))

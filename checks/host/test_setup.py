@@ -37,21 +37,16 @@ def judge_container(facts: Facts) -> Verdict:
     """Whether all processes of the machine are visible; hidden ones are unknown, never a fault."""
     container = facts.machine.container if facts.machine else None
     if container is None or container.hidden_by is None:
-        return unknown(
-            "whether a container hides part of the machine could not be read",
-            advice="mount /proc there",
-        )
+        sentence = "whether a container hides part of the machine could not be read"
+        return unknown(sentence, advice="mount /proc there")
     where = f"in a container ({container.kind})" if container.kind else "no container"
     if not container.hidden_by:
         return ok(f"{where}; nothing hides other processes")
     seen = facts.processes.seen if facts.processes else 0
     grant = SHOW.get(container.kind or container.hidden_by, NSENTER)
-    grant = SHOW["hidepid"] if container.hidden_by == "hidepid" else grant
-    what = (
-        "other users' processes (hidepid)"
-        if container.hidden_by == "hidepid"
-        else ("processes of the machine and of other containers")
-    )
+    what = "processes of the machine and of other containers"
+    if container.hidden_by == "hidepid":
+        grant, what = SHOW["hidepid"], "other users' processes (hidepid)"
     load = facts.machine.load if facts.machine else None
     busy = f"; the load average of all is {load.one_minute:.1f}" if load is not None else ""
     return unknown(
@@ -84,17 +79,15 @@ def judge_governor(facts: Facts, usual: Majority[tuple[str, ...]] | None = None)
         return warn(sentence, advice=BIOS)
     if not governors:
         return not_run("its firmware or hypervisor sets CPU frequencies, no governor does")
-    slow = [one for one in governors if one.name != STEADY]
+    slow, of = [one for one in governors if one.name != STEADY], sum(one.cpus for one in governors)
     if not slow:
-        return ok(f"{count(sum(one.cpus for one in governors), 'CPU')} under {STEADY}")
+        return ok(f"{count(of, 'CPU')} under {STEADY}")
     seen = ", ".join(words(one) for one in slow)
-    of = sum(one.cpus for one in governors)
     expected = f"{STEADY} is expected"
     if alike is not None and alike.value == (STEADY,):
         expected = others(alike, STEADY)
-    return warn(
-        f"{seen} of {of}; {expected}", advice=SET_GOVERNOR, governors=[words(g) for g in governors]
-    )
+    sentence, every = f"{seen} of {of}; {expected}", [words(one) for one in governors]
+    return warn(sentence, advice=SET_GOVERNOR, governors=every)
 
 
 def words(one: Governor) -> str:
@@ -147,34 +140,26 @@ def strict_nics(facts: Facts) -> tuple[str, ...] | None:
 
 def obstacles(facts: Facts, group: Group) -> Iterator[Deviation]:
     """Settings that send traffic between GPUs and NICs on a detour."""
-    mine, vote = redirects(facts), group.majority(redirects)
+    mine, vote = redirects(facts), decided(group.majority(redirects))
     if mine:
-        unlike = vote is not None and vote.decides and not vote.value
-        usual_setting = (
-            (f"none does on {vote.votes} of {vote.of} nodes") if vote and unlike else "none should"
-        )
-        sentence = (
-            f"ACS redirects the traffic between GPUs and NICs at {_few(mine)}; {usual_setting}"
-        )
-        yield Deviation(sentence, _CLEAR.format(mine[0]), grave=bool(unlike))
-    how, usual = mapping(facts), group.majority(mapping)
+        grave, usual_setting = False, "none should"
+        if vote is not None and not vote.value:
+            grave, usual_setting = True, f"none does on {vote.votes} of {vote.of} nodes"
+        seen = f"ACS redirects the traffic between GPUs and NICs at {_few(mine)}"
+        yield Deviation(f"{seen}; {usual_setting}", _CLEAR.format(mine[0]), grave=grave)
+    how, usual = mapping(facts), decided(group.majority(mapping))
     if how is not None and how.startswith("DMA"):
-        plain = usual is not None and usual.decides and not usual.value.startswith("DMA")
-        usual_setting = (
-            (f"{usual.value} on {usual.votes} of {usual.of} nodes") if usual and plain else ""
-        )
-        sentence = (
-            f"the IOMMU translates for GPUs and NICs ({how}), "
-            f"{usual_setting or 'identity expected'}"
-        )
-        yield Deviation(sentence, _THROUGH, grave=bool(plain))
+        grave, usual_setting = False, "identity expected"
+        if usual is not None and not usual.value.startswith("DMA"):
+            grave, usual_setting = True, f"{usual.value} on {usual.votes} of {usual.of} nodes"
+        seen = f"the IOMMU translates for GPUs and NICs ({how})"
+        yield Deviation(f"{seen}, {usual_setting}", _THROUGH, grave=grave)
     strict, lax = strict_nics(facts), decided(group.majority(strict_nics))
     if strict and lax is not None and not lax.value:
         usual_setting = f"on for all on {lax.votes} of {lax.of} nodes"
         advice = "set PCI_WR_ORDERING=1 (mlxconfig), or relaxed ordering in the BIOS"
-        yield Deviation(
-            f"relaxed ordering is off for {_few(strict)}, {usual_setting}", advice, grave=False
-        )
+        sentence = f"relaxed ordering is off for {_few(strict)}, {usual_setting}"
+        yield Deviation(sentence, advice, grave=False)
 
 
 def _few(names: tuple[str, ...]) -> str:
@@ -188,8 +173,7 @@ def judge_pci_acs(facts: Facts, group: Group) -> Verdict:
     if facts.gpudirect is None:
         sentence = "the PCIe settings between GPUs and NICs could not be read"
         return unknown(sentence, advice="look at /sys/bus/pci and /sys/kernel/iommu_groups")
-    odd = conclude_deviations(obstacles(facts, group))
-    if odd is not None:
+    if odd := conclude_deviations(obstacles(facts, group)):
         return odd
     if redirects(facts) is None:
         return unknown(

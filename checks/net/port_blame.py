@@ -93,16 +93,11 @@ def master_fault(name: str, net: Net) -> Fault | None:
     others = f"{len(tried) - len(failed)} of {len(tried)} other nodes can"
     if name != net.master and name not in failed:
         return None
-    mine = failed if name == net.master else {name: failed[name]}
-    return _path(name, net, mine, others) or _cut_off(name, net, mine, others)
-
-
-def _cut_off(name: str, net: Net, mine: Failed, others: str) -> Fault | None:
-    """The node is at fault, not the master."""
-    if name == net.master:
-        return None
-    how = in_words(mine[name])
-    sentence = f"cannot reach {net.master}:{mine[name][0].port} ({how}); {others}"
+    cut = _path(name, net, failed if name == net.master else {name: failed[name]}, others)
+    if cut or name == net.master:
+        return cut
+    how = in_words(failed[name])
+    sentence = f"cannot reach {net.master}:{failed[name][0].port} ({how}); {others}"
     return Fault(name, sentence, f"on {name}: {OPEN_PORTS}")
 
 
@@ -185,7 +180,7 @@ def data_fault(name: str, net: Net) -> Fault | None:
     if shut := shut_off(name, net):
         return shut
     for peer, failed in sorted(out.items(), key=lambda item: natural(item[0])):
-        if failed and _others_get_in(name, peer, net):
+        if failed and "ok" in _others_results(name, peer, net):
             return between(name, peer, failed[0].port, in_words(failed), "others do reach it")
         if failed and _is_its_own(peer, net, out, into):
             sentence = f"{peer} cannot be reached on random ports ({in_words(failed)})"
@@ -225,24 +220,16 @@ def _is_its_own(
     """
     at_master = {source: attempt.result == "ok" for source, attempt in net.others_to_master}
     cut_off = at_master.get(peer) is False and any(at_master.values())
-    cut_off = cut_off and (not net.is_master or _others_tried(net.master, peer, net))
+    cut_off = cut_off and (not net.is_master or bool(_others_results(net.master, peer, net)))
     we_get_out = any(not failed for other, failed in out.items() if other != peer)
     it_gets_here = peer in into and not into[peer]
     return cut_off or (we_get_out and it_gets_here)
 
 
-def _others_get_in(name: str, peer: str, net: Net) -> bool:
-    """Whether another node connected to a peer's data ports: then its firewall is open."""
-    return any(
-        source != name and attempt.kind == "data" and attempt.result == "ok"
-        for source, attempt in net.others_to.get(peer, ())
-    )
-
-
-def _others_tried(name: str, peer: str, net: Net) -> bool:
-    return any(
-        source != name and attempt.kind == "data" for source, attempt in net.others_to.get(peer, ())
-    )
+def _others_results(name: str, peer: str, net: Net) -> set[str]:
+    """How other nodes' attempts at a peer's data ports ended: with an "ok" its firewall is open."""
+    tried = net.others_to.get(peer, ())
+    return {one.result for source, one in tried if source != name and one.kind == "data"}
 
 
 def between(

@@ -74,15 +74,11 @@ def data_over_sockets(facts: Facts, environ: Mapping[str, str]) -> bool:
 
 
 @cache
-def mtu_of(name: str) -> Reader:
-    """The reader of an interface's MTU."""
-    return lambda facts: _of(facts, name, lambda one: one.mtu)
-
-
-@cache
-def speed_of(name: str) -> Reader:
-    """The reader of an interface's speed, Mb/s."""
-    return lambda facts: _of(facts, name, lambda one: one.speed_mbits)
+def number_of(name: str, field: Literal["mtu", "speed_mbits"]) -> Reader:
+    """The reader of an interface's MTU, or of its speed in Mb/s."""
+    return lambda facts: next(
+        (getattr(one, field) for one in facts.interfaces if one.name == name), None
+    )
 
 
 @cache
@@ -94,10 +90,6 @@ def up_of(name: str) -> Callable[[Facts], bool | None]:
 def is_up(one: Interface) -> bool:
     """Whether frames can pass, as far as its state shows."""
     return one.operstate.lower() not in ("down", "lowerlayerdown", "notpresent")
-
-
-def _of(facts: Facts, name: str, read: Callable[[Interface], int | None]) -> int | None:
-    return next((read(one) for one in facts.interfaces if one.name == name), None)
 
 
 Kind = Literal["broken", "dropped", "flaps", "packets", ""]
@@ -151,9 +143,13 @@ def frame_troubles(one: Interface, facts: Facts, limit: Thresholds) -> Iterator[
         if rate >= limit(name):
             seen = f"{one.name}: {worst.name} {worst.value} of {received} packets"
             share = f"{rate / 1e4:.3g} %" if rate >= 1e4 else f"{rate:.3g} in a million"  # noqa: PLR2004
-            most = f"{share}, under {limit(name):g} in a million expected"
-            yield Deviation(f"{seen}: {most}", advice.format(one.name), grave=False)
-    yield from _flaps(one, facts, limit)
+            sentence = f"{seen}: {share}, under {limit(name):g} in a million expected"
+            yield Deviation(sentence, advice.format(one.name), grave=False)
+    flaps, most = flaps_per_day(one, facts), limit("link_flaps_per_day")
+    if flaps is not None and flaps >= most:
+        seen = f"{one.name} lost its link {one.carrier_downs} times since boot, {flaps:.3g} a day"
+        advice = f"look at {one.name}'s cable and its switch port"
+        yield Deviation(f"{seen}; under {most:g} a day expected", advice, grave=False)
 
 
 def flaps_per_day(one: Interface, facts: Facts) -> float | None:
@@ -169,14 +165,6 @@ def undated_flaps(one: Interface, facts: Facts, limit: Thresholds) -> str:
     if facts.time_s > facts.boot_s or (one.carrier_downs or 0) < limit("link_flaps_per_day"):
         return ""
     return f"{one.name} lost its link {one.carrier_downs} times, and nothing says since when"
-
-
-def _flaps(one: Interface, facts: Facts, limit: Thresholds) -> Iterator[Deviation]:
-    rate = flaps_per_day(one, facts)
-    if rate is not None and rate >= limit("link_flaps_per_day"):
-        seen = f"{one.name} lost its link {one.carrier_downs} times since boot, {rate:.3g} a day"
-        sentence = f"{seen}; under {limit('link_flaps_per_day'):g} a day expected"
-        yield Deviation(sentence, f"look at {one.name}'s cable and its switch port", grave=False)
 
 
 def _largest(counters: tuple[Counter, ...], kind: str) -> Counter | None:
@@ -203,10 +191,8 @@ def odd_links(
                 yield Deviation(f"{one.name} has no link", _CABLE.format(one.name), grave=False)
             continue
         if one.ethernet is not None and one.ethernet.duplex == "half":
-            sentence = f"{one.name} runs half duplex, full is expected"
-            yield Deviation(
-                sentence, f"let both ends of {one.name} negotiate (ethtool -s autoneg on)"
-            )
+            advice = f"let both ends of {one.name} negotiate (ethtool -s autoneg on)"
+            yield Deviation(f"{one.name} runs half duplex, full is expected", advice)
         if one.name in wholes:
             yield from _lost_parts(one, facts, group, grave=grave)
         if one.name not in rdma:
@@ -223,7 +209,7 @@ def without_expected_speed(links: Sequence[Interface], facts: Facts, group: Grou
         for one in links
         if one.physical and is_up(one) and one.speed_mbits and one.name not in rdma
         if one.ethernet is None or one.ethernet.most_mbits is None
-        if decided(group.majority(speed_of(one.name))) is None
+        if decided(group.majority(number_of(one.name, "speed_mbits"))) is None
     ]  # fmt: skip
 
 
@@ -235,7 +221,7 @@ def speed(mbits: float) -> str:
 def _odd_mtu(one: Interface, group: Group, *, grave: bool) -> Iterator[Deviation]:
     wanted = one.ethernet.mtu_wanted if one.ethernet else None
     expected, origin = wanted, "in its own configuration"
-    vote = decided(group.majority(mtu_of(one.name)))
+    vote = decided(group.majority(number_of(one.name, "mtu")))
     if expected is None and vote is not None:
         expected, origin = vote.value, on_most(vote, group)
     if one.mtu is None or expected is None or one.mtu == expected:
@@ -253,12 +239,10 @@ def _slow(
         return
     link, advice = one.ethernet, _CABLE.format(one.name)
     seen = f"{one.name} runs at {speed(one.speed_mbits)}"
-    vote = group.majority(speed_of(one.name))
-    if (usual := decided(vote)) is not None:
+    if usual := decided(group.majority(number_of(one.name, "speed_mbits"))):
         if one.speed_mbits < usual.value * _TOLERANCE:
-            yield Deviation(
-                f"{seen}, {speed(usual.value)} {on_most(usual, group)}", advice, grave=grave
-            )
+            sentence = f"{seen}, {speed(usual.value)} {on_most(usual, group)}"
+            yield Deviation(sentence, advice, grave=grave)
         return
     bonded = [p.speed_mbits or 0 for p in links if p.master and p.master == one.master]
     both = min(link.most_mbits or 0, link.partner_mbits or 0) if link else 0
@@ -277,7 +261,7 @@ def _slow(
 
 def _fastest_peer(one: Interface, group: Group) -> int | None:
     """The speed of the fastest peer: two nodes make no majority, but no link is too fast."""
-    read = speed_of(one.name)
+    read = number_of(one.name, "speed_mbits")
     fastest = max((mbits for facts in group.facts.values() if (mbits := read(facts))), default=0)
     return fastest if (one.speed_mbits or 0) < fastest * _TOLERANCE else None
 
@@ -309,10 +293,8 @@ def judge(
     links = job_links(facts, env)
     if not links:
         return not_run("no interface here that the job's sockets could use")
-    odd = conclude_deviations(
-        odd_links(links, facts, group, grave=data_over_sockets(facts, env), limit=limit),
-    )
-    if odd is not None:
+    grave = data_over_sockets(facts, env)
+    if odd := conclude_deviations(odd_links(links, facts, group, grave=grave, limit=limit)):
         return odd
     rdma = over_rdma(facts)
     plain = tuple(one for one in links if one.name not in rdma)

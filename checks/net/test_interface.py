@@ -19,7 +19,6 @@ from preflight.checks.net.selected import (
     to_others,
 )
 from preflight.checks.rdma.port_faults import down_ports
-from preflight.checks.rdma.ports import Port
 from preflight.facts import Facts, Group, Node
 from preflight.facts.node import addresses_of, family, is_loopback, parse_address
 from preflight.facts.node_network import Interface, Resolved
@@ -46,10 +45,9 @@ def socket_choice(
     given = f"NCCL_SOCKET_IFNAME={ifname}" if len(ifname) > 1 else "NCCL's own choice"
     if not chosen:
         has = _names(facts.interfaces)
-        yield Deviation(
-            f"{given} selects no interface with an address here (there are {has})",
-            "name one that every node has (a prefix such as eth), or none of those to leave out: ^",
-        )
+        sentence = f"{given} selects no interface with an address here (there are {has})"
+        advice = "name one that every node has (a prefix such as eth)"
+        yield Deviation(sentence, f"{advice}, or none of those to leave out: ^")
         return
     first = chosen[0]
     advice = f"set NCCL_SOCKET_IFNAME to what joins the nodes: {_better(facts, first)}"
@@ -73,10 +71,9 @@ def gloo_choice(facts: Facts, environ: Mapping[str, str], group: Group) -> Itera
     if ifname:
         found, missing = gloo_interfaces(facts, ifname)
         if ifname[0] in "^=":
-            sentence = (
-                f"GLOO_SOCKET_IFNAME={ifname}: gloo takes exact names, and knows no ^ and no ="
-            )
-            yield Deviation(sentence, "name an interface of every node")
+            sentence = "gloo takes exact names, and knows no ^ and no ="
+            advice = "name an interface of every node"
+            yield Deviation(f"GLOO_SOCKET_IFNAME={ifname}: {sentence}", advice)
         elif missing:
             has = _names(facts.interfaces)
             sentence = f"GLOO_SOCKET_IFNAME names {missing[0]}, and there is none here (but {has})"
@@ -113,9 +110,8 @@ def hca_choice(
     has = _names(facts.nics)
     if not active and not down_reported:
         sentence = f"{setting} selects no active RDMA port here (there are {has})"
-        yield Deviation(
-            f"{sentence}: NCCL falls back to TCP sockets", "name devices that are there"
-        )
+        sentence += ": NCCL falls back to TCP sockets"
+        yield Deviation(sentence, "name devices that are there")
         return
     wanted = parse_filter(text)
     names = [nic.name for nic in facts.nics]
@@ -130,13 +126,7 @@ def hca_choice(
             sentence = f"{setting}: {each[0]} is a prefix, and {verb} {more} too"
             sign = "^=" if wanted.exclude else "="
             yield Deviation(sentence, f"begin the list with {sign} for whole names", grave=False)
-    if not down_reported:
-        yield from _named_but_down(setting, selected, [each[0] for each in wanted.names])
-
-
-def _named_but_down(
-    setting: str, selected: tuple[Port, ...], named: list[str]
-) -> Iterator[Deviation]:
+    named = () if down_reported else [each[0] for each in wanted.names]
     for port in selected:
         if port.nic.name in named and port.state and not port.active:
             sentence = f"{setting} names {port.nic.name}, but {port.seen}"
@@ -299,9 +289,8 @@ def name_deviation(
     own = addresses_of(master) if master is not None else set()
     if usual and set(usual).isdisjoint(one.addresses) and not own & set(one.addresses):
         usual_answer = f"{', '.join(usual[:2])} on {vote.votes} of {vote.of} nodes" if vote else ""
-        return Deviation(
-            f"the master's name {one.name} leads to {_list(one)} here, {usual_answer}", advice
-        )
+        sentence = f"the master's name {one.name} leads to {_list(one)} here, {usual_answer}"
+        return Deviation(sentence, advice)
     if not usual and own and own.isdisjoint(one.addresses):
         sentence = f"the master's name {one.name} leads to {_list(one)}, which none of its"
         return Deviation(f"{sentence} interfaces has", advice, grave=False)
@@ -322,9 +311,8 @@ def _unknown_name(
     usual = vote is not None and vote.decides and bool(vote.value)
     if not (expected or usual or (there is not None and there.addresses)):
         return None
-    return Deviation(
-        f"the master's name {one.name} leads nowhere here: {one.error}", _HOSTS.format(one.name)
-    )
+    sentence = f"the master's name {one.name} leads nowhere here: {one.error}"
+    return Deviation(sentence, _HOSTS.format(one.name))
 
 
 def _wrong_family(one: Resolved, facts: Facts) -> Deviation | None:
@@ -341,10 +329,9 @@ def _wrong_family(one: Resolved, facts: Facts) -> Deviation | None:
 def _slow(one: Resolved) -> Deviation | None:
     if one.seconds < SLOW_S:
         return None
-    sentence = (
-        f"looking up the master's name {one.name} took {one.seconds:.1f} s, under 1 s is usual"
-    )
-    return Deviation(sentence, "look at the name servers in /etc/resolv.conf", grave=False)
+    took = f"looking up the master's name {one.name} took {one.seconds:.1f} s"
+    advice = "look at the name servers in /etc/resolv.conf"
+    return Deviation(f"{took}, under 1 s is usual", advice, grave=False)
 
 
 def _list(one: Resolved) -> str:
@@ -391,5 +378,5 @@ def _not_asked(*, alone: bool) -> Verdict:
 def test_net_master_name(node: Node, conclude: Conclude) -> None:
     """Every node finds the job's master by its name."""
     master = node.group.facts.get(node.net.master)
-    job_says = (node.environ or {}).get("MASTER_ADDR", "")
-    conclude(judge_master_name(node.facts, master, node.group, job_says, alone=node.net.nodes == 1))
+    job_says, alone = (node.environ or {}).get("MASTER_ADDR", ""), node.net.nodes == 1
+    conclude(judge_master_name(node.facts, master, node.group, job_says, alone=alone))

@@ -11,8 +11,18 @@ from math import inf
 from typing import Any, Literal
 
 from preflight.check import Check
-from preflight.checks.log_window import ago, elapsed_s, maybe_over, span_s, unread, whole, window
+from preflight.checks.log_window import (
+    DAY_S,
+    ago,
+    is_frequent,
+    maybe_over,
+    span_s,
+    unread,
+    whole,
+    window,
+)
 from preflight.checks.rdma.port_faults import reporting_check
+from preflight.core.statistics import grouped
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
 from preflight.facts.machine import KernelLog, LogLine
@@ -169,7 +179,9 @@ def judge(facts: Facts, limit: Thresholds) -> Verdict:
     if log is None:
         return unread(facts)
     reported = events(log.lines)
-    evidence: dict[str, Any] = {"events": [_evidence(each) for each in reported], "log": log.source}
+    keys = {"who": "device", "kind": "kind", "times": "times", "last_s": "last_s"}
+    events_seen = [{key: getattr(each, name) for key, name in keys.items()} for each in reported]
+    evidence: dict[str, Any] = {"events": events_seen, "log": log.source}
     graves = [each for each in reported if each.kind in _FAILS]
     if graves:
         words = _words(graves, facts)
@@ -179,7 +191,7 @@ def judge(facts: Facts, limit: Thresholds) -> Verdict:
             cause=f"nic {graves[0].device}" if len({each.device for each in graves}) == 1 else "",
             **evidence,
         )
-    flaps = _flapping(reported, facts, limit)
+    flaps = _flapping(reported, log, facts, limit)
     # ib.pcie reports a narrow PCIe link, because it reads the present state.
     notable = [each for each in reported if each.kind not in ("down", "narrow")]
     if flaps or notable:
@@ -204,7 +216,7 @@ def _rare_flaps(
     own = _by_link(downs)
     worst = max(own, key=lambda each: each.times)
     many = limit("link_flaps_per_day")
-    short = log.source == "text" and (span_s(log, facts) or 0.0) < 86400  # noqa: PLR2004
+    short = log.source == "text" and (span_s(log, facts) or 0.0) < DAY_S
     if short and worst.times > many / 2:
         sentence = f"{_flap_words([worst], limit)}, of which this log shows a part"
         return warn(sentence, advice=_MEANING["down"][1], **evidence)
@@ -257,24 +269,19 @@ def _number(text: str) -> float:
         return 0.0
 
 
-def _flapping(reported: Sequence[Event], facts: Facts, limit: Thresholds) -> list[Event]:
+def _flapping(
+    reported: Sequence[Event], log: KernelLog, facts: Facts, limit: Thresholds
+) -> list[Event]:
     """Links that went down more often in a day than with a good cable."""
-    found = []
-    span = span_s(facts.kernel_log, facts) if facts.kernel_log is not None else None
-    days = max(1.0, (span or 0.0) / 86400)
-    for one in _by_link(reported):
-        recent = elapsed_s(one.last_s, facts)
-        if one.times / days >= limit("link_flaps_per_day") and (recent is None or recent < 86400):  # noqa: PLR2004
-            found.append(one)
-    return found
+    most = limit("link_flaps_per_day")
+    links = _by_link(reported)
+    return [one for one in links if is_frequent(one.times, one.last_s, most, log, facts)]
 
 
 def _by_link(reported: Sequence[Event]) -> list[Event]:
     """All downs of each link, as one event."""
-    found, downs = [], dict[str, list[Event]]()
-    for each in reported:
-        if each.kind == "down":
-            downs.setdefault(each.device, []).append(each)
+    found = []
+    downs = grouped((each.device, each) for each in reported if each.kind == "down")
     for who, own in downs.items():
         last_s = max((e.last_s for e in own if e.last_s is not None), default=None)
         times = sum(each.times for each in own)
@@ -298,10 +305,6 @@ def _words(found: Sequence[Event], facts: Facts) -> str:
     note = f" ({first.note})" if first.note else ""
     when = ago(found[-1].last_s, facts)
     return f"{first.device}{more}: {_MEANING[first.kind][0]}{note}{often}{when}"
-
-
-def _evidence(one: Event) -> dict[str, object]:
-    return {"who": one.device, "kind": one.kind, "times": one.times, "last_s": one.last_s}
 
 
 def test_net_kernel_log(node: Node, conclude: Conclude) -> None:

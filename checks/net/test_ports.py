@@ -50,28 +50,20 @@ def taken_verdict(master: MasterPort, origin: str) -> Verdict:
             pid=holder.pid,
         )
     if master.lingering:
-        left = count(master.lingering, "connection")
-        return warn(
-            f"{port} still has {left} of an ended job closing; the kernel keeps them a minute",
-            advice="wait a minute, or choose another --master-port",
-        )
-    return fail(
-        f"{port} cannot be bound: {master.error}",
-        advice="choose another --master-port",
-        blocks=False,
-    )
+        left = f"{port} still has {count(master.lingering, 'connection')} of an ended job closing"
+        advice = "wait a minute, or choose another --master-port"
+        return warn(f"{left}; the kernel keeps them a minute", advice=advice)
+    sentence, advice = f"{port} cannot be bound: {master.error}", "choose another --master-port"
+    return fail(sentence, advice=advice, blocks=False)
 
 
 def not_free_again(master: MasterPort, origin: str) -> Verdict | None:
     """What is wrong with a port that was free at first, and then not free again."""
-    port = f"port {master.port} ({origin})"
-    if master.free_again is False:
-        return fail(
-            f"{port} was free, but not again after our listener had left",
-            advice="find the process that took it: ss -tanp; or choose another --master-port",
-            blocks=False,
-        )
-    return None
+    if master.free_again is not False:
+        return None
+    sentence = f"port {master.port} ({origin}) was free, but not again after our listener had left"
+    advice = "find the process that took it: ss -tanp; or choose another --master-port"
+    return fail(sentence, advice=advice, blocks=False)
 
 
 def judge_ports(name: str, net: Net) -> Verdict:
@@ -88,15 +80,12 @@ def judge_ports(name: str, net: Net) -> Verdict:
         held = taken_verdict(net.own.master, net.master_port_origin)
         if held.outcome is not Outcome.OK:
             return held
-    fault = master_fault(name, net) or data_fault(name, net)
-    fault = fault or own_trouble(name, net)
-    if fault is not None:
+    if fault := master_fault(name, net) or data_fault(name, net) or own_trouble(name, net):
         return _fault_verdict(name, fault)
     if dead := master_without_report(net):
         sentence = f"cannot reach {dead}, whose port stage gave no report"
-        return unknown(
-            sentence, advice=f"repair {dead}, then run again", cause=sentence, blame=dead
-        )
+        advice = f"repair {dead}, then run again"
+        return unknown(sentence, advice=advice, cause=sentence, blame=dead)
     bad = not_free_again(net.own.master, net.master_port_origin) if net.own.master else None
     return held or bad or _ports_ok(net, net.own)
 
@@ -121,9 +110,8 @@ def _ports_ok(net: Net, own: Ports) -> Verdict:
         summary = f"reaches {net.master}:{at_master[0].port}"
     else:
         summary = f"the port of {net.master} was not open to try"
-    summary += (
-        (f"; random ports of {', '.join(sorted(partners, key=natural))} too") if partners else ""
-    )
+    if partners:
+        summary += f"; random ports of {', '.join(sorted(partners, key=natural))} too"
     return ok(summary, ms=[round(one.ms, 2) for one in own.attempts])
 
 
@@ -179,8 +167,7 @@ def judge_ephemeral_ports(
             "the range of ports for outgoing connections could not be read",
             advice="look at /proc/sys/net/ipv4/ip_local_port_range",
         )
-    odd = conclude_deviations(risky_ports(network, master_port, origin, limit))
-    if odd is not None:
+    if odd := conclude_deviations(risky_ports(network, master_port, origin, limit)):
         return odd
     low, high = network.ephemeral
     line = f"{high - low + 1} ports for outgoing connections ({low}-{high})"

@@ -28,7 +28,7 @@ from preflight.checks.rdma.ports import (
 from preflight.core.statistics import nearest_rank
 from preflight.core.thresholds import Thresholds
 from preflight.facts.model import Facts
-from preflight.facts.node import Group
+from preflight.facts.node import Group, decided
 from preflight.facts.node_network import Interface
 from preflight.fleet.model import Expected
 
@@ -65,8 +65,8 @@ def idle_everywhere(facts: Facts, group: Group) -> bool:
     """Whether most nodes of a group, and enough of them, have no port that is up now."""
     if not facts.time_s:  # saved texts come mostly from nodes that fail
         return False
-    vote = group.majority(active_ports)
-    return vote is not None and vote.decides and vote.votes >= ENOUGH_ALIKE and not vote.value
+    vote = decided(group.majority(active_ports))
+    return vote is not None and vote.votes >= ENOUGH_ALIKE and not vote.value
 
 
 def _has_no_link(port: Port) -> bool:
@@ -144,15 +144,14 @@ def _down_port(
     if expected.hcas is not None and port.nic.name in expected.hcas:
         rail = expected.hcas.index(port.nic.name)
         return Deviation(f"{port.seen}, expected as rail {rail}", advice)
-    vote = group.majority(active_ports)
-    if vote is not None and vote.decides and set(vote.value) & {p.name for p in ports}:
+    vote = decided(group.majority(active_ports))
+    if vote is not None and set(vote.value) & {p.name for p in ports}:
         if port.name not in vote.value:
             return None
-        usual_state = f"ACTIVE {on_most(vote, group)}"
-        return Deviation(f"{port.seen}, {usual_state}", advice)
-    return (
-        None if expected.hcas is not None else _without_names(port, expected, ports, facts, group)
-    )
+        return Deviation(f"{port.seen}, ACTIVE {on_most(vote, group)}", advice)
+    if expected.hcas is not None:
+        return None
+    return _without_names(port, expected, ports, facts, group)
 
 
 def _without_names(
@@ -178,7 +177,10 @@ def _by_number(
     rails = [p for p in ports if is_rail(p, expected)]
     up, unread = sum(p.active for p in rails), sum(not p.state for p in rails)
     unread += sum(not nic.ports for nic in facts.nics or ())
-    if up + unread >= wanted or port not in rails or _unused_first(port, rails, wanted):
+    if up + unread >= wanted or port not in rails:
+        return None
+    # A port that is switched off is unused where enough others are down that should be up.
+    if port.physical == "DISABLED" and sum(p.physical != "DISABLED" for p in rails) >= wanted:
         return None
     return Deviation(f"{port.seen}: {up} of {wanted} expected ports are ACTIVE", _advice(port))
 
@@ -191,7 +193,7 @@ def _unlike_peers(port: Port, ports: Sequence[Port]) -> Deviation | None:
         others = (p for p in ports if p.layer == port.layer and not _has_kind(p))
         alike = [p for p in others if p.physical != "DISABLED"]
     active = sum(p.active for p in alike)
-    if active < ENOUGH_ALIKE or _few(active, len(alike)):
+    if active < ENOUGH_ALIKE or _MOSTLY * (len(alike) - active) > len(alike):
         return None
     # One of a card's two Ethernet ports often has no cable, and one of any two is switched off.
     fabric = port.layer == "infiniband"
@@ -204,17 +206,6 @@ def _unlike_peers(port: Port, ports: Sequence[Port]) -> Deviation | None:
 
 def _has_kind(port: Port) -> bool:
     return port.nic.kind != port.nic.name
-
-
-def _few(active: int, alike: int) -> bool:
-    return _MOSTLY * (alike - active) > alike
-
-
-def _unused_first(port: Port, rails: Sequence[Port], expected: int) -> bool:
-    """Whether enough other ports are down that should be up rather than this one."""
-    if port.physical != "DISABLED":
-        return False
-    return sum(p.physical != "DISABLED" for p in rails) >= expected
 
 
 def _stuck(port: Port) -> bool:
@@ -257,12 +248,10 @@ RULES: Final = {
 }
 """Counters for which a rate is known to be too high."""
 
-BREAKS: Final = frozenset(
-    {
-        *("link_downed", "carrier_downs", "link_error_recovery", "local_link_integrity_errors"),
-        *("excessive_buffer_overrun_errors", "symbol_error"),
-    }
-)
+BREAKS: Final = {
+    *("link_downed", "carrier_downs", "link_error_recovery", "local_link_integrity_errors"),
+    *("excessive_buffer_overrun_errors", "symbol_error"),
+}
 """Counters that stand still on a healthy link: one move between two looks is a fault now.
 
 Source: NVSentinel's nic-health-monitor, which calls any increase of these fatal. It has
@@ -307,9 +296,8 @@ def _moving(port: Port) -> Iterator[Deviation]:
         if counters and one.moved and one.name in BREAKS:
             seen = f"{port.name}: {one.name} rose by {one.moved} in {counters.apart_s:g} s"
             advice = RULES[one.name].advice if one.name in RULES else _CLEAN_CABLE
-            yield Deviation(
-                f"{seen}, 0 on a sound link (now {one.value})", advice.format(port.name)
-            )
+            sentence = f"{seen}, 0 on a sound link (now {one.value})"
+            yield Deviation(sentence, advice.format(port.name))
 
 
 def _too_fast(port: Port, up_s: float, limit: Thresholds) -> Iterator[Deviation]:
@@ -348,7 +336,8 @@ ETHERNET: Final = "net.ethernet"
 def reporting_check(who: str, facts: Facts, limit: Thresholds) -> str:
     """The check that reports the link of this PCI address or interface; "" where none does."""
     ports = [port for port in ports_of(facts) if _names_port(who, port)]
-    if any(port.state and not port.active for port in ports) or _has_down_interface(ports, facts):
+    fell = {port.name for port, _ in down_interfaces(facts)}
+    if any((port.state and not port.active) or port.name in fell for port in ports):
         return PORT
     if any(True for port in ports for _ in errors_of(port, facts, limit)):
         return COUNTERS
@@ -362,11 +351,6 @@ def counted_cause(facts: Facts, limit: Thresholds) -> str:
     odd = [port for port in ports_of(facts) if any(True for _ in errors_of(port, facts, limit))]
     fell = {port.name for port, _ in down_interfaces(facts)}
     return PORT if odd and all(port.name in fell for port in odd) else ""
-
-
-def _has_down_interface(ports: list[Port], facts: Facts) -> bool:
-    fell = {port.name for port, _ in down_interfaces(facts)}
-    return any(port.name in fell for port in ports)
 
 
 def _names_port(who: str, port: Port) -> bool:

@@ -117,8 +117,7 @@ def judge_gid(facts: Facts, environ: Mapping[str, str] | None) -> Verdict:
         return not_run("no active RoCE port here that the job selects")
     text = (environ or {}).get("NCCL_IB_GID_INDEX", "").strip()
     index = whole(text)
-    odd = conclude_deviations(wrong_gids(ports, index))
-    if odd is not None:
+    if odd := conclude_deviations(wrong_gids(ports, index)):
         return odd
     mute = [port.name for port in ports if port.port.gids is None]
     if mute:

@@ -37,13 +37,12 @@ from preflight.facts.words import count
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown
 
+_ANSWER: Final = ("reach.answer",)
 CHECKS = (
-    Check(
-        "ib.port", stage="facts", tier="prolog", requires=("reach.answer",), drains=True, heals=True
-    ),
-    Check("ib.count", stage="facts", tier="prolog", requires=("reach.answer",), drains=True),
-    Check("ib.rate", stage="facts", tier="prolog", requires=("reach.answer",), drains=True),
-    Check("ib.errors", stage="facts", tier="prolog", requires=("reach.answer",)),
+    Check("ib.port", stage="facts", tier="prolog", requires=_ANSWER, drains=True, heals=True),
+    Check("ib.count", stage="facts", tier="prolog", requires=_ANSWER, drains=True),
+    Check("ib.rate", stage="facts", tier="prolog", requires=_ANSWER, drains=True),
+    Check("ib.errors", stage="facts", tier="prolog", requires=_ANSWER),
 )
 
 
@@ -57,42 +56,31 @@ def judge_port(expected: Expected, facts: Facts, group: Group) -> Verdict:
     ports = ports_of(facts)
     if not ports and not facts.nics:
         return not_run("no RDMA devices here")
-    odd = conclude_deviations(
-        [
-            *down_ports(expected, facts, group),
-            *idle_interfaces(facts),
-            *unsteady_ports(facts),
-        ]
-    )
-    if odd is not None:
+    down = down_ports(expected, facts, group)
+    if odd := conclude_deviations([*down, *idle_interfaces(facts), *unsteady_ports(facts)]):
         return odd
     mute = [nic.name for nic in facts.nics if not nic.ports]
     mute += [port.name for port in ports if not port.state]
     if mute:
         sentence = f"the state of {', '.join(mute)} could not be read"
         return unknown(sentence, advice="look at the ports' state in /sys/class/infiniband")
-    return _ports_verdict(ports, meant=_may_be_idle(expected, facts, group))
+    named = expected.nics is not None or expected.hcas is not None
+    return _ports_verdict(ports, meant=named or idle_everywhere(facts, group))
 
 
 def _ports_verdict(ports: Sequence[Port], *, meant: bool) -> Verdict:
-    """No port is wrong; but if none is up, `meant` says whether that is intended."""
+    """No port is wrong; if none is up, `meant` says whether inventory or group allow that."""
     active = [port.name for port in ports if port.active]
     if not active and not meant:
         listed = ", ".join(f"{port.name} {port.words()}" for port in ports[:4])
         sentence = f"no port is ACTIVE ({listed}), and whether one should be is not known"
-        return unknown(
-            sentence, advice="name the ports that jobs use in the inventory (hcas, nics)"
-        )
+        advice = "name the ports that jobs use in the inventory (hcas, nics)"
+        return unknown(sentence, advice=advice)
     idle = [f"{port.name} {port.words()}" for port in ports if not port.active]
     sentence = f"{count(len(active), 'port')} ACTIVE"
     if idle:
         sentence += f"; no known use: {', '.join(idle[:4])}" + (" ..." * (len(idle) > 4))  # noqa: PLR2004
     return ok(sentence, active=active, idle=idle)
-
-
-def _may_be_idle(expected: Expected, facts: Facts, group: Group) -> bool:
-    """Whether the inventory or the group allows that no port is up."""
-    return expected.nics is not None or expected.hcas is not None or idle_everywhere(facts, group)
 
 
 def test_ib_port(node: Node, conclude: Conclude) -> None:
@@ -193,9 +181,7 @@ def odd_frames(facts: Facts, group: Group) -> Iterator[Deviation]:
     own = dict(mtus(facts) or ())
     for port in active:
         mtu = own.get(port.name)
-        expected, origin = by_group.get(port.name), ""
-        if vote is not None and expected is not None:
-            origin = on_most(vote, group)
+        expected, origin = by_group.get(port.name), on_most(vote, group) if vote else ""
         if expected is None:
             expected = most(own[p.name] for p in active if p.kind == port.kind and p.name in own)
             origin = "on its peers"
@@ -246,8 +232,8 @@ def judge_rate(expected: Expected, facts: Facts, group: Group) -> Verdict:
     active = [port for port in ports_of(facts) if port.active]
     if not active:
         return not_run("no active RDMA port here")
-    odd = conclude_deviations([*slow_ports(expected, facts, group), *odd_frames(facts, group)])
-    if odd is not None:
+    slow = slow_ports(expected, facts, group)
+    if odd := conclude_deviations([*slow, *odd_frames(facts, group)]):
         return odd
     mute = [port.name for port in active if port.gbits is None]
     if mute:
@@ -269,21 +255,16 @@ def judge_errors(facts: Facts, limit: Thresholds) -> Verdict:
     ports = [port for port in ports_of(facts) if port.active or not port.state]
     if not ports:
         return not_run("no active RDMA port here")
-    odd = conclude_deviations(port_errors(facts, limit))
-    if odd is not None:
+    if odd := conclude_deviations(port_errors(facts, limit)):
         return replace(odd, cause=counted_cause(facts, limit))
     mute = [port.name for port in ports if port.port.counters is None]
     if mute:
-        return unknown(
-            f"{', '.join(mute)} did not report any error counter",
-            advice="look at counters and hw_counters in /sys/class/infiniband/*/ports; "
-            "virtual functions have none: ask their host",
-        )
+        advice = "look at counters and hw_counters in /sys/class/infiniband/*/ports"
+        advice += "; virtual functions have none: ask their host"
+        return unknown(f"{', '.join(mute)} did not report any error counter", advice=advice)
     if old := undated(facts, limit):
-        return unknown(
-            f"{', '.join(old)}: a total without a start time",
-            advice="take a second reading after a known time, or check the live node",
-        )
+        advice = "take a second reading after a known time, or check the live node"
+        return unknown(f"{', '.join(old)}: a total without a start time", advice=advice)
     read = [port.port.counters.read for port in ports if port.port.counters]
     totals = {f"{port.name} {one.name}": one.value for port in ports for one in port.nonzero}
     few = sum(one.rpartition(" ")[2] in RULES for one in totals)

@@ -132,8 +132,7 @@ def _bus(nic: Nic) -> str:
 
 def judge_pcie(facts: Facts, group: Group) -> Verdict:
     """Compare lanes and generation with group, own peers, the card, and the port's rate."""
-    odd = conclude_deviations(odd_slots(facts, group))
-    if odd is not None:
+    if odd := conclude_deviations(odd_slots(facts, group)):
         return odd
     nics = facts.nics or ()
     if not nics:

@@ -193,8 +193,7 @@ def judge_drift(groups: tuple[Group, ...]) -> Verdict:
     unread = [
         name for group in compared for name, facts in group.facts.items() if facts.software is None
     ]
-    found = [drift for group in compared for drift in drifts(group)]
-    if found:
+    if found := [drift for group in compared for drift in drifts(group)]:
         return _drift_verdict(sorted(found, key=lambda drift: not drift.grave))
     if unread:
         return unknown(f"{UNREAD} on {fold(unread)}", advice=READ_IT, culprits=unread)

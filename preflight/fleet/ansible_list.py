@@ -74,8 +74,7 @@ def decode(text: bytes) -> Listing:
     if len(group_of) > MOST_NODES:
         raise UsageError(f"names more than {MOST_NODES} hosts: split it")
     variables = {_canonical(host): values for host, values in hostvars.items()}
-    strangers = sorted(set(variables) - set(group_of))
-    if strangers:
+    if strangers := sorted(set(variables) - set(group_of)):
         raise UsageError(f"host {strangers[0]} has variables and is in no group: {_AGAIN}")
     return Listing(
         hosts=own,

@@ -262,8 +262,7 @@ def choose_master(
     rest = rest or (table if table in names else None)
     if not launch:
         return rest, ""
-    named = _node_of(launch, hosts)
-    if named:
+    if named := _node_of(launch, hosts):
         return named, ""
     taken = rest or hosts[0].name
     if launch in elsewhere:

@@ -105,12 +105,11 @@ class Measured:
             host = [(at, unit) for at, unit in units if not of_gpu(unit)]
             self._layouts[row.id] = _Layout(row.measure, row.under, units, host, slots)
 
-    def trends(self, node: int, since_s: float, measure: str | None = None) -> tuple[Trend, ...]:
-        """Every series of a node since a time, or those of one measure."""
+    def trends(self, node: int, since_s: float) -> tuple[Trend, ...]:
+        """Every series of a node since a time."""
         found: _Series = {}
         for night in self._nights(MEASURES.c.node_id == node, RUNS.c.started_s >= since_s):
-            if measure in (None, night.layout.measure):
-                _add(found, night, night.layout.units)
+            _add(found, night, night.layout.units)
         return _as_trends(found)
 
     def trends_of_gpu(self, gpu: int, since_s: float) -> tuple[Trend, ...]:
@@ -368,25 +367,6 @@ class History:
         """The oldest run in the history."""
         return next(iter(self._select_runs(_RUNS.order_by(RUNS.c.id).limit(1))), None)
 
-    def measures(self, node: str) -> tuple[str, ...]:
-        """The measures that the history has of a node."""
-        if not (known := find_machines(self._connection, [node])):
-            return ()
-        query = (
-            select(LAYOUTS.c.measure)
-            .distinct()
-            .select_from(MEASURES.join(LAYOUTS))
-            .where(MEASURES.c.node_id == known[node].id)
-            .order_by(LAYOUTS.c.measure)
-        )
-        return tuple(self._connection.execute(query).scalars())
-
-    def trend(self, node: str, measure: str, nights: int = NIGHTS) -> tuple[Trend, ...]:
-        """One measure of a node, by unit and conditions, in natural order of the units."""
-        if not (known := find_machines(self._connection, [node])):
-            return ()
-        return self._measured.trends(known[node].id, self._since(nights), measure)
-
     def node(self, name: str, nights: int = NIGHTS) -> NodePast | None:
         """The history of the machine that last had this name; None if no run had it."""
         if not (known := find_machines(self._connection, [name])):
@@ -410,11 +390,10 @@ class History:
         found = self._connection.execute(select(GPUS).where(GPUS.c.uuid == uuid)).one_or_none()
         if found is None:
             return None
-        points_there = seats(self._connection, gpu=found.id)
         return GpuPast(
             uuid=found.uuid,
             model=found.model,
-            seats=points_there,
+            seats=seats(self._connection, gpu=found.id),
             episodes=episodes_of(self._connection, gpu=found.id),
             trends=self._measured.trends_of_gpu(found.id, self._since(nights)),
         )
