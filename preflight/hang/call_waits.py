@@ -110,6 +110,9 @@ class _Job:
         self.recorded, self.missing, self.no_dump = recorded, missing, no_dump
         self._known = {name: at for one in recorded.values() for name, at in one.members.items()}
         """For dumps that lack the members of their groups."""
+        self._groups: dict[Group, Group] = {}
+        self._of_rank: dict[tuple[int, str], Group] = {}
+        """The same object for the same group: thousands of members are compared once per rank."""
         self.calls: dict[tuple[Group, int], dict[int, Call]] = defaultdict(dict)
         self.usual = Usual(self.calls, recorded)
         self.done: dict[Group, dict[int, int]] = defaultdict(dict)
@@ -133,6 +136,9 @@ class _Job:
         for rank, spot in self.spot.items():
             at[spot].append(rank)
         self.at = dict(at)
+        self.since_ns = {
+            spot: min(self.first[rank].begun_ns for rank in there) for spot, there in at.items()
+        }
         self.lacks = {spot: self._lacks(spot) for spot in self.at}
         self.differing = {spot for spot in self.at if len(sides(self._made(spot))) > 1}
         self.begun = any(call.state == "started" for call in self.first.values())
@@ -141,8 +147,12 @@ class _Job:
     # -- where each rank is
 
     def _group(self, rank: int, call: Call) -> Group:
-        own = self.recorded[rank].members.get(call.group, ())
-        return Group(call.group, own or self._known.get(call.group, ()))
+        found = self._of_rank.get((rank, call.group))
+        if found is None:
+            own = self.recorded[rank].members.get(call.group, ())
+            new = Group(call.group, own or self._known.get(call.group, ()))
+            found = self._of_rank[rank, call.group] = self._groups.setdefault(new, new)
+        return found
 
     def _take(self, rank: int, recording: Recording) -> list[Call]:
         """Enter a rank's collectives; return its unfinished calls, oldest first."""
@@ -267,12 +277,12 @@ class _Job:
             spots = {spot for rank in here for spot in idle[rank]}
             odd = sorted({rank for spot in spots for rank in self.at[spot]})
             enough = (len(odd) + self.missing) * 2 < total + self.missing
-            first = min(spots, key=self._since)
+            first = min(spots, key=self.since_ns.__getitem__)
             return {("extra", first): self._root("extra", first, odd if enough else ())}
         by_spot: dict[tuple[Kind, object], list[int]] = defaultdict(list)
         for rank, those in idle.items():
             kind: Kind = "absent" if rank in self.recorded else "no_dump"
-            most = min(those, key=lambda one: (-len(self.at[one]), self._since(one)))
+            most = min(those, key=lambda one: (-len(self.at[one]), self.since_ns[one]))
             by_spot[kind, most].append(rank)
         found = {
             (kind, spot): self._root(kind, spot, ranks, few=few)  # type: ignore[arg-type]
@@ -370,9 +380,6 @@ class _Job:
             one.alone and one.op.startswith("send") for one in self.pending[spot.rank]
         )
 
-    def _since(self, spot: Spot) -> int:
-        return min(self.first[rank].begun_ns for rank in self.at[spot])
-
     def _at_words(self, spot: Spot) -> str:
         call = self.first[self.at[spot][0]]
         return f"{words(call)} of {group_words(call)}"
@@ -387,7 +394,7 @@ class _Job:
             calls=sides(
                 {rank: one for rank, one in self._made(spot).items() if rank in self.recorded}
             ),
-            since_ns=self._since(spot),
+            since_ns=self.since_ns[spot],
             few=few,
         )
 

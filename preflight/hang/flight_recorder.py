@@ -13,6 +13,7 @@ import binascii
 import re
 import struct
 import zlib
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
@@ -479,10 +480,18 @@ def _members(config: Any) -> dict[str, tuple[int, ...]]:
     for name, one in config.items() if isinstance(config, dict) else ():
         text = one.get("ranks") if isinstance(one, dict) else None
         if isinstance(text, str) and _text(name) and len(text) <= _MEMBERS:
-            ranks = [whole(each.strip(), 2**31) for each in text.strip("[]").split(",")]
-            if None not in ranks:
-                found[_text(name)] = tuple(sorted(each for each in ranks if each is not None))
+            ranks = _ranks(text)
+            if ranks is not None:
+                found[_text(name)] = ranks
     return found
+
+
+@lru_cache(16)
+def _ranks(text: str) -> tuple[int, ...] | None:
+    """The first group of all dumps of a job is the same, and has thousands of members."""
+    ranks = [whole(each.strip(), 2**31) for each in text.strip("[]").split(",")]
+    known = tuple(sorted(each for each in ranks if each is not None))
+    return known if len(known) == len(ranks) else None
 
 
 def _enqueued(status: Any, names: dict[str, str]) -> dict[str, int]:

@@ -11,6 +11,8 @@ from collections import Counter, defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import Struct
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -33,7 +35,7 @@ _LONGEST_REPLACED = 3
 """Calls that one rank made in another way or order, before it went on as the others."""
 
 
-class Group(NamedTuple):
+class Group(Struct, frozen=True, cache_hash=True):
     """A process group: its name, and its members where the recordings have them."""
 
     name: str

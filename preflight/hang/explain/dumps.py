@@ -13,6 +13,7 @@ import shlex
 import signal
 import stat
 import zlib
+from array import array
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -126,7 +127,7 @@ class Dumps:
 
     def _add(self, rank: int, path: Path, recording: Recording) -> None:
         other = self.ranks.setdefault(rank, recording)
-        if other != recording:
+        if other is not recording and other != recording:
             both = f"{self._paths[rank]} and {path}"
             raise UsageError(f"rank {rank} has two dumps, {both}: give the dumps of one job")
         self._paths[rank] = path
@@ -145,11 +146,11 @@ class Dumps:
 
 def _rank(path: Path, recording: Recording) -> int | None:
     """The rank by the file's name, if it is in all groups; else the only one that is."""
-    groups = [set(one) for one in recording.members.values()]
-    inside = set.intersection(*groups) if groups else set()
+    groups = recording.members.values()
     rank = _rank_in_name(path)
-    if rank is not None and (rank in inside or not groups):
+    if rank is not None and all(rank in one for one in groups):
         return rank
+    inside = set.intersection(*map(set, groups)) if groups else set()
     return inside.pop() if len(inside) == 1 else None
 
 
@@ -159,13 +160,15 @@ def _rank_in_name(path: Path) -> int | None:
 
 
 def _read_all(paths: Sequence[Path]) -> Iterable[Recording | Unreadable]:
-    work = partial(_read, latest=max(8, _CALLS // len(paths)))
+    latest = max(8, _CALLS // len(paths))
     if len(paths) < _MANY:
-        return map(work, paths)
+        return (_read(path, latest) for path in paths)
+    work = partial(_read_apart, latest=latest)
     workers = min(os.cpu_count() or 1, 16)
     try:
         with ProcessPoolExecutor(workers, initializer=_start_worker) as pool:
-            return list(pool.map(work, paths, chunksize=16))
+            members: dict[bytes, tuple[int, ...]] = {}
+            return [_joined(*one, members) for one in pool.map(work, paths, chunksize=16)]
     except BrokenProcessPool as error:
         raise UsageError(
             "a process that read the dumps was killed, perhaps for its memory: give fewer dumps"
@@ -175,6 +178,25 @@ def _read_all(paths: Sequence[Path]) -> Iterable[Recording | Unreadable]:
 def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()  # plain values have no circles
+
+
+def _read_apart(path: Path, latest: int) -> tuple[Recording | Unreadable, dict[str, bytes]]:
+    """The members of groups apart and packed: those of a large job are the same in most dumps."""
+    found = _read(path, latest)
+    if isinstance(found, Unreadable):
+        return found, {}
+    packed = {name: array("q", ranks).tobytes() for name, ranks in found.members.items()}
+    return replace(found, members={}), packed
+
+
+def _joined(
+    found: Recording | Unreadable, packed: dict[str, bytes], known: dict[bytes, tuple[int, ...]]
+) -> Recording | Unreadable:
+    if isinstance(found, Unreadable):
+        return found
+    for one in packed.values():
+        known[one] = known.get(one) or tuple(array("q", one))
+    return replace(found, members={name: known[one] for name, one in packed.items()})
 
 
 def _read(path: Path, latest: int) -> Recording | Unreadable:
