@@ -70,6 +70,8 @@ _FLAGS = (("-x", "--exitfirst"), ("-v", "--verbose"), ("-q", "--quiet"), ("--col
 def until_interrupted(work: Callable[[], int]) -> int:
     """Return the code of this work, or 2 with one line for a Ctrl-C that nothing in it handles.
 
+    Also one line, and 4, if the work needs the working folder, and that was deleted.
+
     `cli.main` blocks SIGINT, so that it waits while Python starts or modules load; it comes here.
     """
     try:
@@ -79,6 +81,15 @@ def until_interrupted(work: Callable[[], int]) -> int:
         _say_interrupted()
         drop_output()
         code = INTERRUPTED
+    except FileNotFoundError:
+        try:
+            os.getcwd()  # noqa: PTH109
+        except FileNotFoundError:
+            gone = "the working folder was deleted; change into another one with cd, and run again"
+            print(f"preflight: {gone}", file=sys.stderr)  # noqa: T201
+            code = USAGE
+        else:
+            raise
     # CPython ends itself by SIGINT once a Ctrl-C has left an exec() of a text, as in dataclasses;
     # the next such exec() takes that back.
     exec("")  # noqa: S102

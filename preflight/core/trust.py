@@ -9,6 +9,7 @@ import re
 import stat
 import sys
 from collections import deque
+from contextlib import suppress
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -39,6 +40,9 @@ _PLAIN = re.compile(r"/[^\s:;,$\"'`\\]*")
 """The loader expands $ORIGIN, and other programs split a list at other characters."""
 _ZONE = re.compile(r"[A-Za-z][\w+-]*(/[A-Za-z][\w+-]*)*")
 """Europe/Berlin."""
+
+_OF_PROCESSES = re.compile(r"/+(proc|dev/(fd|std\w+))(/|\Z)")
+"""Each program finds another file there."""
 
 _ENTRY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _USER, _OWN_GROUP, _GROUP, _MASK, _OTHER, _MAY_WRITE = 2, 4, 8, 16, 32, 2
@@ -107,21 +111,29 @@ def who_may_write(place: Path, opened: int, *, sticky_too: bool) -> str:
 
 def _who_mounted(place: Path, found: os.stat_result) -> str:
     """Say which user has mounted it by FUSE: his program decides who owns each file."""
-    user = _fuse_user(found.st_dev)
+    user = _mounted(found.st_dev).user
     return f"{place} lies in a file system that {user_name(user)} mounted (FUSE)" if user else ""
 
 
+class _Mounted(NamedTuple):
+    kind: bytes
+    user: int
+    """The user who mounted it by FUSE; 0 for root, and for other file systems."""
+
+
 @cache
-def _fuse_user(device: int) -> int:
+def _mounted(device: int) -> _Mounted:
+    """Read how a device is mounted. Every walk empties the cache: numbers are used again."""
     wanted = f"{os.major(device)}:{os.minor(device)}".encode()
     # The kernel escapes blank, tab and newline in a mount point, but not the other characters at
     # which splitlines() splits.
     for line in Path("/proc/self/mountinfo").read_bytes().split(b"\n"):
         mount, _, rest = line.partition(b" - ")
-        if wanted in mount.split(b" ")[2:3] and rest.startswith(b"fuse"):
-            found = re.search(rb"(?:\A|,)user_id=(\d+)", rest.split(b" ")[2])
-            return int(found[1]) if found else 0
-    return 0
+        if wanted in mount.split(b" ")[2:3]:
+            kind, _, options = rest.split(b" ")[:3]
+            user = re.search(rb"(?:\A|,)user_id=(\d+)", options)
+            return _Mounted(kind, int(user[1]) if user and kind.startswith(b"fuse") else 0)
+    return _Mounted(b"", 0)
 
 
 def _who_is_listed(place: Path, opened: int, kind: str) -> str | None:
@@ -183,7 +195,8 @@ def _path_risk(part: str, name: str) -> str:
     """
     if part == str(Path(sys.executable).parent):
         return ""
-    if not _PLAIN.fullmatch(part) or ".." in Path(part).parts:
+    is_plain = _PLAIN.fullmatch(part) and not _OF_PROCESSES.match(str(Path(part)))
+    if not is_plain or ".." in Path(part).parts:
         return f"{part!a:.80} is not a plain absolute path"
     if name != "SLURM_CONF":
         return who_may_change(Path(part))
@@ -270,9 +283,10 @@ def walk(path: Path, held: list[int], enter: Callable[[int, str], int] = entry) 
 
     Each step is opened relative to the folder before it, and only when the caller asks for it.
     `held` receives the open folders from / to the last step; the caller must `close` them.
-    `enter` opens the next step. OSError.
+    `enter` opens the next step. OSError, also for what another process shows in /proc.
     """
-    todo, links = deque(path.absolute().parts[1:]), 0
+    _mounted.cache_clear()
+    todo, links = deque(_absolute(path).parts[1:]), 0
     names: list[str] = []
     held.append(os.open("/", _ENTRY))
     yield Step(Path("/"), os.fstat(held[0]), not todo)
@@ -282,8 +296,10 @@ def walk(path: Path, held: list[int], enter: Callable[[int, str], int] = entry) 
             close(held, len(names) or 1)
             del names[-1:]
             continue
-        held.append(enter(held[-1], part))
         names.append(part)
+        if part.isdecimal():
+            _refuse_other_process(held[-1], part, Path("/", *names))
+        held.append(enter(held[-1], part))
         found = os.fstat(held[-1])
         yield Step(Path("/", *names), found, not todo)
         if stat.S_ISLNK(found.st_mode):
@@ -291,10 +307,54 @@ def walk(path: Path, held: list[int], enter: Callable[[int, str], int] = entry) 
             if links > _MOST_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
             target = Path(os.readlink("", dir_fd=held[-1]))
+            _refuse_false_text(held[-2], part, target, Path("/", *names))
             depth = 0 if target.is_absolute() else len(names) - 1
             close(held, depth + 1)
             del names[depth:]
             todo.extendleft(part for part in reversed(target.parts) if part != "/")
+
+
+def _absolute(path: Path) -> Path:
+    """OSError unless the path of the working folder leads to it: `cd /proc/PID/cwd` may not."""
+    if path.is_absolute():
+        return path
+    with suppress(FileNotFoundError):
+        here = Path.cwd()
+        if os.path.samestat(here.stat(), Path().stat()):
+            return here / path
+    raise OSError(errno.ESTALE, "the working folder was deleted, or its path leads to another one")
+
+
+_PROC_ROOT = 1
+"""The inode of the top folder of every proc file system."""
+
+
+def _refuse_other_process(folder: int, name: str, place: Path) -> None:
+    """OSError for the folder of another process in /proc, even if there is none yet.
+
+    Its user writes what the files hold. The kernel does not follow its links by their text: they
+    lead into the mount namespace of that process.
+    """
+    above = os.fstat(folder)
+    if above.st_ino != _PROC_ROOT or _mounted(above.st_dev).kind != b"proc":
+        return
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.stat(name, dir_fd=folder), Path("/proc/self").stat()):
+            return
+    raise OSError(errno.EPERM, f"{place} is of another process, whose user decides what is there")
+
+
+def _refuse_false_text(folder: int, name: str, target: Path, place: Path) -> None:
+    """OSError for a link of this process in /proc that leads to another file than its text."""
+    above = os.fstat(folder)
+    if _mounted(above.st_dev).kind != b"proc" or above.st_ino == _PROC_ROOT:
+        return
+    reached = os.stat(name, dir_fd=folder)
+    if stat.S_ISREG(reached.st_mode) or stat.S_ISDIR(reached.st_mode):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if target.is_absolute() and os.path.samestat(reached, target.stat()):
+                return
+        raise OSError(errno.EPERM, f"{place} leads to another file than its text says")
 
 
 def close(held: list[int], depth: int = 0) -> None:

@@ -60,6 +60,47 @@ def test_wrong_usage(preflight: Callable[..., Told], arguments: list[str], said:
     assert not told.folder.exists()
 
 
+def _in_a_deleted_folder(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (folder / "gone").mkdir()
+    argv = ["sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", sys.executable, "-m", "preflight.cli"]
+    return subprocess.run(
+        [*argv, *words], cwd=folder / "gone", capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["check --co", "check -i fleet.toml", "nightly -i /x.toml", "capture .", "list-checks"],
+)
+def test_a_working_folder_that_was_deleted_is_one_line(tmp_path: Path, words: str) -> None:
+    """For a command that needs one."""
+    told = _in_a_deleted_folder(tmp_path, *words.split())
+    assert told.returncode == 4
+    (line,) = told.stderr.splitlines()
+    assert line.startswith("preflight: the working folder was deleted; change into another one")
+
+
+@pytest.mark.parametrize("verb", ["explain", "read", "diagnose", "lint"])
+def test_other_commands_need_no_working_folder(tmp_path: Path, verb: str) -> None:
+    """They answer as elsewhere."""
+    file = tmp_path / "train.py"
+    file.write_text("a = 1\n")
+    given = [str(file)] if verb in ("explain", "read", "lint") else []
+    told = _in_a_deleted_folder(tmp_path, verb, *given)
+    assert "working folder" not in told.stderr
+    assert "Traceback" not in told.stderr
+    assert told.stdout
+
+
+def test_a_watched_launch_starts_in_a_deleted_folder(tmp_path: Path) -> None:
+    """Without evidence, and it says so."""
+    told = _in_a_deleted_folder(tmp_path, "watch", "--", "sh", "-c", "echo started; exit 7")
+    assert (told.returncode, told.stdout) == (7, "started\n")
+    assert "the launch goes on without it" in told.stderr
+    assert "Traceback" not in told.stderr
+
+
 @pytest.mark.parametrize("word", ["--preflight-nodes=gpu[001-064]", "--preflight-strict"])
 def test_an_option_without_preflight_is_no_pass(tmp_path: Path, word: str) -> None:
     """`pytest --preflight-nodes=...` ran the tests that lay around: exit 0 looked like a pass."""

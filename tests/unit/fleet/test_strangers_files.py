@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from contextlib import suppress
+import subprocess
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.core.trust import straight, who_may_change, who_may_plant
+from preflight.core.files import open_folder
+from preflight.core.trust import roots_paths, straight, who_may_change, who_may_plant
 from preflight.errors import UsageError
 from preflight.fleet.sources import FleetRequest, resolve
+from tests.lab import strangers_mount
 from tests.unit.core.access_lists import let_write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 STRANGER = 65534
 needs_ansible = pytest.mark.skipif(
@@ -525,3 +528,96 @@ def test_a_run_that_is_judged_again_logs_in_nowhere(tmp_path: Path) -> None:
     give_away(path)
     with pytest.raises(UsageError, match="is not used"):
         resolve(FleetRequest(inventory=str(path), logs_in=False))
+
+
+@contextmanager
+def _elsewhere(folder: Path) -> Iterator[int]:
+    """Yield a process of root's whose folder of this name is another one: a mount of its own."""
+    script = (
+        'mount -t tmpfs none "$1" && cd "$1" && cp /bin/true ssh && echo evil >fleet.toml && '
+        "exec 7<fleet.toml && echo there && exec sleep 600"
+    )
+    folder.mkdir()
+    (folder / "fleet.toml").write_text(KINDS["fleet.toml"])
+    argv = ["unshare", "--mount", "sh", "-c", script, "sh", str(folder)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            if process.stdout.readline() != "there\n":
+                pytest.skip("this machine lets nobody mount")
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("way", ["cwd", "root{folder}", "task/{pid}/cwd"])
+def test_no_link_of_another_process_is_followed_by_its_text(tmp_path: Path, way: str) -> None:
+    """The kernel goes to the process's own folder, which is not the one that the text names."""
+    with _elsewhere(tmp_path / "bin") as pid:
+        place = Path(f"/proc/{pid}/{way.format(folder=tmp_path / 'bin', pid=pid)}")
+        assert (place / "fleet.toml").read_text() == "evil\n"
+        assert f"/proc/{pid} is of another process" in refused(place / "fleet.toml")
+        link = tmp_path / "link"
+        link.symlink_to(place)
+        for name in ("PATH", "LD_LIBRARY_PATH", "TMPDIR"):
+            for each in (place, link):
+                kept, why = roots_paths(name, str(each))
+                assert not kept
+                assert len(why) == 1
+        with pytest.raises(OSError, match="is of another process"), open_folder(place, make=True):
+            pass
+
+
+def test_a_working_folder_is_the_one_that_its_path_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not after `cd /proc/PID/cwd`; a relative path is then opened in the stranger's."""
+    with _elsewhere(tmp_path / "bin") as pid:
+        monkeypatch.chdir(tmp_path / "bin")
+        assert who_may_change(Path("fleet.toml")) == ""
+        monkeypatch.chdir(f"/proc/{pid}/cwd")
+        assert "its path leads to another one" in who_may_change(Path("fleet.toml"))
+
+
+@pytest.mark.parametrize("file", ["fd/7", "environ", "cmdline", "missing"])
+def test_what_another_process_shows_is_not_roots(tmp_path: Path, file: str) -> None:
+    """Its user wrote it, though the file belongs to root; nor what a process may yet show."""
+    with _elsewhere(tmp_path / "bin") as pid:
+        shown = Path(f"/proc/{pid}/{file}")
+        assert f"/proc/{pid} is of another process" in who_may_change(shown)
+    assert f"/proc/{pid} is of another process" in who_may_change(shown)
+
+
+def test_an_open_file_of_our_own_is_the_one_that_its_link_names(tmp_path: Path) -> None:
+    """As /dev/stdin is; a file that another one has replaced since is not."""
+    path = written(tmp_path / "fleet.toml", KINDS["fleet.toml"])
+    with path.open() as file:
+        for process in ("dev", "proc/self", f"proc/{os.getpid()}", "proc/thread-self"):
+            assert who_may_change(Path(f"/{process}/fd/{file.fileno()}")) == ""
+        assert roots_paths("TMPDIR", f"/proc/self/fd/{file.fileno()}")[0] == ""
+        for place in ("/proc/self/cwd", "/./proc/self/cwd", "//proc/self/root", "/dev/fd/0"):
+            assert roots_paths("PATH", place)[0] == ""
+        (tmp_path / "new").write_text("")
+        (tmp_path / "new").rename(path)
+        assert "leads to another file" in who_may_change(Path(f"/dev/fd/{file.fileno()}"))
+    assert who_may_change(Path("/proc/mounts")) == ""
+    assert who_may_change(Path("/proc/net/dev")) == ""
+
+
+def test_a_device_number_is_not_remembered(tmp_path: Path) -> None:
+    """The kernel gives it to another file system after an unmount."""
+    place = tmp_path / "his"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "mode=755", "none", str(place)]
+    if subprocess.run(mount, check=False).returncode:
+        pytest.skip("this machine lets nobody mount")
+    try:
+        device = place.stat().st_dev
+        assert who_may_change(place) == ""
+    finally:
+        subprocess.run(["umount", place], check=True)
+    place.rmdir()
+    with strangers_mount.mounted(place, STRANGER):
+        if os.lstat(place).st_dev != device:
+            pytest.skip("the kernel did not use this number again")
+        assert "nobody mounted (FUSE)" in who_may_change(place)
