@@ -93,8 +93,11 @@ _FOREIGN = re.compile(
 
 OF_A_USER = (
     r"input: |oom-kill:|process '"
-    r"|(?s:.{0,15}?)(?:\[\d+\](?::| )|\(\d+\):? | invoked oom-killer: |/\d+: potentially unexpected"
-    r"|: (?:page allocation|vmalloc|vmap|attempt to access))"
+    r"|\[?(?s:.{0,15}?)(?:\[\d+\](?::| )| ?\(\d+\):? | invoked oom-killer: |/\d+(?:: |\] FS: )"
+    r"|/\d+ (?:is |just |\[HC)|: (?:page allocation|vmalloc|vmap|attempt to access)"
+    r"|: (?:calling unsupported |\d+ (?:output lines|callbacks) suppressed)"
+    r"| (?:uses obsolete|using unsupported|call(?:s|ing) setitimer\(\)|wrote to) )"
+    r"|(?s:.{0,272}?): potentially unexpected fatal signal "
     r"|XFS \([^)]{1,99}\): (?s:.{0,15}) should use fallocate; "
     r"|(?s:.{0,127}?)IN=\S{0,15} OUT=\S{0,15}(?: |$) ?"
     r"(?:(?:PHYS|MAC|V|TUN)\w{0,5}=\S{0,400}(?: |$)){0,9}"

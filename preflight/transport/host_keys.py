@@ -33,7 +33,51 @@ MOST_COMPARED = 1 << 23
 """Comparisons with lines of one file in a run: a hash takes some 10 us, and each node is compared
 with every hashed name and pattern. 1,600 nodes with three hashed keys each stay below."""
 
+_LONGEST_PATTERN = 1022
+"""Characters of a name or pattern; OpenSSH's match_pattern_list() finds no host in a longer one."""
+
+_HASHED = re.compile(r"\|1\|([A-Za-z0-9+/]{27}=)\|([A-Za-z0-9+/]{27}=)")
+"""Salt and hash have 20 bytes each, as OpenSSH's host_hash() requires."""
+
 REVOKED, AUTHORITY = "@revoked", "@cert-authority"
+
+
+class _Pattern(Struct, frozen=True):
+    """A pattern such as `gpu*`, or a name after `!`."""
+
+    negated: bool
+    parts: tuple[str, ...]
+    """In lower case, without the stars between them."""
+    shortest: int
+    """Characters of the shortest name that it can match."""
+
+    def matches(self, name: str) -> bool:
+        """Find each part as early as possible, but the last at the end."""
+        first, *middle = self.parts
+        end = len(name)
+        if self.shortest > end or not _fits(first, name, 0):
+            return False
+        if not middle:
+            return len(first) == end
+        last, start = middle.pop(), len(first)
+        for part in middle:
+            start = _find(part, name, start)
+            if start < 0:
+                return False
+            start += len(part)
+        return end - len(last) >= start and _fits(last, name, end - len(last))
+
+
+class _Hashed(Struct, frozen=True):
+    """`|1|salt|HMAC-SHA1(salt, name)`, as `HashKnownHosts` writes it."""
+
+    salt: bytes
+    digest: bytes
+    negated: bool = False
+
+    def matches(self, name: str) -> bool:
+        """Whether it is the hash of that name."""
+        return hmac.compare_digest(hmac.digest(self.salt, name.encode(), "sha1"), self.digest)
 
 
 class KnownHost(Struct, frozen=True):
@@ -42,7 +86,8 @@ class KnownHost(Struct, frozen=True):
     file: str
     line: int
     marker: str
-    names: str
+    plain: frozenset[str]
+    patterns: tuple[_Pattern | _Hashed, ...]
     kind: str
     blob: bytes
 
@@ -53,14 +98,9 @@ class KnownHost(Struct, frozen=True):
 
     def speaks_of(self, name: str) -> bool:
         """Whether the line is about that host ("gpu017", "[gpu017]:2222")."""
-        matched = False
-        for pattern in self.names.split(","):
-            negated = pattern.startswith("!")
-            if _matches(pattern[negated:], name.lower()):
-                if negated:
-                    return False
-                matched = True
-        return matched
+        name = name.lower()
+        fitting = [pattern.negated for pattern in self.patterns if pattern.matches(name)]
+        return (name in self.plain or bool(fitting)) and not any(fitting)
 
 
 def fingerprint(blob: bytes) -> str:
@@ -103,12 +143,12 @@ class _Index:
         self._others: list[KnownHost] = []
         self._matched: dict[str, list[KnownHost]] = {}
         for known in lines:
-            if any(character in known.names for character in "*?!|"):
+            if known.patterns:
                 self._others.append(known)
                 continue
-            for name in set(known.names.lower().split(",")):
+            for name in known.plain:
                 self._lines.setdefault(name, []).append(known)
-        self._patterns = sum(known.names.count(",") + 1 for known in self._others)
+        self._patterns = sum(len(known.patterns) for known in self._others)
         self._left = MOST_COMPARED
 
     def about(self, names: Sequence[str]) -> list[KnownHost]:
@@ -119,7 +159,8 @@ class _Index:
                 self._count(self._patterns)
                 self._matched[name] = [known for known in self._others if known.speaks_of(name)]
             both = [*self._lines.get(name, ()), *self._matched[name]]
-            self._count(len(both))
+            # Who verifies a key compares the name with each of these lines again.
+            self._count(sum(max(1, len(known.patterns)) for known in both))
             found |= {known.line: known for known in both}
         return [found[line] for line in sorted(found)]
 
@@ -162,9 +203,9 @@ def _line(path: Path, number: int, text: str) -> KnownHost | None:
         return None
     marker, _, rest = text.partition(" ") if text.startswith("@") else ("", "", text)
     names, kind, key = [*rest.split(maxsplit=3), "", "", ""][:3]
-    blob = _decoded(key)
-    if blob and marker in ("", REVOKED, AUTHORITY):
-        return KnownHost(str(path), number, marker, names, kind, blob)
+    blob, read = _decoded(key), _names(names)
+    if blob and read and marker in ("", REVOKED, AUTHORITY):
+        return KnownHost(str(path), number, marker, *read, kind, blob)
     if not marker:
         return None  # OpenSSH also skips such a line
     raise ReachError(
@@ -181,32 +222,37 @@ def _decoded(key: str) -> bytes:
         return b""
 
 
-def _matches(pattern: str, name: str) -> bool:
-    if pattern.startswith("|1|"):
-        return _hashed(pattern, name)
-    if "*" not in pattern and "?" not in pattern:
-        return pattern.lower() == name
-    stars = re.sub(r"\*+", "*", pattern.lower())
-    if len(stars) > 2 * len(name) + 1:
-        return False  # it has more characters than the name, without its stars
-    return _compiled(stars).fullmatch(name) is not None
+def _names(names: str) -> tuple[frozenset[str], tuple[_Pattern | _Hashed, ...]] | None:
+    """Read the names of a line, once for all nodes; None for a line that OpenSSH skips, too."""
+    if names.startswith("|"):
+        if (hashed := _HASHED.fullmatch(names)) is None:
+            return None
+        salt, digest = map(base64.b64decode, hashed.groups())
+        return frozenset(), (_Hashed(salt, digest),)
+    plain, patterns = set(), []
+    for each in names.lower().split(","):
+        negated = each.startswith("!")
+        if len(each) - negated > _LONGEST_PATTERN:
+            return None
+        if negated or "*" in each or "?" in each:
+            parts = tuple(re.sub(r"\*+", "*", each[negated:]).split("*"))
+            patterns.append(_Pattern(negated, parts, sum(map(len, parts))))
+        else:
+            plain.add(each)
+    return frozenset(plain), tuple(patterns)
 
 
-@lru_cache(maxsize=1 << 14)
-def _compiled(stars: str) -> re.Pattern[str]:
-    first, *parts = (re.escape(part).replace(r"\?", ".") for part in stars.split("*"))
-    # A group `(?>` is tried once: with `.*` alone, each star would multiply the time.
-    steps = [f"(?>.*?{part})" for part in parts[:-1]] + [f".*{part}" for part in parts[-1:]]
-    return re.compile(first + "".join(steps))
+def _fits(part: str, name: str, at: int) -> bool:
+    if "?" not in part:
+        return name.startswith(part, at)
+    return all(one in ("?", other) for one, other in zip(part, name[at:], strict=False))
 
 
-def _hashed(pattern: str, name: str) -> bool:
-    """`|1|salt|HMAC-SHA1(salt, name)`, as `HashKnownHosts` writes it."""
-    try:
-        salt, digest = (base64.b64decode(part) for part in pattern[3:].split("|"))
-    except (ValueError, binascii.Error):
-        return False
-    return hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest)
+def _find(part: str, name: str, start: int) -> int:
+    if "?" not in part:
+        return name.find(part, start)
+    places = range(start, len(name) - len(part) + 1)
+    return next((at for at in places if _fits(part, name, at)), -1)
 
 
 class HostKey(Struct, frozen=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import signal
 import string
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -26,7 +27,7 @@ from preflight.hang.answer_text import Alternative
 from preflight.hang.call_waits import Wait
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 FOLDER = Path(__file__).resolve().with_name("symptoms")
 
@@ -59,6 +60,13 @@ _TEXT = 1 << 14
 _PATIENCE_S, _PATIENCE_PER_CHARACTER_S = 2.0, 1e-6
 """Of a site's file: its bytes; how much of a text its expressions search; the processor time that
 each of them may take, and how much more for each character."""
+
+_MOST_FILES, _LOADING_S = 200, 10.0
+"""Of a site's folder: its files, and the processor time that reading and compiling them may take.
+Python compiles `(?i)[\\0-\\uffff]` in 10 ms, so short expressions may take minutes."""
+
+Expressions = Annotated[tuple[Annotated[str, Meta(max_length=2000)], ...], Meta(max_length=20)]
+"""Ours have up to 500 characters, and a symptom up to eleven."""
 
 RANKING: dict[Role, int] = {"cause": 0, "sign": 1, "hint": 2, "echo": 3, "fact": 4}
 
@@ -117,11 +125,11 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Probability that the category is right if this is the first failure."""
     anchors: Annotated[tuple[Annotated[str, Meta(max_length=200)], ...], Meta(max_length=200)]
     """Only lines with one of these words are searched."""
-    patterns: tuple[str, ...]
+    patterns: Expressions
     """Regular expressions; the first match counts, and its named groups are the fields."""
-    further: tuple[str, ...] = ()
+    further: Expressions = ()
     """More expressions for fields, searched in the same lines."""
-    unless: tuple[str, ...] = ()
+    unless: Expressions = ()
     """Expressions for lines that deny it: `dmesg shows neither`."""
     span: Annotated[int, Meta(ge=0, le=40)] = 0
     """Lines after the one with the anchor that belong to it."""
@@ -184,22 +192,17 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return pattern.search(text)
         text = text[:_TEXT]
         left_s = _LEFT_S.get((self.file, pattern), _PATIENCE_S)
-        left_s += _PATIENCE_PER_CHARACTER_S * len(text)
-        before = signal.signal(signal.SIGVTALRM, _interrupt)
+        left = [left_s + _PATIENCE_PER_CHARACTER_S * len(text)]
         try:
-            signal.setitimer(signal.ITIMER_VIRTUAL, left_s)
-            try:
+            with _limited(left):
                 return pattern.search(text)
-            finally:
-                left_s, _ = signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-                _LEFT_S[self.file, pattern] = left_s
         except _TooSlowError:
             raise UsageError(
                 f"{self.file}: the expression {pattern.pattern[:60]!a} goes back too often in a "
                 "text; give each repeat a limit ({0,80} for *) or make it possessive (*+)"
             ) from None
         finally:
-            signal.signal(signal.SIGVTALRM, before)
+            _LEFT_S[self.file, pattern] = left[0]
 
     def sentence(self, fields: Mapping[str, str]) -> str:
         """Format the first sentence whose fields are all known."""
@@ -219,6 +222,20 @@ _LEFT_S: dict[tuple[str, re.Pattern[str]], float] = {}
 
 def _interrupt(*_: object) -> None:
     raise _TooSlowError
+
+
+@contextmanager
+def _limited(left: list[float]) -> Iterator[None]:
+    """Raise _TooSlowError in the block after so much processor time, and keep what is left."""
+    before = signal.signal(signal.SIGVTALRM, _interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, left[0])
+        try:
+            yield
+        finally:
+            left[0], _ = signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    finally:
+        signal.signal(signal.SIGVTALRM, before)
 
 
 @cache
@@ -245,8 +262,21 @@ def next_commands(words: str) -> str:
 
 
 def load_symptoms(folder: Path = FOLDER) -> tuple[Symptom, ...]:
-    """Read every symptom; UsageError names the file if one is wrong."""
-    return tuple(_load(path) for path in sorted(folder.glob("*.toml")))
+    """Read every symptom; UsageError names the file if one is wrong, or the folder if it is big."""
+    paths = sorted(folder.glob("*.toml"))
+    if folder == FOLDER:
+        return tuple(map(_load, paths))
+    page = "see docs/reference/explain.md"
+    if len(paths) > _MOST_FILES:
+        raise UsageError(f"{folder}: {len(paths)} .toml files, at most {_MOST_FILES}; {page}")
+    try:
+        with _limited([_LOADING_S]):
+            return tuple(map(_load, paths))
+    except _TooSlowError:
+        raise UsageError(
+            f"{folder}: reading its symptoms takes over {_LOADING_S:g} s of processor time; "
+            f"write fewer or shorter expressions; {page}"
+        ) from None
 
 
 def _load(path: Path) -> Symptom:

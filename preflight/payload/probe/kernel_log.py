@@ -40,14 +40,19 @@ APART_S = 15.0
 _CHARS = 300
 
 # Lines that start with the name of a process, up to 15 characters that a user chooses. Linux 4.18
-# to 6.12: arch/*/mm/fault.c, kernel/exit.c, kernel/signal.c, mm/oom_kill.c, mm/page_alloc.c,
-# block/; XFS puts its own name first: fs/xfs/xfs_ioctl.c. Lines of netfilter start with a rule's
-# prefix: net/netfilter/nf_log_syslog.c, net/bridge/netfilter/ebt_log.c. In the first three
-# patterns a user chooses the whole rest of the line.
+# to 6.16: arch/*/mm/fault.c, arch/arm64/kvm/mmu.c, block/, fs/drop_caches.c, fs/ioctl.c,
+# fs/locks.c, fs/proc/base.c, include/linux/ratelimit.h, kernel/exit.c, kernel/locking/lockdep.c,
+# kernel/signal.c (also with the program's file name), kernel/sysctl.c, kernel/time/itimer.c,
+# mm/oom_kill.c, mm/page_alloc.c, net/socket.c; XFS puts its own name first: fs/xfs/xfs_ioctl.c.
+# Lines of netfilter start with a rule's prefix: net/netfilter/nf_log_syslog.c,
+# net/bridge/netfilter/ebt_log.c. In the first three patterns a user chooses the whole rest.
 OF_A_USER = (
     r"input: |oom-kill:|process '"
-    r"|(?s:.{0,15}?)(?:\[\d+\](?::| )|\(\d+\):? | invoked oom-killer: |/\d+: potentially unexpected"
-    r"|: (?:page allocation|vmalloc|vmap|attempt to access))"
+    r"|\[?(?s:.{0,15}?)(?:\[\d+\](?::| )| ?\(\d+\):? | invoked oom-killer: |/\d+(?:: |\] FS: )"
+    r"|/\d+ (?:is |just |\[HC)|: (?:page allocation|vmalloc|vmap|attempt to access)"
+    r"|: (?:calling unsupported |\d+ (?:output lines|callbacks) suppressed)"
+    r"| (?:uses obsolete|using unsupported|call(?:s|ing) setitimer\(\)|wrote to) )"
+    r"|(?s:.{0,272}?): potentially unexpected fatal signal "
     r"|XFS \([^)]{1,99}\): (?s:.{0,15}) should use fallocate; "
     r"|(?s:.{0,127}?)IN=\S{0,15} OUT=\S{0,15}(?: |$) ?"
     r"(?:(?:PHYS|MAC|V|TUN)\w{0,5}=\S{0,400}(?: |$)){0,9}"

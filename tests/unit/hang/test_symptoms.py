@@ -90,12 +90,15 @@ def test_a_site_adds_its_own(tmp_path: Path) -> None:
         ("category", "kategory", "kategory"),
         ("[[examples]]", "[examples", "Expected ']'"),
         ("out of coffee on (", "a{99999999999}(", "the repetition number is too large"),
-        ("out of coffee on (", f"{'(' * 3000}{')' * 3000}(", "recursion"),
+        ("out of coffee on (", f"{'(' * 900}{')' * 900}(", "recursion"),
         ('"no coffee"', '"no {node:>999999999} coffee"', "more than the name of a field"),
         ('"no coffee"', '"no {node.a} coffee"', "more than the name of a field"),
         ('anchors = ["coffee"]', 'anchors = [""]', "needs anchors"),
         ('anchors = ["coffee"]', f'anchors = ["{"a" * 2000}"]', "length <= 200"),
         ('anchors = ["coffee"]', f"anchors = {['a'] * 201}", "length <= 200"),
+        ("out of coffee on (", f"{'a' * 2000}(", "length <= 2000"),
+        ("[[examples]]", f"further = {['a'] * 21}\n[[examples]]", "length <= 20"),
+        ("[[examples]]", f"unless = ['{'a' * 2001}']\n[[examples]]", "length <= 2000"),
         ("[[examples]]", '[words.node]\n"" = "{node}"\n[[examples]]', "may use {number}"),
         ("[[examples]]", '[numbers.node]\nn7 = "x"\n[[examples]]', "'x' in its table of numbers"),
     ],
@@ -106,6 +109,23 @@ def test_a_wrong_file_is_named(tmp_path: Path, old: str, new: str, reason: str) 
     with pytest.raises(UsageError, match=r"coffee\.toml") as refused:
         load_symptoms(tmp_path)
     assert reason in str(refused.value)
+
+
+def test_a_folder_takes_limited_time_to_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short expressions may take seconds to compile, and a folder may have many files."""
+    before = signal.getsignal(signal.SIGVTALRM)
+    expression = r"(?i)" + r"[\0-\uffff]" * 180
+    (tmp_path / "coffee.toml").write_text(OWN.replace("out of coffee on (", f"{expression}("))
+    monkeypatch.setattr(symptom_files, "_LOADING_S", 0.2)
+    with pytest.raises(UsageError, match=r"takes over 0\.2 s of processor time"):
+        load_symptoms(tmp_path)
+    assert signal.getsignal(signal.SIGVTALRM) is before
+    for at in range(200):
+        (tmp_path / f"{at}.toml").write_text(OWN)
+    with pytest.raises(UsageError, match=r"201 \.toml files, at most 200"):
+        load_symptoms(tmp_path)
 
 
 @pytest.mark.parametrize("expression", ["out (a+)+$", ".*a.*a.*a.*x", "[^!]*a[^!]*a[^!]*a!x"])

@@ -96,6 +96,23 @@ def test_no_word_of_a_user_fails_a_node(lines: list[tuple[str, str, str, str]]) 
             assert verdict.outcome in {Outcome.OK, Outcome.WARN, Outcome.UNKNOWN}, verdict
 
 
+FIRST = [text for text in OF_A_PROCESS if text.startswith(("{comm}", "[{comm}", "{path}"))]
+
+
+@pytest.mark.parametrize("text", FIRST)
+def test_a_line_that_begins_with_a_users_word_changes_no_verdict(text: str) -> None:
+    """Not even to a warning: it is left out."""
+    for comm in FORGED:
+        for path in PATHS:
+            line = text.format(comm=comm, path=path)
+            flat = " ".join(line.splitlines())
+            for log in (live(line), parse(flat), parse(f"[  100.000000] {flat}")):
+                assert {verdict.outcome for verdict in judged(log)} <= QUIET, (line, log)
+
+
+QUIET = {Outcome.OK, Outcome.UNKNOWN}
+
+
 @given(comms)
 @example("Nonfatal")
 @example("a, X Nonfatal")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,10 +33,24 @@ LINES = (
     "[gpu*]:2222 {key}",
     "[gpu017]:22 {key}",
     "gpu017x {key}",
+    f"{'*' * 1022} {{key}}",
+    f"{'*' * 1023} {{key}}",
+    f"gpu017,!{'x' * 1022} {{key}}",
+    f"gpu017,!{'x' * 1023} {{key}}",
+    f"gpu017,{'x' * 1023} {{key}}",
+    "g??0?7 {key}",
+    "*u0*7? {key}",
+    "*?0?7* {key}",
+    "?*gpu017 {key}",
+    "gpu*u017 {key}",
+    "|1|AAAA|AAAA {key}",
+    "gpu017,|1|AAAA|AAAA {key}",
     "# gpu017 {key}",
     "gpu017",
     "",
 )
+SIZE = 1 << 20
+HASHED = f"|1|{'A' * 27}=|{'A' * 27}="
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +179,7 @@ def test_a_fleet_is_looked_up_in_linear_work(tmp_path: Path, line: str) -> None:
     assert steepness(counts) < 1.2, counts
 
 
-@pytest.mark.parametrize("line", ["|1|AAAA|AAAA ssh-rsa AAAA", "n? ssh-rsa AAAA", "n ssh-rsa AAAA"])
+@pytest.mark.parametrize("line", [f"{HASHED} ssh-rsa AAAA", "n? ssh-rsa AAAA", "n ssh-rsa AAAA"])
 def test_comparisons_of_names_with_lines_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
@@ -179,3 +194,35 @@ def test_comparisons_of_names_with_lines_are_bounded(
         [read_known_hosts([str(file)], [name]) for name in names[10:]]
     assert caught.value.step == "hostkey"
     assert "plain names" in caught.value.advice
+
+
+@pytest.mark.parametrize(
+    "names",
+    ["*a" * SIZE, f"!{'a' * SIZE},*", f"|1|{'A' * SIZE}|AAAA", f"n1,{'a,' * SIZE}", "*a" * 500],
+    ids=["pattern", "negated", "salt", "list", "short"],
+)
+def test_a_long_line_is_read_once_for_all_nodes(tmp_path: Path, names: str) -> None:
+    """Comparing another node copies no part of it."""
+    file = tmp_path / "known_hosts"
+    file.write_text(f"{names} ssh-rsa AAAA\n" * (2000 if len(names) == 1000 else 1))
+    read_known_hosts([str(file)], ["n0"])
+    tracemalloc.start()
+    try:
+        for at in range(1, 40):
+            for known in read_known_hosts([str(file)], [f"n{at}"]):
+                assert known.speaks_of("n1")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < SIZE, peak
+
+
+def test_comparisons_under_one_alias_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them compares all patterns of the line to verify its key."""
+    monkeypatch.setattr(host_keys, "MOST_COMPARED", 1000)
+    file = tmp_path / "known_hosts"
+    file.write_text(f"n,{'x*,' * 99}x* ssh-rsa AAAA\n")
+    with pytest.raises(ReachError, match="takes more than 1,000 comparisons"):
+        [read_known_hosts([str(file)], ["n"]) for _ in range(10)]
