@@ -364,7 +364,9 @@ class _Job:
             if not _circle_without(spot, after):
                 least.append(spot)
         if len(least) == 2:  # noqa: PLR2004
-            later = self.usual.made_later(*(self.first[self.at[one][0]] for one in least))
+            one, two = (self.first[self.at[spot][0]] for spot in least)
+            parties = {rank: self.first[rank] for spot in least for rank in blocking[spot]}
+            later = self.usual.made_later(one, two, parties)
             least = least if later is None else [least[later]]
         odd_ranks = blocking[least[0]] if len(least) == 1 else []
         odd_ranks = odd_ranks if len(odd_ranks) * 2 < len(self.recorded) else []

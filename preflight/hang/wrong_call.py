@@ -235,25 +235,29 @@ class Usual:
             if others and first and first.about != others[0].about and not (
                 first.alone or others[0].alone
             ):  # fmt: skip
-                every = self._recorded[rank].calls
-                at = every.index(first)
                 pair = _key(first), _key(others[0])
-                beside = map(_key, every[max(0, at - _CONTEXT) : at + _CONTEXT])
-                near[pair] = [one for one in beside if one not in pair]
+                near[pair] = self._beside(rank, first, pair)
         later: Counter[object] = Counter()
         for recording in self._recorded.values() if near else ():
             places = {one: at for at, one in enumerate(map(_key, recording.calls))}
             for pair, around in near.items():
                 before, after = (places.get(one) for one in pair)
-                known = [places[one] for one in around if one in places]
-                if before is not None and after is not None and known == sorted(known):
+                if before is not None and after is not None and _in_order(around, places):
                     later[pair] += 1 if after < before else -1
         return any(count >= 0 for count in later.values())
 
-    def made_later(self, one: Call, two: Call) -> int | None:
-        """Which of two calls, 0 or 1, most ranks of like groups make after the other."""
+    def made_later(self, one: Call, two: Call, parties: Mapping[int, Call]) -> int | None:
+        """Which of two calls, 0 or 1, most ranks of like groups make after the other.
+
+        The ranks that wait in them are no witnesses: one may have kept its calls, the other not.
+        """
+        pair = _key(one), _key(two)
+        near = [self._beside(rank, call, pair) for rank, call in parties.items()]
         votes: Counter[int] = Counter()
-        for recording in self._recorded.values():
+        for rank, recording in self._recorded.items():
+            places = {call: at for at, call in enumerate(map(_key, recording.calls))}
+            if rank in parties or not all(_in_order(around, places) for around in near):
+                continue
             begun = [_begun(recording, like) for like in (one, two)]
             if begun[0] is not None and begun[1] is not None and begun[0] != begun[1]:
                 votes[1 if begun[0] < begun[1] else 0] += 1
@@ -261,6 +265,19 @@ class Usual:
         if not most or (len(most) > 1 and most[1][1] * 2 > most[0][1]):
             return None
         return most[0][0]
+
+    def _beside(self, rank: int, call: Call, pair: tuple[_Key, _Key]) -> list[_Key]:
+        """The calls that a rank makes around one of its own, in their order."""
+        every = self._recorded[rank].calls
+        at = every.index(call)
+        beside = map(_key, every[max(0, at - _CONTEXT) : at + _CONTEXT])
+        return [one for one in beside if one not in pair]
+
+
+def _in_order(calls: Sequence[_Key], places: Mapping[_Key, int]) -> bool:
+    """Whether a rank makes these in this order, as far as it is known: other stages do not."""
+    known = [places[one] for one in calls if one in places]
+    return known == sorted(known)
 
 
 def _key(call: Call) -> _Key:

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from preflight import cli
 from preflight.hang.call_waits import follow
 from preflight.hang.flight_recorder import Recording, read
-from tests.bench.full_dumps import judge
-from tests.simulate.parallel_job import FAULTS
+from tests.bench.full_dumps import explained, judge, write
+from tests.simulate.parallel_job import FAULTS, draw_case
 from tests.unit.hang.recordings import document, entry, pending
 
 if TYPE_CHECKING:
@@ -51,6 +51,14 @@ def test_drawn_jobs(seed: int) -> None:
     _, fault, verdict, truth, named = judge(seed, torch=False)
     undecided = verdict == "unnamed" and fault.startswith(("wrong_", "died"))
     assert verdict == "right" or undecided, (fault, truth, named)
+
+
+@pytest.mark.parametrize("seed", [3005, 6048])
+def test_a_rank_that_waits_is_no_witness_of_the_usual_order(seed: int, tmp_path: Path) -> None:
+    """Nor is one of another pipeline stage, whose calls have other numbers."""
+    case = draw_case(seed, "wrong_order")
+    write(case, tmp_path)
+    assert explained(tmp_path) <= case.culprits
 
 
 def test_the_answer_has_the_waits_of_all(
