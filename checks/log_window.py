@@ -86,11 +86,13 @@ def elapsed_s(last_s: float | None, facts: Facts) -> float | None:
     return None if last_s is None or now is None else max(0.0, now - last_s)
 
 
-def is_frequent(
-    times: int, last_s: float | None, most: float, log: KernelLog, facts: Facts
-) -> bool:
+def days_covered(log: KernelLog, facts: Facts) -> float:
+    """How many days the lines cover, at least one."""
+    return max(1.0, (span_s(log, facts) or 0.0) / DAY_S)
+
+
+def is_frequent(times: int, last_s: float | None, most: float, days: float, facts: Facts) -> bool:
     """Whether something came at least `most` times a day, the last time within the last day."""
-    days = max(1.0, (span_s(log, facts) or 0.0) / DAY_S)
     since_s = elapsed_s(last_s, facts)
     return times / days >= most and (since_s is None or since_s < DAY_S)
 

@@ -13,7 +13,15 @@ from typing import Any, Literal
 
 from preflight.check import Check
 from preflight.checks.gpu.driver_log import lost_slots, slot_of
-from preflight.checks.log_window import ago, elapsed_s, is_frequent, unread, whole, window
+from preflight.checks.log_window import (
+    ago,
+    days_covered,
+    elapsed_s,
+    is_frequent,
+    unread,
+    whole,
+    window,
+)
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
 from preflight.facts.machine import LogLine
@@ -217,11 +225,12 @@ def judge_hardware_errors(facts: Facts, limit: Thresholds) -> Verdict:
     if graves:
         words = f"{_fault_words(graves, facts)}; expected no uncorrected error {window(log, facts)}"
         return fail(words, advice=_ADVICE[graves[0].part], **evidence)
+    days = days_covered(log, facts)
     notable = [
         each
         for each in reported
         if each.grade != "corrected"
-        or is_frequent(each.times, each.last_s, _most(each, limit), log, facts)
+        or is_frequent(each.times, each.last_s, _most(each, limit), days, facts)
     ]
     if notable:
         first = notable[0]

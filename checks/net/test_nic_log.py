@@ -14,6 +14,7 @@ from preflight.check import Check
 from preflight.checks.log_window import (
     DAY_S,
     ago,
+    days_covered,
     is_frequent,
     maybe_over,
     span_s,
@@ -273,9 +274,9 @@ def _flapping(
     reported: Sequence[Event], log: KernelLog, facts: Facts, limit: Thresholds
 ) -> list[Event]:
     """Links that went down more often in a day than with a good cable."""
-    most = limit("link_flaps_per_day")
+    most, days = limit("link_flaps_per_day"), days_covered(log, facts)
     links = _by_link(reported)
-    return [one for one in links if is_frequent(one.times, one.last_s, most, log, facts)]
+    return [one for one in links if is_frequent(one.times, one.last_s, most, days, facts)]
 
 
 def _by_link(reported: Sequence[Event]) -> list[Event]:

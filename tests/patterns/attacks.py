@@ -64,7 +64,7 @@ def attacks(pattern: str, most: int) -> list[Attack]:
     made = list(found)
     if len(made) > most:
         return [made[at * len(made) // most] for at in range(most)]
-    chance = random.Random(pattern)  # noqa: S311  the same ones in each run
+    chance = random.Random(pattern.encode(errors="surrogatepass"))  # noqa: S311  the same ones in each run
     pieces = sorted({piece for before, samples, end in parts for piece in (before, *samples, end)})
     for _ in range(most - len(made) if any(pieces) and most > _MANY * _MANY else 0):
         pump = "".join(chance.choices(pieces, k=chance.randint(1, 4))) or "a"

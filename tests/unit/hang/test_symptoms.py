@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from preflight import cli
 from preflight.cli import VERBS
+from preflight.core.registry import load_folder, shipped_folder
 from preflight.errors import UsageError
 from preflight.hang.explain import symptom as symptom_files
 from preflight.hang.explain.scan import Scanner
@@ -18,6 +18,8 @@ from preflight.hang.explain.symptom import FOLDER, load_symptoms, shipped
 from preflight.hang.explain.weigh import NOTHING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from preflight.hang.explain.symptom import Symptom
 
 NEEDED = {
@@ -166,11 +168,7 @@ def test_a_field_that_is_no_number_is_left_out(tmp_path: Path, reads: str, field
 def test_what_to_run_next_exists() -> None:
     """Checks and verbs that an explanation sends somebody to."""
     advice = " ".join(f"{one.check} {one.advice}" for one in shipped()) + NOTHING.advice
-    checks = {
-        match[1]
-        for path in (Path(__file__).parents[3] / "checks").rglob("test_*.py")
-        for match in re.finditer(r'Check\(\s*"([\w.]+)"', path.read_text())
-    }
+    checks = {one.check.id for one in load_folder(shipped_folder())}
     named = set(re.findall(r"\b[a-z]+\.[a-z_0-9]+\b", " ".join(one.check for one in shipped())))
     assert named <= checks
     assert set(re.findall(r"preflight ([a-z]+)\b", advice)) <= set(VERBS)
