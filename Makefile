@@ -11,12 +11,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 INDEX := $(if $(PIP_INDEX_URL),--index-url $(PIP_INDEX_URL))
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
-# The lab's tests mostly wait; the light ones compute, so they take only the processor time that the lab's leave.
+# Most tests wait for something; of those that load hosts of the lab, or sweep, three files at a time.
 WORKERS ?= 5
 LABS ?= 3
-LIGHT = -m "not (lab or busy)" -o cache_dir=.pytest_cache/light
-HEAVY = -m "lab or busy" -o cache_dir=.pytest_cache/heavy
-LIGHT_LOG = build/light-tests.log
+LIGHT = -m "not (lab or busy)"
+HEAVY = -m "lab or busy"
 HEAVY_IN = tests/lab tests/stories tests/unit/burn tests/unit/fabric
 QUICK = -m "not (lab or busy or slow)"
 # What fails is run once more, alone: most drive real processes on real clocks, and other work on the
@@ -26,7 +25,7 @@ ONCE_MORE = $(BIN)/python -m pytest --lf --last-failed-no-failures=none $(PYTEST
 # Tests start Python some thousand times: each finds compiled what the first one has imported.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo quick test lab-tests light-tests parity lint preflight lab bench bench-full bench-scale contest docs pictures wheel release-check setup clean system
+.PHONY: help demo quick test parity lint preflight lab bench bench-full bench-scale contest docs pictures wheel release-check setup clean system
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -38,18 +37,10 @@ quick: $(STAMP) ## run the unit tests that need no lab, in under a minute
 	$(BIN)/python -m pytest tests/unit -n auto --maxprocesses $(WORKERS) --dist worksteal $(QUICK) \
 		--hypothesis-profile=quick $(PYTEST_ARGS)
 
-test: $(STAMP) ## run every test: the lab's and, beside them, the light ones; what fails is run once more alone
-	$(MAKE) --no-print-directory --keep-going --jobs=2 lab-tests light-tests
-
-lab-tests: $(STAMP) ## run only the tests that load hosts of the lab, or sweep
+test: $(STAMP) ## run every test
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(LIGHT) --cache-clear $(PYTEST_ARGS) || $(ONCE_MORE) $(LIGHT)
 	$(BIN)/python -m pytest -n $(LABS) --dist loadfile $(HEAVY_IN) $(HEAVY) --cache-clear $(PYTEST_ARGS) \
 		|| $(ONCE_MORE) $(HEAVY_IN) $(HEAVY)
-
-light-tests: $(STAMP) ## run only the others; their progress goes to build/light-tests.log
-	@mkdir -p build
-	@echo "$(LIGHT_LOG): progress of the light tests"
-	@nice -n 10 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(LIGHT) --cache-clear $(PYTEST_ARGS) \
-		> $(LIGHT_LOG) 2>&1 && tail -n 1 $(LIGHT_LOG) || { cat $(LIGHT_LOG); $(ONCE_MORE) $(LIGHT); }
 
 parity: $(STAMP) ## run the stories, and hold each of them to four workers of xdist
 	PREFLIGHT_TEST_PARITY=all $(BIN)/python -m pytest tests/stories $(PYTEST_ARGS)
