@@ -180,9 +180,11 @@ def judge(facts: Facts, limit: Thresholds) -> Verdict:
     if log is None:
         return unread(facts)
     reported = events(log.lines)
-    keys = {"who": "device", "kind": "kind", "times": "times", "last_s": "last_s"}
-    events_seen = [{key: getattr(each, name) for key, name in keys.items()} for each in reported]
-    evidence: dict[str, Any] = {"events": events_seen, "log": log.source}
+    seen = [
+        {"who": each.device, "kind": each.kind, "times": each.times, "last_s": each.last_s}
+        for each in reported
+    ]
+    evidence: dict[str, Any] = {"events": seen, "log": log.source}
     graves = [each for each in reported if each.kind in _FAILS]
     if graves:
         words = _words(graves, facts)

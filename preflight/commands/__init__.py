@@ -36,8 +36,8 @@ exit codes, the same in every verb:
 def add_targets(parser: argparse.ArgumentParser, inventory: str = "") -> None:
     """Declare the options that choose nodes; `inventory` is added to the help of that option."""
     add, as_check = parser.add_argument, "as for preflight check"
-    add("--nodes", metavar="LIST", help="the same as NODES; default: the allocation, else this "
-        "machine")  # fmt: skip
+    add("--nodes", metavar="LIST", help="the same as NODES; "
+        "default: the allocation, else this machine")  # fmt: skip
     add("-i", "--inventory", metavar="FILE", help=as_check + inventory)
     add("--exclude", metavar="LIST", help="nodes to leave out")
     add("--transport", metavar="NAME", help=as_check)

@@ -319,8 +319,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     add = parser.add_argument
     add("samples", metavar="SAMPLES_OR_RUN_DIR", type=Path,
-        help="a run's folder, its measured.json, or samples of either form, also "
-        "gzipped")  # fmt: skip
+        help="a run's folder, its measured.json, "
+        "or samples of either form, also gzipped")  # fmt: skip
     add_json(parser)
     add("--topology", metavar="FILE", type=Path,
         help="the nodes' leaf switches: a Slurm topology.conf, or an inventory (.toml, "

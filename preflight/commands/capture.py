@@ -426,5 +426,5 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "minutes)")  # fmt: skip
     add("--budget", metavar="SECONDS", type=float, help="time for the run (default: the tier's)")
     add("--public", action="store_true",
-        help="number hosts, users, serials, UUIDs and addresses, consistently in all "
-        "files")  # fmt: skip
+        help="number hosts, users, serials, UUIDs and addresses, "
+        "consistently in all files")  # fmt: skip

@@ -373,8 +373,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog, add = _EXAMPLES, parser.add_argument
     add("files", metavar="FILE", type=Path, nargs="+", help="the output of a tool that "
-        "docs/reference/read.md lists, or an archive of preflight capture; - is standard "
-        "input")  # fmt: skip
+        "docs/reference/read.md lists, or an archive of preflight capture; "
+        "- is standard input")  # fmt: skip
     add_json(parser)
 
 

@@ -183,13 +183,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLE
     add = parser.add_argument
     add("folder", metavar="RUN_DIR", type=Path,
-        help="a run's folder; for a killed run, the report holds what was known by "
-        "then")  # fmt: skip
+        help="a run's folder; for a killed run, "
+        "the report holds what was known by then")  # fmt: skip
     add("--html", metavar="FILE", type=Path, help="the HTML page; - is standard output")
     add("--json", action="store_true", help="print report.json")
     add("--junit", metavar="FILE", type=Path, help="the verdicts as JUnit XML")
     add("--prometheus", metavar="FILE", type=Path, help="the numbers for node_exporter (*.prom)")
     add("--text", action="store_true", help="print the summary (default)")
     add("--public", action="store_true",
-        help="number hosts, users, serials, UUIDs and addresses, consistently "
-        "everywhere")  # fmt: skip
+        help="number hosts, users, serials, UUIDs and addresses, "
+        "consistently everywhere")  # fmt: skip

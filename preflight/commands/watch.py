@@ -46,27 +46,23 @@ examples:
 def add_watch_options(watch: argparse.ArgumentParser) -> None:
     """Declare the arguments; the launch follows `--` and is not parsed."""
     watch.epilog, add = _EXAMPLES, watch.add_argument
-    add("--debug", metavar="WHAT", nargs="?", const=ALL, default="",
-        help=f"keep debug output of NCCL and torch.distributed (={ALL}); slows the "
-        "job")  # fmt: skip
+    add("--debug", metavar="WHAT", nargs="?", const=ALL, default="", help="keep debug output of "
+        f"NCCL and torch.distributed (={ALL}); slows the job")  # fmt: skip
     add("--debug-mib", metavar="N", default=str(CAP_MIB),
         help=f"largest size of each debug file, in MiB (default: {CAP_MIB})")  # fmt: skip
-    add("--stalled-after", metavar="SECONDS",
-        help=f"examine the job after this long without progress (default: "
-        f"{STALLED_AFTER_S:g})")  # fmt: skip
+    add("--stalled-after", metavar="SECONDS", help="examine the job after this long without "
+        f"progress (default: {STALLED_AFTER_S:g})")  # fmt: skip
     add("--folder", metavar="DIR", type=Path, default=Path(),
         help="parent of the folder watch-DATE-TIME-HOST (default: the working folder)")  # fmt: skip
-    add("--tee", action="store_true",
-        help="keep a copy of the launch's output, which then goes to a pipe, not to a "
-        "terminal")  # fmt: skip
+    add("--tee", action="store_true", help="keep a copy of the launch's output, which then goes "
+        "to a pipe, not to a terminal")  # fmt: skip
     add("--nodes", metavar="LIST", default="",
         help="the job's nodes, to examine them too (default: the Slurm allocation's)")  # fmt: skip
     add("-i", "--inventory", metavar="FILE", default="", help="the same, from a file")
     add_ras(watch)
     add("--keep", action="store_true", help="keep the folder of a launch that ends well")
-    add("--print-env", action="store_true",
-        help="print the variables as shell exports, for another launcher; start "
-        "nothing")  # fmt: skip
+    add("--print-env", action="store_true", help="print the variables as shell exports, for "
+        "another launcher; start nothing")  # fmt: skip
 
 
 _USAGE = "preflight watch [--stalled-after=SECONDS] [...] -- COMMAND ..."

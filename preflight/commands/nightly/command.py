@@ -276,8 +276,8 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
         "meanwhile is released within half a minute")  # fmt: skip
     add("--reservation", metavar="NAME", help="only nodes of this Slurm reservation")
     add("--whole-fleet", action="store_true",
-        help="do not ask Slurm (default without sinfo); GPUs in use are skipped all the "
-        "same")  # fmt: skip
+        help="do not ask Slurm (default without sinfo); "
+        "GPUs in use are skipped all the same")  # fmt: skip
     add("--until", metavar="TIME", help="end by this time, as in 06:00")
     add("--budget", metavar="TIME", help="end after this long, as in 5h or 90m")
     add("--resume", action="store_true",
