@@ -60,7 +60,8 @@ def test_what_torch_really_writes(tmp_path: Path) -> None:
         check=True,
         timeout=120,
     )
-    for form in ("pickle", "json"):
+    slow = pytest.MonkeyPatch()
+    for form in ("pickle", "json", "pickle"):
         recording = [read((tmp_path / f"{form}{rank}").read_bytes()) for rank in (0, 1)]
         assert all(isinstance(one, Recording) for one in recording), recording
         calls = [one.calls for one in recording if isinstance(one, Recording)]
@@ -71,6 +72,8 @@ def test_what_torch_really_writes(tmp_path: Path) -> None:
             assert [call.pending for call in of_rank] == [False, False, False, True]
             assert of_rank[-1].sizes == (shape,)
             assert of_rank[-1].about == "default_pg"
+        slow.setattr(flight_recorder, "_MOST_CHECKED", 0)
+    slow.undo()
 
 
 SAID = b"X\x02\x00\x00\x00id"
@@ -124,6 +127,48 @@ def test_numbers_that_all_have_one_hash_name_nothing(step: bytes) -> None:
         assert isinstance(recording, Unreadable) is refused
         fault = "neither a short word nor a number"
         assert not isinstance(recording, Unreadable) or fault in recording.why
+
+
+CODES = st.one_of(
+    st.sampled_from([*(bytes((code,)) for code in b"](}euN\x88\x89"), b"M\1\2", b"J\1\2\3\4"]),
+    st.builds(bytes.__add__, st.sampled_from([b"h", b"q", b"K"]), st.sampled_from([b"\0", b"\1"])),
+    st.sampled_from([b"\x86", b"\x85", b"t", b")", b"0", b"2", b"R", b"c__main__\nobject\n"]),
+    st.sampled_from([b"X\1\0\0\0a", b"X\2\0\0\0\xff\xff", b"X\7\0\0\0entriesq\0", b"G" + bytes(8)]),
+)
+
+
+@given(st.lists(CODES, max_size=40))
+def test_both_readers_of_a_pickle_agree(codes: list[bytes]) -> None:
+    """What torch writes is read faster: never another value, and only where no code is needed."""
+    inside = b"".join(codes)
+    for data in (
+        b"\x80\x02" + inside + b".",
+        b"\x80\x02}(X\7\0\0\0entriesq\0](" + inside + b"eu.",
+    ):
+        fast = read(data)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(flight_recorder, "_MOST_CHECKED", 0)
+            slow = read(data)
+        assert fast == slow or isinstance(slow, Unreadable)
+        assert not isinstance(slow, Unreadable) or "plain values" not in slow.why or fast == slow
+
+
+@pytest.mark.parametrize(
+    ("inside", "words"),
+    [
+        (b"N" + b"N\x86" * 20_000 + b"N", "neither a short word nor a number"),
+        (b"N" + b"q\0h\0\x86" * 60 + b"N", "neither a short word nor a number"),
+        (b"X\0\0\2\0" + bytes(2 << 16) + b"q\0" + b"Nh\0" * 9 + b"N", "neither a short word"),
+        (b"X\1\0\0\0aNr\xff\xff\xff\x7f", "it has no entries"),
+    ],
+)
+def test_what_pythons_reader_would_not_survive_is_left_to_the_other(
+    inside: bytes, words: str
+) -> None:
+    """Deep and doubled tuples as keys, long keys again and again, and a memo of gigabytes."""
+    recording = read(b"\x80\x02}(" + inside + b"u.")
+    assert isinstance(recording, Unreadable)
+    assert words in recording.why
 
 
 def test_deep_nesting_and_loops_are_only_values() -> None:
