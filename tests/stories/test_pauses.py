@@ -330,7 +330,7 @@ def test_want_of_memory_makes_no_lopsided_links(
 
 def reset(hooked: Hooked) -> Scenario:
     """A GPU was reset after an Xid that asked for it, and its driver says so."""
-    hooked.log("NVRM: Xid (PCI:0000:61:00): 95, pid=7, name=python, Uncontained", ago_s=3000)
+    hooked.log("NVRM: Xid (PCI:0000:61:00): 95, pid=7, name=python, Uncontained", ago_s=60)
     return h100(NODE)
 
 
@@ -399,7 +399,7 @@ def test_a_log_that_is_too_long_to_read_makes_no_old_xid_live(
     hooked: Hooked, slurm: FakeSlurm
 ) -> None:
     """Whatever a user made the kernel write: that the driver came anew may stand behind it."""
-    hooked.log("NVRM: Xid (PCI:0000:61:00): 119, pid=7, name=python, said", ago_s=3000)
+    hooked.log("NVRM: Xid (PCI:0000:61:00): 119, pid=7, name=python, said", ago_s=60)
     path = hooked.folder / "kmsg"
     with path.open("a") as log:
         log.write("6,9,9,-;a[7]: segfault\n" * 1_500_000)
