@@ -80,7 +80,7 @@ class Waits(Struct, frozen=True, kw_only=True):
     roots: tuple[Root, ...] = ()
     """Oldest first."""
     rows: tuple[Wait, ...] = ()
-    """Most ranks first."""
+    """Calls that some ranks have not made before those of all; most ranks first."""
 
 
 def follow(
@@ -441,7 +441,7 @@ class _Job:
                 call=str(key[1]) if several else words(call),
                 state=call.state, waits_for=tuple(sorted(lacks)),
             ))  # fmt: skip
-        return sorted(rows, key=lambda row: (-len(row.ranks), row.ranks))
+        return sorted(rows, key=lambda row: (not row.waits_for, -len(row.ranks), row.ranks))
 
 
 def _circle_without(spot: Spot, after: Mapping[Spot, Collection[Spot]]) -> bool:
