@@ -42,7 +42,10 @@ found=$(exec timeout -k 1 "$LIMIT_S" "$PREFLIGHT" "$VERB" --plain --json --limit
 status=$?
 
 case $status in
-0) exit ;;
+0) # Where bash can open no pipe, preflight did not run, and $status is 0 all the same.
+    [ -n "$found" ] || note "$PREFLIGHT gave no answer; this node was not checked"
+    exit
+    ;;
 1) ;;
 2) exit ;; # preflight has logged the reason
 124 | 137) note "$VERB was not done within $LIMIT_S s; this node was not checked"; exit ;;

@@ -70,10 +70,11 @@ def _guarded(words: Sequence[str]) -> int:
         held = options.fail_closed and not settings.observing
         act = "--fail-closed keeps the job away" if held else "no reason to drain"
         say(f"{options.occasion}: {why}; this node was not checked: {act}", "error", settings.log)
-        if held and options.json:
-            decision = {"action": "none", "exit_code": UNHEALTHY, "reason": "", "log": why}
+        code = UNHEALTHY if held else UNJUDGED if options.plain else HEALTHY
+        if options.json:
+            decision = {"action": "none", "exit_code": code, "reason": "", "log": why}
             sys.stdout.write(json.dumps({"trouble": why, "decision": decision}, indent=2) + "\n")
-        return UNHEALTHY if held else UNJUDGED if options.plain else HEALTHY
+        return code
     # What was done is logged even if standard output is closed.
     with contextlib.suppress(OSError):
         sys.stdout.write(ended.out)

@@ -101,7 +101,8 @@ def test_only_a_verdict_fails_the_prolog(tmp_path: Path, does: str, code: int) -
 @pytest.mark.parametrize(
     ("does", "code"),
     [
-        ('[ "$5" = --fail-closed ]', 0),
+        ('[ "$5" = --fail-closed ] && echo "{"', 0),
+        ('[ "$5" = --fail-closed ]', 1),
         (f"cat <<E\n{DOCUMENT}E\nexit 1", 1),
         ("exit 1", 1),
         ("exit 4", 1),
@@ -114,6 +115,21 @@ def test_a_closed_prolog_lets_no_unjudged_node_through(
 ) -> None:
     """Where its operator wrote --fail-closed into it, only a healthy node starts the job."""
     assert prolog(tmp_path, does, closed="--fail-closed").returncode == code
+
+
+@pytest.mark.parametrize("files", [4, 5])
+@pytest.mark.parametrize(("closed", "code"), [("", 0), ("--fail-closed", 1)])
+def test_a_shell_that_can_open_no_pipe_has_no_answer(
+    tmp_path: Path, files: int, closed: str, code: int
+) -> None:
+    """Bash goes on with an empty answer and exit 0, though preflight did not run."""
+
+    def bound() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
+    done = prolog(tmp_path, "exit 0", bound, closed=closed)
+    assert done.returncode == code
+    assert "cannot make pipe" in done.stderr
 
 
 def test_nothing_that_a_user_set_reaches_it(tmp_path: Path) -> None:

@@ -107,6 +107,13 @@ def test_a_job_that_is_kept_away_has_its_document() -> None:
     assert '"exit_code": 1' in done.stdout
 
 
+def test_each_answer_has_its_document() -> None:
+    """Without one, the script knows that its shell could start nothing."""
+    for observing, words in ((False, ()), (True, ("--fail-closed",))):
+        done = _run("raise RuntimeError", "--json", *words, observing=observing)
+        assert done.returncode == json.loads(done.stdout)["decision"]["exit_code"] == 0
+
+
 def test_a_good_end_is_passed_on() -> None:
     """What the work says is printed, logged and exited with, to the letter."""
     done = _run("return HookResult(1, 'shown\\n', 'gpu.ecc is bad')")
