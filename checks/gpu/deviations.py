@@ -111,7 +111,8 @@ def missing_links(facts: Facts, wanted: int | None, group: Group) -> Iterator[De
     if vote is None and (missing := missing_gpu(gpus)):
         yield Deviation(missing, LOOK)
         return
-    common, by_board = usual_links(gpus), fewer_links_than_board(gpus)
+    common = usual_links(gpus) if wanted is None and vote is None else None
+    by_board = fewer_links_than_board(gpus) if wanted is None else []
     for at, gpu in enumerate(gpus):
         up = up_links(gpu)
         if up is None or gpu.mig_enabled:
@@ -147,7 +148,7 @@ def usual_links(gpus: Sequence[Gpu]) -> int | None:
 def asymmetric_links(gpus: Sequence[Gpu]) -> Iterator[Deviation]:
     """Pairs whose NVLinks do not look the same from both ends."""
     linked = [gpu for gpu in gpus if gpu.links is not None and gpu.bus_id]
-    if not any(link.remote for gpu in linked for link in gpu.links or ()):
+    if all(link.remote_kind == "switch" for gpu in linked for link in gpu.links or ()):
         return  # through switches all look the same from both ends
     ends = link_ends(gpus)
     for a in linked:
@@ -171,11 +172,11 @@ def refusals(facts: Facts) -> list[str]:
     ] + [line for line in facts.problems if line.startswith(PAIRS)]
 
 
-def peers_without_access(facts: Facts) -> Iterator[Deviation]:
+def peers_without_access(facts: Facts, codes: Codes | None) -> Iterator[Deviation]:
     """Pairs that may not reach each other's memory while pairs joined the same way may."""
     if any(line.startswith(PAIRS) for line in facts.problems):
         return
-    joined = {(a, b): code for a, b, code in known_codes(facts)}
+    joined = {(a, b): code for a, b, code in codes or known_codes(facts)}
     if not joined:  # how they are joined is not known: each is every other's peer
         joined = {(pair.a, pair.b): "unknown way" for pair in facts.gpu_pairs or ()}
         answers = {pair.p2p_read for pair in facts.gpu_pairs or ()}
@@ -239,7 +240,7 @@ def far_rails(facts: Facts, group: Group) -> Iterator[Deviation]:
         origin = on_most(vote, group)
     for gpu, here, there in zip(facts.gpus or (), mine, usual, strict=True):
         if DISTANCES.index(here) > DISTANCES.index(there):
-            names = ", ".join(nearest_nics(gpu, facts.nics or ())[1])
+            names = ", ".join(nearest_nics(gpu, facts.nics or ()))
             sentence = f"rail {gpu.index}: the NIC nearest to GPU{gpu.index} ({names}) is at {here}"
             yield Deviation(f"{sentence}, at {there} {origin}", COMPARE_BUILD)
 

@@ -54,10 +54,10 @@ def expected_value(
     vote = decided(group.majority(reader(name)))
     if vote is not None:
         return Expectation(vote.value, on_most(vote, group), "group")
-    values = list(_values(facts, name))
+    values = _values(facts, name)
     common = most(values, _ENOUGH_SIBLINGS)
     if best is not None and len(known := set(_known_values(facts, name))) > 1:
-        common, values = best(known), list(_known_values(facts, name))
+        common, values = best(known), _known_values(facts, name)
     if common is not None:
         siblings = f"on {values.count(common)} of {len(values)} GPUs of this node"
         return Expectation(common, siblings, "siblings")
@@ -92,22 +92,25 @@ def reader(name: str) -> Callable[[Facts], Any]:
     return lambda facts: most(_values(facts, name))
 
 
+_OF_GPU: Final = frozenset(Gpu.__struct_fields__)
+
+
 def reading(gpu: Gpu, name: str) -> Any:
     """A field of the GPU or of its readings; None where NVML did not report it."""
-    if name in gpu.__struct_fields__:
+    if name in _OF_GPU:
         return getattr(gpu, name)
     return None if gpu.health is None else getattr(gpu.health, name)
 
 
-def _values(facts: Facts, name: str) -> Iterable[Any]:
+def _values(facts: Facts, name: str) -> list[Any]:
     if any(gpu.refused(name) for gpu in facts.gpus or ()):
-        return ()  # what the others have in common is no majority without it
+        return []  # what the others have in common is no majority without it
     return _known_values(facts, name)
 
 
-def _known_values(facts: Facts, name: str) -> Iterable[Any]:
-    values = (reading(gpu, name) for gpu in facts.gpus or ())
-    return (value for value in values if value is not None and value != "")
+def _known_values(facts: Facts, name: str) -> list[Any]:
+    values = [reading(gpu, name) for gpu in facts.gpus or ()]
+    return [value for value in values if value not in (None, "")]
 
 
 NVML: Final = ("reach.answer", "host.driver_hung")
@@ -226,17 +229,17 @@ def _unknown(
     )
 
 
-def _value(gpu: Gpu, name: str) -> object:
-    value = reading(gpu, name)
-    return None if value == "" else value
+def _tells(gpu: Gpu, needs: Sequence[str]) -> bool:
+    """Whether it reports any of these readings."""
+    return any(reading(gpu, name) not in (None, "") for name in needs)
 
 
 def _without_reading(gpus: Sequence[Gpu], needs: Sequence[str]) -> list[Gpu]:
     """GPUs without the reading, except where no GPU of the same kind has it."""
-    missing = [gpu for gpu in gpus if all(_value(gpu, name) is None for name in needs)]
+    missing = [gpu for gpu in gpus if not _tells(gpu, needs)]
     if not missing:
         return []
-    telling = {gpu.name for gpu in gpus if any(_value(gpu, name) is not None for name in needs)}
+    telling = {gpu.name for gpu in gpus if _tells(gpu, needs)}
     return [
         gpu
         for gpu in missing
@@ -247,6 +250,6 @@ def _without_reading(gpus: Sequence[Gpu], needs: Sequence[str]) -> list[Gpu]:
 
 def _lacks(gpu: Gpu, needs: Sequence[str]) -> bool:
     health = gpu.health
-    if health is None or any(_value(gpu, name) is not None for name in needs):
+    if health is None or _tells(gpu, needs):
         return False
     return all(name in health.lacks for name in needs)

@@ -65,6 +65,8 @@ _FULL: Final = frozenset({2**16 - 1, 2**32 - 1})
 
 def noise(link: LinkErrors, uptime: float, limit: Thresholds) -> str:
     """What a link counted beyond the limit since the driver was loaded; "" if nothing."""
+    if not (link.recoveries or link.replays or link.crc):
+        return ""
     if link.recoveries:
         return f"retrained {link.recoveries} times since its driver was loaded, 0 expected"
     hours = max(1.0, uptime / 3600)
@@ -199,8 +201,9 @@ def nvlink_troubles(
         speed, origin = usual.value, on_most(usual, group)
     fastest: dict[str, int] = {}
     for gpu, health in healths(facts):
-        speeds = (link.mbps or 0 for link in health.link_errors or ())
+        speeds = [link.mbps or 0 for link in health.link_errors or ()]
         fastest[gpu.name] = max(fastest.get(gpu.name, 0), *speeds, 0)
+    uptime = uptime_s(facts)
     for gpu, health in healths(facts):
         known = board(gpu.name)
         board_gbs = known.link_gbs if known is not None else 0.0
@@ -218,7 +221,7 @@ def nvlink_troubles(
             if link.failed_recoveries:
                 sentence = f"could not recover {link.failed_recoveries} times, 0 expected"
                 yield Trouble(gpu, sentence, _NVLINK, part=part)
-            elif noisy := noise(link, uptime_s(facts), limit):
+            elif noisy := noise(link, uptime, limit):
                 yield Trouble(gpu, noisy, _NVLINK, grave=False, part=part)
 
 
@@ -403,7 +406,7 @@ def deviations(
         *missing_links(facts, expected.nvlinks_per_gpu, group),
         *asymmetric_links(facts.gpus or ()),
     ]
-    joined = [] if links else [*peers_without_access(facts), *unusual_codes(codes, group)]
+    joined = [] if links else [*peers_without_access(facts, codes), *unusual_codes(codes, group)]
     return [*links, *joined, *far_rails(facts, group), *unusual_numa(facts, group)]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 from preflight.check import Check
@@ -380,19 +381,22 @@ def events(lines: Sequence[LogLine]) -> list[Event]:
     """All events of the log, by kind and subject; the gravest kind first."""
     found: dict[tuple[Kind, str], Event] = {}
     for line in lines:
-        if not re.search(_EVENT_HINT, line.text):
-            continue
-        for kind, pattern in _KINDS:
-            hit = re.search(pattern, line.text)
-            if hit is None:
-                continue
-            what = hit["what"] or ""
-            if not (kind in _OF_A_DISK and re.match(_LOOP, what)):
-                before = found.get((kind, what))
-                times = line.times + (before.times if before else 0)
-                found[kind, what] = Event(kind, what, times, line.last_s)
-            break
+        key = _read(line.text)
+        if key is not None and not (key[0] in _OF_A_DISK and re.match(_LOOP, key[1])):
+            before = found.get(key)
+            times = line.times + (before.times if before else 0)
+            found[key] = Event(*key, times, line.last_s)
     return sorted(found.values(), key=lambda each: list(_WORDS).index(each.kind))
+
+
+@lru_cache(maxsize=4096)  # the same lines on every node of a kind
+def _read(text: str) -> tuple[Kind, str] | None:
+    """What happened according to a line, and to which device, task or process."""
+    if re.search(_EVENT_HINT, text):
+        for kind, pattern in _KINDS:
+            if (hit := re.search(pattern, text)) is not None:
+                return kind, hit["what"] or ""
+    return None
 
 
 def judge_kernel_log(facts: Facts, limit: Thresholds) -> Verdict:

@@ -141,7 +141,7 @@ def _addressed(facts: Facts, family: int | None) -> list[Interface]:
 
 
 def _has(interface: Interface, family: int) -> bool:
-    return any(family_of(address) == family for address in interface.addresses)
+    return family in map(family_of, interface.addresses)
 
 
 def _filtered(interfaces: Sequence[Interface], text: str) -> tuple[Interface, ...]:

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from math import inf
 from typing import Any, Literal
 
@@ -31,8 +31,9 @@ from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, fail, warn
 
 Kind = Literal[
-    "firmware", "dead", "recovered", "narrow", "hot", "module", "stalled", "down", "rdma", "odd"
-]
+    "up", "started", "recovered",
+    "firmware", "dead", "narrow", "hot", "module", "stalled", "down", "rdma", "odd",
+]  # fmt: skip
 
 _HINT = r"mlx5_|[Ll]ink (?:is )?(?:[Dd]own|[Uu]p)\b|NETDEV WATCHDOG|nvidia-peermem"
 """Only lines with one of these words are parsed."""
@@ -48,6 +49,11 @@ _TROUBLE = r"(?:[Ff]ail|[Ee]rror|[Tt]imed out|[Tt]imeout|[Uu]nable|[Cc]annot)"
 _FAILS: tuple[Kind, ...] = ("firmware", "dead")
 _LINK: tuple[Kind, ...] = ("down", "module")
 _KINDS: tuple[tuple[Kind, str], ...] = (
+    (
+        "up",
+        rf"(?:[\w-]{{1,40}} {_BDF}:? )?(?P<name>\S{{1,20}}): (?:NIC )?[Ll]ink (?:is )?[Uu]p\b",
+    ),
+    ("started", rf"{_MLX}firmware version"),
     ("recovered", rf"{_MLX}(?:\S{{1,99}}\(pid \d+\): )?health recovery (?:succeeded|completed)"),
     ("hot", rf"{_MLX}.*(?:[Hh]igh [Tt]emperature|[Tt]emperature .*(?:critical|exceed))"),
     ("firmware", rf"{_MLX}.*(?:health compromised|[Ff]irmware internal error)"),
@@ -72,8 +78,6 @@ _KINDS: tuple[tuple[Kind, str], ...] = (
     ("odd", rf"{_MLX}(?!mlx5_cmd_|.*_cmd_check)(?P<note>.*{_TROUBLE}.*)"),
     ("odd", rf"infiniband (?P<name>mlx5_\d{{1,3}}): (?P<note>.*{_TROUBLE}.*)"),
 )
-_UP = rf"(?:[\w-]{{1,40}} {_BDF}:? )?(?P<name>\S{{1,20}}): (?:NIC )?[Ll]ink (?:is )?[Uu]p\b"
-_STARTED = rf"{_MLX}firmware version"
 
 _MEANING: dict[Kind, tuple[str, str]] = {
     "firmware": (
@@ -123,18 +127,18 @@ def events(lines: Sequence[LogLine]) -> list[Event]:
     unreported: list[Event] = []
     downs: dict[str, tuple[int, float]] = defaultdict(lambda: (0, inf))
     for order, line in enumerate(lines):
-        if up := re.match(_UP, line.text):
-            who = up["bus"] or up["name"]
-            ups.setdefault(who, _Ups(who, order)).come(line)
+        read = _read(line.text)
+        if read is None:
             continue
-        started = re.match(_STARTED, line.text)
-        if started is not None:
-            if before := ups.pop(started["bus"], None):
-                unreported += before.unreported(*downs[started["bus"]])
-            found.pop((started["bus"], "fails"), None)
-            found.pop((started["bus"], "tells"), None)
-        one = _read_line(order, line)
-        if one is None:
+        one = Event(*read[:2], order, line.times, line.last_s, *read[2:])
+        if one.kind == "up":
+            ups.setdefault(one.device, _Ups(one.device, order)).come(line)
+            continue
+        if one.kind == "started":
+            if before := ups.pop(one.device, None):
+                unreported += before.unreported(*downs[one.device])
+            found.pop((one.device, "fails"), None)
+            found.pop((one.device, "tells"), None)
             continue
         if one.kind == "recovered":
             found.pop((one.device, "fails"), None)
@@ -248,11 +252,13 @@ def _patterns() -> tuple[tuple[Kind, re.Pattern[str]], ...]:
     return tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)
 
 
-def _read_line(order: int, line: LogLine) -> Event | None:
-    if not re.search(_HINT, line.text):
+@lru_cache(maxsize=4096)  # the same lines on every node of a kind
+def _read(text: str) -> tuple[str, Kind, str, float] | None:
+    """Device, kind, note and `have_gbits` of the event that a line reports."""
+    if not re.search(_HINT, text):
         return None
     for kind, pattern in _patterns():
-        found = pattern.match(line.text)
+        found = pattern.match(text)
         if found is None:
             continue
         named = found.groupdict()
@@ -261,7 +267,7 @@ def _read_line(order: int, line: LogLine) -> Event | None:
         if kind == "narrow":
             have = _number(named["have"])
             note = f"{named['have']} of {named['could']} Gb/s, {named['link']}"
-        return Event(who or "nvidia-peermem", kind, order, line.times, line.last_s, note, have)
+        return who or "nvidia-peermem", kind, note, have
     return None
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, TypeVar
+
+from msgspec import Struct
 
 from preflight.facts.boards import natural
 from preflight.facts.model import Facts, Nic, NicPort
@@ -29,8 +31,7 @@ ENOUGH_ALIKE: Final = 3
 """Ports of one kind on one node that make a peer group: two against one prove little."""
 
 
-@dataclass(frozen=True, slots=True)
-class Port:
+class Port(Struct, frozen=True):
     """One port of one device."""
 
     nic: Nic
@@ -166,6 +167,7 @@ def most(values: Iterable[T]) -> T | None:
     return majority(values, ENOUGH_ALIKE)
 
 
+@lru_cache(maxsize=4096)  # the same few words on every node
 def _word(text: str) -> str:
     """The word after sysfs's number: "4: ACTIVE" is ACTIVE."""
     return text.rpartition(":")[2].strip()

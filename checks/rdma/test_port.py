@@ -137,9 +137,10 @@ _TOLERANCE: Final = 0.97
 """Drivers round: some report 56 Gb/s as 54.5."""
 
 
-def slow_ports(expected: Expected, facts: Facts, group: Group) -> Iterator[Deviation]:
+def slow_ports(
+    active: Sequence[Port], expected: Expected, facts: Facts, group: Group
+) -> Iterator[Deviation]:
     """Active ports slower than the inventory, the group, their peers or their interface says."""
-    active = [port for port in ports_of(facts) if port.active]
     vote = decided(group.majority(rates))
     by_group = dict(vote.value) if vote is not None else {}
     gbits: dict[object, list[float | None]] = {}
@@ -147,7 +148,7 @@ def slow_ports(expected: Expected, facts: Facts, group: Group) -> Iterator[Devia
         gbits.setdefault(port.kind, []).append(port.gbits)
     peers, lanes = {kind: most(some) for kind, some in gbits.items()}, most(p.lanes for p in active)
     for port in active:
-        if port.gbits is None:
+        if (rate := port.gbits) is None:
             continue
         wanted, origin = _expected_rate(port, expected, active)
         if wanted is None and vote is not None:
@@ -155,27 +156,27 @@ def slow_ports(expected: Expected, facts: Facts, group: Group) -> Iterator[Devia
         by_peers, infiniband = wanted is None, port.layer == "infiniband"
         if by_peers:
             wanted, origin = peers[port.kind], "on its peers"
-        if wanted is not None and port.gbits < wanted * _TOLERANCE:
+        if wanted is not None and rate < wanted * _TOLERANCE:
             # In the list of a fabric older machines are slow by intention; lost lanes are not.
             grave = not port.of_fabric or (port.lanes or 0) < (lanes or 0)
             sentence = f"{port.name} runs at {_rate(port)}, {wanted:g} {origin}"
             yield Deviation(sentence, _RETRAIN, grave=grave)
         elif (
             interface_gbits := _interface_gbits(port, facts)
-        ) and port.gbits < interface_gbits * _TOLERANCE:
+        ) and rate < interface_gbits * _TOLERANCE:
             sentence = f"{port.name} runs at {_rate(port)}, its interface {port.port.netdev} at"
             yield Deviation(f"{sentence} {interface_gbits:g}", _RETRAIN)
         elif by_peers and port.lanes == 1 and len(active) > 1 and (wanted is None or infiniband):
             # Ethernet may be made of one lane; of InfiniBand, slow ones prove nothing by number.
-            faster = any(p.kind == port.kind and (p.gbits or 0) > port.gbits for p in active)
+            faster = any(p.kind == port.kind and (p.gbits or 0) > rate for p in active)
             sentence = f"{port.name} runs on 1 lane ({port.port.rate}), 4 are usual"
             grave = infiniband and faster and not port.of_fabric
             yield Deviation(sentence, _RETRAIN, grave=grave)
 
 
-def odd_frames(facts: Facts, group: Group) -> Iterator[Deviation]:
-    """Ethernet ports whose MTU or error correction is not that of their peers."""
-    active = [port for port in ports_of(facts) if port.active and port.layer == "ethernet"]
+def odd_frames(active: Sequence[Port], facts: Facts, group: Group) -> Iterator[Deviation]:
+    """Active Ethernet ports whose MTU or error correction is not that of their peers."""
+    active = [port for port in active if port.layer == "ethernet"]
     vote = decided(group.majority(mtus))
     by_group = dict(vote.value) if vote is not None else {}
     own = dict(mtus(facts) or ())
@@ -232,8 +233,8 @@ def judge_rate(expected: Expected, facts: Facts, group: Group) -> Verdict:
     active = [port for port in ports_of(facts) if port.active]
     if not active:
         return not_run("no active RDMA port here")
-    slow = slow_ports(expected, facts, group)
-    if odd := conclude_deviations([*slow, *odd_frames(facts, group)]):
+    slow = slow_ports(active, expected, facts, group)
+    if odd := conclude_deviations([*slow, *odd_frames(active, facts, group)]):
         return odd
     mute = [port.name for port in active if port.gbits is None]
     if mute:

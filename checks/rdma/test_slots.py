@@ -67,15 +67,14 @@ def _unlike(nic: Nic, nics: list[Nic], group: Group) -> Deviation | None:
     if mine is None or nic.pcie is None:
         return None
     vote = decided(group.majority(link_of(nic.name)))
-    alike = most(link for n in nics if n.kind == nic.kind and (link := _link(n)))
-    own = (nic.pcie.gts_max or 0.0, nic.pcie.width_max or 0)
-    grave, expected, origin = True, alike, "on the other NICs of its kind"
     if vote is not None:
-        expected = vote.value
-        origin = on_most(vote, group)
-    elif expected is None:
+        grave, expected, origin = True, vote.value, on_most(vote, group)
+    elif alike := most(link for n in nics if n.kind == nic.kind and (link := _link(n))):
+        grave, expected, origin = True, alike, "on the other NICs of its kind"
+    else:
         # A slot may be wired so, or a virtual machine show it so: only peers can tell.
-        grave, expected, origin = False, own, "is what the card can do"
+        expected = (nic.pcie.gts_max or 0.0, nic.pcie.width_max or 0)
+        grave, origin = False, "is what the card can do"
     if expected[0] <= mine[0] and expected[1] <= mine[1]:
         return None
     sentence = f"{nic.name}: {_link_words(mine)}, {_link_words(expected)} {origin}"

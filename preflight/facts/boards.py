@@ -10,7 +10,6 @@ Each reader is a named function of the facts, so that a group can vote on it
 from __future__ import annotations
 
 import re
-from collections import Counter
 from datetime import date
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -181,7 +180,7 @@ _SHORT_BUS_ID: Final = 12
 
 def up_links(gpu: Gpu) -> int | None:
     """How many NVLinks of a GPU are up; None where NVML did not answer."""
-    return None if gpu.links is None else sum(link.up for link in gpu.links)
+    return None if gpu.links is None else [link.up for link in gpu.links].count(True)
 
 
 def link_counts(facts: Facts) -> tuple[int, ...] | None:
@@ -197,14 +196,13 @@ class LinkEnds:
     def __init__(self, gpu: Gpu) -> None:
         live = [link for link in gpu.links or () if link.up]
         self._bus = _short(gpu.bus_id)
-        self._switched = sum(link.remote_kind == "switch" for link in live)
-        self._direct: Counter[str] = Counter()
-        for remote, links in Counter(link.remote for link in live if link.remote).items():
-            self._direct[_short(remote)] += links
+        self._switched = [link.remote_kind for link in live].count("switch")
+        direct = [link.remote for link in live if link.remote_kind != "switch"]
+        self._direct = [_short(remote) for remote in direct if remote]
 
     def to(self, other: LinkEnds) -> int:
         """Active NVLinks to `other`, through a switch or directly (the # of NV#)."""
-        return self._direct[other._bus] + min(self._switched, other._switched)
+        return self._direct.count(other._bus) + min(self._switched, other._switched)
 
 
 def link_ends(gpus: Iterable[Gpu]) -> dict[int, LinkEnds]:
@@ -237,19 +235,27 @@ def known_codes(facts: Facts) -> Codes:
     return tuple(found)
 
 
-def nearest_nics(gpu: Gpu, nics: tuple[Nic, ...]) -> tuple[Distance, tuple[str, ...]]:
-    """Distance of the NIC nearest to a GPU, and the names of all NICs at that distance."""
-    ranked = [(pci_distance(gpu.pci_path, nic.pci_path, gpu.numa, nic.numa), nic) for nic in nics]
-    nearest = min((far for far, _ in ranked), key=DISTANCES.index, default=DISTANCES[-1])
-    names = (nic.name for far, nic in ranked if far == nearest)
-    return nearest, tuple(sorted(names, key=natural))
+def nearest_nics(gpu: Gpu, nics: tuple[Nic, ...]) -> list[str]:
+    """Names of all NICs at the shortest distance from a GPU."""
+    distances = _distances(gpu, nics)
+    near = _shortest(distances)
+    names = (nic.name for nic, far in zip(nics, distances, strict=True) if far == near)
+    return sorted(names, key=natural)
+
+
+def _distances(gpu: Gpu, nics: tuple[Nic, ...]) -> list[Distance]:
+    return [pci_distance(gpu.pci_path, nic.pci_path, gpu.numa, nic.numa) for nic in nics]
+
+
+def _shortest(distances: list[Distance]) -> Distance:
+    return min(set(distances), key=DISTANCES.index, default=DISTANCES[-1])
 
 
 def nic_distances(facts: Facts) -> tuple[Distance, ...] | None:
     """Distance of each GPU's nearest NIC; None without NICs or where a path is not known."""
     if any(nic.pci_path == () for nic in facts.nics or ()):
         return None  # it could not be read, and may be the nearest one
-    found = tuple(nearest_nics(gpu, facts.nics or ())[0] for gpu in facts.gpus or ())
+    found = tuple(_shortest(_distances(gpu, facts.nics or ())) for gpu in facts.gpus or ())
     return found if found and "unknown" not in found else None
 
 

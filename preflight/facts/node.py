@@ -177,9 +177,10 @@ def decided(usual: Majority[T] | None) -> Majority[T] | None:
 
 def most(values: Iterable[T], least: int = 1) -> T | None:
     """The value that more than half of them, and at least `least`, share."""
-    counts = Counter(values)
-    value, votes = counts.most_common(1)[0] if counts else (None, 0)
-    return value if votes >= least and 2 * votes > counts.total() else None
+    known = list(values)
+    value = max(set(known), key=known.count, default=None)
+    votes = 0 if value is None else known.count(value)
+    return value if votes >= least and 2 * votes > len(known) else None
 
 
 def others(usual: Majority[T], what: str) -> str:
@@ -232,11 +233,11 @@ def pci_distance(
     """Distance of two devices from their sysfs paths (root complex first) and NUMA nodes."""
     if not a or not b:
         return "unknown"
-    shared = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(a, b, strict=False)))
-    if shared == 0:
+    if a[0] != b[0]:
         if numa_a is None or numa_b is None:
             return "unknown"
         return "NODE" if numa_a == numa_b else "SYS"
+    shared = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(a, b, strict=False)))
     if shared == 1:
         return "PHB"
     return "PIX" if max(len(a), len(b)) - shared <= _ONE_SWITCH else "PXB"

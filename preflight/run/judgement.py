@@ -82,9 +82,9 @@ def waive(
     Of several culprits those without a waiver stay. Corrupted data are never waived. `waivers`:
     those that have not expired.
     """
-    alive = [one for one in waivers if one.check == check]
-    if not alive or verdict.outcome not in _WAIVABLE:
+    if verdict.outcome not in _WAIVABLE:
         return verdict
+    alive = [one for one in waivers if one.check == check]
     at_fault = _at_fault(names, verdict, fleet)
     covering = [one for one in alive if not at_fault.isdisjoint(one.nodes)]
     if not covering:
@@ -148,6 +148,7 @@ class Judgement:
         self._nodes: dict[str, Node] = {}
         self._used: dict[str, Override] = {}
         """The site's numbers with which the sweep was decoded."""
+        self._switched_off = {check for host in fleet.hosts for check in host.off}
         self._waivers = [one for one in fleet.waivers if not one.expired(today())]
         self._swept = _of_all(fleet.hosts)
         self.measured = measured
@@ -172,6 +173,8 @@ class Judgement:
 
     def off(self, check_id: str, names: Names) -> str:
         """Why a subject is not judged, if the site switched the check off for it; else ""."""
+        if check_id not in self._switched_off:
+            return ""
         hosts = [self._hosts[name] for name in names] or list(self._fleet.hosts)
         off = off_for(check_id, hosts)
         if not off or (not names and len(off) < len(hosts)):
@@ -262,10 +265,14 @@ class Judgement:
         )
 
     def _blocker(self, check: Check, names: Names, before: Stage | None = None) -> str:
-        gates = [r for r in check.requires if self._registry[r].check.stage != before]
+        gates = check.requires
+        if before is not None:
+            gates = tuple(one for one in gates if self._registry[one].check.stage != before)
         for name in names:
             for required in gates:
                 gate = self.verdict(required, (name,))
+                if gate.outcome is Outcome.OK:
+                    continue
                 if gate.evidence.get("blocked") is True:
                     return gate.sentence
                 if gate.outcome is Outcome.BROKEN or (gate.makes_not_ready and gate.blocks):

@@ -403,9 +403,10 @@ class Run:
     ) -> bool:
         """Judge the stage's selected subjects; return whether the run must stop here."""
         fail_fast = self.settings.fail_fast
+        checks = {one.check.id for one in self.registry if one.check.stage == stage}
         try:
             for key in (*selected, *self.repairs):
-                if self.registry[key[0]].check.stage != stage:
+                if key[0] not in checks:
                     continue
                 verdict = self.judgement.verdict(*key)
                 self.on_verdict(*key, verdict)

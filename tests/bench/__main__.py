@@ -7,6 +7,7 @@ the exit code says only whether it could be measured.
 from __future__ import annotations
 
 import argparse
+import compileall
 import os
 import subprocess
 import sys
@@ -75,6 +76,8 @@ def main() -> int:
     """Measure, show, write; 1 if something that can be measured here could not be."""
     options = _options()
     started, began = datetime.now(UTC), time.monotonic()
+    for folder in ("preflight", "checks"):  # as pip does; PYTHONDONTWRITEBYTECODE may be set here
+        compileall.compile_dir(Path(__file__).parents[2] / folder, quiet=2)
     load_before = os.getloadavg()
     session = _Session(options.only or [*_OF_THIS_MACHINE, *_OF_LAB])
     session.run()

@@ -28,7 +28,7 @@ from preflight.hang.explain.symptom import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from preflight.hang.explain.origin import Origins
+    from preflight.hang.explain.origin import Line, Origins
 
 
 _MOST = 200
@@ -116,7 +116,7 @@ class Tracebacks:
         key = speaker.rank, speaker.label
         running = self._running.get(key)
         if running is None:
-            self.alone(text, number, order)
+            self._alone(line, text, number, order)
             return
         running.lines += 1
         frame = _FRAME.match(line.bare)
@@ -132,9 +132,8 @@ class Tracebacks:
         elif running.lines > _LONGEST:
             del self._running[key]
 
-    def alone(self, text: str, number: int, order: int) -> None:
+    def _alone(self, line: Line, text: str, number: int, order: int) -> None:
         """Take the last line of a traceback whose beginning is cut off: `KeyError: 'x'`."""
-        line = self._origins.read(text)
         ends = _ALONE.match(line.bare)
         if ends is not None:
             running = _Running(line.speaker.joined(self._whose), text, number)

@@ -14,7 +14,7 @@ import zlib
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import compress, count, groupby
 from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
@@ -267,16 +267,19 @@ def _whole(lines: list[bytes]) -> list[bytes]:
     """
     if any(line[:1] == b">" for line in lines[:_SAMPLE]):
         lines = [line.lstrip(b"> ") if line[:1] == b">" else line for line in lines]
-    longest = max(map(len, lines), default=0)
+    lengths = list(map(len, lines))
+    longest = max(lengths, default=0)
     if not _NARROW <= longest <= _WIDE:
         return lines
-    after = {number + 1 for number, line in enumerate(lines) if len(line) == longest}
+    after = set(compress(range(1, len(lines)), map(longest.__eq__, lengths)))
+    rests = [number for number in after if not _BEGINS.match(lines[number])]
+    if len(after) < _SOME or 2 * len(rests) <= len(after):
+        return lines
     others = [line for number, line in enumerate(lines[:_SAMPLE]) if number not in after]
     heads = Counter(map(_head, others))
     often = max(1, len(others) // 50)
-    after.discard(len(lines))
-    rests = [n for n in after if heads[_head(lines[n])] < often and not _BEGINS.match(lines[n])]
-    if len(after) < _SOME or 2 * len(rests) <= len(after):
+    rests = [number for number in rests if heads[_head(lines[number])] < often]
+    if 2 * len(rests) <= len(after):
         return lines
     for number in sorted(rests, reverse=True):
         lines[number - 1] += lines[number]
@@ -431,7 +434,7 @@ class Scanner:
         source, whose = str(path), speaker_of_file(path)
         tracebacks = Tracebacks(source, whose, self._origins)
         open_symptoms: list[_Open] = []
-        number = 0
+        read = 0
         found = self._found
         known, quiet, idle = self._shapes, self._quiet, True
         for lines in chunks(path, found.troubles):
@@ -439,10 +442,11 @@ class Scanner:
             if len(known) > _SHAPES:
                 known.clear()
                 quiet.clear()
-            for line, shape in zip(lines, shapes, strict=False):
-                number += 1
-                if shape in quiet and idle:
-                    continue
+            numbered = zip(count(read + 1), lines, shapes)
+            read += len(lines)
+            for number, line, shape in compress(
+                numbered, (shape not in quiet or not idle for shape in shapes)
+            ):
                 anchors = known[shape] if shape in known else self._learn_shape(shape)
                 if anchors is None and idle:
                     continue
@@ -459,7 +463,7 @@ class Scanner:
                 idle = not open_symptoms and not tracebacks.open
         for each in open_symptoms:
             self._close(each, source, whose)
-        found.lines += number
+        found.lines += read
         found.raised += tracebacks.raised
 
     def _closed(self, began: list[_Open], source: str, whose: Speaker) -> list[_Open]:

@@ -285,7 +285,8 @@ def _load(path: Path) -> Symptom:
     own = {"id": path.stem, "file": "" if path.parent == FOLDER else str(path)}
     try:
         symptom = msgspec.convert({**parse_toml(text), **own}, Symptom)
-        _refuse_invalid(symptom)
+        if symptom.file:  # tests hold the shipped ones to it: their expressions are compiled late
+            _refuse_invalid(symptom)
     except (ValueError, OverflowError, RecursionError, re.error) as error:
         raise UsageError(f"{path}: {error}; {page}") from error
     return symptom

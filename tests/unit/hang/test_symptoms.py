@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,12 @@ def test_the_scanner_finds_what_the_pattern_finds(symptom: Symptom, tmp_path: Pa
 def test_every_category_is_known() -> None:
     """What the command may answer, something can be found for."""
     assert {one.category for one in shipped()} == NEEDED
+
+
+def test_the_shipped_symptoms_are_as_valid_as_those_of_a_site_must_be(tmp_path: Path) -> None:
+    """Preflight does not look at that again whenever it explains a log."""
+    copied = shutil.copytree(FOLDER, tmp_path / "symptoms")
+    assert [one.id for one in load_symptoms(copied)] == [one.id for one in shipped()]
 
 
 def test_a_site_adds_its_own(tmp_path: Path) -> None:
