@@ -1,6 +1,6 @@
 """`make contest`: who names the culprit of a hang or of a dead job, and how often.
 
-    python -m tests.bench.contest [--half even|odd] [--only dumps log] [--dumps N] [--show]
+    python -m tests.bench.contest [--half even|odd] [--only dumps log] [--dumps N] [--later N] [--show]
 
 Every contestant reads the same cases as a user would give them. The cases and the recorded hangs
 are under build/contest, the scores in bench-results/contest.json.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tests.bench import contest_cases, contest_hangs
-from tests.bench.contest_cases import KINDS
+from tests.bench.contest_cases import FIRST_DUMPS, FIRST_LOGS, FIRST_RAS, KINDS
 from tests.bench.contestants import CONTESTANTS, Score
 from tests.bench.machine import machine
 from tests.bench.proportion import clopper_pearson
@@ -56,11 +56,16 @@ def pool(options: argparse.Namespace) -> list[Case]:
     """The cases that the options ask for."""
     only, build = options.only, options.build
     halves = {"even": (0,), "odd": (1,), "both": (0, 1)}[options.half]
+
+    def seeds(first: int, number: int) -> list[int]:
+        begin = first + options.later
+        return [seed for seed in range(begin, begin + number) if seed % 2 in halves]
+
     return [
         *(contest_hangs.hangs(options.hangs, halves, build) if "hang" in only else ()),
-        *(contest_cases.ras(options.ras, halves, build) if "ras" in only else ()),
-        *(contest_cases.dumps(options.dumps, halves, build) if "dumps" in only else ()),
-        *(contest_cases.logs(options.logs, halves, build) if "log" in only else ()),
+        *(contest_cases.ras(seeds(FIRST_RAS, options.ras), build) if "ras" in only else ()),
+        *(contest_cases.dumps(seeds(FIRST_DUMPS, options.dumps), build) if "dumps" in only else ()),
+        *(contest_cases.logs(seeds(FIRST_LOGS, options.logs), build) if "log" in only else ()),
         *(contest_cases.corpus() if "corpus" in only else ()),
     ]
 
@@ -126,6 +131,8 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ras", type=int, default=88, help="number of jobs with answers of RAS")
     parser.add_argument("--dumps", type=int, default=120, help="number of jobs with dumps")
     parser.add_argument("--logs", type=int, default=160, help="number of generated logs")
+    later = "begin with seeds that are later by this number: cases that nobody has read"
+    parser.add_argument("--later", type=int, default=0, help=later)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--show", action="store_true", help="what preflight did not get right")
     parser.add_argument("--build", type=Path, default=BUILD)

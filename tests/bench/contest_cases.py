@@ -23,7 +23,7 @@ from tests.lab.hangs.ras_score import asked
 from tests.simulate.parallel_job import FAULTS, draw_case
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterable, Iterator
 
 Kind = Literal["hang", "ras", "dumps", "log", "corpus"]
 KINDS: tuple[Kind, ...] = ("hang", "ras", "dumps", "log", "corpus")
@@ -58,11 +58,9 @@ class Case(Struct, frozen=True, kw_only=True):
         return self.kind != "corpus" and self.seed % 2 == 1
 
 
-def ras(number: int, halves: Collection[int], build: Path) -> Iterator[Case]:
+def ras(seeds: Iterable[int], build: Path) -> Iterator[Case]:
     """Generated jobs whose RAS service was asked by a node's client, through a connection."""
-    for seed in range(FIRST_RAS, FIRST_RAS + number):
-        if seed % 2 not in halves:
-            continue
+    for seed in seeds:
         drawn = draw(seed, faults=(RAS_FAULTS[seed // 2 % len(RAS_FAULTS)],))
         folder = _folder(build, "ras", seed)
         (folder / "state.json").write_bytes(msgspec.json.encode(asked(drawn)))
@@ -76,11 +74,9 @@ def ras(number: int, halves: Collection[int], build: Path) -> Iterator[Case]:
         )  # fmt: skip
 
 
-def dumps(number: int, halves: Collection[int], build: Path) -> Iterator[Case]:
+def dumps(seeds: Iterable[int], build: Path) -> Iterator[Case]:
     """Flight recorder dumps of generated jobs, each fault as often as the others in both halves."""
-    for seed in range(FIRST_DUMPS, FIRST_DUMPS + number):
-        if seed % 2 not in halves:
-            continue
+    for seed in seeds:
         case = draw_case(seed, FAULTS[seed // 2 % len(FAULTS)])
         folder = _folder(build, "dumps", seed)
         write(case, folder)
@@ -90,11 +86,9 @@ def dumps(number: int, halves: Collection[int], build: Path) -> Iterator[Case]:
         )  # fmt: skip
 
 
-def logs(number: int, halves: Collection[int], build: Path) -> Iterator[Case]:
+def logs(seeds: Iterable[int], build: Path) -> Iterator[Case]:
     """Generated logs of dead jobs; any of the ranks that ended the job may be named."""
-    for seed in range(FIRST_LOGS, FIRST_LOGS + number):
-        if seed % 2 not in halves:
-            continue
+    for seed in seeds:
         text, label = logs_of_hangs.case(seed)
         path = _folder(build, "log", seed) / "job.log"
         path.write_text(text)
