@@ -1,6 +1,6 @@
 """`make contest`: who names the culprit of a hang or of a dead job, and how often.
 
-    python -m tests.bench.contest [--half even|odd] [--only dumps log] [--dumps N] [--later N] [--show]
+    python -m tests.bench.contest [--half even|odd] [--only dumps log] [--later N] [--show]
 
 Every contestant reads the same cases as a user would give them. The cases and the recorded hangs
 are under build/contest, the scores in bench-results/contest.json.

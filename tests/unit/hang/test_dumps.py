@@ -78,13 +78,11 @@ def test_the_answer_has_the_waits_of_all(
 
 def test_the_call_that_a_rank_has_not_made_comes_first() -> None:
     """Of thousands of groups, all but one have all their ranks in their call."""
-    small, large = ({"process_group": [name, name]} for name in ("small", "large"))
-    calls = dict.fromkeys(range(3), pending(5, **large)) | {
-        3: pending(7, **small),
-        4: entry(6, **small),
-    }
-    read_calls = {rank: read(document(call)) for rank, call in calls.items()}
-    rows = follow({r: one for r, one in read_calls.items() if isinstance(one, Recording)}).rows
+    large, small = ["large", "large"], ["small", "small"]
+    calls = dict.fromkeys(range(3), pending(5, process_group=large))
+    calls |= {3: pending(7, process_group=small), 4: entry(6, process_group=small)}
+    known = {rank: read(document(call)) for rank, call in calls.items()}
+    rows = follow({r: one for r, one in known.items() if isinstance(one, Recording)}).rows
     assert [(row.ranks, row.waits_for) for row in rows] == [((3,), (4,)), ((0, 1, 2), ())]
 
 
