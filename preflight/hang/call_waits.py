@@ -297,20 +297,21 @@ class _Job:
 
         It is not if others lack a dump too, if a rank waits nowhere, if a GPU has not begun its
         oldest call, or if a rank waits for it in a call that may be wrong: like groups make
-        another, nothing shows that this is the right one, or most ranks make the next call first.
+        another, nothing shows that any of these calls is right, or most ranks make the next call
+        first.
         """
         waiting = self.first.values()
+        right = [
+            self.usual.is_right(Made(spot.group, spot.number, self._made(spot)), self.at[spot])
+            for spot, lacks in self.lacks.items()
+            if spot.rank < 0 and self.no_dump.intersection(lacks)
+        ]
         return (
             self.missing == 1
             and len(waiting) == len(self.recorded)
             and not (self.begun and any(call.state == "scheduled" for call in waiting))
-            and not any(
-                self.usual.may_be_wrong(
-                    Made(spot.group, spot.number, self._made(spot)), self.at[spot]
-                )
-                for spot, lacks in self.lacks.items()
-                if spot.rank < 0 and self.no_dump.intersection(lacks)
-            )
+            and False not in right
+            and (True in right or not right)
             and not self.usual.is_out_of_order(self.pending)
         )
 

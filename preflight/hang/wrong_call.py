@@ -115,14 +115,15 @@ class Usual:
                 return sorted(rank for ranks in wrong for rank in ranks)
         return self._replaced(made, apart) if len(apart) == 2 else ()  # noqa: PLR2004
 
-    def may_be_wrong(self, made: Made, waiting: Sequence[int]) -> bool:
-        """Whether nothing shows that this is the right call, or like groups make another."""
+    def is_right(self, made: Made, waiting: Sequence[int]) -> bool | None:
+        """Whether this is the right call; None if nothing shows it."""
         if len(waiting) * 2 > len(made.group.members) > 0:
-            return False
+            return True
         call = words(made.calls[waiting[0]])
         every = [*self._evidence(made)]
-        shown = len(waiting) > 1 or any(votes[call] for votes in every)
-        return not shown or any(votes and not votes[call] for votes in every)
+        if any(votes and not votes[call] for votes in every):
+            return False
+        return True if len(waiting) > 1 or any(votes[call] for votes in every) else None
 
     def _evidence(self, made: Made) -> Iterator[Counter[str]]:
         yield self._votes(made)

@@ -305,8 +305,12 @@ def _odd(waits: Waits) -> set[int]:
     """Ranks that launched in another order than most, if all GPUs work: each waits for another.
 
     Such a rank is behind in one communicator while most others of it are behind elsewhere. Without
-    such a difference it is the smallest minority.
+    such a difference it is the smallest minority. If those that wait for no other rank are exactly
+    one communicator, in which all launched the same, its kernel hangs.
     """
+    free = {rank for rank in waits.behind if rank not in waits.ahead}
+    if len(free) > 1 and free in waits.equal:
+        return free
     turned: Counter[int] = Counter()
     for name, levels in waits.levels.items():
         late, early = _late_and_early(levels, name, waits)
@@ -329,7 +333,7 @@ def _odd(waits: Waits) -> set[int]:
     doubtful = any(len(one & few) > 1 for one in linked)
     if waiting:  # perhaps in a send or receive, with one that is behind, too
         others = set(waits.behind) - few
-        doubtful = any(one & others or min(one) < 0 for one in linked)
+        doubtful = bool(others) and any(one & others or min(one) < 0 for one in linked)
     return few if few in waits.equal or (len(few) == 1 and not doubtful) else set()
 
 

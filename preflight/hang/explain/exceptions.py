@@ -299,7 +299,7 @@ class Summaries:
 
     def named(self, raised: Sequence[LoggedException]) -> list[LoggedException]:
         """Add the ranks known from the summaries to exceptions."""
-        alone = self._of_the_only_one(raised)
+        alone = self._of_the_only_one(raised) or self._of_the_only_rest(raised)
         return [self._whose(one, alone) for one in raised]
 
     def _whose(
@@ -338,6 +338,17 @@ class Summaries:
         if one.place.source != place.source or len(before) <= others:
             return None
         return one, named
+
+    def _of_the_only_rest(
+        self, raised: Sequence[LoggedException]
+    ) -> tuple[LoggedException, Speaker] | None:
+        """The only exception without a rank, of the only rank that ended by one and shows none."""
+        known = {str(one.speaker.rank) for one in raised}
+        rest = {rank for _, rank in self._ended} - known
+        own = [one for one in raised if one.speaker.rank is None and one.kind not in LAUNCHERS]
+        if len(rest) != 1 or len(own) != 1:
+            return None
+        return own[0], Speaker(rank=int(rest.pop()))
 
     def _others(self, place: Place) -> int | None:
         """How many other ranks ended by an exception; None if the summary is cut."""

@@ -66,6 +66,8 @@ class Origins:
         self._lengths: set[int] = set()
         self._processes: dict[tuple[str, int], int] = {}
         self._pids: dict[int, set[int]] = {}
+        self._lowest: dict[str, set[int]] = {}
+        """By node, the rank of its first GPU."""
 
     def read(self, text: str) -> Line:
         """Take the prefixes off a line."""
@@ -115,10 +117,23 @@ class Origins:
         self._processes[node, pid] = rank
         self._pids.setdefault(pid, set()).add(rank)
 
+    def learn_gpu(self, node: str, lowest: int) -> None:
+        """A communicator's line shows the rank of a node's first GPU."""
+        self._lowest.setdefault(node, set()).add(lowest)
+
+    def rank_of_gpu(self, node: str, number: str) -> int | None:
+        """The rank of a local rank; without a node only if the lines are of a single one."""
+        nodes = [self._lowest.get(node, set())] if node else [*self._lowest.values()]
+        local = whole(number)
+        if local is None or len(nodes) != 1 or len(nodes[0]) != 1:
+            return None
+        return next(iter(nodes[0])) + local
+
     def forget(self) -> None:
         """Forget the ranks of a smaller communicator."""
         self._processes.clear()
         self._pids.clear()
+        self._lowest.clear()
 
     def rank_of(self, speaker: Speaker) -> int | None:
         """The rank of a process; ask when all lines are read."""

@@ -516,6 +516,11 @@ class Scanner:
         speaker = self._origins.read(began.texts[0]).speaker.joined(whose)
         if "world" in fields:
             self._learn(fields, speaker)
+        if symptom.reads == "end" and "rank" not in fields:
+            rank = self._origins.rank_of_gpu(fields.get("node", ""), fields.get("local_rank", ""))
+            if rank is None:
+                return
+            fields["rank"] = str(rank)
         if "end" in fields:
             found.ended = began.order
         if "settled" in fields:
@@ -549,6 +554,8 @@ class Scanner:
             self._origins.forget()
         if world == self._found.world and speaker.node and speaker.pid is not None:
             self._origins.learn(speaker.node, speaker.pid, rank)
+            if "gpu" in fields:
+                self._origins.learn_gpu(speaker.node, rank - int(fields["gpu"]))
 
     def _of_rank(self, one: LoggedException) -> LoggedException:
         rank = self._origins.rank_of(one.speaker)

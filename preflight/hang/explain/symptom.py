@@ -51,7 +51,7 @@ the start, an Xid, the memory of a GPU."""
 _NUMBERS = ("seq", "timeout_ms", "enqueued", "completed", "member", "of", "world", "xid")
 _NEEDED: dict[Reads, tuple[str, ...]] = {
     "timeout": ("op", "timeout_ms"), "position": ("enqueued", "completed"),
-    "summary": ("rank",), "end": ("rank",),
+    "summary": ("rank",),
 }  # fmt: skip
 """Fields that are compared as numbers, and those without which a line says nothing."""
 
@@ -177,7 +177,7 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def _usable(self, fields: dict[str, str]) -> dict[str, str] | None:
         """Leave out what is no number where one is read; None if nothing can be read then."""
-        of_one = self.reads in _NEEDED or "world" in fields
+        of_one = self.reads in (*_NEEDED, "end") or "world" in fields
         for name in (*_NUMBERS, *(("rank",) if of_one else ())):
             if whole(fields.get(name, "0").removeprefix("-"), 2**64) is None:
                 del fields[name]

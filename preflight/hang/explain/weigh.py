@@ -513,7 +513,9 @@ def _of_signs(
         return _of_time_out(_of_hit(timed_out[0], hits, found), hits, found)
     waited = [hit for hit in signs if hit.symptom.waits]
     tried = [hit for hit in signs if hit.symptom.retried and hit.symptom.category != "unknown"]
-    rest = waited or tried or signs
+    # A launcher that reports the end of a process says more than its peers' lost connections.
+    ended = [hit for hit in hits if hit.symptom.role == "echo" and hit.symptom.dies]
+    rest = ended or waited or tried or signs
     return _of_hit(rest[0], hits, found) if rest else None
 
 

@@ -130,6 +130,13 @@ def test_a_rank_without_a_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "1-3" in answer["sentence"]
 
 
+def test_the_only_rank_without_a_dump_died_if_one_of_the_waits_proves_it(tmp_path: Path) -> None:
+    """Another rank waits for it alone, in a call that nothing shows to be usual."""
+    case = draw_case(3119, "died")
+    write(case, tmp_path)
+    assert explained(tmp_path) == case.culprits
+
+
 @pytest.mark.parametrize(
     ("ranks", "late", "named"),
     [

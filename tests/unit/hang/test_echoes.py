@@ -223,6 +223,48 @@ def test_how_launchers_and_libraries_say_it(tmp_path: Path, lines: str, category
     assert explained(tmp_path, lines).category == category
 
 
+@pytest.mark.parametrize(
+    ("lines", "prefix", "culprits"),
+    [
+        ([communicator(0, 4)], "", ("rank 1",)),
+        ([communicator(0, 4)], "n1: ", ("rank 1",)),
+        ([communicator(0, 4)], "n2: ", ()),
+        ([communicator(1, 4, host="n1"), communicator(0, 4, host="n2")], "n2: ", ("rank 1",)),
+        ([], "", ()),
+    ],
+)
+def test_deepspeed_shows_which_process_ended_first(
+    tmp_path: Path, lines: list[str], prefix: str, culprits: tuple[str, ...]
+) -> None:
+    """NCCL's lines show the rank of a node's first GPU; the exception has no rank of its own."""
+    trace = 'Traceback (most recent call last):\n  File "a.py", line 5, in f\nKeyError: 0\n'
+    end = "[2026-10-05 10:00:09,000] [ERROR] [launch.py:325:sigkill_handler] ['python', 'a.py', "
+    end += "'--local_rank=1'] exits with return code = 1\n"
+    answer = explained(tmp_path, "".join(lines) + trace + prefix + end)
+    assert [one for one in answer.culprits if one.startswith("rank")] == [*culprits]
+    memory = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    answer = explained(tmp_path, "".join(lines) + memory + prefix + end)
+    assert [one for one in answer.culprits if one.startswith("rank")] == [*culprits]
+
+
+def test_an_exception_without_a_rank_is_not_given_to_one_of_several(tmp_path: Path) -> None:
+    """Two ranks ended by an exception, and one of them shows its own."""
+    trace = 'Traceback (most recent call last):\n  File "a.py", line 5, in f\nKeyError: 0\n'
+    ends = "".join(f"srun: error: n1: task {rank}: Exited with exit code 1\n" for rank in (2, 5))
+    other = RAISED.format(rank=5, line=9, code="g", what="RuntimeError: Connection reset by peer")
+    assert explained(tmp_path, trace + other + ends).culprits == ("rank 2",)
+    assert explained(tmp_path, trace + ends).culprits == ()
+
+
+def test_ray_reports_the_end_of_a_worker(tmp_path: Path) -> None:
+    """Its peers only lost their connections; time-outs end workers, too."""
+    ended = "(raylet) A worker died or was killed while executing a task by an unexpected error.\n"
+    lost = "n1:7:9 [0] NCCL WARN socketProgress: Connection closed by remote peer n2<4003>\n"
+    answer = explained(tmp_path, lost + ended)
+    assert (answer.category, answer.culprits, answer.confidence) == ("other", (), 0.5)
+    assert explained(tmp_path, timed_out(1, 5) + ended).category == "unknown"
+
+
 def test_an_xid_whose_line_calls_it_nonfatal_is_no_proof(tmp_path: Path) -> None:
     """Of some numbers the line itself tells how grave it is."""
     line = "NVRM: Xid (PCI:0000:3b:00): 145, RLW {} XC0 i0 Link 02\n"

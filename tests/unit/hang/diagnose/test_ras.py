@@ -130,6 +130,18 @@ def test_the_report_of_another_job_is_not_used() -> None:
     assert "RAS did not answer: another job on this node shares its port" in answer.unseen
 
 
+def test_a_communicator_whose_kernel_hangs_is_named() -> None:
+    """Its ranks launched the same, wait for no other rank, and the others wait for all of them."""
+    drawn = draw(20083, faults=("kernel",))
+    assert score(drawn).named == drawn.culprits
+
+
+def test_the_only_rank_behind_is_named_though_the_text_lists_few() -> None:
+    """No other rank is behind, so that it waits for none in a send or receive."""
+    drawn = draw(31081, faults=("skip",))
+    assert score(drawn).named == drawn.culprits
+
+
 def test_a_job_that_moves_is_not_blamed_by_its_counts() -> None:
     """RAS counts once, and ranks of a healthy job differ by a few operations, too."""
     state = job(8, lambda rank: standing(collective("all_reduce", 41), at(40 + rank)))
