@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, cast
 from msgspec.structs import replace
 
 from preflight.core.files import SWELLS, open_stream, unpacks_to
-from preflight.core.text import countable
+from preflight.core.text import countable, whole
 from preflight.errors import UsageError
 from preflight.hang.explain.exceptions import ENDS, Summaries, Tracebacks
 from preflight.hang.explain.origin import Origins, speaker_of_file, time_of
@@ -146,7 +146,7 @@ def _raw(file: _Peeked) -> Iterator[bytes]:
 def _unzipped(raw: Iterator[bytes], path: Path) -> Iterator[bytes]:
     """Decompress member by member; zlib.error or EOFError after all readable text."""
     member = zlib.decompressobj(_ANY_GZIP)
-    whole = False
+    complete = False
     left = unpacks_to(0)
     for block in raw:
         rest = block
@@ -156,14 +156,14 @@ def _unzipped(raw: Iterator[bytes], path: Path) -> Iterator[bytes]:
                 rest = rest.lstrip(b"\0")  # tapes and block devices pad
                 if not rest:
                     break
-                member, whole = zlib.decompressobj(_ANY_GZIP), True
+                member, complete = zlib.decompressobj(_ANY_GZIP), True
                 left -= _MEMBER
             before = member.copy()
             try:
                 text = member.decompress(rest, CHUNK)
             except zlib.error as error:
                 yield _up_to_fault(before, rest)
-                if whole and "header" in str(error):
+                if complete and "header" in str(error):
                     raise EOFError("what follows the gzipped text is not gzipped") from error
                 raise
             yield text
@@ -554,8 +554,9 @@ class Scanner:
             self._origins.forget()
         if world == self._found.world and speaker.node and speaker.pid is not None:
             self._origins.learn(speaker.node, speaker.pid, rank)
-            if "gpu" in fields:
-                self._origins.learn_gpu(speaker.node, rank - int(fields["gpu"]))
+            gpu = whole(fields.get("gpu", ""), 1 << 16)
+            if gpu is not None:
+                self._origins.learn_gpu(speaker.node, rank - gpu)
 
     def _of_rank(self, one: LoggedException) -> LoggedException:
         rank = self._origins.rank_of(one.speaker)
