@@ -14,8 +14,6 @@ import signal
 import stat
 import zlib
 from array import array
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -163,6 +161,10 @@ def _read_all(paths: Sequence[Path]) -> Iterable[Recording | Unreadable]:
     latest = max(8, _CALLS // len(paths))
     if len(paths) < _MANY:
         return (_read(path, latest) for path in paths)
+    # Importing them takes a tenth of a short log's time.
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+
     work = partial(_read_apart, latest=latest)
     workers = min(os.cpu_count() or 1, 16)
     try:
