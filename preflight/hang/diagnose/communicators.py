@@ -462,6 +462,7 @@ def _by_counts(view: RasView) -> Diagnosis | None:
     number = len(set(waits.ahead) - few)
     if not few or len(few) * 2 > view.world:
         return _several(view, candidates, waits)
+    free = {rank for rank in waits.behind if rank not in waits.ahead}  # perhaps at fault, too
     states = view.states(few)
     does = "has launched other collectives than" if apart else "has launched fewer collectives than"
     many = does.replace("has", "have", 1)
@@ -475,7 +476,7 @@ def _by_counts(view: RasView) -> Diagnosis | None:
         advice=_SAME_ORDER if apart else advice_for(states[0]) if states else _NOT_THERE,
         line=line_of(states),
         evidence=waits.evidence(few),
-        confidence=0.7 if apart or candidates else 0.8,
+        confidence=0.7 if apart or candidates or free - few else 0.8,
         alternatives=(Alternative("progresses", "RAS counts once: a slow job looks alike", 0.15),),
         next=lint_of(states) if states else "",
     )

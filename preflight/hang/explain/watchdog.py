@@ -205,12 +205,10 @@ def _missing(late: Sequence[Timeout], seen: set[int], world: int) -> Verdict:
 
 def _size(one: Timeout) -> int:
     """The size of the group, from a collective's input and output sizes; 0 if unknown."""
-    taken, given = (int(each or 0) for each in one.sizes)
-    if "ALLGATHER" in one.op.upper() and taken and given % taken == 0:
-        return given // taken
-    if "REDUCE_SCATTER" in one.op.upper() and given and taken % given == 0:
-        return taken // given
-    return 0
+    small, large = sorted(int(each or 0) for each in one.sizes)
+    if "ALLGATHER" not in one.op.upper() and "REDUCE_SCATTER" not in one.op.upper():
+        return 0
+    return large // small if 0 < small < large and large % small == 0 else 0
 
 
 def _ranks(some: Sequence[Timeout]) -> str:

@@ -19,7 +19,7 @@ from preflight.hang.diagnose.job_state import JobState, NodeState
 from preflight.hang.look import look_here
 from tests.lab.hangs.ras_jobs import draw
 from tests.lab.hangs.ras_mesh import Comm, Job, Peer, RasMesh, report
-from tests.lab.hangs.ras_score import score
+from tests.lab.hangs.ras_score import asked, score
 from tests.unit.hang.diagnose.jobs import at, collective, job, standing
 
 if TYPE_CHECKING:
@@ -140,6 +140,13 @@ def test_the_only_rank_behind_is_named_though_the_text_lists_few() -> None:
     """No other rank is behind, so that it waits for none in a send or receive."""
     drawn = draw(31081, faults=("skip",))
     assert score(drawn).named == drawn.culprits
+
+
+def test_one_of_two_ranks_that_are_behind_is_named_with_doubt() -> None:
+    """The other one may wait for it in a send or receive, or be at fault, too."""
+    answer = diagnose(asked(draw(120080, faults=("two",))))
+    assert answer.culprits == ("rank 1002",)
+    assert answer.confidence < 0.8
 
 
 def test_a_job_that_moves_is_not_blamed_by_its_counts() -> None:
