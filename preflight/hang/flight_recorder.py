@@ -83,14 +83,19 @@ def plain_values(data: bytes, allowed: Allowance | None = None) -> Any:
 
 
 _NO_SENSE = TypeError, ValueError, OverflowError, RecursionError
-_MOST_CHECKED, _LONGEST, _MOST_PAIRS = 8 << 20, 1 << 16, 10_000
+_MOST_CHECKED, _LONGEST, _MOST_PAIRS = 4 << 20, 1 << 16, 10_000
 """Bytes of a file and of a string in it; codes of a tuple, so that hashing a deep one ends."""
+_GOT, _KEPT = rb"(?:h.|j..[\0-\x0f]\0)", rb"(?:q.|r..[\0-\x0f]\0)?"
+# Only strings, lists and dictionaries come into the memo, and a pair is of two values from there,
+# or ends in a string: hashes of strings cannot be foreseen, and lists have none. So no key takes
+# exponential time to hash, and no two pairs can be made that share a hash. An empty list or
+# dictionary is one token, because `(e` changes nothing, and would let a pair into the memo.
 _PLAIN = re.compile(
-    # A tuple is not kept in the memo: one of two equal tuples, and so on, takes ages to hash.
-    rb"(?:h.|K.|[](}euN\x88\x89]|M..|J....|\x8a\x08.{8}|G.{8}|\x86(?![qr])"
-    rb"|q.|[jr]..[\0-\x0f]\0)*+",
+    rb"(?:h.(?:%b\x86)?|K.|[eu]%b|[]}](?:\([eu])?%b|\((?![eu])|[N\x88\x89]|M..|J....|\x8a\x08.{8}"
+    rb"|G.{8}|j..[\0-\x0f]\0(?:%b\x86)?)*+" % (_GOT, _KEPT, _KEPT, _GOT),
     re.DOTALL,
 ).match
+_AFTER_STRING = re.compile(rb"%b(?:%b?\x86)?" % (_KEPT, _GOT), re.DOTALL).match
 
 
 def _is_as_torch_writes(data: bytes) -> bool:
@@ -109,7 +114,7 @@ def _is_as_torch_writes(data: bytes) -> bool:
         size = int.from_bytes(data[at + 1 : at + 5], "little")
         if size > _LONGEST:
             return False
-        at += 5 + size
+        at = cast("re.Match[bytes]", _AFTER_STRING(data, min(end, at + 5 + size))).end()
 
 
 class _Machine:
@@ -311,8 +316,8 @@ _BY_HOST = frozenset({"gloo", ""})
 """Backends without events of a GPU: they never report a state, and retire only finished calls."""
 _COALESCED, _BATCH = "coalesced", "batch_isend_irecv"
 _FULL = 100
-_MEMBERS = 1 << 20
-"""Characters of a list of ranks."""
+_MEMBERS, _GROUPS = 4 << 20, 4096
+"""Characters of all different lists of ranks; groups of a rank."""
 _UNFINISHED = 512
 """The oldest unfinished calls that are always read."""
 
@@ -514,13 +519,18 @@ def _is_full(entries: list[dict[Any, Any]]) -> bool:
 
 def _members(config: Any) -> dict[str, tuple[int, ...]]:
     """`{"5": {"ranks": "[0, 4]"}}`; gloo's has no name and is of any group."""
-    found = {}
+    found: dict[str, tuple[int, ...]] = {}
+    read, left = dict[str, tuple[int, ...] | None](), _MEMBERS
     for name, one in config.items() if isinstance(config, dict) else ():
         text = one.get("ranks") if isinstance(one, dict) else None
-        if isinstance(text, str) and _text(name) and len(text) <= _MEMBERS:
-            ranks = _ranks(text)
-            if ranks is not None:
-                found[_text(name)] = ranks
+        if not isinstance(text, str) or not _text(name) or len(found) == _GROUPS:
+            continue
+        if text not in read and len(text) <= left:
+            left -= len(text)
+            read[text] = _ranks(text)
+        ranks = read.get(text)
+        if ranks is not None:
+            found[_text(name)] = ranks
     return found
 
 
@@ -536,8 +546,8 @@ def _enqueued(status: Any, names: dict[str, str]) -> dict[str, int]:
     found = {}
     for pg, one in status.items() if isinstance(status, dict) else ():
         number = _number(one.get("last_enqueued_collective")) if isinstance(one, dict) else None
-        if str(pg) in names and number is not None and number > 0:
-            found[names[str(pg)]] = number
+        if _text(pg) in names and number is not None and number > 0:
+            found[names[_text(pg)]] = number
     return found
 
 

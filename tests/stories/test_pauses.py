@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -406,6 +407,18 @@ def test_a_log_that_is_too_long_to_read_makes_no_old_xid_live(
     hooked.log("nvidia-nvlink: Nvlink Core is being initialized, major device number 235")
     told = hooked.run("healthcheck", "--json")
     assert ("gpu.xid" in told.unfit(), slurm.seen[0]) == (False, IDLE), told
+
+
+@pytest.mark.parametrize("limit", ["--fsize=0:0", "--nofile=16:16"])
+def test_a_limit_of_the_caller_is_no_fault_of_the_disk(
+    hooked: Hooked, slurm: FakeSlurm, limit: str
+) -> None:
+    """The process may write no file, or open few: that says nothing of the node's disks."""
+    hooked.become(h100(NODE))
+    judged = re.sub(r'"host\.(disk|shm)",? ?', "", hooked.config.read_text())
+    hooked.config.write_text(judged)
+    told = hooked.run("prolog", "--plain", "--json", within=["prlimit", limit])
+    assert (told.unfit(), slurm.seen[0]) == ({}, IDLE), told
 
 
 @pytest.fixture

@@ -36,7 +36,11 @@ _PASSING = ("/run/user/", "/var/lib/kubelet/", "/var/lib/docker/", "/var/lib/con
 
 _MIB = 1 << 20
 _HIDDEN = (errno.EACCES, errno.EPERM)
-_NOT_TRIED = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.ENOTDIR, *_HIDDEN)
+_OWN_LIMITS = (
+    errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN,
+)  # fmt: skip
+"""Errors of this process, its caller's limits or the machine's memory: no fault of the disk."""
+_NOT_TRIED = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.ENOTDIR, *_HIDDEN, *_OWN_LIMITS)
 """Errors of opening an unnamed file: the file system has none, or this login may not create one."""
 
 
@@ -149,7 +153,7 @@ def _refusal(path: str) -> str:
     try:
         os.write(file, b"\0" * 4096)
     except OSError as error:
-        return words(error)
+        return "" if error.errno in _OWN_LIMITS else words(error)
     finally:
         os.close(file)
     return ""

@@ -132,7 +132,21 @@ def test_numbers_that_all_have_one_hash_name_nothing(step: bytes) -> None:
 CODES = st.one_of(
     st.sampled_from([*(bytes((code,)) for code in b"](}euN\x88\x89"), b"M\1\2", b"J\1\2\3\4"]),
     st.builds(bytes.__add__, st.sampled_from([b"h", b"q", b"K"]), st.sampled_from([b"\0", b"\1"])),
-    st.sampled_from([b"\x86", b"\x85", b"t", b")", b"0", b"2", b"R", b"c__main__\nobject\n"]),
+    st.sampled_from(
+        [
+            b"(e",
+            b"](e",
+            b"h\0h\0\x86",
+            b"\x86",
+            b"\x85",
+            b"t",
+            b")",
+            b"0",
+            b"2",
+            b"R",
+            b"c__main__\nobject\n",
+        ]
+    ),
     st.sampled_from([b"X\1\0\0\0a", b"X\2\0\0\0\xff\xff", b"X\7\0\0\0entriesq\0", b"G" + bytes(8)]),
 )
 
@@ -153,11 +167,19 @@ def test_both_readers_of_a_pickle_agree(codes: list[bytes]) -> None:
         assert not isinstance(slow, Unreadable) or "plain values" not in slow.why or fast == slow
 
 
+A = b"X\1\0\0\0aq\0"
+
+
 @pytest.mark.parametrize(
     ("inside", "words"),
     [
         (b"N" + b"N\x86" * 20_000 + b"N", "neither a short word nor a number"),
-        (b"N" + b"q\0h\0\x86" * 60 + b"N", "neither a short word nor a number"),
+        (A + b"q\0h\0\x86" * 60 + b"N", "neither a short word nor a number"),
+        (A + b"h\0h\0\x86(eq\0" * 60 + b"N", "puts something into what holds nothing"),
+        (A + b"h\0h\0\x86](eq\0" * 60 + b"N", "neither a short word"),
+        (A + b"h\0h\0\x86}(uq\0" * 60 + b"N", "neither a short word"),
+        (A + b"N" + b"K\1K\2\x86N", "neither a short word nor a number"),
+        (A + b"N(" + b"NNu", "neither a short word"),
         (b"X\0\0\2\0" + bytes(2 << 16) + b"q\0" + b"Nh\0" * 9 + b"N", "neither a short word"),
         (b"X\1\0\0\0aNr\xff\xff\xff\x7f", "it has no entries"),
     ],
@@ -169,6 +191,29 @@ def test_what_pythons_reader_would_not_survive_is_left_to_the_other(
     recording = read(b"\x80\x02}(" + inside + b"u.")
     assert isinstance(recording, Unreadable)
     assert words in recording.why
+
+
+def test_a_deep_name_of_a_group_is_no_group() -> None:
+    """Its text is not made: that of nested tuples is as deep as they are."""
+    deep = b"N" + b"X\1\0\0\0aq\0\x86" * 5000 + b"}"
+    inside = b"}(X\7\0\0\0entries]X\x09\0\0\0pg_status}(" + deep + b"uu."
+    recording = read(b"\x80\x02" + inside)
+    assert isinstance(recording, Recording)
+    assert recording.enqueued == {}
+
+
+def test_ranks_that_many_groups_share_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A megabyte of groups named 17 long lists in turn: each was read anew for every group."""
+    lists = [f"[{number}, " + "1, " * 200 + "2]" for number in range(17)]
+    groups = {str(number): {"ranks": lists[number % 17]} for number in range(2000)}
+    seen: list[str] = []
+    known = flight_recorder._ranks
+    monkeypatch.setattr(flight_recorder, "_ranks", lambda text: seen.append(text) or known(text))
+    recording = read(json.dumps({"entries": [], "pg_config": groups}).encode())
+    assert isinstance(recording, Recording)
+    assert len(recording.members) == 2000
+    assert sorted(seen) == sorted(lists)
+    assert len({id(ranks) for ranks in recording.members.values()}) == 17
 
 
 def test_deep_nesting_and_loops_are_only_values() -> None:
