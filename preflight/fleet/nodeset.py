@@ -23,7 +23,7 @@ MOST_NODES = 65536
 """Slurm's own cap on the size of a host list (MAX_RANGE, 64 Ki)."""
 
 _BRACKETS = re.compile(r"\[([^\][]*)\]")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?(?:/(\d+))?")
+_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?(?:/([0-9]+))?")
 _DIGITS_BEFORE = re.compile(r"(?<![0-9])([0-9]++)\[([^\][]*)\]")
 _MOST_DIGITS = 18
 _TOO_LONG = re.compile(rf"[0-9]{{{_MOST_DIGITS + 1},}}")

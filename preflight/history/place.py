@@ -25,7 +25,7 @@ SWEEP = "PREFLIGHT_SWEEP"
 _MODE = 0o640
 _LEAST = 512
 """Bytes of the smallest valid database; SQLite would overwrite a shorter file."""
-_URL = re.compile(r"([a-z][a-z0-9+]*)://(.*)", re.DOTALL)
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+]*)://(.*)", re.DOTALL)
 _QUERY = re.compile(r"[?#]")
 _SERVERS = ("postgresql",)
 _OR_ELSE = "or give another: --preflight-history=DIR"

@@ -90,6 +90,7 @@ def test_expands_what_schedulers_write(text: str, names: tuple[str, ...]) -> Non
         "a65536[1-200/0]",
         "a65536[200-1]",
         "a65536[]",
+        "vm[1-\u0665]",
         "n" + "9" * 5000,
         "a1" * 100 + "b[1-65536]",
         "a" * 254 + "[1-65536]",

@@ -463,6 +463,7 @@ def test_a_fault_of_whoever_asks_is_not_the_historys(tmp_path: Path) -> None:
     [
         ("", "is empty: give a folder"),
         ("mysql://host/db", "a history in 'mysql' is not supported"),
+        ("POSTGRESQL://ann:pw@host/db", "a history in 'POSTGRESQL' is not supported"),
         ("sqlite://", "names no file: give sqlite:///DIR/history.sqlite"),
     ],
 )
