@@ -71,6 +71,8 @@ def expand(text: str) -> tuple[str, ...]:
     """
     if not text.strip(" ,\t\n"):
         raise UsageError(f"the node list is empty: {_EXAMPLE}")
+    if any(one.isdecimal() and not one.isascii() for one in text):
+        raise UsageError(f"the node list {_shown(text)!a} has digits other than 0-9: {_EXAMPLE}")
     refuse_bombs(text)
     names: list[str] = []
     pattern = []

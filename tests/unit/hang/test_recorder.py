@@ -208,7 +208,12 @@ def test_ranks_that_many_groups_share_are_read_once(monkeypatch: pytest.MonkeyPa
     groups = {str(number): {"ranks": lists[number % 17]} for number in range(2000)}
     seen: list[str] = []
     known = flight_recorder._ranks
-    monkeypatch.setattr(flight_recorder, "_ranks", lambda text: seen.append(text) or known(text))
+
+    def read_ranks(text: str) -> tuple[int, ...] | None:
+        seen.append(text)
+        return known(text)
+
+    monkeypatch.setattr(flight_recorder, "_ranks", read_ranks)
     recording = read(json.dumps({"entries": [], "pg_config": groups}).encode())
     assert isinstance(recording, Recording)
     assert len(recording.members) == 2000
