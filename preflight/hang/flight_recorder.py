@@ -2,20 +2,17 @@
 
 Only the recorder numbers the calls, which distinguishes ranks in different iterations of one line.
 
-Other users may be able to write the recorder's file. So this module knows numbers, strings, lists
-and dictionaries, and refuses everything that needs a class or a function. Python's own unpickler
-reads only a file in which every code was checked before: one that torch writes for plain values.
+Other users may be able to write the recorder's file. So no unpickler reads it: this module knows
+numbers, strings, lists and dictionaries, and refuses everything that needs a class or a function.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import pickle  # noqa: TID251  reads what `_is_as_torch_writes` has checked, code by code
 import re
 import struct
 import zlib
-from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -64,57 +61,17 @@ def plain_values(data: bytes, allowed: Allowance | None = None) -> Any:
     allowed = allowed or Allowance()
     if len(data) > MOST_BYTES:
         raise RefusedError(f"it is larger than {MOST_BYTES >> 20} MiB")
-    if _is_as_torch_writes(data):
-        with suppress(*_NO_SENSE, pickle.UnpicklingError, AttributeError, EOFError):
-            value = pickle.loads(data)  # noqa: S301  checked
-            allowed.steps -= len(data) // 2
-            return value
     machine = _Machine(data)
     try:
         return machine.run(min(MOST_STEPS, allowed.steps))
     except (IndexError, KeyError) as error:
         raise RefusedError(f"it is torn or damaged at byte {machine.at}") from error
-    except _NO_SENSE as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         if isinstance(error, RefusedError):
             raise
         raise RefusedError(f"it makes no sense at byte {machine.at}") from error
     finally:
         allowed.steps -= machine.steps
-
-
-_NO_SENSE = TypeError, ValueError, OverflowError, RecursionError
-_MOST_CHECKED, _LONGEST, _MOST_PAIRS = 4 << 20, 1 << 16, 10_000
-"""Bytes of a file and of a string in it; codes of a tuple, so that hashing a deep one ends."""
-_GOT, _KEPT = rb"(?:h.|j..[\0-\x0f]\0)", rb"(?:q.|r..[\0-\x0f]\0)?"
-# Only strings, lists and dictionaries come into the memo, and a pair is of two values from there,
-# or ends in a string: hashes of strings cannot be foreseen, and lists have none. So no key takes
-# exponential time to hash, and no two pairs can be made that share a hash. An empty list or
-# dictionary is one token, because `(e` changes nothing, and would let a pair into the memo.
-_PLAIN = re.compile(
-    rb"(?:h.(?:%b\x86)?|K.|[eu]%b|[]}](?:\([eu])?%b|\((?![eu])|[N\x88\x89]|M..|J....|\x8a\x08.{8}"
-    rb"|G.{8}|j..[\0-\x0f]\0(?:%b\x86)?)*+" % (_GOT, _KEPT, _KEPT, _GOT),
-    re.DOTALL,
-).match
-_AFTER_STRING = re.compile(rb"%b(?:%b?\x86)?" % (_KEPT, _GOT), re.DOTALL).match
-
-
-def _is_as_torch_writes(data: bytes) -> bool:
-    """Whether every code makes a plain value, with bounds on the memo and on what is a key.
-
-    The codes are those of torch/csrc/jit/serialization/pickler.cpp for lists, dictionaries, pairs,
-    numbers and strings.
-    """
-    at, end = 2, len(data)
-    if data[:at] != b"\x80\x02" or end > _MOST_CHECKED or data.count(b"\x86") > _MOST_PAIRS:
-        return False
-    while True:
-        at = cast("re.Match[bytes]", _PLAIN(data, at)).end()
-        if data[at : at + 1] != b"X":
-            return data[at:] == b"."
-        size = int.from_bytes(data[at + 1 : at + 5], "little")
-        if size > _LONGEST:
-            return False
-        at = cast("re.Match[bytes]", _AFTER_STRING(data, min(end, at + 5 + size))).end()
 
 
 class _Machine:
@@ -129,6 +86,8 @@ class _Machine:
         self.memo: dict[int, Any] = {}
         self.usual: list[Any] = []
         """The keys of the last dictionary: those of all entries are the same."""
+        self.numbers = 0
+        """Keys that are numbers: many can be drawn so that a dictionary searches long for each."""
 
     def run(self, most: int) -> Any:  # noqa: C901, PLR0912, PLR0915  calls take twice as long
         """Take the most frequent steps here: thousands of dumps have 150,000 steps each."""
@@ -224,7 +183,7 @@ class _Machine:
     def items(self) -> None:
         items = self.since_mark()
         keys = items[::2]
-        if keys != self.usual:
+        if keys != self.usual or self.numbers:
             self.named(keys)
             self.usual = keys
         self.top(dict).update(zip(keys, items[1::2], strict=True))
@@ -246,9 +205,12 @@ class _Machine:
         for key in keys:
             if type(key) is str and len(key) <= _KEY:
                 continue
+            self.numbers += 1
             if type(key) is not int or not _fits(key):
                 fault = "names something by neither a short word nor a number"
                 raise RefusedError(f"byte {self.at - 1} {fault}")
+            if self.numbers > _GROUPS:
+                raise RefusedError(f"it names over {_GROUPS} things by numbers")
 
     def tuple_of(self, number: int) -> None:
         if len(self.stack) < number:
@@ -488,7 +450,7 @@ class _Heads:
             group = entry.get("process_group")
             name = group[0] if isinstance(group, (tuple, list)) and group else entry.get("pg_id")
             alone = entry.get("is_p2p") is True
-            stream = (name if isinstance(name, str) else _text(name)), alone
+            stream = (name if isinstance(name, str) and len(name) <= _CHARS else _text(name)), alone
             number = entry.get("p2p_seq_id" if alone else "collective_seq_id")
             backend, _, op = _profiling_name(entry)
             parts: list[str] = []
@@ -563,6 +525,7 @@ def _profiling_name(entry: dict[Any, Any]) -> tuple[str, str, str]:
     name = entry.get("profiling_name")
     if not isinstance(name, str):
         return "", "", ""
+    name = name[:_CHARS]
     return name.partition(":") if ":" in name else ("", "", name)
 
 
