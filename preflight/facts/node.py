@@ -178,8 +178,11 @@ def decided(usual: Majority[T] | None) -> Majority[T] | None:
 def most(values: Iterable[T], least: int = 1) -> T | None:
     """The value that more than half of them, and at least `least`, share."""
     known = list(values)
-    value = max(set(known), key=known.count, default=None)
-    votes = 0 if value is None else known.count(value)
+    if not known:
+        return None
+    value, votes = known[0], known.count(known[0])
+    if 2 * votes <= len(known):
+        value, votes = Counter(known).most_common(1)[0]
     return value if votes >= least and 2 * votes > len(known) else None
 
 
