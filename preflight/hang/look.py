@@ -238,7 +238,7 @@ def _ask_ras(
 def _services(state: JobState) -> list[tuple[str, int, str]]:
     """(node, pid, address) of one rank of each node, live ones first; pid 0: of hidden ranks."""
     jobs = jobs_of(state)
-    job = state.job or (jobs[0] if len(jobs) == 1 else "")
+    job = jobs[0] if len(jobs) == 1 else ""
     found = []
     for node, look in state.looks.items():
         own = [one for one in look.ranks if one.ras and one.job == job]

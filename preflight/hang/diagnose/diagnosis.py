@@ -28,6 +28,7 @@ from preflight.hang.diagnose.job_state import (
     line_of,
     lint_of,
     ranks,
+    verb,
 )
 from preflight.hang.diagnose.odd_rank import advice_for
 from preflight.hang.diagnose.places import LOCKED, channel_words
@@ -53,7 +54,7 @@ def diagnose_no_ranks(state: JobState) -> Diagnosis:
     elif silent and not looks:
         answer = _unanswered(silent)
     else:
-        answer = _no_job(state.job, len(looks), hidden, certain=not silent)
+        answer = _no_job(state, len(looks), hidden, certain=not silent)
     answer = communicators.alone(state) or answer
     unseen = tuple(f"node {one.node}: {one.sentence or _NO_ANSWER}" for one in silent)
     return replace(answer, unseen=(*unseen, *answer.unseen))
@@ -106,9 +107,11 @@ def _unanswered(silent: list[NodeState]) -> Diagnosis:
     )
 
 
-def _no_job(job: str, nodes: int, hidden: int, *, certain: bool) -> Diagnosis:
-    wanted = f" of the job {job}" if job else " of a distributed job"
+def _no_job(state: JobState, nodes: int, hidden: int, *, certain: bool) -> Diagnosis:
+    wanted = f" of the job {state.job}" if state.job else " of a distributed job"
     others = f"; {_others(hidden)}" if hidden else ""
+    if jobs := jobs_of(replace(state, job="")):
+        others = f"; {_running(jobs)}{others}"
     return Diagnosis(
         category="no_job",
         sentence=f"no process{wanted} was found on {count(nodes, 'node')}{others}",
@@ -121,11 +124,15 @@ def _others(hidden: int) -> str:
     return f"{count(hidden, 'process')} of other users cannot be read"
 
 
+def _running(jobs: tuple[str, ...]) -> str:
+    names = ", ".join(job or "(without a name)" for job in jobs[:6])
+    return f"{count(len(jobs), 'job')} {verb(len(jobs), 'runs', 'run')} on these nodes: {names}"
+
+
 def diagnose_several_jobs(jobs: tuple[str, ...]) -> Diagnosis:
     """Several jobs run on these nodes."""
-    names = ", ".join(job or "(without a name)" for job in jobs[:6])
     return Diagnosis(
-        sentence=f"{len(jobs)} jobs run on these nodes: {names}",
+        sentence=_running(jobs),
         advice="choose one: --job=NAME",
     )
 
@@ -211,12 +218,11 @@ _ABSENT_RANKS: frozenset[Category] = frozenset({"node_unreachable", "dead_rank",
 def diagnose(state: JobState) -> Diagnosis:
     """Name the ranks that a job waits for, their line, and the confidence."""
     jobs = jobs_of(state)
-    wanted = (state.job,) if state.job else jobs
-    if not any(job in jobs for job in wanted):
+    if not jobs:
         return diagnose_no_ranks(state)
-    if len(wanted) > 1:
+    if len(jobs) > 1:
         return diagnose_several_jobs(jobs)
-    case = case_of(state, wanted[0])
+    case = case_of(state, jobs[0])
     answers = (judge(case) for judge in _JUDGES)
     found = next((one for one in answers if one is not None), None) or unknown(case)
     answer = communicators.fused(_completed(found, case), case)

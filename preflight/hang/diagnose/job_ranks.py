@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 _MAPPED = "::ffff:"
 _RAS = "28028"
 """The port of NCCL's RAS service (NCCL_RAS_ADDR), which sends data at any time."""
+_KEEP_ALIVE_BYTES = 60
+"""The RAS threads of neighbouring ranks send each other a message of this size once a second, also
+while the job hangs: struct rasMsg and its length (NCCL 2.28.9: src/ras/ras_internal.h)."""
 
 
 class Wire(Struct, frozen=True, kw_only=True):
@@ -281,8 +284,15 @@ def _row(member: RankState) -> tuple[str, str]:
 
 
 def jobs_of(state: JobState) -> tuple[str, ...]:
-    """The names of the jobs, largest first."""
-    counts = Counter(one.job for look in state.looks.values() for one in look.ranks)
+    """The names of the jobs, largest first; if the user chose one by name or master, only that.
+
+    A job whose master is on the loopback is named after its node: another node has such a master
+    too.
+    """
+    looks = [one for look in state.looks.values() for one in look.ranks]
+    counts = Counter(one.job for one in looks if state.job in ("", one.job, one.master))
+    if state.job in counts:
+        return (state.job,)
     return tuple(sorted(counts, key=lambda job: (-counts[job], job)))
 
 
@@ -304,7 +314,8 @@ def case_of(state: JobState, job: str) -> Case:
     launchers = [one for look in state.looks.values() for one in look.launchers]
     fed = Counter[int]()
     for wire in wires:
-        fed[wire.rank] += wire.end.received
+        if not _only_keeps_alive(wire.end, members[wire.rank].look):
+            fed[wire.rank] += wire.end.received
     return Case(
         state=state,
         world=world,
@@ -319,6 +330,12 @@ def case_of(state: JobState, job: str) -> Case:
         silent=tuple(node for node in state.nodes if node.look is None),
         launchers=tuple(sorted({one.kind for one in launchers if one.job in (job, "")})),
     )
+
+
+def _only_keeps_alive(end: Connection, look: RankLook) -> bool:
+    """Whether it carries no more than RAS's keep-alive messages, which are no data of the job."""
+    most = _KEEP_ALIVE_BYTES * (look.look_s + 1)
+    return bool(look.ras) and max(end.sent, end.received) <= most
 
 
 def _rank_states(state: JobState, job: str) -> dict[int, RankState]:

@@ -90,6 +90,23 @@ def test_bytes_that_come_in_are_progress() -> None:
     assert diagnose(job(4, quiet, per_node=1)).category == "unknown"
 
 
+def test_keep_alive_messages_of_nccl_are_no_progress() -> None:
+    """What ranks of a real hang over NCCL 2.28.9 sent each other in 3 s: RAS, once a second."""
+    quiet = ring(4, 1, lambda _a, _b: False)
+
+    def where(rank: int, **traffic: int) -> dict[str, Any]:
+        fields = quiet(rank)
+        first, second, store = fields["connections"]
+        ends = [Connection(local=c.local, peer=c.peer, **traffic) for c in (first, second)]
+        beat = Connection(local=store.local, peer=store.peer, sent=96, received=3)
+        return {**fields, "ras": "localhost:28028", "connections": (*ends, beat)}
+
+    alive = job(4, lambda rank: where(rank, sent=180, received=180), per_node=1)
+    assert diagnose(alive).category == "unknown"
+    data = job(4, lambda rank: where(rank, sent=180, received=1800), per_node=1)
+    assert diagnose(data).category == "progresses"
+
+
 def port(name: str, **more: Any) -> PortLook:
     """A port that is up."""
     return PortLook(**{"name": name, "up": True, **more})

@@ -192,3 +192,21 @@ def test_ranks_that_cannot_be_read_say_why() -> None:
     answer = diagnose(job(4, lambda _: {"no_stacks": why}))
     assert answer.sentence == f"none of 4 ranks shows where it is: {why}"
     assert answer.next == "sudo preflight diagnose"
+
+
+def test_a_job_is_also_chosen_by_its_master() -> None:
+    """Jobs with a master on the loopback are named after their node; a user types the address."""
+
+    def where(place: int) -> dict[str, Any]:
+        port, rank = 29501 + place // 2, place % 2
+        names = {"job": f"vm:{port}", "master": f"127.0.0.1:{port}"}
+        size = {"world_size": 2, "local_world_size": 2}
+        return {**WAITING, **names, **size, "rank": rank, "local_rank": rank}
+
+    state = job(4, where)
+    for name in ("127.0.0.1:29502", "vm:29502"):
+        assert diagnose(replace(state, job=name)).category == "unknown", name
+    answer = diagnose(replace(state, job="127.0.0.1:29999"))
+    assert answer.category == "no_job"
+    assert "2 jobs run on these nodes: vm:29501, vm:29502" in answer.sentence
+    assert "choose one" in diagnose(state).advice
