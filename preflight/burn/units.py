@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from preflight.core.statistics import healthy_share, median, usual
 from preflight.facts.burn import Throttle
-from preflight.fleet.baselines import gpu_floor
+from preflight.fleet.baselines import found_gpu_floor, gpu_floor
 from preflight.history.run_record import LONGEST_WORD, of_slot, unit_key
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class Raw(NamedTuple):
     """The device at fault if it is slow; "" where it cannot be one device."""
     remark: str
     """The device's clocks under load, where they can explain the result."""
+    model: str = ""
+    """A GPU's name by its driver; "" if its power limit is lowered: it need not be as fast."""
 
     @property
     def measure(self) -> Measure:
@@ -94,16 +96,29 @@ def units(node: str, burned: Burned, facts: Facts | None) -> Iterator[Raw]:
     """Every series of one node. `facts` give the GPUs' indices and the paths between them."""
     if burned.ready is None:
         return
-    kind, names = burned.ready.kind, Names(burned, facts)
+    kind, names, capped = burned.ready.kind, Names(burned, facts), _power_capped(facts)
     clocks = {one.device: one for one in burned.clocks}
     for reading in burned.readings:
-        cause = remark = ""
+        cause = remark = model = ""
         if reading.device is not None and reading.to is None:
             cause = names.of(reading.device)
             if kind == "cuda" and reading.measure in _WARMED:
                 remark = clock_remark(clocks.get(reading.device))
+            if names.index(reading.device) not in capped:
+                model = names.model(reading.device)
         name, alike = _name(reading, names), _alike(reading, names, facts)
-        yield Raw(node, kind, name, reading, alike, cause, remark)
+        yield Raw(node, kind, name, reading, alike, cause, remark, model)
+
+
+def _power_capped(facts: Facts | None) -> set[int]:
+    """NVML's indices of GPUs whose power limit is below their default, or not known."""
+    gpus = (facts.gpus or ()) if facts is not None else ()
+    health = {gpu.index: gpu.health for gpu in gpus}
+    return {
+        index
+        for index, one in health.items()
+        if one is None or (one.power_limit_w or 0) < (one.power_default_w or 1)
+    }
 
 
 class Names:
@@ -255,6 +270,15 @@ def floor(raw: Raw, expectation: Expected, limit: Thresholds) -> Bound | None:
         return None if value is None else Bound(speed(raw.measure, value), origin)
     measure = baseline_of(raw)
     found = None if measure is None else gpu_floor(expectation, measure)
+    return None if found is None else Bound(speed(raw.measure, found.value), found.origin)
+
+
+def found_floor(raw: Raw, expectation: Expected) -> Bound | None:
+    """The floor of the model that the driver names, if the inventory expects no model."""
+    measure = baseline_of(raw)
+    if measure is None or expectation.gpu_model is not None:
+        return None
+    found = found_gpu_floor(raw.model, measure)
     return None if found is None else Bound(speed(raw.measure, found.value), found.origin)
 
 

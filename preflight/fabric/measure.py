@@ -260,7 +260,7 @@ class Pair(Struct, frozen=True, kw_only=True):
         """Why its bandwidth was measured and not judged; "" if it was judged."""
         if self.limit_gbs is None or self.busbw_gbs is None:
             return "no peers, no expected value and no floor to compare with"
-        if self.decided_by == "least" and self.backend == "nccl":
+        if self.decided_by == "least" and self.peers_gbs is None and self.backend == "nccl":
             # The floor of any network is too low for one that carries NCCL.
             reached = f"median {gbs(self.busbw_gbs)} at {size(self.at_bytes)}"
             return f"{reached}: no peers, no expected value and no earlier runs to compare with"

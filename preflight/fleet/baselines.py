@@ -9,16 +9,13 @@ from __future__ import annotations
 import re
 from datetime import date
 from functools import cache
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
 
 from preflight.core.files import shipped_table
-
-if TYPE_CHECKING:
-    from preflight.fleet.model import Expected
-
+from preflight.fleet.model import Expected
 
 _FAMILY = re.compile(r"(?<![A-Z0-9])(A100|H100|H200|B200)(?![0-9])")
 _OTHER_BOARD = re.compile(r"PCIE|NVL(?!INK)|MIG|VGPU|GRACE")
@@ -153,7 +150,16 @@ def gpu_floor(expected: Expected, measure: Measure, *, algorithm: str = "") -> F
     """
     if own := _site(expected, measure):
         return own
-    platform = gpu_platform(expected)
+    why = f"as expected by {expected.origin or 'the inventory'}"
+    return _shipped(gpu_platform(expected), measure, why, algorithm)
+
+
+def found_gpu_floor(model: str, measure: Measure) -> Floor | None:
+    """Return the shipped floor of a GPU by its driver's name for it; None if none is known."""
+    return _shipped(gpu_platform(Expected(gpu_model=model)), measure, f"a {model} by its driver")
+
+
+def _shipped(platform: str | None, measure: Measure, why: str, algorithm: str = "") -> Floor | None:
     known = [
         one
         for one in baselines().gpu
@@ -167,7 +173,7 @@ def gpu_floor(expected: Expected, measure: Measure, *, algorithm: str = "") -> F
     return Floor(
         value=least.least,
         unit=least.unit,
-        origin=f"floor for {least.gpu}{how}, as expected by {expected.origin or 'the inventory'}; "
+        origin=f"floor for {least.gpu}{how}, {why}; "
         f"healthy ones reach {least.value:g} ({least.kind})",
         from_bytes=least.from_mib << 20,
     )

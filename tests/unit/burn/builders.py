@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from preflight.facts.burn import Burn
 
 H100 = "NVIDIA H100 80GB HBM3"
+UNKNOWN = "NVIDIA L40S"
+"""A GPU of which no number is shipped."""
 EXPECTATION = Expected(gpus=8)
 USUAL: dict[Measure, float] = {
     "gemm_tflops": 740.0,
@@ -51,11 +53,11 @@ assert set(USUAL) == set(get_args(Measure))
 DIGEST = "00100f2530171e80"
 
 
-def opened(device: int) -> Opened:
+def opened(device: int, model: str = H100) -> Opened:
     """A GPU of the builders' node, as torch found it."""
     one = gpu(device)
     return Opened(
-        device=device, name=H100, bus_id=one.bus_id, numa=one.numa, memory_mib=one.memory_total_mib
+        device=device, name=model, bus_id=one.bus_id, numa=one.numa, memory_mib=one.memory_total_mib
     )
 
 
@@ -71,6 +73,7 @@ def burned(
     kind: Kind = "cuda",
     every: float = 1.0,
     waited: float = 0.0,
+    model: str = H100,
 ) -> Burned:
     """A whole burn-in. `slow`: (measure, device) → factor on its value; `every`: on all."""
     factors = dict(slow or {})
@@ -91,7 +94,7 @@ def burned(
     cpus = tuple(Opened(device=n, name=f"CPU {n}") for n in range(gpus))
     return Burned(
         ready=Ready(torch="2.9.0", kind=kind, devices=gpus),
-        opened=tuple(map(opened, range(gpus))) if kind == "cuda" else cpus,
+        opened=tuple(opened(n, model) for n in range(gpus)) if kind == "cuda" else cpus,
         readings=tuple(readings),
         proofs=tuple(proof for n in range(gpus) for proof in proofs(n)),
         clocks=tuple(clocks(n) for n in range(gpus)) if kind == "cuda" else (),

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from preflight.burn.comparison import judge_burn
 from preflight.burn.units import among
 from preflight.core.thresholds import SHIPPED, Override
-from preflight.fleet.model import Expected
-from tests.unit.burn.builders import burned, judged
+from preflight.fleet.model import Expected, Host
+from tests.unit.burn.builders import H100, UNKNOWN, burned, judged
+from tests.unit.facts.builders import facts, gpu, health
 
 if TYPE_CHECKING:
     from preflight.facts.burn import Burn, Burned, Measure, Reading
@@ -62,8 +64,21 @@ def test_a_fast_gpu_makes_no_other_slow() -> None:
 
 def test_without_peers_and_floors_nothing_is_known() -> None:
     """Two GPUs of an unknown model on the only node: neither can be called the slow one."""
-    (burn,) = judged(burned({("gemm_tflops", 1): 0.5}, gpus=2), expectation=Expected(gpus=2))
+    node = burned({("gemm_tflops", 1): 0.5}, gpus=2, model=UNKNOWN)
+    (burn,) = judged(node, expectation=Expected(gpus=2))
     assert {held for _, _, held in odd(burn, "gemm_tflops")} == {"unheld"}
+
+
+def test_a_gpu_alone_has_the_floor_of_the_model_that_its_driver_names() -> None:
+    """No inventory: an H100 is compared with what H100 reach, if its power limit is the default."""
+    alone = burned({("gemm_tflops", 0): 0.5}, gpus=1)
+    (burn,) = judged(alone, expectation=Expected())
+    assert odd(burn, "gemm_tflops", "memory_gbs") == [("gemm_tflops", "GPU 0", "slow")]
+    assert f"a {H100} by its driver" in burn.of("gemm_tflops")[0].limit_origin
+    capped = replace(gpu(0), health=health(power_limit_w=400.0, power_default_w=700.0))
+    host = Host(name="h1", address="h1", expected=Expected())
+    found = judge_burn({"h1": alone}, [host], {"h1": facts("h1", gpus=(capped,))})["h1"]
+    assert {one.held for one in found.of("gemm_tflops")} == {"unheld"}
 
 
 def test_a_promised_model_has_a_floor() -> None:

@@ -13,7 +13,7 @@ from preflight.burn.comparison import judge_burn
 from preflight.burn.units import conditions, key_of, units
 from preflight.core.statistics import FEWEST, usual
 from preflight.fleet.model import Expected, Host
-from tests.unit.burn.builders import USUAL, burned
+from tests.unit.burn.builders import UNKNOWN, USUAL, burned
 from tests.unit.facts.builders import facts
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def test_as_it_always_was_is_fine() -> None:
 
 def test_too_few_nights_say_nothing() -> None:
     """Four are no past; neither are those of another torch."""
-    slow = burned({("gemm_tflops", 0): 0.5}, gpus=1)
+    slow = burned({("gemm_tflops", 0): 0.5}, gpus=1, model=UNKNOWN)
     few = nights(ALONE, *STEADY[: FEWEST - 1])
     assert judge(slow, few).of("gemm_tflops")[0].held == "unheld"
     other = {key.replace("torch 2.9.0", "torch 2.8.0"): own for key, own in

@@ -19,7 +19,7 @@ from preflight.checks.burn.test_burn_in import (
 from preflight.facts.burn import Absent, Burned, NoTime, Proof, Ready, Trouble
 from preflight.fleet.model import Expected
 from preflight.verdict import Outcome
-from tests.unit.burn.builders import burned, clocks, judged, lost
+from tests.unit.burn.builders import UNKNOWN, burned, clocks, judged, lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -296,7 +296,7 @@ def test_no_proof_is_no_pass() -> None:
 @pytest.mark.parametrize("name", ["gemm", "memory", "pcie", "p2p", "launch", "host", "nic"])
 def test_without_anything_to_hold_it_against(name: str) -> None:
     """The numbers are shown, and nothing is known of them; no expectation covers a host's."""
-    node = burned(gpus=2)
+    node = burned(gpus=2, model=UNKNOWN)
     verdict = JUDGES[name](judged(node, expectation=Expected(gpus=2))[0])
     assert verdict.outcome is Outcome.UNKNOWN
     assert verdict.sentence.startswith("no peers: ")

@@ -71,6 +71,17 @@ def test_an_unknown_network_without_peers_is_not_judged() -> None:
     assert _judge(_nccl(one_sided, 46.0), one_sided).outcome is Outcome.UNKNOWN
 
 
+def test_peers_below_any_networks_floor_are_still_peers() -> None:
+    """NCCL over sockets between four hosts that share one H200: each pair reached 0.93 GB/s."""
+    fleet = hosts(4)
+    verdict = _judge(_nccl(fleet, 0.93), fleet)
+    assert verdict.outcome is Outcome.OK
+    assert "limit 0.6 GB/s, shipped floor for nccl" in verdict.sentence
+    slow = sweep(fleet, lambda a, b: 0.024 if "h4" in (a, b) else 0.93, backend="nccl")
+    assert {one.component for one in judge_sweep(slow, fleet).blames} == {"h4"}
+    assert _judge(slow, fleet).outcome is Outcome.OK
+
+
 @pytest.mark.parametrize("rails", [1, 2, 8])
 @pytest.mark.parametrize("lost", [(), ("h4",)])
 def test_three_nodes_are_compared_with_each_other(rails: int, lost: tuple[str, ...]) -> None:
