@@ -567,11 +567,14 @@ def fused(answer: Diagnosis, case: Case) -> Diagnosis:
 
 
 def _doubted(answer: Diagnosis, view: RasView) -> Diagnosis:
-    """Add that all launched the same; a minority in another place is none if the counts differ."""
+    """Add what was launched; a minority in another place is none if the counts differ."""
     waits, number = waits_of(view), len(view.report.communicators)
     if waits.levels and answer.category == "desync" and len(answer.culprits) > 1:
         return replace(answer, culprits=(), line="", confidence=round(answer.confidence / 2, 2))
-    if waits.behind or not number:
+    if waits.behind:
+        differ = waits.evidence({*waits.behind, *waits.ahead})
+        return replace(answer, evidence=(*answer.evidence, *differ))
+    if not number:
         return answer
     same = f"RAS: all ranks launched the same collectives in {count(number, 'communicator')}"
     return replace(answer, evidence=(*answer.evidence, same))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from preflight.facts.job import NodeLook, RasLook
+from preflight.facts.job import GpuLook, NodeLook, RasLook
 from preflight.hang.diagnose.diagnosis import diagnose
 from preflight.hang.diagnose.job_state import JobState, NodeState
 from preflight.hang.look import look_here
@@ -167,3 +167,20 @@ def test_two_ranks_in_the_wrong_order_name_nobody() -> None:
     state = job(8, lambda _: {"no_stacks": "x", "wait_channel": "futex_do_wait"})
     answer = diagnose(replace(state, ras=packed(report(Job(peers, comms), is_json=True))))
     assert answer.culprits == ()
+
+
+def test_counts_that_differ_are_shown_where_they_name_nobody() -> None:
+    """As on a real GPU: rank 1 left out one call of a group of two, and all kernels spin."""
+    groups = {1: ([0, 1], (9, 8)), 2: ([2, 3], (9, 9)), 3: (list(range(4)), (3, 3, 3, 3))}
+    comms = [
+        Comm(name, places, {n: {"AllReduce": made} for n, made in enumerate(counts)})
+        for name, (places, counts) in groups.items()
+    ]
+    peers = [Peer("127.0.0.1", 1000 + n, 0) for n in range(4)]
+    gpu = GpuLook(index=0, uuid="GPU-1", busy_percent=100)
+    waits = standing(collective("barrier", 77), gpus=("GPU-1",))
+    state = job(4, lambda _: waits, nodes={"gpu001": {"gpus": (gpu,)}})
+    ras = packed(report(Job(peers, comms, "2.28.9"), is_json=True))
+    answer = diagnose(replace(state, ras=ras))
+    assert answer.culprits == ()
+    assert "rank 1 launched 8 AllReduce; rank 0 launched 9 AllReduce" in " ".join(answer.evidence)
