@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO, TypeVar, cast
 
 from preflight.commands import EXIT_CODES, NO_OTHERS, short_names
-from preflight.core.command_line import USAGE, Parser
+from preflight.core.command_line import BROKE, USAGE, Parser
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 
 INTERRUPTED: Final = 2
-BROKE: Final = 3
 PIPE_CLOSED: Final = 128 + signal.SIGPIPE
 """As a shell reports it: the reader of standard output has left."""
 CONFIG: Final = Path(__file__).resolve().parent.parent / "session" / "isolated.ini"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+BROKE: Final = 3
 USAGE: Final = 4
 WIDTH: Final = 80
 """Columns of the narrowest terminal that people use, and of output that is no terminal."""
