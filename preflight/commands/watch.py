@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 import sys
+from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.commands import add_ras
-from preflight.core.command_line import Parser
+from preflight.core.command_line import Parser, decimal_number
 from preflight.core.files import typed_path
 from preflight.errors import UsageError
 from preflight.hang.watch.evidence import (
@@ -133,8 +134,8 @@ def _options(arguments: argparse.Namespace, command: tuple[str, ...]) -> Options
 
 def _number(option: str, typed: str, least: float) -> float:
     try:
-        number = float(typed)
-    except ValueError:
+        number = decimal_number(typed)
+    except ArgumentTypeError:
         number = -1.0
     if not least <= number <= 1e6:  # noqa: PLR2004  a bound against nonsense; nan is not in it
         raise UsageError(

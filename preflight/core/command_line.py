@@ -6,6 +6,7 @@ Imports the standard library only, as `check` and `prolog` must not load what th
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import sys
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -21,6 +22,24 @@ _WIDEST: Final = 100
 _BLANK: Final = "\N{OPEN BOX}"
 _MOST: Final = 80
 """Characters of a typed word that an error quotes."""
+
+
+_WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}")
+_NUMBER: Final = re.compile(r"[+-]?[0-9]{0,18}\.?[0-9]{1,18}(?:[eE][+-]?[0-9]{1,3})?")
+
+
+def whole_number(text: str) -> int:
+    """Read a typed whole number, a type of argparse; int() also reads other alphabets, and 5_0."""
+    if not _WHOLE.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"give a whole number, not {text[:40]!a}")
+    return int(text)
+
+
+def decimal_number(text: str) -> float:
+    """Read a typed number, a type of argparse; float() also reads nan, other alphabets, and 5_0."""
+    if not _NUMBER.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"give a number, not {text[:40]!a}")
+    return float(text)
 
 
 def columns() -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from preflight.core.command_line import Parser
+from preflight.core.command_line import Parser, decimal_number
 
 if TYPE_CHECKING:
     import argparse
@@ -98,6 +99,6 @@ def parse_options(words: Sequence[str]) -> Options:
 
 
 def _seconds(text: str) -> float:
-    if not 0 < (number := float(text)) < inf:
-        raise ValueError(text)
+    if not 0 < (number := decimal_number(text)) < inf:
+        raise ArgumentTypeError(f"give seconds, more than 0, not {text[:40]!a}")
     return number
