@@ -432,7 +432,7 @@ class _Parser(Parser):
         into.words, into.workers = [], False
         asked: Asked = self.parse_args(argv, into)
         for folder in asked.folder:
-            if not Path(folder).is_dir():
+            if not folder or not Path(folder).is_dir():
                 self.error(f"--site-checks={folder}: there is no such folder")
         self._refuse_checks(asked.nodes, asked.words)
         if asked.nodes:

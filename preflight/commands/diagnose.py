@@ -24,7 +24,7 @@ from preflight.commands import (
     print_lines,
     remark,
 )
-from preflight.core.command_line import decimal_number, whole_number
+from preflight.core.command_line import decimal_number, some_path, whole_number
 from preflight.core.files import read_regular, typed_path, write_atomically
 from preflight.core.text import plain_json, printable
 from preflight.errors import UsageError
@@ -177,4 +177,4 @@ def add_options(diagnose: argparse.ArgumentParser) -> None:
         "looks (default: 3); more for a job with slow steps")  # fmt: skip
     add_ras(diagnose)
     add_json(diagnose)
-    add("--save", metavar="DIR", type=Path, help="save the job's state in this folder")
+    add("--save", metavar="DIR", type=some_path, help="save the job's state in this folder")

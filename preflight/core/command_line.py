@@ -9,6 +9,7 @@ import argparse
 import re
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 if TYPE_CHECKING:
@@ -26,6 +27,13 @@ _MOST: Final = 80
 
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{0,18}\.?[0-9]{1,18}(?:[eE][+-]?[0-9]{1,3})?")
+
+
+def some_path(text: str) -> Path:
+    """Read a typed path, a type of argparse; an empty one would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; give a path")
+    return Path(text)
 
 
 def whole_number(text: str) -> int:

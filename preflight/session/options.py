@@ -259,6 +259,9 @@ def _refuse_rivals(config: pytest.Config) -> None:
             option = f"--preflight-{name.replace('_', '-')}"
             typed = f"{value:g}" if isinstance(value, float) else str(value)
             raise UsageError(f"{option}={typed}: give {advice}")
+    for name in ("report", "prometheus", "exclude_file", "replay"):
+        if config.getoption(f"preflight_{name}") == "":
+            raise UsageError(f"--preflight-{name.replace('_', '-')} is empty: give a path")
     refuse_odd_rounds(config)
 
 

@@ -340,3 +340,24 @@ def test_a_night_ends_within_a_month(tmp_path: Path, time: str) -> None:
     assert told.returncode == 4
     (line,) = _without_variables(told.stderr)
     assert "give a" in line
+
+
+_PATHS = """\
+explain |read |lint |report |blame |learn --output=|diagnose --save=|explain a.log --symptoms=
+blame a.log --topology=|blame a.log --picture=|report . --html=|report . --junit=
+report . --prometheus=|watch --folder= -- true|check --report=|check --prometheus=
+check --exclude-file=|check --replay=|check --site-checks=|nightly a --whole-fleet --plan --into=
+nightly a --whole-fleet --plan --prometheus=|nightly a --whole-fleet --plan --exclude-file="""
+
+
+@pytest.mark.parametrize("words", re.split(r"[|\n]", _PATHS))
+def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, words: str) -> None:
+    """An unset variable of a script: `preflight explain "$LOG"`."""
+    (tmp_path / "a.log").write_text("x\n")
+    told = warm.run(
+        "preflight.cli", words.split(" "), cwd=tmp_path, env=dict(os.environ), timeout=60
+    )
+    assert (told.returncode, told.stdout) == (4, "")
+    (line,) = _without_variables(told.stderr)
+    assert "empty" in line or "there is no such folder" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["a.log"]

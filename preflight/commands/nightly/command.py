@@ -47,7 +47,7 @@ from preflight.commands.nightly.state import (
     latest,
 )
 from preflight.commands.nightly.sweeper import LEAVE_S, Sweeper, locked
-from preflight.core.command_line import whole_number
+from preflight.core.command_line import some_path, whole_number
 from preflight.core.files import typed_path
 from preflight.core.interrupt import Interrupts
 from preflight.core.text import legible, plain_json, printable, whole
@@ -284,7 +284,7 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
     add("--resume", action="store_true",
         help="continue the latest nightly run if it was interrupted; else begin one")  # fmt: skip
     add("--plan", action="store_true", help="show the waves and exit; contact no node")
-    add("--into", metavar="DIR", default=INTO,
+    add("--into", metavar="DIR", default=INTO, type=lambda text: str(some_path(text)),
         help=f"folder for nightly runs and their lock (default: {INTO})")  # fmt: skip
 
 
@@ -372,8 +372,8 @@ def begin(asked: SweepArguments, who: Chooser, into: Path) -> Sweep:
         source=who.source,
         reservation=who.reservation,
         strict="--preflight-strict" in asked.options,
-        metrics=_file(asked.option("prometheus")),
-        exclude_file=_file(asked.option("exclude_file")),
+        metrics=_file(asked, "prometheus"),
+        exclude_file=_file(asked, "exclude_file"),
         keep=_keep(asked.option("keep")),
         nodes=names,
         origin=fleet.origin,
@@ -387,7 +387,10 @@ def begin(asked: SweepArguments, who: Chooser, into: Path) -> Sweep:
     )
 
 
-def _file(name: str | None) -> str:
+def _file(asked: SweepArguments, option: str) -> str:
+    name = asked.option(option)
+    if name == "":
+        raise UsageError(f"--preflight-{option.replace('_', '-')} is empty: give a path")
     return str(Path.cwd() / typed_path(name)) if name else ""
 
 
