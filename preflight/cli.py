@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from preflight import __version__
 from preflight.commands import EXIT_CODES
-from preflight.core.command_line import USAGE, WIDTH, Parser, columns, say
+from preflight.core.command_line import BROKE, USAGE, WIDTH, Parser, columns, say
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from preflight.core.registry import Registered
 
@@ -74,6 +74,8 @@ ISOLATED = {
 
 _OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a standard output that takes no more; a command that writes a file names it itself."""
+_TOO_LITTLE = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+"""Errors of a limit (`ulimit`), or of a machine that is used up."""
 
 VERBS = tuple(HELP)
 
@@ -87,44 +89,59 @@ def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
     `launch`: a descriptor that holds the environment for the launch that `watch` starts; None to
     pass on this process's own.
     """
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until_interrupted lets it through
     words = sys.argv[1:] if argv is None else argv
     _open_streams()
     if words[:1] in (["prolog"], ["healthcheck"]):
         _judge_here(words)
     is_completing = not words and "_ARGCOMPLETE" in os.environ
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until_interrupted lets it through
-    if words[:1] and words[0] in ISOLATED:
-        from preflight.commands.check import start
-
-        os.umask(0o027)
-        start(words[1:], ISOLATED[words[0]])
-    if argv is None and os.geteuid() == 0:
-        from preflight.commands.check import start
-
-        launch = _own_environment() if words[:1] == ["watch"] else None
-        start(words, program=_AGAIN.format(launch), quiet=is_completing or launch is not None)
+    if code := _guarded(lambda: _isolate(words, is_first=argv is None, quiet=is_completing)):
+        return code
     if is_completing:
         _complete(os.environ["COMP_LINE"])
     from preflight.commands.check import until_interrupted
 
-    return until_interrupted(lambda: _guarded(words, launch))
+    return until_interrupted(lambda: _guarded(lambda: _verb(words, launch)))
 
 
-def _guarded(words: Sequence[str], launch: int | None) -> int:
+def _isolate(words: Sequence[str], *, is_first: bool, quiet: bool) -> int:
+    """Become an isolated Python if the verb or root needs one; else return 0."""
+    from preflight.commands.check import start
+
+    if words[:1] and words[0] in ISOLATED:
+        os.umask(0o027)
+        start(words[1:], ISOLATED[words[0]])
+    if is_first and os.geteuid() == 0:
+        launch = _own_environment() if words[:1] == ["watch"] else None
+        start(words, program=_AGAIN.format(launch), quiet=quiet or launch is not None)
+    return 0
+
+
+def _guarded(work: Callable[[], int]) -> int:
+    """Return the code of this work; an error that is not preflight's own is one line."""
     from preflight.commands.check import output_failed
     from preflight.errors import UsageError
 
     try:
-        return _verb(words, launch)
+        return work()
     except UsageError as error:
         from preflight.commands import short_names
 
         say(short_names(f"preflight: {error}"))
         return USAGE
+    except MemoryError:
+        return _too_little(errno.ENOMEM)
     except OSError as error:
+        if error.errno in _TOO_LITTLE:
+            return _too_little(error.errno)
         if error.errno not in _OUTPUT or error.filename is not None:
             raise
         return output_failed(error)
+
+
+def _too_little(number: int) -> int:
+    say(f"preflight: cannot go on: {os.strerror(number)}; raise the limit (ulimit -a shows it)")
+    return BROKE
 
 
 def _complete(line: str) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta, Struct
@@ -16,6 +15,7 @@ from msgspec.structs import replace
 from preflight import __version__
 from preflight.check import subject
 from preflight.commands import add_json, print_answer
+from preflight.core.command_line import some_path
 from preflight.core.files import typed_path, write_asked
 from preflight.core.registry import Entry, load_folder, shipped_folder
 from preflight.core.statistics import grouped
@@ -41,6 +41,7 @@ from preflight.verdict import Outcome
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from preflight.fabric.measure import Pair
     from preflight.fabric.observed import Observed
@@ -318,14 +319,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Say what `preflight blame` can be asked."""
     parser.epilog = _EXAMPLES
     add = parser.add_argument
-    add("samples", metavar="SAMPLES_OR_RUN_DIR", type=Path,
+    add("samples", metavar="SAMPLES_OR_RUN_DIR", type=some_path,
         help="a run's folder, its measured.json, "
         "or samples of either form, also gzipped")  # fmt: skip
     add_json(parser)
-    add("--topology", metavar="FILE", type=Path,
+    add("--topology", metavar="FILE", type=some_path,
         help="the nodes' leaf switches: a Slurm topology.conf, or an inventory (.toml, "
         ".yaml)")  # fmt: skip
-    add("--picture", metavar="FILE", type=Path, help="draw the fabric, as HTML")
+    add("--picture", metavar="FILE", type=some_path, help="draw the fabric, as HTML")
 
 
 def run(arguments: argparse.Namespace) -> int:

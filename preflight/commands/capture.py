@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from preflight import __version__
 from preflight.captured.archive import LARGEST, MANIFEST, Manifest, Part, pack
 from preflight.commands import add_json, add_targets, fleet_of, remark
+from preflight.core.command_line import decimal_number
 from preflight.core.files import read_regular, write_typed
 from preflight.core.interrupt import Interrupts
 from preflight.core.text import plain_json
@@ -424,7 +425,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--tier", choices=("quick", "standard", "deep"), default="standard",
         help="how deep its run measures (default: standard, burn-in and sweep in 5 "
         "minutes)")  # fmt: skip
-    add("--budget", metavar="SECONDS", type=float, help="time for the run (default: the tier's)")
+    add(
+        "--budget",
+        metavar="SECONDS",
+        type=decimal_number,
+        help="time for the run (default: the tier's)",
+    )
     add("--public", action="store_true",
         help="number hosts, users, serials, UUIDs and addresses, "
         "consistently in all files")  # fmt: skip

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO, TypeVar, cast
 
 from preflight.commands import EXIT_CODES, NO_OTHERS, short_names
-from preflight.core.command_line import USAGE, Parser
+from preflight.core.command_line import BROKE, USAGE, Parser, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 
 INTERRUPTED: Final = 2
-BROKE: Final = 3
 PIPE_CLOSED: Final = 128 + signal.SIGPIPE
 """As a shell reports it: the reader of standard output has left."""
 CONFIG: Final = Path(__file__).resolve().parent.parent / "session" / "isolated.ini"
@@ -229,8 +228,12 @@ class _ShortNames(io.TextIOWrapper):
     others = NO_OTHERS
 
     def write(self, text: str, /) -> int:
-        """Write the text with these names; the length of what was given."""
-        super().write(short_names(text, self.others))
+        """Write the text with these names; the length of what was given.
+
+        pytest ends a wrong option with an empty line; an error is one line here.
+        """
+        whole = text.removesuffix("\n") if text.startswith("ERROR: ") else text
+        super().write(short_names(whole, self.others))
         return len(text)
 
 
@@ -344,17 +347,13 @@ def _number_of(kind: Callable[[str], object]) -> Callable[[str], str]:
     """Return a type of argparse that refuses what is no such number, and keeps what was typed."""
 
     def number(text: str) -> str:
-        try:
-            kind(text)
-        except ValueError:
-            what = "a whole number" if kind is int else "a number"
-            raise argparse.ArgumentTypeError(f"give {what}, not {text[:40]!a}") from None
+        kind(text)
         return text
 
     return number
 
 
-_whole = _number_of(int)
+_whole = _number_of(whole_number)
 
 
 def _workers(text: str) -> str:
@@ -433,7 +432,7 @@ class _Parser(Parser):
         into.words, into.workers = [], False
         asked: Asked = self.parse_args(argv, into)
         for folder in asked.folder:
-            if not Path(folder).is_dir():
+            if not folder or not Path(folder).is_dir():
                 self.error(f"--site-checks={folder}: there is no such folder")
         self._refuse_checks(asked.nodes, asked.words)
         if asked.nodes:

@@ -24,6 +24,7 @@ from preflight.commands import (
     print_lines,
     remark,
 )
+from preflight.core.command_line import decimal_number, some_path, whole_number
 from preflight.core.files import read_regular, typed_path, write_atomically
 from preflight.core.text import plain_json, printable
 from preflight.errors import UsageError
@@ -168,12 +169,12 @@ def add_options(diagnose: argparse.ArgumentParser) -> None:
     diagnose.epilog, add = _EXAMPLES, diagnose.add_argument
     add_nodes_or_folder(diagnose, "DIR", "a state that --save wrote; then no node is asked")
     add_targets(diagnose)
-    add("--pid", metavar="N", type=int, nargs="+", help="only these processes of this machine, "
-        "their children, and the rest of their job")  # fmt: skip
+    add("--pid", metavar="N", type=whole_number, nargs="+", help="only these processes of this "
+        "machine, their children, and the rest of their job")  # fmt: skip
     add("--job", metavar="ID", default="", help="the job, if several run: its run id, or "
         "MASTER_ADDR:MASTER_PORT")  # fmt: skip
-    add("--look-s", metavar="N", type=float, default=3.0, help="seconds between the two looks "
-        "(default: 3); more for a job with slow steps")  # fmt: skip
+    add("--look-s", metavar="N", type=decimal_number, default=3.0, help="seconds between the two "
+        "looks (default: 3); more for a job with slow steps")  # fmt: skip
     add_ras(diagnose)
     add_json(diagnose)
-    add("--save", metavar="DIR", type=Path, help="save the job's state in this folder")
+    add("--save", metavar="DIR", type=some_path, help="save the job's state in this folder")

@@ -6,10 +6,10 @@ An operator then need not read 50 MB of NCCL's output to find the first rank tha
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.commands import add_json, print_lines, remark
+from preflight.core.command_line import some_path
 from preflight.core.files import typed_path
 from preflight.core.text import plain_json
 from preflight.errors import UsageError
@@ -20,6 +20,7 @@ from preflight.hang.explain.weigh import explain, lines
 
 if TYPE_CHECKING:
     import argparse
+    from pathlib import Path
 
     from preflight.hang.explain.symptom import Symptom
 
@@ -81,12 +82,12 @@ def add_options(explain: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     explain.epilog = _EXAMPLES
     explain.add_argument(
-        "files", metavar="LOG", type=Path, nargs="+",
+        "files", metavar="LOG", type=some_path, nargs="+",
         help="logs of any size and flight recorder dumps of the ranks, also gzipped; - is standard "
         "input; or a folder of dumps, of preflight watch or of torchrun --log-dir",
     )  # fmt: skip
     add_json(explain)
     explain.add_argument(
-        "--symptoms", metavar="DIR", type=Path, action="append", default=[],
+        "--symptoms", metavar="DIR", type=some_path, action="append", default=[],
         help="a folder with your own symptoms, one .toml file each (docs/reference/explain.md)",
     )  # fmt: skip

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from preflight import __version__
 from preflight.commands import add_json
+from preflight.core.command_line import whole_number
 from preflight.core.statistics import FEWEST, grouped, median, usual
 from preflight.core.text import did_you_mean, many, plain_json, printable
 from preflight.errors import UsageError
@@ -341,7 +342,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="folder, sqlite:///FILE or postgresql://... (default: $PREFLIGHT_HISTORY)",
     )  # fmt: skip
     parser.add_argument(
-        "--nights", metavar="N", type=int, default=30,
+        "--nights", metavar="N", type=whole_number, default=30,
         help="how many nights before the last run to count (default: 30)",
     )  # fmt: skip
     add_json(parser)

@@ -24,6 +24,7 @@ from preflight.commands import (
     remark,
 )
 from preflight.commands.learned_groups import HAS, learned_groups, why_not
+from preflight.core.command_line import some_path
 from preflight.core.files import parse_toml, read_regular, typed_path, write_typed
 from preflight.core.text import many, printable
 from preflight.errors import UsageError
@@ -218,6 +219,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_nodes_or_folder(parser, "RUN_DIR", about)
     add_targets(parser, inventory=": its nodes and logins are kept, its expected values are not")
     add = parser.add_argument
-    add("-o", "--output", metavar="FILE", type=Path, help="default: standard output")
+    add("-o", "--output", metavar="FILE", type=some_path, help="default: standard output")
     add_json(parser)
     add("--force", action="store_true", help="replace FILE if it exists")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from preflight import __version__
 from preflight.commands import add_json, print_answer
+from preflight.core.command_line import some_path
 from preflight.core.text import many, printable, wrapped
 from preflight.fleet.sources import lint_file
 from preflight.lint.all_rules import LintResult
@@ -40,7 +40,9 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog = _EXAMPLES
-    parser.add_argument("scripts", metavar="SCRIPT", type=Path, nargs="+", help="train.py, ...")
+    parser.add_argument(
+        "scripts", metavar="SCRIPT", type=some_path, nargs="+", help="train.py, ..."
+    )
     add_json(parser)
 
 

@@ -36,6 +36,7 @@ from preflight.check import subject
 from preflight.checks.rdma.ports import ADAPTER, SWITCH
 from preflight.commands import add_json, print_answer
 from preflight.commands.blame import has_no_culprit, hosts_of, judge_stored
+from preflight.core.command_line import some_path
 from preflight.core.files import open_stream
 from preflight.core.registry import Entry, Registry, load_folder, shipped_folder
 from preflight.core.statistics import grouped
@@ -372,7 +373,7 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog, add = _EXAMPLES, parser.add_argument
-    add("files", metavar="FILE", type=Path, nargs="+", help="the output of a tool that "
+    add("files", metavar="FILE", type=some_path, nargs="+", help="the output of a tool that "
         "docs/reference/read.md lists, or an archive of preflight capture; "
         "- is standard input")  # fmt: skip
     add_json(parser)

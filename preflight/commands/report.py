@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,6 +13,7 @@ from preflight.commands import print_lines, short_names
 from preflight.commands.blame import hosts_of, judge_stored
 from preflight.commands.nightly.state import WAVE
 from preflight.commands.nightly.united import fabric_of_waves
+from preflight.core.command_line import some_path
 from preflight.core.files import read_regular, typed_path, write_asked
 from preflight.core.registry import draining
 from preflight.errors import UsageError
@@ -37,6 +37,7 @@ from preflight.verdict import Outcome
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from preflight.report.document import BlameRow, Report
     from preflight.report.since import Night
@@ -182,13 +183,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog = _EXAMPLE
     add = parser.add_argument
-    add("folder", metavar="RUN_DIR", type=Path,
+    add("folder", metavar="RUN_DIR", type=some_path,
         help="a run's folder; for a killed run, "
         "the report holds what was known by then")  # fmt: skip
-    add("--html", metavar="FILE", type=Path, help="the HTML page; - is standard output")
+    add("--html", metavar="FILE", type=some_path, help="the HTML page; - is standard output")
     add("--json", action="store_true", help="print report.json")
-    add("--junit", metavar="FILE", type=Path, help="the verdicts as JUnit XML")
-    add("--prometheus", metavar="FILE", type=Path, help="the numbers for node_exporter (*.prom)")
+    add("--junit", metavar="FILE", type=some_path, help="the verdicts as JUnit XML")
+    add(
+        "--prometheus",
+        metavar="FILE",
+        type=some_path,
+        help="the numbers for node_exporter (*.prom)",
+    )
     add("--text", action="store_true", help="print the summary (default)")
     add("--public", action="store_true",
         help="number hosts, users, serials, UUIDs and addresses, "

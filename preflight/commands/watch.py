@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 import sys
+from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from preflight.commands import add_ras
-from preflight.core.command_line import Parser
+from preflight.core.command_line import Parser, decimal_number, some_path
 from preflight.core.files import typed_path
 from preflight.errors import UsageError
 from preflight.hang.watch.evidence import (
@@ -52,7 +53,7 @@ def add_watch_options(watch: argparse.ArgumentParser) -> None:
         help=f"largest size of each debug file, in MiB (default: {CAP_MIB})")  # fmt: skip
     add("--stalled-after", metavar="SECONDS", help="examine the job after this long without "
         f"progress (default: {STALLED_AFTER_S:g})")  # fmt: skip
-    add("--folder", metavar="DIR", type=Path, default=Path(),
+    add("--folder", metavar="DIR", type=some_path, default=Path(),
         help="parent of the folder watch-DATE-TIME-HOST (default: the working folder)")  # fmt: skip
     add("--tee", action="store_true", help="keep a copy of the launch's output, which then goes "
         "to a pipe, not to a terminal")  # fmt: skip
@@ -133,8 +134,8 @@ def _options(arguments: argparse.Namespace, command: tuple[str, ...]) -> Options
 
 def _number(option: str, typed: str, least: float) -> float:
     try:
-        number = float(typed)
-    except ValueError:
+        number = decimal_number(typed)
+    except ArgumentTypeError:
         number = -1.0
     if not least <= number <= 1e6:  # noqa: PLR2004  a bound against nonsense; nan is not in it
         raise UsageError(

@@ -6,13 +6,16 @@ Imports the standard library only, as `check` and `prolog` must not load what th
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+BROKE: Final = 3
 USAGE: Final = 4
 WIDTH: Final = 80
 """Columns of the narrowest terminal that people use, and of output that is no terminal."""
@@ -20,6 +23,31 @@ _WIDEST: Final = 100
 _BLANK: Final = "\N{OPEN BOX}"
 _MOST: Final = 80
 """Characters of a typed word that an error quotes."""
+
+
+_WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}")
+_NUMBER: Final = re.compile(r"[+-]?[0-9]{0,18}\.?[0-9]{1,18}(?:[eE][+-]?[0-9]{1,3})?")
+
+
+def some_path(text: str) -> Path:
+    """Read a typed path, a type of argparse; an empty one would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; give a path")
+    return Path(text)
+
+
+def whole_number(text: str) -> int:
+    """Read a typed whole number, a type of argparse; int() also reads other alphabets, and 5_0."""
+    if not _WHOLE.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"give a whole number, not {text[:40]!a}")
+    return int(text)
+
+
+def decimal_number(text: str) -> float:
+    """Read a typed number, a type of argparse; float() also reads nan, other alphabets, and 5_0."""
+    if not _NUMBER.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"give a number, not {text[:40]!a}")
+    return float(text)
 
 
 def columns() -> int:

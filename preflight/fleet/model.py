@@ -83,7 +83,7 @@ def shape_of(
         nproc=nproc
         if nproc is not None
         else int(per_node)
-        if re.fullmatch("[1-9]\\d{0,3}", per_node)
+        if re.fullmatch("[1-9][0-9]{0,3}", per_node)
         else None,
         standalone="standalone" in options,
         static=static,
@@ -98,7 +98,7 @@ def shape_of(
 def _nnodes(text: str) -> tuple[int, int] | None:
     if "$" in text:
         return None
-    match = re.fullmatch(r"([1-9]\d{0,5})(?::([1-9]\d{0,5}))?", text)
+    match = re.fullmatch(r"([1-9][0-9]{0,5})(?::([1-9][0-9]{0,5}))?", text)
     if match is None or int(match[2] or match[1]) < int(match[1]):
         raise UsageError(f"--preflight-launch: --nnodes is {text!a}: give a number, or MIN:MAX")
     return int(match[1]), int(match[2] or match[1])
@@ -112,7 +112,7 @@ def _srun(words: Sequence[str], names: Sequence[str]) -> int | None:
         for name in names:
             value = word.removeprefix(name).removeprefix("=") if word.startswith(name) else ""
             value = next(iter(words[at + 1 : at + 2]), "") if word == name else value
-            if re.fullmatch(r"[1-9]\d{0,5}", value):
+            if re.fullmatch(r"[1-9][0-9]{0,5}", value):
                 return int(value)
     return None
 

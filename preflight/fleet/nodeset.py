@@ -253,7 +253,8 @@ def check_host_name(name: str, *, resolved: bool = True) -> None:
         return
     if not _is_name(name):
         raise UsageError(
-            f"{_shown(name)!a} is not a host name: letters, digits, '-' and '.' only, {_EXAMPLE}"
+            f"{_shown(name)!a} is not a host name: letters a-z, digits, '-' and '.' only, "
+            f"{_EXAMPLE}"
         )
     last = name.removesuffix(".").split(".")[-1]
     if resolved and _NUMBER.fullmatch(last) and not is_address(name):

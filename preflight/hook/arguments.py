@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from preflight.core.command_line import Parser
+from preflight.core.command_line import Parser, decimal_number, some_path
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
+    from pathlib import Path
 
     from preflight.hook.hook_values import Occasion
 
@@ -58,7 +59,7 @@ def option_parser(occasion: Occasion) -> argparse.ArgumentParser:
         description=_PROLOG if occasion == "prolog" else _HEALTHCHECK,
     )
     parser.add_argument(
-        "--config", metavar="FILE", type=Path,
+        "--config", metavar="FILE", type=some_path,
         help="the hook's configuration (default: /etc/preflight/hook.toml)",
     )  # fmt: skip
     parser.add_argument(
@@ -98,6 +99,6 @@ def parse_options(words: Sequence[str]) -> Options:
 
 
 def _seconds(text: str) -> float:
-    if not 0 < (number := float(text)) < inf:
-        raise ValueError(text)
+    if not 0 < (number := decimal_number(text)) < inf:
+        raise ArgumentTypeError(f"give seconds, more than 0, not {text[:40]!a}")
     return number

@@ -45,12 +45,15 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     code = UNJUDGED if "--plain" in words else int("--fail-closed" in words)
     try:
         _fill_standard()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # blocked while this was loaded
         code = _guarded(words)
     except SystemExit as left:
         # argparse: 0 is --help. A wrong option in a prolog's script must not empty the fleet.
         code = HEALTHY if left.code in (0, None) else code
         if left.code not in (0, None):
             _log_error(f"wrong usage: this node was not checked; preflight {words[0]} --help")
+    except KeyboardInterrupt:
+        _log_error("interrupted: this node was not checked")
     except BaseException as error:  # noqa: BLE001  a traceback would exit 1, which drains the node
         _log_error(f"preflight broke: {type(error).__name__}; this node was not checked")
     with contextlib.suppress(BaseException):

@@ -220,7 +220,7 @@ def _alarm(seconds: float) -> Iterator[list[bool]]:
 
 VARIABLE: Final = "SLURM_JOB_GPUS"
 _MOST: Final = 1024
-_PART: Final = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+_PART: Final = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 
 
 @dataclass(frozen=True, slots=True)

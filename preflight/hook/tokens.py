@@ -24,7 +24,7 @@ MARK: Final = "shared"
 """A file that the operator makes once. It is missing where the file system is not mounted: an empty
 mount point would grant every node its drain."""
 
-_NUMBER = re.compile(r"\d{8,12}")
+_NUMBER = re.compile(r"[0-9]{8,12}")
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LARGEST = 4096
 _FORGOTTEN_S = 60 * 86_400.0

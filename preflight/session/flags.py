@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from preflight.fleet.model import Host
@@ -74,7 +74,21 @@ def add_options(parser: pytest.Parser) -> None:
     )
 
 
-_NUMBERS: Mapping[str, type] = {"N": int, "SECONDS": float, "RATE": float}
+def _whole(text: str) -> int:
+    from preflight.core.command_line import whole_number
+
+    return whole_number(text)
+
+
+def _decimal(text: str) -> float:
+    from preflight.core.command_line import decimal_number
+
+    return decimal_number(text)
+
+
+_NUMBERS: Mapping[str, Callable[[str], float]] = {
+    "N": _whole, "SECONDS": _decimal, "RATE": _decimal
+}  # fmt: skip
 
 _NODES = {
     "--preflight": Option("", "Judge a fleet instead of running your tests; alone it judges this "

@@ -122,7 +122,7 @@ def _history(config: pytest.Config, fleet: Fleet, settings: Settings) -> History
 
 OPTION = "--preflight-kernel-log-since"
 LONGEST_S = 10 * 365 * 86400.0
-_AGO = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) ?([smhd])")
+_AGO = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?([smhd])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -137,7 +137,7 @@ def seconds_back(text: str | None) -> float | None:
     if ago := _AGO.fullmatch(text):
         seconds = float(ago[1]) * _UNITS[ago[2]]
     else:
-        with suppress(ValueError):
+        with suppress(ValueError, OverflowError):
             seconds = time.time() - datetime.fromisoformat(text).astimezone().timestamp()
     if not 0 < seconds <= LONGEST_S:
         raise UsageError(
@@ -259,6 +259,9 @@ def _refuse_rivals(config: pytest.Config) -> None:
             option = f"--preflight-{name.replace('_', '-')}"
             typed = f"{value:g}" if isinstance(value, float) else str(value)
             raise UsageError(f"{option}={typed}: give {advice}")
+    for name in ("report", "prometheus", "exclude_file", "replay"):
+        if config.getoption(f"preflight_{name}") == "":
+            raise UsageError(f"--preflight-{name.replace('_', '-')} is empty: give a path")
     refuse_odd_rounds(config)
 
 

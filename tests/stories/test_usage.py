@@ -280,3 +280,84 @@ def test_the_command_speaks_to_a_narrow_terminal(capsys: pytest.CaptureFixture[s
         main(["capture", ".", "--tier=foo"])
     assert left.value.code == 4
     assert "argument --tier: invalid choice: 'foo' (choose from" in capsys.readouterr().err
+
+
+_LINE = """\
+check --need={}|check --at-once={}|check --seed={}|check --keep={}|check --sweep={}
+check --budget={}|check --catch-rate={}|check --kernel-log-since={}h|check -n{}|check --maxfail={}
+check --max-worker-restart={}|nightly a --wave={} --plan|nightly a --keep={} --plan
+nightly a --wave-budget={} --plan|nightly a --budget={}h --plan|nightly a --until=0{}:00 --plan
+history --history=. --nights={}|diagnose --pid={}|diagnose --look-s={}|capture . --budget={}
+watch --debug-mib={} -- true|watch --stalled-after={} -- true
+check --launch=torchrun\x00--nnodes={}\x00--nproc-per-node=1\x00t.py"""
+
+
+@pytest.mark.parametrize("digit", ["\u0665", "\uff15", "5_0"])
+@pytest.mark.parametrize("words", re.split(r"[|\n]", _LINE))
+def test_a_number_has_the_digits_0_to_9(tmp_path: Path, words: str, digit: str) -> None:
+    """Python also reads the digits of other alphabets, and 5_0."""
+    argv = [word.replace("\0", " ").format(digit) for word in words.split(" ")]
+    told = warm.run("preflight.cli", argv, cwd=tmp_path, env=dict(os.environ), timeout=60)
+    assert told.returncode == 4, told.stdout + told.stderr
+    (line,) = _without_variables(told.stderr)
+    assert "give" in line
+
+
+def _without_variables(text: str) -> list[str]:
+    """Leave out the line about variables that root does not take from the environment."""
+    return [line for line in text.splitlines() if "not taken from the environment" not in line]
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("--budget=nan", "give a number, not 'nan'"),
+        ("--budget=0", "give seconds, 1 to 604800"),
+        (
+            "--nodes=\u0441\u0440\u04321",
+            "is not a host name: letters a-z, digits, '-' and '.' only",
+        ),
+        ("--kernel-log-since=9999-12-31T23:59:59", "give boot, an age such as 90m"),
+        ("--kernel-log-since=9999-12-31T23:59:59-12:00", "give boot, an age such as 90m"),
+        ("--kernel-log-since=0001-01-01T00:00+14:00", "give boot, an age such as 90m"),
+    ],
+)
+def test_wrong_usage_of_check_is_one_line(tmp_path: Path, word: str, said: str) -> None:
+    """An empty line followed; a time near the end of the calendar was a traceback."""
+    told = warm.run(
+        "preflight.cli", ["check", word], cwd=tmp_path, env=dict(os.environ), timeout=60
+    )
+    assert (told.returncode, told.stdout) == (4, "")
+    (line,) = _without_variables(told.stderr)
+    assert said in line
+
+
+@pytest.mark.parametrize("time", ["9999-12-31T23:59-12:00", "0001-01-01T00:00+14:00", "9999-12-31"])
+def test_a_night_ends_within_a_month(tmp_path: Path, time: str) -> None:
+    """A time near the end of the calendar cannot be converted to this machine's zone."""
+    words = ["nightly", "a", f"--until={time}", "--plan"]
+    told = warm.run("preflight.cli", words, cwd=tmp_path, env=dict(os.environ), timeout=60)
+    assert told.returncode == 4
+    (line,) = _without_variables(told.stderr)
+    assert "give a" in line
+
+
+_PATHS = """\
+explain |read |lint |report |blame |learn --output=|diagnose --save=|explain a.log --symptoms=
+blame a.log --topology=|blame a.log --picture=|report . --html=|report . --junit=
+report . --prometheus=|watch --folder= -- true|check --report=|check --prometheus=
+check --exclude-file=|check --replay=|check --site-checks=|nightly a --whole-fleet --plan --into=
+nightly a --whole-fleet --plan --prometheus=|nightly a --whole-fleet --plan --exclude-file="""
+
+
+@pytest.mark.parametrize("words", re.split(r"[|\n]", _PATHS))
+def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, words: str) -> None:
+    """An unset variable of a script: `preflight explain "$LOG"`."""
+    (tmp_path / "a.log").write_text("x\n")
+    told = warm.run(
+        "preflight.cli", words.split(" "), cwd=tmp_path, env=dict(os.environ), timeout=60
+    )
+    assert (told.returncode, told.stdout) == (4, "")
+    (line,) = _without_variables(told.stderr)
+    assert "empty" in line or "there is no such folder" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["a.log"]

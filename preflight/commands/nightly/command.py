@@ -47,9 +47,10 @@ from preflight.commands.nightly.state import (
     latest,
 )
 from preflight.commands.nightly.sweeper import LEAVE_S, Sweeper, locked
+from preflight.core.command_line import some_path, whole_number
 from preflight.core.files import typed_path
 from preflight.core.interrupt import Interrupts
-from preflight.core.text import legible, plain_json, printable
+from preflight.core.text import legible, plain_json, printable, whole
 from preflight.errors import PreflightError, UsageError
 from preflight.fleet.nodeset import fold
 from preflight.fleet.sources import FleetRequest, resolve
@@ -268,7 +269,7 @@ def read_words(argv: Sequence[str]) -> SweepArguments:
 def _add_own(parser: argparse.ArgumentParser) -> None:
     add_report_json(parser)
     add = parser.add_argument
-    add("--wave", metavar="K", type=int, default=WAVE,
+    add("--wave", metavar="K", type=whole_number, default=WAVE,
         help=f"nodes at once, {LEAST} to {MOST} (default: {WAVE}; up to 16, all pairs of a wave "
         "are measured)")  # fmt: skip
     add("--idle", action="store_true",
@@ -283,13 +284,13 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
     add("--resume", action="store_true",
         help="continue the latest nightly run if it was interrupted; else begin one")  # fmt: skip
     add("--plan", action="store_true", help="show the waves and exit; contact no node")
-    add("--into", metavar="DIR", default=INTO,
+    add("--into", metavar="DIR", default=INTO, type=lambda text: str(some_path(text)),
         help=f"folder for nightly runs and their lock (default: {INTO})")  # fmt: skip
 
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_SPAN = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)([smhd])")
-_TIME = re.compile(r"(\d{1,2}):(\d{2})")
+_SPAN = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([smhd])")
+_TIME = re.compile(r"([0-9]{1,2}):([0-9]{2})")
 
 LONGEST_S, SHORTEST_S = 30 * 86400, 60
 
@@ -325,10 +326,13 @@ def _until(text: str, now: datetime) -> datetime:
         else:
             ends = now.replace(hour=int(found[1]), minute=int(found[2]), second=0, microsecond=0)
             ends += timedelta(days=ends <= now)
-    except ValueError as error:
+        seconds_left = (ends - now).total_seconds()
+    except (ValueError, OverflowError) as error:
         raise wrong from error
-    if ends <= now:
+    if seconds_left <= 0:
         raise UsageError(f"--until={text[:40]!a} has passed: give a later time")
+    if seconds_left > LONGEST_S:
+        raise UsageError(f"--until={text[:40]!a}: give a time in at most 30 days")
     return ends
 
 
@@ -368,8 +372,8 @@ def begin(asked: SweepArguments, who: Chooser, into: Path) -> Sweep:
         source=who.source,
         reservation=who.reservation,
         strict="--preflight-strict" in asked.options,
-        metrics=_file(asked.option("prometheus")),
-        exclude_file=_file(asked.option("exclude_file")),
+        metrics=_file(asked, "prometheus"),
+        exclude_file=_file(asked, "exclude_file"),
         keep=_keep(asked.option("keep")),
         nodes=names,
         origin=fleet.origin,
@@ -383,28 +387,29 @@ def begin(asked: SweepArguments, who: Chooser, into: Path) -> Sweep:
     )
 
 
-def _file(name: str | None) -> str:
+def _file(asked: SweepArguments, option: str) -> str:
+    name = asked.option(option)
+    if name == "":
+        raise UsageError(f"--preflight-{option.replace('_', '-')} is empty: give a path")
     return str(Path.cwd() / typed_path(name)) if name else ""
 
 
 def _keep(text: str | None) -> int:
     if text is None:
         return KEEP
-    if not text.isdecimal():
+    number = whole(text)
+    if number is None:
         raise UsageError(
             f"--preflight-keep={text[:20]!a}: give how many nightly runs to keep, 0 for all"
         )
-    return int(text[:9])
+    return number
 
 
 def _usual_s(asked: SweepArguments, tier: Tier) -> float:
     text = asked.option("budget")
     if text is None:
         return BUDGET_S[tier]
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
+    seconds = float(text)  # the parser refused what is no number
     if not 1 <= seconds <= 7 * 86400:
         raise UsageError(
             f"--preflight-budget={text[:40]!a}: give the seconds of one wave, 1 to {7 * 86400}"

@@ -50,6 +50,87 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
     assert err == "\npreflight: interrupted\n"
 
 
+_INTERRUPTED_IMPORT = """
+import os, signal, sys
+class Finder:
+    wanted = sys.argv.pop(1)
+    def find_spec(name, path, target=None):
+        if name == Finder.wanted:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder)
+from preflight.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("module", [
+    "preflight.cli", "argparse", "preflight.commands", "preflight.core.command_line",
+    "preflight.commands.check",
+])  # fmt: skip
+@pytest.mark.parametrize("verb", ["list-checks", "check", "prolog", "healthcheck", "watch"])
+def test_ctrl_c_while_modules_load_is_one_line(tmp_path: Path, verb: str, module: str) -> None:
+    """It was a traceback of whichever import it met, and an end by the signal."""
+    words = [verb, *{"watch": ["--", "true"], "check": ["--co"]}.get(verb, [])]
+    words += ["--plain"] * (verb in ("prolog", "healthcheck"))
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED_IMPORT, module, *words], cwd=tmp_path,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    said = [
+        line for line in done.stderr.splitlines() if "not taken from the environment" not in line
+    ]
+    assert len("\n".join(said).strip().splitlines()) == 1
+    assert "preflight: interrupted" in done.stderr
+
+
+_FEW_FILES = """
+import resource, sys
+most = int(sys.argv.pop(1))
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+from preflight.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("most", [5, 6, 8, 12])
+@pytest.mark.parametrize(("words", "code"), [
+    (("prolog",), 0), (("prolog", "--plain"), 2), (("healthcheck", "--plain"), 2),
+])  # fmt: skip
+def test_too_few_descriptors_are_one_line(
+    tmp_path: Path, most: int, words: tuple[str, ...], code: int
+) -> None:
+    """The hook could not check the node; Python itself starts with five descriptors."""
+    done = subprocess.run(
+        [sys.executable, "-c", _FEW_FILES, str(most), *words], cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False)
+    assert len(done.stderr.splitlines()) <= 1, done.stderr
+
+
+_LITTLE_MEMORY = """
+import resource, sys
+from preflight.cli import main
+import preflight.commands.read
+kib = int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmSize")))
+resource.setrlimit(resource.RLIMIT_AS, (kib * 1024 + (8 << 20),) * 2)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
+    """A log is too large for a limit of the user's."""
+    (tmp_path / "a.log").write_text(LOG * 200_000)
+    done = subprocess.run(
+        [sys.executable, "-c", _LITTLE_MEMORY, "read", "a.log"], cwd=tmp_path,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (3, "")
+    line = "preflight: cannot go on: Cannot allocate memory; raise the limit (ulimit -a shows it)\n"
+    assert done.stderr == line
+
+
 def test_a_reader_that_left_is_no_success(tmp_path: Path) -> None:
     """0 may mean that a job progresses: who hears nothing must not read that from it."""
     reading, writing = os.pipe()
