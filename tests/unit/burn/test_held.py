@@ -15,7 +15,8 @@ from preflight.burn.units import among
 from preflight.core.thresholds import SHIPPED, Override
 from preflight.fleet.model import Expected, Host
 from tests.unit.burn.builders import H100, UNKNOWN, burned, judged
-from tests.unit.facts.builders import facts, gpu, health
+from tests.unit.facts.builders import facts, gpu
+from tests.unit.facts.gpu_readings import health
 
 if TYPE_CHECKING:
     from preflight.facts.burn import Burn, Burned, Measure, Reading

@@ -94,7 +94,7 @@ def test_keep_alive_messages_of_nccl_are_no_progress() -> None:
     """What ranks of a real hang over NCCL 2.28.9 sent each other in 3 s: RAS, once a second."""
     quiet = ring(4, 1, lambda _a, _b: False)
 
-    def where(rank: int, **traffic: int) -> dict[str, Any]:
+    def where(rank: int, **traffic: Any) -> dict[str, Any]:
         fields = quiet(rank)
         first, second, store = fields["connections"]
         ends = [Connection(local=c.local, peer=c.peer, **traffic) for c in (first, second)]
