@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from preflight.core.files import typed_path
+from preflight.core.text import whole
 from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
 from preflight.history.run_record import HistoryError
@@ -27,6 +28,8 @@ _LEAST = 512
 """Bytes of the smallest valid database; SQLite would overwrite a shorter file."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+]*)://(.*)", re.DOTALL)
 _QUERY = re.compile(r"[?#]")
+_ADDRESS = re.compile(r"\[[0-9A-Fa-f:.]+(%\w+)?\](:.*)?")
+_LAST_PORT = 65535
 _SERVERS = ("postgresql",)
 _OR_ELSE = "or give another: --preflight-history=DIR"
 
@@ -61,10 +64,26 @@ def parse_place(text: str, working: Path) -> Place:
             raise UsageError(f"{text[:80]!a} names no file: give sqlite:///DIR/history.sqlite")
         return Place(working / typed_path(rest[1:]))
     if kind.partition("+")[0] in _SERVERS:
+        if wrong := _wrong_server(rest):
+            raise UsageError(
+                f"--preflight-history={_hide_login(text)[:80]!a}: {wrong}; type "
+                "postgresql://USER@HOST:PORT/DATABASE"
+            )
         return Place(None, text)
     raise UsageError(
         f"a history in {kind!a} is not supported: give a folder, sqlite:///FILE or postgresql://..."
     )
+
+
+def _wrong_server(rest: str) -> str:
+    """Say what is wrong with host and port of a URL, after its "//"; "" if nothing is."""
+    server = _QUERY.split(rest.rpartition("@")[2])[0].partition("/")[0]
+    if server.count("[") != server.count("]") or ("[" in server and not _ADDRESS.fullmatch(server)):
+        return "an IPv6 address stands in brackets, with nothing but a port behind"
+    port = server.rpartition("]")[2].partition(":")[2]
+    if port and (whole(port, _LAST_PORT) or 0) < 1:
+        return "the port must be a number, 1 to 65535"
+    return ""
 
 
 def exists(place: Place) -> bool:

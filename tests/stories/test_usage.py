@@ -361,3 +361,30 @@ def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, words: str) -> 
     (line,) = _without_variables(told.stderr)
     assert "empty" in line or "there is no such folder" in line
     assert [path.name for path in tmp_path.iterdir()] == ["a.log"]
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        ("[::1", "an IPv6 address stands in brackets"),
+        ("[::1/db", "an IPv6 address stands in brackets"),
+        ("[::1]x/db", "an IPv6 address stands in brackets"),
+        ("::1]/db", "an IPv6 address stands in brackets"),
+        ("h:port/db", "the port must be a number, 1 to 65535"),
+        ("h:0/db", "the port must be a number, 1 to 65535"),
+        ("h:\u0665/db", "the port must be a number, 1 to 65535"),
+        ("[::1]:99999/db?sslpassword=pw2-secret", "the port must be a number, 1 to 65535"),
+        ("h:1:2/db", "the port must be a number, 1 to 65535"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["history", "check"])
+def test_a_wrong_address_of_a_server_is_named(
+    tmp_path: Path, verb: str, server: str, said: str
+) -> None:
+    """It read as if the history held values that no run wrote; no password is printed."""
+    words = [verb, f"--history=postgresql://ann:pw-secret@{server}"]
+    told = warm.run("preflight.cli", words, cwd=tmp_path, env=dict(os.environ), timeout=60)
+    assert (told.returncode, told.stdout) == (4, "")
+    (line,) = _without_variables(told.stderr)
+    assert said in line
+    assert "secret" not in line
