@@ -87,7 +87,7 @@ def _compare_class(
             # Peers and floors first; the unit's own past only where there are neither.
             alone = known == (None, None, None)
             nights = own_nights(raw, past(raw), limit) if alone else None
-            model = found_floor(raw, hosts[node].expected) if alone and nights is None else None
+            model = found_floor(raw, hosts[node].expected) if alone else None
             rows.append((raw, strictest((*known, _own_start(raw, limit), nights, model))))
     usual = median([_bad(raw, bound) / len(raw.values) for raw, bound in rows])
     return [(raw.node, _unit(raw, bound, usual, limit)) for raw, bound in rows]

@@ -57,7 +57,7 @@ def test_a_gpu_alone_is_held_against_its_own_nights() -> None:
 def test_as_it_always_was_is_fine() -> None:
     """Also where the nights scatter by a few per cent, and where it was always slow."""
     assert {one.held for one in judge(ALONE, nights(ALONE, *STEADY)).of(*DEVICES)} == {"ok"}
-    always = burned({("gemm_tflops", 0): 0.5}, gpus=1)
+    always = burned({("gemm_tflops", 0): 0.5}, gpus=1, model=UNKNOWN)
     assert judge(always, nights(always, *STEADY)).of("gemm_tflops")[0].held == "ok"
 
 

@@ -14,7 +14,7 @@ from preflight.run.measured import Measured, Silent
 from preflight.run.run import Run
 from preflight.session.stored_run import HistorySession, open_history
 from preflight.verdict import Outcome, Verdict
-from tests.unit.burn.builders import burned
+from tests.unit.burn.builders import UNKNOWN, burned
 from tests.unit.facts.builders import facts, gpu
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ def _night(folder: Path, tonight: Burned, number: int, *, tier: Tier = "deep") -
     return said
 
 
-HEALTHY = burned(gpus=1)
-SLOW = burned({("gemm_tflops", 0): 0.7}, gpus=1)
+HEALTHY = burned(gpus=1, model=UNKNOWN)
+SLOW = burned({("gemm_tflops", 0): 0.7}, gpus=1, model=UNKNOWN)
 
 
 def test_a_gpu_alone_that_became_slow_is_found(tmp_path: Path) -> None:
