@@ -96,7 +96,7 @@ def units(node: str, burned: Burned, facts: Facts | None) -> Iterator[Raw]:
     """Every series of one node. `facts` give the GPUs' indices and the paths between them."""
     if burned.ready is None:
         return
-    kind, names, capped = burned.ready.kind, Names(burned, facts), _power_capped(facts)
+    kind, names, full_power = burned.ready.kind, Names(burned, facts), _at_full_power(facts)
     clocks = {one.device: one for one in burned.clocks}
     for reading in burned.readings:
         cause = remark = model = ""
@@ -104,20 +104,20 @@ def units(node: str, burned: Burned, facts: Facts | None) -> Iterator[Raw]:
             cause = names.of(reading.device)
             if kind == "cuda" and reading.measure in _WARMED:
                 remark = clock_remark(clocks.get(reading.device))
-            if names.index(reading.device) not in capped:
+            if names.index(reading.device) in full_power:
                 model = names.model(reading.device)
         name, alike = _name(reading, names), _alike(reading, names, facts)
         yield Raw(node, kind, name, reading, alike, cause, remark, model)
 
 
-def _power_capped(facts: Facts | None) -> set[int]:
-    """NVML's indices of GPUs whose power limit is below their default, or not known."""
+def _at_full_power(facts: Facts | None) -> set[int]:
+    """NVML's indices of GPUs whose power limit is known, and at least their default."""
     gpus = (facts.gpus or ()) if facts is not None else ()
     health = {gpu.index: gpu.health for gpu in gpus}
     return {
         index
         for index, one in health.items()
-        if one is None or (one.power_limit_w or 0) < (one.power_default_w or 1)
+        if one is not None and (one.power_limit_w or 0) >= (one.power_default_w or 1)
     }
 
 
