@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_the_example_of_a_check_passes_its_test(tmp_path: Path) -> None:
     """Both are run outside of the sources, the check in the place of the shipped ones."""
     page = (ROOT / "docs/internals/add-a-check.md").read_text()

@@ -71,6 +71,7 @@ def _sentences(text: str) -> str:
     )
 
 
+@pytest.mark.slow
 def test_no_message_has_a_word_to_avoid() -> None:
     """Every string of the product with a blank in it: sentences, advice, help, docstrings."""
     modules = _tracked("preflight/*.py", "checks/*.py")

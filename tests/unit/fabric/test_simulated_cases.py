@@ -19,6 +19,7 @@ def test_late_hosts_are_named_though_each_round_shows_them_once(name: str) -> No
     assert {fault.fate for fault in outcome.faults} <= {"named"}
 
 
+@pytest.mark.slow
 def test_two_bad_gpus_under_one_leaf_are_no_bad_leaf() -> None:
     """The third of its four nodes is dead: two of three is no majority that means anything."""
     outcome = decode(case("recorded:16:faulty:70057"))

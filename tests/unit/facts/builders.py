@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from msgspec.structs import replace
 
 from preflight.facts.machine import KernelLog, Software, Torch
@@ -49,8 +51,13 @@ def links(up: int, down: int = 0) -> tuple[NvLink, ...]:
 
 def gpu(index: int = 0, **changes: object) -> Gpu:
     """One H100 of eight: four per socket, its own PCIe switch, 18 NVLinks into the NVSwitches."""
+    return replace(_healthy_gpu(index), **changes)
+
+
+@cache
+def _healthy_gpu(index: int) -> Gpu:
     socket = index // 4
-    one = Gpu(
+    return Gpu(
         index=index,
         uuid=f"GPU-{index}a7c0000-0000-4000-8000-00000000000{index}",
         name="NVIDIA H100 80GB HBM3",
@@ -71,7 +78,6 @@ def gpu(index: int = 0, **changes: object) -> Gpu:
         health=health(),
         compute="9.0",
     )
-    return replace(one, **changes)
 
 
 def gpus(number: int = 8) -> tuple[Gpu, ...]:
@@ -81,7 +87,12 @@ def gpus(number: int = 8) -> tuple[Gpu, ...]:
 
 def nic(index: int, **changes: object) -> Nic:
     """The NIC of rail `index`: behind the same PCIe switch as that GPU."""
-    one = Nic(
+    return replace(_healthy_nic(index), **changes)
+
+
+@cache
+def _healthy_nic(index: int) -> Nic:
+    return Nic(
         name=f"mlx5_{index}",
         pci_path=(*(gpu(index).pci_path or ())[:3], f"0000:{index}2:01.0", f"0000:{index}c:00.0"),
         numa=index // 4,
@@ -92,7 +103,6 @@ def nic(index: int, **changes: object) -> Nic:
         relaxed_ordering=True,
         pcie=PcieLink(32.0, 16, 32.0, 16),
     )
-    return replace(one, **changes)
 
 
 def rdma_port(**changes: object) -> NicPort:
@@ -143,10 +153,15 @@ def pairs(number: int = 8) -> tuple[GpuPair, ...]:
 
 def facts(host: str = "h1", **changes: object) -> Facts:
     """The answer of a healthy, idle node: 8 x H100 with NVLink and a NIC per rail."""
-    one = Facts(
+    return replace(_healthy_facts(), host=host, **changes)
+
+
+@cache
+def _healthy_facts() -> Facts:
+    return Facts(
         wire=WIRE,
         nonce="n",
-        host=host,
+        host="h1",
         time_s=0,
         boot_s=0,
         seconds=0.1,
@@ -166,7 +181,6 @@ def facts(host: str = "h1", **changes: object) -> Facts:
         machine=machine(),
         nccl_conf=(),
     )
-    return replace(one, **changes)
 
 
 def software(**changes: object) -> Software:

@@ -61,6 +61,7 @@ def _names(fleet_of: FleetRequest) -> list[str]:
 
 
 @pytest.mark.usefixtures("config")
+@pytest.mark.slow
 def test_groups_are_read_wherever_the_operator_writes(tmp_path: Path) -> None:
     """Option, PREFLIGHT_NODES, ini file and inventory take groups, and the origin shows them."""
     path = tmp_path / "fleet.toml"

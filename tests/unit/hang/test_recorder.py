@@ -166,6 +166,7 @@ def test_a_long_name_that_many_entries_share_is_cut_before_it_is_read() -> None:
     assert {(len(call.op), len(call.group)) for call in recording.calls} == {(251, 256)}
 
 
+@pytest.mark.slow
 def test_deep_nesting_and_loops_are_only_values() -> None:
     """A list of itself, and a million lists in each other, end as calls that make no sense."""
     deep = b"]" * 200_000 + b"a" * 199_999

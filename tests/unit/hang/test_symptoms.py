@@ -138,6 +138,7 @@ def test_a_folder_takes_limited_time_to_read(
 
 
 @pytest.mark.parametrize("expression", ["out (a+)+$", ".*a.*a.*a.*x", "[^!]*a[^!]*a[^!]*a!x"])
+@pytest.mark.slow
 def test_an_expression_that_goes_back_without_end_is_a_line(
     tmp_path: Path,
     expression: str,

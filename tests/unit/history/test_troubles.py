@@ -114,6 +114,7 @@ def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     assert [one.nights for one in past.episodes] == [16]
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_killed_leaves_whole_nights(tmp_path: Path) -> None:
     """What it had not finished never was; the next one goes on."""
     place = made(tmp_path)
@@ -373,6 +374,7 @@ def test_a_column_that_is_empty_though_it_may_not_be_is_a_line(
     assert "holds values that no run wrote" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_history_that_keeps_the_reader_busy_is_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

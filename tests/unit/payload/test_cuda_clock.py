@@ -124,6 +124,7 @@ def test_a_stalled_host_has_a_gap_and_the_wire_no_slow_operation(
     assert max(seen[1].gaps_us) < _SPIKE_US
 
 
+@pytest.mark.slow
 def test_a_stall_that_outlasts_the_work_ahead_is_seen_as_that_hosts(
     monkeypatch: pytest.MonkeyPatch, healthy_us: float
 ) -> None:

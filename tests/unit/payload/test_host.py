@@ -134,6 +134,7 @@ def test_a_file_system_is_not_hung_because_its_reader_has_no_cpu(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to run before others")
+@pytest.mark.slow
 def test_no_server_is_slow_because_its_reader_has_no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither that of a file system nor that of names, also where its patience is over."""
 

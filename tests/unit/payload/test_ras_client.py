@@ -102,6 +102,7 @@ def test_escapes_in_a_report_reach_no_terminal() -> None:
                for each in one.everyone)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_small_report_cannot_unpack_to_a_large_one() -> None:
     """A node may lie about what it packed: memory stays bounded."""
     bomb = base64.b64encode(zlib.compress(b"\0" * (256 << 20), 9)).decode()

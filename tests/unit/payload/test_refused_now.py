@@ -341,6 +341,7 @@ def refusals(emulator: Emulator) -> Iterator[Refuses]:
 
 
 @pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.slow
 def test_no_healthy_machine_fails(
     become: Callable[[Machine], Emulator], registry: Callable[[str], Registry], name: str
 ) -> None:
@@ -363,6 +364,7 @@ def test_no_healthy_machine_fails(
 
 
 @pytest.mark.parametrize("name", SICK)
+@pytest.mark.slow
 def test_no_sick_machine_passes(
     become: Callable[[Machine], Emulator], registry: Callable[[str], Registry], name: str
 ) -> None:

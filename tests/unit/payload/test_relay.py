@@ -124,6 +124,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("frames", NONSENSE.values(), ids=NONSENSE)
+@pytest.mark.slow
 def test_a_relay_that_talks_nonsense_is_cut_off(
     hub: Hub, frames: list[tuple[int, int, bytes]]
 ) -> None:

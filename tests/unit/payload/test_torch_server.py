@@ -52,6 +52,7 @@ def server(tmp_path: Path) -> Iterator[tuple[int, Path]]:
     process.stdout.close()
 
 
+@pytest.mark.slow
 def test_torchs_own_server_answers(server: tuple[int, Path]) -> None:
     """The record is a document that the reader of dumps reads; others' sockets are not opened."""
     pid, path = server

@@ -80,6 +80,7 @@ def judged(log: KernelLog) -> list[Verdict]:
 @example([(text, c, p, VERSIONS[0]) for text in OF_A_PROCESS for c in FORGED for p in PATHS])
 @example([(text, FORGED[0], PATHS[0], each) for text in OF_A_PROCESS for each in VERSIONS])
 @MANY
+@pytest.mark.slow
 def test_no_word_of_a_user_fails_a_node(lines: list[tuple[str, str, str, str]]) -> None:
     """A process, a file, a claimed version: whatever it is, the node is not failed."""
     texts = [text.format(comm=comm, path=path, version=each) for text, comm, path, each in lines]
@@ -100,6 +101,7 @@ FIRST = [text for text in OF_A_PROCESS if text.startswith(("{comm}", "[{comm}", 
 
 
 @pytest.mark.parametrize("text", FIRST)
+@pytest.mark.slow
 def test_a_line_that_begins_with_a_users_word_changes_no_verdict(text: str) -> None:
     """Not even to a warning: it is left out."""
     for comm in FORGED:

@@ -245,6 +245,7 @@ def test_four_thousand_nodes_fit_and_the_culprits_have_a_row() -> None:
 
 
 @pytest.mark.parametrize("rails", [1, 700])
+@pytest.mark.slow
 def test_a_page_never_outgrows_its_limit(rails: int) -> None:
     """Even a fabric of absurd shape is drawn within the limit, in well-formed markup."""
     observed = fabric(4, rails=rails, rounds=3)

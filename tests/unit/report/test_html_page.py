@@ -282,6 +282,7 @@ def test_a_browser_is_told_to_load_and_run_nothing_else() -> None:
     assert "@import" not in html
 
 
+@pytest.mark.slow
 def test_a_thousand_bad_nodes_fit() -> None:
     """However much is wrong, the page stays below two million bytes and says what it left out."""
     names = [f"gpu{n:04}" for n in range(1000)]

@@ -135,6 +135,7 @@ ADDRESS = st.ip_addresses().filter(lambda one: not (one.is_loopback or one.is_un
     st.uuids().map(str),
     st.from_regex(r"[A-Z0-9]{6,12}", fullmatch=True).filter(lambda s: not s.isdecimal()),
 )
+@pytest.mark.slow
 def test_whatever_they_are_called(
     names: list[str], user: str, address: str, uuid: str, serial: str
 ) -> None:
@@ -184,6 +185,7 @@ def test_broken_patterns_are_no_trouble(text: str) -> None:
     guid=st.binary(min_size=8, max_size=8),
     ip=st.ip_addresses(v=4).filter(lambda one: not one.is_loopback and not one.is_unspecified),
 )
+@pytest.mark.slow
 def test_texts_of_tools_name_nobody(
     host: str, user: str, mac: bytes, guid: bytes, ip: object
 ) -> None:

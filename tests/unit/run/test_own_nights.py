@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from preflight.core.registry import Entry, Registry, load_folder, shipped_folder
 from preflight.fabric.planner import plan
 from preflight.facts.node import Reach
@@ -60,6 +62,7 @@ HEALTHY = burned(gpus=1, model=UNKNOWN)
 SLOW = burned({("gemm_tflops", 0): 0.7}, gpus=1, model=UNKNOWN)
 
 
+@pytest.mark.slow
 def test_a_gpu_alone_that_became_slow_is_found(tmp_path: Path) -> None:
     """Five nights say what it reaches; on the sixth a third of it is missing, and so it stays."""
     for number in range(5):

@@ -201,6 +201,7 @@ def test_comparisons_of_names_with_lines_are_bounded(
     ["*a" * SIZE, f"!{'a' * SIZE},*", f"|1|{'A' * SIZE}|AAAA", f"n1,{'a,' * SIZE}", "*a" * 500],
     ids=["pattern", "negated", "salt", "list", "short"],
 )
+@pytest.mark.slow
 def test_a_long_line_is_read_once_for_all_nodes(tmp_path: Path, names: str) -> None:
     """Comparing another node copies no part of it."""
     file = tmp_path / "known_hosts"

@@ -55,6 +55,7 @@ def behind(pids: list[int], rank: int, version: str) -> Job:
     return Job(peers, [Comm(0xABC, list(range(len(pids))), counts)], version)
 
 
+@pytest.mark.slow
 def test_ras_names_the_rank_behind(launch: Callable[[str], list[int]]) -> None:
     """The service is asked exactly once, and only its own commands are sent."""
     with RasMesh(Job([], [])) as mesh:

@@ -120,6 +120,7 @@ def test_only_the_numbers_that_are_there_are_walked() -> None:
     assert work(lambda: diagnose(looks)) < 10_000
 
 
+@pytest.mark.slow
 def test_calls_that_nobody_shares_are_walked_once() -> None:
     """Each rank waits in calls of its own numbers."""
     counts = []
