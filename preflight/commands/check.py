@@ -464,7 +464,7 @@ def option_parser(
     `own` adds the verb's own options, which are shown first; `others` are names for those of the
     plugin that it has itself.
     """
-    from preflight.plugin import pytest_addoption
+    from preflight.session.flags import add_options
 
     parser = _Parser(prog=prog, allow_abbrev=False, description=description)
     parser.others = others
@@ -473,7 +473,7 @@ def option_parser(
     add("nodes", metavar="NODES", nargs="*", help="as --nodes: 'gpu[001-064]', a,b or @group")
     add("--site-checks", dest="folder", metavar="DIR", action="append", default=[],
         help="folder with the site's own checks; may be given several times")  # fmt: skip
-    pytest_addoption(cast("pytest.Parser", parser))
+    add_options(cast("pytest.Parser", parser))
     pytests = parser.add_argument_group("pytest's own, as `pytest --help` explains them")
     for names in (*_WORKERS, *_VALUES):
         kind, choices = _TYPES.get(names[0]), _CHOICES.get(names[0])
