@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import grp
 import os
 import pwd
 import re
@@ -84,16 +85,52 @@ def who_may_change(path: Path, ours: Path | None = None, *, and_slurm: bool = Fa
 
 
 def _is_slurms(found: os.stat_result) -> bool:
-    return user_name(found.st_uid) == "slurm" and not found.st_mode & stat.S_IWOTH
+    """Whether only the user `slurm` may write to it; of groups, only his own."""
+    try:
+        slurm = pwd.getpwnam("slurm")
+    except KeyError:
+        return False
+    others = stat.S_IWOTH if found.st_gid in (0, slurm.pw_gid) else stat.S_IWOTH | stat.S_IWGRP
+    return found.st_uid == slurm.pw_uid and not found.st_mode & others
 
 
-def who_may_write(place: Path, opened: int, *, sticky_too: bool) -> str:
+def who_may_add(folder: Path) -> str:
+    """Say who besides root and this account may put files into a folder; empty if no user can.
+
+    For root also who may replace a folder above. A folder that is missing is safe. A group that
+    has the account's name, as many systems make one for each user, counts as the account.
+    """
+    mine = os.geteuid()
+    if mine == 0:
+        return who_may_change(folder)
+    try:
+        opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return who_may_write(folder, opened, sticky_too=True, mine=mine)
+    finally:
+        os.close(opened)
+
+
+def _own_group(user: int) -> int:
+    """The id of the group that has this user's name and no other member; 0, root's, if none."""
+    with suppress(KeyError):
+        found = pwd.getpwuid(user)
+        group = grp.getgrgid(found.pw_gid)
+        if group.gr_name == found.pw_name and {*group.gr_mem} <= {found.pw_name}:
+            return found.pw_gid
+    return 0
+
+
+def who_may_write(place: Path, opened: int, *, sticky_too: bool, mine: int = 0) -> str:
     """Say who besides root may write to an open folder or file; empty if no user may.
 
     `sticky_too`: files will be made in it, so the access list that they inherit counts, too.
+    `mine`: a user who may write, and so may his own group.
     """
     found = os.fstat(opened)
-    if found.st_uid != 0:
+    if found.st_uid not in (0, mine):
         return f"{place} belongs to {user_name(found.st_uid)}"
     if mounted := _who_mounted(place, found):
         return mounted
@@ -103,7 +140,7 @@ def who_may_write(place: Path, opened: int, *, sticky_too: bool) -> str:
         return f"every user may write to {place}"
     if found.st_mode & stat.S_IWGRP:  # for a file with an access list, these bits are its mask
         listed = _who_is_listed(place, opened, "access")
-        if listed or (listed is None and found.st_gid != 0):
+        if listed or (listed is None and found.st_gid not in (0, _own_group(mine))):
             return listed or f"its group may write to {place}"
     inherits = sticky_too and stat.S_ISDIR(found.st_mode)
     return (inherits and _who_is_listed(place, opened, "default")) or ""

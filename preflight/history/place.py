@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
 
 from preflight.core.files import typed_path
 from preflight.core.text import whole
-from preflight.core.trust import who_may_change
+from preflight.core.trust import user_name, who_may_add
 from preflight.errors import UsageError
 from preflight.history.run_record import HistoryError
 
@@ -90,9 +91,7 @@ def exists(place: Place) -> bool:
     """Whether the file exists; always true for a server. HistoryError if it is unusable."""
     if place.file is None:
         return True
-    # SQLite opens the file by name and follows links.
-    if os.geteuid() == 0 and (trust_problem := who_may_change(place.file.parent)):
-        raise HistoryError(f"cannot use the history {place.words}: {trust_problem}; {_OR_ELSE}")
+    refuse_others_files(place)
     try:
         found = place.file.lstat()
     except FileNotFoundError:
@@ -112,6 +111,27 @@ def exists(place: Place) -> bool:
             f"cannot use the history {place.words}: another user owns it; {_OR_ELSE}"
         )
     return True
+
+
+def refuse_others_files(place: Place) -> None:
+    """HistoryError where another user could put, or has put, files beside the history.
+
+    SQLite opens the file by name and follows links. It obeys a journal beside it, which may name
+    any file of this account to delete (the super-journal of https://sqlite.org/atomiccommit.html).
+    """
+    file = place.file
+    if file is not None and (risk := who_may_add(file.parent) or _whose_log(file)):
+        raise HistoryError(f"cannot use the history {place.words}: {risk}; {_OR_ELSE}")
+
+
+def _whose_log(file: Path) -> str:
+    """Say which other user has put a log or a journal beside the file; "" if none has."""
+    for end in ("-journal", "-wal", "-shm"):
+        log = file.with_name(file.name + end)
+        with suppress(OSError):
+            if (owner := log.lstat().st_uid) not in (0, os.geteuid()):
+                return f"{log} belongs to {user_name(owner)}"
+    return ""
 
 
 def create(place: Place, folder: int) -> None:

@@ -48,7 +48,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from preflight.errors import UsageError
-from preflight.history.place import explain_refusal
+from preflight.history.place import explain_refusal, refuse_others_files
 from preflight.history.run_record import NAME, HistoryError, PairCoverage, read_coverage
 
 if TYPE_CHECKING:
@@ -398,6 +398,7 @@ def transaction(place: Place, *, writes: bool) -> Iterator[Connection]:
 
     A writer holds the lock from the start, so that what it read stays true until it is done.
     """
+    refuse_others_files(place)
     engine = _engine(place, writes=writes)
     try:
         with engine.connect() as connection, connection.begin():

@@ -225,6 +225,22 @@ def test_slurms_configuration_has_no_strangers_plugins_beside_it(tmp_path: Path)
 
 
 @root_only
+def test_slurms_configuration_is_of_no_group_but_slurms(tmp_path: Path) -> None:
+    """The user slurm starts programs as root anyway; the members of another group do not."""
+    try:
+        slurm = pwd.getpwnam("slurm")
+    except KeyError:
+        pytest.skip("this machine has no user slurm")
+    conf = tmp_path / "slurm.conf"
+    conf.touch()
+    tmp_path.chmod(0o775)
+    os.chown(tmp_path, slurm.pw_uid, slurm.pw_gid)
+    assert _taken(SLURM_CONF=str(conf))["SLURM_CONF"] == str(conf)
+    os.chown(tmp_path, slurm.pw_uid, slurm.pw_gid + 1)
+    assert "SLURM_CONF" not in _taken(SLURM_CONF=str(conf))
+
+
+@root_only
 def test_other_verbs_find_no_program_of_a_stranger(tmp_path: Path) -> None:
     """A local `diagnose` ran the `timeout` that a user had put first into root's PATH."""
     his = tmp_path / "his"

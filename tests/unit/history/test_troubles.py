@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 import tempfile
@@ -288,6 +289,42 @@ def test_root_has_no_history_in_a_strangers_folder(tmp_path: Path) -> None:
     with pytest.raises(HistoryError, match=f"{tmp_path}/his belongs to"):
         made(tmp_path / "his")
     assert list((tmp_path / "his").iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o2775, 0o755])
+def test_a_strangers_journal_deletes_no_file(mode: int) -> None:
+    """SQLite obeys a journal beside a history, and deletes the file that the journal names.
+
+    With mode 755 the folder was open to others earlier.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        place, letter = made(folder), folder / "letter"
+        kept(place, night(1, machine("h1")))
+        letter.write_text("not yours")
+        for own in (_file(place), letter):
+            os.chown(own, NOBODY, NOBODY)
+        _plant_journal(_file(place), letter)
+        os.chown(folder, NOBODY if mode == 0o755 else 0, 100)
+        folder.chmod(mode)
+        why = _as_nobody(lambda: kept(place, night(2, machine("h1"))))
+        assert why.startswith("HistoryError: cannot use the history"), why
+        assert letter.read_text() == "not yours"
+
+
+def _plant_journal(file: Path, victim: Path) -> None:
+    """Write a journal of another user beside an SQLite file: no page, and a file to delete."""
+    magic, name = bytes.fromhex("d9d505f920a163d7"), bytes(victim)
+    page = struct.unpack_from(">H", file.read_bytes(), 16)[0]
+    head = magic + struct.pack(">5I", 0, 0, file.stat().st_size // page, 512, page)
+    tail = struct.pack(">I", (1 << 30) // page + 1) + name
+    journal = file.with_name(f"{file.name}-journal")
+    journal.write_bytes(
+        head.ljust(512, b"\0") + tail + struct.pack(">II", len(name), sum(name)) + magic
+    )
+    os.chown(journal, 4321, 4321)
+    journal.chmod(0o666)
 
 
 def test_a_strangers_database_is_not_written_to(tmp_path: Path) -> None:
