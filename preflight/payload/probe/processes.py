@@ -14,10 +14,12 @@ from .procfs import Users, look, me
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-    from typing import Any
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from typing import Any, TypeVar
 
     from .procfs import Stat
+
+    _Each = TypeVar("_Each")
 
 
 _RANK = {
@@ -34,21 +36,32 @@ _DEEPEST = 64
 """Most ancestors to follow: a loop made by reused pids must end."""
 
 
+_MARK = struct.Struct("qq")
+"""The process that is being read, and a count that changes while the reading goes on."""
+
+
 class Care:
     """Which processes' memory (command, environment) must not be read, since that can hang."""
 
     def __init__(self, stuck: Collection[int] = (), shared: mmap.mmap | None = None) -> None:
         """`shared`: memory in which the parent sees the process that is being read."""
-        self._stuck, self._shared = stuck, shared
+        self._stuck, self._shared, self._marks = stuck, shared, 0
 
     def untouchable(self, one: Stat) -> bool:
         """Whether its memory must not be touched."""
         return one.pid in self._stuck or bool(self._stuck and one.state == "D")
 
     def mark(self, pid: int) -> None:
-        """Note the process whose memory is read next."""
+        """Note the process whose memory is read next; 0 for none."""
+        self._marks += 1
         if self._shared is not None:
-            struct.pack_into("q", self._shared, 0, pid)
+            _MARK.pack_into(self._shared, 0, pid, self._marks)
+
+    def over(self, several: Iterable[_Each]) -> Iterator[_Each]:
+        """Yield each, and note that the reading goes on: users can make many."""
+        for one in several:
+            self.mark(0)
+            yield one
 
 
 class Describer:
@@ -143,10 +156,51 @@ LOOK_STEP_S = 0.02
 """Interval of looks in that time: most zombies are reaped soon, and the wait can end."""
 
 MOST_ENVIRONS = 16 << 20
-"""Most bytes of all environments together: users can make them arbitrarily long."""
+"""Most bytes of all environments of a user: he can make them arbitrarily long."""
 
 _RANK_HINTS = b"RANK=", b"TORCHELASTIC_RUN_ID="
 _STEP = re.compile(rb"slurmstepd: \[(\d+)\D")
+
+
+class Allowances:
+    """Reads environments and open files, of each user only so much: one must not hide another's."""
+
+    def __init__(self) -> None:
+        self._users: dict[int, int | None] = {}
+        self._bytes: dict[int | None, int] = {}
+        self._files: dict[int | None, int] = {}
+
+    def user(self, pid: int) -> int | None:
+        """Return the user that started a process."""
+        if pid not in self._users:
+            self._users[pid] = procfs.uid(pid)
+        return self._users[pid]
+
+    def environ(self, pid: int) -> bytes | None:
+        """Return its raw environment; None if hidden, or where its user's share is used up."""
+        user = self.user(pid)
+        left = self._bytes.get(user, MOST_ENVIRONS)
+        environ = procfs.environ(pid) if left > 0 else None
+        self._bytes[user] = left - len(environ or b"")
+        return environ
+
+    def open_files(self, pid: int) -> procfs.OpenFiles | None:
+        """Return what it has open; None as for the environment."""
+        user = self.user(pid)
+        left = self._files.get(user, procfs.MOST_FILES)
+        opened = procfs.open_files(pid, left) if left > 0 else None
+        self._files[user] = left - (opened.count if opened else 0)
+        return opened
+
+    def in_turn(self, pids: Iterable[int]) -> list[int]:
+        """Return them so that the first of each user come first, then each one's second."""
+        turns: dict[int | None, int] = {}
+        placed = []
+        for place, pid in enumerate(pids):
+            user = self.user(pid)
+            turns[user] = turns.get(user, 0) + 1
+            placed.append((turns[user], place, pid))
+        return [pid for _, _, pid in sorted(placed)]
 
 
 class Survey:
@@ -154,10 +208,11 @@ class Survey:
 
     def __init__(self, run_pid: int, gpu_mib: Mapping[int, int | None], care: Care) -> None:
         self._run_pid, self._gpu_mib, self._care = run_pid, gpu_mib, care
-        self._everyone = procfs.everyone()
+        self._everyone = procfs.everyone(care.over(procfs.pids()))
         self._ranks: dict[int, bytes] = {}
         self._holders = {pid for pid in gpu_mib if pid in self._everyone}
-        self._unreadable, self._left = 0, MOST_ENVIRONS
+        self._opened: dict[int, procfs.OpenFiles | None] = {}
+        self._unreadable, self._allowances = 0, Allowances()
         self._describer = Describer(self._everyone, run_pid, care)
 
     def run(self) -> dict[str, Any]:
@@ -169,10 +224,10 @@ class Survey:
         lasting, apart_s = self._lasting()
         pids = sorted(self._ranks.keys() | self._holders | lasting, key=self._rating)
         alive = self._jobs_alive()
-        sockets = procfs.tcp() if pids else []
+        sockets = self._care.over(procfs.tcp()) if pids else ()
         ports = {one.inode: one.port for one in sockets if one.state == procfs.LISTEN}
         notable = []
-        for pid in pids[:MOST]:
+        for pid in self._chosen(pids):
             process = self._describe(self._everyone[pid], alive, ports)
             process["stuck_s"] = apart_s if process["state"] == "D" and pid in lasting else None
             notable.append(process)
@@ -186,9 +241,8 @@ class Survey:
 
     def _read(self, pid: int, *, gpus: bool) -> None:
         self._care.mark(pid)
-        environ = procfs.environ(pid) if self._left > 0 else None
-        self._left -= len(environ or b"")
-        opened = procfs.open_files(pid) if gpus else None
+        environ = self._allowances.environ(pid)
+        opened = self._open_files(pid) if gpus else None
         hidden = environ is None or (gpus and opened is None)
         self._unreadable += hidden and os.path.exists(f"/proc/{pid}")
         hinted = environ and any(hint in environ for hint in _RANK_HINTS)
@@ -210,8 +264,23 @@ class Survey:
         until = began + LOOK_AGAIN_S
         while suspects and time.monotonic() < until:
             time.sleep(LOOK_STEP_S)
-            suspects = [one for one in suspects if _lasts(one)]
+            suspects = [one for one in self._care.over(suspects) if _lasts(one)]
         return {one.pid for one in suspects}, round(time.monotonic() - began, 3)
+
+    def _open_files(self, pid: int) -> procfs.OpenFiles | None:
+        if pid not in self._opened:
+            self._opened[pid] = self._allowances.open_files(pid)
+        return self._opened[pid]
+
+    def _chosen(self, pids: list[int]) -> list[int]:
+        """Return those that fit: each user's in turn, zombies only where others leave room."""
+        if len(pids) <= MOST:
+            return pids
+        zombies = [pid for pid in pids if self._everyone[pid].state == "Z"]
+        live = pids[: len(pids) - len(zombies)]
+        over = self._care.over
+        first = self._allowances.in_turn(over(live)) + self._allowances.in_turn(over(zombies))
+        return sorted(first[:MOST], key=self._rating)
 
     def _rating(self, pid: int) -> tuple[bool, bool, int]:
         """Sort key: zombies come last, as not all may fit."""
@@ -236,7 +305,7 @@ class Survey:
         self, one: Stat, alive: set[str] | None, ports: Mapping[str, int]
     ) -> dict[str, Any]:
         process = self._describer.describe(one, self._ranks.get(one.pid))
-        opened = procfs.open_files(one.pid)
+        opened = self._open_files(one.pid)
         listens = {ports[inode] for inode in opened.sockets if inode in ports} if opened else ()
         job = process["job"]
         process["wchan"] = procfs.wchan(one.pid) if one.state == "D" else ""
@@ -280,7 +349,7 @@ def patiently(
 ) -> dict[str, Any] | None:  # fmt: skip
     """Run `survey(*given, Care)` in a child, repeatedly if it hangs; None if none answers."""
     stuck: set[int] = set()
-    shared = mmap.mmap(-1, 8)
+    shared = mmap.mmap(-1, _MARK.size)
     for _ in range(TRIES):
         asked = guard.spawn(survey, *given, Care(stuck, shared))
         answered = _listen(asked, shared, until)
@@ -288,7 +357,7 @@ def patiently(
             problems.append(f"processes: our reader {asked.pid} cannot be killed")
         if answered:
             return _answer(asked, stuck, problems)
-        at = _at(shared)
+        at, _ = _MARK.unpack_from(shared)
         if not at or guard.clock.now() > until:
             break
         stuck.add(at)
@@ -302,19 +371,15 @@ def _survey(run_pid: int, gpu_mib: dict[int, int | None], care: Care) -> dict[st
 
 def _listen(asked: guard.Child, shared: mmap.mmap, until: float) -> bool:
     """Wait for the answer as long as the pass makes progress."""
-    before = -1
+    before = b""
     while guard.clock.now() < until:
         if asked.listen(min(until, guard.clock.now() + STALLED_S)):
             return True
-        now = _at(shared)
+        now = shared[:]
         if now == before:
             return False
         before = now
     return False
-
-
-def _at(shared: mmap.mmap) -> int:
-    return int(struct.unpack_from("q", shared, 0)[0])
 
 
 def _answer(asked: guard.Child, stuck: set[int], problems: list[str]) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import time
@@ -14,7 +15,7 @@ from .bounded_text import attempt, attempt_raw
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from typing import Any
 
 _JOB = rb"(?m)(?:^|/)job_(\d+)(?:/|$)"
@@ -43,11 +44,14 @@ def variables(block: bytes | None) -> dict[bytes, bytes]:
 
 
 def uid(pid: int) -> int | None:
-    """Return its effective user id, from `status`: the folder's owner may be root instead."""
+    """Return its real user id, which started it: in a setuid program the effective one is root's.
+
+    From `status`: the folder's owner may be root instead.
+    """
     # Only a newline ends a line: the process name may contain a carriage return.
     for line in attempt_raw(f"/proc/{pid}/status").split(b"\n"):
         if line.startswith(b"Uid:"):
-            return int(line.split()[2])
+            return int(line.split()[1])
     return None
 
 
@@ -88,16 +92,22 @@ class OpenFiles:
     def __init__(self, targets: list[str]) -> None:
         self.gpu = any(one.startswith(_GPU) and one[len(_GPU) :][:1].isdigit() for one in targets)
         self.sockets = {one[len(_SOCKET) : -1] for one in targets if one.startswith(_SOCKET)}
+        self.count = len(targets)
 
 
-def open_files(pid: int) -> OpenFiles | None:
-    """Return what it has open; None where this login may not read that."""
+MOST_FILES = 1 << 17
+"""Most open files that are read: a process may have more than 1,000,000."""
+
+
+def open_files(pid: int, most: int = MOST_FILES) -> OpenFiles | None:
+    """Return what it has open, of `most` files; None where this login may not read that."""
     folder = f"/proc/{pid}/fd"
     targets = []
     try:
-        for name in os.listdir(folder):
-            with contextlib.suppress(FileNotFoundError):
-                targets.append(os.readlink(f"{folder}/{name}"))
+        with os.scandir(folder) as entries:
+            for entry in itertools.islice(entries, most):
+                with contextlib.suppress(FileNotFoundError):
+                    targets.append(os.readlink(entry.path))
     except OSError:
         return None
     return OpenFiles(targets)
@@ -174,9 +184,13 @@ def children(everyone: Mapping[int, Stat]) -> dict[int, list[int]]:
 
 def everyone(among: Iterable[int] | None = None) -> dict[int, Stat]:
     """Return every process of this node (or this container), or those of `among`, by pid."""
-    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
-    found = map(look, pids if among is None else among)
+    found = map(look, pids() if among is None else among)
     return {stat.pid: stat for stat in found if stat}
+
+
+def pids() -> list[int]:
+    """Return the pids of all processes."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 class Users:
@@ -271,12 +285,10 @@ class Socket:
         """"0" once no process has it open."""
 
 
-def tcp() -> list[Socket]:
-    """Return every TCP socket of this network namespace, both families."""
-    sockets = []
+def tcp() -> Iterator[Socket]:
+    """Yield every TCP socket of this network namespace, both families."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError), open(table, encoding="ascii", errors="replace") as file:
-            for line in file.readlines()[1:]:
+            for line in file:
                 with contextlib.suppress(ValueError):
-                    sockets.append(Socket(line))
-    return sockets
+                    yield Socket(line)

@@ -195,9 +195,13 @@ def find(run_pid: int, wanted: list[int], care: Care) -> Document:
     empty for all processes of this node but our own.
     """
     table = ProcessTable(run_pid, wanted, care)
-    ranks = [describe(table, pid, table.identities[pid]) for pid in _rank_processes(table)]
+    ranks = [
+        describe(table, pid, table.identities[pid]) for pid in _first(table, _rank_processes(table))
+    ]
     if not ranks:
-        ranks = [describe(table, pid, None) for pid in _possible_ranks(table, wanted)]
+        ranks = [
+            describe(table, pid, None) for pid in _first(table, _possible_ranks(table, wanted))
+        ]
     launchers = find_launchers(table, ranks)
     for launcher in launchers:
         silent = silent_children(table, launcher, ranks)
@@ -208,6 +212,12 @@ def find(run_pid: int, wanted: list[int], care: Care) -> Document:
         "hidden": _hidden(table),
         "absent": table.absent,
     }
+
+
+def _first(table: ProcessTable, pids: list[int]) -> list[int]:
+    """Return those that fit, of each user in turn: who poses as many ranks waits."""
+    chosen = set(table.allowances.in_turn(pids)[:MOST])
+    return [pid for pid in pids if pid in chosen]
 
 
 def _is_left_behind(table: ProcessTable, one: Document, ranks: list[Document]) -> bool:
@@ -246,7 +256,7 @@ def _launches(table: ProcessTable, pid: int) -> bool:
 def _possible_ranks(table: ProcessTable, wanted: list[int]) -> list[int]:
     """Return processes that may be ranks: those in `wanted`, or Python processes that hold GPUs."""
     if not wanted:
-        holders = {pid for pid in table.environs if table.is_python(pid) and _has_gpu(pid)}
+        holders = {pid for pid in table.environs if table.is_python(pid) and _has_gpu(table, pid)}
         return sorted(pid for pid in holders if not holders.intersection(table.tree.above(pid)))
     found: list[int] = []
     for pid in wanted:
@@ -259,8 +269,8 @@ def _possible_ranks(table: ProcessTable, wanted: list[int]) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def _has_gpu(pid: int) -> bool:
-    opened = procfs.open_files(pid)
+def _has_gpu(table: ProcessTable, pid: int) -> bool:
+    opened = table.allowances.open_files(pid)
     return opened is not None and opened.gpu
 
 

@@ -7,7 +7,7 @@ import re
 
 from probe import procfs
 from probe.bounded_text import clean
-from probe.processes import ancestors
+from probe.processes import Allowances, ancestors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -236,7 +236,8 @@ class ProcessTable:
 
     def __init__(self, run_pid: int, only: Collection[int], care: Care) -> None:
         self._care = care
-        every = procfs.everyone()
+        self.allowances = Allowances()
+        every = procfs.everyone(care.over(procfs.pids()))
         ours = {run_pid, *procfs.below(run_pid, every), *ancestors(run_pid)}
         self.absent = [pid for pid in only if pid not in every]
         theirs = {pid: one for pid, one in every.items() if not one.kernel and pid not in ours}
@@ -285,7 +286,7 @@ class ProcessTable:
         if pid in self.environs or pid in self.denied or self.ended(pid) or self.stuck(pid):
             return
         self._care.mark(pid)
-        block = procfs.environ(pid)
+        block = self.allowances.environ(pid)
         if block is None:
             if os.path.exists(f"/proc/{pid}"):
                 self.denied.append(pid)

@@ -228,11 +228,13 @@ def look(pids: list[int]) -> dict[str, Any]:
     most = min(MOST, max(16, MOST_IN_ALL // max(1, len(pids))))
     document: dict[str, Any] = {"wires": {}, "ports": {}, "problems": []}
     own = namespace(os.getpid())
-    spaces: dict[str, list[int]] = {}
+    spaces: dict[str, list[int]] = {own: []}
     for pid in pids:
-        spaces.setdefault(namespace(pid), []).append(pid)
-    for space, members in spaces.items():
-        inside = space in ("", own) or enter(members[0])
+        spaces.setdefault(namespace(pid) or own, []).append(pid)
+    for space, members in spaces.items():  # its own network first: it does not return there
+        if not members:
+            continue
+        inside = space == own or enter(members[0])
         with contextlib.suppress(OSError):
             if inside:
                 document["ports"] = {**look_interfaces(), **document["ports"]}

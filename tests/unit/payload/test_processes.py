@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from probe import processes, procfs
@@ -163,6 +163,70 @@ def test_environments_without_end_are_not_read(
     assert read[0]
     assert not survey()[0]
     assert survey()[1] > read[1]
+
+
+@needs_root
+@pytest.mark.parametrize("limit", ["MOST_ENVIRONS", "MOST_FILES", "MOST"])
+def test_what_one_user_has_in_plenty_hides_no_process_of_another(
+    start: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """Long environments, open files, or processes that look like ranks: his alone are left out."""
+    monkeypatch.setattr(os, "listdir", _with(os.listdir, "/dev", "nvidia0"))
+    rank = {**os.environ, **RANK}
+    many = [start("sleep", "60", env=rank, user=NOBODY, group=NOBODY) for _ in range(4)]
+    other = start("sleep", "60", env=rank, user=4321, group=4321)
+    pids = {one.pid for one in (*many, other)}
+    room = {"MOST_ENVIRONS": 1, "MOST_FILES": 3, "MOST": 2}
+    monkeypatch.setattr(procfs if limit == "MOST_FILES" else processes, limit, room[limit])
+    monkeypatch.setattr(procfs, "pids", lambda: sorted(pids))
+
+    def survey() -> dict[str, Any]:
+        return processes.Survey(os.getpid(), {}, processes.Care()).run()
+
+    until(lambda: other.pid in [one["pid"] for one in survey()["notable"]])
+    found = survey()
+    his = [one for one in found["notable"] if one["user"] == "nobody"]
+    assert found["seen"] == len(pids)
+    assert len(his) < len(many) or found["unreadable"] == len(many) - 1
+
+
+def _with(listed: Callable[[str], list[str]], folder: str, name: str) -> Callable[[str], list[str]]:
+    """A listing in which a folder has one more entry."""
+    return lambda place: [*listed(place), name] if place == folder else listed(place)
+
+
+def test_processes_without_number_are_no_hang(
+    start: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass goes on for longer than a hang takes, where a user has many zombies."""
+    rank = start("sleep", "60", env={**os.environ, **RANK})
+    monkeypatch.setattr(processes, "STALLED_S", 0.05)
+    looked = procfs.look
+
+    def slow(pid: int) -> procfs.Stat | None:
+        time.sleep(0.01)
+        return looked(pid)
+
+    monkeypatch.setattr(procfs, "look", slow)
+    monkeypatch.setattr(procfs, "pids", lambda: [*range(2**22 - 40, 2**22), rank.pid])
+    problems: list[str] = []
+    found = processes.read({}, time.monotonic() + 60, problems)
+    assert problems == []
+    assert found is not None
+    assert found["seen"] == 1
+
+
+@needs_root
+def test_a_setuid_program_is_its_users(start: Callable[..., subprocess.Popen[bytes]]) -> None:
+    """`passwd` runs with root's rights, and is a process of the user who started it."""
+    asks = start(
+        "sleep", "60", env={**os.environ, **RANK}, preexec_fn=lambda: os.setresuid(NOBODY, 0, 0)
+    )
+    assert procfs.uid(asks.pid) == NOBODY
+    until(lambda: procfs.argv(asks.pid)[:1] == [b"sleep"])
+    described = processes.Describer(procfs.everyone(), os.getpid(), processes.Care())
+    shown = described.describe(procfs.everyone([asks.pid])[asks.pid], None)
+    assert (shown["user"], shown["command"]) == ("nobody", "sleep")
 
 
 def test_an_orphaned_rank_is_reported_with_its_place_and_port(tmp_path: Path) -> None:

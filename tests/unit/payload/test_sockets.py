@@ -1,14 +1,18 @@
-"""The parser of /proc/net/tcp, with which the holder of a port is found."""
+"""The sockets of a node: /proc/net/tcp, and the connections of ranks in any namespace."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
+import subprocess
+import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from probe import procfs
+from probe import guard, procfs
+from stacks import sockets
 
 
 @given(st.integers(0, 65535), st.integers(0, 2**32 - 1), st.integers(0, 2**63), st.booleans())
@@ -35,3 +39,25 @@ def test_a_real_listener_is_in_the_table() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         mine = [one for one in procfs.tcp() if one.port == server.getsockname()[1]]
     assert [(one.state, one.uid) for one in mine] == [(procfs.LISTEN, os.geteuid())]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a network namespace")
+def test_a_rank_in_a_network_of_its_own_hides_no_connection_of_another() -> None:
+    """A container's, or one that any user makes: the node's own network is read first."""
+    with (
+        subprocess.Popen(["unshare", "--net", "sleep", "60"]) as alone,
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()),
+    ):
+        until = time.monotonic() + 30
+        while sockets.namespace(alone.pid) == sockets.namespace(os.getpid()):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        here = ":".join(map(str, server.getsockname()))
+        asked = guard.spawn(sockets.look, [alone.pid, os.getpid()])
+        assert asked.listen(until)
+        asked.dismiss(kill=False)
+        alone.kill()
+    seen = asked.value()
+    assert here in [one["peer"] for one in seen["wires"][str(os.getpid())]]
+    assert seen["wires"][str(alone.pid)] == []

@@ -330,6 +330,20 @@ def test_a_rank_that_ends_between_the_looks(start: Start) -> None:
     assert patience.problems == []
 
 
+@needs_root
+def test_many_ranks_of_one_user_leave_room_for_anothers(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who poses as many ranks, all started before, hides his own only."""
+    python = system_python()
+    many = [start(RANK=str(rank), user=NOBODY, python=python) for rank in range(4)]
+    other = start(RANK="4", user=4321, python=python)
+    monkeypatch.setattr(finding, "MOST", 2)
+    pids = [one.pid for one in (*many, other)]
+    found = finding.find(2**22 + 1, pids, processes.Care())["ranks"]
+    assert [one["pid"] for one in found] == [many[0].pid, other.pid]
+
+
 def test_a_process_that_is_not_there() -> None:
     """An unused pid is a line among the problems, and nothing else."""
     seen = look(2**22 - 7)
