@@ -220,17 +220,19 @@ PIPE_S = 60
 def read_regular(path: Path, largest: int) -> bytes:
     """Read a regular file of at most `largest` bytes; OSError says what is wrong."""
     try:
-        found = path.stat()  # before opening: a device may act on it
+        seen = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except ValueError as error:
+        raise OSError(errno.EINVAL, "its name holds a NUL byte or is no text") from error
+    try:
+        found = os.fstat(seen)
         if stat.S_ISCHR(found.st_mode) and found.st_rdev == Path(os.devnull).stat().st_rdev:
             return b""  # ssh is often given /dev/null as its known_hosts
         _refuse_irregular_input(found.st_mode)
-        # If another user puts a pipe there in between, this must not block either.
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except ValueError as error:
-        raise OSError(errno.EINVAL, "its name holds a NUL byte or is no text") from error
+        handle = _reopened(seen, path)
+    finally:
+        os.close(seen)
     with open(handle, "rb") as file:  # noqa: PTH123  a descriptor, not a path
         opened = os.fstat(handle)
-        _refuse_irregular_input(opened.st_mode)
         _refuse_kernels_text(handle)
         # A file may grow meanwhile or show no size (/proc), so one byte more is read; read() is
         # None if no data are there yet.
@@ -239,6 +241,17 @@ def read_regular(path: Path, largest: int) -> bytes:
         most = f"{largest >> 20} MiB" if largest >> 20 else f"{largest >> 10} KiB"
         raise OSError(errno.EFBIG, f"it is larger than {most}")
     return content
+
+
+def _reopened(seen: int, path: Path) -> int:
+    """Open for reading the very file that was checked, not what lies at its path by now.
+
+    Another user may have put a device there: opening and closing /dev/watchdog0 restarts a machine.
+    """
+    try:
+        return os.open(f"/proc/self/fd/{seen}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def read_text(path: Path, largest: int, what: str, advice: str) -> str:
@@ -325,14 +338,13 @@ def open_stream(path: Path) -> io.FileIO:
 
     OSError says why it cannot be read.
     """
-    # Checked before it is opened: a link in a folder of logs may lead to /dev/watchdog0.
     seen = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         kind = os.fstat(seen).st_mode
         is_pipe = stat.S_ISFIFO(kind)
         if not is_pipe:
             _refuse_irregular_input(kind, "it is neither a file nor a pipe")
-        handle = os.open(f"/proc/self/fd/{seen}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        handle = _reopened(seen, path)
     finally:
         os.close(seen)
     try:

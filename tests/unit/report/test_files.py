@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import stat
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from preflight.core.files import open_folder, remove, write_atomically, write_typed
+from preflight.core.files import open_folder, read_regular, remove, write_atomically, write_typed
 
 STRANGER = 65534
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play somebody else")
@@ -180,3 +183,35 @@ def test_looking_makes_nothing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), open_folder(tmp_path / "runs", make=False):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_no_device_is_opened_that_takes_the_place_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/dev/watchdog0 acts when it is opened. A folder's owner may swap file and link any time."""
+    path = tmp_path / "key"
+    (tmp_path / "file").write_text("ssh-ed25519 AAAA")
+    path.hardlink_to(tmp_path / "file")
+    if not (swaps := os.fork()):
+        while True:
+            (tmp_path / "a").symlink_to("/dev/zero")
+            (tmp_path / "a").replace(path)
+            (tmp_path / "b").hardlink_to(tmp_path / "file")
+            (tmp_path / "b").replace(path)
+    opens, opened = os.open, []
+
+    def spied(*how: Any, **more: Any) -> int:
+        handle = opens(*how, **more)
+        if not how[1] & os.O_PATH and stat.S_ISCHR(os.fstat(handle).st_mode):
+            opened.append(how[0])
+        return handle
+
+    monkeypatch.setattr(os, "open", spied)
+    try:
+        for _ in range(3000):
+            with suppress(OSError):
+                assert read_regular(path, 64) == b"ssh-ed25519 AAAA"
+    finally:
+        os.kill(swaps, signal.SIGKILL)
+        os.waitpid(swaps, 0)
+    assert opened == []
