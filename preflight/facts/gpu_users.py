@@ -50,8 +50,17 @@ def program(command: str) -> str:
     return PurePath(first.rstrip(":")).name
 
 
+_MOST_OF_A_DAEMON_MIB: Final = 4096
+"""Chosen: a desktop with several large screens takes 1 to 2 GiB."""
+
+
 def is_daemon(one: Process) -> bool:
-    """Whether it is a driver daemon, monitor or desktop, which belongs to no job."""
+    """Whether it is a driver daemon, monitor or desktop, which belongs to no job.
+
+    A user can give any process such a name, so more than a daemon's memory counts as a job's.
+    """
+    if one.user != "root" and (one.gpu_mib or 0) > _MOST_OF_A_DAEMON_MIB:
+        return False
     name = program(one.command)
     return any(
         name == known or (len(name) in _CUT_AT and known.startswith(name)) for known in _DAEMONS

@@ -164,6 +164,8 @@ def test_d_state() -> None:
         ({"command": "nvidia-cuda-mps"}, "ok", "nothing stale"),
         ({"command": "/usr/bin/nvidia-persistenced --verbose"}, "ok", "nothing stale"),
         ({"command": "/usr/lib/xorg/Xorg :0"}, "ok", "nothing stale"),
+        ({"command": "nvidia-smi", "gpu_mib": 39424}, "fail", "outside any job, holds 38.5 GiB"),
+        ({"command": "nv-hostengine", "gpu_mib": 39424, "user": "root"}, "ok", "nothing stale"),
     ],
 )
 def test_gpu_memory_outside_a_running_slurm_job(
