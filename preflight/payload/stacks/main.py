@@ -156,8 +156,12 @@ class StackReader:
 
 
 def readable(ranks: list[Document], alive: Callable[[int], bool]) -> list[int]:
-    """Return the pids whose stacks can be read: live Python ranks, and their first workers."""
-    mine = [one for one in ranks if one["python"] and not one["stuck"] and alive(one["pid"])]
+    """Return the pids whose stacks can be read: live Python ranks, and their first workers.
+
+    Each user's in turn: some may take py-spy seconds.
+    """
+    live = [one for one in ranks if one["python"] and not one["stuck"] and alive(one["pid"])]
+    mine = rank_dumps.in_turn(live)
     each = max(1, MOST_WORKERS // max(1, len(mine)))
     workers = [pid for one in mine for pid in one["workers"][:each]]
     return [one["pid"] for one in mine] + workers[:MOST_WORKERS]

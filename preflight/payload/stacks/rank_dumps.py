@@ -22,6 +22,7 @@ from probe.bounded_text import clean, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     Document = dict[str, Any]
@@ -46,7 +47,7 @@ def read_files(wanted: list[Document], until: float) -> dict[str, Document]:
     """
     found: dict[str, Document] = {}
     room = _TOGETHER
-    for one in _in_turn(wanted):
+    for one in in_turn(wanted, _size):
         if time.monotonic() >= until:
             found[str(one["pid"])] = _document(one["paths"][0], why=_LATE)
             continue
@@ -61,14 +62,16 @@ def read_files(wanted: list[Document], until: float) -> dict[str, Document]:
     return found
 
 
-def _in_turn(wanted: list[Document]) -> list[Document]:
+def in_turn(
+    wanted: list[Document], size: Callable[[Document], int] = lambda _: 0
+) -> list[Document]:
     """Each user's smallest first, then each one's next: who poses as many ranks waits."""
     turns: dict[Any, int] = {}
     placed = []
-    for size, place in sorted((_size(one), place) for place, one in enumerate(wanted)):
+    for its_size, place in sorted((size(one), place) for place, one in enumerate(wanted)):
         uid = wanted[place]["uid"]
         turns[uid] = turns.get(uid, 0) + 1
-        placed.append((turns[uid], size, place))
+        placed.append((turns[uid], its_size, place))
     return [wanted[place] for _, _, place in sorted(placed)]
 
 
@@ -154,7 +157,7 @@ def ask_servers(wanted: list[Document], until: float) -> dict[str, Document]:
     """
     found: dict[str, Document] = {}
     room = _TOGETHER
-    for one in wanted:
+    for one in in_turn(wanted):
         body = b""
         with suppress(OSError, ValueError):
             for handler in _HANDLERS:

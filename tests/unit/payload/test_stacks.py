@@ -344,6 +344,16 @@ def test_many_ranks_of_one_user_leave_room_for_anothers(
     assert [one["pid"] for one in found] == [many[0].pid, other.pid]
 
 
+def test_each_user_has_stacks_read_in_turn() -> None:
+    """Who poses as many ranks, which take py-spy long, has one of them read first."""
+    uids = [7, 7, 7, 8]
+    ranks = [
+        {"pid": pid, "uid": uid, "python": True, "stuck": False, "workers": []}
+        for pid, uid in enumerate(uids)
+    ]
+    assert readable(ranks, lambda _: True) == [0, 3, 1, 2]
+
+
 def test_a_process_that_is_not_there() -> None:
     """An unused pid is a line among the problems, and nothing else."""
     seen = look(2**22 - 7)

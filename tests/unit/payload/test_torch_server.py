@@ -80,3 +80,30 @@ def test_a_file_that_is_no_socket_is_not_opened(tmp_path: Path) -> None:
     (tmp_path / "w").write_text("x")
     assert asked(tmp_path / "w") == {}
     assert asked(tmp_path / "none") == {}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's socket")
+def test_one_users_silent_servers_keep_no_other_from_being_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each user's servers are asked in turn."""
+    monkeypatch.setattr(rank_dumps, "_RANK_S", 0.3)
+    silent, talks = tmp_path / "silent", tmp_path / "talks"
+
+    def answer(listener: socket.socket) -> None:
+        link, _ = listener.accept()
+        with link:
+            link.recv(4096)
+            link.sendall(b"HTTP/1.0 200 OK\r\n\r\n{}")
+
+    with socket.socket(socket.AF_UNIX) as mute, socket.socket(socket.AF_UNIX) as listener:
+        for one, path, uid in ((mute, silent, 65534), (listener, talks, 4321)):
+            one.bind(str(path))
+            one.listen()
+            os.chown(path, uid, uid)
+        threading.Thread(target=answer, args=[listener], daemon=True).start()
+        parent = os.getppid()
+        many = [{"pid": parent, "uid": 65534, "socket": str(silent)} for _ in range(100)]
+        wanted = [*many, {"pid": os.getpid(), "uid": 4321, "socket": str(talks)}]
+        found = rank_dumps.ask_servers(wanted, time.monotonic() + 10)
+    assert [*found] == [str(os.getpid())]
