@@ -195,28 +195,27 @@ def find(run_pid: int, wanted: list[int], care: Care) -> Document:
     empty for all processes of this node but our own.
     """
     table = ProcessTable(run_pid, wanted, care)
-    ranks = [
-        describe(table, pid, table.identities[pid]) for pid in _first(table, _rank_processes(table))
-    ]
+    pids = _first(table, _rank_processes(table), MOST)
+    ranks = [describe(table, pid, table.identities[pid]) for pid in pids]
     if not ranks:
-        ranks = [
-            describe(table, pid, None) for pid in _first(table, _possible_ranks(table, wanted))
-        ]
+        pids = _first(table, _possible_ranks(table, wanted), MOST)
+        ranks = [describe(table, pid, None) for pid in pids]
     launchers = find_launchers(table, ranks)
     for launcher in launchers:
         silent = silent_children(table, launcher, ranks)
         ranks = [one for one in ranks if not _is_left_behind(table, one, silent + ranks)] + silent
+    kept = _first(table, [one["pid"] for one in launchers], MOST_LAUNCHERS)
     return {
         "ranks": ranks[:MOST],
-        "launchers": launchers[:MOST_LAUNCHERS],
+        "launchers": [one for one in launchers if one["pid"] in kept],
         "hidden": _hidden(table),
         "absent": table.absent,
     }
 
 
-def _first(table: ProcessTable, pids: list[int]) -> list[int]:
-    """Return those that fit, of each user in turn: who poses as many ranks waits."""
-    chosen = set(table.allowances.in_turn(pids)[:MOST])
+def _first(table: ProcessTable, pids: list[int], most: int) -> list[int]:
+    """Return `most` of them, of each user in turn: who poses as many ranks waits."""
+    chosen = set(table.allowances.in_turn(pids)[:most])
     return [pid for pid in pids if pid in chosen]
 
 

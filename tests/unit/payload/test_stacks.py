@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -342,6 +343,22 @@ def test_many_ranks_of_one_user_leave_room_for_anothers(
     pids = [one.pid for one in (*many, other)]
     found = finding.find(2**22 + 1, pids, processes.Care())["ranks"]
     assert [one["pid"] for one in found] == [many[0].pid, other.pid]
+
+
+@needs_root
+def test_many_launchers_of_one_user_leave_room_for_anothers(
+    cleanup: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any user can call his processes torchrun."""
+    launchers = []
+    for user in (NOBODY, NOBODY, NOBODY, 4321):
+        one = subprocess.Popen(["torchrun", "60"], executable=shutil.which("sleep"), user=user)
+        cleanup.callback(one.wait)
+        cleanup.callback(one.kill)
+        launchers.append(one.pid)
+    monkeypatch.setattr(finding, "MOST_LAUNCHERS", 2)
+    found = finding.find(2**22 + 1, launchers, processes.Care())["launchers"]
+    assert [one["pid"] for one in found] == [launchers[0], launchers[-1]]
 
 
 def test_each_user_has_stacks_read_in_turn() -> None:
