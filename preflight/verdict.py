@@ -36,13 +36,12 @@ WORST_FIRST = (
 )
 NOT_FINE = WORST_FIRST[:-2]
 """Outcomes that are findings."""
+_NOT_READY = WORST_FIRST[:3]
 
 
 def makes_not_ready(outcome: Outcome, grant: str) -> bool:
     """Whether such a verdict makes its subject not ready; `grant`: the privilege it lacks."""
-    if outcome is Outcome.UNKNOWN:
-        return not grant
-    return outcome in (Outcome.FAIL, Outcome.FLAKY)
+    return outcome in _NOT_READY and not (grant and outcome is Outcome.UNKNOWN)
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from shlex import quote
 from typing import Final
 
@@ -26,8 +27,12 @@ CHECKS = (
 
 def judge_values(environ: Mapping[str, str] | None, origin: str) -> Verdict:
     """Read each value as NCCL, torch, CUDA or gloo will."""
-    if environ is None:
-        return not_run(UNKNOWN_JOB)
+    return not_run(UNKNOWN_JOB) if environ is None else _judged(frozenset(environ.items()), origin)
+
+
+@lru_cache(maxsize=64)  # the nodes of a job have few environments
+def _judged(settings: frozenset[tuple[str, str]], origin: str) -> Verdict:
+    environ = dict(settings)
     known = [
         one for name, one in variables().items() if name in environ and one.type != "undocumented"
     ]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from preflight.core.thresholds import Thresholds
 from preflight.facts.boards import GRADES, Grade, xid_info
 from preflight.facts.machine import LogLine
-from preflight.facts.model import Facts
+from preflight.facts.model import Facts, read_once
 
 _SLOT = r"([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
 XID = rf"^NVRM: Xid \((?:PCI:)?{_SLOT}(?:[ ,][^)]*)?\): (\d{{1,4}})\b(.*)"
@@ -314,10 +314,15 @@ def _bursts(lines: Iterable[LogLine], limit: Thresholds) -> dict[str, Sequence[_
     return {slot: bursts for slot, bursts in located.items() if bursts}
 
 
+@read_once
+def logged_faults(facts: Facts) -> tuple[GpuFault, ...]:
+    """All faults in a node's kernel log; none where it could not be read."""
+    return tuple(gpu_faults(facts.kernel_log.lines)) if facts.kernel_log is not None else ()
+
+
 def lost_slots(facts: Facts) -> set[str]:
     """GPUs that are off the bus by the log: PCIe errors on these only follow from that."""
-    lines = facts.kernel_log.lines if facts.kernel_log is not None else ()
-    return {e.slot for e in gpu_faults(lines) if e.code in (79, OFF_THE_BUS) and not e.old}
+    return {e.slot for e in logged_faults(facts) if e.code in (79, OFF_THE_BUS) and not e.old}
 
 
 def missing_slots(facts: Facts) -> tuple[str, ...]:

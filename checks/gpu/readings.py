@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
+from msgspec import Struct
+
 from preflight.checks.gpu.deviations import on_most
 from preflight.facts.boards import board
 from preflight.facts.gpu import GpuHealth, too_old
-from preflight.facts.model import Facts, Gpu
+from preflight.facts.model import Facts, Gpu, read_once
 from preflight.facts.node import Group, Node, decided, most
 from preflight.facts.words import count, first_of
 from preflight.verdict import Verdict, fail, not_run, ok, unknown, warn
@@ -28,8 +30,7 @@ _ENOUGH_SIBLINGS: Final = 3
 """Two alike of three may be a mixed machine; three alike are peers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Expectation(Generic[T]):
+class Expectation(Struct, Generic[T], frozen=True):
     """An expected value, and its source: "expected", "on 12 of 13 nodes of group train"."""
 
     value: T
@@ -103,7 +104,7 @@ def reading(gpu: Gpu, name: str) -> Any:
 
 
 def _values(facts: Facts, name: str) -> list[Any]:
-    if any(gpu.refused(name) for gpu in facts.gpus or ()):
+    if any(gpu.refused(name) for gpu in _refusing(facts)):
         return []  # what the others have in common is no majority without it
     return _known_values(facts, name)
 
@@ -147,9 +148,16 @@ def gpu_label(gpu: Gpu) -> str:
     return f"GPU{gpu.index} ({gpu.bus_id})" if gpu.bus_id else f"GPU{gpu.index}"
 
 
-def healths(facts: Facts) -> list[tuple[Gpu, GpuHealth]]:
+@read_once
+def healths(facts: Facts) -> tuple[tuple[Gpu, GpuHealth], ...]:
     """The GPUs whose readings were requested."""
-    return [(gpu, gpu.health) for gpu in facts.gpus or () if gpu.health is not None]
+    return tuple((gpu, gpu.health) for gpu in facts.gpus or () if gpu.health is not None)
+
+
+@read_once
+def _refusing(facts: Facts) -> tuple[Gpu, ...]:
+    """The GPUs of which NVML failed to read something."""
+    return tuple(gpu for gpu, health in healths(facts) if health.errors)
 
 
 def uptime_s(facts: Facts) -> float:
@@ -179,7 +187,7 @@ def judge_gpus(node: Node, question: Question, troubles: Iterable[Trouble], fine
         return not_run("no GPUs expected, none here")
     found = sorted(troubles, key=lambda trouble: not trouble.grave)
     unread = _without_reading(facts.gpus, needs) or [
-        gpu for gpu in facts.gpus if gpu.refused(*needs, *also)
+        gpu for gpu in _refusing(facts) if gpu.refused(*needs, *also)
     ]
     if found and (found[0].grave or not unread):
         return _bad(found, cause)
@@ -231,7 +239,10 @@ def _unknown(
 
 def _tells(gpu: Gpu, needs: Sequence[str]) -> bool:
     """Whether it reports any of these readings."""
-    return any(reading(gpu, name) not in (None, "") for name in needs)
+    for name in needs:  # noqa: SIM110  a generator takes three times as long, for each GPU and check
+        if reading(gpu, name) not in (None, ""):
+            return True
+    return False
 
 
 def _without_reading(gpus: Sequence[Gpu], needs: Sequence[str]) -> list[Gpu]:

@@ -15,7 +15,7 @@ from preflight.checks.gpu.driver_log import (
     GpuFault,
     Repeated,
     consequences,
-    gpu_faults,
+    logged_faults,
     missing_slots,
     repeated,
     root_causes,
@@ -53,7 +53,7 @@ def judge_xid(expected: Expected, facts: Facts, limit: Thresholds) -> Verdict:
     none_here = not_run("no GPUs expected, none here, no Xid in its kernel log")
     if log is None:
         return unread(facts) if expects or facts.driver.state == "unknown" else none_here
-    settled = _mark_settled(gpu_faults(log.lines), facts)
+    settled = _mark_settled(logged_faults(facts), facts)
     graded = [_site_grade(each, expected) for each in settled]
     if not graded and not expects and log.source != "text":
         return none_here
@@ -292,7 +292,7 @@ def judge_sxid(facts: Facts) -> Verdict:
     listed = [_evidence(each, _OF_SXID) for each in (*old, *new)]
     evidence: dict[str, Any] = {"sxids": listed, "log": log.source}
     fatal = [each for each in new if each.fatal]
-    explained = _explained(log.lines)
+    explained = _explained(facts)
     own = [each for each in fatal if not (each.code == _LINK_LOST and explained)]
     if own:
         words = _sxid_words(own, facts)
@@ -322,7 +322,7 @@ def _not_fatal_verdict(
 ) -> Verdict:
     """The verdict where no SXid is known to be fatal, but one may be."""
     period = window(log, facts)
-    explained = _explained(log.lines)
+    explained = _explained(facts)
     ungraded = [e for e in new if e.fatal is None and not (e.code == _LINK_LOST and explained)]
     if ungraded:
         words = _sxid_words(ungraded, facts)
@@ -348,10 +348,10 @@ def _no_switch(facts: Facts) -> Verdict:
     return not_run(f"{older or 'no NVSwitch here'}, no SXid in its kernel log")
 
 
-def _explained(lines: Sequence[LogLine]) -> bool:
+def _explained(facts: Facts) -> bool:
     return any(
         each.code in _TAKES_LINKS and each.grade in ("fatal", "reset") and not each.old
-        for each in root_causes(gpu_faults(lines))
+        for each in root_causes(logged_faults(facts))
     )
 
 

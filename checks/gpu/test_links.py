@@ -43,7 +43,7 @@ from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Node
 from preflight.facts.boards import Codes, board, gpu_codes, up_links
 from preflight.facts.gpu import GpuHealth, LinkErrors
-from preflight.facts.model import Gpu
+from preflight.facts.model import Gpu, read_once
 from preflight.facts.node import decided, most
 from preflight.facts.topo_matrix import Topology, TopologyError, parse_topo
 from preflight.facts.words import count, first_of
@@ -225,6 +225,7 @@ def nvlink_troubles(
                 yield Trouble(gpu, noisy, _NVLINK, grave=False, part=part)
 
 
+@read_once
 def link_speed(facts: Facts) -> int | None:
     """The speed that most live NVLinks of a node run at, Mb/s as NVML counts."""
     if any(gpu.refused("link_errors") for gpu in facts.gpus or ()):

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final, TypeVar
 
 from msgspec import Struct
 
 from preflight.facts.boards import natural
-from preflight.facts.model import Facts, Nic, NicPort
+from preflight.facts.model import Facts, Nic, NicPort, read_once
 from preflight.facts.node import most as majority
 from preflight.facts.node_network import Counter, Interface
 from preflight.fleet.model import Expected
@@ -31,7 +31,7 @@ ENOUGH_ALIKE: Final = 3
 """Ports of one kind on one node that make a peer group: two against one prove little."""
 
 
-class Port(Struct, frozen=True):
+class Port(Struct, frozen=True, dict=True):
     """One port of one device."""
 
     nic: Nic
@@ -42,7 +42,7 @@ class Port(Struct, frozen=True):
         """As rdma(8) writes it: mlx5_0/1."""
         return f"{self.nic.name}/{self.port.port}"
 
-    @property
+    @cached_property
     def state(self) -> str:
         """ACTIVE, INIT, DOWN, ...; "" where it could not be read."""
         return _word(self.port.state).upper()
@@ -52,17 +52,17 @@ class Port(Struct, frozen=True):
         """LINKUP, POLLING, DISABLED, ...; "" where it could not be read."""
         return re.sub(r"[^A-Z]", "", _word(self.port.phys_state).upper())
 
-    @property
+    @cached_property
     def active(self) -> bool:
         """Whether data can flow."""
         return self.state.startswith("ACTIVE")
 
-    @property
+    @cached_property
     def layer(self) -> str:
         """Infiniband or ethernet, in lower case; "" where it is not known."""
         return self.port.link_layer.strip().lower()
 
-    @property
+    @cached_property
     def gbits(self) -> float | None:
         """Its rate, Gb/s."""
         found = _NUMBER.search(self.port.rate)
@@ -100,6 +100,7 @@ class Port(Struct, frozen=True):
         return f"{self.state} ({physical})" if physical else self.state
 
 
+@read_once
 def ports_of(facts: Facts) -> tuple[Port, ...]:
     """All ports, mlx5_2 before mlx5_10."""
     nics = sorted(facts.nics or (), key=lambda nic: natural(nic.name))

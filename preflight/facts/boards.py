@@ -18,6 +18,7 @@ import msgspec
 
 from preflight.core.files import shipped_table
 from preflight.core.text import whole
+from preflight.facts.model import read_once
 from preflight.facts.node import DISTANCES, Distance, pci_distance
 
 if TYPE_CHECKING:
@@ -210,6 +211,7 @@ def link_ends(gpus: Iterable[Gpu]) -> dict[int, LinkEnds]:
     return {gpu.index: LinkEnds(gpu) for gpu in gpus}
 
 
+@read_once
 def gpu_codes(facts: Facts) -> Codes | None:
     """NVML's own matrix: NV# where NVLinks join two GPUs, else their PCI distance."""
     codes = known_codes(facts)
@@ -251,6 +253,7 @@ def _shortest(distances: list[Distance]) -> Distance:
     return min(set(distances), key=DISTANCES.index, default=DISTANCES[-1])
 
 
+@read_once
 def nic_distances(facts: Facts) -> tuple[Distance, ...] | None:
     """Distance of each GPU's nearest NIC; None without NICs or where a path is not known."""
     if any(nic.pci_path == () for nic in facts.nics or ()):

@@ -8,7 +8,8 @@ value: missing is unknown, not healthy.
 from __future__ import annotations
 
 import threading
-from typing import Annotated, Any, Literal, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -28,6 +29,11 @@ from preflight.facts.node_network import (
     PcieLink,
     Switch,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
 
 WIRE = 1
 """Version of the document: raise it with a change that an older reader would misread."""
@@ -240,7 +246,7 @@ class Extra(Struct, frozen=True, forbid_unknown_fields=True):
     seconds: Seconds = 0.0
 
 
-class Facts(Struct, frozen=True, forbid_unknown_fields=True):
+class Facts(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """One node's whole answer to the probe."""
 
     wire: Whole
@@ -290,6 +296,21 @@ class Facts(Struct, frozen=True, forbid_unknown_fields=True):
         """
         absent = f"no probe section {section_id} in this run: name it in a conftest.py"
         return self.extra.get(section_id) or Extra(error=absent)
+
+
+def read_once(read: Callable[[Facts], T]) -> Callable[[Facts], T]:
+    """Let a reader work on each node's facts once; the many checks that call it share its value."""
+    name = f"{read.__module__}.{read.__qualname__}"
+
+    @wraps(read)
+    def remembered(facts: Facts) -> T:
+        values = facts.__dict__
+        if name not in values:
+            values[name] = read(facts)
+        value: T = values[name]
+        return value
+
+    return remembered
 
 
 Connected = Literal["ok", "refused", "timeout", "unreachable", "reset", "wrong_answer", "error"]

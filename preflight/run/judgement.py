@@ -163,13 +163,16 @@ class Judgement:
     def verdict(self, check_id: str, names: Names) -> Verdict:
         """Judge one subject by one check, or say why it cannot be."""
         key = (check_id, names)
-        if key not in self._verdicts:
+        verdict = self._verdicts.get(key)
+        if verdict is None:
             if why := self.off(check_id, names):
-                reached = not_run(why, off=True)
+                verdict = not_run(why, off=True)
             else:
-                reached = self._reach_verdict(self._registry[check_id], names)
-            self._verdicts[key] = waive(check_id, names, reached, self._waivers, self._hosts)
-        return self._verdicts[key]
+                verdict = self._reach_verdict(self._registry[check_id], names)
+            if self._waivers:
+                verdict = waive(check_id, names, verdict, self._waivers, self._hosts)
+            self._verdicts[key] = verdict
+        return verdict
 
     def off(self, check_id: str, names: Names) -> str:
         """Why a subject is not judged, if the site switched the check off for it; else ""."""
@@ -213,18 +216,24 @@ class Judgement:
             pair = self.sweep.pairs.get((names[0], names[1]))
             if pair is None:
                 return not_run("the sweep did not reach this pair")
-            return self._known_only(registered, self._conclude(registered, pair, Thresholds()))
+            return self._conclude(registered, pair, Thresholds())
         node = self._node(names[0])
         node.limit.used.clear()
-        return self._known_only(registered, self._conclude(registered, node, node.limit))
+        return self._conclude(registered, node, node.limit)
 
     def _conclude(
         self, registered: Registered, subject: Node | Pair | FleetView, limit: Thresholds
     ) -> Verdict:
-        """Judge, and name the site's numbers that decided; all of a sweep's count as used."""
+        """Judge, and name the site's numbers that decided; all of a sweep's count as used.
+
+        A verdict that blames a node outside this fleet is refused: no node would be left out.
+        """
         verdict = registered.conclude(subject)
-        used = self._used if registered.check.stage == "fabric" else {}
-        return with_numbers(verdict, limit.used | used)
+        for name in (*verdict.culprits, *verdict.suspects):
+            if name not in self._hosts:
+                return broken(f"{registered.check.id} blames {name!a}, which is not in this fleet")
+        used = limit.used | self._used if registered.check.stage == "fabric" else limit.used
+        return with_numbers(verdict, used)
 
     def _judge_fleet(self, registered: Registered) -> Verdict:
         """Judge the nodes whose gates are open, and name the others: `ok` does not cover those."""
@@ -234,7 +243,7 @@ class Judgement:
             return not_run(f"no node to judge: {why}", blocked=True)
         limit = Thresholds(self._swept)
         view = dataclasses.replace(view, limit=limit)
-        verdict = self._known_only(registered, self._conclude(registered, view, limit))
+        verdict = self._conclude(registered, view, limit)
         if verdict.outcome is Outcome.BROKEN:
             return verdict
         unseen = f"; not checked: {fold(view.left_out)}" if view.left_out else ""
@@ -243,15 +252,6 @@ class Judgement:
             sentence=verdict.sentence + unseen,
             evidence={**verdict.evidence, UNSEEN: dict(view.left_out)},
         )
-
-    def _known_only(self, registered: Registered, verdict: Verdict) -> Verdict:
-        """Refuse a verdict that blames a node outside this fleet: no node would be left out."""
-        strangers = [
-            name for name in (*verdict.culprits, *verdict.suspects) if name not in self._hosts
-        ]
-        if not strangers:
-            return verdict
-        return broken(f"{registered.check.id} blames {strangers[0]!a}, which is not in this fleet")
 
     def fleet_view(self, check: Check) -> FleetView:
         """The whole fleet for a check: the nodes whose gates are open, and why not the others."""

@@ -116,6 +116,7 @@ class InterruptedStage:
 
 
 STOPPED_AT_FIRST = not_run("stopped after the first finding (fail-fast)", stopped=True)
+_FINE = (Outcome.OK, Outcome.NOT_RUN, Outcome.WAIVED)
 _TO_GO_ON = "to go on: --preflight-fail-fast=never"
 
 
@@ -405,14 +406,12 @@ class Run:
         fail_fast = self.settings.fail_fast
         checks = {one.check.id for one in self.registry if one.check.stage == stage}
         try:
-            for key in (*selected, *self.repairs):
-                if key[0] not in checks:
-                    continue
+            for key in [key for key in (*selected, *self.repairs) if key[0] in checks]:
                 verdict = self.judgement.verdict(*key)
                 self.on_verdict(*key, verdict)
-                if verdict.outcome not in (Outcome.OK, Outcome.NOT_RUN, Outcome.WAIVED):
+                if verdict.outcome not in _FINE:
                     found(key, verdict)
-                self._any_failed = self._any_failed or verdict.makes_not_ready
+                    self._any_failed = self._any_failed or verdict.makes_not_ready
                 if self._any_failed and fail_fast == "first":
                     self._settle_rest([*selected, *self.repairs])
                     return True
