@@ -1,7 +1,8 @@
 """The `preflight` command begins here: a Ctrl-C waits until the rest is loaded and can answer it.
 
 Standard library only, and nothing before the signal is blocked: an interrupted import of a module
-would print a traceback. `cli` lets the signal through again.
+would print a traceback. `cli` lets the signal through again. The scheduler's hook does not wait for
+the other verbs to load.
 """
 
 from __future__ import annotations
@@ -11,7 +12,17 @@ import sys
 
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
 
-from preflight.cli import main  # noqa: E402  the signal is blocked first
+from preflight.commands import judge_node, open_streams  # noqa: E402  the signal is blocked first
+
+
+def main() -> int:
+    """Run the verb that was typed, and return its exit code."""
+    open_streams()
+    judge_node(sys.argv[1:])
+    from preflight.cli import main as run_verb
+
+    return run_verb()
+
 
 if __name__ == "__main__":
     sys.exit(main())

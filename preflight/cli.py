@@ -16,7 +16,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from preflight import __version__
-from preflight.commands import EXIT_CODES
+from preflight.commands import EXIT_CODES, judge_node, open_streams, start
 from preflight.core.command_line import BROKE, USAGE, WIDTH, Parser, columns, say
 
 if TYPE_CHECKING:
@@ -91,9 +91,8 @@ def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until_interrupted lets it through
     words = sys.argv[1:] if argv is None else argv
-    _open_streams()
-    if words[:1] in (["prolog"], ["healthcheck"]):
-        _judge_here(words)
+    open_streams()
+    judge_node(words)
     is_completing = not words and "_ARGCOMPLETE" in os.environ
     if code := _guarded(lambda: _isolate(words, is_first=argv is None, quiet=is_completing)):
         return code
@@ -106,8 +105,6 @@ def main(argv: Sequence[str] | None = None, launch: int | None = None) -> int:
 
 def _isolate(words: Sequence[str], *, is_first: bool, quiet: bool) -> int:
     """Become an isolated Python if the verb or root needs one; else return 0."""
-    from preflight.commands.check import start
-
     if words[:1] and words[0] in ISOLATED:
         os.umask(0o027)
         start(words[1:], ISOLATED[words[0]])
@@ -221,19 +218,6 @@ def _command(arguments: argparse.Namespace) -> int:
         ) from error
 
 
-def _open_streams() -> None:
-    """Open /dev/null for each stream that the caller closed: our next file would take its number.
-
-    A watched launch would then write its output into that file.
-    """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            # The lowest free number, which is the stream's own; a launch inherits it.
-            handle = os.open(os.devnull, os.O_RDWR)
-            os.set_inheritable(handle, True)  # noqa: FBT003  its only argument
-            setattr(sys, name, os.fdopen(handle, mode, encoding="utf-8", closefd=False))
-
-
 def _watch(words: Sequence[str], launch: int | None) -> int:
     """Run `watch` without loading the other verbs: it stays as long as the job runs."""
     from preflight.commands.watch import run
@@ -244,16 +228,6 @@ def _watch(words: Sequence[str], launch: int | None) -> int:
 
     with os.fdopen(launch, encoding="utf-8") as file:
         return run(words, json.load(file))
-
-
-def _judge_here(words: Sequence[str]) -> None:
-    """Hand over to the scheduler's hook; if that is broken, exit as for a node not judged."""
-    try:
-        importlib.import_module("preflight.commands.check").judge_node(words)
-    except Exception as error:  # noqa: BLE001  a traceback would exit 1, which drains the node
-        message = f"preflight: {words[0]} cannot be started ({type(error).__name__})"
-        print(f"{message}, so this node was not judged; install it again", file=sys.stderr)  # noqa: T201
-        sys.exit(2 if "--plain" in words else int("--fail-closed" in words))
 
 
 class _Verbs(Parser):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final, Literal
+
+from msgspec import Struct
 
 from preflight.core.text import starred
 from preflight.verdict import Verdict, fail, unknown, warn
@@ -20,8 +21,7 @@ _LONGEST_VALUE: Final = 60
 _RANK: Final = {"fail": 0, "unknown": 1, "warn": 2}
 
 
-@dataclass(frozen=True, slots=True)
-class Remark:
+class Remark(Struct, frozen=True):
     """One thing that is wrong. `fail`: the job dies, hangs, or does the opposite of what is set."""
 
     sentence: str

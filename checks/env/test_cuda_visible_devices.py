@@ -12,8 +12,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Final, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from preflight.check import Check
 from preflight.checks.env.remark import UNKNOWN_JOB
@@ -41,16 +43,14 @@ _FOREIGN: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """One device of the job: a whole GPU, or one MIG instance of it."""
 
     gpu: int
     mig: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Visible:
+class Visible(Struct, frozen=True):
     """What CUDA makes of the variable on one node."""
 
     kind: Kind
@@ -177,8 +177,7 @@ def _one_mig(visible: Visible, gpus: Sequence[Gpu]) -> Visible:
     return replace(visible, devices=(chosen,), trouble=visible.trouble or trouble)
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(Struct, frozen=True):
     """What Slurm says it gave the job on this node."""
 
     number: int

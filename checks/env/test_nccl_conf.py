@@ -8,9 +8,10 @@ place of the user's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from shlex import quote
 from typing import Final
+
+from msgspec.structs import replace
 
 from preflight.check import Check
 from preflight.checks.env.remark import Remark, show, verdict

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final, Literal
+
+from msgspec import Struct
 
 from preflight.checks.env.remark import Remark, show
 from preflight.checks.env.variables import Variable, variables
@@ -178,8 +179,7 @@ _INT32: Final = 1 << 31
 _MOST_DIGITS: Final = 30
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
+class Number(Struct, frozen=True):
     """What a reader makes of a text. `how`: why that is not what was meant."""
 
     value: int | None

@@ -20,7 +20,6 @@ first by the letters that occur in it, then letter by letter until the two are t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import date
 from functools import cache, lru_cache
 from shlex import quote
@@ -38,8 +37,7 @@ Alike = Literal["must", "should", "free", "unique"]
 _OWNERS: Final = ("nccl", "torch", "cuda", "gloo")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variable:
+class Variable(Struct, frozen=True, kw_only=True):
     """One variable, as its reader takes it; the module explains the fields."""
 
     name: str
@@ -63,8 +61,8 @@ class Variable:
     beyond: str = ""
     hangs: bool = False
     """A number out of range makes the job wait forever and log nothing."""
-    warn: Mapping[str, str] = field(default_factory=dict)
-    loud: Mapping[str, str] = field(default_factory=dict)
+    warn: Mapping[str, str] = {}
+    loud: Mapping[str, str] = {}
     advice: str = ""
     deprecated: str = ""
     deprecated_value: str = ""
@@ -87,8 +85,7 @@ class Family(Struct, frozen=True):
     """Prefixes of names that another program reads, with that program."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadName:
+class UnreadName(Struct, frozen=True):
     """A name that public advice recommends and no program reads."""
 
     hope: str

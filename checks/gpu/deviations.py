@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Final, TypeVar
+
+from msgspec import Struct
 
 from preflight.facts.boards import (
     Codes,
@@ -77,8 +78,7 @@ RESEAT: Final = "drain; look for NVLink errors in dmesg, reseat or reset the GPU
 COMPARE_BUILD: Final = "compare slots, BIOS and switch settings (ACS, NPS) with a healthy node"
 
 
-@dataclass(frozen=True, slots=True)
-class Deviation:
+class Deviation(Struct, frozen=True):
     """One difference from what is expected. `grave`: the node, or its job, fails because of it."""
 
     sentence: str
@@ -313,8 +313,7 @@ _MOST_SHARE: Final = 0.75
 """With a smaller share alike, the machine is built unevenly, such as a mesh of eight."""
 
 
-@dataclass(frozen=True, slots=True)
-class OddCell:
+class OddCell(Struct, frozen=True):
     """A pair that is joined by `code`, while `usual` joins `alike` of all `of` pairs."""
 
     a: str

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from preflight.core.thresholds import Thresholds
 from preflight.facts.boards import GRADES, Grade, xid_info
@@ -49,8 +51,7 @@ _TELLING = {*_LOST, _SUMMARY, *_ECC, *_CLEANED_UP}
 _AFTERMATH: set[Grade] = {"application", "notice"}
 
 
-@dataclass(frozen=True, slots=True)
-class GpuFault:
+class GpuFault(Struct, frozen=True):
     """One fault of one GPU that the driver logged, once or many times."""
 
     slot: str
@@ -255,8 +256,7 @@ _PLACE = r"\((GPC \d+, TPC \d+)\b"
 _PID = r"pid=(\d+)"
 
 
-@dataclass(frozen=True, slots=True)
-class Repeated:
+class Repeated(Struct, frozen=True):
     """One part of one GPU with exceptions at several times, each time only there."""
 
     slot: str
@@ -266,8 +266,7 @@ class Repeated:
     last_s: float
 
 
-@dataclass(slots=True)
-class _Burst:
+class _Burst(Struct):
     """Exceptions of one GPU that followed on each other: one crash of one program."""
 
     first_s: float

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
@@ -126,8 +125,7 @@ MAY_PASS: Final = ("Timeout", "In use by another client")
 GRANT: Final = "run the probe as root, or grant it CAP_SYS_ADMIN, which NVML needs"
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
+class Trouble(Struct, frozen=True):
     """One fault of one GPU, or (None) of the node as a whole."""
 
     gpu: Gpu | None

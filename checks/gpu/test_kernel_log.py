@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from preflight.check import Check
 from preflight.checks.gpu.deviations import has_switch
@@ -226,8 +228,7 @@ _TAKES_LINKS = {48, 62, 74, 79, 119, 120, 143}
 """Xids of a GPU that take its links down, or that report the same link from its end."""
 
 
-@dataclass(frozen=True, slots=True)
-class SwitchFault:
+class SwitchFault(Struct, frozen=True):
     """One SXid that the switch's driver wrote."""
 
     switch: str

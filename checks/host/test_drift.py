@@ -7,8 +7,9 @@ excludes it is off by at least its distance: a slow round trip makes no clock lo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from preflight.check import Check
 from preflight.checks.fleet_view import FleetView
@@ -87,8 +88,7 @@ HERE: Final = ""
 """This machine's clock among the nodes': it votes, and is no part of the job."""
 
 
-@dataclass(frozen=True, slots=True)
-class Time:
+class Time(Struct, frozen=True):
     """Where most clocks agree, ahead of this machine's by `from_s` to `to_s`."""
 
     from_s: float
@@ -122,8 +122,7 @@ def agreement(clocks: Sequence[Clock], limit: Thresholds) -> Time:
     return best
 
 
-@dataclass(frozen=True, slots=True)
-class Offset:
+class Offset(Struct, frozen=True):
     """How far a clock is off: as seen, and the least that the round trip allows."""
 
     seen_s: float

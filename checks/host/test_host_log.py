@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from preflight.check import Check
 from preflight.checks.gpu.driver_log import lost_slots, slot_of
@@ -168,8 +170,7 @@ _GRADES: dict[Grade, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(Struct, frozen=True):
     """Errors of one part; `where` is a PCI address, a CPU or a DIMM."""
 
     part: Part
@@ -367,8 +368,7 @@ _WORDS: dict[Kind, tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True):
     """Events of one kind, of one device, task or process."""
 
     kind: Kind

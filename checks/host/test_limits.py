@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, Literal
+
+from msgspec import Struct
 
 from preflight.check import Check
 from preflight.checks.host.test_file_systems import SHM, SHM_FULL, file_system_of
@@ -30,8 +31,7 @@ IN_THE_JOB: Final = ("srun", "torchrun")
 """Transports that are processes of the job itself: our limits are the job's limits."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobLimit:
+class JobLimit(Struct, frozen=True):
     """A limit and what it belongs to; `sure` where the job will have the same one."""
 
     value: float

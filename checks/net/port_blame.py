@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from preflight.facts.boards import natural
 from preflight.facts.model import Attempt
@@ -38,8 +39,7 @@ _UNRESOLVED: Final = re.compile(r"[Nn]ame or service|name resolution|hostname|[N
 """Error texts of C libraries for a name without an address: the node's fault, not ours."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(Struct, frozen=True):
     """A failed connection explained. `blame` is a node, "pair a-b", or "" if none is known."""
 
     blame: str

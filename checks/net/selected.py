@@ -9,9 +9,10 @@ and in torch's ProcessGroupGloo and GlooDeviceFactory.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Final
+
+from msgspec import Struct
 
 from preflight.checks.rdma.ports import Port, ports_of
 from preflight.checks.software.test_versions import version
@@ -31,8 +32,7 @@ _SKIPS_DOWN: Final = (2, 28)
 _FAMILIES: Final = {"AF_INET": 4, "AF_INET6": 6}
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
+class Filter(Struct, frozen=True):
     """NCCL_SOCKET_IFNAME or NCCL_IB_HCA, taken apart as NCCL does."""
 
     names: tuple[tuple[str, int | None], ...]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import inf
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from preflight.check import Check
 from preflight.checks.log_window import (
@@ -104,8 +105,7 @@ _MEANING: dict[Kind, tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True):
     """One event of one NIC; `device` is its PCI address or its interface."""
 
     device: str
@@ -151,8 +151,7 @@ def events(lines: Sequence[LogLine]) -> list[Event]:
     return sorted((e for some in found.values() for e in some), key=lambda e: e.order) + unreported
 
 
-@dataclass(slots=True)
-class _Ups:
+class _Ups(Struct):
     """How often one link came up since its driver started it."""
 
     device: str

@@ -12,8 +12,9 @@ A port that is down proves most, then the counters with their rates; the log pro
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from preflight.checks.gpu.deviations import Deviation, on_most
 from preflight.checks.net.test_ethernet import flaps_per_day
@@ -225,8 +226,7 @@ _CONGESTION: Final = "look at flow control (PFC, ECN) and at the load on the swi
 _FLAPPING: Final = "look at the cable and the switch port of {0}, and for link events in dmesg"
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """When a counter is too high: `limit` names a number of limits.toml, per `per_s` seconds."""
 
     limit: str

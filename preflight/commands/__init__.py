@@ -1,19 +1,21 @@
 """The verbs of the `preflight` command, a module each, and their shared options and output.
 
 Imports only the standard library, and the rest on use: `check` and `prolog` must not load what they
-isolate from.
+isolate from, and other imports could have been planted. They run in a separate Python, which reads
+neither PYTHON* variables nor the working folder.
 """
 
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from msgspec import Struct
@@ -131,3 +133,122 @@ def remark(words: str) -> None:
     from preflight.core.command_line import say
 
     say(f"preflight: {words}")
+
+
+def open_streams() -> None:
+    """Open /dev/null for each stream that the caller closed: our next file would take its number.
+
+    A watched launch would then write its output into that file.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # The lowest free number, which is the stream's own; a launch inherits it.
+            handle = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(handle, True)  # noqa: FBT003  its only argument
+            setattr(sys, name, os.fdopen(handle, mode, encoding="utf-8", closefd=False))
+
+
+_DROPPED = ("PYTHON", "PYTEST_")
+"""Variables that make Python or pytest load code or options from elsewhere."""
+
+_FOR_ROOT = re.compile(
+    r"PATH|LD_LIBRARY_PATH|LANG|LC_\w+|TZ|TERM|NO_COLOR|COLUMNS|LINES|USER|LOGNAME|TMPDIR"
+    r"|XDG_RUNTIME_DIR|SSH_AUTH_SOCK|SLURMD?_\w+|PREFLIGHT_\w+"
+    r"|_ARGCOMPLETE\w*|COMP_(LINE|POINT|TYPE)|PG(PASSWORD|PASSFILE|SSLMODE|SSLROOTCERT)|(OMPI_COMM_WORLD|PMI)_RANK"
+)
+"""Variables that root keeps, besides those of a job that checks read: another user may have set the
+others."""
+
+_NO_PATHS = ("SSH_AUTH_SOCK", "PREFLIGHT_HISTORY", "COMP_LINE")
+"""Variables that are not checked as paths: an agent only signs, a history may be a database URL, a
+typed line is only completed."""
+
+_SET = {
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    # xdist starts its workers as `python -c`, which would look for modules here first.
+    "PYTHONSAFEPATH": "1",
+    "PYTHONNOUSERSITE": "1",
+}
+
+
+def start(
+    argv: Sequence[str],
+    module: str = "preflight.commands.check",
+    program: str = "",
+    *,
+    quiet: bool = False,
+) -> NoReturn:
+    """Become an isolated Python, with the environment that `for_root` leaves. Never returns.
+
+    `program`: lines of Python instead of a module; it writes no compiled files, which a full disk
+    could damage. `quiet`: do not name the removed variables.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
+    if argv:
+        kept.pop("_ARGCOMPLETE", None)  # pytest would take the run for a completion, and exit 0
+    if os.geteuid() == 0:
+        kept, refused = for_root(kept)
+        if refused and not quiet:
+            from preflight.core.text import printable
+
+            names = "; ".join(map(printable, refused))
+            print("preflight: not taken from the environment:", names, file=sys.stderr)  # noqa: T201
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    words = [sys.executable, "-I", *(("-B", "-c", program) if program else ("-m", module)), *argv]
+    os.execve(words[0], words, {**kept, **_SET})  # noqa: S606  no shell is wanted
+
+
+PROGRAM: Final = """
+import os, sys
+try:
+    from preflight.hook.entry import main
+except BaseException as error:
+    line = "preflight: it cannot be loaded (%s), so this node was not checked; install it again"
+    sys.stderr.write(line % type(error).__name__ + chr(10))
+    os._exit(2 if "--plain" in sys.argv else int("--fail-closed" in sys.argv))
+main()
+"""
+"""For `python -I -c`: Python exits 1 where a module cannot be loaded, which means a bad node."""
+
+
+def judge_node(words: Sequence[str]) -> None:
+    """Hand over to the scheduler's hook if these words, which begin with the verb, are for it.
+
+    `preflight healthcheck` checks all GPUs, periodically, for Slurm or cron; `preflight prolog`
+    those of the job that is about to start, in seconds. If the hook is broken, exit as for a node
+    that was not judged.
+    """
+    if words[:1] not in (["prolog"], ["healthcheck"]):
+        return
+    try:
+        os.umask(0o027)
+        start(words, program=PROGRAM, quiet=True)
+    except Exception as error:  # noqa: BLE001  a traceback would exit 1, which drains the node
+        message = f"preflight: {words[0]} cannot be started ({type(error).__name__})"
+        print(f"{message}, so this node was not judged; install it again", file=sys.stderr)  # noqa: T201
+        sys.exit(2 if "--plain" in words else int("--fail-closed" in words))
+
+
+def for_root(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return the variables that root keeps of an environment, and the others with the reason.
+
+    Kept folders and files are those that no other user can change or make; HOME is root's own.
+    """
+    from preflight.core.trust import NAMES_CODE, roots_paths
+    from preflight.fleet.job_environment import public
+
+    kept, refused = {"HOME": pwd.getpwuid(0).pw_dir}, []
+    jobs = public(environ)
+    for name, value in environ.items():
+        if not _FOR_ROOT.fullmatch(name):
+            if name not in jobs:
+                continue
+            if re.match(NAMES_CODE, name):
+                refused.append(f"{name} (it names a file or code)")
+                continue
+        safe, why = (value, []) if name in _NO_PATHS else roots_paths(name, value)
+        refused += [f"{name} ({each})" for each in why]
+        if safe or not value:
+            kept[name] = safe
+    return kept, refused

@@ -10,7 +10,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,15 +23,14 @@ from preflight.errors import UsageError
 from preflight.verdict import Conclude, Outcome, Verdict, not_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from types import ModuleType
 
 
 Subject = Literal["node", "pair", "fleet"]
 
 
-@dataclass(frozen=True, slots=True)
-class Registered:
+class Registered(Struct, frozen=True):
     """A check and the function that joins one subject with its judgement."""
 
     check: Check
@@ -280,8 +279,9 @@ def _refuse_bad_declaration(path: Path, check: Check) -> None:
 
 def _import(path: Path) -> ModuleType:
     """Import a shipped check as a module of the package, and a site's check from its path."""
-    if path.resolve().is_relative_to(shipped_folder()):
-        inside = path.resolve().relative_to(shipped_folder()).with_suffix("")
+    real = path.resolve()
+    if real.is_relative_to(shipped_folder()):
+        inside = real.relative_to(shipped_folder()).with_suffix("")
         return importlib.import_module(".".join(("preflight.checks", *inside.parts)))
     name = f"preflight_checks_{path.stem}_{abs(hash(path.parent)):x}"
     spec = importlib.util.spec_from_file_location(name, path)

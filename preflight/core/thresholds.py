@@ -8,7 +8,7 @@ so that the verdict can name them.
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,7 +17,6 @@ from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from datetime import date
 
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -25,8 +24,7 @@ ROOMS = ("facts", "fabric", "burn")
 """Packages that may keep a `limits.toml`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(Struct, frozen=True):
     """One shipped threshold; `name` is "zombie_age_s", or "nccl.peers_ratio" for a backend's."""
 
     value: float

@@ -19,6 +19,7 @@ from preflight.core.statistics import grouped, median
 from preflight.core.text import first_few
 from preflight.fabric.measure import joint_state, summarise
 from preflight.fabric.schedule import (
+    Planned,
     Rounds,
     circle,
     cover_unpaired,
@@ -121,25 +122,6 @@ _SHORTEST_ROUND_S = 0.01
 
 Extent = int | Literal["auto", "exhaustive"]
 """The requested extent: a number of rounds, all of them, or what fits."""
-
-
-class Planned(Struct, frozen=True, kw_only=True):
-    """The rounds of one run, over *all* nodes of the fleet."""
-
-    rounds: Rounds
-    numbers: tuple[int, ...] = ()
-    """The rounds' numbers in the fleet's frame; none if all pairs are measured."""
-    total: int = 0
-    """How many rounds together hold every pair."""
-    seed: int = 0
-    leaves: dict[str, str] = {}
-    """Node name → its leaf switch, if known."""
-    topology: str = ""
-    """The source of `leaves`."""
-    earlier: dict[str, tuple[float, ...]] = {}
-    """What pairs of a small fleet, without peers, reached in earlier runs, GB/s (see `compare`)."""
-    units: dict[str, tuple[float, ...]] = {}
-    """What devices without peers reached in earlier runs (`preflight.burn.units`)."""
 
 
 def plan(

@@ -28,6 +28,26 @@ Pairing = tuple[str, str]
 
 Rounds = tuple[tuple[Pairing, ...], ...]
 
+
+class Planned(Struct, frozen=True, kw_only=True):
+    """The rounds of one run, over *all* nodes of the fleet."""
+
+    rounds: Rounds
+    numbers: tuple[int, ...] = ()
+    """The rounds' numbers in the fleet's frame; none if all pairs are measured."""
+    total: int = 0
+    """How many rounds together hold every pair."""
+    seed: int = 0
+    leaves: dict[str, str] = {}
+    """Node name → its leaf switch, if known."""
+    topology: str = ""
+    """The source of `leaves`."""
+    earlier: dict[str, tuple[float, ...]] = {}
+    """What pairs of a small fleet, without peers, reached in earlier runs, GB/s (see `compare`)."""
+    units: dict[str, tuple[float, ...]] = {}
+    """What devices without peers reached in earlier runs (`preflight.burn.units`)."""
+
+
 ALL_PAIRS_UP_TO = 16
 """Nodes up to which every run measures every pair."""
 

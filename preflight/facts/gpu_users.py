@@ -7,17 +7,19 @@ warnings. A process of a running job is never stale, however much it holds.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
 from preflight.core.thresholds import SHIPPED, Thresholds
+from preflight.facts.model import Process
 from preflight.facts.words import age, count, kill_command, memory, process
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from preflight.facts.model import Facts, Gpu, Process, Processes
+    from preflight.facts.model import Facts, Gpu, Processes
 
 
 _DAEMONS: Final = (
@@ -90,8 +92,7 @@ _KTHREADD: Final = 2
 _DRIVER_WAITS: Final = ("nv", "_nv", "uvm", "os_acquire", "rm_")
 
 
-@dataclass(frozen=True, slots=True)
-class Stale:
+class Stale(Struct, frozen=True):
     """One leftover of an earlier job, and the command that removes it."""
 
     sentence: str

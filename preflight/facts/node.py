@@ -68,8 +68,7 @@ class Reach(Struct, frozen=True):
     """Its clock compared with this machine's when it answered."""
 
 
-@dataclass(frozen=True, slots=True)
-class Majority(Generic[T]):
+class Majority(Struct, Generic[T], frozen=True):
     """The value that most nodes of a group share, and how many of them do."""
 
     value: T

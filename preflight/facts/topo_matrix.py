@@ -8,15 +8,17 @@ Only the NIC rows may be missing, and then all of them: the GPU rows have the sa
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import takewhile, zip_longest
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
 from preflight.errors import PreflightError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 
 ADVICE: Final = "pass the whole output of `nvidia-smi topo -m`, unedited"
@@ -141,14 +143,13 @@ _MOST_GPUS, _MOST_DEVICES = 64, 1024
 _NUMBERED_NIC: Final = re.compile(r"NIC[0-9]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Topology:
+class Topology(Struct, frozen=True):
     """The matrix as printed: every name and code in the driver's own words."""
 
     gpus: tuple[str, ...]
     nics: tuple[str, ...]
-    _links: Mapping[tuple[str, str], str] = field(repr=False)
-    _devices: Mapping[str, str] = field(repr=False)
+    _links: Mapping[tuple[str, str], str]
+    _devices: Mapping[str, str]
 
     def link(self, a: str, b: str) -> str:
         """The code in row `a`, column `b`: "X", "NV18", "PIX"; TopologyError if there is none."""

@@ -8,6 +8,7 @@ Standard library only, and little of it: this must work where nothing else can b
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -152,6 +153,7 @@ def _child_main(words: list[str], began: float, its: int, mine: int, parent: int
     It ends with its parent, which a script's timeout may kill: only the parent logs what it does.
     """
     try:
+        gc.disable()  # this process ends in seconds; what it loads is no garbage
         signal.signal(signal.SIGTERM, _exit_child)
         from preflight.hook.child import begin_probe, bind
 

@@ -10,7 +10,6 @@ import re
 import signal
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -23,6 +22,7 @@ from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.errors import UsageError
 from preflight.facts.model import DRIVER_S, WIRE, Facts
 from preflight.facts.node import Reach
+from preflight.fleet.model import Expected
 from preflight.hook.config import read_trusted
 from preflight.hook.confirmation import FILES, HUNG, SLOW, is_hung, is_late
 from preflight.hook.hook_values import Finding, Unjudged
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from preflight.core.registry import Registered
     from preflight.facts.machine import KernelLog
     from preflight.facts.model import Driver, Gpu
-    from preflight.fleet.model import Expected, Fleet
+    from preflight.fleet.model import Fleet
     from preflight.hook.hook_values import HookConfig
     from preflight.verdict import Verdict
 
@@ -223,8 +223,7 @@ _MOST: Final = 1024
 _PART: Final = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(Struct, frozen=True):
     """The job's GPUs as the scheduler names them. `ids` is None for all GPUs of the node."""
 
     ids: tuple[int, ...] | None = None
@@ -232,8 +231,7 @@ class Share:
     """Why it is unknown which GPUs they are; then none is checked."""
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(Struct, frozen=True):
     """The node reduced to the job's GPUs."""
 
     facts: Facts

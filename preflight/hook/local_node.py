@@ -6,10 +6,11 @@ import os
 import re
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.core.files import read_text, refuse_others
@@ -22,7 +23,7 @@ from preflight.hook.hook_values import Assessment, Unjudged
 from preflight.transport.bundle import start_payload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from preflight.core.registry import Registry
@@ -104,13 +105,12 @@ JUDGE_SHARE: Final = 1 / 16
 """At most these shares of a budget that is shorter than the default."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inspection:
+class Inspection(Struct, frozen=True):
     """What was found, and the facts that it rests on; None where none could be read."""
 
     assessment: Assessment
     facts: Facts | None = None
-    saw: Mapping[str, bool] = field(default_factory=dict)
+    saw: Mapping[str, bool] = {}
     """Whether each check of `confirmation` saw its fault this time."""
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from preflight.check import Stage
     from preflight.core.registry import Entry
-    from preflight.fabric.planner import Planned
+    from preflight.fabric.schedule import Planned
     from preflight.fleet.model import Fleet, Host
     from preflight.transport.ways import Way
 

@@ -10,8 +10,8 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from preflight.check import Stage
-from preflight.fabric.planner import Planned
 from preflight.fabric.samples import Sweep
+from preflight.fabric.schedule import Planned
 from preflight.facts.burn import Burned
 from preflight.facts.model import Facts, Ports
 from preflight.facts.node import Reach

@@ -18,10 +18,10 @@ from preflight.checks.env.test_nccl_conf import settings
 from preflight.core.statistics import grouped
 from preflight.fabric.collect import clock_lines
 from preflight.fabric.launch import Hooks
-from preflight.fabric.planner import Planned, within
+from preflight.fabric.planner import within
 from preflight.fabric.retest import suspects
 from preflight.fabric.samples import gc_paused
-from preflight.fabric.schedule import circle_rounds, pairs_of, unscheduled_pairs
+from preflight.fabric.schedule import Planned, circle_rounds, pairs_of, unscheduled_pairs
 from preflight.fabric.schedule import repair as schedule
 from preflight.fabric.sweep_plan import SweepPlan
 from preflight.facts.burn import Burned, nvlink_domain

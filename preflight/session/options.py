@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     import pytest
 
     from preflight.check import Stage, Tier
-    from preflight.fabric.planner import Extent, Planned
+    from preflight.fabric.planner import Extent
+    from preflight.fabric.schedule import Planned
     from preflight.fleet.model import Fleet
     from preflight.fleet.sources import SiteNodes
     from preflight.run.estimate import Workload

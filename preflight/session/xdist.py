@@ -14,7 +14,7 @@ from msgspec import Struct
 from preflight.check import STAGES
 from preflight.core.files import read_regular
 from preflight.errors import WireError
-from preflight.fabric.planner import Planned
+from preflight.fabric.schedule import Planned
 from preflight.fleet.sources import SiteNodes
 from preflight.run.judgement import Key
 from preflight.run.measured import LARGEST, Measured

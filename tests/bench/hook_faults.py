@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from preflight.commands.check import PROGRAM
+from preflight.commands import PROGRAM
 from tests.lab import kernel_log
 from tests.lab.clock import Clock
 from tests.lab.nvml.scenario import h100

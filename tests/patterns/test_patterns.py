@@ -55,7 +55,7 @@ _MADE_WHEN_RUN = {
     "preflight/hang/diagnose/places.py": "places.toml, which is read here",
     "preflight/hang/explain/scan.py": "escaped words",
     "preflight/hang/explain/symptom.py": "the symptoms, which are read here",
-    "preflight/commands/check.py": "NAMES_CODE of trust.py",
+    "preflight/commands/__init__.py": "NAMES_CODE of trust.py",
     "preflight/commands/install_hook.py": "two keys of a unit or a script, written here",
     # Held in a table of the module, and found there.
     "checks/host/test_host_log.py": "_KINDS",

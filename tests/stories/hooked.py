@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from preflight.commands.check import PROGRAM
+from preflight.commands import PROGRAM
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.hook.confirmation import FILES
 from tests.lab import kernel_log, sysfs

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="the rule holds for root alone")
 
 _SHOW = "import os, sys; sys.stdout.write(repr(dict(os.environ)))"
-_START = f"from preflight.commands.check import start; start([], program={_SHOW!r})"
+_START = f"from preflight.commands import start; start([], program={_SHOW!r})"
 CODE = {
     "OPENSSL_CONF": "/etc/hosts",
     "OPENSSL_MODULES": "/etc",

@@ -62,7 +62,7 @@ class Options(NamedTuple):
     ras: str = "auto"
     """Whether an examination asks NCCL's RAS service (`preflight.hang.look.RasPolicy`)."""
     environ: Mapping[str, str] = os.environ
-    """The launch's environment. As root the watch's own has less (`preflight.commands.check`)."""
+    """The launch's environment. As root the watch's own has less (`preflight.commands`)."""
 
 
 NOT_FOUND, NOT_RUNNABLE = 127, 126

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -63,11 +64,16 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("module", [
-    "preflight.cli", "argparse", "preflight.commands", "preflight.core.command_line",
-    "preflight.commands.check",
+_ALL_LOAD = ("preflight.commands", "re")
+_OTHERS_LOAD = (
+    *("preflight.cli", "argparse", "preflight.core.command_line", "preflight.commands.check"),
+)
+
+
+@pytest.mark.parametrize(("verb", "module"), [
+    *product(("list-checks", "check", "watch"), (*_ALL_LOAD, *_OTHERS_LOAD)),
+    *product(("prolog", "healthcheck"), _ALL_LOAD),
 ])  # fmt: skip
-@pytest.mark.parametrize("verb", ["list-checks", "check", "prolog", "healthcheck", "watch"])
 def test_ctrl_c_while_modules_load_is_one_line(tmp_path: Path, verb: str, module: str) -> None:
     """It was a traceback of whichever import it met, and an end by the signal."""
     words = [verb, *{"watch": ["--", "true"], "check": ["--co"]}.get(verb, [])]

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from preflight.core.registry import load_folder, shipped_folder
 from preflight.fabric.compare import speed_key
 from preflight.fabric.judge import judge_sweep
-from preflight.fabric.planner import KEPT_RUNS, Planned, after, plan
+from preflight.fabric.planner import KEPT_RUNS, after, plan
+from preflight.fabric.schedule import Planned
 from preflight.fleet.baselines import rail_floor
 from preflight.fleet.model import Expected
 from preflight.history.run_record import Cost, Past

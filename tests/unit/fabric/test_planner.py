@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from preflight.fabric.planner import (
     MARGIN,
-    Planned,
     after,
     choose,
     coverage,
@@ -22,6 +21,7 @@ from preflight.fabric.planner import (
     within,
 )
 from preflight.fabric.samples import End, PairSamples, Sweep, Timing
+from preflight.fabric.schedule import Planned
 from preflight.history.run_record import Cost, Past, RoundRecord
 from tests.unit.fabric.test_leaves import fabric
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from preflight.commands.check import PROGRAM
+from preflight.commands import PROGRAM
 from preflight.hook.arguments import parse_options
 from tests.unit.burn.nodes import until
 from tests.unit.hook.fake_slurm import FakeSlurm

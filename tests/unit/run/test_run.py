@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from preflight.check import subject
 from preflight.core.registry import Entry, Registry, load_folder, shipped_folder
-from preflight.fabric.planner import Planned
+from preflight.fabric.schedule import Planned
 from preflight.facts.model import Driver
 from preflight.facts.node import Clock, Reach
 from preflight.fleet.model import Expected, Fleet, Host
