@@ -14,7 +14,7 @@ import re
 import struct
 import zlib
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
@@ -86,63 +86,84 @@ class _Machine:
         self.memo: dict[int, Any] = {}
         self.usual: list[Any] = []
         """The keys of the last dictionary: those of all entries are the same."""
+        self.shapes: dict[int, list[_Shape]] = {}
+        """Of the entries so far, by their length."""
+        self.end = 0
+        """The next place where an entry may end."""
         self.numbers = 0
         """Keys that are numbers: many can be drawn so that a dictionary searches long for each."""
 
     def run(self, most: int) -> Any:  # noqa: C901, PLR0912, PLR0915  calls take twice as long
-        """Take the most frequent steps here: thousands of dumps have 150,000 steps each."""
+        """Take the most frequent steps here: thousands of dumps have 150,000 steps each.
+
+        Of entries that differ only in their numbers, only the first one is read step by step.
+        """
         data, end, memo, at, stack = self.data, len(self.data), self.memo, 0, self.stack
-        for self.steps in range(1, most + 1):
-            if at >= end:
-                self.at = at
-                raise RefusedError("it ends in the middle")
-            code = data[at]
-            at += 1
-            if code == _GET:
-                stack.append(memo[data[at]])
+        begun = 0, 0
+        while self.steps < most:
+            for steps in range(self.steps + 1, most + 1):
+                self.steps = steps
+                if at >= end:
+                    self.at = at
+                    raise RefusedError("it ends in the middle")
+                code = data[at]
                 at += 1
-            elif code == _BYTE:
-                stack.append(data[at])
-                at += 1
-            elif code == _OPEN:
-                self.below.append(stack)
-                stack = []
-                if at + 2 < end and data[at] == data[at + 2] == _GET:  # the frames of a stack
-                    run = cast("re.Match[bytes]", _GETS(data, at))
-                    at = run.end()
-                    stack = [memo[place] for place in run[0][1::2]]
-            elif code == _LIST:
-                stack.append([])
-            elif code == _EXTEND:
-                taken, stack = stack, self.below.pop()
-                if type(stack[-1]) is not list:
-                    raise RefusedError(f"byte {at - 1} puts something into what holds nothing")
-                stack[-1].extend(taken)
-            elif code == _SHORT:
-                if at + 2 > end:
-                    raise IndexError(at)
-                stack.append(data[at] | data[at + 1] << 8)
-                at += 2
-            elif code == _PUT:
-                memo[data[at]] = stack[-1]
-                at += 1
-            elif code == _NONE:
-                stack.append(None)
-            elif code == _TRUE:
-                stack.append(True)
-            elif code == _FALSE:
-                stack.append(False)
-            elif code == _STOP:
-                self.at, self.stack = at, stack
-                return self._only()
-            else:
-                step = _STEPS.get(code)
-                if step is None:
-                    fault = f"asks for more than plain values (code {bytes((code,))!r})"
-                    raise RefusedError(f"byte {at - 1} {fault}")
-                self.at, self.stack = at, stack
-                step(self)
-                at, stack = self.at, self.stack
+                if code == _GET:
+                    stack.append(memo[data[at]])
+                    at += 1
+                elif code == _BYTE:
+                    stack.append(data[at])
+                    at += 1
+                elif code == _OPEN:
+                    self.below.append(stack)
+                    stack = []
+                elif code == _LIST:
+                    stack.append([])
+                elif code == _EXTEND:
+                    taken, stack = stack, self.below.pop()
+                    if type(stack[-1]) is not list:
+                        raise RefusedError(f"byte {at - 1} puts something into what holds nothing")
+                    stack[-1].extend(taken)
+                elif code == _SHORT:
+                    if at + 2 > end:
+                        raise IndexError(at)
+                    stack.append(data[at] | data[at + 1] << 8)
+                    at += 2
+                elif code == _PUT:
+                    self.stack = stack
+                    self.keep(data[at])
+                    at += 1
+                elif code == _NONE:
+                    stack.append(None)
+                elif code == _TRUE:
+                    stack.append(True)
+                elif code == _FALSE:
+                    stack.append(False)
+                elif code == _DICT:
+                    shape, numbers = self.alike(at)
+                    begun = at, self.steps
+                    if shape and self.steps + shape.steps <= most:
+                        stack.append(shape.read(numbers))
+                        at += shape.fields.size
+                        self.steps += shape.steps
+                    else:
+                        stack.append({})
+                    self.at = at
+                    break  # with another number of steps
+                elif code == _STOP:
+                    self.at, self.stack = at, stack
+                    return self._only()
+                else:
+                    step = _STEPS.get(code)
+                    if step is None:
+                        fault = f"asks for more than plain values (code {bytes((code,))!r})"
+                        raise RefusedError(f"byte {at - 1} {fault}")
+                    self.at, self.stack = at, stack
+                    step(self)
+                    at, stack = self.at, self.stack
+                    if code == _ITEMS and begun[0]:
+                        self.learn(data[begun[0] : at], stack[-1], self.steps - begun[1])
+                        begun = 0, 0
         self.at = at
         raise RefusedError(f"it takes more than {most:,} steps")
 
@@ -226,10 +247,68 @@ class _Machine:
         self.stack.append(int.from_bytes(self.take(size), "little", signed=True))
 
     def keep(self, place: int) -> None:
+        if place in self.memo:
+            self.shapes.clear()
         self.memo[place] = self.stack[-1]
+
+    def alike(self, at: int) -> tuple[_Shape | None, tuple[Any, ...]]:
+        """The shape of the entry that begins here, and the numbers in it."""
+        if at > self.end:  # of the entry, if none of its numbers has these bytes
+            found = self.data.find(b"u}(", at)
+            self.end = found if found >= 0 else 2 * len(self.data)
+        for shape in self.shapes.get(self.end - at, ()):
+            if self.data.startswith(shape.constants[0], at):
+                fields = shape.fields.unpack_from(self.data, at)
+                if fields[::2] == shape.constants:
+                    return shape, fields[1::2]
+                self.steps += 1
+        return None, ()
+
+    def learn(self, data: bytes, entry: dict[Any, Any], steps: int) -> None:
+        """Keep the bytes of an entry but for its numbers: the next one may have the same."""
+        alike = self.shapes.setdefault(len(data) - 1, [])
+        if len(data) > _LONGEST or len(alike) == _ALIKE or not _ENTRY(data):
+            return
+        items, names = _ITEM.findall(data), [*entry]
+        if 2 * len(names) != len(items) or not all(type(name) is str for name in names):
+            return
+        form, same, keys = "<", 1, []
+        for place, item in enumerate(items):
+            same += len(item)
+            if item[0] in _FORMATS:
+                kind, size = _FORMATS[item[0]]
+                form += f"{same - size}s{kind}"
+                same = 0
+                keys.append(names[place // 2])
+        fields = struct.Struct(f"{form}{same + 1}s")
+        reals = tuple(key for key, item in zip(names, items[1::2], strict=True) if item[0] == _REAL)
+        constants = fields.unpack(data)[::2]
+        alike.append(_Shape(dict(entry), tuple(keys), reals, constants, fields, steps))
 
     def dropped(self) -> None:
         self.stack.pop()  # IndexError for a mark
+
+
+class _Shape(NamedTuple):
+    """What entries have in common that differ only in the numbers that stand directly in them."""
+
+    entry: dict[str, Any]
+    keys: tuple[str, ...]
+    """Of the numbers; `reals`: of those with a point."""
+    reals: tuple[str, ...]
+    constants: tuple[bytes, ...]
+    """The bytes before, between and after the numbers."""
+    fields: struct.Struct
+    """Constants and numbers in turn."""
+    steps: int
+
+    def read(self, numbers: tuple[Any, ...]) -> dict[str, Any]:
+        """The entry with these numbers."""
+        entry = self.entry.copy()
+        entry.update(zip(self.keys, numbers, strict=True))
+        for key in self.reals:
+            entry[key] = _FLOAT.unpack(entry[key])[0]
+        return entry
 
 
 def _fits(number: int) -> bool:
@@ -238,8 +317,22 @@ def _fits(number: int) -> bool:
 
 
 _GET, _BYTE, _OPEN, _LIST, _EXTEND, _SHORT, _PUT, _NONE, _STOP = b"hK(]eMqN."
-_TRUE, _FALSE = b"\x88\x89"
-_GETS = re.compile(rb"(?:h.){0,64}+", re.DOTALL).match
+_TRUE, _FALSE, _DICT, _ITEMS, _REAL = b"\x88\x89}uG"
+_FORMATS = {
+    _BYTE: ("B", 1), _SHORT: ("H", 2), ord("J"): ("i", 4), 0x8A: ("q", 8), _REAL: ("8s", 8),
+}  # fmt: skip
+_ALIKE, _LONGEST = 16, 4096
+"""Shapes of one length; bytes of a shape."""
+_KNOWN = rb"h.|j.{4}"
+_NUMBER = rb"K.|M..|J.{4}|\x8a\x08.{8}|G.{8}"
+_FLAT = rb"\](?:\((?:%b|%b)*+e)?" % (_KNOWN, _NUMBER)
+_ITEM = re.compile(
+    rb"(?:%b){2}\x86|%b|%b|[N\x88\x89]|\](?:\((?:%b|%b|%b)*+e)?"
+    % (_KNOWN, _KNOWN, _NUMBER, _KNOWN, _NUMBER, _FLAT),
+    re.DOTALL,
+)
+_ENTRY = re.compile(rb"\((?:%b)*+u" % _ITEM.pattern, re.DOTALL).fullmatch
+"""The items of a dictionary: texts that are known, numbers, and lists of these."""
 _STEPS: dict[int, Any] = {
     0x80: lambda m: m.take(1),  # which version it is
     0x95: lambda m: m.take(8),  # a frame, which holds only its length
@@ -623,4 +716,6 @@ def _text(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         return ""
     text = str(value)[:_CHARS]
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else "?" for char in text)

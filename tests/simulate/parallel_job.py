@@ -8,12 +8,13 @@ knows how the dumps are read.
 
 from __future__ import annotations
 
-import pickle  # noqa: TID251  only written
 import random
 from collections import Counter, defaultdict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
+
+from tests.simulate import torch_pickle
 
 FAULTS = (
     "host_stop", "kernel_hang", "wrong_order", "wrong_size", "wrong_dtype", "wrong_op",
@@ -229,6 +230,8 @@ class Job:
         self.started: dict[tuple[int, int], dict[int, Op]] = defaultdict(dict)
         self.pairs: dict[tuple[int, int, int, str], deque[Op]] = defaultdict(deque)
         self.clock_ns = 1_758_000_000 * 10**9
+        self._stacks: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        self._lines: dict[tuple[str, str, int], dict[str, Any]] = {}
 
     def run(self) -> None:
         """Until no rank makes, starts or ends a call."""
@@ -303,20 +306,39 @@ class Job:
 
     # -- the recorder
 
-    def dump(self, rank: int, *, entries: int, timing: bool, active: bool) -> bytes:
-        """What torch writes: pickle, version 2.10."""
-        made = [self._entries(rank, op, timing=timing) for op in self.ops[rank][: self.made[rank]]]
-        every = [one for some in made for one in some]
-        for number, one in enumerate(every):
-            one["record_id"] = number
-        every = every[-entries:]
-        if active:
-            every = [one for one in every if one["state"] != "completed"]
+    def dump(
+        self, rank: int, *, entries: int, timing: bool, active: bool, earlier: int = 0,
+        deep: int = 0,
+    ) -> bytes:  # fmt: skip
+        """What torch writes: pickle, version 2.10.
+
+        `earlier`: iterations like the first one that had ended before it; `deep`: lines of a
+        trainer in the stack of each call.
+        """
         mine = [
             (number, about, members)
             for number, (about, members) in enumerate(self.layout.groups)
             if rank in members
         ]
+        made = self.ops[rank][: self.made[rank]]
+        first = [op for op in made if op.iteration == 0]
+        turns = Counter((op.group, op.alone) for op in first)
+        local = {number: at for at, (number, _, _) in enumerate(mine)}
+        every: list[dict[str, Any]] = []
+        for turn, ops in [*enumerate([first] * earlier), (earlier, made)]:
+            for op in ops:
+                here = replace(
+                    op,
+                    number=op.number + turn * turns[op.group, op.alone],
+                    time_ns=op.time_ns - (earlier - turn) * 10**9,
+                )
+                stack = self._stack(op, deep)
+                every += self._entries(rank, here, local[op.group], stack, timing=timing)
+        for number, one in enumerate(every):
+            one["record_id"] = number
+        every = every[-entries:]
+        if active:
+            every = [one for one in every if one["state"] != "completed"]
         document = {
             "version": "2.10",
             "pg_config": {
@@ -325,57 +347,72 @@ class Job:
             },
             "comm_lib_version": "2.27.5",
             "pg_status": {
-                str(at): self._status(rank, number) for at, (number, _, _) in enumerate(mine)
+                str(at): self._status(rank, number, earlier * turns[number, False])
+                for at, (number, _, _) in enumerate(mine)
             },
             "entries": every,
         }
-        return pickle.dumps(document, protocol=2)
+        return torch_pickle.dumps(document)
 
-    def _status(self, rank: int, group: int) -> dict[str, int]:
+    def _status(self, rank: int, group: int, earlier: int) -> dict[str, int]:
         mine = [op for op in self.ops[rank][: self.made[rank]] if op.group == group]
         done = [op.number for op in mine if op.state == "completed"]
         return {
-            "last_enqueued_collective": max((op.number for op in mine), default=-1),
+            "last_enqueued_collective": max((op.number + earlier for op in mine), default=-1),
             "last_started_collective": -1,
-            "last_completed_collective": max(done, default=-1),
+            "last_completed_collective": max((number + earlier for number in done), default=-1),
         }
 
-    def _entries(self, rank: int, op: Op, *, timing: bool) -> list[dict[str, Any]]:
+    def _stack(self, op: Op, deep: int) -> list[dict[str, Any]]:
+        """The lines that led into a call, innermost first; each line is one object, as in torch."""
+        about = self.layout.groups[op.group][0]
+        if (op.op, about) not in self._stacks:
+            torch = "/opt/torch/distributed/distributed_c10d.py"
+            lines = [(op.op, torch, 2800), ("step", "/home/u/train.py", _LINES.get(op.op, 70))]
+            trainer = [
+                (f"forward_{at}", f"/opt/megatron/core/part_{at % 9}.py", 50 + len(about) + at)
+                for at in range(deep)
+            ]
+            self._stacks[op.op, about] = [
+                self._lines.setdefault(one, {"name": one[0], "filename": one[1], "line": one[2]})
+                for one in [lines[0], *trainer, lines[1]]
+            ]
+        return [*self._stacks[op.op, about]]
+
+    def _entries(
+        self, rank: int, op: Op, pg: int, stack: list[dict[str, Any]], *, timing: bool
+    ) -> list[dict[str, Any]]:
         about, members = self.layout.groups[op.group]
         state = op.state if timing or op.state != "started" else "scheduled"
-        frames = [
-            {"name": op.op, "filename": "/opt/torch/distributed/distributed_c10d.py", "line": 2800},
-            {"name": "step", "filename": "/home/u/train.py", "line": _LINES.get(op.op, 70)},
-        ]
-        local = {one: at for at, one in enumerate(members)}
+        local = {one: at for at, one in enumerate(members)} if op.parts else {}
         names = [
             f"{way} {local[rank]}{'->' if way == 'send' else '<-'}{local[peer]}"
             for way, peer in op.parts
         ]
         whole = ["coalesced"] if op.batch else ([] if op.alone else [op.op])
-        index = [number for number, (_, some) in enumerate(self.layout.groups) if rank in some]
         return [
             {
-                "frames": frames,
-                "pg_id": index.index(op.group),
+                "frames": [*stack],
+                "record_id": 0,
+                "pg_id": pg,
+                "process_group": (str(op.group), about),
                 "thread_name": "python",
                 "thread_id": "140358426172288",
-                "process_group": (str(op.group), about),
                 "collective_seq_id": 0 if op.alone else op.number,
                 "p2p_seq_id": op.number if op.alone else 0,
                 "op_id": op.number,
-                "is_p2p": op.alone,
                 "profiling_name": f"nccl:{name}",
                 "time_created_ns": op.time_ns,
                 "input_sizes": [] if name == "coalesced" else [list(op.size)],
-                "output_sizes": [] if name == "coalesced" else [_output(op, len(members))],
                 "input_dtypes": [] if name == "coalesced" else [op.dtype],
+                "output_sizes": [] if name == "coalesced" else [_output(op, len(members))],
                 "output_dtypes": [] if name == "coalesced" else [op.dtype],
                 "state": "scheduled" if op.batch and name != "coalesced" else state,
                 "time_discovered_started_ns": op.time_ns if state != "scheduled" else None,
                 "time_discovered_completed_ns": op.time_ns if state == "completed" else None,
                 "retired": state == "completed" and not (op.batch and name != "coalesced"),
                 "timeout_ms": 600000,
+                "is_p2p": op.alone,
             }
             for name in names + whole
         ]
@@ -412,7 +449,7 @@ def _try(seed: int, draw: random.Random, fault: str) -> Case | None:
     layout = _draw_layout(draw)
     job = Job(layout, draw)
     rank = draw.randrange(layout.world)
-    faulty = _plant(job, rank, fault, draw)
+    faulty = plant(job, rank, fault, draw)
     if not faulty:
         return None
     job.run()
@@ -451,7 +488,7 @@ def _has_come(job: Job, rank: int, at: int, fault: str) -> bool:
     return job.made[rank] >= at and all(one.state == "completed" for one in before)
 
 
-def _plant(job: Job, rank: int, fault: str, draw: random.Random) -> dict[int, int]:
+def plant(job: Job, rank: int, fault: str, draw: random.Random) -> dict[int, int]:
     """Plant the fault; the ranks at fault, and the call at which each is at fault."""
     ops = job.ops[rank]
     middle = [number for number, op in enumerate(ops) if op.iteration == 1]

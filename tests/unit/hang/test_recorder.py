@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
-import pickle  # noqa: TID251  only written
+import pickle  # noqa: TID251  of dumps that this test makes
+import random
 import struct
 import subprocess
 import sys
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +19,8 @@ from hypothesis import strategies as st
 from preflight.facts.job import Dump
 from preflight.hang import flight_recorder
 from preflight.hang.flight_recorder import Allowance, Recording, Unreadable, open_dump, read
+from tests.simulate import torch_pickle
+from tests.simulate.parallel_job import Job, Layout
 from tests.unit.hang.recordings import document, entry, pending
 
 if TYPE_CHECKING:
@@ -60,6 +63,8 @@ def test_what_torch_really_writes(tmp_path: Path) -> None:
         check=True,
         timeout=120,
     )
+    written = (tmp_path / "pickle0").read_bytes()
+    assert torch_pickle.dumps(pickle.loads(written)) == written  # noqa: S301  our own process's
     for form in ("pickle", "json"):
         recording = [read((tmp_path / f"{form}{rank}").read_bytes()) for rank in (0, 1)]
         assert all(isinstance(one, Recording) for one in recording), recording
@@ -187,6 +192,77 @@ def test_garbage_is_told_and_never_raised(garbage: bytes) -> None:
         recording = read(data)
         assert isinstance(recording, (Recording, Unreadable))
         assert not isinstance(recording, Unreadable) or recording.why
+
+
+STEPS = b"hK(]eMqN.\x88\x89}uJGX\x8a\x85\x86\x87t)asrj0\x94l\x80\x00\x05"
+
+
+def _calls(number: int) -> list[dict[str, Any]]:
+    """As torch has them: each line of a stack is one object, each call has its own numbers."""
+    lines = [{"name": f"f{at}", "filename": f"{at % 5}.py", "line": at} for at in range(120)]
+    return [
+        entry(
+            at * 37, frames=[*lines[at % 3 :: 3]], process_group=("0", "default_pg"),
+            time_created_ns=1_758_000_000_000_000_000 + at, input_sizes=[[at % 2, 300], []],
+            duration_ms=at / 8,
+        )
+        for at in range(number)
+    ]  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1 << 20), st.integers(0, 4), st.lists(st.sampled_from(STEPS)))
+    )
+)
+def test_entries_of_the_same_bytes_are_read_at_once_and_as_ever(
+    changes: list[tuple[int, int, list[int]]],
+) -> None:
+    """Whatever was changed in a dump, reading each entry step by step gives the same."""
+    data = torch_pickle.dumps({"version": "2.10", "entries": _calls(40)})
+    for place, left_out, steps in changes:
+        at = place % len(data)
+        data = data[:at] + bytes(steps) + data[at + left_out :]
+    results = []
+    for alike in (0, 16):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(flight_recorder, "_ALIKE", alike)
+            try:
+                results.append(repr((flight_recorder.plain_values(data), read(data))))
+            except flight_recorder.RefusedError as error:
+                results.append(str(error))
+    assert results[0] == results[1]
+
+
+def test_a_word_that_changes_its_place_is_read_anew() -> None:
+    """A later entry has the bytes of the first, but its word has become another one."""
+    call = b"}(h\0h\1u"
+    word = b"X%c\0\0\0%bq%c"
+    put = [word % (len(text), text, place) for text, place in ((b"state", 0), (b"one", 1))]
+    later = word % (3, b"two", 1)
+    data = b"\x80\x02](" + b"".join([*put, call, call, later, call, call]) + b"e."
+    one, two = {"state": "one"}, {"state": "two"}
+    assert flight_recorder.plain_values(data)[2:] == [one, one, "two", two, two]
+
+
+def test_few_entries_of_a_long_job_are_read_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training loop makes the same calls: thousands of dumps of 2,000 take minutes otherwise."""
+    job = Job(Layout(tp=2, pp=2, ep=1, dp=2), random.Random(0))  # noqa: S311  the same job
+    job.run()
+    data = job.dump(1, entries=2000, timing=True, active=False, earlier=60, deep=20)
+    learned: list[bytes] = []
+    learn = flight_recorder._Machine.learn
+
+    def counted(machine: Any, content: bytes, *more: Any) -> None:
+        learned.append(content)
+        learn(machine, content, *more)
+
+    monkeypatch.setattr(flight_recorder._Machine, "learn", counted)
+    recording = read(data)
+    assert isinstance(recording, Recording)
+    assert len(recording.calls) > 1500
+    assert len(learned) < 200
 
 
 @given(st.integers(0, 10_000), st.binary(max_size=8))
