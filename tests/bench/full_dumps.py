@@ -1,6 +1,7 @@
 """`make bench-full`: flight recorder dumps of 1,000 drawn jobs, some of them unseen.
 
     python -m tests.bench.full_dumps [--first SEED] [--jobs N] [--torch] [--show]
+    python -m tests.bench.full_dumps --large RANKS  # one job, whose buffers of 2,000 calls are full
 
 A job is right if exactly its ranks at fault are named. The seeds 900-999 and those from 2000 were
 not used during the work; those below 900 were. `--torch` gives the same dumps to torch's own
@@ -23,7 +24,9 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from preflight import cli
+from tests.bench.outside import cost
 from tests.bench.proportion import clopper_pearson
+from tests.simulate import large_job
 from tests.simulate.parallel_job import Case, draw_case
 
 _UNSEEN, _LATER = range(900, 1000), 2000
@@ -82,6 +85,22 @@ def judge(seed: int, *, torch: bool) -> tuple[int, str, str, list[int], list[int
     return seed, case.fault, verdict, sorted(truth), sorted(named)
 
 
+def large(ranks: int) -> str:
+    """What `preflight explain` takes for the full dumps of a job in which one rank stops."""
+    with tempfile.TemporaryDirectory(prefix="preflight-dumps-") as name:
+        folder = Path(name, "dumps")
+        folder.mkdir()
+        truth = large_job.write(folder, ranks, 2000, "host_stop")
+        words = [sys.executable, "-m", "preflight.cli", "explain", "--json", str(folder)]
+        spent = cost(words, Path(name), exits=1)
+        named = {*json.loads(Path(name, "output.txt").read_text())["culprits"]}
+    right = "right" if named == {f"rank {rank}" for rank in truth} else f"wrong: {named}"
+    return (
+        f"{ranks} ranks: {right}, {spent.seconds:.0f} s, {spent.cpu_s:.0f} s of CPU, "
+        f"{spent.peak_mib:.0f} MiB"
+    )
+
+
 def _work(seed_and_torch: tuple[int, bool]) -> tuple[int, str, str, list[int], list[int]]:
     return judge(seed_and_torch[0], torch=seed_and_torch[1])
 
@@ -93,7 +112,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--torch", action="store_true")
     parser.add_argument("--show", action="store_true")
+    parser.add_argument("--large", type=int, metavar="RANKS", help="a multiple of 512")
     options = parser.parse_args()
+    if options.large:
+        sys.stdout.write(f"{large(options.large)}\n")
+        return
     counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     seeds = range(options.first, options.first + options.jobs)
     with ProcessPoolExecutor(os.cpu_count()) as pool:

@@ -6,8 +6,8 @@ fill the buffer. The stack of each call has 25 lines.
 
 from __future__ import annotations
 
+import multiprocessing
 import random
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,8 +29,18 @@ def write(folder: Path, ranks: int, entries: int, fault: str, processes: int = 2
     job.run()
     fewest = min(sum(op.iteration == 0 for op in ops) for ops in job.ops.values())
     work = partial(_write, job, folder, entries, entries // fewest + 1)
-    with ProcessPoolExecutor(processes) as pool:
-        list(pool.map(work, range(ranks), chunksize=64))
+    # A forked process has the job already: it is too large to be sent.
+    fork = multiprocessing.get_context("fork")
+    writers = [
+        fork.Process(target=lambda some: [*map(work, some)], args=(range(at, ranks, processes),))
+        for at in range(processes)
+    ]
+    for one in writers:
+        one.start()
+    for one in writers:
+        one.join()
+        if one.exitcode:
+            raise RuntimeError(f"a process that wrote the dumps ended with {one.exitcode}")
     return set(faulty)
 
 
