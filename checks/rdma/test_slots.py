@@ -42,7 +42,7 @@ def odd_slots(facts: Facts, group: Group) -> Iterator[Deviation]:
     """NICs with fewer lanes or a lower generation than they should have, or than ports need."""
     nics = [nic for nic in facts.nics or () if nic.pcie is not None and nic.pcie.width]
     for nic in nics:
-        if (odd := _unlike(nic, nics, group)) or (odd := _too_little(nic)):
+        if (odd := _unlike(nic, nics, group)) or (odd := _too_little(nic, facts)):
             yield odd
     yield from _log_deviations(facts, {bus for nic in nics if (bus := _bus(nic))})
 
@@ -81,11 +81,11 @@ def _unlike(nic: Nic, nics: list[Nic], group: Group) -> Deviation | None:
     return Deviation(sentence, _RESEAT.format(nic.name), grave=grave)
 
 
-def _too_little(nic: Nic) -> Deviation | None:
+def _too_little(nic: Nic, facts: Facts) -> Deviation | None:
     """Whatever all nodes have: a port faster than its slot never reaches its rate."""
     mine = _link(nic)
-    ports = [Port(nic, port) for port in nic.ports]
-    needed = max((port.gbits or 0.0 for port in ports if port.active), default=0.0)
+    ports = (port for port in ports_of(facts) if port.nic is nic and port.active)
+    needed = max((port.gbits or 0.0 for port in ports), default=0.0)
     if mine is None or gbits(*mine) >= needed:
         return None
     carried = f"{nic.name}: {_link_words(mine)} carries {gbits(*mine):.0f} Gb/s"

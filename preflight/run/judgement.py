@@ -146,6 +146,7 @@ class Judgement:
         self._hosts = {host.name: host for host in fleet.hosts}
         self._verdicts: dict[tuple[str, Names], Verdict] = {}
         self._nodes: dict[str, Node] = {}
+        self._at_gates: dict[tuple[str, ...], dict[str, str]] = {}
         self._used: dict[str, Override] = {}
         """The site's numbers with which the sweep was decoded."""
         self._switched_off = {check for host in fleet.hosts for check in host.off}
@@ -269,17 +270,27 @@ class Judgement:
         if before is not None:
             gates = tuple(one for one in gates if self._registry[one].check.stage != before)
         for name in names:
-            for required in gates:
-                gate = self.verdict(required, (name,))
-                if gate.outcome is Outcome.OK:
-                    continue
-                if gate.evidence.get("blocked") is True:
-                    return gate.sentence
-                if gate.outcome is Outcome.BROKEN or (gate.makes_not_ready and gate.blocks):
-                    return f"{required} of {name}: {gate.sentence}"
+            if closed := self._closed(gates, name):
+                return closed
             if check.stage != "reach" and name not in self.measured.facts:
                 return self._unreached(name)
         return ""
+
+    def _closed(self, gates: tuple[str, ...], name: str) -> str:
+        """Return which of these gates is closed for a node; many checks have the same gates."""
+        own = self._at_gates.setdefault(gates, {})
+        if name not in own:
+            own[name] = next(filter(None, (self._closed_by(each, name) for each in gates)), "")
+        return own[name]
+
+    def _closed_by(self, required: str, name: str) -> str:
+        gate = self.verdict(required, (name,))
+        if gate.outcome is Outcome.OK:
+            return ""
+        if gate.evidence.get("blocked") is True:
+            return gate.sentence
+        bad = gate.outcome is Outcome.BROKEN or (gate.makes_not_ready and gate.blocks)
+        return f"{required} of {name}: {gate.sentence}" if bad else ""
 
     def _unreached(self, name: str) -> str:
         reach = self.measured.reach.get(name)
