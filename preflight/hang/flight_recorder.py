@@ -101,69 +101,67 @@ class _Machine:
         data, end, memo, at, stack = self.data, len(self.data), self.memo, 0, self.stack
         begun = 0, 0
         while self.steps < most:
-            for steps in range(self.steps + 1, most + 1):
-                self.steps = steps
-                if at >= end:
-                    self.at = at
-                    raise RefusedError("it ends in the middle")
-                code = data[at]
+            self.steps += 1
+            if at >= end:
+                self.at = at
+                raise RefusedError("it ends in the middle")
+            code = data[at]
+            at += 1
+            if code == _GET:
+                stack.append(memo[data[at]])
                 at += 1
-                if code == _GET:
-                    stack.append(memo[data[at]])
-                    at += 1
-                elif code == _BYTE:
-                    stack.append(data[at])
-                    at += 1
-                elif code == _OPEN:
-                    self.below.append(stack)
-                    stack = []
-                elif code == _LIST:
-                    stack.append([])
-                elif code == _EXTEND:
-                    taken, stack = stack, self.below.pop()
-                    if type(stack[-1]) is not list:
-                        raise RefusedError(f"byte {at - 1} puts something into what holds nothing")
-                    stack[-1].extend(taken)
-                elif code == _SHORT:
-                    if at + 2 > end:
-                        raise IndexError(at)
-                    stack.append(data[at] | data[at + 1] << 8)
-                    at += 2
-                elif code == _PUT:
-                    self.stack = stack
-                    self.keep(data[at])
-                    at += 1
-                elif code == _NONE:
-                    stack.append(None)
-                elif code == _TRUE:
-                    stack.append(True)
-                elif code == _FALSE:
-                    stack.append(False)
-                elif code == _DICT:
-                    shape, numbers = self.alike(at)
-                    begun = at, self.steps
-                    if shape and self.steps + shape.steps <= most:
-                        stack.append(shape.read(numbers))
-                        at += shape.fields.size
-                        self.steps += shape.steps
-                    else:
-                        stack.append({})
-                    self.at = at
-                    break  # with another number of steps
-                elif code == _STOP:
-                    self.at, self.stack = at, stack
-                    return self._only()
+            elif code == _BYTE:
+                stack.append(data[at])
+                at += 1
+            elif code == _OPEN:
+                self.below.append(stack)
+                stack = []
+            elif code == _LIST:
+                stack.append([])
+            elif code == _EXTEND:
+                taken, stack = stack, self.below.pop()
+                if type(stack[-1]) is not list:
+                    raise RefusedError(f"byte {at - 1} puts something into what holds nothing")
+                stack[-1].extend(taken)
+            elif code == _SHORT:
+                if at + 2 > end:
+                    raise IndexError(at)
+                stack.append(data[at] | data[at + 1] << 8)
+                at += 2
+            elif code == _PUT:
+                self.stack = stack
+                self.keep(data[at])
+                at += 1
+            elif code == _NONE:
+                stack.append(None)
+            elif code == _TRUE:
+                stack.append(True)
+            elif code == _FALSE:
+                stack.append(False)
+            elif code == _DICT:
+                shape, numbers = self.alike(at)
+                begun = at, self.steps
+                if shape and self.steps + shape.steps <= most:
+                    stack.append(shape.read(numbers))
+                    at += shape.fields.size
+                    self.steps += shape.steps
                 else:
-                    step = _STEPS.get(code)
-                    if step is None:
-                        fault = f"asks for more than plain values (code {bytes((code,))!r})"
-                        raise RefusedError(f"byte {at - 1} {fault}")
-                    self.at, self.stack = at, stack
-                    step(self)
-                    at, stack = self.at, self.stack
-                    if code == _ITEMS and begun[0]:
-                        self.learn(data[begun[0] : at], stack[-1], self.steps - begun[1])
-                        begun = 0, 0
+                    stack.append({})
+                self.at = at
+            elif code == _STOP:
+                self.at, self.stack = at, stack
+                return self._only()
+            else:
+                step = _STEPS.get(code)
+                if step is None:
+                    fault = f"asks for more than plain values (code {bytes((code,))!r})"
+                    raise RefusedError(f"byte {at - 1} {fault}")
+                self.at, self.stack = at, stack
+                step(self)
+                at, stack = self.at, self.stack
+                if code == _ITEMS and begun[0]:
+                    self.learn(data[begun[0] : at], stack[-1], self.steps - begun[1])
+                    begun = 0, 0
         self.at = at
         raise RefusedError(f"it takes more than {most:,} steps")
 
@@ -281,9 +279,10 @@ class _Machine:
                 same = 0
                 keys.append(names[place // 2])
         fields = struct.Struct(f"{form}{same + 1}s")
-        reals = tuple(key for key, item in zip(names, items[1::2], strict=True) if item[0] == _REAL)
-        constants = fields.unpack(data)[::2]
-        alike.append(_Shape(dict(entry), tuple(keys), reals, constants, fields, steps))
+        reals = tuple(key for key in keys if type(entry[key]) is float)
+        alike.append(
+            _Shape(dict(entry), tuple(keys), reals, fields.unpack(data)[::2], fields, steps)
+        )
 
     def dropped(self) -> None:
         self.stack.pop()  # IndexError for a mark
