@@ -308,15 +308,24 @@ def answer_of(name: str, asked: Child, until: float, complain: Callable[[str], N
 
 
 def spawn_program(
-    argv: list[str], environ: Mapping[str, str], *, errors: bool = False, most: int = MOST_BYTES
-) -> Child:
-    """Start a program and read its standard output; its standard error too with `errors`."""
+    argv: list[str], environ: Mapping[str, str], *, errors: bool = False, most: int = MOST_BYTES,
+    become: Callable[[], None] | None = None,
+) -> Child:  # fmt: skip
+    """Start a program and read its standard output; its standard error too with `errors`.
+
+    `become`: gives up rights in the child, which may then no longer reach the program by its path.
+    """
 
     def run(pipe: int) -> None:
         os.dup2(pipe, 1)
         if errors:
             os.dup2(pipe, 2)
-        os.execve(argv[0], argv, environ)  # noqa: S606 (no shell is wanted)
+        program: int | str = argv[0]
+        if become is not None:
+            program = os.open(argv[0], os.O_RDONLY)
+            os.set_inheritable(program, True)  # noqa: FBT003 (for the interpreter of a script)
+            become()
+        os.execve(program, argv, environ)  # noqa: S606 (no shell is wanted)
 
     return _fork(run, most)
 

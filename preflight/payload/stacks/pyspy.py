@@ -5,19 +5,21 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import functools
 import json
 import os
 import platform
 import re
 import signal
 import stat
+import struct
 import sys
 import tempfile
 import time
 import zlib
 
 from probe import guard, procfs, sysfs
-from probe.bounded_text import attempt, clean
+from probe.bounded_text import attempt, attempt_raw, clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -185,7 +187,7 @@ class Spy:
                 ends = min(until, time.monotonic() + each_s)
                 how = "--native" if native else "--nonblocking"
                 argv = [self._path, "dump", how, "--json", "--full-filenames", "--pid", str(pid)]
-                running.append((pid, ends, _begin(argv, errors=True)))
+                running.append((pid, ends, _begin(argv, pid, errors=True)))
             pid, ends, child = running.pop(0)
             answered = child.listen(ends)
             child.dismiss(kill=not answered or len(child.output) > _LIMIT)
@@ -199,7 +201,7 @@ class Spy:
         argv = [self._path, "record", "--nonblocking", "--idle", "--threads", "--full-filenames"]
         argv += ["--format", "raw", "--output", "/dev/stdout", "--rate", str(SAMPLES_A_SECOND)]
         argv += ["--duration", str(seconds), "--pid"]
-        return {pid: _begin([*argv, str(pid)]) for pid in pids}
+        return {pid: _begin([*argv, str(pid)], pid) for pid in pids}
 
 
 def collect_samples(
@@ -215,9 +217,42 @@ def collect_samples(
     return sightings
 
 
-def _begin(argv: list[str], *, errors: bool = False) -> guard.Child:
+def _begin(argv: list[str], pid: int = 0, *, errors: bool = False) -> guard.Child:
+    """Start py-spy; as root, on a user's process `pid` only with the rights of that user."""
     environ = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C"}
-    return guard.spawn_program(argv, environ, errors=errors, most=_LIMIT)
+    others = pid and os.geteuid() == 0 and procfs.uid(pid) != 0
+    become = functools.partial(_become_user_of, pid) if others else None
+    return guard.spawn_program(argv, environ, errors=errors, most=_LIMIT, become=become)
+
+
+_KEEP_CAPS, _AMBIENT, _RAISE, _PTRACE = 8, 47, 2, 19
+_CAPABILITY_VERSION_3 = 0x20080522
+
+
+def _become_user_of(pid: int) -> None:
+    """Take the rights of the user of a process, and keep only the right to read its memory.
+
+    py-spy opens libraries by their paths in the process's own mounts, where its user may have put
+    any device: opening and closing /dev/watchdog0 restarts a machine.
+    """
+    import ctypes  # only the child of root needs it
+
+    status = (line.split() for line in attempt_raw(f"/proc/{pid}/status").split(b"\n"))
+    fields = {words[0]: [*map(int, words[1:])] for words in status
+              if words and words[0] in (b"Uid:", b"Gid:", b"Groups:")}  # fmt: skip
+    uid, gid = fields[b"Uid:"][0], fields[b"Gid:"][0]
+    os.fchown(1, uid, gid)  # py-spy opens its output, a pipe, by name
+    libc = ctypes.CDLL(None)
+    libc.prctl(_KEEP_CAPS, 1, 0, 0, 0)
+    os.setgroups(fields[b"Groups:"])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    # Both calls fail in a container without the capability: its user's own rights may be enough.
+    own = 1 << _PTRACE
+    libc.capset(
+        struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), struct.pack("=6I", *[own] * 3, 0, 0, 0)
+    )
+    libc.prctl(_AMBIENT, _RAISE, _PTRACE, 0, 0)
 
 
 def _stack(child: guard.Child, pid: int, room: int) -> Any:
@@ -248,11 +283,20 @@ def find_installed(bins: Iterable[str], until: float) -> Spy | None:
         path = os.path.join(folder, "py-spy")
         if os.geteuid() == 0 or folder not in common:  # users choose the folders of their ranks
             path = resolve_path(path)
-        if path and os.access(path, os.X_OK):
+        if path and _may_run(path):
             version = version_of(path, until)
             if version:
                 return Spy(path, f"py-spy {version} of this node")
     return None
+
+
+def _may_run(path: str) -> bool:
+    """Whether this account may run it; for root, whether the ranks' users may, too."""
+    try:
+        every = bool(os.stat(path).st_mode & stat.S_IXOTH)
+    except OSError:
+        return False
+    return os.access(path, os.X_OK) and (every or os.geteuid() != 0)
 
 
 def version_of(path: str, until: float) -> str:
@@ -373,7 +417,7 @@ def _in_a_file(content: bytes) -> int:
     with tempfile.NamedTemporaryFile(prefix="preflight-") as file:
         file.write(content)
         file.flush()
-        os.fchmod(file.fileno(), 0o700)
+        os.fchmod(file.fileno(), 0o755)  # the ranks' users run it
         # Not by its name.
         return os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
 

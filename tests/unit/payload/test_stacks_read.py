@@ -272,6 +272,26 @@ def test_a_py_spy_that_hangs_leaves_no_rank_stopped(
         rank.wait()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another user")
+def test_root_runs_py_spy_with_the_rights_of_the_ranks_user(tmp_path: Path) -> None:
+    """It opened what a user had mounted over the path of his library, be it /dev/watchdog0."""
+    secret, fake = tmp_path / "secret", tmp_path / "py-spy"
+    secret.write_text("secret")
+    secret.chmod(0o600)
+    fake.write_text(
+        f"#!/bin/sh\necho user $(id -u) $(cat {secret} 2>/dev/null || echo 'reads nothing')\n"
+    )
+    fake.chmod(0o755)
+    tmp_path.chmod(0o755)
+    rank = subprocess.Popen(["sleep", "60"], user=65534, group=65534, extra_groups=[])
+    try:
+        stacks = pyspy.Spy(str(fake), "fake").dump([rank.pid], time.monotonic() + 60)
+        assert stacks == {rank.pid: "user 65534 Permission denied"}
+    finally:
+        rank.kill()
+        rank.wait()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has to be careful")
 def test_root_runs_no_py_spy_of_a_users(tmp_path: Path) -> None:
     """A program that anybody but root can have put there is not run as root."""
