@@ -180,7 +180,8 @@ class _Index:
 def _index(path: Path, _mtime_ns: int, _size: int, marker: str) -> _Index | ReachError:
     """Read a file once for a fleet, also if it is refused. `marker`: of the lines, if not all."""
     try:
-        numbered = enumerate(read_regular(path, LARGEST).decode().splitlines(), start=1)
+        lines = read_regular(path, LARGEST).decode().split("\n")  # as OpenSSH: VT or NEL ends none
+        numbered = enumerate(lines, start=1)
         found = [_line(path, number, text.strip()) for number, text in numbered]
     except UnicodeDecodeError as error:
         return _unreadable(path, error)

@@ -131,6 +131,16 @@ def test_another_key_under_the_bare_name_is_unknown_not_changed(
         verify(known, "ssh-ed25519", b"another", names=names, files=[str(file)])
 
 
+@pytest.mark.parametrize("end", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\r"])
+def test_a_comment_is_no_line_of_its_own(tmp_path: Path, key: tuple[str, str], end: str) -> None:
+    """As in OpenSSH, only a newline ends a line: a node may have written the comment of its key."""
+    file, whole = tmp_path / "known_hosts", " ".join(key)
+    file.write_text(f"h {whole} root@h{end}* {whole}{end}@cert-authority * {whole}\n", newline="")
+    assert len(read_known_hosts([str(file)], ["h"])) == 1
+    assert read_known_hosts([str(file)], ["other"]) == ()
+    assert not vouching([str(file)], ["other"])
+
+
 @pytest.mark.parametrize("line", ["@revoked * ssh-ed25519 broken!", "@vouched * {key}", "@revoked"])
 def test_a_marker_that_cannot_be_read_stops_everything(
     tmp_path: Path, key: tuple[str, str], line: str
