@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import sqlite3
 from contextlib import contextmanager
 from pathlib import Path
@@ -249,12 +250,11 @@ def newest_schema() -> int:
 
 def known_schema(connection: Connection, place: Place) -> int:
     """The schema of a database, 0 for an empty one; HistoryError for one that is not ours."""
-    inspector = inspect(connection)
-    tables = inspector.get_table_names()
-    if place.file is not None and (inspector.get_view_names() or _triggers(connection)):
+    tables = inspect(connection).get_table_names()
+    if place.file is not None and _computes(connection):
         raise HistoryError(
-            f"cannot use the history {place.words}: it has views or triggers, and a history has "
-            "none; give another folder: --preflight-history=DIR"
+            f"cannot use the history {place.words}: it has views, triggers or expressions, and a "
+            "history has none; give another folder: --preflight-history=DIR"
         )
     if META.name not in tables:
         if tables and place.file is not None:
@@ -293,9 +293,18 @@ def _bytes(column: Column[Any], *, of_file: bool) -> ColumnElement[int]:
     return func.length(cast(column, LargeBinary)) if of_file else func.octet_length(column)
 
 
-def _triggers(connection: Connection) -> bool:
-    found = connection.exec_driver_sql("SELECT 1 FROM sqlite_master WHERE type = 'trigger'")
-    return found.first() is not None
+_EXPRESSION = re.compile(
+    r"(?i)\b(?:AS|CHECK|VIRTUAL|WHERE)\b|\bDEFAULT\s*\(|\bINDEX\b[^(]*\([^)]*\(|[^\w\s\"',()]"
+)
+"""A generated column, a condition, a module, a computed default or key, or any operator."""
+
+
+def _computes(connection: Connection) -> bool:
+    """Whether the file's own schema makes SQLite compute: one step of it may take any time."""
+    found = connection.exec_driver_sql("SELECT type, sql FROM sqlite_master")
+    return any(
+        kind not in ("table", "index") or _EXPRESSION.search(str(sql or "")) for kind, sql in found
+    )
 
 
 def prepare(connection: Connection, place: Place) -> None:

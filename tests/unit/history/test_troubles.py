@@ -551,14 +551,31 @@ _ENDLESS = """ALTER TABLE runs RENAME TO r; CREATE VIEW runs AS
 WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x FROM n) SELECT r.* FROM r, n"""
 
 
+_GENERATED = """CREATE TABLE other AS SELECT * FROM texts; DROP TABLE texts; CREATE TABLE texts
+(id INTEGER PRIMARY KEY, text GENERATED ALWAYS AS (substr(hex(zeroblob(450000000 + id)), 1, 8)));
+INSERT INTO texts SELECT id FROM other; DROP TABLE other"""
+
+
 @pytest.mark.parametrize(
-    "spoil", [_ENDLESS, "CREATE TRIGGER t AFTER INSERT ON runs BEGIN DELETE FROM runs; END"]
+    "spoil",
+    [
+        _ENDLESS,
+        _GENERATED,
+        _GENERATED.replace("GENERATED ALWAYS", ""),
+        "CREATE TRIGGER t AFTER INSERT ON runs BEGIN DELETE FROM runs; END",
+        "CREATE INDEX slow ON runs (hex(zeroblob(nodes)))",
+        "CREATE INDEX slow ON runs (tier || tier)",
+        "CREATE INDEX slow ON runs (tier) WHERE length(tier) > 7",
+        "CREATE TABLE other (a, CHECK (length(a) > 7))",
+        "CREATE TABLE other (a DEFAULT (hex(zeroblob(9))))",
+        "CREATE VIRTUAL TABLE other USING fts5(a)",
+    ],
 )
 def test_what_only_looks_like_our_tables_is_refused(tmp_path: Path, spoil: str) -> None:
-    """A view may never end, and a trigger may run another user's SQL."""
+    """A view or an expression may never end, and a trigger may run another user's SQL."""
     place = made(tmp_path)
     kept(place, night(0, machine("h1")))
     with closing(sqlite3.connect(_file(place))) as connection:
         connection.executescript(spoil)
-    with pytest.raises(HistoryError, match="views or triggers"):
+    with pytest.raises(HistoryError, match="views, triggers or expressions"):
         _runs(place)
