@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import start
 from probe import guard, network, procfs
 from probe.bounded_text import clean, words
-from probe.processes import Care, Describer
+from probe.processes import Allowances, Care, Describer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -330,12 +330,12 @@ def _find(port: int, run_pid: int) -> dict[str, Any]:
 
 
 def _holder(held: procfs.Socket, run_pid: int) -> dict[str, Any]:
-    everyone = procfs.everyone()
+    everyone, allowances = procfs.everyone(), Allowances()
     describer = Describer(everyone, run_pid, Care())
     process = {"pid": 0, "ppid": 0, "state": "", "command": "", "age_s": 0.0}
     process["user"] = describer.user(held.uid)
     for pid in sorted(everyone):
-        opened = procfs.open_files(pid)
+        opened = allowances.open_files(pid)
         if opened and held.inode in opened.sockets:
             process = describer.describe(everyone[pid], procfs.environ(pid))
             break

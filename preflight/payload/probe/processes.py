@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import re
@@ -41,15 +42,22 @@ _MARK = struct.Struct("qq")
 
 
 class Care:
-    """Which processes' memory (command, environment) must not be read, since that can hang."""
+    """Which processes' memory (command, environment) must not be read, since that can hang.
+
+    That of a user with several such processes is not: each costs a try.
+    """
 
     def __init__(self, stuck: Collection[int] = (), shared: mmap.mmap | None = None) -> None:
         """`shared`: memory in which the parent sees the process that is being read."""
         self._stuck, self._shared, self._marks = stuck, shared, 0
+        users = [user for user in map(procfs.owner, stuck) if user]
+        self._users = {user for user in users if users.count(user) > 1}
 
     def untouchable(self, one: Stat) -> bool:
         """Whether its memory must not be touched."""
-        return one.pid in self._stuck or bool(self._stuck and one.state == "D")
+        if one.pid in self._stuck or (self._stuck and one.state == "D"):
+            return True
+        return bool(self._users) and procfs.owner(one.pid) in self._users
 
     def mark(self, pid: int) -> None:
         """Note the process whose memory is read next; 0 for none."""
@@ -158,6 +166,9 @@ LOOK_STEP_S = 0.02
 MOST_ENVIRONS = 16 << 20
 """Most bytes of all environments of a user: he can make them arbitrarily long."""
 
+MOST_SOCKETS = 1 << 16
+"""Most lines of /proc/net/tcp; those that listen come first. A user may have 1,000,000."""
+
 _RANK_HINTS = b"RANK=", b"TORCHELASTIC_RUN_ID="
 _STEP = re.compile(rb"slurmstepd: \[(\d+)\D")
 
@@ -171,9 +182,9 @@ class Allowances:
         self._files: dict[int | None, int] = {}
 
     def user(self, pid: int) -> int | None:
-        """Return the user that started a process."""
+        """Return the user who answers for a process."""
         if pid not in self._users:
-            self._users[pid] = procfs.uid(pid)
+            self._users[pid] = procfs.owner(pid)
         return self._users[pid]
 
     def environ(self, pid: int) -> bytes | None:
@@ -219,12 +230,12 @@ class Survey:
         """Return the document's `Processes`, and `dropped`: how many notable ones did not fit."""
         gpus = any(name[:6] == "nvidia" and name[6:].isdigit() for name in os.listdir("/dev"))
         for one in self._everyone.values():
-            if not one.kernel and one.state not in "ZX" and not self._care.untouchable(one):
-                self._read(one.pid, gpus=gpus)
+            if not one.kernel and one.state not in "ZX":
+                self._read(one, gpus=gpus)
         lasting, apart_s = self._lasting()
         pids = sorted(self._ranks.keys() | self._holders | lasting, key=self._rating)
         alive = self._jobs_alive()
-        sockets = self._care.over(procfs.tcp()) if pids else ()
+        sockets = self._care.over(itertools.islice(procfs.tcp(), MOST_SOCKETS if pids else 0))
         ports = {one.inode: one.port for one in sockets if one.state == procfs.LISTEN}
         notable = []
         for pid in self._chosen(pids):
@@ -239,9 +250,11 @@ class Survey:
             "dropped": len(pids) - len(notable),
         }
 
-    def _read(self, pid: int, *, gpus: bool) -> None:
-        self._care.mark(pid)
-        environ = self._allowances.environ(pid)
+    def _read(self, one: Stat, *, gpus: bool) -> None:
+        pid, environ = one.pid, None
+        if not self._care.untouchable(one):
+            self._care.mark(pid)
+            environ = self._allowances.environ(pid)
         opened = self._open_files(pid) if gpus else None
         hidden = environ is None or (gpus and opened is None)
         self._unreadable += hidden and os.path.exists(f"/proc/{pid}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import functools
 import itertools
 import os
 import re
@@ -53,6 +55,25 @@ def uid(pid: int) -> int | None:
         if line.startswith(b"Uid:"):
             return int(line.split()[1])
     return None
+
+
+SUBUIDS = "/etc/subuid"
+
+
+def owner(pid: int) -> int | None:
+    """Return the user who answers for a process: of a user's subordinate ids (subuid(5)), one."""
+    user = uid(pid)
+    if user is None:
+        return None
+    at = bisect.bisect(_subordinates(SUBUIDS), (user, 1 << 32)) - 1
+    first, count = _subordinates(SUBUIDS)[at] if at >= 0 else (0, 0)
+    return ~first if first <= user < first + count else user
+
+
+@functools.lru_cache(maxsize=1)
+def _subordinates(path: str) -> list[tuple[int, int]]:
+    lines = re.findall(rb"(?m)^[^:\n]+:(\d{1,10}):(\d{1,10})\s*$", attempt_raw(path, 1 << 20))
+    return sorted((int(first), int(count)) for first, count in lines)
 
 
 def is_daemon(pid: int, name: str) -> bool:

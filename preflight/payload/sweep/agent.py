@@ -15,6 +15,7 @@ import time
 import children
 import start
 from probe import procfs, sysfs
+from probe.processes import Allowances
 
 from . import process_groups
 
@@ -154,8 +155,8 @@ def why_taken(name: str) -> tuple[str, str]:
 
 def _oldest(address: str) -> procfs.Stat | None:
     """Return the oldest process that has the socket; None where processes are hidden."""
-    inode = _inode(address)
-    opened = ((stat, procfs.open_files(pid)) for pid, stat in procfs.everyone().items() if inode)
+    inode, files = _inode(address), Allowances().open_files
+    opened = ((stat, files(pid)) for pid, stat in procfs.everyone().items() if inode)
     stats = [stat for stat, its in opened if its and inode in its.sockets]
     return min(stats, key=lambda stat: stat.start) if stats else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -166,14 +167,22 @@ def test_environments_without_end_are_not_read(
 
 
 @needs_root
+@pytest.mark.parametrize("apart", [0, 1], ids=["one user", "subordinate users"])
 @pytest.mark.parametrize("limit", ["MOST_ENVIRONS", "MOST_FILES", "MOST"])
 def test_what_one_user_has_in_plenty_hides_no_process_of_another(
-    start: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, limit: str
-) -> None:
-    """Long environments, open files, or processes that look like ranks: his alone are left out."""
+    start: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, limit: str,
+    apart: int, tmp_path: Path,
+) -> None:  # fmt: skip
+    """Long environments, open files, or processes that look like ranks: his alone are left out.
+
+    He may also spread them over the user ids that he has for his containers.
+    """
     monkeypatch.setattr(os, "listdir", _with(os.listdir, "/dev", "nvidia0"))
+    (tmp_path / "subuid").write_text(f"a:{NOBODY}:{1 + 4 * apart}\nb:100:7\n")
+    monkeypatch.setattr(procfs, "SUBUIDS", str(tmp_path / "subuid"))
     rank = {**os.environ, **RANK}
-    many = [start("sleep", "60", env=rank, user=NOBODY, group=NOBODY) for _ in range(4)]
+    users = [NOBODY + apart * at for at in range(4)]
+    many = [start("sleep", "60", env=rank, user=user, group=NOBODY) for user in users]
     other = start("sleep", "60", env=rank, user=4321, group=4321)
     pids = {one.pid for one in (*many, other)}
     room = {"MOST_ENVIRONS": 1, "MOST_FILES": 3, "MOST": 2}
@@ -185,9 +194,44 @@ def test_what_one_user_has_in_plenty_hides_no_process_of_another(
 
     until(lambda: other.pid in [one["pid"] for one in survey()["notable"]])
     found = survey()
-    his = [one for one in found["notable"] if one["user"] == "nobody"]
+    his = [one for one in found["notable"] if one["pid"] != other.pid]
     assert found["seen"] == len(pids)
     assert len(his) < len(many) or found["unreadable"] == len(many) - 1
+
+
+@needs_root
+def test_processes_of_one_user_that_hang_the_reader_hide_no_other(
+    start: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that forks again and again with much memory locks that memory: he may have many."""
+    rank = start("sleep", "60", env={**os.environ, **RANK})
+    stuck = {start("sleep", "60", user=NOBODY, group=NOBODY).pid for _ in range(6)}
+    really = procfs.environ
+
+    def environ(pid: int) -> bytes | None:
+        if pid in stuck:
+            time.sleep(600)
+        return really(pid)
+
+    monkeypatch.setattr(procfs, "environ", environ)
+    problems: list[str] = []
+    document = processes.read({}, time.monotonic() + 60, problems)
+    assert len(problems) == 2
+    assert document is not None
+    assert rank.pid in [one["pid"] for one in document["notable"]]
+
+
+def test_sockets_without_number_are_not_all_read(
+    start: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user may listen at 1,000,000 addresses; the processes are reported all the same."""
+    rank = start("sleep", "60", env={**os.environ, **RANK})
+    listening = procfs.Socket("0: 0:1 0:0 0A 0:0 0:0 0 1000 0 7")
+    monkeypatch.setattr(procfs, "tcp", lambda: itertools.repeat(listening))
+    until(lambda: rank.pid in [
+        one["pid"]
+        for one in processes.Survey(os.getpid(), {}, processes.Care()).run()["notable"]
+    ])  # fmt: skip
 
 
 def _with(listed: Callable[[str], list[str]], folder: str, name: str) -> Callable[[str], list[str]]:
