@@ -9,7 +9,6 @@ numbers, strings, lists and dictionaries, and refuses everything that needs a cl
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 import struct
 import zlib
@@ -457,7 +456,7 @@ def open_dump(dump: Dump, allowed: Allowance) -> Recording | Unreadable:
         packed = base64.b64decode(dump.content, validate=True)
         unpacking = zlib.decompressobj()
         data = unpacking.decompress(packed, most)
-    except (binascii.Error, ValueError, zlib.error):
+    except (ValueError, zlib.error):
         return Unreadable("it was damaged on its way")
     allowed.bytes -= len(data)
     if unpacking.unconsumed_tail:

@@ -7,7 +7,6 @@ from most others, so that a communicator without an entry is one in which all ra
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 import zlib
 from typing import Annotated, Literal
@@ -91,7 +90,7 @@ def read_report(content: str, *, is_json: bool) -> RasReport:
     try:
         unpacking = zlib.decompressobj()
         raw = unpacking.decompress(base64.b64decode(content, validate=True), _LARGEST)
-    except (zlib.error, binascii.Error) as error:
+    except (zlib.error, ValueError) as error:
         raise ReportError(f"its report was damaged on the way: {error}") from error
     if unpacking.unconsumed_tail or not unpacking.eof:
         raise ReportError("its report is too large or was damaged on the way")

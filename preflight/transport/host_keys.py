@@ -7,7 +7,6 @@ only one key of each type, so it would refuse, or accept, hosts that `ssh` would
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import re
@@ -219,7 +218,7 @@ def _line(path: Path, number: int, text: str) -> KnownHost | None:
 def _decoded(key: str) -> bytes:
     try:
         return base64.b64decode(key, validate=True)
-    except binascii.Error:
+    except ValueError:
         return b""
 
 

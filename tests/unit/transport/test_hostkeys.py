@@ -90,7 +90,7 @@ def test_case_does_not_matter(tmp_path: Path, key: tuple[str, str], *, hashed: b
 def test_a_broken_line_vouches_for_no_host(tmp_path: Path) -> None:
     """What is no key opens no door, and does not stop the reading either."""
     file = tmp_path / "known_hosts"
-    file.write_text("h ssh-ed25519 not-base64!\nh ssh-ed25519\n\xff\n")
+    file.write_text("h ssh-ed25519 not-base64!\nh ssh-ed25519 \xe9\nh ssh-ed25519\n\xff\n")
     assert read_known_hosts([str(file)], ["h"]) == ()
 
 

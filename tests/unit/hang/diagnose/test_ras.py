@@ -131,6 +131,15 @@ def test_the_report_of_another_job_is_not_used() -> None:
     assert "RAS did not answer: another job on this node shares its port" in answer.unseen
 
 
+@pytest.mark.parametrize("content", ["#", "\xe9", "AAAA", "eJ"])
+def test_a_report_that_no_node_packed_is_a_sentence(content: str) -> None:
+    """A node may answer anything, also text that is not even base64."""
+    state = job(4, lambda _: {"no_stacks": "x", "wait_channel": "futex_do_wait"})
+    answer = diagnose(replace(state, ras=replace(packed(""), content=content)))
+    (why,) = [one for one in answer.unseen if one.startswith("RAS")]
+    assert "damaged on the way" in why
+
+
 def test_a_communicator_whose_kernel_hangs_is_named() -> None:
     """Its ranks launched the same, wait for no other rank, and the others wait for all of them."""
     drawn = draw(20083, faults=("kernel",))
