@@ -293,17 +293,18 @@ def _bytes(column: Column[Any], *, of_file: bool) -> ColumnElement[int]:
     return func.length(cast(column, LargeBinary)) if of_file else func.octet_length(column)
 
 
-_EXPRESSION = re.compile(
-    r"(?i)\b(?:AS|CHECK|VIRTUAL|WHERE)\b|\bDEFAULT\s*\(|\bINDEX\b[^(]*\([^)]*\(|[^\w\s\"',()]"
-)
-"""A generated column, a condition, a module, a computed default or key, or any operator."""
+_EXPRESSION = re.compile(r"(?i)\b(?:AS|CHECK|VIRTUAL|WHERE)\b|\bDEFAULT\s*\(|[^\w\s\"',()]")
+"""A generated column, a condition, a module, a computed default, or any operator."""
 
 
 def _computes(connection: Connection) -> bool:
     """Whether the file's own schema makes SQLite compute: one step of it may take any time."""
-    found = connection.exec_driver_sql("SELECT type, sql FROM sqlite_master")
+    found = connection.exec_driver_sql("SELECT type, coalesce(sql, '') FROM sqlite_master")
     return any(
-        kind not in ("table", "index") or _EXPRESSION.search(str(sql or "")) for kind, sql in found
+        kind not in ("table", "index")
+        or _EXPRESSION.search(str(sql))
+        or (kind == "index" and str(sql).count("(") > 1)
+        for kind, sql in found
     )
 
 
