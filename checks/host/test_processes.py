@@ -19,7 +19,7 @@ CHECKS = (
 
 
 def judge_stale_processes(facts: Facts, limit: Thresholds) -> Verdict:
-    """Report leftover processes, the gravest first; hidden ones are unknown, not passed."""
+    """Report leftover processes, the gravest first; `unreadable` counts those that are hidden."""
     if facts.processes is None:
         return unknown("its processes could not be read", advice=f"mount /proc; {GRANT}")
     found = find_stale(facts.processes, facts.gpus or (), limit)

@@ -211,6 +211,7 @@ def test_a_copy_of_the_output(tmp_path: Path) -> None:
     assert "preflight: port_in_use" in done.stderr
     (folder,) = set(_left(tmp_path)) - {first}
     assert (folder / "stdout.log").read_text() == done.stdout
+    assert {path.stat().st_mode & 0o777 for path in folder.glob("std*.log")} == {0o640}
 
 
 @pytest.mark.parametrize("own", [("--folder=file/below",), ("--folder=file/below", "--tee")])

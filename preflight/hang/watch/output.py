@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from preflight.core.files import open_new
 from preflight.hang.watch import signals
 from preflight.hang.watch.evidence import LEFT, files_of
 
@@ -60,6 +61,7 @@ class Output:
         for number, name in ((1, "stdout.log"), (2, "stderr.log")):
             theirs, ours = os.pipe()
             self._pipes += [theirs, ours]
+            os.close(open_new(folder / name))  # tee itself would let every user read it
             self._tees.append(
                 children.start(
                     ["tee", "-a", str(folder / name)], os.environ,
