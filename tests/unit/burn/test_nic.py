@@ -82,6 +82,7 @@ def _measured(
     return events
 
 
+@pytest.mark.slow
 def test_every_active_nic_is_measured(node: Path) -> None:
     """Of three NICs one is down and one refuses: one figure, and the words of the other.
 

@@ -180,6 +180,7 @@ def test_facts_of_another_version_prove_nothing(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
+@pytest.mark.slow
 def test_a_damaged_or_hostile_archive_is_one_line(
     tmp_path: Path, content: bytes, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

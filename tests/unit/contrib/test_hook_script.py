@@ -94,6 +94,7 @@ def test_a_node_that_is_not_ready_is_reported(tmp_path: Path, document: str, wha
         "wrong usage", "not installed",
     ],
 )  # fmt: skip
+@pytest.mark.slow
 def test_nothing_else_keeps_a_job_away(tmp_path: Path, preflight: str) -> None:
     """Not judged, damaged, killed, hung or missing: the job starts, and the action is not run."""
     done = _hook(tmp_path, preflight, "touch acted")

@@ -140,6 +140,7 @@ def test_a_nic_that_never_answers_costs_four_waits_and_no_pair(
         assert reported == {"moved": [], "unread": given_up}
 
 
+@pytest.mark.slow
 def test_a_reader_that_hangs_is_replaced(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A NIC that answers again later is read again."""
     counter = stuck(tree, monkeypatch)
@@ -173,6 +174,7 @@ def test_the_reader_tells_what_moved_between_two_readings(tree: Path) -> None:
 
 
 @pytest.mark.parametrize("gpu", [0, 3, 7])
+@pytest.mark.slow
 def test_a_rails_nic_is_the_one_next_to_its_gpu(tree: Path, gpu: int) -> None:
     """Under the same switch; none where that NIC's port is down or the job excludes it."""
     bus_id = h100("h1").gpus[gpu].path[-1]

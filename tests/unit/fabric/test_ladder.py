@@ -54,6 +54,7 @@ class Spiky(Partner):
         ({"pair_s": 0.1}, "time", 67),
     ],
 )
+@pytest.mark.slow
 def test_a_size_is_left_when_it_is_proven_bad_or_takes_too_long(
     changes: dict[str, Any], stopped: str, times: int
 ) -> None:
@@ -77,6 +78,7 @@ class Tardy(Partner):
 
 
 @pytest.mark.parametrize(("partner", "times"), [(Tardy, 67), (Spiky, 300)])
+@pytest.mark.slow
 def test_a_box_holds_what_fits_though_the_first_few_were_quick_and_spikes_cost_no_samples(
     partner: type[Partner], times: int
 ) -> None:

@@ -77,6 +77,7 @@ def _twice(measured: Sweep, a: str, b: str) -> Sweep:
         *(("nccl", 16, 0.01, times) for times in (1.5, 1.6, 1.67, 1.75)),
     ],
 )
+@pytest.mark.slow
 def test_a_slow_node_near_the_limit_goes_alone(
     backend: str, count: int, spread: float, times: float, seed: int
 ) -> None:

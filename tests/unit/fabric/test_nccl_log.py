@@ -240,6 +240,7 @@ ORDER: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.slow
 def test_the_log_of_a_process_that_was_killed_is_kept_for_a_capture(
     monkeypatch: pytest.MonkeyPatch, *, keep: bool
 ) -> None:

@@ -77,6 +77,7 @@ def test_a_late_line_is_a_timeout() -> None:
         ((b'{"event":"rail_rest"}\n{"event":"rail_done"}\n',) * 2, ["rest", "done"]),
     ],
 )
+@pytest.mark.slow
 def test_what_rails_say_becomes_what_their_node_says(
     sent: tuple[bytes, bytes], expected: list[str]
 ) -> None:

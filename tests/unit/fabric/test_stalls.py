@@ -136,6 +136,7 @@ def test_what_one_host_alone_does_not_explain_is_the_wires(
         assert "cable" in blame.advice
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_seen_by_its_supervisor() -> None:
     """How long it was stopped, also if it still is when the pair is over; and nothing twice."""
     silent, _ = os.pipe()

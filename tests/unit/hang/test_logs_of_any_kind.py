@@ -145,6 +145,7 @@ def test_a_gzip_that_swells(tmp_path: Path) -> None:
     assert answer.evidence[0].line == 1_500_001
 
 
+@pytest.mark.slow
 def test_a_gzip_that_is_a_bomb_is_read_up_to_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -216,6 +216,7 @@ def _calls(number: int) -> list[dict[str, Any]]:
         st.tuples(st.integers(0, 1 << 20), st.integers(0, 4), st.lists(st.sampled_from(STEPS)))
     )
 )
+@pytest.mark.slow
 def test_entries_of_the_same_bytes_are_read_at_once_and_as_ever(
     changes: list[tuple[int, int, list[int]]],
 ) -> None:

@@ -164,6 +164,7 @@ def test_an_expression_that_goes_back_without_end_is_a_line(
 
 @pytest.mark.parametrize("reads", ["", "timeout", "position", "summary", "end", "member", "xid"])
 @pytest.mark.parametrize("field", ["world", "rank", "xid", "seq", "member", "of"])
+@pytest.mark.slow
 def test_a_field_that_is_no_number_is_left_out(tmp_path: Path, reads: str, field: str) -> None:
     """A site's expression may take any word for a rank."""
     text = OWN.replace("(?P<node>", f"(?P<{field}>").replace('"{node} is', '"it is')

@@ -182,6 +182,7 @@ def test_a_controller_that_does_not_answer(chosen: HookConfig, slurm: FakeSlurm)
     assert "did not answer within 0." in step.log
 
 
+@pytest.mark.slow
 def test_a_drain_that_slurm_does_not_take(chosen: HookConfig, slurm: FakeSlurm) -> None:
     """The prolog fails, which drains; the health check can only say so."""
     slurm.write("refuses")

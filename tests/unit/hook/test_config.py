@@ -100,6 +100,7 @@ _WORDS = st.one_of(
 
 @given(_WORDS)
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.slow
 def test_any_bytes_are_a_configuration_or_one_line(content: bytes) -> None:
     """Damaged in any way, it is read or refused in one printable line; nothing else is raised."""
     message = ""

@@ -69,6 +69,7 @@ HOSTILE: dict[str, tuple[Callable[[socket.socket], None], str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.slow
 def test_hostile_reports_become_one_sentence(name: str) -> None:
     """It begins with what happened, is printable, and names no rank."""
     status, words = HOSTILE[name]
@@ -130,6 +131,7 @@ def test_a_text_that_was_cut_off_is_refused(cut: str) -> None:
         assert "cut off" in sentence(asked(mesh.address, always=True))
 
 
+@pytest.mark.slow
 def test_another_service_on_the_port_is_left_alone() -> None:
     """A server that greets otherwise is sent no command."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -147,6 +149,7 @@ def test_only_an_address_of_this_node_is_contacted(address: str) -> None:
     assert "is no address of this node" in sentence(asked(address))
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_greet_is_passed_over() -> None:
     """The ranks of a node share the port: the next connection may reach one that answers."""
     drawn = draw(1)

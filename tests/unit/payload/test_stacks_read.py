@@ -327,6 +327,7 @@ def test_an_account_runs_no_py_spy_that_another_user_names(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 @pytest.mark.parametrize("user", [65534, 0])
 @pytest.mark.parametrize("name", ["his", "a\rb", "a\fx\u2003y\u2003z"])
+@pytest.mark.slow
 def test_root_runs_no_py_spy_of_a_strangers_mount(tmp_path: Path, name: str, user: int) -> None:
     """Its server says that the program is root's."""
     with strangers_mount.mounted(tmp_path / name, user):

@@ -83,6 +83,7 @@ def test_a_file_that_is_no_socket_is_not_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's socket")
+@pytest.mark.slow
 def test_one_users_silent_servers_keep_no_other_from_being_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

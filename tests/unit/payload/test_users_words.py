@@ -127,6 +127,7 @@ QUIET = {Outcome.OK, Outcome.UNKNOWN}
 @example("\x9d")
 @example("\u200b\u2028\x85")
 @MANY
+@pytest.mark.slow
 def test_no_name_of_a_process_hides_a_fault(comm: str) -> None:
     """A fault that names the process that met it is as grave as with any other name."""
     shown = live(f"Memory failure: 0x7740c0: Sending SIGBUS to {comm[:15]}:4711 due to hardware")

@@ -201,6 +201,7 @@ def test_nothing_is_told_by_colour_alone() -> None:
     assert numbers == ["2"] * 6
 
 
+@pytest.mark.slow
 def test_an_endpoint_of_a_large_fabric_is_named_below_the_thumbnail() -> None:
     """Where not every node has a row, a dot is said in words, too."""
     observed = fabric(

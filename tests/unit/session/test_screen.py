@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from preflight.facts.model import Facts
 
+pytestmark = pytest.mark.slow
 NODES = 512
 NAMES = names(NODES)
 CHECKS = "gpu.count,host.governor,host.shm,host.nofile,net.interface"
@@ -94,7 +95,6 @@ def _summary(text: str) -> list[str]:
     return text.partition("not ready ===")[2].partition("\n\n")[0].splitlines()[1:]
 
 
-@pytest.mark.slow
 def test_a_large_fleet_fits_one_screen_with_the_faults_first(piped: str) -> None:
     """Three warnings of 512 nodes and two faults of one node each are five findings."""
     lines = _summary(piped)
@@ -129,7 +129,6 @@ def test_a_finding_is_one_line_when_it_is_known(piped: str) -> None:
         (("--color=yes",), {"NO_COLOR": "1"}, True),
     ],
 )
-@pytest.mark.slow
 def test_results_have_colours_on_a_terminal(
     tmp_path: Path, words: tuple[str, ...], variables: dict[str, str], *, coloured: bool
 ) -> None:
@@ -181,7 +180,6 @@ def test_progress_has_a_bar_a_rate_and_names_the_last_nodes(
     assert max(map(len, (half, late))) <= 80
 
 
-@pytest.mark.slow
 def test_a_run_without_any_verdict_is_not_ready(tmp_path: Path) -> None:
     """Exit 5, as no GPUs are expected and none are there: why, and what to type."""
     words = [PROGRAM, "check", "--checks=gpu.count", f"--report={tmp_path}/report"]

@@ -64,6 +64,7 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 @pytest.mark.parametrize("name", ["gpu017", "[gpu017]:2222", "10.0.0.17", "gpu17"])
 @pytest.mark.parametrize("line", LINES)
 @pytest.mark.parametrize("hashed", [False, True])
+@pytest.mark.slow
 def test_names_match_as_openssh_matches_them(
     tmp_path: Path, key: tuple[str, str], line: str, name: str, *, hashed: bool
 ) -> None:
