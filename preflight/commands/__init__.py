@@ -245,7 +245,7 @@ def for_root(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
             if name not in jobs:
                 continue
             if re.match(NAMES_CODE, name):
-                refused.append(f"{name} (it names a file or code)")
+                refused.append(f"{name} (it may name a file, code or an address)")
                 continue
         safe, why = (value, []) if name in _NO_PATHS else roots_paths(name, value)
         refused += [f"{name} ({each})" for each in why]

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 NAMES_CODE = (
-    r"\A(?:LD_|\w*(?:FILE|DUMP|LOG(?!_?LEVEL)|DEST|DIR(?!ECT)|PATH|PLUGIN|COMMAND|MAIL|VFS|_RAS_|DRIVERS"
-    r"|MODULES|TRACE|PREFIX|HANDLE_ERRORS))"
+    r"\A(?:LD_|\w*(?:FILE|DUMP(?!_ON_TIMEOUT)|LOG(?!_?LEVEL)|DEST|DIR(?!ECT)|PATH|PLUGIN|COMMAND|MAIL|VFS"
+    r"|_RAS_|DRIVERS|MODULES|TRACE(?!_BUFFER_SIZE)|PREFIX|HANDLE_ERRORS))"
 )
 """Names of variables of the loader, or of the libraries under NCCL, that name a file or code: UCX
-runs UCX_GDB_COMMAND, writes UCX_PROFILE_FILE, and sends mail to UCX_ERROR_MAIL_TO.
+runs UCX_GDB_COMMAND, writes UCX_PROFILE_FILE, and sends mail to UCX_ERROR_MAIL_TO. torch's
+TORCH_NCCL_DUMP_ON_TIMEOUT and TORCH_NCCL_TRACE_BUFFER_SIZE only switch, and count.
 
 Not compiled: that takes 4 ms, and few importers need it."""
 

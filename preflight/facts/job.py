@@ -81,6 +81,9 @@ class Connection(Struct, frozen=True, forbid_unknown_fields=True):
     received: Count = 0
     quiet_s: Seconds | None = None
     """Since data last went either way, retransmissions included; None: not known."""
+    served: bool = False
+    """Whether its local port still accepts connections. NCCL stops listening once its data
+    connections stand (`closeListen` in src/transport/net.cc); its RAS threads do not."""
 
 
 class Dump(Struct, frozen=True, forbid_unknown_fields=True):
@@ -156,6 +159,8 @@ class RankLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     dump: Dump | None = None
     ras: Line = ""
     """Where NCCL's RAS service listens, `localhost:28028`; empty where nothing does."""
+    inner_pid: Pid | None = None
+    """Its pid in its own PID namespace, by which NCCL reports it; None: not known."""
 
 
 class Launcher(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

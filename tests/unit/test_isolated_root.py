@@ -62,6 +62,9 @@ def test_root_takes_over_nothing_that_names_code() -> None:
     assert not [name for name in taken if name.startswith(("BASH", "PYTHONPATH"))]
     given = {"TERM": "xterm", "NCCL_DEBUG": "INFO", "PREFLIGHT_NODES": "h[1-2]"}
     assert given.items() <= taken.items()
+    kept = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}
+    assert kept.items() <= _taken(**kept).items()
+    assert "TORCH_FR_DUMP_TEMP_FILE" not in _taken(TORCH_FR_DUMP_TEMP_FILE="1")
     assert taken["HOME"] == pwd.getpwuid(0).pw_dir
 
 

@@ -33,7 +33,7 @@ from preflight.hang.ras_report import REMOTE, ReportError, read_report
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from preflight.facts.job import RasLook
+    from preflight.facts.job import RankLook, RasLook
     from preflight.hang.diagnose.job_ranks import Case
     from preflight.hang.diagnose.job_state import Category, JobState, RankState
     from preflight.hang.ras_report import Absence, Absent, Communicator, Member, RasReport
@@ -76,7 +76,7 @@ class RasView:
     def _pids(self) -> dict[int, list[RankState]]:
         found: dict[int, list[RankState]] = {}
         for one in self.case.members if self.case else ():
-            found.setdefault(one.look.pid, []).append(one)
+            found.setdefault(_inner(one.look), []).append(one)
         return found
 
     @cached_property
@@ -158,12 +158,23 @@ class RasView:
 
     @cached_property
     def foreign(self) -> bool:
-        """Whether the report is of another job that shares the port."""
-        if self.case is None or not self.report.communicators or self.whole is not None:
+        """Whether the report is of another job: NCCL binds the port with SO_REUSEPORT.
+
+        A size that fits proves nothing where other jobs run: these often have the same.
+        """
+        pids = {pid for _, pid in self.processes}
+        if self.case is None or not pids or pids & self._pids.keys():
             return False
-        named = [each for one in self.report.communicators for each in one.everyone]
-        listed = [each for each in named if each.process[1] >= 0]
-        return bool(listed) and not any(each.process[1] in self._pids for each in listed)
+        looks = self.case.state.looks.values()
+        alone = not any(one.hidden for one in looks)
+        others = {_inner(rank) for one in looks for rank in one.ranks}
+        return self.whole is None or not alone or bool(pids & others)
+
+    @cached_property
+    def processes(self) -> set[tuple[str, int]]:
+        """(node's address, pid) of each process that the report names."""
+        named = (each for one in self.report.communicators for each in one.everyone)
+        return {each.process for each in named if each.process[1] >= 0}
 
 
 @dataclass
@@ -533,8 +544,15 @@ def view_of(ras: RasLook, case: Case | None) -> RasView | str:
     except ReportError as error:
         return f"RAS did not answer: {error}"
     if view.foreign:
-        return "RAS did not answer: another job on this node shares its port"
+        return (
+            "RAS did not answer: another job on this node shares its port (NCCL_RAS_ADDR sets one)"
+        )
     return view
+
+
+def _inner(look: RankLook) -> int:
+    """The pid by which NCCL knows a rank."""
+    return look.pid if look.inner_pid is None else look.inner_pid
 
 
 _SURE = 0.97
@@ -580,11 +598,28 @@ def _doubted(answer: Diagnosis, view: RasView) -> Diagnosis:
     return replace(answer, evidence=(*answer.evidence, same))
 
 
-def alone(state: JobState) -> Diagnosis | None:
+def without_ranks(answer: Diagnosis, state: JobState) -> Diagnosis:
     """The answer of RAS about a job none of whose ranks this login may read."""
-    view = view_of(state.ras, None) if state.ras is not None else ""
+    if state.ras is None:
+        return answer
+    view = view_of(state.ras, None)
+    if not isinstance(view, str):
+        view = _of_another_job(view, state, state.ras.host) or view
     if isinstance(view, str):
-        return None
+        return replace(answer, unseen=(*answer.unseen, view))
     found = judge(view)
-    sure = round((found.confidence if found else 0.0) * 0.75, 2)
-    return None if found is None else replace(found, confidence=sure)
+    return answer if found is None else replace(found, confidence=round(found.confidence * 0.75, 2))
+
+
+def _of_another_job(view: RasView, state: JobState, asked: str) -> str:
+    """Why the report may be of another job than the one meant; empty if no other job runs there."""
+    hidden = sum(look.hidden for look in state.looks.values())
+    there = sum(look.hidden for look in state.looks.values() if look.host == asked)
+    by_node = Counter(address for address, _ in view.processes)
+    if there in by_node.values() or hidden == view.world:
+        return ""
+    return (
+        f"RAS was not used: its report has {count(view.world)}, and {there} processes of other "
+        f"users on {asked} look like ranks, so that it may be of another job; "
+        "run this as the job's user or as root"
+    )

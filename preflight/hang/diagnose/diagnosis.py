@@ -55,7 +55,7 @@ def diagnose_no_ranks(state: JobState) -> Diagnosis:
         answer = _unanswered(silent)
     else:
         answer = _no_job(state, len(looks), hidden, certain=not silent)
-    answer = communicators.alone(state) or answer
+    answer = communicators.without_ranks(answer, state)
     unseen = tuple(f"node {one.node}: {one.sentence or _NO_ANSWER}" for one in silent)
     return replace(answer, unseen=(*unseen, *answer.unseen))
 

@@ -46,6 +46,9 @@ _RAS = "28028"
 _KEEP_ALIVE_BYTES = 60
 """The RAS threads of neighbouring ranks send each other a message of this size once a second, also
 while the job hangs: struct rasMsg and its length (NCCL 2.28.9: src/ras/ras_internal.h)."""
+_ANSWER_BYTES = 512
+"""Most bytes that a question to RAS moves for each rank: its counts and state in a communicator or
+two (struct rasCollComms)."""
 
 
 class Wire(Struct, frozen=True, kw_only=True):
@@ -58,6 +61,11 @@ class Wire(Struct, frozen=True, kw_only=True):
     peer_node: str
     """Its address, if its node is unknown."""
     end: Connection
+
+    @property
+    def ends(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        """(address, port) of both ends."""
+        return _end(self.end.local), _end(self.end.peer)
 
     @property
     def stuck(self) -> bool:
@@ -312,9 +320,11 @@ def case_of(state: JobState, job: str) -> Case:
     wires = wires_of(((s.rank, s.node, s.look) for s in members.values()), complete=not absent)
     natives = _natives(members.values())
     launchers = [one for look in state.looks.values() for one in look.launchers]
+    served = {_end(one.end.local) for one in wires if one.end.served}
     fed = Counter[int]()
     for wire in wires:
-        if not _only_keeps_alive(wire.end, members[wire.rank].look):
+        most = _ras_bytes(members[wire.rank].look, world, served.intersection(wire.ends))
+        if max(wire.end.sent, wire.end.received) > most:
             fed[wire.rank] += wire.end.received
     return Case(
         state=state,
@@ -332,10 +342,15 @@ def case_of(state: JobState, job: str) -> Case:
     )
 
 
-def _only_keeps_alive(end: Connection, look: RankLook) -> bool:
-    """Whether it carries no more than RAS's keep-alive messages, which are no data of the job."""
-    most = _KEEP_ALIVE_BYTES * (look.look_s + 1)
-    return bool(look.ras) and max(end.sent, end.received) <= most
+def _ras_bytes(look: RankLook, world: int, served: set[tuple[str, str]]) -> float:
+    """The most that RAS threads sent on a connection between the looks: no data of the job.
+
+    `served`: the connection's ends that still accept others. Only there it may be part of the answer
+    to a question, which the ranks hand on to each other.
+    """
+    if not look.ras:
+        return 0
+    return _KEEP_ALIVE_BYTES * (look.look_s + 1) + bool(served) * (4096 + _ANSWER_BYTES * world)
 
 
 def _rank_states(state: JobState, job: str) -> dict[int, RankState]:

@@ -57,6 +57,14 @@ def uid(pid: int) -> int | None:
     return None
 
 
+def inner_pid(pid: int) -> int | None:
+    """Return its pid in the innermost PID namespace that it is in; None if that is not known."""
+    for line in attempt_raw(f"/proc/{pid}/status").split(b"\n"):
+        if line.startswith(b"NSpid:"):
+            return int(line.split()[-1])
+    return None
+
+
 SUBUIDS = "/etc/subuid"
 
 

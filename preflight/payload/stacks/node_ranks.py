@@ -49,6 +49,7 @@ def describe(table: ProcessTable, pid: int, identity: Identity | None) -> Docume
         "age_s": round(stat.age_s(), 3),
         "user": "?" if uid is None else clean(_users.name(uid)),
         "uid": uid,
+        "inner_pid": procfs.inner_pid(pid),
         "program": clean(" ".join(redact.redact_words(redact.program(words)))),
         "python": table.is_python(pid),
         "stuck": table.stuck(pid),

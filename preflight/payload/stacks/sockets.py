@@ -239,6 +239,10 @@ def look(pids: list[int]) -> dict[str, Any]:
             if inside:
                 document["ports"] = {**look_interfaces(), **document["ports"]}
         found = _connections(members[0], document["problems"], inside=inside)
+        with contextlib.suppress(OSError):
+            ports = listeners() if inside else proc_listeners(members[0])
+            for wire in found.values():
+                wire["served"] = int(wire["local"].rpartition(":")[2]) in ports
         for pid in members:
             opened = procfs.open_files(pid)
             its = opened.sockets if opened else set()
@@ -293,6 +297,7 @@ def changes(before: list[Wire], after: list[Wire]) -> list[Wire]:
 def _change(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     document = {name: after[name] for name in ("local", "peer", "state", "unacked", "waiting")}
     document.update(retries=after["retries"], probes=after["probes"])
+    document["served"] = after.get("served", False)
     for name in ("sent", "received", "resent"):
         if name in after:
             start = before.get(name, 0 if not before else after[name])

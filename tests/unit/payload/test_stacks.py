@@ -81,6 +81,14 @@ for rank in "01":
     subprocess.Popen([sys.executable, "-c", code], env=seat)
 time.sleep(60)
 """
+ACCEPTS = """
+import socket, time
+servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+ends = [(socket.create_connection(one.getsockname()), one.accept()[0]) for one in servers]
+servers[1].close()
+print(1, flush=True)
+time.sleep(60)
+"""
 FLOODS = """
 import socket, sys, time
 peer = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
@@ -417,6 +425,22 @@ def test_a_peer_that_takes_no_more(start: Start) -> None:
     assert (connection.peer, connection.state) == (f"127.0.0.1:{port}", "established")
     assert connection.unacked > 0
     assert connection.received == 0
+
+
+def test_a_port_that_still_accepts_connections_is_told_from_one_that_does_not(start: Start) -> None:
+    """As NCCL does it: its RAS threads listen for good, its data connections' ports are closed."""
+    (rank,) = look(start("-c", ACCEPTS).pid).ranks
+    assert sorted(one.served for one in rank.connections) == [False, False, False, True]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a PID namespace")
+def test_a_rank_in_a_container_is_known_by_both_of_its_pids(start: Start) -> None:
+    """NCCL's RAS reports the one that the rank itself sees."""
+    inside = ("--pid", "--fork", "--kill-child", sys.executable, "-c", WAITS)
+    (rank,) = look(start(*inside, python="unshare").pid).ranks
+    assert rank.inner_pid == 1 != rank.pid
+    (plain,) = look(start().pid).ranks
+    assert plain.inner_pid == plain.pid
 
 
 def test_a_data_loaders_worker_is_no_second_rank(start: Start) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from preflight.facts.job import Connection, GpuLook, PortLook
 from preflight.hang.diagnose.diagnosis import diagnose
@@ -104,6 +105,22 @@ def test_keep_alive_messages_of_nccl_are_no_progress() -> None:
     alive = job(4, lambda rank: where(rank, sent=180, received=180), per_node=1)
     assert diagnose(alive).category == "unknown"
     data = job(4, lambda rank: where(rank, sent=180, received=1800), per_node=1)
+    assert diagnose(data).category == "progresses"
+
+
+def test_answers_of_ras_are_no_progress() -> None:
+    """Seen while RAS was asked about a hanging job: ranks sent each other 552 bytes in 3 s."""
+    quiet = ring(4, 1, lambda _a, _b: False)
+
+    def where(rank: int, *, served: bool) -> dict[str, Any]:
+        fields = quiet(rank)
+        ends = [replace(end, sent=552, received=464, served=served and ":5" in end.local[-5:])
+                for end in fields["connections"][:2]]  # fmt: skip
+        return {**fields, "ras": "localhost:28028", "connections": tuple(ends)}
+
+    asked = job(4, lambda rank: where(rank, served=True), per_node=1)
+    assert diagnose(asked).category == "unknown"
+    data = job(4, lambda rank: where(rank, served=False), per_node=1)
     assert diagnose(data).category == "progresses"
 
 

@@ -20,7 +20,7 @@ from preflight.hang.look import look_here
 from tests.lab.hangs.ras_jobs import draw
 from tests.lab.hangs.ras_mesh import Comm, Job, Peer, RasMesh, report
 from tests.lab.hangs.ras_score import asked, score
-from tests.unit.hang.diagnose.jobs import at, collective, job, standing
+from tests.unit.hang.diagnose.jobs import at, changed, collective, job, standing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -128,7 +128,55 @@ def test_the_report_of_another_job_is_not_used() -> None:
     text = report(behind(list(range(100, 108)), 5, "2.30.7"), is_json=True)
     answer = diagnose(replace(state, ras=packed(text)))
     assert (answer.category, answer.culprits) == ("unknown", ())
-    assert "RAS did not answer: another job on this node shares its port" in answer.unseen
+    assert (
+        "RAS did not answer: another job on this node shares its port (NCCL_RAS_ADDR sets one)"
+        in answer.unseen
+    )
+
+
+def test_a_report_of_a_job_of_the_same_size_is_not_used() -> None:
+    """Seen with four jobs of four ranks on one node: NCCL lets all of them bind port 28028."""
+    mine = job(4, lambda _: {"no_stacks": "x", "wait_channel": "futex_do_wait"})
+    other = changed(mine, lambda one: replace(one, pid=one.pid - 900, job="other", master="a:7"))
+    both = [replace(a.look, ranks=(*a.look.ranks, *b.look.ranks))
+            for a, b in zip(mine.nodes, other.nodes, strict=True) if a.look and b.look]  # fmt: skip
+    nodes = tuple(NodeState(node=one.host, look=one) for one in both)
+    ras = packed(report(behind(list(range(100, 104)), 1, "2.30.7"), is_json=True))
+    state = JobState(nodes=nodes, job="j", ras=ras)
+    answer = diagnose(state)
+    assert (answer.category, answer.culprits) == ("unknown", ())
+    assert (
+        "RAS did not answer: another job on this node shares its port (NCCL_RAS_ADDR sets one)"
+        in answer.unseen
+    )
+    assert diagnose(replace(state, job="other")).culprits == ("rank 1",)
+
+
+def test_ranks_in_a_container_are_known_by_their_own_pids() -> None:
+    """NCCL reports the pid that the rank itself sees."""
+    fields = {"no_stacks": "x", "wait_channel": "futex_do_wait"}
+    ras = packed(report(behind(list(range(7, 11)), 3, "2.30.7"), is_json=True))
+    contained = job(
+        4, lambda rank: {**fields, "inner_pid": 7 + rank}, nodes={"gpu001": {"hidden": 4}}
+    )
+    assert diagnose(replace(contained, ras=ras)).culprits == ("rank 3",)
+    elsewhere = job(
+        4, lambda rank: {**fields, "inner_pid": 70 + rank}, nodes={"gpu001": {"hidden": 4}}
+    )
+    assert diagnose(replace(elsewhere, ras=ras)).culprits == ()
+
+
+def test_of_two_jobs_of_other_users_none_is_named() -> None:
+    """Whose report it is cannot be known; the only job's is used."""
+    ras = packed(report(behind(list(range(100, 108)), 5, "2.30.7"), is_json=True))
+    state = hidden(ras)
+    assert diagnose(state).culprits == ("rank 5",)
+    (node,) = state.nodes
+    assert node.look is not None
+    two = replace(state, nodes=(replace(node, look=replace(node.look, hidden=16)),))
+    answer = diagnose(two)
+    assert (answer.category, answer.culprits) == ("no_job", ())
+    assert any("may be of another job" in one for one in answer.unseen)
 
 
 @pytest.mark.parametrize("content", ["#", "\xe9", "AAAA", "eJ"])
