@@ -345,8 +345,8 @@ def case_of(state: JobState, job: str) -> Case:
 def _ras_bytes(look: RankLook, world: int, served: set[tuple[str, str]]) -> float:
     """The most that RAS threads sent on a connection between the looks: no data of the job.
 
-    `served`: the connection's ends that still accept others. Only there it may be part of the answer
-    to a question, which the ranks hand on to each other.
+    `served`: the ends of the connection that still accept others. Only there it may be part of an
+    answer, which the ranks hand on to each other.
     """
     if not look.ras:
         return 0
