@@ -245,7 +245,7 @@ def _services(state: JobState) -> list[tuple[str, int, str]]:
         if own:
             live = min(own, key=lambda one: (one.state in ENDED, one.rank or 0))
             found.append((live.state in ENDED, node, live.pid, live.ras))
-        elif not jobs and look.ras and look.hidden:
+        elif not jobs and look.ras:
             found.append((False, node, 0, look.ras))
     return [(node, pid, address) for _, node, pid, address in sorted(found, key=lambda one: one[0])]
 

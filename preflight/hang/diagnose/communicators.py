@@ -616,7 +616,7 @@ def _of_another_job(view: RasView, state: JobState, asked: str) -> str:
     hidden = sum(look.hidden for look in state.looks.values())
     there = sum(look.hidden for look in state.looks.values() if look.host == asked)
     by_node = Counter(address for address, _ in view.processes)
-    if there in by_node.values() or hidden == view.world:
+    if there in by_node.values() or hidden == view.world or not (hidden or state.job):
         return ""
     return (
         f"RAS was not used: its report has {count(view.world)}, and {there} processes of other "

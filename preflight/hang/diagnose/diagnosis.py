@@ -110,13 +110,15 @@ def _unanswered(silent: list[NodeState]) -> Diagnosis:
 def _no_job(state: JobState, nodes: int, hidden: int, *, certain: bool) -> Diagnosis:
     wanted = f" of the job {state.job}" if state.job else " of a distributed job"
     others = f"; {_others(hidden)}" if hidden else ""
+    if served := [node for node, look in state.looks.items() if look.ras and not hidden]:
+        others = f"; another user's job has its RAS service on {fold(served)}"
     if jobs := jobs_of(replace(state, job="")):
         others = f"; {_running(jobs)}{others}"
     return Diagnosis(
         category="no_job",
         sentence=f"no process{wanted} was found on {count(nodes, 'node')}{others}",
-        advice=_GRANT if hidden else "name the job's nodes, or its process with --pid",
-        confidence=0.9 if certain and not hidden else 0.4,
+        advice=_GRANT if hidden or served else "name the job's nodes, or its process with --pid",
+        confidence=0.9 if certain and not (hidden or served) else 0.4,
     )
 
 

@@ -179,6 +179,22 @@ def test_of_two_jobs_of_other_users_none_is_named() -> None:
     assert any("may be of another job" in one for one in answer.unseen)
 
 
+def test_a_job_of_another_user_without_a_launcher_is_named_by_ras() -> None:
+    """JAX needs no launcher: only the port of its RAS service shows that a job runs."""
+    ras = packed(report(behind(list(range(100, 108)), 5, "2.30.7"), is_json=True))
+    (node,) = hidden(None).nodes
+    assert node.look is not None
+    look = replace(node.look, hidden=0, ras="localhost:28028")
+    state = JobState(nodes=(replace(node, look=look),), ras=ras)
+    assert diagnose(state).culprits == ("rank 5",)
+    refused = replace(ras, content="", why="RAS was not asked: it is too old")
+    answer = diagnose(replace(state, ras=refused))
+    assert (answer.category, answer.confidence) == ("no_job", 0.4)
+    assert "another user's job has its RAS service on gpu001" in answer.sentence
+    assert answer.unseen == ("RAS was not asked: it is too old",)
+    assert diagnose(replace(state, job="a:7")).culprits == ()
+
+
 @pytest.mark.parametrize("content", ["#", "\xe9", "AAAA", "eJ"])
 def test_a_report_that_no_node_packed_is_a_sentence(content: str) -> None:
     """A node may answer anything, also text that is not even base64."""
