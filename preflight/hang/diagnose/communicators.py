@@ -187,6 +187,8 @@ class Waits:
     """Communicators in which others have launched less, or are missing."""
     minor: dict[int, int] = field(default_factory=dict)
     """Size of the smallest group, less than half of a communicator, in which it differs."""
+    outvoted: Counter[int] = field(default_factory=Counter)
+    """In how many communicators it is in such a group."""
     apart: dict[int, set[str]] = field(default_factory=dict)
     """Communicators in which most launched something that it did not, and the other way."""
     linked: list[set[int]] = field(default_factory=list)
@@ -250,6 +252,7 @@ def _compare(name: str, members: dict[int, dict[str, int]], waits: Waits, *, mis
         if len(everyone) * 2 < len(members):
             for rank in some:
                 waits.minor[rank] = min(len(everyone), waits.minor.get(rank, len(everyone)))
+                waits.outvoted[rank] += 1
     if len(vectors) == 1 and not missing:
         waits.equal.append(set(members))
     if len(vectors) > 1:
@@ -312,6 +315,21 @@ def _joined(some: set[int], sets: list[set[int]]) -> list[list[int]]:
     return list(grouped((root(rank), rank) for rank in sorted(some)).values())
 
 
+def _skipped(view: RasView, waits: Waits) -> set[int]:
+    """The rank that is behind in most communicators, if all ranks wait for others, also this one.
+
+    Then it has not stopped: it launched another call in place of the one that it lacks.
+    """
+    members = view.case.members if view.case else ()
+    free = {rank for rank in waits.behind if rank not in waits.ahead}
+    if len(members) < view.world or not all(one.waits for one in members) or free in waits.equal:
+        return set()
+    lacks = {rank: (len(waits.behind[rank]), waits.outvoted[rank]) for rank in free}
+    most = max(lacks.values(), default=(0, 0))
+    few = {rank for rank, one in lacks.items() if one == most}
+    return few if len(few) == 1 and most[0] > 1 else set()
+
+
 def _odd(waits: Waits) -> set[int]:
     """Ranks that launched in another order than most, if all GPUs work: each waits for another.
 
@@ -320,13 +338,11 @@ def _odd(waits: Waits) -> set[int]:
     one communicator, in which all launched the same, its kernel hangs.
     """
     free = {rank for rank in waits.behind if rank not in waits.ahead}
-    if len(free) > 1 and free in waits.equal:
-        return free
     turned: Counter[int] = Counter()
     for name, levels in waits.levels.items():
         late, early = _late_and_early(levels, name, waits)
         above, below = sum(map(len, late)), 0
-        if above == sum(map(len, early)):  # of two ranks no count shows which is wrong
+        if sum(map(len, levels)) == 2:  # of two ranks no count shows which is wrong
             continue
         for late_here, early_here in zip(late, early, strict=True):
             above -= len(late_here)
@@ -334,8 +350,10 @@ def _odd(waits: Waits) -> set[int]:
             turned.update(dict.fromkeys(late_here, below))
             below += len(early_here)
     most = max(turned.values(), default=0)
+    few = {rank for rank, times in turned.items() if times == most}
+    if len(free) > 1 and free in waits.equal and len(few) != 1:
+        return free
     if most:
-        few = {rank for rank, times in turned.items() if times == most}
         return few if len(few) == 1 or few in waits.equal else set()
     least = min(waits.minor.values(), default=0)
     few = {rank for rank, size in waits.minor.items() if size == least}
@@ -345,7 +363,8 @@ def _odd(waits: Waits) -> set[int]:
     if waiting:  # perhaps in a send or receive, with one that is behind, too
         others = set(waits.behind) - few
         doubtful = bool(others) and any(one & others or min(one) < 0 for one in linked)
-    return few if few in waits.equal or (len(few) == 1 and not doubtful) else set()
+    in_kernel = few in waits.equal and not few <= set(waits.ahead)
+    return few if in_kernel or (len(few) == 1 and not doubtful) else set()
 
 
 def _late_and_early(
@@ -466,9 +485,10 @@ def _by_counts(view: RasView) -> Diagnosis | None:
     apart = set(waits.apart)
     causes, candidates = (apart - apart, apart - apart) if apart else _causes(view, waits)
     if not (apart or causes or candidates):
-        apart = _odd(waits)
+        apart = _skipped(view, waits) or _odd(waits)
     if len(apart) > 1 and apart in waits.equal:
-        return _in_kernel(view, apart, waits)
+        in_others = [one.kind == "p2p" for one in view.states(apart)]
+        return None if in_others and all(in_others) else _in_kernel(view, apart, waits)
     few = apart or causes
     number = len(set(waits.ahead) - few)
     if not few or len(few) * 2 > view.world:
@@ -477,7 +497,9 @@ def _by_counts(view: RasView) -> Diagnosis | None:
     states = view.states(few)
     does = "has launched other collectives than" if apart else "has launched fewer collectives than"
     many = does.replace("has", "have", 1)
-    others = f"the {count(number)} that {verb(number, 'waits', 'wait')}"
+    others = (
+        f"the {count(number)} that {verb(number, 'waits', 'wait')}" if number else "those that wait"
+    )
     doing = f"; {describe_activity(states[0])}" if states and states[0].place else ""
     return Diagnosis(
         category="desync" if apart else "odd_rank",

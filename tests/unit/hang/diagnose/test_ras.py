@@ -100,6 +100,24 @@ def test_drawn_hangs_are_named_with_and_without_stacks() -> None:
     assert [one.drawn.seed for one in scores if not one.exact][1:] == []
 
 
+@pytest.mark.parametrize("seed", [20140, 20404, 20414, 20469, 20869, 30253])
+def test_a_rank_that_skipped_or_swapped_a_call_is_named_where_all_ranks_wait(seed: int) -> None:
+    """It waits itself, in another call, so that it is behind without having stopped."""
+    assert score(draw(seed)).exact
+
+
+@pytest.mark.parametrize("seed", [20832, 20980])
+def test_no_kernel_is_blamed_for_a_call_that_one_rank_skipped(seed: int) -> None:
+    """All ranks of a communicator are behind, or ahead, because of one rank in another."""
+    assert not score(draw(seed)).innocent
+
+
+def test_the_ranks_that_wait_are_not_counted_where_the_report_does_not_name_them() -> None:
+    """The text form lists few: most of a job was called "the 0 ranks that wait for them"."""
+    found = score(draw(20224))
+    assert "than those that wait for them" in found.sentence
+
+
 def hidden(ras: RasLook | None) -> JobState:
     """A node whose ranks belong to another user."""
     look = NodeLook(wire=1, nonce="n", host="gpu001", time_s=2e9, boot_s=1e9, hidden=8)
