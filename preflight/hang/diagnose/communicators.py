@@ -45,6 +45,7 @@ Process = tuple[str, int, int]
 
 _MOST_BLIND = 2
 """Most causes to name by counts alone: more are ranks that wait for a cause that is not seen."""
+_PAIR = 2
 _BUSY = 50
 """Percent: NCCL's kernel keeps the GPU of a rank that waits in a collective busy."""
 
@@ -342,7 +343,7 @@ def _odd(waits: Waits) -> set[int]:
     for name, levels in waits.levels.items():
         late, early = _late_and_early(levels, name, waits)
         above, below = sum(map(len, late)), 0
-        if sum(map(len, levels)) == 2:  # of two ranks no count shows which is wrong
+        if sum(map(len, levels)) == _PAIR:  # no count shows which of the two is wrong
             continue
         for late_here, early_here in zip(late, early, strict=True):
             above -= len(late_here)
