@@ -42,11 +42,11 @@ Role = Literal["cause", "sign", "hint", "echo", "fact"]
 nothing failed. `echo`: an error of other ranks after a failure. `fact`: identifies ranks."""
 
 Reads = Literal[
-    "", "timeout", "position", "summary", "alone", "end", "member", "xid", "memory",
+    "", "timeout", "call", "position", "summary", "alone", "end", "member", "xid", "memory",
 ]  # fmt: skip
-"""What else a line reports: a collective's time-out, how far a rank had come in its group, the
-summary of the rank that failed first, that no other failed, the exit code of a rank, a process of
-the start, an Xid, the memory of a GPU."""
+"""What else a line reports: a collective's time-out, a call that failed, how far a rank had come in
+its group, the summary of the rank that failed first, that no other failed, the exit code of a rank,
+a process of the start, an Xid, the memory of a GPU."""
 
 _NUMBERS = ("seq", "timeout_ms", "enqueued", "completed", "member", "of", "world", "xid")
 _NEEDED: dict[Reads, tuple[str, ...]] = {

@@ -1,4 +1,4 @@
-"""Compares the timeouts of torch's watchdog: which rank was in which collective, which in none."""
+"""Compares what torch's watchdog reports: which rank was in which collective, which in none."""
 
 from __future__ import annotations
 
@@ -15,10 +15,18 @@ if TYPE_CHECKING:
 _LEAST = 2
 _NEAR = 64
 """Collectives of one group by which a rank may be behind."""
+_SAME_SIZES = frozenset((
+    "ALLREDUCE", "ALLREDUCE_COALESCED", "BROADCAST", "REDUCE", "ALLGATHER_BASE",
+    "REDUCE_SCATTER_BASE",
+))  # fmt: skip
+"""Collectives that need the same sizes on all ranks; of others, most ranks may have sizes of their
+own, so that one odd size among equal ones shows a mismatch, and many sizes show none."""
+_BETWEEN_TWO = frozenset(("SEND", "RECV", "RECVANYSOURCE", "COALESCED"))
+"""Calls with numbers of their own, which are no collectives."""
 
 
 class Timeout(Struct, frozen=True, kw_only=True):
-    """The timeout of one rank."""
+    """The timeout of one rank, or its call that failed otherwise."""
 
     rank: int
     group: str
@@ -35,19 +43,20 @@ class Verdict(Struct, frozen=True, kw_only=True):
     kind: str
     """`mismatch`, `behind`, `missing`, `all` or `some`."""
     ranks: tuple[int, ...]
-    """The odd ranks; none for `all` and `some`."""
+    """The odd ranks, or all that differ; none for `all` and `some`."""
     sentence: str
     proofs: tuple[Hit, ...]
 
 
-def timeouts(hits: Sequence[Hit]) -> list[Timeout]:
-    """The first timeout of each known rank in each group."""
+def timeouts(hits: Sequence[Hit], *, failed: bool = False) -> list[Timeout]:
+    """The first timeout of each known rank in each group; with `failed`, also a failed call."""
     found: dict[tuple[int, str], Timeout] = {}
+    reads = ("timeout", "call") if failed else ("timeout",)
     positions = _positions(hits)
     several = _several_groups(positions)
     for hit in hits:
         fields = hit.fields
-        if hit.symptom.reads != "timeout" or hit.speaker.rank is None or "seq" not in fields:
+        if hit.symptom.reads not in reads or hit.speaker.rank is None or "seq" not in fields:
             continue
         group = fields.get("group", "")
         if several and not group:
@@ -60,7 +69,7 @@ def timeouts(hits: Sequence[Hit]) -> list[Timeout]:
                 seq=int(fields["seq"]),
                 op=fields["op"].lstrip("_"),
                 sizes=(fields.get("in", ""), fields.get("out", "")),
-                timeout_ms=int(fields["timeout_ms"]),
+                timeout_ms=int(fields.get("timeout_ms", 0)),
                 hit=hit,
             ),
         )
@@ -93,26 +102,33 @@ def judge(hits: Sequence[Hit], seen: set[int], world: int) -> Verdict | None:
     `seen`: ranks that wrote any line, whose silence here counts; `world`: the number of ranks, 0 if
     unknown.
     """
+    # A call that failed shows no wait: only what the rank called under its number.
+    differing = _mismatched(timeouts(hits, failed=True))
     late = timeouts(hits)
-    if not late:
-        return None
-    return _mismatched(late) or _behind(late, hits) or _earlier(late) or _missing(late, seen, world)
+    if differing is not None or not late:
+        return differing
+    return _behind(late, hits) or _earlier(late) or _missing(late, seen, world)
 
 
 def _mismatched(late: Sequence[Timeout]) -> Verdict | None:
     """The same number in one group, but a different collective or size."""
     by_call: dict[tuple[str, int], dict[tuple[str, tuple[str, str]], list[Timeout]]] = {}
+    named = any(one.group for one in late)
     for one in late:
-        calls = by_call.setdefault((one.group, one.seq), {})
-        calls.setdefault((one.op, one.sizes), []).append(one)
+        if one.op not in _BETWEEN_TWO and bool(one.group) == named:
+            calls = by_call.setdefault((one.group, one.seq), {})
+            calls.setdefault((one.op, one.sizes), []).append(one)
     for (_, seq), calls in by_call.items():
-        if len(calls) < _LEAST:
+        ops = {op for op, _ in calls}
+        if len(calls) < _LEAST or (len(calls) > _LEAST and len(ops) == 1 and not ops & _SAME_SIZES):
             continue
         sides = sorted(calls.values(), key=len)
         words = " and ".join(
             f"{_ranks(side)} in {side[0].op} of {side[0].sizes[0] or '?'}" for side in sides[:3]
         )
-        odd = sides[0] if len(sides[0]) < len(sides[-1]) else [one for s in sides for one in s]
+        found_at_once = any(one.hit.symptom.reads == "call" for side in sides for one in side)
+        equal = [] if found_at_once else [one for side in sides for one in side]
+        odd = sides[0] if len(sides[0]) < len(sides[-1]) else equal
         return Verdict(
             kind="mismatch",
             ranks=tuple(sorted(one.rank for one in odd)),

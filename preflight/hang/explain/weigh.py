@@ -240,7 +240,10 @@ def explain(found: ScanResult) -> Explanation:
         if hit.symptom.role == "cause" and not lesser(hit, found):
             (signs if hit.symptom.follows and _follows(hit, ends) else causes).append(hit)
     causes, signs = in_order_of_time(causes), in_order_of_time(signs)
-    telling = [hit for hit in signs if not hit.symptom.retried and not hit.symptom.waits]
+    own = [hit for hit in signs if not hit.symptom.retried and not hit.symptom.waits]
+    telling = [hit for hit in own if hit.symptom.reads != "call"]
+    # A failed call is earlier than the others' waits for its rank, but no earlier than a mismatch.
+    before = telling if late is not None and late.kind == "mismatch" else own
     others = _others(hits)
     answer: Explanation
     failures: list[Hit | LoggedException] = [*causes, *thrown]
@@ -248,13 +251,13 @@ def explain(found: ScanResult) -> Explanation:
     if _ended_well(hits, failures, found):
         answer = _of_hints(hits, found) or ENDED
     elif causes:
-        answer = _of_hit(causes[0], hits, found)
+        answer = _with_ranks(_of_hit(causes[0], hits, found), late)
     elif thrown and not _before(telling, thrown):
         answer = of_exceptions(thrown, found.roots)
-    elif late is not None and late.kind in ODD and not _follows(late.proofs[0], _first(telling)):
+    elif late is not None and late.kind in ODD and not _follows(late.proofs[0], _first(before)):
         answer = _of_the_dead(late, telling, hits, found) or _of_watchdog(late)
     else:
-        answer = _of_signs(telling, signs, hits, found) or _of_rest(hits, found)
+        answer = _of_signs(telling or own, signs, hits, found) or _of_rest(hits, found)
     if failures and (doubt := _perhaps_survived(hits, found)):
         sure = min(answer.confidence, _DOUBTED)
         answer = replace(answer, sentence=answer.sentence + doubt, confidence=sure)
@@ -500,6 +503,16 @@ def _of_watchdog(late: watchdog.Verdict) -> Explanation:
         evidence=proofs(hit.place for hit in late.proofs),
         confidence=0.85 if late.kind != "missing" else 0.75,
     )
+
+
+def _with_ranks(answer: Explanation, late: watchdog.Verdict | None) -> Explanation:
+    """Add the ranks that the watchdog's lines show to a cause that names none."""
+    if late is None or late.kind not in ODD or answer.culprits:
+        return answer
+    shown = _of_watchdog(late)
+    if shown.category != answer.category:
+        return answer
+    return replace(shown, evidence=proofs((*shown.evidence, *answer.evidence)))
 
 
 def _of_signs(
