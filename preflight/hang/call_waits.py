@@ -273,6 +273,9 @@ class _Job:
         here = [rank for rank in idle if rank in self.recorded]
         total = len(self.recorded)
         few = (len(here) + self.missing) * 2 < total + self.missing
+        if len(here) * 2 == total and not self.missing:
+            waited = {rank: self.first[self.at[idle[rank][0]][0]] for rank in here}
+            few = all(self.usual.comes_next(rank, call) for rank, call in waited.items())
         if here and not few and len(here) * 2 > total:
             spots = {spot for rank in here for spot in idle[rank]}
             odd = sorted({rank for spot in spots for rank in self.at[spot]})
@@ -368,7 +371,9 @@ class _Job:
             one, two = (self.first[self.at[spot][0]] for spot in least)
             parties = {rank: self.first[rank] for spot in least for rank in blocking[spot]}
             later = self.usual.made_later(one, two, parties)
-            least = least if later is None else [least[later]]
+            moved = self.usual.elsewhere({rank: self.pending[rank] for rank in parties})
+            odd = [spot for spot in least if moved.issuperset(blocking[spot])]
+            least = [least[later]] if later is not None else odd if len(odd) == 1 else least
         odd_ranks = blocking[least[0]] if len(least) == 1 else []
         odd_ranks = odd_ranks if len(odd_ranks) * 2 < len(self.recorded) else []
         others = max(

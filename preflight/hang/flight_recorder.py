@@ -407,6 +407,8 @@ class Call(Struct, frozen=True, kw_only=True):
     """Whether torch has stopped watching it: it is done or abandoned."""
     begun_ns: int = 0
     """When it was called, Unix time in ns."""
+    place: int = 0
+    """How many calls the rank had made before it, in all groups; 0 if unknown."""
     frames: tuple[Line, ...] = ()
     """Innermost first; none if the recorder is set to omit them."""
     backend: str = ""
@@ -663,6 +665,7 @@ def _call(entry: dict[Any, Any], once: _Once) -> Call | None:
         state=_text(entry.get("state")),
         retired=retired if isinstance(retired, bool) else None,
         begun_ns=_number(entry.get("time_created_ns")) or 0,
+        place=_number(entry.get("record_id")) or 0,
         frames=once(_lines, entry.get("frames")),
         backend=backend,
     )

@@ -183,6 +183,7 @@ class Usual:
         Only if both sides go on with equal calls: one was replaced, or some were exchanged. A rank
         that left a call out goes on with others, and then the call itself may be a rare one.
         """
+        meet = self._meet_again(made, [ranks[0] for ranks, _ in apart])
         group, first = made.group, made.number
         one, two = (
             [self._of_rank(ranks[0], group, first + at) for at in range(-1, _NEAR)]
@@ -191,7 +192,7 @@ class Usual:
         for end in range(2, _LONGEST_REPLACED + 2):
             after = [*zip(one[end:], two[end:], strict=True)][:_CONTEXT]
             equal = len(after) == _CONTEXT and all(left and left == right for left, right in after)
-            if equal and len({*after}) > 1:
+            if (equal and len({*after}) > 1) or (meet and one[end] and one[end:] == two[end:]):
                 break
         else:
             return ()
@@ -203,6 +204,17 @@ class Usual:
         ]  # fmt: skip
         odd = [ranks for (ranks, _), is_strange in zip(apart, strange, strict=True) if is_strange]
         return odd[0] if len(odd) == 1 else ()
+
+    def _meet_again(self, made: Made, ranks: Sequence[int]) -> bool:
+        """Whether the ranks make as many calls from here to a last one that is of another group."""
+        last = {rank: self._recorded[rank].calls[-1] for rank in ranks}
+        ways = {(made.calls[rank].place, one.place, *_key(one)) for rank, one in last.items()}
+        return len(ways) == 1 and 0 not in min(ways)[:2] and made.first.about not in min(ways)
+
+    def comes_next(self, rank: int, call: Call) -> bool:
+        """Whether a rank's own earlier calls, of all groups, show that it makes this one next."""
+        earlier = [f"{one.about} {words(one)}" for one in self._recorded[rank].calls]
+        return {*_followers(earlier)} == {f"{call.about} {words(call)}"}
 
     def _of_rank(self, rank: int, group: Group, number: int) -> str:
         call = self._calls.get((group, number), {}).get(rank)
@@ -266,6 +278,21 @@ class Usual:
         if not most or (len(most) > 1 and most[1][1] * 2 > most[0][1]):
             return None
         return most[0][0]
+
+    def elsewhere(self, pending: Mapping[int, Sequence[Call]]) -> set[int]:
+        """The ranks that make some of these calls as late as most others do, and some not."""
+        places: dict[_Key, list[int]] = defaultdict(list)
+        for rank, recording in self._recorded.items():
+            for call in recording.calls if rank not in pending else ():
+                if call.pending:
+                    places[_key(call)].append(call.place)
+        later = defaultdict[int, set[int]](set)
+        for rank, calls in pending.items():
+            for call in calls:
+                some = places.get(_key(call), [])
+                if len(some) * 2 > len(self._recorded) and len({*some}) == 1:
+                    later[rank].add(call.place - some[0])
+        return {rank for rank, some in later.items() if 0 in some and len(some) > 1}
 
     def _beside(self, rank: int, call: Call, pair: tuple[_Key, _Key]) -> list[_Key]:
         """The calls that a rank makes around one of its own, in their order."""

@@ -15,13 +15,9 @@ if TYPE_CHECKING:
 _LEAST = 2
 _NEAR = 64
 """Collectives of one group by which a rank may be behind."""
-_SAME_SIZES = frozenset((
-    "ALLREDUCE", "ALLREDUCE_COALESCED", "BROADCAST", "REDUCE", "ALLGATHER_BASE",
-    "REDUCE_SCATTER_BASE",
-))  # fmt: skip
-"""Collectives that need the same sizes on all ranks; of others, most ranks may have sizes of their
-own, so that one odd size among equal ones shows a mismatch, and many sizes show none."""
-_BETWEEN_TWO = frozenset(("SEND", "RECV", "RECVANYSOURCE", "COALESCED"))
+_OWN_SIZES = {"ALLTOALL", "ALLTOALL_BASE", "ALLGATHER", "GATHER", "SCATTER", "REDUCE_SCATTER"}
+"""A rank may have a size of its own: one odd size among equal ones shows a mismatch, many none."""
+_BETWEEN_TWO = {"SEND", "RECV", "RECVANYSOURCE", "COALESCED"}
 """Calls with numbers of their own, which are no collectives."""
 
 
@@ -120,15 +116,15 @@ def _mismatched(late: Sequence[Timeout]) -> Verdict | None:
             calls.setdefault((one.op, one.sizes), []).append(one)
     for (_, seq), calls in by_call.items():
         ops = {op for op, _ in calls}
-        if len(calls) < _LEAST or (len(calls) > _LEAST and len(ops) == 1 and not ops & _SAME_SIZES):
+        if len(calls) < _LEAST or (len(calls) > _LEAST and len(ops) == 1 and ops <= _OWN_SIZES):
             continue
         sides = sorted(calls.values(), key=len)
         words = " and ".join(
             f"{_ranks(side)} in {side[0].op} of {side[0].sizes[0] or '?'}" for side in sides[:3]
         )
-        found_at_once = any(one.hit.symptom.reads == "call" for side in sides for one in side)
-        equal = [] if found_at_once else [one for side in sides for one in side]
-        odd = sides[0] if len(sides[0]) < len(sides[-1]) else equal
+        odd = sides[0] if len(sides[0]) < len(sides[-1]) else [one for s in sides for one in s]
+        if odd is not sides[0] and any(one.hit.symptom.reads == "call" for one in odd):
+            odd = []  # the rank that found the mismatch at once may be innocent
         return Verdict(
             kind="mismatch",
             ranks=tuple(sorted(one.rank for one in odd)),
