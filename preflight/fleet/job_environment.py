@@ -100,6 +100,19 @@ def measured_in(
     return given, left_out
 
 
+_FOR_SLURM = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_WORKING_CLUSTER")
+
+
+def for_slurm(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for Slurm's commands: our allocation, without options for steps.
+
+    srun reads SLURM_NTASKS, SLURM_MEM_PER_CPU and others as options, which would change our step.
+    Each command takes its configuration, with plugins, from the machine in SLURM_CONF_SERVER.
+    """
+    foreign = ("SLURM_", "SRUN_", "SLURMD_")
+    return {k: v for k, v in environ.items() if k in _FOR_SLURM or not k.startswith(foreign)}
+
+
 def read_env_file(pattern: str, nodes: Sequence[str]) -> dict[str, dict[str, str]]:
     """Read `KEY=VALUE` lines; `{node}` in the path stands for each node's name.
 

@@ -5,6 +5,7 @@ It reads `SwitchName`, `Nodes` and `Switches`; a switch with other switches belo
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from preflight.core.files import read_text, typed_path
 from preflight.core.remote_command import ask_here
 from preflight.errors import UsageError
+from preflight.fleet.job_environment import for_slurm
 from preflight.fleet.nodeset import expand, fold
 
 if TYPE_CHECKING:
@@ -147,7 +149,7 @@ def with_leaves(
 
 
 def _by_slurm(fleet: Fleet, environ: Mapping[str, str]) -> Fleet:
-    done = ask_here(_SCONTROL.split(), _ASK_S)
+    done = ask_here(_SCONTROL.split(), _ASK_S, for_slurm(os.environ))
     listing = done.stdout.decode(errors="replace") if done and done.returncode == 0 else ""
     if "SwitchName=" in listing:
         return _placed(fleet, parse_switches(listing, _SCONTROL), _SCONTROL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import logging
 import os
@@ -10,16 +11,17 @@ import socket
 import sys
 import threading
 import time
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from preflight.core.remote_command import OUTPUT_LIMIT, ReachError, StreamRemote, deadlined
 from preflight.core.text import legible
 from preflight.transport.host_keys import kinds_known, read_known_hosts, verify
 from preflight.transport.ssh_config import (
+    AGENT_S,
     SettingsCache,
     login_refused,
     login_slow,
@@ -44,6 +46,11 @@ if TYPE_CHECKING:
 MOST_KEYS = 5
 """sshd hangs up after six failures (MaxAuthTries), and newer versions then block our address."""
 
+_LIST_KEYS, _KEYS_LISTED = b"\x0b", 12
+"""SSH_AGENTC_REQUEST_IDENTITIES and its answer (draft-ietf-sshm-ssh-agent)."""
+LONGEST_ANSWER, MOST_LISTED = 256 << 10, 2048
+"""Bytes of an agent's answer, and keys in it: OpenSSH has the same limits."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Key:
@@ -55,7 +62,7 @@ def log_in(transport: paramiko.Transport, route: Route, ends: float) -> None:
     """Try the keys in turn; ReachError("login") that names them if none is accepted."""
     tried: list[str] = []
     unusable: list[str] = []
-    for key in _keys(route, unusable):
+    for key in _keys(route, unusable, ends):
         if len(tried) == MOST_KEYS:
             unusable.append(f"more keys than {MOST_KEYS}")
             break
@@ -67,16 +74,16 @@ def log_in(transport: paramiko.Transport, route: Route, ends: float) -> None:
     raise login_refused(route, tried, unusable)
 
 
-def _keys(route: Route, unusable: list[str]) -> Iterator[_Key]:
+def _keys(route: Route, unusable: list[str], ends: float) -> Iterator[_Key]:
     """Yield the configured keys, then the agent's; keys that cannot be used go to `unusable`."""
     for file in route.identity_files:
         try:
             yield _Key(file, _load(file, Path(file).stat().st_mtime_ns))
         except Exception as error:  # noqa: BLE001 (cryptography raises whatever it likes)
             unusable.append(f"{file} ({legible(str(error), 80)})")
-            yield from _agent_twin(file)
+            yield from _agent_twin(file, ends)
     if route.use_agent:
-        yield from _agent_keys()
+        yield from _agent_keys(ends)
 
 
 @lru_cache(maxsize=16)
@@ -92,21 +99,54 @@ def _load(file: str, _mtime_ns: int) -> paramiko.PKey:
     return key
 
 
-def _agent_twin(file: str) -> Iterator[_Key]:
+def _agent_twin(file: str, ends: float) -> Iterator[_Key]:
     """Yield the agent's copy of a key whose file has a passphrase, found by its .pub file."""
     with suppress(OSError):
         public = read_key(f"{file}.pub").decode(errors="replace").split()
-        yield from (key for key in _agent_keys() if key.secret.get_base64() in public)
+        yield from (key for key in _agent_keys(ends) if key.secret.get_base64() in public)
 
 
-def _agent_keys() -> Iterator[_Key]:
+class _AgentSocket(socket.socket):
+    """Limits the time and size of an agent's answers: paramiko waits for ever, and reads 4 GiB."""
+
+    ends = 0.0
+
+    def recv(self, wanted: int, flags: int = 0, /) -> bytes:
+        """Receive a part of an answer; OSError if it is too long, or later than `ends`."""
+        if wanted > LONGEST_ANSWER:
+            raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
+        self.settimeout(max(0.001, self.ends - time.monotonic()))
+        try:
+            return super().recv(wanted, flags)
+        except TimeoutError as error:  # without a number, paramiko's thread prints a traceback
+            raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from error
+
+
+def _agent_keys(ends: float) -> Iterator[_Key]:
+    """Yield the agent's keys, without those that paramiko cannot read; none if it is too slow.
+
+    paramiko's own list raises an exception for a comment that is not UTF-8.
+    """
     import paramiko
 
-    if "SSH_AUTH_SOCK" not in os.environ or silent_agent():
+    place = os.environ.get("SSH_AUTH_SOCK")
+    if not place or silent_agent():
         return
-    with suppress(paramiko.SSHException, OSError), closing(paramiko.Agent()) as agent:
-        for key in agent.get_keys():
-            yield _Key(f"the agent's {legible(key.comment, 60) or key.fingerprint}", key)
+    with suppress(paramiko.SSHException, OSError), _AgentSocket(socket.AF_UNIX) as link:
+        link.settimeout(AGENT_S)
+        link.connect(place)
+        link.ends = min(ends, time.monotonic() + AGENT_S)
+        agent: Any = paramiko.agent.AgentSSH()
+        agent._conn = link  # noqa: SLF001  paramiko has no other way
+        kind, answer = agent._send_message(_LIST_KEYS)  # noqa: SLF001
+        link.ends = ends
+        for _ in range(min(answer.get_int(), MOST_LISTED) if kind == _KEYS_LISTED else 0):
+            blob, comment = answer.get_binary(), legible(answer.get_binary(), 60)
+            try:
+                secret = paramiko.AgentKey(agent, blob)
+            except Exception:  # noqa: BLE001, S112  the same for a key as for a key's file
+                continue
+            yield _Key(f"the agent's {comment or secret.fingerprint}", secret)
 
 
 def _accepted(transport: paramiko.Transport, route: Route, key: _Key, ends: float) -> bool:

@@ -12,6 +12,7 @@ from msgspec import Struct
 from preflight.core.remote_command import ReachError, ask_here
 from preflight.core.text import legible
 from preflight.errors import UsageError
+from preflight.fleet.job_environment import for_slurm
 from preflight.fleet.nodeset import expand, fold
 
 if TYPE_CHECKING:
@@ -27,25 +28,14 @@ NODES: Final = ("sinfo", "--all", "--noheader", "--Node", "--format=%N|%T|%E")
 """Prints a line NAME|STATE|REASON for each node, one for each of its partitions."""
 
 KNOWS_OVERLAP = (20, 11)
-_KEPT = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_WORKING_CLUSTER")
 _VERSION = re.compile(r"slurm\S{0,40}\s+(\d+)\.(\d+)")
-
-
-def clean(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for Slurm's commands: our allocation, without options for steps.
-
-    srun reads SLURM_NTASKS, SLURM_MEM_PER_CPU and others as options, which would change our step.
-    """
-    foreign = ("SLURM_", "SRUN_", "SLURMD_")
-    kept = {name: environ[name] for name in _KEPT if name in environ}
-    return {k: v for k, v in environ.items() if not k.startswith(foreign)} | kept
 
 
 class Launcher:
     """Starts commands through srun inside one allocation."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self.environ = clean(environ)
+        self.environ = for_slurm(environ)
 
     def command(self, nodes: Sequence[str]) -> list[str]:
         """Return the srun command for these nodes, to which the task's own command is appended.

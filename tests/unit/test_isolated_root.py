@@ -39,6 +39,7 @@ CODE = {
     "SSH_ASKPASS": "/bin/true",
     "GCONV_PATH": "/etc",
     "SLURM_CONF": "",
+    "SLURM_CONF_SERVER": "127.0.0.1:6817",
     "NCCL_NET_PLUGIN": "evil",
     "UCX_GDB_COMMAND": "gdb",
 }

@@ -20,8 +20,9 @@ from msgspec import Struct
 from preflight.core.text import legible
 from preflight.errors import PreflightError, UsageError
 from preflight.fabric.schedule import circle
+from preflight.fleet.job_environment import for_slurm
 from preflight.fleet.nodeset import expand, natural
-from preflight.transport.slurm_allocation import NODES, clean, parse_nodes, parse_reservation
+from preflight.transport.slurm_allocation import NODES, parse_nodes, parse_reservation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -79,7 +80,7 @@ def _ask(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     hand = f"run it by hand: {argv[0]}; or give --whole-fleet to ignore Slurm"
     try:
         done = subprocess.run(
-            argv, env=clean(environ), stdin=subprocess.DEVNULL, capture_output=True,
+            argv, env=for_slurm(environ), stdin=subprocess.DEVNULL, capture_output=True,
             timeout=ASK_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:

@@ -150,6 +150,19 @@ class TestInsideSlurm:
         fleet = resolve(FleetRequest(environ=job))
         assert (fleet.leaves, fleet.topology) == (OF_TWO, "scontrol show topology")
 
+    def test_scontrol_takes_no_configuration_of_the_jobs_user(
+        self, tmp_path: Path, job: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """SLURM_CONF_SERVER names a machine whose configuration may load any plugin."""
+        monkeypatch.setenv("SLURM_CONF_SERVER", "127.0.0.1:6817")
+        monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
+        scontrol = tmp_path / "bin" / "scontrol"
+        scontrol.write_text(f"#!/bin/sh\nenv >{tmp_path}/seen\n")
+        resolve(FleetRequest(environ=job))
+        seen = (tmp_path / "seen").read_text()
+        assert "SLURM_CONF=/etc/slurm/slurm.conf" in seen
+        assert "SLURM_CONF_SERVER" not in seen
+
     def test_slurms_own_file(self, tmp_path: Path, job: dict[str, str]) -> None:
         """Beside the slurm.conf that is in use, or in its usual place."""
         assert resolve(FleetRequest(environ=job)).leaves == {}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from preflight.core.remote_command import ReachError, Step
 from preflight.fleet.model import Host
 from preflight.transport.paramiko_ssh import ParamikoTransport
 from preflight.transport.ways import transport_for
+from tests.unit.transport.agents import Agent, Way
 from tests.unit.transport.sshd import PATIENCE_S, free_port, new_key, signal_all, wait_until
 
 if TYPE_CHECKING:
@@ -185,6 +187,28 @@ def test_a_silent_agent_is_left_out(
         subprocess.run(lock, check=True, capture_output=True)
         error = refused(way, sshd.host(), "login")
         assert f"the agent at {place} (silent for 2 s)" in error.sentence
+
+
+@pytest.mark.parametrize("agents_way", get_args(Way))
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_no_agent_keeps_a_login_waiting(
+    way: Transport, sshd: Sshd, monkeypatch: pytest.MonkeyPatch, agents_way: Way
+) -> None:
+    """Whatever an agent answers, the login ends by its deadline, and no exception is ours."""
+    place = sshd.folder / "agent"
+    blob = (sshd.folder / "identity.pub").read_text().split()[1]
+    agent, ended = Agent(place, agents_way, base64.b64decode(blob)), list[ReachError]()
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(place))
+
+    def try_login() -> None:
+        ended.append(refused(way, sshd.host(identity_file=None), "login", timeout_s=4))
+
+    with closing(agent):
+        login = threading.Thread(target=try_login, daemon=True)
+        login.start()
+        login.join(PATIENCE_S)
+        assert ended, "it still waits for the agent, or failed"
+    assert ended[0].sentence.isprintable()
 
 
 @pytest.mark.proves("reach.name", finds="a name that nothing resolves")
