@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from preflight.commands import add_json, print_answer
-from preflight.core.files import read_regular, remove, typed_path, write_typed
+from preflight.core.files import open_folder, read_regular, remove, typed_path, write_typed
 from preflight.core.text import printable
 from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
@@ -193,13 +193,11 @@ def _carry_out(one: HookFile, path: Path) -> None:
     try:
         if one.action == "remove":
             remove(path)
-            with suppress(OSError):  # prologs of other programs, or an inventory
-                path.parent.rmdir()
+            with suppress(OSError), open_folder(path.parent.parent, make=False) as above:
+                os.rmdir(path.parent.name, dir_fd=above)  # unless it holds other programs' prologs
             return
-        for folder in reversed([each for each in path.parents if not each.exists()]):
-            folder.mkdir(mode=0o755)
-            folder.chmod(0o755)  # whatever the umask is: users read the inventory there
-        write_typed(path, one.content.encode(), int(one.mode, 8))
+        os.umask(0o022)  # users read the inventory in a folder that is made here
+        write_typed(path, one.content.encode(), int(one.mode, 8), make=True, folders=0o755)
     except OSError as error:
         why = error.strerror or str(error)
         raise UsageError(f"cannot write {path}: {why}; what was written so far stays") from error

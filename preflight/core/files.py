@@ -16,6 +16,7 @@ import select
 import stat
 import sys
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,12 +62,19 @@ def write_atomically(path: Path, content: bytes) -> None:
         _write(folder, path.name, content)
 
 
-def write_typed(path: Path, content: bytes, mode: int = FILE_MODE, *, make: bool = False) -> None:
+def write_typed(
+    path: Path,
+    content: bytes,
+    mode: int = FILE_MODE,
+    *,
+    make: bool = False,
+    folders: int = FOLDER_MODE,
+) -> None:
     """The same for a path that the operator typed: replaces no link, makes folders only on `make`.
 
-    FileNotFoundError if the folder is missing.
+    `folders`: their mode, before the umask. FileNotFoundError if the folder is missing.
     """
-    with open_folder(path.parent, make=make) as folder:
+    with open_folder(path.parent, make=make, mode=folders) as folder:
         _refuse_irregular(folder, path.name, links=False)
         _write(folder, path.name, content, mode)
 
@@ -144,14 +152,14 @@ def _refuse_irregular(folder: int, name: str, *, links: bool) -> None:
 
 
 @contextmanager
-def open_folder(path: Path, *, make: bool) -> Iterator[int]:
+def open_folder(path: Path, *, make: bool, mode: int = FOLDER_MODE) -> Iterator[int]:
     """Hold a folder open; OSError says why it is not safe to write there.
 
-    FileNotFoundError if it is missing and `make` is false.
+    `mode` is that of the folders it makes. FileNotFoundError if it is missing and `make` is false.
     """
     held: list[int] = []
     try:
-        for place, found, _ in walk(path, held, _entered if make else entry):
+        for place, found, _ in walk(path, held, partial(_entered, mode) if make else entry):
             _refuse_planted(place, found, held[:-1])
         found = os.fstat(held[-1])
         if not stat.S_ISDIR(found.st_mode):
@@ -163,12 +171,12 @@ def open_folder(path: Path, *, make: bool) -> Iterator[int]:
         close(held)
 
 
-def _entered(folder: int, name: str) -> int:
+def _entered(mode: int, folder: int, name: str) -> int:
     """Open the entry of that name; if there is none, make a folder and open that very folder."""
     with suppress(FileNotFoundError):
         return entry(folder, name)
     try:
-        os.mkdir(name, FOLDER_MODE, dir_fd=folder)
+        os.mkdir(name, mode, dir_fd=folder)
     except FileExistsError:
         return entry(folder, name)
     handle = os.open(name, _STEP, dir_fd=folder)

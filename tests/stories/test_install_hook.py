@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -133,6 +134,42 @@ def test_root_installs_into_no_folder_that_another_user_can_change(place: Path, 
     done = _install(place)
     assert (done.returncode, _written(place)) == (4, set())
     assert f"{place}/{whose} belongs to nobody; chown root:" in done.stderr
+
+
+_SWAP = """
+import os, sys
+os.setgid(65534)
+os.setuid(65534)
+print(flush=True)
+while True:
+    try:
+        os.rename("package", "moved")
+    except FileNotFoundError:
+        continue
+    os.symlink(sys.argv[1], "package")
+    break
+"""
+
+
+@root_only
+def test_no_folder_is_made_or_changed_through_a_strangers_link(place: Path) -> None:
+    """Not even if the link replaces a folder that was made just now, in a user's folder."""
+    for number in range(5):
+        his, secret = place / f"his{number}", place / f"secret{number}"
+        his.mkdir()
+        os.chown(his, 65534, 65534)
+        secret.mkdir(0o700)
+        with subprocess.Popen(
+            [sys.executable, "-I", "-c", _SWAP, str(secret)], cwd=his, stdout=subprocess.PIPE
+        ) as swap:
+            try:
+                assert swap.stdout is not None
+                assert swap.stdout.readline() == b"\n"
+                _install(place, f"--prefix={his}/package")
+            finally:
+                swap.kill()
+        assert [*secret.iterdir()] == []
+        assert stat.S_IMODE(secret.stat().st_mode) == 0o700
 
 
 @root_only
