@@ -296,7 +296,9 @@ def _causes(view: RasView, waits: Waits) -> tuple[set[int], set[int]]:
         top = {rank for rank in linked if len(waits.behind[rank]) == most}
         found[len(top) > 1 and len(linked) > 1].update(top)
     causes, candidates = found
-    return (set(), causes | candidates) if len(causes) > _MOST_BLIND else found
+    unnamed = any(min(one) < 0 for one in waits.linked)  # one of these may hold up as many
+    many = len(causes) > _MOST_BLIND or (unnamed and len(causes) < len(free))
+    return (set(), causes | candidates) if many else found
 
 
 def _joined(some: set[int], sets: list[set[int]]) -> list[list[int]]:
