@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ def one_kind() -> dict[str, str]:
     return {name: text for name, text in texts.items() if len(captured_parts(text)) == 1}
 
 
+@cache
 def _faults(text: str) -> set[tuple[str, str]]:
     parts = {one.kind: one for one in captured_parts(text)}
     return {

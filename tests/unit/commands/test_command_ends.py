@@ -17,6 +17,8 @@ from tests import warm
 pytestmark = pytest.mark.slow
 
 PREFLIGHT = (sys.executable, "-m", "preflight.cli")
+OF_DEVELOPMENT = ("-p", "no:hypothesispytest", "-p", "no:pytest11.testinfra")
+"""Plugins without which each run of pytest begins a third sooner."""
 LOG = "RuntimeError: failed to bind to [::]:29511 (errno: 98 - Address already in use).\n"
 
 
@@ -203,6 +205,7 @@ def test_no_value_of_an_option_drives_the_terminal(tmp_path: Path, option: str) 
     values = [f"{name}.toml", f"{name}.json", name, f"{name}.none/x"]
     for value in values:
         words = ["--preflight", "-p", "no:cacheprovider", "--preflight-checks=host.load"]
+        words += OF_DEVELOPMENT
         done = warm.run(
             "pytest", [*words, f"{option}={value}"], cwd=tmp_path, env=os.environ, timeout=60
         )
