@@ -372,7 +372,11 @@ class _Job:
             parties = {rank: self.first[rank] for spot in least for rank in blocking[spot]}
             later = self.usual.made_later(one, two, parties)
             moved = self.usual.elsewhere({rank: self.pending[rank] for rank in parties})
-            odd = [spot for spot in least if moved.issuperset(blocking[spot])]
+            odd = [spot for spot in least if moved.issuperset(blocking[spot])] or [
+                spot
+                for spot in least
+                if not any(self.usual.comes_next(rank, self.first[rank]) for rank in blocking[spot])
+            ]
             least = [least[later]] if later is not None else odd if len(odd) == 1 else least
         odd_ranks = blocking[least[0]] if len(least) == 1 else []
         odd_ranks = odd_ranks if len(odd_ranks) * 2 < len(self.recorded) else []

@@ -213,7 +213,9 @@ class Usual:
 
     def comes_next(self, rank: int, call: Call) -> bool:
         """Whether a rank's own earlier calls, of all groups, show that it makes this one next."""
-        earlier = [f"{one.about} {words(one)}" for one in self._recorded[rank].calls]
+        made = self._recorded[rank].calls
+        made = made[: made.index(call)] if call in made else made
+        earlier = [f"{one.about} {words(one)}" for one in made]
         return {*_followers(earlier)} == {f"{call.about} {words(call)}"}
 
     def _of_rank(self, rank: int, group: Group, number: int) -> str:

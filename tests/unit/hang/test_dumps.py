@@ -53,7 +53,7 @@ def test_drawn_jobs(seed: int) -> None:
     assert verdict == "right" or undecided, (fault, truth, named)
 
 
-@pytest.mark.parametrize("seed", [8162, 8205, 8242, 8248])
+@pytest.mark.parametrize("seed", [8162, 8205, 8242, 8248, 10842])
 def test_drawn_jobs_in_which_half_of_a_group_is_at_fault(seed: int) -> None:
     """The last calls of both sides, their places, or a rank's own habit show who it is."""
     assert judge(seed, torch=False)[2] == "right"
