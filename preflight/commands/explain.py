@@ -38,9 +38,10 @@ def run(arguments: argparse.Namespace) -> int:
     own = [one for folder in arguments.symptoms for one in _own_symptoms(typed_path(folder))]
     given = [typed_path(file) for file in arguments.files]
     paths, others = separate(given)
-    found = Scanner([*shipped(), *own]).read(logs_of(others, beside=paths))
+    empty: list[str] = []
+    found = Scanner([*shipped(), *own]).read(logs_of(others, beside=paths, empty=empty))
     explanation = explain(found)
-    troubles = found.troubles
+    troubles = [*empty, *found.troubles]
     if paths:
         dumps = Dumps(paths)
         troubles = dumps.troubles + troubles

@@ -121,6 +121,16 @@ def test_the_folder_of_a_launch_under_watch(tmp_path: Path) -> None:
     assert first["evidence"][0]["source"] == "watch-1-n3/output.log"
 
 
+def test_an_empty_folder_beside_a_log_is_a_remark(tmp_path: Path) -> None:
+    """The dumps that a job was to write, say; the log is explained all the same."""
+    (tmp_path / "dumps").mkdir()
+    (tmp_path / "job.log").write_text(LOG)
+    done = _explain(tmp_path, "job.log", "dumps")
+    assert done.returncode == 1
+    assert done.stdout.startswith("port_in_use")
+    assert done.stderr == "preflight: no log of a job in dumps\n"
+
+
 def test_a_folder_of_anything_else_is_refused(tmp_path: Path) -> None:
     """It may hold many jobs' logs: one line that says what to give."""
     (tmp_path / "many").mkdir()

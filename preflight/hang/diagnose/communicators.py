@@ -31,7 +31,7 @@ from preflight.hang.diagnose.odd_rank import advice_for
 from preflight.hang.ras_report import REMOTE, ReportError, read_report
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from preflight.facts.job import RankLook, RasLook
     from preflight.hang.diagnose.job_ranks import Case
@@ -498,24 +498,31 @@ def _by_counts(view: RasView) -> Diagnosis | None:
         return _several(view, candidates, waits)
     free = {rank for rank in waits.behind if rank not in waits.ahead}  # perhaps at fault, too
     states = view.states(few)
-    does = "has launched other collectives than" if apart else "has launched fewer collectives than"
+    # A rank that only lacks calls launched others in their place if it is seen to wait itself.
+    lacking = not waits.apart and few <= free and all(one.place is None for one in states)
+    other = bool(apart) and not lacking
+    does = "has launched other collectives than" if other else "has launched fewer collectives than"
     many = does.replace("has", "have", 1)
     others = (
         f"the {count(number)} that {verb(number, 'waits', 'wait')}" if number else "those that wait"
     )
     doing = f"; {describe_activity(states[0])}" if states and states[0].place else ""
     return Diagnosis(
-        category="desync" if apart else "odd_rank",
+        category="desync" if other else "odd_rank",
         culprits=_culprits(few),
         sentence=f"{view.names(few)} {verb(len(few), does, many)} {others} for "
         f"{verb(len(few), 'it', 'them')}{doing}",
-        advice=_SAME_ORDER if apart else advice_for(states[0]) if states else _NOT_THERE,
+        advice=_SAME_ORDER if other else _advice(states),
         line=line_of(states),
         evidence=waits.evidence(few),
         confidence=0.7 if apart or candidates or free - few else 0.8,
         alternatives=(Alternative("progresses", "RAS counts once: a slow job looks alike", 0.15),),
         next=lint_of(states) if states else "",
     )
+
+
+def _advice(states: Sequence[RankState]) -> str:
+    return advice_for(states[0]) if states and states[0].place else _NOT_THERE
 
 
 def _in_kernel(view: RasView, members: set[int], waits: Waits) -> Diagnosis:

@@ -42,11 +42,13 @@ _RANK = ("error.json", "stdout.log", "stderr.log")
 _WAYS_OUT = "give log files, or a folder from preflight watch or torchrun --log-dir"
 
 
-def logs_of(given: Iterable[Path], beside: Iterable[Path] = ()) -> Iterator[Path]:
+def logs_of(
+    given: Sequence[Path], beside: Iterable[Path] = (), empty: list[str] | None = None
+) -> Iterator[Path]:
     """The given files, and the logs in given folders (only non-empty ones, if there are any).
 
-    `beside`: dumps, which are no logs. UsageError for a folder with neither, or with the logs of
-    several runs.
+    `beside`: dumps, which are no logs. A folder with neither is added to `empty` if anything else
+    is given, and otherwise a UsageError, as is one with the logs of several runs.
     """
     dumps = set(beside)
     for path in given:
@@ -62,7 +64,9 @@ def logs_of(given: Iterable[Path], beside: Iterable[Path] = ()) -> Iterator[Path
             raise UsageError(f"cannot read {path}: {error.strerror}; {_WAYS_OUT}") from error
         found = {one: size for one, size in found.items() if one not in dumps}
         if not found and not any(path in one.parents for one in dumps):
-            raise UsageError(f"no log of a job in {path}: {_WAYS_OUT}")
+            if empty is None or len(given) + len(dumps) == 1:
+                raise UsageError(f"no log of a job in {path}: {_WAYS_OUT}")
+            empty.append(f"no log of a job in {path}")
         yield from [one for one, size in found.items() if size] or found
 
 

@@ -112,6 +112,18 @@ def test_no_healthy_rank_is_blamed_with_the_one_at_fault(seed: int) -> None:
     assert not score(draw(seed)).innocent
 
 
+def test_a_rank_whose_stack_is_not_seen_lacks_calls_and_made_no_others() -> None:
+    """Only its counts are known, and its GPU works: it may have stopped."""
+    busy = GpuLook(index=0, uuid="GPU-0", busy_percent=100)
+    fields = {"no_stacks": "x", "wait_channel": "futex_do_wait", "gpus": ("GPU-0",)}
+    state = job(4, lambda rank: {**fields, "pid": 100 + rank}, nodes={"gpu001": {"gpus": (busy,)}})
+    ras = packed(report(behind(list(range(100, 104)), 2, "2.30.7"), is_json=True))
+    answer = diagnose(replace(state, ras=ras))
+    assert (answer.category, answer.culprits) == ("odd_rank", ("rank 2",))
+    assert "has launched fewer collectives" in answer.sentence
+    assert "that line" not in answer.advice
+
+
 def test_the_ranks_that_wait_are_not_counted_where_the_report_does_not_name_them() -> None:
     """The text form lists few: most of a job was called "the 0 ranks that wait for them"."""
     found = score(draw(20224))
