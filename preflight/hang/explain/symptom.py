@@ -409,13 +409,20 @@ def culprits(same: Sequence[Hit], first: Hit) -> tuple[str, ...]:
     """The culprits by the fields that the symptom names, over all its hits.
 
     If the fields are empty, the culprit is the node, if only one reports it. A symptom without
-    culprit fields names no culprit: the writer of the line only reports the failure.
+    culprit fields names no culprit: the writer of the line only reports the failure. Where hits
+    name both ends of different paths, the end that all of them share is the culprit, if any.
     """
-    found: dict[str, None] = {}
-    for hit in [first, *same]:
-        for field in first.symptom.culprits:
-            for name in _first_known(field, hit):
-                found.setdefault(name)
+    fields = first.symptom.culprits
+    of_hits = [
+        dict.fromkeys(name for field in fields for name in _first_known(field, hit))
+        for hit in [first, *same]
+    ]
+    found = {name: None for some in of_hits for name in some}
+    shared = [name for name in found if all(name in some for some in of_hits)]
+    if len({hit.speaker.node for hit in [first, *same]}) > 1:  # each node has such an HCA
+        shared = [name for name in shared if not name.startswith("hca ")]
+    if "peer" in fields and shared:
+        return tuple(shared)
     nodes = {hit.speaker.node for hit in [first, *same]}
     telling = first.symptom.culprits and first.symptom.role in ("cause", "sign")
     if not found and telling and len(nodes) == 1:

@@ -175,6 +175,16 @@ def test_a_flushed_queue_is_a_consequence(tmp_path: Path) -> None:
     assert "0x81" in both.sentence
 
 
+def test_of_several_paths_the_end_that_all_share_is_named(tmp_path: Path) -> None:
+    """One node without its link loses all its peers, and all peers lose it."""
+    got = "NCCL WARN NET/IB : Got completion from peer"
+    rest = "<1> with error 12, opcode 1, len 0, vendor err 129 (Recv) hca mlx5_0\n"
+    one = [f"n5:1:2 [{gpu}] {got} 10.0.0.{gpu}{rest}" for gpu in range(3)]
+    assert explained(tmp_path, "".join(one)).culprits == ("node n5", "hca mlx5_0")
+    all_others = [f"n{node}:1:2 [0] {got} 10.0.0.9{rest}" for node in range(3)]
+    assert explained(tmp_path, "".join(all_others)).culprits == ("node 10.0.0.9",)
+
+
 def test_a_full_disk_keeps_the_others_waiting(tmp_path: Path) -> None:
     """The rank that saves is late; a rank that timed out is its victim."""
     answer = explained(
