@@ -24,7 +24,7 @@ from preflight.core.text import countable, whole
 from preflight.errors import UsageError
 from preflight.hang.explain.exceptions import ENDS, Summaries, Tracebacks
 from preflight.hang.explain.origin import Origins, speaker_of_file, time_of
-from preflight.hang.explain.symptom import Hit, Place, Speaker
+from preflight.hang.explain.symptom import QUOTES, Hit, Place, Speaker
 from preflight.hang.watch.evidence import LEFT, files_of
 
 if TYPE_CHECKING:
@@ -343,7 +343,8 @@ _NOTICE = re.compile(
     rb"(?i:\bwarn(?:ing)?\b|warning:|\binfo\b|\bdebug\b|\bnotice\b|\bretry|continuing"
     rb"|ignor(?:ed|ing)|skipp(?:ed|ing)|falling back|deprecat|on[_ -]?error|\bpassed\b"
     rb"|\b(?:no|0|zero|without|any) (?:error|fail)|error[_ -](?:bars?|rate|func|margin|norm)"
-    rb"|(?:error|fail(?:ed|ures?)?)[_ ]?(?:rate|s)?[ =:]{1,3}0(?:\.0{0,9})?\b"
+    rb"|(?:error|fail(?:ed|ures?)?|killed)[_ ]?(?:rate|s)?[ =:]{1,3}0(?:\.0{0,9})?\b"
+    rb"|\bwatching for\b|\bhandles? xid\b|\b(?:will|would|may|might) (?:stop|fail) with no space\b"
     rb"|[a-z] error[ =:]{1,3}\d{0,9}\.\d)"
 )
 """What is no failure, whatever words are in it, unless NCCL or an exception says it."""
@@ -483,6 +484,7 @@ class Scanner:
             self._found.failure is None
             and _INFO not in line
             and _FAILURE.search(line, 0, LONGEST)
+            and not QUOTES.match(text)
             and (_CERTAIN.search(line, 0, LONGEST) or not _NOTICE.search(line, 0, LONGEST))
         ):
             self._found.failure = Place(source, number, text[:_SHOWN])

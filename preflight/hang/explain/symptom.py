@@ -68,6 +68,13 @@ Python compiles `(?i)[\\0-\\uffff]` in 10 ms, so short expressions may take minu
 Expressions = Annotated[tuple[Annotated[str, Meta(max_length=2000)], ...], Meta(max_length=20)]
 """Ours have up to 500 characters, and a symptom up to eleven."""
 
+QUOTES = re.compile(
+    r"(?:(?:\[[^\]\s]{1,60}\]:?|\d[\d:.,TZ/+-]{0,40}|INFO|DEBUG|[Ee]val(?:uation)?|[Tt]est"
+    r"|[Tt]rain(?:ing)?|[Vv]alidation|[Ss]ample|[Uu]ser) {1,4}){0,5}"
+    r"(?:[Pp]rompt|[Qq]uestion|[Cc]ompletion|Q): {0,4}\S"
+)
+"""Begins a line in which a training or an evaluation prints text of its data."""
+
 RANKING: dict[Role, int] = {"cause": 0, "sign": 1, "hint": 2, "echo": 3, "fact": 4}
 
 
@@ -160,7 +167,7 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def fields(self, text: str) -> dict[str, str] | None:
         """Read the fields from a text; None if it does not match."""
-        if any(self._search(denial, text) for denial in _compiled(self.unless)):
+        if QUOTES.match(text) or any(self._search(one, text) for one in _compiled(self.unless)):
             return None
         for pattern in _compiled(self.patterns):
             found = self._search(pattern, text)

@@ -428,3 +428,53 @@ def test_an_exception_before_the_normal_end_was_caught(tmp_path: Path) -> None:
     end = "step 101 loss 2.3\n{'train_runtime': 12.5, 'train_samples_per_second': 3.1}\n"
     assert explained(tmp_path, caught + end).category == "no_failure"
     assert explained(tmp_path, end + caught).category != "no_failure"
+
+
+_STEPS = "step 1 loss 0.9\nstep 2 loss 0.8\n"
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "INFO ECC errors: 0 uncorrectable ECC error\n" + _STEPS,
+        "gpu3: 0 uncorrectable ECC errors\n" + _STEPS,
+        "monitor: watching for Xid 79\n" + _STEPS,
+        "doc: handle Xid 79 by draining\n" + _STEPS,
+        "Detected 0 oom_kill events in StepId=1\n" + _STEPS,
+        "OOM Killed 0 times\n" + _STEPS,
+        "checkpoint: will stop with No space left on device below 1 GiB\n" + _STEPS,
+        "[rank2]: WARNING: CUDA out of memory, retrying with smaller micro-batch\n"
+        + "".join(f"[rank2]: step {step} loss 0.5\n" for step in range(300))
+        + "Training complete\n",
+        "WARNING: bind port 29500: Address already in use, trying 29501\n" + _STEPS,
+        "[rank0]: eval prompt: NVRM: Xid (PCI:0000:5d:00): 79, GPU has fallen off the bus\n"
+        + _STEPS,
+        "2026-11-20 10:06:20 INFO question: ERROR uncorrectable ECC error, what now?\n" + _STEPS,
+        'eval Q: how do I fix "Address already in use" ?\n' + _STEPS,
+    ],
+)
+def test_a_line_that_reports_health_is_no_failure(tmp_path: Path, log: str) -> None:
+    """A count of zero, a plan, a retry and a quoted text name a failure that did not happen."""
+    assert explained(tmp_path, log).category == "no_failure"
+
+
+@pytest.mark.parametrize(
+    ("line", "category"),
+    [
+        ("GPU 0 uncorrectable ECC error", "gpu_hardware"),
+        ("GPU 0000:98:00.0 uncorrectable ECC error", "gpu_hardware"),
+        ("failed to handle Xid 79", "gpu_hardware"),
+        ("GPU 3: 10 uncorrectable ECC errors", "gpu_hardware"),
+        ("GPU 3: Xid 48 detected; look for Xid 48 in dmesg", "gpu_hardware"),
+        ("bind port 29500: Address already in use, trying 29500 again", "port_in_use"),
+        ("[rank3]: failed on prompt: CUDA error: uncorrectable ECC error", "gpu_hardware"),
+        ("checkpoint: could not write, No space left on device", "other"),
+        ("slurmstepd: error: Detected 10 oom_kill events in StepId=7.0", "other"),
+    ],
+)
+def test_a_line_that_is_nearly_one_of_health_is_a_failure(
+    tmp_path: Path, line: str, category: str
+) -> None:
+    """GPU 0 is no count of zero, and the same port again is no other port."""
+    answer = explained(tmp_path, line + "\n" + _STEPS)
+    assert (answer.category, answer.confidence > 0.5) == (category, True)
