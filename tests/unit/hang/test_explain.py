@@ -463,6 +463,8 @@ def test_a_line_that_reports_health_is_no_failure(tmp_path: Path, log: str) -> N
     [
         ("GPU 0 uncorrectable ECC error", "gpu_hardware"),
         ("GPU 0000:98:00.0 uncorrectable ECC error", "gpu_hardware"),
+        ("Node n3 reported 2 uncorrectable ECC errors", "gpu_hardware"),
+        ("Node n3: normal boot, node has Xid 79", "gpu_hardware"),
         ("failed to handle Xid 79", "gpu_hardware"),
         ("GPU 3: 10 uncorrectable ECC errors", "gpu_hardware"),
         ("GPU 3: Xid 48 detected; look for Xid 48 in dmesg", "gpu_hardware"),
