@@ -69,9 +69,9 @@ Expressions = Annotated[tuple[Annotated[str, Meta(max_length=2000)], ...], Meta(
 """Ours have up to 500 characters, and a symptom up to eleven."""
 
 QUOTES = re.compile(
-    r"(?:(?:\[[^\]\s]{1,60}\]:?|\d[\d:.,TZ/+-]{0,40}|INFO|DEBUG|[Ee]val(?:uation)?|[Tt]est"
-    r"|[Tt]rain(?:ing)?|[Vv]alidation|[Ss]ample|[Uu]ser) {1,4}){0,5}"
-    r"(?:[Pp]rompt|[Qq]uestion|[Cc]ompletion|Q): {0,4}\S"
+    r"(?:(?:\[[^\]\s]{1,60}\]:?|\d[\d:.,TZ/+-]{0,40}|INFO|DEBUG|(?i:eval(?:uation)?|test"
+    r"|train(?:ing)?|validation|sample|user)) {1,4}){0,5}"
+    r"(?:(?i:prompt|question|completion)|Q): {0,4}\S"
 )
 """Begins a line in which a training or an evaluation prints text of its data."""
 
