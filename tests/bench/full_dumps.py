@@ -4,8 +4,10 @@
     python -m tests.bench.full_dumps --large RANKS  # one job, whose buffers of 2,000 calls are full
 
 A job is right if exactly its ranks at fault are named. The seeds 900-999 and those from 2000 were
-not used during the work; those below 900 were. `--torch` gives the same dumps to torch's own
-analyzer, which needs the package `tabulate`.
+not used during the work; those below 900 were. The rows "- all calls" are the jobs whose dumps are
+as torch writes them by default, "- unfinished" those with the unfinished calls only
+(TORCH_INCLUDE_ONLY_ACTIVE). `--torch` gives the same dumps to torch's own analyzer, which needs the
+package `tabulate`.
 """
 
 from __future__ import annotations
@@ -67,8 +69,12 @@ def by_torch(folder: Path) -> set[int] | None:
     return missing | {int(one) for one in _CULPRIT.findall(text)}
 
 
-def judge(seed: int, *, torch: bool) -> tuple[int, str, str, list[int], list[int]]:
-    """(seed, fault, right or what was wrong, the truth, the ranks named)."""
+Judged = tuple[int, str, str, list[int], list[int], bool]
+"""(seed, fault, right or what was wrong, the truth, the ranks named, only unfinished calls)."""
+
+
+def judge(seed: int, *, torch: bool) -> Judged:
+    """Explain the dumps of a drawn job."""
     case = draw_case(seed)
     with tempfile.TemporaryDirectory(prefix="preflight-dumps-") as name:
         write(case, Path(name))
@@ -82,7 +88,7 @@ def judge(seed: int, *, torch: bool) -> tuple[int, str, str, list[int], list[int
         verdict = "right"
     else:
         verdict = "partly" if named else "unnamed"
-    return seed, case.fault, verdict, sorted(truth), sorted(named)
+    return seed, case.fault, verdict, sorted(truth), sorted(named), case.active
 
 
 def large(ranks: int) -> str:
@@ -101,7 +107,7 @@ def large(ranks: int) -> str:
     )
 
 
-def _work(seed_and_torch: tuple[int, bool]) -> tuple[int, str, str, list[int], list[int]]:
+def _work(seed_and_torch: tuple[int, bool]) -> Judged:
     return judge(seed_and_torch[0], torch=seed_and_torch[1])
 
 
@@ -120,12 +126,13 @@ def main() -> None:
     counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     seeds = range(options.first, options.first + options.jobs)
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        for seed, fault, verdict, truth, named in pool.map(
+        for seed, fault, verdict, truth, named, active in pool.map(
             _work, [(seed, options.torch) for seed in seeds], chunksize=4
         ):
             half = "unseen" if seed in _UNSEEN or seed >= _LATER else "seen"
             counts[half, fault][verdict] += 1
             counts[half, "all"][verdict] += 1
+            counts[half, "- unfinished" if active else "- all calls"][verdict] += 1
             if options.show and verdict != "right":
                 line = f"seed {seed} {fault}: {verdict}, at fault {truth}, named {named}\n"
                 sys.stdout.write(line)

@@ -214,6 +214,8 @@ class Case:
     culprits: frozenset[int]
     dumps: dict[int, bytes]
     """Without those of the ranks that left none."""
+    active: bool = False
+    """Whether they have only unfinished calls, as with TORCH_INCLUDE_ONLY_ACTIVE=1."""
 
 
 class Job:
@@ -473,7 +475,7 @@ def _try(seed: int, draw: random.Random, fault: str) -> Case | None:
         for one in range(layout.world)
         if one not in gone
     }
-    return Case(seed, fault, layout, frozenset(culprits), dumps)
+    return Case(seed, fault, layout, frozenset(culprits), dumps, active)
 
 
 def _has_come(job: Job, rank: int, at: int, fault: str) -> bool:

@@ -48,7 +48,7 @@ def test_drawn_jobs(seed: int) -> None:
     Of two ranks that make different calls, neither is named where nothing else decides; nor is one
     without a dump, where a rank that waits for it may be in the wrong call.
     """
-    _, fault, verdict, truth, named = judge(seed, torch=False)
+    _, fault, verdict, truth, named, _ = judge(seed, torch=False)
     undecided = verdict == "unnamed" and fault.startswith(("wrong_", "died"))
     assert verdict == "right" or undecided, (fault, truth, named)
 
