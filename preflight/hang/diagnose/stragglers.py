@@ -79,7 +79,11 @@ def _straggler(case: Case) -> Diagnosis | None:
         return None
     shares = {one.rank: _share(one) for one in case.readable}
     sampled = {rank: share for rank, share in shares.items() if share is not None}
-    by_cpu = {one.rank: min(one.cpu, 1.0) for one in case.readable if not one.look.gpus}
+    by_cpu = {
+        one.rank: min(one.cpu, 1.0)
+        for one in case.readable
+        if not one.look.gpus and (one.cpu or not one.went_on)  # else its time was not read
+    }
     if len(sampled) == len(case.readable) and (slow := slow_ones(sampled)):
         return _diagnose_straggler(case, slow, sampled, _SEEN, 0.85)
     if len(by_cpu) == len(case.readable):

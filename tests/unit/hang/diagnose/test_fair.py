@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -113,6 +113,7 @@ def test_the_number_of_a_rank_means_nothing(name: str) -> None:
 
 @settings(max_examples=150)
 @given(states, st.lists(st.tuples(st.integers(0, 31), st.sampled_from(BLIND)), max_size=24))
+@example(("healthy", 2, 0), [(1, {"main_cpu_s": 0.0, "cpu_s": 0.0})])
 @pytest.mark.slow
 def test_less_sight_blames_nobody_else(
     case: tuple[str, int, int], blind: list[tuple[int, dict[str, Any]]]
