@@ -31,7 +31,7 @@ from preflight.hang.diagnose.odd_rank import advice_for
 from preflight.hang.ras_report import REMOTE, ReportError, read_report
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from preflight.facts.job import RankLook, RasLook
     from preflight.hang.diagnose.job_ranks import Case
@@ -201,6 +201,11 @@ class Waits:
     """Ranks of each communicator in which they differ, those with the fewest operations first."""
     proof: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def free(self) -> set[int]:
+        """Ranks for which others wait, and that wait for no other in any communicator."""
+        return {rank for rank in self.behind if rank not in self.ahead}
+
     def evidence(self, some: Iterable[int]) -> tuple[str, ...]:
         """The counts of up to four communicators in which these ranks differ."""
         sets = (self.behind, self.ahead, self.apart)
@@ -284,7 +289,7 @@ def _causes(view: RasView, waits: Waits) -> tuple[set[int], set[int]]:
     A GPU that rests tells a rank whose host has stopped from one that waits in a send or receive,
     which NCCL does not count. Without that, the rank that holds up most communicators is the cause.
     """
-    free = {rank for rank in waits.behind if rank not in waits.ahead}
+    free = waits.free
     resting, working = view.by_gpu(free)
     if resting or (free and working == free):
         return resting, set()
@@ -324,7 +329,7 @@ def _skipped(view: RasView, waits: Waits) -> set[int]:
     Then it has not stopped: it launched another call in place of the one that it lacks.
     """
     members = view.case.members if view.case else ()
-    free = {rank for rank in waits.behind if rank not in waits.ahead}
+    free = waits.free
     if len(members) < view.world or not all(one.waits for one in members) or free in waits.equal:
         return set()
     lacks = {rank: (len(waits.behind[rank]), waits.outvoted[rank]) for rank in free}
@@ -340,7 +345,7 @@ def _odd(waits: Waits) -> set[int]:
     such a difference it is the smallest minority. If those that wait for no other rank are exactly
     one communicator, in which all launched the same, its kernel hangs.
     """
-    free = {rank for rank in waits.behind if rank not in waits.ahead}
+    free = waits.free
     turned: Counter[int] = Counter()
     for name, levels in waits.levels.items():
         late, early = _late_and_early(levels, name, waits)
@@ -496,7 +501,7 @@ def _by_counts(view: RasView) -> Diagnosis | None:
     number = len(set(waits.ahead) - few)
     if not few or len(few) * 2 > view.world:
         return _several(view, candidates, waits)
-    free = {rank for rank in waits.behind if rank not in waits.ahead}  # perhaps at fault, too
+    free = waits.free  # perhaps at fault, too
     states = view.states(few)
     # A rank that only lacks calls launched others in their place if it is seen to wait itself.
     lacking = not waits.apart and few <= free and all(one.place is None for one in states)
@@ -512,17 +517,17 @@ def _by_counts(view: RasView) -> Diagnosis | None:
         culprits=_culprits(few),
         sentence=f"{view.names(few)} {verb(len(few), does, many)} {others} for "
         f"{verb(len(few), 'it', 'them')}{doing}",
-        advice=_SAME_ORDER if other else _advice(states),
+        advice=_SAME_ORDER
+        if other
+        else advice_for(states[0])
+        if states and states[0].place
+        else _NOT_THERE,
         line=line_of(states),
         evidence=waits.evidence(few),
         confidence=0.7 if apart or candidates or free - few else 0.8,
         alternatives=(Alternative("progresses", "RAS counts once: a slow job looks alike", 0.15),),
         next=lint_of(states) if states else "",
     )
-
-
-def _advice(states: Sequence[RankState]) -> str:
-    return advice_for(states[0]) if states and states[0].place else _NOT_THERE
 
 
 def _in_kernel(view: RasView, members: set[int], waits: Waits) -> Diagnosis:
