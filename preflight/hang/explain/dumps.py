@@ -47,12 +47,16 @@ _CALLS = 100_000
 """Ended calls of each group, of all ranks: what they show of habits is not worth more memory."""
 _APART_NS = 3600 * 10**9
 """A rank whose last call is this much older is of an earlier run."""
+_OLDER_NS = 120 * 10**9
+"""It may be of an earlier run, or its node's clock is wrong: a hang stops all ranks in seconds."""
 _NAMED = ("differs", "crossed", "absent", "not_started", "stalled", "extra", "idle")
 _CONFIDENCE = {
     "differs": 0.9, "crossed": 0.8, "absent": 0.9, "not_started": 0.8, "stalled": 0.85,
     "extra": 0.7, "no_dump": 0.6,
 }  # fmt: skip
 _UNDECIDED, _UNCLEAR = 0.45, 0.3
+_LESS_SURE = 0.7
+"""Factor for ranks that are not the minority of their call, and for dumps perhaps of two runs."""
 _MOST = 4
 
 
@@ -119,18 +123,22 @@ class Dumps:
         if len(worlds) > 1:
             jobs = " and ".join(f"{len(one)} ranks ({worlds[one]})" for one in [*worlds][:3])
             raise UsageError(f"the dumps are of several jobs, with {jobs}: give those of one job")
-        self._leave_out_old()
+        self.older = self._leave_out_old()
+        """Ranks whose dump may be of an earlier run."""
         known = next(iter(worlds), ()) or range(max(self.ranks, default=-1) + 1)
         self.no_dump = tuple(rank for rank in known if rank not in self.ranks)
 
     def _add(self, rank: int, path: Path, recording: Recording) -> None:
         other = self.ranks.setdefault(rank, recording)
         if other is not recording and other != recording:
-            both = f"{self._paths[rank]} and {path}"
-            raise UsageError(f"rank {rank} has two dumps, {both}: give the dumps of one job")
+            raise UsageError(
+                f"rank {rank} has two dumps, {self._paths[rank]} and {path}: give the dumps of one "
+                "job; if they are of two ranks, name them rank_N"
+            )
         self._paths[rank] = path
 
-    def _leave_out_old(self) -> None:
+    def _leave_out_old(self) -> list[int]:
+        """Drop the dumps of earlier runs; return the ranks whose dump may be of one."""
         newest = max((one.newest_ns for one in self.ranks.values()), default=0)
         for rank, one in [*self.ranks.items()]:
             if one.newest_ns and newest - one.newest_ns > _APART_NS:
@@ -140,6 +148,7 @@ class Dumps:
                     "the others'; it is of an earlier run"
                 )
                 del self.ranks[rank]
+        return [rank for rank, one in self.ranks.items() if 0 < one.newest_ns < newest - _OLDER_NS]
 
 
 def _rank(path: Path, recording: Recording) -> int | None:
@@ -226,6 +235,8 @@ def explain_dumps(dumps: Dumps) -> Explanation:
         return Explanation(sentence="no dump could be read", advice="give the dumps of all ranks")
     named.sort(key=lambda one: not one.few)
     answer = _of_named(named, known) if named else _of_rest(waits, dumps)
+    if dumps.older:
+        answer = replace(answer, confidence=round(answer.confidence * _LESS_SURE, 2))
     others = tuple(
         Alternative(_category(one), _sentence(one), 0.0)
         for one in waits.roots
@@ -250,6 +261,8 @@ def _of_named(named: Sequence[Root], known: Mapping[int, Recording]) -> Explanat
     sure = _CONFIDENCE[main.kind] if culprits else _UNDECIDED
     if named[-1].kind == "idle" or any(known[rank].wrapped for rank in culprits if rank in known):
         sure *= 0.9
+    if main.kind == "differs" and 2 * len(main.ranks) >= sum(len(some) for some, _ in main.calls):
+        sure *= _LESS_SURE
     ordered = [main, *(one for one in named if one is not main)]
     line = next(filter(None, (_line(known[rank], main) for rank in culprits)), "")
     return Explanation(
@@ -392,6 +405,11 @@ def _unseen(dumps: Dumps) -> Iterator[str]:
         yield (
             f"{ranks(wrapped)}: older unfinished calls have left the buffer; set a larger "
             "TORCH_FR_BUFFER_SIZE"
+        )
+    if dumps.older:
+        yield (
+            f"the last calls of {ranks(dumps.older)} are minutes older than the others'; if the "
+            "clocks of the nodes agree, these dumps are of an earlier run: give those of one run"
         )
 
 

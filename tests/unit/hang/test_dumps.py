@@ -261,6 +261,7 @@ def test_dumps_of_two_jobs_are_wrong_usage(
     code, _, err = _explain(capsys, tmp_path)
     assert code == 4
     assert "rank 2 has two dumps" in err
+    assert "name them rank_N" in err
     (tmp_path / "old_2").unlink()
     for rank, ranks in ((0, "[0, 1]"), (1, "[0, 1, 2]")):
         config = {"0": {"name": "0", "desc": "default_pg", "ranks": ranks}}
@@ -284,6 +285,44 @@ def test_a_dump_of_an_earlier_run_is_left_out(
     code, answer, err = _explain(capsys, tmp_path)
     assert (code, answer["culprits"]) == (1, ["rank 2"])
     assert "2.0 h older" in err
+
+
+def test_dumps_that_may_be_of_two_runs_make_the_answer_less_sure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks 2 and 3 ended twelve minutes before the others, or their node's clock is wrong."""
+    now, sure = 1_795_000_000 * 10**9, {}
+    for older in (0, 720 * 10**9):
+        for rank in range(4):
+            at = now - older * (rank > 1)
+            calls = [entry(4, time_created_ns=at)]
+            calls += [pending(5, time_created_ns=at)] if rank != 2 else []
+            (tmp_path / f"rank_{rank}").write_bytes(document(*calls))
+        _, answer, _ = _explain(capsys, tmp_path)
+        assert answer["culprits"] == ["rank 2"]
+        sure[older] = answer["confidence"], [one for one in answer["unseen"] if "older" in one]
+    (alike, none), (apart, remark) = sure.values()
+    assert apart < alike
+    assert not none
+    assert "ranks 2-3 are minutes older" in remark[0]
+
+
+def test_a_rank_is_named_with_doubt_if_as_many_made_the_other_call(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of two ranks made another call than both did before: a habit proves less than a count."""
+    before = [
+        entry(number, ("all_reduce", "broadcast", "reduce")[number % 3]) for number in range(1, 60)
+    ]
+    sure = []
+    for world in (2, 3):
+        for rank in range(world):
+            call = pending(60, "barrier" if rank == 1 else "all_reduce")
+            (tmp_path / f"rank_{rank}").write_bytes(document(*before, call))
+        _, answer, _ = _explain(capsys, tmp_path)
+        assert answer["culprits"] == ["rank 1"]
+        sure.append(answer["confidence"])
+    assert sure[0] < 0.7 < sure[1]
 
 
 def test_what_is_left_of_ended_batches_is_no_wait() -> None:
