@@ -29,6 +29,7 @@ TOGETHER = (("GPU missing", "NVLink fallback", "NIC port down"),
             ("slow exit", "init skew", "host stalls"),
             ("no connection", "connection breaks"),
             ("slow rail", "wrong sum"),
+            ("slow node", "hung once"),
             ("socket fallback", "spikes"))  # fmt: skip
 """Situations that do not mix, each on a host of its own, in one run: the machine has two cores."""
 
