@@ -90,7 +90,8 @@ def dead(case: Case) -> Diagnosis | None:
             confidence=0.85,
             next=f"preflight explain LOG; preflight check --nodes={nodes[0]}",
         )
-    state = "dead and not yet reaped (zombie)" if dead_ranks and not gone else "gone"
+    unreaped = not gone and all(one.look.state == "zombie" for one in dead_ranks)
+    state = "dead and not yet reaped (zombie)" if unreaped else "gone"
     waits = f"; {', '.join(case.launchers)} still waits for the others" * bool(case.launchers)
     return Diagnosis(
         category="dead_rank",
@@ -99,7 +100,11 @@ def dead(case: Case) -> Diagnosis | None:
         f"{_meanwhile(case, dead_ranks)}",
         advice="read its log: an error ended it, or it ran out of data before the others did "
         "(drop_last=True, or join()); then start the job again",
-        evidence=tuple(f"rank {one.rank}: pid {one.look.pid} is a zombie" for one in dead_ranks[:4])
+        evidence=tuple(
+            f"rank {one.rank}: pid {one.look.pid} "
+            + ("is a zombie" if one.look.state == "zombie" else "has ended")
+            for one in dead_ranks[:4]
+        )
         + tuple(
             f"rank {rank}: no such process on {node or 'any node'}{waits}"
             for rank, node in gone[:4]

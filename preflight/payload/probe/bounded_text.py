@@ -67,8 +67,18 @@ def attempt(path: str) -> str:
 
 def number(path: str) -> int | None:
     """Return the count in such a file; None for -1, "unknown", or where it cannot be read."""
-    text = attempt(path)
-    return int(text) if text.isdigit() else None
+    return whole(attempt(path))
+
+
+def whole(text: str | bytes) -> int | None:
+    """Return the whole number that a text is; None for anything else, or over 20 digits.
+
+    A user's text may be "²", which is a digit for isdigit() and an error for int().
+    """
+    return int(text) if text.isdigit() and text.isascii() and len(text) <= _DIGITS else None
+
+
+_DIGITS = 20
 
 
 def counters(paths: dict[str, str]) -> dict[str, int]:

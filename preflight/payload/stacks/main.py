@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 
-from probe import guard, kernel_log, processes
+from probe import guard, kernel_log, processes, procfs
 from probe.bounded_text import TEXT_LIMIT, clean
 from probe.procfs import Users, identity
 
@@ -91,7 +91,8 @@ class StackReader:
 
     def read_again(self) -> None:
         """Collect the samples, and read the stacks a second time where the first read succeeded."""
-        self._sampled = pyspy.collect_samples(self._samplers, self._patience.within(pyspy.LATE_S))
+        until = self._patience.within(pyspy.LATE_S)
+        self._sampled = self._genuine(pyspy.collect_samples(self._samplers, until))
         self._later = self._dump(pid for pid, stack in self._first.items() if _read(stack))
 
     def read_native(self, rows: list[Document]) -> None:
@@ -105,7 +106,7 @@ class StackReader:
         if self._spy is not None:
             pids = list(chosen.values())[:MOST_NATIVE]
             until = self._patience.within(NATIVE_S)
-            self._native = self._spy.dump(pids, until, native=True, at_once=2)
+            self._native = self._genuine(self._spy.dump(pids, until, native=True, at_once=2))
             for pid, stack in self._native.items():
                 if not _read(stack):
                     self._patience.complain(f"native stack of process {pid}: {stack}")
@@ -134,7 +135,13 @@ class StackReader:
     def _dump(self, pids: Iterable[int]) -> dict[int, Any]:
         if self._spy is None:
             return {}
-        return self._spy.dump(pids, self._patience.within(READ_S))
+        return self._genuine(self._spy.dump(pids, self._patience.within(READ_S)))
+
+    def _genuine(self, read: dict[int, Any]) -> dict[int, Any]:
+        """Take out what was read of a process that got the pid of one that has ended."""
+        looked_s = time.monotonic() - self._patience.began
+        now = ((pid, procfs.look(pid)) for pid in read)
+        return {pid: read[pid] for pid, its in now if its is not None and its.age_s() > looked_s}
 
     def _document(self, stack: Any, *, native: bool = False) -> Document | None:
         if not _read(stack) or self._spy is None:

@@ -8,7 +8,7 @@ import time
 
 import children
 from probe import guard, procfs, rdma, sysfs
-from probe.bounded_text import attempt, clean, names, number
+from probe.bounded_text import attempt, clean, names, number, whole
 from probe.nvml_calls import NoDriver, Nvml, load, reasons
 
 from . import sockets
@@ -96,7 +96,8 @@ def moment(pid: int, start: int) -> Document:
 def _numbers(path: str) -> dict[str, int]:
     """Return the whole numbers of a file of "Name: number" lines; {} where it may not be read."""
     table = sysfs.parse_key_values(sysfs.attempt_lines(path))
-    return {name: int(value) for name, value in table.items() if value.isdigit()}
+    counts = {name: whole(value) for name, value in table.items()}
+    return {name: count for name, count in counts.items() if count is not None}
 
 
 MOST = 256
@@ -168,7 +169,10 @@ class Instant:
         ports = guard.spawn(look, sysfs)
         self.at = time.monotonic()
         moment = guard.spawn(read, {str(one["pid"]): one["start"] for one in ranks})
-        self._moments: Document = patience.answer_of("processes", moment, READ_S) or {}
+        answer = patience.answer_of("processes", moment, READ_S)
+        # A rank is not gone because its counters could not be read.
+        unread = {str(one["pid"]): {"state": _STATES.get(one["seen"], _GONE)} for one in ranks}
+        self._moments: Document = unread if answer is None else answer
         answer = patience.answer_of("connections", wired, READ_S)
         for problem in answer["problems"] if answer else []:
             patience.complain(problem)
@@ -177,7 +181,7 @@ class Instant:
         self._rdma: dict[str, Document] | None = patience.answer_of("RDMA ports", ports, READ_S)
 
     def of(self, pid: int) -> Document:
-        """Return the counters of a process; state "gone" if they could not be read."""
+        """Return the counters of a process; only its state, as it was found, if none were read."""
         return self._moments.get(str(pid)) or {"state": _GONE}
 
     def alive(self, pid: int) -> bool:

@@ -45,6 +45,7 @@ def describe(table: ProcessTable, pid: int, identity: Identity | None) -> Docume
         **{name: value for name, value in (identity or {}).items() if name != "kind"},
         "pid": pid,
         "start": stat.start,
+        "seen": stat.state,
         "parent": stat.ppid,
         "age_s": round(stat.age_s(), 3),
         "user": "?" if uid is None else clean(_users.name(uid)),
@@ -284,6 +285,7 @@ class Patience:
     """The remaining time, and the `problems` so far."""
 
     def __init__(self, until: float) -> None:
+        self.began = time.monotonic()
         self.until = until
         self.problems: list[str] = []
 

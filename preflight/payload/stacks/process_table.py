@@ -6,7 +6,7 @@ import os
 import re
 
 from probe import procfs
-from probe.bounded_text import clean
+from probe.bounded_text import clean, whole
 from probe.processes import Allowances, ancestors
 
 TYPE_CHECKING = False
@@ -128,10 +128,10 @@ def job_options(argv: Sequence[bytes]) -> dict[str, Any]:
     meets = given.get("rdzv-endpoint", "")
     if given.get("master-port"):
         meets = f"{given.get('master-addr', '')}:{given['master-port']}"
-    ranks = given.get("nproc-per-node", "")
+    ranks = whole(given.get("nproc-per-node", ""))
     return {
         "job": clean(run_id if run_id not in ("", "none") else meets),
-        "ranks": int(ranks) if ranks.isdigit() and int(ranks[:9]) <= _MOST else None,
+        "ranks": ranks if ranks is not None and ranks <= _MOST else None,
     }
 
 
@@ -216,10 +216,8 @@ def master(environ: Environ) -> str:
 
 def _number(text: bytes | None, most: int) -> int | None:
     """Return a whole number within bounds; None for anything else."""
-    if not text or not text.isdigit() or len(text) > len(str(most)):
-        return None
-    number = int(text)
-    return number if number <= most else None
+    number = whole(text or b"")
+    return number if number is not None and number <= most else None
 
 
 _HELPERS = (b"resource_tracker", b"semaphore_tracker")

@@ -15,7 +15,7 @@ import zlib
 from contextlib import suppress
 
 from probe import guard
-from probe.bounded_text import TEXT_LIMIT, clean, words
+from probe.bounded_text import TEXT_LIMIT, clean, whole, words
 
 from . import sockets
 
@@ -61,8 +61,8 @@ def address(environ: dict[bytes, bytes]) -> str:
 
 def port_of(text: str) -> int:
     """Return the port of `host:port`; 0 if it has none."""
-    port = text.rpartition(":")[2]
-    return int(port) if port.isdigit() and len(port) < 6 and port.isascii() else 0  # noqa: PLR2004
+    port = whole(text.rpartition(":")[2]) or 0
+    return port if port < 1 << 16 else 0
 
 
 def answer(request: Document, until: float) -> Document:

@@ -118,7 +118,10 @@ def _name(address: bytes, port: int) -> str:
 
 _GET_LINK = 18
 _BODY = struct.Struct("=BxHiII")
-_NAME, _STATS, _DOWNS = 3, 23, 48
+_NAME, _LINK, _STATS, _DOWNS = 3, 18, 23, 48
+_KIND = 1
+"""IFLA_INFO_KIND: what the kernel made the interface as (veth, gre, tun); a NIC has none."""
+
 _UP, _LOOPBACK, _LOWER_UP = 0x1, 0x8, 0x10000
 _ERRORS = {"rx_errors": 4, "tx_errors": 5, "rx_crc_errors": 12, "tx_carrier_errors": 17}
 """Positions in struct rtnl_link_stats64."""
@@ -127,14 +130,23 @@ _STATS_LEAST = 18 * 8
 MOST_INTERFACE_ROWS = 256
 
 
-def look_interfaces() -> dict[str, Wire]:
-    """Return one `PortLook` for each interface by name, all counters since its start; OSError."""
+def look_interfaces(*, hardware: bool = False) -> dict[str, Wire]:
+    """Return one `PortLook` for each interface by name, all counters since its start; OSError.
+
+    `hardware`: only real devices. Any user can make the others in a network of his own, and break
+    them there.
+    """
     found: dict[str, Wire] = {}
     for bodies in answers(socket.NETLINK_ROUTE, _GET_LINK, _BODY.pack(0, 0, 0, 0, 0)):
-        found.update({one["name"]: one for one in map(parse_interfaces, bodies) if one})
+        wanted = [body for body in bodies if not (hardware and _is_made(body))]
+        found.update({one["name"]: one for one in map(parse_interfaces, wanted) if one})
         if len(found) >= MOST_INTERFACE_ROWS:
             break
     return found
+
+
+def _is_made(body: bytes) -> bool:
+    return _KIND in attributes(attributes(body[_BODY.size :]).get(_LINK, b""))
 
 
 def parse_interfaces(body: bytes) -> dict[str, Any] | None:
@@ -237,7 +249,8 @@ def look(pids: list[int]) -> dict[str, Any]:
         inside = space == own or enter(members[0])
         with contextlib.suppress(OSError):
             if inside:
-                document["ports"] = {**look_interfaces(), **document["ports"]}
+                interfaces = look_interfaces(hardware=space != own)
+                document["ports"] = {**interfaces, **document["ports"]}
         found = _connections(members[0], document["problems"], inside=inside)
         with contextlib.suppress(OSError):
             ports = listeners() if inside else proc_listeners(members[0])

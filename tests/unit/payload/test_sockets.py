@@ -61,3 +61,17 @@ def test_a_rank_in_a_network_of_its_own_hides_no_connection_of_another() -> None
     seen = asked.value()
     assert here in [one["peer"] for one in seen["wires"][str(os.getpid())]]
     assert seen["wires"][str(alone.pid)] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a network namespace")
+def test_an_interface_that_a_user_makes_in_a_network_of_his_own_is_no_port_of_the_node() -> None:
+    """He can break it, and the node is not to be blamed for it."""
+    made = "ip link add theirs0 type veth peer name theirs1 && echo made && exec sleep 60"
+    with subprocess.Popen(["unshare", "--net", "sh", "-c", made], stdout=subprocess.PIPE) as alone:
+        assert alone.stdout is not None
+        assert alone.stdout.readline() == b"made\n"
+        asked = guard.spawn(sockets.look, [alone.pid, os.getpid()])
+        assert asked.listen(time.monotonic() + 30)
+        asked.dismiss(kill=False)
+        alone.kill()
+    assert set(asked.value()["ports"]) == set(sockets.look_interfaces())

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 from probe import processes, procfs
+from stacks import moments
 from stacks import node_ranks as finding
 from stacks.main import StackReader, readable
 from stacks.moments import Instant
@@ -339,6 +340,33 @@ def test_a_rank_that_ends_between_the_looks(start: Start) -> None:
     assert patience.problems == []
 
 
+def test_a_process_that_got_the_pid_of_a_rank_is_not_read_in_its_place(start: Start) -> None:
+    """It began after the look did, so it is no process that the look found."""
+    before = start()
+    patience = Patience(time.monotonic() + 60)
+    time.sleep(0.05)  # the kernel counts starts in ticks of 10 ms
+    pids = [before.pid, start().pid]
+    ranks = finding.find(2**22 + 1, pids, processes.Care())["ranks"]
+    stacks = StackReader(patience, own=True)
+    stacks.prepare(ranks, lambda _within_s: None, lambda _document: None)
+    assert list(stacks.read_once(pids)) == pids[:1]
+
+
+def test_ranks_whose_counters_cannot_be_read_are_not_gone(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They keep the state in which they were found, and the answer has the problem."""
+    stopped, sleeps = start(), start(RANK="4")
+    os.kill(stopped.pid, signal.SIGSTOP)
+    until(lambda: state_of(stopped.pid) == "T")
+    ranks = finding.find(2**22 + 1, [stopped.pid, sleeps.pid], processes.Care())["ranks"]
+    patience = Patience(time.monotonic() + 60)
+    monkeypatch.setattr(moments, "moment", lambda *_: 1 // 0)
+    looked = Instant(patience, ranks, "/sys")
+    assert [looked.row(one, looked)["state"] for one in ranks] == ["stopped", "sleeping"]
+    assert patience.problems == ["processes: ZeroDivisionError: integer division or modulo by zero"]
+
+
 @needs_root
 def test_many_ranks_of_one_user_leave_room_for_anothers(
     start: Start, monkeypatch: pytest.MonkeyPatch
@@ -377,6 +405,31 @@ def test_each_user_has_stacks_read_in_turn() -> None:
         for pid, uid in enumerate(uids)
     ]
     assert readable(ranks, lambda _: True) == [0, 3, 1, 2]
+
+
+RENAMED = """
+import ctypes, sys, time
+ctypes.CDLL(None).prctl(15, "²".encode(), 0, 0, 0)
+print("there", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    "count", ["²", "٣", "0" * 5000, "9" * 5000], ids=["square", "arabic", "zeros", "nines"]
+)
+def test_no_number_that_is_none_hides_a_rank(start: Start, tmp_path: Path, count: str) -> None:
+    """Any user may name a process "²", or start one whose command looks like a launcher's."""
+    torchrun = tmp_path / "torchrun"
+    torchrun.write_text(WAITS)
+    named = start("-c", RENAMED, RANK="4")
+    launcher = start(str(torchrun), f"--nproc-per-node={count}", RANK="", WORLD_SIZE="")
+    mine = start()
+    seen = look(mine.pid, named.pid, launcher.pid)
+    assert {(one.pid, one.state) for one in seen.ranks} >= {
+        (mine.pid, "sleeping"), (named.pid, "sleeping"),
+    }  # fmt: skip
+    assert seen.problems == ()
 
 
 def test_a_process_that_is_not_there() -> None:

@@ -45,6 +45,14 @@ def test_a_zombie(world: int) -> None:
     assert f"while {others} in all_reduce (train.py:41)" in answer.sentence
 
 
+def test_a_rank_that_ended_during_the_look() -> None:
+    """Its pid may be another process's now: nothing is said of that."""
+    answer = diagnose(job(8, one(1, state="gone", stacks=None, later=None)))
+    assert (answer.category, answer.culprits) == ("dead_rank", ("rank 1",))
+    assert "is gone" in answer.sentence
+    assert "zombie" not in answer.sentence + " ".join(answer.evidence)
+
+
 @pytest.mark.parametrize("world", [2, 8, 32])
 def test_a_rank_that_its_node_lacks(world: int) -> None:
     """Its neighbours are there, and count it."""
