@@ -165,7 +165,7 @@ def _ethtool(name: str, question: bytes) -> bytes:
     asked = array.array("B", question)
     address, _ = asked.buffer_info()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        fcntl.ioctl(any_socket, _SIOCETHTOOL, struct.pack("16sP", name.encode()[:15], address))
+        fcntl.ioctl(any_socket, _SIOCETHTOOL, struct.pack("16sP", os.fsencode(name)[:15], address))
     return asked.tobytes()
 
 

@@ -185,9 +185,13 @@ def test_interfaces_of_this_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.proves("net.ethernet", passes="an interface whose files say 25 Gb/s, full duplex")
-def test_the_link_of_an_interface(tmp_path: Path) -> None:
-    """Duplex, parts and counters come from files; of link modes the fastest counts."""
-    folder = tmp_path / "class/net/bond7"
+@pytest.mark.parametrize("bond", [b"bond7", b"bond\xff"])
+def test_the_link_of_an_interface(tmp_path: Path, bond: bytes) -> None:
+    """Duplex, parts and counters come from files; of link modes the fastest counts.
+
+    Linux takes nearly any bytes for a name.
+    """
+    folder = tmp_path / "class/net" / os.fsdecode(bond)
     files = {
         "ifindex": "7", "flags": "0x1003", "mtu": "9000", "speed": "25000", "duplex": "full",
         "operstate": "up", "device/x": "", "lower_eth1/x": "", "lower_eth2/x": "",
