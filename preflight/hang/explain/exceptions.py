@@ -187,6 +187,7 @@ _WRAPS = re.compile(
     r"NCCL (?:[Ee]rror|communicator was aborted)|nccl\w{0,60}Error|unhandled (?:system|cuda) error"
     r"|Timed out waiting \d+ms for (?:recv|send)|[Cc]onnection (?:closed|reset) by|[Bb]roken pipe"
     r"|Socket Timeout|Application timeout caused pair closure|worker process.{0,40}(?:died|exited)"
+    r"|^cancelled$|[Ss]ee (?:root cause|stack trace)\b"
 )
 """Messages of exceptions that only pass on a library's error: the cause is elsewhere."""
 

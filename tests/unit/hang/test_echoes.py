@@ -50,6 +50,24 @@ def test_an_exception_that_passes_on_ncclss_failure_is_none(tmp_path: Path) -> N
     assert answer.category == "firewall"
 
 
+@pytest.mark.parametrize(
+    "what",
+    [
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed: {}",
+        "vllm.v1.engine.exceptions.EngineDeadError: It failed. See stack trace (above) for it.",
+        "Exception: WorkerProc failed in a background process. See stack trace for root cause.",
+        "RuntimeError: cancelled",
+    ],
+)
+def test_an_exception_that_refers_to_another_is_none(tmp_path: Path, what: str) -> None:
+    """The line where vLLM's server learns of a worker's end has no fault."""
+    alone = RAISED.format(rank=0, line=9, code="main", what=what)
+    assert explained(tmp_path, alone).category == "unknown"
+    first = RAISED.format(rank=1, line=7, code="load", what="KeyError: 'layers.0'")
+    assert "KeyError" in explained(tmp_path, first + alone).sentence
+    assert "KeyError" in explained(tmp_path, alone + first).sentence
+
+
 def test_an_exception_that_was_caught_ended_nobody(tmp_path: Path) -> None:
     """A rank that waits in a collective an hour later has not died by it."""
     log = RAISED.format(rank=1, line=9, code="log", what="ValueError: no such project")
@@ -216,6 +234,19 @@ def test_gloos_time_out_does_not_tell_who_is_missing(tmp_path: Path) -> None:
         ("NET/OFI Request 0x1 completed with error. RC: 5. Error: 9 (Gone)\n", "nic_or_ib_link"),
         ("lagging/dead/mismatched ranks that caused x:\n - [3] finished collective #4\n",
          "timeout_rank_missing"),
+        ("NCCL WARN NET/OFI Couldn't enable endpoint. RC: -22, ERROR: Gone\n", "env_misconfig"),
+        ("NCCL WARN Connect to fe80::1%6<40000> failed : Network is unreachable\n",
+         "wrong_interface"),
+        ("NCCL WARN Cuda failure 711 'peer mapping resources exhausted'\n", "env_misconfig"),
+        ("malloc(): corrupted top size\n*** SIGABRT received ***\n", "other"),
+        ("ERROR Worker proc VllmWorker-1 died unexpectedly, shutting down executor.\n", "other"),
+        ("The node n4_5_0 has failed to send a keep-alive heartbeat to the rendezvous job7\n",
+         "unknown"),
+        ("      Exit Code:    137\n", "other"),
+        ("      Exit Code:    0\n", "no_failure"),
+        ("RuntimeError: Socket Timeout\n", "timeout_rank_missing"),
+        ("RuntimeError: connect() timed out. Original timeout was 9000 ms.\n",
+         "timeout_rank_missing"),
     ],
 )  # fmt: skip
 def test_how_launchers_and_libraries_say_it(tmp_path: Path, lines: str, category: str) -> None:
@@ -359,6 +390,24 @@ def test_the_tasks_that_did_not_come_to_jax_s_barrier(tmp_path: Path) -> None:
     assert answer.sentence == "tasks 3, 11 did not reach JAX's barrier ckpt::4"
     full = "CUDA out of memory. Tried to allocate 2.00 GiB\n"
     assert explained(tmp_path, full + log).category == "oom_one_rank"
+
+
+def test_the_task_that_sent_jax_no_heartbeat(tmp_path: Path) -> None:
+    """The coordinator reports it; the task's own log has the reason."""
+    task = "/job:jax_worker/replica:0/task:37"
+    log = f"E0101 {task} has been set to ERROR in coordination service: UNAVAILABLE: Task {task} "
+    answer = explained(tmp_path, log + "heartbeat timeout. This indicates a failure.\n")
+    assert (answer.category, answer.culprits) == ("timeout_rank_missing", ("task 37",))
+    assert answer.sentence == "task 37 sent JAX's coordination service no heartbeat in time"
+
+
+def test_a_connection_that_was_aborted_does_not_show_why(tmp_path: Path) -> None:
+    """NCCL 2.17 to 2.23 gives no other reason; a peer's end before it is the cause."""
+    aborted = "NCCL WARN Connect to 10.2.3.4<40000> failed : Software caused connection abort\n"
+    answer = explained(tmp_path, aborted)
+    assert (answer.category, answer.confidence) == ("firewall", 0.45)
+    full = "CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    assert explained(tmp_path, full + aborted).category == "oom_one_rank"
 
 
 def test_an_address_that_is_none_is_a_matter_of_versions_where_two_met(tmp_path: Path) -> None:
