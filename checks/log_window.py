@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from preflight.core.text import age, count
 from preflight.facts.machine import KernelLog
 from preflight.facts.model import Facts
-from preflight.facts.words import age, count
 from preflight.verdict import Verdict, ok, unknown
 
 CAUSE = "kernel log unread"

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from preflight.check import Check
 from preflight.checks.burn.worst_unit import judge_units, unjudged
+from preflight.core.text import count
 from preflight.facts import Node
 from preflight.facts.burn import Burn, Throttle
-from preflight.facts.words import count
 from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
 
 if TYPE_CHECKING:

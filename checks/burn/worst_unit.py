@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from preflight.facts.words import count
+from preflight.core.text import count
 from preflight.verdict import Verdict, fail, flaky, not_run, ok, unknown, warn
 
 if TYPE_CHECKING:

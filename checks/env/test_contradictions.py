@@ -19,8 +19,8 @@ from preflight.check import Check
 from preflight.checks.env.remark import UNKNOWN_JOB, Remark, show, verdict
 from preflight.checks.env.values import number, switched_on
 from preflight.checks.env.variables import Alike, variables
+from preflight.core.text import count
 from preflight.facts import Node
-from preflight.facts.words import count
 from preflight.fleet.model import Job
 from preflight.verdict import Conclude, Verdict, not_run, ok
 

@@ -20,9 +20,9 @@ from msgspec.structs import replace
 from preflight.check import Check
 from preflight.checks.env.remark import UNKNOWN_JOB
 from preflight.checks.gpu.deviations import Deviation
+from preflight.core.text import count
 from preflight.facts import Facts, Node
 from preflight.facts.model import Gpu
-from preflight.facts.words import count
 from preflight.fleet.model import Job
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, warn
 

@@ -18,9 +18,9 @@ from preflight.checks.env.remark import Remark, show, verdict
 from preflight.checks.env.test_variables import switched_off
 from preflight.checks.env.values import read
 from preflight.checks.env.variables import editions, outdated, unread, variables
+from preflight.core.text import count
 from preflight.facts import Facts, Group, Node
 from preflight.facts.node_network import ConfFile
-from preflight.facts.words import count
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, ok, unknown
 

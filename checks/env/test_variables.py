@@ -11,8 +11,8 @@ from preflight.check import Check
 from preflight.checks.env.remark import UNKNOWN_JOB, Remark, show, verdict
 from preflight.checks.env.values import effect, number, read_all, switched_on
 from preflight.checks.env.variables import editions, outdated, unread, variables
+from preflight.core.text import count
 from preflight.facts import Facts, Node
-from preflight.facts.words import count
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, not_run, ok
 

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
+from preflight.core.text import first_of
 from preflight.facts.boards import (
     Codes,
     board,
@@ -34,7 +35,6 @@ from preflight.facts.boards import (
 from preflight.facts.model import Facts, Gpu, GpuPair
 from preflight.facts.node import DISTANCES, Group, Majority, decided, most
 from preflight.facts.topo_matrix import Topology
-from preflight.facts.words import first_of
 from preflight.verdict import Verdict, fail, warn
 
 LOOK: Final = "look for the missing GPU: lspci, Xid 79 in dmesg; power-cycle the node, recheck"

@@ -16,11 +16,11 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 from msgspec import Struct
 
 from preflight.checks.gpu.deviations import on_most
+from preflight.core.text import count, first_of
 from preflight.facts.boards import board
 from preflight.facts.gpu import GpuHealth, too_old
 from preflight.facts.model import Facts, Gpu, read_once
 from preflight.facts.node import Group, Node, decided, most
-from preflight.facts.words import count, first_of
 from preflight.verdict import Verdict, fail, not_run, ok, unknown, warn
 
 T = TypeVar("T")

@@ -20,11 +20,10 @@ from preflight.checks.gpu.readings import (
     healths,
     judge_gpus,
 )
-from preflight.core.text import and_more
+from preflight.core.text import and_more, count
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Driver, Facts, Gpu, Node
 from preflight.facts.boards import board
-from preflight.facts.words import count
 from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
 
 CHECKS = (

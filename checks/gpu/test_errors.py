@@ -17,10 +17,10 @@ from preflight.checks.gpu.readings import (
     judge_gpus,
     uptime_s,
 )
+from preflight.core.text import count
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
 from preflight.facts.gpu import GpuHealth
-from preflight.facts.words import count
 from preflight.verdict import Conclude
 
 CHECKS = (

@@ -17,11 +17,11 @@ from preflight.checks.gpu.readings import (
     judge_gpus,
     uptime_s,
 )
+from preflight.core.text import age
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
 from preflight.facts.boards import board
 from preflight.facts.gpu import GpuHealth
-from preflight.facts.words import age
 from preflight.verdict import Conclude
 
 CHECKS = (

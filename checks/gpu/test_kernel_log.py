@@ -25,12 +25,12 @@ from preflight.checks.gpu.driver_log import (
 )
 from preflight.checks.log_window import ago, elapsed_s, maybe_over, unread, whole, window
 from preflight.core.files import shipped_table
+from preflight.core.text import count
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Gpu, Node
 from preflight.facts.boards import advice_again, in_recovery_action
 from preflight.facts.gpu import too_old
 from preflight.facts.machine import KernelLog, LogLine
-from preflight.facts.words import count
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, fail, not_run, unknown, warn
 

@@ -39,6 +39,7 @@ from preflight.checks.gpu.readings import (
     reader,
     uptime_s,
 )
+from preflight.core.text import count, first_of
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Node
 from preflight.facts.boards import Codes, board, gpu_codes, up_links
@@ -46,7 +47,6 @@ from preflight.facts.gpu import GpuHealth, LinkErrors
 from preflight.facts.model import Gpu, read_once
 from preflight.facts.node import decided, most
 from preflight.facts.topo_matrix import Topology, TopologyError, parse_topo
-from preflight.facts.words import count, first_of
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Outcome, Verdict, not_run, ok, unknown
 

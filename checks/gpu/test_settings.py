@@ -19,10 +19,10 @@ from preflight.checks.gpu.readings import (
     judge_gpus,
     reading,
 )
+from preflight.core.text import memory
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Node
 from preflight.facts.boards import named_memory_gb
-from preflight.facts.words import memory
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Outcome, Verdict, unknown
 

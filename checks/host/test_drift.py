@@ -13,11 +13,11 @@ from msgspec import Struct
 
 from preflight.check import Check
 from preflight.checks.fleet_view import FleetView
+from preflight.core.text import count, first_of
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Clock, Facts, Majority, Node, Reach
 from preflight.facts.machine import Stack
 from preflight.facts.node import others
-from preflight.facts.words import count, first_of
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
 CHECKS = (

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from preflight.check import Check
 from preflight.checks.gpu.readings import SHORT_OF_MEMORY
+from preflight.core.text import count
 from preflight.facts import Driver, Node
-from preflight.facts.words import count, process
+from preflight.facts.gpu_users import process
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown
 
 CHECK = Check(

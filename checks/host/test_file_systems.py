@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from preflight.check import Check
+from preflight.core.text import count, first_of, memory
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Majority, Node
 from preflight.facts.machine import FileSystem
 from preflight.facts.node import decided, others
-from preflight.facts.words import count, first_of, memory
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
 CHECKS = (

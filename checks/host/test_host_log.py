@@ -25,10 +25,10 @@ from preflight.checks.log_window import (
     whole,
     window,
 )
+from preflight.core.text import count
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
 from preflight.facts.machine import LogLine
-from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, fail, warn
 
 _ANSWER = ("reach.answer",)

@@ -9,11 +9,11 @@ from msgspec import Struct
 
 from preflight.check import Check
 from preflight.checks.host.test_file_systems import SHM, SHM_FULL, file_system_of
+from preflight.core.text import count, memory
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Majority, Node
 from preflight.facts.machine import UNLIMITED, Limits
 from preflight.facts.node import others
-from preflight.facts.words import count, memory
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 

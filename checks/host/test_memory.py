@@ -7,10 +7,10 @@ from typing import Final
 from preflight.check import Check
 from preflight.checks.host.test_file_systems import SHM_FULL
 from preflight.checks.host.test_host_log import faults
+from preflight.core.text import age, count, memory
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
 from preflight.facts.machine import Edac, Memory
-from preflight.facts.words import age, count, memory
 from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
 
 CHECKS = (

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from preflight.check import Check
+from preflight.core.text import count, first_of
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
 from preflight.facts.gpu_users import GRANT, Stale, find_stale
 from preflight.facts.machine import Worker
-from preflight.facts.words import count, first_of
 from preflight.verdict import Conclude, Verdict, fail, ok, unknown, warn
 
 CHECKS = (

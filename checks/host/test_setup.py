@@ -8,10 +8,10 @@ from typing import Final
 from preflight.check import Check
 from preflight.checks.gpu.deviations import Deviation, conclude_deviations
 from preflight.checks.rdma.test_slots import uses_rdma
+from preflight.core.text import count
 from preflight.facts import Facts, Group, Majority, Node
 from preflight.facts.machine import Governor
 from preflight.facts.node import decided, others
-from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, not_run, ok, unknown, warn
 
 CHECKS = (

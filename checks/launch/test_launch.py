@@ -12,8 +12,8 @@ from preflight.check import Check
 from preflight.checks.env.test_cuda_visible_devices import read_visible
 from preflight.checks.fleet_view import FleetView
 from preflight.checks.gpu.deviations import Deviation
+from preflight.core.text import count
 from preflight.facts.node import Node
-from preflight.facts.words import count
 from preflight.fleet.model import Shape
 from preflight.fleet.nodeset import fold
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn

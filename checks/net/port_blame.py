@@ -13,10 +13,10 @@ from typing import Final
 
 from msgspec import Struct
 
+from preflight.core.text import count
 from preflight.facts.boards import natural
 from preflight.facts.model import Attempt
 from preflight.facts.node import Net
-from preflight.facts.words import count
 
 Failed = Mapping[str, Sequence[Attempt]]
 """Node name → its attempts at the master port that failed."""

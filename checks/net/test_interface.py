@@ -19,10 +19,10 @@ from preflight.checks.net.selected import (
     to_others,
 )
 from preflight.checks.rdma.port_faults import down_ports
+from preflight.core.text import count
 from preflight.facts import Facts, Group, Node
 from preflight.facts.node import addresses_of, family, is_loopback, parse_address
 from preflight.facts.node_network import Interface, Resolved
-from preflight.facts.words import count
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, not_run, ok, unknown
 

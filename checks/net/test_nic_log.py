@@ -25,10 +25,10 @@ from preflight.checks.log_window import (
 )
 from preflight.checks.rdma.port_faults import reporting_check
 from preflight.core.statistics import grouped
+from preflight.core.text import count
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
 from preflight.facts.machine import KernelLog, LogLine
-from preflight.facts.words import count
 from preflight.verdict import Conclude, Verdict, fail, warn
 
 Kind = Literal[

@@ -17,13 +17,13 @@ from preflight.checks.net.port_blame import (
     master_without_report,
     own_trouble,
 )
-from preflight.core.text import whole
+from preflight.core.text import count, whole
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Net, Node, Ports
 from preflight.facts.boards import natural
+from preflight.facts.gpu_users import kill_command, process
 from preflight.facts.model import MasterPort
 from preflight.facts.node_network import Network
-from preflight.facts.words import count, kill_command, process
 from preflight.verdict import Conclude, Outcome, Verdict, fail, not_run, ok, unknown, warn
 
 CHECKS = (

@@ -10,11 +10,10 @@ from preflight.check import Check
 from preflight.checks.gpu.deviations import Deviation, conclude_deviations, on_most
 from preflight.checks.net.selected import hca_of, nccl_ports
 from preflight.checks.rdma.ports import Port, chip, firmwares, most
-from preflight.core.text import whole
+from preflight.core.text import count, first_of, whole
 from preflight.facts import Facts, Group, Node
 from preflight.facts.node import decided
 from preflight.facts.node_network import Gid, Switch, SwitchPart
-from preflight.facts.words import count, first_of
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
 CHECKS = (

@@ -29,11 +29,11 @@ from preflight.checks.rdma.ports import (
     ports_of,
     rates,
 )
+from preflight.core.text import count
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Majority, Nic, Node
 from preflight.facts.boards import natural
 from preflight.facts.node import decided
-from preflight.facts.words import count
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown
 

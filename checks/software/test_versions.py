@@ -15,9 +15,9 @@ from preflight.check import Check
 from preflight.checks.env.remark import UNKNOWN_JOB
 from preflight.checks.fleet_view import FleetView
 from preflight.core.files import shipped_table
+from preflight.core.text import count
 from preflight.facts import Facts, Group, Node
 from preflight.facts.machine import Software, Torch
-from preflight.facts.words import count
 from preflight.fleet.nodeset import fold
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 

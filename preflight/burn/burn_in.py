@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.core.statistics import grouped
+from preflight.core.text import count
 from preflight.core.thresholds import duration
 from preflight.errors import WireError
 from preflight.facts.burn import (
@@ -30,7 +31,6 @@ from preflight.facts.burn import (
     Step,
     Trouble,
 )
-from preflight.facts.words import count
 from preflight.fleet.nodeset import fold
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from preflight.burn.units import (
     units,
 )
 from preflight.core.statistics import median
+from preflight.core.text import count
 from preflight.core.thresholds import Thresholds, describe_override
 from preflight.facts.burn import Burn, Flaw, Unit
-from preflight.facts.words import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

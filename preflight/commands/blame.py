@@ -19,7 +19,7 @@ from preflight.core.command_line import some_path
 from preflight.core.files import typed_path, write_asked
 from preflight.core.registry import Entry, load_folder, shipped_folder
 from preflight.core.statistics import grouped
-from preflight.core.text import first_few, many, printable
+from preflight.core.text import count, first_few, printable
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.errors import UsageError
 from preflight.fabric.judge import judge_sweep
@@ -95,9 +95,9 @@ def json_schema() -> dict[str, Any]:
 def lines(document: BlameDocument, width: int) -> list[str]:
     """Lay out the document like a run's summary."""
     what = (
-        f"{document.samples}: {many(len(document.nodes), 'node')}, "
-        f"{many(document.pairs, 'pair')} tried "
-        f"({many(document.rails, 'rail')}, {many(document.rounds, 'round')}), {document.backend}"
+        f"{document.samples}: {count(len(document.nodes), 'node')}, "
+        f"{count(document.pairs, 'pair')} tried "
+        f"({count(document.rails, 'rail')}, {count(document.rounds, 'round')}), {document.backend}"
     )
     rows = labelled("samples", what, width)
     for finding in document.findings:
@@ -112,8 +112,8 @@ def lines(document: BlameDocument, width: int) -> list[str]:
     blamed = len(
         {name for one in document.findings if one.makes_not_ready for name in one.subjects}
     )
-    count = f"{blamed} blamed" if blamed else "nothing is blamed"
-    return [*rows, f"{count}    exit {document.exit}"]
+    blames = f"{blamed} blamed" if blamed else "nothing is blamed"
+    return [*rows, f"{blames}    exit {document.exit}"]
 
 
 _INVENTORIES = (".toml", ".yaml", ".yml")
@@ -207,7 +207,7 @@ def judge_stored(stored: StoredSamples, hosts: Sequence[Host]) -> StoredVerdicts
         sweep, known = rebuilt(observed)
         decoded = judge_sweep(sweep, hosts, observed=observed, known=known)
         untimed = sum(pair.error == UNTIMED for pair in decoded.pairs.values())
-        notes = [f"{many(untimed, 'pair')} not judged: {UNTIMED}"] * bool(untimed)
+        notes = [f"{count(untimed, 'pair')} not judged: {UNTIMED}"] * bool(untimed)
     blames = tuple(map(blame_row, decoded.blames))
     shared = (one for one in blames if one.kind == "systemic")
     names = dict.fromkeys([*(one.node for one in sweep.inside), *decoded.over_nvlink])

@@ -16,7 +16,7 @@ from preflight import __version__
 from preflight.commands import add_json
 from preflight.core.command_line import whole_number
 from preflight.core.statistics import FEWEST, grouped, median, usual
-from preflight.core.text import did_you_mean, many, plain_json, printable
+from preflight.core.text import count, did_you_mean, plain_json, printable
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import expand, fold
 from preflight.history import reading
@@ -230,7 +230,7 @@ def _worst(worst: Sequence[NodeRecord], nights: int) -> Iterator[tuple[str, str]
 def _standing(one: NodeRecord) -> str:
     if not one.judged:
         return "was not checked in these nights"
-    runs = many(one.judged, "run")
+    runs = count(one.judged, "run")
     if not one.bad:
         return f"ready in all of {runs}"
     share = f"{100 * one.flaky / one.judged:.0f} %"
@@ -292,7 +292,7 @@ def _repeated(own: Sequence[Episode], *, with_about: bool) -> str:
 
 def _episode(one: Episode, *, with_about: bool = False) -> str:
     about = f"{one.about}  " if with_about else ""
-    runs = many(one.nights, "run")
+    runs = count(one.nights, "run")
     first, last = day(one.first_s), day(one.last_s)
     ended = f"on {first}" if first == last else f"{first} to {last}"
     when = f"since {first}" if one.ended_s is None else f"{ended}, ok on {day(one.ended_s)}"

@@ -26,7 +26,7 @@ from preflight.commands import (
 from preflight.commands.learned_groups import HAS, learned_groups, why_not
 from preflight.core.command_line import some_path
 from preflight.core.files import parse_toml, read_regular, typed_path, write_typed
-from preflight.core.text import many, printable
+from preflight.core.text import count, printable
 from preflight.errors import UsageError
 from preflight.fabric.sane import refuse_absurd_sweep
 from preflight.fleet.baselines import UNITS
@@ -64,7 +64,7 @@ def inventory_text(
     page.filters |= {"value": _value, "comment": _comment, "folded": fold, "quoted": shlex.join}
     nodes = [host for group in groups for host in group.hosts]
     return page.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
-        version=__version__, day=day, learned=many(len(nodes), "node"), origin=origin,
+        version=__version__, day=day, learned=count(len(nodes), "node"), origin=origin,
         left_out=left_out, groups=groups, nodes=nodes, ways_in=_WAYS_IN, has=HAS, units=UNITS,
         chosen_anew=_CHOSEN_ANEW, usual_python=Host(name="h", address="h").python,
     )  # fmt: skip

@@ -6,9 +6,9 @@ group, and the operator decides which value is right. A value that a check warns
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
-from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import Struct
@@ -18,7 +18,7 @@ from preflight.burn.units import baseline_of, units
 from preflight.checks.gpu.readings import reading
 from preflight.checks.gpu.test_settings import is_workstation
 from preflight.core.statistics import grouped, median
-from preflight.core.text import many
+from preflight.core.text import count
 from preflight.core.thresholds import SHIPPED
 from preflight.fabric.measure import summarise, wire_from
 from preflight.fabric.node_allreduce import measure_inside
@@ -277,7 +277,7 @@ def _slug(name: str) -> str:
 
 def _numbered(name: str) -> Iterator[str]:
     yield name
-    yield from (f"{name}-{number}" for number in count(2))
+    yield from (f"{name}-{number}" for number in itertools.count(2))
 
 
 def _differences(has: Expected, usual: Expected) -> str:
@@ -300,7 +300,7 @@ def _burned(
         if (measure := baseline_of(raw))
     )
     for name, values in series.items():
-        yield name, Baseline(round(median(values), 3), many(len(values), "reading"))
+        yield name, Baseline(round(median(values), 3), count(len(values), "reading"))
 
 
 def _reached(sweep: Sweep, names: set[str]) -> Iterator[tuple[str, Baseline]]:
@@ -314,7 +314,7 @@ def _reached(sweep: Sweep, names: set[str]) -> Iterator[tuple[str, Baseline]]:
         and summary.sizes[-1].size_bytes >= wire_from(pair.backend)
     ]  # fmt: skip
     if pairs:
-        yield "rail", Baseline(round(median(pairs), 3), many(len(pairs), "pair"))
+        yield "rail", Baseline(round(median(pairs), 3), count(len(pairs), "pair"))
     inside = [
         one.sizes[-1].busbw_gbs
         for samples in sweep.inside
@@ -323,4 +323,4 @@ def _reached(sweep: Sweep, names: set[str]) -> Iterator[tuple[str, Baseline]]:
         if one.state == "measured"
     ]
     if inside:
-        yield "all_reduce", Baseline(round(median(inside), 3), many(len(inside), "node"))
+        yield "all_reduce", Baseline(round(median(inside), 3), count(len(inside), "node"))

@@ -9,7 +9,7 @@ from msgspec import Struct
 from preflight import __version__
 from preflight.commands import add_json, print_answer
 from preflight.core.command_line import some_path
-from preflight.core.text import many, printable, wrapped
+from preflight.core.text import count, printable, wrapped
 from preflight.fleet.sources import lint_file
 from preflight.lint.all_rules import LintResult
 from preflight.lint.script import Severity
@@ -72,7 +72,7 @@ def _lines(files: Sequence[LintResult], code: int, width: int) -> Iterator[str]:
     counted = [
         (severity.value, sum(len(one.of(severity)) for one in files)) for severity in Severity
     ]
-    summary = ", ".join(many(number, word) for word, number in counted)
+    summary = ", ".join(count(number, word) for word, number in counted)
     ignored = sum(one.ignored for one in files)
     summary += f", {ignored} ignored by comments" if ignored else ""
     yield f"{summary}    exit {code}"

@@ -237,7 +237,7 @@ _MS = 1000
 _FEW = 4
 _MOST_COMPARED = 1 << 20
 """difflib takes time with the square of a word, and more."""
-_HOUR_S, _TWO_DAYS_H = 3600, 48
+_MINUTE_S, _HOUR_S, _DAY_S, _TWO_DAYS_H = 60, 3600, 86400, 48
 
 
 def size(size_bytes: int) -> str:
@@ -271,6 +271,22 @@ def span(seconds: float) -> str:
     return f"{hours:.3g} hours" if hours < _TWO_DAYS_H else f"{hours / 24:,.0f} days"
 
 
+def age(seconds: float) -> str:
+    """45 s, 12 min, 2 h 14 min, 3 d 4 h."""
+    if seconds < _MINUTE_S:
+        return f"{seconds:.0f} s"
+    if seconds < _HOUR_S:
+        return f"{seconds // _MINUTE_S:.0f} min"
+    if seconds < _DAY_S:
+        return f"{seconds // _HOUR_S:.0f} h {seconds % _HOUR_S // _MINUTE_S:.0f} min"
+    return f"{seconds // _DAY_S:.0f} d {seconds % _DAY_S // _HOUR_S:.0f} h"
+
+
+def memory(mib: float) -> str:
+    """512 MiB, 38.5 GiB."""
+    return f"{mib:.0f} MiB" if mib < _STEP else f"{mib / _STEP:.1f} GiB"
+
+
 def either(names: Sequence[str]) -> str:
     """Write "h1 or h2", "h1, h2 or h3"; many are counted."""
     if len(names) > _FEW:
@@ -283,9 +299,15 @@ def first_few(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + and_more(len(names) - most)
 
 
-def many(number: int, word: str) -> str:
-    """Count in words: "1 node", "3 nodes"."""
-    return f"{number} {word}{'s' * (number != 1)}"
+def count(number: int, noun: str, plural: str = "") -> str:
+    """1 GPU, 2 GPUs."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def first_of(sentences: Sequence[str]) -> str:
+    """The first sentence, and how many there are besides: "GPU 3 is lost (and 2 more)"."""
+    more = f" (and {len(sentences) - 1} more)" if len(sentences) > 1 else ""
+    return sentences[0] + more
 
 
 def did_you_mean(word: str, known: Any) -> str:

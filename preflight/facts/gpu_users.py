@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from preflight.core.text import age, count, memory
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.facts.model import Process
-from preflight.facts.words import age, count, kill_command, memory, process
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -291,3 +291,23 @@ def busy_with(facts: Facts) -> str:
         if uses and not one.ours and one.pid not in stale and not is_daemon(one):
             return process(one)
     return ""
+
+
+_COMMAND_CHARS: Final = 60
+
+
+def process(one: Process) -> str:
+    """Pid, program, user and age: pid 42 (python train.py, user alice, started 14 min ago)."""
+    command = one.command if len(one.command) <= _COMMAND_CHARS else one.command[:57] + "..."
+    known = [command, f"user {one.user}" if one.user else ""]
+    if one.pid:
+        started = f"started {age(one.age_s)} ago" if one.age_s else ""
+        return f"pid {one.pid} ({', '.join(filter(None, [*known, started]))})"
+    hidden = "a process that this login may not see"
+    return f"{hidden} (user {one.user})" if one.user else hidden
+
+
+def kill_command(pids: Iterable[int]) -> str:
+    """The command that ends processes: SIGTERM first."""
+    listed = " ".join(str(pid) for pid in sorted(pids) if pid > 1)
+    return f"kill {listed}; if still there after 10 s: kill -9 {listed}"

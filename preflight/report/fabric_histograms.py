@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec import Struct
 
 from preflight.core.statistics import grouped
-from preflight.core.text import and_more, many, size, time_us
+from preflight.core.text import and_more, count, size, time_us
 from preflight.fleet.nodeset import fold
 from preflight.report.fabric_grid import CUT_SHORT
 from preflight.report.markup import STEPS, number, text
@@ -122,7 +122,7 @@ def histogram(who: str, kind: Kind, mine: Spread, peers: Spread | None) -> str:
 
 def _describe(one: Spread) -> str:
     longest = time_us(one.longest_us)
-    return f"{one.operations} operations of {many(one.pairs, 'pair')}, longest {longest}"
+    return f"{one.operations} operations of {count(one.pairs, 'pair')}, longest {longest}"
 
 
 class _Axes:

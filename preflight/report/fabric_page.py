@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preflight.core.statistics import grouped
-from preflight.core.text import and_more, many, size
+from preflight.core.text import and_more, count, size
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fleet.nodeset import fold
 from preflight.report.fabric_grid import CELLS, LATE, best_of, cells, grid, panels
@@ -111,9 +111,9 @@ def _what(observed: Observed, compared: Sequence[Cell], origin: str) -> str:
     pairs = len({frozenset((cell.a, cell.b)) for cell in compared})
     leaves = len(set(observed.leaves.values()))
     words = [
-        f"{many(len(observed.nodes), 'node')}",
-        many(pairs, "pair"),
-        many(rails, "rail"),
+        f"{count(len(observed.nodes), 'node')}",
+        count(pairs, "pair"),
+        count(rails, "rail"),
         observed.backend or "nothing was measured",
         f"sorted by {leaves} leaf switch{'es' * (leaves != 1)}"
         if leaves

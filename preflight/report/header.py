@@ -10,7 +10,7 @@ from msgspec import Struct
 from preflight import __version__
 from preflight.check import STAGES
 from preflight.core.statistics import grouped
-from preflight.core.text import many, shortened
+from preflight.core.text import count, shortened
 from preflight.core.thresholds import Override, describe_override, shipped
 from preflight.facts.basics import Count
 from preflight.fleet.model import today
@@ -140,7 +140,7 @@ def after(found: Overrides) -> list[tuple[str, str]]:
     """(label, line) of each for the summary; a waiver says how many verdicts it covered."""
     lines = []
     for one, label, end in _waivers(found):
-        covered = many(one.verdicts, "verdict") if one.verdicts else "nothing to waive in this run"
+        covered = count(one.verdicts, "verdict") if one.verdicts else "nothing to waive in this run"
         lines.append((label, f"{_waiver(one)}{end or f' ({covered})'}"))
     return lines + [("off", words) for words in _switches(found)]
 
@@ -199,7 +199,7 @@ def header(
     `keys`: check and nodes of each expected verdict. `estimate`: finished lines on the time.
     """
     total = len(fleet.hosts)
-    nodes = many(total, "node")
+    nodes = count(total, "node")
     per_node = sum(len(names) == 1 for _, names in keys) // total
     of_fleet = sum(not names for _, names in keys)
     has_pairs = any(len(names) > 1 for _, names in keys)
@@ -210,12 +210,12 @@ def header(
         f"; expected by {', '.join(sources)}" if sources and fleet.origin not in sources else ""
     )
     rounds = len(planned.rounds) if has_pairs else 0
-    fabric = f", {many(rounds, 'round')} of pairs" if rounds else ""
+    fabric = f", {count(rounds, 'round')} of pairs" if rounds else ""
     whole = f", {of_fleet} of the whole fleet" if of_fleet else ""
     who = fold(host.name for host in fleet.hosts)
     port = f"{fleet.job.master_port} ({fleet.job.master_port_origin})"
     environ = fleet.job.environ_origin or "not known"
-    verdicts = many(len(keys), "verdict")
+    verdicts = count(len(keys), "verdict")
     return [
         f"preflight {__version__}",
         f"fleet    {who}  {nodes}{hardware}  (from {fleet.origin}{inventory})",
@@ -241,8 +241,8 @@ def plan_lines(fleet: Fleet, verdicts: Iterable[tuple[Stage, str]]) -> list[str]
     """
     by_stage = grouped(verdicts)
     lines = [
-        f"{stage:<8} {many(len(set(by_stage[stage])), 'check')}, "
-        f"{many(len(by_stage[stage]), 'verdict')}"
+        f"{stage:<8} {count(len(set(by_stage[stage])), 'check')}, "
+        f"{count(len(by_stage[stage]), 'verdict')}"
         for stage in STAGES
         if stage in by_stage
     ]
@@ -285,7 +285,7 @@ def _rounds(fleet: Fleet, planned: Planned) -> list[str]:
 def _how_many(fleet: Fleet, nodes: str, at_most: int) -> str:
     if not fleet.ranks:
         return f"{at_most} at a time"
-    ranks = many(fleet.ranks, "rank")
+    ranks = count(fleet.ranks, "rank")
     again = "; a failed rank would start preflight again: use --max-restarts=0"
     return f"{nodes}, {ranks}{again if fleet.restarts else ''}"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from preflight.check import FLEET
 from preflight.core.statistics import grouped
-from preflight.core.text import many, one_line, printable, shortened, size, time_us, wrapped
+from preflight.core.text import count, one_line, printable, shortened, size, time_us, wrapped
 from preflight.fleet.nodeset import fold
 from preflight.report.findings import COUNTED, fold_reasons
 from preflight.report.header import after
@@ -50,7 +50,7 @@ def finding_line(finding: Finding, nodes: Collection[str], width: int) -> str:
     subject = _subjects(finding.subjects, nodes)
     if len(subject) > _LONGEST_SUBJECT and len(finding.subjects) > 1:
         what = "node" if all(name in nodes for name in finding.subjects) else "subject"
-        subject = many(len(finding.subjects), what)
+        subject = count(len(finding.subjects), what)
     start = f"{_word(finding):<6} {subject}  {finding.check}: "
     left = max(min(width, _WIDEST) - len(start), _SHORTEST_SENTENCE)
     return start + one_line(finding.sentence, left)
@@ -274,7 +274,7 @@ def _why(row: SensitivityRow) -> str:
     """Why no rate of spikes would have been found, and what to type."""
     if row.events is None:
         return "the others had too many; run when the nodes are less busy"
-    needed = f"{many(row.events, 'spike')} needed, too many for {row.loaded_s:.2g} s of load"
+    needed = f"{count(row.events, 'spike')} needed, too many for {row.loaded_s:.2g} s of load"
     return f"{needed}; {_LONGER}"
 
 
@@ -357,7 +357,7 @@ def _others(seen: CoverageRow) -> str:
     more = seen.pairs_known > seen.pairs_run
     known = f", {seen.pairs_known:,} with earlier runs" if more else ""
     if seen.runs_left:
-        return f"{known}; all in {many(seen.runs_left, 'more run')} like this"
+        return f"{known}; all in {count(seen.runs_left, 'more run')} like this"
     if seen.runs_left is None:
         return f"{known}; suspects take its only round: give --preflight-budget=SECONDS"
     lacking = seen.pairs - seen.pairs_known

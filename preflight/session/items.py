@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from preflight.check import FLEET, subject
 from preflight.core.statistics import grouped
-from preflight.core.text import many, printable, wrapped
+from preflight.core.text import count, printable, wrapped
 from preflight.fleet.nodeset import fold
 from preflight.report.ready import excluded
 from preflight.verdict import WORST_FIRST, Outcome, Verdict
@@ -238,7 +238,7 @@ def print_excluded(fleet: FleetRow, exit_code: int) -> None:
         sys.stdout.write(f"{nodes}\n")
         sys.stdout.flush()
     if fleet.unjudged and exit_code in _CONCLUSIVE:
-        left = many(len(fleet.unjudged), "node")
+        left = count(len(fleet.unjudged), "node")
         hint = "to judge all nodes: --preflight-fail-fast=never"
         sys.stderr.write(f"preflight: {left} not judged and not in this list; {hint}\n")
     if exit_code not in _CONCLUSIVE:

@@ -23,7 +23,7 @@ from preflight.check import Tier
 from preflight.commands.nightly.choice import MOST_LOOKED_AT, Night, Source
 from preflight.core.files import read_regular, write_atomically
 from preflight.core.statistics import grouped
-from preflight.core.text import many
+from preflight.core.text import count
 from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
@@ -322,7 +322,7 @@ class Screen:
         """Print which wave begins, how many nodes follow it, and when all will be done."""
         after = f"{left} after them" if left else "the last ones"
         about = f", all done at about {done_at:%H:%M}" if done_at else ""
-        self.labelled(f"wave {at}", f"{fold(nodes)}  {many(len(nodes), 'node')}, {after}{about}")
+        self.labelled(f"wave {at}", f"{fold(nodes)}  {count(len(nodes), 'node')}, {after}{about}")
 
     def goes_on(self, at: str, since_s: float, phase: str) -> None:
         """Rewrite the line of the running wave; does nothing without a terminal."""

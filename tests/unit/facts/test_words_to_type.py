@@ -6,9 +6,9 @@ import pytest
 from msgspec import ValidationError, convert
 
 from preflight.checks.env.variables import unread
+from preflight.facts.gpu_users import kill_command
 from preflight.facts.model import Nic, NicPort
 from preflight.facts.node_network import Interface, Resolved
-from preflight.facts.words import kill_command
 
 CODE = (
     "eth0$(id)",
