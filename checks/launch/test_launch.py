@@ -19,7 +19,7 @@ from preflight.fleet.nodeset import fold
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown, warn
 
 if TYPE_CHECKING:
-    from preflight.lint.all_rules import LintResult
+    from preflight.lint import LintResult
 
 _DRIVER = ("reach.answer", "host.driver_hung")
 CHECKS = (

@@ -11,7 +11,7 @@ from preflight.commands import add_json, print_answer
 from preflight.core.command_line import some_path
 from preflight.core.text import count, printable, wrapped
 from preflight.fleet.sources import lint_file
-from preflight.lint.all_rules import LintResult
+from preflight.lint import LintResult
 from preflight.lint.script import Severity
 
 if TYPE_CHECKING:

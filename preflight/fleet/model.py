@@ -16,7 +16,7 @@ from preflight.fleet.nodeset import check_host_name, fold
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from preflight.lint.all_rules import LintResult  # noqa: TC004  never decoded; its rules take 25 ms
+    from preflight.lint import LintResult  # noqa: TC004  never decoded; its rules take 25 ms
 
 
 _ENVIRONMENT: Final = "PET_"

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from preflight.fleet.inventory import AnyInventory
-    from preflight.lint.all_rules import LintResult
+    from preflight.lint import LintResult
 
 
 def offers_srun(environ: Mapping[str, str]) -> bool:
@@ -142,7 +142,7 @@ def _is_here(address: str) -> bool:
 
 def lint_file(path: Path) -> LintResult:
     """Read and lint one file; UsageError if it cannot be read."""
-    from preflight.lint.all_rules import lint
+    from preflight.lint import lint
     from preflight.lint.reading import LARGEST
 
     try:

@@ -1,1 +1,84 @@
-"""Finds mistakes in a training script for many ranks from its text; no part of it is run."""
+"""Finds mistakes in a training script for many ranks from its text; no part of it is run.
+
+`lint` applies all rules to one script, and counts the findings that its comments ignore.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from preflight.lint import rules_on_collectives, rules_on_start
+from preflight.lint.reading import Unreadable, read_script
+from preflight.lint.script import Finding, Rule, Severity, is_distributed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from preflight.lint.script import Script
+
+
+RULES = tuple(
+    one
+    for module in (rules_on_collectives, rules_on_start)
+    for one in vars(module).values()
+    if isinstance(one, Rule)
+)
+"""Every rule. Their ids are stable: scripts name them in comments."""
+
+
+_ORDER = tuple(Severity)
+
+
+class LintResult(Struct, frozen=True, kw_only=True):
+    """What the rules found in one file."""
+
+    path: str
+    findings: tuple[Finding, ...] = ()
+    """By severity, most severe first, then by line."""
+    ignored: int = 0
+    """How many findings comments in the script ignore."""
+    lines: int = 0
+    distributed: bool = False
+    """Whether anything in it is for several ranks; if not, no rule applies."""
+    unread: Unreadable | None = None
+
+    def of(self, severity: Severity) -> list[Finding]:
+        """The findings of one severity."""
+        return [one for one in self.findings if one.severity is severity]
+
+
+def lint(content: bytes, path: str) -> LintResult:
+    """Apply all rules to the bytes of one file; never raises."""
+    script = read_script(content, path)
+    if isinstance(script, Unreadable):
+        return LintResult(path=path, unread=script)
+    try:
+        findings = list(_findings(script))
+    except RecursionError:
+        return LintResult(
+            path=path, unread=Unreadable("it is nested too deeply", "split its functions")
+        )
+    active = [one for one in findings if not _is_ignored(script, one)]
+    return LintResult(
+        path=path,
+        findings=tuple(sorted(active, key=lambda one: (_ORDER.index(one.severity), one.line))),
+        ignored=len(findings) - len(active),
+        lines=content.count(b"\n") + 1,
+        distributed=is_distributed(script),
+    )
+
+
+def _findings(script: Script) -> Iterator[Finding]:
+    for rule in RULES:
+        seen: set[int] = set()
+        for one in rule.find(script):
+            if one.line not in seen:
+                seen.add(one.line)
+                yield Finding(rule.id, rule.severity, *one)
+
+
+def _is_ignored(script: Script, finding: Finding) -> bool:
+    rules = script.ignored.get(finding.line)
+    return rules is not None and ("" in rules or finding.rule in rules)

@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.lint.all_rules import lint
+from preflight.lint import lint
 from preflight.lint.reading import Unreadable, read_script
 from preflight.lint.script import Severity, makes_group
 

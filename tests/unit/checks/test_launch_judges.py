@@ -10,7 +10,7 @@ from preflight.checks.launch import test_launch
 from preflight.errors import UsageError
 from preflight.fleet.launch_line import read_launch
 from preflight.fleet.model import Shape, shape_of
-from preflight.lint.all_rules import lint
+from preflight.lint import lint
 from preflight.verdict import Outcome, Verdict
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textwrap import dedent
 
-from preflight.lint.all_rules import lint
+from preflight.lint import lint
 from preflight.lint.script import Severity
 
 HEAD = """

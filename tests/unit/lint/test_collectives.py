@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from preflight.lint.all_rules import lint
+from preflight.lint import lint
 from tests.unit.lint.scripts import found
 
 RULE = "collective-on-some-ranks"

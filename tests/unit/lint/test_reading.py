@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.lint.all_rules import LintResult, lint
+from preflight.lint import LintResult, lint
 
 WORDS = (
     "if rank == 0:", "dist.barrier()", "import torch.distributed as dist", "def f(rank):",

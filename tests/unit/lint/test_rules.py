@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from preflight.lint.all_rules import RULES, lint
+from preflight.lint import RULES, lint
 from tests.unit.lint.scripts import HEAD, found, hints
 
 ROOT = Path(__file__).resolve().parents[3]
