@@ -24,9 +24,8 @@ from msgspec.structs import replace
 from preflight import __version__
 from preflight.captured.archive import LARGEST, MANIFEST, Manifest, Part, pack
 from preflight.commands import add_json, add_targets, fleet_of, remark
-from preflight.core.command_line import decimal_number
+from preflight.core.command_line import Interrupts, decimal_number
 from preflight.core.files import read_regular, write_typed
-from preflight.core.interrupt import Interrupts
 from preflight.core.text import plain_json
 from preflight.errors import PreflightError, UsageError, WireError
 from preflight.facts.model import DRIVER_S, Facts

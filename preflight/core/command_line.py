@@ -1,4 +1,4 @@
-"""The command line of every verb: one kind of parser, whose errors fit a terminal.
+"""The command line of every verb: one kind of parser, errors that fit a terminal, and Ctrl-C.
 
 Imports the standard library only, as `check` and `prolog` must not load what they isolate from.
 """
@@ -6,14 +6,20 @@ Imports the standard library only, as `check` and `prolog` must not load what th
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from types import FrameType
+
 
 BROKE: Final = 3
 USAGE: Final = 4
@@ -145,3 +151,57 @@ def unknown_option(word: str, known: Sequence[str] | dict[str, Any]) -> str:
     names = [one.removeprefix("--") for one in known if one.startswith("--")]
     near = difflib.get_close_matches(name.lstrip("-"), names, n=1)
     return f"unknown option {name!a}" + (f"; did you mean '--{near[0]}'?" if near else "")
+
+
+_SAME_S = 0.5
+"""One Ctrl-C may arrive twice: from the terminal, and from a wrapper such as timeout(1)."""
+
+_LEFT_AT_ONCE = 130
+_NO_REPORT = b"\npreflight: left at once, without a report; the nodes end what runs there\n"
+_LATE = b"\npreflight: interrupted: finishing the report; Ctrl-C again leaves without it\n"
+
+
+class Interrupts:
+    """Handles these signals until `let_go`, unless other code or nohup already does."""
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+        self._is_ending = False
+        self.came_late = False
+        """A signal came while the results were written: it does not stop that."""
+        self._before: dict[signal.Signals, Callable[..., object] | int | None] = {}
+
+    def hold(self) -> None:
+        """Take the signals that have Python's own handling; only the main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            now = signal.getsignal(number)
+            if now in (signal.SIG_DFL, signal.default_int_handler):
+                self._before[number] = now
+                signal.signal(number, self._on_signal)
+
+    def only_note(self) -> None:
+        """From now on the first signal is noted: what was measured is being written."""
+        self._is_ending = True
+
+    def let_go(self) -> None:
+        """Give the signals back."""
+        while self._before:
+            number, handler = self._before.popitem()
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        now = time.monotonic()
+        if self._first is None:
+            self._first = now
+            if self._is_ending:
+                self.came_late = True
+                os.write(2, _LATE)
+                return
+            raise KeyboardInterrupt
+        if number == signal.SIGINT and now - self._first > _SAME_S:
+            # The agents' input ends with this process: they exit by themselves.
+            os.write(2, _NO_REPORT)
+            os._exit(_LEFT_AT_ONCE)

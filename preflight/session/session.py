@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from preflight import __version__
 from preflight.check import subject
-from preflight.core.interrupt import Interrupts
+from preflight.core.command_line import Interrupts
 from preflight.core.registry import Entry, declares_check, load_file, shipped_folder
 from preflight.core.text import wrapped
 from preflight.errors import UsageError

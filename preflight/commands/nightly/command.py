@@ -47,9 +47,8 @@ from preflight.commands.nightly.state import (
     latest,
 )
 from preflight.commands.nightly.sweeper import LEAVE_S, Sweeper, locked
-from preflight.core.command_line import some_path, whole_number
+from preflight.core.command_line import Interrupts, some_path, whole_number
 from preflight.core.files import typed_path
-from preflight.core.interrupt import Interrupts
 from preflight.core.text import legible, plain_json, printable, whole
 from preflight.errors import PreflightError, UsageError
 from preflight.fleet.nodeset import fold

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 _PROGRAM = """
 import signal, sys, time
-from preflight.core.interrupt import Interrupts
+from preflight.core.command_line import Interrupts
 interrupts = Interrupts()
 interrupts.hold()
 try:
