@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from preflight.fabric.agent_events import Busy, NoTorch, PairSeen, Ready, Taken, Trouble
 from preflight.fabric.agents import Gone
 from preflight.fabric.collect import TIME_UP
+from preflight.fabric.phrases import OTHER_PLAN
 from preflight.facts.gpu_users import BUSY_WORD
 
 if TYPE_CHECKING:
@@ -122,11 +123,6 @@ class ReadyNodes:
         self.out[name] = why
         self._excused.add(name)
 
-
-OTHER_PLAN = (
-    "it follows another plan than it was given (seed, sizes, rounds or deadlines differ), so what "
-    "it measured does not count"
-)
 
 _COMMON = (
     "run", "nodes", "rails", "backend", "seed", "meet_s", "op_s", "box_s", "pair_s", "soak_s",

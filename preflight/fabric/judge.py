@@ -29,8 +29,7 @@ from preflight.fabric.phrases import Blame, components
 from preflight.fabric.retest import cleared_by_retests, doubts, without_doubts
 from preflight.fabric.schedule import Pairing, ordered
 from preflight.fabric.socket_fallback import fallback_blames
-from preflight.fabric.statistical_blame import statistical_blames
-from preflight.fabric.transient_paths import transient_paths
+from preflight.fabric.statistical_blame import statistical_blames, transient_paths
 from preflight.facts.boards import natural
 from preflight.facts.burn import Inside, OverNvlink
 from preflight.facts.gpu_users import BUSY_WORD

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from preflight.fabric.advice import advice_on
 from preflight.fabric.agent_events import (
     DomainSeen,
     Done,
@@ -28,6 +27,7 @@ from preflight.fabric.agent_gathering import PlanDigest, ReadyNodes
 from preflight.fabric.agents import Agents, Gone
 from preflight.fabric.collect import EarlyEnd, SweepAccounts
 from preflight.fabric.measure import Silence
+from preflight.fabric.phrases import advice_on
 from preflight.fabric.retest import MOST_ROUNDS, fitting, longer, with_more
 from preflight.fabric.roster import Roster, budget, go_order, measuring_order, roster
 from preflight.fabric.samples import Sweep

@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from preflight.core.statistics import grouped, healthy_share, median
 from preflight.core.text import gbs, size, time_us
 from preflight.core.thresholds import SHIPPED, Thresholds
-from preflight.fabric.advice import OWN_CAUSES, advice_on
 from preflight.fabric.compare import INDEPENDENT, Bound, latency_limit_us
 from preflight.fabric.measure import (
     LATENCY_BELOW,
@@ -30,6 +29,7 @@ from preflight.fabric.measure import (
     wire_from,
 )
 from preflight.fabric.observed import STOOD_STILL
+from preflight.fabric.phrases import OWN_CAUSES, advice_on
 from preflight.fabric.samples import PairState
 from preflight.facts.boards import nvlink_gbs
 from preflight.facts.burn import Inside

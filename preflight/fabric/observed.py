@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from preflight.core.statistics import grouped, median, nearest_rank
-from preflight.fabric.advice import OWN_CAUSES
 from preflight.fabric.measure import joint_state, lost_accounts, lost_words, shortest_us
+from preflight.fabric.phrases import OWN_CAUSES
 from preflight.fabric.samples import Meeting, Moved, PairState, Phase, StallKind, gc_paused
 from preflight.facts.basics import Whole
 

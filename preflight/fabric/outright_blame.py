@@ -9,19 +9,21 @@ from msgspec.structs import replace
 
 from preflight.core.statistics import LEAST, shared_cause
 from preflight.core.text import either, gbs, size, time_us
-from preflight.fabric.advice import (
+from preflight.fabric.decoding.culprit import Component
+from preflight.fabric.observed import STOOD_STILL
+from preflight.fabric.phrases import (
     OWN_CAUSES,
+    Blame,
     advice_on,
     after_signal,
+    both_fine,
     more_partners,
     on_port,
     on_slow_ports,
     ports,
     unresolved_advice,
+    with_partners,
 )
-from preflight.fabric.decoding.culprit import Component
-from preflight.fabric.observed import STOOD_STILL
-from preflight.fabric.phrases import Blame, both_fine, with_partners
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -11,8 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.fabric.agent_events import PairSeen, Ready, Trouble
-from preflight.fabric.agent_gathering import OTHER_PLAN, PlanDigest
+from preflight.fabric.agent_gathering import PlanDigest
 from preflight.fabric.launch import sweep
+from preflight.fabric.phrases import OTHER_PLAN
 from preflight.fabric.retest import longer, with_more
 from preflight.fabric.roster import go_order, measuring_order, roster
 from preflight.fabric.schedule import circle_rounds

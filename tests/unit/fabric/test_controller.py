@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from preflight.errors import WireError
-from preflight.fabric.advice import advice_on
 from preflight.fabric.agent_events import PairSeen, Ready, decode_event
 from preflight.fabric.collect import SweepAccounts
 from preflight.fabric.judge import judge_sweep
+from preflight.fabric.phrases import advice_on
 from preflight.fabric.roster import Roster, go_order, roster
 from preflight.fabric.samples import Ladder, Moved, Sweep, Timing
 from preflight.fabric.schedule import circle_rounds
