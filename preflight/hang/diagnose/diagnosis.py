@@ -12,7 +12,6 @@ from preflight.fleet.nodeset import fold
 from preflight.hang.answer_text import rows
 from preflight.hang.diagnose import (
     all_wait,
-    call_order,
     communicators,
     dead_ranks,
     odd_rank,
@@ -201,7 +200,7 @@ _JUDGES: tuple[Callable[[Case], Diagnosis | None], ...] = (
     stragglers.judge,
     odd_rank.judge,
     dead_ranks.silent,
-    call_order.judge,
+    all_wait.judge_calls,
     all_wait.judge_network,
     odd_rank.judge_blind,
     all_wait.judge_places,

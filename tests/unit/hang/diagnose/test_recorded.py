@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from preflight.facts.job import Dump
-from preflight.hang.diagnose import call_order
+from preflight.hang.diagnose import all_wait
 from preflight.hang.diagnose.diagnosis import diagnose
 from preflight.hang.flight_recorder import Allowance
 from tests.patterns.growth import steepness, work
@@ -133,7 +133,7 @@ def test_calls_that_nobody_shares_are_walked_once() -> None:
 
 def test_one_node_does_not_keep_the_reader_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """What all dumps of a node take is bounded; those of other nodes are read as ever."""
-    monkeypatch.setattr(call_order, "Allowance", lambda: Allowance(steps=9_000), raising=False)
+    monkeypatch.setattr(all_wait, "Allowance", lambda: Allowance(steps=9_000), raising=False)
     spinning = b"\x80\x02}X\x07\0\0\0entries]" + b"N0" * 3000 + b"s."
     content = base64.b64encode(zlib.compress(spinning)).decode()
     hostile = Dump(path="/tmp/x", written_s=2e9, size=1, content=content)
