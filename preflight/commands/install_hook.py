@@ -22,7 +22,7 @@ from preflight.core.files import open_folder, read_regular, remove, typed_path, 
 from preflight.core.text import printable
 from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
-from preflight.hook.config import load
+from preflight.hook.hook_values import load_config
 from preflight.report.terminal import labelled
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def _try(arguments: argparse.Namespace) -> Trial:
     if node := os.environ.get("SLURMD_NODENAME"):
         environ["SLURMD_NODENAME"] = node
     try:
-        observes = not load(config).enforce
+        observes = not load_config(config).enforce
         script = _started([f"{arguments.slurm_dir}/{PROLOG}"], environ) if observes else None
         program = Path(sys.executable).with_name("preflight")
         words = [str(program), "healthcheck", "--plain", "--json", f"--config={config}"]

@@ -15,8 +15,7 @@ from preflight.checks.gpu.readings import MAY_PASS
 from preflight.core.files import refuse_others, remove, write_atomically
 from preflight.errors import UsageError
 from preflight.facts.model import DRIVER_S
-from preflight.hook.config import read_trusted
-from preflight.hook.hook_values import Moment, now
+from preflight.hook.hook_values import Moment, now, read_trusted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -23,9 +23,8 @@ from preflight.errors import UsageError
 from preflight.facts.model import DRIVER_S, WIRE, Facts
 from preflight.facts.node import Reach
 from preflight.fleet.model import Expected
-from preflight.hook.config import read_trusted
 from preflight.hook.confirmation import FILES, HUNG, SLOW, is_hung, is_late
-from preflight.hook.hook_values import Finding, Unjudged
+from preflight.hook.hook_values import Finding, Unjudged, read_trusted
 from preflight.run.judgement import Judgement
 from preflight.run.measured import Measured
 from preflight.verdict import Outcome

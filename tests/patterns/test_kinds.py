@@ -36,8 +36,7 @@ from preflight.fleet.leaf_switches import read_switches
 from preflight.fleet.sources import FleetRequest, resolve
 from preflight.hang.explain.symptom import load_symptoms
 from preflight.history.run_record import read_coverage
-from preflight.hook import act, confirmation, judging, tokens
-from preflight.hook import config as hook_config
+from preflight.hook import act, confirmation, hook_values, judging, tokens
 from preflight.hook.hook_values import DrainRecord, HookConfig, now
 from preflight.report.document import encode
 from preflight.transport.host_keys import read_known_hosts
@@ -359,7 +358,7 @@ def _coverage(folder: Path, text: str) -> None:
 
 def _hook_toml(folder: Path, text: str) -> None:
     del folder
-    hook_config.parse(text.encode(), hook_config.DEFAULT)
+    hook_values.parse_config(text.encode(), hook_values.DEFAULT)
 
 
 def kinds(folder: Path) -> dict[str, Kind]:
@@ -492,7 +491,7 @@ ELSEWHERE = {
     "preflight/commands/install_hook.py": "root's own scripts, of which it writes the next version",
     "preflight/commands/nightly/state.py": "the state of a nightly run of one's own",
     "preflight/commands/nightly/sweeper.py": "report.json, by the reader of `report`",
-    "preflight/hook/local_node.py": "the inventory that hook.toml names",
+    "preflight/hook/work.py": "the inventory that hook.toml names",
     "preflight/session/xdist.py": "measured.json, which its sender has hashed",
     "preflight/hang/watch/evidence.py": "nccl.conf, of 64 KiB",
     "preflight/session/options.py": "measured.json, by the reader of `learn`",

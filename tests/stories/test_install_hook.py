@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.hook.config import parse
+from preflight.hook.hook_values import parse_config
 
 if TYPE_CHECKING:
     from tests.stories.hooked import Hooked
@@ -73,7 +73,7 @@ def test_it_installs_once_and_is_undone(place: Path) -> None:
     prolog, settings = root / FILES[0], root / FILES[2]
     assert f"\nPREFLIGHT={PREFLIGHT}\nCONFIG={place}/preflight/hook.toml\n" in prolog.read_text()
     assert (prolog.stat().st_mode & 0o777, settings.stat().st_mode & 0o777) == (0o755, 0o644)
-    config = parse(settings.read_bytes(), settings)
+    config = parse_config(settings.read_bytes(), settings)
     assert (config.enforce, config.inventory) == (False, None)  # no fleet.toml is there yet
     again = _install(place, prefix)
     assert (again.returncode, "nothing    to change" in again.stdout) == (0, True)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from preflight.hook.config import parse, refuse_longer
-from preflight.hook.hook_values import HookConfig
+from preflight.hook.hook_values import HookConfig, parse_config, refuse_longer
 
 from .stalled_log import IS_ROOT, stalled_log
 
@@ -229,7 +228,7 @@ def test_the_scripts_wait_for_the_usual_budget(name: str) -> None:
 
 def test_the_example_configuration_observes() -> None:
     """Whoever copies it drains nothing before he says so."""
-    config = parse((FOLDER / "hook.toml").read_bytes(), FOLDER / "hook.toml")
+    config = parse_config((FOLDER / "hook.toml").read_bytes(), FOLDER / "hook.toml")
     assert not config.enforce
     assert config.breaker is not None
     assert config.breaker.directory is not None

@@ -11,8 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from preflight.errors import UsageError
-from preflight.hook.config import load, parse, read_trusted, refuse_longer
-from preflight.hook.hook_values import BreakerConfig, HookConfig
+from preflight.hook.hook_values import (
+    BreakerConfig,
+    HookConfig,
+    load_config,
+    parse_config,
+    read_trusted,
+    refuse_longer,
+)
 
 if TYPE_CHECKING:
     from preflight.hook.hook_values import Occasion
@@ -38,7 +44,7 @@ root_only = pytest.mark.skipif(os.geteuid() != 0, reason="what root trusts needs
 
 def test_every_key_is_read() -> None:
     """Paths, switches, seconds and the breaker come out as they were written."""
-    read = parse(WHOLE, HERE)
+    read = parse_config(WHOLE, HERE)
     assert read.inventory == Path("/etc/preflight/fleet.toml")
     assert (read.enforce, read.budget_s) == (True, 6)
     assert (read.skip, read.gpus_by_gres) == (("host.load",), True)
@@ -49,7 +55,7 @@ def test_every_key_is_read() -> None:
 
 def test_nothing_said_only_observes() -> None:
     """An empty file is whole: it judges, drains no node, and starts jobs when preflight breaks."""
-    read = parse(b"", HERE)
+    read = parse_config(b"", HERE)
     assert read == HookConfig()
     assert (read.enforce, read.breaker) == (False, None)
 
@@ -73,7 +79,7 @@ def test_nothing_said_only_observes() -> None:
 def test_what_is_wrong_is_named(text: str, problem: str) -> None:
     """A misspelt key, a wrong type, a number out of bounds: the file and the key are named."""
     with pytest.raises(UsageError) as refusal:
-        parse(text.encode(), HERE)
+        parse_config(text.encode(), HERE)
     assert str(refusal.value).startswith("hook.toml: ")
     assert problem in str(refusal.value)
 
@@ -105,7 +111,7 @@ def test_any_bytes_are_a_configuration_or_one_line(content: bytes) -> None:
     """Damaged in any way, it is read or refused in one printable line; nothing else is raised."""
     message = ""
     try:
-        parse(content, HERE)
+        parse_config(content, HERE)
     except UsageError as error:
         message = str(error)
     assert message.isprintable()
@@ -116,10 +122,10 @@ def test_a_strangers_word_decides_nothing(tmp_path: Path) -> None:
     """A file, or a folder on the way to it, that another user may change is refused unread."""
     path = tmp_path / "hook.toml"
     path.write_bytes(WHOLE)
-    assert load(path).enforce
+    assert load_config(path).enforce
     path.chmod(0o666)
     with pytest.raises(UsageError, match="every user may write to"):
-        load(path)
+        load_config(path)
     path.chmod(0o644)
     os.chown(tmp_path, 65534, 65534)
     with pytest.raises(UsageError, match=r"is not used: .* belongs to nobody"):
@@ -138,9 +144,9 @@ def test_a_large_configuration_is_refused(tmp_path: Path) -> None:
     """It decides before every job: what is no hook.toml must not take its time or memory."""
     path = tmp_path / "hook.toml"
     path.write_bytes(b"#" * (64 << 10))
-    assert load(path) == HookConfig()
+    assert load_config(path) == HookConfig()
     path.write_bytes(b"#" * (64 << 10) + b"#")
     with pytest.raises(UsageError, match="it is larger than 64 KiB"):
-        load(path)
+        load_config(path)
     with pytest.raises(UsageError, match="line 1 has more than 64 dots"):
-        parse(b"a" + b".a" * 10_000 + b"=1", path)
+        parse_config(b"a" + b".a" * 10_000 + b"=1", path)

@@ -10,7 +10,7 @@ import pytest
 from preflight.errors import UsageError
 from preflight.hook.hook_values import HookConfig
 from preflight.hook.judging import checks
-from preflight.hook.local_node import expected, inspect_node, node_name
+from preflight.hook.work import expected, inspect_node, node_name
 
 if TYPE_CHECKING:
     from pathlib import Path
