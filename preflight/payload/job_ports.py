@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import start
 from probe import guard, network, procfs
-from probe.bounded_text import clean, words
+from probe.node_files import clean, words
 from probe.processes import Allowances, Care, Describer
 
 TYPE_CHECKING = False

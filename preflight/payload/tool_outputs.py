@@ -10,7 +10,7 @@ import re
 import time
 
 from probe import guard
-from probe.bounded_text import clean_block
+from probe.node_files import clean_block
 from probe.redact import setting
 
 TYPE_CHECKING = False

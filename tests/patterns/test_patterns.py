@@ -48,7 +48,7 @@ _END_IN_AT = (
 _MADE_WHEN_RUN = {
     "preflight/fabric/stored.py": "names of our own fields",
     "preflight/facts/boards.py": "a table of boards, matched from the beginning",
-    "preflight/payload/probe/sysfs.py": "literals of its callers, for names of files",
+    "preflight/payload/probe/node_files.py": "literals of its callers, for names of files",
     "preflight/report/hide.py": "NAMING and PLAIN of forms.py, and escaped names",
     "preflight/transport/openssh.py": "an escaped mark",
     "preflight/transport/payload_session.py": "an escaped name of a program",

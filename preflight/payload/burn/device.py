@@ -9,8 +9,8 @@ import math
 import os
 import time
 
-from probe import sysfs
-from probe.bounded_text import clean
+from probe import node_files
+from probe.node_files import clean
 from sweep import clocks, counters, cuda, transports
 
 from . import integrity
@@ -290,7 +290,7 @@ def _open(bench: Bench, index: int, sides: Sides) -> dict[str, Any]:
     found["memory_mib"] = known.total_memory >> 20
     found["bus_id"] = bench.bus_id()
     if found["bus_id"]:
-        found["numa"] = sysfs.numa("/sys/bus/pci/devices/" + found["bus_id"])
+        found["numa"] = node_files.numa("/sys/bus/pci/devices/" + found["bus_id"])
     near = dict(sides).get(found["numa"]) if found["numa"] is not None else None
     if near:
         os.sched_setaffinity(0, near)

@@ -24,8 +24,8 @@ import time
 from contextlib import suppress
 from functools import partial
 
-from probe import sysfs as pci
-from probe.bounded_text import attempt, clean, names
+from probe import node_files as pci
+from probe.node_files import attempt, clean, names
 from sweep import cuda, transports, verify
 
 from . import crew, integrity

@@ -8,8 +8,8 @@ import time
 
 import children
 
-from . import guard, sysfs
-from .bounded_text import clean, words
+from . import guard, node_files
+from .node_files import clean, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _NOT_TRIED = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.ENOTDIR, *_HID
 class Readers:
     """The children that read a node's file systems, one each."""
 
-    def __init__(self, mounts: list[sysfs.Mount], began: float) -> None:
+    def __init__(self, mounts: list[node_files.Mount], began: float) -> None:
         self._until = began + DEADLINE_S
         self._documents = choose(mounts, _paths())
         self._children = [guard.spawn(_look, one["mount"], one["paths"]) for one in self._documents]
@@ -68,11 +68,11 @@ class Readers:
         return self._documents
 
 
-def choose(mounts: list[sysfs.Mount], paths: list[str]) -> list[dict[str, Any]]:
+def choose(mounts: list[node_files.Mount], paths: list[str]) -> list[dict[str, Any]]:
     """Return the relevant file systems, without the fields that only a child can read."""
     found: dict[str, dict[str, Any]] = {}
     for path in paths:
-        mount = sysfs.holding(path, mounts)
+        mount = node_files.holding(path, mounts)
         if mount is not None:
             found.setdefault(mount.point, _describe(mount, mounts))["paths"].append(clean(path))
     shown = {mount.point: mount for mount in mounts}
@@ -93,7 +93,7 @@ def is_shared(kind: str) -> bool:
     return kind in _SERVED or (kind.startswith("fuse") and kind not in (*_LOCAL_FUSE, "fusectl"))
 
 
-def _describe(mount: sysfs.Mount, mounts: list[sysfs.Mount]) -> dict[str, Any]:
+def _describe(mount: node_files.Mount, mounts: list[node_files.Mount]) -> dict[str, Any]:
     shared, source = is_shared(mount.kind), ""
     if shared:
         from . import redact  # its patterns take milliseconds
@@ -106,7 +106,7 @@ def _describe(mount: sysfs.Mount, mounts: list[sysfs.Mount]) -> dict[str, Any]:
         "source": source,
         "paths": [],
         "shared": shared,
-        "automounted": any(sysfs.holding(mount.point, [one]) for one in above),
+        "automounted": any(node_files.holding(mount.point, [one]) for one in above),
         "read_only": "ro" in mount.options or "ro" in mount.super_options,
         "remounted": "emergency_ro" in mount.super_options
         or ("ro" in mount.super_options and "rw" in mount.options),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .bounded_text import clean
+from .node_files import clean
 from .nvml_calls import MOST, Reader, reasons
 
 TYPE_CHECKING = False

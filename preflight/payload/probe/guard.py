@@ -19,7 +19,7 @@ import time
 import children
 
 from . import procfs
-from .bounded_text import words
+from .node_files import words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

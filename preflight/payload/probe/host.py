@@ -8,11 +8,20 @@ import resource
 import time
 from contextlib import suppress
 
-from . import file_systems, guard, procfs, sysfs
-from .bounded_text import attempt, clean, number, words
+from . import file_systems, guard, node_files, procfs
+from .node_files import (
+    attempt,
+    attempt_lines,
+    clean,
+    lines,
+    number,
+    numbered,
+    parse_key_values,
+    whole,
+    words,
+)
 from .processes import ancestors
 from .procfs import TICKS, Users
-from .sysfs import attempt_lines, lines, numbered, parse_key_values, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +35,7 @@ _NO_LIMIT = 1 << 60
 _MIB = 1 << 20
 
 
-def read_cgroup(mounts: list[sysfs.Mount]) -> dict[str, Any]:
+def read_cgroup(mounts: list[node_files.Mount]) -> dict[str, Any]:
     """Return `Cgroup`: the lowest limits of our group and of those above it."""
     cpus, memory, pids = [], [], []
     for folder in _folders(lines("/proc/self/cgroup"), mounts):
@@ -41,7 +50,7 @@ def read_cgroup(mounts: list[sysfs.Mount]) -> dict[str, Any]:
     }
 
 
-def _folders(own: list[str], mounts: list[sysfs.Mount]) -> list[str]:
+def _folders(own: list[str], mounts: list[node_files.Mount]) -> list[str]:
     """Return the folders of our groups and of all above them, for both versions."""
     found: list[str] = []
     for line in own:
@@ -56,7 +65,7 @@ def _folders(own: list[str], mounts: list[sysfs.Mount]) -> list[str]:
     return found
 
 
-def _upwards(mount: sysfs.Mount, path: str) -> list[str]:
+def _upwards(mount: node_files.Mount, path: str) -> list[str]:
     """Our group in this mount, and those above it that the mount shows."""
     below = path[len(mount.root) :] if path.startswith(mount.root.rstrip("/") + "/") else path
     parts = [part for part in below.split("/") if part and part != ".."]
@@ -111,12 +120,12 @@ _GROUPS = r"/(kubepods|docker|libpod|lxc)\b"
 _NAMES = {"kubepods": "kubernetes", "libpod": "podman"}
 
 
-def _hidden_by(mounts: list[sysfs.Mount]) -> str | None:
+def _hidden_by(mounts: list[node_files.Mount]) -> str | None:
     """What hides other users' processes from us; "" for nothing, None if not known.
 
     A container with its own init counts as a machine: nothing is hidden there.
     """
-    proc = sysfs.holding("/proc", mounts)
+    proc = node_files.holding("/proc", mounts)
     if proc is not None and os.geteuid() and _HIDE_PID.intersection(proc.super_options):
         return "hidepid"
     table = procfs.link("self", "ns/pid")
@@ -343,7 +352,7 @@ def read_stack(root: str) -> dict[str, Any]:
         "libc": _libc(),
         "architecture": clean(os.uname().machine),
         "cpu": cpu(lines("/proc/cpuinfo", _ENOUGH)),
-        "cpus_online": sysfs.cpus_in(attempt(root + "/devices/system/cpu/online")),
+        "cpus_online": node_files.cpus_in(attempt(root + "/devices/system/cpu/online")),
         "product": attempt(root + "/class/dmi/id/product_name"),
         "bios": attempt(root + "/class/dmi/id/bios_version"),
     }
@@ -404,7 +413,7 @@ class Machine:
         self._files: file_systems.Readers | None = None
         self._asked = guard.spawn(read, root, os.getpid())
         try:
-            self._files = file_systems.Readers(sysfs.read(), began)
+            self._files = file_systems.Readers(node_files.read(), began)
         except OSError as error:
             self._problems.append(f"file systems: {words(error)}")
 
@@ -434,8 +443,8 @@ def read(root: str, run_pid: int) -> dict[str, Any]:
             lines("/proc/meminfo"), attempt_lines("/proc/pressure/memory")
         ),
         "edac": lambda: edac(root),
-        "cgroup": lambda: read_cgroup(sysfs.read()),
-        "container": lambda: {"kind": _kind(), "hidden_by": _hidden_by(sysfs.read())},
+        "cgroup": lambda: read_cgroup(node_files.read()),
+        "container": lambda: {"kind": _kind(), "hidden_by": _hidden_by(node_files.read())},
         "clock_kept": clock_kept,
     }
     machine = {name: _part(name, part, problems) for name, part in parts.items()}

@@ -16,8 +16,8 @@ import re
 import time
 from contextlib import suppress
 
-from . import bounded_text, guard, procfs
-from .bounded_text import clean, words
+from . import guard, node_files, procfs
+from .node_files import clean, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ class Readers:
         self._refused = ""
         self._children: list[tuple[str, guard.Child]] = []
         try:
-            os.close(bounded_text.open_regular(path)[0])
+            os.close(node_files.open_regular(path)[0])
         except OSError as error:
             self._refused = words(error)
             for source, argv in _PROGRAMS.items():
@@ -333,7 +333,7 @@ class _Device:
 
     def __init__(self, path: str) -> None:
         self.unread = 0
-        self._file, self._end = (bounded_text.open_regular(path)[0] for _ in range(2))
+        self._file, self._end = (node_files.open_regular(path)[0] for _ in range(2))
         # A plain file has a size; the device's is 0.
         self._size = os.lseek(self._end, 0, os.SEEK_END)
 

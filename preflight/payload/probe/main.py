@@ -14,7 +14,7 @@ import time
 import children
 
 from . import guard, host, kernel_log, network, nvml, nvml_calls, processes, rdma, software
-from .bounded_text import LINE_LIMIT, TEXT_LIMIT, clean
+from .node_files import LINE_LIMIT, TEXT_LIMIT, clean
 from .procfs import Users, identity, me
 
 TYPE_CHECKING = False

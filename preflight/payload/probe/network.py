@@ -12,7 +12,7 @@ import struct
 import time
 
 from . import guard
-from .bounded_text import attempt, clean, counters, names, number
+from .node_files import attempt, clean, counters, names, number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-from . import gpu_health, guard, sysfs
-from .bounded_text import attempt, clean, clean_block
+from . import gpu_health, guard, node_files
+from .node_files import attempt, clean, clean_block
 from .nvml_calls import NoDriver, Nvml, Reader, load
 from .nvml_calls import text as as_text
 
@@ -29,7 +29,7 @@ def read(nvml: Nvml, index: int, handle: Any, sysfs_root: str) -> dict[str, Any]
     pci = reader.sure("bus_id", lambda: nvml.ask(lib.nvmlDeviceGetPciInfo, handle))
     if not uuid and pci is None:
         return None
-    bus_id = sysfs.bus_id(as_text(pci.busId)) if pci is not None else ""
+    bus_id = node_files.bus_id(as_text(pci.busId)) if pci is not None else ""
     device = f"{sysfs_root}/bus/pci/devices/{bus_id}" if bus_id else ""
     memory = reader.sure("memory_total_mib", lambda: _memory(nvml, handle))
     mig = reader.sure("mig_enabled", lambda: nvml.ask(lib.nvmlDeviceGetMigMode, handle))
@@ -54,8 +54,8 @@ def read(nvml: Nvml, index: int, handle: Any, sysfs_root: str) -> dict[str, Any]
         "mig": _mig(nvml, handle) if mig and mig[0] == 1 else [],
         "links": links,
         "processes": _processes(nvml, handle),
-        "pci_path": sysfs.pci_path(device) if device else None,
-        "numa": sysfs.numa(device) if device else None,
+        "pci_path": node_files.pci_path(device) if device else None,
+        "numa": node_files.numa(device) if device else None,
         "cpus": attempt(device + "/local_cpulist") if device else "",
         "health": health,
         "minor": minor,
@@ -93,7 +93,7 @@ def _links(nvml: Nvml, handle: Any) -> list[dict[str, Any]] | None:
         if state == 1:
             remote = nvml.ask(lib.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
             kind = nvml.ask(lib.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
-            one["remote"] = sysfs.bus_id(as_text(remote.busId)) if remote is not None else ""
+            one["remote"] = node_files.bus_id(as_text(remote.busId)) if remote is not None else ""
             one["remote_kind"] = _REMOTE_KINDS.get(kind, "unknown")
         links.append(one)
     return links

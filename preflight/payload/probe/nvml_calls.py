@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from .bounded_text import clean, words
+from .node_files import clean, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import struct
 import time
 
 from . import guard, procfs
-from .bounded_text import clean
+from .node_files import clean
 from .procfs import Users, look, me
 
 TYPE_CHECKING = False

@@ -12,8 +12,8 @@ import time
 
 import start
 
-from . import bounded_text
-from .bounded_text import attempt, attempt_raw
+from . import node_files
+from .node_files import attempt, attempt_raw
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def argv(pid: int) -> list[bytes]:
 def environ(pid: int) -> bytes | None:
     """Return its initial environment, raw; None where this login may not read it."""
     try:
-        return bounded_text.raw(f"/proc/{pid}/environ", ENVIRON_LIMIT)
+        return node_files.raw(f"/proc/{pid}/environ", ENVIRON_LIMIT)
     except OSError:
         return None
 
@@ -284,7 +284,7 @@ def identity(nonce: str) -> dict[str, Any]:
     return {
         "wire": start.VERSION,
         "nonce": nonce,
-        "host": bounded_text.clean(os.uname().nodename),
+        "host": node_files.clean(os.uname().nodename),
         "time_s": round(now_s, 3),
         "boot_s": round(max(0.0, now_s - uptime_s), 3),
     }

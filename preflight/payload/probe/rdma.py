@@ -11,8 +11,8 @@ import time
 from contextlib import suppress
 from itertools import takewhile
 
-from . import sysfs
-from .bounded_text import attempt, clean, counters, names
+from . import node_files
+from .node_files import attempt, clean, counters, names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -224,14 +224,14 @@ def _nic(name: str, folder: str) -> dict[str, Any]:
     device = folder + "/device"
     return {
         "name": clean(name),
-        "pci_path": sysfs.pci_path(device),
-        "numa": sysfs.numa(device),
+        "pci_path": node_files.pci_path(device),
+        "numa": node_files.numa(device),
         "ports": read_all(folder),
         "netdevs": [clean(netdev) for netdev in names(device + "/net")],
         "firmware": attempt(folder + "/fw_ver"),
         "board": attempt(folder + "/board_id"),
         "hca_type": attempt(folder + "/hca_type"),
-        "pcie": sysfs.pcie_link(device),
+        "pcie": node_files.pcie_link(device),
         "relaxed_ordering": relaxed_ordering(device + "/config"),
     }
 
@@ -283,7 +283,7 @@ def _iommu(devices: Iterable[str]) -> str | None:
 def _acs(root: str, gpus: list[str], nics: list[str]) -> list[dict[str, Any]] | None:
     """The ACS of each PCIe port between a GPU and a NIC that share a switch."""
     of_gpus, of_nics = (
-        {tuple(sysfs.pci_path(device) or ()) for device in devices} for devices in (gpus, nics)
+        {tuple(node_files.pci_path(device) or ()) for device in devices} for devices in (gpus, nics)
     )
     ways = ((gpu, nic) for gpu in of_gpus for nic in of_nics - of_gpus)
     between = {port for gpu, nic in ways for port in _below_meeting(gpu, nic)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 
-from .bounded_text import TEXT_LIMIT, clean
+from .node_files import TEXT_LIMIT, clean
 
 CUT = "***"
 

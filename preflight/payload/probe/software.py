@@ -21,7 +21,7 @@ import sys
 import time
 from contextlib import suppress
 
-from .bounded_text import clean, names, open_regular, words
+from .node_files import clean, names, open_regular, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import os
 import time
 
 from probe import guard, kernel_log, processes, procfs
-from probe.bounded_text import TEXT_LIMIT, clean
+from probe.node_files import TEXT_LIMIT, clean
 from probe.procfs import Users, identity
 
 from . import moments, node_ranks, pyspy, rank_dumps, ras_client

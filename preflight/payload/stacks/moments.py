@@ -7,8 +7,8 @@ import re
 import time
 
 import children
-from probe import guard, procfs, rdma, sysfs
-from probe.bounded_text import attempt, clean, names, number, whole
+from probe import guard, node_files, procfs, rdma
+from probe.node_files import attempt, clean, names, number, whole_number
 from probe.nvml_calls import NoDriver, Nvml, load, reasons
 
 from . import sockets
@@ -32,7 +32,7 @@ _JOB = re.compile(r"/job_\d+(?=/|$)")
 def oom_kills(pid: int) -> int:
     """Return how many processes of its group, or of the job's, were killed; 0 if not known."""
     most = 0
-    for version, path in groups("\n".join(sysfs.attempt_lines(f"/proc/{pid}/cgroup"))):
+    for version, path in groups("\n".join(node_files.attempt_lines(f"/proc/{pid}/cgroup"))):
         job = _JOB.search(path)
         for each in {path, path[: job.end()] if job else path}:
             for root in _ROOTS[version]:
@@ -95,8 +95,8 @@ def moment(pid: int, start: int) -> Document:
 
 def _numbers(path: str) -> dict[str, int]:
     """Return the whole numbers of a file of "Name: number" lines; {} where it may not be read."""
-    table = sysfs.parse_key_values(sysfs.attempt_lines(path))
-    counts = {name: whole(value) for name, value in table.items()}
+    table = node_files.parse_key_values(node_files.attempt_lines(path))
+    counts = {name: whole_number(value) for name, value in table.items()}
     return {name: count for name, count in counts.items() if count is not None}
 
 

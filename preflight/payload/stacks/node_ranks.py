@@ -6,7 +6,7 @@ import os
 import time
 
 from probe import guard, procfs, redact
-from probe.bounded_text import clean
+from probe.node_files import clean
 from probe.procfs import Users
 
 from . import process_table, rank_dumps, ras_client

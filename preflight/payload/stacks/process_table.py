@@ -6,7 +6,7 @@ import os
 import re
 
 from probe import procfs
-from probe.bounded_text import clean, whole
+from probe.node_files import clean, whole_number
 from probe.processes import Allowances, ancestors
 
 TYPE_CHECKING = False
@@ -128,7 +128,7 @@ def job_options(argv: Sequence[bytes]) -> dict[str, Any]:
     meets = given.get("rdzv-endpoint", "")
     if given.get("master-port"):
         meets = f"{given.get('master-addr', '')}:{given['master-port']}"
-    ranks = whole(given.get("nproc-per-node", ""))
+    ranks = whole_number(given.get("nproc-per-node", ""))
     return {
         "job": clean(run_id if run_id not in ("", "none") else meets),
         "ranks": ranks if ranks is not None and ranks <= _MOST else None,
@@ -216,7 +216,7 @@ def master(environ: Environ) -> str:
 
 def _number(text: bytes | None, most: int) -> int | None:
     """Return a whole number within bounds; None for anything else."""
-    number = whole(text or b"")
+    number = whole_number(text or b"")
     return number if number is not None and number <= most else None
 
 

@@ -18,8 +18,8 @@ import tempfile
 import time
 import zlib
 
-from probe import guard, procfs, sysfs
-from probe.bounded_text import attempt, attempt_raw, clean
+from probe import guard, node_files, procfs
+from probe.node_files import attempt, attempt_raw, clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -337,7 +337,7 @@ def _is_ours(place: str) -> bool:
     status, above = os.lstat(place), os.lstat(os.path.dirname(place))
     others = stat.S_IWOTH if os.geteuid() else stat.S_IWGRP | stat.S_IWOTH
     device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
-    mounted = {one.fuse_user for one in sysfs.read() if one.device == device}
+    mounted = {one.fuse_user for one in node_files.read() if one.device == device}
     if not {status.st_uid, *mounted} <= {0, os.geteuid()}:
         return False
     if stat.S_ISDIR(status.st_mode):
@@ -446,7 +446,7 @@ _PARENT_ONLY, _ADMIN_ONLY, _NO_PTRACE = "1", "2", "3"
 
 def why(uid: int | None, user: str) -> str:
     """Return why this login may not read a process of that user; "" if it may."""
-    capable = may_trace("\n".join(sysfs.attempt_lines("/proc/self/status")))
+    capable = may_trace("\n".join(node_files.attempt_lines("/proc/self/status")))
     return _why(uid, user, os.geteuid(), capable=capable, scope=attempt(_SCOPE))
 
 

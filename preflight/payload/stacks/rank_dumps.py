@@ -17,8 +17,8 @@ import time
 import zlib
 from contextlib import suppress
 
-from probe import bounded_text
-from probe.bounded_text import clean, words
+from probe import node_files
+from probe.node_files import clean, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _newest(one: Document, path: str, until: float) -> Document | None:
 def _dump(place: str, path: str, one: Document, until: float) -> Document | None:
     """Return the file, or why it is not read; None where there is none of this job."""
     try:
-        file, status = bounded_text.open_regular(place, follow=False)
+        file, status = node_files.open_regular(place, follow=False)
     except OSError as error:
         if error.errno == errno.EINVAL:
             return _document(path, why=_NOT_THEIRS)

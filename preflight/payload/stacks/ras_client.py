@@ -15,7 +15,7 @@ import zlib
 from contextlib import suppress
 
 from probe import guard
-from probe.bounded_text import TEXT_LIMIT, clean, whole, words
+from probe.node_files import TEXT_LIMIT, clean, whole_number, words
 
 from . import sockets
 
@@ -61,7 +61,7 @@ def address(environ: dict[bytes, bytes]) -> str:
 
 def port_of(text: str) -> int:
     """Return the port of `host:port`; 0 if it has none."""
-    port = whole(text.rpartition(":")[2]) or 0
+    port = whole_number(text.rpartition(":")[2]) or 0
     return port if port < 1 << 16 else 0
 
 

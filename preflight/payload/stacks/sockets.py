@@ -8,8 +8,8 @@ import socket
 import struct
 
 from probe import procfs
-from probe.bounded_text import clean, words
 from probe.network import answers, attributes
+from probe.node_files import clean, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import time
 
 import children
 import start
-from probe import procfs, sysfs
+from probe import node_files, procfs
 from probe.processes import Allowances
 
 from . import process_groups
@@ -162,6 +162,8 @@ def _oldest(address: str) -> procfs.Stat | None:
 
 
 def _inode(address: str) -> str:
-    lines = (line.split(maxsplit=7) for line in sysfs.attempt_lines("/proc/net/unix", 64 << 20))
+    lines = (
+        line.split(maxsplit=7) for line in node_files.attempt_lines("/proc/net/unix", 64 << 20)
+    )
     shown = address.replace("\0", "@")
     return next((line[6] for line in lines if line[7:] == [shown]), "")

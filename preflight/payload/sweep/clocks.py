@@ -21,7 +21,7 @@ import time
 from abc import ABC, abstractmethod
 
 from probe import procfs
-from probe.bounded_text import attempt, names
+from probe.node_files import attempt, names
 
 from . import verify
 

@@ -19,11 +19,10 @@ import signal
 
 import children
 import start
-from probe import nvml_calls, sysfs
-from probe.bounded_text import attempt
-from probe.bounded_text import names as listed
+from probe import node_files, nvml_calls
+from probe.node_files import attempt, attempt_lines
+from probe.node_files import names as listed
 from probe.rdma import errors
-from probe.sysfs import attempt_lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -170,7 +169,7 @@ class Gpus:
         """The PCI address, as in sysfs, of the GPU with this UUID ("GPU-...")."""
         handle = self._ask("HandleByUUID", uuid.encode("ascii"))
         info = None if handle is None else self._ask("PciInfo", handle)
-        return None if info is None else sysfs.bus_id(nvml_calls.text(info.busId)) or None
+        return None if info is None else node_files.bus_id(nvml_calls.text(info.busId)) or None
 
     def by_bus_id(self, bus_id: str | None) -> list[Gpu]:
         """Return one GPU, or all; handles are found once, and stay valid with the library."""

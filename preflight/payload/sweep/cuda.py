@@ -15,7 +15,7 @@ import time
 import warnings
 
 import children
-from probe.bounded_text import attempt
+from probe.node_files import attempt
 
 from . import counters
 from .plan import short

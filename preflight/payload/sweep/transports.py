@@ -13,9 +13,9 @@ import os
 import re
 import socket
 
-from probe import sysfs
-from probe.bounded_text import attempt, names
+from probe import node_files
 from probe.network import interface_of
+from probe.node_files import attempt, names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _by_driver(gpu: int) -> str | None:
         )
     except (OSError, AttributeError):
         return None
-    return None if failed else sysfs.bus_id(text.value.decode("ascii")) or None
+    return None if failed else node_files.bus_id(text.value.decode("ascii")) or None
 
 
 def nearest(root: str, gpu_bus_id: str, allowed: str = "") -> tuple[str, ...]:
@@ -197,12 +197,12 @@ def nearest(root: str, gpu_bus_id: str, allowed: str = "") -> tuple[str, ...]:
     `allowed`: the job's NCCL_IB_HCA. () if none shares more than the root complex: then NCCL
     chooses the GPU's NIC. Several if they are equally near.
     """
-    gpu = sysfs.pci_path(f"{root}/bus/pci/devices/{gpu_bus_id}")
+    gpu = node_files.pci_path(f"{root}/bus/pci/devices/{gpu_bus_id}")
     shared: dict[str, int] = {}
     folder = root + "/class/infiniband"
     for name in names(folder):
         if permits(allowed, name) and active(f"{folder}/{name}"):
-            nic = sysfs.pci_path(f"{folder}/{name}/device")
+            nic = node_files.pci_path(f"{folder}/{name}/device")
             shared[name] = _together(gpu or [], nic or [])
     most = max(shared.values(), default=0)
     if most <= _ROOT_ONLY:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from probe import file_systems, guard, host, network, sysfs
-from probe.sysfs import holding, parse
+from probe import file_systems, guard, host, network, node_files
+from probe.node_files import holding, parse
 
 from preflight.facts.machine import Dimm, Governor, Limits
 from tests.lab import strangers_mount
@@ -73,7 +73,7 @@ def test_the_real_machine_tells_all_of_it(tmp_path: Path) -> None:
 
 def test_a_file_of_proc_is_read_to_its_end() -> None:
     """The kernel hands out a page at a time: a mount on the second one is no less a mount."""
-    assert len("".join(sysfs.lines("/proc/kallsyms", 20_000))) > 16_000
+    assert len("".join(node_files.lines("/proc/kallsyms", 20_000))) > 16_000
 
 
 def test_limits_are_those_of_the_process_that_answers(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_mount_of_a_user_is_no_file_server(
     with strangers_mount.mounted(tmp_path / "his", user):
         until = time.monotonic() + 9
         guard.clock.bound(until)
-        read = file_systems.Readers(sysfs.read(), guard.clock.now()).finish(until, [])
+        read = file_systems.Readers(node_files.read(), guard.clock.now()).finish(until, [])
         assert ("error" in [one["state"] for one in read if one["kind"] == "fuse.his"]) == (
             not user
         )
@@ -219,7 +219,7 @@ def test_no_damaged_file_breaks_the_probe(lines: list[str]) -> None:
         host.quota_v2(line)
     problems: list[str] = []
     host._part("memory", lambda: host.parse_memory(lines, lines), problems)
-    host._part("cpus", lambda: [sysfs.cpus_in(line) for line in lines], problems)
+    host._part("cpus", lambda: [node_files.cpus_in(line) for line in lines], problems)
     assert len(problems) >= 1
 
 
@@ -321,7 +321,7 @@ def test_the_least_that_any_group_above_grants(
                  for name in ("cpu", "memory", "pids")]  # fmt: skip
         mounts = parse(words)
         own = ["3:cpu,cpuacct:/user/me", "2:memory:/user/me", "1:pids:/user"]
-    monkeypatch.setattr(host, "lines", _instead(sysfs.lines, own))
+    monkeypatch.setattr(host, "lines", _instead(node_files.lines, own))
     assert host.read_cgroup(mounts) == {"cpus": cpus, "memory_mib": 1024, "pids": 1024}
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import convert
-from probe import bounded_text, kernel_log
+from probe import kernel_log, node_files
 
 from preflight.checks.gpu.driver_log import repeated
 from preflight.core.thresholds import SHIPPED
@@ -234,7 +234,7 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Callable[[Ring], KernelLog]:
     """Reads such a device."""
 
     def read(ring: Ring) -> KernelLog:
-        monkeypatch.setattr(bounded_text, "open_regular", ring.open_regular)
+        monkeypatch.setattr(node_files, "open_regular", ring.open_regular)
         monkeypatch.setattr(os, "read", ring.read)
         monkeypatch.setattr(os, "lseek", ring.lseek)
         log = kernel_log._read(kernel_log.LOG, 0.0)

@@ -9,9 +9,9 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from probe import network, rdma, sysfs
+from probe import network, node_files, rdma
 from probe import network as probed
-from probe.bounded_text import attempt as read
+from probe.node_files import attempt as read
 
 from preflight.checks.rdma.port_faults import port_errors
 from preflight.core.thresholds import SHIPPED
@@ -55,8 +55,8 @@ def test_a_place_that_cannot_be_read_differs_from_none(
     """A device without a slot has none; of another one a call may fail, as for want of memory."""
     machine(healthy)
     device = str(tmp_path / "sys" / "class" / "infiniband" / "mlx5_3" / "device")
-    assert sysfs.pci_path(device + "/none") is None
-    place = sysfs.pci_path(device)
+    assert node_files.pci_path(device + "/none") is None
+    place = node_files.pci_path(device)
     assert (place or [""])[-1].endswith(".0")
     real = getattr(os, call)
 
@@ -66,7 +66,7 @@ def test_a_place_that_cannot_be_read_differs_from_none(
         return real(path, *given, **more)
 
     monkeypatch.setattr(os, call, fail)
-    assert sysfs.pci_path(device) in ([], place)
+    assert node_files.pci_path(device) in ([], place)
 
 
 def test_a_port_that_goes_down_as_it_is_read_has_no_rate(

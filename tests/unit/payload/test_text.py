@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from probe.bounded_text import clean, clean_block
-from probe.sysfs import bus_id
+from probe.node_files import bus_id, clean, clean_block
 
 
 @given(st.binary(max_size=600) | st.text(max_size=600))
