@@ -136,11 +136,11 @@ def _read_unbounded(function: ast.AST) -> Iterator[str]:
 
 
 KERNELS = [
-    "burn/paths.py: int(first)", "burn/paths.py: int(first)", "probe/bounded_text.py: int(text)",
+    "burn/paths.py: int(first)", "burn/paths.py: int(first)",
     "probe/kernel_log.py: int(fields[2])", "probe/kernel_log.py: int(number[0])",
-    "probe/network.py: int(word)", "probe/procfs.py: int(name)", "probe/procfs.py: int(uid)",
-    "probe/rdma.py: int(name)", "probe/sysfs.py: int(ids[0])",
-    "sweep/main.py: int(os.environ.get('LOCAL_RANK', '0'))",
+    "probe/network.py: int(word)", "probe/node_files.py: int(ids[0])",
+    "probe/node_files.py: int(text)", "probe/procfs.py: int(name)", "probe/procfs.py: int(uid)",
+    "probe/rdma.py: int(name)", "sweep/main.py: int(os.environ.get('LOCAL_RANK', '0'))",
 ]  # fmt: skip
 """Of the payload: numbers that the kernel, root or our own parent wrote, and `whole` itself."""
 
