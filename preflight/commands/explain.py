@@ -14,7 +14,8 @@ from preflight.core.files import typed_path
 from preflight.core.text import plain_json
 from preflight.errors import UsageError
 from preflight.hang.explain.dumps import Dumps, explain_dumps, joined, separate
-from preflight.hang.explain.scan import Scanner, logs_of
+from preflight.hang.explain.log_lines import logs_of
+from preflight.hang.explain.scan import Scanner
 from preflight.hang.explain.symptom import load_symptoms, shipped
 from preflight.hang.explain.weigh import explain, lines
 

@@ -161,6 +161,7 @@ def last_line(text: bytes, width: int = WIDTH) -> str:
     return ""
 
 
+_LONG: Final = re.compile(r"\d{21}")
 _ENDLESS: Final = re.compile(r"(?<![\d.])\d{21,}|(?<!\d)\d{301,}")
 
 
@@ -169,7 +170,7 @@ def countable(text: str) -> str:
 
     int() refuses some of them, and thousands of numbers beyond 64 bits can share one hash.
     """
-    return _ENDLESS.sub("...", text)
+    return _ENDLESS.sub("...", text) if _LONG.search(text) else text
 
 
 def whole(text: str, most: int = 10**18) -> int | None:

@@ -28,13 +28,13 @@ from preflight.hang.explain.symptom import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from preflight.hang.explain.origin import Line, Origins
+    from preflight.hang.explain.origin import Line
 
 
 _MOST = 200
 """Limit of stored tracebacks."""
-_LONGEST = 400
-"""Lines of one traceback."""
+FAR = 2000
+"""Lines, of all ranks, over which a traceback or a symptom of several lines may be woven."""
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"]{1,400})", line (?P<line>\d+)(?:, in (?P<code>.{1,80}))?'
 )
@@ -79,23 +79,20 @@ class LoggedException(Struct, frozen=True, kw_only=True):
 
 
 class _Running:
-    def __init__(self, speaker: Speaker, text: str, number: int) -> None:
+    def __init__(self, speaker: Speaker, line: Line, number: int) -> None:
         self.speaker = speaker
         self.number = number
-        self.time = time_of(text)
+        self.time = time_of(line.text, line.when)
         self.own: tuple[str, int, str] = ("", 0, "")
         self.script = ""
-        self.lines = 0
         self.cut = False
 
 
 class Tracebacks:
     """Follows the tracebacks of one file, of several ranks at a time."""
 
-    def __init__(self, source: str, whose: Speaker, origins: Origins) -> None:
-        self._source = source
+    def __init__(self, whose: Speaker) -> None:
         self._whose = whose
-        self._origins = origins
         self._running: dict[tuple[int | None, str], _Running] = {}
         self.raised: list[LoggedException] = []
 
@@ -104,21 +101,23 @@ class Tracebacks:
         """Whether a traceback has begun and not ended."""
         return bool(self._running)
 
-    def begin(self, text: str, number: int) -> None:
-        """Start a traceback at the line that announces it."""
-        speaker = self._origins.read(text).speaker.joined(self._whose)
-        self._running[speaker.rank, speaker.label] = _Running(speaker, text, number)
-
-    def feed(self, text: str, number: int, order: int) -> None:
+    def feed(self, line: Line, place: Place, order: int) -> None:
         """Take the next line of the file."""
-        line = self._origins.read(text)
+        first = next(iter(self._running), None)
+        if first is not None and place.line - self._running[first].number > FAR:
+            del self._running[first]
         speaker = line.speaker.joined(self._whose)
         key = speaker.rank, speaker.label
+        if "Traceback (most" in line.text:
+            self._running.pop(key, None)
+            self._running[key] = _Running(speaker, line, place.line)
         running = self._running.get(key)
         if running is None:
-            self._alone(line, text, number, order)
+            if ends := _ALONE.match(line.bare):  # the beginning is cut off: `KeyError: 'x'`
+                running = _Running(speaker, line, place.line)
+                running.cut = True
+                self._end(running, ends, place, order)
             return
-        running.lines += 1
         frame = _FRAME.match(line.bare)
         if frame is not None:
             if not _LIBRARY.search(frame["file"]):
@@ -127,36 +126,25 @@ class Tracebacks:
                     running.script = frame["file"]
                 running.own = (frame["file"], int(frame["line"]), frame["code"] or "")
         elif ends := _ENDS.match(line.bare):
-            self._end(running, ends["kind"], ends["message"] or "", (number, order, text))
-            del self._running[key]
-        elif running.lines > _LONGEST:
+            self._end(running, ends, place, order)
             del self._running[key]
 
-    def _alone(self, line: Line, text: str, number: int, order: int) -> None:
-        """Take the last line of a traceback whose beginning is cut off: `KeyError: 'x'`."""
-        ends = _ALONE.match(line.bare)
-        if ends is not None:
-            running = _Running(line.speaker.joined(self._whose), text, number)
-            running.cut = True
-            self._end(running, ends["kind"], ends["message"] or "", (number, order, text))
-
-    def _end(self, running: _Running, kind: str, message: str, at: tuple[int, int, str]) -> None:
-        number, order, text = at
+    def _end(self, running: _Running, ends: re.Match[str], place: Place, order: int) -> None:
         if len(self.raised) >= _MOST:
             return
         file, line, code = running.own
         self.raised.append(
             LoggedException(
-                kind=kind.rpartition(".")[2],
-                message=message[:300],
+                kind=ends["kind"].rpartition(".")[2],
+                message=(ends["message"] or "")[:300],
                 file=file,
                 line=line,
                 code=code,
                 script=running.script,
                 speaker=running.speaker,
-                place=Place(self._source, number, text[:400]),
+                place=place,
                 began=running.number,
-                time=running.time or time_of(text),
+                time=running.time or time_of(place.text),
                 order=order,
                 cut=running.cut,
             )

@@ -1,6 +1,7 @@
-"""Who wrote a line, and when: the prefixes of torch, NCCL and launchers.
+"""Who wrote a line, and when: the prefixes of torch, NCCL, launchers and collectors of logs.
 
-A launcher's prefix is learned: what stands before `Traceback` or `[rank3]:` names a process.
+All of them are taken off here, before anything else reads the line. An unknown one is learned: what
+stands before `Traceback` or `[rank3]:` names a process.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import re
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from preflight.core.text import whole
 from preflight.hang.explain.symptom import Speaker
@@ -17,23 +20,26 @@ if TYPE_CHECKING:
 
 
 _RANK = re.compile(r"\[rank ?(\d{1,6})\]:")
-_PREFIXED = re.compile(
-    r"^(?:\[\d+,(\d{1,6})\]<std|\(\w{1,40} rank=(\d{1,6}) pid=|\[RANK (\d{1,6})\] )"
-)
-"""mpirun --tag-output, vLLM's workers, and what scripts print."""
+_PRINTED_RANK = re.compile(r"\[RANK (\d{1,6})\] ")
 _OWN_RANK = re.compile(r"\[(?:[^\]\[]{0,80}\b)?Rank (\d{1,6})\]")
 _NCCL = re.compile(r"(?:^|[\s>])([A-Za-z0-9][\w.-]{0,252}):(\d{1,8}):\d{1,8} \[\d+\] ")
 _IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
-_WHEN = re.compile(
-    r"^(?:\[?(?:19|20)\d\d[-/]\d\d[-/]\d\d[T _][\d:.,]{8,18}(?:Z|[+-]\d\d:?\d\d)?\]? "
-    r"|\d{1,6}\.\d{1,3}s +\d{1,7} )"
-)
-"""kubectl --timestamps, ts, notebooks."""
-_LABEL = re.compile(
-    r"^(?: {0,5}(?P<task>\d{1,5}): ?"  # srun --label
-    r"|\(?[\w. =]{0,60}pid=(?P<pid>\d{1,8})[^)]{0,80}\) ?"  # Ray, vLLM
-    r"|\[\d{1,8},\d{1,6}\]<std\w{1,5}>: ?"  # mpirun --tag-output
-    r"|\[(?:pod/|std(?:err|out)|default\d)[^\]]{0,200}\]:? ?)"  # kubectl logs --prefix, torchrun
+_DAY = r"(?:19|20)\d\d[-/]\d\d[-/]\d\d[T _][\d:.,]{8,18}(?:Z|[+-]\d\d:?\d\d)?"
+_PREFIX = re.compile(
+    rf"(?P<time>(?P<short>[A-Z][a-z]{{2}} [ \d]\d [\d:.]{{8,15}})|{_DAY}) "  # journalctl, syslog
+    r"(?P<node>[A-Za-z0-9][\w.-]{0,252}) (?P<unit>[\w./@-]{1,80}\[(?P<unit_pid>\d{1,8})\]"
+    r"|(?(short)[\w./@-]{1,80}|kernel)):(?: |$)"
+    # Kubernetes' files, kubectl --timestamps, ts; notebooks
+    rf"|(?P<when>\[?{_DAY}\]?)(?: (?P<stream>std(?:out|err)) [FP])?(?: |$)"
+    r"|\d{1,6}\.\d{1,3}s +\d{1,7} "
+    r"|(?P<label> {0,5}(?P<task>\d{1,5})(?=:(?: |$))"  # srun --label
+    r"|\(\w{1,40} rank=(?P<vllm>\d{1,6}) pid=\d{1,8}\)"
+    r"|\(?[\w. =]{0,60}pid=(?P<pid>\d{1,8})[^)]{0,80}\)"  # Ray, vLLM
+    r"|\[\d{1,8},(?P<mpi>\d{1,6})\]<std\w{1,5}>"  # mpirun --tag-output
+    r"|\[(?:pod/|std(?:err|out))[^\]]{0,200}\]"  # kubectl logs --prefix
+    r"|\[(?!rank)[a-z_]{1,30}\d{1,4}\](?=:)"  # torchrun --tee
+    r"|(?!(?:TRACE|DEBUG|INFO|SUCCESS|WARN|WARNING|ERROR|CRITICAL|FATAL) )"
+    r"[A-Za-z][\w.@-]{0,80} {1,20}\|):? ?"  # docker compose
 )
 _LEVEL = re.compile(
     r"^(?:(?:ERROR|CRITICAL) [\d-]{5,10} [\d:.,]{8,15} \[?[\w/.]{1,60}\.py:\d+\] ?|[>|] ?)"
@@ -41,20 +47,28 @@ _LEVEL = re.compile(
 """vLLM's logging; the tree of an exception group."""
 _KNOWN = re.compile(
     r"Traceback \(most |\[rank ?\d{1,6}\]:|[A-Za-z0-9][\w.-]{0,252}:\d+:\d+ \[\d+\] "
+    r"|[EWI]\d{4} \d\d:\d\d:\d\d\.\d|\[[EWI]\d{0,4} "
 )
 _UNKNOWN_LABEL = re.compile(r"^(?:[\w./-]{1,80}:? ){1,3}$")
+_HOST_LABEL = re.compile(r"^([A-Za-z][A-Za-z.-]{0,200}\d[\w.-]{0,50}): $")
+_OF_ONE_PROCESS = re.compile(r"pid=|\[[a-z_]+\d+\]$")
 _MOST = 5000
 """Labels that are learned."""
 
 
 class Line:
-    """One line: its speaker, and what the process itself wrote."""
+    """One line: its speaker and time, and what the process itself wrote."""
 
-    __slots__ = ("bare", "speaker")
+    __slots__ = ("bare", "speaker", "text", "when")
 
-    def __init__(self, speaker: Speaker, bare: str) -> None:
+    def __init__(self, speaker: Speaker, text: str, bare: str, when: str) -> None:
         self.speaker = speaker
+        self.text = text
+        """Without the prefixes of launchers and collectors."""
         self.bare = bare
+        """Without `[rank3]:` and a logger's level, too."""
+        self.when = when
+        """The time in the prefixes."""
 
 
 class Origins:
@@ -63,7 +77,11 @@ class Origins:
     def __init__(self) -> None:
         self._labels: dict[str, set[int]] = {}
         """Ranks whose numbers appear behind a launcher's prefix."""
+        self._learned: set[str] = set()
+        """Prefixes of unknown launchers."""
         self._lengths: set[int] = set()
+        self._hosts: set[str] = set()
+        """In whose journals lines of programs are."""
         self._processes: dict[tuple[str, int], int] = {}
         self._pids: dict[int, set[int]] = {}
         self._lowest: dict[str, set[int]] = {}
@@ -71,46 +89,60 @@ class Origins:
 
     def read(self, text: str) -> Line:
         """Take the prefixes off a line."""
-        rest, label, pid = text, "", None
+        rest, labels, when, of_prefix = text, list[str | None](), "", Speaker()
         while True:
-            found = _WHEN.match(rest) or _LEVEL.match(rest)
-            if found is None:
-                found = _LABEL.match(rest)
-                if found is None:
-                    break
-                task = found["task"]
-                label += task or found[0].rstrip()
-                pid = int(found["pid"]) if found["pid"] else pid
-            rest = rest[found.end() :]
-        more = self._unknown(rest)
-        speaker = _speaker(text)
-        label += more
-        if label and len(self._labels) < _MOST:
-            ranks = self._labels.setdefault(label, set())
-            if speaker.rank is not None:
-                ranks.add(speaker.rank)
-        rest = rest[len(more) :]
-        if own := _RANK.match(rest):
-            rest = rest[own.end() :].removeprefix(" ")
-        if speaker.pid is None and pid is not None:
-            speaker = Speaker(rank=speaker.rank, node=speaker.node, pid=pid, label=label)
-        elif label:
-            speaker = Speaker(rank=speaker.rank, node=speaker.node, pid=speaker.pid, label=label)
-        return Line(speaker, rest)
+            if found := _PREFIX.match(rest):
+                one = found.groupdict()
+                if one["mpi"]:
+                    one["task"] = f"mpirun {one['mpi']}"
+                labels += [one["task"] or one["label"] or one["unit"] or one["stream"]]
+                if one["unit_pid"]:
+                    self._hosts.add(one["node"])
+                when = when or one["time"] or one["when"] or ""
+                rank, pid = one["vllm"], one["pid"] or one["unit_pid"]
+                rest = rest[found.end() :]
+            elif more := self._unknown(rest):
+                labels += [more]
+                one = {"node": host[1] if (host := _HOST_LABEL.match(more)) else ""}
+                rank = pid = None
+                rest = rest[len(more) :]
+            else:
+                break
+            of_prefix = Speaker(
+                rank=int(rank) if rank else None,
+                node=one["node"] or "",
+                pid=int(pid) if pid else None,
+            ).joined(of_prefix)
+        speaker = _speaker(rest).joined(of_prefix)
+        if label := " ".join(filter(None, labels)):
+            speaker = replace(speaker, label=label)
+            if len(self._labels) < _MOST:
+                self._labels.setdefault(label, set())
+                self.reports(speaker, speaker.rank)
+        bare = rest
+        for pattern in (_LEVEL, _RANK):
+            if found := pattern.match(bare):
+                bare = bare[found.end() :].removeprefix(" ")
+        return Line(speaker, rest, bare, when)
 
     def _unknown(self, rest: str) -> str:
         """A prefix of a launcher that is not known: a pod, a host."""
         for length in self._lengths:
-            if rest[:length] in self._labels:
+            if rest[:length] in self._learned:
                 return rest[:length]
         known = _KNOWN.search(rest, 0, 300)
         if known is None or not known.start() or not _UNKNOWN_LABEL.match(rest[: known.start()]):
             return ""
         label = rest[: known.start()]
-        if len(self._labels) < _MOST:
+        if len(self._learned) < _MOST:
+            self._learned.add(label)
             self._lengths.add(len(label))
-            self._labels.setdefault(label, set())
         return label
+
+    def reports(self, speaker: Speaker, rank: int | None) -> None:
+        """A line behind a label has the number of a rank."""
+        if rank is not None and speaker.label in self._labels:
+            self._labels[speaker.label].add(rank)
 
     def learn(self, node: str, pid: int, rank: int) -> None:
         """A communicator's line names the rank of a process."""
@@ -135,25 +167,41 @@ class Origins:
         self._pids.clear()
         self._lowest.clear()
 
-    def rank_of(self, speaker: Speaker) -> int | None:
-        """The rank of a process; ask when all lines are read."""
+    def node_of(self, speaker: Speaker) -> str:
+        """Its node; "" if its lines are in the journal of a host that runs only the launcher."""
+        ranked = not self._lowest or speaker.node in self._lowest
+        if ranked or speaker.node not in self._hosts or speaker.label.endswith("kernel"):
+            return speaker.node
+        return ""
+
+    def settled(self, speaker: Speaker) -> Speaker:
+        """With what all lines show of its rank and node."""
+        return replace(speaker, rank=self._rank_of(speaker), node=self.node_of(speaker))
+
+    def _rank_of(self, speaker: Speaker) -> int | None:
         if speaker.rank is not None:
             return speaker.rank
         rank = self._processes.get((speaker.node, speaker.pid or -1))
         if rank is not None:
             return rank
-        if speaker.pid is not None and not speaker.node:
-            ranks = self._pids.get(speaker.pid, set()) or self._labels.get(speaker.label, set())
+        ranks = set() if self.node_of(speaker) else self._pids.get(speaker.pid or -1, set())
+        if not ranks and _OF_ONE_PROCESS.search(speaker.label):
+            ranks = self._labels.get(speaker.label, set())
+        if ranks:
             return next(iter(ranks)) if len(ranks) == 1 else None
-        task = speaker.label
-        return whole(task) if self._tasks_are_ranks else None
+        return _task(speaker.label) if self._tasks_are_ranks else None
 
     @cached_property
     def _tasks_are_ranks(self) -> bool:
-        """Whether srun's labels are ranks: there are several, and no line contradicts it."""
-        tasks = {whole(one): ranks for one, ranks in self._labels.items()}
-        tasks.pop(None, None)
-        return len(tasks) > 1 and all(ranks <= {task} for task, ranks in tasks.items())
+        """Whether srun's or mpirun's labels are ranks: there are some, and no line contradicts."""
+        tasks = [(_task(one), ranks) for one, ranks in self._labels.items()]
+        tasks = [(task, ranks) for task, ranks in tasks if task is not None]
+        several = len(tasks) > 1 or any("mpirun" in one for one in self._labels)
+        return several and all(ranks <= {task} for task, ranks in tasks)
+
+
+def _task(label: str) -> int | None:
+    return whole(label.rpartition(" ")[2])
 
 
 def _speaker(text: str) -> Speaker:
@@ -163,10 +211,10 @@ def _speaker(text: str) -> Speaker:
     """
     rank = _RANK.search(text)
     if rank is None and "what():" not in text:  # a rank that dies by it has a prefix before it
-        rank = _OWN_RANK.search(text) or _PREFIXED.match(text)
+        rank = _OWN_RANK.search(text) or _PRINTED_RANK.match(text)
     nccl = _NCCL.search(text)
     return Speaker(
-        rank=int(rank[rank.lastindex or 1]) if rank else None,
+        rank=int(rank[1]) if rank else None,
         node=nccl[1] if nccl else "",
         pid=int(nccl[2]) if nccl else None,
     )
@@ -181,18 +229,27 @@ def speaker_of_file(path: Path) -> Speaker:
     return Speaker()
 
 
+_CLOCK = re.compile(r"\d\d:\d\d:\d\d")
 _GLOG = re.compile(r"\b[IWEFC](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d+)?)")
 _SHORT = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d(?:[.,]\d+)?) \[?[\w/.]+\.py:\d")
 _ISO = re.compile(r"\b(?:19|20)\d\d[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d(?:[.,]\d+)?)")
+_SYSLOG = re.compile(r"^([A-Z][a-z]{2}) ([ \d]\d) (\d\d):(\d\d):(\d\d(?:\.\d+)?)$")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
-def time_of(text: str) -> tuple[float, ...] | None:
+def time_of(text: str, when: str = "") -> tuple[float, ...] | None:
     """(month, day, seconds of the day), the form that all formats share; None without a time.
 
-    No year: torch's own prefix has none.
+    No year: torch's own prefix has none. `when`: of a collector, whose clock is one for all lines.
     """
-    found = _GLOG.search(text) or _ISO.search(text) or _SHORT.search(text)
+    text = when or text
+    if not _CLOCK.search(text):
+        return None
+    found = _SYSLOG.search(text) or _GLOG.search(text) or _ISO.search(text) or _SHORT.search(text)
     if found is None:
         return None
-    month, day, hour, minute, second = (float(each.replace(",", ".")) for each in found.groups())
-    return (month, day, hour * 3600 + minute * 60 + second)
+    month, *rest = found.groups()
+    if not month.isdecimal():
+        month = str(_MONTHS.index(month) + 1) if month in _MONTHS else "0"
+    day, hour, minute, second = (float(each.replace(",", ".")) for each in rest)
+    return (float(month), day, hour * 3600 + minute * 60 + second)

@@ -185,8 +185,9 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def _usable(self, fields: dict[str, str]) -> dict[str, str] | None:
         """Leave out what is no number where one is read; None if nothing can be read then."""
         of_one = self.reads in (*_NEEDED, "end") or "world" in fields
-        for name in (*_NUMBERS, *(("rank",) if of_one else ())):
-            if whole(fields.get(name, "0").removeprefix("-"), 2**64) is None:
+        numbers = [name for name in fields if name in _NUMBERS or (name == "rank" and of_one)]
+        for name in numbers:
+            if whole(fields[name].removeprefix("-"), 2**64) is None:
                 del fields[name]
         return fields if all(name in fields for name in _NEEDED.get(self.reads, ())) else None
 

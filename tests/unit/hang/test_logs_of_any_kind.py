@@ -19,7 +19,7 @@ from preflight import cli
 from preflight.commands import read
 from preflight.core import files
 from preflight.errors import UsageError
-from preflight.hang.explain import scan
+from preflight.hang.explain import log_lines
 from preflight.hang.explain.scan import Scanner
 from preflight.hang.explain.symptom import shipped
 from preflight.hang.explain.weigh import explain, lines
@@ -93,6 +93,15 @@ def test_a_torn_gzip_counts_up_to_its_tear(tmp_path: Path) -> None:
     assert explain(found).category == "port_in_use"
     assert len(found.troubles) == 1
     assert "torn.gz" in found.troubles[0]
+
+
+@pytest.mark.parametrize("escape", ["\x1b[", "^[[", "#033[", "\\x1b[", "\\u001b[", "\\033["])
+def test_a_colour_within_a_word_hides_nothing(tmp_path: Path, escape: str) -> None:
+    """As a terminal, `cat -v`, syslog, JSON and Python write it."""
+    log = FAILED.replace("bind", f"bi{escape}1;31mnd{escape}0m").replace(
+        "in use", f"i{escape}Kn use"
+    )
+    assert explained(tmp_path, log).category == "port_in_use"
 
 
 STEPS = "".join(f"step {step} loss {step / 7:.5f}\n" for step in range(20_000))
@@ -196,7 +205,7 @@ def test_lines_cross_the_borders_of_what_is_read_at_once(
 ) -> None:
     """Read a few bytes at a time, the same is found at the same line."""
     log = ("step 1\n" * 5 + FAILED + timed_out(1, 3)).replace("\n", end)
-    monkeypatch.setattr(scan, "CHUNK", size)
+    monkeypatch.setattr(log_lines, "CHUNK", size)
     for one in (log.encode(), gzip.compress(log.encode())):
         answer = explained(tmp_path, one)
         assert (answer.category, answer.evidence[0].line, answer.lines) == ("port_in_use", 6, 7)
@@ -220,7 +229,7 @@ def test_text_of_two_bytes_a_character(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
     """What PowerShell redirects; characters may be cut by what is read at once."""
-    monkeypatch.setattr(scan, "CHUNK", 1_001)
+    monkeypatch.setattr(log_lines, "CHUNK", 1_001)
     log = ("\ufeff" + "step \U0001f600\r\n" * 900 + FAILED).encode(code)
     for one in (log, gzip.compress(log)):
         answer = explained(tmp_path, one)
@@ -268,7 +277,7 @@ def test_what_no_disk_holds_is_not_read(tmp_path: Path) -> None:
         file.write(FAILED.encode())
         file.truncate(2 << 40)
     size = 0
-    for block in scan.blocks(path, []):
+    for block in log_lines.blocks(path, []):
         size += len(block)
         assert size < 1 << 20
     assert explain(Scanner(shipped()).read([path])).category == "port_in_use"
@@ -290,7 +299,7 @@ def test_no_more_is_read_than_100_times_what_the_disk_holds(
     path.write_text(FAILED)
     os.truncate(path, 1 << 40)
     size, troubles = 0, list[str]()
-    for block in scan.blocks(path, troubles):
+    for block in log_lines.blocks(path, troubles):
         size += len(block)
         assert size < 64 << 20
     (trouble,) = troubles

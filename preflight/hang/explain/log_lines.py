@@ -1,0 +1,359 @@
+"""The lines of logs: found in folders, unpacked, freed of colours and of collectors' frames, whole.
+
+The cause is at the end of a log, which is often damaged: every readable part of it counts.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import re
+import shlex
+import sys
+import zlib
+from collections import Counter
+from contextlib import contextmanager, suppress
+from itertools import compress
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+from msgspec import Struct
+
+from preflight.core.files import SWELLS, open_stream, unpacks_to
+from preflight.core.text import countable
+from preflight.errors import UsageError
+from preflight.hang.watch.evidence import LEFT, files_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+
+_OUTPUT = ("output.log", "errors.log", "stdout.log", "stderr.log")
+"""Output of the launch, or of one rank under torchrun; read first."""
+_RANK = ("error.json", "stdout.log", "stderr.log")
+"""Files that torchrun writes for each rank in RUN/attempt_0/LOCAL_RANK."""
+_WAYS_OUT = "give log files, or a folder from preflight watch or torchrun --log-dir"
+
+
+def logs_of(
+    given: Sequence[Path], beside: Iterable[Path] = (), empty: list[str] | None = None
+) -> Iterator[Path]:
+    """The given files, and the logs in given folders (only non-empty ones, if there are any).
+
+    `beside`: dumps, which are no logs. A folder with neither is added to `empty` if anything else
+    is given, and otherwise a UsageError, as is one with the logs of several runs.
+    """
+    dumps = set(beside)
+    for path in given:
+        if str(path) == "-" or not _is_folder(path):
+            yield path
+            continue
+        runs = [path] if any(path.glob("attempt_*")) else _runs(path)
+        try:
+            found = files_of(path, [*_OUTPUT, "error.json", *LEFT])
+            for run in runs:
+                found.update(files_of(run, [f"attempt_*/*/{name}" for name in _RANK]))
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}; {_WAYS_OUT}") from error
+        found = {one: size for one, size in found.items() if one not in dumps}
+        if not found and not any(path in one.parents for one in dumps):
+            if empty is None or len(given) + len(dumps) == 1:
+                raise UsageError(f"no log of a job in {path}: {_WAYS_OUT}")
+            empty.append(f"no log of a job in {path}")
+        yield from [one for one, size in found.items() if size] or found
+
+
+def _runs(path: Path) -> list[Path]:
+    """Torchrun's only run in this folder."""
+    runs = sorted({attempt.parent for attempt in path.glob("*/attempt_*")})
+    if len(runs) > 1:
+        raise UsageError(f"{len(runs)} runs of torchrun in {path}: give one of them")
+    return runs
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False  # opening it will report the error
+
+
+if TYPE_CHECKING:
+    _Peeked = io.BufferedReader[io.FileIO]
+
+CHUNK = 1 << 20
+
+_MEMBER = 4096
+"""Bytes charged for each gzip member, however empty: 20 bytes can be one."""
+
+_GZIP = b"\x1f\x8b"
+_ANY_GZIP = 16 + zlib.MAX_WBITS
+_UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+"""Encodings that PowerShell's `>` writes."""
+
+
+def blocks(path: Path, troubles: list[str]) -> Iterator[bytes]:
+    """Yield a file's text as it comes, about CHUNK bytes at a time; `-` is standard input.
+
+    UsageError if it cannot be opened. Later errors are added to `troubles`.
+    """
+    with _opened(path) as file:
+        try:
+            raw = _raw(file)
+            packed = file.peek(len(_GZIP)).startswith(_GZIP)
+            yield from _as_utf8(_unzipped(raw, path) if packed else raw)
+        except (OSError, EOFError, zlib.error) as error:
+            troubles.append(f"{path}: read up to an error ({error})")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[_Peeked]:
+    if str(path) == "-":
+        yield cast("_Peeked", sys.stdin.buffer)
+        return
+    try:
+        stream = open_stream(path)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}; give log files") from error
+    with io.BufferedReader(stream, CHUNK) as file:
+        yield file
+
+
+def _raw(file: _Peeked) -> Iterator[bytes]:
+    """Uses `read1`, because `read` drops what it has read when the next part fails."""
+    while more := file.read1(CHUNK):
+        yield more
+
+
+def _unzipped(raw: Iterator[bytes], path: Path) -> Iterator[bytes]:
+    """Decompress member by member; zlib.error or EOFError after all readable text."""
+    member = zlib.decompressobj(_ANY_GZIP)
+    complete = False
+    left = unpacks_to(0)
+    for block in raw:
+        rest = block
+        left += len(block) * SWELLS
+        while True:
+            if member.eof:
+                rest = rest.lstrip(b"\0")  # tapes and block devices pad
+                if not rest:
+                    break
+                member, complete = zlib.decompressobj(_ANY_GZIP), True
+                left -= _MEMBER
+            before = member.copy()
+            try:
+                text = member.decompress(rest, CHUNK)
+            except zlib.error as error:
+                yield _up_to_fault(before, rest)
+                if complete and "header" in str(error):
+                    raise EOFError("what follows the gzipped text is not gzipped") from error
+                raise
+            yield text
+            left -= len(text)
+            if left < 0:
+                raise EOFError(
+                    f"it unpacks to over {SWELLS} times its size, or has thousands of parts; "
+                    "if you trust it: "
+                    f"zcat {shlex.quote(str(path))} | preflight explain -"
+                )
+            rest = member.unused_data if member.eof else member.unconsumed_tail
+            if not rest and len(text) < CHUNK:
+                break
+    if not member.eof:
+        raise EOFError("the gzipped text is cut short")
+
+
+def _up_to_fault(member: zlib._Decompress, rest: bytes) -> bytes:
+    """Decompress byte by byte: a call that fails returns nothing of what came before."""
+    got = bytearray()
+    with suppress(zlib.error):
+        for byte in rest:
+            got += member.decompress(bytes((byte,)))
+    return bytes(got)
+
+
+def _as_utf8(texts: Iterator[bytes]) -> Iterator[bytes]:
+    """Convert UTF-16 to UTF-8; anything else stays as it is."""
+    first = b""
+    for text in texts:
+        first += text
+        if len(first) >= len(codecs.BOM_UTF16_LE):
+            break
+    code = _UTF16.get(first[:2])
+    if code is None:
+        yield first
+        yield from texts
+        return
+    decoder = codecs.getincrementaldecoder(code)("replace")
+    yield decoder.decode(first[2:]).encode()
+    for text in texts:
+        yield decoder.decode(text).encode()
+
+
+LONGEST = 16 << 10
+"""Bytes searched of a line, half of them at its end; the middle is cut."""
+_HUGE = 4 * LONGEST
+"""Bytes stored of a line without an end so far."""
+
+_ESCAPES = re.compile(
+    rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\r\n]*(?:\x07|\x1b\\)?|[@-Z\\-_])"
+    rb"|(?:\^\[|#033|\\(?:u001[bB]|x1[bB]|033))\[[\d;]{0,40}[mK]"
+)
+"""Of a terminal; as `cat -v`, syslog, JSON and Python write them."""
+_BEGIN_ESCAPES = b"\x1b^#\\"
+_BREAKS = re.compile(rb"\r\n|\n|\r")
+_FRAME = re.compile(rb"(?:19|20)\d\d-\S{12,40} (std(?:out|err)) ([FP])(?: |$)")
+"""Kubernetes' container runtime interface (CRI); P: the line goes on in the stream's next one."""
+_FIRST = 20
+"""Lines that show whether a collector framed them all."""
+
+
+class _DockerLine(Struct):
+    log: str
+    stream: str
+    time: str
+
+
+_DOCKER_LINE = msgspec.json.Decoder(_DockerLine)
+
+
+def chunks(path: Path, troubles: list[str]) -> Iterator[list[bytes]]:
+    """Yield a file's lines, some thousands at a time; `-` is standard input.
+
+    A huge line is one line, cut. UsageError if the file cannot be opened. Later errors (a gzip file
+    cut short) are added to `troubles`, and the text before them counts.
+    """
+    left = b""
+    for block in blocks(path, troubles):
+        text = left + block
+        # A line feed may follow a carriage return at the end.
+        end = max(text.rfind(b"\n"), text.rfind(b"\r", 0, -1)) + 1
+        lines, again = _unframed(_split(_plain(text[:end]))[:-1])
+        left = b"".join(line + b"\n" for line in again) + text[end:]
+        if len(left) > _HUGE:
+            left = left[:LONGEST] + left[-LONGEST:]
+        if len(lines) * LONGEST < len(text):
+            lines = [_cut(line) for line in lines]
+        yield _whole(lines)
+    if left:
+        lines, again = _unframed(_split(_plain(left.removesuffix(b"\r"))))
+        yield [_cut(line) for line in (*lines, *again)]
+
+
+def _plain(text: bytes) -> bytes:
+    """Take out the escapes, which may split a word."""
+    return _ESCAPES.sub(b"", text) if any(mark in text for mark in _BEGIN_ESCAPES) else text
+
+
+def _unframed(lines: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """Undo JSON, and join parts of lines; what was joined leaves an empty line.
+
+    Returns the lines, and those from an unfinished one on, to be read again with what follows.
+    """
+    if any(line.startswith(b'{"') for line in lines[:_FIRST]):
+        lines = [_undockered(line) if line.startswith(b'{"') else line for line in lines]
+    parts: dict[bytes, list[tuple[int, int]]] = {}
+    if any(_FRAME.match(line) for line in lines[:_FIRST]):
+        for number, line in enumerate(lines):
+            if (found := _FRAME.match(line)) is None:
+                continue
+            stream, kind = found.groups()
+            parts.setdefault(stream, []).append((number, found.end()))
+            if kind == b"F":
+                (first, _), *rest = parts.pop(stream)
+                lines[first] += b"".join(lines[one][begin:] for one, begin in rest)
+                for one, _ in rest:
+                    lines[one] = b""
+    unfinished = min((some[0][0] for some in parts.values()), default=len(lines))
+    if sum(map(len, lines[unfinished:])) > _HUGE:
+        return lines, []
+    return lines[:unfinished], lines[unfinished:]
+
+
+def _undockered(line: bytes) -> bytes:
+    """The line in CRI's form."""
+    try:
+        one = _DOCKER_LINE.decode(line)
+    except msgspec.DecodeError:
+        return line
+    kind, log = "F" if one.log.endswith("\n") else "P", one.log.strip("\r\n").replace("\n", " ")
+    return f"{one.time} {one.stream} {kind} {log}".encode("utf-8", "replace")
+
+
+_NARROW, _WIDE = 60, 400
+"""Columns of a terminal."""
+_SOME = 3
+"""Lines that fill it."""
+_HEAD = 6
+_SAMPLE = 2000
+"""Lines whose beginnings are compared."""
+_BEGINS = re.compile(
+    rb"srun: |slurmstepd|Traceback |\[rank ?\d|\[default\d|\[\d{1,8},\d{1,6}\]<"
+    rb"|[\w.-]{1,80}:\d+:\d+ \["
+    rb"|\[?(?:19|20)\d\d[-/]\d\d[-/]\d\d[T _]|\[?\d\d:\d\d:\d\d|[A-Z][a-z]{2} [ \d]\d \d\d:"
+    rb"|\[[IWEFC]?\d{3,4} \d\d:|[IWEFC]\d{4} \d\d:|<\d{1,2}>|\[ {0,8}\d{1,9}\.\d{6}\]|kernel: "
+    rb"|NVRM: "
+    rb"|(?:[A-Za-z_]\w{0,60}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception|Exit|Interrupt|Warning)(?::|$)"
+    rb"|Segmentation fault|Killed|Aborted|Terminated|Bus error|Fatal |(?:FATAL|ERROR|CRITICAL)\b"
+)
+"""Beginnings of messages of their own, which no terminal has cut off a line."""
+
+
+def _whole(lines: list[bytes]) -> list[bytes]:
+    """Join the lines that a terminal wrapped; what was joined leaves an empty line.
+
+    A line is wrapped if it is as long as several others, which are the longest, and the next one
+    begins neither as the other lines do nor as a known message. Most of the longest lines must be
+    wrapped: otherwise they are only of equal length.
+    """
+    if any(line[:1] == b">" for line in lines[:_SAMPLE]):
+        lines = [line.lstrip(b"> ") if line[:1] == b">" else line for line in lines]
+    lengths = list(map(len, lines))
+    longest = max(lengths, default=0)
+    if not _NARROW <= longest <= _WIDE:
+        return lines
+    if lengths.count(longest) < _SOME:
+        return lines
+    after = set(compress(range(1, len(lines)), map(longest.__eq__, lengths)))
+    rests = [number for number in after if not _BEGINS.match(lines[number])]
+    if len(after) < _SOME or 2 * len(rests) <= len(after):
+        return lines
+    others = [line for number, line in enumerate(lines[:_SAMPLE]) if number not in after]
+    heads = Counter(map(_head, others))
+    often = max(1, len(others) // 50)
+    rests = [number for number in rests if heads[_head(lines[number])] < often]
+    if 2 * len(rests) <= len(after):
+        return lines
+    for number in sorted(rests, reverse=True):
+        lines[number - 1] += lines[number]
+        lines[number] = b""
+    return lines
+
+
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+
+
+def _head(line: bytes) -> bytes:
+    return line[:_HEAD].translate(_DIGITS)
+
+
+def text_of(line: bytes) -> str:
+    """A line as text that a terminal and a report can show: no control characters."""
+    text = _cut(line).decode("utf-8", "replace").rstrip()
+    if not text.isprintable():
+        text = "".join(char for char in text.replace("\t", " ") if char.isprintable())
+    return countable(text)
+
+
+def _cut(line: bytes) -> bytes:
+    if len(line) <= LONGEST:
+        return line
+    half = LONGEST // 2
+    return line[:half] + b" ... " + line[5 - half :]
+
+
+def _split(block: bytes) -> list[bytes]:
+    if b"\r" in block:
+        return _BREAKS.split(block)  # progress bars write over themselves
+    return block.split(b"\n")

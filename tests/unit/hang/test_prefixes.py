@@ -1,0 +1,203 @@
+"""Collectors of logs and launchers put words before each line; the answer is as without them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.unit.hang.logs import communicator, explained
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    Prefix = Callable[[int, int, str], str]
+    """The line of a rank at a second, with what stands before it."""
+
+STEP = "[rank0]: step {} loss 0.25"
+TRACE = (
+    "Traceback (most recent call last):",
+    '  File "/home/u/train.py", line 41, in <module>',
+    "    main()",
+    '  File "/home/u/train.py", line {line}, in {code}',
+    "    row = batch[key]",
+    "{what}",
+)
+
+
+def trace(rank: int, line: int, code: str, what: str) -> list[tuple[int, str]]:
+    """A traceback as torch prints it."""
+    return [(rank, f"[rank{rank}]: {one.format(line=line, code=code, what=what)}") for one in TRACE]
+
+
+def woven(*stories: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """One line of each in turn."""
+    longest = max(map(len, stories))
+    return [story[at] for at in range(longest) for story in stories if at < len(story)]
+
+
+def of(rank: int, text: str) -> list[tuple[int, str]]:
+    """The lines of one rank."""
+    return [(rank, line) for line in text.splitlines()]
+
+
+ECHO = "RuntimeError: NCCL communicator was aborted."
+COMMUNICATORS = [(rank, communicator(rank, 4).rstrip()) for rank in range(4)]
+LOGS: dict[str, list[tuple[int, str]]] = {
+    "two tracebacks": woven(
+        trace(3, 57, "load", "KeyError: 'labels'"), trace(1, 90, "step", ECHO)
+    ),
+    "memory": woven(
+        trace(2, 9, "step", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB."),
+        trace(0, 90, "step", ECHO),
+    ),
+    "a summary of torchrun": of(0, (
+        "E1005 10:00:01.000000 77 torch/distributed/elastic/multiprocessing/api.py:874] failed "
+        "(exitcode: -11) local_rank: 1 (pid: 9) of binary: python\n"
+        "Root Cause (first observed failure):\n[0]:\n  time      : 2026-10-05_10:00:00\n"
+        "  host      : n7\n  rank      : 5 (local_rank: 1)\n  exitcode  : -11 (pid: 9)\n"
+        "  error_file: <N/A>\n  traceback : Signal 11 (SIGSEGV) received by PID 9"
+    )),
+    "a mismatch in three lines": woven(of(2, (
+        "[rank2]: RuntimeError: Detected mismatch between collectives on ranks.\n"
+        "[rank2]: Rank 2 is running collective: CollectiveFingerPrint(SequenceNumber=7, "
+        "OpType=BROADCAST),\n"
+        "[rank2]: but Rank 1 is running collective: CollectiveFingerPrint(SequenceNumber=7, "
+        "OpType=ALLREDUCE)."
+    )), [(0, STEP.format(at)) for at in range(3)]),
+    "a call that failed": woven(of(1, (
+        "[rank1]:[E1005 10:00:00.1 ProcessGroupNCCL.cpp:612] [Rank 1] Collective WorkNCCL(SeqNum=7,"
+        " OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=600000) raised the following async "
+        "exception: NCCL error: invalid usage, NCCL version 2.28.9\n"
+        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
+        "NET/Socket : peer 10.8.0.4<41200> message truncated : receiving 98304 bytes instead of 512"
+    )), trace(3, 90, "step", ECHO)),
+    "a report of torch": of(0, (
+        "\t - To our best knowledge, the lagging/dead/mismatched ranks that caused the desync are:"
+        "\n\t   - [3] finished collective #7, but didn't join collective #8 (count from 1)"
+    )),
+    "a barrier of JAX": of(0, (
+        "XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Id: start. Timed out task names:\n"
+        "/job:jax_worker/replica:0/task:9\n/job:jax_worker/replica:0/task:12"
+    )),
+    "the driver": of(0, (
+        "NVRM: The NVIDIA GPU 0000:1a:00.0\n"
+        "NVRM: (PCI ID: 10de:2330) installed in this system has\n"
+        "NVRM: fallen off the bus and is not responding to commands."
+    )),
+    "an exit that deepspeed reports": [*COMMUNICATORS, *of(0, (
+        "[2026-10-05 10:00:09,000] [ERROR] [launch.py:325:sigkill_handler] ['python', 'a.py', "
+        "'--local_rank=1'] exits with return code = -11"
+    ))],
+    "text of the data": of(0, "user: CUDA out of memory. Tried to allocate 2.00 GiB"),
+}  # fmt: skip
+
+
+def _cri(at: int, text: str, kind: str = "F", stream: str = "stderr") -> str:
+    return f"2026-10-05T10:00:{at:02d}.123456789Z {stream} {kind} {text}"
+
+
+def _cri_in_parts(_: int, at: int, text: str) -> str:
+    """Kubernetes cuts lines at 16 KiB; another stream's line may come between the parts."""
+    if not text:
+        return _cri(at, "")
+    parts = [text[: len(text) // 2], _cri(at, "step", stream="stdout"), text[len(text) // 2 :]]
+    return "\n".join((_cri(at, parts[0], "P"), parts[1], _cri(at, parts[2])))
+
+
+def _docker(_: int, at: int, text: str) -> str:
+    time = f"2026-10-05T10:00:{at:02d}.123456789Z"
+    line = json.dumps({"log": f"{text}\n", "stream": "stderr", "time": time}, separators=(",", ":"))
+    return line.replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+ONE_PROCESS: dict[str, Prefix] = {
+    "Kubernetes": lambda _, at, text: _cri(at, text),
+    "Kubernetes, in parts": _cri_in_parts,
+    "docker": _docker,
+    "docker compose": lambda _, __, text: f"train-worker-1  | {text}",
+    "docker compose -t": lambda _, at, text: f"worker-1  | 2026-10-05T10:00:{at:02d}.12Z {text}",
+    "journalctl": lambda _, at, text: f"Oct  5 10:00:{at:02d} n1 train[123]: {text}",
+    "journalctl -o short-iso": lambda _, at, text: (
+        f"2026-10-05T10:00:{at:02d}+0000 n1 t[1]: {text}"
+    ),
+    "kubectl logs --timestamps": lambda _, at, text: f"2026-10-05T10:00:{at:02d}.123456Z {text}",
+    "kubectl logs --prefix": lambda _, __, text: f"[pod/train-worker-0/pytorch] {text}",
+}
+"""Prefixes that show the container or the host."""
+MANY_PROCESSES: dict[str, Prefix] = {
+    "Ray": lambda rank, _, text: f"(RayTrainWorker pid={85 + rank}, ip=10.0.0.3) {text}",
+    "torchrun --tee": lambda rank, _, text: f"[default{rank}]:{text}",
+    "torchrun --role": lambda rank, _, text: f"[trainer{rank}]:{text}",
+    "mpirun": lambda rank, _, text: f"[1,{rank}]<stderr>:{text}",
+    "srun --label": lambda rank, _, text: f"{rank}: {text}",
+    "srun --label in Kubernetes": lambda rank, at, text: _cri(at, f"{rank}: {text}"),
+    "a pod per rank": lambda rank, _, text: f"[pod/train-worker-{rank}/pytorch] {text}",
+    "docker compose": lambda rank, _, text: f"worker-{rank}  | {text}",
+    "stern": lambda rank, _, text: f"train-worker-{rank} pytorch {text}",
+}
+"""Prefixes that show the process, or a container of its own."""
+
+
+def _written(log: Iterable[tuple[int, str]], prefix: Prefix) -> str:
+    return "".join(f"{prefix(rank, at, text)}\n" for at, (rank, text) in enumerate(log))
+
+
+def _ranks(culprits: Iterable[str]) -> set[str]:
+    return {one for one in culprits if one.startswith(("rank", "task", "gpu"))}
+
+
+@pytest.mark.parametrize("name", LOGS)
+@pytest.mark.parametrize("prefix", [*ONE_PROCESS, *(f"each: {one}" for one in MANY_PROCESSES)])
+def test_a_prefix_before_each_line_changes_no_answer(
+    tmp_path: Path, name: str, prefix: str
+) -> None:
+    """The same category, and the same rank, whichever processes' lines come between."""
+    put = ONE_PROCESS.get(prefix) or MANY_PROCESSES[prefix.removeprefix("each: ")]
+    log = LOGS[name]
+    if name != "text of the data":
+        log = [(rank, "[rank0]: warming up") for rank in range(2)] + log
+    bare = explained(tmp_path, _written(log, lambda _, __, text: text))
+    answer = explained(tmp_path, _written(log, put))
+    assert (bare.category, bool(bare.confidence)) == (answer.category, bool(answer.confidence))
+    assert _ranks(bare.culprits) <= _ranks(answer.culprits)
+    assert (len(_ranks(bare.culprits)) or 1) >= len(_ranks(answer.culprits))
+
+
+@pytest.mark.parametrize("prefix", [one for one in MANY_PROCESSES if "stern" not in one])
+def test_tracebacks_of_two_processes_come_apart_by_their_prefixes(
+    tmp_path: Path, prefix: str
+) -> None:
+    """Without a rank of torch in any line."""
+    lines = woven(trace(3, 57, "load", "KeyError: 'labels'"), trace(1, 90, "step", ECHO))
+    log = [(rank, text.partition(": ")[2]) for rank, text in lines]
+    answer = explained(tmp_path, _written(log, MANY_PROCESSES[prefix]))
+    assert answer.category == "other"
+    assert "KeyError: 'labels' at /home/u/train.py:57 (load)" in answer.sentence
+
+
+def test_facts_of_many_ranks_hide_no_cause(tmp_path: Path) -> None:
+    """Only so many hits are kept, and those of failures come after all ranks' first lines."""
+    log = "".join(communicator(rank, 21_000, host=f"n{rank // 8}") for rank in range(21_000))
+    cause = "[rank7]: CUDA error: uncorrectable ECC error encountered\n"
+    assert explained(tmp_path, log + cause).category == "gpu_hardware"
+
+
+def test_a_host_that_runs_only_the_launcher_is_no_culprit(tmp_path: Path) -> None:
+    """NCCL's lines name the nodes of the ranks."""
+    log = [(rank, communicator(rank, 4, host="n5").rstrip()) for rank in range(4)]
+    log += of(0, "RuntimeError: CUDA error: uncorrectable ECC error encountered")
+    assert explained(tmp_path, _written(log, ONE_PROCESS["journalctl"])).culprits == ()
+
+
+def test_a_summary_behind_a_label_shows_that_labels_are_no_ranks(tmp_path: Path) -> None:
+    """Mpirun and srun may start one torchrun on each node."""
+    killed = of(1, "E1005 10:00:01.000000 77 torch/distributed/elastic/multiprocessing/api.py:874] "
+                   "failed (exitcode: -9) local_rank: 1 (pid: 9) of binary: python")  # fmt: skip
+    summary = LOGS["a summary of torchrun"][1:]
+    log = killed + [(1, text.replace("-11", "-9")) for _, text in summary]
+    for prefix in ("mpirun", "srun --label"):
+        answer = explained(tmp_path, _written([(0, "hello"), *log], MANY_PROCESSES[prefix]))
+        assert "rank 1" not in answer.culprits
