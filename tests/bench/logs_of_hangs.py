@@ -463,6 +463,7 @@ def _link(job: _Job, at: float, rank: int) -> Label:
 
 
 def _port(job: _Job, at: float, rank: int) -> Label:
+    job.out[:] = [one for one in job.out if one[0] < 1]  # no step of the training follows
     job.lines(1, 0, _traceback(job, 0, "torch.distributed.DistNetworkError", (
         "The server socket has failed to listen on any local network address. port: 29500, "
         "useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use")))  # fmt: skip

@@ -72,7 +72,7 @@ class LoggedException(Struct, frozen=True, kw_only=True):
     place: Place
     began: int
     """The line in which its traceback begins."""
-    time: tuple[float, ...] | None
+    time: float | None
     order: int
     cut: bool = False
     """Only its last line is there."""
@@ -131,7 +131,7 @@ class Tracebacks:
 
     def _end(self, running: _Running, ends: re.Match[str], place: Place, order: int) -> None:
         if len(self.raised) >= _MOST:
-            return
+            del self.raised[_MOST // 2]
         file, line, code = running.own
         self.raised.append(
             LoggedException(
@@ -158,7 +158,7 @@ def in_order_of_time(some: Iterable[_T]) -> list[_T]:
     """In order of their own times if all have one, otherwise in order of reading."""
     every = sorted(some, key=lambda one: one.order)
     if all(one.time is not None for one in every):
-        every.sort(key=lambda one: one.time or ())
+        every.sort(key=lambda one: one.time or 0)
     return every
 
 
@@ -268,18 +268,16 @@ class Summaries:
         self._alone: list[Place] = []
         self._ended: set[tuple[str, str]] = set()
 
-    def take(self, hit: Hit) -> int | None:
-        """Store what belongs to a summary; return the rank that failed first, if this names it."""
+    def take(self, hit: Hit) -> None:
+        """Store what belongs to a summary."""
         if hit.symptom.reads == "alone":
             self._alone.append(hit.place)
         if hit.symptom.reads == "end" and hit.fields.get("code") == _RAISED:
             self._ended.add((hit.place.source, hit.fields["rank"]))
-        if hit.symptom.reads != "summary":
-            return None
-        named = Speaker(rank=int(hit.fields["rank"]), node=hit.fields.get("node", ""))
-        self._failed.append((hit, named))
-        self._at.setdefault((hit.place.source, hit.place.line), named)
-        return named.rank
+        if hit.symptom.reads == "summary":
+            named = Speaker(rank=int(hit.fields["rank"]), node=hit.fields.get("node", ""))
+            self._failed.append((hit, named))
+            self._at.setdefault((hit.place.source, hit.place.line), named)
 
     def within(self, place: Place) -> Speaker | None:
         """The rank and node of the summary that contains a line."""

@@ -53,7 +53,8 @@ def logs_of(
         try:
             found = files_of(path, [*_OUTPUT, "error.json", *LEFT])
             for run in runs:
-                found.update(files_of(run, [f"attempt_*/*/{name}" for name in _RANK]))
+                attempts = sorted(run.glob("attempt_*"), key=lambda one: (len(one.name), one))
+                found.update(files_of(attempts[-1], [f"*/{name}" for name in _RANK]))
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}; {_WAYS_OUT}") from error
         found = {one: size for one, size in found.items() if one not in dumps}

@@ -207,11 +207,15 @@ def _task(label: str) -> int | None:
 def _speaker(text: str) -> Speaker:
     """`[rank9]:` is global; `[Rank 1]` may count only within a group.
 
-    Torch writes the second beside the first; alone it counts as global.
+    Torch writes the second beside the first; alone it counts as global. A line with two ranks
+    passes on the words of another rank, and shows neither.
     """
     rank = _RANK.search(text)
+    if rank is not None and any(other != rank[1] for other in _RANK.findall(text, rank.end())):
+        return Speaker()
+    rank = rank or _PRINTED_RANK.match(text)
     if rank is None and "what():" not in text:  # a rank that dies by it has a prefix before it
-        rank = _OWN_RANK.search(text) or _PRINTED_RANK.match(text)
+        rank = _OWN_RANK.search(text)
     nccl = _NCCL.search(text)
     return Speaker(
         rank=int(rank[1]) if rank else None,
@@ -234,13 +238,13 @@ _GLOG = re.compile(r"\b[IWEFC](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d+)?)")
 _SHORT = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d(?:[.,]\d+)?) \[?[\w/.]+\.py:\d")
 _ISO = re.compile(r"\b(?:19|20)\d\d[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d(?:[.,]\d+)?)")
 _SYSLOG = re.compile(r"^([A-Z][a-z]{2}) ([ \d]\d) (\d\d):(\d\d):(\d\d(?:\.\d+)?)$")
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 
 
-def time_of(text: str, when: str = "") -> tuple[float, ...] | None:
-    """(month, day, seconds of the day), the form that all formats share; None without a time.
+def time_of(text: str, when: str = "") -> float | None:
+    """Seconds since 1 March, the day after leap days; None without. Torch's prefix has no year.
 
-    No year: torch's own prefix has none. `when`: of a collector, whose clock is one for all lines.
+    `when`: of a collector, whose clock is one for all lines.
     """
     text = when or text
     if not _CLOCK.search(text):
@@ -249,7 +253,7 @@ def time_of(text: str, when: str = "") -> tuple[float, ...] | None:
     if found is None:
         return None
     month, *rest = found.groups()
-    if not month.isdecimal():
-        month = str(_MONTHS.index(month) + 1) if month in _MONTHS else "0"
+    number = int(month) if month.isdecimal() else _MONTHS.find(month) // 3 + 1
     day, hour, minute, second = (float(each.replace(",", ".")) for each in rest)
-    return (float(month), day, hour * 3600 + minute * 60 + second)
+    days = (153 * ((number - 3) % 12) + 2) // 5 + day
+    return days * 86400 + hour * 3600 + minute * 60 + second

@@ -9,6 +9,7 @@ import re
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import count, groupby
+from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 
 from preflight.core.text import whole
 from preflight.hang.explain.exceptions import ENDS, FAR, Summaries, Tracebacks
-from preflight.hang.explain.log_lines import chunks, text_of
+from preflight.hang.explain.log_lines import LONGEST, chunks, text_of
 from preflight.hang.explain.origin import Line, Origins, speaker_of_file, time_of
 from preflight.hang.explain.symptom import QUOTES, Hit, Place, Speaker
 
@@ -69,6 +70,7 @@ _NOTICE = re.compile(
     rb"|(?:error|fail(?:ed|ures?)?|killed)[_ ]?(?:rate|s)?[ =:]{1,3}0(?:\.0{0,9})?\b"
     rb"|\bwatching for\b|\bhandles? xid\b|\b(?:will|would|may|might) (?:stop|fail) with no space\b"
     rb"|[a-z] error[ =:]{1,3}\d{0,9}\.\d)"
+    rb"|\[W[\d :.]{0,30}(?:TCPStore|ProcessGroupNCCL)\.cpp:|^frame #\d"
 )
 """What is no failure, whatever words are in it, unless NCCL or an exception says it."""
 _CERTAIN = re.compile(rb"NCCL WARN|Traceback \(most|\bERROR\b|\bFATAL\b|^\w*Error: |core dumped")
@@ -89,6 +91,14 @@ _ALIKE = bytes.maketrans(b"0123456789abcdef", b"0" * 16)
 _RAISED = any_of(word.translate(_ALIKE) for word in (*ENDS, b"Traceback"))
 _SHAPES = 200_000
 """Shapes of lines that are remembered."""
+_STEP = re.compile(
+    rb"(?:step|iter|iteration|epoch|batch|%\|[^|]{0,99}\|)s?[\"' :=#\[]{1,8}"
+    rb"(\d{1,12}(?:\.\d{1,9})?)"
+)
+_GOES_ON = 20
+"""Steps after a failure: more than other ranks make until they wait for the one that failed."""
+_PAUSE_S = 60
+"""After a launcher's report of an end: what other ranks of that attempt print comes sooner."""
 
 
 @dataclass
@@ -99,16 +109,15 @@ class ScanResult:
     raised: list[LoggedException] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     """How often each symptom was found, including hits that are not stored."""
-    ranks: set[int] = field(default_factory=set)
-    """Global ranks that wrote any line."""
-    roots: set[int] = field(default_factory=set)
-    """Global ranks that torchrun calls the first to fail."""
     ended: int = 0
     """The number of the last line that reports the normal end of the job; 0 if none."""
-    settled: dict[str, int] = field(default_factory=dict)
-    """By file, the last line in which torchrun restarts its ranks or reports that all succeeded."""
+    settled: dict[str, float] = field(default_factory=dict)
+    """By file, the last line that shows that no failure before it is the last one: torchrun
+    restarts its ranks or reports that all succeeded, another attempt begins, the steps go on."""
     world: int = 0
-    """The largest number of ranks in any line; 0 if none."""
+    """The largest number of ranks in any line of the last attempt; 0 if none."""
+    several: bool = False
+    """Whether any line shows other groups of ranks than the one of all ranks."""
     failure: Place | None = None
     """The first line with a word of failure; None where no line has one."""
     lines: int = 0
@@ -124,8 +133,8 @@ class _Shape:
         self.anchors = anchors
         """Words that may be there."""
         is_fact = all(one.role == "fact" and not one.reads for _, one in anchors)
-        self.most = 1 if is_fact else _KEPT_EACH
-        """How often a line that tells the same counts."""
+        self.most = 2 if is_fact else _KEPT_EACH
+        """How often a line that tells the same counts; a second one may be of another group."""
         self.tells: Callable[[bytes], object] | None = None
         """What a line tells; None if each counts."""
         if _INFO in shape and not _RAISED.search(shape) and not any(s.span for _, s in anchors):
@@ -135,6 +144,19 @@ class _Shape:
 
 _QUIET = _Shape(b"", [])
 """Of lines in which there is nothing to read."""
+_PACED = _Shape(b"", [])
+"""Of lines that only tell the step of the training."""
+
+
+def _is_known(shape: _Shape, line: bytes, seen: dict[object, int]) -> bool:
+    """Whether a line tells nothing that others before it do not; counts it if it does."""
+    if shape.tells is None:
+        return shape is _PACED
+    tells = shape.tells(line)
+    times = seen.get(tells, 0)
+    if times < shape.most:
+        seen[tells] = times + 1
+    return times >= shape.most
 
 
 @dataclass(eq=False)
@@ -149,6 +171,18 @@ class _Story:
     ended: bool = False
 
 
+@dataclass
+class _Progress:
+    """How far the training has come in one file."""
+
+    step: tuple[float, ...] = ()
+    line: bytes = b""
+    orders: deque[int] = field(default_factory=lambda: deque(maxlen=_GOES_ON))
+    """The last lines with a higher step than any before."""
+    over: float = inf
+    """A step or a start after this time is of another attempt."""
+
+
 class _File:
     """What is being read in a file."""
 
@@ -156,6 +190,7 @@ class _File:
         self.source = str(path)
         self.whose = speaker_of_file(path)
         self.tracebacks = Tracebacks(self.whose)
+        self.progress = _Progress()
         self.opened: deque[_Story] = deque()
         """The first has not ended."""
         self._by_speaker: dict[str, dict[int | None, list[_Story]]] = {}
@@ -209,6 +244,8 @@ class Scanner:
             for word in each.anchors
         ]
         self._kept: Counter[tuple[str, object]] = Counter()
+        self._processes: dict[tuple[str, str], dict[int, str]] = {}
+        """By node and GPU, the attempt's processes, and the first communicator of each."""
         self._origins = Origins()
         self._summaries = Summaries()
         self._found = ScanResult()
@@ -238,23 +275,19 @@ class Scanner:
                 seen.clear()
             idle = file.idle
             for order, line, looks in zip(count(found.lines + 1), lines, shapes, strict=False):
-                shape = known.get(looks) or self._learn_shape(looks)
-                if idle:
-                    if shape is _QUIET:
-                        continue
-                    if shape.tells is not None:
-                        tells = shape.tells(line)
-                        times = seen.get(tells, 0)
-                        if times == shape.most:
-                            continue
-                        seen[tells] = times + 1
-                began = {one.id: one for word, one in shape.anchors if word in line}
-                self._line(file, text_of(line), order - before, order, began.values())
-                idle = file.idle
+                shape = known.get(looks) or self._learn_shape(looks, line)
+                if idle and shape is _QUIET:
+                    continue
+                if not idle or not _is_known(shape, line, seen):
+                    began = {one.id: one for word, one in shape.anchors if word in line}
+                    self._line(file, text_of(line), order - before, order, began.values())
+                    idle = file.idle
+                if shape is _PACED:
+                    self._pace(file, line, order)
             found.lines += len(lines)
         for each in file.opened:
             if not each.ended:
-                self._close(each, file.whose)
+                self._close(each, file)
         found.raised += file.tracebacks.raised
 
     def _line(
@@ -263,7 +296,7 @@ class Scanner:
         """Read a line that may matter."""
         line, place = self._origins.read(shown), Place(file.source, number, shown[:_SHOWN])
         for story in file.ended_with(line, number):
-            self._close(story, file.whose)
+            self._close(story, file)
         file.tracebacks.feed(line, place, order)
         self._look_for_failure(line, place)
         for symptom in began:
@@ -271,15 +304,35 @@ class Scanner:
             if symptom.span:
                 file.begin(story)
             else:
-                self._close(story, file.whose)
+                self._close(story, file)
 
-    def _learn_shape(self, looks: bytes) -> _Shape:
+    def _pace(self, file: _File, line: bytes, order: int) -> None:
+        """Take a line that tells the step."""
+        now, settled = file.progress, self._found.settled
+        if now.over < inf and (self._time_of(line) or 0) > now.over:
+            settled[file.source] = order
+            now = file.progress = _Progress()
+        step = tuple(map(float, _STEP.findall(line.lower(), 0, LONGEST)))
+        if step > now.step:
+            now.step = step
+            now.orders.append(order)
+            if len(now.orders) == _GOES_ON:
+                settled[file.source] = max(settled.get(file.source, 0), now.orders[0])
+        now.line = line
+
+    def _time_of(self, line: bytes) -> float | None:
+        read = self._origins.read(text_of(line))
+        return time_of(read.text, read.when)
+
+    def _learn_shape(self, looks: bytes, line: bytes) -> _Shape:
         """What lines of this shape may show."""
         anchors, shape = [], _QUIET
         if self._anchor.search(looks):
             anchors = [(word, one) for alike, word, one in self._anchors if alike in looks]
             if anchors or _INFO not in looks or _RAISED.search(looks):
                 shape = _Shape(looks, anchors)
+        if shape is _QUIET and _STEP.search(line.lower(), 0, LONGEST):
+            shape = _PACED
         self._shapes[looks] = shape
         return shape
 
@@ -296,23 +349,27 @@ class Scanner:
         ):
             self._found.failure = place
 
-    def _close(self, story: _Story, whose: Speaker) -> None:
+    def _close(self, story: _Story, file: _File) -> None:
         symptom, text = story.symptom, "\n".join(story.texts)
         fields = symptom.fields(text)
         if fields is None:
             return
         found, source = self._found, story.place.source
-        speaker = story.line.speaker.joined(whose)
+        speaker = story.line.speaker.joined(file.whose)
         if "world" in fields:
-            self._learn(fields, speaker)
+            self._learn(fields, speaker, source, story.order)
         if symptom.reads == "end" and not self._with_rank_of_gpu(fields, speaker):
             return
         if "end" in fields:
             found.ended = story.order
-        if "settled" in fields:
+        time, now = time_of(text, story.line.when), file.progress
+        if "settled" in fields or ("started" in fields and (time or 0) > now.over):
             found.settled[source] = story.order
-        if speaker.rank is not None:
-            found.ranks.add(speaker.rank)
+        if symptom.reads in ("summary", "end") or "CANCELLED AT" in text:
+            own = text if symptom.reads == "summary" else story.line.text
+            own_time = time_of(own, story.line.when) or self._time_of(now.line)
+            now.over = (own_time or inf) + _PAUSE_S
+        found.several |= "parallel" in fields
         found.counts[symptom.id] += 1
         key = (symptom.id, (source, speaker, tuple(sorted(fields.items()))[:6]))
         self._kept[key] += 1
@@ -324,15 +381,13 @@ class Scanner:
             place=story.place,
             speaker=speaker,
             fields=fields,
-            time=time_of(text, story.line.when),
+            time=time,
             order=story.order,
         )
         found.hits.append(hit)
         if symptom.reads in ("summary", "end"):  # a launcher, which is no rank itself
             self._origins.reports(speaker, int(fields["rank"]))
-        root = self._summaries.take(hit)
-        if root is not None:
-            found.roots.add(root)
+        self._summaries.take(hit)
 
     def _with_rank_of_gpu(self, fields: dict[str, str], speaker: Speaker) -> bool:
         """Add the rank that ended if its launcher reports only its GPU; False if it is unknown."""
@@ -343,9 +398,20 @@ class Scanner:
                 fields |= {"rank": str(rank), "node": node} if node else {"rank": str(rank)}
         return "rank" in fields
 
-    def _learn(self, fields: dict[str, str], speaker: Speaker) -> None:
-        """A communicator's line maps processes to ranks; the largest has the global ranks."""
+    def _learn(self, fields: dict[str, str], speaker: Speaker, source: str, order: int) -> None:
+        """A communicator's line maps processes to ranks; the largest has the global ranks.
+
+        Another process on the same GPU shows another attempt.
+        """
         world, rank = int(fields["world"]), int(fields.get("rank", 0))
+        comm, here = fields.pop("comm", ""), (speaker.node, fields.get("gpu", ""))
+        if speaker.pid is not None and comm:
+            if speaker.pid not in self._processes.get(here, {speaker.pid: comm}):
+                self._processes.clear()
+                self._found.settled[source], self._found.world = order, 0
+            first = self._processes.setdefault(here, {}).setdefault(speaker.pid, comm)
+            self._found.several |= comm != first
+        self._found.several |= self._found.world not in (0, world)
         if world > self._found.world:
             self._found.world = world
             self._origins.forget()
@@ -364,9 +430,7 @@ class Scanner:
         `raised`: the speakers of exceptions, by place.
         """
         speaker = self._origins.settled(hit.speaker)
-        if speaker.rank is not None:
-            self._found.ranks.add(speaker.rank)
-        else:
+        if speaker.rank is None:
             named = self._summaries.within(hit.place)
             speaker = named or raised.get((hit.place.source, hit.place.line)) or speaker
         return replace(hit, speaker=speaker)

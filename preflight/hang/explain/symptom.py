@@ -366,8 +366,8 @@ class Hit(Struct, frozen=True, kw_only=True):
     place: Place
     speaker: Speaker
     fields: dict[str, str]
-    time: tuple[float, ...] | None
-    """Comparable with other times of the same form; None if the line has none."""
+    time: float | None
+    """Seconds since 1 March; None if the line has no time."""
     order: int
     """The number of the line among all lines read."""
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from preflight.hang.explain.symptom import Hit, rank_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from preflight.hang.explain.scan import ScanResult
 
 
 _LEAST = 2
@@ -19,6 +23,8 @@ _OWN_SIZES = {"ALLTOALL", "ALLTOALL_BASE", "ALLGATHER", "GATHER", "SCATTER", "RE
 """A rank may have a size of its own: one odd size among equal ones shows a mismatch, many none."""
 _BETWEEN_TWO = {"SEND", "RECV", "RECVANYSOURCE", "COALESCED"}
 """Calls with numbers of their own, which are no collectives."""
+_SKEW_S, _HALF_YEAR_S = 300, 180 * 86400
+"""Between the clocks of two nodes; times without a year are farther apart over its end."""
 
 
 class Timeout(Struct, frozen=True, kw_only=True):
@@ -42,6 +48,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     """The odd ranks, or all that differ; none for `all` and `some`."""
     sentence: str
     proofs: tuple[Hit, ...]
+    confidence: float = 0.0
 
 
 def timeouts(hits: Sequence[Hit], *, failed: bool = False) -> list[Timeout]:
@@ -92,18 +99,74 @@ def _group_beside(late: Hit, positions: Sequence[Hit]) -> str:
     return groups.pop() if len(groups) == 1 else ""
 
 
-def judge(hits: Sequence[Hit], seen: set[int], world: int) -> Verdict | None:
-    """Compare the ranks that timed out; None if no rank's number is known.
+def settled(found: ScanResult) -> dict[str, float]:
+    """Add to what is settled, by file, a hang after which the ranks have waited again."""
+    times = sorted(
+        (hit.time, int(hit.fields["timeout_ms"]) / 1000 + _SKEW_S)
+        for hit in found.hits
+        if hit.symptom.reads == "timeout" and hit.time is not None
+    )
+    over = [one for (one, _), (other, s) in pairwise(times) if s < other - one < _HALF_YEAR_S]
+    last = dict(found.settled)
+    for hit in found.hits:
+        if over and hit.time is not None and hit.time <= over[-1] + _SKEW_S:
+            last[hit.place.source] = max(hit.order, last.get(hit.place.source, 0))
+    return last
 
-    `seen`: ranks that wrote any line, whose silence here counts; `world`: the number of ranks, 0 if
-    unknown.
-    """
+
+def judge(hits: Sequence[Hit], found: ScanResult) -> Verdict | None:
+    """Compare the ranks that timed out; None if no rank's number is known."""
     # A call that failed shows no wait: only what the rank called under its number.
-    differing = _mismatched(timeouts(hits, failed=True))
-    late = timeouts(hits)
-    if differing is not None or not late:
-        return differing
-    return _behind(late, hits) or _earlier(late) or _missing(late, seen, world)
+    calls, late = timeouts(hits, failed=True), timeouts(hits)
+    collectives = [one for one in late if one.op not in _BETWEEN_TWO]
+    verdict = _mismatched(calls) or _behind(collectives, hits) or _earlier(collectives)
+    if verdict is None and late:
+        verdict = _missing(late, {hit.speaker.rank for hit in found.hits}, found.world)
+    if verdict is None:
+        return None
+    if _may_be_of_several_groups(calls, hits, found):
+        return replace(verdict, confidence=0.4, sentence=verdict.sentence + _OF_SEVERAL)
+    known = found.world or _positions(hits) or all(one.group for one in calls)
+    return replace(verdict, confidence=0.85 if known else 0.7)
+
+
+_OF_SEVERAL = "; but no line shows whether they are of one group"
+
+
+def _may_be_of_several_groups(
+    calls: Sequence[Timeout], hits: Sequence[Hit], found: ScanResult
+) -> bool:
+    """Whether a call whose line names no group may be of another than those it is compared with.
+
+    Torch 2.3 counts groups in each process: two ranks may then have one place in one "group".
+    """
+    ranked = [hit for hit in hits if "group_rank" in hit.fields and hit.speaker.rank is not None]
+    places = {
+        (hit.fields["group"], hit.fields["group_rank"], hit.speaker.rank)
+        for hit in ranked
+        if "group" in hit.fields
+    }
+    waits = {
+        (hit.speaker.rank, hit.fields["op"], hit.fields.get("seq"))
+        for hit in ranked
+        if hit.symptom.reads == "timeout" and "group" not in hit.fields
+    }
+    return len({place[:2] for place in places}) < len(places) or (
+        not all(one.group for one in calls)
+        and (
+            found.several
+            or _several_groups(_positions(hits))
+            or any(one.op in _BETWEEN_TWO for one in calls)
+            or any(map(_is_of_part, ranked))
+            or len({rank for rank, *_ in waits}) < len(waits)
+        )
+    )
+
+
+def _is_of_part(hit: Hit) -> bool:
+    """Whether the rank in its group is not its rank, or not the number that mpirun gives it."""
+    label, numbers = hit.speaker.label, {hit.fields["group_rank"], str(hit.speaker.rank)}
+    return len(numbers | ({label.rpartition(" ")[2]} if "mpirun " in label else set())) > 1
 
 
 def _mismatched(late: Sequence[Timeout]) -> Verdict | None:
@@ -187,7 +250,7 @@ def _earlier(late: Sequence[Timeout]) -> Verdict | None:
     return None
 
 
-def _missing(late: Sequence[Timeout], seen: set[int], world: int) -> Verdict:
+def _missing(late: Sequence[Timeout], seen: set[int | None], world: int) -> Verdict:
     """Ranks that wrote lines and did not wait in the collective of the others."""
     first = min(late, key=lambda one: one.hit.order)
     call = (first.group, first.seq, first.op)

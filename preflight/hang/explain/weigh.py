@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter
 from itertools import islice
@@ -228,11 +229,12 @@ def explain(found: ScanResult) -> Explanation:
     """Name the first failure in time; `unknown` if the lines do not show one."""
     if not found.lines:
         return UNREAD if found.troubles else EMPTY
+    others = _others([hit for hit in found.hits if hit.symptom.role != "fact"])
+    found, doubt = _last_attempt(found)
     survived = _survived(found)
     hits = [hit for hit in found.hits if hit.symptom.role != "fact" and not survived(hit)]
-    late = watchdog.judge(hits, found.ranks, found.world)
+    late = watchdog.judge(hits, found)
     thrown = own_faults(found.raised, watchdog.survivors(hits))
-    thrown = [one for one in thrown if _unsettled(one, found)] or thrown
     signs = [hit for hit in hits if hit.symptom.role == "sign" or lesser(hit, found)]
     ends = _first([*(hit for hit in signs if hit.symptom.dies), *thrown])
     causes: list[Hit] = []
@@ -244,21 +246,21 @@ def explain(found: ScanResult) -> Explanation:
     telling = [hit for hit in own if hit.symptom.reads != "call"]
     # A failed call is earlier than the others' waits for its rank, but no earlier than a mismatch.
     before = telling if late is not None and late.kind == "mismatch" else own
-    others = _others(hits)
+    roots = {int(hit.fields["rank"]) for hit in hits if hit.symptom.reads == "summary"}
     answer: Explanation
     failures: list[Hit | LoggedException] = [*causes, *thrown]
     failures = [one for one in failures if _unsettled(one, found)]
     if _ended_well(hits, failures, found):
-        answer = _of_hints(hits, found) or ENDED
+        answer, doubt = _of_hints(hits, found) or ENDED, ""
     elif causes:
         answer = _with_ranks(_of_hit(causes[0], hits, found), late)
     elif thrown and not _before(telling, thrown):
-        answer = of_exceptions(thrown, found.roots)
+        answer = of_exceptions(thrown, roots)
     elif late is not None and late.kind in ODD and not _follows(late.proofs[0], _first(before)):
         answer = _of_the_dead(late, telling, hits, found) or _of_watchdog(late)
     else:
         answer = _of_signs(telling or own, signs, hits, found) or _of_rest(hits, found)
-    if failures and (doubt := _perhaps_survived(hits, found)):
+    if doubt or (failures and (doubt := _perhaps_survived(hits, found))):
         sure = min(answer.confidence, _DOUBTED)
         answer = replace(answer, sentence=answer.sentence + doubt, confidence=sure)
     answer = replace(answer, consequences=_consequences(answer, hits))
@@ -293,8 +295,24 @@ def _survived(found: ScanResult) -> Callable[[Hit], bool]:
     return lambda hit: hit.order < last.get((hit.symptom.survived_by, hit.place.source), 0)
 
 
+def _last_attempt(found: ScanResult) -> tuple[ScanResult, str]:
+    """What is not settled, if it shows why the job failed; otherwise all, perhaps with a doubt."""
+    found = dataclasses.replace(found, settled=watchdog.settled(found))
+    raised = [one for one in found.raised if _unsettled(one, found)]
+    hits = [
+        hit
+        for hit in found.hits
+        if _unsettled(hit, found) or (hit.symptom.role == "fact" and hit.symptom.reads != "end")
+    ]
+    grave = (hit for hit in hits if hit.symptom.role in ("cause", "sign"))
+    if own_faults(raised, {}) or not all(hit.symptom.retried for hit in grave):
+        return dataclasses.replace(found, hits=hits, raised=raised), ""
+    before = len(hits) + len(raised) < len(found.hits) + len(found.raised)
+    return found, _SURVIVED if before and _last_failure(hits, found) < inf else ""
+
+
 def _unsettled(one: Hit | LoggedException, found: ScanResult) -> bool:
-    """Whether torchrun neither restarted its ranks later nor reported that all succeeded."""
+    """Whether no later line of its file settles what failed before."""
     return one.order > found.settled.get(one.place.source, 0)
 
 
@@ -311,7 +329,8 @@ def _ended_well(
 
 
 def _last_words(found: ScanResult) -> int:
-    return max((hit.order for hit in found.hits if "last_words" in hit.fields), default=0)
+    fields = {"last_words"} if found.failure else {"last_words", "exit"}
+    return max((hit.order for hit in found.hits if fields & hit.fields.keys()), default=0)
 
 
 def _last_failure(hits: Sequence[Hit], found: ScanResult) -> float:
@@ -332,10 +351,12 @@ def _last_failure(hits: Sequence[Hit], found: ScanResult) -> float:
     # An exception of a rank is not caught if another rank reports the end.
     if died or any(one.speaker.rank is not None for one in thrown):
         return inf
-    survived: list[Hit | LoggedException] = [*hits, *thrown]
+    survived: list[Hit | LoggedException] = [*thrown]
+    survived += [hit for hit in hits if "warning" not in hit.fields]
     return max((one.order for one in survived), default=0)
 
 
+_SURVIVED = "; but the job goes on after that, and no line shows its end: it may have been caught"
 _DOUBTED = 0.45
 """Confidence of a failure after which the job seems to go on."""
 _GOES_ON = 100
@@ -387,16 +408,16 @@ def _is_relevant_hint(hit: Hit, found: ScanResult) -> bool:
     return hit.symptom.role == "hint" and not (here is not None and here.moot)
 
 
-def _first(some: Sequence[Hit | LoggedException]) -> tuple[tuple[float, ...], float, float]:
+def _first(some: Sequence[Hit | LoggedException]) -> tuple[float, float, float]:
     """The first time, the first line, and the first line without a time."""
     return (
-        min((one.time for one in some if one.time is not None), default=(inf,)),
+        min((one.time for one in some if one.time is not None), default=inf),
         min((one.order for one in some), default=inf),
         min((one.order for one in some if one.time is None), default=inf),
     )
 
 
-def _follows(hit: Hit, ends: tuple[tuple[float, ...], float, float]) -> bool:
+def _follows(hit: Hit, ends: tuple[float, float, float]) -> bool:
     """Whether a rank died before this hit, by times if both have one."""
     time, order, timeless = ends
     return order < hit.order if hit.time is None else time < hit.time or timeless < hit.order
@@ -501,13 +522,13 @@ def _of_watchdog(late: watchdog.Verdict) -> Explanation:
         advice=advice,
         next="preflight lint SCRIPT",
         evidence=proofs(hit.place for hit in late.proofs),
-        confidence=0.85 if late.kind != "missing" else 0.75,
+        confidence=min(late.confidence, 0.85 if late.kind != "missing" else 0.75),
     )
 
 
 def _with_ranks(answer: Explanation, late: watchdog.Verdict | None) -> Explanation:
     """Add the ranks that the watchdog's lines show to a cause that names none."""
-    if late is None or late.kind not in ODD or answer.culprits:
+    if late is None or late.kind not in ODD or late.confidence < _LIKELY or answer.culprits:
         return answer
     shown = _of_watchdog(late)
     if shown.category != answer.category:
@@ -534,7 +555,7 @@ def _of_signs(
 
 def _of_time_out(base: Explanation, hits: Sequence[Hit], found: ScanResult) -> Explanation:
     """Which ranks waited, and that these lines do not show for which."""
-    late = watchdog.judge(hits, found.ranks, found.world)
+    late = watchdog.judge(hits, found)
     finding = late.sentence if late is not None else base.sentence
     absence = (
         "no rank is missing: the data did not get through, or the GPUs hang"

@@ -203,3 +203,43 @@ def test_generated_logs_have_the_right_answer(tmp_path: Path) -> None:
         found[verdict(explained(tmp_path, text), label)] += 1
     assert not found["confidently wrong"]
     assert found["right"] >= 50
+
+
+def _nameless(rank: int, seq: int, op: str = "ALLREDUCE") -> str:
+    """A time-out as torch 2.1 writes it: the rank may count within the group."""
+    return f"[E ProcessGroupNCCL.cpp:474] {timed_out(rank, seq, op).partition('.cpp:7] ')[2]}"
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [
+        "  tensor_model_parallel_size ...................... 2\n",
+        "torchrun pretrain.py --pipeline-model-parallel-size 4\n",
+        communicator(0, 4) + communicator(0, 2).replace("0x5555", "0x7777"),
+        _nameless(0, 30, "SEND"),
+        _nameless(0, 44),
+        timed_out(4, 41).replace("[Rank 4]", "[Rank 0]"),
+        "[1,7]<stderr>:" + _nameless(3, 41),
+        status(0, 41, 1, "1") + status(4, 41, 1, "1").replace(" Rank 4]", " Rank 0]"),
+    ],
+    ids=["options", "command", "communicators", "send", "two calls", "rank", "mpirun", "2.3"],
+)
+@pytest.mark.parametrize("odd", [_nameless(2, 41, "BROADCAST"), _nameless(2, 39)])
+def test_calls_without_a_group_are_compared_with_doubt_where_there_are_several(
+    tmp_path: Path, sign: str, odd: str
+) -> None:
+    """A plain job has only one group: there the odd rank is named."""
+    log = _nameless(0, 41) + _nameless(1, 41) + odd
+    plain = explained(tmp_path, log)
+    assert (plain.culprits, plain.confidence) == (("rank 2",), 0.7)
+    shown = explained(tmp_path, "".join(communicator(rank, 4) for rank in range(4)) + log)
+    assert (shown.culprits, shown.confidence) == (("rank 2",), 0.85)
+    assert explained(tmp_path, log + sign).confidence < 0.5
+
+
+def test_a_line_that_passes_on_another_ranks_words_names_no_rank(tmp_path: Path) -> None:
+    """Rank 0 collects what the others print."""
+    full = "[rank5]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    answer = explained(tmp_path, "[rank0]: collected: " + full)
+    assert (answer.category, answer.culprits) == ("oom_one_rank", ())
+    assert explained(tmp_path, full).culprits == ("rank 5",)

@@ -1,0 +1,183 @@
+"""Which of several attempts failed last, and what a job survived or only quoted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from preflight.hang.explain.log_lines import logs_of
+from preflight.hang.explain.scan import Scanner
+from preflight.hang.explain.symptom import shipped
+from preflight.hang.explain.weigh import explain
+from tests.unit.hang.logs import communicator, explained, status, timed_out
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _steps(first: int, last: int, hour: int = 9) -> str:
+    line = "[2026-10-05 {:02}:{:02}:{:02},000] INFO train.py:88 step {} loss 2.5\n"
+    return "".join(
+        line.format(hour, step // 60 % 60, step % 60, step) for step in range(first, last)
+    )
+
+
+def _raised(what: str, rank: int | None = None) -> str:
+    head = "" if rank is None else f"[rank{rank}]: "
+    lines = ("Traceback (most recent call last):", '  File "a.py", line 5, in f', what)
+    return "".join(f"{head}{line}\n" for line in lines)
+
+
+def _started(world: int, pid: int) -> str:
+    return "".join(communicator(rank, world, pid=pid) for rank in range(world))
+
+
+RESTARTED = "[default] Worker group FAILED. 2/3 attempts left; will restart worker group\n"
+EXITED = "srun: error: n1: task {}: Exited with exit code 1\n"
+BANNER = (
+    "W1005 13:00:00.000000 42 torch/distributed/run.py:792] Setting OMP_NUM_THREADS environment "
+    "variable for each process to be 1 in default, to avoid your system being overloaded\n"
+)
+OOM = "[rank{}]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+XID = "kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=9, GPU has fallen off the bus.\n"
+
+
+def test_time_outs_hours_apart_are_of_two_attempts(tmp_path: Path) -> None:
+    """Rank 3 was missing in the first one, and rank 0 in the last, which counts."""
+    first = "".join(timed_out(rank, 90) + status(rank, 90) for rank in (0, 1, 2))
+    last = "".join(timed_out(rank, 40, at="14:00:00.1") for rank in (1, 2, 3))
+    answer = explained(tmp_path, _started(4, 100) + first + last)
+    assert (answer.category, answer.culprits) == ("timeout_rank_missing", ("rank 0",))
+
+
+def test_time_outs_within_the_clocks_differences_are_of_one_hang(tmp_path: Path) -> None:
+    """One node's clock is four minutes ahead, and the hang begins before midnight."""
+    log = _started(4, 100) + timed_out(0, 9, at="23:59:00.1") + timed_out(1, 9, at="23:59:01.1")
+    log += timed_out(2, 9, at="00:03:00.1").replace("E1005", "E1006")
+    answer = explained(tmp_path, log)
+    assert (answer.category, answer.culprits) == ("timeout_rank_missing", ("rank 3",))
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        RESTARTED,
+        "  restart_count=1\n",
+        _started(8, 900),
+        EXITED.format(1) + BANNER,
+        EXITED.format(1) + _steps(0, 9, hour=13),
+        EXITED.format(1) + _steps(51, 90),
+    ],
+    ids=["torchrun", "its rendezvous", "new processes", "a new launch", "new steps", "more steps"],
+)
+def test_the_last_attempt_that_failed_is_explained(tmp_path: Path, between: str) -> None:
+    """Whatever shows that another one has begun; without such a line the first failure counts."""
+    head = _started(8, 100) + _steps(0, 50) + _raised("KeyError: 'x'", 1)
+    tail = _raised("ValueError: nan", 6) + EXITED.format(6)
+    answer = explained(tmp_path, head + between + tail)
+    assert answer.culprits == ("rank 6",)
+    assert explained(tmp_path, head + EXITED.format(1) + tail).culprits == ("rank 1",)
+    again = explained(tmp_path, head + between + tail.replace("ValueError", "KeyError"))
+    assert again.confidence == 0.8
+
+
+def test_torchrun_s_folder_shows_its_last_attempt(tmp_path: Path) -> None:
+    """The time-outs of another one are of other processes."""
+    for name, log in {
+        "attempt_0/0": timed_out(0, 90),
+        "attempt_0/1": timed_out(1, 90),
+        "attempt_0/2": timed_out(2, 88),
+        "attempt_1/0": timed_out(0, 40),
+        "attempt_1/3": _raised("KeyError: 'x'", 3),
+    }.items():
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text(log)
+    answer = explain(Scanner(shipped()).read(logs_of([tmp_path])))
+    assert (answer.category, answer.culprits) == ("other", ("rank 3",))
+
+
+def test_an_attempt_with_fewer_ranks_misses_no_rank_of_the_one_before(tmp_path: Path) -> None:
+    """An elastic job goes on with six of eight ranks."""
+    first = _started(8, 100) + "".join(timed_out(rank, 500) for rank in range(7))
+    last = _started(6, 900) + "".join(timed_out(rank, 70) for rank in (0, 2, 3, 4, 5))
+    answer = explained(tmp_path, first + RESTARTED + last)
+    assert answer.culprits == ("rank 1",)
+
+
+@pytest.mark.parametrize(
+    "quoted",
+    [
+        "notes of run 17:\n" + _raised("KeyError: 'x'"),
+        _raised("ConnectionError: 503", 2) + "[rank2]: retry 1/5\n",
+        OOM.format(3),
+        XID,
+        "".join(timed_out(rank, 9) for rank in (0, 1, 3)) + timed_out(2, 9, "BROADCAST"),
+        "in that run: " + EXITED.format(7),
+    ],
+    ids=["traceback", "retry", "memory", "Xid", "time-outs", "exit"],
+)
+def test_what_the_training_goes_on_after_is_doubted(tmp_path: Path, quoted: str) -> None:
+    """It was quoted, or caught; a failure after it counts, and so does the job's normal end."""
+    log = _steps(0, 50) + quoted + _steps(50, 350)
+    assert explained(tmp_path, log).confidence < 0.5
+    failed = explained(tmp_path, log + _raised("ValueError: nan", 6))
+    assert (failed.culprits, failed.confidence) == (("rank 6",), 0.8)
+    ended = explained(tmp_path, log + "Training complete\n")
+    assert "ended normally" in ended.sentence
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        "".join(f"n1:10{n % 8}:9 [{n % 8}] NCCL INFO comm 0x{n:x} rank {n % 8} nranks 8 cudaDev "
+                f"{n % 8} busId 1000 - Abort COMPLETE\n" for n in range(300)),
+        "".join(f"#{n}  0x00007f in train_step (x={n}) at train.py:{n}\n" for n in range(300)),
+        "".join(f"[rank{n}]: stopped at step 50\n" for n in range(64)),
+        _steps(50, 55),
+        "".join(f"Eval:  {n}%|##  | {n}/400 [00:01<00:40, 10.1it/s]\n" for n in range(49)),
+        _steps(0, 50),
+    ],
+    ids=["NCCL", "stacks", "ranks", "a few steps", "another bar", "another rank's file"],
+)  # fmt: skip
+def test_lines_after_a_failure_that_are_no_later_steps(tmp_path: Path, noise: str) -> None:
+    """Other ranks end, or had printed that before."""
+    log = _started(8, 100) + _steps(0, 50) + _raised("KeyError: 'x'", 5) + noise
+    for text in (log, log + "".join(timed_out(rank, 9) for rank in (0, 1, 2))):
+        answer = explained(tmp_path, text)
+        assert (answer.culprits, answer.confidence) == (("rank 5",), 0.8)
+
+
+def _lost_store(rank: int) -> str:
+    """What torch warns of when rank 0, which holds the store, has ended before another rank."""
+    head, cpp = f"[rank{rank}]:[W1005 10:00:00.1 ", ".cpp:125] [c10d] "
+    socket = "SocketImpl(fd=58, addr=[n1]:54000, remote=[n1]:29500)"
+    stack = "frame #3: c10d::ProcessGroupNCCL::HeartbeatMonitor::runLoop() + 0x3c8 (0x7f in x)\n"
+    return (
+        f"{head}TCPStore{cpp}recvValue failed on {socket}: Failed to recv, got 0 bytes.\n"
+        "Exception raised from recvBytes at /pytorch/Utils.hpp:678 (most recent call first):\n"
+        "frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x80 (0x7f in x)\n"
+        f"{stack}{head}ProcessGroupNCCL.cpp:1783] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] "
+        'Failed to check the "should dump" flag on TCPStore, (maybe TCPStore server has shut down '
+        "too early), with error: Failed to recv, got 0 bytes.\n"
+        f"{head}TCPStore{cpp}sendBytes failed on {socket}: Broken pipe\n"
+    )
+
+
+EXIT = (
+    "[rank0]:[W1005 10:00:00.1 ProcessGroupNCCL.cpp:1496] Warning: WARNING: "
+    "destroy_process_group() was not called before program exit, which can leak resources.\n"
+)
+
+
+@pytest.mark.parametrize("end", ["Training complete\n", EXIT, "{'train_runtime': 12.5}\n"])
+def test_a_lost_store_at_the_end_is_no_failure(tmp_path: Path, end: str) -> None:
+    """The job reports its end; otherwise rank 0 may have died, and a failure is one."""
+    log = _steps(0, 90) + end + _lost_store(1) + _lost_store(2)
+    assert explained(tmp_path, log).category == "no_failure"
+    assert explained(tmp_path, _steps(0, 90) + _lost_store(1)).category == "unknown"
+    failed = explained(tmp_path, _steps(0, 90) + _raised("KeyError: 'x'", 2) + log)
+    assert (failed.category, failed.culprits) == ("other", ("rank 2",))
+    killed = explained(tmp_path, log + "srun: error: n1: task 3: Killed\n")
+    assert killed.category == "other"
