@@ -127,19 +127,25 @@ class ScanResult:
 class _Shape:
     """What to look for in lines that differ only in their numbers."""
 
-    __slots__ = ("anchors", "most", "tells")
-
     def __init__(self, shape: bytes, anchors: list[tuple[bytes, Symptom]]) -> None:
         self.anchors = anchors
         """Words that may be there."""
         is_fact = all(one.role == "fact" and not one.reads for _, one in anchors)
-        self.most = 2 if is_fact else _KEPT_EACH
+        self._most = 2 if is_fact else _KEPT_EACH
         """How often a line that tells the same counts; a second one may be of another group."""
-        self.tells: Callable[[bytes], object] | None = None
-        """What a line tells; None if each counts."""
+        self._tells: Callable[[bytes], object] | None = None
+        """What an INFO line tells."""
         if _INFO in shape and not _RAISED.search(shape) and not any(s.span for _, s in anchors):
             cuts = [0, *(at for one in _VOLATILE.finditer(shape) for at in one.span()), len(shape)]
-            self.tells = itemgetter(*map(slice, cuts[::2], cuts[1::2]))
+            self._tells = itemgetter(*map(slice, cuts[::2], cuts[1::2]))
+
+    def is_new(self, line: bytes, seen: dict[object, int]) -> bool:
+        """Whether a line tells more than those before it."""
+        if self._tells is None:
+            return True
+        tells = self._tells(line)
+        seen[tells] = times = seen.get(tells, 0) + 1
+        return times <= self._most
 
 
 _QUIET = _Shape(b"", [])
@@ -148,18 +154,7 @@ _PACED = _Shape(b"", [])
 """Of lines that only tell the step of the training."""
 
 
-def _is_known(shape: _Shape, line: bytes, seen: dict[object, int]) -> bool:
-    """Whether a line tells nothing that others before it do not; counts it if it does."""
-    if shape.tells is None:
-        return shape is _PACED
-    tells = shape.tells(line)
-    times = seen.get(tells, 0)
-    if times < shape.most:
-        seen[tells] = times + 1
-    return times >= shape.most
-
-
-@dataclass(eq=False)
+@dataclass
 class _Story:
     """A symptom, and the lines of its speaker that belong to it."""
 
@@ -168,7 +163,6 @@ class _Story:
     texts: list[str]
     place: Place
     order: int
-    ended: bool = False
 
 
 @dataclass
@@ -191,42 +185,35 @@ class _File:
         self.whose = speaker_of_file(path)
         self.tracebacks = Tracebacks(self.whose)
         self.progress = _Progress()
-        self.opened: deque[_Story] = deque()
-        """The first has not ended."""
-        self._by_speaker: dict[str, dict[int | None, list[_Story]]] = {}
+        self.stories: dict[tuple[str, int | None], list[_Story]] = {}
         """By label and rank."""
+        self._latest: dict[str, int | None] = {}
 
     @property
     def idle(self) -> bool:
         """Whether nothing has begun that the next lines may belong to."""
-        return not self.opened and not self.tracebacks.open
+        return not self.stories and not self.tracebacks.open
 
     def begin(self, story: _Story) -> None:
         """Begin a story that goes on in the next lines of its speaker."""
-        self.opened.append(story)
         speaker = story.line.speaker
-        self._by_speaker.setdefault(speaker.label, {}).setdefault(speaker.rank, []).append(story)
+        self.stories.setdefault((speaker.label, speaker.rank), []).append(story)
+        self._latest[speaker.label] = speaker.rank
 
     def ended_with(self, line: Line, number: int) -> list[_Story]:
-        """Add a line to the stories of the same process, as far as its prefixes show it."""
-        of_label, rank = self._by_speaker.get(line.speaker.label, {}), line.speaker.rank
-        done = list[_Story]()
-        for key in ([*of_label] if rank is None else (rank, None)) if line.bare else ():
+        """Add a line to its speaker's stories; one without a rank goes on with the latest, too."""
+        label, rank, done = line.speaker.label, line.speaker.rank, list[_Story]()
+        for key, some in self.stories.items():
+            if number - some[0].place.line > FAR:
+                done += self.stories.pop(key)
+            break
+        for one in {rank, self._latest.get(label) if rank is None else rank} if line.bare else ():
             going = list[_Story]()
-            for story in of_label.pop(key, ()):
+            for story in self.stories.pop((label, one), ()):
                 story.texts.append(line.bare)
-                story.ended |= len(story.texts) > story.symptom.span
-                (done if story.ended else going).append(story)
+                (done if len(story.texts) > story.symptom.span else going).append(story)
             if going:
-                of_label[key] = going
-        while (first := next(iter(self.opened), None)) is not None:
-            if not first.ended and number - first.place.line > FAR:
-                first.ended = True
-                done.append(first)
-                self._by_speaker[first.line.speaker.label][first.line.speaker.rank].remove(first)
-            if not first.ended:
-                break
-            self.opened.popleft()
+                self.stories[label, one] = going
         return done
 
 
@@ -278,16 +265,15 @@ class Scanner:
                 shape = known.get(looks) or self._learn_shape(looks, line)
                 if idle and shape is _QUIET:
                     continue
-                if not idle or not _is_known(shape, line, seen):
+                if not idle or (shape is not _PACED and shape.is_new(line, seen)):
                     began = {one.id: one for word, one in shape.anchors if word in line}
                     self._line(file, text_of(line), order - before, order, began.values())
                     idle = file.idle
                 if shape is _PACED:
                     self._pace(file, line, order)
             found.lines += len(lines)
-        for each in file.opened:
-            if not each.ended:
-                self._close(each, file)
+        for each in (one for some in file.stories.values() for one in some):
+            self._close(each, file)
         found.raised += file.tracebacks.raised
 
     def _line(

@@ -201,3 +201,17 @@ def test_a_summary_behind_a_label_shows_that_labels_are_no_ranks(tmp_path: Path)
     for prefix in ("mpirun", "srun --label"):
         answer = explained(tmp_path, _written([(0, "hello"), *log], MANY_PROCESSES[prefix]))
         assert "rank 1" not in answer.culprits
+
+
+def test_a_line_that_is_repeated_with_another_address_is_known(tmp_path: Path) -> None:
+    """Not so if the rank, the size or the process differs: the largest communicator counts."""
+    small = [(rank, communicator(rank % 2, 2, pid=100 + rank - rank % 2)) for rank in range(4)]
+    large = [(rank, communicator(rank, 4)) for rank in range(4)]
+    log = [
+        (rank, text.rstrip().replace("0x5555", f"0x55{at}{rank}5"))
+        for at in range(9)
+        for rank, text in small + large
+    ]
+    log += [(2, "n1:102:7 [2] NCCL WARN CUDA error: uncorrectable ECC error encountered")]
+    for prefix in (ONE_PROCESS["kubectl logs --timestamps"], lambda _, __, text: text):
+        assert "rank 2" in explained(tmp_path, _written(log, prefix)).culprits
