@@ -112,8 +112,10 @@ class ScanResult:
     ended: int = 0
     """The number of the last line that reports the normal end of the job; 0 if none."""
     settled: dict[str, float] = field(default_factory=dict)
-    """By file, the last line that shows that no failure before it is the last one: torchrun
-    restarts its ranks or reports that all succeeded, another attempt begins, the steps go on."""
+    """By file, the last line in which torchrun reports that all its ranks succeeded, or that shows
+    that another attempt begins: no failure before it is the last one."""
+    further: dict[str, int] = field(default_factory=dict)
+    """By file, the last line after which the training came further by some steps."""
     world: int = 0
     """The largest number of ranks in any line of the last attempt; 0 if none."""
     several: bool = False
@@ -294,16 +296,16 @@ class Scanner:
 
     def _pace(self, file: _File, line: bytes, order: int) -> None:
         """Take a line that tells the step."""
-        now, settled = file.progress, self._found.settled
+        now = file.progress
         if now.over < inf and (self._time_of(line) or 0) > now.over:
-            settled[file.source] = order
+            self._found.settled[file.source] = order
             now = file.progress = _Progress()
         step = tuple(map(float, _STEP.findall(line.lower(), 0, LONGEST)))
         if step > now.step:
             now.step = step
             now.orders.append(order)
             if len(now.orders) == _GOES_ON:
-                settled[file.source] = max(settled.get(file.source, 0), now.orders[0])
+                self._found.further[file.source] = now.orders[0]
         now.line = line
 
     def _time_of(self, line: bytes) -> float | None:
@@ -348,16 +350,17 @@ class Scanner:
             return
         if "end" in fields:
             found.ended = story.order
-        time, now = time_of(text, story.line.when), file.progress
+        when, now = story.line.when, file.progress
+        time = time_of(fields.get("time", text), when)
         if "settled" in fields or ("started" in fields and (time or 0) > now.over):
             found.settled[source] = story.order
         if symptom.reads in ("summary", "end") or "CANCELLED AT" in text:
-            own = text if symptom.reads == "summary" else story.line.text
-            own_time = time_of(own, story.line.when) or self._time_of(now.line)
-            now.over = (own_time or inf) + _PAUSE_S
+            own = time_of(fields.get("time", story.line.text), when) or self._time_of(now.line)
+            now.over = (own or inf) + _PAUSE_S
         found.several |= "parallel" in fields
         found.counts[symptom.id] += 1
-        key = (symptom.id, (source, speaker, tuple(sorted(fields.items()))[:6]))
+        attempt = (source, found.settled.get(source))
+        key = (symptom.id, (attempt, speaker, tuple(sorted(fields.items()))[:6]))
         self._kept[key] += 1
         most = _KEPT if symptom.role == "fact" else 2 * _KEPT
         if self._kept[key] > _KEPT_EACH or len(found.hits) >= most:

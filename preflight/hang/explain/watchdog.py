@@ -140,6 +140,7 @@ def _may_be_of_several_groups(
 
     Torch 2.3 counts groups in each process: two ranks may then have one place in one "group".
     """
+    positions = _positions(hits)
     ranked = [hit for hit in hits if "group_rank" in hit.fields and hit.speaker.rank is not None]
     places = {
         (hit.fields["group"], hit.fields["group_rank"], hit.speaker.rank)
@@ -152,10 +153,10 @@ def _may_be_of_several_groups(
         if hit.symptom.reads == "timeout" and "group" not in hit.fields
     }
     return len({place[:2] for place in places}) < len(places) or (
-        not all(one.group for one in calls)
+        not all(one.group or _group_beside(one.hit, positions) for one in calls)
         and (
             found.several
-            or _several_groups(_positions(hits))
+            or _several_groups(positions)
             or any(one.op in _BETWEEN_TWO for one in calls)
             or any(map(_is_of_part, ranked))
             or len({rank for rank, *_ in waits}) < len(waits)

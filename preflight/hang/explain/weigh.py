@@ -307,13 +307,19 @@ def _last_attempt(found: ScanResult) -> tuple[ScanResult, str]:
     grave = (hit for hit in hits if hit.symptom.role in ("cause", "sign"))
     if own_faults(raised, {}) or not all(hit.symptom.retried for hit in grave):
         return dataclasses.replace(found, hits=hits, raised=raised), ""
-    before = len(hits) + len(raised) < len(found.hits) + len(found.raised)
-    return found, _SURVIVED if before and _last_failure(hits, found) < inf else ""
+    left: list[Hit | LoggedException] = [*found.raised]
+    left += [hit for hit in found.hits if hit.symptom.role not in ("fact", "hint")]
+    left = [one for one in left if not _unsettled(one, found)]
+    # A program may print its last steps when it ends, after its exception: a launcher reports that.
+    ended = _last_failure(hits, found) == inf
+    again = any(one.order <= found.settled.get(one.place.source, 0) for one in left)
+    return found, _SURVIVED if left and (again or not ended) else ""
 
 
 def _unsettled(one: Hit | LoggedException, found: ScanResult) -> bool:
     """Whether no later line of its file settles what failed before."""
-    return one.order > found.settled.get(one.place.source, 0)
+    source = one.place.source
+    return one.order > max(found.settled.get(source, 0), found.further.get(source, 0))
 
 
 def _ended_well(

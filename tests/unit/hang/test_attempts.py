@@ -82,6 +82,27 @@ def test_the_last_attempt_that_failed_is_explained(tmp_path: Path, between: str)
     assert again.confidence == 0.8
 
 
+def test_a_failure_before_an_attempt_that_shows_none_is_doubted(tmp_path: Path) -> None:
+    """Somebody cancelled the last one, or its output is elsewhere."""
+    cancelled = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-10-05T14:00:00 ***\n"
+    log = _steps(0, 50) + _raised("KeyError: 'x'", 1) + RESTARTED + _steps(0, 99)
+    for end in ("", cancelled, EXITED.format(1)):
+        assert explained(tmp_path, log + end).confidence < 0.5
+
+
+def test_steps_that_a_program_prints_at_its_end_are_before_its_exception(tmp_path: Path) -> None:
+    """Python keeps 8 KiB of them until then; the launcher reports that the process has ended."""
+    log = _steps(0, 50) + _raised("KeyError: 'x'", 1) + _steps(50, 110) + EXITED.format(1)
+    answer = explained(tmp_path, log)
+    assert (answer.culprits, answer.confidence) == (("rank 1",), 0.8)
+
+
+@pytest.mark.parametrize("line", ["n1:1:2 [0] NCCL INFO NET/Socket : Using [0]eth7:10.0.0.1<0>\n"])
+def test_a_hint_is_no_failure_that_the_training_goes_on_after(tmp_path: Path, line: str) -> None:
+    """It says why a job is slow that runs."""
+    assert explained(tmp_path, line + _steps(0, 99)).sentence == explained(tmp_path, line).sentence
+
+
 def test_torchrun_s_folder_shows_its_last_attempt(tmp_path: Path) -> None:
     """The time-outs of another one are of other processes."""
     for name, log in {

@@ -243,3 +243,13 @@ def test_a_line_that_passes_on_another_ranks_words_names_no_rank(tmp_path: Path)
     answer = explained(tmp_path, "[rank0]: collected: " + full)
     assert (answer.category, answer.culprits) == ("oom_one_rank", ())
     assert explained(tmp_path, full).culprits == ("rank 5",)
+
+
+def test_a_position_names_the_group_of_its_ranks_time_out(tmp_path: Path) -> None:
+    """The options show several groups, but these calls are of one."""
+    calls = "".join(
+        timed_out(rank, 41, "BROADCAST" if rank == 2 else "ALLREDUCE") + status(rank, 41, 1, "7")
+        for rank in range(4)
+    )
+    answer = explained(tmp_path, "sharding: HYBRID_SHARD\n" + calls)
+    assert (answer.culprits, answer.confidence) == (("rank 2",), 0.85)
