@@ -49,12 +49,12 @@ def advised(one: Captured, advice: str) -> Captured:
     return replace(one, advice=advice) if advice else one
 
 
-def bare_facts(host: str = "captured") -> Facts:
+def bare_facts() -> Facts:
     """Facts of a node without any section."""
     return Facts(
         wire=WIRE,
         nonce="captured",
-        host=host,
+        host="captured",
         time_s=0.0,
         boot_s=0.0,
         seconds=0.0,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -30,7 +30,7 @@ from preflight.fleet.inventory import read_inventory
 from preflight.fleet.leaf_switches import read_switches
 from preflight.fleet.model import Host
 from preflight.fleet.nodeset import fold, natural
-from preflight.report.document import BlameRow, schema_of
+from preflight.report.document import BlameRow
 from preflight.report.fabric_grid import LocatedBlame, locate_blames
 from preflight.report.fabric_page import fabric_page
 from preflight.report.findings import Finding, findings, suspicions
@@ -85,11 +85,6 @@ class BlameDocument(Struct, frozen=True, kw_only=True):
     """What the samples were too few to show, in the words of a run's summary."""
     notes: tuple[str, ...]
     """What was not judged and why, and remarks that are not findings."""
-
-
-def json_schema() -> dict[str, Any]:
-    """Describe the document as JSON Schema; docs/reference/blame.schema.json is a copy of it."""
-    return schema_of(BlameDocument, f"preflight blame --json, schema {SCHEMA}")
 
 
 def lines(document: BlameDocument, width: int) -> list[str]:

@@ -114,7 +114,6 @@ def look_here(
     pids: Sequence[int] = (),
     *,
     look_s: float = LOOK_S,
-    deadline_s: float = NODE_S,
     job: str = "",
     ras: RasPolicy = "auto",
 ) -> JobState:
@@ -127,7 +126,7 @@ def look_here(
             ways,
             secrets.token_hex(16),
             wanted=LookRequest(pids=pids, look_s=look_s, ras=ras),
-            deadline_s=deadline_s,
+            deadline_s=NODE_S,
             job=job,
         )
         return replace(state, here=True)

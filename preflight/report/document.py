@@ -8,7 +8,6 @@ from datetime import datetime
 from itertools import chain
 from typing import Annotated, Any, TypeVar
 
-import msgspec
 from msgspec import Meta, Struct
 
 from preflight.check import Tier, is_check_id
@@ -280,21 +279,3 @@ def encode(report: Report) -> bytes:
     Printing the file on a terminal sends it no control character that came from a node.
     """
     return plain_json(report).encode("ascii")
-
-
-def json_schema() -> dict[str, Any]:
-    """Describe the document as JSON Schema; docs/reference/report.schema.json is a copy of it."""
-    return schema_of(Report, f"preflight report.json, schema {SCHEMA}")
-
-
-def schema_of(kind: type[Struct], title: str) -> dict[str, Any]:
-    """Describe any document as JSON Schema."""
-    (root,), definitions = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
-    schema = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": title,
-        **root,
-        "$defs": definitions,
-    }
-    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(schema))
-    return plain

@@ -245,7 +245,7 @@ def _moments(loaded_s: Iterable[float]) -> int:
 
 
 @cache
-def mean_for(events: int, moments: int, power: float = POWER) -> float | None:
+def mean_for(events: int, moments: int) -> float | None:
     """Return the mean number of events that shows at least `events` with that probability.
 
     Events follow Poisson's law; in each of the `moments` one counts. None: too few moments.
@@ -253,11 +253,11 @@ def mean_for(events: int, moments: int, power: float = POWER) -> float | None:
     if moments < events:
         return None
     low, high = 0.0, 10.0 + 4.0 * events
-    while _shows(events, moments, high) < power:
+    while _shows(events, moments, high) < POWER:
         high *= 2
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        enough = _shows(events, moments, middle) >= power
+        enough = _shows(events, moments, middle) >= POWER
         low, high = (low, middle) if enough else (middle, high)
     return high
 
