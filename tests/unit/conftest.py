@@ -6,5 +6,5 @@ from hypothesis import settings
 
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
-# For `make quick`: a fifth of the examples, where a test does not say how many it needs.
+# For `make quick`: a fifth of the examples; `tests.cases.draws` takes its own counts by it.
 settings.register_profile("quick", settings.get_profile("unhurried"), max_examples=20)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -20,6 +20,7 @@ from preflight.captured.archive import MANIFEST, Manifest, Part, pack, unpack
 from preflight.cli import main
 from preflight.errors import UsageError
 from preflight.run.measured import Measured
+from tests.cases import draws
 from tests.unit.captured.test_topology_text import both, matrix
 from tests.unit.fabric.test_forms import _gloo
 from tests.unit.facts.builders import facts
@@ -197,7 +198,7 @@ def test_a_damaged_or_hostile_archive_is_one_line(
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@draws(60)
 def test_no_byte_of_it_can_crash_the_reader(data: st.DataObject) -> None:
     """Damage anywhere, before or after compression, is refused or harmless."""
     whole = gzip.decompress(packed({"nodes/h1/facts.json": FACTS}))

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from preflight.captured import nvidia_smi
 from preflight.commands.read import judge_captured
 from preflight.verdict import Outcome
+from tests.cases import draws
 from tests.unit.captured.sound import sound
 
 if TYPE_CHECKING:
@@ -554,7 +555,7 @@ def test_other_texts_are_not_its_kind(text: str) -> None:
     assert read(text) is None
 
 
-@settings(max_examples=40)
+@draws(40)
 @given(st.text() | st.binary().map(lambda raw: raw.decode("utf-8", "replace")))
 def test_any_text_is_read_or_refused(text: str) -> None:
     """Alone or behind the beginning of a real one: none, or facts and verdicts that are sound."""
@@ -563,7 +564,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         sound(read(head + text))
 
 
-@settings(max_examples=60)
+@draws(60)
 @given(st.integers(0, len(SICK)), st.characters(codec="utf-8"))
 def test_a_garbled_query_never_crashes(at: int, character: str) -> None:
     """One letter changed gives verdicts; with everything after it gone no fault turns to ok."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from preflight.commands.nightly.choice import nights_to_all, plan_waves
+from tests.cases import draws
 
 
 def _names(count: int) -> list[str]:
@@ -36,7 +37,7 @@ def test_every_node_is_in_exactly_one_wave(
 
 @pytest.mark.slow
 @given(st.integers(2, 60), st.integers(2, 16))
-@settings(max_examples=25, deadline=None)
+@draws(25)
 def test_over_the_nights_every_two_nodes_share_a_wave(count: int, most: int) -> None:
     """With the same nodes idle every night, each pair was together after the expected nights."""
     nodes = _names(count)

@@ -143,6 +143,7 @@ def _run_script(name: str, folder: Path, **environ: str) -> tuple[str, list[str]
 
 
 @manifest
+@pytest.mark.slow
 @pytest.mark.parametrize("index", [0, 3])
 def test_torchrun_understands_the_line(name: str, index: int, tmp_path: Path) -> None:
     """The real shell expands the script, and torchrun's own parser takes all of it."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from preflight.fabric.decoding import find
+from tests.cases import draws
 from tests.unit.fabric.fabrics import Made
 
 
@@ -210,7 +211,7 @@ def test_many_slow_nodes_are_one_cause() -> None:
 
 
 @given(st.integers(0, 2**16), st.integers(3, 12).filter(lambda nodes: nodes != 3))
-@settings(max_examples=25, deadline=None)
+@draws(25)
 def test_the_order_of_samples_does_not_matter(seed: int, nodes: int) -> None:
     """Accounts arrive in any order; the verdict is the same."""
     made = Made(

@@ -23,6 +23,7 @@ from preflight.fabric.planner import (
 from preflight.fabric.samples import End, PairSamples, Sweep, Timing
 from preflight.fabric.schedule import Planned
 from preflight.history.run_record import Cost, Past, RoundRecord
+from tests.cases import draws
 from tests.unit.fabric.test_leaves import fabric
 
 COST = Cost(round_s=2.0, other_s=25.0)
@@ -153,7 +154,7 @@ def test_a_history_spends_the_budget_and_learns_what_a_round_costs() -> None:
 
 
 @given(FABRICS, st.integers(1, 12), st.integers(0, 3), st.data())
-@settings(deadline=None, max_examples=60)
+@draws(60)
 def test_the_longest_untested_come_first(
     known: tuple[list[str], dict[str, str]], rounds: int, nights: int, data: st.DataObject
 ) -> None:
@@ -174,7 +175,7 @@ def test_the_longest_untested_come_first(
 
 
 @given(FABRICS, st.integers(1, 10), st.data())
-@settings(deadline=None, max_examples=60)
+@draws(60)
 def test_a_suspected_pair_is_measured_again_the_next_night(
     known: tuple[list[str], dict[str, str]], rounds: int, data: st.DataObject
 ) -> None:
@@ -203,7 +204,7 @@ def test_several_suspects_take_turns() -> None:
 
 
 @given(FABRICS, st.integers(1, 9))
-@settings(deadline=None, max_examples=40)
+@draws(40)
 def test_all_pairs_are_measured_in_as_many_nights_as_predicted(
     known: tuple[list[str], dict[str, str]], rounds: int
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from preflight.captured.archive import unpack
@@ -18,6 +18,7 @@ from preflight.errors import UsageError
 from preflight.fabric import stored
 from preflight.fabric.observed import Observed, observe
 from preflight.fabric.stored import encode_observed, encode_sweep, read_stored
+from tests.cases import draws
 from tests.unit.fabric.stored_files import SWEPT, refused
 
 
@@ -116,9 +117,7 @@ JSON = st.recursive(
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@draws(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(st.binary(max_size=200), JSON))
 def test_whatever_a_file_holds_is_read_or_refused(tmp_path: Path, content: Any) -> None:
     """Random bytes and random JSON never crash the reader."""
@@ -126,9 +125,7 @@ def test_whatever_a_file_holds_is_read_or_refused(tmp_path: Path, content: Any) 
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@draws(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_whatever_is_changed_in_samples_they_are_read_or_refused(
     tmp_path: Path, data: st.DataObject

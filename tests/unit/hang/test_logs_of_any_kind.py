@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from preflight import cli
@@ -24,6 +24,7 @@ from preflight.hang.explain.scan import Scanner
 from preflight.hang.explain.symptom import shipped
 from preflight.hang.explain.weigh import explain, lines
 from preflight.hang.watch.output import logs
+from tests.cases import draws
 from tests.unit.hang.logs import communicator, explained, status, timed_out
 
 if TYPE_CHECKING:
@@ -55,9 +56,7 @@ def _sound(answer: Explanation) -> None:
     st.lists(st.sampled_from(PIECES) | st.text(max_size=60), max_size=30),
     st.sampled_from(["\n", "\r\n", "\r", " "]),
 )
-@settings(
-    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
+@draws(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_lines_are_explained_or_not(tmp_path: Path, texts: list[str], end: str) -> None:
     """However they are cut and joined: an answer, whose words a terminal can show."""
     _sound(explained(tmp_path, end.join(texts).encode("utf-8", "surrogatepass")))
@@ -65,9 +64,7 @@ def test_any_lines_are_explained_or_not(tmp_path: Path, texts: list[str], end: s
 
 @pytest.mark.slow
 @given(st.binary(max_size=4000))
-@settings(
-    max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
+@draws(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_are_read(tmp_path: Path, junk: bytes) -> None:
     """Binary junk around a line hides nothing and breaks nothing."""
     _sound(explained(tmp_path, junk))

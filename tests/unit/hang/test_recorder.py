@@ -13,12 +13,13 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from preflight.facts.job import Dump
 from preflight.hang import flight_recorder
 from preflight.hang.flight_recorder import Allowance, Recording, Unreadable, open_dump, read
+from tests.cases import draws
 from tests.simulate import torch_pickle
 from tests.simulate.parallel_job import Job, Layout
 from tests.unit.hang.recordings import document, entry, pending
@@ -210,7 +211,7 @@ def _calls(number: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-@settings(max_examples=300)
+@draws(300)
 @given(
     st.lists(
         st.tuples(st.integers(0, 1 << 20), st.integers(0, 4), st.lists(st.sampled_from(STEPS)))
@@ -275,7 +276,7 @@ def test_a_torn_or_spoilt_file(place: int, spoilt: bytes) -> None:
         assert isinstance(read(data), (Recording, Unreadable))
 
 
-@settings(max_examples=30)
+@draws(30)
 @given(
     st.recursive(
         st.none()

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, given
 from hypothesis import strategies as st
 
 from preflight.history import reading
 from preflight.history.run_record import DIGITS, Cost, Past, RoundRecord
 from preflight.history.writing import encode_numbers, writing
+from tests.cases import draws
 from tests.unit.history.nights import NIGHT_S, found, kept, machine, made, night, slots
 
 NODES = ("h1", "h2", "h3")
@@ -28,7 +29,7 @@ _text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=15, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@draws(15, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(_nights)
 def test_episodes_and_standings_are_those_of_the_nights(
     nights: list[tuple[dict[str, str], frozenset[tuple[str, str]], frozenset[tuple[str, str]]]],
@@ -69,7 +70,7 @@ def test_episodes_and_standings_are_those_of_the_nights(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=15)
+@draws(15)
 @given(_text, _text, _text)
 def test_any_words_come_back(about: str, sentence: str, uuid: str) -> None:
     """Quotes, control characters, other scripts: kept as they are, and cut where they are long."""
@@ -87,7 +88,7 @@ def test_any_words_come_back(about: str, sentence: str, uuid: str) -> None:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=15)
+@draws(15)
 @given(
     st.builds(
         Past,

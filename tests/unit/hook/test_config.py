@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from preflight.errors import UsageError
@@ -19,6 +19,7 @@ from preflight.hook.hook_values import (
     read_trusted,
     refuse_longer,
 )
+from tests.cases import draws
 
 if TYPE_CHECKING:
     from preflight.hook.hook_values import Occasion
@@ -105,7 +106,7 @@ _WORDS = st.one_of(
 
 
 @given(_WORDS)
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@draws(300, suppress_health_check=[HealthCheck.too_slow])
 @pytest.mark.slow
 def test_any_bytes_are_a_configuration_or_one_line(content: bytes) -> None:
     """Damaged in any way, it is read or refused in one printable line; nothing else is raised."""

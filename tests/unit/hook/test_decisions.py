@@ -6,7 +6,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
@@ -25,6 +24,7 @@ from preflight.hook.hook_values import (
     Unjudged,
 )
 from preflight.verdict import Outcome
+from tests.cases import draws
 
 NODES = ("n1", "n2", "n3", "n4", "n5", "n6")
 MOST, WINDOW_S = 2, 1000.0
@@ -225,4 +225,4 @@ class Fleet(RuleBasedStateMachine):
 
 
 TestFleet = cast("Any", Fleet).TestCase
-TestFleet.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestFleet.settings = draws(60, stateful_step_count=40)

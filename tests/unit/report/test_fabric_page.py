@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -17,6 +17,7 @@ from preflight.fabric.observed import EndResult, Observed, observe
 from preflight.report.fabric_grid import LocatedBlame, locate_blames
 from preflight.report.fabric_page import LARGEST, fabric_page
 from preflight.report.markup import LEGEND, STEPS, step
+from tests.cases import draws
 from tests.unit.fabric.synthetic import blame, hosts, sweep
 from tests.unit.report.fabrics import fabric, picture_of
 
@@ -363,7 +364,7 @@ def _fabrics(draw: st.DrawFn) -> Observed:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@draws(40)
 @given(_fabrics(), st.data())
 def test_whatever_was_measured_can_be_drawn(observed: Observed, data: st.DataObject) -> None:
     """Any mixture of times and failures makes a well-formed page with every pair on it."""

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from preflight.report.page import LARGEST, PageContext, page
 from preflight.report.since import Night, found_in, night_of
 from preflight.verdict import fail, unknown, warn
+from tests.cases import draws
 from tests.unit.report.nights import BENT, report
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ def test_every_node_has_a_square_and_only_bad_ones_are_links() -> None:
     assert [h.findtext("span") for h in grid.iter("h3")] == ["leaf0", "leaf1"]
 
 
-@settings(max_examples=25)
+@draws(25)
 @given(st.text(min_size=1, max_size=60), st.text(max_size=200))
 def test_whatever_a_report_says_is_text(name: str, sentence: str) -> None:
     """Names and sentences of any characters leave a page of our own elements only."""

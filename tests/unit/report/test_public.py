@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -22,6 +22,7 @@ from preflight.report.secret_names import secrets, secrets_of
 from preflight.report.since import found_in
 from preflight.report.terminal import summary
 from preflight.verdict import fail
+from tests.cases import draws
 from tests.unit.facts.builders import facts
 from tests.unit.report.nights import BENT, report
 
@@ -127,7 +128,7 @@ NAME = st.from_regex(r"[a-z][a-z0-9]{1,8}(-[a-z0-9]{1,4}){0,2}", fullmatch=True)
 ADDRESS = st.ip_addresses().filter(lambda one: not (one.is_loopback or one.is_unspecified))
 
 
-@settings(max_examples=60)
+@draws(60)
 @given(
     st.lists(NAME, min_size=1, max_size=6, unique=True),
     st.from_regex(r"[a-z][a-z0-9_]{3,9}", fullmatch=True),
@@ -177,7 +178,7 @@ def test_broken_patterns_are_no_trouble(text: str) -> None:
     assert isinstance(Hider(secrets(night())).words(text), str)
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(
     host=st.from_regex(r"[a-z]{2,6}-?[a-z]{1,4}[0-9]{1,4}", fullmatch=True),
     user=st.from_regex(r"[a-z]{5,9}q", fullmatch=True),

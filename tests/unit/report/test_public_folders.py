@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -28,6 +28,7 @@ from preflight.report.secret_names import secrets
 from preflight.report.since import found_in, night_of
 from preflight.run.measured import Measured
 from preflight.verdict import fail, not_run
+from tests.cases import draws
 from tests.unit.fabric.test_forms import _nccl as small
 from tests.unit.facts.builders import facts, network
 from tests.unit.facts.machines import machine
@@ -241,8 +242,8 @@ def _words_of_ours() -> str:
 OURS = _words_of_ours()
 
 
-@settings(
-    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow],
+@draws(
+    5, suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )  # fmt: skip
 @given(st.lists(PERSON, min_size=2, max_size=4, unique_by=lambda one: one.name.lower()))

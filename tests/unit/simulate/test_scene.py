@@ -6,10 +6,11 @@ from math import isclose
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, given
 from hypothesis import strategies as st
 
 from preflight.fabric.observed import Observed, observe
+from tests.cases import draws
 from tests.simulate.condense import observed
 from tests.simulate.faults import Fault, endpoint, leaf_rail, node, path
 from tests.simulate.iterations import sweep
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from tests.simulate.noise import Noise
 
 _SEEDS = st.integers(0, 10_000)
-_FEW = settings(max_examples=15, deadline=None)
+_FEW = draws(15)
 
 Where = tuple[str, str, int, int, int]
 
@@ -86,7 +87,7 @@ def test_a_fault_leaves_its_trace_on_its_own_part_alone(
 
 @pytest.mark.parametrize("noise", [rdma(), recorded()], ids=["rdma", "recorded"])
 @given(seed=_SEEDS)
-@settings(max_examples=4, deadline=None, phases=[Phase.generate])
+@draws(4, phases=[Phase.generate])
 def test_digests_at_scale_are_those_of_the_iterations(noise: Noise, seed: int) -> None:
     """The short way, for thousands of nodes, and the real code on every iteration agree."""
     where = fabric(5, per_leaf=3)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from preflight.fabric.decoding.culprit import Component, Culprit, Symptom
+from tests.cases import draws
 from tests.simulate.faults import SYMPTOMS, Fault, endpoint, leaf_rail, node, path
 from tests.simulate.mixture import RDMA, mixture
 from tests.simulate.noise import drawn
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _CASES = given(seed=st.integers(0, 10_000), count=st.sampled_from([2, 3, 4, 8, 17]))
-_FEW = settings(max_examples=30, deadline=None)
+_FEW = draws(30)
 
 
 def _found(*among: Component, symptom: Symptom = "slow") -> Culprit:

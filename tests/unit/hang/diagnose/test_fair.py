@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from preflight.facts.job import Frame, RankLook, Sighting
 from preflight.hang.diagnose.diagnosis import diagnose
 from preflight.hang.diagnose.job_state import JobState
+from tests.cases import draws
 from tests.unit.hang.diagnose.jobs import C10D, at, changed, collective, job, loading, standing
 from tests.unit.hang.diagnose.test_links import ring
 from tests.unit.hang.recordings import dump, entry, pending
@@ -84,7 +85,7 @@ def state_of(name: str, world: int, odd: int) -> JobState:
     return job(world, SITUATIONS[name](world, odd))
 
 
-@settings(max_examples=50)
+@draws(50)
 @given(states, st.randoms(use_true_random=False))
 def test_the_order_of_nodes_and_ranks_means_nothing(
     case: tuple[str, int, int], random: Any
@@ -111,7 +112,7 @@ def test_the_number_of_a_rank_means_nothing(name: str) -> None:
             assert answer.culprits == (f"rank {odd}",)
 
 
-@settings(max_examples=150)
+@draws(150)
 @given(states, st.lists(st.tuples(st.integers(0, 31), st.sampled_from(BLIND)), max_size=24))
 @example(("healthy", 2, 0), [(1, {"main_cpu_s": 0.0, "cpu_s": 0.0})])
 @pytest.mark.slow
@@ -133,7 +134,7 @@ def test_less_sight_blames_nobody_else(
     assert case[0] not in ("healthy", "alike") or answer.culprits == ()
 
 
-@settings(max_examples=40)
+@draws(40)
 @given(st.sampled_from([2, 4, 8, 16, 32, 64]), st.integers(0, 1000))
 def test_a_healthy_job_is_never_blamed(world: int, shift: int) -> None:
     """Whenever it is looked at."""
@@ -141,7 +142,7 @@ def test_a_healthy_job_is_never_blamed(world: int, shift: int) -> None:
     assert (answer.category, answer.culprits) == ("progresses", ())
 
 
-@settings(max_examples=50)
+@draws(50)
 @given(st.text(max_size=60), st.text(max_size=60), st.text(max_size=20))
 def test_any_words_of_a_node_are_only_words(function: str, file: str, channel: str) -> None:
     """Functions, files and channels may be called anything."""
