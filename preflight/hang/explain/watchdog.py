@@ -142,25 +142,21 @@ def _may_be_of_several_groups(
     """
     positions = _positions(hits)
     ranked = [hit for hit in hits if "group_rank" in hit.fields and hit.speaker.rank is not None]
-    places = {
-        (hit.fields["group"], hit.fields["group_rank"], hit.speaker.rank)
-        for hit in ranked
-        if "group" in hit.fields
-    }
-    waits = {
-        (hit.speaker.rank, hit.fields["op"], hit.fields.get("seq"))
-        for hit in ranked
-        if hit.symptom.reads == "timeout" and "group" not in hit.fields
-    }
-    return len({place[:2] for place in places}) < len(places) or (
-        not all(one.group or _group_beside(one.hit, positions) for one in calls)
-        and (
-            found.several
-            or _several_groups(positions)
-            or any(one.op in _BETWEEN_TWO for one in calls)
-            or any(map(_is_of_part, ranked))
-            or len({rank for rank, *_ in waits}) < len(waits)
-        )
+    places, waits = set(), set()
+    for hit in ranked:
+        if "group" in hit.fields:
+            places.add((hit.fields["group"], hit.fields["group_rank"], hit.speaker.rank))
+        elif hit.symptom.reads == "timeout":
+            waits.add((hit.speaker.rank, hit.fields["op"], hit.fields.get("seq")))
+    if all(one.group or _group_beside(one.hit, positions) for one in calls):
+        return len({place[:2] for place in places}) < len(places)
+    return (
+        found.several
+        or len({place[:2] for place in places}) < len(places)
+        or len({rank for rank, *_ in waits}) < len(waits)
+        or _several_groups(positions)
+        or any(one.op in _BETWEEN_TWO for one in calls)
+        or any(map(_is_of_part, ranked))
     )
 
 

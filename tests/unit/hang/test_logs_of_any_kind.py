@@ -345,6 +345,7 @@ _TIMED_OUT = timed_out(4, 9)
     "line",
     [
         _TIMED_OUT.replace("SeqNum=9", f"SeqNum={_DIGITS}"),
+        _TIMED_OUT.replace("[Rank 4]", f"[Rank {_DIGITS}]"),
         _TIMED_OUT.replace("600000)", f"{_DIGITS})"),
         _TIMED_OUT.replace("600000)", f"{_DIGITS[:400]})"),
         communicator(9, 4).replace("nranks 4", f"nranks {_DIGITS}"),
