@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -24,22 +24,21 @@ _PRINTED_RANK = re.compile(r"\[RANK (\d{1,6})\] ")
 _OWN_RANK = re.compile(r"\[(?:[^\]\[]{0,80}\b)?Rank (\d{1,6})\]")
 _NCCL = re.compile(r"(?:^|[\s>])([A-Za-z0-9][\w.-]{0,252}):(\d{1,8}):\d{1,8} \[\d+\] ")
 _IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
-_DAY = r"(?:19|20)\d\d[-/]\d\d[-/]\d\d[T _][\d:.,]{8,18}(?:Z|[+-]\d\d:?\d\d)?"
+_NO_LEVEL = r"(?!(?:TRACE|DEBUG|INFO|SUCCESS|WARN|WARNING|ERROR|CRITICAL|FATAL) )"
 _PREFIX = re.compile(
-    rf"(?P<time>(?P<short>[A-Z][a-z]{{2}} [ \d]\d [\d:.]{{8,15}})|{_DAY}) "  # journalctl, syslog
-    r"(?P<node>[A-Za-z0-9][\w.-]{0,252}) (?P<unit>[\w./@-]{1,80}\[(?P<unit_pid>\d{1,8})\]"
-    r"|(?(short)[\w./@-]{1,80}|kernel)):(?: |$)"
+    r"(?P<time>(?P<short>[A-Z][a-z]{2} [ \d]\d [\d:.]{8,15})"  # journalctl, syslog
+    rf"|(?:19|20)\d\d-\d\d-\d\dT[\d:.+Z-]{{8,25}}) {_NO_LEVEL}(?P<node>[A-Za-z0-9][\w.-]{{0,252}}) "
+    r"(?P<unit>[\w./@-]{1,80}\[(?P<unit_pid>\d{1,8})\]|(?(short)[\w./@-]{1,80}|kernel)):(?: |$)"
     # Kubernetes' files, kubectl --timestamps, ts; notebooks
-    rf"|(?P<when>\[?{_DAY}\]?)(?: (?P<stream>std(?:out|err)) [FP])?(?: |$)"
-    r"|\d{1,6}\.\d{1,3}s +\d{1,7} "
+    r"|(?P<when>\[?(?:19|20)\d\d[-/]\d\d[-/]\d\d[T _][\d:.,]{8,18}(?:Z|[+-]\d\d:?\d\d)?\]?)"
+    r"(?: (?P<stream>std(?:out|err)) [FP])?(?: |$)|\d{1,6}\.\d{1,3}s +\d{1,7} "
     r"|(?P<label> {0,5}(?P<task>\d{1,5})(?=:(?: |$))"  # srun --label
     r"|\(\w{1,40} rank=(?P<vllm>\d{1,6}) pid=\d{1,8}\)"
-    r"|\(?[\w. =]{0,60}pid=(?P<pid>\d{1,8})[^)]{0,80}\)"  # Ray, vLLM
+    r"|\(?[\w. =]{0,60}pid=(?P<pid>\d{1,8})[^()]{0,80}\)"  # Ray, vLLM
     r"|\[\d{1,8},(?P<mpi>\d{1,6})\]<std\w{1,5}>"  # mpirun --tag-output
     r"|\[(?:pod/|std(?:err|out))[^\]]{0,200}\]"  # kubectl logs --prefix
     r"|\[(?!rank)[a-z_]{1,30}\d{1,4}\](?=:)"  # torchrun --tee
-    r"|(?!(?:TRACE|DEBUG|INFO|SUCCESS|WARN|WARNING|ERROR|CRITICAL|FATAL) )"
-    r"[A-Za-z][\w.@-]{0,80} {1,20}\|):? ?"  # docker compose
+    rf"|{_NO_LEVEL}[A-Za-z][\w.@-]{{0,80}} {{1,20}}\|):? ?"  # docker compose
 )
 _LEVEL = re.compile(
     r"^(?:(?:ERROR|CRITICAL) [\d-]{5,10} [\d:.,]{8,15} \[?[\w/.]{1,60}\.py:\d+\] ?|[>|] ?)"
@@ -56,19 +55,16 @@ _MOST = 5000
 """Labels that are learned."""
 
 
-class Line:
+class Line(NamedTuple):
     """One line: its speaker and time, and what the process itself wrote."""
 
-    __slots__ = ("bare", "speaker", "text", "when")
-
-    def __init__(self, speaker: Speaker, text: str, bare: str, when: str) -> None:
-        self.speaker = speaker
-        self.text = text
-        """Without the prefixes of launchers and collectors."""
-        self.bare = bare
-        """Without `[rank3]:` and a logger's level, too."""
-        self.when = when
-        """The time in the prefixes."""
+    speaker: Speaker
+    text: str
+    """Without the prefixes of launchers and collectors."""
+    bare: str
+    """Without `[rank3]:` and a logger's level, too."""
+    when: str
+    """The time in the prefixes."""
 
 
 class Origins:

@@ -215,3 +215,17 @@ def test_a_line_that_is_repeated_with_another_address_is_known(tmp_path: Path) -
     log += [(2, "n1:102:7 [2] NCCL WARN CUDA error: uncorrectable ECC error encountered")]
     for prefix in (ONE_PROCESS["kubectl logs --timestamps"], lambda _, __, text: text):
         assert "rank 2" in explained(tmp_path, _written(log, prefix)).culprits
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "2026-10-05T10:00:00 ERROR train[55]: CUDA error: uncorrectable ECC error encountered",
+        "Worker exited pid=55 (code 1) after CUDA error: uncorrectable ECC error encountered",
+        "2026-10-05 10:00:00 | ERROR | CUDA error: uncorrectable ECC error encountered",
+    ],
+)
+def test_words_of_the_program_are_no_prefix(tmp_path: Path, line: str) -> None:
+    """A logger's level is no node."""
+    answer = explained(tmp_path, f"{line}\n")
+    assert (answer.category, answer.culprits) == ("gpu_hardware", ())
