@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec import Struct
 
+from preflight.hook.child import HEALTHY, UNHEALTHY, UNJUDGED
 from preflight.hook.hook_values import (
     Assessment,
     Call,
@@ -338,3 +339,15 @@ def _leave_alone(
     action: Literal["none", "withheld", "observe"], log: str, exit_code: int = 0
 ) -> Decision:
     return Decision(action=action, exit_code=exit_code, log=log)
+
+
+def plain_code(assessment: Assessment) -> int:
+    """Return 0 for ready, 1 for not ready, 2 for unknown. Findings about users do not count.
+
+    After an error of preflight itself the result is unknown, whatever else was seen.
+    """
+    if assessment.trouble:
+        return UNJUDGED
+    if any(each.makes_not_ready and not each.user for each in assessment.findings):
+        return UNHEALTHY
+    return UNJUDGED if assessment.unknown else HEALTHY

@@ -23,8 +23,8 @@ from preflight.facts.model import DRIVER_S, Facts, decode_document
 from preflight.fleet.model import Fleet, Host
 from preflight.hook.act import act, reason_of
 from preflight.hook.arguments import parse_options
-from preflight.hook.child import HEALTHY, SHARE_S, UNHEALTHY, UNJUDGED, HookResult, probe
-from preflight.hook.decision import notes, only_observing
+from preflight.hook.child import HEALTHY, SHARE_S, UNHEALTHY, HookResult, probe
+from preflight.hook.decision import notes, only_observing, plain_code
 from preflight.hook.hook_values import (
     Assessment,
     Call,
@@ -132,18 +132,6 @@ def work(words: Sequence[str], began: float, send_settings: SendSettings) -> Hoo
     ends = began + budget_s - SHARE_S
     seen = inspect_node(name, config, options.occasion, os.environ, ends)
     return _act_and_report(options, call, seen, config, ends)
-
-
-def plain_code(assessment: Assessment) -> int:
-    """Return 0 for ready, 1 for not ready, 2 for unknown. Findings about users do not count.
-
-    After an error of preflight itself the result is unknown, whatever else was seen.
-    """
-    if assessment.trouble:
-        return UNJUDGED
-    if any(each.makes_not_ready and not each.user for each in assessment.findings):
-        return UNHEALTHY
-    return UNJUDGED if assessment.unknown else HEALTHY
 
 
 def _call(options: Options) -> Call:

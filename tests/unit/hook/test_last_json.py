@@ -10,7 +10,7 @@ import pytest
 
 from preflight.errors import UsageError
 from preflight.hook import work
-from preflight.hook.work import plain_code
+from preflight.hook.decision import plain_code
 from preflight.verdict import Outcome
 from tests.unit.hook.builders import BAD_ECC, HOT, STALE, call, results
 
