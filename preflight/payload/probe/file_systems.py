@@ -9,7 +9,7 @@ import time
 import children
 
 from . import guard, node_files
-from .node_files import clean, words
+from .node_files import MOST, clean, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -133,12 +133,17 @@ def _look(mount: str, paths: list[str]) -> dict[str, Any]:
     refused = [f"{path}: {why}" for path in paths if path != "/" for why in [_refusal(path)] if why]
     return {
         "seconds": round(time.monotonic() - began, 3),
-        "size_mib": size.f_blocks * size.f_frsize // _MIB,
-        "free_mib": size.f_bavail * size.f_frsize // _MIB,
-        "inodes": size.f_files,
-        "inodes_free": size.f_favail,
+        "size_mib": _count(size.f_blocks * size.f_frsize // _MIB),
+        "free_mib": _count(size.f_bavail * size.f_frsize // _MIB),
+        "inodes": _count(size.f_files),
+        "inodes_free": _count(size.f_favail),
         "refused": refused,
     }
+
+
+def _count(number: int) -> int:
+    """Return a server's number within bounds: of CephFS -1 inodes are free, without a limit."""
+    return min(number % 2**64, MOST)
 
 
 def _refusal(path: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import select
@@ -10,10 +11,13 @@ import stat
 from contextlib import suppress
 
 LINE_LIMIT = 512
-"""Characters of a name, state or version (`Line` in the document)."""
+"""Bytes, as JSON, of a name, state or version (`Line` in the document)."""
+
+MOST = 2**53
+"""The largest count that a document may hold."""
 
 TEXT_LIMIT = 2048
-"""Characters of a command or message; half of what the document allows."""
+"""The same of a command or message; half of what the document allows."""
 
 _ESCAPE = r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|.?)"
 """An escape without its end matches alone: it must not hide the text after it."""
@@ -27,7 +31,21 @@ def clean(raw: bytes | str, limit: int = LINE_LIMIT) -> str:
     if not text.isprintable():
         text = re.sub(_ESCAPE, "", text)
         text = "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    return text if _size(text[: limit + 1]) <= limit else _cut(text, limit - 3) + "..."
+
+
+def _size(text: str) -> int:
+    """Return its bytes in JSON, of which "😀" takes 12: those of an answer are limited."""
+    return len(json.dumps(text)) - 2
+
+
+def _cut(text: str, limit: int) -> str:
+    """Return as much of its beginning as fits."""
+    fits, most = 0, limit
+    while fits < most:
+        tried = (fits + most + 1) // 2
+        fits, most = (tried, most) if _size(text[:tried]) <= limit else (fits, tried - 1)
+    return text[:fits]
 
 
 def clean_block(raw: bytes, limit: int) -> str:
@@ -84,7 +102,7 @@ _DIGITS = 20
 def counters(paths: dict[str, str]) -> dict[str, int]:
     """Return the counters in these files by name, bounded; without those that cannot be read."""
     found = {name: number(path) for name, path in paths.items()}
-    return {name: min(count, 2**53) for name, count in found.items() if count is not None}
+    return {name: min(count, MOST) for name, count in found.items() if count is not None}
 
 
 def names(folder: str) -> list[str]:

@@ -74,7 +74,8 @@ class StackReader:
     def read(self, pids: Iterable[int]) -> None:
         """Read the stacks a first time; retry those that changed while they were read."""
         self._first = self._dump(pids)
-        missed = [pid for pid, stack in self._first.items() if not _read(stack)]
+        read = self._first.items()
+        missed = [pid for pid, stack in read if not _read(stack) and stack != pyspy.TOO_LONG]
         if missed and len(missed) < len(self._first):
             self._first.update(self._dump(missed))
 
@@ -85,7 +86,8 @@ class StackReader:
     def sample(self, ranks: list[Document], until: float) -> None:
         """Start to sample ranks, for the whole seconds that remain until `until`."""
         seconds = int(until - time.monotonic())
-        pids = [one["pid"] for one in ranks if _read(self._first.get(one["pid"]))]
+        in_turn = (one["pid"] for one in rank_dumps.in_turn(ranks))
+        pids = [pid for pid in in_turn if _read(self._first.get(pid))]
         if self._spy is not None and seconds > 0 and len(pids) <= MOST_SAMPLED:
             self._samplers = self._spy.sample(pids, seconds)
 

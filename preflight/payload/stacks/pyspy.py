@@ -23,7 +23,7 @@ from probe.node_files import attempt, attempt_raw, clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
 
@@ -147,11 +147,13 @@ AT_ONCE = 4
 SAMPLES_A_SECOND = 20
 """Samples of each rank: one takes 0.1 ms of CPU time, without a pause."""
 
+TOO_LONG = "the stacks of this node are too long together"
+
 LATE_S = 1.0
 """How much longer a sampler may take, to start and to end."""
 _LIMIT = 4 << 20
-_MOST_FRAMES, _ALL_FRAMES = 1024, 32768
-"""Most frames of one process, and of all together: the answer is limited in size."""
+_MOST_FRAMES, _ALL_FRAMES, _ALL_BYTES = 1024, 32768, 5 << 20
+"""Most frames of one process, and of all together, and bytes: the answer is limited in size."""
 _PLACES = ("/usr/local/bin", "/usr/bin", "/opt/conda/bin", os.path.expanduser("~/.local/bin"))
 _MOST_STEPS = 400
 """Most folders and links on the path to one program; links may form a loop."""
@@ -194,7 +196,7 @@ class Spy:
             if native and not answered:
                 _continue(pid)
             stacks[pid] = _stack(child, pid, room) if answered else "py-spy did not answer in time"
-        return stacks
+        return {pid: stack or TOO_LONG for pid, stack in _fit(stacks)}
 
     def sample(self, pids: Iterable[int], seconds: int) -> dict[int, guard.Child]:
         """Sample processes for `seconds`, each by a child of its own, without pausing them."""
@@ -214,7 +216,17 @@ def collect_samples(
         child.dismiss(kill=not answered)
         if answered:
             sightings[pid] = parse_samples(bytes(child.output), pid)
-    return sightings
+    return {pid: seen or [] for pid, seen in _fit(sightings)}
+
+
+def _fit(read: dict[int, Any]) -> Iterator[tuple[int, Any]]:
+    """Yield each process with what was read of it, or None: a user may choose long names."""
+    left = _ALL_BYTES
+    for pid, one in read.items():
+        size = len(json.dumps(one))
+        fits = size <= left
+        left -= size * fits
+        yield pid, one if fits else None
 
 
 def _begin(argv: list[str], pid: int = 0, *, errors: bool = False) -> guard.Child:

@@ -18,7 +18,7 @@ import zlib
 from contextlib import suppress
 
 from probe import node_files
-from probe.node_files import clean, words
+from probe.node_files import MOST, clean, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ _PACKED, _TOGETHER = 2 << 20, 12 << 20
 _CHUNK = 1 << 20
 _LATE = "no time was left to read it"
 _AGE_SLACK_S = 5.0
+_LAST_S = 1e12
+"""The latest time that a document may hold."""
+
 _NOT_THEIRS = "it is no regular file of the rank's own user"
 
 
@@ -110,7 +113,7 @@ def _dump(place: str, path: str, one: Document, until: float) -> Document | None
         if status.st_mtime + _AGE_SLACK_S < one["began_s"]:
             return None  # of an earlier job
         content, why = _content(file, status.st_size, until)
-        return _document(path, max(0.0, status.st_mtime), status.st_size, content, why)
+        return _document(path, status.st_mtime, status.st_size, content, why)
     except OSError as error:
         return _document(path, why=words(error))
     finally:
@@ -138,7 +141,8 @@ def _content(file: int, size: int, until: float) -> tuple[str, str]:
 def _document(
     path: str, written_s: float = 0.0, size: int = 0, content: str = "", why: str = ""
 ) -> Document:
-    """Return one `Dump` of the document."""
+    """Return one `Dump` of the document. The user may set any size and time of his file."""
+    written_s, size = min(max(0.0, written_s), _LAST_S), min(size, MOST)
     dump = {"path": clean(path), "written_s": written_s, "size": size, "content": content}
     return {**dump, "why": clean(why)}
 

@@ -10,13 +10,14 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from probe import file_systems, guard, host, network, node_files
 from probe.node_files import holding, parse
 
-from preflight.facts.machine import Dimm, Governor, Limits
+from preflight.facts.machine import Dimm, FileSystem, Governor, Limits
 from tests.lab import strangers_mount
 from tests.lab.crowd import crowd
 
@@ -162,6 +163,18 @@ def test_no_server_is_slow_because_its_reader_has_no_cpu(monkeypatch: pytest.Mon
     crowding.join()
     assert [one["addresses"] for one in answers[:2]] == [[os.uname().nodename], ["10.0.0.1"]]
     assert max(one["seconds"] for one in answers) < 1.5
+
+
+def test_a_file_server_without_limits_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CephFS says that -1 inodes are free (ceph_statfs), some others the same of blocks."""
+    few = os.statvfs(tmp_path)
+    endless = os.statvfs_result((*few[:3], 5, -1, 5, -1, -1, *few[8:]))
+    monkeypatch.setattr(os, "statvfs", lambda _: endless)
+    reader = file_systems.Readers(sysfs.read(), time.monotonic())
+    found = msgspec.convert(reader.finish(time.monotonic() + 30, []), tuple[FileSystem, ...])
+    assert {(one.free_mib, one.inodes, one.inodes_free) for one in found} == {(2**53, 5, 2**53)}
 
 
 def test_the_file_systems_that_matter_are_chosen() -> None:

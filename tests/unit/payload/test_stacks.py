@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import zlib
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 from probe import processes, procfs
-from stacks import moments
+from stacks import moments, pyspy
 from stacks import node_ranks as finding
 from stacks.main import StackReader, readable
 from stacks.moments import Instant
@@ -381,6 +382,22 @@ def test_many_ranks_of_one_user_leave_room_for_anothers(
     assert [one["pid"] for one in found] == [many[0].pid, other.pid]
 
 
+def test_long_names_on_a_stack_leave_room_for_other_ranks(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What does not fit into the answer is left out, and no other rank with it."""
+    name = "n" * 500
+    code = f"import time\ndef {name}():\n print('there', flush=True)\n time.sleep(60)\n{name}()"
+    plain, long = start(), start("-c", code, RANK="4")
+    monkeypatch.setattr(pyspy, "_ALL_BYTES", 500)
+    patience = Patience(time.monotonic() + 60)
+    ranks = finding.find(2**22 + 1, [long.pid, plain.pid], processes.Care())["ranks"]
+    stacks = StackReader(patience, own=True)
+    stacks.prepare(ranks, lambda _within_s: None, lambda _document: None)
+    read = stacks.read_once([long.pid, plain.pid])
+    assert [read[one.pid] is not None for one in (long, plain)] == [False, True]
+
+
 @needs_root
 def test_many_launchers_of_one_user_leave_room_for_anothers(
     cleanup: ExitStack, monkeypatch: pytest.MonkeyPatch
@@ -522,6 +539,19 @@ def test_flight_recorder_dumps_travel_unopened(start: Start, tmp_path: Path) -> 
     assert rank.dump is not None
     assert zlib.decompress(base64.b64decode(rank.dump.content)) == b"\x80\x04never opened"
     assert (rank.dump.path, rank.dump.size) == (prefix + "3", 14)
+
+
+def test_a_dump_of_any_size_and_time_hides_no_rank(start: Start, cleanup: ExitStack) -> None:
+    """A tmpfs takes 7 EiB of holes, and the year 146 billion: more than the answer may hold."""
+    folder = cleanup.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
+    process = start(TORCH_FR_DUMP_TEMP_FILE=f"{folder}/trace_")
+    dump = Path(folder, "trace_3")
+    with dump.open("wb") as file:
+        file.truncate(7 << 60)
+    os.utime(dump, (2**62, 2**62))
+    (rank,) = look(process.pid).ranks
+    assert rank.dump is not None
+    assert rank.dump.why == f"it has {7 << 40} MiB"
 
 
 def test_no_other_ranks_files_keep_a_dump_from_being_read(start: Start, tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from probe.node_files import bus_id, clean, clean_block
@@ -9,10 +12,18 @@ from probe.node_files import bus_id, clean, clean_block
 
 @given(st.binary(max_size=600) | st.text(max_size=600))
 def test_clean_text_is_one_bounded_printable_line(raw: bytes | str) -> None:
-    """No control character, escape sequence or line break survives, and 512 characters at most."""
+    """No control character, escape sequence or line break survives, and 512 bytes at most."""
     text = clean(raw)
     assert text.isprintable()
-    assert len(text) <= 512
+    assert len(json.dumps(text)) <= 512 + len('""')
+
+
+@pytest.mark.parametrize("char", ["a", "é", "😀", '"'])
+def test_as_much_of_a_text_is_kept_as_fits_into_an_answer(char: str) -> None:
+    """What JSON makes of a character counts: 300 processes with names of "😀" were too many."""
+    size = len(json.dumps(char)) - 2
+    assert clean(char * (512 // size)) == char * (512 // size)
+    assert clean(char * 2000) == char * (509 // size) + "..."
 
 
 def test_escape_sequences_go_whole() -> None:
