@@ -172,7 +172,7 @@ def test_a_file_server_without_limits_has_room(
     few = os.statvfs(tmp_path)
     endless = os.statvfs_result((*few[:3], 5, -1, 5, -1, -1, *few[8:]))
     monkeypatch.setattr(os, "statvfs", lambda _: endless)
-    reader = file_systems.Readers(sysfs.read(), time.monotonic())
+    reader = file_systems.Readers(node_files.read(), time.monotonic())
     found = msgspec.convert(reader.finish(time.monotonic() + 30, []), tuple[FileSystem, ...])
     assert {(one.free_mib, one.inodes, one.inodes_free) for one in found} == {(2**53, 5, 2**53)}
 
