@@ -53,8 +53,9 @@ def logs_of(
         try:
             found = files_of(path, [*_OUTPUT, "error.json", *LEFT])
             for run in runs:
-                attempts = sorted(run.glob("attempt_*"), key=lambda one: (len(one.name), one))
-                found.update(files_of(attempts[-1], [f"*/{name}" for name in _RANK]))
+                latest = sorted(run.glob("attempt_*"), key=_number, reverse=True)
+                every = [files_of(one, [f"*/{name}" for name in _RANK]) for one in latest]
+                found.update(next((some for some in every if any(some.values())), every[0]))
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}; {_WAYS_OUT}") from error
         found = {one: size for one, size in found.items() if one not in dumps}
@@ -71,6 +72,10 @@ def _runs(path: Path) -> list[Path]:
     if len(runs) > 1:
         raise UsageError(f"{len(runs)} runs of torchrun in {path}: give one of them")
     return runs
+
+
+def _number(attempt: Path) -> tuple[int, str]:
+    return len(attempt.name), attempt.name
 
 
 def _is_folder(path: Path) -> bool:

@@ -249,7 +249,7 @@ def time_of(text: str, when: str = "") -> float | None:
     if found is None:
         return None
     month, *rest = found.groups()
-    number = int(month) if month.isdecimal() else _MONTHS.find(month) // 3 + 1
+    number = _MONTHS.find(month) // 3 + 1 if month.isalpha() else float(month)
     day, hour, minute, second = (float(each.replace(",", ".")) for each in rest)
     days = (153 * ((number - 3) % 12) + 2) // 5 + day
     return days * 86400 + hour * 3600 + minute * 60 + second

@@ -104,13 +104,14 @@ def test_a_hint_is_no_failure_that_the_training_goes_on_after(tmp_path: Path, li
 
 
 def test_torchrun_s_folder_shows_its_last_attempt(tmp_path: Path) -> None:
-    """The time-outs of another one are of other processes."""
+    """The last that wrote anything: the time-outs of another are of other processes."""
     for name, log in {
-        "attempt_0/0": timed_out(0, 90),
-        "attempt_0/1": timed_out(1, 90),
-        "attempt_0/2": timed_out(2, 88),
-        "attempt_1/0": timed_out(0, 40),
-        "attempt_1/3": _raised("KeyError: 'x'", 3),
+        "attempt_9/0": timed_out(0, 90),
+        "attempt_9/1": timed_out(1, 90),
+        "attempt_9/2": timed_out(2, 88),
+        "attempt_10/0": timed_out(0, 40),
+        "attempt_10/3": _raised("KeyError: 'x'", 3),
+        "attempt_11/0": "",
     }.items():
         folder = tmp_path / name
         folder.mkdir(parents=True)
