@@ -260,7 +260,7 @@ def _unframed(lines: list[bytes]) -> tuple[list[bytes], list[bytes]]:
     if any(line.startswith(b'{"') for line in lines[:_FIRST]):
         lines = [_undockered(line) if line.startswith(b'{"') else line for line in lines]
     parts: dict[bytes, list[tuple[int, int]]] = {}
-    if any(_FRAME.match(line) for line in lines[:_FIRST]):
+    if any(map(_FRAME.match, lines[:_FIRST])) and any(b" P " in line for line in lines):
         for number, line in enumerate(lines):
             if (found := _FRAME.match(line)) is None:
                 continue
