@@ -53,8 +53,8 @@ _SHOWN = 400
 
 _FAILURE = re.compile(
     rb"(?i:traceback \(most|\bfatal\b|\bpanic\b|core dumped|segmentation fault|segfault"
-    rb"|aborted\b|terminate called|exit(?:ed)?(?: with)?(?: exit| return)?[ _](?:code|status)"
-    rb"[ :=]{0,3}-?[1-9]|return code[ :=]{0,3}-?[1-9]|\bkilled\b|out of memory|timed[ -]?out"
+    rb"|aborted\b|terminate called|exit(?:ed)?(?: with)?(?: exit| return)?[ _]?(?:code|status)"
+    rb"[ :=]{0,8}-?[1-9]|return code[ :=]{0,3}-?[1-9]|\bkilled\b|out of memory|timed[ -]?out"
     rb"|deadlock|\bhung\b|\bstuck\b|unreachable|connection (?:refused|reset|closed)|\bxid\b"
     rb"|no space left|\b(?:signal|sig(?:kill|segv|abrt|bus|term))\b|unable to|can(?:no|')t "
     rb"|assert(?:ion)? .{0,200}fail|\bcrash|\bdied\b|\bfail(?:ed|ure)\b|\bcorrupt|denied"
@@ -65,7 +65,8 @@ _FAILURE = re.compile(
 """A log without any of these shows no failure."""
 _NOTICE = re.compile(
     rb"(?i:\bwarn(?:ing)?\b|warning:|\binfo\b|\bdebug\b|\bnotice\b|\bretry|continuing"
-    rb"|ignor(?:ed|ing)|skipp(?:ed|ing)|falling back|deprecat|on[_ -]?error|\bpassed\b"
+    rb"|ignor(?:ed|ing)|skipp(?:ed|ing)|falling back|deprecat|\bon[_ -]?error|\bpassed\b"
+    rb"|\bsub-?optimal\b"
     rb"|\b(?:no|0|zero|without|any) (?:error|fail)|error[_ -](?:bars?|rate|func|margin|norm)"
     rb"|(?:error|fail(?:ed|ures?)?|killed)[_ ]?(?:rate|s)?[ =:]{1,3}0(?:\.0{0,9})?\b"
     rb"|\bwatching for\b|\bhandles? xid\b|\b(?:will|would|may|might) (?:stop|fail) with no space\b"

@@ -451,11 +451,25 @@ _STEPS = "step 1 loss 0.9\nstep 2 loss 0.8\n"
         + _STEPS,
         "2026-11-20 10:06:20 INFO question: ERROR uncorrectable ECC error, what now?\n" + _STEPS,
         'eval Q: how do I fix "Address already in use" ?\n' + _STEPS,
+        "Performance might be sub-optimal! Config file not found at /w/E=8.json\n" + _STEPS,
     ],
 )
 def test_a_line_that_reports_health_is_no_failure(tmp_path: Path, log: str) -> None:
     """A count of zero, a plan, a retry and a quoted text name a failure that did not happen."""
     assert explained(tmp_path, log).category == "no_failure"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "  exitcode  : 1 (pid: 81)",
+        "runc: initialization error: load library failed: libcuda.so.1: no such file",
+    ],
+)
+def test_a_failure_that_no_symptom_knows_is_unclear(tmp_path: Path, line: str) -> None:
+    """A torchrun summary whose beginning is cut off; words of a container's start."""
+    answer = explained(tmp_path, f"{line}\n")
+    assert (answer.category, answer.confidence) == ("unknown", 0.2)
 
 
 @pytest.mark.parametrize(
