@@ -35,6 +35,8 @@ _MOST = 200
 """Limit of stored tracebacks."""
 FAR = 2000
 """Lines, of all ranks, over which a traceback or a symptom of several lines may be woven."""
+_IGNORED = re.compile(r"Exception ignored in[: ]|Error in atexit\._run_exitfuncs")
+"""Python prints such an exception and goes on: in `__del__`, when it ends."""
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"]{1,400})", line (?P<line>\d+)(?:, in (?P<code>.{1,80}))?'
 )
@@ -79,13 +81,14 @@ class LoggedException(Struct, frozen=True, kw_only=True):
 
 
 class _Running:
-    def __init__(self, speaker: Speaker, line: Line, number: int) -> None:
+    def __init__(self, speaker: Speaker, line: Line, number: int, *, ignored: bool = False) -> None:
         self.speaker = speaker
         self.number = number
         self.time = time_of(line.text, line.when)
         self.own: tuple[str, int, str] = ("", 0, "")
         self.script = ""
         self.cut = False
+        self.ignored = ignored
 
 
 class Tracebacks:
@@ -94,6 +97,8 @@ class Tracebacks:
     def __init__(self, whose: Speaker) -> None:
         self._whose = whose
         self._running: dict[tuple[int | None, str], _Running] = {}
+        self._ignored: set[tuple[int | None, str]] = set()
+        """Whose next traceback is of an exception that Python ignored."""
         self.raised: list[LoggedException] = []
 
     @property
@@ -101,8 +106,8 @@ class Tracebacks:
         """Whether a traceback has begun and not ended."""
         return bool(self._running)
 
-    def feed(self, line: Line, place: Place, order: int) -> None:
-        """Take the next line of the file."""
+    def feed(self, line: Line, place: Place, order: int) -> bool:
+        """Take the next line of the file; whether it is of an exception that Python ignored."""
         first = next(iter(self._running), None)
         if first is not None and place.line - self._running[first].number > FAR:
             del self._running[first]
@@ -110,14 +115,11 @@ class Tracebacks:
         key = speaker.rank, speaker.label
         if "Traceback (most" in line.text:
             self._running.pop(key, None)
-            self._running[key] = _Running(speaker, line, place.line)
+            self._running[key] = _Running(speaker, line, place.line, ignored=key in self._ignored)
+            self._ignored.discard(key)
         running = self._running.get(key)
         if running is None:
-            if ends := _ALONE.match(line.bare):  # the beginning is cut off: `KeyError: 'x'`
-                running = _Running(speaker, line, place.line)
-                running.cut = True
-                self._end(running, ends, place, order)
-            return
+            return self._outside(key, line, place, order)
         frame = _FRAME.match(line.bare)
         if frame is not None:
             if not _LIBRARY.search(frame["file"]):
@@ -128,8 +130,21 @@ class Tracebacks:
         elif ends := _ENDS.match(line.bare):
             self._end(running, ends, place, order)
             del self._running[key]
+        return running.ignored
+
+    def _outside(self, key: tuple[int | None, str], line: Line, place: Place, order: int) -> bool:
+        """Take a line of no traceback: an end whose beginning is cut off (`KeyError: 'x'`)."""
+        if ignored := bool(_IGNORED.match(line.bare)):
+            self._ignored.add(key)
+        elif ends := _ALONE.match(line.bare):
+            running = _Running(line.speaker.joined(self._whose), line, place.line)
+            running.cut = True
+            self._end(running, ends, place, order)
+        return ignored
 
     def _end(self, running: _Running, ends: re.Match[str], place: Place, order: int) -> None:
+        if running.ignored:
+            return
         if len(self.raised) >= _MOST:
             del self.raised[_MOST // 2]
         file, line, code = running.own

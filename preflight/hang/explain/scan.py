@@ -57,10 +57,11 @@ _FAILURE = re.compile(
     rb"[ :=]{0,8}-?[1-9]|return code[ :=]{0,3}-?[1-9]|\bkilled\b|out of memory|timed[ -]?out"
     rb"|deadlock|\bhung\b|\bstuck\b|unreachable|connection (?:refused|reset|closed)|\bxid\b"
     rb"|no space left|\b(?:signal|sig(?:kill|segv|abrt|bus|term))\b|unable to|can(?:no|')t "
+    rb"|\baborting\b|MPI_ABORT|exited with non-?zero|\bloss is nan\b"
     rb"|assert(?:ion)? .{0,200}fail|\bcrash|\bdied\b|\bfail(?:ed|ure)\b|\bcorrupt|denied"
     rb"|\bpg_status\b"  # a flight recorder's dump, which is written after a failure
     rb"|(?<![\w0] )errors?(?: code| number)?[ :]|mismatch|invalid|not found|no such)"
-    rb"|[a-z](?:Error|Exception)\b|\bERROR\b|\bCRITICAL\b|NCCL WARN|\[E\d{0,6} |EXCEPTION"
+    rb"|[a-z](?:Error|Exception)\b|\bERROR\b|\bCRITICAL\b|NCCL WARN|\[[EF]\d{0,6} |EXCEPTION"
 )
 """A log without any of these shows no failure."""
 _NOTICE = re.compile(
@@ -84,7 +85,9 @@ _STEMS = (
     *("egfault", "bort", "erminat", "xit", "eturn code", "ill", "ut of memory", "imed", "ime out"),
     *("eadlock", "hung", "stuck", "nreachable", "refused", "onnection", "xid", "o space left"),
     *("ignal", "nable to", "annot ", "an't ", "ssert", "rash", "ied", "orrupt", "ismatch"),
-    *("nvalid", "ot found", "o such", "critical", "warn", "sig", "[E", "pg_status"),
+    *("nvalid", "ot found", "o such", "critical", "warn", "sig", "[E", "[F", "pg_status"),
+    "xited with non",
+    "s nan",
 )
 """Each line of failure has one of these, in lower or upper case; a first letter may lack."""
 _ALIKE = bytes.maketrans(b"0123456789abcdef", b"0" * 16)
@@ -100,6 +103,8 @@ _GOES_ON = 20
 """Steps after a failure: more than other ranks make until they wait for the one that failed."""
 _PAUSE_S = 60
 """After a launcher's report of an end: what other ranks of that attempt print comes sooner."""
+_LATE_S = 7200
+"""After it, the time-outs and the launchers' reports of other nodes come sooner."""
 
 
 @dataclass
@@ -178,6 +183,8 @@ class _Progress:
     """The last lines with a higher step than any before."""
     over: float = inf
     """A step or a start after this time is of another attempt."""
+    reported: int = 0
+    """The line of the launcher's last report of an end."""
 
 
 class _File:
@@ -286,8 +293,8 @@ class Scanner:
         line, place = self._origins.read(shown), Place(file.source, number, shown[:_SHOWN])
         for story in file.ended_with(line, number):
             self._close(story, file)
-        file.tracebacks.feed(line, place, order)
-        self._look_for_failure(line, place)
+        if not file.tracebacks.feed(line, place, order):
+            self._look_for_failure(line, place)
         for symptom in began:
             story = _Story(symptom, line, [line.text], place, order)
             if symptom.span:
@@ -347,17 +354,12 @@ class Scanner:
         speaker = story.line.speaker.joined(file.whose)
         if "world" in fields:
             self._learn(fields, speaker, source, story.order)
+        time = time_of(fields.get("time", text), story.line.when)
+        self._tell_attempts(story, file, fields, time)
         if symptom.reads == "end" and not self._with_rank_of_gpu(fields, speaker):
             return
         if "end" in fields:
             found.ended = story.order
-        when, now = story.line.when, file.progress
-        time = time_of(fields.get("time", text), when)
-        if "settled" in fields or ("started" in fields and (time or 0) > now.over):
-            found.settled[source] = story.order
-        if symptom.reads in ("summary", "end") or "CANCELLED AT" in text:
-            own = time_of(fields.get("time", story.line.text), when) or self._time_of(now.line)
-            now.over = (own or inf) + _PAUSE_S
         found.several |= "parallel" in fields
         found.counts[symptom.id] += 1
         attempt = (source, found.settled.get(source))
@@ -378,6 +380,21 @@ class Scanner:
         if symptom.reads in ("summary", "end"):  # a launcher, which is no rank itself
             self._origins.reports(speaker, int(fields["rank"]))
         self._summaries.take(hit)
+
+    def _tell_attempts(
+        self, story: _Story, file: _File, fields: dict[str, str], time: float | None
+    ) -> None:
+        """Note what shows that an attempt of the job has ended, or that another has begun."""
+        now, settled, reads = file.progress, self._found.settled, story.symptom.reads
+        reports = reads in ("summary", "end")
+        if "settled" in fields or ("started" in fields and (time or 0) > now.over):
+            settled[file.source] = story.order
+        if (reports or reads == "timeout") and (time or 0) > now.over + _LATE_S:
+            settled[file.source] = now.reported
+        if reports or any("CANCELLED AT" in text for text in story.texts):
+            own = time_of(fields.get("time", story.line.text), story.line.when)
+            now.over = (own or self._time_of(now.line) or inf) + _PAUSE_S
+            now.reported = story.order
 
     def _with_rank_of_gpu(self, fields: dict[str, str], speaker: Speaker) -> bool:
         """Add the rank that ended if its launcher reports only its GPU; False if it is unknown."""

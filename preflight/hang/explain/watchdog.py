@@ -21,6 +21,8 @@ _NEAR = 64
 """Collectives of one group by which a rank may be behind."""
 _OWN_SIZES = {"ALLTOALL", "ALLTOALL_BASE", "ALLGATHER", "GATHER", "SCATTER", "REDUCE_SCATTER"}
 """A rank may have a size of its own: one odd size among equal ones shows a mismatch, many none."""
+_ROOTED = {"GATHER", "SCATTER"}
+"""The root has another size than all others."""
 _BETWEEN_TWO = {"SEND", "RECV", "RECVANYSOURCE", "COALESCED"}
 """Calls with numbers of their own, which are no collectives."""
 _SKEW_S, _HALF_YEAR_S = 300, 180 * 86400
@@ -177,6 +179,8 @@ def _mismatched(late: Sequence[Timeout]) -> Verdict | None:
     for (_, seq), calls in by_call.items():
         ops = {op for op, _ in calls}
         if len(calls) < _LEAST or (len(calls) > _LEAST and len(ops) == 1 and ops <= _OWN_SIZES):
+            continue
+        if len(ops) == 1 and ops <= _ROOTED:
             continue
         sides = sorted(calls.values(), key=len)
         words = " and ".join(

@@ -103,6 +103,18 @@ def test_a_hint_is_no_failure_that_the_training_goes_on_after(tmp_path: Path, li
     assert explained(tmp_path, line + _steps(0, 99)).sentence == explained(tmp_path, line).sentence
 
 
+def test_reports_of_launchers_hours_apart_are_of_two_attempts(tmp_path: Path) -> None:
+    """The steps have no time, and nothing tells the start of the second."""
+    report = (
+        "E1005 {}:31:05.000000 900 torch/distributed/elastic/multiprocessing/api.py:882] failed "
+        "(exitcode: 1) local_rank: {} (pid: 100{}) of binary: /usr/bin/python\n"
+    )
+    for hour, rank in (("02", 1), ("07", 6)):  # of another node, which waited; the next morning
+        log = _raised("ValueError: a", 1) + report.format("01", 1, 1) + "step 30 loss 2.1\n"
+        log += _raised("KeyError: 1", 6) + report.format(hour, 6, 6)
+        assert explained(tmp_path, log).culprits == (f"rank {rank}",)
+
+
 def test_torchrun_s_folder_shows_its_last_attempt(tmp_path: Path) -> None:
     """The last that wrote anything: the time-outs of another are of other processes."""
     for name, log in {

@@ -452,6 +452,9 @@ _STEPS = "step 1 loss 0.9\nstep 2 loss 0.8\n"
         "2026-11-20 10:06:20 INFO question: ERROR uncorrectable ECC error, what now?\n" + _STEPS,
         'eval Q: how do I fix "Address already in use" ?\n' + _STEPS,
         "Performance might be sub-optimal! Config file not found at /w/E=8.json\n" + _STEPS,
+        _STEPS + "Exception ignored in: <function X.__del__ at 0x7f>\nTraceback (most recent call "
+        'last):\n  File "/opt/x.py", line 16, in __del__\nTypeError: not callable\n',
+        _STEPS + "[after training is done] datetime: 2026-11-20 10:06:20\n",
     ],
 )
 def test_a_line_that_reports_health_is_no_failure(tmp_path: Path, log: str) -> None:
@@ -464,10 +467,14 @@ def test_a_line_that_reports_health_is_no_failure(tmp_path: Path, log: str) -> N
     [
         "  exitcode  : 1 (pid: 81)",
         "runc: initialization error: load library failed: libcuda.so.1: no such file",
+        "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD",
+        "Command exited with non-zero status 1",
+        "rank 5: loss is NaN at step 10. Aborting.",
+        "[rank0]:[F1120 10:10:00.1 Heart.cpp:15] [PG ID 0 PG GUID 0 Rank 0] Terminating it",
     ],
 )
 def test_a_failure_that_no_symptom_knows_is_unclear(tmp_path: Path, line: str) -> None:
-    """A torchrun summary whose beginning is cut off; words of a container's start."""
+    """A torchrun summary whose beginning is cut off; words of a container, of MPI, of a script."""
     answer = explained(tmp_path, f"{line}\n")
     assert (answer.category, answer.confidence) == ("unknown", 0.2)
 
