@@ -114,8 +114,11 @@ class Dumps:
                 continue
             rank = _rank(path, recording)
             if rank is None:
-                fault = "its name and its groups do not show its rank"
-                self.troubles.append(f"{path} is not used: {fault}; name it rank_N")
+                named = _rank_in_name(path)
+                fault = f"rank {named}, which its name shows, is not in all of its groups"
+                if named is None:
+                    fault = "its name and its groups do not show its rank; name it rank_N"
+                self.troubles.append(f"{path} is not used: {fault}")
                 continue
             if world := recording.members.get("0"):
                 worlds.setdefault(world, path)

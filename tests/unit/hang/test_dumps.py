@@ -287,6 +287,19 @@ def test_a_dump_of_an_earlier_run_is_left_out(
     assert "2.0 h older" in err
 
 
+def test_a_dump_whose_groups_lack_its_rank_is_left_out_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither its name nor its groups alone show whose it is."""
+    _stuck(tmp_path)
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[4, 5]"}}
+    foreign = {"pg_config": config, "entries": [*BEFORE, pending(5)]}
+    (tmp_path / "nccl_trace_rank_9").write_text(json.dumps(foreign))
+    _, answer, err = _explain(capsys, tmp_path)
+    assert answer["culprits"] == ["rank 2"]
+    assert "rank 9, which its name shows, is not in all of its groups" in err
+
+
 def test_dumps_that_may_be_of_two_runs_make_the_answer_less_sure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
