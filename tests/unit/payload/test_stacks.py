@@ -359,7 +359,7 @@ def test_ranks_whose_counters_cannot_be_read_are_not_gone(
     """They keep the state in which they were found, and the answer has the problem."""
     stopped, sleeps = start(), start(RANK="4")
     os.kill(stopped.pid, signal.SIGSTOP)
-    until(lambda: state_of(stopped.pid) == "T")
+    until(lambda: state_of(stopped.pid) == "T" and state_of(sleeps.pid) == "S")
     ranks = finding.find(2**22 + 1, [stopped.pid, sleeps.pid], processes.Care())["ranks"]
     patience = Patience(time.monotonic() + 60)
     monkeypatch.setattr(moments, "moment", lambda *_: 1 // 0)
