@@ -351,6 +351,7 @@ class Scanner:
         if fields is None:
             return
         found, source = self._found, story.place.source
+        found.counts[symptom.id] += 1
         speaker = story.line.speaker.joined(file.whose)
         if "world" in fields:
             self._learn(fields, speaker, source, story.order)
@@ -361,7 +362,6 @@ class Scanner:
         if "end" in fields:
             found.ended = story.order
         found.several |= "parallel" in fields
-        found.counts[symptom.id] += 1
         attempt = (source, found.settled.get(source))
         key = (symptom.id, (attempt, speaker, tuple(sorted(fields.items()))[:6]))
         self._kept[key] += 1
