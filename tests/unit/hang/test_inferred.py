@@ -205,6 +205,16 @@ def test_generated_logs_have_the_right_answer(tmp_path: Path) -> None:
     assert found["right"] >= 50
 
 
+@pytest.mark.parametrize("op", ["SCATTER", "GATHER"])
+def test_the_root_of_a_collective_has_a_size_of_its_own(tmp_path: Path, op: str) -> None:
+    """Two sizes are no mismatch there; in an all-reduce they are."""
+    sizes = {0: 4096, 1: 64, 2: 64, 3: 64}
+    rooted = "".join(timed_out(rank, 9, op, numel) for rank, numel in sizes.items())
+    assert explained(tmp_path, rooted).category != "collective_mismatch"
+    reduced = rooted.replace(op, "ALLREDUCE")
+    assert explained(tmp_path, reduced).category == "collective_mismatch"
+
+
 def _nameless(rank: int, seq: int, op: str = "ALLREDUCE") -> str:
     """A time-out as torch 2.1 writes it: the rank may count within the group."""
     return f"[E ProcessGroupNCCL.cpp:474] {timed_out(rank, seq, op).partition('.cpp:7] ')[2]}"
