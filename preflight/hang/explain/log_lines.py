@@ -1,4 +1,6 @@
-"""The lines of logs: found in folders, unpacked, freed of colours and of collectors' frames, whole.
+"""Finds logs in folders and reads their lines: unpacked, whole, without colours and frames.
+
+Frames are what Kubernetes and docker write around each line.
 
 The cause is at the end of a log, which is often damaged: every readable part of it counts.
 """

@@ -150,11 +150,12 @@ def _may_be_of_several_groups(
             places.add((hit.fields["group"], hit.fields["group_rank"], hit.speaker.rank))
         elif hit.symptom.reads == "timeout":
             waits.add((hit.speaker.rank, hit.fields["op"], hit.fields.get("seq")))
+    place_of_two = len({place[:2] for place in places}) < len(places)
     if all(one.group or _group_beside(one.hit, positions) for one in calls):
-        return len({place[:2] for place in places}) < len(places)
+        return place_of_two
     return (
         found.several
-        or len({place[:2] for place in places}) < len(places)
+        or place_of_two
         or len({rank for rank, *_ in waits}) < len(waits)
         or _several_groups(positions)
         or any(one.op in _BETWEEN_TWO for one in calls)
