@@ -14,10 +14,11 @@ PYTEST_ARGS ?=
 # Most tests wait for something; of those that load hosts of the lab, or sweep, three files at a time.
 WORKERS ?= 5
 LABS ?= 3
-LIGHT = -m "not (lab or busy)"
-HEAVY = -m "lab or busy"
+BUT = and not thorough
+LIGHT = -m "not (lab or busy) $(BUT)"
+HEAVY = -m "(lab or busy) $(BUT)"
 HEAVY_IN = tests/lab tests/stories tests/unit/burn tests/unit/fabric
-QUICK = -m "not (lab or busy or slow)"
+QUICK = -m "not (lab or busy or slow or thorough)"
 # What fails is run once more, alone: most drive real processes on real clocks, and other work on the
 # machine can upset that. Both results stay on the screen; what fails twice, fails.
 ONCE_MORE = $(BIN)/python -m pytest --lf --last-failed-no-failures=none $(PYTEST_ARGS)
@@ -25,7 +26,7 @@ ONCE_MORE = $(BIN)/python -m pytest --lf --last-failed-no-failures=none $(PYTEST
 # Tests start Python some thousand times: each finds compiled what the first one has imported.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo quick test parity lint preflight lab bench bench-full bench-scale contest docs pictures wheel release-check setup clean system
+.PHONY: help demo quick test test-all parity lint preflight lab bench bench-full bench-scale contest docs pictures wheel release-check setup clean system
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -33,11 +34,14 @@ help: ## show this list
 demo: $(STAMP) ## bring up a fleet with planted faults, judge it, name the culprits
 	$(BIN)/python -m tests.lab.demo
 
+test-all: ## run every test
+	$(MAKE) test BUT=
+
 quick: $(STAMP) ## run the unit tests that need no lab, in under a minute
 	$(BIN)/python -m pytest tests/unit -n auto --maxprocesses $(WORKERS) --dist worksteal $(QUICK) \
 		--hypothesis-profile=quick $(PYTEST_ARGS)
 
-test: $(STAMP) ## run every test
+test: $(STAMP) ## run the tests but those of tests/thorough.txt
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(LIGHT) --cache-clear $(PYTEST_ARGS) \
 		|| { [ $$? -eq 1 ] && $(ONCE_MORE) $(LIGHT); }
 	$(BIN)/python -m pytest -n $(LABS) --dist loadfile $(HEAVY_IN) $(HEAVY) --cache-clear $(PYTEST_ARGS) \
@@ -48,6 +52,7 @@ parity: $(STAMP) ## run the stories, and hold each of them to four workers of xd
 
 docs: $(STAMP) ## build the documentation site in build/site; a broken link fails
 	$(BIN)/sphinx-build -c docs -b html -W --keep-going -q . build/site
+	PREFLIGHT_SITE=build/site $(BIN)/python -m pytest -q tests/stories/test_docs_site.py $(PYTEST_ARGS)
 
 pictures: $(STAMP) ## renew the pictures of README.md and the screen of the tutorial from a real run of the demo
 	$(BIN)/python -m tests.stories.readme
@@ -96,7 +101,7 @@ wheel: $(STAMP) ## build the sdist, and the wheel from it
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation -o dist .
 
-release-check: docs demo ## what a release must pass: docs, demo, wheel in an empty environment, other Pythons, oldest dependencies
+release-check: docs demo test-all ## what a release must pass: docs, demo, every test, wheel in an empty environment, other Pythons, oldest dependencies
 	.ci/wheel
 	$(BIN)/twine check --strict dist/*
 	.ci/versions

@@ -30,6 +30,16 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what thorough.txt lists, so that -m can leave it out."""
+    lines = Path(__file__).with_name("thorough.txt").read_text().splitlines()
+    listed = tuple(line for line in lines if line and not line.startswith("#"))
+    for item in items:
+        if item.nodeid.startswith(listed):
+            item.add_marker("thorough")
+
+
 @pytest.fixture(autouse=True)
 def _in_turn(request: pytest.FixtureRequest) -> Iterator[None]:
     """Wait until no other test process sweeps here; hosts of a lab are a world of their own."""

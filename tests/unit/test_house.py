@@ -80,3 +80,13 @@ def test_each_test_with_a_lab_or_a_sweep_is_in_a_folder_that_make_collects() -> 
     assert len(heavy) > len(folders)
     for path in heavy:
         assert any(path.is_relative_to(folder) for folder in folders), path
+
+
+def test_each_line_of_what_make_test_leaves_out_names_a_test() -> None:
+    """A test that was renamed would otherwise come back, or a line stay that means nothing."""
+    lines = (ROOT / "tests" / "thorough.txt").read_text().splitlines()
+    for line in lines:
+        if line and not line.startswith("#"):
+            path, _, name = line.partition("::")
+            text = (ROOT / path).read_text()
+            assert f"def {name.partition('[')[0]}" in text, line
