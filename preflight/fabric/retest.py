@@ -21,7 +21,7 @@ from preflight.core.text import first_few
 from preflight.core.thresholds import SHIPPED
 from preflight.fabric.compare import compare
 from preflight.fabric.decoding import find
-from preflight.fabric.decoding.culprit import OF_A_NODE
+from preflight.fabric.decoding.culprit import FAILURES, OF_A_NODE
 from preflight.fabric.decoding.hard_failures import decode
 from preflight.fabric.observed import observe
 from preflight.fabric.roster import budget
@@ -143,7 +143,7 @@ PARTNERS = 2
 MOST = 8
 """Most parts that are retested; further paths only if they need no further round."""
 
-_LASTING = ("slow", "latency", "hung")
+_SHIFTS = ("slow", "latency")
 _SUBTLE = ("slow", "latency", "spikes", "late")
 
 
@@ -183,12 +183,14 @@ def _named_once(findings: Findings, observed: Observed) -> list[Component]:
 
     If a hang may also be of one of the ends, retesting the path shows whether it comes again.
     """
+    hung = {one.nodes for one in observed.tried if one.state == "hung"}
     paths = [
         part
         for one in findings.culprits
-        if one.symptom in _LASTING
+        if (one.symptom in _SHIFTS and one.component)
+        or (one.symptom in FAILURES and not hung.isdisjoint(one.pairs))
         for part in one.among
-        if part.kind == "path" and (one.component is not None or one.symptom == "hung")
+        if part.kind == "path"
     ]
     rounds: dict[frozenset[str], set[int]] = {frozenset(part.nodes): set() for part in paths}
     for each in observed.tried:

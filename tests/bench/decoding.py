@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from preflight.fabric.decoding import find
+from preflight.fabric.decoding.culprit import FAILURES, Component
 from tests.bench.fabrics import case, make
 from tests.simulate.score import score
 
@@ -54,7 +57,30 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 def decoder(observed: Observed) -> Sequence[Culprit]:
     """Ours, with what it says against the fabric as a whole left out: that names nobody."""
-    return find(observed).culprits
+    found = [each for one in find(observed).culprits for each in _on_its_rails(one, observed)]
+    failed = [one for one in found if one.symptom in FAILURES]
+    failed.sort(key=lambda one: one.among[0].rail or 0)
+    return [*failed, *(one for one in found if one.symptom not in FAILURES)]
+
+
+def _on_its_rails(one: Culprit, observed: Observed) -> list[Culprit]:
+    """A node with dead rails as its rails: the culprit is the node, the sentence says which."""
+    bad = [each for each in observed.tried if each.bad and each.nodes in one.pairs]
+    often = Counter(each.rail for each in bad) if one.symptom in FAILURES else Counter()
+    most = max(often.values(), default=0)
+    rails = sorted(rail for rail, times in often.items() if 2 * times > most)
+    if not rails or 2 * len(rails) > len({each.rail for each in observed.tried}):
+        return [one]
+    return [
+        replace(
+            one,
+            among=tuple(
+                Component("endpoint" if part.kind == "node" else part.kind, part.nodes, rail)
+                for part in one.among
+            ),
+        )
+        for rail in rails
+    ]
 
 
 def decode(one: Case, decoder: Decoder = decoder) -> Outcome:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from preflight.fabric.decoding import find
-from tests.bench.decoding import decode
+from tests.bench.decoding import decode, decoder
 from tests.bench.fabrics import case, make
 
 if TYPE_CHECKING:
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 def decoded(name: str) -> dict[str, list[str] | str]:
     """What the decoder finds in one simulated fabric, in its own order, and what was planted."""
-    findings = find(make(case(name)).observed)
-    scored = decode(case(name), lambda _: findings.culprits)
+    observed = make(case(name)).observed
+    findings, culprits = find(observed), decoder(observed)
+    scored = decode(case(name), lambda _: culprits)
     return {
-        "found": [_text(one) for one in findings.culprits],
+        "found": [_text(one) for one in culprits],
         "doubted": [f"{part.kind} {part.name}" for part in findings.doubted],
         "systemic": findings.systemic,
         "planted": [f"{one.fate}: {one.what} {one.where}" for one in scored.faults],

@@ -26,7 +26,7 @@ from preflight.fabric.decoding.culprit import (
     within,
 )
 from preflight.fabric.decoding.greedy_search import DOUBT, FEW, Fault, SearchResult, explain
-from preflight.fabric.decoding.hard_failures import bad_by_themselves, failures, without_effects
+from preflight.fabric.decoding.hard_failures import bad_by_themselves, without_effects
 from preflight.fabric.decoding.parts import (
     ALL_RAILS,
     SHARE,
@@ -245,7 +245,7 @@ def find(
     limit = thresholds.of(observed.backend)
     met = meetings(observed)
     searches = list(_searches(observed, met, limit))
-    outright = failures(observed) if seen is None else bad_by_themselves(seen, observed.silent)
+    outright = bad_by_themselves(observed.tried if seen is None else seen, observed.silent)
     culprits = _with_searched(outright, searches)
     doubted = [each.parts.component(key) for each in searches for key in each.explained.doubted]
     if observed.retested:

@@ -13,11 +13,11 @@ from preflight.core.statistics import grouped, median
 from preflight.fabric.decoding.culprit import EVENTS, FAILURES, Component, Culprit
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from preflight.fabric.compare import PairJudgement
     from preflight.fabric.decoding.culprit import Symptom
-    from preflight.fabric.observed import Observed, PairResult
+    from preflight.fabric.observed import PairResult
     from preflight.fabric.samples import PairState
     from preflight.fabric.schedule import Pairing
 
@@ -157,17 +157,27 @@ def _connected(pairs: Sequence[Pairing], cleared: set[str]) -> list[list[Pairing
     return [group for _, group in groups]
 
 
-def bad_by_themselves(seen: Iterable[PairJudgement], silent: Collection[str]) -> list[Culprit]:
-    """Decode pairs that failed or are slow beyond doubt; wrong sums need all samples.
+def bad_by_themselves(
+    tested: Iterable[PairJudgement | PairResult], silent: Collection[str]
+) -> list[Culprit]:
+    """Decode pairs that failed, or are slow beyond doubt; wrong sums need all samples.
 
     A good pair does not clear a GPU that corrupts data now and then.
     """
-    steady = [one for one in seen if one.state != "corrupt"]
-    apart = {one.nodes for one in steady if one.state in ("no_connect", "absent")}
+    steady = [one for one in tested if one.state != "corrupt"]
+    states = grouped((one.nodes, one.state) for one in steady if one.bad)
     return [
-        one if apart.isdisjoint(one.pairs) else replace(one, symptom="no_connect")
+        replace(one, symptom=_symptom(one, {each for pair in one.pairs for each in states[pair]}))
         for one in decode(steady, silent)
     ]
+
+
+def _symptom(one: Culprit, states: Collection[PairState]) -> Symptom:
+    # Many events of a node can make its paths hang, but not keep them from connecting.
+    if one.kind == "path" and not {"no_connect", "absent"}.isdisjoint(states):
+        return "no_connect"
+    kinds: tuple[Symptom, ...] = ("hung", "no_connect")
+    return next((each for each in kinds if each in states), "broken")
 
 
 def without_effects(culprits: Sequence[Culprit], seen: Sequence[PairJudgement]) -> list[Culprit]:
@@ -210,49 +220,3 @@ def _worse(row: PairJudgement, part: Component, seen: Sequence[PairJudgement]) -
     known = [times for times in others if times is not None]
     times = row.times_slower(row.slow)
     return times is None or not known or times > _WORSE * median(known)
-
-
-_SYMPTOMS: Mapping[PairState, Symptom] = {
-    "hung": "hung",
-    "no_connect": "no_connect",
-    "absent": "broken",
-    "error": "broken",
-}
-_WORST_FIRST: tuple[Symptom, ...] = ("hung", "no_connect", "broken")
-_MOST_OF_THE_RAILS = 0.5
-
-
-def failures(observed: Observed) -> list[Culprit]:
-    """Decode outright failures, which need no statistics."""
-    bad = {one.path: one for one in observed.tried if one.bad}
-    if not bad:
-        return []
-    near = {name for a, b, _ in bad for name in (a, b)}
-    involved = [bad.get(one.path, one) for one in observed.tried if one.a in near or one.b in near]
-    rails = len({one.rail for one in observed.tried})
-    culprits: list[Culprit] = []
-    for same in decode_rails(involved, observed.silent):
-        if len(same) > _MOST_OF_THE_RAILS * rails:
-            culprits.append(_joined(same, bad.values(), None))
-        else:
-            culprits += [_joined({rail: own}, bad.values(), rail) for rail, own in same.items()]
-    return culprits
-
-
-def _joined(same: Mapping[int, Culprit], bad: Iterable[PairResult], rail: int | None) -> Culprit:
-    """Join each rail's culprit (`same`) into one fault; on most rails it is the whole node."""
-    pairs = tuple(dict.fromkeys(pair for each in same.values() for pair in each.pairs))
-    seen = {_SYMPTOMS[one.state] for one in bad if one.nodes in pairs and one.rail in same}
-    parts = dict.fromkeys(part for each in same.values() for part in each.among)
-    return replace(
-        next(iter(same.values())),
-        among=tuple(_on_rail(part, rail) for part in parts),
-        symptom=min(seen, key=_WORST_FIRST.index),
-        pairs=pairs,
-    )
-
-
-def _on_rail(part: Component, rail: int | None) -> Component:
-    if rail is None:
-        return part
-    return Component("endpoint" if part.kind == "node" else part.kind, part.nodes, rail)

@@ -66,7 +66,7 @@ def test_a_slow_path_does_not_hide_its_nodes_latency() -> None:
 def test_a_hung_rail_of_a_path_does_not_hide_a_slow_endpoint() -> None:
     """The same rail of the same node: with its other partners it is slow."""
     made = Made(rails=4, failed=n1_n2, slow=lambda a, b, rail: rail == 0 and "n1" in (a, b))
-    assert named(made.observed()) == {("hung", "n1-n2 rail 0"), ("slow", "n1 rail 0")}
+    assert named(made.observed()) == {("hung", "n1-n2"), ("slow", "n1 rail 0")}
 
 
 def test_one_slow_node_with_several_symptoms_is_one_finding() -> None:

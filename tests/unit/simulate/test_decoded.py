@@ -8,6 +8,7 @@ import pytest
 
 from preflight.fabric.decoding import find
 from preflight.fabric.observed import observe
+from tests.bench.decoding import decoder
 from tests.simulate.condense import observed
 from tests.simulate.faults import Fault, endpoint, leaf_rail, node
 from tests.simulate.iterations import sweep
@@ -50,7 +51,7 @@ def test_each_kind_of_fault_is_named(name: str) -> None:
     assert fault is not None
     planted = truth(where, _NOISE, [fault])
     assert planted[0].detectable
-    scored = score(planted, find(observed(_scene(where, fault))).culprits, where.rails)
+    scored = score(planted, decoder(observed(_scene(where, fault))), where.rails)
     assert scored.fates == ("named",)
     assert not scored.wrong
 
