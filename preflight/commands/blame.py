@@ -195,12 +195,11 @@ def judge_stored(stored: StoredSamples, hosts: Sequence[Host]) -> StoredVerdicts
 
     Samples without single times are judged as far as possible. `hosts` is the fleet in order.
     """
-    observed, sweep = stored.observed, stored.sweep
-    if sweep is not None:
-        decoded, notes = judge_sweep(sweep, hosts, observed=observed), [*_missing(sweep)]
-    else:
-        sweep, known = rebuilt(observed)
-        decoded = judge_sweep(sweep, hosts, observed=observed, known=known)
+    observed = stored.observed
+    sweep = stored.sweep or rebuilt(observed)
+    decoded = judge_sweep(sweep, hosts, observed=observed)
+    notes = [*_missing(sweep)]
+    if stored.sweep is None:
         untimed = sum(pair.error == UNTIMED for pair in decoded.pairs.values())
         notes = [f"{count(untimed, 'pair')} not judged: {UNTIMED}"] * bool(untimed)
     blames = tuple(map(blame_row, decoded.blames))

@@ -12,15 +12,8 @@ from msgspec.structs import replace
 
 from preflight.core.statistics import LeaveOut, grouped, median, nearest_rank
 from preflight.core.text import gbs, size
-from preflight.fabric.measure import (
-    Summary,
-    bypass,
-    lost_accounts,
-    lost_words,
-    summarise,
-    wire_from,
-)
-from preflight.fabric.observed import failed_by_itself
+from preflight.fabric.measure import Summary, bypass, lost_accounts, lost_words, wire_from
+from preflight.fabric.observed import failed_by_itself, summarise
 from preflight.fabric.samples import Meeting, PairState
 from preflight.fleet.baselines import rail_floor
 
@@ -29,6 +22,7 @@ if TYPE_CHECKING:
 
     from preflight.core.thresholds import Thresholds
     from preflight.fabric.measure import SizeSummary
+    from preflight.fabric.observed import Observed
     from preflight.fabric.samples import End, PairSamples, Sweep
     from preflight.fleet.model import Expected, Host
 
@@ -294,18 +288,19 @@ class PairJudgement(Meeting, frozen=True, kw_only=True):
 
 def compare(
     sweep: Sweep,
-    hosts: Sequence[Host],
+    observed: Observed,
+    hosts: Sequence[Host] = (),
     earlier: Mapping[str, Sequence[float]] | None = None,
-    known: Sequence[Summary] = (),
     *,
     thresholds: Thresholds,
 ) -> tuple[PairJudgement, ...]:
     """Judge every pair of the sweep by itself, in the sweep's order.
 
-    `earlier`: what pairs reached in earlier runs, GB/s by `speed_key`. `known`: each pair's
-    summary, if the sweep does not hold its times.
+    `observed`: the same sweep, condensed. `earlier`: what pairs reached in earlier runs, GB/s by
+    `speed_key`.
     """
-    summaries = list(zip(sweep.pairs, known or map(summarise, sweep.pairs), strict=True))
+    known = grouped((one.turn, one) for one in observed.digests)
+    summaries = [(pair, summarise(pair, known.get(pair.turn, ()))) for pair in sweep.pairs]
     measured = [(pair, summary) for pair, summary in summaries if summary.state == "measured"]
     backend = sweep.pairs[0].backend if sweep.pairs else ""
     limit = thresholds.of(backend)

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from preflight.fabric.decoding.culprit import Culprit
-    from preflight.fabric.measure import Summary
     from preflight.fabric.samples import Sweep
     from preflight.fleet.model import Host
 
@@ -161,17 +160,16 @@ def judge_sweep(
     earlier: Mapping[str, Sequence[float]] | None = None,
     *,
     observed: Observed | None = None,
-    known: Sequence[Summary] = (),
     limit: Thresholds = SHIPPED,
 ) -> Decoded:
     """Judge every pair that was measured or should have been, and name the culprits.
 
     `hosts`: the fleet in order. `earlier`: what pairs of a small fleet reached in earlier runs.
-    `observed`, `known`: the condensed sweep and each pair's summary, if the sweep has no times.
+    `observed`: the sweep, condensed, if that is known or the sweep has no times.
     """
     names = [host.name for host in hosts]
     observed = observed or observe(sweep)
-    seen = cleared_by_retests(compare(sweep, hosts, earlier, known, thresholds=limit), observed)
+    seen = cleared_by_retests(compare(sweep, observed, hosts, earlier, thresholds=limit), observed)
     found, hidden, doubted = _named(seen, observed, sweep, hosts, limit)
     by_pair = grouped((one.nodes, one) for one in seen)
     backends = {pair.nodes: pair.backend for pair in sweep.pairs}

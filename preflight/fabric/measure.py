@@ -18,7 +18,7 @@ from preflight.fabric.samples import PairState
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from preflight.fabric.samples import End, PairSamples, Timing
+    from preflight.fabric.samples import PairSamples, Timing
 
 
 LATENCY_BELOW = 64 << 10
@@ -97,17 +97,6 @@ def busbw_gbs(size_bytes: int, seconds: float, ranks: int = 2) -> float:
     return size_bytes / max(seconds, 1e-9) / 1e9 * 2 * (ranks - 1) / ranks
 
 
-def summarise(pair: PairSamples) -> Summary:
-    """Join both ends' accounts."""
-    way = bypass(pair)
-    error = (
-        f"its data went over {way}, which measures no NIC"
-        if way
-        else errors_words({end.node: end.error for end in pair.ends})
-    )
-    return Summary(joint_state(pair), _sizes(pair.first, pair.second), error)
-
-
 def bypass(pair: PairSamples) -> str:
     """Return the way past the NICs that NCCL took between two nodes: "P2P", "SHM"; else "".
 
@@ -154,15 +143,6 @@ def errors_words(errors: Mapping[str, str]) -> str:
     if len(known) > 1 and len(set(known.values())) == 1:
         return next(iter(known.values()))
     return "; ".join(f"{node}: {error}" for node, error in known.items())
-
-
-def _sizes(first: End | None, second: End | None) -> tuple[SizeSummary, ...]:
-    by_size: dict[int, dict[bool, Timing]] = {}
-    for end in (first, second):
-        for timing in end.timings if end is not None else ():
-            if timing.phase == "ladder":
-                by_size.setdefault(timing.size_bytes, {})[end is first] = timing
-    return tuple(size_of(at, list(own.values())) for at, own in sorted(by_size.items()))
 
 
 def size_of(size_bytes: int, timings: Sequence[Timing], ranks: int = 2) -> SizeSummary:

@@ -224,7 +224,9 @@ _NO_NVLINK = (
 )
 _EVENTS = "look at what else runs on {0} (load, throttling, IRQs) and at its Xids; run again"
 _STUCK = "look at {0} for Xids, stopped or D-state processes; exclude it, run again"
-_CORRUPT = "take {0} out of service now and run its memory and NVLink diagnostics (dcgmi diag -r 3)"
+CORRUPT_ADVICE = (
+    "take {0} out of service now and run its memory and NVLink diagnostics (dcgmi diag -r 3)"
+)
 
 
 _AWAITED = re.compile(r"^rail (\d{1,4}) of this node did not come").match
@@ -349,7 +351,7 @@ def _broken(plain: Inside, own: NodeAllreduce, samples: InsideSamples) -> Inside
     guilty = _guilty(errors, own.state)
     first = next((rail for rail in guilty if rail in errors), next(iter(errors)))
     if own.state == "corrupt":
-        what, advice = "sums came out wrong", _CORRUPT
+        what, advice = "sums came out wrong", CORRUPT_ADVICE
     else:
         known = advice_on(own.name, errors[first]) if guilty else ""
         did, advice = ("broke off", known) if known else (_DID[own.state], _STUCK)

@@ -15,7 +15,12 @@ from msgspec.structs import replace
 from preflight.core.statistics import median
 from preflight.core.text import gbs, size
 from preflight.core.thresholds import SHIPPED, Thresholds
-from preflight.fabric.node_allreduce import NodeAllreduce, below_nvlinks, measure_inside
+from preflight.fabric.node_allreduce import (
+    CORRUPT_ADVICE,
+    NodeAllreduce,
+    below_nvlinks,
+    measure_inside,
+)
 from preflight.fabric.samples import InsideSamples
 from preflight.facts.boards import nvlink_gbs
 from preflight.facts.burn import OverNvlink
@@ -40,7 +45,6 @@ _FELL_BACK = (
     "channel (/dev/nvidia-caps-imex-channels) in its container; run again"
 )
 _SLOW = "look at its NVLink errors (nvidia-smi nvlink -e) and at the NVLink switches; run again"
-_CORRUPT = "take {0} out of service now and run its memory and NVLink diagnostics (dcgmi diag -r 3)"
 
 
 class _Met(Struct, frozen=True):
@@ -164,7 +168,7 @@ def _judged(
     partners = " and ".join(one.partners)
     if wrong:
         why = f"sums over NVLink with {best.partner} came out wrong on GPU {rail} ({best.error})"
-        return replace(one, why=why, advice=_CORRUPT.format(name), proven=True)
+        return replace(one, why=why, advice=CORRUPT_ADVICE.format(name), proven=True)
     others_fine = all(_fine(met, partner, rail, least, but=name) for partner in one.partners)
     one = replace(one, proven=others_fine or any(each.own_fault for each in rails[rail]))
     if one.state == "broken":

@@ -19,13 +19,22 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from preflight.core.statistics import grouped, median, nearest_rank
-from preflight.fabric.measure import joint_state, lost_accounts, lost_words, shortest_us
+from preflight.fabric.measure import (
+    SizeSummary,
+    Summary,
+    bypass,
+    errors_words,
+    joint_state,
+    lost_accounts,
+    lost_words,
+    shortest_us,
+)
 from preflight.fabric.phrases import OWN_CAUSES
 from preflight.fabric.samples import Meeting, Moved, PairState, Phase, StallKind, gc_paused
 from preflight.facts.basics import Whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from preflight.fabric.samples import End, PairSamples, Sweep, Timing
 
@@ -193,6 +202,24 @@ def _standouts(
         )
         for number in sorted(kept)
     )
+
+
+def summarise(pair: PairSamples, known: Iterable[Digest] = ()) -> Summary:
+    """Join both ends' accounts; `known`: its sizes, if they are condensed already."""
+    way = bypass(pair)
+    error = (
+        f"its data went over {way}, which measures no NIC"
+        if way
+        else errors_words({end.node: end.error for end in pair.ends})
+    )
+    ladder = [one for one in known or digests(pair) if one.phase == "ladder"]
+    sizes = (
+        SizeSummary.of(
+            one.size_bytes, one.operations, (one.best_us, one.p50_us, one.p99_us, one.most_us)
+        )
+        for one in sorted(ladder, key=lambda one: one.size_bytes)
+    )
+    return Summary(joint_state(pair), tuple(sizes), error)
 
 
 STOOD_STILL = "its measuring process stood still"

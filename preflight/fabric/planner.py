@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from preflight.core.statistics import grouped, median
 from preflight.core.text import first_few
-from preflight.fabric.measure import joint_state, summarise
+from preflight.fabric.measure import joint_state
 from preflight.fabric.schedule import (
     Planned,
     Rounds,
@@ -140,19 +140,19 @@ def plan(
     `auto` is what fits into the budget, given the `cost` of a round and of the rest; without a past
     at most the usual number.
     """
-    frame, every = frame_of_fleet(nodes, leaves), rounds_among(len(nodes))
+    frame, every = frame_of(nodes, leaves), rounds_among(len(nodes))
     most = every if past is not None else default_rounds(len(nodes))
     wanted = rounds_wanted(extent, every, fits=min(most, rounds_that_fit(budget_s, cost)))
     known = past or Past()
     numbers: tuple[int, ...] = ()
     if wanted >= every:
         # One circle of all nodes needs the fewest rounds, whatever the sizes of the leaves.
-        whole = circle(sorted(nodes))
+        whole = circle(sorted(nodes), nodes)
         tested = known if frame.in_leaf == len(frame.numbers) else Past()
-        rounds = lay_out(whole, choose(whole, tested, every, seed), nodes)
+        rounds = tuple(map(whole.pairs, choose(whole, tested, every, seed)))
     else:
         numbers = choose(frame, known, wanted, seed)
-        rounds = cover_unpaired(fill(lay_out(frame, numbers, nodes), nodes), nodes)
+        rounds = cover_unpaired(fill(tuple(map(frame.pairs, numbers)), nodes), nodes)
     return Planned(
         rounds=rounds,
         numbers=numbers,
@@ -163,11 +163,6 @@ def plan(
         earlier=dict(known.speeds) if wanted >= every else {},
         units=dict(known.units),
     )
-
-
-def frame_of_fleet(nodes: Sequence[str], leaves: Mapping[str, str]) -> Frame:
-    """Number the rounds of a fleet independently of the order of its nodes."""
-    return frame_of(sorted(nodes), leaves)
 
 
 def rounds_wanted(extent: Extent, every: int, *, fits: int) -> int:
@@ -189,20 +184,6 @@ def within(rounds: Rounds, nodes: Sequence[str]) -> Rounds:
     return tuple(
         tuple(ordered(pair, place.__getitem__) for pair in around if place.keys() >= {*pair})
         for around in rounds
-    )
-
-
-def lay_out(frame: Frame, numbers: Sequence[int], nodes: Sequence[str]) -> Rounds:
-    """Make the rounds of these numbers, with nodes and pairs in fleet order."""
-    place = {name: at for at, name in enumerate(nodes)}
-    return tuple(
-        tuple(
-            sorted(
-                (ordered(pair, place.__getitem__) for pair in frame.pairs(number)),
-                key=lambda pair: place[pair[0]],
-            )
-        )
-        for number in numbers
     )
 
 
@@ -278,7 +259,7 @@ def coverage(
     )
     if past is None:
         return now
-    frame = frame_of_fleet(nodes, planned.leaves)
+    frame = frame_of(nodes, planned.leaves)
     known = sum(past.done[number].pairs for number in frame.numbers if number in past.done)
     return replace(
         now,
@@ -302,7 +283,7 @@ def after(
 
     A round of which less than half was measured (the time was up) does not count.
     """
-    frame, tested = frame_of_fleet(nodes, planned.leaves), pairs_tested(sweep)
+    frame, tested = frame_of(nodes, planned.leaves), pairs_tested(sweep)
     run = past.runs + 1
     found = Counter(frame.holding(*pair) for pair in tested)
     done = dict(past.done)
@@ -321,7 +302,9 @@ def after(
 
 def _speeds(past: Past, sweep: Sweep, bad: Collection[Pairing]) -> dict[str, tuple[float, ...]]:
     """Add what good pairs reached at the largest size; keep the latest runs."""
-    from preflight.fabric.compare import speed_key  # a hook loads plans, and compares nothing
+    # A hook loads plans, and compares nothing.
+    from preflight.fabric.compare import speed_key
+    from preflight.fabric.observed import summarise
 
     speeds = dict(past.speeds)
     for pair in sweep.pairs:

@@ -89,12 +89,12 @@ def _longer(rung: Ladder) -> Ladder:
     return replace(rung, iterations=rung.iterations * TIMES)
 
 
-def slow_parts(sweep: Sweep) -> list[Component]:
+def slow_parts(sweep: Sweep, observed: Observed) -> list[Component]:
     """Return paths that are slower than their peers while both ends are fine with others.
 
     And all nodes of a set that contains a slow one: with other partners they can be separated.
     """
-    seen = compare(sweep, (), thresholds=SHIPPED)
+    seen = compare(sweep, observed, thresholds=SHIPPED)
     slow = {one.nodes for one in seen if one.slow}
     return [
         part
@@ -169,7 +169,7 @@ def suspects(sweep: Sweep) -> Rounds:
     blamed = findings.nodes
     parts = [part for part in wanted if blamed.isdisjoint(part.nodes)]
     # A worker that failed once was replaced: its other pairs can be measured normally.
-    slow = [part for part in slow_parts(sweep) if findings.lossy.isdisjoint(part.nodes)]
+    slow = [part for part in slow_parts(sweep, observed) if findings.lossy.isdisjoint(part.nodes)]
     parts = _once_each([*parts, *slow, *_named_once(findings, observed)])
     parts, beside = parts[:MOST], [part for part in parts[MOST:] if part.kind == "path"]
     doubtful = {name for part in parts for name in part.nodes}

@@ -117,15 +117,15 @@ class Frame:
     Without known leaves all nodes are in one: N - 1 rounds on a circle (N if N is odd).
     """
 
-    def __init__(self, leaves: Sequence[Sequence[str]], place: Mapping[str, int]) -> None:
-        """`place`: each node's place in the fleet; the earlier comes first in a pair."""
+    def __init__(self, leaves: Sequence[Sequence[str]], nodes: Sequence[str]) -> None:
+        """`nodes`: the fleet in order; the earlier node comes first in a pair."""
         self._leaves = tuple(tuple(members) for members in leaves)
         self._at = {
             name: (leaf, position)
             for leaf, members in enumerate(self._leaves)
             for position, name in enumerate(members)
         }
-        self._place = place
+        self._place = {name: at for at, name in enumerate(nodes)}
         self._positions = positions(len(self._leaves))
         self._width = max(map(len, self._leaves))
         self.in_leaf = max(rounds_among(len(members)) for members in self._leaves)
@@ -194,27 +194,28 @@ DETOUR = 1.5
 """Most times a circle's rounds that rounds by leaf may take for all pairs; 3 equal leaves: 4/3."""
 
 
-def circle(nodes: Sequence[str]) -> Frame:
-    """Number the rounds without leaves; each pair is in the order of the nodes given."""
-    return Frame([nodes], {name: at for at, name in enumerate(nodes)})
+def circle(nodes: Sequence[str], order: Sequence[str] | None = None) -> Frame:
+    """Number the rounds without leaves; `order`: the fleet's, if the nodes are in another."""
+    return Frame([nodes], order or nodes)
 
 
 def frame_of(nodes: Sequence[str], leaves: Mapping[str, str]) -> Frame:
     """Number the rounds of a fleet: by leaf if at least two are known, else on one circle.
 
-    Nodes without a known leaf fill up the smallest leaves. If the leaves are so unequal that most
-    nodes would wait for the largest, one circle is used.
+    The numbers do not depend on the order of the nodes, which is the fleet's. Nodes without a known
+    leaf fill up the smallest leaves. If the leaves are so unequal that most nodes would wait for
+    the largest, one circle is used.
     """
-    members = grouped((leaves[name], name) for name in nodes if name in leaves)
-    if len(members) < _TWO:
-        return circle(nodes)
-    for name in nodes:
+    names = sorted(nodes)
+    members = grouped((leaves[name], name) for name in names if name in leaves)
+    whole = circle(names, nodes)
+    if not _TWO <= len(members) < len(nodes):
+        return whole
+    for name in names:
         if name not in leaves:
             min(members.values(), key=len).append(name)
-    if len(members) == len(nodes):
-        return circle(nodes)
-    frame = Frame(list(members.values()), {name: at for at, name in enumerate(nodes)})
-    return frame if len(frame.numbers) <= DETOUR * rounds_among(len(nodes)) else circle(nodes)
+    frame = Frame(list(members.values()), nodes)
+    return frame if len(frame.numbers) <= DETOUR * len(whole.numbers) else whole
 
 
 class Repaired(Struct, frozen=True):
@@ -231,6 +232,7 @@ def repair(rounds: Rounds, nodes: Sequence[str], down: Collection[str]) -> Repai
     without such a partner has no pair in that round.
     """
     known = {pair for around in rounds for pair in around}
+    place = {name: at for at, name in enumerate(nodes)}
     up = [name for name in nodes if name not in down]
     repaired: list[tuple[Pairing, ...]] = []
     new: list[Pairing] = []
@@ -238,7 +240,7 @@ def repair(rounds: Rounds, nodes: Sequence[str], down: Collection[str]) -> Repai
         kept = [pair for pair in around if pair[0] not in down and pair[1] not in down]
         if len(kept) < len(around):
             busy = {name for pair in kept for name in pair}
-            made = _match([name for name in up if name not in busy], known)
+            made = _match([name for name in up if name not in busy], known, place)
             known.update(made)
             new += made
             kept += made
@@ -286,20 +288,15 @@ def cover_unpaired(rounds: Rounds, nodes: Sequence[str]) -> Rounds:
 
 
 def _match(
-    alone: Sequence[str], known: Collection[Pairing], place: dict[str, int] | None = None
+    alone: Sequence[str], known: Collection[Pairing], place: Mapping[str, int]
 ) -> list[Pairing]:
-    """Pair names, in order, with the next one that they have not been paired with.
-
-    `place` decides which node of a pair comes first; without it, the order of names does.
-    """
+    """Pair names, in order, with the next one that they have not been paired with."""
     made: list[Pairing] = []
     left = list(alone)
     while left:
         one = left.pop(0)
         for other in left:
-            pair = (one, other)
-            if place is not None and place[other] < place[one]:
-                pair = (other, one)
+            pair = ordered((one, other), place.__getitem__)
             if pair not in known:
                 left.remove(other)
                 made.append(pair)

@@ -19,19 +19,19 @@ import msgspec
 from msgspec import Raw, Struct
 
 from preflight.core.files import read_regular, unpacks_to
-from preflight.core.statistics import grouped
 from preflight.errors import UsageError
-from preflight.fabric.measure import SizeSummary, Summary, errors_words, lost_words
+from preflight.fabric.measure import lost_words
 from preflight.fabric.observed import EndResult, Observed, PairResult, StallTotal, observe
 from preflight.fabric.samples import End, Ladder, Moved, PairSamples, Sweep
 from preflight.fabric.sane import refuse_absurd, refuse_absurd_sweep
 from preflight.fleet.inventory_tables import plainly
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection
 
-    from preflight.fabric.observed import Digest
     from preflight.fabric.samples import PairState
+
+    Turn = tuple[str, str, int, int]
 
 
 VERSION = 1
@@ -317,34 +317,27 @@ def _whole(text: str, at: int) -> tuple[int, str]:
 UNTIMED = "none of its times are stored"
 
 
-def rebuilt(observed: Observed) -> tuple[Sweep, tuple[Summary, ...]]:
-    """Return a sweep whose ends hold no times, and each pair's summary.
-
-    It reverses `observe`, as far as that is possible.
-    """
-    digests = grouped((one.turn, one) for one in observed.digests)
+def rebuilt(observed: Observed) -> Sweep:
+    """Return a sweep whose ends hold no times: it reverses `observe`, as far as possible."""
+    timed = {one.turn for one in observed.digests}
     rungs: dict[int, int] = {}
     for one in observed.digests:
         if one.phase == "ladder":
             rungs[one.size_bytes] = max(rungs.get(one.size_bytes, 0), one.operations)
-    whole = [(one, digests.get(one.turn, [])) for one in observed.tried]
-    untimed = any(_came_to(one, own)[1] for one, own in whole)
-    return (
-        Sweep(
-            ladder=tuple(Ladder(size, 0, count) for size, count in sorted(rungs.items())),
-            rounds=(),
-            pairs=tuple(_pair(one, own, observed.backend) for one, own in whole),
-            troubles=dict(observed.silent),
-            unfinished=UNTIMED if untimed else "",
-            leaves=dict(observed.leaves),
-            retested=observed.retested,
-        ),
-        tuple(_summary(one, own) for one, own in whole),
+    untimed = any(_came_to(one, timed)[1] for one in observed.tried)
+    return Sweep(
+        ladder=tuple(Ladder(size, 0, count) for size, count in sorted(rungs.items())),
+        rounds=(),
+        pairs=tuple(_pair(one, timed, observed.backend) for one in observed.tried),
+        troubles=dict(observed.silent),
+        unfinished=UNTIMED if untimed else "",
+        leaves=dict(observed.leaves),
+        retested=observed.retested,
     )
 
 
-def _pair(one: PairResult, own: Sequence[Digest], backend: str) -> PairSamples:
-    state, untimed = _came_to(one, own)
+def _pair(one: PairResult, timed: Collection[Turn], backend: str) -> PairSamples:
+    state, untimed = _came_to(one, timed)
     ends = [
         None
         if name in one.lost
@@ -354,29 +347,10 @@ def _pair(one: PairResult, own: Sequence[Digest], backend: str) -> PairSamples:
     return PairSamples(*one.turn, backend, *ends)
 
 
-def _summary(one: PairResult, own: Sequence[Digest]) -> Summary:
-    if one.lost:
-        return Summary("absent", (), "")
-    state, untimed = _came_to(one, own)
-    ladder = sorted((each for each in own if each.phase == "ladder"), key=lambda d: d.size_bytes)
-    return Summary(
-        state,
-        tuple(
-            SizeSummary.of(
-                each.size_bytes,
-                each.operations,
-                (each.best_us, each.p50_us, each.p99_us, each.most_us),
-            )
-            for each in ladder
-        ),
-        untimed or errors_words({one.a: one.first.error, one.b: one.second.error}),
-    )
-
-
-def _came_to(one: PairResult, own: Sequence[Digest]) -> tuple[PairState, str]:
+def _came_to(one: PairResult, timed: Collection[Turn]) -> tuple[PairState, str]:
     """Return its state, from the other end if an account is missing; and why it has no times."""
     if one.lost:
         return "measured", ""
-    if one.state in ("measured", "not_run") and not own:
+    if one.state in ("measured", "not_run") and one.turn not in timed:
         return "not_run", UNTIMED
     return one.state, ""

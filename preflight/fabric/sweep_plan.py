@@ -152,21 +152,20 @@ DEEP_RATE = 0.1
 MOST_ITERATIONS = 50_000
 """Most iterations of one soak, each of which is kept and sent."""
 
-_KIB, _MIB = 1 << 10, 1 << 20
 _LEAST_S, _MOST_S = 0.1, 600.0
 
-_GLOO = ((256 * _KIB, 3e-4), (1 * _MIB, 1e-3), (4 * _MIB, 3e-3))
-_NCCL = ((64 * _MIB, 1.4e-3), (128 * _MIB, 2.8e-3))
+_GLOO = ((256 * KIB, 3e-4), (1 * MIB, 1e-3), (4 * MIB, 3e-3))
+_NCCL = ((64 * MIB, 1.4e-3), (128 * MIB, 2.8e-3))
 """Sizes, and the time of one all-reduce of each at 1.3 and 47 GB/s: at most a third of 10 ms, so
 that a spike of 10 ms shows."""
 
 
-def loaded_s(rate_per_s: float, miss: float = MISS) -> float:
-    """Return the seconds of load after which an event of that rate is missed with `miss`.
+def loaded_s(rate_per_s: float) -> float:
+    """Return the seconds of load after which an event of that rate is missed with `MISS`.
 
     T = ln(1 / miss) / rate: one event in 10 s needs 46 s for 99 %, one in a minute 276 s.
     """
-    return math.log(1.0 / miss) / rate_per_s
+    return math.log(1.0 / MISS) / rate_per_s
 
 
 def per_pair_s(rate_per_s: float, rounds: Rounds) -> float:

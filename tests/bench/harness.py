@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from preflight.fabric.measure import busbw_gbs, summarise
+from preflight.fabric.measure import busbw_gbs
+from preflight.fabric.observed import summarise
 from preflight.fabric.samples import Ladder
 from preflight.fabric.sweep_plan import MIB, SweepPlan
 from tests.bench.probing import connected, some

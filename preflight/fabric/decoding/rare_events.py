@@ -12,6 +12,7 @@ divided by the dispersion of this fabric. A part is compared with all that does 
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from preflight.core.statistics import median
@@ -63,7 +64,7 @@ def watch(met: Meetings, least_us: float) -> EventCounts:
     }
     marks = _marks(met, limits_us)
     watched = EventCounts(Exposures(), Exposures(), limits_us)
-    alone = _Alone()
+    alone = cache(Place)  # the same in each round
     for rows in met.together:
         a, b, _ = met.places[rows[0]]
         places = [met.places[row] for row in rows]
@@ -75,18 +76,10 @@ def watch(met: Meetings, least_us: float) -> EventCounts:
             loaded_s.append(max(loaded_s))
         own = [each for row in rows if row in marks for each in marks[row]]
         for host, exposures in (("", watched.wire), (a, watched.late), (b, watched.late)):
-            where = [alone[host, place.rail] for place in places] if host else places
+            where = [alone(host, "", place.rail) for place in places] if host else places
             first = exposures.add(where, operations, loaded_s)
             _count(exposures, first, [mark for late, mark in own if late == host])
     return watched
-
-
-class _Alone(dict[tuple[str, int], Place]):
-    """The rails of single hosts, the same in each round."""
-
-    def __missing__(self, key: tuple[str, int]) -> Place:
-        host, rail = key
-        return self.setdefault(key, Place(host, "", rail))
 
 
 def _marks(

@@ -27,7 +27,7 @@ def _by_leaf(sizes: list[int], seed: int = 0) -> tuple[Frame, list[str], dict[st
     members: dict[str, list[str]] = {}
     for name in names:
         members.setdefault(leaves[name], []).append(name)
-    frame = Frame(list(members.values()), {name: at for at, name in enumerate(names)})
+    frame = Frame(list(members.values()), names)
     return frame, names, leaves
 
 

@@ -13,7 +13,6 @@ from preflight.fabric.planner import (
     after,
     choose,
     coverage,
-    frame_of_fleet,
     pairs_tested,
     plan,
     reserved,
@@ -21,7 +20,7 @@ from preflight.fabric.planner import (
     within,
 )
 from preflight.fabric.samples import End, PairSamples, Sweep, Timing
-from preflight.fabric.schedule import Planned
+from preflight.fabric.schedule import Planned, frame_of
 from preflight.history.run_record import Cost, Past, RoundRecord
 from tests.cases import draws
 from tests.unit.fabric.test_leaves import fabric
@@ -160,7 +159,7 @@ def test_the_longest_untested_come_first(
 ) -> None:
     """Nothing that was left out is older than what was chosen, but for the rounds inside leaves."""
     names, leaves = known
-    frame = frame_of_fleet(names, leaves)
+    frame = frame_of(names, leaves)
     ages = data.draw(st.lists(st.integers(0, nights), min_size=len(frame.numbers),
                               max_size=len(frame.numbers)))  # fmt: skip
     done = {n: RoundRecord(age, 1) for n, age in zip(frame.numbers, ages, strict=True) if age}
@@ -184,7 +183,7 @@ def test_a_suspected_pair_is_measured_again_the_next_night(
     pairs = list(combinations(names, 2))
     suspects = data.draw(st.lists(st.sampled_from(pairs), min_size=1, max_size=3))
     past = Past(runs=1, suspects=(("gone", "away"), *suspects))
-    frame = frame_of_fleet(names, leaves)
+    frame = frame_of(names, leaves)
     chosen = choose(frame, past, rounds, seed=3)
     assert chosen[0] in {frame.holding(*pair) for pair in suspects}
 
@@ -216,7 +215,7 @@ def test_all_pairs_are_measured_in_as_many_nights_as_predicted(
     runs_left = coverage(planned, tested, names, past).runs_left
     assert runs_left is not None
     nights = 0
-    while len(past.done) < len(frame_of_fleet(names, leaves).numbers):
+    while len(past.done) < len(frame_of(names, leaves).numbers):
         nights += 1
         assert nights <= 2 * runs_left
         past = _night(past, names, leaves, nights, rounds)
@@ -298,7 +297,7 @@ def test_a_history_with_absurd_numbers_does_no_harm() -> None:
 def test_a_pair_of_leaves_counts_as_joined_only_when_it_surely_was() -> None:
     """With as many pairs missing as join two leaves, one pair of leaves may not have been seen."""
     names, leaves = fabric([8] * 4)
-    frame = frame_of_fleet(names, leaves)
+    frame = frame_of(names, leaves)
     across = frame.numbers[frame.in_leaf]
     planned = Planned(rounds=(frame.pairs(across),), total=31, leaves=leaves)
     whole = Past(runs=1, done={across: RoundRecord(1, 16)})
