@@ -119,7 +119,6 @@ class Yardstick(NamedTuple):
     """The ladder's largest size."""
     floor_gbs: float
     earlier: Mapping[str, Sequence[float]]
-    backend: str
     limit: Callable[[str], float]
 
 
@@ -132,7 +131,7 @@ def bound_of(pair: PairSamples, at: SizeSummary, yardstick: Yardstick) -> Bound:
     largest size, or to the largest that a pair reached if it was too slow for that.
     """
     limit = yardstick.limit
-    if at.size_bytes < wire_from(yardstick.backend):
+    if at.size_bytes < wire_from(pair.backend):
         return Bound()
     bounds: list[tuple[float, str, Yard]] = []
     peers_gbs, which = yardstick.peers.busbw(pair, at.size_bytes)
@@ -146,7 +145,7 @@ def bound_of(pair: PairSamples, at: SizeSummary, yardstick: Yardstick) -> Bound:
         if known is not None:
             bounds.append(known)
         if known is None or known[2] == "history":
-            words = f"shipped floor for {yardstick.backend}"
+            words = f"shipped floor for {pair.backend}"
             bounds.append((yardstick.floor_gbs, words, "least"))
     if not bounds:
         return Bound(peers_gbs=peers_gbs, peers_are=which)
@@ -310,7 +309,6 @@ def compare(
         max((rung.size_bytes for rung in sweep.ladder), default=0),
         floor_of([summary for _, summary in measured], backend, limit),
         earlier or {},
-        backend,
         limit,
     )
     return tuple(_seen(pair, summary, yardstick, sweep) for pair, summary in summaries)

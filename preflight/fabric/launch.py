@@ -84,16 +84,12 @@ _LAST_WORDS_S = 2.0
 _ITS_HOST = "which hosts the sweep's store, and no node is reached by more of the others"
 
 
-def _silent(done: int, total: int, waiting: list[str]) -> None:
-    del done, total, waiting
-
-
 class Hooks(NamedTuple):
     """What a sweep calls while it runs."""
 
-    gathering: Progress = _silent
+    gathering: Progress = lambda *_: None
     """As nodes import torch."""
-    progress: Progress = _silent
+    progress: Progress = lambda *_: None
     """As pairs are measured."""
     interrupted: Callable[[Sweep], None] = lambda _so_far: None
     """On Ctrl-C, with what was measured so far, before anything is closed; with all of it, if the

@@ -63,7 +63,7 @@ def blames(
     seen: Sequence[PairJudgement],
     sweep: Sweep,
     names: Sequence[str],
-    proven: Sequence[Culprit] = (),
+    proven: Sequence[Culprit],
 ) -> tuple[Blame, ...]:
     """Blame the parts behind bad pairs, each judged by itself; `names`: the fleet in order.
 

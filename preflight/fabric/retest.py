@@ -21,7 +21,7 @@ from preflight.core.text import first_few
 from preflight.core.thresholds import SHIPPED
 from preflight.fabric.compare import compare
 from preflight.fabric.decoding import find
-from preflight.fabric.decoding.culprit import FAILURES, OF_A_NODE
+from preflight.fabric.decoding.culprit import EVENTS, FAILURES, OF_A_NODE, SHIFTS
 from preflight.fabric.decoding.hard_failures import decode
 from preflight.fabric.observed import observe
 from preflight.fabric.roster import budget
@@ -143,9 +143,6 @@ PARTNERS = 2
 MOST = 8
 """Most parts that are retested; further paths only if they need no further round."""
 
-_SHIFTS = ("slow", "latency")
-_SUBTLE = ("slow", "latency", "spikes", "late")
-
 
 def suspects(sweep: Sweep) -> Rounds:
     """Return the pairs to measure again, round by round; none after a retest, or without suspects.
@@ -162,7 +159,7 @@ def suspects(sweep: Sweep) -> Rounds:
     open_ones = [
         part
         for one in findings.culprits
-        if one.component is None and one.symptom in _SUBTLE
+        if one.component is None and one.symptom in (*SHIFTS, *EVENTS)
         for part in one.among
     ]
     wanted = list(dict.fromkeys([*open_ones, *findings.doubted]))
@@ -187,7 +184,7 @@ def _named_once(findings: Findings, observed: Observed) -> list[Component]:
     paths = [
         part
         for one in findings.culprits
-        if (one.symptom in _SHIFTS and one.component)
+        if (one.symptom in SHIFTS and one.component)
         or (one.symptom in FAILURES and not hung.isdisjoint(one.pairs))
         for part in one.among
         if part.kind == "path"

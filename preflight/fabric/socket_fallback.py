@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from preflight.core.statistics import shared_cause
+from preflight.core.statistics import grouped, shared_cause
 from preflight.core.text import either
 from preflight.fabric.decoding.culprit import Component
-from preflight.fabric.decoding.hard_failures import decode_rails
+from preflight.fabric.decoding.hard_failures import decode
 from preflight.fabric.phrases import Blame, with_partners
 from preflight.fabric.samples import Meeting
 
@@ -134,7 +134,7 @@ def fallback_blames(sweep: Sweep, hosts: Sequence[Host]) -> tuple[Blame, ...]:
     every = pair_transports(sweep, hosts)
     rails = len({one.rail for one in every})
     seen = _Seen(every, {host.name: host.expected for host in hosts}, rails)
-    culprits = [(next(iter(same.values())), list(same)) for same in decode_rails(every)]
+    culprits = _decode_rails(every)
     nodes = {name for one in every for name in one.nodes}
     out = [host.name for host in hosts if any(host.name in one.fallen_back for one in every)]
     blamed = {one.node for one, _ in culprits if one.node}
@@ -142,6 +142,15 @@ def fallback_blames(sweep: Sweep, hosts: Sequence[Host]) -> tuple[Blame, ...]:
     if all_nodes or shared_cause(len(blamed), len(nodes)):
         return (_everywhere(out, len(nodes), seen),)
     return tuple(_blame(culprit, own, seen) for culprit, own in culprits)
+
+
+def _decode_rails(every: Iterable[PairTransport]) -> list[tuple[Culprit, list[int]]]:
+    """Decode each rail by itself, and join the culprits of the same nodes, with their rails."""
+    found: dict[tuple[str, tuple[str, ...]], tuple[Culprit, list[int]]] = {}
+    for rail, own in sorted(grouped((one.rail, one) for one in every).items()):
+        for culprit in decode(own):
+            found.setdefault((culprit.kind, culprit.nodes), (culprit, []))[1].append(rail)
+    return list(found.values())
 
 
 def _blame(culprit: Culprit, rails: list[int], seen: _Seen) -> Blame:

@@ -16,7 +16,6 @@ from preflight import __version__
 from preflight.core.files import refuse_typed
 from preflight.core.registry import Entry, Ledger
 from preflight.errors import UsageError
-from preflight.fabric.observed import observe
 from preflight.fabric.planner import coverage, pairs_tested, unread_words
 from preflight.fabric.retest import unsettled_words
 from preflight.fabric.samples import gc_paused
@@ -158,15 +157,14 @@ def _hint(run: Run, report: Report, ready: Readiness, ending: Ending) -> str:
 
 def _page(run: Run, report: Report, found: tuple[Finding, ...], outputs: Outputs) -> str:
     """The run's HTML page."""
-    sweep, decoded = run.judgement.measured.sweep, run.judgement.sweep
+    sweep, observed = run.judgement.measured.sweep, run.judgement.sweep.observed
     context = PageContext(
         found=found,
         earlier=earlier(outputs.path),
         drains=frozenset(one.check.id for one in run.registry if one.check.drains),
     )
-    if sweep is None or not sweep.pairs:
+    if sweep is None or observed is None or not sweep.pairs:
         return page(report, context)
-    observed = decoded.observed if decoded.observed is not None else observe(sweep)
     blamed = locate_blames(report.blames, observed)
     limits = run.judgement.sweep_limits
     fabric = partial(fabric_section, observed, blamed, sweep=sweep, limits=limits)

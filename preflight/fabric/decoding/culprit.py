@@ -103,6 +103,7 @@ class Culprit(Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(name for part in parts for name in part.nodes))
 
 
+SHIFTS: tuple[Literal["slow", "latency"], ...] = ("slow", "latency")
 EVENTS = ("spikes", "late")
 FAILURES = ("hung", "no_connect", "broken")
 _BY_EVENTS = ("slow", "latency", "hung", "broken")

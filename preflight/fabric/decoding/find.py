@@ -10,7 +10,7 @@ are retested, and their further rounds are a separate test, so they need less pr
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import astuple, replace
@@ -19,6 +19,7 @@ from preflight.core.statistics import shared_cause
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.decoding.culprit import (
     EVENTS,
+    SHIFTS,
     Component,
     Culprit,
     due_to,
@@ -335,9 +336,6 @@ def _with_pairs(one: Culprit, trials: Trials) -> Culprit:
     return replace(one, pairs=tuple(waited))
 
 
-_SHIFTS: tuple[Literal["slow", "latency"], ...] = ("slow", "latency")
-
-
 class _Search(NamedTuple):
     """What one model found, and the counts if it counts events."""
 
@@ -351,7 +349,7 @@ def _searches(observed: Observed, met: Meetings, limit: Limit) -> Iterator[_Sear
     """Search for wrong sums, shifts, then events: earlier findings explain later ones."""
     wrong = _wrong(observed)
     yield _searched("corrupt", wrong, observed, Rates(wrong, never=True), math.inf)
-    for symptom in _SHIFTS:
+    for symptom in SHIFTS:
         model = shifts_of(met, observed, symptom, limit)
         yield _searched(symptom, model.timed, observed, model)
     yield from _events(watch(met, limit("spike_us")), observed, limit)

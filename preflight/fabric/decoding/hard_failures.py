@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec.structs import replace
 
 from preflight.core.statistics import grouped, median
-from preflight.fabric.decoding.culprit import EVENTS, FAILURES, Component, Culprit
+from preflight.fabric.decoding.culprit import EVENTS, FAILURES, SHIFTS, Component, Culprit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 _TWO = 2
-_SHIFTS = ("slow", "latency")
 _BY_LOSS = ("hung", "error")
 _WORSE = 2.0
 """A path that is so many times slower than the node's other pairs has its own fault."""
@@ -89,17 +88,6 @@ def decode(tested: Iterable[PairOutcome], silent: Collection[str] = ()) -> tuple
             unexplained.remove(one.nodes)
     culprits += [_node(name, own) for name, own in suspects.items()]
     return tuple(culprits + _rest(unexplained, cleared))
-
-
-def decode_rails(
-    tested: Iterable[PairOutcome], silent: Collection[str] = ()
-) -> tuple[dict[int, Culprit], ...]:
-    """Decode each rail by itself, and group the culprits of the same nodes by rail."""
-    found: dict[tuple[str, tuple[str, ...]], dict[int, Culprit]] = {}
-    for rail, own in sorted(grouped((one.rail, one) for one in tested).items()):
-        for culprit in decode(own, silent):
-            found.setdefault((culprit.kind, culprit.nodes), {})[rail] = culprit
-    return tuple(found.values())
 
 
 def _node(
@@ -203,7 +191,7 @@ def _explains(culprit: Culprit, row: PairJudgement, seen: Sequence[PairJudgement
         return False
     if culprit.symptom in EVENTS:
         return bool(row.slow) or row.state in _BY_LOSS
-    if culprit.symptom not in _SHIFTS or part.rail not in (None, row.rail):
+    if culprit.symptom not in SHIFTS or part.rail not in (None, row.rail):
         return False
     return bool(row.slow) and row.nodes in culprit.pairs and not _worse(row, part, seen)
 
