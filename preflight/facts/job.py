@@ -120,6 +120,7 @@ class RankLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     master: Line = ""
     age_s: Seconds = 0.0
     user: Line = ""
+    uid: Whole | None = None
     program: Line = ""
     """Executable and script, no arguments."""
     state: State

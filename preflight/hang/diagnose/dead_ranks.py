@@ -18,11 +18,13 @@ from preflight.hang.diagnose.job_state import (
 )
 
 if TYPE_CHECKING:
-    from preflight.facts.job import NodeLook
     from preflight.hang.diagnose.job_ranks import Case
     from preflight.hang.diagnose.job_state import RankState
 
-_KILLED = re.compile(r"[Kk]illed process (\d+) ?\(([^)]{0,40})\)")
+_KILLED = re.compile(
+    r"[Kk]illed process (\d+) ?\(([^)]{0,40})\)(?:.{0,200}kB, UID:(\d{1,10}) pgtables:)?"
+)
+"""The name is the user's choice, up to 15 characters; the UID is in the lines of Linux 5.4 on."""
 _LOGIN = re.compile(r"permission|denied|host key|authentic|password|not allowed|refused the login")
 
 
@@ -178,30 +180,36 @@ def _worker_killed(case: Case) -> Diagnosis | None:
 
 
 def _killed(case: Case, nodes: list[str], pids: set[int]) -> tuple[str, ...]:
-    """Evidence of a kill for memory on these nodes since the job began."""
+    """Evidence of a kill for memory in the job on these nodes, since it began.
+
+    Others may share the memory cgroup (slurmd's, without Slurm's cgroups): it counts only where the
+    log, which has the killed process's user, does not reach back to the job's begin.
+    """
     proof = []
-    oldest = max((one.look.age_s for one in case.members), default=0.0)
+    oldest_s = max((one.look.age_s for one in case.members), default=0.0)
+    users = {one.look.uid for one in case.members} - {None}
     of_node = grouped((one.node, one.look.oom_kills) for one in case.members)
-    wanted = set(nodes)
     for node, look in case.state.looks.items():
-        if node not in wanted:
+        if node not in nodes:
             continue
-        proof += [f"{node}: {line}" for line in _kills(look, oldest, pids)]
-        if kills := max(of_node.get(node, ()), default=0):
+        begun_s = look.time_s - look.boot_s - oldest_s
+        kills = max(of_node.get(node, ()), default=0)
+        lines = []
+        for line in look.log.lines if look.log else ():
+            killed = _KILLED.search(line.text)
+            if killed is None or line.last_s is None or line.last_s < begun_s:
+                continue
+            pid, name, user = killed.groups()
+            likely = bool(kills) or "python" in name or name.startswith("pt_")
+            ours = bool(kills) if user is None else int(user) in users
+            if int(pid) in pids or (likely and ours):
+                lines.append(f"{node}: {line.text}")
+        proof += lines
+        log = look.log
+        whole = log and log.begins_s is not None and log.begins_s <= begun_s and not log.dropped
+        if kills and (lines or not whole):
             proof.append(f"{node}: {count(kills, 'kill')} in the job's memory cgroup")
     return tuple(proof[:6])
-
-
-def _kills(look: NodeLook, age_s: float, pids: set[int]) -> list[str]:
-    begun = look.time_s - look.boot_s - age_s
-    found = []
-    for line in look.log.lines if look.log else ():
-        killed = _KILLED.search(line.text)
-        if killed is None or line.last_s is None or line.last_s < begun:
-            continue
-        if int(killed[1]) in pids or "python" in killed[2] or killed[2].startswith("pt_"):
-            found.append(line.text)
-    return found
 
 
 def _meanwhile(case: Case, without: tuple[RankState, ...]) -> str:

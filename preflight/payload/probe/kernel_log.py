@@ -142,7 +142,7 @@ _DISTINCTIVE = {
     "xid": _XID,
     "app": _XID,
     "sxid": re.compile(r"SXid \([^)]{0,99}\): \d+|[Nn]on-fatal|[Ff]atal|Link \d+|Data|Severity"),
-    "oom": re.compile(r"^Memory cgroup|^Out of memory|\([^)]{1,16}\)"),
+    "oom": re.compile(r"^Memory cgroup|^Out of memory|\([^)]{1,16}\)|kB, UID:\d{1,10} p"),
     "disk": re.compile(r"error|dev \S+|nvme\d+"),
     "fs": re.compile(
         r"^nfs: server \S+|^[^(]{1,30}\([^)]{1,99}\)(?:: (?:[Rr]emounting|forced readonly|"

@@ -154,7 +154,7 @@ READ_S = 3.0
 _GONE = "gone"
 _STATIC = (
     "pid", "parent", "job", "rank", "local_rank", "world_size", "local_world_size", "restarts",
-    "master", "age_s", "user", "program", "visible", "gpus", "inner_pid",
+    "master", "age_s", "user", "uid", "program", "visible", "gpus", "inner_pid",
 )  # fmt: skip
 _CURRENT = ("wait_channel", "memory_mib", "oom_kills", "children", "dead_children")
 _MOVED = ("cpu_s", "main_cpu_s", "switches", "read_bytes", "written_bytes")

@@ -75,6 +75,14 @@ def test_xids_that_name_other_causes_are_distinguished(tmp_path: Path) -> None:
     assert [one.times for one in log.lines] == [2, 1]
 
 
+def test_kills_for_memory_are_distinguished_by_user(tmp_path: Path) -> None:
+    """Which user's process was killed says whether it was a rank; a name may look like a user."""
+    text = "Out of memory: Killed process {} ({}) total-vm:9kB, shmem-rss:0kB, UID:{} pgtables:9kB"
+    kills = [text.format(*each) for each in ((7, "py", 1), (8, "py", 2), (9, "py", 1))]
+    log = log_of(written(tmp_path / "kmsg", *((float(n), each) for n, each in enumerate(kills))))
+    assert [(one.text, one.times) for one in log.lines] == [(kills[0], 2), (kills[1], 1)]
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -63,6 +63,7 @@ def job(
     *,
     per_node: int = 8,
     nodes: dict[str, dict[str, Any]] | None = None,
+    **of_each: Any,
 ) -> JobState:
     """A whole job: `where` gives each rank's fields, `nodes` further fields of a node's look."""
     per_node = min(per_node, world)
@@ -78,7 +79,7 @@ def job(
             base = RankLook(
                 pid=1000 + rank, job="j", rank=rank, local_rank=local, world_size=world,
                 local_world_size=per_node, state="sleeping", look_s=LOOK_S, master="gpu001:29500",
-                age_s=600.0,
+                age_s=600.0, **of_each,
             )  # fmt: skip
             ranks.append(replace(base, **fields))
         look = NodeLook(

@@ -92,18 +92,36 @@ def test_ranks_on_nodes_that_were_not_asked_are_not_called_dead() -> None:
     assert any("ranks 8-15" in each for each in answer.unseen)
 
 
+KILLED = "Out of memory: Killed process {} ({}) total-vm:9kB, shmem-rss:0kB, UID:{} pgtables:9kB"
+
+
+def _log(*texts: str, at_s: float = 1e9 - 60) -> dict[str, Any]:
+    lines = tuple(LogLine(text=text, last_s=at_s) for text in texts)
+    return {"gpu001": {"log": KernelLog(source="kmsg", seen=9, begins_s=0.0, lines=lines)}}
+
+
 def test_a_rank_that_the_kernel_killed_for_memory() -> None:
-    """The kernel's log names a python of that time."""
-    line = LogLine(
-        text="Out of memory: Killed process 1004 (python3) total-vm:1kB", last_s=1e9 - 60
-    )
-    log = KernelLog(source="kmsg", seen=9, lines=(line,))
-    gone = job(8, one(4, state="absent"), nodes={"gpu001": {"log": log}})
-    answer = diagnose(gone)
+    """The kernel's log names a python of that time, and of the job's user."""
+    text = KILLED.format(1004, "python3", 1000)
+    gone = one(4, state="absent")
+    answer = diagnose(job(8, gone, uid=1000, nodes=_log(text)))
     assert (answer.category, answer.culprits) == ("out_of_memory", ("rank 4", "node gpu001"))
-    old = KernelLog(source="kmsg", seen=9, lines=(LogLine(text=line.text, last_s=1e9 - 6000),))
-    answer = diagnose(job(8, one(4, state="absent"), nodes={"gpu001": {"log": old}}))
+    answer = diagnose(job(8, gone, uid=1000, nodes=_log(text, at_s=1e9 - 6000)))
     assert answer.category == "dead_rank"
+
+
+@pytest.mark.parametrize("name", ["python3", "a) UID:1000 pgt", "pt_data_worker"])
+@pytest.mark.parametrize("kills", [0, 3])
+def test_a_killed_process_of_another_user_is_no_rank(name: str, kills: int) -> None:
+    """Not even where it shares the ranks' memory cgroup, or the kernel does not write its user."""
+    stranger = KILLED.format(777, name, 1001)
+    gone = one(4, state="absent")
+    answer = diagnose(job(8, gone, uid=1000, oom_kills=kills, nodes=_log(stranger)))
+    assert (answer.category, answer.culprits) == ("dead_rank", ("rank 4",))
+    old = stranger.partition(", UID")[0]
+    assert diagnose(job(8, gone, uid=1000, nodes=_log(old))).category == "dead_rank"
+    zombie = one(4, state="zombie", stacks=None, later=None, pid=777)
+    assert diagnose(job(8, zombie, uid=1000, nodes=_log(old))).category == "out_of_memory"
 
 
 def test_a_loader_whose_worker_was_killed_for_memory() -> None:
