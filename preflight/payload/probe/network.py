@@ -12,7 +12,7 @@ import struct
 import time
 
 from . import guard
-from .node_files import attempt, clean, counters, names, number
+from .node_files import attempt, clean, counters, names, number, safe_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -233,12 +233,12 @@ def _rating(one: dict[str, Any]) -> tuple[bool, bool, int]:
 
 def _interface(name: str, path: str, its: list[str]) -> dict[str, Any]:
     flags = attempt(path + "/flags")
-    bits = int(flags, 16) if flags.startswith("0x") else 0
+    bits = int(flags, 16) if re.match(r"0x[0-9a-f]{1,8}$", flags) else 0
     physical = os.path.exists(path + "/device")
     master = os.path.basename(os.path.realpath(path + "/master"))
     loopback = bool(bits & _LOOPBACK)
     return {
-        "name": clean(name),
+        "name": safe_name(name),
         "up": bool(bits & _UP),
         "operstate": attempt(path + "/operstate"),
         "loopback": loopback,
@@ -247,8 +247,8 @@ def _interface(name: str, path: str, its: list[str]) -> dict[str, Any]:
         "speed_mbits": number(path + "/speed") or None,
         "carrier_downs": number(path + "/carrier_down_count"),
         "fec": _fec(name) if physical else "",
-        "master": clean(master) if os.path.exists(path + "/master") else "",
-        "lower": [clean(name[6:]) for name in names(path) if name.startswith("lower_")][:32],
+        "master": safe_name(master) if os.path.exists(path + "/master") else "",
+        "lower": [safe_name(name[6:]) for name in names(path) if name.startswith("lower_")][:32],
         "ethernet": None if loopback or not (its or physical) else read_ethernet(name, path),
         "addresses": its,
     }
@@ -312,7 +312,12 @@ def _resolved(name: str, child: guard.Child, until: float) -> dict[str, Any]:
     answered = child.listen(until, most_s=PATIENCE_S)
     waited_s = round(child.waiting.seconds, 3)
     child.dismiss(kill=not answered)
-    resolved: dict[str, Any] = {"name": clean(name), "addresses": [], "error": "", "seconds": 0.0}
+    resolved: dict[str, Any] = {
+        "name": safe_name(name, 255),
+        "addresses": [],
+        "error": "",
+        "seconds": 0.0,
+    }
     if not answered:
         return {**resolved, "error": f"no answer in {waited_s:.0f} s", "seconds": waited_s}
     try:

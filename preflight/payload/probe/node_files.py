@@ -34,6 +34,22 @@ def clean(raw: bytes | str, limit: int = LINE_LIMIT) -> str:
     return text if _size(text[: limit + 1]) <= limit else _cut(text, limit - 3) + "..."
 
 
+_CODE = frozenset(" ;|&$`<>()'\"\\*?{}[]!#~")
+"""What a shell reads as code, as in preflight.facts.basics."""
+
+
+def safe_name(name: str, limit: int = 64) -> str:
+    """Return the name of a device or host, with %xx for bytes that are code or not printable.
+
+    Linux refuses only blanks, "/" and ":" in the name of an interface.
+    """
+    if name.isprintable() and _CODE.isdisjoint(name):
+        return name[:limit]
+    code = {c: c.encode("utf-8", "surrogateescape").hex("%") for c in name}
+    safe = (c if c.isprintable() and c not in _CODE else "%" + code[c] for c in name)
+    return "".join(safe)[:limit]
+
+
 def _size(text: str) -> int:
     """Return its bytes in JSON, of which "😀" takes 12: those of an answer are limited."""
     return len(json.dumps(text)) - 2
@@ -85,7 +101,8 @@ def attempt(path: str) -> str:
 
 def number(path: str) -> int | None:
     """Return the count in such a file; None for -1, "unknown", or where it cannot be read."""
-    return whole_number(attempt(path))
+    count = whole_number(attempt(path))
+    return None if count is None else min(count, MOST)
 
 
 def whole_number(text: str | bytes) -> int | None:
@@ -102,7 +119,7 @@ _DIGITS = 20
 def counters(paths: dict[str, str]) -> dict[str, int]:
     """Return the counters in these files by name, bounded; without those that cannot be read."""
     found = {name: number(path) for name, path in paths.items()}
-    return {name: min(count, MOST) for name, count in found.items() if count is not None}
+    return {name: count for name, count in found.items() if count is not None}
 
 
 def names(folder: str) -> list[str]:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import takewhile
 
 from . import node_files
-from .node_files import attempt, clean, counters, names
+from .node_files import attempt, clean, counters, names, safe_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _port(number: int, folder: str, device: str) -> dict[str, Any]:
         # If the port went down in between, its rate is not that of the state above.
         "rate": rate if attempt(folder + "/state") == state else "",
         "link_layer": layer,
-        "netdev": clean(_netdev(number, folder, device)),
+        "netdev": safe_name(_netdev(number, folder, device)),
         "gids": _gids(folder, 1 if layer == "InfiniBand" else GIDS),
     }
 
@@ -211,11 +211,11 @@ def read(root: str) -> list[dict[str, Any]]:
     if not any(before.values()):
         return found
     time.sleep(max(0.0, LOOKS_APART_S - (time.monotonic() - began)))
-    for nic in found:
-        after = read_counters(root, f"{folder}/{nic['name']}")
+    for name, nic in zip(devices, found):  # noqa: B905 (Python 3.8)
+        after = read_counters(root, f"{folder}/{name}")
         apart_s = round(time.monotonic() - began, 3)
         for port in nic["ports"]:
-            first = before[nic["name"]].get(port["port"], {})
+            first = before[name].get(port["port"], {})
             port["counters"] = compare(first, after.get(port["port"], {}), apart_s)
     return found
 
@@ -223,11 +223,11 @@ def read(root: str) -> list[dict[str, Any]]:
 def _nic(name: str, folder: str) -> dict[str, Any]:
     device = folder + "/device"
     return {
-        "name": clean(name),
+        "name": safe_name(name),
         "pci_path": node_files.pci_path(device),
         "numa": node_files.numa(device),
         "ports": read_all(folder),
-        "netdevs": [clean(netdev) for netdev in names(device + "/net")],
+        "netdevs": [safe_name(netdev) for netdev in names(device + "/net")],
         "firmware": attempt(folder + "/fw_ver"),
         "board": attempt(folder + "/board_id"),
         "hca_type": attempt(folder + "/hca_type"),

@@ -8,7 +8,7 @@ import time
 
 import children
 from probe import guard, node_files, procfs, rdma
-from probe.node_files import attempt, clean, names, number, whole_number
+from probe.node_files import attempt, clean, names, number, safe_name, whole_number
 from probe.nvml_calls import NoDriver, Nvml, load, reasons
 
 from . import sockets
@@ -111,7 +111,7 @@ def look(root: str) -> dict[str, Document]:
     found: dict[str, Document] = {}
     for device in names(folder)[:MOST]:
         for port, counts in rdma.read_counters(root, f"{folder}/{device}").items():
-            name = clean(f"{device}/{port}")
+            name = safe_name(f"{device}/{port}")
             found[name] = _port(name, f"{folder}/{device}/ports/{port}", counts)
     return found
 

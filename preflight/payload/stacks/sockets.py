@@ -9,7 +9,7 @@ import struct
 
 from probe import procfs
 from probe.network import answers, attributes
-from probe.node_files import clean, words
+from probe.node_files import safe_name, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def parse_interfaces(body: bytes) -> dict[str, Any] | None:
         return None
     counts = struct.unpack_from("=18Q", stats)
     return {
-        "name": clean(raw[_NAME].rstrip(b"\0")),
+        "name": safe_name(os.fsdecode(raw[_NAME].rstrip(b"\0"))),
         "up": bool(flags & _UP and flags & _LOWER_UP),
         "received": counts[2],
         "sent": counts[3],

@@ -6,16 +6,19 @@ import errno
 import os
 import threading
 import time
+from json import dumps
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.json import decode
 from probe import network, node_files, rdma
 from probe import network as probed
 from probe.node_files import attempt as read
 
 from preflight.checks.rdma.port_faults import port_errors
 from preflight.core.thresholds import SHIPPED
-from preflight.facts.node_network import PcieLink
+from preflight.facts.model import Nic
+from preflight.facts.node_network import GpuDirect, Network, PcieLink
 
 from .node import Remote
 from .test_probe import probe
@@ -211,3 +214,63 @@ def test_the_link_of_an_interface(tmp_path: Path, bond: bytes) -> None:
     assert [network.fastest(mask) for mask in (0, fec, gigabit | fec, gigabit | hdr)] == [
         0, 0, 1000, 200_000,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("odd", "known"),
+    [
+        (b"veth$x", "veth%24x"),
+        (b"a;b`id`", "a%3bb%60id%60"),
+        (b"\xff\x1b[31m", "%ff%1b%5b31m"),
+        ("vethé".encode(), "vethé"),
+    ],
+)
+def test_a_name_that_a_shell_reads_takes_nothing_else_from_the_answer(
+    machine: Machine, healthy: Scenario, tmp_path: Path, odd: bytes, known: str
+) -> None:
+    """Root may name an interface or an RDMA device so: it has a name of other bytes here."""
+    env, sys_ = machine(healthy), tmp_path / "sys"
+    name = os.fsdecode(odd)
+    for number, each in enumerate(("eth7", name), 1):
+        folder = sys_ / "class/net" / each
+        folder.mkdir()
+        (folder / "ifindex").write_text(f"{number}\n")
+        (folder / "lower_").with_name(f"lower_{name}").mkdir()
+    device = sys_ / "class/infiniband/mlx5_3"
+    device.rename(device.with_name(name))
+    facts = probe(Remote("probe", env=env), sysfs=str(sys_))
+    assert facts.network is not None
+    assert [one.name for one in facts.network.interfaces or ()] == ["eth7", known]
+    nics = {one.name: one.ports[0] for one in facts.nics or ()}
+    assert known in nics
+    assert [port.counters and port.counters.read for port in nics.values()] == [6] * 8
+    assert facts.problems == ()
+
+
+VALUES = (
+    b"", b"-1\n", b"9" * 20, b"18446744073709551615\n", b"4294967295\n", b"\xff\xfe\0\x80" * 9999,
+    b"\x1b[31m\x07evil\r\n", b"0xzz\n", b"0x1e240_\n", b"999.9 GT/s PCIe", b"x" * 60000,
+    "²\u202e😀".encode() * 999, None,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
+def test_no_value_in_sysfs_makes_the_answer_invalid(
+    machine: Machine, healthy: Scenario, tmp_path: Path, value: bytes | None
+) -> None:
+    """Firmware and drivers write them: no file may hold what is no value, or be missing."""
+    machine(healthy)
+    root = tmp_path / "sys"
+    for name in ("ifindex", "flags", "operstate", "mtu", "speed", "carrier_down_count", "duplex"):
+        for each in ("eth0", "eth1"):
+            (root / "class/net" / each / "statistics").mkdir(parents=True, exist_ok=True)
+            (root / "class/net" / each / name).write_text("1\n")
+            (root / "class/net" / each / "statistics/collisions").write_text("1\n")
+    for path in root.rglob("*"):
+        if path.is_file() and not path.is_symlink() and path != root / "class/net/eth1/ifindex":
+            path.unlink() if value is None else path.write_bytes(value)
+    for read_all, kind in (
+        (rdma.read, tuple[Nic, ...]), (network.read, Network), (rdma.survey, GpuDirect),
+    ):  # fmt: skip
+        decode(dumps(read_all(str(root))), type=kind)
+    assert "eth1" in [one["name"] for one in network.read(str(root))["interfaces"]]
