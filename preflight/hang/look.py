@@ -41,8 +41,9 @@ LOOK_S = 3.0
 """Seconds between the two looks: enough to see progress in steps of a second."""
 
 CONNECT_S = 8.0
-NODE_S = 20.0
-"""Limit for one node's looks; a healthy node needs `look_s` and a second or two."""
+NODE_S, START_S = 20.0, 2.0
+"""Limit for one node's looks, and the part of it that a loaded node may need to start and to send;
+a healthy node needs `look_s` and a second or two."""
 
 ALL_S = 28.0
 """Limit for the fleet: the documented time of an answer is under 30 s."""
@@ -150,13 +151,14 @@ def _one(
             connection = ways.connect(host, min(CONNECT_S, _left_s(ends)))
         seen = _ask(connection, host, nonce, wanted, min(NODE_S, _left_s(ends)))
     except ReachError as error:
-        return NodeState(node=host.name, sentence=error.sentence, advice=error.advice)
+        late = connection is not None
+        return NodeState(node=host.name, sentence=error.sentence, advice=error.advice, late=late)
     except (WireError, TimeoutError) as error:
         return NodeState(
             node=host.name,
             sentence=str(error) or "no answer in time",
             advice="check the node's load, and processes in D state",
-            late=connection is not None and isinstance(error, TimeoutError),
+            late=connection is not None,
         )
     finally:
         if connection is not None:
@@ -170,7 +172,7 @@ def _ask(
     request = {
         "nonce": nonce,
         "name": host.name,
-        "deadline_s": timeout_s,
+        "deadline_s": max(timeout_s - START_S, timeout_s / 2),
         "look_s": min(wanted.look_s, timeout_s / 2),
         "pids": list(wanted.pids),
         "native": wanted.native,

@@ -121,15 +121,16 @@ def silent(case: Case) -> Diagnosis | None:
     lacking = case.silent
     if not lacking or not case.absent:
         return None
+    unreached = [one for one in lacking if not one.late]
+    late = len(unreached) < len(lacking)
     refused = any(_LOGIN.search(one.sentence.lower()) for one in lacking)
     names = ", ".join(one.node for one in lacking[:4]) + (" ..." if len(lacking) > 4 else "")  # noqa: PLR2004
     why = lacking[0].sentence or "no answer"
     absent = case.absent
-    late = all(one.late for one in lacking)
     doubted = f"the node is {'slow' if late else 'healthy, and only this machine cannot reach it'}"
     return Diagnosis(
-        category="node_unreachable",
-        culprits=tuple(f"node {one.node}" for one in lacking),
+        category="node_unreachable" if unreached else "unknown",
+        culprits=tuple(f"node {one.node}" for one in unreached),
         sentence=f"{count(len(lacking), 'node')} {verb(len(lacking), 'does', 'do')} not answer: "
         f"{names} ({why}); {ranks(absent)} must be there{_meanwhile(case, ())}",
         advice=lacking[0].advice or "look at its console; drain it and start the job without it",

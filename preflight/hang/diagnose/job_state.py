@@ -35,7 +35,7 @@ class NodeState(Struct, frozen=True, kw_only=True):
     """Why there is no look, in the words of the `reach.*` checks."""
     advice: str = ""
     late: bool = False
-    """The node was reached, but its look did not arrive in time: it is up and slow."""
+    """The node was reached, but no look arrived, usually not in time: it is up, perhaps slow."""
 
 
 class JobState(Struct, frozen=True, kw_only=True):

@@ -71,17 +71,17 @@ class StackReader:
             self._spy = self._sent.spy
             self._no_spy = f"{self._sent.refused}: {_INSTALL}"
 
-    def read(self, pids: Iterable[int]) -> None:
+    def read(self, pids: Iterable[int], until: float) -> None:
         """Read the stacks a first time; retry those that changed while they were read."""
-        self._first = self._dump(pids)
+        self._first = self._dump(pids, until)
         read = self._first.items()
         missed = [pid for pid, stack in read if not _read(stack) and stack != pyspy.TOO_LONG]
         if missed and len(missed) < len(self._first):
-            self._first.update(self._dump(missed))
+            self._first.update(self._dump(missed, until))
 
-    def read_once(self, pids: Iterable[int]) -> dict[int, Document | None]:
+    def read_once(self, pids: Iterable[int], until: float) -> dict[int, Document | None]:
         """Return the `Stacks` of processes that are read only once."""
-        return {pid: self._document(stack) for pid, stack in self._dump(pids).items()}
+        return {pid: self._document(stack) for pid, stack in self._dump(pids, until).items()}
 
     def sample(self, ranks: list[Document], until: float) -> None:
         """Start to sample ranks, for the whole seconds that remain until `until`."""
@@ -95,7 +95,11 @@ class StackReader:
         """Collect the samples, and read the stacks a second time where the first read succeeded."""
         until = self._patience.within(pyspy.LATE_S)
         self._sampled = self._genuine(pyspy.collect_samples(self._samplers, until))
-        self._later = self._dump(pid for pid, stack in self._first.items() if _read(stack))
+        pids = [pid for pid, stack in self._first.items() if _read(stack)]
+        self._later = self._dump(pids, self._patience.within(READ_S))
+        late = sum(each == pyspy.LATE for each in (*self._first.values(), *self._later.values()))
+        if late:
+            self._patience.complain(f"{late} stacks could not be read in time")
 
     def read_native(self, rows: list[Document]) -> None:
         """Read the native stacks of ranks at rest, one per place: that pauses them for some ms."""
@@ -134,10 +138,8 @@ class StackReader:
         if self._sent is not None:
             self._sent.close()
 
-    def _dump(self, pids: Iterable[int]) -> dict[int, Any]:
-        if self._spy is None:
-            return {}
-        return self._genuine(self._spy.dump(pids, self._patience.within(READ_S)))
+    def _dump(self, pids: Iterable[int], until: float) -> dict[int, Any]:
+        return {} if self._spy is None else self._genuine(self._spy.dump(pids, until))
 
     def _genuine(self, read: dict[int, Any]) -> dict[int, Any]:
         """Take out what was read of a process that got the pid of one that has ended."""
@@ -227,8 +229,10 @@ def run(request: Document, lines: Lines, emit: Emit) -> None:
     before = Instant(patience, ranks, sysfs)
     pythons = [one for one in (*ranks, *launchers) if one["python"]]
     stacks.prepare(pythons, lines, emit)
-    stacks.read(readable(ranks, before.alive))
-    of_launchers = stacks.read_once(one["pid"] for one in launchers if one["python"])
+    # The second look, and what follows it, have as much time as the first.
+    first_until = patience.within(min(READ_S, (patience.left_s() - look_s) / 2))
+    stacks.read(readable(ranks, before.alive), first_until)
+    of_launchers = stacks.read_once((one["pid"] for one in launchers if one["python"]), first_until)
     stacks.sample(ranks, before.at + look_s)
     patience.sleep_until(before.at + look_s)
     after = Instant(patience, ranks, sysfs)

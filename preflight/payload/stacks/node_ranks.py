@@ -293,6 +293,10 @@ class Patience:
         """Return the deadline (monotonic) of a step that may take `seconds`."""
         return min(self.until, time.monotonic() + seconds)
 
+    def left_s(self) -> float:
+        """Return the seconds until the deadline of all."""
+        return max(0.0, self.until - time.monotonic())
+
     def complain(self, problem: str) -> None:
         """Add a line to `problems`, once."""
         if problem not in self.problems:

@@ -147,6 +147,7 @@ AT_ONCE = 4
 SAMPLES_A_SECOND = 20
 """Samples of each rank: one takes 0.1 ms of CPU time, without a pause."""
 
+LATE = "py-spy did not answer in time"
 TOO_LONG = "the stacks of this node are too long together"
 
 LATE_S = 1.0
@@ -183,19 +184,22 @@ class Spy:
         stacks: dict[int, Any] = {}
         running: list[tuple[int, float, guard.Child]] = []
         while waiting or running:
-            while waiting and len(running) < at_once:
+            while waiting and len(running) < at_once and time.monotonic() < until:
                 pid = waiting.pop(0)
                 each_s = NATIVE_EACH_S if native else EACH_S
                 ends = min(until, time.monotonic() + each_s)
                 how = "--native" if native else "--nonblocking"
                 argv = [self._path, "dump", how, "--json", "--full-filenames", "--pid", str(pid)]
                 running.append((pid, ends, _begin(argv, pid, errors=True)))
+            if not running:
+                stacks.update(dict.fromkeys(waiting, LATE))
+                break
             pid, ends, child = running.pop(0)
             answered = child.listen(ends)
             child.dismiss(kill=not answered or len(child.output) > _LIMIT)
             if native and not answered:
                 _continue(pid)
-            stacks[pid] = _stack(child, pid, room) if answered else "py-spy did not answer in time"
+            stacks[pid] = _stack(child, pid, room) if answered else LATE
         return {pid: stack or TOO_LONG for pid, stack in _fit(stacks)}
 
     def sample(self, pids: Iterable[int], seconds: int) -> dict[int, guard.Child]:

@@ -62,6 +62,14 @@ def test_a_node_that_talks_nonsense_is_refused(reply: str) -> None:
     assert state.sentence
 
 
+@pytest.mark.parametrize("end", ["exit 3", "kill -9 $$", "echo '@preflight n {}'"])
+def test_a_node_that_was_reached_is_not_called_unreachable(end: str) -> None:
+    """Whatever kept its answer back: its load, or the deadline that ends it."""
+    ended = node("ended", "sh", "-c", f"head -c $4 > /dev/null; read -r request; {end}", "sh")
+    (state,) = seen([ended]).nodes
+    assert (state.look, state.late) == (None, True)
+
+
 def test_this_machine_alone_needs_no_fleet(rank: int) -> None:
     """A process is looked at by its pid, with its place in the job."""
     (state,) = look_here([rank], look_s=0.2).nodes

@@ -332,7 +332,7 @@ def test_a_rank_that_ends_between_the_looks(start: Start) -> None:
     stacks.prepare(ranks, lambda _within_s: None, lambda _document: None)
     leaves.kill()
     leaves.wait()
-    stacks.read([one["pid"] for one in ranks])
+    stacks.read([one["pid"] for one in ranks], patience.until)
     rows = [Instant(patience, ranks, "/sys").row(one, before) for one in ranks]
     for one, row in zip(ranks, rows, strict=True):
         stacks.add(one, row)
@@ -350,7 +350,7 @@ def test_a_process_that_got_the_pid_of_a_rank_is_not_read_in_its_place(start: St
     ranks = finding.find(2**22 + 1, pids, processes.Care())["ranks"]
     stacks = StackReader(patience, own=True)
     stacks.prepare(ranks, lambda _within_s: None, lambda _document: None)
-    assert list(stacks.read_once(pids)) == pids[:1]
+    assert list(stacks.read_once(pids, patience.until)) == pids[:1]
 
 
 def test_ranks_whose_counters_cannot_be_read_are_not_gone(
@@ -394,8 +394,31 @@ def test_long_names_on_a_stack_leave_room_for_other_ranks(
     ranks = finding.find(2**22 + 1, [long.pid, plain.pid], processes.Care())["ranks"]
     stacks = StackReader(patience, own=True)
     stacks.prepare(ranks, lambda _within_s: None, lambda _document: None)
-    read = stacks.read_once([long.pid, plain.pid])
+    read = stacks.read_once([long.pid, plain.pid], patience.until)
     assert [read[one.pid] is not None for one in (long, plain)] == [False, True]
+
+
+def test_stacks_that_take_long_leave_time_for_the_second_look(start: Start, tmp_path: Path) -> None:
+    """Of many ranks on a loaded node, those whose stacks were read count; the others are named."""
+    tool = tmp_path / "bin" / "py-spy"
+    tool.parent.mkdir()
+    real = Path(sys.executable).with_name("py-spy")
+    own = {"python": system_python(), "VIRTUAL_ENV": str(tmp_path)}
+    first = start(**own)
+    slow = [start(RANK=str(rank), **own) for rank in range(4, 13)]
+    tool.write_text(
+        f'#!/bin/sh\nfor last; do :; done\ncase $last in {first.pid}|--version) exec {real} "$@";; '
+        f"esac\necho $last >>{tmp_path}/begun\nexec sleep 60\n"
+    )
+    tool.chmod(0o755)
+    seen = look(first.pid, *(one.pid for one in slow), deadline_s=12)
+    ranks = {one.pid: one for one in seen.ranks}
+    assert ranks[first.pid].stacks == ranks[first.pid].later is not None
+    late = [ranks[one.pid] for one in slow]
+    assert {one.no_stacks for one in late} == {"py-spy could not read it: " + pyspy.LATE}
+    assert {one.state for one in late} == {"sleeping"}
+    assert f"{len(slow)} stacks could not be read in time" in seen.problems
+    assert set((tmp_path / "begun").read_text().split()) != {str(one.pid) for one in slow}
 
 
 @needs_root

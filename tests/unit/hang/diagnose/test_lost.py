@@ -170,11 +170,13 @@ def test_a_node_that_is_only_slow_is_not_called_unreachable() -> None:
     state = job(32, one(3))
     slow = NodeState(node="gpu003", sentence="no answer in 20 s", late=True)
     late = replace(state, nodes=tuple(slow if n.node == "gpu003" else n for n in state.nodes))
-    sure = diagnose(without(state, "gpu003")).confidence
     answer = diagnose(late)
-    assert answer.culprits == ("node gpu003",)
-    assert answer.confidence < 0.4 < sure
+    assert (answer.category, answer.culprits) == ("unknown", ())
+    assert answer.sentence.startswith("1 node does not answer: gpu003 (no answer in 20 s); ranks")
+    assert answer.confidence < 0.4 < diagnose(without(state, "gpu003")).confidence
     assert answer.alternatives[0].sentence == "the node is slow"
+    both = diagnose(without(late, "gpu002"))
+    assert both.culprits == ("node gpu002",)
 
 
 def test_where_the_only_node_is_slow_none_is_named() -> None:
