@@ -408,7 +408,7 @@ def _opened(folder: Path) -> Iterator[int]:
                 raise UsageError(
                     f"--into={folder}: {reason}: give a folder that only root can change"
                 )
-            lock = os.open(NAME, _FLAGS, 0o640, dir_fd=inside)
+            lock = os.open(NAME, _FLAGS, 0o600, dir_fd=inside)
     except OSError as error:
         raise UsageError(
             f"--into={folder}: {error.strerror}: give a folder of your own for the nightly runs"
@@ -417,6 +417,7 @@ def _opened(folder: Path) -> Iterator[int]:
         found = os.fstat(lock)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
             raise UsageError(f"{folder / NAME} is a hard link to another file: remove it")
+        os.fchmod(lock, 0o600)  # anyone who can open it could lock it
         yield lock
     finally:
         os.close(lock)

@@ -41,6 +41,16 @@ def test_a_second_sweep_is_refused_and_a_dead_ones_lock_is_none(tmp_path: Path) 
             assert (tmp_path / "lock").read_text().startswith(f"{os.getpid()} ")
 
 
+@pytest.mark.parametrize("mode", [None, 0o664])
+def test_no_other_user_can_hold_the_lock(tmp_path: Path, mode: int | None) -> None:
+    """Who can open a file to read it can lock it, and no nightly run would begin any more."""
+    if mode is not None:
+        (tmp_path / "lock").touch()
+        (tmp_path / "lock").chmod(mode)
+    with locked(tmp_path):
+        assert (tmp_path / "lock").stat().st_mode & 0o7777 == 0o600
+
+
 def test_a_folder_of_no_use_is_refused(tmp_path: Path) -> None:
     """A file in the folder's place, or a link in the lock's: one line that says what to give."""
     (tmp_path / "file").touch()
