@@ -14,7 +14,7 @@ import time
 import zlib
 from contextlib import suppress
 
-from probe import guard
+from probe import guard, procfs
 from probe.node_files import TEXT_LIMIT, clean, whole_number, words
 
 from . import sockets
@@ -78,8 +78,12 @@ def answer(request: Document, until: float) -> Document:
 
 def _ask(request: Document, until: float) -> Document:
     try:
-        _enter_network(int(request["pid"]))
-        return _first_answer(str(request["address"]), until, always=bool(request.get("always")))
+        pid = int(request["pid"])
+        _enter_network(pid)
+        ends = _own_addresses(str(request["address"]))
+        if pid:
+            ends = _of_user(procfs.uid(pid), ends)
+        return _first_answer(ends, until, always=bool(request.get("always")))
     except NoAnswerError as error:
         why = str(error)
         return {"why": clean(why if why.startswith("RAS ") else f"RAS did not answer: {why}")}
@@ -91,10 +95,9 @@ def _enter_network(pid: int) -> None:
         raise NoAnswerError("its ranks are in another network namespace: run this as root")
 
 
-def _first_answer(where: str, until: float, *, always: bool) -> Document:
+def _first_answer(ends: list[tuple[int, Any]], until: float, *, always: bool) -> Document:
     """Ask the first connection that greets."""
     reason = _NoGreetingError("no time was left")
-    ends = _own_addresses(where)
     for number in range(_TRIES):
         family, target = ends[number % len(ends)]
         if time.monotonic() >= until:
@@ -118,6 +121,27 @@ def _own_addresses(where: str) -> list[tuple[int, Any]]:
                 found.append((int(family), target))
     if not port or not found:
         raise NoAnswerError(f"{where} is no address of this node")
+    return found
+
+
+def _of_user(uid: int | None, ends: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
+    """Return those on which the rank's own user listens: any user can take the port elsewhere."""
+    try:
+        users = sockets.listening_users()
+    except OSError as error:
+        raise NoAnswerError(words(error)) from None
+    found = []
+    for family, target in ends:
+        host, port = target[0].partition("%")[0], target[1]
+        if family == socket.AF_INET:
+            names = [f"{host}:{port}", f"0.0.0.0:{port}", f"[::]:{port}"]
+        else:
+            names = [f"[{host}]:{port}", f"[::]:{port}"]
+        # The kernel prefers the socket with the exact address.
+        if uid is not None and uid == next((users[one] for one in names if one in users), None):
+            found.append((family, target))
+    if not found:
+        raise NoAnswerError("no process of the ranks' user listens there")
     return found
 
 

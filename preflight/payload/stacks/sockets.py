@@ -54,12 +54,18 @@ _LISTEN = 10
 
 def listeners() -> set[int]:
     """Return the TCP ports of this network namespace on which anything listens; OSError."""
-    found: set[int] = set()
+    return {int(end.rpartition(":")[2]) for end in listening_users()}
+
+
+def listening_users() -> dict[str, int]:
+    """Return the user id of each listener of this network namespace by `address:port`; OSError."""
+    found: dict[str, int] = {}
     for family in (socket.AF_INET, socket.AF_INET6):
         ask = _ASK.pack(family, socket.IPPROTO_TCP, 0, 0, 1 << _LISTEN)
         for bodies in answers(_SOCK_DIAG, _BY_FAMILY, ask):
-            whole = (body for body in bodies if len(body) >= _MESSAGE.size)
-            found.update(int.from_bytes(_MESSAGE.unpack_from(body)[4], "big") for body in whole)
+            for fields in (_MESSAGE.unpack_from(b) for b in bodies if len(b) >= _MESSAGE.size):
+                source = fields[6][: 4 if family == socket.AF_INET else 16]
+                found[_name(source, int.from_bytes(fields[4], "big"))] = fields[12]
     return found
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import os
 import resource
 import socket
+import subprocess
 import time
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -25,9 +27,11 @@ HEAD = b'{"nccl_version": "2.30.7", "communicators": ['
 SHORT_S, LONG_S = 2.0, 20.0
 
 
-def asked(address: str, seconds: float = LONG_S, *, always: bool = False) -> dict[str, Any]:
+def asked(
+    address: str, seconds: float = LONG_S, *, always: bool = False, pid: int = 0
+) -> dict[str, Any]:
     """Ask as a node does."""
-    request = {"pid": 0, "address": address, "always": always}
+    request = {"pid": pid, "address": address, "always": always}
     return ras_client.answer(request, time.monotonic() + seconds)
 
 
@@ -147,6 +151,22 @@ def test_another_service_on_the_port_is_left_alone() -> None:
 def test_only_an_address_of_this_node_is_contacted(address: str) -> None:
     """A rank's variable cannot send a question elsewhere."""
     assert "is no address of this node" in sentence(asked(address))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another user")
+def test_a_service_of_another_user_is_not_asked() -> None:
+    """Any user can listen on the port of a job's service, or on the other address of localhost."""
+    drawn = draw(1)
+    drawn.ras.version = "2.30.7"
+    with RasMesh(drawn.ras) as mesh, subprocess.Popen(["sleep", "60"], user=4321) as rank:
+        try:
+            refused = asked(mesh.address, pid=rank.pid)
+        finally:
+            rank.kill()
+        assert refused["why"] == "RAS did not answer: no process of the ranks' user listens there"
+        assert mesh.questions == 0
+        assert asked(mesh.address, pid=os.getpid()).get("content")
 
 
 @pytest.mark.slow
