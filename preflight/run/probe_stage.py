@@ -33,6 +33,9 @@ FAIR_S = 6.0
 """Chosen: a healthy node answers in one or two seconds, and within 6 s under heavy load. If the
 budget leaves a node less time, a missing answer does not count against it."""
 
+_EPOCH_S = time.time() - time.monotonic()
+"""The date here is read once: set meanwhile, it would be another one for each node."""
+
 _SLACK_S = 0.3
 """A command's own deadline is a little earlier than ours."""
 
@@ -161,7 +164,8 @@ def _ask(
 ) -> tuple[Facts, Clock]:
     deadlines = {"deadline_s": timeout_s, "driver_deadline_s": min(DRIVER_S, timeout_s / 2)}
     request = {**request, **deadlines}
-    asked_at_s, began = time.time(), time.monotonic()
+    began = time.monotonic()
+    asked_at_s = _EPOCH_S + began
     talk = start_payload(connection, host, "probe", request, timeout_s, beside=beside)
     try:
         talk.finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -48,6 +49,21 @@ def _pipe(fd):
     except OSError: return False
 def collect(request):
     """
+
+
+def test_a_date_that_is_set_here_meanwhile_makes_no_nodes_clock_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All clocks are compared by one date of this machine."""
+    jumps_s = itertools.count(time.time(), 3600.0)
+    monkeypatch.setattr(time, "time", lambda: next(jumps_s))
+    python = (sys.executable,)
+    hosts = [Host(name=n, address=n, transport="local", python=python) for n in ("n1", "n2")]
+    ways = Ways(hosts)
+    got = probe_fleet(hosts, ways, NONCE, deadline_s=60, at_most=1, progress=lambda *_: None)
+    ways.close()
+    clocks = [one.reach.clock for one in got.values()]
+    assert [round(clock.ahead_s / 3600) for clock in clocks if clock] == [0, 0]
 
 
 def _probe(**bodies: str) -> Facts:
