@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import socket
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 from stacks import rank_dumps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 SERVER = """
@@ -108,3 +109,53 @@ def test_one_users_silent_servers_keep_no_other_from_being_asked(
         wanted = [*many, {"pid": os.getpid(), "uid": 4321, "socket": str(talks)}]
         found = rank_dumps.ask_servers(wanted, time.monotonic() + 10)
     assert [*found] == [str(os.getpid())]
+
+
+def _drip(link: socket.socket) -> None:
+    while True:
+        link.sendall(b"x")
+        time.sleep(0.02)
+
+
+def _flood(link: socket.socket) -> None:
+    while True:
+        link.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * 65536)
+
+
+OK = b"HTTP/1.0 200 OK\r\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("talk", "body"),
+    [
+        (_drip, None),
+        (_flood, None),
+        (lambda link: link.sendall(b"HTTP/1.0 302 Found\r\nLocation: http://[::1]/\r\n\r\n"), None),
+        (lambda link: link.sendall(OK + b"A: b\r\n" * 1_000_000), None),
+        (lambda link: link.sendall(OK + b"Content-Encoding: gzip\r\n\r\n\x1f\x8b"), b"\x1f\x8b"),
+    ],
+    ids=["drip", "flood", "redirect", "headers", "gzip"],
+)
+def test_a_hostile_server_costs_its_own_second(
+    tmp_path: Path, talk: Callable[[socket.socket], None], body: bytes | None
+) -> None:
+    """Nothing of its answer is followed or unpacked."""
+    path = tmp_path / "w"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    link, _ = listener.accept()
+                    with link, contextlib.suppress(OSError):
+                        link.recv(4096)
+                        talk(link)
+
+        threading.Thread(target=answer, daemon=True).start()
+        found = asked(path)
+        listener.shutdown(socket.SHUT_RDWR)
+    packed = [base64.b64decode(dump["content"]) for dump in found.values()]
+    assert [zlib.decompress(one) for one in packed] == ([] if body is None else [body])
