@@ -26,7 +26,7 @@ from preflight.hang.explain.symptom import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from preflight.hang.explain.origin import Line
 
@@ -106,6 +106,10 @@ class Tracebacks:
         """Whether a traceback has begun and not ended."""
         return bool(self._running)
 
+    def end(self) -> None:
+        """Forget what has begun: the file ends."""
+        self._running.clear()
+
     def feed(self, line: Line, place: Place, order: int) -> bool:
         """Take the next line of the file; whether it is of an exception that Python ignored."""
         first = next(iter(self._running), None)
@@ -183,6 +187,7 @@ ECHOES = frozenset((
     "ProcessRaisedException", "ProcessExitedException", "SignalException", "CalledProcessError",
     "SystemExit", "KeyboardInterrupt", "BrokenPipeError", "ConnectionResetError", "EOFError",
     "RayActorError", "ActorDiedError", "ActorUnavailableError", "WorkerCrashedError",
+    "NodeDiedError", "HorovodInternalError",
 ))  # fmt: skip
 """Exceptions that report the end of another process, or that have their own symptoms."""
 LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "CalledProcessError"))
@@ -190,7 +195,7 @@ _WRAPS = re.compile(
     r"NCCL (?:[Ee]rror|communicator was aborted)|nccl\w{0,60}Error|unhandled (?:system|cuda) error"
     r"|Timed out waiting \d+ms for (?:recv|send)|[Cc]onnection (?:closed|reset) by|[Bb]roken pipe"
     r"|Socket Timeout|Application timeout caused pair closure|worker process.{0,40}(?:died|exited)"
-    r"|^cancelled$|[Ss]ee (?:root cause|stack trace)\b"
+    r"|^cancelled$|Horovod has been shut down|[Ss]ee (?:root cause|stack trace)\b"
 )
 """Messages of exceptions that only pass on a library's error: the cause is elsewhere."""
 
@@ -208,14 +213,28 @@ def own_faults(
     ]
 
 
-def of_exceptions(thrown: Sequence[LoggedException], roots: Collection[int]) -> Explanation:
+IMPORTS = ("ImportError", "ModuleNotFoundError")
+"""What a script may catch where it can do without a library."""
+_UNDECIDED = "; but torchrun's summaries do not show which node's exception came first"
+
+
+def of_exceptions(
+    thrown: Sequence[LoggedException], roots: Mapping[int, float | None]
+) -> Explanation:
     """The explanation for exceptions: the first rank that raised one ended the others.
 
-    `roots`: ranks that torchrun names as the first to fail.
+    `roots`: ranks that torchrun names as the first to fail on their nodes, and when.
     """
-    seen_first = [one for one in thrown if one.speaker.rank in roots]
-    first = in_order_of_time(seen_first or thrown)[0]
+    of_roots = in_order_of_time(one for one in thrown if one.speaker.rank in roots)
+    times = {one.speaker.rank: roots[one.speaker.rank or 0] for one in of_roots}
+    if None not in times.values():
+        of_roots.sort(key=lambda one: times[one.speaker.rank] or 0)
+    candidates = of_roots or in_order_of_time(thrown)
+    first = candidates[0]
     same = [one for one in thrown if (one.kind, one.message) == (first.kind, first.message)]
+    others = {times.get(one.speaker.rank) for one in candidates if one not in same}
+    dated = times.get(first.speaker.rank)
+    undecided = len(roots) > 1 and bool(others) and dated in (None, *others)
     ranks = sorted({one.speaker.rank for one in same if one.speaker.rank is not None})
     place = f" at {first.file}:{first.line}" if first.file else ""
     code = f" ({first.code})" if first.code else ""
@@ -238,13 +257,13 @@ def of_exceptions(thrown: Sequence[LoggedException], roots: Collection[int]) -> 
     return Explanation(
         category="other",
         culprits=named,
-        sentence=f"{subject} raised {first.kind}{message}{place}{code}",
+        sentence=f"{subject} raised {first.kind}{message}{place}{code}" + _UNDECIDED * undecided,
         cause="an exception in the script or in a library; later errors of other ranks are echoes",
         advice="correct the code at that line"
         + ("; the other ranks only waited for this one" * waited),
         next=with_script("preflight lint SCRIPT", [first]),
         evidence=proofs(one.place for one in [first, *same, *thrown]),
-        confidence=0.8,
+        confidence=0.45 if undecided else 0.8,
     )
 
 

@@ -99,6 +99,10 @@ _GZIP = b"\x1f\x8b"
 _ANY_GZIP = 16 + zlib.MAX_WBITS
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 """Encodings that PowerShell's `>` writes."""
+_MOSTLY = 0.8
+"""Share of the high bytes of UTF-16 that are 0 in a log."""
+_SHORTEST, _SAMPLED = 64, 4096
+"""Bytes of a text that show it."""
 
 
 def blocks(path: Path, troubles: list[str]) -> Iterator[bytes]:
@@ -186,17 +190,26 @@ def _as_utf8(texts: Iterator[bytes]) -> Iterator[bytes]:
     first = b""
     for text in texts:
         first += text
-        if len(first) >= len(codecs.BOM_UTF16_LE):
+        if len(first) >= _SHORTEST:
             break
-    code = _UTF16.get(first[:2])
+    code = _UTF16.get(first[:2]) or _unmarked(first)
     if code is None:
         yield first
         yield from texts
         return
     decoder = codecs.getincrementaldecoder(code)("replace")
-    yield decoder.decode(first[2:]).encode()
+    yield decoder.decode(first).removeprefix("\ufeff").encode()
     for text in texts:
         yield decoder.decode(text).encode()
+
+
+def _unmarked(first: bytes) -> str | None:
+    """The encoding of UTF-16 without its mark: nearly every second byte of English text is 0."""
+    for code, high, low in (("utf-16-le", 1, 0), ("utf-16-be", 0, 1)):
+        zeros = [first[at:_SAMPLED:2].count(0) for at in (high, low)]
+        if zeros[0] > _MOSTLY * len(first[high:_SAMPLED:2]) > zeros[1]:
+            return code
+    return None
 
 
 LONGEST = 16 << 10
@@ -224,6 +237,36 @@ class _DockerLine(Struct):
 
 
 _DOCKER_LINE = msgspec.json.Decoder(_DockerLine)
+
+_HEADS = (
+    ("time", "timestamp", "@timestamp", "ts", "asctime"),
+    ("level", "levelname", "severity"),
+)
+_MESSAGES = (
+    *("message", "msg", "event", "error", "err", "exception", "exc_info", "exc_text"),
+    *("stack", "stack_info", "stack_trace", "stacktrace", "traceback"),
+)
+"""Fields of structured logs: logging's JSON formatters, structlog, zap, Loguru."""
+
+
+def unstructured(line: str) -> list[str]:
+    """The lines that a JSON object of a structured log holds; otherwise the line itself."""
+    if not (line.startswith('{"') and line.endswith("}")):
+        return [line]
+    try:
+        one = msgspec.json.decode(line, type=dict[str, object])
+    except msgspec.DecodeError:
+        return [line]
+    texts = [text for name in _MESSAGES if isinstance(text := one.get(name), str)]
+    if not texts:
+        return [line]
+    time, level = (next((str(one[name]) for name in some if name in one), "") for some in _HEADS)
+    rank = one.get("rank")
+    head = f"{time} " * bool(time) + f"[rank{rank}]: " * isinstance(rank, int)
+    lines = "\n".join(texts).splitlines() or [""]
+    if level and not lines[0].startswith("Traceback "):
+        lines[0] = f"{level.upper()} {lines[0]}"
+    return [text_of(f"{head}{text}".encode("utf-8", "replace")) for text in lines]
 
 
 def chunks(path: Path, troubles: list[str]) -> Iterator[list[bytes]]:

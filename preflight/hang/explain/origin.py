@@ -35,7 +35,9 @@ _PREFIX = re.compile(
     r"|(?P<label> {0,5}(?P<task>\d{1,5})(?=:(?: |$))"  # srun --label
     r"|\(\w{1,40} rank=(?P<vllm>\d{1,6}) pid=\d{1,8}\)"
     r"|\(?[\w. =]{0,60}pid=(?P<pid>\d{1,8})[^()]{0,80}\)"  # Ray, vLLM
-    r"|\[\d{1,8},(?P<mpi>\d{1,6})\]<std\w{1,5}>"  # mpirun --tag-output
+    # mpirun --tag-output, --timestamp-output, --output tag,timestamp
+    r"|(?:[A-Z][a-z]{2} (?P<stamp>[A-Z][a-z]{2} [ \d]\d [\d:]{8}) \d{4})?"
+    r"(?:\[(?:[\w.-]{1,80}@|\d{1,8},)(?:\d{1,8},)?(?P<mpi>\d{1,6})\])?<std\w{1,5}>"
     r"|\[(?:pod/|std(?:err|out))[^\]]{0,200}\]"  # kubectl logs --prefix
     r"|\[(?!rank)[a-z_]{1,30}\d{1,4}\](?=:)"  # torchrun --tee
     rf"|{_NO_LEVEL}[A-Za-z][\w.@-]{{0,80}} {{1,20}}\|):? ?"  # docker compose
@@ -50,6 +52,13 @@ _KNOWN = re.compile(
 )
 _UNKNOWN_LABEL = re.compile(r"^(?:[\w./-]{1,80}:? ){1,3}$")
 _HOST_LABEL = re.compile(r"^([A-Za-z][A-Za-z.-]{0,200}\d[\w.-]{0,50}): $")
+_OF_TASK = re.compile(rb" {0,5}\d{1,5}: ")
+"""Begins a line behind srun's label."""
+_BY_TORCHRUN = re.compile(
+    r"torch/distributed/(?:run|elastic/(?!multiprocessing/errors))|\btorchrun\b"
+    r"|\(local_rank: \d|\blocal_rank: \d{1,4} \(pid"
+)
+"""It starts several ranks in one task of srun."""
 _OF_ONE_PROCESS = re.compile(r"pid=|\[[a-z_]+\d+\]$")
 _MOST = 5000
 """Labels that are learned."""
@@ -82,6 +91,9 @@ class Origins:
         self._pids: dict[int, set[int]] = {}
         self._lowest: dict[str, set[int]] = {}
         """By node, the rank of its first GPU."""
+        self._by_torchrun = False
+        self._left = _MOST
+        """Lines that may still be read only because they may contradict srun's labels."""
 
     def read(self, text: str) -> Line:
         """Take the prefixes off a line."""
@@ -94,7 +106,7 @@ class Origins:
                 labels += [one["task"] or one["label"] or one["unit"] or one["stream"]]
                 if one["unit_pid"]:
                     self._hosts.add(one["node"])
-                when = when or one["time"] or one["when"] or ""
+                when = when or one["time"] or one["when"] or one["stamp"] or ""
                 rank, pid = one["vllm"], one["pid"] or one["unit_pid"]
                 rest = rest[found.end() :]
             elif more := self._unknown(rest):
@@ -112,6 +124,7 @@ class Origins:
         speaker = _speaker(rest).joined(of_prefix)
         if label := " ".join(filter(None, labels)):
             speaker = replace(speaker, label=label)
+            self._by_torchrun |= _BY_TORCHRUN.search(rest) is not None
             if len(self._labels) < _MOST:
                 self._labels.setdefault(label, set())
                 self.reports(speaker, speaker.rank)
@@ -134,6 +147,16 @@ class Origins:
             self._learned.add(label)
             self._lengths.add(len(label))
         return label
+
+    def may_contradict(self, line: bytes) -> bool:
+        """Read a line in which nothing else is, if it may show that srun's labels are no ranks."""
+        if not self._left or not _OF_TASK.match(line):
+            return False
+        text = line.decode("utf-8", "replace")
+        if found := _RANK.search(text) or _BY_TORCHRUN.search(text):
+            self._left -= 1
+            self.read(text)
+        return found is not None
 
     def reports(self, speaker: Speaker, rank: int | None) -> None:
         """A line behind a label has the number of a rank."""
@@ -193,7 +216,7 @@ class Origins:
         tasks = [(_task(one), ranks) for one, ranks in self._labels.items()]
         tasks = [(task, ranks) for task, ranks in tasks if task is not None]
         several = len(tasks) > 1 or any("mpirun" in one for one in self._labels)
-        return several and all(ranks <= {task} for task, ranks in tasks)
+        return several and not self._by_torchrun and all(ranks <= {task} for task, ranks in tasks)
 
 
 def _task(label: str) -> int | None:

@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from itertools import count, groupby
 from math import inf
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from preflight.core.text import whole
 from preflight.hang.explain.exceptions import ENDS, FAR, Summaries, Tracebacks
-from preflight.hang.explain.log_lines import LONGEST, chunks, text_of
+from preflight.hang.explain.log_lines import LONGEST, chunks, text_of, unstructured
 from preflight.hang.explain.origin import Line, Origins, speaker_of_file, time_of
-from preflight.hang.explain.symptom import QUOTES, Hit, Place, Speaker
+from preflight.hang.explain.symptom import Hit, Place, Speaker, is_quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from pathlib import Path
 
     from preflight.hang.explain.exceptions import LoggedException
@@ -75,6 +75,11 @@ _NOTICE = re.compile(
     rb"|\[W[\d :.]{0,30}(?:TCPStore|ProcessGroupNCCL)\.cpp:|^frame #\d"
 )
 """What is no failure, whatever words are in it, unless NCCL or an exception says it."""
+_HARMLESS = re.compile(
+    rb"cannot be preloaded .{0,200}ignored|Unable to register cu\w{1,9} factory"
+    rb"|Ignoring this choice|dependency resolver does not|(?i:\berrors?: none\b)"
+)
+"""What is no failure, at whatever level it is logged."""
 _CERTAIN = re.compile(rb"NCCL WARN|Traceback \(most|\bERROR\b|\bFATAL\b|^\w*Error: |core dumped")
 
 _INFO = b"NCCL INFO "
@@ -92,19 +97,31 @@ _STEMS = (
 """Each line of failure has one of these, in lower or upper case; a first letter may lack."""
 _ALIKE = bytes.maketrans(b"0123456789abcdef", b"0" * 16)
 """Numbers, and addresses in hexadecimal, of lines that are otherwise the same."""
+_BEGINS = b"Traceback (most".translate(_ALIKE)
 _RAISED = any_of(word.translate(_ALIKE) for word in (*ENDS, b"Traceback"))
+_OF_ONE_LINE = ("", "xid", "memory", "call")
+"""What is read of a failure of which only the first lines are stored."""
 _SHAPES = 200_000
 """Shapes of lines that are remembered."""
 _STEP = re.compile(
     rb"(?:step|iter|iteration|epoch|batch|%\|[^|]{0,99}\|)s?[\"' :=#\[]{1,8}"
     rb"(\d{1,12}(?:\.\d{1,9})?)"
 )
+_NUMBERS = re.compile(rb"[\d.]+")
 _GOES_ON = 20
 """Steps after a failure: more than other ranks make until they wait for the one that failed."""
+_RISES = 3
+"""Steps that rise again from a lower one: more than ranks that are late print of one step."""
 _PAUSE_S = 60
 """After a launcher's report of an end: what other ranks of that attempt print comes sooner."""
 _LATE_S = 7200
 """After it, the time-outs and the launchers' reports of other nodes come sooner."""
+
+
+def _head(line: bytes) -> bytes:
+    """What stands before the number of a step, whatever numbers are in it."""
+    first = _STEP.search(line.lower(), 0, LONGEST)
+    return _NUMBERS.sub(b"0", line[: first.start(1)]) if first else b""
 
 
 @dataclass
@@ -122,6 +139,10 @@ class ScanResult:
     that another attempt begins: no failure before it is the last one."""
     further: dict[str, int] = field(default_factory=dict)
     """By file, the last line after which the training came further by some steps."""
+    began: dict[str, int] = field(default_factory=dict)
+    """By file, the line of the first step."""
+    again: dict[str, int] = field(default_factory=dict)
+    """By file, the last line that may be of another attempt, or of another rank: it has no time."""
     world: int = 0
     """The largest number of ranks in any line of the last attempt; 0 if none."""
     several: bool = False
@@ -131,6 +152,10 @@ class ScanResult:
     lines: int = 0
     troubles: list[str] = field(default_factory=list)
 
+    def attempt(self, source: str) -> tuple[float, int]:
+        """What tells the attempts of the job in a file apart."""
+        return self.settled.get(source, 0), self.again.get(source, 0)
+
 
 class _Shape:
     """What to look for in lines that differ only in their numbers."""
@@ -139,27 +164,66 @@ class _Shape:
         self.anchors = anchors
         """Words that may be there."""
         is_fact = all(one.role == "fact" and not one.reads for _, one in anchors)
-        self._most = 2 if is_fact else _KEPT_EACH
+        self.most = 2 if is_fact else _KEPT_EACH
         """How often a line that tells the same counts; a second one may be of another group."""
-        self._tells: Callable[[bytes], object] | None = None
-        """What an INFO line tells."""
-        if _INFO in shape and not _RAISED.search(shape) and not any(s.span for _, s in anchors):
-            cuts = [0, *(at for one in _VOLATILE.finditer(shape) for at in one.span()), len(shape)]
-            self._tells = itemgetter(*map(slice, cuts[::2], cuts[1::2]))
+        cuts = [0, *(at for one in _VOLATILE.finditer(shape) for at in one.span()), None]
+        self.tells: Callable[[bytes], object] = itemgetter(*map(slice, cuts[::2], cuts[1::2]))
+        """What a line tells."""
+        self.is_failure = _BEGINS not in shape and all(
+            one.role != "fact" and not one.span and one.reads in _OF_ONE_LINE for _, one in anchors
+        )
+        """Whether it may tell of a failure, and of nothing that the next lines go on with."""
+        alone = not _RAISED.search(shape) and not any(one.span for _, one in anchors)
+        self.is_counted = self.is_failure or (_INFO in shape and alone)
 
-    def is_new(self, line: bytes, seen: dict[object, int]) -> bool:
-        """Whether a line tells more than those before it."""
-        if self._tells is None:
-            return True
-        tells = self._tells(line)
-        seen[tells] = times = seen.get(tells, 0) + 1
-        return times <= self._most
+    def begins(self, line: bytes) -> list[Symptom]:
+        """The symptoms that may begin in a line."""
+        return [*{one.id: one for word, one in self.anchors if word in line}.values()]
 
 
 _QUIET = _Shape(b"", [])
 """Of lines in which there is nothing to read."""
 _PACED = _Shape(b"", [])
 """Of lines that only tell the step of the training."""
+
+
+@dataclass
+class _Late:
+    """The last of many lines that tell of the same failure."""
+
+    shape: _Shape
+    line: bytes = b""
+    order: int = 0
+    times: int = 0
+
+
+class _Repeats:
+    """Lines that repeat others: the first few are read, and of failures the last."""
+
+    def __init__(self) -> None:
+        self.seen: dict[object, int] = {}
+        """How often, in this attempt of the job."""
+        self.late: dict[object, _Late] = {}
+        self._last: object = None
+        self._same = 0
+
+    def skips(self, shape: _Shape, line: bytes, order: int, *, idle: bool) -> bool:
+        """Whether a line tells nothing new; `idle`: it is no part of what has begun."""
+        tells = shape.tells(line)
+        if not idle:
+            self._same = self._same + 1 if (shape, tells) == self._last else 0
+            self._last = shape, tells
+            return self._same > _KEPT_EACH
+        if not shape.is_counted:
+            return False
+        times = self.seen.get(tells, 0)
+        if times < shape.most:
+            self.seen[tells] = times + 1
+            return False
+        if shape.is_failure and (tells in self.late or len(self.late) < _KEPT):
+            one = self.late.setdefault(tells, _Late(shape))
+            one.line, one.order, one.times = line, order, one.times + 1
+        return True
 
 
 @dataclass
@@ -178,9 +242,17 @@ class _Progress:
     """How far the training has come in one file."""
 
     step: tuple[float, ...] = ()
+    head: bytes = b""
+    """What stands before the number of a step."""
     line: bytes = b""
     orders: deque[int] = field(default_factory=lambda: deque(maxlen=_GOES_ON))
     """The last lines with a higher step than any before."""
+    lower: tuple[float, ...] = ()
+    """The last step that was lower, or that comes after the launcher's report."""
+    risen_from: int = 0
+    """The line from which such steps rise."""
+    rises: int = 0
+    """How many have risen since."""
     over: float = inf
     """A step or a start after this time is of another attempt."""
     reported: int = 0
@@ -195,6 +267,7 @@ class _File:
         self.whose = speaker_of_file(path)
         self.tracebacks = Tracebacks(self.whose)
         self.progress = _Progress()
+        self.repeats = _Repeats()
         self.stories: dict[tuple[str, int | None], list[_Story]] = {}
         """By label and rank."""
         self._latest: dict[str, int | None] = {}
@@ -263,34 +336,51 @@ class Scanner:
 
     def _file(self, path: Path) -> None:
         file, found, known = _File(path), self._found, self._shapes
-        seen: dict[object, int] = {}
-        before = found.lines
+        before, repeats = found.lines, file.repeats
         for lines in chunks(path, found.troubles):
             shapes = b"\n".join(lines).translate(_ALIKE).split(b"\n")
-            if len(known) + len(seen) > _SHAPES:
+            if len(known) + len(repeats.seen) > _SHAPES:
                 known.clear()
-                seen.clear()
+                repeats.seen.clear()
             idle = file.idle
             for order, line, looks in zip(count(found.lines + 1), lines, shapes, strict=False):
                 shape = known.get(looks) or self._learn_shape(looks, line)
                 if idle and shape is _QUIET:
                     continue
-                if not idle or (shape is not _PACED and shape.is_new(line, seen)):
-                    began = {one.id: one for word, one in shape.anchors if word in line}
-                    self._line(file, text_of(line), order - before, order, began.values())
+                is_step = shape is _PACED
+                if not (idle and is_step) and not repeats.skips(shape, line, order, idle=idle):
+                    self._line(file, text_of(line), order - before, order, shape.begins(line))
                     idle = file.idle
-                if shape is _PACED:
+                if is_step:
                     self._pace(file, line, order)
             found.lines += len(lines)
         for each in (one for some in file.stories.values() for one in some):
             self._close(each, file)
+        self._repeat(file, before)
         found.raised += file.tracebacks.raised
 
+    def _repeat(self, file: _File, before: int) -> None:
+        """Read the last of lines that tell the same, and count those between."""
+        file.tracebacks.end()
+        for one in file.repeats.late.values():
+            counts, begins = self._found.counts.copy(), one.shape.begins(one.line)
+            self._line(file, text_of(one.line), one.order - before, one.order, begins)
+            for name, number in (self._found.counts - counts).items():
+                self._found.counts[name] += number * (one.times - 1)
+
     def _line(
-        self, file: _File, shown: str, number: int, order: int, began: Iterable[Symptom]
+        self, file: _File, shown: str, number: int, order: int, began: Collection[Symptom]
     ) -> None:
-        """Read a line that may matter."""
-        line, place = self._origins.read(shown), Place(file.source, number, shown[:_SHOWN])
+        """Read a line that may matter; of a structured log, the lines within it."""
+        parts = unstructured(shown)
+        for part in parts:
+            here = began if len(parts) == 1 else [one for one in began if one.is_begun_in(part)]
+            self._part(file, part, Place(file.source, number, part[:_SHOWN]), order, here)
+
+    def _part(
+        self, file: _File, part: str, place: Place, order: int, began: Iterable[Symptom]
+    ) -> None:
+        line, number = self._origins.read(part), place.line
         for story in file.ended_with(line, number):
             self._close(story, file)
         if not file.tracebacks.feed(line, place, order):
@@ -306,15 +396,29 @@ class Scanner:
         """Take a line that tells the step."""
         now = file.progress
         if now.over < inf and (self._time_of(line) or 0) > now.over:
-            self._found.settled[file.source] = order
+            self._begin_attempt(file, self._found.settled, order)
             now = file.progress = _Progress()
         step = tuple(map(float, _STEP.findall(line.lower(), 0, LONGEST)))
+        self._found.began.setdefault(file.source, order)
+        if step < now.step or now.reported:
+            self._take_lower(file, line, step, order)
         if step > now.step:
-            now.step = step
+            now.step, now.head = step, now.head or _head(line)
             now.orders.append(order)
             if len(now.orders) == _GOES_ON:
                 self._found.further[file.source] = now.orders[0]
         now.line = line
+
+    def _take_lower(self, file: _File, line: bytes, step: tuple[float, ...], order: int) -> None:
+        """Note that steps begin again, in the same words and without a time."""
+        now = file.progress
+        if step <= now.lower or not now.rises:
+            now.risen_from, now.rises = order, 0
+        now.lower = step
+        now.rises += 1
+        begins = now.rises == (1 if step[-1] <= 1 else _RISES)
+        if begins and _head(line) == now.head and self._time_of(line) is None:
+            self._begin_attempt(file, self._found.again, now.risen_from)
 
     def _time_of(self, line: bytes) -> float | None:
         read = self._origins.read(text_of(line))
@@ -329,6 +433,8 @@ class Scanner:
                 shape = _Shape(looks, anchors)
         if shape is _QUIET and _STEP.search(line.lower(), 0, LONGEST):
             shape = _PACED
+        if shape in (_QUIET, _PACED) and self._origins.may_contradict(line):
+            return shape
         self._shapes[looks] = shape
         return shape
 
@@ -336,14 +442,13 @@ class Scanner:
         """Remember the first line that reports a failure; NCCL's INFO lines are skipped."""
         if self._found.failure is not None:
             return
-        text = line.text.encode()
-        if (
-            _INFO not in text
-            and _FAILURE.search(text)
-            and not QUOTES.match(line.text)
-            and (_CERTAIN.search(text) or not _NOTICE.search(text))
-        ):
-            self._found.failure = place
+        text = line.text.encode("latin-1", "replace")
+        if _INFO in text or _HARMLESS.search(text):
+            return
+        if _CERTAIN.search(text) or not _NOTICE.search(text):
+            words = _FAILURE.finditer(text)
+            if not all(is_quoted(line.text, *one.span()) for one in words):
+                self._found.failure = place
 
     def _close(self, story: _Story, file: _File) -> None:
         symptom, text = story.symptom, "\n".join(story.texts)
@@ -354,7 +459,7 @@ class Scanner:
         found.counts[symptom.id] += 1
         speaker = story.line.speaker.joined(file.whose)
         if "world" in fields:
-            self._learn(fields, speaker, source, story.order)
+            self._learn(fields, speaker, file, story.order)
         time = time_of(fields.get("time", text), story.line.when)
         self._tell_attempts(story, file, fields, time)
         if symptom.reads == "end" and not self._with_rank_of_gpu(fields, speaker):
@@ -362,8 +467,10 @@ class Scanner:
         if "end" in fields:
             found.ended = story.order
         found.several |= "parallel" in fields
-        attempt = (source, found.settled.get(source))
-        key = (symptom.id, (attempt, speaker, tuple(sorted(fields.items()))[:6]))
+        key = (
+            symptom.id,
+            (source, found.attempt(source), speaker, tuple(sorted(fields.items()))[:6]),
+        )
         self._kept[key] += 1
         most = _KEPT if symptom.role == "fact" else 2 * _KEPT
         if self._kept[key] > _KEPT_EACH or len(found.hits) >= most:
@@ -388,13 +495,21 @@ class Scanner:
         now, settled, reads = file.progress, self._found.settled, story.symptom.reads
         reports = reads in ("summary", "end")
         if "settled" in fields or ("started" in fields and (time or 0) > now.over):
-            settled[file.source] = story.order
+            self._begin_attempt(file, settled, story.order)
+        elif "started" in fields and time is None and now.step:
+            self._begin_attempt(file, self._found.again, story.order)
         if (reports or reads == "timeout") and (time or 0) > now.over + _LATE_S:
-            settled[file.source] = now.reported
+            self._begin_attempt(file, settled, now.reported)
         if reports or any("CANCELLED AT" in text for text in story.texts):
             own = time_of(fields.get("time", story.line.text), story.line.when)
             now.over = (own or self._time_of(now.line) or inf) + _PAUSE_S
             now.reported = story.order
+
+    @staticmethod
+    def _begin_attempt(file: _File, since: dict[str, Any], order: int) -> None:
+        """Note where another attempt begins: what it tells is new."""
+        since[file.source] = order
+        file.repeats.seen.clear()
 
     def _with_rank_of_gpu(self, fields: dict[str, str], speaker: Speaker) -> bool:
         """Add the rank that ended if its launcher reports only its GPU; False if it is unknown."""
@@ -405,7 +520,7 @@ class Scanner:
                 fields |= {"rank": str(rank), "node": node} if node else {"rank": str(rank)}
         return "rank" in fields
 
-    def _learn(self, fields: dict[str, str], speaker: Speaker, source: str, order: int) -> None:
+    def _learn(self, fields: dict[str, str], speaker: Speaker, file: _File, order: int) -> None:
         """A communicator's line maps processes to ranks; the largest has the global ranks.
 
         Another process on the same GPU shows another attempt.
@@ -415,7 +530,8 @@ class Scanner:
         if speaker.pid is not None and comm:
             if speaker.pid not in self._processes.get(here, {speaker.pid: comm}):
                 self._processes.clear()
-                self._found.settled[source], self._found.world = order, 0
+                self._begin_attempt(file, self._found.settled, order)
+                self._found.world = 0
             first = self._processes.setdefault(here, {}).setdefault(speaker.pid, comm)
             self._found.several |= comm != first
         self._found.several |= self._found.world not in (0, world)

@@ -68,12 +68,42 @@ Python compiles `(?i)[\\0-\\uffff]` in 10 ms, so short expressions may take minu
 Expressions = Annotated[tuple[Annotated[str, Meta(max_length=2000)], ...], Meta(max_length=20)]
 """Ours have up to 500 characters, and a symptom up to eleven."""
 
-QUOTES = re.compile(
+_OF_DATA = re.compile(
     r"(?:(?:\[[^\]\s]{1,60}\]:?|\d[\d:.,TZ/+-]{0,40}|INFO|DEBUG|(?i:eval(?:uation)?|test"
-    r"|train(?:ing)?|validation|sample|user)) {1,4}){0,5}"
-    r"(?:(?i:prompt|question|completion)|Q): {0,4}\S"
+    r"|train(?:ing)?|validation)) {1,4}){0,5}"
+    r"(?:(?i:(?:sample |user )?(?:prompt|question|completion|answer|response)|sample"
+    r"|generated|generation|title|subject|issue|commit)(?: #?\d{1,6})?|Q): {0,4}\S"
 )
-"""Begins a line in which a training or an evaluation prints text of its data."""
+"""Begins a line in which a training or an evaluation prints text of its data, or a person asks."""
+_SUPPOSED = re.compile(
+    r"(?i)(?:^\s*(?:--[a-z]|- [\"']?[a-z.: ]{0,24}$)"  # an option in a help text; an item of a list
+    r"|^[\s\"'{,]{0,20}[\w.-]{0,60}(?:retr[iy]|ignor|skip|pattern|regex|transient|recover|requeue"
+    r"|restart)[\w.-]{0,60}[\"']?\s{0,9}[:=]"
+    r"|\b(?:(?:watch|look|wait|listen|scan|search|check|poll|grep|monitor)(?:e?s|ing)?"
+    r" (?:[\w./-]{1,40} ){0,3}for|(?<!failed to )(?<!unable to )(?:handles?|avoids?|prevents?"
+    r"|catch(?:es)?|fix(?:e[sd])?|works? around)|in case of|such as|e\.g\."
+    r"|(?:retr(?:y|ies)|recovers?|restarts?) (?:on|after|from)|has anyone|how (?:do|to|can)"
+    r"|why do(?:es)?|(?:if|when) you (?:see|get|hit))\b[^.;!?\n]{0,40}$)"
+)
+"""Ends before words of a failure that did not happen: a setting, a help text, a question."""
+_OPEN_QUOTE = re.compile(
+    r"(?P<key>\b(?:message|msg|log|err|error|exc\w*|exception|reason|detail|event|std(?:err|out)"
+    r"|stack\w*|traceback)[\"']?\s?[:=]\s?|Cuda failure (?:\d{1,4} )?"
+    r"|(?:Error|Exception)\()?(?:^|(?<=[\s(\[{=:,|]))"
+    r"(?P<mark>[\"'])(?:(?!(?P=mark)).)*$"
+)
+"""A quotation that is not closed, and the name of a field of structured logs before it."""
+
+
+def is_quoted(text: str, begin: int, end: int) -> bool:
+    """Whether words of a failure are only quoted: in settings, a question, data of the training."""
+    first = text.rfind("\n", 0, begin) + 1
+    before = text[first:begin]
+    if _OF_DATA.match(text) or _SUPPOSED.search(before):
+        return True
+    opened = _OPEN_QUOTE.search(before)
+    return opened is not None and not opened["key"] and opened["mark"] not in text[begin:end]
+
 
 RANKING: dict[Role, int] = {"cause": 0, "sign": 1, "hint": 2, "echo": 3, "fact": 4}
 
@@ -167,11 +197,11 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def fields(self, text: str) -> dict[str, str] | None:
         """Read the fields from a text; None if it does not match."""
-        if QUOTES.match(text) or any(self._search(one, text) for one in _compiled(self.unless)):
+        if any(self._search(one, text) for one in _compiled(self.unless)):
             return None
         for pattern in _compiled(self.patterns):
             found = self._search(pattern, text)
-            if found is not None:
+            if found is not None and (self.role == "fact" or not is_quoted(text, *found.span())):
                 fields = {key: value for key, value in found.groupdict().items() if value}
                 for more in _compiled(self.further):
                     other = self._search(more, text)
@@ -181,6 +211,10 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                         }
                 return self._usable(fields)
         return None
+
+    def is_begun_in(self, text: str) -> bool:
+        """Whether one of its anchors is in a line."""
+        return any(word in text for word in self.anchors)
 
     def _usable(self, fields: dict[str, str]) -> dict[str, str] | None:
         """Leave out what is no number where one is read; None if nothing can be read then."""

@@ -18,6 +18,8 @@ from preflight.hang.answer_text import Alternative, rows
 from preflight.hang.diagnose.job_state import ranks
 from preflight.hang.explain import watchdog
 from preflight.hang.explain.exceptions import (
+    IMPORTS,
+    LoggedException,
     in_order_of_time,
     of_exceptions,
     own_faults,
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from preflight.facts.boards import Grade
-    from preflight.hang.explain.exceptions import LoggedException
     from preflight.hang.explain.scan import ScanResult
     from preflight.hang.explain.symptom import Circumstance, Hit
 
@@ -241,12 +242,12 @@ def explain(found: ScanResult) -> Explanation:
     for hit in hits:
         if hit.symptom.role == "cause" and not lesser(hit, found):
             (signs if hit.symptom.follows and _follows(hit, ends) else causes).append(hit)
-    causes, signs = in_order_of_time(causes), in_order_of_time(signs)
+    causes, signs = _fatal_first(in_order_of_time(causes)), in_order_of_time(signs)
     own = [hit for hit in signs if not hit.symptom.retried and not hit.symptom.waits]
     telling = [hit for hit in own if hit.symptom.reads != "call"]
     # A failed call is earlier than the others' waits for its rank, but no earlier than a mismatch.
     before = telling if late is not None and late.kind == "mismatch" else own
-    roots = {int(hit.fields["rank"]) for hit in hits if hit.symptom.reads == "summary"}
+    roots = {int(hit.fields["rank"]): hit.time for hit in hits if hit.symptom.reads == "summary"}
     answer: Explanation
     failures: list[Hit | LoggedException] = [*causes, *thrown]
     failures = [one for one in failures if _unsettled(one, found)]
@@ -265,6 +266,17 @@ def explain(found: ScanResult) -> Explanation:
         answer = replace(answer, sentence=answer.sentence + doubt, confidence=sure)
     answer = replace(answer, consequences=_consequences(answer, hits))
     return _with_alternatives(answer, others, found)
+
+
+def _fatal_first(causes: Sequence[Hit]) -> list[Hit]:
+    """An Xid of a lost GPU before its node's other Xids: the GPUs that it talked to log some."""
+    of_node = ("xid", causes[0].speaker.node) if causes else ()
+
+    def is_fatal(hit: Hit) -> bool:
+        return (hit.symptom.reads, hit.speaker.node) == of_node and _grade(hit) == "fatal"
+
+    of_xid = causes[:1] and causes[0].symptom.reads == "xid"
+    return sorted(causes, key=lambda hit: not is_fatal(hit)) if of_xid else [*causes]
 
 
 _MOST_CONSEQUENCES = 4
@@ -298,15 +310,21 @@ def _survived(found: ScanResult) -> Callable[[Hit], bool]:
 def _last_attempt(found: ScanResult) -> tuple[ScanResult, str]:
     """What is not settled, if it shows why the job failed; otherwise all, perhaps with a doubt."""
     found = dataclasses.replace(found, settled=watchdog.settled(found))
+    grave: list[Hit | LoggedException] = [*own_faults(found.raised, {})]
+    grave += [hit for hit in found.hits if _is_grave(hit)]
+    grave = [one for one in grave if _unsettled(one, found)]
+    doubt = ""
+    for source, again in found.again.items():
+        if any(one.place.source == source and one.order < again for one in grave):
+            found.settled[source], doubt = again, _AGAIN
     raised = [one for one in found.raised if _unsettled(one, found)]
     hits = [
         hit
         for hit in found.hits
         if _unsettled(hit, found) or (hit.symptom.role == "fact" and hit.symptom.reads != "end")
     ]
-    grave = (hit for hit in hits if hit.symptom.role in ("cause", "sign"))
-    if own_faults(raised, {}) or not all(hit.symptom.retried for hit in grave):
-        return dataclasses.replace(found, hits=hits, raised=raised), ""
+    if own_faults(raised, {}) or any(map(_is_grave, hits)):
+        return dataclasses.replace(found, hits=hits, raised=raised), doubt
     left: list[Hit | LoggedException] = [*found.raised]
     left += [hit for hit in found.hits if hit.symptom.role not in ("fact", "hint")]
     left = [one for one in left if not _unsettled(one, found)]
@@ -316,10 +334,16 @@ def _last_attempt(found: ScanResult) -> tuple[ScanResult, str]:
     return found, _SURVIVED if left and (again or not ended) else ""
 
 
+def _is_grave(hit: Hit) -> bool:
+    return hit.symptom.role in ("cause", "sign") and not hit.symptom.retried
+
+
 def _unsettled(one: Hit | LoggedException, found: ScanResult) -> bool:
     """Whether no later line of its file settles what failed before."""
     source = one.place.source
-    return one.order > max(found.settled.get(source, 0), found.further.get(source, 0))
+    caught = isinstance(one, LoggedException) and one.kind in IMPORTS
+    began = found.began.get(source, 0) if caught else 0
+    return one.order > max(found.settled.get(source, 0), found.further.get(source, 0), began)
 
 
 def _ended_well(
@@ -363,6 +387,7 @@ def _last_failure(hits: Sequence[Hit], found: ScanResult) -> float:
 
 
 _SURVIVED = "; but the job goes on after that, and no line shows its end: it may have been caught"
+_AGAIN = "; but another failure stands before it, and no time shows whether of another attempt"
 _DOUBTED = 0.45
 """Confidence of a failure after which the job seems to go on."""
 _GOES_ON = 100
@@ -439,6 +464,7 @@ def _of_hit(hit: Hit, hits: Sequence[Hit], found: ScanResult) -> Explanation:
     symptom = hit.symptom
     weight = lesser(hit, found)
     same = [o for o in hits if o.symptom.id == symptom.id and lesser(o, found) == weight]
+    same = [o for o in same if o.fields.get("xid") == hit.fields.get("xid")]
     if hit.speaker.rank is None and (only := rank_by_exit(found, symptom.exits)) is not None:
         hit = replace(hit, speaker=only.joined(hit.speaker))
         same = [hit, *same]

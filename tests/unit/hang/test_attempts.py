@@ -215,3 +215,47 @@ def test_a_lost_store_at_the_end_is_no_failure(tmp_path: Path, end: str) -> None
     assert (failed.category, failed.culprits) == ("other", ("rank 2",))
     killed = explained(tmp_path, log + "srun: error: n1: task 3: Killed\n")
     assert killed.category == "other"
+
+
+STARTS = "Resuming from checkpoint 30\n"
+LIMIT = (
+    "slurmstepd: error: *** JOB 9 ON n1 CANCELLED AT 2026-10-05T14:00:00 DUE TO TIME LIMIT ***\n"
+)
+
+
+def _bare(first: int, last: int) -> str:
+    return "".join(f"step {step} loss 2.5\n" for step in range(first, last))
+
+
+@pytest.mark.parametrize("failed", [_raised("KeyError: 'x'", 1), OOM.format(1), LIMIT])
+@pytest.mark.parametrize("again", [_bare(1, 9), _bare(30, 39), STARTS])
+def test_of_two_attempts_without_times_the_last_is_named_with_doubt(
+    tmp_path: Path, failed: str, again: str
+) -> None:
+    """Steps that begin anew may be another rank's: no line tells the attempts apart."""
+    head = _bare(1, 40) + failed
+    answer = explained(tmp_path, head + again + _raised("ValueError: nan", 6))
+    assert (answer.culprits, answer.confidence) == (("rank 6",), 0.45)
+    assert explained(tmp_path, head + again).confidence < 0.5
+    ended = explained(tmp_path, head + again + "`Trainer.fit` stopped: `max_epochs=3` reached.\n")
+    assert ended.category == "no_failure"
+
+
+@pytest.mark.parametrize(
+    "late", ["step 40 loss 2.5\n", _bare(39, 40) * 3, "Loading checkpoint shards\n"]
+)
+def test_what_other_ranks_print_late_is_no_attempt(tmp_path: Path, late: str) -> None:
+    """Each of them the same step, or a start before any step."""
+    steps = "" if late.startswith("Loading") else _bare(1, 41)
+    answer = explained(tmp_path, steps + _raised("KeyError: 'x'", 1) + late + EXITED.format(1))
+    assert (answer.culprits, answer.confidence) == (("rank 1",), 0.8)
+
+
+@pytest.mark.parametrize("kind", ["ModuleNotFoundError: No module named 'x'", "ImportError: x"])
+def test_an_import_that_failed_before_the_first_step_was_caught(tmp_path: Path, kind: str) -> None:
+    """The script did without that library; where no step follows, the script ended by it."""
+    log = "WARNING x is not installed\n" + _raised(kind)
+    assert explained(tmp_path, log).confidence == 0.8
+    assert explained(tmp_path, log + _bare(1, 5)).confidence < 0.5
+    answer = explained(tmp_path, log + _bare(1, 5) + _raised("ValueError: nan", 6))
+    assert (answer.culprits, answer.confidence) == (("rank 6",), 0.8)

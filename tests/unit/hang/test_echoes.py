@@ -603,3 +603,62 @@ def test_who_only_reports_is_not_blamed(tmp_path: Path) -> None:
     warn = "n1:1:2 [0] bootstrap.cc:9 NCCL WARN Bootstrap Root : rank 3 of 4 ranks has already"
     answer = explained(tmp_path, f"{warn} checked in\n")
     assert (answer.category, answer.culprits) == ("env_misconfig", ())
+
+
+SUMMARY = (
+    "Root Cause (first observed failure):\n[0]:\n  time      : 2026-10-05_10:{}:00\n"
+    "  host      : n{}\n  rank      : {} (local_rank: 1)\n  exitcode  : 1 (pid: 7)\n"
+    + "=" * 60 + "\n" * 9
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("times", "culprit"), [(("05", "01"), "rank 1"), (("01", "05"), "rank 9")])
+def test_of_two_nodes_exceptions_the_earlier_summary_counts(
+    tmp_path: Path, times: tuple[str, str], culprit: str
+) -> None:
+    """Logs of nodes are joined in any order; without a rank the answer is unclear."""
+    nine = RAISED.format(rank=9, line=4, code="f", what="KeyError: 0")
+    nine += SUMMARY.format(times[0], 2, 9)
+    one = RAISED.format(rank=1, line=7, code="g", what="ValueError: nan")
+    one += SUMMARY.format(times[1], 1, 1)
+    answer = explained(tmp_path, nine + one)
+    assert (answer.culprits[0], answer.confidence) == (culprit, 0.8)
+    bare = explained(tmp_path, (nine + one).replace("[rank9]: ", "").replace("[rank1]: ", ""))
+    assert bare.confidence < 0.5
+    tied = explained(tmp_path, (nine + one).replace("10:05", "10:01"))
+    assert tied.confidence < 0.5
+
+
+def test_a_gpu_that_is_lost_comes_before_those_that_talked_to_it(tmp_path: Path) -> None:
+    """Its peers log Xid 74 for their NVLinks; another node's Xid is a matter of its own."""
+    xid = "Oct  5 10:00:0{} {} kernel: NVRM: Xid (PCI:0000:{}:00): {}, pid=9, x\n"
+    peer, lost = xid.format(0, "n1", "3b", 74), xid.format(1, "n1", "5a", 79)
+    assert explained(tmp_path, peer + lost).culprits == ("gpu 0000:5a:00", "node n1")
+    other = explained(tmp_path, peer + lost.replace("n1", "n2"))
+    assert other.culprits == ("gpu 0000:3b:00", "node n1")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ERROR: ld.so: object 'x.so' from LD_PRELOAD cannot be preloaded (no such file): ignored.",
+        "ERROR: pip's dependency resolver does not currently take into account all packages.",
+        "E0000 00:00:1728.0 42 cuda_dnn.cc:8310] Unable to register cuDNN factory: it was already",
+        "node check: Xid errors: none",
+        "No valid triton configs. OutOfMemoryError: out of resource. Ignoring this choice.",
+        "n1:1:2 [0] NCCL INFO NET/Socket : Using [0]lo:127.0.0.1<0>",
+    ],
+)
+def test_what_healthy_jobs_print_is_no_failure(tmp_path: Path, line: str) -> None:
+    """Also where no line reports the end."""
+    assert explained(tmp_path, f"{line}\nstep 1 loss 2.5\n").category == "no_failure"
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["Training done in 3 h 20 min", "Job finished successfully.", "Finished training", "All done!"],
+)
+def test_last_words_of_scripts(tmp_path: Path, words: str) -> None:
+    """They count where nothing failed for good."""
+    tried = "2026-10-05 10:00:00 ERROR storage.py:4 upload failed, retrying in 5 s\n"
+    assert explained(tmp_path, f"{tried}{words}\n").category == "no_failure"

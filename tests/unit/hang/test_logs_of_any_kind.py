@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import gzip
+import json
 import os
 import subprocess
 import tracemalloc
@@ -410,3 +411,39 @@ def test_a_log_that_is_removed_meanwhile_is_a_line_or_left_out(
     assert "Traceback" not in capsys.readouterr().err
     gone.symlink_to("nowhere")
     assert logs(tmp_path, []) == []
+
+
+@pytest.mark.parametrize("code", ["utf-16-le", "utf-16-be"])
+def test_utf_16_without_its_mark_is_read(tmp_path: Path, code: str) -> None:
+    """As a tool that cuts a log leaves it."""
+    answer = explained(tmp_path, ("step 1\r\n" * 9 + FAILED).encode(code))
+    assert (answer.category, answer.evidence[0].line) == ("port_in_use", 10)
+
+
+@pytest.mark.parametrize("field", ["message", "exc_info", "exception", "stack_trace"])
+def test_a_traceback_in_a_structured_log_is_read(tmp_path: Path, field: str) -> None:
+    """It is one string of a JSON object; the rank is another field."""
+    trace = 'Traceback (most recent call last):\n  File "a.py", line 5, in f\nKeyError: \u202e0\n'
+    step = json.dumps({"time": "2026-10-05T10:00:00Z", "level": "INFO", "message": "step 1"})
+    failed = json.dumps({"msg": "failed", "level": "error", "rank": 3, field: trace})
+    answer = explained(tmp_path, f"{step}\n" * 5 + f"{failed}\n")
+    assert (answer.culprits, answer.evidence[0].line) == (("rank 3",), 6)
+    assert "raised KeyError: 0 at a.py:5 (f)" in answer.sentence
+
+
+def test_lines_that_are_repeated_without_end_are_counted(tmp_path: Path) -> None:
+    """Only the first ones and the last are read: what the job reports between them is no end."""
+    path = tmp_path / "a.log"
+    line = "[2026-10-05 10:00:{:02}] [rank3]: CUDA error: uncorrectable ECC error encountered\n"
+    path.write_text("".join(line.format(second % 60) for second in range(500)))
+    assert Scanner(shipped()).read([path]).counts["ecc"] == 500
+    lone, end = "KeyError: 'x'\n", "`Trainer.fit` stopped: `max_epochs=3` reached.\n"
+    assert explained(tmp_path, lone * 50 + end).category == "no_failure"
+    assert explained(tmp_path, lone * 50 + end + lone).category == "unknown"
+
+
+def test_headers_of_tracebacks_without_end_hide_no_traceback(tmp_path: Path) -> None:
+    """The last of them goes on."""
+    head = "Traceback (most recent call last):\n"
+    answer = explained(tmp_path, head * 500 + '  File "a.py", line 5, in f\nKeyError: 0\n')
+    assert "raised KeyError: 0 at a.py:5 (f)" in answer.sentence

@@ -229,3 +229,41 @@ def test_words_of_the_program_are_no_prefix(tmp_path: Path, line: str) -> None:
     """A logger's level is no node."""
     answer = explained(tmp_path, f"{line}\n")
     assert (answer.category, answer.culprits) == ("gpu_hardware", ())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torchrun --nnodes 8 --nproc-per-node 8 train.py",
+        "W1005 10:00:00.000000 42 torch/distributed/run.py:792] Setting OMP_NUM_THREADS",
+        "E1005 10:00:00.0 9 api.py:882] failed (exitcode: 1) local_rank: 5 (pid: 1003) of: x",
+        "[rank40]: step 1 loss 2.5",
+    ],
+)
+def test_a_line_of_torchrun_behind_a_label_shows_that_labels_are_no_ranks(
+    tmp_path: Path, line: str
+) -> None:
+    """Its tasks have several ranks each; the line itself may tell of no failure."""
+    failed = [(5, text.partition(": ")[2]) for _, text in trace(5, 9, "f", "KeyError: 0")]
+    answer = explained(
+        tmp_path, _written([(0, "hello"), (5, line), *failed], MANY_PROCESSES["srun --label"])
+    )
+    assert "KeyError: 0 at /home/u/train.py:9" in answer.sentence
+    assert answer.culprits == ()
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "Mon Oct  5 10:00:00 2026<stderr>: ",
+        "Mon Oct  5 10:00:00 2026[1,3]<stderr>:",
+        "[prterun-n1-77@1,3]<stderr>: ",
+        "Mon Oct  5 10:00:00 2026[prterun-n1-77@1,3]<stderr>: ",
+    ],
+)
+def test_mpirun_s_times_and_tags_are_no_words_of_the_program(tmp_path: Path, prefix: str) -> None:
+    """Of `--timestamp-output`, and of `--output tag,timestamp` since Open MPI 5."""
+    lines = [text.partition(": ")[2] for _, text in trace(3, 9, "f", "KeyError: 0")]
+    answer = explained(tmp_path, "".join(f"{prefix}{line}\n" for line in lines))
+    assert "KeyError: 0 at /home/u/train.py:9 (f)" in answer.sentence
+    assert answer.culprits == (("rank 3",) if "3]" in prefix else ())
