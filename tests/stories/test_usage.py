@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -292,8 +293,9 @@ watch --debug-mib={} -- true|watch --stalled-after={} -- true
 check --launch=torchrun\x00--nnodes={}\x00--nproc-per-node=1\x00t.py"""
 
 
-@pytest.mark.parametrize("digit", ["\u0665", "\uff15", "5_0"])
-@pytest.mark.parametrize("words", re.split(r"[|\n]", _LINE))
+@pytest.mark.parametrize(
+    ("words", "digit"), zip(re.split(r"[|\n]", _LINE), cycle(("\u0665", "\uff15", "5_0")))
+)
 def test_a_number_has_the_digits_0_to_9(tmp_path: Path, words: str, digit: str) -> None:
     """Python also reads the digits of other alphabets, and 5_0."""
     argv = [word.replace("\0", " ").format(digit) for word in words.split(" ")]
@@ -363,21 +365,24 @@ def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, words: str) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["a.log"]
 
 
+_BRACKETS = "an IPv6 address stands in brackets"
+_PORT = "the port must be a number, 1 to 65535"
+
+
 @pytest.mark.parametrize(
-    ("server", "said"),
+    ("verb", "server", "said"),
     [
-        ("[::1", "an IPv6 address stands in brackets"),
-        ("[::1/db", "an IPv6 address stands in brackets"),
-        ("[::1]x/db", "an IPv6 address stands in brackets"),
-        ("::1]/db", "an IPv6 address stands in brackets"),
-        ("h:port/db", "the port must be a number, 1 to 65535"),
-        ("h:0/db", "the port must be a number, 1 to 65535"),
-        ("h:\u0665/db", "the port must be a number, 1 to 65535"),
-        ("[::1]:99999/db?sslpassword=pw2-secret", "the port must be a number, 1 to 65535"),
-        ("h:1:2/db", "the port must be a number, 1 to 65535"),
+        ("history", "[::1", _BRACKETS),
+        ("check", "[::1/db", _BRACKETS),
+        ("history", "[::1]x/db", _BRACKETS),
+        ("check", "::1]/db", _BRACKETS),
+        ("history", "h:port/db", _PORT),
+        ("check", "h:0/db", _PORT),
+        ("history", "h:\u0665/db", _PORT),
+        ("check", "[::1]:99999/db?sslpassword=pw2-secret", _PORT),
+        ("history", "h:1:2/db", _PORT),
     ],
 )
-@pytest.mark.parametrize("verb", ["history", "check"])
 def test_a_wrong_address_of_a_server_is_named(
     tmp_path: Path, verb: str, server: str, said: str
 ) -> None:
