@@ -19,7 +19,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import start
-from probe import guard, network, procfs
+from probe import network, processes, procfs
 from probe.node_files import clean, words
 from probe.processes import Allowances, Care, Describer
 
@@ -316,28 +316,31 @@ LOOKUP_S = 4.0
 
 def find(port: int) -> dict[str, Any]:
     """Return `holder` (a `Process`, or None) and `lingering` of the document for a taken port."""
-    asked = guard.spawn(_find, port, os.getpid())
-    answer = guard.answer_of("holder", asked, time.monotonic() + LOOKUP_S, lambda _: None)
+    until = time.monotonic() + LOOKUP_S
+    answer = processes.patiently(_find, (port, os.getpid()), until, [], set())
     return answer or {"holder": None, "lingering": 0}
 
 
-def _find(port: int, run_pid: int) -> dict[str, Any]:
+def _find(port: int, run_pid: int, care: Care) -> dict[str, Any]:
     here = [one for one in procfs.tcp() if one.port == port]
     open_ones = [one for one in here if one.inode != "0"]
     open_ones.sort(key=lambda one: one.state != procfs.LISTEN)
-    holder = _holder(open_ones[0], run_pid) if open_ones else None
+    holder = _holder(open_ones[0], run_pid, care) if open_ones else None
     return {"holder": holder, "lingering": len(here) - len(open_ones)}
 
 
-def _holder(held: procfs.Socket, run_pid: int) -> dict[str, Any]:
-    everyone, allowances = procfs.everyone(), Allowances()
-    describer = Describer(everyone, run_pid, Care())
+def _holder(held: procfs.Socket, run_pid: int, care: Care) -> dict[str, Any]:
+    everyone, allowances = care.everyone(), Allowances()
+    describer = Describer(everyone, run_pid, care)
     process = {"pid": 0, "ppid": 0, "state": "", "command": "", "age_s": 0.0}
     process["user"] = describer.user(held.uid)
     for pid in sorted(everyone):
         opened = allowances.open_files(pid)
         if opened and held.inode in opened.sockets:
-            process = describer.describe(everyone[pid], procfs.environ(pid))
+            one = everyone[pid]
+            care.mark(pid)
+            environ = None if care.untouchable(one) else procfs.environ(pid)
+            process = describer.describe(one, environ)
             break
     process["listens"] = [held.port] if held.state == procfs.LISTEN else []
     return process

@@ -20,13 +20,15 @@ from .node_files import (
     whole,
     words,
 )
-from .processes import ancestors
+from .processes import Patient, ancestors
 from .procfs import TICKS, Users
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
+
+    from .processes import Care
 
 
 _NO_LIMIT = 1 << 60
@@ -229,15 +231,15 @@ _DOORS = (
 class Look:
     """The CPU time that every process has used so far, without kernel threads."""
 
-    def __init__(self, among: Iterable[int] | None = None) -> None:
+    def __init__(self, care: Care, among: Iterable[int] | None = None) -> None:
         self.at_s = time.monotonic()
-        every = procfs.everyone(among).items()
+        every = care.everyone(among).items()
         self.stats = {pid: one for pid, one in every if not one.kernel}
 
 
-def read_load(before: Look, run_pid: int) -> dict[str, Any]:
+def read_load(before: Look, run_pid: int, care: Care) -> dict[str, Any]:
     """Return `Load` since that look, without what belongs to this run or its login."""
-    after = Look(before.stats)  # without processes that started in between
+    after = Look(care, before.stats)  # without processes that started in between
     seconds = max(time.monotonic() - before.at_s, 1 / TICKS)
     ours = _ours(run_pid, before.stats)
     shares = []
@@ -407,35 +409,51 @@ LOOK_S = 0.2
 class Machine:
     """Starts all readers at once; `finish` collects their results."""
 
-    def __init__(self, root: str, began: float) -> None:
+    def __init__(self, root: str, began: float, stuck: set[int]) -> None:
         self._problems: list[str] = []
         self._began = began
         self._files: file_systems.Readers | None = None
-        self._asked = guard.spawn(read, root, os.getpid())
+        self._asked = guard.spawn(read, root)
+        self._of_processes = Patient(read_processes, (os.getpid(),), stuck)
         try:
             self._files = file_systems.Readers(node_files.read(), began)
         except OSError as error:
             self._problems.append(f"file systems: {words(error)}")
 
-    def finish(self, until: float, problems: list[str]) -> dict[str, Any]:
-        """Return the document's `Machine`; a part that could not be read is None."""
-        until = max(until, guard.clock.now())
-        answer = guard.answer_of("machine", self._asked, until, self._problems.append)
-        machine: dict[str, Any] = answer["machine"] if answer else {}
-        self._problems += answer["problems"] if answer else []
-        machine["file_systems"] = self._files and self._files.finish(until, self._problems)
+    def finish(self, soon: float, until: float, problems: list[str]) -> dict[str, Any]:
+        """Return the document's `Machine`; a part that could not be read is None.
+
+        Only what other readers of processes hang at, too, may take until `until`.
+        """
+        soon = max(soon, guard.clock.now())
+        machine: dict[str, Any] = {}
+        for answer in (
+            guard.answer_of("machine", self._asked, soon, self._problems.append),
+            self._of_processes.finish(until, problems),
+        ):
+            machine.update(answer["machine"] if answer else {})
+            self._problems += answer["problems"] if answer else []
+        machine["file_systems"] = self._files and self._files.finish(soon, self._problems)
         problems += self._problems
         return machine
 
 
-def read(root: str, run_pid: int) -> dict[str, Any]:
-    """Return every part except the file systems, and the parts that failed with the reason."""
+def read_processes(run_pid: int, care: Care) -> dict[str, Any]:
+    """Return the parts that come from other processes, and those that failed with the reason."""
     problems: list[str] = []
-    before = Look()
+    before = Look(care)
+    machine = {"launchers": _part("launchers", lambda: launchers(before), problems)}
+    time.sleep(max(0.0, before.at_s + LOOK_S - time.monotonic()))
+    machine["load"] = _part("load", lambda: read_load(before, run_pid, care), problems)
+    return {"machine": machine, "problems": problems}
+
+
+def read(root: str) -> dict[str, Any]:
+    """Return the other parts except the file systems, and those that failed with the reason."""
+    problems: list[str] = []
     parts: dict[str, Callable[[], Any]] = {
         "limits": own,
         "locks_any": locks_any,
-        "launchers": lambda: launchers(before),
         "stack": lambda: read_stack(root),
         "serial": lambda: serial(root),
         "governors": lambda: governors(root),
@@ -448,8 +466,6 @@ def read(root: str, run_pid: int) -> dict[str, Any]:
         "clock_kept": clock_kept,
     }
     machine = {name: _part(name, part, problems) for name, part in parts.items()}
-    time.sleep(max(0.0, before.at_s + LOOK_S - time.monotonic()))
-    machine["load"] = _part("load", lambda: read_load(before, run_pid), problems)
     return {"machine": machine, "problems": problems}
 
 

@@ -139,6 +139,7 @@ def run(
     until = began + float(request["deadline_s"]) - MARGIN_S
     root = str(request.get("sysfs", "/sys"))
     problems: list[str] = []
+    stuck: set[int] = set()
     facts = _identity(request["nonce"])  # first: its clock is read at `began`
     guard.clock.bound(until)
     asked_at, driver_s = guard.clock.now(), float(request["driver_deadline_s"])
@@ -166,12 +167,12 @@ def run(
     names_asked = network.start(request.get("names") or [])
     towards = request.get("towards")
     source_asked = guard.spawn(network.source_address, str(towards)) if towards else None
-    machine = host.Machine(root, asked_at)
+    machine = host.Machine(root, asked_at, stuck)
     facts.update(_driver(asked, driver_s, problems))
     asks_smi = facts["driver"]["state"] == "answered" and not request.get("spare")
     drawing = nvml.start() if asks_smi else None
     held = _held(facts["gpus"] or [])
-    facts["processes"] = processes.read(held, until, problems)
+    facts["processes"] = processes.read(held, until, problems, stuck)
     facts.update((name, answer(name)) for name in ("nics", "software", "network", "gpudirect"))
     resolved = network.finish(names_asked, until)
     source = None
@@ -184,7 +185,7 @@ def run(
             facts["network"].update(own_name=resolved[0], names=resolved[1:])
     facts["nccl_conf"] = answer("nccl_conf")
     facts["topo_text"] = nvml.finish(drawing, min(until, guard.clock.now() + driver_s), problems)
-    facts["machine"] = machine.finish(soon, problems)
+    facts["machine"] = machine.finish(soon, until, problems)
     facts["kernel_log"] = log_asked.finish(min(until, asked_at + kernel_log.PATIENCE_S), problems)
     # Last and alone, so that a site's sections take no time from ours.
     facts["extra"] = read(request.get("sections") or [], str(request["name"]), until, problems)

@@ -38,20 +38,42 @@ _DEEPEST = 64
 
 
 _MARK = struct.Struct("qq")
-"""The process that is being read, and a count that changes while the reading goes on."""
+"""The process that is being read, negative for its stat line, and a count that changes."""
 
 
 class Care:
-    """Which processes' memory (command, environment) must not be read, since that can hang.
+    """Which processes must not be read like others, since that can hang.
 
-    That of a user with several such processes is not: each costs a try.
+    Their memory (command, environment), or, while they start a program, even their stat line: newer
+    kernels lock it then. A user with several such processes has none read: each costs a try.
     """
 
     def __init__(self, stuck: Collection[int] = (), shared: mmap.mmap | None = None) -> None:
-        """`shared`: memory in which the parent sees the process that is being read."""
-        self._stuck, self._shared, self._marks = stuck, shared, 0
-        users = [user for user in map(procfs.owner, stuck) if user]
+        """`stuck`: as a mark has them; `shared`: memory in which the parent sees the mark."""
+        self._stuck, self._shared, self._marks = set(map(abs, stuck)), shared, 0
+        self._hidden = {-pid for pid in stuck if pid < 0}
+        users = [user for user in map(procfs.owner, self._stuck) if user]
         self._users = {user for user in users if users.count(user) > 1}
+
+    def hides(self, pid: int) -> bool:
+        """Whether its stat line must not be read."""
+        return pid in self._hidden or bool(
+            self._hidden and self._users and procfs.owner(pid) in self._users
+        )
+
+    def look(self, pid: int) -> Stat | None:
+        """Return its stat, or as much of it as is known elsewhere; None if it is gone."""
+        if self.hides(pid):
+            return procfs.outline(pid)
+        self.mark(-pid)
+        return look(pid)
+
+    def everyone(self, among: Iterable[int] | None = None) -> dict[int, Stat]:
+        """Return every process of this node (or this container), or those of `among`, by pid."""
+        found = map(self.look, procfs.pids() if among is None else among)
+        stats = {stat.pid: stat for stat in found if stat}
+        self.mark(0)
+        return stats
 
     def untouchable(self, one: Stat) -> bool:
         """Whether its memory must not be touched."""
@@ -60,7 +82,7 @@ class Care:
         return bool(self._users) and procfs.owner(one.pid) in self._users
 
     def mark(self, pid: int) -> None:
-        """Note the process whose memory is read next; 0 for none."""
+        """Note the process that is read next, negative for its stat line; 0 for none."""
         self._marks += 1
         if self._shared is not None:
             _MARK.pack_into(self._shared, 0, pid, self._marks)
@@ -219,7 +241,7 @@ class Survey:
 
     def __init__(self, run_pid: int, gpu_mib: Mapping[int, int | None], care: Care) -> None:
         self._run_pid, self._gpu_mib, self._care = run_pid, gpu_mib, care
-        self._everyone = procfs.everyone(care.over(procfs.pids()))
+        self._everyone = care.everyone()
         self._ranks: dict[int, bytes] = {}
         self._holders = {pid for pid in gpu_mib if pid in self._everyone}
         self._opened: dict[int, procfs.OpenFiles | None] = {}
@@ -277,8 +299,13 @@ class Survey:
         until = began + LOOK_AGAIN_S
         while suspects and time.monotonic() < until:
             time.sleep(LOOK_STEP_S)
-            suspects = [one for one in self._care.over(suspects) if _lasts(one)]
+            suspects = [one for one in suspects if self._lasts(one)]
+        self._care.mark(0)
         return {one.pid for one in suspects}, round(time.monotonic() - began, 3)
+
+    def _lasts(self, one: Stat) -> bool:
+        now = self._care.look(one.pid)
+        return now is not None and now.start == one.start and now.state == one.state
 
     def _open_files(self, pid: int) -> procfs.OpenFiles | None:
         if pid not in self._opened:
@@ -321,7 +348,8 @@ class Survey:
         opened = self._open_files(one.pid)
         listens = {ports[inode] for inode in opened.sockets if inode in ports} if opened else ()
         job = process["job"]
-        process["wchan"] = procfs.wchan(one.pid) if one.state == "D" else ""
+        waits = one.state == "D" and not self._care.hides(one.pid)
+        process["wchan"] = procfs.wchan(one.pid) if waits else ""
         process["job_alive"] = job in alive if job and alive is not None else None
         process["gpu_mib"] = self._gpu_mib.get(one.pid)
         process["holds_gpu"] = one.pid in self._holders
@@ -329,19 +357,16 @@ class Survey:
         return process
 
 
-def _lasts(one: Stat) -> bool:
-    now = procfs.look(one.pid)
-    return now is not None and now.start == one.start and now.state == one.state
+STALLED_S, STAT_S = 1.0, 0.4
+"""A pass that waits at one process for this long, or at its stat line, is stuck on it."""
 
-
-STALLED_S = 1.0
-"""A pass that stays at one process for this long is stuck on it."""
+_STEP_S = 0.05
 
 TRIES = 5
 
 
 def read(
-    gpu_mib: dict[int, int | None], until: float, problems: list[str]
+    gpu_mib: dict[int, int | None], until: float, problems: list[str], stuck: set[int]
 ) -> dict[str, Any] | None:
     """Return the document's `Processes`; None if /proc did not answer even without the stuck ones.
 
@@ -349,7 +374,7 @@ def read(
     threads hangs in the driver with that lock, the reader hangs too. So a child reads and notes its
     position, and after a stall the next child skips that process, and all in D state.
     """
-    answer = patiently(_survey, (os.getpid(), gpu_mib), until, problems)
+    answer = patiently(_survey, (os.getpid(), gpu_mib), until, problems, stuck)
     dropped = 0 if answer is None else answer.pop("dropped")
     if dropped:
         problems.append(f"processes: {dropped} more notable ones were left out")
@@ -358,53 +383,76 @@ def read(
 
 def patiently(
     survey: Callable[..., dict[str, Any]], given: tuple[object, ...], until: float,
-    problems: list[str],
+    problems: list[str], stuck: set[int],
 ) -> dict[str, Any] | None:  # fmt: skip
-    """Run `survey(*given, Care)` in a child, repeatedly if it hangs; None if none answers."""
-    stuck: set[int] = set()
-    shared = mmap.mmap(-1, _MARK.size)
-    for _ in range(TRIES):
-        asked = guard.spawn(survey, *given, Care(stuck, shared))
-        answered = _listen(asked, shared, until)
-        if not asked.dismiss(kill=not answered):
-            problems.append(f"processes: our reader {asked.pid} cannot be killed")
-        if answered:
-            return _answer(asked, stuck, problems)
-        at, _ = _MARK.unpack_from(shared)
-        if not at or guard.clock.now() > until:
-            break
-        stuck.add(at)
-    problems.append("processes: /proc did not answer in time")
-    return None
+    """Run `survey(*given, Care)` in a child, repeatedly if it hangs; None if none answers.
+
+    `stuck`: the processes at which one of the probe's readers hung, as marks have them; more come.
+    """
+    return Patient(survey, given, stuck).finish(until, problems)
+
+
+class Patient:
+    """A survey of processes in a child that has begun: `patiently` in two steps."""
+
+    def __init__(
+        self, survey: Callable[..., dict[str, Any]], given: tuple[object, ...], stuck: set[int]
+    ) -> None:
+        self._survey, self._given, self._stuck = survey, given, stuck
+        self._shared = mmap.mmap(-1, _MARK.size)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._avoided = set(self._stuck)
+        self._asked = guard.spawn(self._survey, *self._given, Care(self._avoided, self._shared))
+
+    def finish(self, until: float, problems: list[str]) -> dict[str, Any] | None:
+        """Return its answer, of another child if it hangs; None if none answers."""
+        for left in reversed(range(TRIES)):
+            asked = self._asked
+            # Where another reader hung meanwhile, this one most likely hangs there, too.
+            more = bool(self._stuck - self._avoided)
+            answered = asked.listen(guard.clock.now()) if more else self._listen(until)
+            if not asked.dismiss(kill=not answered):
+                problems.append(f"processes: our reader {asked.pid} cannot be killed")
+            if answered:
+                return self._answer(problems)
+            at, _ = _MARK.unpack_from(self._shared)
+            if not (left and (at or more)) or guard.clock.now() > until:
+                break
+            self._stuck.update({at} - {0})
+            self._begin()
+        problems.append("processes: /proc did not answer in time")
+        return None
+
+    def _listen(self, until: float) -> bool:
+        """Wait for the answer as long as the pass makes progress."""
+        before, since_s = b"", 0.0
+        while guard.clock.now() < until:
+            if self._asked.listen(min(until, guard.clock.now() + _STEP_S)):
+                return True
+            now, waited_s = self._shared[:], self._asked.waiting.seconds
+            if now != before:
+                before, since_s = now, waited_s
+            elif waited_s - since_s > (STAT_S if _MARK.unpack(now)[0] < 0 else STALLED_S):
+                return False
+        return False
+
+    def _answer(self, problems: list[str]) -> dict[str, Any] | None:
+        try:
+            answer: dict[str, Any] = self._asked.value()
+        except guard.BrokenError as error:
+            problems.append(f"processes: {error}")
+            return None
+        for pid in sorted(self._avoided):
+            what = "state" if pid < 0 else "command or environment"
+            problem = f"process {abs(pid)}: reading its {what} hangs"
+            problems += [problem] if problem not in problems else []
+        return answer
 
 
 def _survey(run_pid: int, gpu_mib: dict[int, int | None], care: Care) -> dict[str, Any]:
     return Survey(run_pid, gpu_mib, care).run()
-
-
-def _listen(asked: guard.Child, shared: mmap.mmap, until: float) -> bool:
-    """Wait for the answer as long as the pass makes progress."""
-    before = b""
-    while guard.clock.now() < until:
-        if asked.listen(min(until, guard.clock.now() + STALLED_S)):
-            return True
-        now = shared[:]
-        if now == before:
-            return False
-        before = now
-    return False
-
-
-def _answer(asked: guard.Child, stuck: set[int], problems: list[str]) -> dict[str, Any] | None:
-    try:
-        answer: dict[str, Any] = asked.value()
-    except guard.BrokenError as error:
-        problems.append(f"processes: {error}")
-        return None
-    problems += [
-        f"process {pid}: reading its command or environment hangs" for pid in sorted(stuck)
-    ]
-    return answer
 
 
 def survivor(pid: int, what: str) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from .node_files import attempt, attempt_raw
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from typing import Any
 
 _JOB = rb"(?m)(?:^|/)job_(\d+)(?:/|$)"
@@ -150,7 +150,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Stat:
-    """The stat line of one process, which never hangs: the kernel reads no memory of it."""
+    """The stat line of one process: the kernel reads no memory of it."""
 
     __slots__ = ("comm", "cpu_s", "kernel", "pages", "pid", "ppid", "start", "state", "threads")
 
@@ -211,10 +211,23 @@ def children(everyone: Mapping[int, Stat]) -> dict[int, list[int]]:
     return found
 
 
-def everyone(among: Iterable[int] | None = None) -> dict[int, Stat]:
-    """Return every process of this node (or this container), or those of `among`, by pid."""
-    found = map(look, pids() if among is None else among)
-    return {stat.pid: stat for stat in found if stat}
+def outline(pid: int) -> Stat | None:
+    """Return what `status` has of a stat line, as of a process that began with the machine.
+
+    Linux reads `stat` under a lock that a process holds while it starts a program (execve), and
+    `status` without it.
+    """
+    lines = attempt_raw(f"/proc/{pid}/status").split(b"\n")
+    words = {name: rest.split() for name, _, rest in (line.partition(b":") for line in lines)}
+    comm = attempt_raw(f"/proc/{pid}/comm").rstrip(b"\n")
+    try:
+        state, parent = words[b"State"][0], words[b"PPid"][0]
+        threads, kib = words[b"Threads"][0], words.get(b"VmRSS", [b"0"])[0]
+    except LookupError:
+        return None
+    pages = b"%d" % ((int(kib) << 10) // os.sysconf("SC_PAGE_SIZE"))
+    fields = [state, parent, *[b"0"] * 15, threads, *[b"0"] * 3, pages, b"0"]
+    return Stat(b"%d (%s) %s" % (pid, comm, b" ".join(fields)))
 
 
 def pids() -> list[int]:

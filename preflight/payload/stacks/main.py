@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 
-from probe import guard, kernel_log, processes, procfs
+from probe import guard, kernel_log, processes
 from probe.node_files import TEXT_LIMIT, clean
 from probe.procfs import Users, identity
 
@@ -20,6 +20,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
+
+    from probe.processes import Care
 
     Document = dict[str, Any]
     Lines = Callable[..., Document | None]
@@ -144,8 +146,10 @@ class StackReader:
     def _genuine(self, read: dict[int, Any]) -> dict[int, Any]:
         """Take out what was read of a process that got the pid of one that has ended."""
         looked_s = time.monotonic() - self._patience.began
-        now = ((pid, procfs.look(pid)) for pid in read)
-        return {pid: read[pid] for pid, its in now if its is not None and its.age_s() > looked_s}
+        until, problems = self._patience.within(_AGES_S), self._patience.problems
+        given = (list(read),)
+        ages = processes.patiently(_ages_s, given, until, problems, self._patience.stuck)
+        return {pid: read[pid] for pid in read if (ages or {}).get(str(pid), 0.0) > looked_s}
 
     def _document(self, stack: Any, *, native: bool = False) -> Document | None:
         if not _read(stack) or self._spy is None:
@@ -183,12 +187,19 @@ def _read(stack: Any) -> bool:
     return isinstance(stack, list)
 
 
+def _ages_s(pids: list[int], care: Care) -> dict[str, float]:
+    """Return the seconds since each process was started, by its pid as text."""
+    found = {str(pid): care.look(pid) for pid in pids if not care.hides(pid)}
+    return {pid: its.age_s() for pid, its in found.items() if its is not None}
+
+
 def _at_rest(row: Document) -> bool:
     """Whether its main thread sleeps, and did nothing between the looks."""
     idle = row.get("main_cpu_s", 1.0) <= _AT_REST_S and row["switches"] <= _AT_REST_SWITCHES
     return bool(row["state"] == "sleeping" and idle)
 
 
+_AGES_S = 2.0
 _SEND_S = 0.5
 """Time of a child that is reserved for sending what it has read."""
 LOOK_S = 3.0
@@ -265,7 +276,9 @@ def run(request: Document, lines: Lines, emit: Emit) -> None:
 def _find(request: Document, patience: Patience) -> Document:
     wanted = [pid for pid in request.get("pids") or [] if isinstance(pid, int)]
     until = patience.within(FIND_S)
-    found = processes.patiently(node_ranks.find, (os.getpid(), wanted), until, patience.problems)
+    found = processes.patiently(
+        node_ranks.find, (os.getpid(), wanted), until, patience.problems, patience.stuck
+    )
     if found is None:
         return {"ranks": [], "launchers": [], "hidden": 0}
     for pid in found["absent"]:

@@ -7,7 +7,7 @@ import re
 import time
 
 import children
-from probe import guard, node_files, procfs, rdma
+from probe import guard, node_files, processes, procfs, rdma
 from probe.node_files import attempt, clean, names, number, safe_name, whole_number
 from probe.nvml_calls import NoDriver, Nvml, load, reasons
 
@@ -16,6 +16,8 @@ from . import sockets
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from probe.processes import Care
 
     from .node_ranks import Patience
 
@@ -61,13 +63,18 @@ _STATES = {"R": "running", "S": "sleeping", "D": "disk", "T": "stopped", "t": "t
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def read(pids: dict[str, int]) -> dict[str, Document]:
+def read(pids: dict[str, int], care: Care) -> dict[str, Document]:
     """Return a `moment` of each process, by its pid as text; `pids` has each one's start time.
 
     The state is "gone" for a process that has ended, also if its pid was reused. Only in a child:
     the processes may be stuck.
     """
-    return {pid: moment(int(pid), start) for pid, start in pids.items()}
+    found = {}
+    for pid, start in pids.items():
+        if not care.hides(int(pid)):
+            care.mark(-int(pid))
+            found[pid] = moment(int(pid), start)
+    return found
 
 
 def moment(pid: int, start: int) -> Document:
@@ -77,7 +84,7 @@ def moment(pid: int, start: int) -> Document:
         return {"state": "gone"}
     status = _numbers(f"/proc/{pid}/status")
     io = _numbers(f"/proc/{pid}/io")
-    below = [procfs.look(child) for child in children.of(pid)]
+    below = [procfs.outline(child) for child in children.of(pid)]
     return {
         "state": _STATES.get(its.state, "sleeping"),
         "wait_channel": procfs.wchan(pid),
@@ -168,11 +175,12 @@ class Instant:
         wired = guard.spawn(sockets.look, pids)
         ports = guard.spawn(look, sysfs)
         self.at = time.monotonic()
-        moment = guard.spawn(read, {str(one["pid"]): one["start"] for one in ranks})
-        answer = patience.answer_of("processes", moment, READ_S)
+        starts = {str(one["pid"]): one["start"] for one in ranks}
+        moment = processes.Patient(read, (starts,), patience.stuck)
+        answer = moment.finish(patience.within(READ_S), patience.problems)
         # A rank is not gone because its counters could not be read.
         unread = {str(one["pid"]): {"state": _STATES.get(one["seen"], _GONE)} for one in ranks}
-        self._moments: Document = unread if answer is None else answer
+        self._moments: Document = {**unread, **(answer or {})}
         answer = patience.answer_of("connections", wired, READ_S)
         for problem in answer["problems"] if answer else []:
             patience.complain(problem)

@@ -288,6 +288,8 @@ class Patience:
         self.began = time.monotonic()
         self.until = until
         self.problems: list[str] = []
+        self.stuck: set[int] = set()
+        """Processes at which a reader hung: `processes.patiently`."""
 
     def within(self, seconds: float) -> float:
         """Return the deadline (monotonic) of a step that may take `seconds`."""

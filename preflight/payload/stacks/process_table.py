@@ -235,7 +235,7 @@ class ProcessTable:
     def __init__(self, run_pid: int, only: Collection[int], care: Care) -> None:
         self._care = care
         self.allowances = Allowances()
-        every = procfs.everyone(care.over(procfs.pids()))
+        every = care.everyone()
         ours = {run_pid, *procfs.below(run_pid, every), *ancestors(run_pid)}
         self.absent = [pid for pid in only if pid not in every]
         theirs = {pid: one for pid, one in every.items() if not one.kernel and pid not in ours}

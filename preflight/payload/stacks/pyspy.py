@@ -284,7 +284,7 @@ def _continue(pid: int) -> None:
     """Continue a process that a killed py-spy may have left stopped."""
     for _ in range(20):
         time.sleep(0.01)
-        its = procfs.look(pid)
+        its = procfs.outline(pid)
         if its is None:
             return
         if its.state == _STOPPED:

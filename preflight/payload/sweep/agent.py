@@ -156,9 +156,9 @@ def why_taken(name: str) -> tuple[str, str]:
 def _oldest(address: str) -> procfs.Stat | None:
     """Return the oldest process that has the socket; None where processes are hidden."""
     inode, files = _inode(address), Allowances().open_files
-    opened = ((stat, files(pid)) for pid, stat in procfs.everyone().items() if inode)
-    stats = [stat for stat, its in opened if its and inode in its.sockets]
-    return min(stats, key=lambda stat: stat.start) if stats else None
+    opened = ((pid, files(pid)) for pid in procfs.pids() if inode)
+    found = (procfs.look(pid) for pid, its in opened if its and inode in its.sockets)
+    return min(filter(None, found), key=lambda stat: stat.start, default=None)
 
 
 def _inode(address: str) -> str:

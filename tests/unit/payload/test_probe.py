@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.facts.model import Facts, decode_document
+from tests.lab.strangers_mount import starting_a_program
 
 from .node import NONCE, Remote
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 KMSG = Path(__file__).with_name("kmsg.txt")
 
 
@@ -140,3 +143,20 @@ def test_the_document_is_plain_ascii_on_one_line(tmp_path: Path) -> None:
     assert line.isascii()
     assert json.loads(line)["wire"] == 1
     assert remote.leave() == 0
+
+
+@needs_root
+def test_processes_of_a_user_that_never_get_through_execve_hide_nothing(tmp_path: Path) -> None:
+    """Newer kernels make a reader of their stat lines wait: a FUSE file may hold them for ever."""
+    rank = subprocess.Popen(["sleep", "60"], env={**os.environ, "RANK": "0", "WORLD_SIZE": "1"})
+    try:
+        with starting_a_program(65534, many=2):
+            facts = probe(Remote("probe"), sysfs=str(tmp_path), driver_deadline_s=1)
+    finally:
+        rank.kill()
+        rank.wait()
+    assert facts.processes is not None
+    assert rank.pid in [one.pid for one in facts.processes.notable]
+    assert facts.machine.load is not None
+    assert facts.machine.cgroup is not None
+    assert facts.machine.edac is not None

@@ -142,7 +142,7 @@ def test_a_process_whose_memory_cannot_be_read_hides_no_other(
 
     monkeypatch.setattr(procfs, "environ", environ)
     problems: list[str] = []
-    document = processes.read({}, time.monotonic() + 60, problems)
+    document = processes.read({}, time.monotonic() + 60, problems, set())
     assert problems == [f"process {stuck.pid}: reading its command or environment hangs"]
     assert document is not None
     assert rank.pid in [one["pid"] for one in document["notable"]]
@@ -215,7 +215,7 @@ def test_processes_of_one_user_that_hang_the_reader_hide_no_other(
 
     monkeypatch.setattr(procfs, "environ", environ)
     problems: list[str] = []
-    document = processes.read({}, time.monotonic() + 60, problems)
+    document = processes.read({}, time.monotonic() + 60, problems, set())
     assert len(problems) == 2
     assert document is not None
     assert rank.pid in [one["pid"] for one in document["notable"]]
@@ -254,7 +254,7 @@ def test_processes_without_number_are_no_hang(
     monkeypatch.setattr(procfs, "look", slow)
     monkeypatch.setattr(procfs, "pids", lambda: [*range(2**22 - 40, 2**22), rank.pid])
     problems: list[str] = []
-    found = processes.read({}, time.monotonic() + 60, problems)
+    found = processes.read({}, time.monotonic() + 60, problems, set())
     assert problems == []
     assert found is not None
     assert found["seen"] == 1
@@ -268,8 +268,9 @@ def test_a_setuid_program_is_its_users(start: Callable[..., subprocess.Popen[byt
     )
     assert procfs.uid(asks.pid) == NOBODY
     until(lambda: procfs.argv(asks.pid)[:1] == [b"sleep"])
-    described = processes.Describer(procfs.everyone(), os.getpid(), processes.Care())
-    shown = described.describe(procfs.everyone([asks.pid])[asks.pid], None)
+    care = processes.Care()
+    described = processes.Describer(care.everyone(), os.getpid(), care)
+    shown = described.describe(care.everyone([asks.pid])[asks.pid], None)
     assert (shown["user"], shown["command"]) == ("nobody", "sleep")
 
 

@@ -30,6 +30,7 @@ from stacks.rank_dumps import read_files
 from preflight.facts.job import NodeLook
 from preflight.facts.model import decode_document
 from preflight.transport import bundle
+from tests.lab import strangers_mount
 
 from .node import NONCE, Remote, system_python
 
@@ -287,12 +288,23 @@ def test_a_rank_whose_memory_cannot_be_read_hides_no_other(
     monkeypatch.setattr(procfs, "environ", environ)
     patience = Patience(time.monotonic() + 60)
     given = (2**22 + 1, [agent.pid])
-    found = processes.patiently(finding.find, given, patience.until, patience.problems)
+    found = processes.patiently(
+        finding.find, given, patience.until, patience.problems, patience.stuck
+    )
     assert found is not None
     ranks = {one["pid"]: (one["rank"], one["stuck"]) for one in found["ranks"]}
     assert ranks == {below(agent.pid)[0]: (6, False), stuck: (7, True)}
     assert patience.problems == [f"process {stuck}: reading its command or environment hangs"]
     assert readable(found["ranks"], lambda _pid: True) == [below(agent.pid)[0]]
+
+
+@needs_root
+def test_a_process_that_never_gets_through_execve_hides_no_rank(start: Start) -> None:
+    """Newer kernels make a reader of its stat line wait: a FUSE file may hold it for ever."""
+    mine = start()
+    with strangers_mount.starting_a_program(NOBODY):
+        seen = look()
+    assert mine.pid in [rank.pid for rank in seen.ranks if rank.stacks]
 
 
 def below(pid: int) -> list[int]:
