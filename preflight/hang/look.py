@@ -41,7 +41,7 @@ LOOK_S = 3.0
 """Seconds between the two looks: enough to see progress in steps of a second."""
 
 CONNECT_S = 8.0
-NODE_S, START_S = 20.0, 2.0
+NODE_S, START_S = 20.0, 4.0
 """Limit for one node's looks, and the part of it that a loaded node may need to start and to send;
 a healthy node needs `look_s` and a second or two."""
 
@@ -127,7 +127,6 @@ def look_here(
             ways,
             secrets.token_hex(16),
             wanted=LookRequest(pids=pids, look_s=look_s, ras=ras),
-            deadline_s=NODE_S,
             job=job,
         )
         return replace(state, here=True)

@@ -98,8 +98,9 @@ class StackReader:
         until = self._patience.within(pyspy.LATE_S)
         self._sampled = self._genuine(pyspy.collect_samples(self._samplers, until))
         pids = [pid for pid, stack in self._first.items() if _read(stack)]
+        pids += [pid for pid, stack in self._first.items() if stack == pyspy.LATE]
         self._later = self._dump(pids, self._patience.within(READ_S))
-        late = sum(each == pyspy.LATE for each in (*self._first.values(), *self._later.values()))
+        late = sum(each == pyspy.LATE for each in self._later.values())
         if late:
             self._patience.complain(f"{late} stacks could not be read in time")
 
@@ -214,7 +215,9 @@ def run(request: Document, lines: Lines, emit: Emit) -> None:
 
     With the field `ras` in the request: one `RasLook` of NCCL's RAS service.
     """
-    began = time.monotonic()
+    own = procfs.look(os.getpid())
+    # A loaded node takes seconds to start this process: the controller counts them, too.
+    began = time.monotonic() - (own.age_s() if own else 0.0)
     patience = Patience(began + float(request["deadline_s"]) - MARGIN_S)
     if "ras" in request:
         emit({**identity(request["nonce"]), **ras_client.answer(request["ras"], patience.until)})
