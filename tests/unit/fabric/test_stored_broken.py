@@ -117,7 +117,7 @@ JSON = st.recursive(
 
 
 @pytest.mark.slow
-@draws(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@draws(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(st.binary(max_size=200), JSON))
 def test_whatever_a_file_holds_is_read_or_refused(tmp_path: Path, content: Any) -> None:
     """Random bytes and random JSON never crash the reader."""

@@ -89,7 +89,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
 
 def test_what_an_earlier_run_left_stuck_is_a_finding() -> None:
     """A stopped process that holds the node never lets go: it is reported with pid and command."""
-    hosts = fleet(3)
+    hosts = fleet(2)
     stuck = subprocess.Popen([sys.executable, "-c", _STUCK])
     try:
         os.waitid(os.P_PID, stuck.pid, os.WSTOPPED | os.WNOWAIT)
@@ -100,35 +100,24 @@ def test_what_an_earlier_run_left_stuck_is_a_finding() -> None:
     assert f"(pid {stuck.pid}, started " in found.troubles["h2"]
     assert found.troubles["h2"].endswith("is stopped and still holds this node")
     assert found.advice["h2"] == f"on h2: kill -9 {stuck.pid}"
-    assert states(found) == {"h1-h3": FINE}
 
 
 def test_a_store_between_cut_paths_costs_only_who_cannot_reach_it() -> None:
-    """Each node has a path cut: the first hosts, one is left out, and none of them is blamed."""
+    """Two paths of the first node are cut, so the second hosts: one is left out, none is blamed."""
     hosts = fleet(4)
-    cut = frozenset({("h3", "h1"), ("h4", "h2")})
+    cut = frozenset({("h3", "h1"), ("h1", "h4"), ("h4", "h2")})
     asked = msgspec.structs.replace(plan(hosts), cut=cut)
     found = sweep(asked, hosts, Starter({}), nonce="cut", deadline_s=DEADLINE_S)
-    assert (found.cut_off, found.troubles, found.waited) == ({"h3": "h1"}, {}, {})
-    assert states(found) == dict.fromkeys(("h1-h2", "h1-h4", "h2-h4"), FINE)
-
-
-def test_another_than_the_first_hosts_the_store() -> None:
-    """The path between h1 and h3 is cut: h2 hosts, and all three take part."""
-    hosts = fleet(3)
-    asked = msgspec.structs.replace(plan(hosts), cut=frozenset({("h1", "h3"), ("h3", "h1")}))
-    found = sweep(asked, hosts, Starter({}), nonce="second", deadline_s=DEADLINE_S)
-    assert (found.cut_off, found.left_out, found.troubles) == ({}, {}, {})
+    assert (found.cut_off, found.troubles, found.waited) == ({"h4": "h2"}, {}, {})
     assert states(found) == dict.fromkeys(("h1-h2", "h1-h3", "h2-h3"), FINE)
 
 
 def test_every_pair_is_measured_from_both_ends() -> None:
-    """Three nodes: three pairs, each size and a soak, every iteration's time and gap, both ends."""
-    hosts = fleet(3)
-    start = Starter({})
-    found = sweep(plan(hosts), hosts, start, nonce="all-well", deadline_s=DEADLINE_S)
+    """Each size and a soak, every iteration's time and gap, from both ends."""
+    hosts = fleet(2)
+    found = sweep(plan(hosts), hosts, Starter({}), nonce="all-well", deadline_s=DEADLINE_S)
     assert (found.left_out, found.troubles) == ({}, {})
-    assert states(found) == dict.fromkeys(("h1-h2", "h1-h3", "h2-h3"), FINE)
+    assert states(found) == {"h1-h2": FINE}
     for pair in found.pairs:
         for end in (pair.first, pair.second):
             assert end is not None
@@ -162,19 +151,19 @@ def test_a_measuring_process_that_stands_still_is_replaced(meanwhile: Meanwhile)
 
 def test_a_killed_agent_loses_its_own_pairs_only(meanwhile: Meanwhile) -> None:
     """The node that hosts no store dies: the others are measured, and it is blamed."""
-    hosts = fleet(4)
+    hosts = fleet(3)
     start = Starter({})
 
     def kill_one() -> None:
-        wait_for(lambda: measuring(start.talks.get("h4")))
-        strike(agent(start.talks["h4"])[:1], signal.SIGKILL)
+        wait_for(lambda: measuring(start.talks.get("h3")))
+        strike(agent(start.talks["h3"])[:1], signal.SIGKILL)
 
     meanwhile(kill_one)
     found = sweep(plan(hosts, long_s=1.0), hosts, start, nonce="killed", deadline_s=DEADLINE_S)
     seen = states(found)
-    assert all(seen[name] == FINE for name in ("h1-h2", "h1-h3", "h2-h3"))
-    assert FINE not in (seen["h1-h4"], seen["h2-h4"], seen["h3-h4"])
-    assert [one.component for one in blame(found, hosts)] == ["h4"]
+    assert seen["h1-h2"] == FINE
+    assert FINE not in (seen["h1-h3"], seen["h2-h3"])
+    assert [one.component for one in blame(found, hosts)] == ["h3"]
 
 
 def test_a_node_that_falls_silent_is_lost_and_named(
@@ -184,24 +173,23 @@ def test_a_node_that_falls_silent_is_lost_and_named(
     monkeypatch.setattr(payload_session, "LOST_S", 3.0)
     monkeypatch.setattr(payload_session, "RENEW_S", 1.0)
     monkeypatch.setattr(launch, "LEASE_S", 5.0)
-    hosts = fleet(4)
+    hosts = fleet(3)
     start = Starter({})
 
     def freeze_one() -> None:
-        wait_for(lambda: measuring(start.talks.get("h4")))
-        strike(agent(start.talks["h4"])[:1], signal.SIGSTOP)
+        wait_for(lambda: measuring(start.talks.get("h3")))
+        strike(agent(start.talks["h3"])[:1], signal.SIGSTOP)
 
     meanwhile(freeze_one)
     found = sweep(plan(hosts, long_s=2.0), hosts, start, nonce="frozen", deadline_s=DEADLINE_S)
-    seen = states(found)
-    assert all(seen[name] == FINE for name in ("h1-h2", "h1-h3", "h2-h3"))
-    assert found.troubles == {"h4": "the connection to it was lost: no message for 3 s"}
-    assert [one.component for one in blame(found, hosts)] == ["h4"]
+    assert states(found)["h1-h2"] == FINE
+    assert found.troubles == {"h3": "the connection to it was lost: no message for 3 s"}
+    assert [one.component for one in blame(found, hosts)] == ["h3"]
 
 
 def test_a_spent_budget_is_no_failure() -> None:
     """The time is up in the middle: what was not measured is not run, and no node is blamed."""
-    hosts = fleet(4)
+    hosts = fleet(3)
     found = sweep(plan(hosts, long_s=8.0), hosts, Starter({}), nonce="short", deadline_s=10.0)
     assert "time was up" in found.unfinished
     judged = judge_sweep(found, hosts)
@@ -250,25 +238,21 @@ def test_a_node_that_never_joins_is_left_out_by_the_others() -> None:
 
     hosts = fleet(3)
     start = Starter({"h3": idle})
-    found = sweep(plan(hosts), hosts, start, nonce="idle", deadline_s=DEADLINE_S)
+    found = sweep(plan(hosts, start_s=5.0), hosts, start, nonce="idle", deadline_s=DEADLINE_S)
     assert states(found)["h1-h2"] == FINE
     assert [one.component for one in blame(found, hosts)] == ["h3"]
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"garbage",
-        b'{"event":"done"}',
-    ],
-)
-def test_a_node_that_talks_nonsense_is_left_out(answer: bytes) -> None:
-    """Whatever it says instead of being ready, the other two measure each other."""
+def test_nodes_that_talk_nonsense_are_left_out() -> None:
+    """Whatever they say instead of being ready, the other two measure each other."""
 
     class Odd:
+        def __init__(self, answer: bytes) -> None:
+            self._answer = answer
+
         def hear(self, within_s: float) -> bytes:
             del within_s
-            return answer
+            return self._answer
 
         def send(self, message: Mapping[str, object]) -> None:
             del message
@@ -276,12 +260,11 @@ def test_a_node_that_talks_nonsense_is_left_out(answer: bytes) -> None:
         def close(self) -> None:
             pass
 
-    hosts = fleet(3)
-    found = sweep(
-        plan(hosts), hosts, Starter({"h1": lambda *_: Odd()}), nonce="odd", deadline_s=DEADLINE_S
-    )
-    assert set(found.left_out) == {"h1"}
-    assert states(found) == {"h2-h3": FINE}
+    hosts = fleet(4)
+    start = Starter({"h1": lambda *_: Odd(b"garbage"), "h2": lambda *_: Odd(b'{"event":"done"}')})
+    found = sweep(plan(hosts), hosts, start, nonce="odd", deadline_s=DEADLINE_S)
+    assert set(found.left_out) == {"h1", "h2"}
+    assert states(found) == {"h3-h4": FINE}
 
 
 def test_a_node_without_torch_is_left_out_with_the_reason() -> None:

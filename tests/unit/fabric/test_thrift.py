@@ -32,14 +32,6 @@ def test_an_account_is_the_same_afterwards(all_times: list[tuple[float, ...]], m
         assert json.encode(kept) == json.encode(end)
 
 
-def test_a_time_that_came_before_is_not_kept_again() -> None:
-    """Two accounts that were decoded apart share their numbers."""
-    thrift, document = TimeInterner(), json.encode(_end((181.5, 2.25)))
-    one, other = (thrift.end(json.decode(document, type=End)) for _ in range(2))
-    for mine, its in zip(one.timings[0].times_us, other.timings[0].times_us, strict=True):
-        assert mine is its
-
-
 def test_every_account_of_a_pair_is_tidied_once() -> None:
     """What was collected says the same before and after, and then there is nothing left to do."""
     names = ("h1", "h2")
