@@ -32,6 +32,14 @@ def test_a_slow_node_is_named_and_its_partners_are_not() -> None:
     assert named(Made(nodes=4, slow=lambda a, b, _: "n3" in (a, b))) == [("slow", "n3")]
 
 
+def test_three_slow_nodes_of_eight_are_all_named() -> None:
+    """Most pairs touch one of them; the ten that do not are what a pair should be."""
+    bad = {"n1", "n2", "n3"}
+    for seed in range(6):
+        made = Made(nodes=8, seed=seed, slow=lambda a, b, _: not bad.isdisjoint((a, b)))
+        assert named(made) == [("slow", name) for name in sorted(bad)]
+
+
 @pytest.mark.parametrize(
     ("backend", "size_bytes", "symptoms"),
     [("nccl", 1 << 20, []), ("nccl", 64 << 20, ["slow"]), ("gloo", 1 << 20, ["slow"])],

@@ -35,14 +35,6 @@ def test_the_faster_half_of_what_scatters_evenly_is_not_the_healthy_one() -> Non
     assert gain < 11
 
 
-def test_those_that_are_faster_by_what_matters_are_the_healthy_ones() -> None:
-    """Of ten pairs six are ten times as slow: the four others are what a pair should be."""
-    logs = [0.0, 0.05, -0.05, 0.02, 2.3, 2.3, 2.3, 2.31, 2.3, 2.3]
-    places = [Place("n1", f"n{at}", 0) for at in range(10)]
-    model = Shifts(LogTimes(places, logs, again=False), effect=0.9, floor=0.15)
-    assert model.hot() == [4, 5, 6, 7, 8, 9]
-
-
 def test_a_few_calm_pairs_are_luck_where_events_are_usual() -> None:
     """156 events in 22 pairs against 16 in 6, on shared hosts: one rate for all explains that."""
     events = [7] * 20 + [8, 8] + [3, 3, 3, 3, 2, 2]
