@@ -245,12 +245,8 @@ class PairJudgement(Meeting, frozen=True, kw_only=True):
     """The ends whose account is missing: it is not judged."""
     bypass: str = ""
     """The way past the NICs that its data took: it is not judged."""
-    top_bytes: int = 0
-    """The ladder's largest size."""
-    judged_from: int = 0
-    """The smallest size at which bandwidth can be judged."""
-    spent_s: float = 0.0
-    """What its timed operations took, at the end that took longer; 0 if unknown."""
+    how_far: str = ""
+    """How far it got, if its time was up before the ladder's largest size."""
 
     @property
     def bad(self) -> bool:
@@ -263,11 +259,6 @@ class PairJudgement(Meeting, frozen=True, kw_only=True):
         """Whether it proves both of its ends good."""
         return self.state == "measured" and not self.slow and self.bound.gbs is not None
 
-    @property
-    def short(self) -> bool:
-        """Whether its time was up before a size at which bandwidth can be judged."""
-        return self.state == "measured" and self.at_bytes < min(self.judged_from, self.top_bytes)
-
     def times_slower(self, how: Slow) -> float | None:
         """Return how many times slower it is than its peers; None if unknown."""
         if how == "latency":
@@ -276,13 +267,6 @@ class PairJudgement(Meeting, frozen=True, kw_only=True):
             both = self.bound.peers_gbs, self.busbw_gbs
         more, less = both
         return more / less if more and less else None
-
-    @property
-    def how_far(self) -> str:
-        """Say how far a short pair got."""
-        reached, top = size(self.at_bytes), size(self.top_bytes)
-        spent = f", in {self.spent_s:.2g} s of the pair's time" if self.spent_s else ""
-        return f"only {reached} of {top} were reached{spent}"
 
 
 def compare(
@@ -341,9 +325,7 @@ def _seen(pair: PairSamples, summary: Summary, yardstick: Yardstick, sweep: Swee
         peers_latency_us=peers_us,
         latency_limit_us=most_us,
         slow=slow,
-        top_bytes=yardstick.top_bytes,
-        judged_from=wire_from(pair.backend),
-        spent_s=max(_spent_s(pair.first), _spent_s(pair.second)),
+        how_far=_how_far(pair, most.size_bytes, yardstick.top_bytes),
     )
 
 
@@ -357,6 +339,14 @@ def _stopped_early(pair: PairSamples, at_bytes: int, yardstick: Yardstick) -> bo
     return peers >= _FEW_PEERS and beyond >= _MOST_PEERS * peers
 
 
-def _spent_s(end: End | None) -> float:
-    timings = end.timings if end else ()
-    return sum(sum(timing.times_us) + sum(timing.gaps_us) for timing in timings) / 1e6
+def _how_far(pair: PairSamples, reached: int, top: int) -> str:
+    """Say how far it got, and within which time, at the end that took longer."""
+    if reached >= top:
+        return ""
+    spent_s = max(map(_spent_s, pair.ends))
+    spent = f", in {spent_s:.2g} s of the pair's time" if spent_s else ""
+    return f"only {size(reached)} of {size(top)} were reached{spent}"
+
+
+def _spent_s(end: End) -> float:
+    return sum(sum(one.times_us) + sum(one.gaps_us) for one in end.timings) / 1e6

@@ -20,7 +20,7 @@ from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.compare import PairJudgement, compare
 from preflight.fabric.decoding import find
 from preflight.fabric.decoding.culprit import FAILURES
-from preflight.fabric.measure import Pair
+from preflight.fabric.measure import Pair, wire_from
 from preflight.fabric.node_allreduce import judge_inside
 from preflight.fabric.nvlink_domain import judge_domains
 from preflight.fabric.observed import Observed, observe
@@ -260,7 +260,7 @@ def _pair(
         decided_by=worst.bound.decided_by,
         error=worst.summary.error,
         note=next((f"slow once: {gbs(one.busbw_gbs or 0.0)}" for one in rails if one.once), ""),
-        short=worst.how_far if worst.short else "",
+        short=worst.how_far if worst.at_bytes < wire_from(backend) else "",
     )
     own = [one for one in blamed if one.kind != "systemic"]
     if not own or not (worst.bad or hidden):
