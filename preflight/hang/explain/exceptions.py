@@ -37,6 +37,7 @@ FAR = 2000
 """Lines, of all ranks, over which a traceback or a symptom of several lines may be woven."""
 _IGNORED = re.compile(r"Exception ignored in[: ]|Error in atexit\._run_exitfuncs")
 """Python prints such an exception and goes on: in `__del__`, when it ends."""
+_HANDLED = re.compile(r"During handling of the above exception|The above exception was the dir")
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"]{1,400})", line (?P<line>\d+)(?:, in (?P<code>.{1,80}))?'
 )
@@ -78,6 +79,8 @@ class LoggedException(Struct, frozen=True, kw_only=True):
     order: int
     cut: bool = False
     """Only its last line is there."""
+    chained: bool = False
+    """It was raised while another was handled."""
 
 
 class _Running:
@@ -88,6 +91,7 @@ class _Running:
         self.own: tuple[str, int, str] = ("", 0, "")
         self.script = ""
         self.cut = False
+        self.chained = False
         self.ignored = ignored
 
 
@@ -99,6 +103,8 @@ class Tracebacks:
         self._running: dict[tuple[int | None, str], _Running] = {}
         self._ignored: set[tuple[int | None, str]] = set()
         """Whose next traceback is of an exception that Python ignored."""
+        self._handled: set[tuple[int | None, str]] = set()
+        """Whose next traceback is of an exception that was raised while another was handled."""
         self.raised: list[LoggedException] = []
 
     @property
@@ -120,7 +126,9 @@ class Tracebacks:
         if "Traceback (most" in line.text:
             self._running.pop(key, None)
             self._running[key] = _Running(speaker, line, place.line, ignored=key in self._ignored)
+            self._running[key].chained = key in self._handled
             self._ignored.discard(key)
+            self._handled.discard(key)
         running = self._running.get(key)
         if running is None:
             return self._outside(key, line, place, order)
@@ -140,6 +148,8 @@ class Tracebacks:
         """Take a line of no traceback: an end whose beginning is cut off (`KeyError: 'x'`)."""
         if ignored := bool(_IGNORED.match(line.bare)):
             self._ignored.add(key)
+        elif _HANDLED.match(line.bare):
+            self._handled.add(key)
         elif ends := _ALONE.match(line.bare):
             running = _Running(line.speaker.joined(self._whose), line, place.line)
             running.cut = True
@@ -166,6 +176,7 @@ class Tracebacks:
                 time=running.time or time_of(place.text),
                 order=order,
                 cut=running.cut,
+                chained=running.chained,
             )
         )
 
@@ -216,6 +227,17 @@ def own_faults(
 IMPORTS = ("ImportError", "ModuleNotFoundError")
 """What a script may catch where it can do without a library."""
 _UNDECIDED = "; but torchrun's summaries do not show which node's exception came first"
+
+
+def without_caught_imports(thrown: Sequence[LoggedException]) -> list[LoggedException]:
+    """Leave out imports that failed before another exception of the same process ended it."""
+    later = [one for one in thrown if one.kind not in IMPORTS and not one.chained]
+    return [
+        one
+        for one in thrown
+        if one.kind not in IMPORTS
+        or not any(other.speaker == one.speaker and other.order > one.order for other in later)
+    ]
 
 
 def of_exceptions(

@@ -19,7 +19,7 @@ from preflight.core.text import whole
 from preflight.hang.explain.exceptions import ENDS, FAR, Summaries, Tracebacks
 from preflight.hang.explain.log_lines import LONGEST, chunks, text_of, unstructured
 from preflight.hang.explain.origin import Line, Origins, speaker_of_file, time_of
-from preflight.hang.explain.symptom import Hit, Place, Speaker, is_quoted
+from preflight.hang.explain.symptom import OF_DATA, Hit, Place, Speaker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -68,7 +68,8 @@ _NOTICE = re.compile(
     rb"(?i:\bwarn(?:ing)?\b|warning:|\binfo\b|\bdebug\b|\bnotice\b|\bretry|continuing"
     rb"|ignor(?:ed|ing)|skipp(?:ed|ing)|falling back|deprecat|\bon[_ -]?error|\bpassed\b"
     rb"|\bsub-?optimal\b"
-    rb"|\b(?:no|0|zero|without|any) (?:error|fail)|error[_ -](?:bars?|rate|func|margin|norm)"
+    rb"|\b(?:no|0|zero|without|any) (?:xid )?(?:error|fail)"
+    rb"|error[_ -](?:bars?|rate|func|margin|norm)"
     rb"|(?:error|fail(?:ed|ures?)?|killed)[_ ]?(?:rate|s)?[ =:]{1,3}0(?:\.0{0,9})?\b"
     rb"|\bwatching for\b|\bhandles? xid\b|\b(?:will|would|may|might) (?:stop|fail) with no space\b"
     rb"|[a-z] error[ =:]{1,3}\d{0,9}\.\d)"
@@ -77,7 +78,7 @@ _NOTICE = re.compile(
 """What is no failure, whatever words are in it, unless NCCL or an exception says it."""
 _HARMLESS = re.compile(
     rb"cannot be preloaded .{0,200}ignored|Unable to register cu\w{1,9} factory"
-    rb"|Ignoring this choice|dependency resolver does not|(?i:\berrors?: none\b)"
+    rb"|Ignoring this choice|dependency resolver does not|(?i:\b(?:errors?|xids?): (?:none|0)\b)"
 )
 """What is no failure, at whatever level it is logged."""
 _CERTAIN = re.compile(rb"NCCL WARN|Traceback \(most|\bERROR\b|\bFATAL\b|^\w*Error: |core dumped")
@@ -442,13 +443,12 @@ class Scanner:
         """Remember the first line that reports a failure; NCCL's INFO lines are skipped."""
         if self._found.failure is not None:
             return
-        text = line.text.encode("latin-1", "replace")
+        text = line.text.encode()
         if _INFO in text or _HARMLESS.search(text):
             return
-        if _CERTAIN.search(text) or not _NOTICE.search(text):
-            words = _FAILURE.finditer(text)
-            if not all(is_quoted(line.text, *one.span()) for one in words):
-                self._found.failure = place
+        certain = _CERTAIN.search(text) or not _NOTICE.search(text)
+        if certain and _FAILURE.search(text) and not OF_DATA.match(line.text):
+            self._found.failure = place
 
     def _close(self, story: _Story, file: _File) -> None:
         symptom, text = story.symptom, "\n".join(story.texts)
@@ -496,7 +496,7 @@ class Scanner:
         reports = reads in ("summary", "end")
         if "settled" in fields or ("started" in fields and (time or 0) > now.over):
             self._begin_attempt(file, settled, story.order)
-        elif "started" in fields and time is None and now.step:
+        elif "again" in fields or ("started" in fields and time is None and now.step):
             self._begin_attempt(file, self._found.again, story.order)
         if (reports or reads == "timeout") and (time or 0) > now.over + _LATE_S:
             self._begin_attempt(file, settled, now.reported)

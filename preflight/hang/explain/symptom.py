@@ -68,41 +68,43 @@ Python compiles `(?i)[\\0-\\uffff]` in 10 ms, so short expressions may take minu
 Expressions = Annotated[tuple[Annotated[str, Meta(max_length=2000)], ...], Meta(max_length=20)]
 """Ours have up to 500 characters, and a symptom up to eleven."""
 
-_OF_DATA = re.compile(
+OF_DATA = re.compile(
     r"(?:(?:\[[^\]\s]{1,60}\]:?|\d[\d:.,TZ/+-]{0,40}|INFO|DEBUG|(?i:eval(?:uation)?|test"
     r"|train(?:ing)?|validation)) {1,4}){0,5}"
-    r"(?:(?i:(?:sample |user )?(?:prompt|question|completion|answer|response)|sample"
-    r"|generated|generation|title|subject|issue|commit)(?: #?\d{1,6})?|Q): {0,4}\S"
+    r"(?:(?i:(?:sample |user )?(?:prompt|question|completion)|\[?sample(?: #?\d{1,6})?\]?|generated"
+    r"|generation|title|issue #?\d{1,6})|Q)[:\]] {0,4}\S"
 )
 """Begins a line in which a training or an evaluation prints text of its data, or a person asks."""
 _SUPPOSED = re.compile(
-    r"(?i)(?:^\s*(?:--[a-z]|- [\"']?[a-z.: ]{0,24}$)"  # an option in a help text; an item of a list
+    r"(?i)(?:^\s*(?:--[a-z]|- [\"']?[a-z.: ]{0,24}$)"  # a help text, a list
     r"|^[\s\"'{,]{0,20}[\w.-]{0,60}(?:retr[iy]|ignor|skip|pattern|regex|transient|recover|requeue"
-    r"|restart)[\w.-]{0,60}[\"']?\s{0,9}[:=]"
-    r"|\b(?:(?:watch|look|wait|listen|scan|search|check|poll|grep|monitor)(?:e?s|ing)?"
-    r" (?:[\w./-]{1,40} ){0,3}for|(?<!failed to )(?<!unable to )(?:handles?|avoids?|prevents?"
-    r"|catch(?:es)?|fix(?:e[sd])?|works? around)|in case of|such as|e\.g\."
-    r"|(?:retr(?:y|ies)|recovers?|restarts?) (?:on|after|from)|has anyone|how (?:do|to|can)"
-    r"|why do(?:es)?|(?:if|when) you (?:see|get|hit))\b[^.;!?\n]{0,40}$)"
+    r"|restart)[\w.-]{0,60}[\"']?\s{0,9}[:=][^=]{0,200}$"
+    r"|\b(?:watch|look|wait|listen|scan|search|check|poll|grep|monitor)(?:e?s|ing)?"
+    r" (?:[\w./-]{1,40} ){0,3}for\b[^.,;:!?\n]{0,24}$"
+    r"|\b(?:(?<!failed to )(?<!unable to )(?:handles?|avoids?|prevents?|catch(?:es)?|fix(?:e[sd])?"
+    r"|works? around)|in case of|such as|e\.g\.|(?:retr(?:y|ies)|recovers?|restarts?) (?:on|after"
+    r"|from)|(?:will|would|may|might) (?:stop|fail|abort|end|exit) with|todo|has anyone"
+    r"|how (?:do|to|can)|why do(?:es)?|(?:if|when) you (?:see|get|hit))\b"
+    r"[^.;!?\n]{0,40}$)"
 )
 """Ends before words of a failure that did not happen: a setting, a help text, a question."""
 _OPEN_QUOTE = re.compile(
-    r"(?P<key>\b(?:message|msg|log|err|error|exc\w*|exception|reason|detail|event|std(?:err|out)"
-    r"|stack\w*|traceback)[\"']?\s?[:=]\s?|Cuda failure (?:\d{1,4} )?"
-    r"|(?:Error|Exception)\()?(?:^|(?<=[\s(\[{=:,|]))"
-    r"(?P<mark>[\"'])(?:(?!(?P=mark)).)*$"
+    r"(?P<reports>\b(?:message|msg|log|err|error|exc\w*|exception|reason|detail|event|stack\w*"
+    r"|traceback|std(?:err|out))[\"']?\s?[:=]\s?|(?:Error|Exception)\("
+    r"|\b(?i:error|failure|failed)\b[^\"']{0,30})?"
+    r"(?:^|(?<=[\s(\[{=:,|]))(?P<mark>[\"'])(?:(?!(?P=mark)).)*$"
 )
-"""A quotation that is not closed, and the name of a field of structured logs before it."""
+"""A quotation that is not closed, and what shows that it is of the report of a failure."""
 
 
 def is_quoted(text: str, begin: int, end: int) -> bool:
     """Whether words of a failure are only quoted: in settings, a question, data of the training."""
     first = text.rfind("\n", 0, begin) + 1
     before = text[first:begin]
-    if _OF_DATA.match(text) or _SUPPOSED.search(before):
+    if OF_DATA.match(text) or _SUPPOSED.search(before):
         return True
     opened = _OPEN_QUOTE.search(before)
-    return opened is not None and not opened["key"] and opened["mark"] not in text[begin:end]
+    return opened is not None and not opened["reports"] and opened["mark"] not in text[begin:end]
 
 
 RANKING: dict[Role, int] = {"cause": 0, "sign": 1, "hint": 2, "echo": 3, "fact": 4}

@@ -24,6 +24,7 @@ from preflight.hang.explain.exceptions import (
     of_exceptions,
     own_faults,
     with_script,
+    without_caught_imports,
 )
 from preflight.hang.explain.symptom import (
     RANKING,
@@ -235,7 +236,10 @@ def explain(found: ScanResult) -> Explanation:
     survived = _survived(found)
     hits = [hit for hit in found.hits if hit.symptom.role != "fact" and not survived(hit)]
     late = watchdog.judge(hits, found)
-    thrown = own_faults(found.raised, watchdog.survivors(hits))
+    every = own_faults(found.raised, watchdog.survivors(hits))
+    thrown = without_caught_imports(every)
+    if len(thrown) < len(every):
+        doubt = _IMPORTED
     signs = [hit for hit in hits if hit.symptom.role == "sign" or lesser(hit, found)]
     ends = _first([*(hit for hit in signs if hit.symptom.dies), *thrown])
     causes: list[Hit] = []
@@ -388,10 +392,11 @@ def _last_failure(hits: Sequence[Hit], found: ScanResult) -> float:
 
 _SURVIVED = "; but the job goes on after that, and no line shows its end: it may have been caught"
 _AGAIN = "; but another failure stands before it, and no time shows whether of another attempt"
+_IMPORTED = "; but an import failed before that, and no line shows that it was caught"
 _DOUBTED = 0.45
 """Confidence of a failure after which the job seems to go on."""
-_GOES_ON = 100
-"""Lines after an exception: more than a program prints that ends by it."""
+_GOES_ON, _FEW = 100, 3
+"""Lines after an exception: more than a program prints that ends by it, or by a failed import."""
 
 
 def _perhaps_survived(hits: Sequence[Hit], found: ScanResult) -> str:
@@ -402,7 +407,8 @@ def _perhaps_survived(hits: Sequence[Hit], found: ScanResult) -> str:
     sources = {one.place.source for one in found.hits}
     sources |= {one.place.source for one in found.raised}
     after = found.lines - last
-    if found.raised and len(sources) == 1 and after > _GOES_ON:
+    few = any(one.kind in IMPORTS for one in found.raised)
+    if found.raised and len(sources) == 1 and after > (_FEW if few else _GOES_ON):
         return f"; but {after:g} lines follow, and none reports an end: it may have been caught"
     return ""
 

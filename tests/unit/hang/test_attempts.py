@@ -228,7 +228,9 @@ def _bare(first: int, last: int) -> str:
 
 
 @pytest.mark.parametrize("failed", [_raised("KeyError: 'x'", 1), OOM.format(1), LIMIT])
-@pytest.mark.parametrize("again", [_bare(1, 9), _bare(30, 39), STARTS])
+@pytest.mark.parametrize(
+    "again", [_bare(1, 9), _bare(30, 39), STARTS, "Restarting training\n", "--- attempt 2 of 3\n"]
+)
 def test_of_two_attempts_without_times_the_last_is_named_with_doubt(
     tmp_path: Path, failed: str, again: str
 ) -> None:
@@ -259,3 +261,21 @@ def test_an_import_that_failed_before_the_first_step_was_caught(tmp_path: Path, 
     assert explained(tmp_path, log + _bare(1, 5)).confidence < 0.5
     answer = explained(tmp_path, log + _bare(1, 5) + _raised("ValueError: nan", 6))
     assert (answer.culprits, answer.confidence) == (("rank 6",), 0.8)
+
+
+def test_an_import_that_failed_before_another_exception_was_caught_or_led_to_it(
+    tmp_path: Path,
+) -> None:
+    """A process ends by its last exception; the chain of Python shows which one led to another."""
+    first, last = _raised("ImportError: x"), _raised("ValueError: bad")
+    answer = explained(tmp_path, first + "INFO going on\n" + last)
+    assert (answer.sentence.partition(" at ")[0], answer.confidence) == (
+        "a rank raised ValueError: bad",
+        0.45,
+    )
+    chain = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    led = explained(tmp_path, first + chain + last)
+    assert (led.sentence.partition(" at ")[0], led.confidence) == (
+        "a rank raised ImportError: x",
+        0.8,
+    )

@@ -51,6 +51,8 @@ def test_a_quoted_failure_is_no_cause(tmp_path: Path, quoted: str) -> None:
         f"RuntimeError('{ECC}')",
         f"NCCL WARN Cuda failure 214 '{ECC}'",
         f'"rank 3 failed": {ECC}',
+        f"Test CUDA failure common.cu:9 '{ECC}'",
+        f"retries=0 lost=2 {ECC}",
     ],
 )
 def test_a_failure_in_the_words_of_a_log_is_one(tmp_path: Path, line: str) -> None:
