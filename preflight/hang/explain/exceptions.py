@@ -26,7 +26,7 @@ from preflight.hang.explain.symptom import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from preflight.hang.explain.origin import Line
 
@@ -240,23 +240,16 @@ def without_caught_imports(thrown: Sequence[LoggedException]) -> list[LoggedExce
     ]
 
 
-def of_exceptions(
-    thrown: Sequence[LoggedException], roots: Mapping[int, float | None]
-) -> Explanation:
+def of_exceptions(thrown: Sequence[LoggedException], roots: Collection[int]) -> Explanation:
     """The explanation for exceptions: the first rank that raised one ended the others.
 
-    `roots`: ranks that torchrun names as the first to fail on their nodes, and when.
+    `roots`: ranks that torchrun names as the first to fail on their nodes.
     """
-    of_roots = in_order_of_time(one for one in thrown if one.speaker.rank in roots)
-    times = {one.speaker.rank: roots[one.speaker.rank or 0] for one in of_roots}
-    if None not in times.values():
-        of_roots.sort(key=lambda one: times[one.speaker.rank] or 0)
-    candidates = of_roots or in_order_of_time(thrown)
+    seen_first = [one for one in thrown if one.speaker.rank in roots]
+    candidates = in_order_of_time(seen_first or thrown)
     first = candidates[0]
     same = [one for one in thrown if (one.kind, one.message) == (first.kind, first.message)]
-    others = {times.get(one.speaker.rank) for one in candidates if one not in same}
-    dated = times.get(first.speaker.rank)
-    undecided = len(roots) > 1 and bool(others) and dated in (None, *others)
+    undecided = len(roots) > 1 and any(one not in same for one in candidates)
     ranks = sorted({one.speaker.rank for one in same if one.speaker.rank is not None})
     place = f" at {first.file}:{first.line}" if first.file else ""
     code = f" ({first.code})" if first.code else ""

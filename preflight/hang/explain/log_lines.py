@@ -251,10 +251,11 @@ _MESSAGES = (
 
 def unstructured(line: str) -> list[str]:
     """The lines that a JSON object of a structured log holds; otherwise the line itself."""
-    if not (line.startswith('{"') and line.endswith("}")):
+    begin = line.find('{"')
+    if begin < 0 or not line.endswith("}"):
         return [line]
     try:
-        one = msgspec.json.decode(line, type=dict[str, object])
+        one = msgspec.json.decode(line[begin:], type=dict[str, object])
     except msgspec.DecodeError:
         return [line]
     texts = [text for name in _MESSAGES if isinstance(text := one.get(name), str)]
@@ -262,7 +263,7 @@ def unstructured(line: str) -> list[str]:
         return [line]
     time, level = (next((str(one[name]) for name in some if name in one), "") for some in _HEADS)
     rank = one.get("rank")
-    head = f"{time} " * bool(time) + f"[rank{rank}]: " * isinstance(rank, int)
+    head = line[:begin] + f"{time} " * bool(time) + f"[rank{rank}]: " * isinstance(rank, int)
     lines = "\n".join(texts).splitlines() or [""]
     if level and not lines[0].startswith("Traceback "):
         lines[0] = f"{level.upper()} {lines[0]}"

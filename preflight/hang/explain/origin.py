@@ -91,6 +91,8 @@ class Origins:
         self._pids: dict[int, set[int]] = {}
         self._lowest: dict[str, set[int]] = {}
         """By node, the rank of its first GPU."""
+        self._of_largest: dict[str, set[int]] = {}
+        """By label, ranks in the largest communicator."""
         self._by_torchrun = False
         self._left = _MOST
         """Lines that may still be read only because they may contradict srun's labels."""
@@ -163,9 +165,10 @@ class Origins:
         if rank is not None and speaker.label in self._labels:
             self._labels[speaker.label].add(rank)
 
-    def learn(self, node: str, pid: int, rank: int) -> None:
+    def learn(self, speaker: Speaker, pid: int, rank: int) -> None:
         """A communicator's line names the rank of a process."""
-        self._processes[node, pid] = rank
+        self._processes[speaker.node, pid] = rank
+        self._of_largest.setdefault(speaker.label, set()).add(rank)
         self._pids.setdefault(pid, set()).add(rank)
 
     def learn_gpu(self, node: str, lowest: int) -> None:
@@ -185,6 +188,7 @@ class Origins:
         self._processes.clear()
         self._pids.clear()
         self._lowest.clear()
+        self._of_largest.clear()
 
     def node_of(self, speaker: Speaker) -> str:
         """Its node; "" if its lines are in the journal of a host that runs only the launcher."""
@@ -213,7 +217,8 @@ class Origins:
     @cached_property
     def _tasks_are_ranks(self) -> bool:
         """Whether srun's or mpirun's labels are ranks: there are some, and no line contradicts."""
-        tasks = [(_task(one), ranks) for one, ranks in self._labels.items()]
+        of_labels = self._labels.items()
+        tasks = [(_task(one), ranks | self._of_largest.get(one, set())) for one, ranks in of_labels]
         tasks = [(task, ranks) for task, ranks in tasks if task is not None]
         several = len(tasks) > 1 or any("mpirun" in one for one in self._labels)
         return several and not self._by_torchrun and all(ranks <= {task} for task, ranks in tasks)

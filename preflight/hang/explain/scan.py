@@ -539,7 +539,7 @@ class Scanner:
             self._found.world = world
             self._origins.forget()
         if world == self._found.world and speaker.node and speaker.pid is not None:
-            self._origins.learn(speaker.node, speaker.pid, rank)
+            self._origins.learn(speaker, speaker.pid, rank)
             gpu = whole(fields.get("gpu", ""), 1 << 16)
             if gpu is not None:
                 self._origins.learn_gpu(speaker.node, rank - gpu)

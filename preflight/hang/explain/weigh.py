@@ -40,7 +40,7 @@ from preflight.hang.explain.symptom import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from preflight.facts.boards import Grade
     from preflight.hang.explain.scan import ScanResult
@@ -238,8 +238,7 @@ def explain(found: ScanResult) -> Explanation:
     late = watchdog.judge(hits, found)
     every = own_faults(found.raised, watchdog.survivors(hits))
     thrown = without_caught_imports(every)
-    if len(thrown) < len(every):
-        doubt = _IMPORTED
+    doubt = doubt or _IMPORTED * (len(thrown) < len(every))
     signs = [hit for hit in hits if hit.symptom.role == "sign" or lesser(hit, found)]
     ends = _first([*(hit for hit in signs if hit.symptom.dies), *thrown])
     causes: list[Hit] = []
@@ -249,9 +248,10 @@ def explain(found: ScanResult) -> Explanation:
     causes, signs = _fatal_first(in_order_of_time(causes)), in_order_of_time(signs)
     own = [hit for hit in signs if not hit.symptom.retried and not hit.symptom.waits]
     telling = [hit for hit in own if hit.symptom.reads != "call"]
+    roots = {int(hit.fields["rank"]): hit.time for hit in hits if hit.symptom.reads == "summary"}
+    telling, thrown = _of_first_root(roots, telling, thrown)
     # A failed call is earlier than the others' waits for its rank, but no earlier than a mismatch.
     before = telling if late is not None and late.kind == "mismatch" else own
-    roots = {int(hit.fields["rank"]): hit.time for hit in hits if hit.symptom.reads == "summary"}
     answer: Explanation
     failures: list[Hit | LoggedException] = [*causes, *thrown]
     failures = [one for one in failures if _unsettled(one, found)]
@@ -270,6 +270,22 @@ def explain(found: ScanResult) -> Explanation:
         answer = replace(answer, sentence=answer.sentence + doubt, confidence=sure)
     answer = replace(answer, consequences=_consequences(answer, hits))
     return _with_alternatives(answer, others, found)
+
+
+def _of_first_root(
+    roots: Mapping[int, float | None], telling: list[Hit], thrown: list[LoggedException]
+) -> tuple[list[Hit], list[LoggedException]]:
+    """What is of the rank that failed first by the times of several nodes' torchruns, if known."""
+    failed: list[Hit | LoggedException] = [*telling, *thrown]
+    ranks = {one.speaker.rank for one in failed} & {*roots}
+    dated = sorted((time, rank) for rank, time in roots.items() if rank in ranks and time)
+    if not 1 < len(ranks) == len(dated) or dated[0][0] == dated[1][0]:
+        return telling, thrown
+    root = dated[0][1]
+    return (
+        [hit for hit in telling if hit.speaker.rank == root],
+        [one for one in thrown if one.speaker.rank == root],
+    )
 
 
 def _fatal_first(causes: Sequence[Hit]) -> list[Hit]:

@@ -627,6 +627,11 @@ def test_of_two_nodes_exceptions_the_earlier_summary_counts(
     assert bare.confidence < 0.5
     tied = explained(tmp_path, (nine + one).replace("10:05", "10:01"))
     assert tied.confidence < 0.5
+    full = explained(
+        tmp_path, (nine + one).replace("KeyError: 0", "torch.OutOfMemoryError: CUDA out of memory")
+    )
+    assert (full.category == "oom_one_rank") is (culprit == "rank 9")
+    assert full.culprits[0] == culprit
 
 
 def test_a_gpu_that_is_lost_comes_before_those_that_talked_to_it(tmp_path: Path) -> None:

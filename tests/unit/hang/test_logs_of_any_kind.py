@@ -420,14 +420,15 @@ def test_utf_16_without_its_mark_is_read(tmp_path: Path, code: str) -> None:
     assert (answer.category, answer.evidence[0].line) == ("port_in_use", 10)
 
 
+@pytest.mark.parametrize("prefix", ["", "n3: ", "2026-10-05T10:00:00Z stderr F "])
 @pytest.mark.parametrize("field", ["message", "exc_info", "exception", "stack_trace"])
-def test_a_traceback_in_a_structured_log_is_read(tmp_path: Path, field: str) -> None:
+def test_a_traceback_in_a_structured_log_is_read(tmp_path: Path, field: str, prefix: str) -> None:
     """It is one string of a JSON object; the rank is another field."""
     trace = 'Traceback (most recent call last):\n  File "a.py", line 5, in f\nKeyError: \u202e0\n'
     step = json.dumps({"time": "2026-10-05T10:00:00Z", "level": "INFO", "message": "step 1"})
     failed = json.dumps({"msg": "failed", "level": "error", "rank": 3, field: trace})
-    answer = explained(tmp_path, f"{step}\n" * 5 + f"{failed}\n")
-    assert (answer.culprits, answer.evidence[0].line) == (("rank 3",), 6)
+    answer = explained(tmp_path, f"{prefix}{step}\n" * 5 + f"{prefix}{failed}\n")
+    assert (answer.culprits[0], answer.evidence[0].line) == ("rank 3", 6)
     assert "raised KeyError: 0 at a.py:5 (f)" in answer.sentence
 
 

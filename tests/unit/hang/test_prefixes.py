@@ -238,6 +238,7 @@ def test_words_of_the_program_are_no_prefix(tmp_path: Path, line: str) -> None:
         "W1005 10:00:00.000000 42 torch/distributed/run.py:792] Setting OMP_NUM_THREADS",
         "E1005 10:00:00.0 9 api.py:882] failed (exitcode: 1) local_rank: 5 (pid: 1003) of: x",
         "[rank40]: step 1 loss 2.5",
+        communicator(40, 64, host="n5").rstrip(),
     ],
 )
 def test_a_line_of_torchrun_behind_a_label_shows_that_labels_are_no_ranks(
