@@ -300,8 +300,8 @@ def with_script(words: str, raised: Sequence[LoggedException]) -> str:
     return f"{words.removesuffix('SCRIPT')}{shlex.quote(script)}"
 
 
-_LONG = 12
-"""Lines of the summary of one failed rank."""
+_LONG = 8
+"""Lines of the summary of one failed rank, up to where its traceback begins."""
 _ABOVE = 6
 """Lines before that, in which the summary says whether another rank failed."""
 _RAISED = "1"

@@ -76,7 +76,7 @@ OF_DATA = re.compile(
 )
 """Begins a line in which a training or an evaluation prints text of its data, or a person asks."""
 _SUPPOSED = re.compile(
-    r"(?i)(?:^\s*(?:--[a-z]|- [\"']?[a-z.: ]{0,24}$)"  # a help text, a list
+    r"(?i)(?:^\s*--[a-z]"
     r"|^[\s\"'{,]{0,20}[\w.-]{0,60}(?:retr[iy]|ignor|skip|pattern|regex|transient|recover|requeue"
     r"|restart)[\w.-]{0,60}[\"']?\s{0,9}[:=][^=]{0,200}$"
     r"|\b(?:watch|look|wait|listen|scan|search|check|poll|grep|monitor)(?:e?s|ing)?"
@@ -88,6 +88,8 @@ _SUPPOSED = re.compile(
     r"[^.;!?\n]{0,40}$)"
 )
 """Ends before words of a failure that did not happen: a setting, a help text, a question."""
+_ITEM = re.compile(r"\s{0,20}- [\"']?[A-Za-z.: ]{0,24}")
+"""Begins an item of a list."""
 _OPEN_QUOTE = re.compile(
     r"(?P<reports>\b(?:message|msg|log|err|error|exc\w*|exception|reason|detail|event|stack\w*"
     r"|traceback|std(?:err|out))[\"']?\s?[:=]\s?|(?:Error|Exception)\("
@@ -101,7 +103,8 @@ def is_quoted(text: str, begin: int, end: int) -> bool:
     """Whether words of a failure are only quoted: in settings, a question, data of the training."""
     first = text.rfind("\n", 0, begin) + 1
     before = text[first:begin]
-    if OF_DATA.match(text) or _SUPPOSED.search(before):
+    item = _ITEM.match(text, first)
+    if OF_DATA.match(text) or _SUPPOSED.search(before) or (item and begin <= item.end()):
         return True
     opened = _OPEN_QUOTE.search(before)
     return opened is not None and not opened["reports"] and opened["mark"] not in text[begin:end]

@@ -24,6 +24,7 @@ STEPS = "".join(f"step {step} loss 2.5\n" for step in range(1, 9))
         f"Namespace(tries=3, again_after='{ECC}')",
         f"error_regex = ({ECC}|No space left on device)",
         f"  - {ECC}",
+        f"  - {ECC[12:]}",
         f'  --tries N    retries after "{FULL}" (default: 3)',
         f"  --requeue-on-ecc  start again after a {ECC}",
         f"HEAD is now at 3fa21c9 Fix {FULL} in the evaluation (#12)",
