@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import struct
+import sys
 
 from probe import procfs
 from probe.network import answers, attributes
@@ -13,6 +14,7 @@ from probe.node_files import safe_name, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Container, Iterator
     from typing import Any
 
     Wire = dict[str, Any]
@@ -30,23 +32,33 @@ _MESSAGE = struct.Struct("=BBBB2s2s16s16sI8xIIIII")
 _RETRANSMIT, _PROBE = 1, 4
 """Timers: retransmission of the oldest segment, and probe of a closed window."""
 
-MOST_SOCKETS = 200_000
-"""Most sockets to read: a web server may have more than we can use."""
+MOST_SOCKETS = 500_000
+"""Most sockets to read of each kind: any user can open more than can be read in time."""
 
 
-def connections() -> list[Wire]:
-    """Return every TCP connection of this network namespace, both families; OSError if refused."""
+def connections(inodes: Container[int]) -> list[Wire]:
+    """Return the TCP connections of this network namespace that have one of these inodes; OSError.
+
+    All others, of which a user may have thousands, cost a microsecond each.
+    """
     found: list[Wire] = []
     wanted = sum(1 << number for number in STATES)
-    for family in (socket.AF_INET, socket.AF_INET6):
-        ask = _ASK.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, wanted)
-        for bodies in answers(_SOCK_DIAG, _BY_FAMILY, ask):
-            for wire in map(parse, bodies):
-                if wire and wire["inode"]:
-                    found.append(wire)
-                if len(found) >= MOST_SOCKETS:
-                    return found
+    for body in _sockets(1 << (_INFO - 1), wanted):
+        if int.from_bytes(body[_MESSAGE.size - 4 : _MESSAGE.size], sys.byteorder) in inodes:
+            wire = parse(body)
+            found += [wire] if wire else []
     return found
+
+
+def _sockets(extensions: int, states: int) -> Iterator[bytes]:
+    """Yield the kernel's messages about TCP sockets of both families, bounded in number."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        ask, read = _ASK.pack(family, socket.IPPROTO_TCP, extensions, 0, states), 0
+        for bodies in answers(_SOCK_DIAG, _BY_FAMILY, ask):
+            read += len(bodies)
+            yield from (body for body in bodies if len(body) >= _MESSAGE.size)
+            if read >= MOST_SOCKETS:
+                break
 
 
 _LISTEN = 10
@@ -60,12 +72,9 @@ def listeners() -> set[int]:
 def listening_users() -> dict[str, int]:
     """Return the user id of each listener of this network namespace by `address:port`; OSError."""
     found: dict[str, int] = {}
-    for family in (socket.AF_INET, socket.AF_INET6):
-        ask = _ASK.pack(family, socket.IPPROTO_TCP, 0, 0, 1 << _LISTEN)
-        for bodies in answers(_SOCK_DIAG, _BY_FAMILY, ask):
-            for fields in (_MESSAGE.unpack_from(b) for b in bodies if len(b) >= _MESSAGE.size):
-                source = fields[6][: 4 if family == socket.AF_INET else 16]
-                found[_name(source, int.from_bytes(fields[4], "big"))] = fields[12]
+    for fields in map(_MESSAGE.unpack_from, _sockets(0, 1 << _LISTEN)):
+        source = fields[6][: 4 if fields[0] == socket.AF_INET else 16]
+        found[_name(source, int.from_bytes(fields[4], "big"))] = fields[12]
     return found
 
 
@@ -257,14 +266,15 @@ def look(pids: list[int]) -> dict[str, Any]:
             if inside:
                 interfaces = look_interfaces(hardware=space != own)
                 document["ports"] = {**interfaces, **document["ports"]}
-        found = _connections(members[0], document["problems"], inside=inside)
+        files = {pid: procfs.open_files(pid) for pid in members}
+        owned = {pid: opened.sockets if opened else set() for pid, opened in files.items()}
+        inodes = {int(inode) for its in owned.values() for inode in its}
+        found = _connections(members[0], document["problems"], inodes if inside else None)
         with contextlib.suppress(OSError):
             ports = listeners() if inside else proc_listeners(members[0])
             for wire in found.values():
                 wire["served"] = int(wire["local"].rpartition(":")[2]) in ports
-        for pid in members:
-            opened = procfs.open_files(pid)
-            its = opened.sockets if opened else set()
+        for pid, its in owned.items():
             wires = [found[inode] for inode in sorted(its) if inode in found]
             document["wires"][str(pid)] = wires[:most]
     if not document["ports"]:
@@ -273,10 +283,10 @@ def look(pids: list[int]) -> dict[str, Any]:
     return document
 
 
-def _connections(pid: int, problems: list[str], *, inside: bool) -> dict[str, Wire]:
-    """Return the connections, by inode as text."""
+def _connections(pid: int, problems: list[str], inodes: set[int] | None) -> dict[str, Wire]:
+    """Return the connections by inode as text: the kernel's of these inodes, else /proc's."""
     try:
-        found = connections() if inside else proc_connections(pid)
+        found = proc_connections(pid) if inodes is None else connections(inodes)
     except OSError as error:
         try:
             found = proc_connections(pid)

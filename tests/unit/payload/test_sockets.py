@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import subprocess
 import time
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from probe import guard, procfs
+from probe import guard, network, procfs
 from stacks import sockets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @given(st.integers(0, 65535), st.integers(0, 2**32 - 1), st.integers(0, 2**63), st.booleans())
@@ -39,6 +44,34 @@ def test_a_real_listener_is_in_the_table() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         mine = [one for one in procfs.tcp() if one.port == server.getsockname()[1]]
     assert [(one.state, one.uid) for one in mine] == [(procfs.LISTEN, os.geteuid())]
+
+
+def test_sockets_of_others_without_number_hide_no_connection_of_a_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A user has so many that reading each of them would take more time than there is."""
+    parse, parsed = sockets.parse, 0
+
+    def more(protocol: int, kind: int, ask: bytes) -> Iterator[list[bytes]]:
+        yield from network.answers(protocol, kind, ask)
+        if protocol == sockets._SOCK_DIAG:
+            yield from itertools.repeat([bytes(sockets._MESSAGE.size)] * 4096)
+
+    def counted(body: bytes) -> dict[str, Any] | None:
+        nonlocal parsed
+        parsed += 1
+        return parse(body)
+
+    monkeypatch.setattr(sockets, "answers", more)
+    monkeypatch.setattr(sockets, "parse", counted)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as ours,
+    ):
+        found = sockets.look([os.getpid()])
+        name = "{}:{}".format(*ours.getsockname())
+    assert name in [one["local"] for one in found["wires"][str(os.getpid())]]
+    assert parsed < 1000
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes a network namespace")

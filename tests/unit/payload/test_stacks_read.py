@@ -190,7 +190,7 @@ def test_the_kernel_tells_of_a_connection_what_proc_tells() -> None:
             inode = os.fstat(theirs.fileno()).st_ino
             by_inode = [
                 {one["inode"]: one for one in found}[inode]
-                for found in (sockets.connections(), sockets.proc_connections(os.getpid()))
+                for found in (sockets.connections({inode}), sockets.proc_connections(os.getpid()))
             ]
             found = sockets.look([os.getpid()])
     for one in by_inode:
