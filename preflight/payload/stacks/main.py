@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 
-from probe import guard, kernel_log, processes
+from probe import guard, kernel_log, processes, procfs
 from probe.node_files import TEXT_LIMIT, clean
 from probe.procfs import Users, identity
 
@@ -146,10 +146,10 @@ class StackReader:
 
     def _genuine(self, read: dict[int, Any]) -> dict[int, Any]:
         """Take out what was read of a process that got the pid of one that has ended."""
+        problems, stuck = self._patience.problems, self._patience.stuck
+        until = max(self._patience.within(_AGES_S), time.monotonic() + _SEND_S)
+        ages = processes.patiently(_ages_s, (list(read),), until, problems, stuck)
         looked_s = time.monotonic() - self._patience.began
-        until, problems = self._patience.within(_AGES_S), self._patience.problems
-        given = (list(read),)
-        ages = processes.patiently(_ages_s, given, until, problems, self._patience.stuck)
         return {pid: read[pid] for pid in read if (ages or {}).get(str(pid), 0.0) > looked_s}
 
     def _document(self, stack: Any, *, native: bool = False) -> Document | None:

@@ -157,6 +157,7 @@ def test_processes_of_a_user_that_never_get_through_execve_hide_nothing(tmp_path
         rank.wait()
     assert facts.processes is not None
     assert rank.pid in [one.pid for one in facts.processes.notable]
+    assert facts.machine is not None
     assert facts.machine.load is not None
     assert facts.machine.cgroup is not None
     assert facts.machine.edac is not None

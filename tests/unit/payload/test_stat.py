@@ -8,7 +8,8 @@ import os
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from probe.procfs import Stat, everyone, look
+from probe.processes import Care
+from probe.procfs import Stat, look
 
 TAIL = b"4 4 4 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 12 0 98765 1024 3 184467"
 
@@ -30,7 +31,7 @@ def test_anything_else_is_refused(line: bytes) -> None:
 
 def test_our_own_process_is_found_among_all() -> None:
     """The kernel's real line of this process says its parent and a plausible age."""
-    stat = everyone()[os.getpid()]
+    stat = Care().everyone()[os.getpid()]
     assert stat.ppid == os.getppid()
     assert 0 < stat.age_s() < 86400
 
