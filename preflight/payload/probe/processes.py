@@ -420,7 +420,8 @@ class Patient:
             at, _ = _MARK.unpack_from(self._shared)
             if not (left and (at or more)) or guard.clock.now() > until:
                 break
-            self._stuck.update({at} - {0})
+            if not more:
+                self._stuck.add(at)
             self._begin()
         problems.append("processes: /proc did not answer in time")
         return None
