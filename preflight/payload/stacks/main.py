@@ -147,10 +147,11 @@ class StackReader:
     def _genuine(self, read: dict[int, Any]) -> dict[int, Any]:
         """Take out what was read of a process that got the pid of one that has ended."""
         problems, stuck = self._patience.problems, self._patience.stuck
-        until = max(self._patience.within(_AGES_S), time.monotonic() + _SEND_S)
-        ages = processes.patiently(_ages_s, (list(read),), until, problems, stuck)
+        until = max(self._patience.within(_BEGINS_S), time.monotonic() + _SEND_S)
+        found = processes.patiently(_begins, (list(read),), until, problems, stuck) or {}
         looked_s = time.monotonic() - self._patience.began
-        return {pid: read[pid] for pid in read if (ages or {}).get(str(pid), 0.0) > looked_s}
+        began_s = time.clock_gettime(time.CLOCK_BOOTTIME) - looked_s
+        return {pid: read[pid] for pid in read if found.get(str(pid), began_s) < began_s}
 
     def _document(self, stack: Any, *, native: bool = False) -> Document | None:
         if not _read(stack) or self._spy is None:
@@ -188,10 +189,10 @@ def _read(stack: Any) -> bool:
     return isinstance(stack, list)
 
 
-def _ages_s(pids: list[int], care: Care) -> dict[str, float]:
-    """Return the seconds since each process was started, by its pid as text."""
+def _begins(pids: list[int], care: Care) -> dict[str, float]:
+    """Return when each process was started, in seconds after boot, by its pid as text."""
     found = {str(pid): care.look(pid) for pid in pids if not care.hides(pid)}
-    return {pid: its.age_s() for pid, its in found.items() if its is not None}
+    return {pid: its.start / procfs.TICKS for pid, its in found.items() if its is not None}
 
 
 def _at_rest(row: Document) -> bool:
@@ -200,7 +201,7 @@ def _at_rest(row: Document) -> bool:
     return bool(row["state"] == "sleeping" and idle)
 
 
-_AGES_S = 2.0
+_BEGINS_S = 2.0
 _SEND_S = 0.5
 """Time of a child that is reserved for sending what it has read."""
 LOOK_S = 3.0
