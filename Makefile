@@ -41,7 +41,7 @@ quick: $(STAMP) ## run the unit tests that need no lab, in under a minute
 	$(BIN)/python -m pytest tests/unit -n auto --maxprocesses $(WORKERS) --dist worksteal $(QUICK) \
 		--hypothesis-profile=quick $(PYTEST_ARGS)
 
-test: $(STAMP) ## run the tests but those of tests/thorough.txt
+test: $(STAMP) ## run all tests except those that tests/thorough.txt lists
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(LIGHT) --cache-clear $(PYTEST_ARGS) \
 		|| { [ $$? -eq 1 ] && $(ONCE_MORE) $(LIGHT); }
 	$(BIN)/python -m pytest -n $(LABS) --dist loadfile $(HEAVY_IN) $(HEAVY) --cache-clear $(PYTEST_ARGS) \

@@ -44,8 +44,9 @@ _MARK = struct.Struct("qq")
 class Care:
     """Which processes must not be read like others, since that can hang.
 
-    Their memory (command, environment), or, while they start a program, even their stat line: newer
-    kernels lock it then. A user with several such processes has none read: each costs a try.
+    Reading their memory (command, environment) can hang, and while they start a program also their
+    stat line: newer kernels lock it. Of a user with several such processes none is read, as each
+    costs a try.
     """
 
     def __init__(self, stuck: Collection[int] = (), shared: mmap.mmap | None = None) -> None:
