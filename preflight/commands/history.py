@@ -388,7 +388,8 @@ def run(arguments: argparse.Namespace) -> int:
         width = min(shutil.get_terminal_size().columns, _WIDTH)
         lines = "".join(f"{line}\n" for line in document_lines(document, width))
         shown = plain_json(document) if arguments.json else lines
-    except (AttributeError, TypeError, ValueError) as error:  # SQLite holds any type in any column
+    # SQLite holds any type in any column.
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UsageError(
             f"the history {place.words} holds values that no run wrote ({error}); move it away to "
             "start again, or give another: --history=DIR"

@@ -48,8 +48,8 @@ _CUT_AT: Final = (9, 15)
 
 def program(command: str) -> str:
     """The program in a command line: "python3" of "/usr/bin/python3 train.py"."""
-    first = command.strip("[]").split(maxsplit=1)[0] if command.strip("[] ") else ""
-    return PurePath(first.rstrip(":")).name
+    first = command.strip("[]").split(maxsplit=1)[:1]
+    return PurePath("".join(first).rstrip(":")).name
 
 
 _MOST_OF_A_DAEMON_MIB: Final = 4096

@@ -338,9 +338,7 @@ class History:
         before = run_before(self._connection, first, last.id)
         return Changes(
             runs=runs,
-            before=None
-            if before is None
-            else self._select_runs(_RUNS.where(RUNS.c.id == before))[0],
+            before=next(iter(self._select_runs(_RUNS.where(RUNS.c.id == before))), None),
             **episode_changes(self._connection, first, last.id),
         )
 

@@ -183,21 +183,21 @@ def decide(known: DecisionInput, config: HookConfig) -> Decision | Ask:
 def cause_of(known: DecisionInput) -> Cause | None:
     """Return the one finding to drain for: a lasting one comes before one that may heal.
 
-    None where preflight itself failed, unless `--fail-closed` asks to drain for that.
+    An error of preflight itself, such as a check that broke, hides no other check's finding. With
+    `--fail-closed` it is a cause if there is no such finding.
     """
     call, assessment = known.call, known.assessment
-    if why := assessment.trouble or _silence(assessment):
-        if not call.fail_closed:
-            return None
-        reason = compose(OWN_FAULT, why, call.job, whose="preflight")
-        return Cause(check=OWN_FAULT, reason=reason, heals=True)
     blamed = [
         each
         for each in assessment.findings
         if each.drains and not each.user and each.outcome is Outcome.FAIL
     ]
     if not blamed:
-        return None
+        why = call.fail_closed and (assessment.trouble or _silence(assessment))
+        if not why:
+            return None
+        reason = compose(OWN_FAULT, why, call.job, whose="preflight")
+        return Cause(check=OWN_FAULT, reason=reason, heals=True)
     first = min(blamed, key=lambda each: each.heals)
     return Cause(
         check=first.check,
@@ -344,10 +344,8 @@ def _leave_alone(
 def plain_code(assessment: Assessment) -> int:
     """Return 0 for ready, 1 for not ready, 2 for unknown. Findings about users do not count.
 
-    After an error of preflight itself the result is unknown, whatever else was seen.
+    An error of preflight itself is unknown, too; it hides no finding.
     """
-    if assessment.trouble:
-        return UNJUDGED
     if any(each.makes_not_ready and not each.user for each in assessment.findings):
         return UNHEALTHY
-    return UNJUDGED if assessment.unknown else HEALTHY
+    return UNJUDGED if assessment.trouble or assessment.unknown else HEALTHY

@@ -20,7 +20,8 @@ def left(*notable: Process, scheduler: str = "none") -> Verdict:
 
 @pytest.mark.proves("host.stale_processes", unknown="processes that could not be listed")
 def test_an_idle_node_is_ok_and_an_unread_one_unknown() -> None:
-    """Nothing notable passes; processes that could not be listed do not."""
+    """Nothing notable passes, nor does a name of blanks alone; unlisted processes do not."""
+    assert left(process(command="\u2028", gpu_mib=1)).outcome is not Outcome.BROKEN
     assert left().sentence == "nothing stale among 100 processes"
     assert judge_stale_processes(facts(processes=None), limit=SHIPPED).outcome is Outcome.UNKNOWN
 

@@ -116,6 +116,18 @@ def test_a_closed_prolog_lets_no_unjudged_node_through(
     assert prolog(tmp_path, does, closed="--fail-closed").returncode == code
 
 
+@pytest.mark.parametrize("closed", [(0,), (0, 1), (0, 2), (1, 2), (2,), (0, 1, 2)])
+def test_closed_streams_hide_no_verdict(tmp_path: Path, closed: tuple[int, ...]) -> None:
+    """Without standard streams, what preflight logs on standard error is no part of its answer."""
+    script = script_of(tmp_path, f"cat <<E\n{DOCUMENT}E\necho gpu.ecc fail >&2\nexit 1")
+    closing = " ".join(f"{number}>&-" for number in closed)
+    ended = subprocess.run(
+        ["/bin/sh", "-c", f'exec "$0" {closing}', script], env={"SLURMD_NODENAME": "h1"},
+        check=False, timeout=60,
+    )  # fmt: skip
+    assert ended.returncode == 1
+
+
 @pytest.mark.parametrize("files", [4, 5])
 @pytest.mark.parametrize(("closed", "code"), [("", 0), ("--fail-closed", 1)])
 def test_a_shell_that_can_open_no_pipe_has_no_answer(

@@ -357,6 +357,9 @@ def test_a_damaged_page_is_a_line(tmp_path: Path) -> None:
         "UPDATE layouts SET units = 7",
         "UPDATE fleets SET past = '{\"runs\": -1}'",
         "DROP TABLE measures",
+        "DELETE FROM runs WHERE id = 1",
+        "UPDATE runs SET fleet_id = 77 WHERE id = 1",
+        "UPDATE states SET run_id = -5 WHERE run_id = 1 AND node_id = 1",
     ],
 )
 def test_what_another_user_wrote_into_it_is_a_line_or_nothing(tmp_path: Path, spoil: str) -> None:
@@ -371,7 +374,9 @@ def test_what_another_user_wrote_into_it_is_a_line_or_nothing(tmp_path: Path, sp
         other.commit()
     try:
         with reading(place) as history:
-            answers = (history.node("h1"), history.past(("h1", "h2", "h3"), {}), history.last_run())
+            last = history.last_run()
+            answers = (history.node("h1"), history.past(("h1", "h2", "h3"), {}), last)
+            history.changes(last)
     except HistoryError as error:
         assert "move it away" in str(error) or "repair it" in str(error)  # noqa: PT017
     else:

@@ -165,14 +165,24 @@ def test_a_state_that_nobody_tells_is_not_touched() -> None:
     assert done(step) == ("withheld", 0)
 
 
-def test_a_fault_of_ours_drains_nobody() -> None:
-    """After an error of preflight no finding drains the node, and the error is logged."""
-    found = results(BAD_ECC, trouble="cannot read the inventory /etc/preflight/fleet.toml")
+def test_an_error_of_preflight_drains_no_node() -> None:
+    """An error of preflight, beside a finding that does not drain, is logged with the finding."""
+    found = results(STALE, trouble="cannot read the inventory /etc/preflight/fleet.toml")
     step = decide(known(found), config())
     assert done(step) == ("none", 0)
     assert isinstance(step, Decision)
     assert "could not check gpu041: cannot read the inventory" in step.log
-    assert f"; found before: {BAD_ECC.check} fail" in step.log
+    assert f"; found before: {STALE.check} fail" in step.log
+
+
+def test_a_check_that_breaks_hides_no_fault_of_another() -> None:
+    """A fault that one check has proven drains the node, even if another check broke."""
+    found = results(BAD_ECC, trouble="host.stale_processes: IndexError")
+    assert decide(known(found), config()) == "state"
+    step = decide(known(found, seen=state(), tokens=GRANTED), config())
+    assert done(step) == ("drain", 1)
+    assert isinstance(step, Decision)
+    assert step.reason.startswith(f"pf:{BAD_ECC.check} ")
 
 
 def test_fail_closed_works_within_the_breaker() -> None:

@@ -87,4 +87,5 @@ def test_plain_codes() -> None:
     warned = msgspec.structs.replace(BAD_ECC, outcome=Outcome.WARN)
     assert [plain_code(results(one)) for one in (BAD_ECC, HOT, STALE, warned)] == [1, 1, 0, 0]
     assert plain_code(results()) == 0
-    assert plain_code(results(BAD_ECC, trouble="the disk is full")) == 2
+    assert plain_code(results(STALE, trouble="a check broke")) == 2
+    assert plain_code(results(BAD_ECC, trouble="a check broke")) == 1
