@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import inspect
 import json
 import os
 import re
@@ -39,6 +40,8 @@ IMPORTED = (
     "jinja2", "paramiko", "sqlalchemy", "ClusterShell.NodeSet", "ClusterShell.NodeUtils",
     "preflight.plugin", "preflight.cli", "preflight.session.session", "preflight.fabric.judge",
     "preflight.history.queries", "preflight.history.writing", "preflight.report.page",
+    "preflight.commands.explain", "preflight.hang.explain.weigh", "preflight.hang.diagnose.places",
+    "hypothesis.internal.observability",  # by its plugin, at the end of each run
 )  # fmt: skip
 """What most runs of pytest with the plugin import, as `-X importtime` shows it."""
 CHECKS = "preflight.checks"
@@ -139,6 +142,7 @@ def _serve(asking: socket.socket) -> None:
     template("page.html.j2")
     for path in sorted((ROOT / "checks").glob("*/test_*.py")):
         importlib.import_module(f"{CHECKS}.{path.parent.name}.{path.stem}")
+    _read_tables()
     for name in ("preflight", "xdist"):
         # As if pytest had imported them: it warns of a plugin that was imported before.
         sys.modules[name].__loader__ = AssertionRewritingHook.__new__(AssertionRewritingHook)
@@ -155,6 +159,15 @@ def _serve(asking: socket.socket) -> None:
             os.close(stream)
         asking.send(str(pid).encode())
         asking.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+
+
+def _read_tables() -> None:
+    """Have each cached table of the product read once, for all runs."""
+    ours = [module for name, module in sys.modules.items() if name.startswith("preflight.")]
+    for name, function in [one for module in ours for one in vars(module).items()]:
+        cached = hasattr(function, "cache_info") and not name.startswith("_")
+        if cached and not inspect.signature(function).parameters:
+            function()
 
 
 def _become(asked: _Asked, streams: Sequence[int]) -> None:

@@ -206,9 +206,15 @@ def who_may_plant(path: Path) -> str:
     Files of preflight's installation or checkout are exempt: a user who can write there (the owner
     of a folder that a container mounts) already has his code run by this very process.
     """
-    package = Path(__file__).resolve().parent.parent
+    return who_may_change(path, _of_a_user(__file__))
+
+
+@cache
+def _of_a_user(module: str) -> Path | None:
+    """The installation or checkout that holds this module if another user can write there."""
+    package = Path(module).resolve().parent.parent
     checkout = package.parent if (package.parent / "checks").is_dir() else package
-    return who_may_change(path, checkout if who_may_change(package / "__init__.py") else None)
+    return checkout if who_may_change(package / "__init__.py") else None
 
 
 def roots_paths(name: str, value: str) -> tuple[str, list[str]]:
