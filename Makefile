@@ -86,7 +86,7 @@ bench-full: $(STAMP) ## each fault 20 times in the lab and the rehearsal, each h
 	PREFLIGHT_CASES=6000 $(BIN)/python -m pytest tests/patterns $(PYTEST_ARGS)
 	$(BIN)/python -m tests.bench.full
 	PREFLIGHT_CASES=100000 $(BIN)/python -m pytest tests/unit/report/test_races.py tests/unit/payload/test_redact.py \
-		tests/unit/payload/test_users_words.py tests/unit/fleet/test_nodeset.py tests/unit/checks/test_monotony.py \
+		tests/unit/payload/test_secret_spellings.py tests/unit/payload/test_users_words.py tests/unit/fleet/test_nodeset.py tests/unit/checks/test_monotony.py \
 		tests/unit/captured/test_monotony_of_texts.py tests/unit/payload/test_profiles.py \
 		tests/unit/history/test_troubles.py
 	PREFLIGHT_CASES=3000 $(BIN)/python -m pytest tests/unit/captured/test_several_parts.py

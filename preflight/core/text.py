@@ -331,28 +331,48 @@ def _in_common(one: str, other: str) -> int:
     return sum(len(commonprefix(way)) for way in ways)  # noqa: RUF071  characters are meant
 
 
-_URL_LOGIN: Final = re.compile(r"(://)(?:[^/\s]*|[^\s:]*:\S*)@")
+_ENCODED: Final = re.compile(r"(?<!\S)\S*%[0-9A-Fa-f]{2}\S*")
+_URL_LOGIN: Final = re.compile(
+    r"(://)(?:[^/\s]*|[^\s:]*:\S*)@|(?<![^\s\"'=,;])[^\s:@/\"'=,;]+:(?!/)\S*@"
+)
 _UP_TO_AT: Final = re.compile(r"(?<!\S)\S*@")
 """Each word up to its last @: what follows holds no login."""
+_HARMLESS: Final = r"(?:/|(?:[-+.\d]{1,20}|true|false|on|off|yes|no|[yn])(?![^&;,\s\"']))"
 _ASSIGNED: Final = re.compile(
+    # password=x, "pw": x, and any other name=x, unless x is a number or a path.
     r"((?:(?:token|secret|passw(?:or)?d|passphrase|passcode|pwd|api[-_]?key|access[-_]?key|private[-_]?key"
-    r"|credential|bearer|jwt)\w{0,20}|(?<![a-z])(?:pass|pw|auth|psk|otp|sas|sig|key))"
-    r"[\"']?\s*[=:]+\s*[\"']?)(?!/)[^&;,\s\"']+"
-    r"|((?<![a-z])(?:token|secret|passw(?:or)?d|passphrase|bearer|basic)\s+)\S+",
+    r"|credential|bearer|cookie|jwt)\w{0,20}|(?<![a-z])(?:pass|pw|auth|psk|otp|sas|sig|key))"
+    r"[\"']?\s*(?:=|:(?!\s*/))[=:]*\s*[\"']?"
+    rf"|[a-z_][\w.-]{{0,60}}[\"']?=[\"']?(?!{_HARMLESS})"
+    r"|(?<![a-z])(?:token|secret|passw(?:or)?d|passphrase|bearer|basic)\s+[\"']?)[^&;,\s\"']+"
+    # Cookie: x; a header's value may have several words.
+    rf"|([a-z][\w-]{{0,60}}[\"']?:\s+)(?!{_HARMLESS})[^\n]+",
     re.IGNORECASE,
 )
-_SHAPE: Final = re.compile(
-    r"(?<![A-Za-z0-9])(?:hf_|sk-|sk_|pk_|rk_|gh[pousr]_|github_pat_|glpat-|xox[a-z]-|nvapi-|AKIA|ASIA|AIza"
-    r"|dop_v1_|npm_|pypi-|wandb_v1_|eyJ)[\w.+=-]{12,}"
+_RANDOM: Final = re.compile(
+    r"(?<![A-Za-z0-9/.])(?:[0-9a-fA-F]{32,}+|(?=[A-Z0-9+]{0,99}[a-z])(?=[a-z0-9+]{0,99}[A-Z])"
+    r"(?=[A-Za-z+]{0,99}\d)[A-Za-z0-9+]{20,}+)(?![A-Za-z0-9/.])"
 )
-"""Prefixes that issuers give their tokens."""
+"""A long word in hex, or of capitals, small letters and digits, that is no part of a path."""
+TOKEN: Final = re.compile(
+    r"(?<![A-Za-z0-9])(?:hf_|api_org_|sk-|[spr]k_|whsec_|gh[pousr]_|github_pat_|xox[a-z]-|xapp-"
+    r"|gl(?:pat|dt|rt|ft|imt|agent|oas|soat|cbt|ptt|ffct)-|nvapi-|A[KS]IA|ABIA|ACCA|LTAI|AKCp|AIza"
+    r"|GOCSPX-|ya29\.|1//0|do[opr]_v1_|dckr_pat_|npm_|pypi-|rubygems_|wandb_v1_|eyJ|hv[bsr]\."
+    r"|gsk_|xai-|pplx-|csk-|r8_|tgp_v1_|lsv2_|shp[a-z]{2}_|lin_(?:api|oauth)_|SG\.|sq0[a-z]{3}-"
+    r"|dapi(?=[0-9a-f]{10})|dp\.[a-z]{2,5}\.|dt0[a-z]\d\d\.|PMAK-|NRAK-|pul-|ph[cx]_|sntry[su]_"
+    r"|gls?[ac]_|AT[AC]TT3|ATBB|pscale_|tskey-|figd_|ntn_|fm[12][a-z]?_|sgp_|AGE-SECRET-KEY-"
+    r")[\w.+=-]{10,}"
+)
+"""Prefixes that issuers give their tokens; the payload has the same expression."""
 
 
 def starred(value: str) -> str:
-    """Mask the login in a URL, the value after a word such as token, and tokens by their prefix.
+    """Mask logins, assigned words, tokens by their prefix, and what looks random or is encoded.
 
     >>> starred("http://ann:hunter2@proxy:3128")
     'http://***@proxy:3128'
     """
-    bare = _UP_TO_AT.sub(lambda found: _URL_LOGIN.sub(r"\1***@", found[0]), value)
-    return _SHAPE.sub("***", _ASSIGNED.sub(r"\1\2***", bare))
+    bare = _UP_TO_AT.sub(
+        lambda found: _URL_LOGIN.sub(r"\1***@", found[0]), _ENCODED.sub("***", value)
+    )
+    return _RANDOM.sub("***", TOKEN.sub("***", _ASSIGNED.sub(r"\1\2***", bare)))

@@ -60,7 +60,7 @@ _LONGEST_VALUE = 8192
 
 HIDDEN_NAMES = (
     r"(?i)TOKEN|SECRET|(?<!BY)PASS(?!IVE|THR)|CREDENTIAL|(?:_|API|ACCESS|PRIVATE)KEY(?:_|$)|JWT|AUTH"
-    r"|BEARER|PWD|(?<![A-Z])PW(?![A-Z])|_(?:PSK|SAS|OTP|SIG)$"
+    r"|BEARER|COOKIE|PWD|(?<![A-Z])PW(?![A-Z])|_(?:PSK|SAS|OTP|SIG)$"
 )
 """The payload has the same expression (probe/redact.py); a test holds that."""
 _LARGEST_FILE = 1 << 20

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec import Struct
 
+from preflight.core.text import TOKEN
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import expand, fold
 from preflight.report.secret_names import NAMED, NAMING, PLAIN, short_of
@@ -114,7 +115,7 @@ class Hider:
             f"| (?P<long>(?:{any_of(name[:_LONGEST] for name in long)}).*)"
             f"| (?P<loose>(?:{any_of(loose)})(?![0-9])(?:\\.[A-Za-z0-9-]+)*)"
             f"| (?<![A-Za-z0-9])(?P<known>(?:{any_of(rest)})"
-            "(?![A-Za-z0-9])(?:\\.[A-Za-z0-9-]+)*))",
+            f"(?![A-Za-z0-9])(?:\\.[A-Za-z0-9-]+)*)| (?P<token>(?-i:{TOKEN.pattern})))",
             re.VERBOSE | re.IGNORECASE,
         )
 
@@ -161,6 +162,8 @@ class Hider:
             if found not in self._sets:
                 self._sets[found] = self._unfolded(found)
             return self._sets[found]
+        if kind == "token":
+            return "***"
         if kind in ("loose", "known"):
             return self._known(found) or self._number(found, "other")
         if kind in _PART_OF:

@@ -34,10 +34,10 @@ _TELLTALE_INSIDE = re.compile(rf"{_TELLTALE.pattern}[\w.-]{{0,60}}[:%+;|~]")
 """key:VALUE, and key%3dVALUE."""
 SECRET_VARIABLE = re.compile(
     r"(?i)TOKEN|SECRET|(?<!BY)PASS(?!IVE|THR)|CREDENTIAL|(?:_|API|ACCESS|PRIVATE)KEY(?:_|$)|JWT|AUTH"
-    r"|BEARER|PWD|(?<![A-Z])PW(?![A-Z])|_(?:PSK|SAS|OTP|SIG)$"
+    r"|BEARER|COOKIE|PWD|(?<![A-Z])PW(?![A-Z])|_(?:PSK|SAS|OTP|SIG)$"
 )
 """The controller has the same expression, for text that does not come from a node."""
-_SETTING = re.compile(r"[\^=]{0,2}[\w./:,;+~%^|*\[\]-]{0,4000}")
+_SETTING = re.compile(r"[\^=]{0,2}(?!-[A-Za-z])[\w./:,;+~%^|*\[\]-]{0,4000}")
 """A list of devices, protocols or folders: a value with blanks or a login may hold a secret."""
 _ASSIGNABLE = re.compile(r"(?:--)?[A-Za-z_][A-Za-z0-9_.-]{0,60}")
 """--name=value, NAME=value, and Hydra's a.name=value."""
@@ -50,11 +50,11 @@ _NUMBER = re.compile(
     re.IGNORECASE,
 )
 _PATH = re.compile(
-    r"(?:~|\.{0,2})(?:/[\w.+=@,-]{1,80}){1,24}/?|(?:[\w+-]{1,60}/){0,8}[\w.+-]{1,60}"
+    r"(?:~|\.{0,2})(?:/[\w.+@,-]{1,80}){1,24}/?|(?:[\w+-]{1,60}/){0,8}[\w.+-]{1,60}"
     r"\.(?:bin|cfg|conf|csv|ini|ipynb|jsonl?|log|out|parquet|pt|py|pyz|safetensors|sh|so|toml|txt|ya?ml)"
 )
-_PLAIN = re.compile(r"[\w./:,+~%-]{0,400}")
-"""The value of a harmless option: a query (?sig=), a login (@) or a document may hold a secret."""
+_PLAIN = re.compile(r"(?:[\w./,+~%-]|:(?=/|\d{1,6}(?!\w))){0,400}")
+"""The value of a harmless option: a query (?sig=), a login or a document may hold a secret."""
 _GPU = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{36}")
 _TAKES_MODULE = re.compile(
     r"(?:python|pypy)[\d.]*|torchrun|accelerate|torch\.distributed\.(?:run|launch)"
@@ -62,16 +62,27 @@ _TAKES_MODULE = re.compile(
 """Programs whose -m takes a module."""
 _SHELLS = re.compile(r"bash|sh|dash|zsh")
 _CODE = re.compile(r"-[a-zA-Z]{0,3}c")
-_BARE = re.compile(r"[^\w./+-].*", re.DOTALL)
+_PROGRAM = re.compile(r"(?:[\w./+-]|::(?=\w))+(?=[\s:,;=(]|$)")
+"""A program's name, as in "sshd: alice" and "ray::IDLE"; what follows may be secret."""
 _FLAG = re.compile(r"-[uBx]")
 """Options of an interpreter that take no value."""
 
-_URL_LOGIN = re.compile(r"(://)[^/\s]*@|(://)[^\s:]*:\S*@")
-_UP_TO_AT = re.compile(r"(?<!\S)\S*@")  # a word's login ends at its last @
-_KNOWN_SHAPE = re.compile(
-    r"(?<![A-Za-z0-9])(?:hf_|sk-|sk_|pk_|rk_|gh[pousr]_|github_pat_|glpat-|xox[a-z]-|nvapi-|AKIA|ASIA|AIza|"
-    r"dop_v1_|npm_|pypi-|wandb_v1_|eyJ)[\w.+/=-]{8,}"
+_ENCODED = re.compile(r"(?<!\S)\S*%[0-9A-Fa-f]{2}\S*")
+_URL_LOGIN = re.compile(
+    r"(://)[^/\s]*@|(://)[^\s:]*:\S*@|(?<![^\s\"'=,;])[^\s:@/\"'=,;]+:(?!/)\S*@"
 )
+"""Of a URL, or user:password@host alone; a Lustre server, 10.0.0.1@tcp:/fs, has no login."""
+_UP_TO_AT = re.compile(r"(?<!\S)\S*@")  # a word's login ends at its last @
+TOKEN = re.compile(
+    r"(?<![A-Za-z0-9])(?:hf_|api_org_|sk-|[spr]k_|whsec_|gh[pousr]_|github_pat_|xox[a-z]-|xapp-"
+    r"|gl(?:pat|dt|rt|ft|imt|agent|oas|soat|cbt|ptt|ffct)-|nvapi-|A[KS]IA|ABIA|ACCA|LTAI|AKCp|AIza"
+    r"|GOCSPX-|ya29\.|1//0|do[opr]_v1_|dckr_pat_|npm_|pypi-|rubygems_|wandb_v1_|eyJ|hv[bsr]\."
+    r"|gsk_|xai-|pplx-|csk-|r8_|tgp_v1_|lsv2_|shp[a-z]{2}_|lin_(?:api|oauth)_|SG\.|sq0[a-z]{3}-"
+    r"|dapi(?=[0-9a-f]{10})|dp\.[a-z]{2,5}\.|dt0[a-z]\d\d\.|PMAK-|NRAK-|pul-|ph[cx]_|sntry[su]_"
+    r"|gls?[ac]_|AT[AC]TT3|ATBB|pscale_|tskey-|figd_|ntn_|fm[12][a-z]?_|sgp_|AGE-SECRET-KEY-"
+    r")[\w.+=-]{10,}"
+)
+"""Prefixes that issuers give their tokens; the controller has the same expression."""
 _HEX = re.compile(r"(?<![0-9A-Za-z])[0-9a-fA-F]{32,}(?![0-9A-Za-z])")
 _AWS_SECRET = re.compile(
     r"(?<![\w/+])(?=\S{0,39}[A-Z])(?=\S{0,39}[a-z])(?=\S{0,39}\d)[A-Za-z0-9+][A-Za-z0-9/+]{39}(?![\w/+=])"
@@ -84,8 +95,12 @@ _INTERPRETER = re.compile(r"^(?:python|pypy|bash|sh|dash|zsh|perl|ruby|node)[\d.
 def command(argv: list[bytes], *, whole: bool) -> str:
     """Return a process's command as one printable line; if not `whole`, only program and script."""
     words = [clean(word, TEXT_LIMIT) for word in argv[:256]]
-    # A title set by the process itself is a whole command in one word.
-    words = [*words[0].split(), *words[1:]] if whole and words else program(words)
+    if whole and words:
+        # A title set by the process itself is a whole command in one word.
+        first, *rest = words[0].split() or [CUT]
+        words = [_program(first), *rest, *words[1:]]
+    else:
+        words = program(words)
     return clean(" ".join(redact_words(words)), TEXT_LIMIT)
 
 
@@ -93,16 +108,21 @@ def program(words: list[str]) -> list[str]:
     """Cut a command to its program, with the script or module where the program runs one."""
     if not words:
         return []
-    bare = [_BARE.sub("", word) for word in words]  # text after other characters may be secret
-    shown = [bare[0] or CUT]
-    name = os.path.basename(bare[0])
+    shown = [_program(words[0])]
+    name = os.path.basename(shown[0])
     at = next((at for at, word in enumerate(words) if at and not _FLAG.fullmatch(word)), 0)
     if not at or not _INTERPRETER.match(name):
         return shown
     if words[at] == "-m" and _TAKES_MODULE.fullmatch(name):
-        return [*shown, *bare[at : at + 2]]
-    is_script = _PATH.fullmatch(words[at]) and words[at] == bare[at] and words[at][0] != "-"
+        return [*shown, "-m", *map(_program, words[at + 1 : at + 2])]
+    is_script = _PATH.fullmatch(words[at]) and words[at] == _program(words[at])
     return [*shown, words[at]] if is_script else shown
+
+
+def _program(word: str) -> str:
+    """Cut a word to the name of a program; only a login shell's begins with a dash."""
+    found = _PROGRAM.match(word)
+    return found[0] if found and (word[0] != "-" or _SHELLS.fullmatch(found[0][1:])) else CUT
 
 
 def redact_words(words: list[str]) -> list[str]:
@@ -168,13 +188,14 @@ def _plain(name: str) -> str:
 
 
 def without_login(text: str) -> str:
-    """Cut the login out of each URL."""
+    """Cut the login out of each URL, and each word with an encoded character: %40 is @."""
+    text = _ENCODED.sub(CUT, text)
     return _UP_TO_AT.sub(lambda found: _URL_LOGIN.sub(rf"\1\2{CUT}@", found.group()), text)
 
 
 def _without_shapes(word: str) -> str:
     """Cut words of a secret's form wherever they are: a key in a path or a file's name."""
-    word = _KNOWN_SHAPE.sub(CUT, without_login(word))
+    word = TOKEN.sub(CUT, without_login(word))
     word = _AWS_SECRET.sub(CUT, _HEX.sub(CUT, word))
     return _LONG.sub(lambda found: CUT if _random(found.group()) else found.group(), word)
 

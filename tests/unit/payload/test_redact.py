@@ -260,7 +260,7 @@ def test_a_harmless_options_value_is_shown() -> None:
 _SECRETS = (
     "PW", "PWD", "PASS", "PASSWD", "PASSWORD", "PASSPHRASE", "TOKEN", "SECRET", "API_KEY", "APIKEY",
     "ACCESS_KEY", "ACCESSKEY", "PRIVATE_KEY", "KEY", "JWT", "AUTH", "BEARER", "PSK", "SAS", "OTP",
-    "SIG", "CREDENTIALS",
+    "SIG", "CREDENTIALS", "COOKIE",
 )  # fmt: skip
 _SHAPES = ("ghp_", "github_pat_", "hf_", "sk-", "glpat-", "xoxb-", "nvapi-", "AKIA", "eyJ")
 

@@ -34,7 +34,7 @@ UUID = "GPU-1b4e28ba-2fa1-11d2-883f-0016d3cca427"
 SECRETS = (
     *NODES, UUID, "10.77.0.41", "fe80::a00:27ff:fe4e:66a1", "b8:59:9f:0c:11:22", "alice", "bob",
     "corp.example", "1650523012345", "nfs-east", "sw-a12", "0x506b4b0300a1b2c3", "carol",
-    "lab.example", "dave", "erin", "root-admin",
+    "lab.example", "dave", "erin", "root-admin", "hf_Zx9kQ27vLm3Tp8Rw", "Zx9kQ27v",
 )  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def night() -> Report:
         "bob, in /home/bob/train; gpu041-gpu042 via 10.77.0.41 and fe80::a00:27ff:fe4e:66a1",
         advice="ask alice; nfs-east:/export/alice; b8:59:9f:0c:11:22; 0x506b4b0300a1b2c3; "
         "mail carol@lab.example about GPU041, in /scratch/erin/x; pid 8 of user ACME\\dave, "
-        "pid 9 of user root-admin",
+        "pid 9 of user root-admin, with --x=hf_Zx9kQ27vLm3Tp8Rw",
         user="alice",
         serial="1650523012345",
         seen={"gpu041": {"uuid": UUID, "path": "/data/alice/x", "near": ["gpu042", "bob"]}},
