@@ -6,7 +6,7 @@ from __future__ import annotations
 import string
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from probe import redact
 
@@ -99,7 +99,8 @@ PLACES = (
 
 
 def argv_of(spelled: str, name: str, secret: str) -> list[bytes]:
-    """The words of a spelled command."""
+    """The words of a spelled command, which else hold no piece of the secret."""
+    assume(not piece_in(spelled.format(n=name, s=""), secret))
     filled = [each.replace("\0", " ") for each in spelled.split(" ")]
     return [each.format(n=name, s=secret).encode() for each in filled]
 
@@ -163,7 +164,8 @@ TOKEN_VALUES = ("{s}", "a,{s}", "x={s}", "a:{s}", "a b {s} c", "'{s}'", "mlx5_0;
 def test_a_secret_in_a_variable_is_not_kept(spelled: tuple[str, str], name: str) -> None:
     """The controller cuts it out of the job's environment, and a node out of nccl.conf."""
     value = spelled[0].format(n=name, s=spelled[1])
-    kept = str(public({"NCCL_ALGO": value})), redact.setting("NCCL_ALGO", value)
+    assume(not piece_in(spelled[0].format(n=name, s=""), spelled[1]))
+    kept = public({"NCCL_ALGO": value})["NCCL_ALGO"], redact.setting("NCCL_ALGO", value)
     assert not any(piece_in(one, spelled[1]) for one in kept), kept
 
 
