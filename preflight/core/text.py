@@ -339,14 +339,14 @@ _UP_TO_AT: Final = re.compile(r"(?<!\S)\S*@")
 """Each word up to its last @: what follows holds no login."""
 _HARMLESS: Final = r"(?:/|(?:[-+.\d]{1,20}|true|false|on|off|yes|no|[yn])(?![^&;,\s\"']))"
 _ASSIGNED: Final = re.compile(
+    # Cookie: x y; a header's value may have several words.
+    rf"([a-z][\w-]{{0,60}}[\"']?:\s+)(?!{_HARMLESS})[^\n]+"
     # password=x, "pw": x, and any other name=x, unless x is a number or a path.
-    r"((?:(?:token|secret|passw(?:or)?d|passphrase|passcode|pwd|api[-_]?key|access[-_]?key|private[-_]?key"
+    r"|((?:(?:token|secret|passw(?:or)?d|passphrase|passcode|pwd|api[-_]?key|access[-_]?key|private[-_]?key"
     r"|credential|bearer|cookie|jwt)\w{0,20}|(?<![a-z])(?:pass|pw|auth|psk|otp|sas|sig|key))"
     r"[\"']?\s*(?:=|:(?!\s*/))[=:]*\s*[\"']?"
     rf"|[a-z_][\w.-]{{0,60}}[\"']?=[\"']?(?!{_HARMLESS})"
-    r"|(?<![a-z])(?:token|secret|passw(?:or)?d|passphrase|bearer|basic)\s+[\"']?)[^&;,\s\"']+"
-    # Cookie: x; a header's value may have several words.
-    rf"|([a-z][\w-]{{0,60}}[\"']?:\s+)(?!{_HARMLESS})[^\n]+",
+    r"|(?<![a-z])(?:token|secret|passw(?:or)?d|passphrase|bearer|basic)\s+[\"']?)[^&;,\s\"']+",
     re.IGNORECASE,
 )
 _RANDOM: Final = re.compile(

@@ -146,7 +146,7 @@ def test_a_token_of_a_known_form_leaves_nowhere(spelled: str, name: str, token: 
 VALUES = (
     "{n}={s}", "x {n}={s}", '{n}="{s}"', "{n}: {s}", '{{"{n}": "{s}"}}', "a;{n}={s};b=1",
     "u:{s}@h", "a,u:{s}@h:1", "https://u:{s}@h/p", "https://{s}@h", "https://u%3A{s}%40h/p",
-    "https://h/p?{n}={s}", "Cookie: {s}", "Cookie: a={s}; b=1", "Authorization: Bearer {s}",
+    "https://h/p?{n}={s}", "Cookie: {s}", "Cookie: a {s}", "Cookie: a={s}; b=1", "Authorization: Bearer {s}",
     "Bearer {s}", "Basic {s}", "password {s}", "x --token {s}", "x --password={s}", "x_pwd:{s}",
     "DefaultEndpointsProtocol=https;AccountKey={s};x=1", "key={s}", "{n}==1,pw={s}",
     "redis://:{s}@h:6379/0",
