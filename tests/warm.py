@@ -143,7 +143,7 @@ def _serve(asking: socket.socket) -> None:
     for path in sorted((ROOT / "checks").glob("*/test_*.py")):
         importlib.import_module(f"{CHECKS}.{path.parent.name}.{path.stem}")
     _read_tables()
-    for name in ("preflight", "xdist"):
+    for name in ("preflight", "xdist", "hypothesis", "_hypothesis_globals"):
         # As if pytest had imported them: it warns of a plugin that was imported before.
         sys.modules[name].__loader__ = AssertionRewritingHook.__new__(AssertionRewritingHook)
     gc.collect()
