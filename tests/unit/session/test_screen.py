@@ -166,9 +166,10 @@ def test_progress_has_a_bar_a_rate_and_names_the_last_nodes(
     written = io.BytesIO()
     screen = Tty(written, encoding=encoding)
     progress = TerminalProgress(TerminalReporter(pytestconfig, screen))
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     progress.step("probing", 0, 64, NAMES[:64])
-    later = time.monotonic() + 2
-    monkeypatch.setattr(time, "monotonic", lambda: later)
+    monkeypatch.setattr(time, "monotonic", lambda: now + 2)
     progress.step("probing", 32, 64, NAMES[:64])
     progress.step("probing", 62, 64, NAMES[6:8])
     screen.flush()
