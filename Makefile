@@ -12,7 +12,7 @@ INDEX := $(if $(PIP_INDEX_URL),--index-url $(PIP_INDEX_URL))
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 # Most tests wait for something; of those that load hosts of the lab, or sweep, three files at a time.
-WORKERS ?= 5
+WORKERS ?= 4
 LABS ?= 3
 BUT = and not thorough
 LIGHT = -m "not (lab or busy) $(BUT)"
