@@ -9,7 +9,7 @@ What a killed run had not judged yet is `not_run`, and its exit code is that of 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 from msgspec import Struct
@@ -163,14 +163,6 @@ def _event(line: bytes) -> Event | None:
     try:
         return cast("Event", _DECODER.decode(line))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _old_event(line)
-
-
-def _old_event(line: bytes) -> Event | None:
-    try:
-        old = msgspec.json.decode(line, type=dict[str, Any])
-        return cast("Event", msgspec.convert(_event_from_schema_1(old), type=Event))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
@@ -208,12 +200,9 @@ def reread(folder: Path) -> Report:
 
 
 def decode_report(path: Path, content: bytes) -> Report:
-    """Decode a report.json of this schema or of schema 1; UsageError for any other content."""
+    """Decode a report.json of this schema; UsageError for any other content."""
     try:
         dated = msgspec.json.decode(content, type=_Dated)
-        if dated.schema == 1:
-            old = msgspec.json.decode(content, type=dict[str, Any])
-            return msgspec.convert(_report_from_schema_1(old), type=Report)
         if dated.schema != DOCUMENT_SCHEMA:
             raise UsageError(
                 f"{path} is of schema {dated.schema}, this preflight reads "
@@ -243,38 +232,6 @@ def _content(path: Path) -> bytes | None:
         return None
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {error}; give another run") from error
-
-
-_OUTCOMES = {"lost": "missing"}
-"""Outcomes that schema 2 renamed. Of its fields see the two functions below."""
-
-
-def _report_from_schema_1(old: dict[str, Any]) -> dict[str, Any]:
-    """Return a decoded report.json of schema 1 with the keys and words of schema 2."""
-    new = _renamed(old, {"lost": "missing", "missed": "sensitivity"})
-    if isinstance(old.get("counts"), dict):
-        new["counts"] = _renamed(old["counts"], _OUTCOMES)
-    if isinstance(old.get("verdicts"), list):
-        new["verdicts"] = [_verdict(row) for row in old["verdicts"]]
-    return {**new, "schema": 2}
-
-
-def _event_from_schema_1(old: dict[str, Any]) -> dict[str, Any]:
-    """Return a decoded line of events.jsonl of schema 1 with the keys and words of schema 2."""
-    new: dict[str, Any] = _verdict(_renamed(old, {"owed": "expected"}))
-    if isinstance(old.get("night"), dict):
-        new["night"] = _renamed(old["night"], {"lost": "missing"})
-    return new
-
-
-def _verdict(row: Any) -> Any:
-    if not isinstance(row, dict) or not isinstance(row.get("outcome"), str):
-        return row
-    return {**row, "outcome": _OUTCOMES.get(row["outcome"], row["outcome"])}
-
-
-def _renamed(old: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    return {names.get(key, key): value for key, value in old.items()}
 
 
 def _of_events(path: Path, events: Sequence[Event]) -> Report:

@@ -11,7 +11,7 @@ from preflight.core.registry import Entry
 from preflight.errors import UsageError
 from preflight.report.events import NAME, Began, Events, by_check, read_events, reread
 from preflight.report.since import Night
-from preflight.verdict import Outcome, Verdict, fail, ok
+from preflight.verdict import Outcome, fail, ok
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,25 +53,6 @@ def test_a_verdict_is_on_disk_before_the_next_one_is_reached(tmp_path: Path) -> 
     assert lines[1]["evidence"] == {}, "of what is fine"
     assert lines[2]["evidence"] == {"seen": 7}
     assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o640
-
-
-def test_events_of_schema_1_are_read(tmp_path: Path) -> None:
-    """Their keys and their outcome `lost` become those of schema 2; the last line of a run too."""
-    events = began(tmp_path)
-    events.verdict("gpu.count", ("n1",), ok("8 GPUs"))
-    events.verdict("gpu.count", ("n2",), Verdict(outcome=Outcome.MISSING, sentence="never came"))
-    night = Night(
-        run="ab", started="2026-11-22T02:00:00+00:00", seconds=1.0, tier="quick", exit=3, nodes=3,
-        ready=0, not_ready=(), missing=2, bad=(),
-    )  # fmt: skip
-    events.end((), night)
-    new = (tmp_path / NAME).read_bytes()
-    began_line, *verdicts, ended_line = [json.loads(line) for line in new.splitlines()]
-    began_line["owed"] = began_line.pop("expected")
-    verdicts[1]["outcome"] = "lost"
-    ended_line["night"]["lost"] = ended_line["night"].pop("missing")
-    old = "\n".join(map(json.dumps, (began_line, *verdicts, ended_line)))
-    assert read_events(old.encode()) == read_events(new)
 
 
 def test_a_killed_runs_report_is_put_together_from_what_it_knew(tmp_path: Path) -> None:

@@ -12,11 +12,10 @@ import pytest
 from msgspec.structs import replace
 
 from preflight import cli
-from preflight.commands.nightly.sweeper import read_report
 from preflight.errors import UsageError
 from preflight.report.document import BlameRow, PairRow, SensitivityRow, encode
 from preflight.report.events import Began, reread
-from preflight.verdict import Outcome, Verdict, fail, ok
+from preflight.verdict import fail
 
 from .nights import BENT, report
 
@@ -42,21 +41,6 @@ def test_a_run_reads_its_own_report(tmp_path: Path) -> None:
     """What it wrote comes back."""
     (tmp_path / "report.json").write_text(WHOLE)
     assert encode(reread(tmp_path)).decode() == WHOLE
-
-
-def test_a_report_of_schema_1_is_read(tmp_path: Path) -> None:
-    """Its keys `lost` and `missed` and its outcome `lost` become those of schema 2."""
-    never = Verdict(outcome=Outcome.MISSING, sentence="its verdict never arrived")
-    new = report(("n1", "n2"), {("gpu.ecc", "n1"): never, ("gpu.ecc", "n2"): ok("0 errors")})
-    new = replace(new, sensitivity=(MISSED,))
-    old = json.loads(encode(new))
-    old.update(schema=1, lost=old.pop("missing"), missed=old.pop("sensitivity"))
-    old["counts"]["lost"] = old["counts"].pop("missing")
-    for row in old["verdicts"]:
-        row["outcome"] = {"missing": "lost"}.get(row["outcome"], row["outcome"])
-    (tmp_path / "report.json").write_text(json.dumps(old))
-    for read in (reread, read_report):  # a run's report, and that of a wave for --resume
-        assert json.loads(encode(read(tmp_path))) == json.loads(encode(new))
 
 
 @pytest.mark.parametrize(
