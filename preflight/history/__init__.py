@@ -33,27 +33,17 @@ _NOTHING = Place(None, "sqlite://")
 def reading(place: Place) -> Iterator[History]:
     """Open a history to read it as of one moment, even while another run writes.
 
-    A history with an older schema is migrated first. HistoryError if it cannot be read.
+    HistoryError if it cannot be read.
     """
     from preflight.history.queries import History
-    from preflight.history.tables import (
-        METADATA,
-        known_schema,
-        newest_schema,
-        prepare,
-        refuse_long_texts,
-        transaction,
-    )
+    from preflight.history.tables import METADATA, has_tables, refuse_long_texts, transaction
 
-    schema = 0
+    stored = False
     if exists(place):
         with transaction(place, writes=False) as connection:
-            schema = known_schema(connection, place)
-    if 0 < schema < newest_schema():
-        with transaction(place, writes=True) as connection:
-            prepare(connection, place)
-    with transaction(place if schema else _NOTHING, writes=False) as connection:
-        if not schema:
+            stored = has_tables(connection, place)
+    with transaction(place if stored else _NOTHING, writes=False) as connection:
+        if not stored:
             METADATA.create_all(connection)
         refuse_long_texts(connection, place)
         yield History(connection)

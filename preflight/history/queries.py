@@ -34,6 +34,7 @@ from preflight.history.run_record import (
     Past,
     fleet_key,
     of_gpu,
+    read_past,
     slot_of,
     unit_key,
 )
@@ -50,7 +51,6 @@ from preflight.history.tables import (
     VERDICTS,
     chunks,
 )
-from preflight.history.writing import read_past
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

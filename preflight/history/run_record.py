@@ -1,8 +1,4 @@
-"""The record of one run as plain values, and `coverage.json`: the rounds measured of a fleet.
-
-`coverage.json` holds node names, round numbers and durations. A wrong number in it can only change
-which pairs are measured first.
-"""
+"""The record of one run, and what a fleet's earlier runs measured, as plain values."""
 
 from __future__ import annotations
 
@@ -11,13 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 import msgspec
 from msgspec import Meta, Struct
 
-from preflight.core.files import read_regular
 from preflight.errors import UsageError
-from preflight.fleet.nodeset import fold
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 
 State = Literal["ready", "flaky", "not_ready", "unjudged"]
@@ -173,7 +166,7 @@ def of_gpu(unit: str) -> bool:
 
 
 class HistoryError(UsageError):
-    """A history that is locked, damaged, read-only, full, or from a newer preflight: one line.
+    """A history that is locked, damaged, read-only, full, or of another version: one line.
 
     A run goes on without the history; the `history` command prints the line and ends.
     """
@@ -221,59 +214,17 @@ class Past(Struct, frozen=True, kw_only=True):
     measure, by `unit_key`. Read from the nights' rows, never stored here."""
 
 
-SCHEMA = 1
-NAME = "coverage.json"
-LARGEST = 16 << 20
-"""Bytes; a fleet of 4,096 nodes of which every round was measured takes 100 KiB."""
-
-MOST_FLEETS = 64
-"""Fleets in the file; the one whose last sweep is oldest goes first."""
-
-
-class KnownFleet(Struct, frozen=True, kw_only=True):
-    """One fleet."""
-
-    nodes: str
-    """Folded, for a person who reads the file."""
-    past: Past
-
-
-class Coverage(Struct, frozen=True, kw_only=True):
-    """The whole file, by fleet; the one with the newest sweep comes last."""
-
-    schema: Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)]
-    fleets: dict[str, KnownFleet] = {}
-
-    def past(self, nodes: Sequence[str], leaves: Mapping[str, str]) -> Past:
-        """The past of exactly this fleet; empty if it was never swept."""
-        kept = self.fleets.get(fleet_key(nodes, leaves))
-        return kept.past if kept else Past()
-
-    def having(self, nodes: Sequence[str], leaves: Mapping[str, str], past: Past) -> Coverage:
-        """Return the file with this fleet's past replaced."""
-        key = fleet_key(nodes, leaves)
-        others = [(each, kept) for each, kept in self.fleets.items() if each != key]
-        own = KnownFleet(nodes=fold(nodes), past=past)
-        return Coverage(schema=SCHEMA, fleets=dict([*others[1 - MOST_FLEETS :], (key, own)]))
-
-    def encode(self) -> bytes:
-        """The file's content."""
-        return msgspec.json.encode(self) + b"\n"
-
-
-def read_coverage(folder: Path) -> Coverage:
-    """Read a folder's coverage.json; UsageError if it is damaged, too large, or something else."""
-    path = folder / NAME
+def read_past(text: str) -> Past:
+    """Decode a fleet's stored rounds; HistoryError if they are damaged."""
     try:
-        return msgspec.json.decode(read_regular(path, LARGEST), type=Coverage)
-    except FileNotFoundError:
-        return Coverage(schema=SCHEMA)
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(
-            f"cannot use the history {path}: {reason}; move it away to start a new one, "
-            "or give another folder: --preflight-history=DIR"
+        known: Past = msgspec.json.decode(text, type=Past) if text else Past()
+    except (ValueError, RecursionError) as error:
+        raise HistoryError(
+            f"the history's rounds are damaged ({error}); move it away to start a new one, or give "
+            "another folder: --preflight-history=DIR"
         ) from error
+    else:
+        return known
 
 
 def fleet_key(nodes: Sequence[str], leaves: Mapping[str, str]) -> str:

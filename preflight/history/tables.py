@@ -1,9 +1,7 @@
-"""The tables of a history (schema 4), their migration, and one transaction at a time.
+"""The tables of a history (schema 4), and one transaction at a time.
 
 This module numbers the rows, not the database: a writer holds the only lock. What repeats
 (sentences, names of units) is stored once and referenced.
-
-Schema 1 was `coverage.json` with only the rounds. The run that creates the database imports it.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-import msgspec
 from sqlalchemy import (
     Column,
     Engine,
@@ -48,9 +45,8 @@ from sqlalchemy import (
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from preflight.errors import UsageError
 from preflight.history.place import explain_refusal, refuse_others_files
-from preflight.history.run_record import NAME, HistoryError, PairCoverage, read_coverage
+from preflight.history.run_record import HistoryError, PairCoverage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -222,34 +218,11 @@ MEASURES = Table(
 )
 
 
-SCHEMA = 2
+SCHEMA = 4
 
 
-def _waves(connection: Connection) -> None:
-    """Schema 3: runs name the sweep of which they are a wave."""
-    added = "ALTER TABLE runs ADD COLUMN sweep VARCHAR(64) DEFAULT '' NOT NULL"
-    connection.execute(text(added))
-
-
-def _not_ready(connection: Connection) -> None:
-    """Schema 4: a node's state is named as everywhere else; SQLite stores no width of a column."""
-    if connection.dialect.name != "sqlite":
-        connection.execute(text("ALTER TABLE states ALTER COLUMN state TYPE VARCHAR(16)"))
-    connection.execute(text("UPDATE states SET state = 'not_ready' WHERE state = 'unfit'"))
-
-
-STEPS: tuple[Callable[[Connection], None], ...] = (_waves, _not_ready)
-"""The migrations from schema 2 to 3, from 3 to 4, and so on. A released step never changes: it
-names inspector tables and columns itself, because the definitions above may change later."""
-
-
-def newest_schema() -> int:
-    """The schema that this preflight writes."""
-    return SCHEMA + len(STEPS)
-
-
-def known_schema(connection: Connection, place: Place) -> int:
-    """The schema of a database, 0 for an empty one; HistoryError for one that is not ours."""
+def has_tables(connection: Connection, place: Place) -> bool:
+    """Whether the database has our tables, or is empty; HistoryError for one that is not ours."""
     tables = inspect(connection).get_table_names()
     if place.file is not None and _computes(connection):
         raise HistoryError(
@@ -262,15 +235,14 @@ def known_schema(connection: Connection, place: Place) -> int:
                 f"cannot use the history {place.words}: another program made it; give "
                 "another folder: --preflight-history=DIR"
             )
-        return 0
+        return False
     found = connection.execute(select(META.c.schema_version)).scalar_one()
-    if not isinstance(found, int) or found > newest_schema():
+    if found != SCHEMA:
         raise HistoryError(
-            f"cannot use the history {place.words}: a newer preflight wrote it (schema {found}, "
-            f"this one knows {newest_schema()}); update preflight, or give another folder: "
-            "--preflight-history=DIR"
+            f"cannot use the history {place.words}: it is of schema {found}, this preflight knows "
+            f"{SCHEMA}; use the one that wrote it, or give another folder: --preflight-history=DIR"
         )
-    return found
+    return True
 
 
 def refuse_long_texts(connection: Connection, place: Place) -> None:
@@ -309,42 +281,12 @@ def _computes(connection: Connection) -> bool:
 
 
 def prepare(connection: Connection, place: Place) -> None:
-    """Create or migrate the tables, and take the writer's lock."""
-    found = known_schema(connection, place)
-    if not found:
+    """Create the tables if there are none, and take the writer's lock."""
+    if not has_tables(connection, place):
         METADATA.create_all(connection)
-        connection.execute(insert(META).values(id=1, schema_version=newest_schema(), writes=0))
-        _import_coverage_file(connection, place)
-    for step in STEPS[found - SCHEMA :] if found else ():
-        step(connection)
+        connection.execute(insert(META).values(id=1, schema_version=SCHEMA, writes=0))
     refuse_long_texts(connection, place)
-    connection.execute(
-        update(META)
-        .where(META.c.id == 1)
-        .values(schema_version=newest_schema(), writes=META.c.writes + 1)
-    )
-
-
-def _import_coverage_file(connection: Connection, place: Place) -> None:
-    """Import the rounds from a folder's `coverage.json`."""
-    if place.folder is None or not (place.folder / NAME).exists():
-        return
-    try:
-        fleets = read_coverage(place.folder).fleets
-    except UsageError as error:
-        raise HistoryError(str(error)) from error
-    rows = [
-        {
-            "id": number,
-            "key": key,
-            "nodes": kept.nodes,
-            "past": msgspec.json.encode(kept.past).decode(),
-            "last_run": 0,
-        }
-        for number, (key, kept) in enumerate(fleets.items(), 1)
-    ]
-    if rows:
-        connection.execute(insert(FLEETS), rows)
+    connection.execute(update(META).where(META.c.id == 1).values(writes=META.c.writes + 1))
 
 
 _AT_ONCE = 500

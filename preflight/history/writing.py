@@ -24,10 +24,9 @@ from preflight.history.run_record import (
     DIGITS,
     LONGEST,
     LONGEST_WORD,
-    MOST_FLEETS,
-    HistoryError,
     Past,
     fleet_key,
+    read_past,
 )
 from preflight.history.tables import (
     BLAMED,
@@ -363,6 +362,10 @@ class MachineWriter:
         return self._by_uuid[uuid]
 
 
+_MOST_FLEETS = 64
+"""Fleets whose rounds are stored; those whose last sweep is oldest lose them first."""
+
+
 @contextmanager
 def writing(place: Place) -> Iterator[Writer]:
     """Lock the history while nights are added; HistoryError if it cannot be written.
@@ -460,20 +463,7 @@ class Writer:
         own = FLEETS.c.id == fleet
         self._connection.execute(update(FLEETS).where(own).values(past=text, last_run=run))
         latest = select(FLEETS.c.id).where(FLEETS.c.past != "").order_by(FLEETS.c.last_run.desc())
-        too_many = self._connection.execute(latest.offset(MOST_FLEETS)).scalars().all()
+        too_many = self._connection.execute(latest.offset(_MOST_FLEETS)).scalars().all()
         if too_many:
             old = FLEETS.c.id.in_(too_many)
             self._connection.execute(update(FLEETS).where(old).values(past=""))
-
-
-def read_past(text: str) -> Past:
-    """Decode a fleet's stored rounds; HistoryError if they are damaged."""
-    try:
-        known: Past = msgspec.json.decode(text, type=Past) if text else Past()
-    except (ValueError, RecursionError) as error:
-        raise HistoryError(
-            f"the history's rounds are damaged ({error}); move it away to start a new one, or give "
-            "another folder: --preflight-history=DIR"
-        ) from error
-    else:
-        return known

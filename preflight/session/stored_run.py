@@ -29,9 +29,9 @@ from preflight.history.run_record import (
     NightFinding,
     Numbers,
     PairCoverage,
+    Past,
     Slot,
     no_coverage_update,
-    read_coverage,
 )
 from preflight.report.document import row_of
 from preflight.report.ready import counts_as_failure, readiness
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from preflight.facts.model import Facts
     from preflight.fleet.model import Fleet
     from preflight.history.place import Place
-    from preflight.history.run_record import CoverageUpdate, Past, State
+    from preflight.history.run_record import CoverageUpdate, State
     from preflight.run.run import Run
 
 
@@ -342,8 +342,8 @@ def _refuse_unsafe(place: Place) -> None:
 
 
 def _past(place: Place, nodes: tuple[str, ...], fleet: Fleet, tier: Tier) -> Past:
-    if place.folder is not None and not exists(place):
-        return read_coverage(place.folder).past(nodes, fleet.leaves)  # taken in by the first write
+    if not exists(place):
+        return Past()
     from msgspec.structs import replace
 
     with reading(place) as history:

@@ -35,7 +35,6 @@ from preflight.fleet.job_environment import read_env_file
 from preflight.fleet.leaf_switches import read_switches
 from preflight.fleet.sources import FleetRequest, resolve
 from preflight.hang.explain.symptom import load_symptoms
-from preflight.history.run_record import read_coverage
 from preflight.hook import act, confirmation, hook_values, judging, tokens
 from preflight.hook.hook_values import DrainRecord, HookConfig, now
 from preflight.report.document import encode
@@ -266,11 +265,6 @@ def _job() -> Any:
     return _said(job(3, lambda rank: standing(collective("all_reduce", 7 + rank // 2))))
 
 
-_COVERAGE = {"schema": 1, "fleets": {"a": {"nodes": "n[1-2]", "past": {
-    "runs": 3, "done": {"0": {"run": 1, "pairs": 8}}, "suspects": [["n1", "n2"]],
-    "costs": {"quick": {"round_s": 1.5, "other_s": 20.0}}, "speeds": {"n1": []},
-    "units": {"n1": [1.0]},
-}}}}  # fmt: skip
 _HOOK = {
     "inventory": "/etc/preflight/fleet.toml", "enforce": True, "budget_s": 8, "skip": ["gpu.ecc"],
     "breaker": {"directory": "/srv/tokens", "most_nodes": 3},
@@ -351,11 +345,6 @@ def _symptoms(folder: Path, text: str) -> None:
     load_symptoms(folder)
 
 
-def _coverage(folder: Path, text: str) -> None:
-    (folder / "coverage.json").write_text(text)
-    read_coverage(folder)
-
-
 def _hook_toml(folder: Path, text: str) -> None:
     del folder
     hook_values.parse_config(text.encode(), hook_values.DEFAULT)
@@ -411,7 +400,6 @@ def kinds(folder: Path) -> dict[str, Kind]:
         "environment": Kind(_ENV, _env_file, _plain),
         "symptom": Kind(_SYMPTOM, _symptoms, toml),
         "topology.conf": Kind(_SWITCHES, _topology, _plain),
-        "coverage.json": Kind(_COVERAGE, _coverage),
     }
 
 

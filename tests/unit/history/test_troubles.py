@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from sqlalchemy import Column, Integer, MetaData, Table, select, text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
@@ -24,14 +23,12 @@ from preflight.errors import UsageError
 from preflight.history import reading, tables
 from preflight.history.place import NAME, Place, explain_refusal, parse_place
 from preflight.history.run_record import HistoryError, no_coverage_update
-from preflight.history.tables import METADATA, RUNS
+from preflight.history.tables import METADATA
 from preflight.history.writing import writing
 from tests.unit.history.nights import found, gemm, kept, machine, made, night, slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from sqlalchemy import Connection
 
 NOBODY = 65534
 _WRITER = """\
@@ -180,90 +177,19 @@ def test_whoever_may_not_write_can_still_read() -> None:
         folder.chmod(0o755)
 
 
-def test_a_newer_history_is_left_alone(tmp_path: Path) -> None:
-    """An older preflight would not know what it means."""
+@pytest.mark.parametrize("schema", [3, 5])
+def test_a_history_of_another_schema_is_left_alone(tmp_path: Path, schema: int) -> None:
+    """Another version of preflight wrote it; this one does not know what it means."""
     place = made(tmp_path)
     kept(place, night(1, machine("h1")))
     with closing(sqlite3.connect(_file(place))) as other:
-        other.execute("UPDATE preflight_history SET schema_version = 5")
+        other.execute("UPDATE preflight_history SET schema_version = ?", (schema,))
         other.commit()
     before = _file(place).read_bytes()
     for work in (lambda: _runs(place), lambda: kept(place, night(2, machine("h1")))):
-        with pytest.raises(HistoryError, match=r"a newer preflight wrote it \(schema 5, this one"):
+        with pytest.raises(HistoryError, match=f"schema {schema}, this preflight knows 4; use the"):
             work()
     assert _file(place).read_bytes() == before
-
-
-def test_an_older_history_is_brought_up_to_date(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its nights stay; whoever reads or writes it first does it, once."""
-    place = made(tmp_path)
-    kept(place, night(1, machine("h1", "not_ready"), findings=(found("gpu.ecc", "h1"),)))
-    steps: list[int] = []
-
-    def add(connection: Connection) -> None:
-        steps.append(connection.execute(select(RUNS.c.id)).scalar_one())
-        Table("more", MetaData(), Column("id", Integer)).create(connection)
-        connection.execute(text("INSERT INTO more VALUES (7)"))
-
-    monkeypatch.setattr(tables, "STEPS", (*tables.STEPS, add))
-    assert len(_runs(place)) == 1
-    kept(place, night(2, machine("h1")))
-    assert steps == [1]
-    with closing(sqlite3.connect(_file(place))) as other:
-        assert other.execute("SELECT schema_version FROM preflight_history").fetchall() == [(5,)]
-        assert other.execute("SELECT id FROM more").fetchall() == [(7,)]
-    monkeypatch.undo()
-    with pytest.raises(HistoryError, match="a newer preflight"):
-        _runs(place)
-
-
-def test_a_history_before_sweeps_had_an_id_is_read(tmp_path: Path) -> None:
-    """Schema 2 knew no waves: its runs are nights of their own, and new ones go on from there."""
-    place = made(tmp_path)
-    kept(place, night(1, machine("h1")))
-    with closing(sqlite3.connect(_file(place))) as other:
-        other.execute("ALTER TABLE runs DROP COLUMN sweep")
-        other.execute("UPDATE preflight_history SET schema_version = 2")
-        other.commit()
-    assert len(_runs(place)) == 1
-    kept(place, night(2, machine("h1"), sweep="s"))
-    with reading(place) as history:
-        assert [one.sweep for one in history.runs()] == ["s", ""]
-
-
-def test_a_history_that_called_a_node_unfit_says_not_ready(tmp_path: Path) -> None:
-    """Schema 3 had another name for the state; the nights of such a node still count against it."""
-    place = made(tmp_path)
-    kept(place, night(1, machine("h1", "not_ready"), machine("h2")))
-    with closing(sqlite3.connect(_file(place))) as other:
-        other.execute("UPDATE states SET state = 'unfit' WHERE state = 'not_ready'")
-        other.execute("UPDATE preflight_history SET schema_version = 3")
-        other.commit()
-    with reading(place) as history:
-        assert [(one.node, one.bad) for one in history.worst()] == [("h1", 1)]
-    with closing(sqlite3.connect(_file(place))) as other:
-        states = other.execute("SELECT DISTINCT state FROM states ORDER BY state").fetchall()
-    assert states == [("not_ready",), ("ready",)]
-
-
-def test_a_step_that_fails_leaves_the_older_history(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All of it is one transaction."""
-    place = made(tmp_path)
-    kept(place, night(1, machine("h1")))
-
-    def breaks(connection: Connection) -> None:
-        connection.execute(text("DELETE FROM runs"))
-        connection.execute(text("no SQL at all"))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tables, "STEPS", (*tables.STEPS, breaks))
-        with pytest.raises(HistoryError, match="syntax error"):
-            kept(place, night(2, machine("h1")))
-    assert _runs(place) == [f"{1:032x}"]
 
 
 @pytest.mark.parametrize("content", [b"x", b"SQLite format 3\0" + b"\xff" * 5000])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -15,8 +14,7 @@ from preflight.facts.node import Reach
 from preflight.fleet.model import Fleet
 from preflight.history import reading
 from preflight.history.place import NAME, parse_place
-from preflight.history.run_record import NAME as OLD_NAME
-from preflight.history.run_record import Cost, Coverage, Past, RoundRecord
+from preflight.history.run_record import Cost, Past, RoundRecord
 from preflight.run.expected_verdicts import Settings
 from preflight.run.measured import Measured, Silent
 from preflight.run.run import Run
@@ -115,33 +113,17 @@ def test_a_run_that_reached_nobody_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / NAME).exists()
 
 
-def test_the_rounds_of_an_older_history_go_on(tmp_path: Path) -> None:
-    """`coverage.json` is read while it is all there is, and taken in by the first run."""
-    known = Coverage(schema=1).having(NAMES, {}, Past(runs=7, done={3: RoundRecord(7, 3)}))
-    (tmp_path / OLD_NAME).write_bytes(known.encode())
-    history = _open(tmp_path)
-    assert history.past is not None
-    assert history.past.runs == 7
-    assert history.remember(_swept_run(), ENTRIES, BEGAN_S) == ""
-    assert history.past.runs == 8
-    (tmp_path / OLD_NAME).write_bytes(msgspec.json.encode({"schema": 1}))
-    again = _open(tmp_path).past
-    assert again is not None
-    assert again.runs == 8
-
-
-@pytest.mark.parametrize("name", [NAME, OLD_NAME])
-def test_a_damaged_history_costs_a_line(tmp_path: Path, name: str) -> None:
+def test_a_damaged_history_costs_a_line(tmp_path: Path) -> None:
     """It is said at the start and at the end; nothing of it is touched, and the run goes on."""
-    (tmp_path / name).write_text("gone" * 500)
+    (tmp_path / NAME).write_text("gone" * 500)
     history = _open(tmp_path)
     assert history.past is None
-    assert f"cannot use the history {tmp_path / name}: " in history.trouble
+    assert f"cannot use the history {tmp_path / NAME}: " in history.trouble
     assert "move it away to start a new one" in history.trouble
     said = history.remember(_swept_run(), ENTRIES, BEGAN_S)
     assert said.endswith("; this run is not remembered")
     assert history.past is None
-    assert (tmp_path / name).read_text() == "gone" * 500
+    assert (tmp_path / NAME).read_text() == "gone" * 500
 
 
 def test_a_fault_of_ours_costs_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +172,7 @@ def test_a_folder_that_others_may_change_is_refused_before_anything_is_measured(
 
 
 def test_a_file_of_sqlite_may_be_named(tmp_path: Path) -> None:
-    """Then its folder's `coverage.json` is its own as well."""
+    """Then the history is this file."""
     place = parse_place(f"sqlite:///{tmp_path}/nights.db", tmp_path)
     history = open_history(f"sqlite:///{tmp_path}/nights.db", tmp_path, FLEET, "quick")
     assert history.remember(_swept_run(), ENTRIES, BEGAN_S) == ""
