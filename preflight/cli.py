@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from preflight import __version__
 from preflight.commands import EXIT_CODES, judge_node, open_streams, start
-from preflight.core.command_line import BROKE, USAGE, WIDTH, Parser, columns, say
+from preflight.core.command_line import UNCLEAR, USAGE, WIDTH, Parser, columns, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -138,7 +138,7 @@ def _guarded(work: Callable[[], int]) -> int:
 
 def _too_little(number: int) -> int:
     say(f"preflight: cannot go on: {os.strerror(number)}; raise the limit (ulimit -a shows it)")
-    return BROKE
+    return UNCLEAR
 
 
 def _complete(line: str) -> None:

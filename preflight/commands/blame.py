@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from preflight import __version__
 from preflight.check import subject
 from preflight.commands import add_json, print_answer
-from preflight.core.command_line import some_path
+from preflight.core.command_line import EMPTY, FOUND, UNCLEAR, some_path
 from preflight.core.files import typed_path, write_asked
 from preflight.core.registry import Entry, load_folder, shipped_folder
 from preflight.core.statistics import grouped
@@ -242,10 +242,6 @@ def _missing(sweep: Sweep) -> Iterator[str]:
     yield from (f"{name} took no part: {why}" for name, why in sweep.left_out.items())
 
 
-CULPRIT, INCOMPLETE, EMPTY = 1, 3, 5
-"""The exit codes: a culprit is named, not everything was judged, there was nothing to judge."""
-
-
 def blame_document(stored: StoredSamples, judged: StoredVerdicts) -> BlameDocument:
     """Join the verdicts like a run's report, but exclude no node for lack of peers.
 
@@ -297,9 +293,9 @@ def _exit(
 ) -> int:
     """Return a run's exit code, but 1 only for a named culprit, and 5 without measurements."""
     code = exit_code(entries, ready)
-    if code != CULPRIT and without_peers:
-        code = INCOMPLETE
-    return code if code == CULPRIT or stored.observed.digests else EMPTY
+    if code != FOUND and without_peers:
+        code = UNCLEAR
+    return code if code == FOUND or stored.observed.digests else EMPTY
 
 
 _EXAMPLES = """\

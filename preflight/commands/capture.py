@@ -24,7 +24,14 @@ from msgspec.structs import replace
 from preflight import __version__
 from preflight.captured.archive import LARGEST, MANIFEST, Manifest, Part, pack
 from preflight.commands import add_json, add_targets, fleet_of, remark
-from preflight.core.command_line import Interrupts, decimal_number
+from preflight.core.command_line import (
+    FINE,
+    FOUND,
+    INTERRUPTED,
+    UNCLEAR,
+    Interrupts,
+    decimal_number,
+)
 from preflight.core.files import read_regular, write_typed
 from preflight.core.text import plain_json
 from preflight.errors import PreflightError, UsageError, WireError
@@ -146,9 +153,8 @@ LATE_S = 120.0
 LEAVE_S = 60.0
 """For a run to end after SIGTERM."""
 
-WRITTEN, NOT_ALL, INTERRUPTED, NO_ANSWER = 0, 1, 2, 3
 _EMPTY = "nothing was printed"
-_JUDGED = (0, 1)
+_JUDGED = (FINE, FOUND)
 """Exit codes of a run that measured; with any other it printed the reason."""
 _RUN = {"run/measured.json": Measured, "run/report.json": Report}
 
@@ -199,7 +205,7 @@ def run(arguments: argparse.Namespace) -> int:
             for part in taken.parts:
                 remark(f"{part.node}: {part.error}")
             remark("no node answered: no archive is written")
-            return NO_ANSWER
+            return UNCLEAR
         run_exit = _take_run(taken, arguments, names)
     except KeyboardInterrupt:
         remark("interrupted: no archive is written")
@@ -220,7 +226,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         sys.stdout.write(plain_json(CaptureDocument(file=str(path), manifest=manifest)))
     answered = all(one.facts and one.outputs for one in shown.values())
-    return WRITTEN if answered and run_exit in _JUDGED else NOT_ALL
+    return FINE if answered and run_exit in _JUDGED else FOUND
 
 
 def _folder(name: str) -> Path:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar, cast
 
 from preflight.commands import EXIT_CODES, NO_OTHERS, short_names
-from preflight.core.command_line import BROKE, USAGE, Parser, whole_number
+from preflight.core.command_line import INTERRUPTED, UNCLEAR, USAGE, Parser, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     Asked = TypeVar("Asked", bound=argparse.Namespace)
 
 
-INTERRUPTED: Final = 2
 PIPE_CLOSED: Final = 128 + signal.SIGPIPE
 """As a shell reports it: the reader of standard output has left."""
 CONFIG: Final = Path(__file__).resolve().parent.parent / "session" / "isolated.ini"
@@ -193,7 +192,7 @@ class PrintedReport:
         os.dup2(self._stdout, 1)
         path = self.folder / "report.json" if self.folder else None
         if path is None or not path.is_file():
-            return code or BROKE
+            return code or UNCLEAR
         sys.stdout.buffer.write(path.read_bytes())
         return _flush(code)
 

@@ -24,8 +24,17 @@ from preflight.commands import (
     print_lines,
     remark,
 )
-from preflight.core.command_line import decimal_number, some_path, whole_number
-from preflight.core.files import read_regular, typed_path, write_atomically
+from preflight.core.command_line import (
+    EMPTY,
+    FINE,
+    FOUND,
+    INTERRUPTED,
+    UNCLEAR,
+    decimal_number,
+    some_path,
+    whole_number,
+)
+from preflight.core.files import read_regular, reason_of, typed_path, write_atomically
 from preflight.core.text import plain_json, printable
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import fold
@@ -76,17 +85,16 @@ class ProgressLine:
         self._stream.flush()
 
 
-PROGRESSES, NAMED, INTERRUPTED, UNKNOWN, NOTHING = 0, 1, 2, 3, 5
 STATE = "state.json"
 """The file that `--save` writes into its folder."""
 
 LARGEST = 1 << 30
 SHORTEST_S, LONGEST_S = 0.2, 10.0
-_EXITS = {"progresses": PROGRESSES, "unknown": UNKNOWN, "no_job": NOTHING}
+_EXITS = {"progresses": FINE, "unknown": UNCLEAR, "no_job": EMPTY}
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print which ranks the job waits for: 0 none, it progresses; 1 named; 3 unknown, or no job.
+    """Print which ranks the job waits for: 0 none, it progresses; 1 named; 3 unknown; 5 no job.
 
     UsageError (exit 4) for targets that name no node, and for a folder without a saved state.
     """
@@ -108,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.save is not None:
         sys.stdout.flush()  # the answer first: saving may fill the disk
         _save(state, typed_path(arguments.save))
-    return _EXITS.get(diagnosis.category, NAMED)
+    return _EXITS.get(diagnosis.category, FOUND)
 
 
 def _look(arguments: argparse.Namespace) -> JobState:

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from preflight.commands import add_json, print_lines, remark
-from preflight.core.command_line import some_path
+from preflight.core.command_line import EMPTY, FINE, FOUND, UNCLEAR, some_path
 from preflight.core.files import typed_path
 from preflight.core.text import plain_json
 from preflight.errors import UsageError
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from preflight.hang.explain.symptom import Symptom
 
 
-NAMED, UNCLEAR, EMPTY = 1, 3, 5
 _TROUBLES = 20
-_EXITS = {"no_failure": 0, "unknown": UNCLEAR}
+_EXITS = {"no_failure": FINE, "unknown": UNCLEAR}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -58,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_lines(lambda width: lines(explanation, width))
     if not found.lines and not troubles and not paths:
         return EMPTY
-    return _EXITS.get(explanation.category, NAMED)
+    return _EXITS.get(explanation.category, FOUND)
 
 
 def _own_symptoms(folder: Path) -> tuple[Symptom, ...]:

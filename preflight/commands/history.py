@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from preflight import __version__
 from preflight.commands import add_json
-from preflight.core.command_line import whole_number
+from preflight.core.command_line import EMPTY, FINE, columns, whole_number
 from preflight.core.statistics import FEWEST, grouped, median, usual
 from preflight.core.text import count, did_you_mean, plain_json, printable
 from preflight.errors import UsageError
@@ -372,7 +372,6 @@ class HistoryDocument(Struct, frozen=True, kw_only=True):
     gpu: GpuPast | None = None
 
 
-EMPTY = 5
 _MOST = 20
 _FEW = 5
 _WIDTH = 100
@@ -395,7 +394,7 @@ def run(arguments: argparse.Namespace) -> int:
             "start again, or give another: --history=DIR"
         ) from error
     sys.stdout.write(shown)
-    return 0 if document.last is not None else EMPTY
+    return FINE if document.last is not None else EMPTY
 
 
 def _shown(place: Place) -> str:

@@ -24,7 +24,7 @@ from preflight.commands import (
     remark,
 )
 from preflight.commands.learned_groups import HAS, learned_groups, why_not
-from preflight.core.command_line import some_path
+from preflight.core.command_line import FINE, FOUND, INTERRUPTED, UNCLEAR, some_path
 from preflight.core.files import parse_toml, read_regular, typed_path, write_typed
 from preflight.core.text import count, printable
 from preflight.errors import UsageError
@@ -84,8 +84,6 @@ def _comment(words: str) -> str:
 PROBE_S = 60.0
 """For all nodes together."""
 
-SOME, NOTHING, INTERRUPTED = 1, 3, 2
-
 
 class _Source(NamedTuple):
     """The nodes that preflight or a run asked, and what they reported."""
@@ -116,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
     hosts = [host for host in seen.hosts if host.name not in left_out]
     if not hosts:
         remark("no node could be learned: no inventory is written")
-        return NOTHING
+        return UNCLEAR
     groups = learned_groups(hosts, measured.facts, measured.sweep, measured.burned)
     text = inventory_text(groups, left_out, seen.origin, datetime.now(UTC).date())
     inventory_of(output or Path("learned.toml"), text)  # it must be readable again
@@ -126,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(parse_toml(text), indent=1, default=str) + "\n")
     elif output is None:
         sys.stdout.write(text)
-    return SOME if left_out else 0
+    return FOUND if left_out else FINE
 
 
 def _probe(arguments: argparse.Namespace) -> _Source:

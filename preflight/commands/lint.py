@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from preflight import __version__
 from preflight.commands import add_json, print_answer
-from preflight.core.command_line import some_path
+from preflight.core.command_line import EMPTY, FINE, FOUND, UNCLEAR, some_path
 from preflight.core.text import count, printable, wrapped
 from preflight.fleet.sources import lint_file
 from preflight.lint import LintResult
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
 
-FINE, FOUND, UNREAD, NOTHING = 0, 1, 3, 5
 _INDENT = " " * 7
 
 
@@ -62,8 +61,8 @@ def _exit_code(files: Sequence[LintResult]) -> int:
     if any(one.of(Severity.ERROR) or one.of(Severity.WARNING) for one in files):
         return FOUND
     if any(one.unread for one in files):
-        return UNREAD
-    return FINE if any(one.distributed for one in files) else NOTHING
+        return UNCLEAR
+    return FINE if any(one.distributed for one in files) else EMPTY
 
 
 def _lines(files: Sequence[LintResult], code: int, width: int) -> Iterator[str]:

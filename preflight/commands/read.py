@@ -36,7 +36,7 @@ from preflight.check import subject
 from preflight.checks.rdma.ports import ADAPTER, SWITCH
 from preflight.commands import add_json, print_answer
 from preflight.commands.blame import has_no_culprit, hosts_of, judge_stored
-from preflight.core.command_line import some_path
+from preflight.core.command_line import EMPTY, FINE, FOUND, UNCLEAR, some_path
 from preflight.core.files import open_stream
 from preflight.core.registry import Entry, Registry, load_folder, shipped_folder
 from preflight.core.statistics import grouped
@@ -156,9 +156,6 @@ def _crowd(facts: Facts) -> int:
     return max(nics, len((facts.network and facts.network.interfaces) or ()))
 
 
-FAULT, INCOMPLETE, EMPTY = 1, 3, 5
-"""Exit codes: a fault was found, something could not be judged, no text is of a known kind."""
-
 _PROVE_NOTHING = frozenset((Outcome.OK, Outcome.WARN, Outcome.NOT_RUN))
 """Outcomes on a damaged text that its missing part could change."""
 
@@ -223,10 +220,10 @@ def exit_code(read: Mapping[str, Captured | None], entries: Sequence[Entry]) -> 
         return EMPTY
     outcomes = {one.verdict.outcome for one in entries}
     if outcomes & {Outcome.FAIL, Outcome.FLAKY}:
-        return FAULT
+        return FOUND
     missed = bool(outcomes & {Outcome.UNKNOWN, Outcome.BROKEN})
     strange = any(one is None or not one.kind for one in read.values())
-    return INCOMPLETE if missed or strange else 0
+    return UNCLEAR if missed or strange else FINE
 
 
 def document(

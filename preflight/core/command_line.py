@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
-BROKE: Final = 3
-USAGE: Final = 4
+FINE, FOUND, INTERRUPTED, UNCLEAR, USAGE, EMPTY = range(6)
+"""The exit codes, which mean the same in every verb: docs/reference/exit-codes.md."""
+
 WIDTH: Final = 80
 """Columns of the narrowest terminal that people use, and of output that is no terminal."""
 _WIDEST: Final = 100

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from preflight.check import Tier, subject
+from preflight.core.command_line import INTERRUPTED
 from preflight.core.files import open_new, read_regular
 from preflight.core.registry import Entry, Ledger
 from preflight.core.statistics import grouped
@@ -168,7 +169,6 @@ def _event(line: bytes) -> Event | None:
 
 REPORT = "report.json"
 _LARGEST = 1 << 30
-_INTERRUPTED = 2
 
 
 class _Dated(Struct, frozen=True):
@@ -248,7 +248,7 @@ def _of_events(path: Path, events: Sequence[Event]) -> Report:
         began,
         schema=DOCUMENT_SCHEMA,
         seconds=ended.seconds if ended else 0.0,
-        exit=ended.exit if ended else _INTERRUPTED,
+        exit=ended.exit if ended else INTERRUPTED,
         interrupted=ended is None,
         fleet=fleet_row(began.nodes, began.origin, ready, began.leaves),
         **of_entries(entries),

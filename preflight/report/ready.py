@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, convert
 from msgspec.structs import replace
 
+from preflight.core.command_line import EMPTY, FINE, FOUND, INTERRUPTED, UNCLEAR
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.decoding.culprit import OF_A_NODE
 from preflight.fabric.decoding.sensitivity import sensitivity
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 
 _TWO = 2
-NOTHING = 5
-"""The exit code of a run in which no verdict was reached."""
 
 
 class Readiness(Struct, frozen=True, kw_only=True):
@@ -182,20 +181,20 @@ def exit_code(entries: Sequence[Entry], ready: Readiness, ending: Ending = _USUA
     """
     need, broke, strangers_failed = ending.need, ending.broke, ending.strangers_failed
     if ending.interrupted:
-        return 2
+        return INTERRUPTED
     still_open = any(left_open(entry) for entry in entries) or bool(ready.idle)
     if not still_open and not any(map(_was_judged, entries)):
-        return 3 if broke else 1 if strangers_failed else NOTHING
+        return UNCLEAR if broke else FOUND if strangers_failed else EMPTY
     if any(counts_as_failure(entry, strict=ending.strict) for entry in entries):
         enough = need is not None and len(ready.launchable) >= need
         whole = any(is_about_whole_fleet(entry, strict=ending.strict) for entry in entries)
-        return 0 if enough and not (whole or broke or strangers_failed) else 1
+        return FINE if enough and not (whole or broke or strangers_failed) else FOUND
     if broke or any(left_open(entry) for entry in entries):
-        return 3
+        return UNCLEAR
     if ready.idle and need is None:
-        return 3
-    too_few = need is not None and len(ready.launchable) < need
-    return 1 if too_few or strangers_failed else 0
+        return UNCLEAR
+    too_few = need is not None and len(launchable(ready)) < need
+    return FOUND if too_few or strangers_failed else FINE
 
 
 def fleet_row(

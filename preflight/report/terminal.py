@@ -7,12 +7,12 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from preflight.check import FLEET
+from preflight.core.command_line import EMPTY
 from preflight.core.statistics import grouped
 from preflight.core.text import count, one_line, printable, shortened, size, time_us, wrapped
 from preflight.fleet.nodeset import fold
 from preflight.report.findings import COUNTED, fold_reasons
 from preflight.report.header import after
-from preflight.report.ready import NOTHING
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _REASONS = 4
 most frequent."""
 
 _ALWAYS = (Outcome.OK, Outcome.FAIL, Outcome.MISSING)
-"""Counts that are printed even at 0: `lost` at 0 says that all the others are complete."""
+"""Counts that are printed even at 0: `missing` at 0 says that all the others are complete."""
 
 
 def finding_line(finding: Finding, nodes: Collection[str], width: int) -> str:
@@ -64,7 +64,7 @@ def title(report: Report, *, unsaved: bool = False) -> str:
     not_ready = len(report.fleet.not_ready)
     if report.interrupted:
         return "interrupted"
-    if report.exit == NOTHING or not report.verdicts:
+    if report.exit == EMPTY or not report.verdicts:
         return "nothing to check"
     if not_ready:
         return f"{not_ready} of {len(report.fleet.nodes)} nodes not ready"
@@ -121,7 +121,7 @@ def labelled(label: str, words: str, width: int) -> list[str]:
 def _extent(report: Report, width: int) -> list[str]:
     """The waivers, how much of the fabric was measured, and what could have been missed."""
     rows = after(report.overrides)
-    if report.exit != NOTHING:
+    if report.exit != EMPTY:
         rows.append(("coverage", coverage_words(report)))
     if words := missed_words(report.sensitivity):
         rows.append(("missed", words))
@@ -161,7 +161,7 @@ def _nodes(report: Report, width: int) -> list[str]:
         rows.append(("not ready", f"{fleet.exclude}  --exclude={fleet.exclude}"))
     if unjudged := [name for name in fleet.unjudged if name not in fleet.left_out]:
         some = "no failure found, but some checks did not run"
-        why = "no selected check applies" if report.exit == NOTHING else some
+        why = "no selected check applies" if report.exit == EMPTY else some
         rows.append(("not judged", f"{_of_all(fleet, unjudged)}: {why}"))
     by_reason = grouped((why, name) for name, why in fleet.left_out.items())
     for why, names in by_reason.items():

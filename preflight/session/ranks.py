@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from preflight import __version__
+from preflight.core.command_line import INTERRUPTED, UNCLEAR, USAGE
 from preflight.core.text import printable
 from preflight.errors import PreflightError, UsageError
 from preflight.run.site_sections import modules
@@ -84,8 +85,6 @@ def refuse(config: pytest.Config, place: Place) -> None:
         raise UsageError(_NO_STORE)
 
 
-WRONG, BROKE, INTERRUPTED = 4, 3, 2
-
 REFUSAL_S = 10.0
 """Time for rank 0 to print a usage error before another rank on its node exits."""
 
@@ -111,7 +110,7 @@ class Following:
                 refuse(config, self._place)
                 code = follow(self._place, _sections(config))
             except UsageError:  # rank 0 finds the same error, and prints it
-                code = WRONG
+                code = USAGE
                 if self._place.rank < self._place.per_node:
                     time.sleep(REFUSAL_S)  # when one rank exits, torchrun ends all, rank 0 too
         # Threads that wait in the store would crash an interpreter that shuts down.
@@ -134,14 +133,14 @@ class Leading:
             return (yield)
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, signal.default_int_handler)
-        code = BROKE
+        code = UNCLEAR
         try:
             with usage_errors():
                 self._open(config)
             result = yield
-            code = int(result) if isinstance(result, int) else BROKE
+            code = int(result) if isinstance(result, int) else UNCLEAR
         except pytest.UsageError:  # noqa: TID251  ours, or pytest's
-            code = WRONG
+            code = USAGE
             raise
         except KeyboardInterrupt:
             code = INTERRUPTED

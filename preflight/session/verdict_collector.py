@@ -13,6 +13,7 @@ import pytest
 from _pytest.junitxml import xml_key
 
 from preflight import __version__
+from preflight.core.command_line import EMPTY
 from preflight.core.files import refuse_typed
 from preflight.core.registry import Entry, Ledger
 from preflight.errors import UsageError
@@ -32,7 +33,6 @@ from preflight.report.header import overrides
 from preflight.report.outputs import earlier
 from preflight.report.page import PAGE, PageContext, page
 from preflight.report.ready import (
-    NOTHING,
     Ending,
     blame_row,
     exit_code,
@@ -146,7 +146,7 @@ def conclude(
 
 def _hint(run: Run, report: Report, ready: Readiness, ending: Ending) -> str:
     """What to type next."""
-    if report.verdicts and report.exit == NOTHING:
+    if report.verdicts and report.exit == EMPTY:
         return NOTHING_APPLIES
     broken = report.missing or report.counts.get(Outcome.BROKEN)
     ended = ending.interrupted or ending.broke or broken

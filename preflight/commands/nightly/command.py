@@ -47,7 +47,7 @@ from preflight.commands.nightly.state import (
     latest,
 )
 from preflight.commands.nightly.sweeper import LEAVE_S, Sweeper, locked
-from preflight.core.command_line import Interrupts, some_path, whole_number
+from preflight.core.command_line import EMPTY, UNCLEAR, USAGE, Interrupts, some_path, whole_number
 from preflight.core.files import typed_path
 from preflight.core.text import legible, plain_json, printable, whole
 from preflight.errors import PreflightError, UsageError
@@ -64,16 +64,13 @@ if TYPE_CHECKING:
     from preflight.commands.nightly.state import Former
 
 
-USAGE, BROKE, EMPTY = 4, 3, 5
-
-
 def main(argv: Sequence[str]) -> int:
     """Sweep the fleet; the exit codes are those of a run, over all waves."""
     try:
         return _sweep(read_words(argv))
     except PreflightError as error:
         _say(str(error))
-        return USAGE if isinstance(error, UsageError) else BROKE
+        return USAGE if isinstance(error, UsageError) else UNCLEAR
 
 
 def _say(words: str) -> None:

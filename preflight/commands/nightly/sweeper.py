@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Final
 
 from preflight.commands.nightly.choice import SlurmError, plan_waves
 from preflight.commands.nightly.state import Standing
-from preflight.core.files import open_folder, open_new, read_regular
+from preflight.core.command_line import EMPTY, USAGE
+from preflight.core.files import open_folder, open_new, read_regular, reason_of
 from preflight.core.text import legible
 from preflight.core.trust import who_may_plant
 from preflight.errors import PreflightError, UsageError
@@ -203,7 +204,6 @@ _LATE_ROUNDS = 3
 """How often nodes that have become idle meanwhile are added."""
 
 _LOOK_S = 0.5
-_USAGE, _EMPTY = 4, 5
 
 
 class Sweeper:
@@ -336,7 +336,7 @@ class Sweeper:
             sentence = f"{ended} without a report; its last line: {process.last_line}"
             self._now.set(number, stand="broken off", why=sentence)
             self._screen.labelled("", sentence)
-            if status in (_USAGE, _EMPTY):  # every other wave would fail the same way
+            if status in (USAGE, EMPTY):  # every other wave would fail the same way
                 self.trouble = process.last_line
             return
         if report.interrupted:

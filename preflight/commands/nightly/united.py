@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from preflight.check import FLEET
 from preflight.commands.nightly.state import Sweep
+from preflight.core.command_line import EMPTY, FINE, FOUND, INTERRUPTED, UNCLEAR
 from preflight.core.registry import Entry
 from preflight.core.statistics import grouped
 from preflight.errors import UsageError
@@ -130,10 +131,6 @@ def _both(one: Iterable[str], other: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*one, *other)))
 
 
-EMPTY, INTERRUPTED, BROKE, FAULT = 5, 2, 3, 1
-"""Exit codes."""
-
-
 class Part(Struct, frozen=True, kw_only=True):
     """The report of one wave."""
 
@@ -221,9 +218,9 @@ def _exit(whole: Whole, reports: Sequence[Report], entries: Sequence[Entry]) -> 
     if codes <= {EMPTY} and not whole.missing:
         return EMPTY
     faulty = any(counts_as_failure(entry, strict=whole.sweep.strict) for entry in entries)
-    if faulty or FAULT in codes:
-        return FAULT
-    return BROKE if whole.missing or codes - {0, EMPTY} else 0
+    if faulty or FOUND in codes:
+        return FOUND
+    return UNCLEAR if whole.missing or codes - {FINE, EMPTY} else FINE
 
 
 def _of_waves(parts: Sequence[Part], suspected: Collection[str]) -> list[str]:
