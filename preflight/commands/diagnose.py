@@ -160,7 +160,7 @@ def _save(state: JobState, folder: Path) -> None:
     try:
         write_atomically(path, msgspec.json.encode(state))
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}; give another") from error
+        raise UsageError(f"cannot write {path}: {reason_of(error)}; give another") from error
     remark(f"saved in {folder}")
 
 

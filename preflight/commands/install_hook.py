@@ -18,7 +18,14 @@ import msgspec
 from msgspec import Struct
 
 from preflight.commands import add_json, print_answer
-from preflight.core.files import open_folder, read_regular, remove, typed_path, write_typed
+from preflight.core.files import (
+    open_folder,
+    read_regular,
+    reason_of,
+    remove,
+    typed_path,
+    write_typed,
+)
 from preflight.core.text import printable
 from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
@@ -199,8 +206,9 @@ def _carry_out(one: HookFile, path: Path) -> None:
         os.umask(0o022)  # users read the inventory in a folder that is made here
         write_typed(path, one.content.encode(), int(one.mode, 8), make=True, folders=0o755)
     except OSError as error:
-        why = error.strerror or str(error)
-        raise UsageError(f"cannot write {path}: {why}; what was written so far stays") from error
+        raise UsageError(
+            f"cannot write {path}: {reason_of(error)}; what was written so far stays"
+        ) from error
 
 
 def _try(arguments: argparse.Namespace) -> Trial:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from preflight.commands import add_ras
 from preflight.core.command_line import Parser, decimal_number, some_path
-from preflight.core.files import typed_path
+from preflight.core.files import reason_of, typed_path
 from preflight.errors import UsageError
 from preflight.hang.watch.evidence import (
     DEBUGS,
@@ -149,9 +149,9 @@ def _exports(options: Options) -> Iterator[str]:
     try:
         base = safe_base(options.base)
     except OSError as error:
-        why = error.strerror or error
         raise UsageError(
-            f"cannot write evidence into {options.base} ({why}): give another --folder=DIR"
+            f"cannot write evidence into {options.base} ({reason_of(error)}): give another "
+            "--folder=DIR"
         ) from error
     folder = str(base / folder_name())
     decided = plan(options.environ, set_in_files(options.environ), folder, options.debug)

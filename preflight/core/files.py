@@ -275,6 +275,11 @@ def unreadable(error: OSError | UnicodeDecodeError) -> str:
     return getattr(error, "strerror", None) or "not UTF-8 text"
 
 
+def reason_of(error: Exception) -> str:
+    """Why a file cannot be read or written, for a sentence."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 ANYWAY, SWELLS = 32 << 20, 100
 
 
@@ -412,9 +417,8 @@ def refuse_all_below(top: Path) -> None:
             refuse_others(file, is_run=is_run)
             seen |= {folders} if is_run else set()
     except OSError as error:
-        reason = error.strerror or str(error)
         raise UsageError(
-            f"{top} is not used: not every file in it could be checked ({reason}); "
+            f"{top} is not used: not every file in it could be checked ({reason_of(error)}); "
             "name another folder, or try again"
         ) from error
 

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from preflight.core.files import (
     open_folder,
     read_regular,
+    reason_of,
     refuse_others,
     remove,
     write_atomically,
@@ -158,11 +159,6 @@ def remember(folder: Path, drained: DrainRecord) -> str:
         why = reason_of(error)
         return f"cannot write {folder / NAME} ({why}), so preflight will not resume the node"
     return ""
-
-
-def reason_of(error: OSError | UsageError) -> str:
-    """Say why a file could not be written."""
-    return getattr(error, "strerror", "") or str(error)
 
 
 def forget(folder: Path) -> None:

@@ -15,13 +15,13 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from preflight import __version__
-from preflight.core.files import read_text, refuse_others, remove, write_atomically
+from preflight.core.files import read_text, reason_of, refuse_others, remove, write_atomically
 from preflight.core.remote_command import OUTPUT_LIMIT, LocalConnection, PipeRemote, ReachError
 from preflight.core.text import plain_json
 from preflight.errors import PreflightError, UsageError, WireError
 from preflight.facts.model import DRIVER_S, Facts, decode_document
 from preflight.fleet.model import Fleet, Host
-from preflight.hook.act import act, reason_of
+from preflight.hook.act import act
 from preflight.hook.arguments import parse_options
 from preflight.hook.child import HEALTHY, SHARE_S, UNHEALTHY, HookResult, probe
 from preflight.hook.decision import notes, only_observing, plain_code

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from preflight.core.files import read_regular, typed_path
+from preflight.core.files import read_regular, reason_of, typed_path
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.errors import UsageError
 from preflight.fabric.planner import plan
@@ -359,7 +359,8 @@ def _replayed(path: Path | None, fleet: Fleet) -> Measured | None:
     except (OSError, ValueError, RecursionError) as error:
         why = getattr(error, "strerror", "") or error
         raise UsageError(
-            f"cannot read the measurements {path}: {why}; give a run's folder, or its measured.json"
+            f"cannot read the measurements {path}: {reason_of(error)}; give a run's folder, or its "
+            "measured.json"
         ) from error
     if measured.sweep is not None:
         try:

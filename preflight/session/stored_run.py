@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from preflight import __version__
 from preflight.burn.units import FAR, FASTER_IS_LESS, conditions, units
 from preflight.check import FLEET
-from preflight.core.files import open_folder
+from preflight.core.files import open_folder, reason_of
 from preflight.core.statistics import grouped, median
 from preflight.core.text import size
 from preflight.errors import UsageError
@@ -302,7 +302,7 @@ def prepared(place: Place) -> None:
         with open_folder(place.file.parent, make=True) as folder:
             create(place, folder)
     except OSError as error:
-        raise HistoryError(explain_refusal(place, error.strerror or str(error))) from error
+        raise HistoryError(explain_refusal(place, reason_of(error))) from error
 
 
 def open_history(text: str, working: Path, fleet: Fleet, tier: Tier) -> HistorySession:

@@ -21,7 +21,8 @@ from msgspec.structs import replace
 
 from preflight.check import Tier
 from preflight.commands.nightly.choice import MOST_LOOKED_AT, Night, Source
-from preflight.core.files import read_regular, write_atomically
+from preflight.core.command_line import columns
+from preflight.core.files import read_regular, reason_of, write_atomically
 from preflight.core.statistics import grouped
 from preflight.core.text import count
 from preflight.core.trust import who_may_change
@@ -236,8 +237,9 @@ def read_sweep(folder: Path) -> Sweep:
     try:
         return msgspec.json.decode(read_regular(path, LARGEST), type=Sweep)
     except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"cannot read the nightly run {path}: {reason}; {ANEW}") from error
+        raise UsageError(
+            f"cannot read the nightly run {path}: {reason_of(error)}; {ANEW}"
+        ) from error
 
 
 def latest(into: Path) -> tuple[Path, Sweep] | None:

@@ -181,8 +181,7 @@ def read_report(folder: Path) -> Report:
     except UsageError as error:
         raise WaveError(str(error)) from error
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise WaveError(f"{path}: {reason}") from error
+        raise WaveError(f"{path}: {reason_of(error)}") from error
     return report
 
 
@@ -241,7 +240,7 @@ class Sweeper:
                     break
             self._now.write()
         except OSError as error:
-            self.trouble = f"{error.strerror or error}: {error.filename or self._now.folder}"
+            self.trouble = f"{reason_of(error)}: {error.filename or self._now.folder}"
 
     # -- one wave
 
