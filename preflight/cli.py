@@ -164,10 +164,10 @@ def _complete(line: str) -> None:
 
 
 def _ids_after_comma(prefix: str, **_: object) -> list[str]:
-    from preflight.core.registry import load_folder, shipped_folder
+    from preflight.core.registry import shipped_checks
 
     before, comma, _last = prefix.rpartition(",")
-    return [before + comma + one.check.id for one in load_folder(shipped_folder())]
+    return [before + comma + one.check.id for one in shipped_checks()]
 
 
 def _own_environment() -> int:

@@ -17,7 +17,7 @@ from preflight.check import subject
 from preflight.commands import add_json, print_answer
 from preflight.core.command_line import EMPTY, FOUND, UNCLEAR, some_path
 from preflight.core.files import typed_path, write_asked
-from preflight.core.registry import Entry, load_folder, shipped_folder
+from preflight.core.registry import Entry, shipped_checks
 from preflight.core.statistics import grouped
 from preflight.core.text import count, first_few, printable
 from preflight.core.thresholds import SHIPPED, Thresholds
@@ -227,7 +227,7 @@ def judge_stored(stored: StoredSamples, hosts: Sequence[Host]) -> StoredVerdicts
 def _entries(
     kind: str, subjects: Iterable[tuple[tuple[str, ...], Pair | _Node]]
 ) -> Iterator[Entry]:
-    for registered in load_folder(shipped_folder()):
+    for registered in shipped_checks():
         if registered.check.stage == "fabric" and registered.subject == kind:
             for names, one in subjects:
                 yield Entry(registered.check.id, subject(names), names, registered.conclude(one))

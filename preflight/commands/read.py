@@ -38,7 +38,7 @@ from preflight.commands import add_json, print_answer
 from preflight.commands.blame import has_no_culprit, hosts_of, judge_stored
 from preflight.core.command_line import EMPTY, FINE, FOUND, UNCLEAR, some_path
 from preflight.core.files import open_stream
-from preflight.core.registry import Entry, Registry, load_folder, shipped_folder
+from preflight.core.registry import Entry, shipped_checks
 from preflight.core.statistics import grouped
 from preflight.core.text import countable, decoded, printable, wrapped
 from preflight.errors import UsageError
@@ -192,7 +192,7 @@ def judge_captured(read: Mapping[str, Captured | None]) -> tuple[Entry, ...]:
         Entry(registered.check.id, subject((name,)) + place, (name,), verdict)
         for name, one in known.items()
         for place, node in _nodes(name, one, alike[_peers_of(one)])
-        for registered in _shipped()
+        for registered in shipped_checks()
         if registered.check.id in one.checks
         for verdict in (_limited(registered.conclude(node), one),)
     )
@@ -202,15 +202,12 @@ def _peers_of(one: Captured) -> tuple[str, frozenset[str]]:
     return one.kind, frozenset(gpu.name for gpu in one.facts.gpus or () if gpu.name)
 
 
-@cache
-def _shipped() -> Registry:
-    return Registry(load_folder(shipped_folder()))
-
-
 def fact_checks() -> tuple[str, ...]:
     """Return the ids of the checks that judge one node by its facts alone."""
     return tuple(
-        one.check.id for one in _shipped() if one.check.stage == "facts" and one.subject == "node"
+        one.check.id
+        for one in shipped_checks()
+        if one.check.stage == "facts" and one.subject == "node"
     )
 
 

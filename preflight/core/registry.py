@@ -187,9 +187,15 @@ def _order(registered: Registered) -> tuple[int, str]:
     return STAGES.index(registered.check.stage), registered.check.id
 
 
+@cache
+def shipped_checks() -> Registry:
+    """The checks that come with preflight."""
+    return Registry(load_folder(shipped_folder()))
+
+
 def draining() -> frozenset[str]:
     """Ids of the shipped checks that a scheduler may take a node out of service for."""
-    return frozenset(one.check.id for one in load_folder(shipped_folder()) if one.check.drains)
+    return frozenset(one.check.id for one in shipped_checks() if one.check.drains)
 
 
 @cache

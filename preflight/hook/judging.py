@@ -18,7 +18,6 @@ from msgspec.structs import replace
 
 from preflight.checks.gpu.driver_log import gpu_faults, missing_slots, root_causes, slot_of
 from preflight.core.files import write_atomically
-from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.errors import UsageError
 from preflight.facts.model import DRIVER_S, WIRE, Facts
 from preflight.facts.node import Reach
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from preflight.check import Check
-    from preflight.core.registry import Registered
+    from preflight.core.registry import Registered, Registry
     from preflight.facts.machine import KernelLog
     from preflight.facts.model import Driver, Gpu
     from preflight.fleet.model import Fleet
@@ -67,11 +66,6 @@ class CheckResults(Struct, frozen=True, kw_only=True):
     """The fault may be gone in a moment."""
     saw: dict[str, bool] = {}
     """Whether each check of `confirmation` saw its fault this time; absent where unknown."""
-
-
-def checks() -> Registry:
-    """Return the shipped checks; a prolog runs no others."""
-    return Registry(load_folder(shipped_folder()))
 
 
 def judge(

@@ -321,10 +321,11 @@ def inspect_node(
         prolog = occasion == "prolog"
         with read_facts(name, config, deadline_s, spare=prolog) as answer:
             # The judges are imported while the probe reads: both take about as long.
+            from preflight.core.registry import shipped_checks
             from preflight.hook import judging
             from preflight.hook.confirmation import load_faults
 
-            registry = judging.checks()
+            registry = shipped_checks()
             fleet = expected(name, config, registry)
             before = load_faults(config.state_dir)
             facts = answer()

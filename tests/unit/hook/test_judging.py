@@ -9,10 +9,11 @@ import pytest
 
 from preflight.check import Check
 from preflight.core.registry import Registered, Registry
+from preflight.core.registry import shipped_checks as checks
 from preflight.facts.gpu import GpuHealth
 from preflight.facts.model import Driver
 from preflight.fleet.model import Expected, Fleet, Host
-from preflight.hook.judging import Share, checks, judge, view
+from preflight.hook.judging import Share, judge, view
 from preflight.verdict import Outcome, fail, ok, unknown
 from tests.unit.facts.builders import facts, gpu, gpus
 

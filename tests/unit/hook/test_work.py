@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from preflight.core.registry import shipped_checks as checks
 from preflight.errors import UsageError
 from preflight.hook.hook_values import HookConfig
-from preflight.hook.judging import checks
 from preflight.hook.work import expected, inspect_node, node_name
 
 if TYPE_CHECKING:
