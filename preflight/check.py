@@ -38,7 +38,6 @@ class _Declared:
     stage: Stage
     tier: Tier = "quick"
     requires: tuple[str, ...] = ()
-    disturbs: bool = False
     drains: bool = False
     user: bool = False
     heals: bool = False
@@ -48,10 +47,9 @@ class _Declared:
 class Check(_Declared):
     """What a file in `checks/` declares: its id, when it runs and what it may cause.
 
-    `requires`: checks whose failure on a subject makes this one `not_run` there. `disturbs`: its
-    measurement loads the node. `drains`: a scheduler may drain a node for it. `user`: what it
-    finds was left or set by a user; it never drains. `heals`: its cause can go away by itself, so
-    a drain for it may be undone.
+    `requires`: checks whose failure on a subject makes this one `not_run` there. `drains`: a
+    scheduler may drain a node for it. `user`: what it finds was left or set by a user; it never
+    drains. `heals`: its cause can go away by itself, so a drain for it may be undone.
     """
 
     id: str

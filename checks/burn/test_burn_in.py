@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _BEFORE = ("reach.answer", "host.driver_hung", "gpu.count")
 _LOADED = ("burn.device",)
-_LOADING = partial(Check, stage="local", tier="standard", disturbs=True)
+_LOADING = partial(Check, stage="local", tier="standard")
 CHECKS = (
     _LOADING("burn.device", requires=_BEFORE, drains=True),
     _LOADING("burn.integrity", requires=_BEFORE, drains=True),

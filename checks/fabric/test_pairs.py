@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 _REQUIRES = ("reach.answer", "host.driver_hung", "net.ports")
 CHECKS = (
-    Check("fabric.allreduce", stage="fabric", tier="quick", requires=_REQUIRES, disturbs=True),
-    Check("fabric.intra_node", stage="fabric", tier="quick", requires=_REQUIRES, disturbs=True),
-    Check("fabric.nvlink_domain", stage="fabric", tier="quick", requires=_REQUIRES, disturbs=True),
+    Check("fabric.allreduce", stage="fabric", tier="quick", requires=_REQUIRES),
+    Check("fabric.intra_node", stage="fabric", tier="quick", requires=_REQUIRES),
+    Check("fabric.nvlink_domain", stage="fabric", tier="quick", requires=_REQUIRES),
 )
 
 

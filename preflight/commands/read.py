@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import re
 import sys
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final

@@ -6,7 +6,7 @@ from preflight.check import Check
 from preflight.fabric.measure import Pair
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown
 
-CHECK = Check("site.pair_backend", stage="fabric", requires=("reach.answer",), disturbs=True)
+CHECK = Check("site.pair_backend", stage="fabric", requires=("reach.answer",))
 
 WANTED = "gloo"
 """For this example, which needs no GPU; a site with GPUs writes nccl."""

@@ -38,8 +38,12 @@ def test_a_check_has_a_page_and_a_short_file(registered: Registered) -> None:
 
 def test_only_sure_signs_of_a_bad_machine_drain_it() -> None:
     """A drain costs a node: leftovers and settings are fixed without one."""
-    passive = [registered.check for registered in CHECKS if not registered.check.disturbs]
-    drains = {check.id for check in passive if check.drains and check.stage != "fabric"}
+    passive = [
+        registered.check
+        for registered in CHECKS
+        if registered.check.stage not in ("local", "fabric")
+    ]
+    drains = {check.id for check in passive if check.drains}
     settings = {"gpu.mode", "gpu.model", "gpu.power", "gpu.software"}
     gpu = {check.id for check in passive if check.id.startswith("gpu.")}
     log = {"net.kernel_log", "host.hardware_errors"}
