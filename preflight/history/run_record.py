@@ -105,8 +105,6 @@ class Night(Struct, frozen=True, kw_only=True):
     findings: tuple[NightFinding, ...] = ()
     fine: dict[str, frozenset[str]] = {}
     """By check, the subjects that were checked and are fine: nodes, pairs, and their nodes."""
-    counts: dict[str, dict[str, int]] = {}
-    """Number of verdicts by check and outcome."""
     numbers: tuple[Numbers, ...] = ()
     folded: str = ""
     """The nodes' names, folded."""

@@ -185,16 +185,6 @@ BLAMED = Table(
     sqlite_with_rowid=False,
 )
 
-COUNTS = Table(
-    "counts",
-    METADATA,
-    Column("run_id", ForeignKey("runs.id"), primary_key=True),
-    Column("check_id", String(128), primary_key=True),
-    Column("outcome", String(16), primary_key=True),
-    Column("verdicts", Integer, nullable=False),
-    sqlite_with_rowid=False,
-)
-
 LAYOUTS = Table(
     "layouts",
     METADATA,

@@ -30,7 +30,6 @@ from preflight.history.run_record import (
 )
 from preflight.history.tables import (
     BLAMED,
-    COUNTS,
     EPISODES,
     FLEETS,
     GPUS,
@@ -398,13 +397,6 @@ class Writer:
         self._mark_shared_cause(night.sweep)
         self._episode_writer.take(night, run, fleet, nodes)
         self._number_writer.take(night, run, nodes)
-        rows = [
-            {"run_id": run, "check_id": check, "outcome": outcome, "verdicts": number}
-            for check, by_outcome in night.counts.items()
-            for outcome, number in by_outcome.items()
-        ]
-        if rows:
-            self._connection.execute(insert(COUNTS), rows)
         return past
 
     def _fleet(self, night: Night) -> tuple[int, Past]:

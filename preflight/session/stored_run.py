@@ -6,7 +6,6 @@ The history never decides how a run ends: if it cannot be read or written, one l
 from __future__ import annotations
 
 import os
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -142,9 +141,6 @@ def night_of(run: Run, entries: Sequence[Entry], began_s: float, sweep: str = ""
     `sweep`: the id of the sweep of which the run is a wave.
     """
     names = [host.name for host in run.fleet.hosts]
-    counts: dict[str, Counter[str]] = {}
-    for entry in entries:
-        counts.setdefault(entry.check, Counter())[str(entry.verdict.outcome)] += 1
     return Night(
         run=run.nonce,
         started_s=began_s,
@@ -155,7 +151,6 @@ def night_of(run: Run, entries: Sequence[Entry], began_s: float, sweep: str = ""
         machines=tuple(_machines(run, names, entries)),
         findings=tuple(found_in(entries, frozenset(names))),
         fine=fine_in(entries, frozenset(names)),
-        counts={check: dict(by_outcome) for check, by_outcome in counts.items()},
         numbers=numbers_of(run),
         folded=fold(sorted(names)),
         sweep=sweep,

@@ -194,7 +194,6 @@ class _Fleet:
             machines=tuple(machines),
             findings=tuple(found),
             fine=dict.fromkeys(_CHECKS, well),
-            counts={check: {"ok": len(well), "fail": len(bad)} for check in _CHECKS},
             numbers=tuple(self._numbers()),
             folded=f"gpu[1-{len(self.names)}]",
         )
