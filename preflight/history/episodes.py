@@ -9,8 +9,7 @@ from msgspec import Struct
 from sqlalchemy import and_, case, exists, func, or_, select
 
 from preflight.core.statistics import grouped
-from preflight.history.answers import Episode, NodeRecord
-from preflight.history.run_record import BAD
+from preflight.history.run_record import BAD, Episode, NodeRecord
 from preflight.history.tables import (
     BLAMED,
     EPISODES,

@@ -10,15 +10,6 @@ import msgspec
 from sqlalchemy import func, select
 
 from preflight.core.statistics import grouped
-from preflight.history.answers import (
-    Changes,
-    GpuPast,
-    GpuPlacement,
-    NodePast,
-    PastRun,
-    Point,
-    Trend,
-)
 from preflight.history.episodes import (
     as_struct,
     episode_changes,
@@ -29,9 +20,16 @@ from preflight.history.episodes import (
 )
 from preflight.history.run_record import (
     OF_DEVICES,
+    Changes,
+    GpuPast,
+    GpuPlacement,
     HistoryError,
+    NodePast,
     PairCoverage,
     Past,
+    PastRun,
+    Point,
+    Trend,
     fleet_key,
     of_gpu,
     read_past,
@@ -59,8 +57,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Select as SqlalchemySelect
     from sqlalchemy.sql import Select
 
-    from preflight.history.answers import NodeRecord
     from preflight.history.episodes import KnownMachine
+    from preflight.history.run_record import NodeRecord
 
 
 _Key = tuple[str, str, str]
@@ -89,7 +87,7 @@ class _Layout(NamedTuple):
     """By slot, the units of its GPU, without the slot in their names."""
 
 
-class Measured:
+class NumberReader:
     """The numbers of a history: each layout is decoded once, each night of a node read once."""
 
     def __init__(self, connection: Connection) -> None:
@@ -291,8 +289,8 @@ class History:
         self._connection = connection
 
     @cached_property
-    def _measured(self) -> Measured:
-        return Measured(self._connection)
+    def _numbers(self) -> NumberReader:
+        return NumberReader(self._connection)
 
     def past(self, nodes: Sequence[str], leaves: Mapping[str, str]) -> Past:
         """What a planner needs to know of exactly this fleet's pairs; empty if never swept."""
@@ -308,11 +306,7 @@ class History:
         Nights in which a burn-in check made the node not ready are left out: they are not typical.
         """
         known = find_machines(self._connection, nodes)
-        return self._measured.series(known, tier=tier, since_s=self._since(nights))
-
-    def runs(self, most: int = NIGHTS) -> tuple[PastRun, ...]:
-        """The latest runs, newest first."""
-        return self._select_runs(_RUNS.order_by(RUNS.c.id.desc()).limit(most))
+        return self._numbers.series(known, tier=tier, since_s=self._since(nights))
 
     def last_run(self, nodes: Sequence[str] = ()) -> PastRun | None:
         """The last run of all, or of exactly these nodes (on whatever leaves)."""
@@ -379,7 +373,7 @@ class History:
             last_s=self._when(own.last_run),
             seats=seats(self._connection, node=own.id),
             episodes=episodes_of(self._connection, own.id),
-            trends=self._measured.trends(own.id, since_s),
+            trends=self._numbers.trends(own.id, since_s),
             namesakes=tuple(one or "" for one in self._connection.execute(query).scalars()),
         )
 
@@ -393,7 +387,7 @@ class History:
             model=found.model,
             seats=seats(self._connection, gpu=found.id),
             episodes=episodes_of(self._connection, gpu=found.id),
-            trends=self._measured.trends_of_gpu(found.id, self._since(nights)),
+            trends=self._numbers.trends_of_gpu(found.id, self._since(nights)),
         )
 
     def _since(self, nights: int) -> float:

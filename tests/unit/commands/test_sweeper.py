@@ -18,6 +18,7 @@ from preflight.commands.nightly.sweeper import Sweeper, locked
 from preflight.history import reading
 from preflight.history.place import parse_place
 from tests.unit.core.site_checks import write_check
+from tests.unit.history.nights import runs_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,7 +117,7 @@ def test_whoever_becomes_idle_meanwhile_gets_a_wave(
     assert [line.rpartition(" ")[2] for line in ready][:2] == ["1.0", "1.0"]
     assert [night.waves for night in former_nights(tmp_path)] == [(("n1",), ("n2",))]
     with reading(parse_place(str(tmp_path / "nights"), tmp_path)) as history:
-        assert [(one.fleet, one.sweep) for one in history.runs()] == [("n2", "s"), ("n1", "s")]
+        assert [(one.fleet, one.sweep) for one in runs_of(history)] == [("n2", "s"), ("n1", "s")]
 
 
 def test_a_wave_that_dies_is_missing_and_the_others_go_on(

@@ -19,8 +19,8 @@ from preflight.history.run_record import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from preflight.history.answers import Changes
-    from preflight.history.run_record import Past, State
+    from preflight.history.queries import History
+    from preflight.history.run_record import Changes, Past, PastRun, State
 
 NIGHT_S = 86400.0
 FIRST_S = 1_700_000_000.0
@@ -80,6 +80,11 @@ def kept(place: Place, *nights: Night) -> Past:
         with writing(place) as writer:
             past = writer.add(one, no_coverage_update)
     return past
+
+
+def runs_of(history: History) -> tuple[PastRun, ...]:
+    """Every run, newest first."""
+    return history.changes(history.last_run(), since=history.first_run()).runs[::-1]
 
 
 def changed(place: Place) -> Changes:

@@ -18,6 +18,7 @@ from tests.unit.history.nights import (
     machine,
     made,
     night,
+    runs_of,
     slots,
 )
 
@@ -247,7 +248,7 @@ def test_one_cause_in_all_waves_of_a_sweep_counts_against_nobody(tmp_path: Path)
     wave(1, "not_ready", "h3", "h4")
     assert blamed == [["h1", "h2"], []]
     with reading(place) as history:
-        assert all(one.systemic for one in history.runs())
+        assert all(one.systemic for one in runs_of(history))
     wave(1, "ready", "h3", "h4")
     wave(1, "ready", *(f"h{number}" for number in range(5, 20)))
     assert blamed[2:] == [["h1", "h2", "h3", "h4"]] * 2

@@ -14,7 +14,7 @@ from preflight.history import reading
 from preflight.history.run_record import DIGITS, Cost, Past, RoundRecord
 from preflight.history.writing import encode_numbers, writing
 from tests.cases import draws
-from tests.unit.history.nights import NIGHT_S, found, kept, machine, made, night, slots
+from tests.unit.history.nights import NIGHT_S, found, kept, machine, made, night, runs_of, slots
 
 NODES = ("h1", "h2", "h3")
 CHECKS = ("gpu.ecc", "gpu.xid")
@@ -134,8 +134,8 @@ def test_a_window_ends_with_the_last_run(tmp_path: Path) -> None:
     with reading(place) as history:
         assert [one.bad for one in history.worst(nights=30)] == [4]
         assert [one.bad for one in history.worst(nights=90)] == [6]
-        runs = history.runs(2)
+        runs = runs_of(history)
         assert runs[0].started_s - runs[1].started_s == 10 * NIGHT_S
-        changes = history.changes(runs[0], since=history.runs()[3])
+        changes = history.changes(runs[0], since=runs_of(history)[3])
     assert len(changes.runs) == 4
     assert changes.before is not None

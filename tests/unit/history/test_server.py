@@ -17,7 +17,7 @@ from sqlalchemy import create_engine, text
 from preflight.history import reading, tables
 from preflight.history.place import Place
 from preflight.history.run_record import HistoryError
-from tests.unit.history.nights import found, gemm, kept, machine, night, slots
+from tests.unit.history.nights import found, gemm, kept, machine, night, runs_of, slots
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,7 +88,7 @@ def test_nights_are_read_from_a_server(place: Place) -> None:
         assert history.last_run() is None
     _kept(place)
     with reading(place) as history:
-        assert len(history.runs()) == 3
+        assert len(runs_of(history)) == 3
         past = history.node("h1")
         assert history.gpu("GPU-1") is not None
     assert past is not None

@@ -25,7 +25,7 @@ from preflight.history.place import NAME, Place, explain_refusal, parse_place
 from preflight.history.run_record import HistoryError, no_coverage_update
 from preflight.history.tables import METADATA
 from preflight.history.writing import writing
-from tests.unit.history.nights import found, gemm, kept, machine, made, night, slots
+from tests.unit.history.nights import found, gemm, kept, machine, made, night, runs_of, slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ for one in range(first, first + number):
 
 def _runs(place: Place) -> list[str]:
     with reading(place) as history:
-        return [one.run for one in history.runs()][::-1]
+        return [one.run for one in runs_of(history)][::-1]
 
 
 def _file(place: Place) -> Path:
