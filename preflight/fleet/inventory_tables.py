@@ -18,7 +18,7 @@ from preflight.core.thresholds import Override, shipped
 from preflight.errors import UsageError
 from preflight.fleet.baselines import UNITS, highest_ceiling
 from preflight.fleet.leaf_switches import LEAF_NAME
-from preflight.fleet.model import NEVER, TRANSPORTS, Expected, Port, User, Waiver, today
+from preflight.fleet.model import NEVER, TRANSPORTS, Expectations, Port, User, Waiver, today
 from preflight.fleet.nodeset import fold
 
 if TYPE_CHECKING:
@@ -115,12 +115,7 @@ class CheckTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     enabled: bool = True
 
 
-Positive = Annotated[int, Meta(ge=0, le=1024)]
-Xid = Annotated[int, Meta(ge=1, le=9999)]
-Device = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")]
-
-
-class Layer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Layer(Expectations, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Settings of all nodes, a group or one node; the most specific table wins."""
 
     transport: str | None = None
@@ -130,24 +125,6 @@ class Layer(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     known_hosts: str | None = None
     ssh_config: str | None = None
     python: str | list[str] | None = None
-    gpus: Positive | None = None
-    gpu_model: str | None = None
-    nvlinks_per_gpu: Positive | None = None
-    mig: bool | None = None
-    ecc: bool | None = None
-    persistence: bool | None = None
-    compute_mode: Literal["default", "exclusive_process", "prohibited"] | None = None
-    power_limit_w: Annotated[float, Meta(gt=0, le=100000)] | None = None
-    pcie_lanes: Annotated[int, Meta(ge=1, le=32)] | None = None
-    pcie_generation: Annotated[int, Meta(ge=1, le=9)] | None = None
-    nics: Positive | None = None
-    hcas: tuple[Device, ...] | None = None
-    nic_gbits: Annotated[int, Meta(ge=1, le=10000)] | None = None
-    nic_link: Literal["ib", "roce"] | None = None
-    allreduce_min_gbs: Annotated[float, Meta(gt=0)] | None = None
-    intra_node_min_gbs: Annotated[float, Meta(gt=0)] | None = None
-    fatal_xids: tuple[Xid, ...] | None = None
-    tolerated_xids: tuple[Xid, ...] | None = None
     leaf: str | None = None
     limits: Limits | None = None
     baselines: Baselines | None = None
@@ -190,9 +167,7 @@ class FileTable(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     waive: tuple[WaiveTable, ...] = ()
 
 
-EXPECTATION_KEYS = tuple(
-    name for name in Expected.__struct_fields__ if name not in ("origin", "limits", "baselines")
-)
+EXPECTATION_KEYS = Expectations.__struct_fields__
 """For each of these the most specific table wins; limits and baselines merge name by name."""
 FILES = ("identity_file", "known_hosts", "ssh_config")
 WAYS_IN = ("transport", "user", "port", *FILES)

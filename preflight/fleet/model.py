@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from preflight.core.thresholds import Override
 from preflight.errors import UsageError
 from preflight.fleet.job_environment import measured_in
-from preflight.fleet.nodeset import check_host_name, fold
+from preflight.fleet.nodeset import check_host_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -121,40 +121,50 @@ MOST_LIBRARIES = 64
 """Folders of LD_LIBRARY_PATH that are searched."""
 
 
-class Expected(Struct, frozen=True, kw_only=True):
-    """What the inventory expects a group of nodes to have. None means: nothing is expected."""
+Small = Annotated[int, Meta(ge=0, le=1024)]
+Xid = Annotated[int, Meta(ge=1, le=9999)]
+Device = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")]
 
-    gpus: int | None = None
+
+class Expectations(Struct, frozen=True, kw_only=True):
+    """The keys of an inventory for what nodes must have, and their bounds. None: not expected."""
+
+    gpus: Small | None = None
     gpu_model: str | None = None
-    nvlinks_per_gpu: int | None = None
+    nvlinks_per_gpu: Small | None = None
     mig: bool | None = None
     ecc: bool | None = None
     persistence: bool | None = None
     """Modes of every GPU: on or off."""
     compute_mode: Literal["default", "exclusive_process", "prohibited"] | None = None
-    power_limit_w: float | None = None
+    power_limit_w: Annotated[float, Meta(gt=0, le=100000)] | None = None
     """What each GPU's power limit is set to, W."""
-    pcie_lanes: int | None = None
+    pcie_lanes: Annotated[int, Meta(ge=1, le=32)] | None = None
     """PCIe lanes of each GPU: 16."""
-    pcie_generation: int | None = None
+    pcie_generation: Annotated[int, Meta(ge=1, le=9)] | None = None
     """The highest PCIe generation that each GPU and its slot can run at: 5."""
-    nics: int | None = None
-    hcas: tuple[str, ...] | None = None
+    nics: Small | None = None
+    hcas: tuple[Device, ...] | None = None
     """RDMA device of each rail, in the order of the GPUs: ("mlx5_0", "mlx5_1", ...)."""
-    nic_gbits: int | None = None
+    nic_gbits: Annotated[int, Meta(ge=1, le=10000)] | None = None
     """Line rate of the NIC of each rail, Gb/s: 100, 200, 400, 800."""
     nic_link: Literal["ib", "roce"] | None = None
-    allreduce_min_gbs: float | None = None
+    allreduce_min_gbs: Annotated[float, Meta(gt=0)] | None = None
     """Least busbw of one pair on one rail, at the largest size of the ladder, GB/s."""
-    intra_node_min_gbs: float | None = None
+    intra_node_min_gbs: Annotated[float, Meta(gt=0)] | None = None
     """Least busbw among all GPUs of one node, at the largest size that it reaches, GB/s."""
+    fatal_xids: tuple[Xid, ...] | None = None
+    tolerated_xids: tuple[Xid, ...] | None = None
+    """Xids that this site judges differently from preflight's catalog: a fault, or not."""
+
+
+class Expected(Expectations, frozen=True, kw_only=True):
+    """What the inventory expects of one group's nodes, with its numbers."""
+
     limits: dict[str, Override] = {}
     """Numbers that replace shipped ones, by name: "zombie_age_s", "gemm_bf16"."""
     baselines: dict[str, Override] = {}
     """What good nodes of this group reach, by measure ("gemm_bf16"); learned or written."""
-    fatal_xids: tuple[int, ...] | None = None
-    tolerated_xids: tuple[int, ...] | None = None
-    """Xids that this site judges differently from preflight's catalog: a fault, or not."""
     origin: str = ""
     """Where the numbers come from: "inventory/train.toml [group.train]"."""
 
@@ -210,11 +220,6 @@ class Waiver(Struct, frozen=True, kw_only=True):
     def expired(self, today: date) -> bool:
         """Whether it has ended."""
         return today > self.until
-
-    @property
-    def words(self) -> str:
-        """Describe it: "gpu.count on h2 until 2026-12-01: one is away for repair"."""
-        return f"{self.check} on {fold(self.nodes)} until {self.until}: {self.reason}"
 
 
 def today() -> date:

@@ -36,7 +36,6 @@ def test_a_waiver_names_its_check_nodes_and_end(tmp_path: Path) -> None:
     assert (one.check, set(one.nodes), one.reason) == ("gpu.count", {"h1", "h2", "h3"}, "away")
     assert not one.expired(SOON)
     assert one.expired(SOON + timedelta(days=1))
-    assert one.words == f"gpu.count on h[1-3] until {SOON}: away"
     waive = f"waive: [{{check: c.d, nodes: h2, until: {SOON}, reason: old}}]"
     yaml = f"group: {{a: {{nodes: h2}}}}\n{waive}"
     assert _read(tmp_path, yaml, "fleet.yaml").waivers[0].until == SOON
