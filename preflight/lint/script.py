@@ -7,8 +7,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from functools import cached_property, partial, wraps
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -124,7 +124,7 @@ class Function:
     decorators: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Script:
     """All that is known of one file."""
 
@@ -167,17 +167,8 @@ class Script:
         return any(package in heads for package in packages)
 
 
-def once(ask: Callable[[Script], T]) -> Callable[[Script], T]:
-    """Cache a function of a script: rules call it again for every finding."""
-
-    @wraps(ask)
-    def answer(script: Script) -> T:
-        key = (ask.__module__, ask.__qualname__)
-        if key not in script.memo:
-            script.memo[key] = ask(script)
-        return cast("T", script.memo[key])
-
-    return answer
+once = lru_cache(maxsize=1)
+"""Caches a function of a script: rules call it again for every finding."""
 
 
 class Finding(Struct, frozen=True):
