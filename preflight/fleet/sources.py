@@ -76,7 +76,7 @@ def by_slurm(
             "the transport srun works inside a Slurm allocation only: "
             "start with sbatch or salloc, or leave --preflight-transport out"
         )
-    ours = _allocated(request.environ)
+    ours = allocated_nodes(request.environ)
     inside = ours.issuperset(host.name for host in hosts)
     if asked or inside:
         refuse_many(request.environ)
@@ -90,7 +90,7 @@ def by_slurm(
     )
 
 
-def _allocated(environ: Mapping[str, str]) -> frozenset[str]:
+def allocated_nodes(environ: Mapping[str, str]) -> frozenset[str]:
     """Return the nodes of the current allocation; none outside one."""
     nodes = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
     if not nodes or not environ.get("SLURM_JOB_ID"):

@@ -21,7 +21,8 @@ from preflight.core.text import legible
 from preflight.errors import PreflightError, UsageError
 from preflight.fabric.schedule import circle
 from preflight.fleet.job_environment import for_slurm
-from preflight.fleet.nodeset import expand, natural
+from preflight.fleet.nodeset import natural
+from preflight.fleet.sources import allocated_nodes
 from preflight.transport.slurm_allocation import NODES, parse_nodes, parse_reservation
 
 if TYPE_CHECKING:
@@ -187,15 +188,8 @@ def chooser(environ: Mapping[str, str], source: Source | None, reservation: str 
             "or give --whole-fleet (nodes with GPUs in use are skipped all the same)"
         )
     source = source or ("idle" if here else "all")
-    return Chooser(source=source, reservation=reservation, environ=environ, ours=_ours(environ))
-
-
-def _ours(environ: Mapping[str, str]) -> frozenset[str]:
-    nodes = environ.get("SLURM_JOB_NODELIST", "")
-    try:
-        return frozenset(expand(nodes)) if nodes and environ.get("SLURM_JOB_ID") else frozenset()
-    except UsageError:  # the list is refused where it names the fleet
-        return frozenset()
+    ours = allocated_nodes(environ)
+    return Chooser(source=source, reservation=reservation, environ=environ, ours=ours)
 
 
 def _use_of(name: str, uses: Mapping[str, NodeUse]) -> NodeUse | None:
