@@ -108,8 +108,8 @@ KEEP = 30
 NIGHTS = 30
 """The most earlier runs with which a page compares."""
 
-OURS = frozenset((REPORT, "ready.hosts", "measured.json", "report.html", "fabric.html", EVENTS))
-"""Every file that a run writes, or that a run of an earlier version wrote."""
+OURS = frozenset((REPORT, "ready.hosts", "measured.json", "report.html", EVENTS))
+"""Every file that a run writes."""
 
 _STAMP = re.compile(r"\d{8}-\d{6}(-\d{1,2})?")
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}")
