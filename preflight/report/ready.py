@@ -50,11 +50,6 @@ class Readiness(Struct, frozen=True, kw_only=True):
     idle: tuple[str, ...] = ()
     """The unjudged nodes that are in no measured pair, although pairs were planned for them."""
 
-    @property
-    def launchable(self) -> tuple[str, ...]:
-        """The ready nodes, without the later one of each pair that must stay apart."""
-        return launchable(self)
-
 
 def readiness(nodes: Sequence[str], entries: Sequence[Entry], *, strict: bool) -> Readiness:
     """Sort the nodes into ready, not ready and unjudged.
@@ -186,7 +181,7 @@ def exit_code(entries: Sequence[Entry], ready: Readiness, ending: Ending = _USUA
     if not still_open and not any(map(_was_judged, entries)):
         return UNCLEAR if broke else FOUND if strangers_failed else EMPTY
     if any(counts_as_failure(entry, strict=ending.strict) for entry in entries):
-        enough = need is not None and len(ready.launchable) >= need
+        enough = need is not None and len(launchable(ready)) >= need
         whole = any(is_about_whole_fleet(entry, strict=ending.strict) for entry in entries)
         return FINE if enough and not (whole or broke or strangers_failed) else FOUND
     if broke or any(left_open(entry) for entry in entries):
@@ -254,7 +249,7 @@ def blame_row(one: Blame) -> BlameRow:
     return row_of(BlameRow, one, component=one.component, pairs=pairs, culprits=one.culprits)
 
 
-_MISSED_ROWS = 512
+MISSED_ROWS = 512
 
 
 def sensitivity_rows(
@@ -275,7 +270,7 @@ def sensitivity_rows(
     )
     return tuple(
         convert(one, SensitivityRow, from_attributes=True)
-        for one in sensitivity(left, _MISSED_ROWS, limits)
+        for one in sensitivity(left, MISSED_ROWS, limits)
     )
 
 

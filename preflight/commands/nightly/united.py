@@ -30,7 +30,7 @@ from preflight.report.fabric_page import fabric_section
 from preflight.report.findings import Finding, findings, suspicions
 from preflight.report.header import NumberRow, OffRow, Overrides, WaiverRow
 from preflight.report.page import waves_of
-from preflight.report.ready import counts_as_failure, of_entries
+from preflight.report.ready import MISSED_ROWS, counts_as_failure, of_entries
 from preflight.report.since import entries_of
 from preflight.verdict import WORST_FIRST, Outcome, Verdict
 
@@ -85,10 +85,6 @@ def _of(sentence: str, waves: Sequence[int]) -> str:
     return f"{'waves' if len(waves) > 1 else 'wave'} {numbers}: {sentence}"
 
 
-MOST_MISSED = 512
-"""The same limit as in every report."""
-
-
 def joined_pairs(reports: Sequence[Report]) -> tuple[PairRow, ...]:
     """Return the pairs of all waves; rounds are numbered on, so that each number is one time."""
     rows: list[PairRow] = []
@@ -102,7 +98,7 @@ def joined_pairs(reports: Sequence[Report]) -> tuple[PairRow, ...]:
 def least_sensitive(reports: Sequence[Report]) -> tuple[SensitivityRow, ...]:
     """Return the least sensitive rows of all waves; a row without a rate comes first."""
     rows = [row for report in reports for row in report.sensitivity]
-    return tuple(sorted(rows, key=lambda row: row.one_in or 0.0)[:MOST_MISSED])
+    return tuple(sorted(rows, key=lambda row: row.one_in or 0.0)[:MISSED_ROWS])
 
 
 def joined_overrides(overrides: Iterable[Overrides]) -> Overrides:

@@ -6,7 +6,7 @@ import pytest
 
 from preflight.core.registry import Entry, Ledger
 from preflight.report.findings import findings, suspicions
-from preflight.report.ready import Ending, Readiness, exit_code, readiness
+from preflight.report.ready import Ending, Readiness, exit_code, launchable, readiness
 from preflight.verdict import Outcome, Verdict, fail, not_run, ok, unknown, warn
 
 BROKEN = Verdict(outcome=Outcome.BROKEN, sentence="raised")
@@ -78,7 +78,7 @@ def test_a_bad_path_keeps_its_cleared_ends_apart() -> None:
     path = fail("slow", advice="-", blame="pair h1-h2")
     ready = _ready(_on("h1-h2", "f", path), _on("h1-h3", "f", ok("fast")))
     assert ready.not_ready == ()
-    assert ready.launchable == ("h1", "h3")
+    assert launchable(ready) == ("h1", "h3")
 
 
 def test_an_undecided_pair_condemns_both_ends() -> None:

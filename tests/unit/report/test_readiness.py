@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from preflight.core.registry import Entry, Ledger
-from preflight.report.ready import Ending, Readiness, exit_code, readiness
+from preflight.report.ready import Ending, Readiness, exit_code, launchable, readiness
 from preflight.verdict import Outcome, Verdict, fail, not_run, ok, unknown, warn
 
 NODES = ("h1", "h2", "h3")
@@ -38,7 +38,7 @@ def test_a_stopped_run_leaves_nobody_ready_whom_it_did_not_judge() -> None:
         _on("h1", fail("bad", advice="-")), _on("h2", ok("fine")), _on("h2-h3", STOPPED)
     )
     assert judged == Readiness(ready=(), not_ready=("h1",), unjudged=("h2", "h3"))
-    assert judged.launchable == ()
+    assert launchable(judged) == ()
 
 
 @pytest.mark.parametrize("reason", ["no GPUs expected", "blocked: reach.route of h1"])
