@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,8 +19,8 @@ from preflight.core.text import count, did_you_mean, plain_json, printable
 from preflight.errors import UsageError
 from preflight.fleet.nodeset import expand, fold
 from preflight.history import reading
-from preflight.history.run_record import Changes, GpuPast, NodePast, NodeRecord, PastRun
 from preflight.history.place import VARIABLE, parse_place
+from preflight.history.run_record import Changes, GpuPast, NodePast, NodeRecord, PastRun
 from preflight.report.terminal import labelled
 from preflight.verdict import NOT_FINE
 
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from preflight.history.place import Place
-    from preflight.history.run_record import Episode, GpuPlacement, Trend
     from preflight.history.queries import History
+    from preflight.history.run_record import Episode, GpuPlacement, Trend
 
 
 def day(seconds: float | None) -> str:
@@ -374,7 +373,6 @@ class HistoryDocument(Struct, frozen=True, kw_only=True):
 
 _MOST = 20
 _FEW = 5
-_WIDTH = 100
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -384,8 +382,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with reading(place) as history:
             document = _document(arguments, history, _shown(place))
-        width = min(shutil.get_terminal_size().columns, _WIDTH)
-        lines = "".join(f"{line}\n" for line in document_lines(document, width))
+        lines = "".join(f"{line}\n" for line in document_lines(document, columns()))
         shown = plain_json(document) if arguments.json else lines
     # SQLite holds any type in any column.
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 import time
 from datetime import UTC, datetime, timedelta
@@ -290,7 +289,7 @@ class _Night(Struct, frozen=True):
 
 
 _LABEL = 11
-_WIDEST, _NARROWEST = 100, 40
+_NARROWEST = 40
 
 
 class Screen:
@@ -299,7 +298,7 @@ class Screen:
     def __init__(self) -> None:
         self._live = sys.stdout.isatty()
         self._shown = 0
-        self.width = max(_NARROWEST, min(shutil.get_terminal_size().columns, _WIDEST))
+        self.width = max(_NARROWEST, columns())
 
     def line(self, text: str = "") -> None:
         """Print a line unchanged."""
