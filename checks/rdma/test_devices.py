@@ -10,6 +10,7 @@ from preflight.check import Check
 from preflight.checks.gpu.deviations import Deviation, conclude_deviations, on_most
 from preflight.checks.net.selected import hca_of, nccl_ports
 from preflight.checks.rdma.ports import Port, chip, firmwares, most
+from preflight.core.statistics import grouped
 from preflight.core.text import count, first_of, whole
 from preflight.facts import Facts, Group, Node
 from preflight.facts.node import decided
@@ -29,9 +30,8 @@ def judge_firmware(facts: Facts, group: Group) -> Verdict:
         return not_run("no RDMA devices here")
     mute = [nic.name for nic in facts.nics if not nic.firmware]
     by_group = decided(group.majority(firmwares))
-    odd, alike = [], dict[str, list[str]]()
-    for nic in facts.nics:
-        alike.setdefault(chip(nic), []).append(nic.firmware)
+    odd = []
+    alike = grouped((chip(nic), nic.firmware) for nic in facts.nics)
     peers = {kind: most(filter(None, some)) for kind, some in alike.items()}
     for nic in facts.nics:
         usual, origin = peers[chip(nic)], "on its peers"

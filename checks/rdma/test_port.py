@@ -29,6 +29,7 @@ from preflight.checks.rdma.ports import (
     ports_of,
     rates,
 )
+from preflight.core.statistics import grouped
 from preflight.core.text import count
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Majority, Nic, Node
@@ -143,9 +144,7 @@ def slow_ports(
     """Active ports slower than the inventory, the group, their peers or their interface says."""
     vote = decided(group.majority(rates))
     by_group = dict(vote.value) if vote is not None else {}
-    gbits: dict[object, list[float | None]] = {}
-    for port in active:
-        gbits.setdefault(port.kind, []).append(port.gbits)
+    gbits = grouped((port.kind, port.gbits) for port in active)
     peers, lanes = {kind: most(some) for kind, some in gbits.items()}, most(p.lanes for p in active)
     for port in active:
         if (rate := port.gbits) is None:

@@ -19,6 +19,7 @@ from msgspec import Meta, Struct
 from preflight.core.files import unpacks_to
 from preflight.core.text import plain_json
 from preflight.errors import UsageError
+from preflight.facts.basics import Line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +33,6 @@ LARGEST = 256 << 20
 
 MOST_FILES = 20_000
 _NAME = re.compile(r"(?:run|nodes/[A-Za-z0-9][A-Za-z0-9._-]{0,254})/[a-z0-9][a-z0-9._-]{0,79}")
-_Words = Annotated[str, Meta(max_length=512)]
 
 
 class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,12 +41,12 @@ class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(max_length=400)]
     """Its file in the archive; there is none if `error` says that nothing was collected."""
     node: Annotated[str, Meta(max_length=255)] = ""
-    command: _Words = ""
+    command: Line = ""
     status: int | None = None
     seconds: float = 0.0
     cut: bool = False
     """Whether it is longer than the stored part."""
-    error: _Words = ""
+    error: Line = ""
     """Why it could not be collected completely."""
 
 

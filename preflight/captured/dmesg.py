@@ -16,6 +16,7 @@ from preflight.captured import Captured, captured
 from preflight.checks.gpu import driver_log, test_kernel_log
 from preflight.checks.host import test_host_log
 from preflight.checks.net import test_nic_log
+from preflight.core.text import visible
 from preflight.facts.machine import KernelLog, LogLine
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def parse(text: str) -> KernelLog:
     for raw in _joined(textwrap.dedent(whole)):
         line, at_s, _stamped = stripped(raw)
         begins_s = at_s if begins_s is None else begins_s
-        kept.take(_printable(line), at_s)
+        kept.take(visible(line)[:_CHARS], at_s)
     cut = len(text) > LONGEST
     lines = tuple(kept.lines)
     return KernelLog("text", kept.seen + cut, begins_s, 0.0, lines, kept.dropped + cut)
@@ -217,12 +218,6 @@ def _joined(text: str) -> list[str]:
         joined.append(raw)
         begins = len(raw.rstrip()) - len(content) - indent if stamped else 0
     return joined
-
-
-def _printable(text: str) -> str:
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else " " if c.isspace() else "" for c in text)
-    return text[:_CHARS]
 
 
 KIND = "kernel log"

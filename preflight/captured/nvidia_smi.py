@@ -26,6 +26,7 @@ from preflight.captured.topology import parse_p2p
 from preflight.checks.gpu.deviations import usual_links
 from preflight.checks.gpu.readings import reading
 from preflight.checks.gpu.test_answers import duplicate_ids, left_of_a_machine
+from preflight.core.statistics import grouped
 from preflight.facts.boards import board, fully_linked_board, must_be_up, up_links
 from preflight.facts.gpu import GpuHealth, LinkErrors
 from preflight.facts.model import Driver, Facts, Gpu, NvLink
@@ -92,11 +93,12 @@ def parse_dcgm(text: str) -> Listing | None:
             joined.append(f"{cells[0].strip()}: {cells[1].strip()}")
         else:
             joined[-1] += f" {cells[1].strip()}"
-    found: dict[int, list[str]] = {}
-    for line in joined:
-        if re.match(r"(?i)(?:error|warning)s?:|.*\bfail", line):
-            for number in _DCGM_GPU.findall(line) or ["0"]:
-                found.setdefault(int(number), []).append(line)
+    found = grouped(
+        (int(number), line)
+        for line in joined
+        if re.match(r"(?i)(?:error|warning)s?:|.*\bfail", line)
+        for number in _DCGM_GPU.findall(line) or ["0"]
+    )
     gpus = tuple(_gpu_of_dcgm(number, lines) for number, lines in sorted(found.items()))
     damaged = "" if gpus else "it names no GPU that failed: capture its whole output"
     return Listing(gpus, damaged=damaged)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from preflight.captured import smi_fields as v
 from preflight.captured.smi_fields import Block, Listing, Pairs, Readings, below, bus, listed
+from preflight.core.statistics import grouped
 from preflight.core.text import whole
 from preflight.facts.model import Gpu, GpuProcess
 
@@ -428,13 +429,12 @@ def _processes(tail: str) -> dict[int, list[GpuProcess]] | None:
     """Processes by GPU; {} if none is listed; None if the table of processes is missing."""
     if not tail:
         return None
-    found: dict[int, list[GpuProcess]] = {}
-    for line in tail.splitlines():
-        for cell in _cells(line):
-            if match := _PROCESS.match(cell):
-                used = v.mebibytes(match[3])
-                found.setdefault(int(match[1]), []).append(GpuProcess(int(match[2]), used))
-    return found
+    return grouped(
+        (int(match[1]), GpuProcess(int(match[2]), v.mebibytes(match[3])))
+        for line in tail.splitlines()
+        for cell in _cells(line)
+        if (match := _PROCESS.match(cell))
+    )
 
 
 def _mig_errors(text: str) -> dict[int, int]:

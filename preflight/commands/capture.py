@@ -35,6 +35,7 @@ from preflight.core.command_line import (
 from preflight.core.files import read_regular, write_typed
 from preflight.core.text import plain_json
 from preflight.errors import PreflightError, UsageError, WireError
+from preflight.facts.basics import Line
 from preflight.facts.model import DRIVER_S, Facts
 from preflight.fleet.nodeset import fold
 from preflight.history.place import VARIABLE
@@ -62,20 +63,18 @@ OUTPUTS_S = 30.0
 LIMIT = 32 << 20
 """Bytes of a node's reply: eight outputs of at most 512 KiB, in escaped JSON."""
 
-_Words = Annotated[str, Meta(max_length=512)]
-
 
 class Output(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The output of one tool on a node; `error` says why it is incomplete."""
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,60}\.txt\Z")]
-    command: _Words
+    command: Line
     status: Annotated[int, Meta(ge=-255, le=255)] | None
     """Exit status; negative for a signal. None: not installed, or ended by preflight."""
     seconds: Annotated[float, Meta(ge=0, le=86400)]
     cut: bool
     """Whether the tool printed more than is kept."""
-    error: _Words
+    error: Line
     text: Annotated[str, Meta(max_length=512 << 10)]
 
 

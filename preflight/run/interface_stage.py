@@ -78,7 +78,7 @@ def interface_mismatches(fleet: Fleet, facts: Mapping[str, Facts]) -> Mismatches
         for wrong, there in islice(_wrong(fleet, name, one, backends, usual), 1):
             lacking.setdefault(wrong, {})[name] = there
     without = {name for nodes in lacking.values() for name in nodes}
-    if without and without >= {name for name, one in facts.items() if _interfaces(one)}:
+    if without and without >= {name for name, one in facts.items() if one.interfaces}:
         raise UsageError("; ".join(_of_all(wrong, nodes) for wrong, nodes in lacking.items()))
     return Mismatches(
         reasons={n: _of_one(wrong, nodes) for wrong, nodes in lacking.items() for n in nodes},
@@ -123,7 +123,7 @@ def _wrong(
     The option wins over the environment; settings that the sweep does not use are not checked.
     """
     environ = _measured_in(fleet, name)
-    has = _interfaces(one)
+    has = one.interfaces
     there = [each.name for each in has if not each.loopback]
     if has and len(has) < _MOST_REPORTED:
         if fleet.interface is not None:
@@ -241,7 +241,3 @@ def _usual(facts: Mapping[str, Facts]) -> str:
     """The interface by which most nodes reach the others."""
     used = Counter(one.name for each in facts.values() if (one := to_others(each)))
     return used.most_common(1)[0][0] if used else "eth0"
-
-
-def _interfaces(facts: Facts) -> tuple[Interface, ...]:
-    return (facts.network.interfaces if facts.network else None) or ()

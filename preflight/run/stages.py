@@ -24,6 +24,7 @@ from preflight.fabric.launch import Hooks, sweep
 from preflight.fabric.sweep_plan import SweepPlan, catching
 from preflight.facts.burn import Alive, Burned, Ready, decode_burned
 from preflight.facts.model import Ports, decode_document
+from preflight.fleet.model import Port
 from preflight.fleet.nodeset import fold
 from preflight.transport.bundle import start_payload
 from preflight.transport.payload_session import LEASE_S, LeasedSession
@@ -276,11 +277,10 @@ PATIENCE_S = 10.0
 """How long the nodes that are ready wait for the rest before they go on without them."""
 
 _Arrived = TypeVar("_Arrived")
-_Port = Annotated[int, Meta(ge=1, le=65535)]
 
 
 class _Listening(Struct, frozen=True):
-    listening: Annotated[tuple[_Port, ...], Meta(max_length=16)]
+    listening: Annotated[tuple[Port, ...], Meta(max_length=16)]
     master_bound: bool
 
 
