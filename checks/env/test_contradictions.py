@@ -304,12 +304,11 @@ def _odd(setting: str, name: str, values: Mapping[str, str | None]) -> Remark | 
         if rival == mine or 2 * (others[mine] + 1) > len(values):
             return None
         usual, votes = rival, others[rival]
-    weight = "fail" if _alike(setting) == "must" else "warn"
     holders = f"{votes} of {count(len(values), 'node')}"
     if len(values) == _MANY:
         holders = next(node for node in values if node != name)
     sentence = f"{_value(setting, mine)} here, {_value(setting, usual)} on {holders}"
-    return Remark(sentence, _advice(setting), "fail" if weight == "fail" else "warn")
+    return Remark(sentence, _advice(setting), "fail" if _alike(setting) == "must" else "warn")
 
 
 def _same(setting: str, name: str, values: Mapping[str, str | None]) -> Remark | None:

@@ -357,7 +357,6 @@ def _replayed(path: Path | None, fleet: Fleet) -> Measured | None:
     try:
         measured = Measured.decode(read_regular(path, LARGEST))
     except (OSError, ValueError, RecursionError) as error:
-        why = getattr(error, "strerror", "") or error
         raise UsageError(
             f"cannot read the measurements {path}: {reason_of(error)}; give a run's folder, or its "
             "measured.json"
