@@ -211,7 +211,7 @@ def _why_not(name: str, uses: Mapping[str, NodeUse], held: Reservation | None) -
 Wave = tuple[str, ...]
 """Nodes that are checked together, in the order of the fleet."""
 
-Night = tuple[Wave, ...]
+Waves = tuple[Wave, ...]
 """The waves of one sweep."""
 
 LEAST, MOST = 2, 4096
@@ -222,8 +222,8 @@ MOST_LOOKED_AT = 64
 
 
 def plan_waves(
-    nodes: Sequence[str], leaves: Mapping[str, str], most: int, earlier: Sequence[Night] = ()
-) -> Night:
+    nodes: Sequence[str], leaves: Mapping[str, str], most: int, earlier: Sequence[Waves] = ()
+) -> Waves:
     """Put every node into one wave of at most `most` nodes, those that waited longest first.
 
     `nodes` is the fleet in order; `earlier` are the waves of earlier nights, the latest first. If
@@ -252,7 +252,7 @@ def _halves(nodes: int, most: int) -> int:
     return 2 * -(-nodes // (2 * (most // 2)))
 
 
-def _rounds(halves: Sequence[Wave], earlier: Sequence[Night]) -> Iterator[list[tuple[Wave, Wave]]]:
+def _rounds(halves: Sequence[Wave], earlier: Sequence[Waves]) -> Iterator[list[tuple[Wave, Wave]]]:
     """Yield different ways to pair the halves; of many ways a new sample every night."""
     frame = circle([str(at) for at in range(len(halves))])
     numbers = list(frame.numbers)
@@ -275,7 +275,7 @@ def _cut(nodes: Sequence[str], leaves: Mapping[str, str], count: int) -> list[Wa
 class _Past:
     """Which nodes and leaves earlier nights have put into one wave."""
 
-    def __init__(self, earlier: Sequence[Night], leaves: Mapping[str, str]) -> None:
+    def __init__(self, earlier: Sequence[Waves], leaves: Mapping[str, str]) -> None:
         self._wave_of = [
             {name: number for number, wave in enumerate(night) for name in wave}
             for night in earlier

@@ -15,11 +15,11 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from preflight.check import Tier
-from preflight.commands.nightly.choice import MOST_LOOKED_AT, Night, Source
+from preflight.commands.nightly.choice import MOST_LOOKED_AT, Source, Waves
 from preflight.core.command_line import columns
 from preflight.core.files import read_regular, reason_of, write_atomically
 from preflight.core.statistics import grouped
@@ -91,7 +91,7 @@ class Sweep(Struct, frozen=True, kw_only=True):
     """A wave's time where the sweep has enough."""
     most: int
     """Nodes of a wave."""
-    source: Source = field(default="all", name="whom")
+    source: Source = "all"
     reservation: str = ""
     """Where the choice of nodes comes from."""
     strict: bool = False
@@ -219,9 +219,9 @@ ANEW = "leave out --resume to begin a new nightly run"
 class Former(Struct, frozen=True, kw_only=True):
     """An earlier night."""
 
-    waves: Night
+    waves: Waves
     """Its waves: the nodes that were checked together."""
-    whole: Night = ()
+    whole: Waves = ()
     """The waves of which every pair was measured."""
 
 
@@ -255,8 +255,7 @@ def former_nights(into: Path, *, but: str = "") -> tuple[Former, ...]:
     found: list[Former] = []
     for folder in sweeps_in(into)[:MOST_LOOKED_AT]:
         try:
-            content = read_regular(folder / NAME, LARGEST)
-            night = msgspec.json.decode(content, type=_Night)
+            night = msgspec.json.decode(read_regular(folder / NAME, LARGEST), type=Sweep)
         except (OSError, ValueError, RecursionError):
             continue
         done = [wave for wave in night.waves if wave.stand == "done"]
@@ -273,19 +272,6 @@ def sweeps_in(into: Path) -> list[Path]:
     except OSError:
         return []
     return sorted(held, key=lambda path: path.name, reverse=True)
-
-
-class _OfNight(Struct, frozen=True):
-    nodes: tuple[Name, ...]
-    stand: Stand = "waiting"
-    whole: bool = False
-
-
-class _Night(Struct, frozen=True):
-    """The part of an earlier night's file, perhaps of another version, that a plan needs."""
-
-    sweep: str = ""
-    waves: tuple[_OfNight, ...] = ()
 
 
 _LABEL = 11

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from preflight.commands.nightly.choice import Night
+    from preflight.commands.nightly.choice import Waves
     from preflight.report.document import BlameRow, PairRow, SensitivityRow, VerdictRow
     from preflight.report.hide import Hider
 
@@ -238,7 +238,7 @@ def covered(
     leaves: Mapping[str, str],
     topology: str,
     tonight: Sequence[Report],
-    earlier: Iterable[Night],
+    earlier: Iterable[Waves],
 ) -> CoverageRow | None:
     """Count the measured pairs of the whole fleet; None where no wave measures pairs.
 
