@@ -222,13 +222,8 @@ def _drift_verdict(found: list[Drift]) -> Verdict:
         "; ".join(sentences[:3]) + more,
         advice=_SAME,
         culprits=sorted({one.node for one in alike if one.usual}),
-        drifts=[_evidence(one) for one in found],
+        drifts=[one._asdict() for one in found],
     )
-
-
-def _evidence(one: Drift) -> dict[str, object]:
-    """One difference, under the keys of the report."""
-    return {("whom" if key == "voters" else key): value for key, value in one._asdict().items()}
 
 
 def test_software_drift(fleet: FleetView, conclude: Conclude) -> None:
