@@ -310,7 +310,7 @@ _STARTED: weakref.WeakSet[PipeRemote] = weakref.WeakSet()
 
 
 @atexit.register
-def _end_what_is_left() -> None:
+def end_what_is_left() -> None:
     """End commands whose threads an interrupted run leaves behind.
 
     In a session of their own they get no Ctrl-C, and would run on until their deadline.

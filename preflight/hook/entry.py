@@ -17,7 +17,17 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
-from preflight.hook.child import HEALTHY, SHARE_S, UNHEALTHY, UNJUDGED, HookResult
+from preflight.hook.child import (
+    HEALTHY,
+    SHARE_S,
+    UNHEALTHY,
+    UNJUDGED,
+    HookResult,
+    begin_probe,
+    bind,
+    end_probe,
+    say,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,8 +79,6 @@ def _guarded(words: Sequence[str]) -> int:
     options = parse_options(words)
     settings, ended, why = _run_child(list(words), began, Settings(BUDGET_S[options.occasion]))
     if ended is None:
-        from preflight.hook.child import say
-
         held = options.fail_closed and not settings.observing
         act = "--fail-closed keeps the job away" if held else "no reason to drain"
         say(f"{options.occasion}: {why}; this node was not checked: {act}", "error", settings.log)
@@ -83,8 +91,6 @@ def _guarded(words: Sequence[str]) -> int:
     with contextlib.suppress(OSError):
         sys.stdout.write(ended.out)
     if ended.log:
-        from preflight.hook.child import say
-
         say(ended.log, ended.level, settings.log)
     return ended.code
 
@@ -155,8 +161,6 @@ def _child_main(words: list[str], began: float, its: int, mine: int, parent: int
     try:
         gc.disable()  # this process ends in seconds; what it loads is no garbage
         signal.signal(signal.SIGTERM, _exit_child)
-        from preflight.hook.child import begin_probe, bind
-
         bind(parent)
         os.close(mine)
         os.setsid()
@@ -198,11 +202,11 @@ def _exit_child(*_: object) -> NoReturn:
         if bounded is not None:
             bounded.end_what_runs()
     with contextlib.suppress(BaseException):
-        sys.modules["preflight.hook.child"].end_probe()
+        end_probe()
     with contextlib.suppress(BaseException):
         pipes = sys.modules.get("preflight.core.remote_command")
         if pipes is not None:
-            pipes._end_what_is_left()  # noqa: SLF001  what atexit would do
+            pipes.end_what_is_left()  # as atexit would
     os._exit(0)
 
 
@@ -228,8 +232,6 @@ def _end(pid: int) -> None:
 
 def _log_error(text: str) -> None:
     with contextlib.suppress(BaseException):
-        from preflight.hook.child import say
-
         say(text, "error")
 
 
