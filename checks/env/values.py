@@ -1,7 +1,5 @@
 """Whether the program that reads a variable accepts its value, and what the value will do.
 
-Words are read in `words`, lists of devices in `devices`, numbers in `numbers`.
-
 `^` and `=` count only in front of the whole list (NCCL user guide, NCCL_SOCKET_IFNAME, NCCL_IB_HCA;
 src/misc/utils.cc parseStringList): what stands in front of a later name is part of that name.
 
@@ -374,7 +372,6 @@ _HIDDEN: Final = re.compile(
     r"\*{3,}|[<\[(]?(?:redacted|masked|removed|hidden)[>\])]?", re.IGNORECASE
 )
 _TEMPLATE: Final = re.compile(r"<[^<>]+>|\{\{.*\}\}|%\w+%|(?:YOUR|MY)_\w+|TODO|FIXME|CHANGEME")
-_NUMBERS: Final = ("integer", "switch", "number_of", "bytes")
 _YES, _NO = ("true", "yes", "on", "y", "t", "enable"), ("false", "no", "off", "n", "f", "disable")
 _TORCH_WORDS: Final = ("y", "yes", "1", "t", "true", "n", "no", "0", "f", "false")
 
@@ -396,7 +393,8 @@ def read(variable: Variable, value: str, environ: Mapping[str, str]) -> Remark |
             f"{show(variable.name, value)}: the quotes are part of the value",
             f"write {variable.name}={inner} where the file is read by no shell",
         )
-    wrong = _by_type(variable, value)
+    reader = _READERS.get(variable.type)
+    wrong = reader(variable, value) if reader else None
     return wrong or _unwise(variable, value) or _unusual(variable, value, environ)
 
 
@@ -405,27 +403,6 @@ def read_all(environ: Mapping[str, str]) -> list[Remark]:
     known = variables()
     found = (read(known[name], environ[name], environ) for name in sorted(environ) if name in known)
     return [one for one in found if one is not None]
-
-
-def _by_type(variable: Variable, value: str) -> Remark | None:
-    if variable.type in _NUMBERS:
-        return _number(variable, value)
-    if variable.type == "boolean":
-        return _boolean(variable, value)
-    reader: Callable[[Variable, str], Remark | None] | None = {
-        "choice": choice,
-        "list": word_list,
-        "functions": functions,
-        "level": level,
-        "float": float_number,
-        "ifname": interfaces,
-        "names": interface_names,
-        "hca": hcas,
-        "endpoint": endpoint,
-        "path": path,
-        "alloc": alloc,
-    }.get(variable.type)
-    return reader(variable, value) if reader else None
 
 
 def _number(variable: Variable, value: str) -> Remark | None:
@@ -487,6 +464,24 @@ def _boolean(variable: Variable, value: str) -> Remark | None:
         return None
     sentence = f"{show(variable.name, value)} is neither 0 nor 1, and torch stops with it"
     return Remark(sentence, "write 0 or 1")
+
+
+_READERS: Final[Mapping[str, Callable[[Variable, str], Remark | None]]] = {
+    **dict.fromkeys(("integer", "switch", "number_of", "bytes"), _number),
+    "boolean": _boolean,
+    "choice": choice,
+    "list": word_list,
+    "functions": functions,
+    "level": level,
+    "float": float_number,
+    "ifname": interfaces,
+    "names": interface_names,
+    "hca": hcas,
+    "endpoint": endpoint,
+    "path": path,
+    "alloc": alloc,
+}
+"""By the type of a variable; a text of any other type is always accepted."""
 
 
 def _unwise(variable: Variable, value: str) -> Remark | None:
