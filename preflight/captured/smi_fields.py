@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import Struct, ValidationError, convert
 
@@ -59,20 +59,16 @@ class Readings:
 
     def put(self, field: str, printed: str, read: Callable[[str], Any]) -> None:
         """Parse a printed value; the first value counts."""
-        word = printed.strip().strip("[]").strip()
-        low = word.lower()
         if self.values.get(field) is not None:
             return
-        low = _ABSENT[0] if low == _SHORT else low
-        value = read(word) if not low.startswith(_ABSENT) or field == "recovery_action" else None
+        word, why = _bare(printed), refusal(printed)
+        value = read(word) if why != "lacks" or field == "recovery_action" else None
         if value is not None:
             self.values[field] = value
-        elif low.startswith(_ABSENT):
-            self._refuse("lacks", field, field)
-        elif _DENIED in low:
-            self._refuse("denied", field, field)
-        elif any(failure in low for failure in _FAILED):
-            self._refuse("errors", field, f"{field}: {word[:_WORDS_CHARS]}")
+        elif why == "errors":
+            self._refuse(why, f"{field}: {word[:_WORDS_CHARS]}")
+        elif why:
+            self._refuse(why, field)
         else:
             self.doubt(field, word)
 
@@ -83,11 +79,11 @@ class Readings:
     def lack(self, *fields: str) -> None:
         """Note that the board has no such readings."""
         for field in fields:
-            self._refuse("lacks", field, field)
+            self._refuse("lacks", field)
 
     def failed(self, line: str) -> None:
         """Note an error of the GPU that another program reports."""
-        self._refuse("errors", "", line[:200])
+        self._refused["errors"].append(line[:200])
 
     def health(self) -> GpuHealth:
         """The typed readings; an impossible value is an error."""
@@ -121,22 +117,26 @@ class Readings:
         )
         return gpu, doubts
 
-    def _refuse(self, kind: str, field: str, line: str) -> None:
-        if not field or line not in self._refused[kind]:
+    def _refuse(self, kind: str, line: str) -> None:
+        if line not in self._refused[kind]:
             self._refused[kind].append(line)
 
 
 _FIELDS: Final = frozenset(GpuHealth.__struct_fields__) - {"lacks", "denied", "errors"}
 
 
-def is_refused(word: str) -> bool:
-    """Whether a word gives the reason why there is no reading."""
-    low = word.strip().strip("[]").strip().lower()
-    return (
-        low == _SHORT
-        or low.startswith(_ABSENT)
-        or any(failure in low for failure in (_DENIED, *_FAILED))
-    )
+def refusal(printed: str) -> Literal["lacks", "denied", "errors", ""]:
+    """The kind of reason that a text gives for the lack of a reading; "" where it gives none."""
+    low = _bare(printed).lower()
+    if low == _SHORT or low.startswith(_ABSENT):
+        return "lacks"
+    if _DENIED in low:
+        return "denied"
+    return "errors" if any(failure in low for failure in _FAILED) else ""
+
+
+def _bare(printed: str) -> str:
+    return printed.strip().strip("[]").strip()
 
 
 def number_of(word: str) -> int | None:
@@ -453,7 +453,7 @@ def _retired(readings: Readings, pairs: Pairs) -> None:
     printed = [value for path, value in pairs if _RETIRED.search(path)]
     counts = [number_of(value) for value in printed]
     for value, count in zip(printed, counts, strict=True):
-        if count is None and not is_refused(value):
+        if count is None and not refusal(value):
             readings.doubt("retired_pages", value)
     if counts and None not in counts:
         readings.values["retired_pages"] = sum(count or 0 for count in counts)
@@ -470,7 +470,7 @@ def _reasons(readings: Readings, pairs: Pairs) -> None:
         on = switch(value.strip().strip("[]"))
         is_known = is_known or on is not None
         refused = value if on is None else refused
-        if on is None and not is_refused(value):
+        if on is None and not refusal(value):
             readings.doubt("clock_reasons", f"{reason}: {value}")
         active += [reason] * bool(on)
     if refused and not active:
