@@ -19,6 +19,8 @@ from preflight.facts.node_network import Counter, Ethernet, Interface, Network
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    Row = Mapping[str, Any]
+
 
 KINDS: Final = ("ethtool", "ethtool -S")
 _CHECKS: Final = ("net.ethernet",)
@@ -171,9 +173,6 @@ def _captured(kind: str, interfaces: Iterable[Interface] | None, damaged: str) -
     found = None if interfaces is None else tuple(interfaces)
     return captured(kind, _CHECKS, damaged, network=Network(interfaces=found))
 
-
-if TYPE_CHECKING:
-    Row = Mapping[str, Any]
 
 KIND: Final = "interfaces as JSON"
 _CUT: Final = re.compile(r'^\s*[\[{].*"(?:ifname|logicalname|intf\w*)"\s*:', re.DOTALL)

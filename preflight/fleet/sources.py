@@ -265,7 +265,6 @@ def _ranked(request: FleetRequest, ranked: Ranked, inventory: AnyInventory | Non
         hosts, launch=None, environ=environ[""].get("MASTER_ADDR"), table=None
     )
     port, origin = _master_port(None, environ[""], JobTable())
-    interface = _interface(request, inventory, hosts)
     uneven = {
         host.name: node.uneven
         for host, node in zip(every, ranked.nodes, strict=True)
@@ -282,7 +281,7 @@ def _ranked(request: FleetRequest, ranked: Ranked, inventory: AnyInventory | Non
         script=_script(request),
     )
     fleet = Fleet(hosts=hosts, origin=ORIGIN, job=job, ranks=ranked.ranks, restarts=ranked.restarts)
-    return _complete(fleet, interface, inventory)
+    return _complete(fleet, _interface(request, inventory, hosts), inventory)
 
 
 def _complete(
@@ -298,18 +297,14 @@ def _complete(
     return msgspec.structs.replace(fleet, waivers=inventory.waivers, mentioned_checks=mentioned)
 
 
-def _first(*values: str | None) -> str | None:
-    return next((text for text in values if text is not None), None)
-
-
 def _interface(
     request: FleetRequest, inventory: AnyInventory | None, hosts: Sequence[Host]
 ) -> tuple[str | None, str]:
     """Return the sweep's network interface, and the option or key that names it."""
-    named = inventory.job.interface if inventory else None
-    origin = OPTION if inventory is None or named is None else f"{inventory.path}: [job] interface"
-    origin = OPTION if request.interface is not None else origin
-    return sweep_interface(_first(request.interface, named), hosts, origin), origin
+    name, origin = request.interface, OPTION
+    if name is None and inventory is not None and inventory.job.interface is not None:
+        name, origin = inventory.job.interface, f"{inventory.path}: [job] interface"
+    return sweep_interface(name, hosts, origin), origin
 
 
 def _inventory(request: FleetRequest) -> AnyInventory | None:

@@ -53,9 +53,7 @@ from preflight.history.tables import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from sqlalchemy import ColumnElement, Connection, Row
-    from sqlalchemy import Select as SqlalchemySelect
-    from sqlalchemy.sql import Select
+    from sqlalchemy import ColumnElement, Connection, Row, Select
 
     from preflight.history.episodes import KnownMachine
     from preflight.history.run_record import NodeRecord
@@ -162,7 +160,7 @@ class NumberReader:
                             values_by_key.setdefault(key, []).append(value)
         return {key: tuple(values) for key, values in values_by_key.items()}
 
-    def _nights(self, *wanted: ColumnElement[bool]) -> Iterator[_Night]:
+    def _nights(self, *wanted: ColumnElement[bool]) -> Iterator[_NightNumbers]:
         """Read the rows of numbers in order of time."""
         rows = self._connection.execute(
             select(RUNS.c.started_s, RUNS.c.id, MEASURES.c.layout_id, MEASURES.c.numbers)
@@ -173,10 +171,10 @@ class NumberReader:
         for row in rows:
             if (layout := self._layouts.get(row.layout_id)) is not None:
                 values = _decode(row.numbers, tuple[float | None, ...])
-                yield _Night(row.started_s, row.id, layout, values)
+                yield _NightNumbers(row.started_s, row.id, layout, values)
 
 
-class _Night(NamedTuple):
+class _NightNumbers(NamedTuple):
     started_s: float
     run: int
     layout: _Layout
@@ -186,7 +184,7 @@ class _Night(NamedTuple):
         return self.values[at] if at < len(self.values) else None
 
 
-def _add(found: _Series, night: _Night, units: Iterable[tuple[int, str]]) -> None:
+def _add(found: _Series, night: _NightNumbers, units: Iterable[tuple[int, str]]) -> None:
     for at, unit in units:
         if (value := night.value(at)) is not None:
             key = (night.layout.measure, night.layout.under, unit)
@@ -215,7 +213,7 @@ def _damaged(what: str, reason: str) -> HistoryError:
     )
 
 
-def _failed_burn_in_runs(node: int) -> SqlalchemySelect[tuple[int]]:
+def _failed_burn_in_runs(node: int) -> Select[tuple[int]]:
     """The runs in which a burn-in check made a node not ready."""
     return (
         select(VERDICTS.c.run_id)

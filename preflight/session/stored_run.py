@@ -9,6 +9,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from preflight import __version__
 from preflight.burn.units import FAR, FASTER_IS_LESS, conditions, units
 from preflight.check import FLEET
@@ -339,8 +341,6 @@ def _refuse_unsafe(place: Place) -> None:
 def _past(place: Place, nodes: tuple[str, ...], fleet: Fleet, tier: Tier) -> Past:
     if not exists(place):
         return Past()
-    from msgspec.structs import replace
-
     with reading(place) as history:
         past = history.past(nodes, fleet.leaves)
         return replace(past, units=history.units(_without_peers(fleet), tier))
