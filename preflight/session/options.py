@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Fleet
     from preflight.fleet.sources import SiteNodes
     from preflight.run.estimate import Workload
-    from preflight.run.expected_verdicts import FailFast
     from preflight.session.stored_run import HistorySession
     from preflight.transport.torchrun_ranks import JobRanks
 
@@ -183,9 +182,11 @@ def read_options(config: pytest.Config) -> Chosen:
     registry = _registry(config)
     began_s = time.time()
     replay = _replay_file(config)
+    need = config.getoption("preflight_need")
     settings = Settings(
         tier=config.getoption("preflight_tier") or _tier_of(replay),
-        fail_fast=config.getoption("preflight_fail_fast") or _patience(config),
+        # With --preflight-need all nodes are judged before the ready ones are counted.
+        fail_fast=config.getoption("preflight_fail_fast") or ("stage" if need is None else "never"),
         budget_s=config.getoption("preflight_budget"),
         even_if_busy=config.getoption("preflight_even_if_busy"),
         sections=() if handoff else ask_sections(config),
@@ -203,9 +204,8 @@ def read_options(config: pytest.Config) -> Chosen:
         outputs.refuse_unusable()
     rank_0 = leading(config)
     found = handoff.found if handoff else None if rank_0 else _found(config)
-    fleet = resolve(_wish(config, found, rank_0.crew if rank_0 else None))
+    fleet = resolve(_fleet_request(config, found, rank_0.crew if rank_0 else None))
     refuse_unknown(fleet.mentioned_checks, [one.check.id for one in registry])
-    need = config.getoption("preflight_need")
     if need is not None and need > len(fleet.hosts):
         raise UsageError(f"--preflight-need={need}: the fleet has {len(fleet.hosts)} nodes only")
     replayed = _replayed(replay, fleet)
@@ -298,11 +298,6 @@ def _wanted(text: str | None, registry: Registry) -> frozenset[str] | None:
     return frozenset(registry.find(check_id).check.id for check_id in ids)
 
 
-def _patience(config: pytest.Config) -> FailFast:
-    """With --preflight-need all nodes are judged before the ready ones are counted."""
-    return "never" if config.getoption("preflight_need") is not None else "stage"
-
-
 def _found(config: pytest.Config) -> SiteNodes | None:
     """Call the site's plugins, unless the operator named the nodes."""
     named = any(config.getoption(f"preflight_{how}") is not None for how in ("nodes", "inventory"))
@@ -316,8 +311,8 @@ _TYPED = (
 """Options that describe the fleet."""
 
 
-def _wish(
-    config: pytest.Config, found: SiteNodes | None, crew: JobRanks | None = None
+def _fleet_request(
+    config: pytest.Config, found: SiteNodes | None, crew: JobRanks | None
 ) -> FleetRequest:
     def option(name: str) -> str | None:
         value = config.getoption(f"preflight_{name}")
