@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from preflight.report.document import BlameRow, Report
-    from preflight.report.since import Night
+    from preflight.report.since import RunSummary
 
 
 _FILE = "measured.json"
@@ -156,7 +156,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _page(folder: Path, report: Report, nights: tuple[Night, ...], hider: Hider | None) -> str:
+def _page(folder: Path, report: Report, nights: tuple[RunSummary, ...], hider: Hider | None) -> str:
     extras = PageContext(
         found=found_in(report),
         earlier=hider.all_of(nights) if hider else nights,

@@ -25,7 +25,7 @@ from preflight.report.document import SCHEMA as DOCUMENT_SCHEMA
 from preflight.report.document import Report, VerdictRow, moment, refuse_odd_names, row_of
 from preflight.report.findings import suspicions
 from preflight.report.ready import fleet_row, of_entries, readiness
-from preflight.report.since import Night, nodes_of, verdict_of
+from preflight.report.since import RunSummary, nodes_of, verdict_of
 from preflight.verdict import Outcome
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Reached(
 class Ended(Struct, frozen=True, kw_only=True, tag_field="event", tag="ended"):
     """The last line of a run that was not killed: what later runs compare with."""
 
-    night: Night
+    night: RunSummary
 
 
 Event = Began | Reached | Ended
@@ -106,7 +106,7 @@ class Events:
         self._recorded.add((check, nodes))
         self._write(_reached(Entry(check, subject(nodes), nodes, verdict)))
 
-    def end(self, entries: Iterable[Entry], night: Night) -> None:
+    def end(self, entries: Iterable[Entry], night: RunSummary) -> None:
         """Write the verdicts that are not written yet, missing ones too, and how the run ended."""
         left = [one for one in entries if (one.check, one.nodes) not in self._recorded]
         for at in range(0, len(left), _AT_ONCE):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from preflight.report.document import Report
     from preflight.report.findings import Finding
-    from preflight.report.since import Night
+    from preflight.report.since import RunSummary
 
 
 PLACES = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108  a private folder is made there
@@ -125,11 +125,11 @@ def is_run(path: Path) -> bool:
     return bool(_STAMP.fullmatch(path.name))
 
 
-def earlier(path: Path, most: int = NIGHTS) -> tuple[Night, ...]:
+def earlier(path: Path, most: int = NIGHTS) -> tuple[RunSummary, ...]:
     """The finished runs before this one in the same folder, oldest first."""
     if not is_run(path):
         return ()
-    found: list[Night] = []
+    found: list[RunSummary] = []
     with suppress(OSError), open_folder(path.parent, make=False) as above:
         before = [name for name in _stamps(above) if natural(name) < natural(path.name)]
         for name in reversed(before):
@@ -193,7 +193,7 @@ def _opened(above: int, name: str) -> Iterator[int]:
         os.close(handle)
 
 
-def _night(folder: int) -> Night | None:
+def _night(folder: int) -> RunSummary | None:
     handle = os.open(EVENTS, _FILE, dir_fd=folder)
     with os.fdopen(handle, "rb") as file:
         found = os.fstat(handle)

@@ -26,7 +26,7 @@ from preflight.report.fabric_page import sharpness
 from preflight.report.findings import COUNTED, Finding
 from preflight.report.header import after
 from preflight.report.markup import date_of, escaped, file, folded, many, span_of, style, template
-from preflight.report.since import Night, alike, before, night_of, nodes_in, since
+from preflight.report.since import RunSummary, alike, before, nodes_in, since, summary_of
 from preflight.report.terminal import count_words, coverage_words, missed_words, title
 from preflight.verdict import Outcome
 
@@ -80,7 +80,7 @@ class PageContext(Struct, frozen=True, kw_only=True):
     """What the page shows besides the report itself."""
 
     found: tuple[Finding, ...]
-    earlier: tuple[Night, ...] = ()
+    earlier: tuple[RunSummary, ...] = ()
     """Runs of the same folder before this one, oldest first."""
     drains: frozenset[str] = frozenset()
     """Checks for which a node may be drained."""
@@ -101,7 +101,7 @@ def page(report: Report, context: PageContext, fabric: Callable[[int], str] | No
 
     kind, mark = _BY_EXIT.get(report.exit, ("open", "!"))
     headline = title(report)
-    now = night_of(report, context.found)
+    now = summary_of(report, context.found)
     last = before(context.earlier, now)
     kin = (*alike(context.earlier, now), now)
     there = {
@@ -321,7 +321,7 @@ _WIDTH, _HEIGHT, _EDGE = 220.0, 44.0, 4.0
 _LEAST = 2
 
 
-def _trends(nights: Sequence[Night]) -> dict[str, Any]:
+def _trends(nights: Sequence[RunSummary]) -> dict[str, Any]:
     """A card for each number that two nights or more have; nights are oldest first."""
     drawn = (
         _card("Nodes not ready", [len(one.not_ready) for one in nights]),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from preflight.report.document import Report
-    from preflight.report.since import Night
+    from preflight.report.since import RunSummary
 
 
 _HEX = "[0-9a-fA-F]"
@@ -82,7 +82,9 @@ _PUBLIC = frozenset(("root", "nobody", "localhost", "127.0.0.1", "::1", "0.0.0.0
 """Names that are the same on every machine."""
 
 
-def secrets(report: Report, *documents: object, earlier: Sequence[Night] = ()) -> dict[str, Kind]:
+def secrets(
+    report: Report, *documents: object, earlier: Sequence[RunSummary] = ()
+) -> dict[str, Kind]:
     """Every secret name with its kind, in the order in which they are numbered.
 
     `documents`: data of any shape from the nodes; the report's sentences may repeat them.
@@ -137,7 +139,7 @@ def _from_people(report: Report) -> Iterator[tuple[str, Kind]]:
             yield reason, "reason"
 
 
-def _from_nights(nights: Iterable[Night], report: Report) -> Iterator[tuple[str, Kind]]:
+def _from_nights(nights: Iterable[RunSummary], report: Report) -> Iterator[tuple[str, Kind]]:
     """Nodes that have left the fleet, and other subjects of findings in those nights."""
     nights = tuple(nights)
     gone = dict.fromkeys(name for night in nights for name in night.not_ready)

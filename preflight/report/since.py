@@ -43,7 +43,7 @@ class Bad(Struct, frozen=True, array_like=True, order=True):
     subject: Name
 
 
-class Night(Struct, frozen=True, kw_only=True):
+class RunSummary(Struct, frozen=True, kw_only=True):
     """A run, summed up in a few numbers and names."""
 
     run: Name
@@ -66,12 +66,12 @@ def at(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-def night_of(report: Report, found: Sequence[Finding]) -> Night:
+def summary_of(report: Report, found: Sequence[Finding]) -> RunSummary:
     """Sum up a run."""
     bad = {Bad(one.check, name) for one in found if one.makes_not_ready for name in one.subjects}
     speeds = _speeds(report)
     return row_of(
-        Night,
+        RunSummary,
         report,
         nodes=len(report.fleet.nodes),
         ready=len(report.fleet.ready),
@@ -82,7 +82,7 @@ def night_of(report: Report, found: Sequence[Finding]) -> Night:
     )
 
 
-def alike(earlier: Sequence[Night], now: Night) -> tuple[Night, ...]:
+def alike(earlier: Sequence[RunSummary], now: RunSummary) -> tuple[RunSummary, ...]:
     """The runs of the same tier with about as many nodes: a run on two nodes is not comparable."""
     return tuple(
         one
@@ -91,7 +91,7 @@ def alike(earlier: Sequence[Night], now: Night) -> tuple[Night, ...]:
     )
 
 
-def before(earlier: Sequence[Night], now: Night) -> Night | None:
+def before(earlier: Sequence[RunSummary], now: RunSummary) -> RunSummary | None:
     """The run to compare with: the last that is alike, else the last one."""
     ran = alike(earlier, now) or earlier
     return ran[-1] if ran else None
@@ -109,14 +109,14 @@ _JUDGED = (Outcome.OK, Outcome.WARN, Outcome.WAIVED)
 class Since(Struct, frozen=True, kw_only=True):
     """The four kinds of change, each in order; `before` is the run compared with."""
 
-    before: Night
+    before: RunSummary
     new: tuple[Bad, ...]
     still: tuple[Bad, ...]
     recovered: tuple[Bad, ...]
     unseen: tuple[Bad, ...]
 
 
-def since(before: Night, now: Night, report: Report) -> Since:
+def since(before: RunSummary, now: RunSummary, report: Report) -> Since:
     """Compare a run with an earlier one."""
     then, here = set(before.bad), set(now.bad)
     gone = sorted(then - here)

@@ -42,7 +42,7 @@ from preflight.report.ready import (
     readiness,
     sensitivity_rows,
 )
-from preflight.report.since import at, night_of
+from preflight.report.since import at, summary_of
 from preflight.report.terminal import NOTHING_APPLIES, next_command, summary, title
 from preflight.session.flags import usage_errors
 from preflight.session.items import (
@@ -136,7 +136,7 @@ def conclude(
     if entries:
         report = outputs.write_report(report)
         outputs.write(PAGE, _page(run, report, found, outputs).encode())
-        outputs.events.end(entries, night_of(report, found))
+        outputs.events.end(entries, summary_of(report, found))
         outputs.put_away()
         metrics_trouble = outputs.write_metrics(report, found)
     hint = _hint(run, report, ready, ending)

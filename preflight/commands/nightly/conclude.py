@@ -32,7 +32,7 @@ from preflight.report.document import row_of
 from preflight.report.events import REPORT, SCHEMA, Began
 from preflight.report.outputs import OURS, Outputs, earlier, names_in, point_at, remove_folder
 from preflight.report.page import PAGE, PageContext, page
-from preflight.report.since import before, night_of, since
+from preflight.report.since import before, since, summary_of
 from preflight.report.terminal import summary, title
 from preflight.verdict import not_run
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from preflight.commands.nightly.state import Former, Screen, Sweep
     from preflight.report.document import Report
     from preflight.report.findings import Finding
-    from preflight.report.since import Bad, Night
+    from preflight.report.since import Bad, RunSummary
     from preflight.verdict import Verdict
 
 
@@ -51,10 +51,10 @@ _MOST_CHANGES = 5
 
 
 def change_lines(
-    report: Report, found: Sequence[Finding], earlier: Sequence[Night]
+    report: Report, found: Sequence[Finding], earlier: Sequence[RunSummary]
 ) -> list[tuple[str, str]]:
     """Return label and text of each line; none without an earlier night."""
-    now = night_of(report, found)
+    now = summary_of(report, found)
     last = before(earlier, now)
     if last is None:
         return []
@@ -228,16 +228,12 @@ def _write_outputs(
     waves = [outputs.path / wave.folder for wave in sweep.waves if wave.folder]
     drawn = fabric_of_waves(waves, report.blames)
     outputs.write(PAGE, page(report, extras, drawn).encode())
-    _leave_events(report, found, outputs)
+    # What later nights compare with; single verdicts only if they are in no wave.
+    outputs.events.begin(row_of(Began, report, report.fleet, schema=SCHEMA, expected={}))
+    outputs.events.end((), summary_of(report, found))
     with suppress(OSError):
         point_at(outputs.path)
     return report, outputs.write_metrics(report, found)
-
-
-def _leave_events(report: Report, found: tuple[Finding, ...], outputs: Outputs) -> None:
-    """Write what later nights compare with; single verdicts only if they are in no wave."""
-    outputs.events.begin(row_of(Began, report, report.fleet, schema=SCHEMA, expected={}))
-    outputs.events.end((), night_of(report, found))
 
 
 def _hint(sweep: Sweep, report: Report) -> str:

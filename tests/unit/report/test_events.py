@@ -10,7 +10,7 @@ import pytest
 from preflight.core.registry import Entry
 from preflight.errors import UsageError
 from preflight.report.events import NAME, Began, Events, by_check, read_events, reread
-from preflight.report.since import Night
+from preflight.report.since import RunSummary
 from preflight.verdict import Outcome, fail, ok
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def test_a_killed_runs_report_is_put_together_from_what_it_knew(tmp_path: Path) 
 def test_the_last_line_of_a_whole_run_is_what_the_next_compares_with(tmp_path: Path) -> None:
     """Also what arrived on another way is in there before it."""
     events = began(tmp_path)
-    told = Night(
+    told = RunSummary(
         run="ab", started="", seconds=1.0, tier="quick", exit=1, nodes=3, ready=2,
         not_ready=("n2",), missing=0, bad=(),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from preflight.report.page import LARGEST, PageContext, page
-from preflight.report.since import Night, found_in, night_of
+from preflight.report.since import RunSummary, found_in, summary_of
 from preflight.verdict import fail, unknown, warn
 from tests.cases import draws
 from tests.unit.report.nights import BENT, report
@@ -26,7 +26,7 @@ HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\x1b[31m\u202e]]><!--"
 NODES = [f"gpu{n:03}" for n in range(1, 9)]
 
 
-def drawn(told: Report, *earlier: Night, fabric: Callable[[int], str] | None = None) -> str:
+def drawn(told: Report, *earlier: RunSummary, fabric: Callable[[int], str] | None = None) -> str:
     """The page of a report, as a run draws it."""
     beside = PageContext(found=found_in(told), earlier=earlier, drains=frozenset({"gpu.count"}))
     return page(told, beside, fabric)
@@ -43,9 +43,9 @@ def part(html: str, name: str) -> str:
     return " ".join(" ".join(found.itertext()).split())
 
 
-def night(told: Report) -> Night:
+def night(told: Report) -> RunSummary:
     """What an earlier run left behind."""
-    return night_of(told, found_in(told))
+    return summary_of(told, found_in(told))
 
 
 class Tags(HTMLParser):

@@ -10,7 +10,7 @@ import pytest
 
 from preflight.report.events import NAME, Ended
 from preflight.report.outputs import Outputs, earlier, point_at, tidy
-from preflight.report.since import Night
+from preflight.report.since import RunSummary
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +20,7 @@ def a_run(runs: Path, name: str, *more: str, report: bool = True) -> Path:
     """A run that ended at that time, with whatever else lies in its folder."""
     folder = runs / name
     folder.mkdir(parents=True)
-    night = Night(
+    night = RunSummary(
         run=name, started="", seconds=1.0, tier="quick", exit=0, nodes=1, ready=1,
         not_ready=(), missing=0, bad=(),
     )  # fmt: skip
