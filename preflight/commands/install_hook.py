@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from preflight.commands import add_json, print_answer
+from preflight.core.command_line import FINE, UNCLEAR
 from preflight.core.files import (
     open_folder,
     read_regular,
@@ -29,6 +30,7 @@ from preflight.core.files import (
 from preflight.core.text import printable
 from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
+from preflight.hook.child import UNJUDGED
 from preflight.hook.hook_values import load_config
 from preflight.report.terminal import labelled
 
@@ -114,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
             _carry_out(one, Path(arguments.prefix + one.path))
     is_tried = not (arguments.dry_run or arguments.uninstall or arguments.prefix)
     trial = _try(arguments) if is_tried else None
-    code = 3 if trial and (trial.trouble or trial.prolog_exit) else 0
+    code = UNCLEAR if trial and (trial.trouble or trial.prolog_exit) else FINE
     document = InstallDocument(
         exit=code, dry_run=arguments.dry_run, files=files,
         slurm_conf=tuple(_slurm_conf(arguments)), trial=trial,
@@ -224,7 +226,7 @@ def _try(arguments: argparse.Namespace) -> Trial:
         words = [str(program), "healthcheck", "--plain", "--json", f"--config={config}"]
         checked = _started(words, environ)
     except (UsageError, OSError, subprocess.TimeoutExpired) as error:
-        return Trial(prolog_exit=None, healthcheck_exit=2, found=(), trouble=str(error))
+        return Trial(prolog_exit=None, healthcheck_exit=UNJUDGED, found=(), trouble=str(error))
     prolog_exit = script.returncode if script else None
     try:
         judged = msgspec.json.decode(checked.stdout)["judged"]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from preflight.core.command_line import FINE, UNCLEAR
 from preflight.core.files import (
     link_atomically,
     open_folder,
@@ -346,7 +347,7 @@ class Outputs:
         if self.exclude_file is not None:
             nodes = excluded(report.fleet)
             self.write_asked(self.exclude_file, f"{nodes}\n".encode() if nodes else b"")
-        return replace(report, exit=3) if self.trouble and report.exit == 0 else report
+        return replace(report, exit=UNCLEAR) if self.trouble and report.exit == FINE else report
 
     def write_asked(self, path: Path, content: bytes, *, make: bool = False) -> None:
         """Write a file whose path the operator typed. `make`: make missing folders."""
