@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from preflight.core.text import count
+from preflight.core.text import count, first_few
 from preflight.verdict import Verdict, fail, flaky, not_run, ok, unknown, warn
 
 if TYPE_CHECKING:
@@ -128,10 +128,13 @@ def _slow(units: Sequence[Unit], what: str, advice: str) -> Verdict | None:
     worst = slow[0]
     causes = {one.cause for one in slow}
     others = [one.name for one in slow[1:]]
-    more = f"; slow as well: {_some(others)}" if others else ""
+    named = worst.name
+    if all(causes):
+        named = first_few(sorted(causes, key=_natural), _MOST_NAMED)
+    more = f"; slow as well: {first_few(others, _MOST_NAMED)}" if others else ""
     return fail(
         f"{worst.name}: {_against(worst, what)}{more}",
-        advice=advice.format(_some(sorted(causes, key=_natural)) if all(causes) else worst.name),
+        advice=advice.format(named),
         cause=causes.pop() if len(causes) == 1 else "",
         **_evidence(units),
     )
@@ -208,11 +211,6 @@ def _evidence(units: Sequence[Unit]) -> dict[str, Any]:
         {**{name: getattr(one, name) for name in _FIELDS}, "clocks": one.remark} for one in units
     ]
     return {"parts": parts}
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
 
 
 def _natural(name: str) -> tuple[int, str]:

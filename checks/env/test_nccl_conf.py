@@ -20,6 +20,7 @@ from preflight.checks.env.values import read
 from preflight.checks.env.variables import editions, outdated, unread, variables
 from preflight.core.text import count
 from preflight.facts import Facts, Group, Node
+from preflight.facts.node import decided
 from preflight.facts.node_network import ConfFile
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, ok, unknown
@@ -83,19 +84,18 @@ def left_over(
 
 def drift(mine: tuple[tuple[str, str], ...] | None, group: Group) -> list[Remark]:
     """How this node's files differ from those of most nodes of its group."""
-    usual = group.majority(shared)
-    if mine is None or usual is None or not usual.decides or usual.value == mine:
+    usual = decided(group.majority(shared))
+    if mine is None or usual is None or usual.value == mine:
         return []
     here, there = dict(mine), dict(usual.value)
     name = next(name for name in sorted({**here, **there}) if here.get(name) != there.get(name))
-    holders = f"{usual.votes} of {usual.of} nodes"
     known = variables().get(name)
     secret = known is not None and known.type == "secret"
     seen = [
         "another value" if secret else show(name, side[name]) if name in side else f"no {name}"
         for side in (here, there)
     ]
-    sentence = f"nccl.conf has {seen[0]}, {seen[1]} on {holders}"
+    sentence = f"nccl.conf has {seen[0]}, {seen[1]} on {usual.holders}"
     fatal = known is not None and known.alike == "must"
     advice = "give all nodes one nccl.conf: ranks that disagree hang or crawl"
     return [Remark(sentence, advice, "fail" if fatal else "warn")]

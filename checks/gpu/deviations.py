@@ -88,7 +88,7 @@ class Deviation(Struct, frozen=True):
 
 def on_most(vote: Majority[Any], group: Group) -> str:
     """As in: on 12 of 13 nodes of group train."""
-    return f"on {vote.votes} of {vote.of} nodes of group {group.name}"
+    return f"on {vote.holders} of group {group.name}"
 
 
 def usual_gpus(group: Group) -> Usual | None:

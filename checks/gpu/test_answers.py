@@ -65,7 +65,7 @@ def judge_count(
     ids = by_peers.value if by_peers is not None else 0
     if wanted is None and by_peers is not None:
         wanted = ids if isinstance(ids, int) else len(ids)
-        origin = f"; {by_peers.votes} of {by_peers.of} nodes of its group have {wanted}"
+        origin = f"; {by_peers.holders} of its group have {wanted}"
     # A GPU between them that belongs to another job is not missing.
     known = wanted is not None or len(gpus or ()) <= max(
         (gpu.index for gpu in gpus or ()), default=0

@@ -25,7 +25,7 @@ from preflight.checks.gpu.driver_log import (
 )
 from preflight.checks.log_window import ago, elapsed_s, maybe_over, unread, whole, window
 from preflight.core.files import shipped_table
-from preflight.core.text import count
+from preflight.core.text import and_more, count
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Gpu, Node
 from preflight.facts.boards import advice_again, in_recovery_action
@@ -156,7 +156,7 @@ def _xid_words(found: Sequence[GpuFault], reported: Sequence[GpuFault], facts: F
         own = [each for each in found if each.slot == slot]
         first = own[:_LABELS]
         words = ", ".join(each.label + f" {each.times} times" * (each.times > 1) for each in first)
-        words += f" and {len(own) - _LABELS} more" if len(own) > _LABELS else ""
+        words += and_more(len(own) - _LABELS)
         then = dict.fromkeys(
             str(echo.code) for each in first for echo in consequences(each, reported)
         )

@@ -23,6 +23,7 @@ from preflight.core.text import memory
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Node
 from preflight.facts.boards import named_memory_gb
+from preflight.facts.node import decided
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Outcome, Verdict, unknown
 
@@ -67,8 +68,8 @@ def driver_version(facts: Facts) -> str | None:
 
 def software_troubles(facts: Facts, group: Group) -> Iterator[Trouble]:
     """Driver and firmware that differ from the group's, or among the GPUs of one node."""
-    vote, version = group.majority(driver_version), facts.driver.version
-    if vote is not None and vote.decides and version and version != vote.value:
+    vote, version = decided(group.majority(driver_version)), facts.driver.version
+    if vote is not None and version and version != vote.value:
         voters = on_most(vote, group)
         advice = f"install driver {vote.value}, or leave the node out"
         yield Trouble(None, f"driver {version} here, {vote.value} {voters}", advice, grave=False)

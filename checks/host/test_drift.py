@@ -67,7 +67,7 @@ def judge_drift(facts: Facts, usual: dict[str, Majority[str] | None]) -> Verdict
         if vote is None or mine is None or vote.votes == vote.of:
             continue
         if not vote.decides:
-            agree = f"no more than {vote.votes} of {vote.of} nodes agree on one"
+            agree = f"no more than {vote.holders} agree on one"
             split.append(f"{word} {mine}; {agree}")
         elif vote.value != mine:
             odd.append(f"{word} {mine}; {others(vote, vote.value)}")

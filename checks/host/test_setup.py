@@ -8,7 +8,7 @@ from typing import Final
 from preflight.check import Check
 from preflight.checks.gpu.deviations import Deviation, conclude_deviations
 from preflight.checks.rdma.test_slots import uses_rdma
-from preflight.core.text import count
+from preflight.core.text import count, first_few
 from preflight.facts import Facts, Group, Majority, Node
 from preflight.facts.machine import Governor
 from preflight.facts.node import decided, others
@@ -113,6 +113,7 @@ _GRACE: Final = "aarch64"
 _CLEAR: Final = (
     "clear ACS on it (setpci -s {0} ECAP_ACS+6.w=0) at boot, or switch it off in the BIOS"
 )
+_NAMED: Final = 3
 _THROUGH: Final = "boot with iommu=pt (or intel_iommu=off / amd_iommu=off), recheck"
 
 
@@ -144,26 +145,22 @@ def obstacles(facts: Facts, group: Group) -> Iterator[Deviation]:
     if mine:
         grave, usual_setting = False, "none should"
         if vote is not None and not vote.value:
-            grave, usual_setting = True, f"none does on {vote.votes} of {vote.of} nodes"
-        seen = f"ACS redirects the traffic between GPUs and NICs at {_few(mine)}"
+            grave, usual_setting = True, f"none does on {vote.holders}"
+        seen = f"ACS redirects the traffic between GPUs and NICs at {first_few(mine, _NAMED)}"
         yield Deviation(f"{seen}; {usual_setting}", _CLEAR.format(mine[0]), grave=grave)
     how, usual = mapping(facts), decided(group.majority(mapping))
     if how is not None and how.startswith("DMA"):
         grave, usual_setting = False, "identity expected"
         if usual is not None and not usual.value.startswith("DMA"):
-            grave, usual_setting = True, f"{usual.value} on {usual.votes} of {usual.of} nodes"
+            grave, usual_setting = True, f"{usual.value} on {usual.holders}"
         seen = f"the IOMMU translates for GPUs and NICs ({how})"
         yield Deviation(f"{seen}, {usual_setting}", _THROUGH, grave=grave)
     strict, lax = strict_nics(facts), decided(group.majority(strict_nics))
     if strict and lax is not None and not lax.value:
-        usual_setting = f"on for all on {lax.votes} of {lax.of} nodes"
+        usual_setting = f"on for all on {lax.holders}"
         advice = "set PCI_WR_ORDERING=1 (mlxconfig), or relaxed ordering in the BIOS"
-        sentence = f"relaxed ordering is off for {_few(strict)}, {usual_setting}"
+        sentence = f"relaxed ordering is off for {first_few(strict, _NAMED)}, {usual_setting}"
         yield Deviation(sentence, advice, grave=False)
-
-
-def _few(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")  # noqa: PLR2004
 
 
 def judge_pci_acs(facts: Facts, group: Group) -> Verdict:

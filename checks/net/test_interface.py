@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Final
 
@@ -20,8 +20,8 @@ from preflight.checks.net.selected import (
 )
 from preflight.checks.rdma.port_faults import down_ports
 from preflight.core.text import count
-from preflight.facts import Facts, Group, Node
-from preflight.facts.node import addresses_of, family, is_loopback, parse_address
+from preflight.facts import Facts, Group, Nic, Node
+from preflight.facts.node import addresses_of, decided, family, is_loopback, parse_address
 from preflight.facts.node_network import Interface, Resolved
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, not_run, ok, unknown
@@ -57,12 +57,12 @@ def socket_choice(
     if others := _not_to_others(first, facts, group, environ):
         yield Deviation(f"{given} selects {others}", advice, grave=False)
         return
-    vote = group.majority(first_choice(ifname, family))
-    mine = (first.name, subnet(first))
-    if vote is None or not vote.decides or mine[0] == vote.value[0] or mine[1] == vote.value[1]:
+    vote = decided(group.majority(first_choice(ifname, family)))
+    if vote is None or first.name == vote.value[0] or subnet(first) == vote.value[1]:
         return
-    usual = f"{vote.value[0]} ({vote.value[1]}) on {vote.votes} of {vote.of} nodes"
-    yield Deviation(f"{given} selects {first.name} ({mine[1]}) here, {usual}", advice, grave=False)
+    usual = f"{vote.value[0]} ({vote.value[1]}) on {vote.holders}"
+    selected = f"{given} selects {first.name} ({subnet(first)}) here"
+    yield Deviation(f"{selected}, {usual}", advice, grave=False)
 
 
 def gloo_choice(facts: Facts, environ: Mapping[str, str], group: Group) -> Iterator[Deviation]:
@@ -200,8 +200,8 @@ def _better(facts: Facts, instead_of: Interface | None) -> str:
     return usable[0] if usable else "an interface with an address"
 
 
-def _names(parts: object) -> str:
-    names = [str(getattr(part, "name", "")) for part in parts] if isinstance(parts, tuple) else []
+def _names(parts: Sequence[Interface | Nic]) -> str:
+    names = [part.name for part in parts]
     more = f", {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return (", ".join(names[:_NAMES_SHOWN]) + more) or "none"
 
@@ -284,11 +284,11 @@ def name_deviation(
             return None
         sentence = f"the master's name {one.name} leads to {_list(one)} here, which is this node"
         return Deviation(f"{sentence} itself; its ranks would wait for themselves", advice)
-    vote = group.majority(answers(one.name))
-    usual = vote.value if vote is not None and vote.decides else ()
+    vote = decided(group.majority(answers(one.name)))
+    usual = vote.value if vote is not None else ()
     own = addresses_of(master) if master is not None else set()
     if usual and set(usual).isdisjoint(one.addresses) and not own & set(one.addresses):
-        usual_answer = f"{', '.join(usual[:2])} on {vote.votes} of {vote.of} nodes" if vote else ""
+        usual_answer = f"{', '.join(usual[:2])} on {vote.holders}" if vote else ""
         sentence = f"the master's name {one.name} leads to {_list(one)} here, {usual_answer}"
         return Deviation(sentence, advice)
     if not usual and own and own.isdisjoint(one.addresses):
@@ -307,8 +307,8 @@ def _unknown_name(
 ) -> Deviation | None:
     """A name that no node knows is a name of our inventory, unless the job uses it."""
     there = lookup_of(master, one.name) if master is not None else None
-    vote = group.majority(answers(one.name))
-    usual = vote is not None and vote.decides and bool(vote.value)
+    vote = decided(group.majority(answers(one.name)))
+    usual = vote is not None and vote.value
     if not (expected or usual or (there is not None and there.addresses)):
         return None
     sentence = f"the master's name {one.name} leads nowhere here: {one.error}"

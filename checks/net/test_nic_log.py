@@ -25,7 +25,7 @@ from preflight.checks.log_window import (
 )
 from preflight.checks.rdma.port_faults import reporting_check
 from preflight.core.statistics import grouped
-from preflight.core.text import count
+from preflight.core.text import and_more, count
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Node
 from preflight.facts.machine import KernelLog, LogLine
@@ -308,7 +308,7 @@ def _words(found: Sequence[Event], facts: Facts) -> str:
     first = found[0]
     whos = list(dict.fromkeys(each.device for each in found if each.kind == first.kind))
     times = sum(each.times for each in found if each.kind == first.kind)
-    more = f" and {len(whos) - 1} more" if len(whos) > 1 else ""
+    more = and_more(len(whos) - 1)
     often = f" ({count(times, 'line')})" if times > 1 else ""
     note = f" ({first.note})" if first.note else ""
     when = ago(found[-1].last_s, facts)

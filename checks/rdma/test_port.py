@@ -113,7 +113,7 @@ def judge_count(
         gone = sorted(set(by_peers.value) - set(names), key=natural) if by_peers else []
     if wanted is None and by_peers is not None:
         wanted, seen = len(by_peers.value), len(names)
-        origin = f"on {by_peers.votes} of {by_peers.of} nodes of its group"
+        origin = f"on {by_peers.holders} of its group"
     if wanted is not None and seen < wanted:
         which = f"; missing: {', '.join(gone)}" if len(gone) == wanted - seen else ""
         sentence = f"{seen} RDMA devices, {wanted} {origin}{which}"

@@ -197,9 +197,9 @@ def judge_gpudirect(facts: Facts, group: Group) -> Verdict:
         )
     if mine:
         return ok(f"NICs reach GPU memory by {mine}", way=mine)
-    vote = group.majority(way)
+    vote = decided(group.majority(way))
     sentence = f"no nvidia_peermem, and no dma-buf on kernel {facts.kernel} with this driver"
-    if vote is not None and vote.decides and vote.value:
+    if vote is not None and vote.value:
         usual_way = f"{vote.value} {on_most(vote, group)}"
         return fail(f"{sentence}; {usual_way}", advice=LOAD_PEERMEM)
     return warn(

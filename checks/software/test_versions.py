@@ -139,7 +139,7 @@ def drifts(group: Group) -> Iterator[Drift]:
         values = {name: read(facts) for name, facts in group.facts.items()}
         if usual is None or len({value for value in values.values() if value is not None}) < 2:  # noqa: PLR2004
             continue
-        voters = f"on {usual.votes} of {usual.of} nodes"
+        voters = f"on {usual.holders}"
         wanted = usual.value if usual.decides else None
         for name, has in values.items():
             if has is None or has == wanted or name in reported:

@@ -80,6 +80,11 @@ class Majority(Struct, Generic[T], frozen=True):
         """Whether it is more than half of the votes, and at least two."""
         return self.votes > 1 and self.votes * 2 > self.of
 
+    @property
+    def holders(self) -> str:
+        """How many nodes have the value: "12 of 13 nodes"."""
+        return f"{self.votes} of {self.of} nodes"
+
 
 @dataclass(frozen=True)
 class Group:
@@ -187,7 +192,7 @@ def most(values: Iterable[T], least: int = 1) -> T | None:
 
 def others(usual: Majority[T], what: str) -> str:
     """Format a majority: "12 of 13 nodes of its group have WHAT"."""
-    return f"{usual.votes} of {usual.of} nodes of its group have {what}"
+    return f"{usual.holders} of its group have {what}"
 
 
 Interface = IPv4Interface | IPv6Interface
