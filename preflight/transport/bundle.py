@@ -36,18 +36,18 @@ PAYLOAD = Path(__file__).resolve().parent.parent / "payload"
 CARRIED = dict.fromkeys(("burn", "probe", "stacks", "sweep"), ("pynvml",))
 """Modules sent with the payload, by entry: a node need not have them installed."""
 
-PARTS = {"relay": ("start.py", "children.py", "node_relay.py")}
-"""All that an entry needs, if its zip goes to every node through one pipe."""
-
-STAYS = {
-    "probe": ("burn/", "tool_outputs.py", "job_ports.py", "node_relay.py", "stacks/", "sweep/"),
-    "ports": ("burn/", "tool_outputs.py", "node_relay.py", "stacks/", "sweep/"),
-    "burn": ("tool_outputs.py", "job_ports.py", "node_relay.py", "stacks/"),
-    "outputs": ("burn/", "job_ports.py", "node_relay.py", "stacks/", "sweep/"),
-    "stacks": ("burn/", "tool_outputs.py", "job_ports.py", "node_relay.py", "sweep/"),
-    "sweep": ("burn/", "tool_outputs.py", "job_ports.py", "node_relay.py", "stacks/"),
+NEEDS = {
+    "probe": ("probe/",),
+    "ports": ("probe/", "job_ports.py"),
+    "burn": ("probe/", "sweep/", "burn/"),
+    "outputs": ("probe/", "tool_outputs.py"),
+    "stacks": ("probe/", "stacks/"),
+    "sweep": ("probe/", "sweep/"),
+    "relay": ("node_relay.py",),
 }
-"""Packages that an entry does not need: every byte is sent to every node."""
+"""Parts of the payload that an entry needs besides the first two: every byte goes to every node."""
+
+_ALWAYS = ("start.py", "children.py")
 
 WITH_TORCH = ("burn", "sweep")
 """Entries that need the job's own Python, with its torch."""
@@ -153,26 +153,20 @@ def boot(
 def bundle(entry: str, payload: Path = PAYLOAD, beside: Beside = ()) -> bytes:
     """The zip for an entry, made once per process."""
     with _packing:
-        carried, stays = CARRIED.get(entry, ()), STAYS.get(entry, ())
-        return _bundle(carried, payload, beside, PARTS.get(entry), stays)
+        return _bundle(entry, payload, beside)
 
 
 @lru_cache(maxsize=8)
-def _bundle(
-    carried: tuple[str, ...],
-    payload: Path,
-    beside: Beside,
-    parts: tuple[str, ...] | None,
-    stays: tuple[str, ...],
-) -> bytes:
+def _bundle(entry: str, payload: Path, beside: Beside) -> bytes:
     import zipfile  # with its kin it takes 3 ms, and where the payload is installed none is made
 
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
-        for name, path in (*_sources(payload), *map(_installed, carried)):
-            if (parts is None or name.startswith(parts)) and not name.startswith(stays):
-                _add(archive, name, path.read_bytes())
-                _add(archive, name + "c", _compiled(name, path))
+        parts = (*_ALWAYS, *NEEDS.get(entry, ()))
+        own = (source for source in _sources(payload) if source[0].startswith(parts))
+        for name, path in (*own, *map(_installed, CARRIED.get(entry, ()))):
+            _add(archive, name, path.read_bytes())
+            _add(archive, name + "c", _compiled(name, path))
         for module, source in beside:
             _add(archive, f"{module}.py", source)
     return packed.getvalue()

@@ -44,10 +44,10 @@ REQUEST = {"nonce": "n1"}
 def payload(tmp_path: Path) -> Path:
     """Make a payload that does what its request says."""
     folder = tmp_path / "payload"
-    (folder / "deep").mkdir(parents=True)
+    (folder / "probe").mkdir(parents=True)
     (folder / "start.py").write_text(START)
     (folder / "__init__.py").write_text("raise ImportError('the root is no package')\n")
-    (folder / "deep" / "__init__.py").write_text("WORD = 'deep'\n")
+    (folder / "probe" / "__init__.py").write_text("WORD = 'deep'\n")
     return folder
 
 
@@ -94,7 +94,7 @@ def test_an_answer_comes_back_and_nothing_stays(
     room.mkdir()
     enter = f'cd {room} && HOME={room} TMPDIR={room} exec "$@"'
     python = ("sh", "-c", enter, "sh", sys.executable, "-X", f"token={token}")
-    do = "import deep, pynvml\nemit({'word': deep.WORD, 'from': pynvml.__file__, 'path': sys.path})"
+    do = "import probe, pynvml as p\nemit({'word': probe.WORD, 'from': p.__file__, 'in': sys.path})"
     document = ask(connection, msgspec.structs.replace(node, python=python), payload, do)
     assert b'"word": "deep", "from": "/proc/self/fd/' in document
     assert b'""' not in document
@@ -134,7 +134,7 @@ def test_noise_without_end_is_not_listened_to(payload: Path) -> None:
 def test_only_the_probe_carries_the_driver_library(payload: Path) -> None:
     """Each zip holds the payload at its root with compiled twins; pynvml goes with the probe."""
     names = zipfile.ZipFile(io.BytesIO(bundle("ports", payload))).namelist()
-    files = ["deep/__init__.py", "deep/__init__.pyc", "start.py", "start.pyc"]
+    files = ["probe/__init__.py", "probe/__init__.pyc", "start.py", "start.pyc"]
     assert sorted(names) == files
     probe = zipfile.ZipFile(io.BytesIO(bundle("probe", payload))).namelist()
     assert sorted(probe) == sorted([*files, "pynvml.py", "pynvml.pyc"])
@@ -174,7 +174,7 @@ def test_nothing_is_compiled_on_a_node_like_ours(payload: Path) -> None:
             spoilt.writestr(name, made.read(name) if name.endswith("c") else b"not python")
     archive = payload.parent / "spoilt.zip"
     archive.write_bytes(packed.getvalue())
-    program = f"import sys; sys.path.insert(0, {str(archive)!r}); import deep; print(deep.WORD)"
+    program = f"import sys; sys.path.insert(0, {str(archive)!r}); import probe; print(probe.WORD)"
     result = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, check=False)
     assert result.stdout == b"deep\n", result.stderr
 
@@ -224,7 +224,7 @@ def test_other_pythons_compile_for_themselves(payload: Path, version: str) -> No
     """A node with another Python than ours runs the sources."""
     if not (found := pythons(version)):
         pytest.skip(f"no Python {version} on this machine")
-    do = "import deep, pynvml\nemit({'version': '%d.%d' % sys.version_info[:2]})"
+    do = "import probe, pynvml\nemit({'version': '%d.%d' % sys.version_info[:2]})"
     answer = ask(LocalConnection(), here(found[0]), payload, do)
     assert answer.decode() == f'{{"version": "{version}"}}'
 
