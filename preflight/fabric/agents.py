@@ -202,7 +202,7 @@ def start_rank_agents(
     sessions: list[MessageSession] = []
     try:
         for rail, rank in enumerate(node.ranks):
-            own = {**request, "seat": {"rail": rail, "rails": len(node.ranks)}}
+            own = {**request, "job_rail": rail}
             sessions.append(start_payload(rank, host, "sweep", own, deadline_s, limit=limit))
     except BaseException:
         for session in sessions:

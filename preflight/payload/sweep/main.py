@@ -87,14 +87,13 @@ def _pass_on(more: queue.Queue[dict[str, Any]], pipes: list[int]) -> None:
 
 def lock_name(request: dict[str, Any]) -> str:
     """Return the lock's name: the first rail locks the node, like an agent of a whole node."""
-    seat = request.get("seat")
-    name = str(request["name"])
-    return f"{name}/{seat['rail']}" if seat and seat["rail"] else name
+    rail = request.get("job_rail", 0)
+    return f"{request['name']}/{rail}" if rail else str(request["name"])
 
 
 def own(event: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     """Reduce what torch sees to the GPU of this rank of the job, if there is one."""
-    if event["event"] == "ready" and request.get("seat"):
+    if event["event"] == "ready" and "job_rail" in request:
         there = gpu_of_rank() < event["gpus"]
         return dict(event, cuda=event["cuda"] and there, gpus=int(there), bus_ids=[])
     return event
@@ -131,7 +130,7 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
         emit({"event": "taken", "error": error, "advice": advice} if advice else
              {"event": "busy", "error": error})  # fmt: skip
         return
-    if not request.get("seat"):  # a rank of the job takes cuda:LOCAL_RANK of the job's own order
+    if "job_rail" not in request:  # a rank of the job takes cuda:LOCAL_RANK of the job's own order
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order, not the fastest GPU first
     first = own(cuda.describe(), request)
     emit(first)
@@ -144,7 +143,7 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
         server = _host_store(go.address)
         store = (go.address, server.port)
         emit({"event": "store", "port": server.port})
-    _sweep(go, store, emit, request.get("seat"), orders.more)
+    _sweep(go, store, emit, request.get("job_rail"), orders.more)
     # Only now: a fork while another thread is inside of torch would copy its locks, for ever.
     if server is not None:
         process_groups.host(go, store, orders.shared)
@@ -175,20 +174,20 @@ def _sweep(
     go: plan.Go,
     store: tuple[str, int],
     emit: Emit,
-    seated: dict[str, Any] | None,
+    job_rail: int | None,
     more: queue.Queue[dict[str, Any]],
 ) -> None:
     """Fork the rails and relay their accounts, each through pipes of its own.
 
-    `seated`: the job's own torchrun launched the ranks, and this is one of them. `more`: orders
+    `job_rail`: the only one, if this is a rank that the job's own torchrun started. `more`: orders
     after the last round.
     """
-    own = [seated["rail"]] if seated else go.own_rails
+    own = go.own_rails if job_rail is None else [job_rail]
     accounts, orders = [os.pipe() for _ in own], [os.pipe() for _ in own]
     try:
         local = network.source_address(go.towards)
         for place, rail in enumerate(own):
-            gpu = gpu_of_rank() if seated else place
+            gpu = place if job_rail is None else gpu_of_rank()
             of_it = plan.Rail(go, rail, local, store, gpu)
             start_rail(of_it, writing=accounts[place][1], orders=orders[place][0])
         rails = Rails(len(own), emit)
