@@ -148,7 +148,7 @@ def take_part(
     meeting = Meeting(store, rail.member, rail.members, rail.go.missing)
     if rail.go.backend == "nccl":
         say(round=first_round, phase="init", within_s=rail.go.init_s)
-        cuda.initialise(torch, rail.cuda)
+        cuda.initialise(torch, rail.gpu)
     transport = transports.Transport(torch, rail, counting.bus_id, log)
     context = pair.Context(torch, store, meeting, rail, transport, counting, clocks.Steps())
     for number in range(first_round, len(rail.go.turns)):

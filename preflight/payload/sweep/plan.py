@@ -129,8 +129,8 @@ class Rail:
     rail: int
     local: str
     store: tuple[str, int]
-    gpu: int | None = None
-    """The CUDA index of this rail's GPU; None: the rail's number."""
+    gpu: int = 0
+    """CUDA's index of its GPU."""
     mnnvl: bool = False
     """NCCL may use NVLink between nodes, which pairs of the rounds may not."""
 
@@ -138,11 +138,6 @@ class Rail:
     def member(self) -> int:
         """The rank's number over all nodes and rails."""
         return self.go.index * self.go.rails + self.rail
-
-    @property
-    def cuda(self) -> int:
-        """CUDA's number of this rail's GPU."""
-        return self.rail if self.gpu is None else self.gpu
 
     @property
     def members(self) -> int:

@@ -266,7 +266,7 @@ def _nccl(torch: Any, store: Any, rank: int, rail: plan.Rail, size: int) -> Grou
     if interface:
         os.environ["NCCL_SOCKET_IFNAME"] = "=" + interface
     nccl = torch.distributed.ProcessGroupNCCL
-    device = torch.device("cuda", rail.cuda)
+    device = torch.device("cuda", rail.gpu)
     torch.cuda.set_device(device)
     options = nccl.Options()
     options._timeout = timedelta(seconds=_WATCHDOG_S)

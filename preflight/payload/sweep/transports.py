@@ -312,7 +312,7 @@ class Transport:
 
     def _prepare_nccl(self) -> None:
         rail = self._rail
-        self.bus_id = bus_id(self._torch, rail.cuda, self._by_uuid)
+        self.bus_id = bus_id(self._torch, rail.gpu, self._by_uuid)
         wanted = os.environ.get("NCCL_IB_HCA", "")
         if self.bus_id is None:
             self.unplaced = UNPLACED
