@@ -157,29 +157,34 @@ class Rail:
 
 def read(order: dict[str, Any]) -> Go:
     """Convert the controller's JSON to a Go; TypeError, KeyError or ValueError if invalid."""
-    store = order["store"]
-    return Go(**dict(_read(order, 0), store=None if store is None else (store[0], store[1])))
+    store, stop_rule = order["store"], order.get("stop_rule")
+    return Go(
+        **dict(
+            _rounds(order, 0),
+            store=None if store is None else (store[0], store[1]),
+            stop_rule=None if stop_rule is None else StopRule(*stop_rule),
+            domain=_turns(order.get("domain", ()), 0),
+            inside_sizes=tuple(Rung(*rung) for rung in order.get("inside_sizes", ())),
+            missing=frozenset(order.get("missing", ())),
+        )
+    )
 
 
 def extend(go: Go, more: dict[str, Any]) -> Go:
-    """Return the order with more rounds, which have their own ladder and deadlines."""
-    read = _read(more, len(go.turns))
-    kept = {"missing": go.missing, "inside_sizes": go.inside_sizes}
-    return replace(go, **dict(read, **kept, turns=go.turns + read["turns"], inside=False))
+    """Return the order with more rounds, which are never stopped early and the last to measure."""
+    added = _rounds(more, len(go.turns))
+    added.update(turns=go.turns + added["turns"], stop_rule=None, inside=False, domain=())
+    return replace(go, **added)
 
 
-def _read(order: dict[str, Any], first: int) -> dict[str, Any]:
-    soak, stop_rule = order.get("soak"), order.get("stop_rule")
-    turns = _turns(order["turns"], first)
+def _rounds(order: dict[str, Any], first: int) -> dict[str, Any]:
+    """Read the turns, numbered from `first` on, and the sizes of these rounds."""
+    soak = order.get("soak")
     return dict(
-        {name: value for name, value in order.items() if name != "stop_rule"},
+        order,
+        turns=_turns(order["turns"], first),
         ladder=tuple(Rung(*rung) for rung in order["ladder"]),
         soak=None if soak is None else Rung(*soak),
-        stop_rule=None if stop_rule is None else StopRule(*stop_rule),
-        turns=turns,
-        domain=_turns(order.get("domain", ()), 0),
-        inside_sizes=tuple(Rung(*rung) for rung in order.get("inside_sizes", ())),
-        missing=frozenset(order.get("missing", ())),
     )
 
 
