@@ -132,11 +132,11 @@ _SOUND = ("measured", "absent")
 
 
 def take_part(
-    rail: plan.Rail, first_round: int, say: Callable[..., None], log: int | None = None
+    rail: plan.Rail, first_round: int, say: Callable[..., None], log: transports.NcclLog | None
 ) -> bool:
     """Measure the rounds from `first_round` on; report each step and send each account.
 
-    `log`: NCCL's log file. False if a new process must go on after the last account.
+    `log`: with NCCL its log. False if a new process must go on after the last account.
     """
     import torch  # already loaded by the agent
 

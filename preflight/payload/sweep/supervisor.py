@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 import children
 import start
 
-from . import clocks, member, plan, transports
+from . import clocks, member, plan
 from .clocks import Stalls
 from .cuda import NoCuda
 from .plan import account_of, because, short
+from .transports import NcclLog
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def _step_out(rail: plan.Rail) -> None:
 
 def _run(rail: plan.Rail, first_step: int, output: int, last_exit: _Exit) -> _ProcessEnd:
     """Relay one measuring process until it finishes, fails or misses a deadline of its own."""
-    log, logged = transports.new_log_file() if rail.go.backend == "nccl" else None, 0
+    log, logged = NcclLog() if rail.go.backend == "nccl" else None, 0
     pid, reader = _fork(lambda say: _take_part(rail, first_step, say, log))
     stalls = Stalls(pid)
     step, phase, within_s = first_step, "start", member.STORE_S
@@ -169,8 +170,10 @@ def _run(rail: plan.Rail, first_step: int, output: int, last_exit: _Exit) -> _Pr
             waited = clocks.waited_s(pid)
             if "account" in line:
                 start.write(output, dict(line["account"], stalls=stalls.taken()))
-                step, phase, since = line["round"] + 1, "between", transports.length(log)
-                logged = _send_log(rail, pid, log, output, 2 * logged) or logged
+                step, phase = line["round"] + 1, "between"
+                if log is not None:
+                    since = log.length
+                    logged = _send_log(rail, pid, log, output, 2 * logged) or logged
             elif "failed" in line:
                 error, gpu_taken = line["failed"], line["gpu_taken"]
                 break
@@ -182,12 +185,12 @@ def _run(rail: plan.Rail, first_step: int, output: int, last_exit: _Exit) -> _Pr
     except TimeoutError:
         late = True
         why = clocks.excuse(waited, pid, within_s)
-        error = because(_late(phase, within_s) + why, transports.reason(log, since))
+        error = because(_late(phase, within_s) + why, log.reason(since) if log else "")
     os.close(reader.descriptor)
     stalls.close()
     if log is not None:
         _send_log(rail, pid, log, output, logged)
-        os.close(log)
+        log.close()
     if done:  # its last account is final, however long it takes to exit
         last_exit.begins(pid)
         return _ProcessEnd(step, phase)
@@ -195,16 +198,15 @@ def _run(rail: plan.Rail, first_step: int, output: int, last_exit: _Exit) -> _Pr
     return _ProcessEnd(step, phase, reason, died=not error, late=late, gpu_taken=gpu_taken)
 
 
-def _send_log(rail: plan.Rail, pid: int, log: int | None, output: int, above: int) -> int:
+def _send_log(rail: plan.Rail, pid: int, log: NcclLog, output: int, above: int) -> int:
     """Send the log if it is wanted and has more than `above` bytes; return its length, or 0.
 
     It is sent after each step, too: the sweep's time may be up before this process ends.
     """
-    length = transports.length(log)
-    if log is None or not rail.go.keep_log or length <= above:
+    length = log.length
+    if not rail.go.keep_log or length <= above:
         return 0
-    text = transports.read_log(log)
-    start.write(output, {"event": "nccl_log", "rail": rail.rail, "pid": pid, "text": text})
+    start.write(output, {"event": "nccl_log", "rail": rail.rail, "pid": pid, "text": log.text()})
     return length
 
 
@@ -216,7 +218,7 @@ def _late(phase: str, within_s: float) -> str:
 
 
 def _take_part(
-    rail: plan.Rail, first_round: int, say: Callable[..., None], log: int | None
+    rail: plan.Rail, first_round: int, say: Callable[..., None], log: NcclLog | None
 ) -> None:
     try:
         say(through=member.take_part(rail, first_round, say, log))

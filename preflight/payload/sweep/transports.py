@@ -44,29 +44,28 @@ KEPT_BYTES = 256 << 10
 """Most bytes of a process's log in a capture: half from its start, half from its end."""
 
 
-def read_log(file: int) -> str:
-    """Return the log as printable lines, without the middle of a long one."""
-    raw = os.pread(file, _MOST, 0)
-    if len(raw) > KEPT_BYTES:
-        half = KEPT_BYTES // 2
-        left_out = f"\n[{len(raw) - 2 * half} bytes are left out here]\n"
-        raw = raw[:half] + left_out.encode("ascii") + raw[-half:]
-    text = raw.decode("ascii", "replace").replace("\ufffd", "?")
-    return "".join(each for each in text if each in "\t\n" or each.isprintable())
+class NcclLog:
+    """NCCL's log of one measuring process; its supervisor can read it even after that was killed.
 
+    Both have the descriptor, which survives a fork.
+    """
 
-class Log:
-    """NCCL's log of this process, in memory; create it before NCCL is first used."""
-
-    def __init__(self, file: int | None = None) -> None:
-        """`file`: its descriptor; the parent can read it even after this process was killed."""
-        self._file = new_log_file() if file is None else file
+    def __init__(self) -> None:
+        self._file = os.memfd_create("nccl")
         self._read = 0
+
+    def begin(self) -> None:
+        """Let NCCL write it, in this process; call this before NCCL is first used."""
         os.environ.update(
             NCCL_DEBUG="INFO",
             NCCL_DEBUG_SUBSYS="INIT,NET,GRAPH",
             NCCL_DEBUG_FILE=f"/proc/self/fd/{self._file}",
         )
+
+    @property
+    def length(self) -> int:
+        """Bytes so far."""
+        return os.fstat(self._file).st_size
 
     def words(self) -> str:
         """The transport used since the last call; "" if the log does not show it."""
@@ -74,6 +73,28 @@ class Log:
         new = log[self._read :]
         self._read = len(log)
         return parse_log(log, new)
+
+    def reason(self, since: int = 0) -> str:
+        """Return NCCL's last warning after byte `since`; "" if there is none.
+
+        It is the text of ncclGetLastError: src/debug.cc of NCCL keeps the last WARN.
+        """
+        warnings = _WARNING.findall(os.pread(self._file, _MOST, since).decode("ascii", "replace"))
+        return warnings[-1].strip() if warnings else ""
+
+    def text(self) -> str:
+        """Return it as printable lines, without the middle of a long one."""
+        raw = os.pread(self._file, _MOST, 0)
+        if len(raw) > KEPT_BYTES:
+            half = KEPT_BYTES // 2
+            left_out = f"\n[{len(raw) - 2 * half} bytes are left out here]\n"
+            raw = raw[:half] + left_out.encode("ascii") + raw[-half:]
+        text = raw.decode("ascii", "replace").replace("\ufffd", "?")
+        return "".join(each for each in text if each in "\t\n" or each.isprintable())
+
+    def close(self) -> None:
+        """Give up this process's descriptor."""
+        os.close(self._file)
 
 
 def parse_log(log: str, new: str) -> str:
@@ -132,27 +153,6 @@ def _network(network: str, devices: dict[str, dict[str, str]]) -> str:
     """For a communicator without network channels yet: the network, with its device if only one."""
     names = list(devices.get(network, {}).values())
     return f"NET/{network} {names[0]}" if len(names) == 1 else f"NET/{network}"
-
-
-def new_log_file() -> int:
-    """Create a file in memory for a log; its descriptor survives a fork."""
-    return os.memfd_create("nccl")
-
-
-def length(file: int | None) -> int:
-    """Bytes in the log so far; 0 without a log."""
-    return 0 if file is None else os.fstat(file).st_size
-
-
-def reason(file: int | None, since: int = 0) -> str:
-    """Return NCCL's last warning in the log after byte `since`; "" if there is none.
-
-    It is the text of ncclGetLastError: src/debug.cc of NCCL keeps the last WARN.
-    """
-    if file is None:
-        return ""
-    warnings = _WARNING.findall(os.pread(file, _MOST, since).decode("ascii", "replace"))
-    return warnings[-1].strip() if warnings else ""
 
 
 _ROOT_ONLY = 1
@@ -243,11 +243,11 @@ class Transport:
 
     def __init__(
         self, torch: Any, rail: plan.Rail, by_uuid: Callable[[str], str | None],
-        log: int | None = None,
+        log: NcclLog | None = None,
     ) -> None:  # fmt: skip
         """`by_uuid` looks up a GPU's PCI address in NVML, if torch and CUDA do not have it.
 
-        `log`: the descriptor of NCCL's log.
+        `log`: with NCCL its log.
         """
         self._torch = torch
         self._rail = rail
@@ -255,8 +255,7 @@ class Transport:
         self._used: set[str] = set()
         """The words of the transports used, devices among them."""
         self._ready = False
-        self._log: Log | None = None
-        self._file = new_log_file() if log is None and rail.go.backend == "nccl" else log
+        self._log = log
         self._since = 0
         self._sockets: set[str] = set()
         self.bus_id: str | None = None
@@ -269,14 +268,14 @@ class Transport:
         """Find the rail's own NIC and bind the library to it; note the open sockets."""
         if not self._ready:
             self._ready = True
-            if self._rail.go.backend == "nccl":
-                self._prepare_nccl()
+            if self._log is not None:
+                self._prepare_nccl(self._log)
             else:
                 named = gloo_interfaces(self._rail)
                 self.interface = named[0] if named else interface_of(self._rail.local)
         self._sockets = set(_sockets())
         self._used = set()
-        self._since = length(self._file)
+        self._since = 0 if self._log is None else self._log.length
 
     def question(self) -> dict[str, Any]:
         """Which counters to read: those of all devices if this rail's own are not known."""
@@ -288,7 +287,7 @@ class Transport:
 
     def words(self) -> str:
         """The transport used, by the library's log or by the sockets that it opened."""
-        used = self._log.words() if self._log is not None else self._tcp()
+        used = self._log.words() if self._log is not None and self._ready else self._tcp()
         self._used.update(re.split(r"[ +]+", used))
         return used
 
@@ -308,9 +307,9 @@ class Transport:
 
     def reason(self) -> str:
         """Why NCCL failed since `prepare`, in its own words; "" if it gave no reason."""
-        return reason(self._file, self._since)
+        return "" if self._log is None else self._log.reason(self._since)
 
-    def _prepare_nccl(self) -> None:
+    def _prepare_nccl(self, log: NcclLog) -> None:
         rail = self._rail
         self.bus_id = bus_id(self._torch, rail.gpu, self._by_uuid)
         wanted = os.environ.get("NCCL_IB_HCA", "")
@@ -320,7 +319,7 @@ class Transport:
             self.devices = nearest(rail.go.sysfs, self.bus_id, wanted)
         if self.devices:
             os.environ["NCCL_IB_HCA"] = "=" + ",".join(self.devices)
-        self._log = Log(self._file)
+        log.begin()
 
     def _tcp(self) -> str:
         """The interfaces of connections opened since `prepare`."""

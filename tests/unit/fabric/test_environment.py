@@ -99,7 +99,7 @@ def test_which_interfaces_gloo_gets(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_controller_knows_what_the_sweep_sets_itself() -> None:
     """The header says of these that the job's do not count: both sides hold the same list."""
     before = dict(os.environ)
-    transports.Log()
+    transports.NcclLog().begin()
     logs = {name for name in os.environ if os.environ[name] != before.get(name)}
     sets = {name for name in process_groups.NCCL_ENVIRONMENT if not name.startswith("TORCH_")}
     assert sets | logs | set(process_groups.UNSET) == OWN

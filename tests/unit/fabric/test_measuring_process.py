@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     Say = Callable[..., None]
-    Part = Callable[[plan.Rail, int, Say, int | None], bool]
+    Part = Callable[[plan.Rail, int, Say, transports.NcclLog | None], bool]
 
 TURNS = [{"round": at, "a": "h1", "b": "h2", "rank": 0, "partner": 1} for at in range(3)]
 
@@ -98,7 +98,7 @@ def test_a_process_that_takes_long_to_exit_is_through_when_it_says_so(
     """The rail is done while the driver still gives back what the process had; nothing is twice."""
     waiting, go_on = os.pipe()
 
-    def part(whose: plan.Rail, first: int, say: Say, _log: int | None) -> bool:
+    def part(whose: plan.Rail, first: int, say: Say, _log: transports.NcclLog | None) -> bool:
         for at in range(first, 3):
             measured(whose, at, say)
         leave = os._exit
@@ -126,7 +126,7 @@ def test_a_process_that_dies_after_its_last_account_is_through(
 ) -> None:
     """It has reported all: it is neither asked again nor in trouble."""
 
-    def part(whose: plan.Rail, first: int, say: Say, _log: int | None) -> bool:
+    def part(whose: plan.Rail, first: int, say: Say, _log: transports.NcclLog | None) -> bool:
         for at in range(first, 3):
             measured(whose, at, say)
         os._exit(3)
@@ -140,7 +140,7 @@ def test_after_a_failed_pair_a_new_process_goes_on_and_no_failure_is_counted(
 ) -> None:
     """Each round ends with a broken communicator: three processes, one account each."""
 
-    def part(whose: plan.Rail, first: int, say: Say, _log: int | None) -> bool:
+    def part(whose: plan.Rail, first: int, say: Say, _log: transports.NcclLog | None) -> bool:
         (tmp_path / str(os.getpid())).touch()
         measured(whose, first, say)
         return False
@@ -161,14 +161,16 @@ def test_a_process_that_was_killed_in_an_operation_gives_nccls_reason(
         "remoteGidsfe80::bace:f6ff:fe3a:22c6 hca mlx5_3"
     )
 
-    def part(whose: plan.Rail, first: int, say: Say, log: int | None) -> bool:
+    def part(whose: plan.Rail, first: int, say: Say, log: transports.NcclLog | None) -> bool:
         assert log is not None
         if not first:
-            os.write(log, b"gpu041:4711:4711 [3] misc/old.cc:1 NCCL WARN of an earlier pair\n")
+            os.write(
+                log._file, b"gpu041:4711:4711 [3] misc/old.cc:1 NCCL WARN of an earlier pair\n"
+            )
             measured(whose, 0, say)
         else:
             line = f"gpu041:4711:4800 [3] p2p.cc:688 (ncclIbTest) NCCL WARN {completion}\n"
-            os.write(log, line.encode())
+            os.write(log._file, line.encode())
         say(round=max(first, 1), phase="pair", within_s=0.01)
         time.sleep(600)
         return True
@@ -190,7 +192,7 @@ def test_cuda_that_does_not_start_is_reported(
     """It hangs in the driver: one try, no pair is named, and no rank waits for this one."""
     monkeypatch.setattr(member, "step_out", lambda _: (tmp_path / "out").touch())
 
-    def part(_rail: plan.Rail, first: int, say: Say, _log: int | None) -> bool:
+    def part(_rail: plan.Rail, first: int, say: Say, _log: transports.NcclLog | None) -> bool:
         say(round=first, phase="init", within_s=0.01)
         time.sleep(600)
         return True
@@ -207,7 +209,7 @@ def test_cuda_that_refuses_is_reported_with_its_error(
     """Two tries, then the node is reported in trouble."""
     monkeypatch.setattr(member, "step_out", lambda _: (tmp_path / "out").touch())
 
-    def part(_rail: plan.Rail, first: int, say: Say, _log: int | None) -> bool:
+    def part(_rail: plan.Rail, first: int, say: Say, _log: transports.NcclLog | None) -> bool:
         (tmp_path / f"try{os.getpid()}").touch()
         say(round=first, phase="init", within_s=30.0)
         raise cuda.NoCuda("CUDA did not initialise: CUDA error: system not yet initialized")
@@ -228,7 +230,7 @@ def test_a_killed_process_that_stays_is_reported_and_not_waited_for(
     monkeypatch.setattr(supervisor, "_REAP_S", 0.0)
     monkeypatch.setattr(supervisor, "_reap", lambda *_: go_on.wait())
 
-    def part(_rail: plan.Rail, first: int, say: Say, _log: int | None) -> bool:
+    def part(_rail: plan.Rail, first: int, say: Say, _log: transports.NcclLog | None) -> bool:
         say(round=first, phase="pair", within_s=30.0)
         raise RuntimeError("out of memory")
 
@@ -245,7 +247,7 @@ def test_a_gpu_that_another_process_has_to_itself_is_not_run(
     """Every pair says who holds it; no trouble, and no rank waits for this one."""
     monkeypatch.setattr(member, "step_out", lambda _: (tmp_path / "out").touch())
 
-    def part(_rail: plan.Rail, first: int, say: Say, _log: int | None) -> bool:
+    def part(_rail: plan.Rail, first: int, say: Say, _log: transports.NcclLog | None) -> bool:
         say(round=first, phase="init", within_s=30.0)
         raise cuda.NoCuda("exclusive process: pid 4711 (python) holds GPU 0", held=True)
 
@@ -401,11 +403,11 @@ def test_an_error_of_nccl_keeps_its_reason() -> None:
 
 
 def test_a_log_without_warnings_has_no_reason() -> None:
-    """Nor is there one where no log was made."""
-    log = transports.new_log_file()
-    os.write(log, b"gpu041:4711:4711 [3] NCCL INFO Using network IB\n")
-    assert transports.reason(log) == transports.reason(None) == ""
-    os.close(log)
+    """Only what NCCL warns of is one."""
+    log = transports.NcclLog()
+    os.write(log._file, b"gpu041:4711:4711 [3] NCCL INFO Using network IB\n")
+    assert log.reason() == ""
+    log.close()
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,8 @@ def test_each_communicator_is_known_by_its_own_lines(monkeypatch: pytest.MonkeyP
     """Devices are named once per process; the log is in memory and in no folder."""
     for name in ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"):
         monkeypatch.setenv(name, "")
-    log = transports.Log()
+    log = transports.NcclLog()
+    log.begin()
     using = "NET/IB : Using [0]mlx5_3:1/IB [1]mlx5_4:1/IB [RO]; OOB eth0:10.0.0.41<0>"
     with open(os.environ["NCCL_DEBUG_FILE"], "w") as nccl:  # noqa: PTH123 - as NCCL opens it
         nccl.write(log_of(using, "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0"))
@@ -246,8 +247,8 @@ def test_the_log_of_a_process_that_was_killed_is_kept_for_a_capture(
 ) -> None:
     """It is where the reason of a hang stands; its account comes as ever. Unasked, none is sent."""
 
-    def hang(rail: plan.Rail, first_round: int, say: Any, log: int | None) -> None:
-        transports.Log(log)
+    def hang(rail: plan.Rail, first_round: int, say: Any, log: transports.NcclLog) -> None:
+        log.begin()
         with open(os.environ["NCCL_DEBUG_FILE"], "w") as nccl:  # noqa: PTH123 - as NCCL opens it
             nccl.write(log_of("NET/IB : No device found.\x1b[31m"))
         del rail
@@ -267,8 +268,8 @@ def test_what_is_logged_is_sent_as_soon_as_a_step_is_over(monkeypatch: pytest.Mo
     """The time of the sweep may be up while the process goes on; at its end all of it is sent."""
     first, second = log_of("NCCL version 2.28.9"), log_of("NET/IB : No device found.") * 3
 
-    def go_on(rail: plan.Rail, first_round: int, say: Any, log: int | None) -> bool:
-        transports.Log(log)
+    def go_on(rail: plan.Rail, first_round: int, say: Any, log: transports.NcclLog) -> bool:
+        log.begin()
         with open(os.environ["NCCL_DEBUG_FILE"], "w") as nccl:  # noqa: PTH123 - as NCCL opens it
             nccl.write(first)
             nccl.flush()
@@ -304,9 +305,9 @@ def supervised(*, keep: bool) -> list[dict[str, Any]]:
 
 def test_of_a_long_log_both_ends_are_kept() -> None:
     """How it began, and its last lines; how much is missing stands between."""
-    file = transports.new_log_file()
-    os.write(file, b"first line\n" + b"x" * 400_000 + b"\nlast line\n")
-    text = transports.read_log(file)
+    log = transports.NcclLog()
+    os.write(log._file, b"first line\n" + b"x" * 400_000 + b"\nlast line\n")
+    text = log.text()
     assert text.startswith("first line\n")
     assert text.endswith("\nlast line\n")
     assert "bytes are left out here]" in text
