@@ -28,8 +28,8 @@ from preflight.fabric.agents import Agents, Gone
 from preflight.fabric.collect import EarlyEnd, SweepAccounts
 from preflight.fabric.measure import Silence
 from preflight.fabric.phrases import advice_on
-from preflight.fabric.retest import MOST_ROUNDS, fitting, longer, with_more
-from preflight.fabric.roster import Roster, budget, go_order, measuring_order, roster
+from preflight.fabric.retest import MOST_ROUNDS, fitting, with_more
+from preflight.fabric.roster import Roster, go_order, measuring_order, roster
 from preflight.fabric.samples import Sweep
 from preflight.transport.payload_session import LEASE_S
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from preflight.fabric.agent_gathering import Progress
     from preflight.fabric.schedule import Pairing, Rounds
-    from preflight.fabric.sweep_plan import Budget, SweepPlan
+    from preflight.fabric.sweep_plan import SweepPlan
     from preflight.fleet.model import Host
     from preflight.transport.payload_session import MessageSession
 
@@ -67,14 +67,14 @@ class Pace:
             self.longest_s = max(self.longest_s, (now_s - self._last[1]) / rounds)
         self._last = number, now_s
 
-    def room_s(self, limits: Budget, sizes: int) -> float:
-        """Return the time that must be left to try one more round of so many sizes.
+    def room_s(self, who: Roster) -> float:
+        """Return the time that must be left to try one more round of this launch.
 
         A round that does not end in time costs only that time: it does not count.
         """
-        measuring_s = limits.box_s * sizes + limits.soak_s
+        measuring_s = who.limits.box_s * len(who.ladder) + who.limits.soak_s
         likely_s = max(measuring_s, _TIMES * self.longest_s) + _PACE_MARGIN_S
-        return min(likely_s, _TIMES * limits.barrier_s)
+        return min(likely_s, _TIMES * who.limits.barrier_s)
 
 
 _STORE_S = 15.0
@@ -166,7 +166,7 @@ class _Stage:
         if store is not None and self._cut.collected is not None:
             for name in self._who.names[1:]:
                 self._order(self._who, name, store)
-            self._collect(self._cut.collected, budget(self._plan, self._who))
+            self._collect(self._cut.collected)
             self._retest(self._cut.collected)
         self._whole = self._result(self._cut.collected)
         return self._whole
@@ -216,11 +216,12 @@ class _Stage:
         self._plan_digest.add_order(order)
         self.agents.send(name, {"go": order})
 
-    def _collect(self, collected: SweepAccounts, limits: Budget) -> None:
+    def _collect(self, collected: SweepAccounts) -> None:
         """Collect accounts until all nodes have finished, or the others' time is over."""
         for name in self._who.names:
             if name in self._nodes.out:  # it ended after it was ready and before the start
                 collected.lose(name, self._nodes.out.pop(name))
+        limits = self._who.limits
         quiet_s = self._plan.start_s + limits.init_s + 2 * limits.barrier_s + _MARGIN_S
         patience = time.monotonic() + quiet_s
         while waiting := collected.waiting():
@@ -239,7 +240,7 @@ class _Stage:
                 self._take(name, event, collected)
             elif isinstance(event, Gone | Lapsed):
                 collected.lose(name)
-            rest_s = self._rest_s(collected, limits)
+            rest_s = self._rest_s(collected)
             now = time.monotonic()
             patience = now + quiet_s if rest_s is None else min(patience, now + rest_s)
 
@@ -250,31 +251,30 @@ class _Stage:
         while suspects is not None and not self._cut.why and not collected.cut:
             able = collected.resting - collected.lost - collected.stuck
             host = self._who.host
-            limits = longer(self._plan, self._who)
             if host not in able:
                 return
             there = [name for name in self._who.names if name in able]
             rounds = fitting(suspects(self._result(collected)), there, left)
             if not rounds:
                 return
-            if self._cut.left_s < self._pace.room_s(limits, len(self._who.ladder)):
+            more = with_more(self._who, self._plan, rounds)
+            if self._cut.left_s < self._pace.room_s(more):
                 self._unsettled = tuple(dict.fromkeys(pair for each in rounds for pair in each))
                 return
             left -= len(rounds)
-            first = len(self._who.rounds)
-            self._who = with_more(self._who, self._plan, rounds)
+            first, self._who = len(self._who.rounds), more
             collected.ask_more(self._who)
             gone = [place for place, name in enumerate(self._who.names) if name not in able]
             self.agents.send(host, {"gone": gone})
             for name in able:
-                more = measuring_order(self._who, limits, name, first)
-                self._plan_digest.add_order(more, first)
-                self.agents.send(name, {"more": more})
-            self._collect(collected, limits)
+                order = measuring_order(self._who, name, first)
+                self._plan_digest.add_order(order, first)
+                self.agents.send(name, {"more": order})
+            self._collect(collected)
 
-    def _rest_s(self, collected: SweepAccounts, limits: Budget) -> float | None:
+    def _rest_s(self, collected: SweepAccounts) -> float | None:
         """Return how long the last nodes get, once only they are left; None before."""
-        who = self._who
+        who, limits = self._who, self._who.limits
         if who.host in collected.lost:  # the store is gone with it: no node can go on
             return _STORELESS_S
         if not collected.through - collected.stuck:

@@ -24,7 +24,6 @@ from preflight.fabric.decoding import find
 from preflight.fabric.decoding.culprit import EVENTS, FAILURES, OF_A_NODE, SHIFTS
 from preflight.fabric.decoding.hard_failures import decode
 from preflight.fabric.observed import observe
-from preflight.fabric.roster import budget
 from preflight.fabric.schedule import ordered
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from preflight.fabric.roster import Roster
     from preflight.fabric.samples import Ladder, Sweep
     from preflight.fabric.schedule import Pairing, Rounds
-    from preflight.fabric.sweep_plan import Budget, SweepPlan
+    from preflight.fabric.sweep_plan import SweepPlan
 
 
 MOST_ROUNDS = 16
@@ -68,21 +67,16 @@ def fitting(rounds: Rounds, able: Sequence[str], most: int) -> Rounds:
 
 
 def with_more(who: Roster, plan: SweepPlan, rounds: Rounds) -> Roster:
-    """Return the launch with more rounds, which have more iterations."""
-    ladder, soak = plan.sizes(who.backend)
-    longest = None if soak is None else _longer(soak)
-    return replace(who, rounds=who.rounds + rounds, ladder=(*map(_longer, ladder),), soak=longest)
-
-
-def longer(plan: SweepPlan, who: Roster) -> Budget:
-    """Return the deadlines of retest rounds."""
-    limits = budget(plan, who)
-    return replace(
+    """Return the launch with more rounds, which have more iterations and more time."""
+    (ladder, soak), limits = plan.sizes(who.backend), plan.limits(who.backend)
+    limits = replace(
         limits,
         box_s=limits.box_s * TIMES,
         soak_s=limits.soak_s * TIMES,
-        pair_s=limits.pair_s + limits.box_s * (TIMES - 1) * len(who.ladder),
+        pair_s=limits.pair_s + limits.box_s * (TIMES - 1) * len(ladder),
     )
+    ladder, soak = tuple(map(_longer, ladder)), soak and _longer(soak)
+    return replace(who, rounds=who.rounds + rounds, ladder=ladder, soak=soak, limits=limits)
 
 
 def _longer(rung: Ladder) -> Ladder:

@@ -22,13 +22,14 @@ from preflight.core.thresholds import SHIPPED
 from preflight.fabric.samples import Ladder
 from preflight.fabric.schedule import Rounds
 from preflight.fabric.schedule import repair as schedule
+from preflight.fabric.sweep_plan import Budget
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from preflight.fabric.agent_events import Ready
     from preflight.fabric.schedule import Pairing
-    from preflight.fabric.sweep_plan import Budget, SweepPlan
+    from preflight.fabric.sweep_plan import SweepPlan
     from preflight.fleet.model import Host
 
     Links = Collection[tuple[str, str]]
@@ -160,6 +161,7 @@ class Roster(Struct, frozen=True, kw_only=True):
     rounds: Rounds
     ladder: tuple[Ladder, ...]
     soak: Ladder | None
+    limits: Budget
     mismatched: dict[str, str]
     missing: dict[str, tuple[int, ...]] = {}
     """Node name → rails of the launch that it does not have."""
@@ -212,16 +214,18 @@ def roster(
     fit = host_first(able, plan.cut)
     cut = cut_off(fit[0], fit, plan.cut) if fit else frozenset()
     names = [name for name in fit if name not in cut]
-    ladder, soak = plan.sizes("nccl" if nccl else "gloo")
+    backend: Literal["gloo", "nccl"] = "nccl" if nccl else "gloo"
+    ladder, soak = plan.sizes(backend)
     return Roster(
         names=tuple(names),
-        backend="nccl" if nccl else "gloo",
+        backend=backend,
         rails=rails.count,
         missing={name: own for name, own in rails.missing.items() if name in names},
         short={name: words for name, words in rails.short.items() if name in names},
         rounds=schedule(plan.rounds, plan.nodes, set(plan.nodes) - set(names)).rounds,
         ladder=ladder,
         soak=soak,
+        limits=plan.limits(backend),
         mismatched={
             name: rails.unknown.get(name)
             or f"its torch sees no GPU, while that of {len(seeing)} nodes does"
@@ -252,11 +256,6 @@ def neighbours(names: Sequence[str], domains: Mapping[str, str]) -> Rounds:
     return tuple(tuple(around) for around in rounds if around)
 
 
-def budget(plan: SweepPlan, who: Roster) -> Budget:
-    """Return the backend's deadlines."""
-    return plan.nccl_budget if who.backend == "nccl" else plan.gloo_budget
-
-
 def go_order(
     plan: SweepPlan,
     who: Roster,
@@ -271,7 +270,6 @@ def go_order(
 
     `more`: it must wait for more rounds after these.
     """
-    limits = budget(plan, who)
     other = next((each for each in who.names if each != name), name)
     return {
         "run": nonce,
@@ -289,13 +287,13 @@ def go_order(
         "interface": plan.interface,
         "pinned": name not in plan.unpinned,
         "store": store,
-        **measuring_order(who, limits, name),
+        **measuring_order(who, name),
         "domain": turns_of(msgspec.structs.replace(who, rounds=who.domain_rounds), name),
         "seed": plan.seed,
         "sysfs": plan.sysfs,
-        "meet_s": limits.meet_s,
-        "op_s": limits.op_s,
-        "init_s": limits.init_s,
+        "meet_s": who.limits.meet_s,
+        "op_s": who.limits.op_s,
+        "init_s": who.limits.init_s,
         "more": more,
         "inside": who.looks_inside(name),
         "inside_sizes": [_rung(rung) for rung in who.inside_sizes],
@@ -315,16 +313,16 @@ def _stop_early(backend: str) -> list[float]:
     return [limit("spike_us"), usual, _TIMES_USUAL * usual, math.log((1 - _MISSED) / _WRONGLY)]
 
 
-def measuring_order(who: Roster, limits: Budget, name: str, first: int = 0) -> dict[str, object]:
+def measuring_order(who: Roster, name: str, first: int = 0) -> dict[str, object]:
     """Return one node's turns from round `first` on, and how they are measured."""
     return {
         "turns": turns_of(who, name)[first:],
         "ladder": [_rung(rung) for rung in who.ladder],
         "soak": None if who.soak is None else _rung(who.soak),
-        "box_s": limits.box_s,
-        "soak_s": limits.soak_s,
-        "pair_s": limits.pair_s,
-        "barrier_s": limits.barrier_s,
+        "box_s": who.limits.box_s,
+        "soak_s": who.limits.soak_s,
+        "pair_s": who.limits.pair_s,
+        "barrier_s": who.limits.barrier_s,
     }
 
 

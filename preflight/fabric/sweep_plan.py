@@ -134,6 +134,10 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
         nccl = backend == "nccl"
         return (self.nccl, self.nccl_soak) if nccl else (self.gloo, self.gloo_soak)
 
+    def limits(self, backend: str) -> Budget:
+        """The deadlines of a backend."""
+        return self.nccl_budget if backend == "nccl" else self.gloo_budget
+
     @property
     def most_words(self) -> int:
         """Return the most bytes that one node needs to report all its iterations."""

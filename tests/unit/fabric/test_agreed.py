@@ -14,7 +14,7 @@ from preflight.fabric.agent_events import PairSeen, Ready, Trouble
 from preflight.fabric.agent_gathering import PlanDigest
 from preflight.fabric.launch import sweep
 from preflight.fabric.phrases import OTHER_PLAN
-from preflight.fabric.retest import longer, with_more
+from preflight.fabric.retest import with_more
 from preflight.fabric.roster import go_order, measuring_order, roster
 from preflight.fabric.schedule import circle_rounds
 from preflight.fabric.sweep_plan import SweepPlan
@@ -112,7 +112,7 @@ def test_both_sides_make_the_same_digest_of_a_plan() -> None:
     kept = PlanDigest()
     for name in hosts:
         order = go_order(made, who, hosts, name, nonce="n", store=("127.0.0.1", 1))
-        more = measuring_order(longer_who, longer(made, who), name, len(who.rounds))
+        more = measuring_order(longer_who, name, len(who.rounds))
         kept.add_order(order)
         kept.add_order(more, len(who.rounds))
         go = orders.read(_as_json(order))
