@@ -177,10 +177,6 @@ class Peers(NamedTuple):
         times = [one.p50_us for one in self._sizes(own.sizes[0].size_bytes)]
         return median(times) if len(times) >= FEWEST else None
 
-    def latency_limit_us(self, own: NodeAllreduce) -> float | None:
-        """Return the limit of its own median."""
-        return latency_limit_us(self.limit, self.latency_us(own))
-
     @property
     def worst_events(self) -> Events | None:
         """Return the events of the worst peer; None if there are too few."""
@@ -230,7 +226,7 @@ CORRUPT_ADVICE = (
 
 
 _AWAITED = re.compile(r"^rail (\d{1,4}) of this node did not come").match
-_NEVER = "it never reported"
+NEVER = "it never reported"
 _STOPPED = "stopped by a signal"  # as its supervisor says
 _DID: dict[str, str] = {
     "hung": "hung",
@@ -298,11 +294,11 @@ def _missing(name: str, samples: InsideSamples | None, sweep: Sweep) -> Inside |
     if whole:
         return None
     if name in sweep.troubles:
-        out, advice = (
+        why, advice = (
             f"{name} fell out of the sweep: {sweep.troubles[name]}",
             sweep.advice.get(name),
         )
-        return Inside(state="trouble", rails=rails, reason=out, advice=advice or "")
+        return Inside(state="trouble", rails=rails, reason=why, advice=advice or "")
     if name in sweep.left_out:
         return Inside(state="not_run", rails=rails, reason=sweep.left_out[name])
     if why := sweep.waited.get(name) or sweep.unfinished:
@@ -344,7 +340,7 @@ def _judged(
 def _broken(plain: Inside, own: NodeAllreduce, samples: InsideSamples) -> Inside:
     """Judge a node without a result: blame the rail that reports a fault of its own, else it."""
     errors = {
-        rail: _NEVER if end is None else end.error
+        rail: NEVER if end is None else end.error
         for rail, end in samples.numbered.items()
         if end is None or end.state != "measured"
     }
@@ -368,16 +364,11 @@ def _guilty(errors: Mapping[int, str], state: str) -> list[int]:
     """Return the rails at fault by all rails' errors, the surest sign first; none if unknown."""
     if state == "corrupt":
         return [rail for rail, error in errors.items() if "WRONG" in error] or list(errors)
-    signs = [
-        [rail for rail, error in errors.items() if error == _NEVER],
-        *(
-            [rail for rail, error in errors.items() if words in error]
-            for words in (*OWN_CAUSES, _STOPPED, STOOD_STILL)
-        ),
-        [rail for rail, error in errors.items() if _failed_itself(error)],
-        sorted({int(m[1]) for error in errors.values() if (m := _AWAITED(error))}),
-    ]
-    return next((rails for rails in signs if rails), [])
+    for words in (NEVER, *OWN_CAUSES, _STOPPED, STOOD_STILL):
+        if shown := [rail for rail, error in errors.items() if words in error]:
+            return shown
+    failed = [rail for rail, error in errors.items() if _failed_itself(error)]
+    return failed or sorted({int(m[1]) for error in errors.values() if (m := _AWAITED(error))})
 
 
 def _failed_itself(error: str) -> bool:
@@ -398,14 +389,13 @@ def _slow(own: NodeAllreduce, bound: Bound, beyond: int) -> str:
 
 
 def _latent(own: NodeAllreduce, peers: Peers) -> str:
-    least = own.sizes[0]
-    limit_us = peers.latency_limit_us(own)
+    least, usual_us = own.sizes[0], peers.latency_us(own)
+    limit_us = latency_limit_us(peers.limit, usual_us)
     if least.size_bytes >= LATENCY_BELOW or limit_us is None or least.p50_us <= limit_us:
         return ""
-    usual = time_us(peers.latency_us(own) or 0.0)
     return (
         f"{time_us(least.p50_us)} at {size(least.size_bytes)} among its {own.rails} rails; peers' "
-        f"median {usual}, limit {time_us(limit_us)}"
+        f"median {time_us(usual_us or 0.0)}, limit {time_us(limit_us)}"
     )
 
 

@@ -17,6 +17,7 @@ from preflight.core.text import gbs, size
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.node_allreduce import (
     CORRUPT_ADVICE,
+    NEVER,
     NodeAllreduce,
     below_nvlinks,
     measure_inside,
@@ -119,17 +120,16 @@ def _met(sweep: Sweep, limit: Thresholds) -> dict[str, dict[int, list[_Met]]]:
     """Return results by node and rail, without pairs that did not begin or were cut short."""
     found: dict[str, dict[int, list[_Met]]] = {}
     for pair in sweep.domain:
-        ends = {pair.a: pair.first, pair.b: pair.second}
-        reported = {name: end for name, end in ends.items() if end is not None}
-        if not reported or _cut(pair, sweep):
+        if not pair.ends or _cut(pair, sweep):
             continue
+        ends = {pair.a: pair.first, pair.b: pair.second}
+        errors = {name: NEVER if end is None else end.error for name, end in ends.items()}
         both = InsideSamples(f"{pair.a}-{pair.b}", pair.backend, (pair.first, pair.second))
         measured = measure_inside(both, limit)
         if measured.state == "not_run":
             continue
         for name, partner in (pair.nodes, (pair.b, pair.a)):
-            own = reported[name].error if name in reported else "it never reported"
-            other = reported[partner].error if partner in reported else "it never reported"
+            own, other = errors[name], errors[partner]
             error = f"{name}: {own}" if own else f"{partner}: {other}" if other else ""
             fault = "MNNVL" in own and "MNNVL" not in other
             one = _Met(partner, measured, error, fault)
