@@ -118,7 +118,7 @@ class Gpus:
 
     def __init__(self) -> None:
         self._nvml: Nvml | None = None
-        self._known: dict[str | int, Gpu] = {}
+        self._known: dict[str | int, Gpu | None] = {}
         # No library, no module, NVML's own errors: no counters.
         with contextlib.suppress(Exception):
             pynvml = nvml_calls.load()
@@ -174,12 +174,9 @@ class Gpus:
     def by_bus_id(self, bus_id: str | None) -> list[Gpu]:
         """Return one GPU, or all; handles are found once, and stay valid with the library."""
         keys = range(self._ask("Count") or 0) if bus_id is None else [bus_id]
-        for key in keys:
-            if key not in self._known:
-                gpu = self._found(key)
-                if gpu is not None:
-                    self._known[key] = gpu
-        return [self._known[key] for key in keys if key in self._known]
+        gpus = {key: self._known.get(key) or self._found(key) for key in keys}
+        self._known.update(gpus)
+        return [gpu for gpu in gpus.values() if gpu is not None]
 
     def _found(self, key: str | int) -> Gpu | None:
         if isinstance(key, int):
@@ -235,10 +232,7 @@ class Gpu:
         totals = {f"nvlink_{kind}": (number, 0) for kind, number in _LINK_TOTALS.items()}
         asked = {name: (number, 0) for name, number in _FIELDS.items()}
         found = self._read({**asked, **each, **totals})
-        if not each.keys().isdisjoint(found):
-            asked.update(each)
-        else:
-            asked.update(totals)
+        asked.update(totals if each.keys().isdisjoint(found) else each)
         self._fields = {name: field for name, field in asked.items() if name in found}
         self._calls = {
             name: call
@@ -471,14 +465,9 @@ def _serve(asking: int, writing: int, root: str) -> None:
         else:
             found, throttled = gpus.read(asked["bus_id"])
             found.update(log.xids(asked["bus_id"]))
-            found.update(_links(root, asked["devices"], asked["interface"]))
+            found.update(rdma(root, asked["devices"]))
+            if asked["interface"]:
+                found.update(ethernet(root, asked["interface"]))
+                found.update(tcp())
             answer = {"counters": found, "throttled": throttled}
         start.write(writing, dict(answer, number=asked["number"]))
-
-
-def _links(root: str, devices: Collection[str] | None, interface: str | None) -> dict[str, float]:
-    found = rdma(root, devices)
-    if interface:
-        found.update(ethernet(root, interface))
-        found.update(tcp())
-    return found
