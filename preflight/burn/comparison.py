@@ -22,7 +22,7 @@ from preflight.burn.units import (
     under_load,
     units,
 )
-from preflight.core.statistics import median
+from preflight.core.statistics import grouped, median
 from preflight.core.text import count
 from preflight.core.thresholds import Thresholds, describe_override
 from preflight.facts.burn import Burn, Flaw, Unit
@@ -297,9 +297,8 @@ def _failures(burned: Burned, names: Names) -> Iterator[Flaw]:
 
 def _count_proven(burned: Burned) -> int:
     """Count the devices that reported both proofs, right or wrong."""
-    proofs = {(one.device, one.what) for one in burned.proofs}
-    devices = {device for device, _ in proofs}
-    return sum((each, "product") in proofs and (each, "memory") in proofs for each in devices)
+    proven = grouped((one.what, one.device) for one in burned.proofs)
+    return len({*proven.get("product", ())} & {*proven.get("memory", ())})
 
 
 def _throttles(burned: Burned, names: Names, host: Host) -> tuple[Throttle, ...]:
