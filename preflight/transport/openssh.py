@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from preflight.core.remote_command import OUTPUT_LIMIT, PipeRemote, ReachError, deadlined, spawn
 from preflight.core.trust import who_may_change
-from preflight.transport.openssh_logins import Gate, Jumps, Master, hop, trouble
+from preflight.transport.openssh_logins import JumpHosts, Master, hop, trouble
 from preflight.transport.ssh_config import SettingsCache, login_options, route_to, silent_agent
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ class OpenSSHTransport:
 
     def __init__(self, asked: SettingsCache | None = None) -> None:
         self._asked = asked or SettingsCache()
-        self._jumps = Jumps(self._open_gate)
+        self._jumps = JumpHosts(self._log_in)
         self._masters: set[Master] = set()
         self._sockets: Sockets | None = None
         self._closed = False
@@ -260,17 +260,14 @@ class OpenSSHTransport:
             sockets.close()
         atexit.unregister(self.close)
 
-    def _open_gate(self, host: Host, ends: float, before: tuple[str, ...]) -> Gate:
-        return Gate(host, self._log_in(host, ends, before))
-
     def _log_in(self, host: Host, ends: float, before: tuple[str, ...] = ()) -> Master:
         """Log in; `before`: jump hosts to go through, if the configuration names none."""
         began = time.monotonic()
         config = self._asked.of(host, max(0.1, ends - began))
         hops = before or _hops(config)
         loops = not before and _is_last(host, config, hops)
-        gate = self._jumps.to(hops, host.ssh_config, ends) if hops and not loops else None
-        proxy = "none" if loops else proxy_through(_ssh(), gate.master.socket) if gate else ""
+        jump = self._jumps.to(hops, host.ssh_config, ends) if hops and not loops else None
+        proxy = "none" if loops else proxy_through(_ssh(), jump.master.socket) if jump else ""
         master = self._started(host, config, proxy, ends)
         try:
             if master.logged_in(ends):
@@ -280,8 +277,8 @@ class OpenSSHTransport:
             if not master.socket.exists():
                 self._drop(master)
         log, seconds = master.log.decode("utf-8", "replace"), time.monotonic() - began
-        route = replace(route_to(host, config), via=gate.name if gate else "")
-        behind = gate.trouble(log, route, seconds) if gate else None
+        route = replace(route_to(host, config), via=jump.name if jump else "")
+        behind = jump.trouble(log, route, seconds) if jump else None
         raise behind or trouble(log, route, seconds, timed_out=timed_out)
 
     def _started(self, host: Host, config: SshSettings, proxy: str, ends: float) -> Master:

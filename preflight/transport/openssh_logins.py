@@ -78,7 +78,7 @@ def hop(text: str, ssh_config: str | None) -> Host | None:
     return Host(name=name, address=name, user=match["user"], port=port, ssh_config=ssh_config)
 
 
-class Gate:
+class JumpHost:
     """A login on a jump host, and why connections through it fail."""
 
     def __init__(self, host: Host, master: Master) -> None:
@@ -133,15 +133,15 @@ class Gate:
                         self._news.notify_all()
 
 
-class Jumps:
+class JumpHosts:
     """The jump hosts of a run; the first node that needs one logs in to it."""
 
-    def __init__(self, open_gate: Callable[[Host, float, tuple[str, ...]], Gate]) -> None:
-        """`open_gate(host, ends, before)` logs in to a jump host through the others before it."""
-        self._open_gate = open_gate
-        self._gates: Once[_Way, Gate] = Once()
+    def __init__(self, log_in: Callable[[Host, float, tuple[str, ...]], Master]) -> None:
+        """`log_in(host, ends, before)` logs in to a jump host through the others before it."""
+        self._log_in = log_in
+        self._logins: Once[_Way, JumpHost] = Once()
 
-    def to(self, hops: tuple[str, ...], ssh_config: str | None, ends: float) -> Gate | None:
+    def to(self, hops: tuple[str, ...], ssh_config: str | None, ends: float) -> JumpHost | None:
         """Reach the last of these jump hosts; None if only ssh can read their names.
 
         ReachError("route"), which blames the jump host, if the login fails: the same for all nodes.
@@ -152,17 +152,17 @@ class Jumps:
         wait_s = max(0.0, ends - time.monotonic()) + WAIT_SLACK_S
         opened = partial(self._opened, host, ends, hops[:-1])
         try:
-            return self._gates.get((hops, ssh_config), opened, wait_s)
+            return self._logins.get((hops, ssh_config), opened, wait_s)
         except TimeoutError as error:
             raise in_the_way(host, "its login did not finish in time") from error
         except ReachError as error:
             raise ReachError(error.step, error.sentence, error.advice, blame=error.blame) from error
 
-    def _opened(self, host: Host, ends: float, before: tuple[str, ...]) -> Gate:
+    def _opened(self, host: Host, ends: float, before: tuple[str, ...]) -> JumpHost:
         # Those who wait must get the failure before their own deadline.
         soon = time.monotonic() + 0.8 * (ends - time.monotonic())
         try:
-            return self._open_gate(host, soon, before)
+            return JumpHost(host, self._log_in(host, soon, before))
         except ReachError as error:
             if error.blame:
                 raise
