@@ -15,7 +15,7 @@ from . import clocks, counters, cuda, pair, plan, transports, verify
 from .counters import MOST, PATIENCE_S
 from .pair import MARGIN_S, NotMeasured, attempt, climb_ladder
 from .plan import account, account_of
-from .process_groups import STRIKING_S, Meeting, client
+from .process_groups import STRIKING_S, Rendezvous, client
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _among(
         waited = _waited_s()
         _climb(context, members, alive, seen)
         left = f"{members.place}/left"
-        context.meeting.gather(left, members.rank, len(members.names), context.rail.go.op_s)
+        context.rendezvous.gather(left, members.rank, len(members.names), context.rail.go.op_s)
 
     alive("connect", members.within_s + MARGIN_S)
     before = attempt(context, seen, alive, lambda: _assemble(context, members), climb)
@@ -100,7 +100,7 @@ def _waited_s() -> float:
 
 def _assemble(context: Context, members: _Members) -> None:
     place, names = f"{members.place}/here", members.names
-    missing = context.meeting.gather(place, members.rank, len(names), members.within_s)
+    missing = context.rendezvous.gather(place, members.rank, len(names), members.within_s)
     if missing:
         raise NotMeasured("absent", f"{names[missing[0]]} did not come")
 
@@ -145,17 +145,17 @@ def take_part(
     say(round=first_round, phase="start", within_s=STORE_S + _MARGIN_S)
     counting = counters.Watch(rail.go.sysfs)  # before there are threads and connections to inherit
     store = _store(rail)
-    meeting = Meeting(store, rail.member, rail.members, rail.go.missing)
+    rendezvous = Rendezvous(store, rail.member, rail.members, rail.go.missing)
     if rail.go.backend == "nccl":
         say(round=first_round, phase="init", within_s=rail.go.init_s)
         cuda.initialise(torch, rail.gpu)
     transport = transports.Transport(torch, rail, counting.bus_id, log)
-    context = pair.Context(torch, store, meeting, rail, transport, counting, clocks.Steps())
+    context = pair.Context(torch, store, rendezvous, rail, transport, counting, clocks.Steps())
     for number in range(first_round, len(rail.go.turns)):
         patience_s = rail.go.barrier_s + (0 if number else _LATE_START_S + rail.go.init_s)
         say(round=number, phase="barrier", within_s=patience_s + STRIKING_S + _MARGIN_S)
-        if not meeting.arrive(number, patience_s):
-            if meeting.struck(rail.member):
+        if not rendezvous.arrive(number, patience_s):
+            if rendezvous.struck(rail.member):
                 rest = "; the others went on without it"
                 _too_late(rail, number, len(rail.go.turns), say, rest)
                 break
@@ -192,9 +192,9 @@ def _alive(say: Callable[..., None], step: int) -> Alive:
 
 
 def step_out(rail: plan.Rail) -> None:
-    """Remove this rank from the meeting, so that the others do not wait for it."""
-    meeting = Meeting(_store(rail), rail.member, rail.members, rail.go.missing)
-    meeting.strike(rail.member, len(rail.go.turns))
+    """Remove this rank from the rendezvous, so that the others do not wait for it."""
+    rendezvous = Rendezvous(_store(rail), rail.member, rail.members, rail.go.missing)
+    rendezvous.strike(rail.member, len(rail.go.turns))
 
 
 def _store(rail: plan.Rail) -> Any:
@@ -215,7 +215,7 @@ def _send_account(
 
 
 def _take_turn(context: pair.Context, turn: plan.Turn, say: Callable[..., None]) -> dict[str, Any]:
-    if context.meeting.missed(turn.round, context.rail.partner(turn)):
+    if context.rendezvous.missed(turn.round, context.rail.partner(turn)):
         error = f"its partner did not come to round {turn.round + 1}"
         return account(context.rail, turn, "absent", error)
     return pair.measure(context, turn, _alive(say, turn.round))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .counters import Watch
-    from .process_groups import Meeting
+    from .process_groups import Rendezvous
     from .transports import Transport
 
     Alive = Callable[[str, float], None]
@@ -259,7 +259,7 @@ class Context:
 
     torch: Any
     store: Any
-    meeting: Meeting
+    rendezvous: Rendezvous
     rail: plan.Rail
     transport: Transport
     watch: Watch
@@ -290,7 +290,7 @@ def measure(context: Context, turn: plan.Turn, alive: Alive) -> dict[str, Any]:
     `alive(phase, within_s)` reports the phase ("connect", "pair") to the supervisor, and the time
     until the next report.
     """
-    go, meeting = context.rail.go, context.meeting
+    go, rendezvous = context.rail.go, context.rendezvous
     name = f"{turn.round}/{turn.a}-{turn.b}/{context.rail.rail}"
 
     def climb(seen: dict[str, Any]) -> None:
@@ -300,13 +300,13 @@ def measure(context: Context, turn: plan.Turn, alive: Alive) -> dict[str, Any]:
         seen.update(found)
         if error:
             raise NotMeasured("corrupt", error)
-        meeting.leave(name, turn.rank)
-        meeting.await_leave(name, turn.rank, go.op_s)
+        rendezvous.leave(name, turn.rank)
+        rendezvous.await_leave(name, turn.rank, go.op_s)
 
     seen = account(context.rail, turn, "measured")
     alive("connect", go.meet_s + MARGIN_S)
     before = attempt(context, seen, alive, lambda: _agree(context, turn, name), climb)
-    meeting.leave(name, turn.rank)
+    rendezvous.leave(name, turn.rank)
     seen["stepped_s"] = context.steps.step_s()
     alive("pair", PATIENCE_S + MARGIN_S)
     if not seen["net"]:  # it failed before that was read: what the library meant to use
@@ -366,7 +366,7 @@ def climb_ladder(
 def _agree(context: Context, turn: plan.Turn, name: str) -> None:
     """Check that both ends follow the same plan; NotMeasured otherwise."""
     go = context.rail.go
-    same = context.meeting.agree(name, turn.rank, plan.digest(go, turn), go.meet_s)
+    same = context.rendezvous.agree(name, turn.rank, plan.digest(go, turn), go.meet_s)
     partner = turn.a if turn.rank else turn.b
     if same is None:
         error = f"{partner} did not come to their pair within {go.meet_s:g} s"

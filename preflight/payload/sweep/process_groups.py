@@ -41,7 +41,7 @@ STRIKING_S = 5.0
 _MISSES = 2
 
 
-class Meeting:
+class Rendezvous:
     """The round barrier of one sweep; `member` counts over nodes and rails.
 
     `missing`: members that do not exist, since their node lacks the rail.
@@ -304,7 +304,7 @@ def follow(go: plan.Go, address: tuple[str, int], kept: Lease) -> None:
 
 
 def _write(go: plan.Go, store: Any, lines: queue.Queue[dict[str, Any]]) -> None:
-    meeting = Meeting(store, -1, go.nodes * go.rails, go.missing)
+    rendezvous = Rendezvous(store, -1, go.nodes * go.rails, go.missing)
     renewals, rounds = 0, len(go.turns)
     while True:
         line = lines.get()
@@ -313,7 +313,7 @@ def _write(go: plan.Go, store: Any, lines: queue.Queue[dict[str, Any]]) -> None:
         rounds += line.get("rounds", 0)
         for node in line.get("gone", ()):
             for rail in range(go.rails):
-                meeting.strike(node * go.rails + rail, rounds)
+                rendezvous.strike(node * go.rails + rail, rounds)
 
 
 def _poll(go: plan.Go, address: tuple[str, int], kept: Lease) -> None:

@@ -106,7 +106,7 @@ class Both:
 
         def rail(number: int) -> dict[str, Any]:
             own = plan.Rail(go, number, "127.0.0.1", ("a", 1))
-            met = process_groups.Meeting(store, number, of)
+            met = process_groups.Rendezvous(store, number, of)
             still = Still()
             carriers = transports.Transport(torch, own, still.bus_id)
             seat = pair.Context(torch, store, met, own, carriers, still, clocks.Steps())
@@ -127,7 +127,7 @@ class Both:
             plan.read({**self._go, "index": rank, "turns": [turn]}), 0, "127.0.0.1", ("a", 1)
         )
         assert rail.go.turns[0] is not None
-        met = process_groups.Meeting(store, rank, 2)
+        met = process_groups.Rendezvous(store, rank, 2)
         still = Still()
         carriers = transports.Transport(torch, rail, still.bus_id)
         seat = pair.Context(torch, store, met, rail, carriers, still, clocks.Steps())

@@ -126,7 +126,7 @@ def test_a_rail_that_rested_and_left_is_not_counted_twice() -> None:
 def test_who_misses_one_round_may_come_to_the_next_and_who_misses_two_is_struck() -> None:
     """Held up by a bad partner once: the others go on, and wait for it again in the next round."""
     store = torch.distributed.HashStore()
-    late, other = process_groups.Meeting(store, 0, 2), process_groups.Meeting(store, 1, 2)
+    late, other = process_groups.Rendezvous(store, 0, 2), process_groups.Rendezvous(store, 1, 2)
     with ThreadPoolExecutor(2) as both:
         first = [both.submit(one.arrive, 0, 10.0) for one in (late, other)]
     assert all(one.result() for one in first)
@@ -144,13 +144,13 @@ def test_who_misses_one_round_may_come_to_the_next_and_who_misses_two_is_struck(
 def test_no_rank_waits_for_a_member_that_is_known_to_be_lost() -> None:
     """Struck while others stand at the barrier, they go on, and so do all later rounds."""
     store = torch.distributed.HashStore()
-    lost, *others = (process_groups.Meeting(store, number, 3) for number in range(3))
+    lost, *others = (process_groups.Rendezvous(store, number, 3) for number in range(3))
     with ThreadPoolExecutor(3) as all_three:
         first = [all_three.submit(one.arrive, 0, 10.0) for one in (lost, *others)]
         assert all(one.result() for one in first)
         waiting = all_three.submit(others[0].arrive, 1, 60.0)
         lost._count_in(1)
-        process_groups.Meeting(store, -1, 3).strike(0, 3)
+        process_groups.Rendezvous(store, -1, 3).strike(0, 3)
         assert not store.check(["begin/1"])
         assert others[1].arrive(1, 60.0)
         assert waiting.result()
@@ -163,10 +163,10 @@ def test_no_rank_waits_for_a_member_that_is_known_to_be_lost() -> None:
 def test_no_rank_waits_for_a_rail_that_a_node_lacks() -> None:
     """Two nodes with two rails, one of which lacks its second: three members are all there are."""
     store = torch.distributed.HashStore()
-    three = [process_groups.Meeting(store, number, 4, {3}) for number in range(3)]
+    three = [process_groups.Rendezvous(store, number, 4, {3}) for number in range(3)]
     with ThreadPoolExecutor(3) as all_three:
         assert all(all_three.map(lambda one: one.arrive(0, 60.0), three))
-        process_groups.Meeting(store, -1, 4, {3}).strike(3, 2)
+        process_groups.Rendezvous(store, -1, 4, {3}).strike(3, 2)
         assert all(all_three.map(lambda one: one.arrive(1, 60.0), three))
     assert not store.check(["striker/0"])
     assert not three[0].missed(0, 3)
