@@ -343,7 +343,7 @@ class _Caller:
     until: float
 
 
-class Hub:
+class RelayHub:
     """Accepts and authenticates callers, moves all frames. `links`: each node's relay by name."""
 
     def __init__(

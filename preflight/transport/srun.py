@@ -36,7 +36,7 @@ from preflight.core.text import legible
 from preflight.transport import relay
 from preflight.transport import slurm_allocation as slurm
 from preflight.transport.bundle import BOOT, bundle
-from preflight.transport.relay import Hub, own_addresses
+from preflight.transport.relay import RelayHub, own_addresses
 from preflight.transport.slurm_allocation import Launcher
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 CHUNK = 64 << 10
-THANKS = 128 << 10
+GRANT_AFTER = 128 << 10
 """Bytes read after which we grant the node as much room again."""
 
 
@@ -95,7 +95,7 @@ class RelayRemote(StreamRemote):
         self._finished = False
         self._left = False
         self._status: int | None = None
-        self._thanks = 0
+        self._ungranted = 0
 
     def finish_input(self) -> None:
         """Send an end of file after everything sent before."""
@@ -131,11 +131,11 @@ class RelayRemote(StreamRemote):
             kind, data = channel.arrived.popleft()
             (buffer.add_stdout if kind == relay.OUT else buffer.add_stderr)(data)
             channel.taken += relay.FRAME + len(data)
-            self._thanks += relay.FRAME + len(data)
+            self._ungranted += relay.FRAME + len(data)
             moved = True
-        if self._thanks >= THANKS:
-            self._link.say(relay.MORE_OUT, self._number, relay.NUMBER.pack(self._thanks))
-            self._thanks = 0
+        if self._ungranted >= GRANT_AFTER:
+            self._link.say(relay.MORE_OUT, self._number, relay.NUMBER.pack(self._ungranted))
+            self._ungranted = 0
         buffer.ended = buffer.ended or (over and not channel.arrived)
         return moved
 
@@ -177,7 +177,7 @@ class _Trouble(Struct, frozen=True):
     trouble: str
 
 
-class Step:
+class SrunStep:
     """A running srun. `words` has an error by node name, from its output."""
 
     def __init__(
@@ -344,8 +344,8 @@ class SrunTransport:
         self._began = self._closed = False
         self._settled = threading.Event()
         self._refused: dict[str, ReachError] = {}
-        self._hub: Hub | None = None
-        self._steps: list[Step] = []
+        self._hub: RelayHub | None = None
+        self._steps: list[SrunStep] = []
         """All steps that were started; the one that is used comes last."""
 
     def connect(self, host: Host, timeout_s: float) -> RelayConnection:
@@ -418,9 +418,9 @@ class SrunTransport:
         threading.Thread(target=step.close, daemon=True).start()
         return False
 
-    def _begin(self, names: list[str]) -> tuple[Hub, Step]:
+    def _begin(self, names: list[str]) -> tuple[RelayHub, SrunStep]:
         secret = secrets.token_bytes(32)
-        hub = Hub(names, secret, self._launcher.ports)
+        hub = RelayHub(names, secret, self._launcher.ports)
         request = {
             "nonce": secrets.token_hex(16),
             "deadline_s": LONGEST_S,
@@ -435,7 +435,7 @@ class SrunTransport:
                 if self._closed:
                     raise InterruptedError("the run is over")
                 environ = self._launcher.environ
-                step = Step(names, command, python, request, environ, changed=hub.notify)
+                step = SrunStep(names, command, python, request, environ, changed=hub.notify)
                 self._hub = hub
                 self._steps.append(step)
         except OSError:
@@ -444,7 +444,7 @@ class SrunTransport:
         return hub, step
 
 
-def _missing(hub: Hub, step: Step, names: Sequence[str], ends: float) -> list[str]:
+def _missing(hub: RelayHub, step: SrunStep, names: Sequence[str], ends: float) -> list[str]:
     """Wait for all relays to connect; return the nodes whose relay has not at the deadline."""
     patience = min(ends, time.monotonic() + PATIENCE_S + PER_NODE_S * len(names))
     with hub.changed:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from preflight.core.remote_command import ReachError
 from preflight.transport import relay as ours
-from preflight.transport.relay import Hub
+from preflight.transport.relay import RelayHub
 from preflight.transport.srun import RelayConnection
 from tests.unit.transport.sshd import PATIENCE_S, wait_until
 
@@ -94,14 +94,14 @@ SECRET = b"s" * 32
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
+def hub() -> Iterator[RelayHub]:
     """Listen for one relay."""
-    made = Hub(["h1"], SECRET)
+    made = RelayHub(["h1"], SECRET)
     yield made
     made.close()
 
 
-def relay_of(hub: Hub, line: socket.socket) -> tuple[RelayConnection, nodes.Sealer]:
+def relay_of(hub: RelayHub, line: socket.socket) -> tuple[RelayConnection, nodes.Sealer]:
     """Prove to be h1 on a connection, which is then started on and may say frames."""
     line.settimeout(PATIENCE_S)
     sealer, _ = nodes.meet(line, "h1", SECRET)
@@ -126,7 +126,7 @@ NONSENSE = {
 @pytest.mark.parametrize("frames", NONSENSE.values(), ids=NONSENSE)
 @pytest.mark.slow
 def test_a_relay_that_talks_nonsense_is_cut_off(
-    hub: Hub, frames: list[tuple[int, int, bytes]]
+    hub: RelayHub, frames: list[tuple[int, int, bytes]]
 ) -> None:
     """A proven node's relay says what none says, or without end: the line ends, and it is named."""
     with socket.create_connection(("127.0.0.1", hub.port), PATIENCE_S) as line:
@@ -178,7 +178,7 @@ def test_no_relay_waits_for_one_that_sends(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(ours, "Opener", Heard)
     monkeypatch.setattr(ours, "Hello", Met)
     monkeypatch.setattr(selectors, "DefaultSelector", Counted)
-    hub = Hub([f"h{number}" for number in range(1, 300)], SECRET)
+    hub = RelayHub([f"h{number}" for number in range(1, 300)], SECRET)
     with ExitStack() as held:
         held.callback(hub.close)
         line = held.enter_context(socket.create_connection(("127.0.0.1", hub.port), PATIENCE_S))

@@ -17,7 +17,7 @@ import pytest
 from preflight.core.remote_command import ReachError
 from preflight.fleet.model import Host
 from preflight.transport import srun
-from preflight.transport.relay import Hub
+from preflight.transport.relay import RelayHub
 from preflight.transport.srun import RelayConnection, SrunTransport
 from tests.unit.transport.launcher import StandIn
 from tests.unit.transport.sshd import PATIENCE_S, processes_with, wait_until
@@ -190,7 +190,7 @@ def test_a_node_that_cannot_connect_back_is_reported(
     way, _ = fleet("h1")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    monkeypatch.setattr(Hub, "port", property(lambda _: port, lambda *_: None), raising=False)
+    monkeypatch.setattr(RelayHub, "port", property(lambda _: port, lambda *_: None), raising=False)
     error = refusal(way, "h1")
     assert error.step == "route"
     assert f"cannot call back: 127.0.0.1 port {port}: Connection refused" in str(error)
@@ -219,15 +219,15 @@ SECRET = b"s" * 32
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
+def hub() -> Iterator[RelayHub]:
     """Listen for one relay."""
-    made = Hub(["h1"], SECRET)
+    made = RelayHub(["h1"], SECRET)
     yield made
     made.close()
 
 
 def call(
-    hub: Hub,
+    hub: RelayHub,
     hello: bytes | None = None,
     *,
     name: str = "h1",
@@ -259,7 +259,7 @@ def greeted(
     return answer if line.recv(32) else b""
 
 
-def test_only_this_runs_relays_are_let_in(hub: Hub) -> None:
+def test_only_this_runs_relays_are_let_in(hub: RelayHub) -> None:
     """A wrong secret, an unknown name, an overheard greeting and a second relay are hung up on."""
     assert not call(hub, secret=b"t" * 32)
     assert not call(hub, name="h2")
@@ -272,7 +272,7 @@ def test_only_this_runs_relays_are_let_in(hub: Hub) -> None:
     assert not call(hub, b"\xff" * 400)
 
 
-def test_who_fills_the_port_shuts_out_only_himself(hub: Hub) -> None:
+def test_who_fills_the_port_shuts_out_only_himself(hub: RelayHub) -> None:
     """A user of another node holds 400 calls open and says half a greeting in each: h1 gets in."""
     with ExitStack() as held:
         for _ in range(400):
@@ -284,7 +284,7 @@ def test_who_fills_the_port_shuts_out_only_himself(hub: Hub) -> None:
     assert list(hub.links) == ["h1"]
 
 
-def test_a_node_that_poses_as_another_is_seen(hub: Hub) -> None:
+def test_a_node_that_poses_as_another_is_seen(hub: RelayHub) -> None:
     """All relays know the secret: where two are h1, neither is believed, and both are named."""
     with socket.create_connection(("127.0.0.1", hub.port), PATIENCE_S) as line:
         assert greeted(line)
