@@ -83,8 +83,8 @@ class SweepAccounts:
         self.cut = False
         """Whether the time was up before the retests had finished."""
         self._expect(who, who.rounds)
-        self._thrift = TimeInterner()
-        self._untidy: deque[tuple[dict[str, End], str]] = deque()
+        self._interner = TimeInterner()
+        self._uncompacted: deque[tuple[dict[str, End], str]] = deque()
         self.inside = Insides(who)
         self.logs: dict[tuple[str, int, int], NcclLogText] = {}
         """By node, rail and process."""
@@ -157,17 +157,17 @@ class SweepAccounts:
         if not self._pairs.take(name, seen):
             return False
         ends = self._pairs.ends[seen.round, seen.rail, seen.a, seen.b]
-        self._untidy.append((ends, name))
+        self._uncompacted.append((ends, name))
         self._to_come[seen.round, seen.a, seen.b] -= 1
         self.complete += not self._to_come[seen.round, seen.a, seen.b]
         return True
 
-    def tidy(self) -> bool:
+    def compact_one(self) -> bool:
         """Compact one more account of a pair; False if none is left. For idle moments."""
-        if not self._untidy:
+        if not self._uncompacted:
             return False
-        ends, name = self._untidy.popleft()
-        ends[name] = self._thrift.end(ends[name])
+        ends, name = self._uncompacted.popleft()
+        ends[name] = self._interner.end(ends[name])
         return True
 
     def complain(self, name: str, error: str, advice: str = "") -> None:

@@ -226,7 +226,7 @@ class _Stage:
         patience = time.monotonic() + quiet_s
         while waiting := collected.waiting():
             self._hooks.progress(collected.complete, collected.expected, waiting)
-            if self.agents.quiet() and not self._cut.time_is_up() and collected.tidy():
+            if self.agents.quiet() and not self._cut.time_is_up() and collected.compact_one():
                 continue
             message = self.agents.next(min(patience - time.monotonic(), self._cut.left_s))
             if message is None:

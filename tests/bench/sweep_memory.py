@@ -109,7 +109,7 @@ def held() -> Held:
                     accounts += 1
                     times += sum(len(one.times_us) + len(one.gaps_us) for one in seen.timings)
         began = time.process_time()
-        while collected.tidy():  # between two rounds there is time
+        while collected.compact_one():  # between two rounds there is time
             pass
         tidy_s += time.process_time() - began
     pairs = collected.pairs()

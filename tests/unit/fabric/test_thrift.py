@@ -47,9 +47,9 @@ def test_every_account_of_a_pair_is_tidied_once() -> None:
         assert isinstance(event, PairSeen)
         assert collected.take(name, event)
     before = collected.pairs()
-    assert collected.tidy()
-    assert collected.tidy()
-    assert not collected.tidy()
+    assert collected.compact_one()
+    assert collected.compact_one()
+    assert not collected.compact_one()
     assert collected.pairs() == before
     first, second = collected.pairs()[0].first, collected.pairs()[0].second
     assert first is not None
