@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from preflight.fabric.samples import End, InsideSamples, Ladder, PairSamples, Phase
+from preflight.fabric.samples import End, InsideSamples, PairSamples, Phase, Rung
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -108,7 +108,7 @@ class PairAccounts(Accounts["Key", str]):
         )
 
 
-def iterations(rungs: Iterable[Ladder], soak: Ladder | None = None) -> dict[Kind, int]:
+def iterations(rungs: Iterable[Rung], soak: Rung | None = None) -> dict[Kind, int]:
     """How many iterations of each size are asked for, by size and phase."""
     most: dict[Kind, int] = {(rung.size_bytes, "ladder"): rung.iterations for rung in rungs}
     return most | {(soak.size_bytes, "soak"): soak.iterations} if soak is not None else most

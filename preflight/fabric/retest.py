@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from preflight.fabric.observed import Observed
     from preflight.fabric.phrases import Blame
     from preflight.fabric.roster import Roster
-    from preflight.fabric.samples import Ladder, Sweep
+    from preflight.fabric.samples import Rung, Sweep
     from preflight.fabric.schedule import Pairing, Rounds
     from preflight.fabric.sweep_plan import SweepPlan
 
@@ -79,7 +79,7 @@ def with_more(who: Roster, plan: SweepPlan, rounds: Rounds) -> Roster:
     return replace(who, rounds=who.rounds + rounds, ladder=ladder, soak=soak, limits=limits)
 
 
-def _longer(rung: Ladder) -> Ladder:
+def _longer(rung: Rung) -> Rung:
     return replace(rung, iterations=rung.iterations * TIMES)
 
 

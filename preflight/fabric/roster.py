@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from preflight.core.statistics import grouped
 from preflight.core.thresholds import SHIPPED
-from preflight.fabric.samples import Ladder
+from preflight.fabric.samples import Rung
 from preflight.fabric.schedule import Rounds
 from preflight.fabric.schedule import repair as schedule
 from preflight.fabric.sweep_plan import Budget
@@ -159,15 +159,15 @@ class Roster(Struct, frozen=True, kw_only=True):
     backend: Literal["gloo", "nccl"]
     rails: int
     rounds: Rounds
-    ladder: tuple[Ladder, ...]
-    soak: Ladder | None
+    ladder: tuple[Rung, ...]
+    soak: Rung | None
     limits: Budget
     mismatched: dict[str, str]
     missing: dict[str, tuple[int, ...]] = {}
     """Node name → rails of the launch that it does not have."""
     short: dict[str, str] = {}
     """Node name → which of its group's rails it lacks, as a phrase."""
-    inside_sizes: tuple[Ladder, ...] = ()
+    inside_sizes: tuple[Rung, ...] = ()
     """Larger sizes, for the all-reduce among the rails of one node."""
     inside: bool = False
     """Whether each node's rails all-reduce among themselves after the rounds."""
@@ -326,7 +326,7 @@ def measuring_order(who: Roster, name: str, first: int = 0) -> dict[str, object]
     }
 
 
-def _rung(rung: Ladder) -> list[int]:
+def _rung(rung: Rung) -> list[int]:
     return [rung.size_bytes, rung.warmup, rung.iterations]
 
 

@@ -25,7 +25,7 @@ PairState = Literal["measured", "hung", "no_connect", "absent", "error", "corrup
 `not_run`: through no fault of either."""
 
 
-class Ladder(Struct, frozen=True):
+class Rung(Struct, frozen=True):
     """One size of the ladder: bytes per all-reduce, warm-ups, counted iterations."""
 
     size_bytes: Whole
@@ -193,7 +193,7 @@ class NcclLogText(Struct, frozen=True):
 class Sweep(Struct, frozen=True):
     """All that one sweep measured, and which nodes were left out and why."""
 
-    ladder: tuple[Ladder, ...]
+    ladder: tuple[Rung, ...]
     rounds: tuple[tuple[tuple[str, str], ...], ...]
     pairs: tuple[PairSamples, ...]
     left_out: dict[str, str] = {}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from preflight.fabric.observed import Digest, Observed, PairResult, Standout
-    from preflight.fabric.samples import End, Ladder, PairSamples, Sweep
+    from preflight.fabric.samples import End, PairSamples, Rung, Sweep
 
 
 def within(where: str, what: str, value: int, most: int) -> None:
@@ -38,7 +38,7 @@ _ROUNDED = 1.01
 _LATEST_S = 1e12  # as far as a node's clock is believed in a run
 
 
-def refuse_ladder(ladder: Sequence[Ladder]) -> None:
+def refuse_ladder(ladder: Sequence[Rung]) -> None:
     """Refuse sizes that cannot be measured; UsageError as below."""
     for number, one in enumerate(ladder):
         where = f"ladder[{number}]"

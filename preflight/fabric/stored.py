@@ -22,7 +22,7 @@ from preflight.core.files import read_regular, unpacks_to
 from preflight.errors import UsageError
 from preflight.fabric.measure import lost_words
 from preflight.fabric.observed import EndResult, Observed, PairResult, StallTotal, observe
-from preflight.fabric.samples import End, Ladder, Moved, PairSamples, Sweep
+from preflight.fabric.samples import End, Moved, PairSamples, Rung, Sweep
 from preflight.fabric.sane import refuse_absurd, refuse_absurd_sweep
 from preflight.fleet.inventory_tables import plainly
 
@@ -326,7 +326,7 @@ def rebuilt(observed: Observed) -> Sweep:
             rungs[one.size_bytes] = max(rungs.get(one.size_bytes, 0), one.operations)
     untimed = any(_came_to(one, timed)[1] for one in observed.tried)
     return Sweep(
-        ladder=tuple(Ladder(size, 0, count) for size, count in sorted(rungs.items())),
+        ladder=tuple(Rung(size, 0, count) for size, count in sorted(rungs.items())),
         rounds=(),
         pairs=tuple(_pair(one, timed, observed.backend) for one in observed.tried),
         troubles=dict(observed.silent),

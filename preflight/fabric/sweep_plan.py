@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.core.statistics import grouped
-from preflight.fabric.samples import Ladder
+from preflight.fabric.samples import Rung
 from preflight.fabric.schedule import Rounds
 
 if TYPE_CHECKING:
@@ -60,32 +60,32 @@ class Budget(Struct, frozen=True, kw_only=True):
 
 
 GLOO = (
-    Ladder(8, 20, 1500),
-    Ladder(64 * KIB, 3, 50),
-    Ladder(1 * MIB, 2, 20),
-    Ladder(4 * MIB, 2, 10),
+    Rung(8, 20, 1500),
+    Rung(64 * KIB, 3, 50),
+    Rung(1 * MIB, 2, 20),
+    Rung(4 * MIB, 2, 10),
 )
 """CPU: about 0.5 s for a good pair on two shared cores, most of it at 8 B: 1,500 operations show an
 event of rate 1 in 500 with 95 %, and all partners of a node see its events together."""
 
-GLOO_SOAK = Ladder(256 * KIB, 2, 400)
+GLOO_SOAK = Rung(256 * KIB, 2, 400)
 """0.3 to 1 ms each, so that a spike of 10 ms shows; enough data for a lossy link to lose some."""
 
 NCCL = (
-    Ladder(8, 50, 2000),
-    Ladder(64 * KIB, 10, 50),
-    Ladder(1 * MIB, 5, 20),
-    Ladder(16 * MIB, 5, 20),
-    Ladder(64 * MIB, 2, 20),
+    Rung(8, 50, 2000),
+    Rung(64 * KIB, 10, 50),
+    Rung(1 * MIB, 5, 20),
+    Rung(16 * MIB, 5, 20),
+    Rung(64 * MIB, 2, 20),
 )
 """GPU: sizes at which a 10 ms spike still shows (1 GiB at 47 GB/s takes 23 ms by itself)."""
 
-NCCL_INSIDE = (Ladder(256 * MIB, 1, 10),)
+NCCL_INSIDE = (Rung(256 * MIB, 1, 10),)
 """Above the ladder, among the GPUs of one node: NVLink's floors apply from this size on. Eight A100
 reach 0.77 of their busbw at 1 GiB at 64 MiB, and 0.87 here (nccl-tests output in
 AFDWang/Hetu-Galvatron, tests/profiler/test_hardware_profile.py)."""
 
-NCCL_SOAK = Ladder(64 * MIB, 2, 200)
+NCCL_SOAK = Rung(64 * MIB, 2, 200)
 """About 1.4 ms each at 47 GB/s."""
 
 
@@ -118,18 +118,18 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
     """For a node's Python to import torch; from a cold network file system this takes long."""
     start_s: float = 20.0
     """For all rails to be forked and to come to the sweep's store."""
-    gloo: tuple[Ladder, ...] = GLOO
-    nccl: tuple[Ladder, ...] = NCCL
-    nccl_inside: tuple[Ladder, ...] = NCCL_INSIDE
-    gloo_soak: Ladder | None = GLOO_SOAK
-    nccl_soak: Ladder | None = NCCL_SOAK
+    gloo: tuple[Rung, ...] = GLOO
+    nccl: tuple[Rung, ...] = NCCL
+    nccl_inside: tuple[Rung, ...] = NCCL_INSIDE
+    gloo_soak: Rung | None = GLOO_SOAK
+    nccl_soak: Rung | None = NCCL_SOAK
     gloo_budget: Budget = Budget()
     nccl_budget: Budget = Budget(
         meet_s=15.0, op_s=10.0, box_s=0.5, pair_s=15.0, soak_s=0.5, init_s=60.0
     )
     """NCCL connects in its first operation, which takes seconds when cold."""
 
-    def sizes(self, backend: str) -> tuple[tuple[Ladder, ...], Ladder | None]:
+    def sizes(self, backend: str) -> tuple[tuple[Rung, ...], Rung | None]:
         """The ladder and the soak of a backend."""
         nccl = backend == "nccl"
         return (self.nccl, self.nccl_soak) if nccl else (self.gloo, self.gloo_soak)
@@ -194,14 +194,14 @@ def catching(plan: SweepPlan, rate_per_s: float) -> SweepPlan:
     )
 
 
-def _rung(sizes: Sequence[tuple[int, float]], seconds: float) -> Ladder:
+def _rung(sizes: Sequence[tuple[int, float]], seconds: float) -> Rung:
     """Return the smallest size that fills the time with no more iterations than are kept.
 
     It allows twice the planned number, for links that are faster than planned.
     """
     fitting = (each for each in sizes if seconds / each[1] * 2 <= MOST_ITERATIONS)
     size_bytes, one_s = next(fitting, sizes[-1])
-    return Ladder(size_bytes, 2, min(MOST_ITERATIONS, max(3, int(seconds / one_s * 2))))
+    return Rung(size_bytes, 2, min(MOST_ITERATIONS, max(3, int(seconds / one_s * 2))))
 
 
 _US = 1e6

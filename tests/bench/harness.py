@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from preflight.fabric.measure import busbw_gbs
 from preflight.fabric.observed import summarise
-from preflight.fabric.samples import Ladder
+from preflight.fabric.samples import Rung
 from preflight.fabric.sweep_plan import MIB, SweepPlan
 from tests.bench.probing import connected, some
 from tests.bench.ratio import Band, Row, extremes, in_turns, ratio_of_medians
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Host
     from tests.lab.cluster import Lab
 
-_SMALL, _LARGE = Ladder(8, 100, 3000), Ladder(4 * MIB, 10, 100)
+_SMALL, _LARGE = Rung(8, 100, 3000), Rung(4 * MIB, 10, 100)
 _BOX_S = 5.0
 """Time enough for all of them, so that both sides do as many operations of each size."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from preflight.fabric.samples import Ladder
+from preflight.fabric.samples import Rung
 from preflight.fabric.schedule import circle_rounds
 from preflight.fabric.sweep_plan import KIB, MIB, SweepPlan
 from tests.bench.machine import machine
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 FILE = Path(__file__).parents[1] / "data" / "healthy-sweeps.json"
 _HOSTS = 8
 _LADDER = (
-    Ladder(8, 20, 200),
-    Ladder(64 * KIB, 3, 50),
-    Ladder(256 * KIB, 2, 60),
-    Ladder(1 * MIB, 2, 25),
-    Ladder(4 * MIB, 2, 15),
+    Rung(8, 20, 200),
+    Rung(64 * KIB, 3, 50),
+    Rung(256 * KIB, 2, 60),
+    Rung(1 * MIB, 2, 25),
+    Rung(4 * MIB, 2, 15),
 )
 
 

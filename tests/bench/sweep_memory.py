@@ -32,7 +32,7 @@ from tests.bench.synthetic import LATENCY_US, SPEED_GBS, names
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from preflight.fabric.samples import Ladder, Phase
+    from preflight.fabric.samples import Phase, Rung
 
 _NODES, _RAILS, _ROUNDS = 64, 8, 9
 _RUNS = 3
@@ -144,11 +144,11 @@ class _Drawn:
             )
         )
 
-    def _of(self, rung: Ladder) -> list[float]:
+    def _of(self, rung: Rung) -> list[float]:
         typical_us = LATENCY_US + rung.size_bytes / SPEED_GBS / 1e3
         return [round(typical_us * self._dice.lognormvariate(0, 0.2), 1) for _ in range(_DRAWN)]
 
-    def _timing(self, rung: Ladder, phase: Phase) -> Timing:
+    def _timing(self, rung: Rung, phase: Phase) -> Timing:
         times = tuple(self._dice.choices(self._times[rung], k=rung.iterations))
         gaps = tuple(self._dice.choices(self._gaps, k=rung.iterations))
         return Timing(rung.size_bytes, times, gaps, phase)

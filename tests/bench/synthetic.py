@@ -28,7 +28,7 @@ from tests.lab.nvml.scenario import h100
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from preflight.fabric.samples import Ladder
+    from preflight.fabric.samples import Rung
     from preflight.fabric.schedule import Rounds
     from preflight.facts.model import Facts
 
@@ -142,7 +142,7 @@ def _end(name: str, dice: random.Random, *, slow: bool) -> End:
     return End(name, "measured", timings, setup_ms=4.0)
 
 
-def _timing(rung: Ladder, dice: random.Random, *, slow: bool) -> Timing:
+def _timing(rung: Rung, dice: random.Random, *, slow: bool) -> Timing:
     """Every iteration of one size, to a tenth of a microsecond as the payload rounds them."""
     typical_us = LATENCY_US + rung.size_bytes / SPEED_GBS / 1e3 * (20 if slow else 1)
     times = tuple(

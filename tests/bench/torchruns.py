@@ -13,7 +13,7 @@ from tests.bench.logins import ssh, together
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from preflight.fabric.samples import Ladder
+    from preflight.fabric.samples import Rung
     from preflight.fleet.model import Host
 
 _JOB = Path(__file__).with_name("pair_job.py")
@@ -21,7 +21,7 @@ _PORTS = itertools.count(29600)
 """A master port per launch, so that none waits for the connections of the one before."""
 
 
-def rung(ladder: Ladder, soak_s: float | None = None) -> str:
+def rung(ladder: Rung, soak_s: float | None = None) -> str:
     """One size as the script's argument."""
     words = [ladder.size_bytes, ladder.warmup, ladder.iterations]
     return ":".join(map(str, words if soak_s is None else [*words, soak_s]))

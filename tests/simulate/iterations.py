@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from preflight.fabric.samples import End, Ladder, PairSamples, Sweep, Timing
+from preflight.fabric.samples import End, PairSamples, Rung, Sweep, Timing
 
 if TYPE_CHECKING:
     from tests.simulate.scene import Meeting, Part, Scene
@@ -28,7 +28,7 @@ def sweep(scene: Scene) -> Sweep:
         for one in scene.meetings()
     )
     return Sweep(
-        ladder=tuple(Ladder(rung.size_bytes, 0, rung.operations) for rung in scene.noise.program),
+        ladder=tuple(Rung(rung.size_bytes, 0, rung.operations) for rung in scene.noise.program),
         rounds=scene.fabric.rounds,
         pairs=pairs,
         leaves=scene.fabric.leaves,

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from preflight.fabric.samples import Ladder
+from preflight.fabric.samples import Rung
 from preflight.fabric.schedule import circle_rounds
 from preflight.fabric.sweep_plan import Budget, SweepPlan
 from preflight.fleet.model import Host
@@ -31,9 +31,9 @@ IN_A_PAIR = 2
 _ONE = 1
 NAMES = ("h1", "h2", "h3", "h4")
 
-QUICK = (Ladder(8, 5, 50), Ladder(64 << 10, 1, 5), Ladder(1 << 20, 1, 5))
-SOAK = Ladder(64 << 10, 1, 20)
-LONG = (Ladder(8, 5, 100_000),)
+QUICK = (Rung(8, 5, 50), Rung(64 << 10, 1, 5), Rung(1 << 20, 1, 5))
+SOAK = Rung(64 << 10, 1, 20)
+LONG = (Rung(8, 5, 100_000),)
 """Stays in one size until its time box ends, so that a test can strike while it measures."""
 
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from preflight.fabric.judge import judge_sweep
-from preflight.fabric.samples import End, Ladder, PairSamples, Sweep, Timing
+from preflight.fabric.samples import End, PairSamples, Rung, Sweep, Timing
 from preflight.fabric.schedule import circle_rounds
 from preflight.fleet.model import Expected, Host
 
@@ -73,7 +73,7 @@ def sweep(
                 for name in (a, b)
             ]
             pairs += [PairSamples(a, b, rail, number, backend, *ends) for rail in range(rails)]
-    return Sweep((Ladder(SMALL, 1, 10), Ladder(TOP[backend], 1, 10)), rounds, tuple(pairs))
+    return Sweep((Rung(SMALL, 1, 10), Rung(TOP[backend], 1, 10)), rounds, tuple(pairs))
 
 
 def blame(measured: Sweep, fleet: Sequence[Host]) -> tuple[Blame, ...]:

@@ -14,7 +14,7 @@ from preflight.fabric.collect import SweepAccounts
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.phrases import advice_on
 from preflight.fabric.roster import Roster, go_order, roster
-from preflight.fabric.samples import Ladder, Moved, Sweep, Timing
+from preflight.fabric.samples import Moved, Rung, Sweep, Timing
 from preflight.fabric.schedule import circle_rounds
 from preflight.fabric.sweep_plan import NCCL, SweepPlan
 from tests.unit.fabric.synthetic import hosts
@@ -39,7 +39,7 @@ SEEN = PairSeen(
 @pytest.fixture
 def who() -> Roster:
     """Four CPU nodes that take up to five iterations of 8 B, and nine of a soak of 64 B."""
-    plan = msgspec.structs.replace(PLAN, gloo=(Ladder(8, 1, 5),), gloo_soak=Ladder(64, 1, 9))
+    plan = msgspec.structs.replace(PLAN, gloo=(Rung(8, 1, 5),), gloo_soak=Rung(64, 1, 9))
     return roster(plan, dict.fromkeys(NAMES, CPU))
 
 
@@ -101,7 +101,7 @@ def test_accounts_that_were_not_requested_are_refused(
 
 def test_a_size_of_the_ladder_may_be_the_soaks_too() -> None:
     """What is asked for twice may come twice, each within its own number of iterations."""
-    plan = msgspec.structs.replace(PLAN, gloo=(Ladder(8, 1, 5),), gloo_soak=Ladder(8, 1, 9))
+    plan = msgspec.structs.replace(PLAN, gloo=(Rung(8, 1, 5),), gloo_soak=Rung(8, 1, 9))
     collected = SweepAccounts(roster(plan, dict.fromkeys(NAMES, CPU)))
     both = (Timing(8, (1.0,) * 5, (0.0,) * 5), Timing(8, (1.0,) * 9, (0.0,) * 9, "soak"))
     assert not collected.take("h1", msgspec.structs.replace(SEEN, timings=both + both[:1]))

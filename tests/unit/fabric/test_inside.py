@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from preflight.checks.fabric.test_pairs import judge_intra_node
 from preflight.core.thresholds import SHIPPED
 from preflight.fabric.judge import judge_sweep
-from preflight.fabric.samples import End, InsideSamples, Ladder, Moved, Sweep, Timing
+from preflight.fabric.samples import End, InsideSamples, Moved, Rung, Sweep, Timing
 from preflight.fabric.sweep_plan import NCCL_INSIDE
 from preflight.facts.boards import nvlink_gbs
 from preflight.facts.burn import Inside
@@ -73,7 +73,7 @@ def verdicts(
     insides: Sequence[InsideSamples], fleet: Sequence[Host], **more: object
 ) -> dict[str, Verdict]:
     """What the check says of each node of the fleet."""
-    ladder = (Ladder(SMALL, 1, 30), Ladder(LARGE, 1, 30))
+    ladder = (Rung(SMALL, 1, 30), Rung(LARGE, 1, 30))
     sweep = replace(Sweep(ladder, (), (), inside=tuple(insides)), **more)
     found = judge_sweep(sweep, fleet).inside
     return {

@@ -17,7 +17,7 @@ from preflight.fabric.agent_events import InsideSeen, PairSeen, Ready
 from preflight.fabric.collect import SweepAccounts
 from preflight.fabric.judge import judge_sweep
 from preflight.fabric.roster import Roster, go_order, match, roster
-from preflight.fabric.samples import Ladder, Sweep, Timing
+from preflight.fabric.samples import Rung, Sweep, Timing
 from preflight.fabric.schedule import circle_rounds
 from preflight.fabric.sweep_plan import SweepPlan
 from preflight.facts.node import Group
@@ -33,7 +33,7 @@ WHOLE = Ready("2.9.0+cu130", cuda=True, gpus=8, bus_ids=BUS_IDS)
 HOLE = replace(WHOLE, gpus=7, bus_ids=(*BUS_IDS[:3], *BUS_IDS[4:]))
 """GPU 3 is lost: what CUDA calls 3 is the GPU of rail 4."""
 
-LADDER = (Ladder(1 << 26, 1, 5),)
+LADDER = (Rung(1 << 26, 1, 5),)
 
 
 def launch(ready: dict[str, Ready], fleet: list[Host] | None = None) -> Roster:

@@ -25,9 +25,9 @@ from preflight.fabric.observed import (
 from preflight.fabric.samples import (
     End,
     InsideSamples,
-    Ladder,
     Moved,
     PairSamples,
+    Rung,
     Sweep,
     Timing,
 )
@@ -144,7 +144,7 @@ def test_every_field_is_explained() -> None:
     assert listed
     assert tuple(listed[1].split(", ")) == Standout.__struct_fields__
     kinds: tuple[type[msgspec.Struct], ...] = (
-        Sweep, Ladder, PairSamples, End, Timing, Moved,
+        Sweep, Rung, PairSamples, End, Timing, Moved,
         Observed, PairResult, EndResult, Digest, BlameDocument,
     )  # fmt: skip
     missing = {

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from preflight.fabric.agent_events import PairSeen, Ready, decode_event
 from preflight.fabric.collect import SweepAccounts
 from preflight.fabric.roster import roster
-from preflight.fabric.samples import End, Ladder, Stall, TimeInterner, Timing
+from preflight.fabric.samples import End, Rung, Stall, TimeInterner, Timing
 from preflight.fabric.schedule import circle_rounds
 from preflight.fabric.sweep_plan import SweepPlan
 
@@ -36,7 +36,7 @@ def test_every_account_of_a_pair_is_tidied_once() -> None:
     """What was collected says the same before and after, and then there is nothing left to do."""
     names = ("h1", "h2")
     ready = dict.fromkeys(names, Ready("2.13", cuda=False, gpus=0))
-    plan = SweepPlan(nodes=names, rounds=circle_rounds(names), gloo=(Ladder(8, 1, 5),))
+    plan = SweepPlan(nodes=names, rounds=circle_rounds(names), gloo=(Rung(8, 1, 5),))
     collected = SweepAccounts(roster(plan, ready))
     seen = PairSeen(
         round=0, rail=0, a="h1", b="h2", backend="gloo", state="measured", error="",
