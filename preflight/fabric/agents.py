@@ -186,8 +186,7 @@ def _started(works: Iterable[Callable[[], None]]) -> list[threading.Thread]:
 _ERROR_LIMIT = 500
 _POLL_S = 1.0
 
-_Words = tuple[int, bytes, "Event"]
-_Failure = tuple[int, ReachError | WireError | TimeoutError]
+_Failure = ReachError | WireError | TimeoutError
 
 
 def start_rank_agents(
@@ -216,7 +215,8 @@ class RankAgents:
 
     def __init__(self, sessions: Sequence[MessageSession]) -> None:
         self._sessions = tuple(LeasedSession(session) for session in sessions)
-        self._events: queue.SimpleQueue[_Words | _Failure] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[int, bytes, Event | _Failure]] = queue.SimpleQueue()
+        """Of each rank: its rail, its document, and what that says."""
         self._ready: dict[int, Ready] = {}
         self._through: set[int] = set()
         self._resting: set[int] = set()
@@ -231,12 +231,12 @@ class RankAgents:
         ends = time.monotonic() + within_s
         while True:
             try:
-                entry = self._events.get(timeout=max(0.0, ends - time.monotonic()))
+                heard = self._events.get(timeout=max(0.0, ends - time.monotonic()))
             except queue.Empty:
                 return None
-            event = self._merge(entry)
-            if event is not None:
-                return event
+            merged = self._merge(*heard)
+            if merged is not None:
+                return merged
 
     def send(self, message: Mapping[str, object]) -> None:
         """Pass a message on to the ranks that it concerns."""
@@ -269,14 +269,12 @@ class RankAgents:
                     session.watch()
                 self._events.put((rail, document, event))
         except (ReachError, WireError, TimeoutError) as error:
-            self._events.put((rail, error))
+            self._events.put((rail, b"", error))
 
-    def _merge(self, entry: _Words | _Failure) -> bytes | None:
+    def _merge(self, rail: int, document: bytes, event: Event | _Failure) -> bytes | None:
         """Return the node's event that follows from this event of a rank; None if there is none."""
-        rail = entry[0]
-        if len(entry) == 2:  # noqa: PLR2004  a failure
-            return self._broke_off(rail, entry[1])
-        _, document, event = entry
+        if isinstance(event, _Failure):
+            return self._broke_off(rail, event)
         if isinstance(event, Alive):  # that of the first rank is enough for all
             return document if rail == min(set(range(len(self._sessions))) - self._gone) else None
         if isinstance(event, Ready):
@@ -312,7 +310,7 @@ class RankAgents:
         for session in self._sessions[1:]:
             session.send({"go": order})
 
-    def _broke_off(self, rail: int, error: ReachError | WireError | TimeoutError) -> bytes | None:
+    def _broke_off(self, rail: int, error: _Failure) -> bytes | None:
         """Raise if the node has not begun: it needs all ranks; later the other rails go on."""
         self._gone.add(rail)
         if len(self._gone) == len(self._sessions):
