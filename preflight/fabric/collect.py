@@ -220,13 +220,13 @@ class SweepAccounts:
         `unfinished`: why we stopped before all accounts had come: a missing account then gets that
         reason, and its node is not blamed.
         """
-        silence = self.silence()
-        return tuple(
-            PairSamples(a, b, rail, number, self._who.backend, ends.get(a), ends.get(b))
-            for (number, rail, a, b), kept in self._pairs.ends.items()
-            if number < self.scheduled or self._counts(kept, unfinished)
-            for ends in (self._excused(a, b, kept, silence, unfinished),)
-        )
+        silence, backend = self.silence(), self._who.backend
+        found = []
+        for (number, rail, a, b), kept in self._pairs.ends.items():
+            if number < self.scheduled or self._counts(kept, unfinished):
+                ends = self._excused(a, b, kept, silence, unfinished)
+                found.append(PairSamples(a, b, rail, number, backend, ends.get(a), ends.get(b)))
+        return tuple(found)
 
     def _counts(self, retested: dict[str, End], unfinished: str) -> bool:
         """Whether a retest counts: one that we cut short does not."""
@@ -297,13 +297,12 @@ _STOOD_STILL = (
 class EarlyEnd:
     """Whether and why a sweep ends before all that was planned is measured."""
 
-    def __init__(self, ends: float, own: SuspendDetector) -> None:
+    def __init__(self, ends: float, own: SuspendDetector, collected: SweepAccounts) -> None:
         """`ends`: the deadline, by the monotonic clock. `own`: watches this process."""
         self.ends = ends
+        self.collected = collected
         self.why = ""
         """"" while all goes as planned, or if only retests were cut."""
-        self.collected: SweepAccounts | None = None
-        """The accounts, once any are expected."""
         self._own = own
 
     @property
@@ -337,7 +336,7 @@ class EarlyEnd:
         self.why = _INTERRUPTED
 
     def _cut(self, why: str) -> None:
-        if self.collected is not None and self.collected.retesting:
+        if self.collected.retesting:
             self.collected.cut = True
         else:
             self.why = why

@@ -26,7 +26,6 @@ from preflight.fabric.agent_events import (
 from preflight.fabric.agent_gathering import PlanDigest, ReadyNodes
 from preflight.fabric.agents import Agents, Gone
 from preflight.fabric.collect import EarlyEnd, SweepAccounts
-from preflight.fabric.measure import Silence
 from preflight.fabric.phrases import advice_on
 from preflight.fabric.retest import MOST_ROUNDS, fitting, with_more
 from preflight.fabric.roster import Roster, go_order, measuring_order, roster
@@ -147,9 +146,10 @@ class _Stage:
         self._plan_digest = PlanDigest()
         rails = 64  # more GPUs than any node has
         self.agents = Agents((len(plan.rounds) + MOST_ROUNDS) * rails, deadline_s)
-        self._cut = EarlyEnd(self._began + deadline_s, self.agents.own)
-        self._nodes = ReadyNodes(self._hosts, self.agents, self._cut)
         self._who = roster(plan, {})
+        no_accounts = SweepAccounts(self._who)
+        self._cut = EarlyEnd(self._began + deadline_s, self.agents.own, no_accounts)
+        self._nodes = ReadyNodes(self._hosts, self.agents, self._cut)
         self._pace = Pace()
         self._unsettled: tuple[Pairing, ...] = ()
         self._whole: Sweep | None = None
@@ -161,14 +161,13 @@ class _Stage:
         )
         self._nodes.gather(self._plan.ready_s, self._hooks.gathering)
         self._who, store = self._open_store()
-        if store is not None or self._cut.why:
-            self._cut.collected = SweepAccounts(self._who)
-        if store is not None and self._cut.collected is not None:
+        self._cut.collected = SweepAccounts(self._who)
+        if store is not None:
             for name in self._who.names[1:]:
                 self._order(self._who, name, store)
             self._collect(self._cut.collected)
             self._retest(self._cut.collected)
-        self._whole = self._result(self._cut.collected)
+        self._whole = self._result()
         return self._whole
 
     def so_far(self) -> Sweep:
@@ -176,10 +175,10 @@ class _Stage:
         if self._whole is not None:
             return self._whole
         self._cut.interrupt()
-        if self._cut.collected is None:
+        if not self._cut.collected.names:
             self._who = roster(self._plan, self._nodes.ready, self._hosts)
             self._cut.collected = SweepAccounts(self._who)
-        return self._result(self._cut.collected)
+        return self._result()
 
     def _open_store(self) -> tuple[Roster, tuple[str, int] | None]:
         """Have the best-connected node host the store; if it cannot, leave it out and try again."""
@@ -254,7 +253,7 @@ class _Stage:
             if host not in able:
                 return
             there = [name for name in self._who.names if name in able]
-            rounds = fitting(suspects(self._result(collected)), there, left)
+            rounds = fitting(suspects(self._result()), there, left)
             if not rounds:
                 return
             more = with_more(self._who, self._plan, rounds)
@@ -311,14 +310,14 @@ class _Stage:
             collected.lose(name, "it sent a result that was not requested")
             self.agents.dismiss(name)
 
-    def _result(self, collected: SweepAccounts | None) -> Sweep:
-        who = self._who
-        silence = collected.silence() if collected else Silence()
+    def _result(self) -> Sweep:
+        who, collected = self._who, self._cut.collected
+        silence = collected.silence()
         storeless = f"it cannot connect to {who.host}, {_ITS_HOST}"
         return Sweep(
             ladder=self._plan.sizes(who.backend)[0],
-            rounds=who.rounds if collected else (),
-            pairs=collected.pairs(self._cut.why) if collected else (),
+            rounds=who.rounds if who.enough or self._cut.why else (),
+            pairs=collected.pairs(self._cut.why),
             left_out={
                 **self._plan.left_out,
                 **self._nodes.out,
@@ -328,16 +327,16 @@ class _Stage:
             cut_off=dict.fromkeys(sorted(who.cut_off), who.host),
             troubles={**self._nodes.troubles(who.mismatched), **silence.culprits},
             waited=silence.victims,
-            advice={**self._nodes.advice, **(collected.advice if collected else {})},
+            advice={**self._nodes.advice, **collected.advice},
             unfinished=self._cut.why,
             seed=self._plan.seed,
             leaves=self._plan.leaves,
             seconds=round(time.monotonic() - self._began, 3),
-            retested=collected.scheduled if collected and collected.retesting else 0,
+            retested=collected.scheduled if collected.retesting else 0,
             short=who.short,
-            unsettled=self._unsettled + (collected.unsettled() if collected else ()),
-            inside=collected.inside.samples() if collected else (),
-            nccl_logs=tuple(collected.logs.values()) if collected else (),
+            unsettled=self._unsettled + collected.unsettled(),
+            inside=collected.inside.samples(),
+            nccl_logs=tuple(collected.logs.values()),
             domains=self._plan.domains,
-            domain=collected.domain.samples() if collected else (),
+            domain=collected.domain.samples(),
         )
