@@ -231,10 +231,10 @@ class RankAgents:
         ends = time.monotonic() + within_s
         while True:
             try:
-                heard = self._events.get(timeout=max(0.0, ends - time.monotonic()))
+                entry = self._events.get(timeout=max(0.0, ends - time.monotonic()))
             except queue.Empty:
                 return None
-            merged = self._merge(*heard)
+            merged = self._merge(*entry)
             if merged is not None:
                 return merged
 

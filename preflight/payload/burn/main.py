@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     Read = Callable[[float], "dict[str, Any] | None"]
     Emit = Callable[["dict[str, Any]"], None]
 
-_TOGETHER = ("gemm", "memory", "integrity", "launch", "sustained")
-_IN_TURN = ("pcie",)
+_PHASES = ("gemm", "memory", "integrity", "launch", "sustained", "pcie")
 _LAST_WORDS_S = 6.0  # the controller stops listening 5 s before our deadline
 
 
@@ -59,12 +58,12 @@ def _load(
     """
     sides = paths.sides(sysfs)
     workers = crew.Crew(kind, count, plan, sides, emit)
-    phases = ["open", *(name for name in (*_TOGETHER, *_IN_TURN) if plan.get(name))]
+    phases = ["open", *(name for name in _PHASES if plan.get(name))]
     beside = [name for name in ("p2p", "host", "nic") if plan.get(name)]
     steps = len(phases) + len(beside)
     for done, phase in enumerate(phases):
         emit({"event": "step", "phase": phase, "done": done, "of": steps})
-        if phase in _IN_TURN:
+        if phase == "pcie":
             workers.in_turn(phase)
         else:
             workers.together(phase)

@@ -49,21 +49,19 @@ def measure_host(plan: dict[str, Any], sides: Sides, emit: Emit) -> None:
     """Measure one NUMA node after another, each in a process of its own."""
     limit_s = float(plan["limit_s"]["host"])
     for side, cpus in sides:
-        error = ""
         try:
             one = crew.Worker("preflight-host", partial(_measure_memory, side, cpus, plan["host"]))
             one.order({})
             answer = one.answer(time.monotonic() + limit_s, limit_s)
-        except OSError as failure:
-            error = str(failure)
+        except OSError as error:
+            answer = crew.Answer(how="error", error=str(error))
+        for event in answer.events:
+            emit(event)
+        if answer.how:
+            why = f"NUMA node {side}: {answer.error}"[:500]
+            emit({"event": "trouble", "what": "host", "error": why})
         else:
-            for event in answer.events:
-                emit(event)
-            error = answer.error
-            if not answer.how:
-                one.end()
-        if error:
-            emit({"event": "trouble", "what": "host", "error": f"NUMA node {side}: {error}"[:500]})
+            one.end()
 
 
 def _measure_memory(
