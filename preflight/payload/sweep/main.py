@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Read = Callable[[float], "dict[str, Any] | None"]
 
 
-class Rails:
+class RailRelay:
     """Relays the rails' events, and counts those that rest or are done."""
 
     def __init__(self, count: int, emit: Emit) -> None:
@@ -91,7 +91,7 @@ def lock_name(request: dict[str, Any]) -> str:
     return f"{request['name']}/{rail}" if rail else str(request["name"])
 
 
-def own(event: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
+def only_own_gpu(event: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     """Reduce what torch sees to the GPU of this rank of the job, if there is one."""
     if event["event"] == "ready" and "job_rail" in request:
         there = gpu_of_rank() < event["gpus"]
@@ -132,7 +132,7 @@ def run(request: dict[str, Any], read_line: Read, emit: Emit) -> None:
         return
     if "job_rail" not in request:  # a rank of the job takes cuda:LOCAL_RANK of the job's own order
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order, not the fastest GPU first
-    first = own(cuda.describe(), request)
+    first = only_own_gpu(cuda.describe(), request)
     emit(first)
     if first["event"] == "no_torch":
         return
@@ -182,17 +182,17 @@ def _sweep(
     `job_rail`: the only one, if this is a rank that the job's own torchrun started. `more`: orders
     after the last round.
     """
-    own = go.own_rails if job_rail is None else [job_rail]
-    accounts, orders = [os.pipe() for _ in own], [os.pipe() for _ in own]
+    rails = go.own_rails if job_rail is None else [job_rail]
+    accounts, orders = [os.pipe() for _ in rails], [os.pipe() for _ in rails]
     try:
         local = network.source_address(go.towards)
-        for place, rail in enumerate(own):
+        for place, rail in enumerate(rails):
             gpu = place if job_rail is None else gpu_of_rank()
-            of_it = plan.Rail(go, rail, local, store, gpu)
-            start_rail(of_it, writing=accounts[place][1], orders=orders[place][0])
-        rails = Rails(len(own), emit)
-        for place, rail in enumerate(own):
-            _in_thread(rails.relay, accounts[place][0], rail)
+            one = plan.Rail(go, rail, local, store, gpu)
+            start_rail(one, writing=accounts[place][1], orders=orders[place][0])
+        merged = RailRelay(len(rails), emit)
+        for place, rail in enumerate(rails):
+            _in_thread(merged.relay, accounts[place][0], rail)
         _in_thread(_pass_on, more, [into for _, into in orders])
     except OSError as error:  # no route to the others, or no new process
         emit({"event": "trouble", "error": f"{type(error).__name__}: {short(error)}"})

@@ -83,7 +83,7 @@ def test_what_rails_say_becomes_what_their_node_says(
 ) -> None:
     """It rests when all that are not through do; a rank that dies without a word is a trouble."""
     events: list[dict[str, Any]] = []
-    both = main.Rails(2, events.append)
+    both = main.RailRelay(2, events.append)
     with ThreadPoolExecutor(2) as relays, ExitStack() as stack:
         pipes = [os.pipe() for _ in sent]
         for rail, (reading, _) in enumerate(pipes):
@@ -107,7 +107,7 @@ def test_what_rails_say_becomes_what_their_node_says(
 def test_a_rail_that_rested_and_left_is_not_counted_twice() -> None:
     """The other still works: nothing is reported of the node until it ends, here by its death."""
     events: list[str] = []
-    both = main.Rails(2, lambda event: events.append(event["event"]))
+    both = main.RailRelay(2, lambda event: events.append(event["event"]))
     working, at_work = os.pipe()
     with ThreadPoolExecutor(1) as relay, ExitStack() as stack:
         stack.callback(os.close, working)
