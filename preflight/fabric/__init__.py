@@ -7,7 +7,19 @@ bad pairs, then what single pairs do not show (some per cent of bandwidth, rare 
 unless an earlier culprit explains it. `outright_blame` and `statistical_blame` write the messages,
 and `judge.judge_sweep` joins them pair by pair for a run and for `preflight blame`.
 
-All of them describe a `samples.Meeting`, one pair on one rail in one round: `PairSamples` as
+All of these describe a `samples.Meeting`, one pair on one rail in one round: `PairSamples` as
 measured, `PairResult` and `Digest` condensed, `PairJudgement` compared with its peers,
 `measure.Pair` as its check sees it.
+
+The files in the order of a run:
+
+- plan: `schedule` numbers the rounds, `planner` chooses some, `sweep_plan` has sizes and deadlines
+- measure: `launch` runs a sweep; `agents` are its sessions, `agent_gathering` says who takes part,
+  `roster` with which rails, `agent_events` are what they send, `collect` and `accounts` keep it
+- look at it: `samples` (every iteration) and `observed` (condensed), `stored` and `sane` read both
+  from files; `measure` and `compare` judge a pair by itself
+- blame: `decoding`, then `phrases`, `outright_blame`, `statistical_blame`, `socket_fallback`;
+  `retest` says what is measured again, and what that decides
+- `node_allreduce` and `nvlink_domain` judge what is measured besides pairs over NICs
+- `judge` joins all of it
 """
