@@ -296,10 +296,10 @@ def _causes(view: RasView, waits: Waits) -> tuple[set[int], set[int]]:
     if any(rank in waits.ahead and rank not in waits.behind for rank in waits.minor):
         return set(), set()
     found: tuple[set[int], set[int]] = set(), set()
-    for linked in _joined(free, waits.linked):
+    for linked in _joined(set(waits.behind), waits.linked):
         most = max(len(waits.behind[rank]) for rank in linked)
         top = {rank for rank in linked if len(waits.behind[rank]) == most}
-        found[len(top) > 1 and len(linked) > 1].update(top)
+        found[len(top) > 1 and len(linked) > 1].update(top & free)
     causes, candidates = found
     unnamed = any(min(one) < 0 for one in waits.linked)  # one of these may hold up as many
     many = len(causes) > _MOST_BLIND or (unnamed and len(causes) < len(free))
@@ -338,14 +338,14 @@ def _skipped(view: RasView, waits: Waits) -> set[int]:
     return few if len(few) == 1 and most[0] > 1 else set()
 
 
-def _odd(waits: Waits) -> set[int]:
+def _odd(view: RasView, waits: Waits) -> set[int]:
     """Ranks that launched in another order than most, if all GPUs work: each waits for another.
 
     Such a rank is behind in one communicator while most others of it are behind elsewhere. Without
-    such a difference it is the smallest minority. If those that wait for no other rank are exactly
-    one communicator, in which all launched the same, its kernel hangs.
+    such a difference it is the smallest minority. If those that wait for no other rank, also in no
+    send or receive, are exactly one communicator, in which all launched the same, its kernel hangs.
     """
-    free = waits.free
+    free = waits.free - {one.rank for one in view.states(waits.free) if one.kind == "p2p"}
     turned: Counter[int] = Counter()
     for name, levels in waits.levels.items():
         late, early = _late_and_early(levels, name, waits)
@@ -411,6 +411,8 @@ def _missing(view: RasView) -> Diagnosis | None:
     states = view.states(absent)
     nodes = view.whole_nodes(absent)
     alive = bool(states) and all(one.look.state in ("running", "sleeping") for one in states)
+    # Those who do not answer may be the sound half: the rank that was asked may be cut off itself.
+    halves = len(absent) * 2 == view.world and (alive or view.case is None)
     category: Category = "dead_rank" if dead else "stopped_rank"
     cut_off = nodes and alive and len(states) == len(absent)
     who = view.names(absent)
@@ -419,6 +421,8 @@ def _missing(view: RasView) -> Diagnosis | None:
     words = f"{who} {verb(len(absent), does, many)}, by NCCL's RAS network"
     if cut_off:
         words += ", while its processes live: their node's network does not reach the others"
+    if halves:
+        words += "; or the other half of the ranks, whose answer this is"
     return Diagnosis(
         category="link" if cut_off else category,
         culprits=(*_culprits(absent), *(f"node {one}" for one in nodes)),
@@ -428,7 +432,7 @@ def _missing(view: RasView) -> Diagnosis | None:
         else "read the log of these ranks: an error, a signal or the kernel may have ended them",
         line=line_of(states),
         evidence=(f"RAS: {ranks(absent)}: {'considered dead' if dead else 'no answer in time'}",),
-        confidence=0.75 if dead else 0.65,
+        confidence=0.45 if halves else 0.75 if dead else 0.65,
         next="preflight explain LOG",
     )
 
@@ -493,15 +497,16 @@ def _by_counts(view: RasView) -> Diagnosis | None:
     apart = set(waits.apart)
     causes, candidates = (apart - apart, apart - apart) if apart else _causes(view, waits)
     if not (apart or causes or candidates):
-        apart = _skipped(view, waits) or _odd(waits)
+        apart = _skipped(view, waits) or _odd(view, waits)
     if len(apart) > 1 and apart in waits.equal:
         in_others = [one.kind == "p2p" for one in view.states(apart)]
         return None if in_others and all(in_others) else _in_kernel(view, apart, waits)
     few = apart or causes
     number = len(set(waits.ahead) - few)
-    if not few or len(few) * 2 > view.world:
-        return _several(view, candidates, waits)
     free = waits.free  # perhaps at fault, too
+    if not few or len(few) * 2 > view.world:
+        unread = all(one.place is None for one in view.states(free))
+        return _several(view, candidates or (free if unread else set()), waits)
     states = view.states(few)
     # A rank that only lacks calls launched others in their place if it is seen to wait itself.
     lacking = not waits.apart and few <= free and all(one.place is None for one in states)
@@ -551,11 +556,12 @@ _NOT_THERE = "look at what this rank does: the others are in a collective that i
 
 def _several(view: RasView, candidates: set[int], waits: Waits) -> Diagnosis | None:
     """Ranks that may wait for each other in a send or receive, which NCCL does not count."""
-    if not candidates:
+    if not candidates or len(candidates) * 2 > view.world:
         return None
     return Diagnosis(
-        sentence=f"one of {view.names(candidates)} keeps the others waiting; which of them waits "
-        "itself in a send or receive, NCCL does not count",
+        sentence=f"{'one of ' * (len(candidates) > 1)}{view.names(candidates)} keeps the others "
+        "waiting, unless it waits itself in a send, a receive or a call that all have launched: "
+        "NCCL does not count that",
         advice="make their stacks readable (below), and look again",
         line=line_of(view.states(candidates)),
         evidence=waits.evidence(candidates),
@@ -631,7 +637,8 @@ def _doubted(answer: Diagnosis, view: RasView) -> Diagnosis:
         return replace(answer, evidence=(*answer.evidence, *differ))
     if not number:
         return answer
-    same = f"RAS: all ranks launched the same collectives in {count(number, 'communicator')}"
+    same = f"RAS: all ranks launched the same collectives in {count(number, 'communicator')}: "
+    same += "none of them is late"
     return replace(answer, evidence=(*answer.evidence, same))
 
 

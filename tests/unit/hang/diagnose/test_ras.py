@@ -240,6 +240,48 @@ def test_a_communicator_whose_kernel_hangs_is_named() -> None:
     assert score(drawn).named == drawn.culprits
 
 
+def test_a_kernel_that_hangs_is_named_though_others_wait_in_a_send_or_receive() -> None:
+    """Also these are behind and wait for no rank by the counts, but their stacks show the wait."""
+    drawn = draw(900743, sizes=(8,), faults=("kernel",))
+    found = score(drawn)
+    assert found.named == drawn.culprits == {2, 3}
+    assert "do not come out of it" in found.sentence
+
+
+def test_the_ranks_among_which_the_cause_is_are_listed_where_no_stack_is_read() -> None:
+    """Two pipeline stages are behind, and nothing shows which of them waits for the other."""
+    answer = diagnose(asked(draw(900786, sizes=(16,), faults=("kernel",))))
+    assert answer.sentence.startswith("one of ranks 8-11 (gpu002) keeps the others waiting")
+    assert answer.culprits == ()
+
+
+def test_who_may_wait_for_a_rank_that_waits_itself_is_no_cause() -> None:
+    """Rank 0 is in a send or receive with rank 2, which waits for rank 3; no GPU is read."""
+    stages = {n: ([n, n + 4], {n: {"AllReduce": 1}, n + 4: {"AllReduce": 2}}) for n in range(4)}
+    tensor = {8: ([0, 1], {0: {"AllReduce": 5}, 1: {"AllReduce": 5}}),
+              9: ([2, 3], {2: {"AllReduce": 6}, 3: {"AllReduce": 5}})}  # fmt: skip
+    none: dict[str, int] = {}
+    pipes = {10 + n: ([n, n + 2], {n: none, n + 2: none}) for n in range(2)}
+    comms = [Comm(name, *fields) for name, fields in {**stages, **tensor, **pipes}.items()]
+    peers = [Peer("10.0.0.1", 1000 + n, n) for n in range(8)]
+    state = job(8, lambda _: {"no_stacks": "x", "wait_channel": "futex_do_wait"})
+    answer = diagnose(replace(state, ras=packed(report(Job(peers, comms), is_json=True))))
+    assert answer.culprits == ("rank 3",)
+
+
+def test_of_two_halves_that_do_not_reach_each_other_neither_is_named_for_sure() -> None:
+    """The rank that was asked may be on either side, and the processes of both sides live."""
+    peers = [Peer("10.0.0.1", 1000 + n, n, "dead" if n > 3 else "yes") for n in range(8)]
+    comm = Comm(1, list(range(8)), {n: {"AllReduce": 1} for n in range(8)})
+    ras = packed(report(Job(peers, [comm]), is_json=True))
+    state = job(8, lambda _: {"no_stacks": "x", "wait_channel": "futex_do_wait"})
+    answer = diagnose(replace(state, ras=ras))
+    assert answer.confidence < 0.5
+    assert "or the other half" in answer.sentence
+    ended = job(8, lambda rank: {"state": "absent"} if rank > 3 else {"no_stacks": "x"})
+    assert diagnose(replace(ended, ras=ras)).confidence > 0.5
+
+
 def test_the_only_rank_behind_is_named_though_the_text_lists_few() -> None:
     """No other rank is behind, so that it waits for none in a send or receive."""
     drawn = draw(31081, faults=("skip",))
