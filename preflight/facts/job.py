@@ -225,6 +225,8 @@ class NodeLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     log: KernelLog | None = None
     ras: Line = ""
     """The default address of NCCL's RAS service if anything listens there, whoever's."""
+    ras_pid: Whole = 0
+    """A process that this login may not read, if possible of the user who listens there."""
     problems: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
     seconds: Seconds = 0.0
 

@@ -236,7 +236,7 @@ def _ask_ras(
 
 
 def _services(state: JobState) -> list[tuple[str, int, str]]:
-    """(node, pid, address) of one rank of each node, live ones first; pid 0: of hidden ranks."""
+    """(node, pid, address) of one rank of each node, live ones first; 0: no rank is known."""
     jobs = jobs_of(state)
     job = jobs[0] if len(jobs) == 1 else ""
     found = []
@@ -246,7 +246,7 @@ def _services(state: JobState) -> list[tuple[str, int, str]]:
             live = min(own, key=lambda one: (one.state in ENDED, one.rank or 0))
             found.append((live.state in ENDED, node, live.pid, live.ras))
         elif not jobs and look.ras:
-            found.append((False, node, 0, look.ras))
+            found.append((False, node, look.ras_pid, look.ras))
     return [(node, pid, address) for _, node, pid, address in sorted(found, key=lambda one: one[0])]
 
 

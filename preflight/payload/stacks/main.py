@@ -239,7 +239,7 @@ def run(request: Document, lines: Lines, emit: Emit) -> None:
     servers = [one for one in ranks if one["socket"]]
     served_asked = guard.spawn(rank_dumps.ask_servers, servers, dumps_until)
     addresses = {str(one["pid"]): one["ras"] for one in ranks if one["ras"]}
-    services_asked = guard.spawn(ras_client.services, addresses)
+    services_asked = guard.spawn(ras_client.services, addresses, found["others"])
     stacks = StackReader(patience, own=bool(request.get("own_spy", True)))
     before = Instant(patience, ranks, sysfs)
     pythons = [one for one in (*ranks, *launchers) if one["python"]]
@@ -259,7 +259,7 @@ def run(request: Document, lines: Lines, emit: Emit) -> None:
     dumped = patience.answer_of("flight recorder", dumps_asked, DUMPS_S) or {}
     served = patience.answer_of("torch's worker server", served_asked, DUMPS_S) or {}
     services = patience.answer_of("RAS services", services_asked, DUMPS_S) or {}
-    document["ras"] = services.get("0", "")
+    document["ras"], document["ras_pid"] = services.get("0", ""), services.get("pid", 0)
     for one, row in zip(ranks, rows):  # noqa: B905 (Python 3.8)
         stacks.add(one, row)
         row["ras"] = services.get(str(one["pid"]), "")
@@ -284,7 +284,7 @@ def _find(request: Document, patience: Patience) -> Document:
         node_ranks.find, (os.getpid(), wanted), until, patience.problems, patience.stuck
     )
     if found is None:
-        return {"ranks": [], "launchers": [], "hidden": 0}
+        return {"ranks": [], "launchers": [], "hidden": 0, "others": []}
     for pid in found["absent"]:
         patience.complain(f"process {pid}: there is none")
     _name_users(found["ranks"], patience)

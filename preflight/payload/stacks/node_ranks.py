@@ -191,7 +191,9 @@ MOST_LAUNCHERS = 128
 
 
 def find(run_pid: int, wanted: list[int], care: Care) -> Document:
-    """Return `ranks`, `launchers`, the number of `hidden` ranks, and the `absent` pids.
+    """Return `ranks`, `launchers`, the number of `hidden` ranks, the `absent` pids, and `others`.
+
+    `others`: a Python process of each user whose processes this login may not read.
 
     `wanted`: only these processes, their descendants, and the other ranks of a rank's launcher;
     empty for all processes of this node but our own.
@@ -207,11 +209,13 @@ def find(run_pid: int, wanted: list[int], care: Care) -> Document:
         silent = silent_children(table, launcher, ranks)
         ranks = [one for one in ranks if not _is_left_behind(table, one, silent + ranks)] + silent
     kept = _first(table, [one["pid"] for one in launchers], MOST_LAUNCHERS)
+    unread = [pid for pid in table.denied if table.is_python(pid)]
     return {
         "ranks": ranks[:MOST],
         "launchers": [one for one in launchers if one["pid"] in kept],
-        "hidden": _hidden(table),
+        "hidden": _hidden(table, unread),
         "absent": table.absent,
+        "others": list({table.allowances.user(pid): pid for pid in unread}.values()),
     }
 
 
@@ -275,9 +279,9 @@ def _has_gpu(table: ProcessTable, pid: int) -> bool:
     return opened is not None and opened.gpu
 
 
-def _hidden(table: ProcessTable) -> int:
+def _hidden(table: ProcessTable, unread: list[int]) -> int:
     """Count other users' Python processes that a launcher started: probably ranks."""
-    parents = (table.tree.stats[pid].ppid for pid in table.denied if table.is_python(pid))
+    parents = (table.tree.stats[pid].ppid for pid in unread)
     return sum(bool(table.launcher(parent)) for parent in parents)
 
 

@@ -44,6 +44,9 @@ _OLD = (
 )
 
 
+_UNCHECKED = "could not check that its job's user listens there"
+
+
 class NoAnswerError(Exception):
     """The service gave no usable answer, for this reason."""
 
@@ -80,9 +83,7 @@ def _ask(request: Document, until: float) -> Document:
     try:
         pid = int(request["pid"])
         _enter_network(pid)
-        ends = _own_addresses(str(request["address"]))
-        if pid:
-            ends = _of_user(procfs.uid(pid), ends)
+        ends = _of_user(pid, _own_addresses(str(request["address"])))
         return _first_answer(ends, until, always=bool(request.get("always")))
     except NoAnswerError as error:
         why = str(error)
@@ -124,12 +125,15 @@ def _own_addresses(where: str) -> list[tuple[int, Any]]:
     return found
 
 
-def _of_user(uid: int | None, ends: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
-    """Return those on which the rank's own user listens: any user can take the port elsewhere."""
+def _of_user(pid: int, ends: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
+    """Return those on which the user of a rank listens: any user can take the port elsewhere."""
+    uid = procfs.uid(pid) if pid else None
+    if uid is None:
+        raise NoAnswerError(f"{_UNCHECKED}: no process of its ranks is known")
     try:
         users = sockets.listening_users()
     except OSError as error:
-        raise NoAnswerError(words(error)) from None
+        raise NoAnswerError(f"{_UNCHECKED}: {words(error)}") from None
     found = []
     for family, target in ends:
         host, port = target[0].partition("%")[0], target[1]
@@ -138,7 +142,7 @@ def _of_user(uid: int | None, ends: list[tuple[int, Any]]) -> list[tuple[int, An
         else:
             names = [f"[{host}]:{port}", f"[::]:{port}"]
         # The kernel prefers the socket with the exact address.
-        if uid is not None and uid == next((users[one] for one in names if one in users), None):
+        if uid == next((users[one] for one in names if one in users), None):
             found.append((family, target))
     if not found:
         raise NoAnswerError("no process of the ranks' user listens there")
@@ -230,16 +234,21 @@ class _Talk:
         return base64.b64encode(packed).decode("ascii")
 
 
-def services(addresses: dict[str, str]) -> dict[str, str]:
+def services(addresses: dict[str, str], others: list[int]) -> Document:
     """Return those of these addresses (by pid, as text) where anything listens; only in a child.
 
-    Pid 0 is this process: the service of a job whose ranks this login may not read.
+    By pid 0 the service of a job whose ranks this login may not read, and as "pid" one of `others`,
+    such processes: one whose user listens there, if there is one.
     """
     own = sockets.namespace(os.getpid())
     spaces = {own: ["0"]}
     for pid in addresses:
         spaces.setdefault(sockets.namespace(int(pid)) or own, []).append(pid)
-    found = {}
+    found: Document = {"pid": next(iter(others), 0)}
+    with suppress(OSError):
+        ends, end = sockets.listening_users(), f":{port_of(DEFAULT)}"
+        users = {user for name, user in ends.items() if name.endswith(end)}
+        found["pid"] = next((pid for pid in others if procfs.uid(pid) in users), found["pid"])
     for space, pids in spaces.items():  # its own network first: it does not return there
         with suppress(OSError):
             inside = space == own or sockets.enter(int(pids[0]))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter
@@ -62,7 +63,7 @@ def asked(drawn: Drawn) -> JobState:
     from stacks import ras_client
 
     with RasMesh(drawn.ras) as mesh:
-        request = {"pid": 0, "address": mesh.address, "always": True}
+        request = {"pid": os.getpid(), "address": mesh.address, "always": True}
         answer = ras_client.answer(request, time.monotonic() + 30)
         if mesh.questions != 1:
             raise RuntimeError(f"asked {mesh.questions} times: {answer.get('why')}")

@@ -28,10 +28,10 @@ SHORT_S, LONG_S = 2.0, 20.0
 
 
 def asked(
-    address: str, seconds: float = LONG_S, *, always: bool = False, pid: int = 0
+    address: str, seconds: float = LONG_S, *, always: bool = False, pid: int | None = None
 ) -> dict[str, Any]:
-    """Ask as a node does."""
-    request = {"pid": pid, "address": address, "always": always}
+    """Ask as a node does; the service is of this process's user, or of the one of `pid`."""
+    request = {"pid": os.getpid() if pid is None else pid, "address": address, "always": always}
     return ras_client.answer(request, time.monotonic() + seconds)
 
 
@@ -167,6 +167,30 @@ def test_a_service_of_another_user_is_not_asked() -> None:
         assert refused["why"] == "RAS did not answer: no process of the ranks' user listens there"
         assert mesh.questions == 0
         assert asked(mesh.address, pid=os.getpid()).get("content")
+
+
+def test_a_service_whose_user_cannot_be_checked_is_not_asked() -> None:
+    """Of the ranks of another user no process may be known, and a rank may have ended."""
+    with RasMesh(draw(1).ras) as mesh:
+        for pid in (0, 2**22 + 1):
+            assert "could not check that its job's user" in sentence(asked(mesh.address, pid=pid))
+        assert mesh.questions == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another user")
+def test_of_processes_that_cannot_be_read_the_one_of_the_listeners_user_counts() -> None:
+    """A stranger's process does not vouch for the service of another user."""
+    with RasMesh(draw(1).ras) as mesh, subprocess.Popen(["sleep", "60"], user=4321) as stranger:
+        port = mesh.address.rpartition(":")[2]
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(ras_client, "DEFAULT", f"localhost:{port}")
+                found = ras_client.services({}, [stranger.pid, os.getpid()])
+                assert found == {"pid": os.getpid(), "0": f"localhost:{port}"}
+                assert ras_client.services({}, [stranger.pid])["pid"] == stranger.pid
+        finally:
+            stranger.kill()
 
 
 @pytest.mark.slow
