@@ -11,13 +11,15 @@ import os
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from threading import Thread, current_thread
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
 from preflight.core.text import whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
+_Found = TypeVar("_Found")
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _LONGEST = 1 << 20
@@ -41,6 +43,12 @@ class Reading(NamedTuple):
     """Reads and writes of files and pipes; 0 if the kernel does not permit reading them."""
     moved: int
     """Bytes of these."""
+
+
+def readings_of(pids: Iterable[int]) -> dict[int, Reading | None]:
+    """Look at these processes; None for those that have ended, or whose reader hangs."""
+    chosen = list(pids)
+    return _patiently(lambda: {pid: reading_of(pid) for pid in chosen})
 
 
 def reading_of(pid: int) -> Reading | None:
@@ -108,8 +116,68 @@ def _field(text: str, field: str) -> str:
     return text[start + len(field) + 2 : text.find("\n", start + 1)].strip() if start >= 0 else ""
 
 
+_PATIENCE_S, _LESS_S = 1.0, 0.1
+"""How long to wait at one file of /proc, and at each further one while a reader hangs."""
+
+
+class _Reader(Thread, Generic[_Found]):
+    """Reads files of /proc, and notes of which process."""
+
+    def __init__(self, read: Callable[[], _Found]) -> None:
+        super().__init__(daemon=True)
+        self.found: list[_Found] = []
+        self.error: Exception | None = None
+        self.process, self.files = "", 0
+        self._read = read
+
+    def run(self) -> None:
+        """Read all, unless it hangs."""
+        try:
+            self.found.append(self._read())
+        except Exception as error:  # noqa: BLE001  it is raised where the answer is wanted
+            self.error = error
+
+    def begin(self, process: str) -> None:
+        """Note the process; TimeoutError if nobody waits for this reader any more."""
+        if self in _hanging.values():
+            raise TimeoutError
+        self.process, self.files = process, self.files + 1
+
+
+_hanging: dict[str, Thread] = {}
+"""Readers that were given up, by the pid of the process at which they hang."""
+
+
+def _hangs(process: str) -> bool:
+    return process in _hanging and _hanging[process].is_alive()
+
+
+def _patiently(read: Callable[[], _Found]) -> _Found:
+    """Read in a thread; if it hangs at a process, again without that process.
+
+    Since Linux 6.18 even `stat` waits for a process that starts a program (execve), and the file
+    system of the program may keep that one for ever: the launch would get no signal any more.
+    """
+    while True:
+        reader, files = _Reader(read), -1
+        reader.start()
+        while reader.is_alive() and reader.files != files:
+            files = reader.files
+            reader.join(_LESS_S if any(map(_hangs, _hanging)) else _PATIENCE_S)
+        if reader.error is not None:
+            raise reader.error
+        if reader.found:
+            return reader.found[0]
+        _hanging[reader.process] = reader
+
+
 def _text(path: str) -> str:
-    """A file of /proc; empty if its process has ended or it cannot be read."""
+    """A file of /proc; empty if its process has ended, or it cannot be read or hangs a reader."""
+    process, this = path.split("/")[2], current_thread()
+    if isinstance(this, _Reader):
+        this.begin(process)
+    if _hangs(process):
+        return ""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -174,7 +242,11 @@ def ranks_of(
     preflight watch -- python train.py`. `known`: results of an earlier search.
     """
     own = os.environ if given is None else given
-    search = _Search(own, {} if known is None else known)
+    return _patiently(lambda: _ranks_of(launch, own, {} if known is None else known))
+
+
+def _ranks_of(launch: int, own: Mapping[str, str], known: Known) -> list[RankProcess]:
+    search = _Search(own, known)
     search.below(launch, 0)
     if search.found:
         return search.found

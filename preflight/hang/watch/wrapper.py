@@ -27,11 +27,11 @@ from preflight.hang.watch.evidence import (
     tidy,
 )
 from preflight.hang.watch.output import Cap, Output, Trimmer, logs
-from preflight.hang.watch.progress import RankProcess, Track, ranks_of, reading_of, stalled
+from preflight.hang.watch.progress import RankProcess, Track, ranks_of, readings_of, stalled
 from preflight.hang.watch.signals import Children, ModuleRun, Relay, Witness, end_as
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from preflight.hang.watch.progress import Known
@@ -340,24 +340,24 @@ class Watcher:
     def _sample(self, now: float) -> None:
         gone = self._looks % _FIND_AGAIN == 0
         self._looks += 1
-        for one, track in self._tracks.items():
-            gone |= not self._read(one, track, now)
+        gone |= not self._read(list(self._tracks), now)
         if not gone:
             return
         ranks = set(ranks_of(self._launch, known=self._known))
         new = sorted(ranks - set(self._tracks), key=lambda one: one.pid)
         self._tracks = {one: track for one, track in self._tracks.items() if one in ranks}
-        for one in new:
-            self._tracks[one] = Track(self._window_s)
-            self._read(one, self._tracks[one], now)
+        self._tracks.update((one, Track(self._window_s)) for one in new)
+        self._read(new, now)
 
-    def _read(self, one: RankProcess, track: Track, now: float) -> bool:
-        reading = reading_of(one.pid)
-        if reading is None:
-            return False
-        track.add(now, reading)
-        self._seen.append((round(time.time(), 1), one.rank, one.pid, *reading[1:]))
-        return True
+    def _read(self, some: Sequence[RankProcess], now: float) -> bool:
+        """Look at these ranks; return whether all of them are there."""
+        readings = readings_of(one.pid for one in some)
+        for one in some:
+            reading = readings[one.pid]
+            if reading is not None:
+                self._tracks[one].add(now, reading)
+                self._seen.append((round(time.time(), 1), one.rank, one.pid, *reading[1:]))
+        return None not in readings.values()
 
     def _begin(self, now: float) -> None:
         """Request the dumps first, so that they exist before the examination."""

@@ -14,6 +14,7 @@ import pytest
 
 from preflight.hang.watch import progress
 from preflight.hang.watch.progress import rank_in, ranks_of
+from tests.lab.strangers_mount import starting_a_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,6 +91,18 @@ def test_a_launch_that_is_a_rank(python: str) -> None:
         assert ranks_of(launch, {}) == []
     with _launch(f"{python} torchrun & wait", 1, **given) as launch:
         assert ranks_of(launch, given) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a file system")
+def test_processes_that_never_get_through_execve_do_not_stop_the_watch(python: str) -> None:
+    """Reading them hangs for ever, and the launch would get no signal any more."""
+    with (
+        _launch(f"RANK=0 {python} & wait", 1) as launch,
+        starting_a_program(65534, many=7) as stuck,
+    ):
+        assert {one.rank for one in ranks_of(os.getpid(), {})} == {0}
+        found = progress.readings_of([*stuck, launch])
+    assert [pid for pid, reading in found.items() if reading] == [launch]
 
 
 def test_who_has_gone_is_no_trouble() -> None:
