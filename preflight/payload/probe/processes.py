@@ -361,9 +361,12 @@ class Survey:
 STALLED_S, STAT_S = 1.0, 0.4
 """A pass that waits at one process for this long, or at its stat line, is stuck on it."""
 
+_LESS = 4
+"""A pass after a stuck one has only this part of that time: each of many users may hold one up."""
+
 _STEP_S = 0.05
 
-TRIES = 5
+TRIES = 64
 
 
 def read(
@@ -416,27 +419,31 @@ class Patient:
             answered = asked.listen(guard.clock.now()) if more else self._listen(until)
             if not asked.dismiss(kill=not answered):
                 problems.append(f"processes: our reader {asked.pid} cannot be killed")
-            if answered:
-                return self._answer(problems)
             at, _ = _MARK.unpack_from(self._shared)
-            if not (left and (at or more)) or guard.clock.now() > until:
+            if answered or not (left and (at or more)) or guard.clock.now() > until:
                 break
             if not more:
                 self._stuck.add(at)
             self._begin()
+        for pid in sorted(self._avoided):
+            what = "state" if pid < 0 else "command or environment"
+            problem = f"process {abs(pid)}: reading its {what} hangs"
+            problems += [problem] if problem not in problems else []
+        if answered:
+            return self._answer(problems)
         problems.append("processes: /proc did not answer in time")
         return None
 
     def _listen(self, until: float) -> bool:
         """Wait for the answer as long as the pass makes progress."""
-        before, since_s = b"", 0.0
+        before, since_s, less = b"", 0.0, _LESS if self._avoided else 1
         while guard.clock.now() < until:
             if self._asked.listen(min(until, guard.clock.now() + _STEP_S)):
                 return True
             now, waited_s = self._shared[:], self._asked.waiting.seconds
             if now != before:
                 before, since_s = now, waited_s
-            elif waited_s - since_s > (STAT_S if _MARK.unpack(now)[0] < 0 else STALLED_S):
+            elif waited_s - since_s > (STAT_S if _MARK.unpack(now)[0] < 0 else STALLED_S) / less:
                 return False
         return False
 
@@ -446,10 +453,6 @@ class Patient:
         except guard.BrokenError as error:
             problems.append(f"processes: {error}")
             return None
-        for pid in sorted(self._avoided):
-            what = "state" if pid < 0 else "command or environment"
-            problem = f"process {abs(pid)}: reading its {what} hangs"
-            problems += [problem] if problem not in problems else []
         return answer
 
 

@@ -146,6 +146,21 @@ def test_the_document_is_plain_ascii_on_one_line(tmp_path: Path) -> None:
 
 
 @needs_root
+def test_processes_of_many_users_that_never_get_through_execve_are_named(
+    tmp_path: Path, cleanup: ExitStack
+) -> None:
+    """Each user's holds up the reader once more: after five, no process of the node was known."""
+    users = range(60001, 60009)
+    stuck = [pid for one in users for pid in cleanup.enter_context(starting_a_program(one))]
+    facts = probe(Remote("probe"), sysfs=str(tmp_path), driver_deadline_s=1)
+    # Older kernels read a state without waiting.
+    assert {int(one.split()[1].rstrip(":")) for one in facts.problems} in (set(), set(stuck))
+    assert facts.processes is not None
+    assert facts.machine is not None
+    assert facts.machine.load is not None
+
+
+@needs_root
 def test_processes_of_a_user_that_never_get_through_execve_hide_nothing(tmp_path: Path) -> None:
     """Newer kernels make a reader of their stat lines wait: a FUSE file may hold them for ever."""
     rank = subprocess.Popen(["sleep", "60"], env={**os.environ, "RANK": "0", "WORLD_SIZE": "1"})
