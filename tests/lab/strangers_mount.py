@@ -3,7 +3,8 @@
     python strangers_mount.py FOLDER [USER_ID]
 
 As with `user_allow_other` in /etc/fuse.conf. In the folder is a program, py-spy, and `slow`, a file
-that can be opened and never closed; it refuses to be listed, and to say its size (statfs).
+that can be opened and never closed; it refuses to be listed, and to say its size (statfs). Who
+looks for a name that begins with `never` gets no answer.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def main(folder: str, user: str = "65534") -> None:
         except OSError:
             return  # unmounted
         _, opcode, unique, node = _HEADER.unpack_from(request)
-        if opcode in _FORGETS:
+        if opcode in _FORGETS or request[_HEADER_BYTES:].startswith(b"never"):
             continue
         if opcode == _FLUSH and node == _NODES[b"slow\0"]:
             sys.stdout.write("closing\n")

@@ -235,9 +235,9 @@ def run(request: Document, lines: Lines, emit: Emit) -> None:
     ranks, launchers = found["ranks"], found["launchers"]
     dumps_until = patience.within(look_s + DUMPS_S - _SEND_S)
     wanted = [_dumped(one) for one in ranks if one["dumps"]]
-    dumps_asked = guard.spawn(rank_dumps.read_files, wanted, dumps_until)
+    dumps_asked = _for_each_user(rank_dumps.read_files, wanted, dumps_until)
     servers = [one for one in ranks if one["socket"]]
-    served_asked = guard.spawn(rank_dumps.ask_servers, servers, dumps_until)
+    served_asked = _for_each_user(rank_dumps.ask_servers, servers, dumps_until)
     addresses = {str(one["pid"]): one["ras"] for one in ranks if one["ras"]}
     services_asked = guard.spawn(ras_client.services, addresses, found["others"])
     stacks = StackReader(patience, own=bool(request.get("own_spy", True)))
@@ -256,8 +256,8 @@ def run(request: Document, lines: Lines, emit: Emit) -> None:
     rows = [after.row(one, before) for one in ranks]
     if request.get("native", True):
         stacks.read_native(rows)
-    dumped = patience.answer_of("flight recorder", dumps_asked, DUMPS_S) or {}
-    served = patience.answer_of("torch's worker server", served_asked, DUMPS_S) or {}
+    dumped = _together("flight recorder", dumps_asked, patience)
+    served = _together("torch's worker server", served_asked, patience)
     services = patience.answer_of("RAS services", services_asked, DUMPS_S) or {}
     document["ras"], document["ras_pid"] = services.get("0", ""), services.get("pid", 0)
     for one, row in zip(ranks, rows):  # noqa: B905 (Python 3.8)
@@ -309,6 +309,23 @@ def _dumped(one: Document) -> Document:
     """The fields of a rank that the reader of dumps needs."""
     began_s = time.time() - float(one["age_s"])
     return {"pid": one["pid"], "uid": one["uid"], "paths": one["dumps"], "began_s": began_s}
+
+
+def _for_each_user(
+    read: Callable[..., Document], wanted: list[Document], until: float
+) -> list[guard.Child]:
+    """Start a reader for each user: a path of one may be on a file system that hangs."""
+    groups = rank_dumps.by_user(wanted)
+    return [guard.spawn(read, some, until, len(groups)) for some in groups]
+
+
+def _together(what: str, asked: list[guard.Child], patience: Patience) -> Document:
+    """Return the answers of such readers."""
+    found: Document = {}
+    until = patience.within(DUMPS_S)
+    for one in asked:
+        found.update(guard.answer_of(what, one, until, patience.complain) or {})
+    return found
 
 
 def _gpus(

@@ -42,14 +42,15 @@ _LAST_S = 1e12
 _NOT_THEIRS = "it is no regular file of the rank's own user"
 
 
-def read_files(wanted: list[Document], until: float) -> dict[str, Document]:
+def read_files(wanted: list[Document], until: float, shares: int = 1) -> dict[str, Document]:
     """Return a `Dump` by pid (as text) for each of `wanted`: "pid", "uid", "paths", "began_s".
 
     Only in a child: they may be on a file server. Of several paths the newest file counts.
     What is not read by `until` (monotonic clock) is left out, so that the others are returned.
+    `shares`: among how many such readers the room is divided.
     """
     found: dict[str, Document] = {}
-    room = _TOGETHER
+    room = _TOGETHER // shares
     for one in in_turn(wanted, _size):
         if time.monotonic() >= until:
             found[str(one["pid"])] = _document(one["paths"][0], why=_LATE)
@@ -63,6 +64,17 @@ def read_files(wanted: list[Document], until: float) -> dict[str, Document]:
             room -= len(dump["content"])
             found[str(one["pid"])] = dump
     return found
+
+
+_MOST_READERS = 8
+
+
+def by_user(wanted: list[Document]) -> list[list[Document]]:
+    """Those of each user apart; of more than eight users those of the last ones together."""
+    places: dict[Any, int] = {}
+    for one in wanted:
+        places.setdefault(one["uid"], min(len(places), _MOST_READERS - 1))
+    return [[one for one in wanted if places[one["uid"]] == at] for at in set(places.values())]
 
 
 def in_turn(
@@ -154,13 +166,13 @@ _HANDLERS = ("dump_nccl_trace_pickle", "fr_trace_json")
 _RANK_S = 1.0
 
 
-def ask_servers(wanted: list[Document], until: float) -> dict[str, Document]:
+def ask_servers(wanted: list[Document], until: float, shares: int = 1) -> dict[str, Document]:
     """Return a `Dump` by pid (as text) for each of `wanted` that answers: "pid", "uid", "socket".
 
-    Only in a child: a server may hang.
+    Only in a child: a server may hang. `shares`: as for files.
     """
     found: dict[str, Document] = {}
-    room = _TOGETHER
+    room = _TOGETHER // shares
     for one in in_turn(wanted):
         body = b""
         with suppress(OSError, ValueError):

@@ -576,6 +576,25 @@ def test_flight_recorder_dumps_travel_unopened(start: Start, tmp_path: Path) -> 
     assert (rank.dump.path, rank.dump.size) == (prefix + "3", 14)
 
 
+@needs_root
+def test_a_users_file_system_that_hangs_hides_no_dump_of_another(
+    start: Start, tmp_path: Path
+) -> None:
+    """One reader read the dumps of all jobs: at a file system that hangs it hung for all."""
+    (tmp_path / "trace_4").write_bytes(b"mine")
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        with strangers_mount.mounted(Path(folder) / "his", NOBODY):
+            hangs = f"{folder}/his/never"
+            stranger = start(user=NOBODY, python=system_python(), TORCH_FR_DUMP_TEMP_FILE=hangs)
+            mine = start(RANK="4", TORCH_FR_DUMP_TEMP_FILE=f"{tmp_path}/trace_")
+            seen = look(stranger.pid, mine.pid)
+    dumps = {rank.pid: rank.dump for rank in seen.ranks}
+    assert dumps[mine.pid] is not None
+    assert dumps[stranger.pid] is None
+    assert "flight recorder: no answer in time" in seen.problems
+
+
 def test_a_dump_of_any_size_and_time_hides_no_rank(start: Start, cleanup: ExitStack) -> None:
     """A tmpfs takes 7 EiB of holes, and the year 146 billion: more than the answer may hold."""
     folder = cleanup.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
