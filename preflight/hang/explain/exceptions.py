@@ -316,9 +316,13 @@ class Summaries:
         self._at: dict[tuple[str, int], Speaker] = {}
         self._alone: list[Place] = []
         self._ended: set[tuple[str, str]] = set()
+        self._bereft: set[tuple[str, str]] = set()
+        """By file, ranks that report the loss of a peer in other words than an exception."""
 
     def take(self, hit: Hit) -> None:
         """Store what belongs to a summary."""
+        if hit.symptom.id == "peer_gone" and "warning" in hit.fields:
+            self._bereft.add((hit.place.source, str(hit.speaker.rank)))
         if hit.symptom.reads == "alone":
             self._alone.append(hit.place)
         if hit.symptom.reads == "end" and hit.fields.get("code") == _RAISED:
@@ -353,8 +357,8 @@ class Summaries:
     ) -> tuple[LoggedException, Speaker] | None:
         """The only exception of its own before the summary of the rank that failed first.
 
-        If other ranks failed as well, each of them must have raised one that only passes this on:
-        with fewer, the exception may be another rank's, which caught it.
+        If other ranks failed as well, each of them must report the loss of a peer, or have raised
+        one that only passes it on: with fewer, the exception may be of another, which caught it.
         """
         if len({named.rank for _, named in self._failed}) != 1:
             return None
@@ -371,7 +375,9 @@ class Summaries:
         if others is None or hit.fields.get("exitcode") != _RAISED or len(own) != 1:
             return None
         (one,) = own
-        if one.place.source != place.source or len(before) <= others:
+        raised_by = {str(each.speaker.rank) for each in before}
+        bereft = {rank for rank in others - raised_by if (place.source, rank) in self._bereft}
+        if one.place.source != place.source or len(before) <= len(others - bereft):
             return None
         return one, named
 
@@ -386,12 +392,13 @@ class Summaries:
             return None
         return own[0], Speaker(rank=int(rest.pop()))
 
-    def _others(self, place: Place) -> int | None:
-        """How many other ranks ended by an exception; None if the summary is cut."""
+    def _others(self, place: Place) -> set[str] | None:
+        """The other ranks that ended by an exception; None if the summary is cut."""
         if any(
             one.source == place.source and 0 < place.line - one.line <= _ABOVE
             for one in self._alone
         ):
-            return 0
+            return set()
         ended = {rank for source, rank in self._ended if source == place.source}
-        return len(ended) - 1 if ended else None
+        first = str(self._failed[0][1].rank)
+        return ended - {first} if first in ended else None

@@ -361,6 +361,8 @@ def _whole(lines: list[bytes]) -> list[bytes]:
     """
     if any(line[:1] == b">" for line in lines[:_SAMPLE]):
         lines = [line.lstrip(b"> ") if line[:1] == b">" else line for line in lines]
+    if all(line[:1] in b"#" for line in lines[:_SAMPLE]):  # a person's notes of a failure
+        lines = [line.lstrip(b"# ") for line in lines]
     lengths = list(map(len, lines))
     longest = max(lengths, default=0)
     if not _NARROW <= longest <= _WIDE:

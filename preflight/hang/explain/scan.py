@@ -19,7 +19,7 @@ from preflight.core.text import whole
 from preflight.hang.explain.exceptions import ENDS, FAR, Summaries, Tracebacks
 from preflight.hang.explain.log_lines import LONGEST, chunks, text_of, unstructured
 from preflight.hang.explain.origin import Line, Origins, speaker_of_file, time_of
-from preflight.hang.explain.symptom import OF_DATA, Hit, Place, Speaker
+from preflight.hang.explain.symptom import AT_END, TRIED_AGAIN, Hit, Place, Speaker, is_supposed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -320,12 +320,16 @@ class Scanner:
         self._origins = Origins()
         self._summaries = Summaries()
         self._found = ScanResult()
+        self._tried: tuple[int, Place | None] = 0, None
+        """The last line of a failure after which the program tries again."""
 
     def read(self, paths: Iterable[Path]) -> ScanResult:
         """Scan them one after the other."""
         for path in paths:
             self._file(path)
         found = self._found
+        if found.failure is None and found.lines - self._tried[0] <= AT_END:
+            found.failure = self._tried[1]
         found.raised = self._summaries.named([self._of_rank(one) for one in found.raised])
         by_place = {
             (one.place.source, one.place.line): one.speaker
@@ -385,7 +389,7 @@ class Scanner:
         for story in file.ended_with(line, number):
             self._close(story, file)
         if not file.tracebacks.feed(line, place, order):
-            self._look_for_failure(line, place)
+            self._look_for_failure(line, place, order)
         for symptom in began:
             story = _Story(symptom, line, [line.text], place, order)
             if symptom.span:
@@ -439,7 +443,7 @@ class Scanner:
         self._shapes[looks] = shape
         return shape
 
-    def _look_for_failure(self, line: Line, place: Place) -> None:
+    def _look_for_failure(self, line: Line, place: Place, order: int) -> None:
         """Remember the first line that reports a failure; NCCL's INFO lines are skipped."""
         if self._found.failure is not None:
             return
@@ -447,8 +451,12 @@ class Scanner:
         if _INFO in text or _HARMLESS.search(text):
             return
         certain = _CERTAIN.search(text) or not _NOTICE.search(text)
-        if certain and _FAILURE.search(text) and not OF_DATA.match(line.text):
-            self._found.failure = place
+        failure = _FAILURE.search(text) if certain else None
+        if failure and not is_supposed(text.decode("latin-1"), *failure.span()):
+            if not TRIED_AGAIN.search(line.text):
+                self._found.failure = place
+            elif order > self._tried[0]:
+                self._tried = order, place
 
     def _close(self, story: _Story, file: _File) -> None:
         symptom, text = story.symptom, "\n".join(story.texts)
@@ -482,6 +490,7 @@ class Scanner:
             fields=fields,
             time=time,
             order=story.order,
+            tried_again=TRIED_AGAIN.search(story.texts[0]) is not None,
         )
         found.hits.append(hit)
         if symptom.reads in ("summary", "end"):  # a launcher, which is no rank itself

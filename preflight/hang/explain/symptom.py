@@ -68,47 +68,83 @@ Python compiles `(?i)[\\0-\\uffff]` in 10 ms, so short expressions may take minu
 Expressions = Annotated[tuple[Annotated[str, Meta(max_length=2000)], ...], Meta(max_length=20)]
 """Ours have up to 500 characters, and a symptom up to eleven."""
 
-OF_DATA = re.compile(
+_OF_DATA = re.compile(
     r"(?:(?:\[[^\]\s]{1,60}\]:?|\d[\d:.,TZ/+-]{0,40}|INFO|DEBUG|(?i:eval(?:uation)?|test"
     r"|train(?:ing)?|validation)) {1,4}){0,5}"
     r"(?:(?i:(?:sample |user )?(?:prompt|question|completion)|\[?sample(?: #?\d{1,6})?\]?|generated"
     r"|generation|title|issue #?\d{1,6})|Q)[:\]] {0,4}\S"
 )
 """Begins a line in which a training or an evaluation prints text of its data, or a person asks."""
-_SUPPOSED = re.compile(
-    r"(?i)(?:^\s*--[a-z]"
-    r"|^[\s\"'{,]{0,20}[\w.-]{0,60}(?:retr[iy]|ignor|skip|pattern|regex|transient|recover|requeue"
-    r"|restart)[\w.-]{0,60}[\"']?\s{0,9}[:=][^=]{0,200}$"
-    r"|\b(?:watch|look|wait|listen|scan|search|check|poll|grep|monitor)(?:e?s|ing)?"
-    r" (?:[\w./-]{1,40} ){0,3}for\b[^.,;:!?\n]{0,24}$"
-    r"|\b(?:(?<!failed to )(?<!unable to )(?:handles?|avoids?|prevents?|catch(?:es)?|fix(?:e[sd])?"
-    r"|works? around)|in case of|such as|e\.g\.|(?:retr(?:y|ies)|recovers?|restarts?) (?:on|after"
-    r"|from)|(?:will|would|may|might) (?:stop|fail|abort|end|exit) with|todo|has anyone"
-    r"|how (?:do|to|can)|why do(?:es)?|(?:if|when) you (?:see|get|hit))\b"
-    r"[^.;!?\n]{0,40}$)"
+_REPORT = (
+    r"(?i:message|msg|log|err|errors?|exc\w*|exception|reason|details?|desc\w*|event|stack\w*"
+    r"|traceback|status|string|std(?:err|out))"
 )
-"""Ends before words of a failure that did not happen: a setting, a help text, a question."""
+"""Ends the name of a field that reports a failure."""
+_SETTING = re.compile(
+    r"(?:\[[^\]\s]{1,40}\]:? ?)?"
+    r"(?:\s{0,40}(?:#+(?!\d)|//|/\*|<!--|[;*•]|\d{1,2}[.)]|- [\w.-]{1,60}:)\s|\s{0,40}--[a-z]"
+    r"|.{0,200}\s(?:#|//)\s|[+$]\s.{0,200}\b(?:grep|rg|awk|sed)\b"
+    r"|(?=\s\s|export |\w{0,60}[_=]|[\w.-]{1,60} =)"
+    rf"(?!\s{{0,40}}(?!on[_-])[\w.-]{{0,60}}?{_REPORT}[\"']?\s{{0,3}}[:=])"
+    r"(?!(?!\s\s|on[_-]).{0,200}(?:Error|Exception|ERROR|FATAL)\b)"
+    r"\s{0,40}(?:export )?[A-Za-z][A-Za-z._-]{0,60}[\"']?(?:\s?[:=]\s|(?<=[A-Z])=)"
+    r"|[\s\"'{,]{0,20}[\w.-]{0,60}(?i:retr[iy]|ignor|skip|pattern|regex|transient|recover"
+    r"|requeue|restart)[\w.-]{0,60}[\"']?\s{0,9}[:=][^=]{0,200}$)"
+)
+"""Begins a comment, an item of a list, a setting, an option, or a search."""
+_SUPPOSED = re.compile(
+    r"(?i)\b(?:(?:watch|look|wait|listen|scan|search|check|poll|grep|monitor)(?:e?s|ing)?"
+    r" (?:[\w./-]{1,40} ){0,3}for\b[^.,;:!?\n]{0,24}$"
+    r"|(?:(?<!failed to )(?<!unable to )(?:handles?|avoids?|prevents?|catch(?:es)?|fix(?:e[sd])?"
+    r"|works? around)|in case of|such as|e\.g\.|(?:retr(?:y|ies)|recovers?|restarts?|to do|happens)"
+    r" (?:on|after|from)|(?:will|would|may|might) (?:stop|fail|abort|end|exit) with|todo"
+    r"|policy|policies|patterns?|rules?|notes?|known issues?|troubleshooting|saw|seen"
+    r"|how (?:do|to|can)|why do(?:es)?|(?:did|does|has|have) (?:you|anyone|we|they|it|that)"
+    r"|(?:if|when|whenever|once|unless) (?:[\w-]{1,30} ){1,4}(?:sees?|shows?|gets?|hits?|finds?"
+    r"|reports?|prints?|contains?|raises?|logs?|matches))\b[^.;!?\n]{0,40}$)"
+)
+"""Ends before words of a failure that did not happen: a help text, a question, a rule."""
+_EXPLAINED = re.compile(
+    r"[^\n.]{0,60}?(?: (?:->|=>|→) ?[a-z]|\] PASSED|\b(?:means|restarts|triggers|requeues)\b"
+    r"|\b(?:is|are|gets?|will be) (?:re-?tried|ignored|handled|expected|tolerated|treated|fixed)\b"
+    r"|\b(?:may|might|can|could) (?:appear|happen|occur)\b)|[^\n]{0,200}\?$"
+)
+"""Follows the words of a failure that a text explains, or asks about."""
 _ITEM = re.compile(r"\s{0,20}- [\"']?[A-Za-z.: ]{0,24}")
 """Begins an item of a list."""
 _OPEN_QUOTE = re.compile(
-    r"(?P<reports>\b(?:message|msg|log|err|error|exc\w*|exception|reason|detail|event|stack\w*"
-    r"|traceback|std(?:err|out))[\"']?\s?[:=]\s?|(?:Error|Exception)\("
+    rf"(?P<reports>\b{_REPORT}[\"']?\s?[:=]\s?|(?:Error|Exception)\("
     r"|\b(?i:error|failure|failed)\b[^\"']{0,30})?"
     r"(?:^|(?<=[\s(\[{=:,|]))(?P<mark>[\"'])(?:(?!(?P=mark)).)*$"
 )
 """A quotation that is not closed, and what shows that it is of the report of a failure."""
 
 
-def is_quoted(text: str, begin: int, end: int) -> bool:
-    """Whether words of a failure are only quoted: in settings, a question, data of the training."""
+def is_supposed(text: str, begin: int, end: int) -> bool:
+    """Whether words of a failure are in a comment, settings, a question, data of the training."""
     first = text.rfind("\n", 0, begin) + 1
     before = text[first:begin]
     item = _ITEM.match(text, first)
-    if OF_DATA.match(text) or _SUPPOSED.search(before) or (item and begin <= item.end()):
+    if _OF_DATA.match(text) or _SETTING.match(before) or (item and begin <= item.end()):
         return True
-    opened = _OPEN_QUOTE.search(before)
-    return opened is not None and not opened["reports"] and opened["mark"] not in text[begin:end]
+    return _SUPPOSED.search(before) is not None or _EXPLAINED.match(text, end) is not None
 
+
+def is_quoted(text: str, begin: int, end: int) -> bool:
+    """Whether words of a failure are supposed, or stand between quotation marks."""
+    opened = _OPEN_QUOTE.search(text[text.rfind("\n", 0, begin) + 1 : begin])
+    in_quotes = opened and not opened["reports"] and opened["mark"] not in text[begin:end]
+    return bool(in_quotes) or is_supposed(text, begin, end)
+
+
+TRIED_AGAIN = re.compile(
+    r"(?i)(?<!not )(?<!after )(?<!while )(?<!before )(?<!failed )(?<!stopped )\b(?:re-?trying"
+    r"|(?:will|going to) (?:re-?try|try again)|trying again|retry (?:in|loop|\(?\d)|reconnecting"
+    r"|attempt (\d{1,3}) ?(?:of|/) ?(?!\1\b)\d)"
+)
+"""A line with these words reports no end: the program goes on."""
+AT_END = 3
+"""Lines at the end of a log, which do not show whether it did."""
 
 RANKING: dict[Role, int] = {"cause": 0, "sign": 1, "hint": 2, "echo": 3, "fact": 4}
 
@@ -409,6 +445,13 @@ class Hit(Struct, frozen=True, kw_only=True):
     """Seconds since 1 March; None if the line has no time."""
     order: int
     """The number of the line among all lines read."""
+    tried_again: bool = False
+    """Whether the line itself says so."""
+
+    @property
+    def retried(self) -> bool:
+        """Whether it counts only if nothing else failed."""
+        return self.symptom.retried or self.tried_again
 
 
 class Explanation(Struct, frozen=True, kw_only=True):

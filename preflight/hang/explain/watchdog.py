@@ -259,8 +259,8 @@ def _missing(late: Sequence[Timeout], seen: set[int | None], world: int) -> Verd
     same = [one for one in late if (one.group, one.seq, one.op) == call]
     there = {one.rank for one in same}
     of = world or _size(first)
-    # If more ranks are missing than present, none is named or counted.
-    whole = 0 < of <= 2 * len(there) and len(there) >= _LEAST and first.group in ("", "0")
+    # If no fewer ranks are missing than present, either may be at fault.
+    whole = 0 < of < 2 * len(there) and len(there) >= _LEAST and first.group in ("", "0")
     missing = set(range(of)) - there if whole else set()
     words = f"{first.op} number {first.seq}"
     proofs = tuple(one.hit for one in same[:3])
@@ -270,7 +270,7 @@ def _missing(late: Sequence[Timeout], seen: set[int | None], world: int) -> Verd
     # A rank without a log looks the same as a missing one.
     alone = len({one.hit.place.source for one in same}) == 1 and len(there) > _LEAST
     known = missing <= seen or (alone and len(missing) == 1)
-    if missing and known and len(missing) <= len(there):
+    if missing and known:
         sentence = f"{rank_words(missing)} did not reach {words}, in which {_ranks(same)} waited"
         return Verdict(
             kind="missing", ranks=tuple(sorted(missing)), sentence=sentence, proofs=proofs

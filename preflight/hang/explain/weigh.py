@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.core.text import whole
-from preflight.facts.boards import xid_info
+from preflight.facts.boards import GRADES, xid_info
 from preflight.hang.answer_text import Alternative, rows
 from preflight.hang.diagnose.job_state import ranks
 from preflight.hang.explain import watchdog
@@ -27,6 +27,7 @@ from preflight.hang.explain.exceptions import (
     without_caught_imports,
 )
 from preflight.hang.explain.symptom import (
+    AT_END,
     RANKING,
     Category,
     Explanation,
@@ -244,9 +245,10 @@ def explain(found: ScanResult) -> Explanation:
     causes: list[Hit] = []
     for hit in hits:
         if hit.symptom.role == "cause" and not lesser(hit, found):
-            (signs if hit.symptom.follows and _follows(hit, ends) else causes).append(hit)
-    causes, signs = _fatal_first(in_order_of_time(causes)), in_order_of_time(signs)
-    own = [hit for hit in signs if not hit.symptom.retried and not hit.symptom.waits]
+            follows = hit.retried or (hit.symptom.follows and _follows(hit, ends))
+            (signs if follows else causes).append(hit)
+    causes, signs = (_gravest_first(in_order_of_time(some), found) for some in (causes, signs))
+    own = [hit for hit in signs if not hit.retried and not hit.symptom.waits]
     telling = [hit for hit in own if hit.symptom.reads != "call"]
     roots = {int(hit.fields["rank"]): hit.time for hit in hits if hit.symptom.reads == "summary"}
     telling, thrown = _of_first_root(roots, telling, thrown)
@@ -288,15 +290,19 @@ def _of_first_root(
     )
 
 
-def _fatal_first(causes: Sequence[Hit]) -> list[Hit]:
-    """An Xid of a lost GPU before its node's other Xids: the GPUs that it talked to log some."""
-    of_node = ("xid", causes[0].speaker.node) if causes else ()
+def _gravest_first(some: Sequence[Hit], found: ScanResult) -> list[Hit]:
+    """If an Xid is the first of all: the gravest Xid of its node first, and a program's own last.
 
-    def is_fatal(hit: Hit) -> bool:
-        return (hit.symptom.reads, hit.speaker.node) == of_node and _grade(hit) == "fatal"
+    A faulty GPU makes programs fail, and the GPUs that it talked to log Xids as well.
+    """
+    of_node = ("xid", some[0].speaker.node) if some else ()
 
-    of_xid = causes[:1] and causes[0].symptom.reads == "xid"
-    return sorted(causes, key=lambda hit: not is_fatal(hit)) if of_xid else [*causes]
+    def order(hit: Hit) -> tuple[bool, int]:
+        if (hit.symptom.reads, hit.speaker.node) != of_node:
+            return True, len(GRADES)
+        return refine(hit, (), found).category != "gpu_hardware", GRADES.index(_grade(hit))
+
+    return sorted(some, key=order) if some and some[0].symptom.reads == "xid" else [*some]
 
 
 _MOST_CONSEQUENCES = 4
@@ -307,7 +313,7 @@ def _consequences(answer: Explanation, hits: Sequence[Hit]) -> tuple[str, ...]:
     proven = {(one.source, one.line) for one in answer.evidence}
     groups: dict[str, list[Hit]] = {}
     for hit in hits:
-        passive = hit.symptom.waits or hit.symptom.retried or hit.symptom.reads == "timeout"
+        passive = hit.symptom.waits or hit.retried or hit.symptom.reads == "timeout"
         if passive and (hit.place.source, hit.place.line) not in proven:
             groups.setdefault(hit.symptom.id, []).append(hit)
     sentences = []
@@ -319,12 +325,19 @@ def _consequences(answer: Explanation, hits: Sequence[Hit]) -> tuple[str, ...]:
 
 
 def _survived(found: ScanResult) -> Callable[[Hit], bool]:
-    """Which failures ended no process: the trainer caught them and went on."""
+    """Which failures ended no process: the trainer caught them, or tried again, and went on."""
     last: dict[tuple[str, str], int] = {}
     for hit in found.hits:
         key = (hit.symptom.id, hit.place.source)
         last[key] = max(hit.order, last.get(key, 0))
-    return lambda hit: hit.order < last.get((hit.symptom.survived_by, hit.place.source), 0)
+    return lambda hit: (
+        hit.order < last.get((hit.symptom.survived_by, hit.place.source), 0)
+        or (
+            hit.tried_again
+            and found.lines - hit.order > AT_END
+            and not (hit.symptom.retried and found.failure)
+        )
+    )
 
 
 def _last_attempt(found: ScanResult) -> tuple[ScanResult, str]:
@@ -355,7 +368,7 @@ def _last_attempt(found: ScanResult) -> tuple[ScanResult, str]:
 
 
 def _is_grave(hit: Hit) -> bool:
-    return hit.symptom.role in ("cause", "sign") and not hit.symptom.retried
+    return hit.symptom.role in ("cause", "sign") and not hit.retried
 
 
 def _unsettled(one: Hit | LoggedException, found: ScanResult) -> bool:
@@ -392,7 +405,7 @@ def _last_failure(hits: Sequence[Hit], found: ScanResult) -> float:
     }
     died = any(
         hit.symptom.role == "echo"
-        or (hit.symptom.role == "sign" and not hit.symptom.retried)
+        or (hit.symptom.role == "sign" and not hit.retried)
         or (hit.symptom.reads == "end" and _exit_code(hit) != 0)
         for hit in (*hits, *(one for one in found.hits if one.symptom.reads == "end"))
         if _unsettled(hit, found) and (hit.place.source, hit.place.line) not in raised
@@ -502,7 +515,7 @@ def _of_hit(hit: Hit, hits: Sequence[Hit], found: ScanResult) -> Explanation:
         advice=xid.advice if xid is not None and xid.source else symptom.advice,
         next=symptom.check,
         evidence=proofs(one.place for one in same),
-        confidence=here.confidence,
+        confidence=min(here.confidence, _DOUBTED) if hit.tried_again else here.confidence,
     )
 
 
@@ -600,7 +613,7 @@ def _of_signs(
     if timed_out:
         return _of_time_out(_of_hit(timed_out[0], hits, found), hits, found)
     waited = [hit for hit in signs if hit.symptom.waits]
-    tried = [hit for hit in signs if hit.symptom.retried and hit.symptom.category != "unknown"]
+    tried = [hit for hit in signs if hit.retried and hit.symptom.category != "unknown"]
     # A launcher that reports the end of a process says more than its peers' lost connections.
     ended = [hit for hit in hits if hit.symptom.role == "echo" and hit.symptom.dies]
     rest = ended or waited or tried or signs

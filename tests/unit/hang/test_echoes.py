@@ -598,6 +598,12 @@ def test_the_one_node_that_tells_of_it_is_named(tmp_path: Path) -> None:
     assert explained(tmp_path, warn.format("n4") + warn.format("n5")).culprits == ()
 
 
+def test_a_driver_is_no_adapter(tmp_path: Path) -> None:
+    """The kernel's line names the driver first, and the adapter by its place on the bus."""
+    log = "Oct  5 10:00:00 n1 kernel: mlx5_core 0000:9a:00.0 ibp154s0: Link down\n"
+    assert explained(tmp_path, log).culprits == ("node n1",)
+
+
 def test_who_only_reports_is_not_blamed(tmp_path: Path) -> None:
     """NCCL's root says which number came twice; who gave it is elsewhere."""
     warn = "n1:1:2 [0] bootstrap.cc:9 NCCL WARN Bootstrap Root : rank 3 of 4 ranks has already"
@@ -641,6 +647,35 @@ def test_a_gpu_that_is_lost_comes_before_those_that_talked_to_it(tmp_path: Path)
     assert explained(tmp_path, peer + lost).culprits == ("gpu 0000:5a:00", "node n1")
     other = explained(tmp_path, peer + lost.replace("n1", "n2"))
     assert other.culprits == ("gpu 0000:3b:00", "node n1")
+
+
+@pytest.mark.parametrize("code", [94, 109, 119])
+def test_a_programs_xid_before_the_gpus_is_no_cause(tmp_path: Path, code: int) -> None:
+    """A GPU that fails lets programs fail: what the driver logs of them comes first."""
+    xid = "Oct  5 10:00:0{} n1 kernel: NVRM: Xid ({}): {}, pid=9, name=python, x\n"
+    answer = explained(tmp_path, xid.format(0, "PCI:0000:3b:00", 31) + xid.format(1, "3b:00", code))
+    assert f"Xid {code} " in answer.sentence
+    assert answer.category == ("gpu_hardware" if code != 109 else "unknown")
+
+
+@pytest.mark.parametrize(
+    "failed",
+    [
+        "ERROR upload of step_9.pt failed: ReadTimeoutError, retrying (1/5)",
+        "ERROR bind port 29500: Address already in use; will retry in 1 s",
+        "ERROR cannot write: No space left on device, attempt 2 of 5",
+        "ERROR Connection reset by peer, reconnecting",
+    ],
+)
+def test_a_failure_after_which_the_program_tries_again_is_none(tmp_path: Path, failed: str) -> None:
+    """Another failure is the cause; at the log's end no line shows whether it helped."""
+    steps = "".join(f"step {step} loss 2.5\n" for step in range(5))
+    assert explained(tmp_path, f"{failed}\n{steps}").category == "no_failure"
+    last = explained(tmp_path, f"{steps}{failed}\n")
+    assert last.category != "no_failure"
+    assert last.confidence < 0.5
+    raised = RAISED.format(rank=1, line=9, code="step", what="ValueError: bad batch")
+    assert explained(tmp_path, f"{failed}\n{steps}{raised}").culprits == ("rank 1",)
 
 
 @pytest.mark.parametrize(

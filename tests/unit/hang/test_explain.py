@@ -61,6 +61,13 @@ def test_a_rank_whose_log_is_not_here_is_not_accused(tmp_path: Path) -> None:
     assert "these lines do not show which rank is missing" in answer.sentence
 
 
+def test_of_two_halves_none_is_named(tmp_path: Path) -> None:
+    """Two of four ranks waited: the other two may be at fault, or the network between them."""
+    who = "".join(communicator(rank, 4) for rank in range(4))
+    answer = explained(tmp_path, who + timed_out(0, 9) + timed_out(2, 9))
+    assert (answer.category, answer.culprits) == ("unknown", ())
+
+
 def test_all_waited_for_each_other(tmp_path: Path) -> None:
     """Nobody is missing: no rank is named."""
     who = "".join(communicator(rank, 2) for rank in range(2))
@@ -280,6 +287,14 @@ def test_the_exception_of_the_only_rank_that_failed(tmp_path: Path) -> None:
     assert (answer.category, answer.culprits) == ("other", ("rank 5", "node n3"))
     assert answer.sentence.startswith("rank 5 on n3 raised KeyError: 'tokens'")
     assert answer.next == "preflight lint '/home/u/my runs/fit.py'"
+
+
+def test_the_exception_before_which_no_rank_lost_its_peer(tmp_path: Path) -> None:
+    """The others that failed report a lost peer, by an exception or by torch's warning."""
+    raised = RAISES.format(what="KeyError: 'tokens'")
+    lost = '[W ProcessGroupNCCL.cpp:6] [Rank 1] Cannot read the "should dump" flag on TCPStore\n'
+    answer = explained(tmp_path, raised + lost + TOGETHER + SUMMARY.format(code=1, why=NO_TRACE))
+    assert answer.culprits == ("rank 5", "node n3")
 
 
 def test_memory_of_the_only_rank_that_failed(tmp_path: Path) -> None:

@@ -34,12 +34,26 @@ STEPS = "".join(f"step {step} loss 2.5\n" for step in range(1, 9))
         f"sample 3: and then {ECC} ended the story",
         f"generated: the job died of {FULL}",
         f"Issue #14: {FULL} with two nodes",
+        f"# {ECC}: drain the node",
+        f"    // legacy: {FULL}",
+        f"; {ECC}",
+        f"tries: 3  # of {FULL}",
+        f"on_message: {ECC}",
+        f"  match: RuntimeError: {FULL}",
+        f"restart-word = {ECC}",
+        f"export AGAIN_ON={ECC}",
+        f"+ grep -c '{ECC}' job.log",
+        f"the supervisor restarts the job when it sees {ECC}",
+        f"known issue: {FULL} with long samples",
+        f"{ECC} is handled by the supervisor",
+        f"INFO rule 3: {ECC} -> requeue",
+        f"WARNING {FULL} may appear with long samples",
+        f"did somebody get {FULL}, too?",
     ],
 )
 def test_a_quoted_failure_is_no_cause(tmp_path: Path, quoted: str) -> None:
     """A real one in the same log is named; the log without one shows none, or is unclear."""
-    answer = explained(tmp_path, quoted + "\n" + STEPS)
-    assert answer.confidence < 0.5
+    assert explained(tmp_path, quoted + "\n" + STEPS).confidence < 0.5
     real = explained(tmp_path, f"{quoted}\n{STEPS}[rank4]: RuntimeError: {ECC}\n")
     assert (real.category, real.culprits, real.confidence) == ("gpu_hardware", ("rank 4",), 0.97)
 
@@ -54,8 +68,19 @@ def test_a_quoted_failure_is_no_cause(tmp_path: Path, quoted: str) -> None:
         f'"rank 3 failed": {ECC}',
         f"Test CUDA failure common.cu:9 '{ECC}'",
         f"retries=0 lost=2 {ECC}",
+        f"    reason: {ECC}",
+        f"last_error = {ECC}",
+        f"my_trainer: RuntimeError: {ECC}",
+        f"gpu_node_3: {ECC}",
+        f"#3 {ECC}",
     ],
 )
 def test_a_failure_in_the_words_of_a_log_is_one(tmp_path: Path, line: str) -> None:
     """A structured log quotes its message, NCCL that of CUDA, Python that of an error."""
     assert explained(tmp_path, line + "\n").category == "gpu_hardware"
+
+
+def test_a_log_within_comments_is_one(tmp_path: Path) -> None:
+    """A person's notes, of which each line is a comment."""
+    notes = f"# On node n4:\n#   RuntimeError: {ECC}\n"
+    assert explained(tmp_path, notes).category == "gpu_hardware"
