@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from preflight.hang.explain.symptom import Explanation
+    from preflight.hang.explain.explanation import Explanation
 
 LOOKED_AT, UNSEEN = range(500), range(1000, 1500)
 SURE = 0.8

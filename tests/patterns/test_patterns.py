@@ -53,7 +53,7 @@ _MADE_WHEN_RUN = {
     "preflight/transport/openssh.py": "an escaped mark",
     "preflight/transport/payload_session.py": "an escaped name of a program",
     "preflight/hang/diagnose/places.py": "places.toml, which is read here",
-    "preflight/hang/explain/scan.py": "escaped words",
+    "preflight/hang/explain/repeats.py": "escaped words",
     "preflight/hang/explain/symptom.py": "the symptoms, which are read here",
     "preflight/commands/__init__.py": "NAMES_CODE of trust.py",
     "preflight/commands/install_hook.py": "two keys of a unit or a script, written here",

@@ -26,14 +26,16 @@ from preflight.hang.answer_text import Alternative
 from preflight.hang.call_waits import Kind, Root, Waits, follow
 from preflight.hang.diagnose.job_state import fold_ranks, ranks, verb
 from preflight.hang.diagnose.places import is_plumbing
+from preflight.hang.explain.explanation import Explanation
 from preflight.hang.explain.log_lines import blocks
-from preflight.hang.explain.symptom import Category, Explanation
 from preflight.hang.flight_recorder import MOST_BYTES, Recording, Unreadable, read
 from preflight.hang.watch.evidence import files_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from preflight.hang.explain.symptom import Category
 
 
 _HEAD = 4096

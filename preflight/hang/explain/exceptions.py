@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.hang.explain.origin import time_of
-from preflight.hang.explain.symptom import (
+from preflight.hang.explain.explanation import (
     Explanation,
     Hit,
     Place,
@@ -24,6 +23,7 @@ from preflight.hang.explain.symptom import (
     proofs,
     rank_words,
 )
+from preflight.hang.explain.origin import time_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from preflight.core.text import whole
-from preflight.hang.explain.symptom import Speaker
+from preflight.hang.explain.explanation import Speaker
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,100 +8,42 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from itertools import count, groupby
+from itertools import count
 from math import inf
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from preflight.core.text import whole
 from preflight.hang.explain.exceptions import ENDS, FAR, Summaries, Tracebacks
+from preflight.hang.explain.explanation import Hit, Place, Speaker
+from preflight.hang.explain.failure_words import AT_END, STEMS, TRIED_AGAIN, reports_failure
 from preflight.hang.explain.log_lines import LONGEST, chunks, text_of, unstructured
 from preflight.hang.explain.origin import Line, Origins, speaker_of_file, time_of
-from preflight.hang.explain.symptom import AT_END, TRIED_AGAIN, Hit, Place, Speaker, is_supposed
+from preflight.hang.explain.repeats import (
+    ALIKE,
+    INFO,
+    KEPT,
+    KEPT_EACH,
+    PACED,
+    QUIET,
+    RAISED,
+    Repeats,
+    Shape,
+    any_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path
 
     from preflight.hang.explain.exceptions import LoggedException
     from preflight.hang.explain.symptom import Symptom
 
 
-def any_of(words: Iterable[bytes]) -> re.Pattern[bytes]:
-    """Match any of these words, ten times faster than plain alternatives: shares prefixes."""
-    return re.compile(_branches(sorted(set(words))))
-
-
-def _branches(words: list[bytes]) -> bytes:
-    if not words or not words[0]:
-        return b""  # a word ends here: longer ones need no match
-    parts = [
-        re.escape(first) + _branches([word[1:] for word in those])
-        for first, those in groupby(words, key=lambda word: word[:1])
-    ]
-    return parts[0] if len(parts) == 1 else b"(?:" + b"|".join(parts) + b")"
-
-
-_KEPT_EACH = 3
-"""Hits stored of one symptom and speaker: the first ones."""
-_KEPT = 20_000
-"""Facts stored in all, and as many other hits."""
 _SHOWN = 400
 """Characters stored of a line as proof."""
 
-_FAILURE = re.compile(
-    rb"(?i:traceback \(most|\bfatal\b|\bpanic\b|core dumped|segmentation fault|segfault"
-    rb"|aborted\b|terminate called|exit(?:ed)?(?: with)?(?: exit| return)?[ _]?(?:code|status)"
-    rb"[ :=]{0,8}-?[1-9]|return code[ :=]{0,3}-?[1-9]|\bkilled\b|out of memory|timed[ -]?out"
-    rb"|deadlock|\bhung\b|\bstuck\b|unreachable|connection (?:refused|reset|closed)|\bxid\b"
-    rb"|no space left|\b(?:signal|sig(?:kill|segv|abrt|bus|term))\b|unable to|can(?:no|')t "
-    rb"|\baborting\b|MPI_ABORT|exited with non-?zero|\bloss is nan\b"
-    rb"|assert(?:ion)? .{0,200}fail|\bcrash|\bdied\b|\bfail(?:ed|ure)\b|\bcorrupt|denied"
-    rb"|\bpg_status\b"  # a flight recorder's dump, which is written after a failure
-    rb"|(?<![\w0] )errors?(?: code| number)?[ :]|mismatch|invalid|not found|no such)"
-    rb"|[a-z](?:Error|Exception)\b|\bERROR\b|\bCRITICAL\b|NCCL WARN|\[[EF]\d{0,6} |EXCEPTION"
-)
-"""A log without any of these shows no failure."""
-_NOTICE = re.compile(
-    rb"(?i:\bwarn(?:ing)?\b|warning:|\binfo\b|\bdebug\b|\bnotice\b|\bretry|continuing"
-    rb"|ignor(?:ed|ing)|skipp(?:ed|ing)|falling back|deprecat|\bon[_ -]?error|\bpassed\b"
-    rb"|\bsub-?optimal\b"
-    rb"|\b(?:no|0|zero|without|any) (?:xid )?(?:error|fail)"
-    rb"|error[_ -](?:bars?|rate|func|margin|norm)"
-    rb"|(?:error|fail(?:ed|ures?)?|killed)[_ ]?(?:rate|s)?[ =:]{1,3}0(?:\.0{0,9})?\b"
-    rb"|\bwatching for\b|\bhandles? xid\b|\b(?:will|would|may|might) (?:stop|fail) with no space\b"
-    rb"|[a-z] error[ =:]{1,3}\d{0,9}\.\d)"
-    rb"|\[W[\d :.]{0,30}(?:TCPStore|ProcessGroupNCCL)\.cpp:|^frame #\d"
-)
-"""What is no failure, whatever words are in it, unless NCCL or an exception says it."""
-_HARMLESS = re.compile(
-    rb"cannot be preloaded .{0,200}ignored|Unable to register cu\w{1,9} factory"
-    rb"|Ignoring this choice|dependency resolver does not|(?i:\b(?:errors?|xids?): (?:none|0)\b)"
-)
-"""What is no failure, at whatever level it is logged."""
-_CERTAIN = re.compile(rb"NCCL WARN|Traceback \(most|\bERROR\b|\bFATAL\b|^\w*Error: |core dumped")
-
-_INFO = b"NCCL INFO "
-_VOLATILE = re.compile(rb"0x0+|(?<![:0])00:00:00[.,0]*|(?<=:)0+(?= \[0+\] NCCL INFO )")
-"""Addresses, times and threads in the shape of a line, which change where nothing new is seen."""
-_STEMS = (
-    *("raceback", "rror", "xception", "ail", "atal", "panic", "ore dumped", "egmentation fault"),
-    *("egfault", "bort", "erminat", "xit", "eturn code", "ill", "ut of memory", "imed", "ime out"),
-    *("eadlock", "hung", "stuck", "nreachable", "refused", "onnection", "xid", "o space left"),
-    *("ignal", "nable to", "annot ", "an't ", "ssert", "rash", "ied", "orrupt", "ismatch"),
-    *("nvalid", "ot found", "o such", "critical", "warn", "sig", "[E", "[F", "pg_status"),
-    "xited with non",
-    "s nan",
-)
-"""Each line of failure has one of these, in lower or upper case; a first letter may lack."""
-_ALIKE = bytes.maketrans(b"0123456789abcdef", b"0" * 16)
-"""Numbers, and addresses in hexadecimal, of lines that are otherwise the same."""
-_BEGINS = b"Traceback (most".translate(_ALIKE)
-_RAISED = any_of(word.translate(_ALIKE) for word in (*ENDS, b"Traceback"))
-_OF_ONE_LINE = ("", "xid", "memory", "call")
-"""What is read of a failure of which only the first lines are stored."""
 _SHAPES = 200_000
 """Shapes of lines that are remembered."""
 _STEP = re.compile(
@@ -158,75 +100,6 @@ class ScanResult:
         return self.settled.get(source, 0), self.again.get(source, 0)
 
 
-class _Shape:
-    """What to look for in lines that differ only in their numbers."""
-
-    def __init__(self, shape: bytes, anchors: list[tuple[bytes, Symptom]]) -> None:
-        self.anchors = anchors
-        """Words that may be there."""
-        is_fact = all(one.role == "fact" and not one.reads for _, one in anchors)
-        self.most = 2 if is_fact else _KEPT_EACH
-        """How often a line that tells the same counts; a second one may be of another group."""
-        cuts = [0, *(at for one in _VOLATILE.finditer(shape) for at in one.span()), None]
-        self.tells: Callable[[bytes], object] = itemgetter(*map(slice, cuts[::2], cuts[1::2]))
-        """What a line tells."""
-        self.is_failure = _BEGINS not in shape and all(
-            one.role != "fact" and not one.span and one.reads in _OF_ONE_LINE for _, one in anchors
-        )
-        """Whether it may tell of a failure, and of nothing that the next lines go on with."""
-        alone = not _RAISED.search(shape) and not any(one.span for _, one in anchors)
-        self.is_counted = self.is_failure or (_INFO in shape and alone)
-
-    def begins(self, line: bytes) -> list[Symptom]:
-        """The symptoms that may begin in a line."""
-        return [*{one.id: one for word, one in self.anchors if word in line}.values()]
-
-
-_QUIET = _Shape(b"", [])
-"""Of lines in which there is nothing to read."""
-_PACED = _Shape(b"", [])
-"""Of lines that only tell the step of the training."""
-
-
-@dataclass
-class _Late:
-    """The last of many lines that tell of the same failure."""
-
-    shape: _Shape
-    line: bytes = b""
-    order: int = 0
-    times: int = 0
-
-
-class _Repeats:
-    """Lines that repeat others: the first few are read, and of failures the last."""
-
-    def __init__(self) -> None:
-        self.seen: dict[object, int] = {}
-        """How often, in this attempt of the job."""
-        self.late: dict[object, _Late] = {}
-        self._last: object = None
-        self._same = 0
-
-    def skips(self, shape: _Shape, line: bytes, order: int, *, idle: bool) -> bool:
-        """Whether a line tells nothing new; `idle`: it is no part of what has begun."""
-        tells = shape.tells(line)
-        if not idle:
-            self._same = self._same + 1 if (shape, tells) == self._last else 0
-            self._last = shape, tells
-            return self._same > _KEPT_EACH
-        if not shape.is_counted:
-            return False
-        times = self.seen.get(tells, 0)
-        if times < shape.most:
-            self.seen[tells] = times + 1
-            return False
-        if shape.is_failure and (tells in self.late or len(self.late) < _KEPT):
-            one = self.late.setdefault(tells, _Late(shape))
-            one.line, one.order, one.times = line, order, one.times + 1
-        return True
-
-
 @dataclass
 class _Story:
     """A symptom, and the lines of its speaker that belong to it."""
@@ -268,7 +141,7 @@ class _File:
         self.whose = speaker_of_file(path)
         self.tracebacks = Tracebacks(self.whose)
         self.progress = _Progress()
-        self.repeats = _Repeats()
+        self.repeats = Repeats()
         self.stories: dict[tuple[str, int | None], list[_Story]] = {}
         """By label and rank."""
         self._latest: dict[str, int | None] = {}
@@ -306,11 +179,11 @@ class Scanner:
 
     def __init__(self, symptoms: Sequence[Symptom]) -> None:
         words = [word.encode() for each in symptoms for word in each.anchors]
-        words += [*ENDS, *(word.encode() for stem in _STEMS for word in (stem, stem.upper()))]
-        self._anchor = any_of(word.translate(_ALIKE) for word in words)
-        self._shapes: dict[bytes, _Shape] = {}
+        words += [*ENDS, *(word.encode() for stem in STEMS for word in (stem, stem.upper()))]
+        self._anchor = any_of(word.translate(ALIKE) for word in words)
+        self._shapes: dict[bytes, Shape] = {}
         self._anchors = [
-            (word.encode().translate(_ALIKE), word.encode(), each)
+            (word.encode().translate(ALIKE), word.encode(), each)
             for each in symptoms
             for word in each.anchors
         ]
@@ -343,16 +216,16 @@ class Scanner:
         file, found, known = _File(path), self._found, self._shapes
         before, repeats = found.lines, file.repeats
         for lines in chunks(path, found.troubles):
-            shapes = b"\n".join(lines).translate(_ALIKE).split(b"\n")
+            shapes = b"\n".join(lines).translate(ALIKE).split(b"\n")
             if len(known) + len(repeats.seen) > _SHAPES:
                 known.clear()
                 repeats.seen.clear()
             idle = file.idle
             for order, line, looks in zip(count(found.lines + 1), lines, shapes, strict=False):
                 shape = known.get(looks) or self._learn_shape(looks, line)
-                if idle and shape is _QUIET:
+                if idle and shape is QUIET:
                     continue
-                is_step = shape is _PACED
+                is_step = shape is PACED
                 if not (idle and is_step) and not repeats.skips(shape, line, order, idle=idle):
                     self._line(file, text_of(line), order - before, order, shape.begins(line))
                     idle = file.idle
@@ -429,30 +302,25 @@ class Scanner:
         read = self._origins.read(text_of(line))
         return time_of(read.text, read.when)
 
-    def _learn_shape(self, looks: bytes, line: bytes) -> _Shape:
+    def _learn_shape(self, looks: bytes, line: bytes) -> Shape:
         """What lines of this shape may show."""
-        anchors, shape = [], _QUIET
+        anchors, shape = [], QUIET
         if self._anchor.search(looks):
             anchors = [(word, one) for alike, word, one in self._anchors if alike in looks]
-            if anchors or _INFO not in looks or _RAISED.search(looks):
-                shape = _Shape(looks, anchors)
-        if shape is _QUIET and _STEP.search(line.lower(), 0, LONGEST):
-            shape = _PACED
-        if shape in (_QUIET, _PACED) and self._origins.may_contradict(line):
+            if anchors or INFO not in looks or RAISED.search(looks):
+                shape = Shape(looks, anchors)
+        if shape is QUIET and _STEP.search(line.lower(), 0, LONGEST):
+            shape = PACED
+        if shape in (QUIET, PACED) and self._origins.may_contradict(line):
             return shape
         self._shapes[looks] = shape
         return shape
 
     def _look_for_failure(self, line: Line, place: Place, order: int) -> None:
-        """Remember the first line that reports a failure; NCCL's INFO lines are skipped."""
+        """Remember the first line that reports a failure."""
         if self._found.failure is not None:
             return
-        text = line.text.encode()
-        if _INFO in text or _HARMLESS.search(text):
-            return
-        certain = _CERTAIN.search(text) or not _NOTICE.search(text)
-        failure = _FAILURE.search(text) if certain else None
-        if failure and not is_supposed(text.decode("latin-1"), *failure.span()):
+        if reports_failure(line.text):
             if not TRIED_AGAIN.search(line.text):
                 self._found.failure = place
             elif order > self._tried[0]:
@@ -480,8 +348,8 @@ class Scanner:
             (source, found.attempt(source), speaker, tuple(sorted(fields.items()))[:6]),
         )
         self._kept[key] += 1
-        most = _KEPT if symptom.role == "fact" else 2 * _KEPT
-        if self._kept[key] > _KEPT_EACH or len(found.hits) >= most:
+        most = KEPT if symptom.role == "fact" else 2 * KEPT
+        if self._kept[key] > KEPT_EACH or len(found.hits) >= most:
             return
         hit = Hit(
             symptom=symptom,

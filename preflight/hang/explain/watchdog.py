@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.hang.explain.symptom import Hit, rank_words
+from preflight.hang.explain.explanation import Hit, rank_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from collections import Counter
 from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from preflight.core.text import whole
-from preflight.facts.boards import GRADES, xid_info
+from preflight.facts.boards import xid_info
 from preflight.hang.answer_text import Alternative, rows
 from preflight.hang.diagnose.job_state import ranks
 from preflight.hang.explain import watchdog
+from preflight.hang.explain.attempts import (
+    DOUBTED,
+    IMPORTED,
+    ended_well,
+    exit_code,
+    is_unsettled,
+    last_attempt,
+    perhaps_survived,
+    survived,
+)
 from preflight.hang.explain.exceptions import (
-    IMPORTS,
     LoggedException,
     in_order_of_time,
     of_exceptions,
@@ -26,26 +31,22 @@ from preflight.hang.explain.exceptions import (
     with_script,
     without_caught_imports,
 )
-from preflight.hang.explain.symptom import (
-    AT_END,
-    RANKING,
-    Category,
+from preflight.hang.explain.explanation import (
     Explanation,
     Speaker,
     culprits,
-    next_commands,
-    number_of,
     proofs,
     rank_words,
     with_meanings,
 )
+from preflight.hang.explain.meaning import circumstance, gravest_first, lesser, refine
+from preflight.hang.explain.symptom import RANKING, Category, next_commands
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from preflight.facts.boards import Grade
+    from preflight.hang.explain.explanation import Hit
     from preflight.hang.explain.scan import ScanResult
-    from preflight.hang.explain.symptom import Circumstance, Hit
 
 
 _ROWS = 8
@@ -94,106 +95,6 @@ def of_members(found: ScanResult) -> Explanation | None:
     )
 
 
-_GIB = {"KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0, "TiB": 2.0**10}
-_WHOLE = 0.9
-"""Share of the GPU: an allocation this large would have failed on any rank."""
-_FOREIGN = 0.25
-"""Share of the GPU: if others use more, it is not only the driver."""
-_NOT_FATAL = re.compile(r"[Nn]on-?[Ff]atal")
-_PROVEN: tuple[Grade, ...] = ("fatal", "reset")
-"""Xids after which the GPU is faulty, whatever ran on it."""
-
-
-class Meaning(Struct, frozen=True):
-    """The meaning of one symptom in this log."""
-
-    category: Category
-    confidence: float
-    remark: str = ""
-
-
-def lesser(hit: Hit, found: ScanResult) -> bool:
-    """Whether this cause is only a sign here: a flushed queue, an Xid that a program caused."""
-    if hit.symptom.reads == "xid":
-        return _grade(hit) not in _PROVEN
-    here = _circumstance(hit, found)
-    return here is not None and here.lesser
-
-
-def refine(hit: Hit, same: Sequence[Hit], found: ScanResult) -> Meaning:
-    """Category and confidence of a hit; `same` are all hits of its symptom."""
-    if hit.symptom.reads == "memory":
-        return _memory(hit, same, found)
-    here = _circumstance(hit, found)
-    if here is None and hit.symptom.reads == "xid":
-        return _xid(hit)
-    if here is None:
-        return Meaning(hit.symptom.category, hit.symptom.confidence)
-    several = " and ".join(_values(here.several, found))
-    return Meaning(here.category, here.confidence, here.remark.format(several=several))
-
-
-def _circumstance(hit: Hit, found: ScanResult) -> Circumstance | None:
-    return next((one for one in hit.symptom.when if _holds(one, hit, found)), None)
-
-
-def _holds(one: Circumstance, hit: Hit, found: ScanResult) -> bool:
-    if one.greater is not None:
-        first, second = (whole(hit.fields.get(name, "")) for name in one.greater)
-        if first is None or second is None or first <= second:
-            return False
-    return (
-        all(number_of(hit, field) in some for field, some in one.numbers.items())
-        and (not one.met or found.counts[one.met] > 0)
-        and (not one.several or len(_values(one.several, found)) > 1)
-        and one.world in (0, found.world)
-    )
-
-
-def _values(field: str, found: ScanResult) -> list[str]:
-    return sorted({one.fields[field] for one in found.hits if field in one.fields})
-
-
-def _grade(hit: Hit) -> Grade:
-    code = xid_info(int(hit.fields.get("xid", "0")))
-    if code.worded and _NOT_FATAL.search(hit.place.text):
-        return "configurable"
-    return code.grade
-
-
-def _xid(hit: Hit) -> Meaning:
-    grade = _grade(hit)
-    if grade in _PROVEN:
-        return Meaning(hit.symptom.category, hit.symptom.confidence)
-    if grade == "application":
-        return Meaning("other", 0.6, "; more often a program's fault than the GPU's")
-    return Meaning("unknown", 0.3, "; this alone does not show the cause")
-
-
-def _memory(hit: Hit, same: Sequence[Hit], found: ScanResult) -> Meaning:
-    tried, total = _gib(hit.fields.get("tried")), _gib(hit.fields.get("total"))
-    own, free = _gib(hit.fields.get("own")), _gib(hit.fields.get("free"))
-    ranks = {one.speaker.rank for one in same if one.speaker.rank is not None}
-    if found.world > 1 and len(ranks) == found.world:
-        remark = f"; all {found.world} ranks did: the work does not fit these GPUs"
-        return Meaning("other", 0.85, remark)
-    if tried and total and tried >= _WHOLE * total:
-        remark = "; nearly a whole GPU at once: it would fail on any rank"
-        return Meaning("other", 0.55, remark)
-    if own and total and free is not None and total - own - free >= _FOREIGN * total:
-        foreign = total - own - free
-        remark = f"; {foreign:.1f} GiB of it belong to other processes"
-        return Meaning("oom_one_rank", 0.9, remark)
-    return Meaning(hit.symptom.category, hit.symptom.confidence)
-
-
-def _gib(words: str | None) -> float | None:
-    if not words:
-        return None
-    number, _, unit = words.partition(" ")
-    return float(number) * _GIB.get(unit, 1.0)
-
-
 NOTHING = Explanation(
     sentence="these lines show no failure that preflight knows",
     advice="give the logs of all ranks from start to end; collect more in the next run: "
@@ -233,13 +134,13 @@ def explain(found: ScanResult) -> Explanation:
     if not found.lines:
         return UNREAD if found.troubles else EMPTY
     others = _others([hit for hit in found.hits if hit.symptom.role != "fact"])
-    found, doubt = _last_attempt(found)
-    survived = _survived(found)
-    hits = [hit for hit in found.hits if hit.symptom.role != "fact" and not survived(hit)]
+    found, doubt = last_attempt(found)
+    is_survived = survived(found)
+    hits = [hit for hit in found.hits if hit.symptom.role != "fact" and not is_survived(hit)]
     late = watchdog.judge(hits, found)
     every = own_faults(found.raised, watchdog.survivors(hits))
     thrown = without_caught_imports(every)
-    doubt = doubt or _IMPORTED * (len(thrown) < len(every))
+    doubt = doubt or IMPORTED * (len(thrown) < len(every))
     signs = [hit for hit in hits if hit.symptom.role == "sign" or lesser(hit, found)]
     ends = _first([*(hit for hit in signs if hit.symptom.dies), *thrown])
     causes: list[Hit] = []
@@ -247,7 +148,7 @@ def explain(found: ScanResult) -> Explanation:
         if hit.symptom.role == "cause" and not lesser(hit, found):
             follows = hit.retried or (hit.symptom.follows and _follows(hit, ends))
             (signs if follows else causes).append(hit)
-    causes, signs = (_gravest_first(in_order_of_time(some), found) for some in (causes, signs))
+    causes, signs = (gravest_first(in_order_of_time(some), found) for some in (causes, signs))
     own = [hit for hit in signs if not hit.retried and not hit.symptom.waits]
     telling = [hit for hit in own if hit.symptom.reads != "call"]
     roots = {int(hit.fields["rank"]): hit.time for hit in hits if hit.symptom.reads == "summary"}
@@ -256,8 +157,8 @@ def explain(found: ScanResult) -> Explanation:
     before = telling if late is not None and late.kind == "mismatch" else own
     answer: Explanation
     failures: list[Hit | LoggedException] = [*causes, *thrown]
-    failures = [one for one in failures if _unsettled(one, found)]
-    if _ended_well(hits, failures, found):
+    failures = [one for one in failures if is_unsettled(one, found)]
+    if ended_well(hits, failures, found):
         answer, doubt = _of_hints(hits, found) or ENDED, ""
     elif causes:
         answer = _with_ranks(_of_hit(causes[0], hits, found), late)
@@ -267,8 +168,8 @@ def explain(found: ScanResult) -> Explanation:
         answer = _of_the_dead(late, telling, hits, found) or _of_watchdog(late)
     else:
         answer = _of_signs(telling or own, signs, hits, found) or _of_rest(hits, found)
-    if doubt or (failures and (doubt := _perhaps_survived(hits, found))):
-        sure = min(answer.confidence, _DOUBTED)
+    if doubt or (failures and (doubt := perhaps_survived(hits, found))):
+        sure = min(answer.confidence, DOUBTED)
         answer = replace(answer, sentence=answer.sentence + doubt, confidence=sure)
     answer = replace(answer, consequences=_consequences(answer, hits))
     return _with_alternatives(answer, others, found)
@@ -290,21 +191,6 @@ def _of_first_root(
     )
 
 
-def _gravest_first(some: Sequence[Hit], found: ScanResult) -> list[Hit]:
-    """If an Xid is the first of all: the gravest Xid of its node first, and a program's own last.
-
-    A faulty GPU makes programs fail, and the GPUs that it talked to log Xids as well.
-    """
-    of_node = ("xid", some[0].speaker.node) if some else ()
-
-    def order(hit: Hit) -> tuple[bool, int]:
-        if (hit.symptom.reads, hit.speaker.node) != of_node:
-            return True, len(GRADES)
-        return refine(hit, (), found).category != "gpu_hardware", GRADES.index(_grade(hit))
-
-    return sorted(some, key=order) if some and some[0].symptom.reads == "xid" else [*some]
-
-
 _MOST_CONSEQUENCES = 4
 
 
@@ -322,124 +208,6 @@ def _consequences(answer: Explanation, hits: Sequence[Hit]) -> tuple[str, ...]:
         who = f"{rank_words(ranks)}: " if ranks else ""
         sentences.append(f"{who}{same[0].symptom.sentence(with_meanings(same[0]))}")
     return tuple(sentences[:_MOST_CONSEQUENCES]) if answer.confidence >= _LIKELY else ()
-
-
-def _survived(found: ScanResult) -> Callable[[Hit], bool]:
-    """Which failures ended no process: the trainer caught them, or tried again, and went on."""
-    last: dict[tuple[str, str], int] = {}
-    for hit in found.hits:
-        key = (hit.symptom.id, hit.place.source)
-        last[key] = max(hit.order, last.get(key, 0))
-    return lambda hit: (
-        hit.order < last.get((hit.symptom.survived_by, hit.place.source), 0)
-        or (
-            hit.tried_again
-            and found.lines - hit.order > AT_END
-            and not (hit.symptom.retried and found.failure)
-        )
-    )
-
-
-def _last_attempt(found: ScanResult) -> tuple[ScanResult, str]:
-    """What is not settled, if it shows why the job failed; otherwise all, perhaps with a doubt."""
-    found = dataclasses.replace(found, settled=watchdog.settled(found))
-    grave: list[Hit | LoggedException] = [*own_faults(found.raised, {})]
-    grave += [hit for hit in found.hits if _is_grave(hit)]
-    grave = [one for one in grave if _unsettled(one, found)]
-    doubt = ""
-    for source, again in found.again.items():
-        if any(one.place.source == source and one.order < again for one in grave):
-            found.settled[source], doubt = again, _AGAIN
-    raised = [one for one in found.raised if _unsettled(one, found)]
-    hits = [
-        hit
-        for hit in found.hits
-        if _unsettled(hit, found) or (hit.symptom.role == "fact" and hit.symptom.reads != "end")
-    ]
-    if own_faults(raised, {}) or any(map(_is_grave, hits)):
-        return dataclasses.replace(found, hits=hits, raised=raised), doubt
-    left: list[Hit | LoggedException] = [*found.raised]
-    left += [hit for hit in found.hits if hit.symptom.role not in ("fact", "hint")]
-    left = [one for one in left if not _unsettled(one, found)]
-    # A program may print its last steps when it ends, after its exception: a launcher reports that.
-    ended = _last_failure(hits, found) == inf
-    again = any(one.order <= found.settled.get(one.place.source, 0) for one in left)
-    return found, _SURVIVED if left and (again or not ended) else ""
-
-
-def _is_grave(hit: Hit) -> bool:
-    return hit.symptom.role in ("cause", "sign") and not hit.retried
-
-
-def _unsettled(one: Hit | LoggedException, found: ScanResult) -> bool:
-    """Whether no later line of its file settles what failed before."""
-    source = one.place.source
-    caught = isinstance(one, LoggedException) and one.kind in IMPORTS
-    began = found.began.get(source, 0) if caught else 0
-    return one.order > max(found.settled.get(source, 0), found.further.get(source, 0), began)
-
-
-def _ended_well(
-    hits: Sequence[Hit], failures: Sequence[Hit | LoggedException], found: ScanResult
-) -> bool:
-    """Whether the job reports its normal end after all warnings, and no process died.
-
-    What torchrun settled before, by a restart of all ranks or by their success, does not count.
-    A script may print its last words whatever happened: they count only without a failure.
-    """
-    last = _last_failure(hits, found)
-    return found.ended > last or (not failures and _last_words(found) > last)
-
-
-def _last_words(found: ScanResult) -> int:
-    fields = {"last_words"} if found.failure else {"last_words", "exit"}
-    return max((hit.order for hit in found.hits if fields & hit.fields.keys()), default=0)
-
-
-def _last_failure(hits: Sequence[Hit], found: ScanResult) -> float:
-    """The last line of a failure that the job may have survived; infinite if a process died."""
-    raised = {
-        (one.place.source, line)
-        for one in found.raised
-        for line in range(one.began, one.place.line + 1)
-    }
-    died = any(
-        hit.symptom.role == "echo"
-        or (hit.symptom.role == "sign" and not hit.retried)
-        or (hit.symptom.reads == "end" and _exit_code(hit) != 0)
-        for hit in (*hits, *(one for one in found.hits if one.symptom.reads == "end"))
-        if _unsettled(hit, found) and (hit.place.source, hit.place.line) not in raised
-    )
-    thrown = [one for one in found.raised if _unsettled(one, found)]
-    # An exception of a rank is not caught if another rank reports the end.
-    if died or any(one.speaker.rank is not None for one in thrown):
-        return inf
-    survived: list[Hit | LoggedException] = [*thrown]
-    survived += [hit for hit in hits if "warning" not in hit.fields]
-    return max((one.order for one in survived), default=0)
-
-
-_SURVIVED = "; but the job goes on after that, and no line shows its end: it may have been caught"
-_AGAIN = "; but another failure stands before it, and no time shows whether of another attempt"
-_IMPORTED = "; but an import failed before that, and no line shows that it was caught"
-_DOUBTED = 0.45
-"""Confidence of a failure after which the job seems to go on."""
-_GOES_ON, _FEW = 100, 3
-"""Lines after an exception: more than a program prints that ends by it, or by a failed import."""
-
-
-def _perhaps_survived(hits: Sequence[Hit], found: ScanResult) -> str:
-    """How the log goes on after its last failure, if no process is known to have died; or ''."""
-    last = _last_failure(hits, found)
-    if _last_words(found) > last:
-        return "; but a later line reports the end of the work: it may have been caught"
-    sources = {one.place.source for one in found.hits}
-    sources |= {one.place.source for one in found.raised}
-    after = found.lines - last
-    few = any(one.kind in IMPORTS for one in found.raised)
-    if found.raised and len(sources) == 1 and after > (_FEW if few else _GOES_ON):
-        return f"; but {after:g} lines follow, and none reports an end: it may have been caught"
-    return ""
 
 
 def _of_rest(hits: Sequence[Hit], found: ScanResult) -> Explanation:
@@ -470,7 +238,7 @@ def _of_hints(hits: Sequence[Hit], found: ScanResult) -> Explanation | None:
 
 def _is_relevant_hint(hit: Hit, found: ScanResult) -> bool:
     """Whether it is a hint that matters here."""
-    here = _circumstance(hit, found)
+    here = circumstance(hit, found)
     return hit.symptom.role == "hint" and not (here is not None and here.moot)
 
 
@@ -515,14 +283,8 @@ def _of_hit(hit: Hit, hits: Sequence[Hit], found: ScanResult) -> Explanation:
         advice=xid.advice if xid is not None and xid.source else symptom.advice,
         next=symptom.check,
         evidence=proofs(one.place for one in same),
-        confidence=min(here.confidence, _DOUBTED) if hit.tried_again else here.confidence,
+        confidence=min(here.confidence, DOUBTED) if hit.tried_again else here.confidence,
     )
-
-
-def _exit_code(hit: Hit) -> int:
-    code = hit.fields.get("code", "")
-    number = whole(code.removeprefix("-"), 2**31)
-    return number_of(hit, "code") if number is None else -number if code[:1] == "-" else number
 
 
 def rank_by_exit(found: ScanResult, codes: Sequence[int]) -> Speaker | None:
@@ -530,7 +292,7 @@ def rank_by_exit(found: ScanResult, codes: Sequence[int]) -> Speaker | None:
     ended = {
         int(hit.fields["rank"]): hit.fields.get("node", "")
         for hit in found.hits
-        if hit.symptom.reads == "end" and _exit_code(hit) in codes
+        if hit.symptom.reads == "end" and exit_code(hit) in codes
     }
     if len(ended) != 1:
         return None
@@ -556,7 +318,7 @@ def _of_the_dead(
 ) -> Explanation | None:
     """Why a rank that did not come had ended, as its launcher reports later; None if it lived."""
     ended = {
-        int(hit.fields["rank"]): _exit_code(hit) for hit in found.hits if hit.symptom.reads == "end"
+        int(hit.fields["rank"]): exit_code(hit) for hit in found.hits if hit.symptom.reads == "end"
     }
     dead = {
         rank: code

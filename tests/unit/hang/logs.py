@@ -11,7 +11,7 @@ from preflight.hang.explain.weigh import explain
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from preflight.hang.explain.symptom import Explanation
+    from preflight.hang.explain.explanation import Explanation
 
 
 def explained(folder: Path, *logs: str | bytes, names: tuple[str, ...] = ()) -> Explanation:

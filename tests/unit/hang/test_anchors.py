@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflight.hang.explain.scan import any_of
+from preflight.hang.explain.repeats import any_of
 
 WORDS = st.lists(st.binary(min_size=1, max_size=4), min_size=1, max_size=8)
 

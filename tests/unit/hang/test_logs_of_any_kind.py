@@ -31,7 +31,7 @@ from tests.unit.hang.logs import communicator, explained, status, timed_out
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from preflight.hang.explain.symptom import Explanation
+    from preflight.hang.explain.explanation import Explanation
 
 FAILED = "RuntimeError: failed to bind to [::]:29511 (errno: 98 - Address already in use).\n"
 PIECES = [

@@ -1,0 +1,144 @@
+"""Which failures in a log ended the job: not those that it survived, nor an earlier attempt's."""
+
+from __future__ import annotations
+
+import dataclasses
+from math import inf
+from typing import TYPE_CHECKING
+
+from preflight.core.text import whole
+from preflight.hang.explain import watchdog
+from preflight.hang.explain.exceptions import IMPORTS, LoggedException, own_faults
+from preflight.hang.explain.explanation import number_of
+from preflight.hang.explain.failure_words import AT_END
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from preflight.hang.explain.explanation import Hit
+    from preflight.hang.explain.scan import ScanResult
+
+
+def survived(found: ScanResult) -> Callable[[Hit], bool]:
+    """Which failures ended no process: the trainer caught them, or tried again, and went on."""
+    last: dict[tuple[str, str], int] = {}
+    for hit in found.hits:
+        key = (hit.symptom.id, hit.place.source)
+        last[key] = max(hit.order, last.get(key, 0))
+    return lambda hit: (
+        hit.order < last.get((hit.symptom.survived_by, hit.place.source), 0)
+        or (
+            hit.tried_again
+            and found.lines - hit.order > AT_END
+            and not (hit.symptom.retried and found.failure)
+        )
+    )
+
+
+def last_attempt(found: ScanResult) -> tuple[ScanResult, str]:
+    """What is not settled, if it shows why the job failed; otherwise all, perhaps with a doubt."""
+    found = dataclasses.replace(found, settled=watchdog.settled(found))
+    grave: list[Hit | LoggedException] = [*own_faults(found.raised, {})]
+    grave += [hit for hit in found.hits if _is_grave(hit)]
+    grave = [one for one in grave if is_unsettled(one, found)]
+    doubt = ""
+    for source, again in found.again.items():
+        if any(one.place.source == source and one.order < again for one in grave):
+            found.settled[source], doubt = again, _AGAIN
+    raised = [one for one in found.raised if is_unsettled(one, found)]
+    hits = [
+        hit
+        for hit in found.hits
+        if is_unsettled(hit, found) or (hit.symptom.role == "fact" and hit.symptom.reads != "end")
+    ]
+    if own_faults(raised, {}) or any(map(_is_grave, hits)):
+        return dataclasses.replace(found, hits=hits, raised=raised), doubt
+    left: list[Hit | LoggedException] = [*found.raised]
+    left += [hit for hit in found.hits if hit.symptom.role not in ("fact", "hint")]
+    left = [one for one in left if not is_unsettled(one, found)]
+    # A program may print its last steps when it ends, after its exception: a launcher reports that.
+    ended = _last_failure(hits, found) == inf
+    again = any(one.order <= found.settled.get(one.place.source, 0) for one in left)
+    return found, _SURVIVED if left and (again or not ended) else ""
+
+
+def _is_grave(hit: Hit) -> bool:
+    return hit.symptom.role in ("cause", "sign") and not hit.retried
+
+
+def is_unsettled(one: Hit | LoggedException, found: ScanResult) -> bool:
+    """Whether no later line of its file settles what failed before."""
+    source = one.place.source
+    caught = isinstance(one, LoggedException) and one.kind in IMPORTS
+    began = found.began.get(source, 0) if caught else 0
+    return one.order > max(found.settled.get(source, 0), found.further.get(source, 0), began)
+
+
+def ended_well(
+    hits: Sequence[Hit], failures: Sequence[Hit | LoggedException], found: ScanResult
+) -> bool:
+    """Whether the job reports its normal end after all warnings, and no process died.
+
+    What torchrun settled before, by a restart of all ranks or by their success, does not count.
+    A script may print its last words whatever happened: they count only without a failure.
+    """
+    last = _last_failure(hits, found)
+    return found.ended > last or (not failures and _last_words(found) > last)
+
+
+def _last_words(found: ScanResult) -> int:
+    fields = {"last_words"} if found.failure else {"last_words", "exit"}
+    return max((hit.order for hit in found.hits if fields & hit.fields.keys()), default=0)
+
+
+def _last_failure(hits: Sequence[Hit], found: ScanResult) -> float:
+    """The last line of a failure that the job may have survived; infinite if a process died."""
+    raised = {
+        (one.place.source, line)
+        for one in found.raised
+        for line in range(one.began, one.place.line + 1)
+    }
+    died = any(
+        hit.symptom.role == "echo"
+        or (hit.symptom.role == "sign" and not hit.retried)
+        or (hit.symptom.reads == "end" and exit_code(hit) != 0)
+        for hit in (*hits, *(one for one in found.hits if one.symptom.reads == "end"))
+        if is_unsettled(hit, found) and (hit.place.source, hit.place.line) not in raised
+    )
+    thrown = [one for one in found.raised if is_unsettled(one, found)]
+    # An exception of a rank is not caught if another rank reports the end.
+    if died or any(one.speaker.rank is not None for one in thrown):
+        return inf
+    survived: list[Hit | LoggedException] = [*thrown]
+    survived += [hit for hit in hits if "warning" not in hit.fields]
+    return max((one.order for one in survived), default=0)
+
+
+_SURVIVED = "; but the job goes on after that, and no line shows its end: it may have been caught"
+_AGAIN = "; but another failure stands before it, and no time shows whether of another attempt"
+IMPORTED = "; but an import failed before that, and no line shows that it was caught"
+DOUBTED = 0.45
+"""Confidence of a failure after which the job seems to go on."""
+_GOES_ON, _FEW = 100, 3
+"""Lines after an exception: more than a program prints that ends by it, or by a failed import."""
+
+
+def perhaps_survived(hits: Sequence[Hit], found: ScanResult) -> str:
+    """How the log goes on after its last failure, if no process is known to have died; or ''."""
+    last = _last_failure(hits, found)
+    if _last_words(found) > last:
+        return "; but a later line reports the end of the work: it may have been caught"
+    sources = {one.place.source for one in found.hits}
+    sources |= {one.place.source for one in found.raised}
+    after = found.lines - last
+    few = any(one.kind in IMPORTS for one in found.raised)
+    if found.raised and len(sources) == 1 and after > (_FEW if few else _GOES_ON):
+        return f"; but {after:g} lines follow, and none reports an end: it may have been caught"
+    return ""
+
+
+def exit_code(hit: Hit) -> int:
+    """The exit code in a launcher's report; a negative one is a signal."""
+    code = hit.fields.get("code", "")
+    number = whole(code.removeprefix("-"), 2**31)
+    return number_of(hit, "code") if number is None else -number if code[:1] == "-" else number

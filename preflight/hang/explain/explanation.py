@@ -1,0 +1,218 @@
+"""What a log shows of a failure, and the answer: who, where, and the words for it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from preflight.core.text import whole
+from preflight.facts.boards import xid_info
+from preflight.hang.answer_text import Alternative
+from preflight.hang.call_waits import Wait
+from preflight.hang.explain.symptom import Category, Symptom
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+
+class Speaker(Struct, frozen=True, kw_only=True):
+    """The process that wrote a line, as far as the line shows it."""
+
+    rank: int | None = None
+    """Global rank."""
+    node: str = ""
+    pid: int | None = None
+    label: str = ""
+    """The launcher's prefix."""
+
+    def joined(self, other: Speaker) -> Speaker:
+        """Fill gaps from another speaker."""
+        return Speaker(
+            rank=self.rank if self.rank is not None else other.rank,
+            node=self.node or other.node,
+            pid=self.pid if self.pid is not None else other.pid,
+            label=self.label or other.label,
+        )
+
+    @property
+    def words(self) -> str:
+        """`rank 3 on gpu004`, or as much of it as is known."""
+        rank = f"rank {self.rank}" if self.rank is not None else ""
+        return " on ".join(filter(None, (rank, self.node)))
+
+
+class Place(Struct, frozen=True):
+    """A line of a log."""
+
+    source: str
+    line: int
+    text: str
+    """Cleaned and cut."""
+
+
+class Hit(Struct, frozen=True, kw_only=True):
+    """One symptom in one place."""
+
+    symptom: Symptom
+    place: Place
+    speaker: Speaker
+    fields: dict[str, str]
+    time: float | None
+    """Seconds since 1 March; None if the line has no time."""
+    order: int
+    """The number of the line among all lines read."""
+    tried_again: bool = False
+    """Whether the line itself says so."""
+
+    @property
+    def retried(self) -> bool:
+        """Whether it counts only if nothing else failed."""
+        return self.symptom.retried or self.tried_again
+
+
+class Explanation(Struct, frozen=True, kw_only=True):
+    """The answer; `preflight explain --json` prints it as it is (docs/reference/explain.md)."""
+
+    category: Category = "unknown"
+    culprits: tuple[str, ...] = ()
+    """`rank 3`, `node gpu004`, `gpu 2`, `hca mlx5_1`, `port 29500`."""
+    sentence: str
+    advice: str
+    evidence: tuple[Place, ...] = ()
+    confidence: float = 0.0
+    alternatives: tuple[Alternative, ...] = ()
+    cause: str = ""
+    next: str = ""
+    """What to check next with preflight."""
+    lines: int = 0
+    """How many lines were read."""
+    consequences: tuple[str, ...] = ()
+    """Failures that followed from it."""
+    line: str = ""
+    """The line of the script where the culprit was, where dumps show it."""
+    waits: tuple[Wait, ...] = ()
+    """Where each rank waited, and for which ranks, from flight recorder dumps."""
+    unseen: tuple[str, ...] = ()
+    """What the dumps do not show."""
+
+
+_MOST = 16
+_PROOFS = 6
+_WORDS = {
+    "rank2": "rank",
+    "missing": "rank",
+    "peer": "node",
+    "bus": "gpu",
+    "tasks": "task",
+    "near": "rank",
+    "local_rank": "local rank",
+}
+"""The kind of a culprit, if it differs from the field's name."""
+_TASK = re.compile(r"/task:(\d{1,9})")
+
+
+def culprits(same: Sequence[Hit], first: Hit) -> tuple[str, ...]:
+    """The culprits by the fields that the symptom names, over all its hits.
+
+    If the fields are empty, the culprit is the node, if only one reports it. A symptom without
+    culprit fields names no culprit: the writer of the line only reports the failure. Where hits
+    name both ends of different paths, the end that all of them share is the culprit, if any.
+    """
+    fields = first.symptom.culprits
+    of_hits = [
+        dict.fromkeys(name for field in fields for name in _first_known(field, hit))
+        for hit in [first, *same]
+    ]
+    found = {name: None for some in of_hits for name in some}
+    shared = [name for name in found if all(name in some for some in of_hits)]
+    if len({hit.speaker.node for hit in [first, *same]}) > 1:  # each node has such an HCA
+        shared = [name for name in shared if not name.startswith("hca ")]
+    if "peer" in fields and shared:
+        return tuple(shared)
+    nodes = {hit.speaker.node for hit in [first, *same]}
+    telling = first.symptom.culprits and first.symptom.role in ("cause", "sign")
+    if not found and telling and len(nodes) == 1:
+        return tuple(f"node {node}" for node in nodes if node)
+    ranked = any(name.startswith("rank ") for name in found)
+    named = [name for name in found if not (ranked and name.startswith("local rank "))]
+    return tuple(named)[:_MOST]
+
+
+def rank_words(ranks: Collection[int], most: int = 8) -> str:
+    """`rank 3`, `ranks 0, 2, 5 ...`."""
+    shown = sorted(ranks)
+    words = ", ".join(map(str, shown[:most])) + (" ..." if len(shown) > most else "")
+    return f"rank{'s' * (len(shown) > 1)} {words}"
+
+
+def names(speaker: Speaker) -> tuple[str, ...]:
+    """`rank 3` and `node gpu004`, as far as they are known."""
+    rank = (f"rank {speaker.rank}",) if speaker.rank is not None else ()
+    node = (f"node {speaker.node}",) if speaker.node else ()
+    return (*rank, *node)
+
+
+def tasks_of(value: str) -> list[str]:
+    """The numbers of JAX's tasks in a list such as `/job:jax_worker/replica:0/task:3`."""
+    return sorted(set(_TASK.findall(value)), key=int)
+
+
+def _first_known(fields: str, hit: Hit) -> tuple[str, ...]:
+    """`speaker/gpu` is the rank or node that wrote it; the GPU only if neither is known."""
+    return next(filter(None, (_culprit(field, hit) for field in fields.split("/"))), ())
+
+
+def _culprit(field: str, hit: Hit) -> tuple[str, ...]:
+    if field == "speaker":
+        return names(hit.speaker)
+    if field == "speaker_node":
+        return (f"node {hit.speaker.node}",) if hit.speaker.node else ()
+    value = hit.fields.get(field)
+    if value is None:
+        return ()
+    word = _WORDS.get(field, field)
+    if word == "task":
+        return tuple(f"task {one}" for one in tasks_of(value))
+    several = value.split(",") if word == "rank" else [value]
+    return tuple(f"{word} {one.strip()}" for one in several)
+
+
+def proofs(places: Iterable[Place]) -> tuple[Place, ...]:
+    """The first few lines, each once, on one line each."""
+    seen: dict[tuple[str, int], Place] = {}
+    for place in places:
+        text = re.sub(r"\s+", " ", place.text).strip()[:240]
+        seen.setdefault((place.source, place.line), replace(place, text=text))
+    return tuple(seen.values())[:_PROOFS]
+
+
+def with_meanings(hit: Hit) -> dict[str, str]:
+    """Add the speaker and the meaning of numbers: a completion's status, an errno, an Xid."""
+    fields = dict(hit.fields)
+    if hit.speaker.words:
+        fields.setdefault("speaker", hit.speaker.words)
+    if rank := fields.get("rank"):
+        fields["rank_words"] = f"rank{'s' * (',' in rank)} {rank}"
+    if tasks := tasks_of(fields.get("tasks", "")):
+        fields["task_words"] = f"task{'s' * (len(tasks) > 1)} {', '.join(tasks)}"
+    for field, meanings in hit.symptom.words.items():
+        number = number_of(hit, field)
+        words = meanings.get(str(number), meanings.get("", "")) if number else ""
+        if words:
+            fields[f"{field}_words"] = words.format(number=number)
+    if "xid" in fields:
+        fields["xid_words"] = xid_info(int(fields["xid"])).meaning
+    return fields
+
+
+def number_of(hit: Hit, field: str) -> int:
+    """The number of a field, or the number that a text stands for; 0 without either."""
+    number = whole(hit.fields.get(field, ""), 2**64)
+    if number is not None:
+        return number
+    names = hit.symptom.numbers.get(field, {})
+    texts = hit.fields.values()
+    return int(next((names[name] for name in names if any(name in one for one in texts)), 0))

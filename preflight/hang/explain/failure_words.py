@@ -1,0 +1,135 @@
+"""Which words of a line report a failure, and which only quote or suppose one."""
+
+from __future__ import annotations
+
+import re
+
+_FAILURE = re.compile(
+    rb"(?i:traceback \(most|\bfatal\b|\bpanic\b|core dumped|segmentation fault|segfault"
+    rb"|aborted\b|terminate called|exit(?:ed)?(?: with)?(?: exit| return)?[ _]?(?:code|status)"
+    rb"[ :=]{0,8}-?[1-9]|return code[ :=]{0,3}-?[1-9]|\bkilled\b|out of memory|timed[ -]?out"
+    rb"|deadlock|\bhung\b|\bstuck\b|unreachable|connection (?:refused|reset|closed)|\bxid\b"
+    rb"|no space left|\b(?:signal|sig(?:kill|segv|abrt|bus|term))\b|unable to|can(?:no|')t "
+    rb"|\baborting\b|MPI_ABORT|exited with non-?zero|\bloss is nan\b"
+    rb"|assert(?:ion)? .{0,200}fail|\bcrash|\bdied\b|\bfail(?:ed|ure)\b|\bcorrupt|denied"
+    rb"|\bpg_status\b"  # a flight recorder's dump, which is written after a failure
+    rb"|(?<![\w0] )errors?(?: code| number)?[ :]|mismatch|invalid|not found|no such)"
+    rb"|[a-z](?:Error|Exception)\b|\bERROR\b|\bCRITICAL\b|NCCL WARN|\[[EF]\d{0,6} |EXCEPTION"
+)
+"""A log without any of these shows no failure."""
+_NOTICE = re.compile(
+    rb"(?i:\bwarn(?:ing)?\b|warning:|\binfo\b|\bdebug\b|\bnotice\b|\bretry|continuing"
+    rb"|ignor(?:ed|ing)|skipp(?:ed|ing)|falling back|deprecat|\bon[_ -]?error|\bpassed\b"
+    rb"|\bsub-?optimal\b"
+    rb"|\b(?:no|0|zero|without|any) (?:xid )?(?:error|fail)"
+    rb"|error[_ -](?:bars?|rate|func|margin|norm)"
+    rb"|(?:error|fail(?:ed|ures?)?|killed)[_ ]?(?:rate|s)?[ =:]{1,3}0(?:\.0{0,9})?\b"
+    rb"|\bwatching for\b|\bhandles? xid\b|\b(?:will|would|may|might) (?:stop|fail) with no space\b"
+    rb"|[a-z] error[ =:]{1,3}\d{0,9}\.\d)"
+    rb"|\[W[\d :.]{0,30}(?:TCPStore|ProcessGroupNCCL)\.cpp:|^frame #\d"
+)
+"""What is no failure, whatever words are in it, unless NCCL or an exception says it."""
+_HARMLESS = re.compile(
+    rb"cannot be preloaded .{0,200}ignored|Unable to register cu\w{1,9} factory"
+    rb"|Ignoring this choice|dependency resolver does not|(?i:\b(?:errors?|xids?): (?:none|0)\b)"
+)
+"""What is no failure, at whatever level it is logged."""
+_CERTAIN = re.compile(rb"NCCL WARN|Traceback \(most|\bERROR\b|\bFATAL\b|^\w*Error: |core dumped")
+STEMS = (
+    *("raceback", "rror", "xception", "ail", "atal", "panic", "ore dumped", "egmentation fault"),
+    *("egfault", "bort", "erminat", "xit", "eturn code", "ill", "ut of memory", "imed", "ime out"),
+    *("eadlock", "hung", "stuck", "nreachable", "refused", "onnection", "xid", "o space left"),
+    *("ignal", "nable to", "annot ", "an't ", "ssert", "rash", "ied", "orrupt", "ismatch"),
+    *("nvalid", "ot found", "o such", "critical", "warn", "sig", "[E", "[F", "pg_status"),
+    "xited with non",
+    "s nan",
+)
+"""Each line of failure has one of these, in lower or upper case; a first letter may lack."""
+
+_OF_DATA = re.compile(
+    r"(?:(?:\[[^\]\s]{1,60}\]:?|\d[\d:.,TZ/+-]{0,40}|INFO|DEBUG|(?i:eval(?:uation)?|test"
+    r"|train(?:ing)?|validation)) {1,4}){0,5}"
+    r"(?:(?i:(?:sample |user )?(?:prompt|question|completion)|\[?sample(?: #?\d{1,6})?\]?|generated"
+    r"|generation|title|issue #?\d{1,6})|Q)[:\]] {0,4}\S"
+)
+"""Begins a line in which a training or an evaluation prints text of its data, or a person asks."""
+_REPORT = (
+    r"(?i:message|msg|log|err|errors?|exc\w*|exception|reason|details?|desc\w*|event|stack\w*"
+    r"|traceback|status|string|std(?:err|out))"
+)
+"""Ends the name of a field that reports a failure."""
+_SETTING = re.compile(
+    r"(?:\[[^\]\s]{1,40}\]:? ?)?"
+    r"(?:\s{0,40}(?:#+(?!\d)|//|/\*|<!--|[;*•]|\d{1,2}[.)]|- [\w.-]{1,60}:)\s|\s{0,40}--[a-z]"
+    r"|.{0,200}\s(?:#|//)\s|[+$]\s.{0,200}\b(?:grep|rg|awk|sed)\b"
+    r"|(?=\s\s|export |\w{0,60}[_=]|[\w.-]{1,60} =)"
+    rf"(?!\s{{0,40}}(?!on[_-])[\w.-]{{0,60}}?{_REPORT}[\"']?\s{{0,3}}[:=])"
+    r"(?!(?!\s\s|on[_-]).{0,200}(?:Error|Exception|ERROR|FATAL)\b)"
+    r"\s{0,40}(?:export )?[A-Za-z][A-Za-z._-]{0,60}[\"']?(?:\s?[:=]\s|(?<=[A-Z])=)"
+    r"|[\s\"'{,]{0,20}[\w.-]{0,60}(?i:retr[iy]|ignor|skip|pattern|regex|transient|recover"
+    r"|requeue|restart)[\w.-]{0,60}[\"']?\s{0,9}[:=][^=]{0,200}$)"
+)
+"""Begins a comment, an item of a list, a setting, an option, or a search."""
+_SUPPOSED = re.compile(
+    r"(?i)\b(?:(?:watch|look|wait|listen|scan|search|check|poll|grep|monitor)(?:e?s|ing)?"
+    r" (?:[\w./-]{1,40} ){0,3}for\b[^.,;:!?\n]{0,24}$"
+    r"|(?:(?<!failed to )(?<!unable to )(?:handles?|avoids?|prevents?|catch(?:es)?|fix(?:e[sd])?"
+    r"|works? around)|in case of|such as|e\.g\.|(?:retr(?:y|ies)|recovers?|restarts?|to do|happens)"
+    r" (?:on|after|from)|(?:will|would|may|might) (?:stop|fail|abort|end|exit) with|todo"
+    r"|policy|policies|patterns?|rules?|notes?|known issues?|troubleshooting|saw|seen"
+    r"|how (?:do|to|can)|why do(?:es)?|(?:did|does|has|have) (?:you|anyone|we|they|it|that)"
+    r"|(?:if|when|whenever|once|unless) (?:[\w-]{1,30} ){1,4}(?:sees?|shows?|gets?|hits?|finds?"
+    r"|reports?|prints?|contains?|raises?|logs?|matches))\b[^.;!?\n]{0,40}$)"
+)
+"""Ends before words of a failure that did not happen: a help text, a question, a rule."""
+_EXPLAINED = re.compile(
+    r"[^\n.]{0,60}?(?: (?:->|=>|→) ?[a-z]|\] PASSED|\b(?:means|restarts|triggers|requeues)\b"
+    r"|\b(?:is|are|gets?|will be) (?:re-?tried|ignored|handled|expected|tolerated|treated|fixed)\b"
+    r"|\b(?:may|might|can|could) (?:appear|happen|occur)\b)|[^\n]{0,200}\?$"
+)
+"""Follows the words of a failure that a text explains, or asks about."""
+_ITEM = re.compile(r"\s{0,20}- [\"']?[A-Za-z.: ]{0,24}")
+"""Begins an item of a list."""
+_OPEN_QUOTE = re.compile(
+    rf"(?P<reports>\b{_REPORT}[\"']?\s?[:=]\s?|(?:Error|Exception)\("
+    r"|\b(?i:error|failure|failed)\b[^\"']{0,30})?"
+    r"(?:^|(?<=[\s(\[{=:,|]))(?P<mark>[\"'])(?:(?!(?P=mark)).)*$"
+)
+"""A quotation that is not closed, and what shows that it is of the report of a failure."""
+
+
+def _is_supposed(text: str, begin: int, end: int) -> bool:
+    """Whether words of a failure are in a comment, settings, a question, data of the training."""
+    first = text.rfind("\n", 0, begin) + 1
+    before = text[first:begin]
+    item = _ITEM.match(text, first)
+    if _OF_DATA.match(text) or _SETTING.match(before) or (item and begin <= item.end()):
+        return True
+    return _SUPPOSED.search(before) is not None or _EXPLAINED.match(text, end) is not None
+
+
+def is_quoted(text: str, begin: int, end: int) -> bool:
+    """Whether words of a failure are supposed, or stand between quotation marks."""
+    opened = _OPEN_QUOTE.search(text[text.rfind("\n", 0, begin) + 1 : begin])
+    in_quotes = opened and not opened["reports"] and opened["mark"] not in text[begin:end]
+    return bool(in_quotes) or _is_supposed(text, begin, end)
+
+
+TRIED_AGAIN = re.compile(
+    r"(?i)(?<!not )(?<!after )(?<!while )(?<!before )(?<!failed )(?<!stopped )\b(?:re-?trying"
+    r"|(?:will|going to) (?:re-?try|try again)|trying again|retry (?:in|loop|\(?\d)|reconnecting"
+    r"|attempt (\d{1,3}) ?(?:of|/) ?(?!\1\b)\d)"
+)
+"""A line with these words reports no end: the program goes on."""
+AT_END = 3
+"""Lines at the end of a log, which do not show whether it did."""
+
+
+def reports_failure(line: str) -> bool:
+    """Whether a line reports any failure, known or not; NCCL's INFO lines do not."""
+    text = line.encode()
+    if b"NCCL INFO " in text or _HARMLESS.search(text):
+        return False
+    certain = _CERTAIN.search(text) or not _NOTICE.search(text)
+    found = _FAILURE.search(text) if certain else None
+    return found is not None and not _is_supposed(text.decode("latin-1"), *found.span())

@@ -1,0 +1,136 @@
+"""What a symptom means in this log: its category and confidence, by what else the log shows."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from preflight.core.text import whole
+from preflight.facts.boards import GRADES, xid_info
+from preflight.hang.explain.explanation import number_of
+from preflight.hang.explain.symptom import Category
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from preflight.facts.boards import Grade
+    from preflight.hang.explain.explanation import Hit
+    from preflight.hang.explain.scan import ScanResult
+    from preflight.hang.explain.symptom import Circumstance
+
+_GIB = {"KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0, "TiB": 2.0**10}
+_WHOLE = 0.9
+"""Share of the GPU: an allocation this large would have failed on any rank."""
+_FOREIGN = 0.25
+"""Share of the GPU: if others use more, it is not only the driver."""
+_NOT_FATAL = re.compile(r"[Nn]on-?[Ff]atal")
+_PROVEN: tuple[Grade, ...] = ("fatal", "reset")
+"""Xids after which the GPU is faulty, whatever ran on it."""
+
+
+class Meaning(Struct, frozen=True):
+    """The meaning of one symptom in this log."""
+
+    category: Category
+    confidence: float
+    remark: str = ""
+
+
+def lesser(hit: Hit, found: ScanResult) -> bool:
+    """Whether this cause is only a sign here: a flushed queue, an Xid that a program caused."""
+    if hit.symptom.reads == "xid":
+        return _grade(hit) not in _PROVEN
+    here = circumstance(hit, found)
+    return here is not None and here.lesser
+
+
+def refine(hit: Hit, same: Sequence[Hit], found: ScanResult) -> Meaning:
+    """Category and confidence of a hit; `same` are all hits of its symptom."""
+    if hit.symptom.reads == "memory":
+        return _memory(hit, same, found)
+    here = circumstance(hit, found)
+    if here is None and hit.symptom.reads == "xid":
+        return _xid(hit)
+    if here is None:
+        return Meaning(hit.symptom.category, hit.symptom.confidence)
+    several = " and ".join(_values(here.several, found))
+    return Meaning(here.category, here.confidence, here.remark.format(several=several))
+
+
+def circumstance(hit: Hit, found: ScanResult) -> Circumstance | None:
+    """What changes the meaning of its symptom here."""
+    return next((one for one in hit.symptom.when if _holds(one, hit, found)), None)
+
+
+def _holds(one: Circumstance, hit: Hit, found: ScanResult) -> bool:
+    if one.greater is not None:
+        first, second = (whole(hit.fields.get(name, "")) for name in one.greater)
+        if first is None or second is None or first <= second:
+            return False
+    return (
+        all(number_of(hit, field) in some for field, some in one.numbers.items())
+        and (not one.met or found.counts[one.met] > 0)
+        and (not one.several or len(_values(one.several, found)) > 1)
+        and one.world in (0, found.world)
+    )
+
+
+def _values(field: str, found: ScanResult) -> list[str]:
+    return sorted({one.fields[field] for one in found.hits if field in one.fields})
+
+
+def _grade(hit: Hit) -> Grade:
+    code = xid_info(int(hit.fields.get("xid", "0")))
+    if code.worded and _NOT_FATAL.search(hit.place.text):
+        return "configurable"
+    return code.grade
+
+
+def _xid(hit: Hit) -> Meaning:
+    grade = _grade(hit)
+    if grade in _PROVEN:
+        return Meaning(hit.symptom.category, hit.symptom.confidence)
+    if grade == "application":
+        return Meaning("other", 0.6, "; more often a program's fault than the GPU's")
+    return Meaning("unknown", 0.3, "; this alone does not show the cause")
+
+
+def _memory(hit: Hit, same: Sequence[Hit], found: ScanResult) -> Meaning:
+    tried, total = _gib(hit.fields.get("tried")), _gib(hit.fields.get("total"))
+    own, free = _gib(hit.fields.get("own")), _gib(hit.fields.get("free"))
+    ranks = {one.speaker.rank for one in same if one.speaker.rank is not None}
+    if found.world > 1 and len(ranks) == found.world:
+        remark = f"; all {found.world} ranks did: the work does not fit these GPUs"
+        return Meaning("other", 0.85, remark)
+    if tried and total and tried >= _WHOLE * total:
+        remark = "; nearly a whole GPU at once: it would fail on any rank"
+        return Meaning("other", 0.55, remark)
+    if own and total and free is not None and total - own - free >= _FOREIGN * total:
+        foreign = total - own - free
+        remark = f"; {foreign:.1f} GiB of it belong to other processes"
+        return Meaning("oom_one_rank", 0.9, remark)
+    return Meaning(hit.symptom.category, hit.symptom.confidence)
+
+
+def _gib(words: str | None) -> float | None:
+    if not words:
+        return None
+    number, _, unit = words.partition(" ")
+    return float(number) * _GIB.get(unit, 1.0)
+
+
+def gravest_first(some: Sequence[Hit], found: ScanResult) -> list[Hit]:
+    """If an Xid is the first of all: the gravest Xid of its node first, and a program's own last.
+
+    A faulty GPU makes programs fail, and the GPUs that it talked to log Xids as well.
+    """
+    of_node = ("xid", some[0].speaker.node) if some else ()
+
+    def order(hit: Hit) -> tuple[bool, int]:
+        if (hit.symptom.reads, hit.speaker.node) != of_node:
+            return True, len(GRADES)
+        return refine(hit, (), found).category != "gpu_hardware", GRADES.index(_grade(hit))
+
+    return sorted(some, key=order) if some and some[0].symptom.reads == "xid" else [*some]

@@ -1,0 +1,115 @@
+"""Lines of a log that tell the same as others: only the first few, and the last, are read."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from preflight.hang.explain.exceptions import ENDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from preflight.hang.explain.symptom import Symptom
+
+
+def any_of(words: Iterable[bytes]) -> re.Pattern[bytes]:
+    """Match any of these words, ten times faster than plain alternatives: shares prefixes."""
+    return re.compile(_branches(sorted(set(words))))
+
+
+def _branches(words: list[bytes]) -> bytes:
+    if not words or not words[0]:
+        return b""  # a word ends here: longer ones need no match
+    parts = [
+        re.escape(first) + _branches([word[1:] for word in those])
+        for first, those in groupby(words, key=lambda word: word[:1])
+    ]
+    return parts[0] if len(parts) == 1 else b"(?:" + b"|".join(parts) + b")"
+
+
+KEPT_EACH = 3
+"""Hits stored of one symptom and speaker: the first ones."""
+KEPT = 20_000
+"""Facts stored in all, and as many other hits."""
+INFO = b"NCCL INFO "
+_VOLATILE = re.compile(rb"0x0+|(?<![:0])00:00:00[.,0]*|(?<=:)0+(?= \[0+\] NCCL INFO )")
+"""Addresses, times and threads in the shape of a line, which change where nothing new is seen."""
+ALIKE = bytes.maketrans(b"0123456789abcdef", b"0" * 16)
+"""Numbers, and addresses in hexadecimal, of lines that are otherwise the same."""
+_BEGINS = b"Traceback (most".translate(ALIKE)
+RAISED = any_of(word.translate(ALIKE) for word in (*ENDS, b"Traceback"))
+_OF_ONE_LINE = ("", "xid", "memory", "call")
+"""What is read of a failure of which only the first lines are stored."""
+
+
+class Shape:
+    """What to look for in lines that differ only in their numbers."""
+
+    def __init__(self, shape: bytes, anchors: list[tuple[bytes, Symptom]]) -> None:
+        self.anchors = anchors
+        """Words that may be there."""
+        is_fact = all(one.role == "fact" and not one.reads for _, one in anchors)
+        self.most = 2 if is_fact else KEPT_EACH
+        """How often a line that tells the same counts; a second one may be of another group."""
+        cuts = [0, *(at for one in _VOLATILE.finditer(shape) for at in one.span()), None]
+        self.tells: Callable[[bytes], object] = itemgetter(*map(slice, cuts[::2], cuts[1::2]))
+        """What a line tells."""
+        self.is_failure = _BEGINS not in shape and all(
+            one.role != "fact" and not one.span and one.reads in _OF_ONE_LINE for _, one in anchors
+        )
+        """Whether it may tell of a failure, and of nothing that the next lines go on with."""
+        alone = not RAISED.search(shape) and not any(one.span for _, one in anchors)
+        self.is_counted = self.is_failure or (INFO in shape and alone)
+
+    def begins(self, line: bytes) -> list[Symptom]:
+        """The symptoms that may begin in a line."""
+        return [*{one.id: one for word, one in self.anchors if word in line}.values()]
+
+
+QUIET = Shape(b"", [])
+"""Of lines in which there is nothing to read."""
+PACED = Shape(b"", [])
+"""Of lines that only tell the step of the training."""
+
+
+@dataclass
+class _Late:
+    """The last of many lines that tell of the same failure."""
+
+    shape: Shape
+    line: bytes = b""
+    order: int = 0
+    times: int = 0
+
+
+class Repeats:
+    """Lines that repeat others: the first few are read, and of failures the last."""
+
+    def __init__(self) -> None:
+        self.seen: dict[object, int] = {}
+        """How often, in this attempt of the job."""
+        self.late: dict[object, _Late] = {}
+        self._last: object = None
+        self._same = 0
+
+    def skips(self, shape: Shape, line: bytes, order: int, *, idle: bool) -> bool:
+        """Whether a line tells nothing new; `idle`: it is no part of what has begun."""
+        tells = shape.tells(line)
+        if not idle:
+            self._same = self._same + 1 if (shape, tells) == self._last else 0
+            self._last = shape, tells
+            return self._same > KEPT_EACH
+        if not shape.is_counted:
+            return False
+        times = self.seen.get(tells, 0)
+        if times < shape.most:
+            self.seen[tells] = times + 1
+            return False
+        if shape.is_failure and (tells in self.late or len(self.late) < KEPT):
+            one = self.late.setdefault(tells, _Late(shape))
+            one.line, one.order, one.times = line, order, one.times + 1
+        return True
