@@ -10,7 +10,8 @@ from preflight import __version__
 from preflight.commands import add_json, print_answer
 from preflight.core.command_line import EMPTY, FINE, FOUND, UNCLEAR, some_path
 from preflight.core.text import count, printable, wrapped
-from preflight.lint import LintResult, lint_file
+from preflight.fleet.sources import lint_file
+from preflight.lint import LintResult
 from preflight.lint.script import Severity
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from preflight.core.files import refuse_others, typed_path
+from preflight.core.files import read_regular, refuse_others, typed_path
 from preflight.core.text import did_you_mean, whole
 from preflight.core.trust import who_may_change
 from preflight.errors import UsageError
@@ -138,6 +138,19 @@ def _is_here(address: str) -> bool:
         return ip_address(address).is_loopback
     except ValueError:
         return address == "localhost"
+
+
+def lint_file(path: Path) -> LintResult:
+    """Read and lint one file; UsageError if it cannot be read."""
+    from preflight.lint import lint
+    from preflight.lint.reading import LARGEST
+
+    try:
+        content = read_regular(typed_path(path), LARGEST)
+    except OSError as error:
+        message = f"cannot read {path}: {error.strerror}"
+        raise UsageError(f"{message}; give the training script itself") from error
+    return lint(content, str(path))
 
 
 BY_ADDRESS = ("ssh", "paramiko", "openssh")
@@ -473,8 +486,6 @@ def _script(request: FleetRequest) -> LintResult | None:
         return None
     if not request.script:
         raise UsageError("--preflight-script is empty: give the training script")
-    from preflight.lint import lint_file
-
     return lint_file(Path(request.script))
 
 

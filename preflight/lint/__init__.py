@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from preflight.core.files import read_regular, typed_path
-from preflight.errors import UsageError
 from preflight.lint import rules_on_collectives, rules_on_start
-from preflight.lint.reading import LARGEST, Unreadable, read_script
+from preflight.lint.reading import Unreadable, read_script
 from preflight.lint.script import Finding, Rule, Severity, is_distributed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from preflight.lint.script import Script
 
@@ -50,17 +47,6 @@ class LintResult(Struct, frozen=True, kw_only=True):
     def of(self, severity: Severity) -> list[Finding]:
         """The findings of one severity."""
         return [one for one in self.findings if one.severity is severity]
-
-
-def lint_file(path: Path) -> LintResult:
-    """Read and lint one file; UsageError if it cannot be read."""
-    try:
-        content = read_regular(typed_path(path), LARGEST)
-    except OSError as error:
-        raise UsageError(
-            f"cannot read {path}: {error.strerror}; give the training script itself"
-        ) from error
-    return lint(content, str(path))
 
 
 def lint(content: bytes, path: str) -> LintResult:
