@@ -9,7 +9,7 @@ would blame the paths to good partners.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -285,27 +285,18 @@ def _together(several: Iterable[Sequence[str]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for names in several for name in names))
 
 
-class _Named(NamedTuple):
-    """The final blames, and the pairs that cannot be judged."""
-
-    blames: tuple[Blame, ...]
-    hidden: tuple[Blame, ...]
-    """Blames that a single pair need not show."""
-    doubted: dict[Pairing, str]
-    """By pair: why."""
-
-
 def _named(
     seen: Sequence[PairJudgement],
     observed: Observed,
     sweep: Sweep,
     hosts: Sequence[Host],
     limit: Thresholds,
-) -> _Named:
+) -> tuple[tuple[Blame, ...], tuple[Blame, ...], dict[Pairing, str]]:
     """Return one blame per fault: data past the NICs, outright failures, statistical findings.
 
     A finding is left out if an earlier one explains it, an outright one also if it only shows what
     the samples prove of a node. Paths that were bad for a while come last.
+    Then again the blames that a single pair need not show, and why pairs cannot be judged.
     """
     culprits = find(observed, limit, seen).culprits
     outright = [one for one in culprits if one.symptom in FAILURES]
@@ -320,7 +311,7 @@ def _named(
     unsure = doubts(subtle, seen, sweep)
     hidden = without_doubts(subtle, unsure)
     hidden += list(transient_paths(seen, observed, (*gross, *hidden), limit))
-    return _Named((*gross, *hidden), (*fallen, *hidden), doubted | unsure)
+    return (*gross, *hidden), (*fallen, *hidden), doubted | unsure
 
 
 def _fallen_back(one: Culprit, fallen: Sequence[Blame]) -> bool:
