@@ -322,7 +322,7 @@ class EarlyEnd:
 
         After a suspension of about the lease all nodes stop, and their partners report that.
         """
-        hole_s = self._own.recent_s(LEASE_S)
+        hole_s = self._own.recent_s()
         bad = isinstance(event, Gone | Lapsed | Trouble) or (
             isinstance(event, PairSeen) and event.state != "measured"
         )

@@ -386,7 +386,7 @@ class ParamikoConnection:
 
         try:
             channel = self._transport.open_session(timeout=OPEN_S)
-            with _closed_after(channel, OPEN_S):
+            with _closed_when_late(channel):
                 channel.exec_command(shlex.join(deadlined(argv, timeout_s)))
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise ReachError(
@@ -489,9 +489,9 @@ def refuse_jump_hosts(config: SshSettings) -> None:
 
 
 @contextmanager
-def _closed_after(channel: paramiko.Channel, seconds: float) -> Iterator[None]:
+def _closed_when_late(channel: paramiko.Channel) -> Iterator[None]:
     """Give `exec_command` the deadline it lacks: closing its channel makes it raise."""
-    watch = threading.Timer(seconds, channel.close)
+    watch = threading.Timer(OPEN_S, channel.close)
     watch.daemon = True
     watch.start()
     try:

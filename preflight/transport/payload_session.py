@@ -326,10 +326,10 @@ class SuspendDetector:
         """Stop watching."""
         self._over.set()
 
-    def recent_s(self, within_s: float) -> float:
-        """Return the length of the last suspension if it ended less than `within_s` ago; else 0."""
+    def recent_s(self) -> float:
+        """Return the length of the last suspension if it ended within the lease; else 0."""
         self.look()
-        return self._longest_s if _now() - self._ended < within_s else 0.0
+        return self._longest_s if _now() - self._ended < LEASE_S else 0.0
 
     def forgive_s(self) -> float:
         """Return how long this process was suspended since the last call."""
