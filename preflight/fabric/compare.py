@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 INDEPENDENT = "peers' median"
-_FEW = 2
 
 
 class Peers:
@@ -62,10 +61,10 @@ class Peers:
         for other, summary in self._measured:
             if other is not pair and (same := summary.size(size_bytes)) is not None:
                 (rails if other.nodes == ends else pairs).append(same.busbw_gbs)
-        if len(rails) >= _FEW:
+        if len(rails) > 1:
             return median(rails), "other rails' median"
         # A slow node of three is in two of three pairs: their median is no reference.
-        if len(pairs) >= _FEW:
+        if len(pairs) > 1:
             return max(pairs), "fastest other pair"
         return None, ""
 
@@ -87,7 +86,6 @@ class Peers:
 _ABSOLUTE_FROM = 1 << 20
 _FEW_RUNS = 3
 _MOSTLY, _FAST = 0.75, 0.75
-_BOTH = 2
 
 Yard = Literal["", "peers", "inventory", "platform", "history", "least"]
 """`least`: the shipped floor of any network, if nothing is known of this one."""
@@ -188,7 +186,7 @@ def _expected(
         return (*min(own), "inventory")
     floors = [floor for one in ends if (floor := rail_floor(one)) is not None]
     # A floor is known if both ends' NICs are; gloo over TCP does not reach a NIC's rate.
-    if pair.backend != "nccl" or len(floors) < _BOTH:
+    if pair.backend != "nccl" or len(floors) < len(pair.nodes):
         return None
     floor = min(floors, key=lambda one: one.value)
     return floor.value, floor.origin, "platform"
@@ -261,11 +259,9 @@ class PairJudgement(Meeting, frozen=True, kw_only=True):
 
     def times_slower(self, how: Slow) -> float | None:
         """Return how many times slower it is than its peers; None if unknown."""
+        more, less = self.bound.peers_gbs, self.busbw_gbs
         if how == "latency":
-            both = self.latency_us, self.peers_latency_us
-        else:
-            both = self.bound.peers_gbs, self.busbw_gbs
-        more, less = both
+            more, less = self.latency_us, self.peers_latency_us
         return more / less if more and less else None
 
 

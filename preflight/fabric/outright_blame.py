@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 
 _SYSTEMIC = 0.8
-_TWO = 2
 
 _WORST: tuple[PairState, ...] = ("corrupt", "hung", "no_connect", "absent", "error")
 _STATE_WORDS: dict[PairState, str] = {
@@ -111,7 +110,7 @@ def _worded(culprit: Culprit, names: tuple[str, ...], context: _Context) -> Blam
     mine = [one for one in mine if silent.isdisjoint(one.nodes)] or mine
     if name:
         mine = _on_own_rails(mine)
-    alone = [one for one in mine if len({*one.nodes}.intersection(context.bad_nodes)) < _TWO]
+    alone = [one for one in mine if not context.bad_nodes.issuperset(one.nodes)]
     worst = _worst(alone or mine)
     rails = sorted({one.rail for one in mine if one.bad})
     several = any(pair.rail for pair in sweep.pairs)

@@ -134,7 +134,6 @@ def _refuse_standout(where: str, one: Standout, digest: Digest) -> None:
 
 
 BACKENDS = ("gloo", "nccl")
-_ONE = 1
 
 
 def refuse_backend(where: str, backend: str) -> None:
@@ -157,7 +156,7 @@ def refuse_left_out(sweep: Sweep) -> None:
             raise absurd(where, "it stands in left_out too", "leave one of them out")
     paired = {name for around in sweep.rounds for pair in around for name in pair}
     # In a single round a node may have had no pair, and may have been the store's host.
-    all_paired = sum(bool(around) for around in sweep.rounds) > _ONE
+    all_paired = sum(bool(around) for around in sweep.rounds) > 1
     there = paired.union(sweep.troubles, (one.node for one in sweep.inside))
     for out, host in sweep.cut_off.items():
         where = f"cut_off ({out[:60]!a})"

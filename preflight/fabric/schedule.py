@@ -55,7 +55,6 @@ ALL_PAIRS_UP_TO = 16
 # nodes among N: at 1 % bad, eight partners leave nothing to chance.
 _MANY = 256
 _ROUNDS_MANY, _ROUNDS_HUGE = 9, 8
-_TWO = 2
 
 
 def ordered(ends: Collection[str], place: Callable[[str], int]) -> Pairing:
@@ -83,7 +82,7 @@ def circle_rounds(nodes: Sequence[str], limit: int | None = None) -> Rounds:
 
 def rounds_among(members: int) -> int:
     """Return how many rounds it takes until so many members have all met."""
-    return positions(members) - 1 if members >= _TWO else 0
+    return positions(members) - 1 if members > 1 else 0
 
 
 def positions(members: int) -> int:
@@ -209,7 +208,7 @@ def frame_of(nodes: Sequence[str], leaves: Mapping[str, str]) -> Frame:
     names = sorted(nodes)
     members = grouped((leaves[name], name) for name in names if name in leaves)
     whole = circle(names, nodes)
-    if not _TWO <= len(members) < len(nodes):
+    if not 1 < len(members) < len(nodes):
         return whole
     for name in names:
         if name not in leaves:

@@ -106,7 +106,6 @@ def _devices(way: str) -> set[str]:
 
 
 _CERTAIN, _UNRESOLVED = 0.95, 0.3
-_TWO = 2
 
 _HERE = (
     "on {0} look for NCCL_IB_DISABLE, NCCL_IB_HCA, NCCL_NET and an nccl.conf, for libibverbs and "
@@ -138,7 +137,7 @@ def fallback_blames(sweep: Sweep, hosts: Sequence[Host]) -> tuple[Blame, ...]:
     nodes = {name for one in every for name in one.nodes}
     out = [host.name for host in hosts if any(host.name in one.fallen_back for one in every)]
     blamed = {one.node for one, _ in culprits if one.node}
-    all_nodes = len(out) >= _TWO and not any(one.good for one in every) and nodes == {*out}
+    all_nodes = len(out) > 1 and not any(one.good for one in every) and nodes == {*out}
     if all_nodes or shared_cause(len(blamed), len(nodes)):
         return (_everywhere(out, len(nodes), seen),)
     return tuple(_blame(culprit, own, seen) for culprit, own in culprits)

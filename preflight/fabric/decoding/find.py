@@ -159,7 +159,7 @@ def joined(first: Exposures, again: Exposures) -> Exposures:
     return Exposures(*(mine + more for mine, more in both))
 
 
-def hot_again(parts: Parts, rates: Rates, border: int, false_alarm: float) -> list[Fault]:
+def hot_again(parts: Parts, rates: Rates, border: int) -> list[Fault]:
     """Return paths proven by their retests, strongest first; `border`: the first retest."""
     suspects = parts.suspects(rates.hot())
     doubted = [
@@ -175,7 +175,7 @@ def hot_again(parts: Parts, rates: Rates, border: int, false_alarm: float) -> li
             continue
         later = [row for row in through if row >= border]
         strength, gain = rates.fit(later)
-        margin = gain - math.log(FEW / false_alarm)
+        margin = gain - math.log(FEW / SHARE)
         if margin <= 0 or not rates.enough(strength, later):
             continue
         ends = (suspects[Key("node", name)] for name in (key.one, key.other))
@@ -190,7 +190,6 @@ def _fine(own: Sequence[int], path: Sequence[int], strength: float, rates: Rates
     return bool(others) and rates.fit(others)[1] <= DOUBT and not rates.shows(others, strength, own)
 
 
-_TWO = 2
 _UNPROVEN = 0.3
 
 
@@ -205,11 +204,11 @@ def proven(one: Culprit, observed: Observed, trials: Trials) -> Culprit:
     partners = {each.partner(name) for each in trials.of(name, part.rail)}
     fine = trials.fine(part.rail)
     cleared = partners & fine
-    if name in observed.silent or (len(partners) >= _TWO and cleared):
+    if name in observed.silent or (len(partners) > 1 and cleared):
         return replace(one, cleared_partners=len(cleared))
     others = [Component(part.kind, (each,), part.rail) for each in sorted(partners - fine)]
     paths = [Component("path", (name, each), part.rail) for each in sorted(partners)]
-    among = (part, *others, *paths) if len(partners) < _TWO else (part, *others)
+    among = (part, *others, *paths) if len(partners) <= 1 else (part, *others)
     return replace(one, among=among, confidence=_UNPROVEN, cleared_partners=len(cleared))
 
 
@@ -300,7 +299,7 @@ def _seen_again(second: RetestComparison, observed: Observed, limit: Limit) -> l
     """Return paths whose events came again in their retests."""
     counted = joined(second.first.wire, second.again.wire)
     rates, parts = rates_of(counted, limit), Parts(counted.places, observed.leaves)
-    accepted = hot_again(parts, rates, len(second.first.wire.places), SHARE)
+    accepted = hot_again(parts, rates, len(second.first.wire.places))
     return _with_searched([], [_Search("spikes", SearchResult(accepted, []), parts, counted)])
 
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from preflight.fabric.schedule import Pairing
 
 
-_TWO = 2
 _BY_LOSS = ("hung", "error")
 _WORSE = 2.0
 """A path that is so many times slower than the node's other pairs has its own fault."""
@@ -95,7 +94,7 @@ def _node(
 ) -> Culprit:
     return Culprit(
         among=(Component("node", (name,)),),
-        confidence=_CERTAIN if silent or cleared_partners >= _TWO else _NODE,
+        confidence=_CERTAIN if silent or cleared_partners > 1 else _NODE,
         pairs=tuple(pairs),
         cleared_partners=cleared_partners,
     )
@@ -103,7 +102,7 @@ def _node(
 
 def _bad_itself(name: str, partners: set[str], cleared: set[str]) -> bool:
     """Whether a node is bad with every partner that kept answering, and one is cleared."""
-    return name not in cleared and len(partners) >= _TWO and bool(partners & cleared)
+    return name not in cleared and len(partners) > 1 and bool(partners & cleared)
 
 
 def _cleared(tested: Sequence[PairOutcome], bad: Collection[Pairing]) -> set[str]:
