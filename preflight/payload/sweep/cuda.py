@@ -6,15 +6,13 @@ That takes 1 to 15 s on a node without persistence mode, and may hang in the dri
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import os
-import select
-import signal
 import time
 import warnings
 
 import children
+from probe import guard
 from probe.node_files import attempt
 
 from . import counters
@@ -85,8 +83,6 @@ def _name(pid: int) -> str:
 
 
 _CUDA_S = 20.0  # a cold driver without persistence mode takes several seconds per GPU
-_REAP_S = 2.0  # a killed process ends within ms, unless it is stuck in the driver
-_ANSWER_BYTES = 4096
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
@@ -134,28 +130,18 @@ def _load() -> tuple[Any, Any]:
 
 def _cuda(torch: Any) -> dict[str, Any]:
     """Count the GPUs in a child: the CUDA runtime may hang, and spoils a process for forking."""
-    reading, writing = os.pipe()
-
-    def work() -> None:
-        children.redirect_streams()
-        os.write(writing, json.dumps(_gpus(torch)).encode("ascii"))
-
-    pid = children.fork("preflight-cuda", work)
-    os.close(writing)
-    answered = select.select([reading], [], [], _CUDA_S)[0]
-    answer = os.read(reading, _ANSWER_BYTES) if answered else b""
-    os.close(reading)
-    os.kill(pid, signal.SIGKILL)
-    children.wait_for_exit(pid, _REAP_S)  # a child stuck in the driver never ends
-    found: dict[str, Any] = json.loads(answer.decode("ascii")) if answer else {}
+    counting = guard.spawn(_gpus, torch, os.getpid())
+    until = guard.clock.now() + _CUDA_S
+    found: dict[str, Any] = guard.answer_of("CUDA", counting, until, lambda _: None) or {}
     return found
 
 
-def _gpus(torch: Any) -> dict[str, Any]:
+def _gpus(torch: Any, agent: int) -> dict[str, Any]:
     """Count the GPUs, with their PCI addresses in CUDA's order if NVML has them.
 
     torch counts with NVML (torch/cuda/__init__.py, `device_count`), which counts a lost GPU, too.
     """
+    children.die_with_parent(agent, "preflight-cuda")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         return {"cuda": False, "gpus": 0}
