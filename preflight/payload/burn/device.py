@@ -106,8 +106,7 @@ class Waited:
     def share(self) -> float:
         """The share of the thread that waited most; 0 where the kernel does not report it."""
         elapsed_s = max(1e-3, time.monotonic() - self._began)
-        now = clocks.waited_s(os.getpid())
-        most = max((now[name] - self._before.get(name, 0.0) for name in now), default=0.0)
+        most = clocks.longest_wait_s(self._before, os.getpid())
         return round(min(1.0, max(0.0, most / elapsed_s)), 4)
 
 

@@ -362,6 +362,12 @@ class Stalls:
 
 def _opened(path: str) -> int:
     try:
+def longest_wait_s(before: dict[str, float], pid: int) -> float:
+    """Seconds that the thread that waited most has waited since `before`."""
+    now = waited_s(pid)
+    return max((now[thread] - before.get(thread, 0.0) for thread in now), default=0.0)
+
+
         return os.open(path, os.O_RDONLY)
     except OSError:
         return _NOWHERE
@@ -408,8 +414,7 @@ def excuse(before: dict[str, float], pid: int, within_s: float) -> str:
     """Explain the silence of the last `within_s`, as the end of a sentence; "" if not known."""
     if is_stopped(pid):
         return "; it was stopped by a signal"
-    now = waited_s(pid)
-    most = max((now[thread] - before.get(thread, 0.0) for thread in now), default=0.0)
+    most = longest_wait_s(before, pid)
     if most < _EXPLAINS * within_s:
         return ""
     return f"; it waited {most:.1f} s for a CPU: look at what else runs on this node"
