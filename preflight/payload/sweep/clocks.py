@@ -15,7 +15,6 @@ An overloaded node is a finding, too, but not a dead link.
 
 from __future__ import annotations
 
-import os
 import select
 import time
 from abc import ABC, abstractmethod
@@ -288,17 +287,13 @@ _STARVED = 0.5
 """Share of the lost time in which a starved process waited for a CPU."""
 
 _KEPT = 200
-_STAT_BYTES = 128  # pid, command and state come first
-_NOWHERE = -1  # as a descriptor
 
 
 class Stalls:
     """Waits for the measuring process like select(2), and checks every 10 ms whether it runs."""
 
     def __init__(self, pid: int) -> None:
-        # one thread's stat is cheaper than all of them: a stop stops every thread
-        self._stat = _opened(f"/proc/{pid}/task/{pid}/stat")
-        self._schedstat = _opened("/proc/self/schedstat")
+        self._pid = pid
         self._stopped_from: float | None = None
         self._found: list[tuple[float, float, str]] = []
 
@@ -327,58 +322,27 @@ class Stalls:
         self._found, self._stopped_from = [], None
         return sorted(longest)
 
-    def close(self) -> None:
-        """Close the files."""
-        for descriptor in (self._stat, self._schedstat):
-            if descriptor != _NOWHERE:
-                os.close(descriptor)
-        self._stat = self._schedstat = _NOWHERE
-
     def _look(self, now: float) -> None:
-        stopped = self._is_stopped()
+        stopped = is_stopped(self._pid)
         if stopped and self._stopped_from is None:
             self._stopped_from = now
         elif not stopped and self._stopped_from is not None:
             self._keep(self._stopped_from, now, "stopped")
             self._stopped_from = None
 
-    def _is_stopped(self) -> bool:
-        """Whether it is stopped by a signal or a debugger."""
-        return _text(self._stat).rpartition(b") ")[2][:1] in (b"T", b"t")
-
-    def _waited_s(self) -> float:
+    @staticmethod
+    def _waited_s() -> float:
         """How long this process was ready to run but did not; without schedstats, the time now.
 
         Source: Documentation/scheduler/sched-stats.rst, the second field (nanoseconds).
         """
-        fields = _text(self._schedstat).split()
+        fields = attempt("/proc/self/schedstat").split()
         return int(fields[1]) / 1e9 if len(fields) > 1 else time.monotonic()
 
     def _keep(self, began: float, ended: float, what: str) -> None:
         self._found.append((date_s(began), round((ended - began) * 1000.0, 1), what))
         if len(self._found) > 2 * _KEPT:
             self._found = sorted(self._found, key=lambda one: -one[1])[:_KEPT]
-
-
-def _opened(path: str) -> int:
-    try:
-def longest_wait_s(before: dict[str, float], pid: int) -> float:
-    """Seconds that the thread that waited most has waited since `before`."""
-    now = waited_s(pid)
-    return max((now[thread] - before.get(thread, 0.0) for thread in now), default=0.0)
-
-
-        return os.open(path, os.O_RDONLY)
-    except OSError:
-        return _NOWHERE
-
-
-def _text(descriptor: int) -> bytes:
-    """Read the file again; b"" if the process has ended."""
-    try:
-        return os.pread(descriptor, _STAT_BYTES, 0)
-    except OSError:
-        return b""
 
 
 _EXPLAINS = 0.5
@@ -398,9 +362,15 @@ def waited_s(pid: int) -> dict[str, float]:
     return found
 
 
+def longest_wait_s(before: dict[str, float], pid: int) -> float:
+    """Seconds that the thread that waited most has waited since `before`."""
+    now = waited_s(pid)
+    return max((now[thread] - before.get(thread, 0.0) for thread in now), default=0.0)
+
+
 def is_stopped(pid: int) -> bool:
     """Whether it is stopped by a signal or a debugger."""
-    its = procfs.look(pid)
+    its = procfs.look(pid, pid)  # a stop stops every thread; one thread's stat is cheaper
     return its is not None and its.state in ("T", "t")
 
 

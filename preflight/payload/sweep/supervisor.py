@@ -187,7 +187,6 @@ def _run(rail: plan.Rail, first_step: int, output: int, last_exit: _Exit) -> _Pr
         why = clocks.excuse(waited, pid, within_s)
         error = because(_late(phase, within_s) + why, log.reason(since) if log else "")
     os.close(reader.descriptor)
-    stalls.close()
     if log is not None:
         _send_log(rail, pid, log, output, logged)
         log.close()

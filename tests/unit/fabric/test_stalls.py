@@ -155,7 +155,6 @@ def test_a_stopped_process_is_seen_by_its_supervisor() -> None:
         process.kill()
         assert not stalls.wait(silent, 0.03)
         assert all(what != "stopped" or ms < 1000 for _, ms, what in stalls.taken())
-        stalls.close()
 
 
 @pytest.mark.busy
