@@ -310,20 +310,18 @@ def observe(sweep: Sweep) -> Observed:
 
     If an end's account is missing, the other's times alone prove nothing: none are kept.
     """
-    taken = [pair for pair in sweep.pairs if joint_state(pair) != "not_run"]
-    lost = [lost_accounts(pair, sweep.troubles) for pair in taken]
+    taken = [
+        (pair, lost_accounts(pair, sweep.troubles))
+        for pair in sweep.pairs
+        if joint_state(pair) != "not_run"
+    ]
     known = {name: None for around in sweep.rounds for pair in around for name in pair}
     known |= {one.node: None for one in sweep.inside}
     return Observed(
         nodes=tuple(name for name in known if name not in sweep.left_out),
-        backend=taken[0].backend if taken else "",
-        tried=tuple(_tried(pair, whose) for pair, whose in zip(taken, lost, strict=True)),
-        digests=tuple(
-            digest
-            for pair, whose in zip(taken, lost, strict=True)
-            if not whose
-            for digest in digests(pair)
-        ),
+        backend=taken[0][0].backend if taken else "",
+        tried=tuple(_tried(pair, lost) for pair, lost in taken),
+        digests=tuple(one for pair, lost in taken if not lost for one in digests(pair)),
         leaves=dict(sweep.leaves),
         silent=dict(sweep.troubles),
         retested=sweep.retested,
