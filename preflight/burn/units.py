@@ -113,12 +113,8 @@ def units(node: str, burned: Burned, facts: Facts | None) -> Iterator[Raw]:
 def _at_full_power(facts: Facts | None) -> set[int]:
     """NVML's indices of GPUs whose power limit is known, and at least their default."""
     gpus = (facts.gpus or ()) if facts is not None else ()
-    health = {gpu.index: gpu.health for gpu in gpus}
-    return {
-        index
-        for index, one in health.items()
-        if one is not None and (one.power_limit_w or 0) >= (one.power_default_w or 1)
-    }
+    health = ((gpu.index, gpu.health) for gpu in gpus if gpu.health is not None)
+    return {at for at, one in health if (one.power_limit_w or 0) >= (one.power_default_w or 1)}
 
 
 class Names:

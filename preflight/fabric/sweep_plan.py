@@ -6,6 +6,7 @@ An event of a given rate is seen with probability 1 - exp(-rate * loaded seconds
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -174,10 +175,7 @@ def loaded_s(rate_per_s: float) -> float:
 
 def per_pair_s(rate_per_s: float, rounds: Rounds) -> float:
     """Return the share of that load for each pair: those of a node's partners add up."""
-    turns: dict[str, int] = {}
-    for around in rounds:
-        for name in (name for pair in around for name in pair):
-            turns[name] = turns.get(name, 0) + 1
+    turns = Counter(name for around in rounds for pair in around for name in pair)
     fewest = min(turns.values(), default=1)
     return min(_MOST_S, max(_LEAST_S, loaded_s(rate_per_s) / fewest))
 
