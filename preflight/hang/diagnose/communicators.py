@@ -296,14 +296,20 @@ def _causes(view: RasView, waits: Waits) -> tuple[set[int], set[int]]:
     if any(rank in waits.ahead and rank not in waits.behind for rank in waits.minor):
         return set(), set()
     found: tuple[set[int], set[int]] = set(), set()
-    for linked in _joined(set(waits.behind), waits.linked):
+    for linked in _joined(free, waits.linked):
         most = max(len(waits.behind[rank]) for rank in linked)
         top = {rank for rank in linked if len(waits.behind[rank]) == most}
-        found[len(top) > 1 and len(linked) > 1].update(top & free)
+        found[len(top) > 1 and len(linked) > 1].update(top)
     causes, candidates = found
     unnamed = any(min(one) < 0 for one in waits.linked)  # one of these may hold up as many
     many = len(causes) > _MOST_BLIND or (unnamed and len(causes) < len(free))
-    return (set(), causes | candidates) if many else found
+    if many:
+        return set(), causes | candidates
+    # In a send or receive with a rank that waits, it may wait for that one.
+    waiting = {rank for rank in waits.behind if rank in waits.ahead}
+    doubtful = {rank for one in waits.linked if one & waiting for rank in one & causes}
+    surer = causes - doubtful or causes
+    return surer, candidates | (causes - surer)
 
 
 def _joined(some: set[int], sets: list[set[int]]) -> list[list[int]]:
