@@ -1,400 +1,33 @@
-"""Judges by NCCL's RAS report for which ranks the others wait; it needs no stacks.
-
-NCCL counts the collectives that each rank has launched in each communicator. A rank waits for those
-that have launched fewer; a rank that waits for no other and that others wait for is the cause.
-Send and receive are not counted.
-"""
+"""Judges by NCCL's RAS report for which ranks the others wait; it needs no stacks."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from preflight.core.statistics import grouped
 from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.job_ranks import moved
 from preflight.hang.diagnose.job_state import (
     Diagnosis,
     count,
     describe_activity,
-    describe_ranks,
     line_of,
     lint_of,
     ranks,
     verb,
 )
 from preflight.hang.diagnose.odd_rank import advice_for
-from preflight.hang.ras_report import REMOTE, ReportError, read_report
+from preflight.hang.diagnose.ras_view import causes_of, odd_order, skipped, view_of, waits_of
+from preflight.hang.ras_report import REMOTE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from preflight.facts.job import RankLook, RasLook
     from preflight.hang.diagnose.job_ranks import Case
-    from preflight.hang.diagnose.job_state import Category, JobState, RankState
-    from preflight.hang.ras_report import Absence, Absent, Communicator, Member, RasReport
-
-Counts = tuple[tuple[str, int], ...]
-"""Operations by function, sorted."""
-Process = tuple[str, int, int]
-"""(node's address, pid, GPU): one rank of NCCL."""
-
-_MOST_BLIND = 2
-"""Most causes to name by counts alone: more are ranks that wait for a cause that is not seen."""
-_PAIR = 2
-_BUSY = 50
-"""Percent: NCCL's kernel keeps the GPU of a rank that waits in a collective busy."""
-
-
-@dataclass(frozen=True)
-class RasView:
-    """A report with its ranks named as the job names them."""
-
-    report: RasReport
-    case: Case | None
-    """The visible ranks; None where this login may read none."""
-
-    @cached_property
-    def whole(self) -> Communicator | None:
-        """The communicator of all ranks: its numbers are the job's.
-
-        Not where a process has several GPUs (JAX), or the ranks are numbered by their pids.
-        """
-        if self.case and self.case.without_ranks:
-            return None
-        largest = max((one.size for one in self.report.communicators), default=0)
-        world = self.case.world if self.case else largest
-        fit = [one for one in self.report.communicators if one.size == world == largest]
-        found = max(fit, key=lambda one: len(one.everyone), default=None)
-        named = [one.process for one in found.everyone if one.process[0]] if found else []
-        return found if len(named) == len(set(named)) or self.case is None else None
-
-    @cached_property
-    def _pids(self) -> dict[int, list[RankState]]:
-        found: dict[int, list[RankState]] = {}
-        for one in self.case.members if self.case else ():
-            found.setdefault(_inner(one.look), []).append(one)
-        return found
-
-    @cached_property
-    def numbers(self) -> dict[Process, int]:
-        """The job's rank of each process that the report names."""
-        numbers: dict[Process, int] = {}
-        for one in self.report.communicators:
-            for each in one.everyone:
-                states = self._pids.get(each.process[1], [])
-                if len(states) == 1:
-                    numbers[(*each.process, each.gpu)] = states[0].rank
-        if self.whole is not None:
-            for each in self.whole.everyone:
-                if each.process[0]:
-                    numbers[(*each.process, each.gpu)] = each.rank
-        return numbers
-
-    def number(self, group: Communicator, one: Member | Absent) -> int | None:
-        """The job's rank of a communicator's rank; None if it cannot be known."""
-        if self.whole is not None and group.size == self.whole.size:
-            return one.rank
-        return self.numbers.get((*one.process, one.gpu))
-
-    @cached_property
-    def world(self) -> int:
-        """Number of ranks."""
-        return self.case.world if self.case else self.whole.size if self.whole else 0
-
-    def states(self, some: Iterable[int]) -> tuple[RankState, ...]:
-        """What is known of these ranks on their nodes."""
-        wanted = set(some)
-        return tuple(one for one in self.case.members if one.rank in wanted) if self.case else ()
-
-    def names(self, some: Iterable[int]) -> str:
-        """`rank 17 (gpu003, GPU 1)`; the address where the node is not known."""
-        states, numbers = self.states(some), sorted(some)
-        if len(states) == len(numbers):
-            return describe_ranks(states)
-        of = {rank: process[0] for process, rank in self.numbers.items()}
-        hosts = list(dict.fromkeys(of[rank] for rank in numbers if of.get(rank)))
-        return ranks(numbers) + f" ({', '.join(hosts[:3])})" * bool(hosts)
-
-    def absent(self, *wanted: Absence) -> dict[int, Absence]:
-        """The missing ranks of these kinds."""
-        found: dict[int, Absence] = {}
-        for group in self.report.communicators:
-            for one in group.absent:
-                rank = self.number(group, one)
-                if rank is not None and one.why in wanted:
-                    found[rank] = one.why
-        for _, pid, why in self.report.absent:
-            states = self._pids.get(pid, [])
-            if len(states) == 1 and why in wanted:
-                found[states[0].rank] = why
-        return dict(sorted(found.items()))
-
-    def whole_nodes(self, some: Iterable[int]) -> list[str]:
-        """Nodes all of whose ranks are among these, if the job has other nodes."""
-        wanted = set(some)
-        members = self.case.members if self.case else ()
-        by_node = grouped((one.node, one.rank) for one in members)
-        full = [node for node, own in by_node.items() if wanted.issuperset(own)]
-        return full if len(full) < len(by_node) else []
-
-    @cached_property
-    def gpu_rests(self) -> set[int]:
-        """Ranks whose GPU or process is at rest, while most GPUs work."""
-        known = {one.rank: one.busy_percent for one in self.case.members} if self.case else {}
-        rest = {rank for rank, busy in known.items() if busy is not None and busy < _BUSY}
-        return rest if len(rest) * 2 <= sum(busy is not None for busy in known.values()) else set()
-
-    def by_gpu(self, some: set[int]) -> tuple[set[int], set[int]]:
-        """Those of these ranks whose GPU or process is at rest, and those whose GPU works."""
-        states = self.states(some)
-        halted = {one.rank for one in states if one.look.state in ("stopped", "disk")}
-        known = {one.rank for one in states if one.busy_percent is not None}
-        rest = halted | (self.gpu_rests & some)
-        return rest, known - rest
-
-    @cached_property
-    def foreign(self) -> bool:
-        """Whether the report is of another job: NCCL binds the port with SO_REUSEPORT.
-
-        A size that fits proves nothing where other jobs run: these often have the same.
-        """
-        pids = {pid for _, pid in self.processes}
-        if self.case is None or not pids or pids & self._pids.keys():
-            return False
-        looks = self.case.state.looks.values()
-        alone = not any(one.hidden for one in looks)
-        others = {_inner(rank) for one in looks for rank in one.ranks}
-        return self.whole is None or not alone or bool(pids & others)
-
-    @cached_property
-    def processes(self) -> set[tuple[str, int]]:
-        """(node's address, pid) of each process that the report names."""
-        named = (each for one in self.report.communicators for each in one.everyone)
-        return {each.process for each in named if each.process[1] >= 0}
-
-
-@dataclass
-class Waits:
-    """Which ranks wait for which: names of communicators by rank."""
-
-    behind: dict[int, set[str]] = field(default_factory=dict)
-    """Communicators in which others have launched more."""
-    ahead: dict[int, set[str]] = field(default_factory=dict)
-    """Communicators in which others have launched less, or are missing."""
-    minor: dict[int, int] = field(default_factory=dict)
-    """Size of the smallest group, less than half of a communicator, in which it differs."""
-    outvoted: Counter[int] = field(default_factory=Counter)
-    """In how many communicators it is in such a group."""
-    apart: dict[int, set[str]] = field(default_factory=dict)
-    """Communicators in which most launched something that it did not, and the other way."""
-    linked: list[set[int]] = field(default_factory=list)
-    """Ranks that may wait for each other uncounted: they share a communicator without collectives,
-    or one of which the text form does not name all ranks."""
-    equal: list[set[int]] = field(default_factory=list)
-    """Members of communicators in which all have launched the same."""
-    levels: dict[str, list[list[int]]] = field(default_factory=dict)
-    """Ranks of each communicator in which they differ, those with the fewest operations first."""
-    proof: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def free(self) -> set[int]:
-        """Ranks for which others wait, and that wait for no other in any communicator."""
-        return {rank for rank in self.behind if rank not in self.ahead}
-
-    def evidence(self, some: Iterable[int]) -> tuple[str, ...]:
-        """The counts of up to four communicators in which these ranks differ."""
-        sets = (self.behind, self.ahead, self.apart)
-        names = {name for one in some for each in sets for name in each.get(one, ())}
-        return tuple(f"RAS: {self.proof[name]}" for name in sorted(names & set(self.proof))[:4])
-
-
-def waits_of(view: RasView) -> Waits:
-    """Compare the counts of the ranks in each communicator.
-
-    Ranks that the text form does not name have negative numbers, and are never an answer.
-    """
-    waits = Waits()
-    everyone: set[int] = set()
-    unnamed = -1
-    for group in view.report.communicators:
-        counts: dict[int, dict[str, int]] = {}
-        for one in group.members:
-            number = view.number(group, one)
-            unnamed -= number is None
-            rank = unnamed if number is None else number
-            if sum(one.counts.values()) <= sum(counts.get(rank, one.counts).values()):
-                counts[rank] = one.counts  # of a process with several GPUs the one behind
-        everyone |= {rank for rank in counts if rank >= 0}
-        if any(sum(each.values()) for each in counts.values()):
-            _compare(group.name, counts, waits, missing=bool(group.absent))
-        elif any(counts.values()):
-            waits.linked.append(set(counts))
-    if unnamed < -1:
-        waits.linked.append(everyone | {-1})
-    return waits
-
-
-def _compare(name: str, members: dict[int, dict[str, int]], waits: Waits, *, missing: bool) -> None:
-    vectors: dict[Counts, list[int]] = {}
-    for rank, counts in members.items():
-        vectors.setdefault(tuple(sorted(counts.items())), []).append(rank)
-    totals = {one: sum(number for _, number in one) for one in vectors}
-    most, least = max(totals.values()), min(totals.values())
-    usual = max(vectors, key=lambda one: (len(vectors[one]), totals[one]))
-    for one, everyone in vectors.items():
-        some = [rank for rank in everyone if rank >= 0]
-        true_of = (
-            (waits.behind, totals[one] < most),
-            (waits.ahead, totals[one] > least or missing),
-            (waits.apart, not (_below(one, usual) or _below(usual, one))),
-        )
-        for rank, names in ((rank, names) for names, holds in true_of if holds for rank in some):
-            names.setdefault(rank, set()).add(name)
-        if len(everyone) * 2 < len(members):
-            for rank in some:
-                waits.minor[rank] = min(len(everyone), waits.minor.get(rank, len(everyone)))
-                waits.outvoted[rank] += 1
-    if len(vectors) == 1 and not missing:
-        waits.equal.append(set(members))
-    if len(vectors) > 1:
-        ordered = sorted(vectors, key=lambda one: totals[one])
-        waits.levels[name] = [[rank for rank in vectors[one] if rank >= 0] for one in ordered]
-        waits.proof[name] = f"communicator {name}: " + "; ".join(
-            f"{_who(vectors[one])} launched {_words(one)}" for one in ordered[:3]
-        )
-
-
-def _who(some: list[int]) -> str:
-    named = [rank for rank in some if rank >= 0]
-    return ranks(named) if len(named) == len(some) else count(len(some))
-
-
-def _below(low: Counts, high: Counts) -> bool:
-    high_counts = dict(high)
-    return all(number <= high_counts.get(name, 0) for name, number in low)
-
-
-def _words(counts: Counts) -> str:
-    return " and ".join(f"{number} {name}" for name, number in counts if number) or "nothing"
-
-
-def _causes(view: RasView, waits: Waits) -> tuple[set[int], set[int]]:
-    """(causes, candidates): ranks that others wait for and that wait for no other.
-
-    A GPU that rests tells a rank whose host has stopped from one that waits in a send or receive,
-    which NCCL does not count. Without that, the rank that holds up most communicators is the cause.
-    """
-    free = waits.free
-    resting, working = view.by_gpu(free)
-    if resting or (free and working == free):
-        return resting, set()
-    if any(rank in waits.ahead and rank not in waits.behind for rank in waits.minor):
-        return set(), set()
-    found: tuple[set[int], set[int]] = set(), set()
-    for linked in _joined(free, waits.linked):
-        most = max(len(waits.behind[rank]) for rank in linked)
-        top = {rank for rank in linked if len(waits.behind[rank]) == most}
-        found[len(top) > 1 and len(linked) > 1].update(top)
-    causes, candidates = found
-    unnamed = any(min(one) < 0 for one in waits.linked)  # one of these may hold up as many
-    many = len(causes) > _MOST_BLIND or (unnamed and len(causes) < len(free))
-    if many:
-        return set(), causes | candidates
-    # In a send or receive with a rank that waits, it may wait for that one.
-    waiting = {rank for rank in waits.behind if rank in waits.ahead}
-    doubtful = {rank for one in waits.linked if one & waiting for rank in one & causes}
-    surer = causes - doubtful or causes
-    return surer, candidates | (causes - surer)
-
-
-def _joined(some: set[int], sets: list[set[int]]) -> list[list[int]]:
-    """Group ranks that are in one of these sets together, directly or through others."""
-    parent = {rank: rank for rank in some}
-
-    def root(rank: int) -> int:
-        while parent[rank] != rank:
-            parent[rank] = parent[parent[rank]]
-            rank = parent[rank]
-        return rank
-
-    for one in sets:
-        both = sorted(one & some)
-        for rank in both[1:]:
-            parent[root(rank)] = root(both[0])
-    return list(grouped((root(rank), rank) for rank in sorted(some)).values())
-
-
-def _skipped(view: RasView, waits: Waits) -> set[int]:
-    """The rank that is behind in most communicators, if all ranks wait for others, also this one.
-
-    Then it has not stopped: it launched another call in place of the one that it lacks.
-    """
-    members = view.case.members if view.case else ()
-    free = waits.free
-    if len(members) < view.world or not all(one.waits for one in members) or free in waits.equal:
-        return set()
-    lacks = {rank: (len(waits.behind[rank]), waits.outvoted[rank]) for rank in free}
-    most = max(lacks.values(), default=(0, 0))
-    few = {rank for rank, one in lacks.items() if one == most}
-    return few if len(few) == 1 and most[0] > 1 else set()
-
-
-def _odd(view: RasView, waits: Waits) -> set[int]:
-    """Ranks that launched in another order than most, if all GPUs work: each waits for another.
-
-    Such a rank is behind in one communicator while most others of it are behind elsewhere. Without
-    such a difference it is the smallest minority. If those that wait for no other rank, also in no
-    send or receive, are exactly one communicator, in which all launched the same, its kernel hangs.
-    """
-    free = waits.free - {one.rank for one in view.states(waits.free) if one.kind == "p2p"}
-    turned: Counter[int] = Counter()
-    for name, levels in waits.levels.items():
-        late, early = _late_and_early(levels, name, waits)
-        above, below = sum(map(len, late)), 0
-        if sum(map(len, levels)) == _PAIR:  # no count shows which of the two is wrong
-            continue
-        for late_here, early_here in zip(late, early, strict=True):
-            above -= len(late_here)
-            turned.update(dict.fromkeys(early_here, above))
-            turned.update(dict.fromkeys(late_here, below))
-            below += len(early_here)
-    most = max(turned.values(), default=0)
-    few = {rank for rank, times in turned.items() if times == most}
-    if len(free) > 1 and free in waits.equal and len(few) != 1:
-        return free
-    if most:
-        return few if len(few) == 1 or few in waits.equal else set()
-    least = min(waits.minor.values(), default=0)
-    few = {rank for rank, size in waits.minor.items() if size == least}
-    linked = [one for one in waits.linked if few & one]
-    waiting = all(rank in waits.behind and rank not in waits.ahead for rank in few)
-    doubtful = any(len(one & few) > 1 for one in linked)
-    if waiting:  # perhaps in a send or receive, with one that is behind, too
-        others = set(waits.behind) - few
-        doubtful = bool(others) and any(one & others or min(one) < 0 for one in linked)
-    in_kernel = few in waits.equal and not few <= set(waits.ahead)
-    return few if in_kernel or (len(few) == 1 and not doubtful) else set()
-
-
-def _late_and_early(
-    levels: list[list[int]], name: str, waits: Waits
-) -> tuple[list[list[int]], list[list[int]]]:
-    """Of each level those that are behind in another communicator, too, and the rest."""
-    late = [
-        [
-            one
-            for one in level
-            if len(waits.behind.get(one, ())) > (name in waits.behind.get(one, ()))
-        ]
-        for level in levels
-    ]
-    known = {one for level in late for one in level}
-    return late, [[one for one in level if one not in known] for level in levels]
+    from preflight.hang.diagnose.job_state import Category, JobState
+    from preflight.hang.diagnose.ras_view import RasView, Waits
 
 
 def judge(view: RasView) -> Diagnosis | None:
@@ -501,9 +134,9 @@ def _left(view: RasView) -> Diagnosis | None:
 def _by_counts(view: RasView) -> Diagnosis | None:
     waits = waits_of(view)
     apart = set(waits.apart)
-    causes, candidates = (apart - apart, apart - apart) if apart else _causes(view, waits)
+    causes, candidates = (apart - apart, apart - apart) if apart else causes_of(view, waits)
     if not (apart or causes or candidates):
-        apart = _skipped(view, waits) or _odd(view, waits)
+        apart = skipped(view, waits) or odd_order(view, waits)
     if len(apart) > 1 and apart in waits.equal:
         in_others = [one.kind == "p2p" for one in view.states(apart)]
         return None if in_others and all(in_others) else _in_kernel(view, apart, waits)
@@ -582,26 +215,6 @@ def _several(view: RasView, candidates: set[int], waits: Waits) -> Diagnosis | N
 
 def _culprits(some: Iterable[int]) -> tuple[str, ...]:
     return tuple(f"rank {one}" for one in sorted(some))
-
-
-def view_of(ras: RasLook, case: Case | None) -> RasView | str:
-    """Read the report; a sentence if there is none to judge."""
-    if ras.why:
-        return ras.why
-    try:
-        view = RasView(read_report(ras.content, is_json=ras.json), case)
-    except ReportError as error:
-        return f"RAS did not answer: {error}"
-    if view.foreign:
-        return (
-            "RAS did not answer: another job on this node shares its port (NCCL_RAS_ADDR sets one)"
-        )
-    return view
-
-
-def _inner(look: RankLook) -> int:
-    """The pid by which NCCL knows a rank."""
-    return look.pid if look.inner_pid is None else look.inner_pid
 
 
 _SURE = 0.97

@@ -138,7 +138,7 @@ class _Reader(Thread, Generic[_Found]):
             self.error = error
 
     def begin(self, process: str) -> None:
-        """Note the process; TimeoutError if nobody waits for this reader any more."""
+        """Note the process; TimeoutError if this reader was given up."""
         if self in _hanging.values():
             raise TimeoutError
         self.process, self.files = process, self.files + 1

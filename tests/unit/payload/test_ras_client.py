@@ -16,7 +16,7 @@ import pytest
 from stacks import ras_client
 
 from preflight.facts.job import RasLook
-from preflight.hang.diagnose.communicators import view_of
+from preflight.hang.diagnose.ras_view import view_of
 from tests.lab.hangs.ras_jobs import draw
 from tests.lab.hangs.ras_mesh import Job, RasMesh, report
 
