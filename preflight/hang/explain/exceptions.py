@@ -112,6 +112,11 @@ class Tracebacks:
         """Whether a traceback has begun and not ended."""
         return bool(self._running)
 
+    @property
+    def awaited(self) -> bool:
+        """Whether a line has announced the next traceback."""
+        return bool(self._ignored or self._handled)
+
     def end(self) -> None:
         """Forget what has begun: the file ends."""
         self._running.clear()

@@ -35,6 +35,8 @@ KEPT_EACH = 3
 """Hits stored of one symptom and speaker: the first ones."""
 KEPT = 20_000
 """Facts stored in all, and as many other hits."""
+_KINDS = 200
+"""Of tracebacks whose last one is stored."""
 INFO = b"NCCL INFO "
 _VOLATILE = re.compile(rb"0x0+|(?<![:0])00:00:00[.,0]*|(?<=:)0+(?= \[0+\] NCCL INFO )")
 """Addresses, times and threads in the shape of a line, which change where nothing new is seen."""
@@ -58,7 +60,9 @@ class Shape:
         cuts = [0, *(at for one in _VOLATILE.finditer(shape) for at in one.span()), None]
         self.tells: Callable[[bytes], object] = itemgetter(*map(slice, cuts[::2], cuts[1::2]))
         """What a line tells."""
-        self.is_failure = _BEGINS not in shape and all(
+        self.opens = _BEGINS in shape
+        """Whether a traceback begins."""
+        self.is_failure = not self.opens and all(
             one.role != "fact" and not one.span and one.reads in _OF_ONE_LINE for _, one in anchors
         )
         """Whether it may tell of a failure, and of nothing that the next lines go on with."""
@@ -93,6 +97,8 @@ class Repeats:
         self.seen: dict[object, int] = {}
         """How often, in this attempt of the job."""
         self.late: dict[object, _Late] = {}
+        self.tracebacks: dict[int, tuple[int, list[bytes]]] = {}
+        """The last of those that are not read, and the number of its first line."""
         self._last: object = None
         self._same = 0
 
@@ -113,3 +119,21 @@ class Repeats:
             one = self.late.setdefault(tells, _Late(shape))
             one.line, one.order, one.times = line, order, one.times + 1
         return True
+
+    def of_traceback(self, lines: list[bytes], shapes: list[bytes], at: int, order: int) -> int:
+        """How many lines follow in a traceback that repeats others but for numbers in its message.
+
+        0 if it is to be read.
+        """
+        prefix, end = lines[at][: lines[at].find(b"Traceback")], at + 1
+        while end < len(lines) and lines[end].startswith(prefix + b" "):
+            end += 1
+        if end == len(lines) or not lines[end].startswith(prefix):
+            return 0
+        tells = hash((b"\n".join(lines[at:end]), shapes[end]))
+        times = self.seen.get(tells, 0)
+        if times < KEPT_EACH or (tells not in self.tracebacks and len(self.tracebacks) >= _KINDS):
+            self.seen[tells] = times + 1
+            return 0
+        self.tracebacks[tells] = order, lines[at : end + 1]
+        return end - at

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -220,11 +220,17 @@ class Scanner:
             if len(known) + len(repeats.seen) > _SHAPES:
                 known.clear()
                 repeats.seen.clear()
-            idle = file.idle
-            for order, line, looks in zip(count(found.lines + 1), lines, shapes, strict=False):
+            idle, rows = file.idle, zip(count(), lines, shapes, strict=False)
+            for at, line, looks in rows:
                 shape = known.get(looks) or self._learn_shape(looks, line)
                 if idle and shape is QUIET:
                     continue
+                order = found.lines + 1 + at
+                if idle and shape.opens and not file.tracebacks.awaited:
+                    repeated = repeats.of_traceback(lines, shapes, at, order)
+                    if repeated:
+                        next(islice(rows, repeated - 1, None))
+                        continue
                 is_step = shape is PACED
                 if not (idle and is_step) and not repeats.skips(shape, line, order, idle=idle):
                     self._line(file, text_of(line), order - before, order, shape.begins(line))
@@ -245,6 +251,10 @@ class Scanner:
             self._line(file, text_of(one.line), one.order - before, one.order, begins)
             for name, number in (self._found.counts - counts).items():
                 self._found.counts[name] += number * (one.times - 1)
+        for first, lines in file.repeats.tracebacks.values():
+            for order, line in enumerate(lines, first):
+                begins = self._learn_shape(line.translate(ALIKE), line).begins(line)
+                self._line(file, text_of(line), order - before, order, begins)
 
     def _line(
         self, file: _File, shown: str, number: int, order: int, began: Collection[Symptom]

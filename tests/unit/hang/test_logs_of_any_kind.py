@@ -443,6 +443,18 @@ def test_lines_that_are_repeated_without_end_are_counted(tmp_path: Path) -> None
     assert explained(tmp_path, lone * 50 + end + lone).category == "unknown"
 
 
+def test_tracebacks_that_are_repeated_are_read_to_the_last(tmp_path: Path) -> None:
+    """Only their numbers differ; one of another line, or of another rank, is a different one."""
+    trace = "[rank{0}]: Traceback (most recent call last):\n"
+    trace += '[rank{0}]:   File "a.py", line {1}, in f\n[rank{0}]: KeyError: {2}\n'
+    caught = "".join(trace.format(3, 5, number) for number in range(50))
+    steps = "".join(f"step {number} loss 2.5\n" for number in range(30))
+    last = explained(tmp_path, caught + steps + trace.format(3, 5, 99))
+    assert (last.culprits, last.evidence[0].line) == (("rank 3",), 183)
+    assert explained(tmp_path, caught + steps + trace.format(4, 5, 9)).culprits == ("rank 4",)
+    assert explained(tmp_path, caught + steps).confidence < 0.5
+
+
 def test_headers_of_tracebacks_without_end_hide_no_traceback(tmp_path: Path) -> None:
     """The last of them goes on."""
     head = "Traceback (most recent call last):\n"
