@@ -51,6 +51,7 @@ _OF_DATA = re.compile(
     r"|train(?:ing)?|validation)) {1,4}){0,5}"
     r"(?:(?i:(?:sample |user )?(?:prompt|question|completion)|\[?sample(?: #?\d{1,6})?\]?|generated"
     r"|generation|title|issue #?\d{1,6})|Q)[:\]] {0,4}\S"
+    r"|(?!.{0,400}(?:Error|Exception|ERROR|FATAL|WARN)).{0,400}\?$"
 )
 """Begins a line in which a training or an evaluation prints text of its data, or a person asks."""
 _REPORT = (
@@ -73,21 +74,22 @@ _SETTING = re.compile(
 _SUPPOSED = re.compile(
     r"(?i)\b(?:(?:watch|look|wait|listen|scan|search|check|poll|grep|monitor)(?:e?s|ing)?"
     r" (?:[\w./-]{1,40} ){0,3}for\b[^.,;:!?\n]{0,24}$"
+    r"|(?:polic(?:y|ies)|patterns?|rules?|notes?|known issues?|troubleshooting)\b[^.;:!?\n]{0,40}:"
+    r"[^.;!?\n]{0,40}$"
     r"|(?:(?<!failed to )(?<!unable to )(?:handles?|avoids?|prevents?|catch(?:es)?|fix(?:e[sd])?"
     r"|works? around)|in case of|such as|e\.g\.|(?:retr(?:y|ies)|recovers?|restarts?|to do|happens)"
     r" (?:on|after|from)|(?:will|would|may|might) (?:stop|fail|abort|end|exit) with|todo"
-    r"|policy|policies|patterns?|rules?|notes?|known issues?|troubleshooting|saw|seen"
-    r"|how (?:do|to|can)|why do(?:es)?|(?:did|does|has|have) (?:you|anyone|we|they|it|that)"
-    r"|(?:if|when|whenever|once|unless) (?:[\w-]{1,30} ){1,4}(?:sees?|shows?|gets?|hits?|finds?"
-    r"|reports?|prints?|contains?|raises?|logs?|matches))\b[^.;!?\n]{0,40}$)"
+    r"|how (?:do|to|can)|why do(?:es)?|(?:did|does|has|have) (?:you|anyone|we|they)|we saw"
+    r"|(?:if|when) you (?:see|get|hit)|(?:if|when|whenever|once|unless) (?:[\w-]{1,30} ){1,4}"
+    r"(?:sees?|shows?|finds?|reports?|prints?|contains?|logs?|matches))\b[^.;!?\n]{0,40}$)"
 )
 """Ends before words of a failure that did not happen: a help text, a question, a rule."""
 _EXPLAINED = re.compile(
-    r"[^\n.]{0,60}?(?: (?:->|=>|→) ?[a-z]|\] PASSED|\b(?:means|restarts|triggers|requeues)\b"
-    r"|\b(?:is|are|gets?|will be) (?:re-?tried|ignored|handled|expected|tolerated|treated|fixed)\b"
-    r"|\b(?:may|might|can|could) (?:appear|happen|occur)\b)|[^\n]{0,200}\?$"
+    r"[^\n.]{0,60}?(?:\] PASSED| (?:->|=>|→) ?(?:drain|re[a-z]{2,9}|skip|ignore|smaller|use|try)\b"
+    r"|\b(?:means|(?:is|are|gets?|will be) (?:re-?tried|ignored|handled|expected|tolerated|fixed)"
+    r"|(?:may|might|can|could) (?:appear|happen|occur))\b)"
 )
-"""Follows the words of a failure that a text explains, or asks about."""
+"""Follows the words of a failure that a text explains."""
 _ITEM = re.compile(r"\s{0,20}- [\"']?[A-Za-z.: ]{0,24}")
 """Begins an item of a list."""
 _OPEN_QUOTE = re.compile(
