@@ -119,7 +119,8 @@ def culprits(same: Sequence[Hit], first: Hit) -> tuple[str, ...]:
 
     If the fields are empty, the culprit is the node, if only one reports it. A symptom without
     culprit fields names no culprit: the writer of the line only reports the failure. Where hits
-    name both ends of different paths, the end that all of them share is the culprit, if any.
+    name both ends of different paths, or different pairs of ranks, what all of them share is the
+    culprit, if anything.
     """
     fields = first.symptom.culprits
     of_hits = [
@@ -130,7 +131,7 @@ def culprits(same: Sequence[Hit], first: Hit) -> tuple[str, ...]:
     shared = [name for name in found if all(name in some for some in of_hits)]
     if len({hit.speaker.node for hit in [first, *same]}) > 1:  # each node has such an HCA
         shared = [name for name in shared if not name.startswith("hca ")]
-    if "peer" in fields and shared:
+    if {"peer", "rank2"} & {*fields} and shared:
         return tuple(shared)
     nodes = {hit.speaker.node for hit in [first, *same]}
     telling = first.symptom.culprits and first.symptom.role in ("cause", "sign")

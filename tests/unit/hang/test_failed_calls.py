@@ -67,6 +67,16 @@ def test_an_innocent_rank_that_finds_the_mismatch_is_not_named(tmp_path: Path) -
     assert (answer.category, answer.culprits) == ("collective_mismatch", ("rank 2",))
 
 
+def test_the_rank_with_which_all_others_differ_is_named(tmp_path: Path) -> None:
+    """Each of them reports its own call, and that of the odd rank."""
+    call = "CollectiveFingerPrint(SequenceNumber=7, OpType={}, TensorShape=[4])"
+    line = "[rank{0}]: RuntimeError: Detected mismatch between collectives on ranks. Rank {0} is "
+    line += f"running collective: {call.format('ALLREDUCE')}, but Rank 3 is running collective: "
+    line += f"{call.format('BROADCAST')}.\n"
+    answer = explained(tmp_path, "".join(map(line.format, range(3))))
+    assert (answer.category, answer.culprits) == ("collective_mismatch", ("rank 3",))
+
+
 def test_two_ranks_that_differ_do_not_show_which_is_odd(tmp_path: Path) -> None:
     """One of them is healthy."""
     answer = explained(tmp_path, failed(0, 41, USAGE, SIZES) + timed_out(1, 41, numel=4096))
