@@ -209,7 +209,7 @@ ECHOES = frozenset((
 LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "CalledProcessError"))
 _WRAPS = re.compile(
     r"NCCL (?:[Ee]rror|communicator was aborted)|nccl\w{0,60}Error|unhandled (?:system|cuda) error"
-    r"|Timed out waiting \d+ms for (?:recv|send)|[Cc]onnection (?:closed|reset) by|[Bb]roken pipe"
+    r"|Timed out waiting \d+ms for (?:recv|send)|[Cc]onnection (?:closed|reset)\b|[Bb]roken pipe"
     r"|Socket Timeout|Application timeout caused pair closure|worker process.{0,40}(?:died|exited)"
     r"|^cancelled$|Horovod has been shut down|[Ss]ee (?:root cause|stack trace)\b"
 )
