@@ -368,9 +368,7 @@ def _unknown_word(variable: Variable, value: str, word: str) -> Remark:
     return Remark(sentence, advice, "warn" if variable.mild else "fail")
 
 
-_HIDDEN: Final = re.compile(
-    r"\*{3,}|[<\[(]?(?:redacted|masked|removed|hidden)[>\])]?", re.IGNORECASE
-)
+_HIDDEN: Final = re.compile(r"[<\[(]?(?:redacted|masked|removed|hidden)[>\])]?", re.IGNORECASE)
 _TEMPLATE: Final = re.compile(r"<[^<>]+>|\{\{.*\}\}|%\w+%|(?:YOUR|MY)_\w+|TODO|FIXME|CHANGEME")
 _YES, _NO = ("true", "yes", "on", "y", "t", "enable"), ("false", "no", "off", "n", "f", "disable")
 _TORCH_WORDS: Final = ("y", "yes", "1", "t", "true", "n", "no", "0", "f", "false")
@@ -380,7 +378,7 @@ def read(variable: Variable, value: str, environ: Mapping[str, str]) -> Remark |
     """What is wrong with one value; None where nothing is. `environ` holds its companions."""
     if variable.type in ("undocumented", "secret"):
         return None
-    if _HIDDEN.fullmatch(value.strip()):
+    if "***" in value or _HIDDEN.fullmatch(value.strip()):
         sentence = f"{variable.name} was hidden when it was captured"
         return Remark(sentence, f"look at {variable.name} in the job itself", "unknown")
     if _TEMPLATE.fullmatch(value.strip()):

@@ -331,7 +331,8 @@ def _in_common(one: str, other: str) -> int:
     return sum(len(commonprefix(way)) for way in ways)  # noqa: RUF071  characters are meant
 
 
-_ENCODED: Final = re.compile(r"(?<!\S)\S*%[0-9A-Fa-f]{2}\S*")
+_ENCODED: Final = re.compile(r"(?<!\S)\S*%(?:3[AaDd]|40)\S*")
+"""A word with an encoded : = or @."""
 _URL_LOGIN: Final = re.compile(
     r"(://)(?:[^/\s]*|[^\s:]*:\S*)@|(?<![^\s\"'=,;])[^\s:@/\"'=,;]+:(?!/)\S*@"
 )
@@ -341,12 +342,12 @@ _HARMLESS: Final = r"(?:/|(?:[-+.\d]{1,20}|true|false|on|off|yes|no|[yn])(?![^&;
 _ASSIGNED: Final = re.compile(
     # Cookie: x y; a header's value may have several words.
     rf"([a-z][\w-]{{0,60}}[\"']?:\s+)(?!{_HARMLESS})[^\n]+"
-    # password=x, "pw": x, and any other name=x, unless x is a number or a path.
+    # password=x, "pw": x, and any other name=x, unless x is a number or a path, or all is a path.
     r"|((?:(?:token|secret|passw(?:or)?d|passphrase|passcode|pwd|api[-_]?key|access[-_]?key|private[-_]?key"
     r"|credential|bearer|cookie|jwt)\w{0,20}|(?<![a-z])(?:pass|pw|auth|psk|otp|sas|sig|key))"
     r"[\"']?\s*(?:=|:(?!\s*/))[=:]*\s*[\"']?"
-    rf"|[a-z_][\w.-]{{0,60}}[\"']?=[\"']?(?!{_HARMLESS})"
-    r"|(?<![a-z])(?:token|secret|passw(?:or)?d|passphrase|bearer|basic)\s+[\"']?)[^&;,\s\"']+",
+    rf"|(?<![\w./-])[-+]{{0,2}}[a-z_][\w.-]{{0,60}}[\"']?=[\"']?(?!{_HARMLESS})"
+    r"|(?<![a-z])(?:token|secret|passw(?:or)?d|passphrase|api[-_]key|bearer|basic)\s+[\"']?)[^&;,\s\"']+",
     re.IGNORECASE,
 )
 _RANDOM: Final = re.compile(

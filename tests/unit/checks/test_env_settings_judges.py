@@ -435,19 +435,24 @@ def test_settings_that_go_together_pass(environ: dict[str, str]) -> None:
         ("NCCL_ALGO", "http://ann:hunter2@h1:80/x"),
         ("NCCL_SOCKET_IFNAME", "eth0, password=hunter2"),
         ("NCCL_DEBUG", "https://hunter2@h1"),
+        ("PYTORCH_CUDA_ALLOC_CONF", "backend: hunter2"),
     ],
 )
 def test_a_password_inside_a_value_is_masked(name: str, value: str) -> None:
-    """A login in an URL and what stands behind a telltale word are stars in every sentence."""
+    """A login in an URL and what stands behind a telltale word are stars in every sentence.
+
+    With stars in it, a value is unknown: torch may know what they hide.
+    """
     captured = read(f"{name}={value}\nNCCL_IB_TIMEOUT=0\n")
     assert captured is not None
     for environ in (public({name: value}), captured.environ):
         verdict = test_variables.judge_values(environ, ORIGIN)
-        assert verdict.outcome in (Outcome.FAIL, Outcome.WARN)
+        others = environ.keys() - {name}
+        assert verdict.outcome is (Outcome.FAIL if others else Outcome.UNKNOWN)
         assert "hunter2" not in f"{environ}{verdict}"
 
 
 def test_a_path_named_like_a_secret_is_left_whole() -> None:
     """A library path is none, whatever its folders are called."""
-    path = {"LD_LIBRARY_PATH": "/opt/token:/opt/lib"}
+    path = {"LD_LIBRARY_PATH": "/opt/token:/opt/env=prod/lib:/opt/a%2fb:/opt/lib"}
     assert public(path) == path
