@@ -98,7 +98,7 @@ def test_processes_that_never_get_through_execve_do_not_stop_the_watch(python: s
     """Reading them hangs for ever, and the launch would get no signal any more."""
     with (
         _launch(f"RANK=0 {python} & wait", 1) as launch,
-        starting_a_program(65534, many=7) as stuck,
+        starting_a_program(61001, many=7) as stuck,
     ):
         assert {one.rank for one in ranks_of(os.getpid(), {})} == {0}
         found = progress.readings_of([*stuck, launch])
