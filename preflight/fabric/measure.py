@@ -18,7 +18,7 @@ from preflight.fabric.samples import PairState
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from preflight.fabric.samples import PairSamples, Timing
+    from preflight.fabric.samples import End, PairSamples, Timing
 
 
 LATENCY_BELOW = 64 << 10
@@ -109,15 +109,14 @@ def bypass(pair: PairSamples) -> str:
 
 
 def joint_state(pair: PairSamples) -> PairState:
-    """Return the worse of both ends' states; an end that never reported counts as absent.
+    """Return the worse of both ends' states; a pair whose data went past the NICs was not run."""
+    return "not_run" if bypass(pair) else worst_state((pair.first, pair.second))
 
-    A pair whose data went past the NICs was not measured.
-    """
-    if bypass(pair):
-        return "not_run"
-    ends = (pair.first, pair.second)
+
+def worst_state(ends: Iterable[End | None]) -> PairState:
+    """Return the worst of these ends' states; an end that never reported counts as absent."""
     states: list[PairState] = ["absent" if end is None else end.state for end in ends]
-    return min(states, key=WORST_FIRST.index)
+    return min(states, key=WORST_FIRST.index, default="absent")
 
 
 def lost_accounts(pair: PairSamples, silent: Collection[str]) -> tuple[str, ...]:

@@ -22,11 +22,11 @@ from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.compare import INDEPENDENT, Bound, latency_limit_us
 from preflight.fabric.measure import (
     LATENCY_BELOW,
-    WORST_FIRST,
     SizeSummary,
     shortest_us,
     size_of,
     wire_from,
+    worst_state,
 )
 from preflight.fabric.observed import STOOD_STILL
 from preflight.fabric.phrases import OWN_CAUSES, advice_on
@@ -88,8 +88,7 @@ class NodeAllreduce(Struct, frozen=True, kw_only=True):
 def measure_inside(samples: InsideSamples, limit: Thresholds = SHIPPED) -> NodeAllreduce:
     """Join the accounts of all rails."""
     ends = samples.rails
-    states: list[PairState] = ["absent" if end is None else end.state for end in ends]
-    state: PairState = min(states, key=WORST_FIRST.index, default="absent")
+    state = worst_state(ends)
     whole = [end for end in ends if end is not None]
     columns = _columns(whole) if state == "measured" else {}
     if state == "measured" and not columns:
