@@ -15,6 +15,7 @@ Device = Annotated[str, Meta(pattern=rf"^[^{_CODE}]{{0,64}}\Z")]
 """A device's name, or a word of its driver: it is printed in commands for a person to type."""
 HostName = Annotated[str, Meta(pattern=rf"^[^{_CODE}]{{0,255}}\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
+"""Integers that a float, and so Prometheus, holds exactly."""
 Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """Any 64-bit number: thousands of larger ones can share one hash, which stalls a dict of them."""
 Index = Annotated[int, Meta(ge=0, le=65535)]

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from preflight.check import Tier, is_check_id
 from preflight.core.text import plain_json
 from preflight.fabric.schedule import Turn
+from preflight.facts.basics import Count
 from preflight.fleet.nodeset import check_names
 from preflight.report.header import Overrides
 from preflight.verdict import Outcome, makes_not_ready
@@ -27,10 +28,6 @@ the names that are joined for them; characters of one name."""
 
 SCHEMA = 2
 """Raised by a change that an older reader would misread, and not by additions."""
-
-
-Count = Annotated[int, Meta(ge=0, le=1 << 53)]
-"""Integers that a float, and so Prometheus, holds exactly."""
 
 
 class FleetRow(Struct, frozen=True, kw_only=True):
