@@ -192,11 +192,9 @@ def _owner(script: Script, function: str) -> str:
 
 def inside(script: Script, function: Function) -> tuple[Operation, ...]:
     """The operations that a function reaches in every distributed run, whatever its caller."""
-    key = f"inside {function.name}"
-    known = script.memo.get(key)
-    if isinstance(known, tuple):
-        return known
-    script.memo[key] = ()  # a function that calls itself adds nothing
+    if function.name in script.inside:
+        return script.inside[function.name]
+    script.inside[function.name] = ()  # a function that calls itself adds nothing
     found: list[Operation] = []
     for call in _calls_by_function(script).get(function.name, ()):
         if call.place.tests & function.parameters:
@@ -204,7 +202,7 @@ def inside(script: Script, function: Function) -> tuple[Operation, ...]:
         found += reached(script, call)
         if len(found) >= _MOST:
             break
-    script.memo[key] = result = tuple(found[:_MOST])
+    script.inside[function.name] = result = tuple(found[:_MOST])
     return result
 
 

@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-
-T = TypeVar("T")
 
 
 class Severity(StrEnum):
@@ -142,7 +140,8 @@ class Script:
     """The name of an expression as imports resolve it; "" where it has none."""
     ignored: Mapping[int, frozenset[str]] = field(default_factory=dict)
     """Line → rules that a comment ignores there; "" for all."""
-    memo: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
+    inside: dict[str, tuple[Any, ...]] = field(default_factory=dict, repr=False)
+    """Function → its operations, once `operations.inside` has found them."""
 
     def called(self, names: Iterable[str]) -> Iterator[Call]:
         """The calls of functions by these resolved names, in the order of the script."""
