@@ -151,7 +151,7 @@ def _plain(path: Path) -> str:
 
 
 def _unquoted(value: str) -> str:
-    if value[:1] in "\"'" and value[:1]:
+    if value.startswith(('"', "'")):
         try:
             return "".join(shlex.split(value))
         except ValueError:
