@@ -71,8 +71,11 @@ SUBUIDS = "/etc/subuid"
 def owner(pid: int) -> int | None:
     """Return the user who answers for a process: of a user's subordinate ids (subuid(5)), one."""
     user = uid(pid)
-    if user is None:
-        return None
+    return None if user is None else answering(user)
+
+
+def answering(user: int) -> int:
+    """Return the user who answers for a user id: of a user's subordinate ids, one."""
     at = bisect.bisect(_subordinates(SUBUIDS), (user, 1 << 32)) - 1
     first, count = _subordinates(SUBUIDS)[at] if at >= 0 else (0, 0)
     return ~first if first <= user < first + count else user

@@ -17,7 +17,7 @@ import time
 import zlib
 from contextlib import suppress
 
-from probe import node_files
+from probe import node_files, procfs
 from probe.node_files import MOST, clean, words
 
 TYPE_CHECKING = False
@@ -71,10 +71,12 @@ _MOST_READERS = 8
 
 def by_user(wanted: list[Document]) -> list[list[Document]]:
     """Those of each user apart; of more than eight users those of the last ones together."""
-    places: dict[Any, int] = {}
+    groups: dict[int | None, list[Document]] = {}
     for one in wanted:
-        places.setdefault(one["uid"], min(len(places), _MOST_READERS - 1))
-    return [[one for one in wanted if places[one["uid"]] == at] for at in set(places.values())]
+        user = procfs.answering(one["uid"])
+        is_apart = user in groups or len(groups) < _MOST_READERS - 1
+        groups.setdefault(user if is_apart else None, []).append(one)
+    return list(groups.values())
 
 
 def in_turn(
@@ -84,7 +86,7 @@ def in_turn(
     turns: dict[Any, int] = {}
     placed = []
     for its_size, place in sorted((size(one), place) for place, one in enumerate(wanted)):
-        uid = wanted[place]["uid"]
+        uid = procfs.answering(wanted[place]["uid"])
         turns[uid] = turns.get(uid, 0) + 1
         placed.append((turns[uid], its_size, place))
     return [wanted[place] for _, _, place in sorted(placed)]

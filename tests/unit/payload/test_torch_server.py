@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from probe import procfs
 from stacks import rank_dumps
 
 if TYPE_CHECKING:
@@ -109,6 +110,18 @@ def test_one_users_silent_servers_keep_no_other_from_being_asked(
         wanted = [*many, {"pid": os.getpid(), "uid": 4321, "socket": str(talks)}]
         found = rank_dumps.ask_servers(wanted, time.monotonic() + 10)
     assert [*found] == [str(os.getpid())]
+
+
+def test_a_users_many_ids_are_one_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """He has 65,536 for his containers: with each a reader of its own, none was left for others."""
+    (tmp_path / "subuid").write_text("eve:100000:65536\n")
+    monkeypatch.setattr(procfs, "SUBUIDS", str(tmp_path / "subuid"))
+    posing = [{"pid": at, "uid": 100_000 + at} for at in range(9)]
+    others = [{"pid": 100 + at, "uid": 1000 + at} for at in range(2)]
+    assert rank_dumps.by_user(posing + others) == [posing, *([one] for one in others)]
+    assert [one["pid"] for one in rank_dumps.in_turn(posing + others)][:3] == [0, 100, 101]
+    crowd = [{"pid": at, "uid": 1000 + at} for at in range(20)]
+    assert [len(some) for some in rank_dumps.by_user(crowd)] == [*[1] * 7, 13]
 
 
 def _drip(link: socket.socket) -> None:
