@@ -271,8 +271,12 @@ class Scanner:
         line, number = self._origins.read(part), place.line
         for story in file.ended_with(line, number):
             self._close(story, file)
-        if not file.tracebacks.feed(line, place, order):
-            self._look_for_failure(line, place, order)
+        ignored, found = file.tracebacks.feed(line, place, order), self._found
+        if not ignored and found.failure is None and reports_failure(line.text):
+            if not TRIED_AGAIN.search(line.text):
+                found.failure = place
+            elif order > self._tried[0]:
+                self._tried = order, place
         for symptom in began:
             story = _Story(symptom, line, [line.text], place, order)
             if symptom.span:
@@ -325,16 +329,6 @@ class Scanner:
             return shape
         self._shapes[looks] = shape
         return shape
-
-    def _look_for_failure(self, line: Line, place: Place, order: int) -> None:
-        """Remember the first line that reports a failure."""
-        if self._found.failure is not None:
-            return
-        if reports_failure(line.text):
-            if not TRIED_AGAIN.search(line.text):
-                self._found.failure = place
-            elif order > self._tried[0]:
-                self._tried = order, place
 
     def _close(self, story: _Story, file: _File) -> None:
         symptom, text = story.symptom, "\n".join(story.texts)
