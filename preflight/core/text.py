@@ -331,7 +331,7 @@ def _in_common(one: str, other: str) -> int:
     return sum(len(commonprefix(way)) for way in ways)  # noqa: RUF071  characters are meant
 
 
-_ENCODED: Final = re.compile(r"(?<!\S)\S*%(?:3[AaDd]|40)\S*")
+_ENCODED: Final = re.compile(r"(?<!\S)\S*%(?:3[AD]|40)\S*", re.IGNORECASE)
 """A word with an encoded : = or @."""
 _URL_LOGIN: Final = re.compile(
     r"(://)(?:[^/\s]*|[^\s:]*:\S*)@|(?<![^\s\"'=,;])[^\s:@/\"'=,;]+:(?!/)\S*@"
