@@ -347,7 +347,8 @@ _ASSIGNED: Final = re.compile(
     r"|credential|bearer|cookie|jwt)\w{0,20}|(?<![a-z])(?:pass|pw|auth|psk|otp|sas|sig|key))"
     r"[\"']?\s*(?:=|:(?!\s*/))[=:]*\s*[\"']?"
     rf"|(?<![\w./-])[-+]{{0,2}}[a-z_][\w.-]{{0,60}}[\"']?=[\"']?(?!{_HARMLESS})"
-    r"|(?<![a-z])(?:token|secret|passw(?:or)?d|passphrase|api[-_]key|bearer|basic)\s+[\"']?)[^&;,\s\"']+",
+    r"|(?<![a-z])(?:token|secret|passw(?:or)?d|passphrase|api[-_]key|bearer|basic)\s+[\"']?)"
+    r"(?:(?<=\")[^\"\n]+|(?<=')[^'\n]+|[^&;,\s\"']+)",
     re.IGNORECASE,
 )
 _RANDOM: Final = re.compile(

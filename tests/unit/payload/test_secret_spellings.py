@@ -149,7 +149,7 @@ VALUES = (
     "https://h/p?{n}={s}", "Cookie: {s}", "Cookie: a {s}", "Cookie: a={s}; b=1", "Authorization: Bearer {s}",
     "Bearer {s}", "Basic {s}", "password {s}", "x --token {s}", "x --password={s}", "x_pwd:{s}",
     "DefaultEndpointsProtocol=https;AccountKey={s};x=1", "key={s}", "{n}==1,pw={s}",
-    "redis://:{s}@h:6379/0",
+    "redis://:{s}@h:6379/0", '{n}="a {s}"', "password='a {s}'", "x --api-key {s}",
 )  # fmt: skip
 TOKEN_VALUES = ("{s}", "a,{s}", "x={s}", "a:{s}", "a b {s} c", "'{s}'", "mlx5_0;{s}")
 
