@@ -129,7 +129,7 @@ def look_here(
             wanted=LookRequest(pids=pids, look_s=look_s, ras=ras),
             job=job,
         )
-        return replace(state, here=True)
+        return replace(state, here=True, narrowed=bool(pids))
     finally:
         ways.close()
 

@@ -414,13 +414,38 @@ class _Stage:
         """Stop listening, and test whether the master port can be bound again."""
         self._listeners.close()
         if self.master and self.bound:
-            self.master["free_again"] = is_free(self.master["port"])
+            port = self.master["port"]
+            self.master["free_again"] = is_free(port) or _is_another_runs(port)
+
+
+OTHER_RUN_S, FREED_S = 6.0, 1.0
+"""How long to wait for another run of preflight that tests the same port, and for it to be free."""
 
 
 def _take(port: int, taken: list[socket.socket]) -> Message:
     """Bind the master port, or find its holder; the listener is added to `taken`."""
+    until = time.monotonic() + OTHER_RUN_S
+    freed_until = time.monotonic() + FREED_S
+    while True:
+        try:
+            taken.append(listener(port))
+        except OSError as error:
+            if _is_another_runs(port):
+                freed_until = time.monotonic() + FREED_S
+            elif error.errno != errno.EADDRINUSE or time.monotonic() > freed_until:
+                until = 0.0
+            if time.monotonic() > until:
+                return {"port": port, "bound": False, "error": words(error), **find(port)}
+            time.sleep(0.1)
+        else:
+            return {"port": port, "bound": True}
+
+
+def _is_another_runs(port: int) -> bool:
+    """Whether a listener of another run of preflight has the port."""
     try:
-        taken.append(listener(port))
-    except OSError as error:
-        return {"port": port, "bound": False, "error": words(error), **find(port)}
-    return {"port": port, "bound": True}
+        with socket.create_connection(("127.0.0.1", port), timeout=FREED_S) as taken:
+            taken.sendall(greeting(""))
+            return taken.recv(len(OTHER_RUN)).startswith(OTHER_RUN[:16])
+    except OSError:
+        return False

@@ -356,14 +356,18 @@ def _ras_bytes(look: RankLook, world: int, served: set[tuple[str, str]]) -> floa
 def _rank_states(state: JobState, job: str) -> dict[int, RankState]:
     members: dict[int, RankState] = {}
     children = _children(state)
-    for node in state.nodes:
-        if node.look is None:
-            continue
-        for look in _main_ones(one for one in node.look.ranks if one.job == job):
-            if look.rank is not None:
-                old = members.get(look.rank)
-                if old is None or _preferred(look, old.look, children):
-                    members[look.rank] = _rank_state(look, node)
+    looks = [
+        (look, node)
+        for node in state.nodes
+        if node.look is not None
+        for look in _main_ones(one for one in node.look.ranks if one.job == job)
+    ]
+    users = Counter(look.uid for look, _ in looks)
+    for look, node in looks:
+        if look.rank is not None:
+            old = members.get(look.rank)
+            if old is None or _preferred(look, old.look, children, users):
+                members[look.rank] = _rank_state(look, node)
     return members
 
 
@@ -376,14 +380,17 @@ def _by_pid(state: JobState, job: str) -> dict[int, RankState]:
     return {one.pid: _rank_state(one, nodes[0]) for one in looks}
 
 
-def _preferred(new: RankLook, old: RankLook, children: frozenset[int]) -> bool:
+def _preferred(
+    new: RankLook, old: RankLook, children: frozenset[int], users: Counter[int | None]
+) -> bool:
     """Prefer one of two processes with the same rank: newest restart, launcher's child, older one.
 
-    A rank's child inherits its environment, and may outlive it.
+    A rank's child inherits its environment, and may outlive it. But first the user with more ranks
+    of the job counts: any other user can copy the variables of one.
     """
 
-    def order(one: RankLook) -> tuple[int, bool, float]:
-        return one.restarts or 0, one.pid in children, one.age_s
+    def order(one: RankLook) -> tuple[int, int, bool, float]:
+        return users[one.uid], one.restarts or 0, one.pid in children, one.age_s
 
     return order(new) > order(old)
 
@@ -465,6 +472,8 @@ def _gone(state: JobState, members: dict[int, RankState]) -> list[tuple[int, str
         bases = {rank - local for rank, local in placed if rank is not None and local is not None}
         size = max((one.local_world_size or 0 for one in here), default=0)
         if node.look is None or len(bases) != 1 or node.look.hidden:
+            continue
+        if state.narrowed and not node.look.launchers:
             continue
         base = bases.pop()
         found += [(rank, node.node) for rank in range(base, base + size) if rank not in members]

@@ -46,6 +46,8 @@ class JobState(Struct, frozen=True, kw_only=True):
     """The name of the job, if these nodes run several; empty for the only one."""
     here: bool = False
     """The only node is this machine: no command needs its name."""
+    narrowed: bool = False
+    """Only some processes were examined, and of ranks without a launcher no others."""
     ras: RasLook | None = None
     """The report of NCCL's RAS service, or why there is none; None if no rank has one."""
 

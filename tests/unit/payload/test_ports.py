@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,6 +93,20 @@ def test_nodes_reach_each_other_and_leave_the_ports_free(free_port: int) -> None
     assert (ours.master.bound, ours.master.holder, ours.master.free_again) == (True, None, True)
     assert theirs.master is None
     assert 0 < ours.ephemeral_low < ours.ephemeral_high
+
+
+def test_two_runs_at_once_wait_for_each_other(free_port: int) -> None:
+    """A run that tests the same port meanwhile is no program that keeps it from the job."""
+    first = Node("h1", free_port)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(Node, "h1", free_port)
+        time.sleep(0.5)
+        ended = first.finish()
+        second = waiting.result()
+    assert second.master_bound
+    for ports in (ended, second.finish()):
+        assert ports.master is not None
+        assert (ports.master.bound, ports.master.free_again) == (True, True)
 
 
 def test_both_families_are_answered(free_port: int) -> None:

@@ -61,6 +61,31 @@ def test_a_rank_that_its_node_lacks(world: int) -> None:
     assert "is gone" in answer.sentence
 
 
+def test_of_ranks_without_a_launcher_those_not_looked_for_are_not_gone() -> None:
+    """`--pid` of one of two ranks that a shell started examines that rank alone."""
+    alone = replace(job(2, one(1, state="absent")), narrowed=True)
+    answer = diagnose(alone)
+    assert (answer.category, answer.culprits) == ("unknown", ())
+    launchers = (Launcher(pid=7, kind="torchrun", job="j", ranks=2, children=(1000,)),)
+    (node,) = alone.nodes
+    assert node.look is not None
+    look = replace(node.look, launchers=launchers)
+    whole = replace(alone, nodes=(replace(node, look=look),))
+    assert diagnose(whole).category == "dead_rank"
+
+
+def test_another_users_process_does_not_stand_for_a_rank() -> None:
+    """Who copies a rank's variables, and stops himself, is no stopped rank of the job."""
+    state = job(2, lambda _: WAITING, uid=1000)
+    (node,) = state.nodes
+    assert node.look is not None
+    poser = replace(node.look.ranks[1], pid=9, uid=1001, restarts=9, state="stopped")
+    for ranks in ((poser, *node.look.ranks), (*node.look.ranks, poser)):
+        look = replace(node.look, ranks=ranks)
+        answer = diagnose(replace(state, nodes=(replace(node, look=look),)))
+        assert (answer.category, answer.culprits) == (diagnose(state).category, ())
+
+
 def test_what_a_dead_rank_has_left_behind_does_not_stand_for_it() -> None:
     """Its loader's worker has its environment and lives on."""
     state = job(8, one(3, state="zombie", stacks=None, later=None))
