@@ -72,11 +72,10 @@ class Ranks:
     def _assigned(self, name: str, value: ast.expr) -> None:
         if not name:
             return
-        sides = self.sides(value)
-        if RankSet.FIRST in sides:
-            self._names[name] = sides
-        elif not isinstance(value, ast.Name | ast.Attribute) and self.is_rank(value):
+        if not isinstance(value, ast.Name | ast.Attribute) and self.is_rank(value):
             self._ranks.add(name)
+        elif RankSet.FIRST in (sides := self.sides(value)):
+            self._names[name] = sides
 
     def _defined(self, node: ast.FunctionDef) -> None:
         returned = [

@@ -377,8 +377,12 @@ class Outputs:
             return f"cannot write {self.metrics}: {error.strerror}"
         return ""
 
-    def put_away(self) -> None:
-        """Make `latest` point here and remove the oldest runs; ignores what fails."""
+    def put_away(self, *, latest: bool = True) -> None:
+        """Make `latest` point here, if it is to, and remove the oldest runs; ignores what fails.
+
+        What a run measured does not lie in the folder of its replay.
+        """
         with suppress(OSError):
-            point_at(self.path)
+            if latest:
+                point_at(self.path)
         tidy(self.path, self.keep)

@@ -146,6 +146,8 @@ class Run:
         self._selection = self._select(())
         self._connections: dict[str, Connection] = {}
         self._any_failed = False
+        self.replayed = False
+        """What another run has measured was judged again."""
         self.swept_s = 0.0
         """Wall time from the start of the run to the end of its sweep."""
         self.repairs: list[Key] = []
@@ -207,7 +209,7 @@ class Run:
         """Judge what another run has measured; contacts no node and never stops early."""
         measured = measured.only({host.name for host in self.fleet.hosts})
         self._selection = self._select(selected)
-        self.nonce = measured.nonce
+        self.nonce, self.replayed = measured.nonce, True
         self.judgement.advance(measured)
         if measured.sweep is not None:
             self._expect_unscheduled(unscheduled_pairs(measured.sweep, pairs_of(self.rounds)))

@@ -137,7 +137,7 @@ def conclude(
         report = outputs.write_report(report)
         outputs.write(PAGE, _page(run, report, found, outputs).encode())
         outputs.events.end(entries, summary_of(report, found))
-        outputs.put_away()
+        outputs.put_away(latest=not run.replayed)
         metrics_trouble = outputs.write_metrics(report, found)
     hint = _hint(run, report, ready, ending)
     unsaved = is_ready and report.exit != 0

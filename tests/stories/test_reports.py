@@ -58,6 +58,9 @@ def _rebuilt(here: Here, folder: Path) -> None:
     assert told.returncode == 0, told.stderr
     assert told.stdout == (folder / "report.json").read_text()
     assert page.read_text() == (folder / "report.html").read_text()
+    judged_again = "--preflight-replay=preflight-runs/latest/measured.json"
+    for _ in range(2):  # a replay is not the latest run: it holds no measurements
+        assert "FAIL" in _night(here, judged_again)
     summary = again("preflight-runs/latest", cwd=here.folder)
     assert "FAIL   n2  site.a\n       bent\n       do: drain\n" in summary.stdout
     hidden = again("preflight-runs/latest", "--public", "--html", str(page), cwd=here.folder)

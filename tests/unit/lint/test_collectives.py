@@ -12,6 +12,10 @@ RULE = "collective-on-some-ranks"
 HANGS = {
     "a plain condition": ("if dist.get_rank() == 0:\n    dist.barrier()\n", 2),
     "a variable": ("rank = int(os.environ['RANK'])\nif rank == 0:\n    dist.all_reduce(x)\n", 3),
+    "any name": ("r = dist.get_rank()\nif r == 0:\n    dist.barrier()\n", 3),
+    "any name of a variable": (
+        "me = int(os.environ['RANK'])\nif me != 0:\n    dist.barrier()\n", 3,
+    ),
     "an else": ("if rank != 0:\n    pass\nelse:\n    dist.barrier()\n", 4),
     "all others": ("if rank > 0:\n    dist.barrier()\n", 2),
     "an attribute": ("if args.local_rank in (-1, 0):\n    dist.all_reduce(x)\n", 2),
