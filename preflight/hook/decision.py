@@ -106,13 +106,17 @@ def notes(assessment: Assessment) -> str:
         # With a full disk, this line is the only record of the findings.
         text = f"could not check {assessment.node}: {assessment.trouble}"
         return f"{text}; found before: {_some(found)}" if found else text
-    text = _some(found + [f"{each.check} unknown: {each.why}" for each in assessment.unknown])
+    checks: dict[str, list[str]] = {}
+    for each in assessment.unknown:
+        checks.setdefault(each.why, []).append(each.check)
+    unknown = [f"{_some(some, ', ')} unknown: {why}" for why, some in checks.items()]
+    text = _some(found + unknown)
     return f"{assessment.node}: {text}" if text else ""
 
 
-def _some(sentences: list[str]) -> str:
-    more = f"; and {len(sentences) - _SHOWN} more" if len(sentences) > _SHOWN else ""
-    return f"{'; '.join(sentences[:_SHOWN])}{more}"
+def _some(texts: list[str], between: str = "; ") -> str:
+    more = f"{between}and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return f"{between.join(texts[:_SHOWN])}{more}"
 
 
 def _finding(one: Finding) -> str:

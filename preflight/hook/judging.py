@@ -252,8 +252,13 @@ def share_of(environ: Mapping[str, str], config: HookConfig) -> Share:
 
 def view(facts: Facts, expected: Expected, share: Share) -> View:
     """Leave out other jobs' GPUs. Numbers that fit no GPU of this node are `unclear`."""
-    if share.unclear or share.ids is None or facts.gpus is None:
+    if share.unclear or share.ids is None:
         return View(facts, expected, share.unclear)
+    given = ",".join(map(str, share.ids))[:80]
+    if facts.gpus is None:
+        surprise = share.ids and not expected.gpus
+        why = f"{VARIABLE} is {given}, and no NVIDIA driver answers here" if surprise else ""
+        return View(facts, expected, why)
     unnumbered = [gpu for gpu in facts.gpus if gpu.refused("minor")]
     if any(gpu.mig_enabled for gpu in facts.gpus):
         why = (
@@ -269,8 +274,7 @@ def view(facts: Facts, expected: Expected, share: Share) -> View:
         return View(facts, expected, "NVML does not show at the moment which GPUs are the job's")
     if gone > absent:
         seen = ", ".join(str(_number(gpu)) for gpu in facts.gpus) or "none"
-        given = ",".join(map(str, share.ids))
-        return View(facts, expected, f"{VARIABLE} is {given[:80]}, the GPUs here are {seen}")
+        return View(facts, expected, f"{VARIABLE} is {given}, the GPUs here are {seen}")
     return View(
         _with_only(facts, own, gone, len(share.ids)), replace(expected, gpus=len(share.ids))
     )

@@ -113,6 +113,14 @@ def test_a_job_whose_gpus_cannot_be_told_just_now(error: str, gpus_that: int) ->
     assert not view(facts(gpus=one, driver=ANSWERED), EIGHT, Share((0,))).unclear
 
 
+def test_a_job_with_gpus_expects_a_driver() -> None:
+    """Without an inventory, a node whose driver is not loaded looks like one without GPUs."""
+    bare = facts(gpus=None)
+    assert "is 0,9, and no NVIDIA driver" in view(bare, Expected(), Share((0, 9))).unclear
+    assert view(bare, EIGHT, Share((0, 9))).unclear == ""  # the driver's own check reports it
+    assert view(bare, Expected(), Share(())).unclear == ""
+
+
 def test_a_lost_gpu_of_the_job_is_missing() -> None:
     """It was given GPU 3, which NVML counts and cannot open: one of two answers."""
     left = tuple(one for one in gpus() if one.index != 3)
