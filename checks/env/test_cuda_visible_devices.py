@@ -248,10 +248,10 @@ def not_its_own(visible: Visible, given: Allocation | None, seen: int) -> Deviat
         listed = ",".join(str(index) for index in given.host_indices)
         strangers = sorted(set(visible.indices) - ours[0])
         shown = ",".join(str(index) for index in strangers)
-        return Deviation(f"GPU {shown} is not of the allocation ({listed})", "leave it to Slurm")
+        return Deviation(f"GPU {shown} is not in the allocation ({listed})", "leave it to Slurm")
     if used < given.number:
         sentence = f"it shows {count(used, 'GPU')}; {has}"
-        return Deviation(sentence, "use all or ask less", grave=False)
+        return Deviation(sentence, "use all, or ask for fewer", grave=False)
     return None
 
 

@@ -197,7 +197,7 @@ def answer_troubles(facts: Facts) -> Iterator[Trouble]:
             continue
         listed = ", ".join(errors[:_LISTED])
         only_fan = all(error.startswith("fan") for error in errors)
-        advice = "look for Xid in dmesg; reset the GPU, and replace it if that stays"
+        advice = "look for Xid in dmesg; reset the GPU, and replace it if it stays"
         sentence = f"readings fail: {listed}{and_more(len(errors) - _LISTED)}"
         fan = "look at the fan and its plug; replace it"
         yield Trouble(gpu, sentence, fan if only_fan else advice, grave=not only_fan)

@@ -78,7 +78,7 @@ def judge_xid(expected: Expected, facts: Facts, limit: Thresholds) -> Verdict:
         words = _xid_words(unsure, graded, facts)
         return unknown(
             f"{words}; whether the GPU was reset since could not be read",
-            advice="recheck; if that stays, look for NVRM in dmesg, drain and reset the GPU",
+            advice="recheck; if it stays, look for NVRM in dmesg, drain and reset the GPU",
             **evidence,
         )
     notable = [each for each in found if _notable(each, facts, limit)]

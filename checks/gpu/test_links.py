@@ -101,7 +101,7 @@ def _counts(link: LinkErrors) -> Iterator[tuple[int, str, str]]:
 
 
 _RESEAT_GPU: Final = "drain; reseat the GPU or its riser, compare BIOS settings with a healthy node"
-_NVLINK: Final = "look for Xid 74 in dmesg; drain, reset the GPU, reseat it if that stays"
+_NVLINK: Final = "look for Xid 74 in dmesg; drain, reset the GPU, reseat it if it stays"
 _RESTART: Final = "restart nvidia-fabricmanager (its version must be the driver's), recheck"
 _MINUTE_S: Final = 60.0
 

@@ -43,7 +43,7 @@ _WORKSTATION: Final = ("GeForce", "RTX", "Quadro", "TITAN")
 
 _MOST_OF_IT: Final = 0.9
 """Firmware, and ECC of GDDR boards, keep a part of what a board is sold with: a T4 shows 94 %."""
-_LESS: Final = "drain; reset the GPU, replace it if that stays"
+_LESS: Final = "drain; reset the GPU, replace it if it stays"
 _COMPARE: Final = "compare ECC, MIG and driver settings with a healthy node"
 _LARGE_BARS: Final = "switch on large BARs (above 4G decoding) in the BIOS: GPUDirect needs them"
 _ODD: Final = "correct the inventory, or leave the node out"

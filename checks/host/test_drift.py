@@ -147,7 +147,7 @@ def in_words(off_s: float) -> str:
 
 
 ADVICE = "see chronyc tracking (or timedatectl); set it at once with chronyc makestep"
-DEAD = "torchrun's c10d rendezvous takes the node for dead"
+DEAD = "torchrun's c10d rendezvous considers the node dead"
 
 
 def judge_clock(
@@ -203,7 +203,7 @@ def _off_verdict(
     if grave := [one for one, by in astray.items() if by.at_least_s > most]:
         sentence = f"{sentence}; beyond {most:g} s {DEAD}"
         return fail(sentence, advice=ADVICE, culprits=grave, ahead_s=ahead_s)
-    sentence = f"{sentence}; {limit('clock_apart_s'):g} s at most are expected"
+    sentence = f"{sentence}; at most {limit('clock_apart_s'):g} s is expected"
     return warn(sentence, advice=ADVICE, culprits=astray, ahead_s=ahead_s)
 
 

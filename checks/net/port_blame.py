@@ -181,7 +181,7 @@ def data_fault(name: str, net: Net) -> Fault | None:
         return shut
     for peer, failed in sorted(out.items(), key=lambda item: natural(item[0])):
         if failed and "ok" in _others_results(name, peer, net):
-            return between(name, peer, failed[0].port, in_words(failed), "others do reach it")
+            return between(name, peer, failed[0].port, in_words(failed), "others can reach it")
         if failed and _is_its_own(peer, net, out, into):
             sentence = f"{peer} cannot be reached on random ports ({in_words(failed)})"
             return Fault(peer, sentence, f"on {peer}: {OPEN_PORTS}")

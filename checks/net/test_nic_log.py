@@ -83,7 +83,10 @@ _KINDS: tuple[tuple[Kind, str], ...] = (
 _MEANING: dict[Kind, tuple[str, str]] = {
     "firmware": (
         "its firmware stopped working",
-        "drain; power-cycle the node, update the NIC's firmware; replace the NIC if it comes again",
+        (
+            "drain; power-cycle the node, update the NIC's firmware; "
+            "replace the NIC if it happens again"
+        ),
     ),
     "dead": (
         "its driver could not start it",

@@ -150,7 +150,7 @@ def mtus(facts: Facts) -> tuple[tuple[str, int], ...] | None:
 
 
 def firmwares(facts: Facts) -> tuple[tuple[str, str], ...] | None:
-    """(chip and board, firmware) of every device that tells, each once."""
+    """(chip and board, firmware) of every device that reports it, each once."""
     found = {(chip(nic), nic.firmware) for nic in facts.nics or () if nic.firmware}
     return tuple(sorted(found)) or None
 

@@ -141,7 +141,7 @@ def document_lines(document: HistoryDocument, width: int) -> list[str]:
     """Lay out the document."""
     if document.last is None:
         place = printable(document.history)
-        return [f"{place}: no run is stored here; give it to a run: --preflight-history=DIR"]
+        return [f"{place}: no run is stored here; fill it with: preflight check --history=DIR"]
     pieces: Iterator[tuple[str, str]]
     if document.node is not None:
         pieces = _node(document.node, document.nights)
@@ -222,7 +222,7 @@ def _folded(episodes: Sequence[Episode]) -> list[str]:
 
 def _worst(worst: Sequence[NodeRecord], nights: int) -> Iterator[tuple[str, str]]:
     if not worst:
-        yield "worst", f"no node was not ready in {nights} nights"
+        yield "worst", f"every node was ready in {nights} nights"
     yield from _listed("worst", [f"{one.node}  {_standing(one)}" for one in worst], most=len(worst))
 
 

@@ -83,9 +83,9 @@ def _file(one: LintResult, width: int) -> Iterator[str]:
         sentence = f"{path} was not checked: {one.unread.reason}; {one.unread.remedy}"
         yield from wrapped(sentence, first="", indent=_INDENT, width=width)
     elif not one.distributed:
-        yield f"{path}: not a distributed script ({one.lines} lines read)"
+        yield f"{path}: not a distributed script ({count(one.lines, 'line')} read)"
     elif not one.findings:
-        yield f"{path}: nothing found ({one.lines} lines read)"
+        yield f"{path}: nothing found ({count(one.lines, 'line')} read)"
     for each in one.findings:
         yield f"{path}:{each.line}  {each.severity.value}  {each.rule}"
         for label, words in (("", each.sentence), ("then: ", each.will), ("do: ", each.remedy)):

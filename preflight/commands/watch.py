@@ -114,7 +114,7 @@ def _refuse_unknown_nodes(options: Options) -> None:
 def _options(arguments: argparse.Namespace, command: tuple[str, ...]) -> Options:
     debug = frozenset(filter(None, arguments.debug.split(",")))
     if unknown := sorted(debug - {*DEBUGS}):
-        raise UsageError(f"--debug={unknown[0]} is unknown; type --debug={ALL}, or one of both")
+        raise UsageError(f"--debug={unknown[0]} is unknown; type --debug={ALL}, or one of the two")
     stalled = arguments.stalled_after
     return Options(
         command=command,

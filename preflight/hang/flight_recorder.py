@@ -64,7 +64,7 @@ def plain_values(data: bytes, allowed: Allowance | None = None) -> Any:
     try:
         return machine.run(min(MOST_STEPS, allowed.steps))
     except (IndexError, KeyError) as error:
-        raise RefusedError(f"it is torn or damaged at byte {machine.at}") from error
+        raise RefusedError(f"it is cut off or damaged at byte {machine.at}") from error
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         if isinstance(error, RefusedError):
             raise
@@ -628,7 +628,7 @@ def _json(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise RefusedError("its JSON is torn or damaged") from error
+        raise RefusedError("its JSON is cut off or damaged") from error
 
 
 class _Once:

@@ -32,7 +32,8 @@ _QUERY = re.compile(r"[?#]")
 _ADDRESS = re.compile(r"\[[0-9A-Fa-f:.]+(%\w+)?\](:.*)?")
 _LAST_PORT = 65535
 _SERVERS = ("postgresql",)
-_OR_ELSE = "or give another: --preflight-history=DIR"
+_ANOTHER = "give another: --preflight-history=DIR"
+_OR_ELSE = f"or {_ANOTHER}"
 
 
 class Place(Struct, frozen=True):
@@ -98,17 +99,17 @@ def exists(place: Place) -> bool:
         return False
     except OSError as error:
         raise HistoryError(
-            f"cannot use the history {place.words}: {error.strerror}; {_OR_ELSE}"
+            f"cannot use the history {place.words}: {error.strerror}; {_ANOTHER}"
         ) from error
     if not stat.S_ISREG(found.st_mode):
         raise HistoryError(
-            f"cannot use the history {place.words}: it is not a regular file; {_OR_ELSE}"
+            f"cannot use the history {place.words}: it is not a regular file; {_ANOTHER}"
         )
     if 0 < found.st_size < _LEAST:
         raise HistoryError(explain_refusal(place, "it is not a database"))
     if found.st_uid not in (0, os.geteuid()):
         raise HistoryError(
-            f"cannot use the history {place.words}: another user owns it; {_OR_ELSE}"
+            f"cannot use the history {place.words}: another user owns it; {_ANOTHER}"
         )
     return True
 
@@ -121,7 +122,7 @@ def refuse_others_files(place: Place) -> None:
     """
     file = place.file
     if file is not None and (risk := who_may_add(file.parent) or _whose_log(file)):
-        raise HistoryError(f"cannot use the history {place.words}: {risk}; {_OR_ELSE}")
+        raise HistoryError(f"cannot use the history {place.words}: {risk}; {_ANOTHER}")
 
 
 def _whose_log(file: Path) -> str:

@@ -65,7 +65,7 @@ def lint(content: bytes, path: str) -> LintResult:
         path=path,
         findings=tuple(sorted(active, key=lambda one: (_ORDER.index(one.severity), one.line))),
         ignored=len(findings) - len(active),
-        lines=content.count(b"\n") + 1,
+        lines=len(content.splitlines()),
         distributed=is_distributed(script),
     )
 

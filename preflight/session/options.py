@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from preflight.core.files import read_regular, reason_of, typed_path
 from preflight.core.registry import Registry, load_folder, shipped_folder
+from preflight.core.text import count
 from preflight.errors import UsageError
 from preflight.fabric.planner import plan
 from preflight.fabric.sane import refuse_absurd_sweep
@@ -207,7 +208,8 @@ def read_options(config: pytest.Config) -> Chosen:
     fleet = resolve(_fleet_request(config, found, rank_0.crew if rank_0 else None))
     refuse_unknown(fleet.mentioned_checks, [one.check.id for one in registry])
     if need is not None and need > len(fleet.hosts):
-        raise UsageError(f"--preflight-need={need}: the fleet has {len(fleet.hosts)} nodes only")
+        nodes = count(len(fleet.hosts), "node")
+        raise UsageError(f"--preflight-need={need}: the fleet has only {nodes}")
     replayed = _replayed(replay, fleet)
     wanted = _wanted(config.getoption("preflight_checks"), registry)
     checks = [one.check for one in registry if one.check.within(settings.tier)]

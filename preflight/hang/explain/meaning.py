@@ -109,7 +109,7 @@ def _memory(hit: Hit, same: Sequence[Hit], found: ScanResult) -> Meaning:
         return Meaning("other", 0.55, remark)
     if own and total and free is not None and total - own - free >= _FOREIGN * total:
         foreign = total - own - free
-        remark = f"; {foreign:.1f} GiB of it belong to other processes"
+        remark = f"; {foreign:.1f} GiB of it belongs to other processes"
         return Meaning("oom_one_rank", 0.9, remark)
     return Meaning(hit.symptom.category, hit.symptom.confidence)
 

@@ -108,7 +108,7 @@ def test_uuids_copied_from_another_node_are_recognised() -> None:
         ("0,1", {"SLURM_GPUS_ON_NODE": "2"}, NODE, "ok", "2 devices"),
         (None, {"SLURM_GPUS_ON_NODE": "2"}, facts(gpus=gpus(2)), "ok", "2 devices"),
         ("0,1,2", {"SLURM_JOB_GPUS": "4,5"}, NODE, "fail", "it shows 3 GPUs; Slurm gave the job 2"),
-        ("6,7", {"SLURM_JOB_GPUS": "4,5"}, NODE, "fail", "GPU 6,7 is not of the allocation (4,5)"),
+        ("6,7", {"SLURM_JOB_GPUS": "4,5"}, NODE, "fail", "GPU 6,7 is not in the allocation (4,5)"),
         ("0", {"SLURM_STEP_GPUS": "0,1"}, NODE, "warn", "it shows 1 GPU; Slurm gave the job 2"),
         (None, {"SLURM_GPUS_ON_NODE": "a100:2"}, NODE, "warn", "8 GPUs are in sight"),
         ("4,5", {"SLURM_JOB_GPUS": "4,5"}, facts(gpus=gpus(2)), "warn", "the host's numbers"),

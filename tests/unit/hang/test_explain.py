@@ -158,7 +158,7 @@ def test_memory_that_others_hold(tmp_path: Path) -> None:
         "memory, this process has 20.00 GiB memory in use.\n",
     )
     assert (answer.category, answer.culprits) == ("oom_one_rank", ("rank 4",))
-    assert "59.5 GiB of it belong to other processes" in answer.sentence
+    assert "59.5 GiB of it belongs to other processes" in answer.sentence
 
 
 def test_memory_of_all_ranks_is_no_rank_s_fault(tmp_path: Path) -> None:

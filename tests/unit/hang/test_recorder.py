@@ -112,7 +112,7 @@ def test_bombs_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
         "neither a short word nor a number": b"\x80\x02}" + doubled[2:] + b"Ns.",
         "no single value": b"\x80\x02" + b"(" * 1000 + b".",
         "a number of": b"\x80\x02\x8b" + struct.pack("<i", 1 << 20) + bytes(1 << 20) + b".",
-        "torn": b"\x80\x02X\xff\xff\xff\xffshort",
+        "cut off": b"\x80\x02X\xff\xff\xff\xffshort",
         "larger than": bytes(flight_recorder.MOST_BYTES + 1),
     }
     for words, bomb in bombs.items():
