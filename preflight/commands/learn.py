@@ -25,7 +25,7 @@ from preflight.commands import (
 )
 from preflight.commands.learned_groups import HAS, learned_groups, why_not
 from preflight.core.command_line import FINE, FOUND, INTERRUPTED, UNCLEAR, some_path
-from preflight.core.files import parse_toml, read_regular, typed_path, write_typed
+from preflight.core.files import parse_toml, read_regular, reason_of, typed_path, write_asked
 from preflight.core.text import count, printable
 from preflight.errors import UsageError
 from preflight.fabric.sane import refuse_absurd_sweep
@@ -98,7 +98,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     UsageError (exit 4) for targets that name no node, and for a file that exists already.
     """
-    output = typed_path(arguments.output) if arguments.output else None
+    printed = arguments.output in (None, Path("-"))
+    output = None if printed else typed_path(arguments.output)
     if output is not None and output.exists() and not arguments.force:
         raise UsageError(f"{output} exists already: give another file, or --force to replace it")
     past = folder_among(arguments)
@@ -154,7 +155,8 @@ def _read_run(path: Path, inventory: str | None) -> _Source:
             refuse_absurd_sweep(measured.sweep)
     except (OSError, ValueError, RecursionError, UsageError) as error:
         raise UsageError(
-            f"cannot read the run's measurements {path}: {error}; give its folder or measured.json"
+            f"cannot read the run's measurements {path}: {reason_of(error)}; give its folder or "
+            "measured.json"
         ) from error
     if not measured.reach:
         raise UsageError(f"{path} holds no nodes: give the folder of a run that checked nodes")
@@ -187,18 +189,7 @@ def _why_not(name: str, measured: Measured) -> str:
 
 
 def _write(text: str, output: Path) -> None:
-    try:
-        write_typed(output, text.encode())
-    except FileNotFoundError as error:
-        if output.parent.is_dir():
-            raise UsageError(
-                f"cannot write {output}: {output.parent} takes no new file; give another file"
-            ) from error
-        raise UsageError(
-            f"cannot write {output}: there is no folder {output.parent}; make it, or give another"
-        ) from error
-    except OSError as error:
-        raise UsageError(f"cannot write {output}: {error.strerror}; give another file") from error
+    write_asked(output, text.encode())
     remark(f"written: {output}; use it: preflight check -i {shlex.quote(str(output))}")
 
 

@@ -139,7 +139,7 @@ def _number(option: str, typed: str, least: float) -> float:
         number = -1.0
     if not least <= number <= 1e6:  # noqa: PLR2004  a bound against nonsense; nan is not in it
         raise UsageError(
-            f"{option}={typed}: give a number of at least {least:g}, as in {option}=300"
+            f"{option}={typed}: give a number, {least:g} to 1000000, as in {option}=300"
         )
     return number
 

@@ -46,7 +46,8 @@ def some_path(text: str) -> Path:
 def whole_number(text: str) -> int:
     """Read a typed whole number, a type of argparse; int() also reads other alphabets, and 5_0."""
     if not _WHOLE.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"give a whole number, not {text[:40]!a}")
+        size = " of at most 18 digits" if re.fullmatch("[+-]?[0-9]+", text) else ""
+        raise argparse.ArgumentTypeError(f"give a whole number{size}, not {text[:40]!a}")
     return int(text)
 
 

@@ -476,8 +476,9 @@ def write_asked(path: Path, content: bytes, mode: int = FILE_MODE) -> None:
     try:
         write_typed(typed_path(path).absolute(), content, mode)
     except FileNotFoundError as error:
-        raise UsageError(
-            f"cannot write {path}: there is no folder {path.parent}; make it, or give another file"
-        ) from error
+        why = f"there is no folder {path.parent}; make it, or give another file"
+        if path.parent.is_dir():
+            why = f"{path.parent} takes no new file; give another file"
+        raise UsageError(f"cannot write {path}: {why}") from error
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; give another file") from error

@@ -179,6 +179,9 @@ class Registry:
 
             near = difflib.get_close_matches(check_id, self._by_id, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "see: preflight list-checks"
+            subject = check_id.rstrip(".*") + "."
+            if family := [each for each in self._by_id if each.startswith(subject)]:
+                hint = f"give one of {', '.join(family)}"
             raise UsageError(f"there is no check {check_id[:80]!r}: {hint}")
         return self._by_id[check_id]
 

@@ -143,6 +143,7 @@ def test_the_fabric_of_that_night_can_be_drawn(tmp_path: Path) -> None:
     missing = tmp_path / "new" / "fabric.html"
     refusal = refused(blame(samples, "--picture", str(missing)))
     assert f"there is no folder {missing.parent}; make it, or give another file" in refusal
+    assert "/proc takes no new file; give" in refused(blame(samples, "--picture", "/proc/x.html"))
     os.mkfifo(tmp_path / "pipe")
     refusal = refused(blame(samples, "--picture", str(tmp_path / "pipe")))
     assert "pipe: it is a pipe, which is not replaced; give another file" in refusal

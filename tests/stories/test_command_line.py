@@ -69,6 +69,7 @@ def test_an_unknown_option_names_the_verb_and_the_nearest(tmp_path: Path, verb: 
         (("--dist=x",), "invalid choice: 'x'"),
         (("-n", "x"), "give a whole number, not 'x'"),
         (("--maxfail=x",), "give a whole number, not 'x'"),
+        (("--seed=" + "9" * 23,), "give a whole number of at most 18 digits, not '9"),
         (("-k", "("), "argument -k: cannot read '('"),
         (("-m", "("), "argument -m: cannot read '('"),
         (("-k", "\x1b[31m("), r"cannot read '\x1b[31m('"),

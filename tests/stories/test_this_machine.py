@@ -227,6 +227,8 @@ def test_the_command_lists_and_explains_the_checks() -> None:
     ("arguments", "said"),
     [
         (("list-checks", "gpu.cuont"), "did you mean 'gpu.count'?"),
+        (("list-checks", "ib.*"), "give one of ib."),
+        (("list-checks", "gpu"), " gpu.count, "),
         (("chekcs",), "did you mean 'check'? See: preflight --help"),
         (("list-checks", "--nosuch"), "see: preflight list-checks --help"),
     ],

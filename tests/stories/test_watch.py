@@ -267,9 +267,10 @@ def test_debug_files_keep_to_their_size(tmp_path: Path) -> None:
         (
             ["watch", "--stalled-after=x", "--", "true"],
             4,
-            "--stalled-after=x: give a number of at least 2",
+            "--stalled-after=x: give a number, 2 to 1000000",
         ),
-        (["watch", "--stalled-after=nan", "--", "true"], 4, "give a number of at least 2"),
+        (["watch", "--stalled-after=nan", "--", "true"], 4, "give a number, 2 to 1000000"),
+        (["watch", "--stalled-after=99999999", "--", "true"], 4, "give a number, 2 to 1000000"),
         (["watch", "--inventory=none.toml", "--", "true"], 4, "none.toml"),
         (
             ["watch", "torchrun", "train.py"],
