@@ -37,7 +37,7 @@ from preflight.core.command_line import (
 from preflight.core.files import read_regular, reason_of, typed_path, write_atomically
 from preflight.core.text import plain_json, printable
 from preflight.errors import UsageError
-from preflight.fleet.nodeset import fold
+from preflight.fleet.nodeset import fold, natural
 from preflight.hang.diagnose.diagnosis import diagnose, lines
 from preflight.hang.diagnose.job_state import JobState
 from preflight.hang.look import LookRequest, look, look_here
@@ -89,7 +89,7 @@ STATE = "state.json"
 """The file that `--save` writes into its folder."""
 
 LARGEST = 1 << 30
-SHORTEST_S, LONGEST_S = 0.2, 10.0
+SHORTEST_S, LONGEST_S, USUAL_S = 0.2, 10.0, 3.0
 _EXITS = {"progresses": FINE, "unknown": UNCLEAR, "no_job": EMPTY}
 
 
@@ -103,6 +103,10 @@ def run(arguments: argparse.Namespace) -> int:
             f"--look-s={arguments.look_s:g}: give seconds, {SHORTEST_S:g} to {LONGEST_S:g}"
         )
     saved = folder_among(arguments)
+    live = {"--pid": arguments.pid, "--nodes": arguments.nodes, "--inventory": arguments.inventory,
+            "--exclude": arguments.exclude, "--look-s": arguments.look_s != USUAL_S}  # fmt: skip
+    for option in (name for name, typed in live.items() if saved and typed):
+        raise UsageError(f"{saved} is judged as it was saved, no node is asked: leave out {option}")
     try:
         state = _read_saved(saved, arguments.job) if saved else _look(arguments)
     except KeyboardInterrupt:
@@ -141,14 +145,17 @@ def _here(arguments: argparse.Namespace) -> JobState:
 
 
 def _read_saved(path: Path, job: str) -> JobState:
-    path = path / STATE if path.is_dir() else path
     try:
+        if path.is_dir():  # else the newest state of a watch
+            looks = sorted(path.glob("state-*.json"), key=lambda look: natural(look.name))
+            states = [path / STATE, *looks]
+            path = states[0 if states[0].exists() else -1]
         state = msgspec.json.decode(read_regular(path, LARGEST), type=JobState)
     except FileNotFoundError as error:
         meant = f"; for a process use --pid={path}" if path.name.isdecimal() else ""
         raise UsageError(f"there is no {path}: give a folder that --save made{meant}") from error
     except (OSError, ValueError, RecursionError) as error:
-        why = printable(str(error))[:200]
+        why = printable(reason_of(error))[:200]
         raise UsageError(
             f"cannot read the saved state {path}: {why}; give a folder that --save made"
         ) from error
@@ -181,8 +188,8 @@ def add_options(diagnose: argparse.ArgumentParser) -> None:
         "machine, their children, and the rest of their job")  # fmt: skip
     add("--job", metavar="ID", default="", help="the job, if several run: its run id, or "
         "MASTER_ADDR:MASTER_PORT")  # fmt: skip
-    add("--look-s", metavar="N", type=decimal_number, default=3.0, help="seconds between the two "
-        "looks (default: 3); more for a job with slow steps")  # fmt: skip
+    add("--look-s", metavar="N", type=decimal_number, default=USUAL_S, help="seconds between the "
+        "two looks (default: 3); more for a job with slow steps")  # fmt: skip
     add_ras(diagnose)
     add_json(diagnose)
     add("--save", metavar="DIR", type=some_path, help="save the job's state in this folder")

@@ -366,5 +366,8 @@ def _replayed(path: Path | None, fleet: Fleet) -> Measured | None:
     unasked = fold(host.name for host in fleet.hosts if host.name not in measured.reach)
     if unasked and "reach" not in measured.skipped:
         advice = f"leave it out with --preflight-exclude={unasked}"
+        if all(host.name not in measured.reach for host in fleet.hosts):
+            known = fold(measured.reach)
+            advice = f"type --preflight-nodes={known}" if known else "give a run that reached nodes"
         raise UsageError(f"--preflight-replay={path}: it holds no data of {unasked}: {advice}")
     return measured

@@ -32,6 +32,9 @@ def test_what_was_seen_is_kept_and_judged_again(tmp_path: Path) -> None:
     assert (again.returncode, again.stdout) == (3, live.stdout)
     assert (tmp_path / "kept" / "state.json").stat().st_mode & 0o777 == 0o640
     assert str(process.pid) in (tmp_path / "kept" / "state.json").read_text()
+    newest = (tmp_path / "kept" / "state.json").rename(tmp_path / "kept" / "state-10.json")
+    (tmp_path / "kept" / "state-9.json").write_text("{}")
+    assert diagnose(tmp_path, "kept").stdout == diagnose(tmp_path, str(newest)).stdout
     document = json.loads(diagnose(tmp_path, "kept", "--json").stdout)
     assert document["category"] in ("no_job", "unknown")
     assert {"culprits", "sentence", "advice", "evidence", "confidence", "alternatives"} <= {
@@ -57,6 +60,9 @@ def test_wrong_usage_is_one_line(tmp_path: Path) -> None:
         (("./nowhere",), "there is no nowhere: give a folder that --save made"),
         (("4711",), "; for a process use --pid=4711"),
         (("state.json",), "give a folder that --save made"),
+        ((".", "--pid", "1"), "no node is asked: leave out --pid"),
+        (("state.json", "--nodes=a"), "no node is asked: leave out --nodes"),
+        ((".", "--look-s=1"), "leave out --look-s"),
         (("--look-s", "600"), "--look-s=600: give seconds, 0.2 to 10"),
     ):
         told = diagnose(tmp_path, *words)

@@ -145,3 +145,8 @@ def test_a_replay_of_who_was_not_measured_is_refused(here: Here) -> None:
     assert told.exit == 4
     assert "kept.json: it holds no data of n3: leave it out with --preflight-exclude=n3" in told.err
     assert here.judge(f"--preflight-replay={kept}", "--preflight-exclude=n3").exit == 0
+    others = here.judge(f"--preflight-replay={kept}", "--preflight-nodes=n3")
+    assert "it holds no data of n3: type --preflight-nodes=n[1-2]" in others.err
+    kept.write_text(json.dumps(json.loads(kept.read_text()) | {"reach": {}}))
+    ended = here.judge(f"--preflight-replay={kept}")
+    assert "no data of n[1-3]: give a run that reached nodes" in ended.err

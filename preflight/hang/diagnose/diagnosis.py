@@ -111,12 +111,14 @@ def _no_job(state: JobState, nodes: int, hidden: int, *, certain: bool) -> Diagn
     others = f"; {_others(hidden)}" if hidden else ""
     if served := [node for node, look in state.looks.items() if look.ras and not hidden]:
         others = f"; another user's job has its RAS service on {fold(served)}"
+    advice = "name the job's nodes, or its process with --pid"
     if jobs := jobs_of(replace(state, job="")):
         others = f"; {_running(jobs)}{others}"
+        advice = f"choose one of these: --job=NAME; or {advice}" if any(jobs) else advice
     return Diagnosis(
         category="no_job",
         sentence=f"no process{wanted} was found on {count(nodes, 'node')}{others}",
-        advice=_GRANT if hidden or served else "name the job's nodes, or its process with --pid",
+        advice=_GRANT if hidden or served else advice,
         confidence=0.9 if certain and not (hidden or served) else 0.4,
     )
 

@@ -262,4 +262,5 @@ def test_a_job_is_also_chosen_by_its_master() -> None:
     answer = diagnose(replace(state, job="127.0.0.1:29999"))
     assert answer.category == "no_job"
     assert "2 jobs run on these nodes: vm:29501, vm:29502" in answer.sentence
+    assert answer.advice.startswith("choose one of these: --job=NAME; or ")
     assert "choose one" in diagnose(state).advice
