@@ -51,6 +51,7 @@ _STEP = re.compile(
     rb"(\d{1,12}(?:\.\d{1,9})?)"
 )
 _NUMBERS = re.compile(rb"[\d.]+")
+_WRITER = re.compile(rb"\[rank ?(\d{1,6})\]:")
 _GOES_ON = 20
 """Steps after a failure: more than other ranks make until they wait for the one that failed."""
 _RISES = 3
@@ -88,6 +89,8 @@ class ScanResult:
     """By file, the last line that may be of another attempt, or of another rank: it has no time."""
     world: int = 0
     """The largest number of ranks in any line of the last attempt; 0 if none."""
+    wrote: set[int] = field(default_factory=set)
+    """The ranks that wrote any line of the last attempt."""
     several: bool = False
     """Whether any line shows other groups of ranks than the one of all ranks."""
     failure: Place | None = None
@@ -145,11 +148,22 @@ class _File:
         self.stories: dict[tuple[str, int | None], list[_Story]] = {}
         """By label and rank."""
         self._latest: dict[str, int | None] = {}
+        self.wrote: set[int] = set()
+        """The ranks in its lines."""
+        self.named: set[int] = set()
+        """The rank in its name, which counts if its lines name none."""
 
     @property
     def idle(self) -> bool:
         """Whether nothing has begun that the next lines may belong to."""
         return not self.stories and not self.tracebacks.open
+
+    def note_writers(self, text: bytes) -> None:
+        """Note the ranks that wrote these lines."""
+        if b"[rank" in text:
+            self.wrote.update(map(int, {*_WRITER.findall(text)}))
+        if text and self.whose.rank is not None:
+            self.named.add(self.whose.rank)
 
     def begin(self, story: _Story) -> None:
         """Begin a story that goes on in the next lines of its speaker."""
@@ -216,7 +230,8 @@ class Scanner:
         file, found, known = _File(path), self._found, self._shapes
         before, repeats = found.lines, file.repeats
         for lines in chunks(path, found.troubles):
-            shapes = b"\n".join(lines).translate(ALIKE).split(b"\n")
+            text = b"\n".join(lines)
+            shapes = text.translate(ALIKE).split(b"\n")
             if len(known) + len(repeats.seen) > _SHAPES:
                 known.clear()
                 repeats.seen.clear()
@@ -237,7 +252,10 @@ class Scanner:
                     idle = file.idle
                 if is_step:
                     self._pace(file, line, order)
+            begin = int(max(found.attempt(file.source))) - found.lines
+            file.note_writers(b"\n".join(lines[begin - 1 :]) if begin > 1 else text)
             found.lines += len(lines)
+        found.wrote |= file.wrote or file.named
         for each in (one for some in file.stories.values() for one in some):
             self._close(each, file)
         self._repeat(file, before)
@@ -390,6 +408,7 @@ class Scanner:
     def _begin_attempt(file: _File, since: dict[str, Any], order: int) -> None:
         """Note where another attempt begins: what it tells is new."""
         since[file.source] = order
+        file.wrote.clear()
         file.repeats.seen.clear()
 
     def _with_rank_of_gpu(self, fields: dict[str, str], speaker: Speaker) -> bool:

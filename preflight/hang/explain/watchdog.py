@@ -123,7 +123,7 @@ def judge(hits: Sequence[Hit], found: ScanResult) -> Verdict | None:
     collectives = [one for one in late if one.op not in _BETWEEN_TWO]
     verdict = _mismatched(calls) or _behind(collectives, hits) or _earlier(collectives)
     if verdict is None and late:
-        verdict = _missing(late, {hit.speaker.rank for hit in found.hits}, found.world)
+        verdict = _missing(late, found)
     if verdict is None:
         return None
     if _may_be_of_several_groups(calls, hits, found):
@@ -252,19 +252,23 @@ def _earlier(late: Sequence[Timeout]) -> Verdict | None:
     return None
 
 
-def _missing(late: Sequence[Timeout], seen: set[int | None], world: int) -> Verdict:
+def _missing(late: Sequence[Timeout], found: ScanResult) -> Verdict:
     """Ranks that wrote lines and did not wait in the collective of the others."""
     first = min(late, key=lambda one: one.hit.order)
     call = (first.group, first.seq, first.op)
     same = [one for one in late if (one.group, one.seq, one.op) == call]
     there = {one.rank for one in same}
-    of = world or _size(first)
+    seen = found.wrote.union(hit.speaker.rank for hit in found.hits)
+    of = found.world or _size(first)
+    # A rank that waited elsewhere shows that there are several groups.
+    job = range(of) or (found.wrote if len(same) == len(late) else ())
     # If no fewer ranks are missing than present, either may be at fault.
-    whole = 0 < of < 2 * len(there) and len(there) >= _LEAST and first.group in ("", "0")
-    missing = set(range(of)) - there if whole else set()
+    size = of or len(job)
+    whole = 0 < size < 2 * len(there) and len(there) >= _LEAST and first.group in ("", "0")
+    missing = set(job) - there if whole else set()
     words = f"{first.op} number {first.seq}"
     proofs = tuple(one.hit for one in same[:3])
-    if whole and not missing:
+    if of and whole and not missing:
         sentence = f"all {of} ranks waited in {words} and none got through"
         return Verdict(kind="all", ranks=(), sentence=sentence, proofs=proofs)
     # A rank without a log looks the same as a missing one.

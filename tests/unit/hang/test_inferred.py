@@ -139,6 +139,32 @@ def test_a_rank_behind_in_one_of_several_groups_is_named(tmp_path: Path) -> None
     assert (answer.category, answer.culprits) == ("timeout_rank_missing", ("rank 2",))
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_rank_that_wrote_lines_and_did_not_wait_is_missing(
+    tmp_path: Path, *, apart: bool
+) -> None:
+    """Its lines, or the name of its file, show that it is of the job; no line has their number."""
+    step = ["step 9 loss 2.0\n" if apart else f"[rank{rank}]: step 9\n" for rank in range(8)]
+    logs = [line + timed_out(rank, 9) * (rank != 5) for rank, line in enumerate(step)]
+    names = tuple(f"rank{rank}.log" for rank in range(8))
+    answer = explained(tmp_path, *(logs if apart else ["".join(logs)]), names=names)
+    assert (answer.category, answer.culprits) == ("timeout_rank_missing", ("rank 5",))
+    assert answer.confidence <= 0.7
+    half = [line + timed_out(rank, 9) * (rank < 4) for rank, line in enumerate(step)]
+    assert explained(tmp_path, *(half if apart else ["".join(half)]), names=names).culprits == ()
+    logs[5] = ""
+    assert explained(tmp_path, *(logs if apart else ["".join(logs)]), names=names).culprits == ()
+
+
+def test_a_rank_of_an_earlier_attempt_alone_is_not_missing(tmp_path: Path) -> None:
+    """The job goes on with fewer ranks: those that are left all wait."""
+    first = "".join(f"[rank{rank}]: step 9\n" for rank in range(8))
+    restart = "I1005 09:00:00.1 9 torch/distributed/elastic/agent/server/api.py:9] [default] "
+    restart += "Worker group FAILED. 3/3 attempts left; will restart worker group\n"
+    last = "".join(f"[rank{rank}]: step 9\n" + timed_out(rank, 9) for rank in range(7))
+    assert explained(tmp_path, first + restart + last).culprits == ()
+
+
 def test_a_rank_that_did_not_come_had_died(tmp_path: Path) -> None:
     """The launcher reports it after all time-outs; the time-outs are its consequence."""
     who = "".join(communicator(rank, 4) for rank in range(4))
