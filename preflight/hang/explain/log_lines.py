@@ -212,6 +212,13 @@ def _unmarked(first: bytes) -> str | None:
     return None
 
 
+_NO_TEXT = bytes({*range(1, 32)} - {*b"\a\b\t\n\v\f\r\x1b"})
+"""Control characters that no encoding of text uses; a crash leaves zeros in a text."""
+_BINARY = 0.05
+"""Their share of the other bytes; packed or random bytes have 0.09."""
+_COUNTED = 64 << 10
+"""Bytes counted of each block."""
+
 LONGEST = 16 << 10
 """Bytes searched of a line, half of them at its end; the middle is cut."""
 _HUGE = 4 * LONGEST
@@ -274,10 +281,14 @@ def chunks(path: Path, troubles: list[str]) -> Iterator[list[bytes]]:
     """Yield a file's lines, some thousands at a time; `-` is standard input.
 
     A huge line is one line, cut. UsageError if the file cannot be opened. Later errors (a gzip file
-    cut short) are added to `troubles`, and the text before them counts.
+    cut short) are added to `troubles`, and the text before them counts. A file that is mostly no
+    text is added, too.
     """
-    left = b""
+    left, counted, odd = b"", 0, 0
     for block in blocks(path, troubles):
+        sample = block[:_COUNTED].replace(b"\0", b"")
+        counted += len(sample)
+        odd += len(sample) - len(sample.translate(None, _NO_TEXT))
         text = left + block
         # A line feed may follow a carriage return at the end.
         end = max(text.rfind(b"\n"), text.rfind(b"\r", 0, -1)) + 1
@@ -291,6 +302,8 @@ def chunks(path: Path, troubles: list[str]) -> Iterator[list[bytes]]:
     if left:
         lines, again = _unframed(_split(_plain(left.removesuffix(b"\r"))))
         yield [_cut(line) for line in (*lines, *again)]
+    if odd > _BINARY * counted:
+        troubles.append(f"{path}: could not be read as text")
 
 
 def _plain(text: bytes) -> bytes:

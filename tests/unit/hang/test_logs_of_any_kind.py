@@ -7,6 +7,7 @@ import errno
 import gzip
 import json
 import os
+import random
 import subprocess
 import tracemalloc
 from pathlib import Path
@@ -183,6 +184,38 @@ def test_a_gzip_of_parts_without_end_is_read_up_to_a_bound(
         b"".join(gzip.compress(b"step %d of the run\n" % at) for at in range(2000)) + end
     )
     assert Scanner(shipped()).read([path]).hits
+
+
+@pytest.mark.parametrize("given", ["random", "headless"])
+def test_what_is_no_text_is_not_called_healthy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    """A line names the file; what is legible in it counts all the same."""
+    noise = random.Random(7).randbytes(200_000)  # noqa: S311
+    packed = gzip.compress("".join(f"step {at} {at * at}\n" for at in range(5000)).encode())
+    path = tmp_path / "job.log.gz"
+    path.write_bytes(noise if given == "random" else packed[10:])
+    assert cli.main(["explain", str(path)]) == 3
+    told = capsys.readouterr()
+    assert f"{path}: could not be read as text" in told.err
+    assert told.out.startswith("unknown")
+    assert explained(tmp_path, noise + b"\n" + FAILED.encode()).category == "port_in_use"
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        b"\x1b[31mstep 1\x1b[0m\n" * 50,
+        b"step 1\n" * 50 + b"\0" * 4096 + b"step 2\n",
+        b"step 1\n" * 500 + bytes(range(256)),
+        b"1/10 [=]\b\b\b\b\b\b\b\b" * 50 + b"\n",
+        ("\u6b65\u9aa4 1\n" * 50).encode("gbk"),
+    ],
+    ids=["colours", "torn", "few bytes", "progress bar", "chinese"],
+)
+def test_a_text_with_some_bytes_that_are_none_is_read(tmp_path: Path, log: bytes) -> None:
+    """Colours, zeros after a crash and other encodings make no log unreadable."""
+    assert explained(tmp_path, log).category == "no_failure"
 
 
 def test_a_number_beyond_64_bits_is_no_rank(tmp_path: Path) -> None:
