@@ -23,6 +23,7 @@ from preflight.hang.explain.explanation import (
     proofs,
     rank_words,
 )
+from preflight.hang.explain.failure_words import TRIED_AGAIN
 from preflight.hang.explain.origin import time_of
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class Tracebacks:
             self._ignored.add(key)
         elif _HANDLED.match(line.bare):
             self._handled.add(key)
-        elif ends := _ALONE.match(line.bare):
+        elif (ends := _ALONE.match(line.bare)) and not TRIED_AGAIN.search(line.bare):
             running = _Running(line.speaker.joined(self._whose), line, place.line)
             running.cut = True
             self._end(running, ends, place, order)

@@ -667,6 +667,7 @@ def test_a_programs_xid_before_the_gpus_is_no_cause(tmp_path: Path, code: int) -
         "ERROR bind port 29500: Address already in use; will retry in 1 s",
         "ERROR cannot write: No space left on device, attempt 2 of 5",
         "ERROR Connection reset by peer, reconnecting",
+        "RuntimeError: CUDA out of memory, retrying attempt 2 of 5",
     ],
 )
 def test_a_failure_after_which_the_program_tries_again_is_none(tmp_path: Path, failed: str) -> None:
