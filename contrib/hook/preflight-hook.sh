@@ -39,9 +39,9 @@ note() {
 }
 
 # If standard input, output or error is closed, bash and preflight would open other files in its place.
-[ -e /dev/fd/0 ] || exec </dev/null
-[ -e /dev/fd/1 ] || exec >/dev/null
-[ -e /dev/fd/2 ] || exec 2>/dev/null
+: 2>/dev/null <&0 || exec </dev/null
+: 2>/dev/null >&1 || exec >/dev/null
+: >&2 || exec 2>/dev/null
 found=$(exec timeout -k 1 "$LIMIT_S" "$PREFLIGHT" "$VERB" --plain --json --limit="$LIMIT_S" </dev/null)
 status=$?
 
