@@ -38,7 +38,7 @@ note() {
         echo "preflight: $1" >&2
 }
 
-# If standard input, output or error is closed, bash and preflight would open other files in its place.
+# In the place of closed standard streams, bash and preflight would open other files.
 : 2>/dev/null <&0 || exec </dev/null
 : 2>/dev/null >&1 || exec >/dev/null
 : >&2 || exec 2>/dev/null

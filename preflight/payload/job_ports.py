@@ -431,10 +431,8 @@ def _take(port: int, taken: list[socket.socket]) -> Message:
             taken.append(listener(port))
         except OSError as error:
             if _is_another_runs(port):
-                freed_until = time.monotonic() + FREED_S
-            elif error.errno != errno.EADDRINUSE or time.monotonic() > freed_until:
-                until = 0.0
-            if time.monotonic() > until:
+                freed_until = min(until, time.monotonic() + FREED_S)
+            if error.errno != errno.EADDRINUSE or time.monotonic() > freed_until:
                 return {"port": port, "bound": False, "error": words(error), **find(port)}
             time.sleep(0.1)
         else:
