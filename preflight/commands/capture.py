@@ -32,7 +32,7 @@ from preflight.core.command_line import (
     Interrupts,
     decimal_number,
 )
-from preflight.core.files import read_regular, write_typed
+from preflight.core.files import open_folder, read_regular, write_typed
 from preflight.core.text import plain_json
 from preflight.errors import PreflightError, UsageError, WireError
 from preflight.facts.basics import Line
@@ -232,7 +232,11 @@ def _folder(name: str) -> Path:
     """Return the folder with this name; UsageError if it takes no new file."""
     folder = Path(name).absolute()
     try:
-        with tempfile.TemporaryFile(dir=folder):
+        # Through the open folder: another user may replace a folder above by a link.
+        with (
+            open_folder(folder, make=False) as opened,
+            tempfile.TemporaryFile(dir=f"/proc/self/fd/{opened}"),
+        ):
             why = "" if name else "DIR is empty"
     except OSError as error:
         why = f"cannot write into {folder}: {error.strerror}"

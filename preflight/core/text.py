@@ -334,18 +334,21 @@ def _in_common(one: str, other: str) -> int:
 _ENCODED: Final = re.compile(r"(?<!\S)\S*%(?:3[AD]|40)\S*", re.IGNORECASE)
 """A word with an encoded : = or @."""
 _URL_LOGIN: Final = re.compile(
-    r"(://)(?:[^/\s]*|[^\s:]*:\S*)@|(?<![^\s\"'=,;])[^\s:@/\"'=,;]+:(?!/)\S*@"
+    r"(://)(?:[^/\s]*|[^\s:]*:\S*)@"
+    r"|(?<![^\s\"'=,;])[^\s:@/\"'=,;]+(?::(?!/)\S*|/[^\s:@/\"'=,;]+)@"
 )
+"""Of a URL, user:password@host and Oracle's user/password@host."""
 _UP_TO_AT: Final = re.compile(r"(?<!\S)\S*@")
 """Each word up to its last @: what follows holds no login."""
 _HARMLESS: Final = r"(?:/|(?:[-+.\d]{1,20}|true|false|on|off|yes|no|[yn])(?![^&;,\s\"']))"
 _ASSIGNED: Final = re.compile(
     # Cookie: x y; a header's value may have several words.
     rf"([a-z][\w-]{{0,60}}[\"']?:\s+)(?!{_HARMLESS})[^\n]+"
-    # password=x, "pw": x, and any other name=x, unless x is a number or a path, or all is a path.
+    # password=x, "pw": x, pw => x, pass('x'), <pwd>x, and any other name=x, unless x is a number
+    # or a path, or all is a path.
     r"|((?:(?:token|secret|passw(?:or)?d|passphrase|passcode|pwd|api[-_]?key|access[-_]?key|private[-_]?key"
     r"|credential|bearer|cookie|jwt)\w{0,20}|(?<![a-z])(?:pass|pw|auth|psk|otp|sas|sig|key))"
-    r"[\"']?\s*(?:=|:(?!\s*/))[=:]*\s*[\"']?"
+    r"[\\\"']{0,2}\s*(?:->|[=>|(\[<]|:(?!\s*/))[=:>]*\s*[\\\"']{0,2}"
     rf"|(?<![\w./-])[-+]{{0,2}}[a-z_][\w.-]{{0,60}}[\"']?=[\"']?(?!{_HARMLESS})"
     r"|(?<![a-z])(?:token|secret|passw(?:or)?d|passphrase|api[-_]key|bearer|basic)\s+[\"']?)"
     r"(?:(?<=\")[^\"\n]+|(?<=')[^'\n]+|[^&;,\s\"']+)",

@@ -235,6 +235,20 @@ def test_a_folder_that_takes_no_file_is_refused_before_anything_is_asked(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link to another user")
+def test_another_users_link_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
+    """Not even an empty file is made in the folder to which it points."""
+    private, link = tmp_path / "private", tmp_path / "link"
+    private.mkdir()
+    link.symlink_to(private)
+    os.chown(link, 65534, 65534, follow_symlinks=False)
+    before = private.stat().st_mtime_ns
+    code, out, err = _preflight("capture", str(link), cwd=tmp_path)
+    assert (code, out) == (4, "")
+    assert f"{link} is a symbolic link of nobody, which is not followed" in err
+    assert private.stat().st_mtime_ns == before
+
+
 def test_nobody_who_answers_is_nothing_written(tmp_path: Path) -> None:
     """Exit 3, with the reason of each node, and no file."""
     fleet = tmp_path / "fleet.toml"
