@@ -48,7 +48,7 @@ def measure() -> Iterator[Row]:
         words = [sys.executable, "-m", "preflight.cli", "explain", "--json", str(log)]
         runs = []
         for _ in range(_RUNS):
-            spent = cost(words, folder, exits=0)
+            spent = cost(words, folder, exits=1)
             told = (folder / "output.txt").read_text()
             if '"nic_or_ib_link"' not in told:
                 raise RuntimeError(f"the link at the end of the log was not named: {told[:200]}")

@@ -55,11 +55,11 @@ def _measured(folder: Path) -> Iterator[Row]:
     offline()
     verdicts = int(parts.pop()["verdicts"])
     (empty / "test_empty.py").write_text(_EMPTY.format(number=verdicts))
-    replay = ["--preflight", "--preflight-replay", stored, "--preflight-inventory", fleet]
+    replay = ["--preflight", f"--preflight-replay={stored}", f"--preflight-inventory={fleet}"]
     without, as_items, theirs = in_turns(
         _RUNS,
         offline,
-        lambda: cost([*PYTEST, *replay, "--preflight-report", "report"], items, exits=1),
+        lambda: cost([*PYTEST, *replay, "--preflight-report=report"], items, exits=1),
         lambda: cost([*PYTEST, "-p", "no:preflight"], empty, exits=0),
     )
     what = f"{verdicts} verdicts on {_NODES} nodes"
