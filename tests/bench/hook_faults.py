@@ -7,13 +7,13 @@ that Slurm, and the script's exit code, by which Slurm drains too.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -35,6 +35,7 @@ _ROOT: Final = Path(__file__).parents[2]
 _COMMAND: Final = "/opt/preflight/bin/preflight"
 _CONFIG: Final = "/etc/preflight/hook.toml"
 LONGEST_S: Final = 90
+_LONGEST_LOG: Final = 1 << 20
 BUDGET_S: Final = 5
 ENFORCING: Final = 'enforce = true\nbudget_s = {budget}\nslurm_bin = "{slurm}"'
 BREAKER: Final = '\n[breaker]\ndirectory = "{tokens}"\n'
@@ -193,17 +194,23 @@ class Rig:
                 os.close(descriptor)
 
         began = time.monotonic()
-        with tempfile.TemporaryFile() as log:
-            process = subprocess.Popen(
-                [*attempt.within, self._scripts[attempt.occasion]], env=own, cwd=self.node.folder,
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=prepare,  # noqa: PLW1509  no thread runs yet
-            )  # fmt: skip
+        log, end = (
+            os.pipe()
+        )  # as slurmd gives it: to a file, a limit of 0 would end even the loader
+        with open(log, "rb", buffering=0) as file:  # noqa: PTH123  a descriptor, not a path
+            with open(end, "wb") as out:  # noqa: PTH123
+                fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, _LONGEST_LOG)
+                process = subprocess.Popen(
+                    [*attempt.within, self._scripts[attempt.occasion]],
+                    env=own, cwd=self.node.folder,
+                    stdin=subprocess.DEVNULL, stdout=out, stderr=out, preexec_fn=prepare,  # noqa: PLW1509  no thread runs yet
+                )  # fmt: skip
             if attempt.meanwhile is not None:
                 attempt.meanwhile(process.pid)
             code = process.wait(LONGEST_S)
             took_s = time.monotonic() - began
-            log.seek(0)
-            told = log.read().decode("utf-8", "replace").splitlines()
+            os.set_blocking(log, False)  # a process that is left may hold the other end
+            told = (file.read(_LONGEST_LOG) or b"").decode("utf-8", "replace").splitlines()
         drained = "DRAIN" in self.slurm.seen[0]
         for other in attempt.beside:
             code, told = code or other.exit, [*told, *other.log]
