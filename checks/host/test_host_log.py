@@ -139,7 +139,7 @@ _SEVERITY = r"\{\d+\}\[Hardware Error\]: event severity: (\w+)"
 _POISON = (
     r"mce: Uncorrected hardware memory error in user-access at [0-9a-f]+"
     r"|Memory failure: 0x[0-9a-f]+: (?!already|recovery action for already)"
-    r"|(?P<process>MCE: Killing .{1,15}:\d+ due to hardware memory corruption fault at )"
+    r"|(?P<process>MCE: Killing .{1,60}:\d+ due to hardware memory corruption fault at )"
 )
 """That a process died is no proof: from Linux 6.6 on any process may poison its own pages
 (UFFDIO_POISON), and of memory that is really broken the kernel says so first."""
@@ -327,7 +327,8 @@ _KINDS: tuple[tuple[Kind, str], ...] = (
     ("lockup", r"^(?:watchdog: )?BUG: soft lockup - (?P<what>CPU#?\d*)"),
     ("lockup", r"^(?:NMI )?[Ww]atchdog.{0,40}hard LOCKUP on (?P<what>cpu ?\d+)"),
     ("lockup", r"^rcu: INFO: \w+ (?:self-)?detected (?P<what>stall)"),
-    ("oops", r"^(?P<what>BUG: unable to handle|Oops|general protection fault)"),
+    ("oops", r"^(?P<what>BUG: unable to handle|general protection fault)"),
+    ("oops", r"^(?P<what>Oops): .{0,200}?\b[0-9a-f]{4,16} \[#\d"),
     ("cgroup oom", r"^Memory cgroup out of memory: Kill(?:ed)? process \d+ \((?P<what>[^)]*)\)"),
     ("oom", r"^Out of memory: Kill(?:ed)? process \d+ \((?P<what>[^)]*)\)"),
     ("hung", r"^INFO: task (?P<what>.+?):\d+ blocked for more than"),

@@ -93,7 +93,13 @@ _FOREIGN = re.compile(
 """Lines of a program or a person: they may quote the kernel, but prove nothing here."""
 
 OF_A_USER = (
-    r"input: |oom-kill:|process '"
+    # Not a whole sentence of the kernel, which ends with the kernel's own words.
+    r"(?!MCE: Killing (?s:.{1,15}):\d+ due to hardware memory corruption fault at [\da-f]+$"
+    r"|(?:watchdog: )?BUG: soft lockup - CPU#\d+ stuck for \d+s! \[(?s:.{0,15}):\d+\]$"
+    r"|INFO: task (?s:.{0,15}):\d+ blocked for more than \d+ seconds\.$"
+    r"|BTRFS \w{1,9} \(device \S{1,40}\): \S{1,20} error at logical (?s:.*)\)$"
+    r"|EXT4-fs error \(device \S{1,40}\): (?s:.*), size=\d+ fake=\d$)"
+    r"(?:input: |oom-kill:|process '"
     r"|\[?(?s:.{0,15}?)(?:\[\d+\](?::| )| ?\(\d+\):? | invoked oom-killer: |/\d+(?:: |\] FS: )"
     r"|/\d+ (?:is |just |\[HC)|: (?:page allocation|vmalloc|vmap|attempt to access)"
     r"|: (?:calling unsupported |\d+ (?:output lines|callbacks) suppressed)"
@@ -102,7 +108,7 @@ OF_A_USER = (
     r"|XFS \([^)]{1,99}\): (?s:.{0,15}) should use fallocate; "
     r"|(?s:.{0,127}?)IN=\S{0,15} OUT=\S{0,15}(?: |$) ?"
     r"(?:(?:PHYS|MAC|V|TUN)\w{0,5}=\S{0,400}(?: |$)){0,9}"
-    r"(?:SRC=\S{1,39} DST=|ARP HTYPE=|ARP TRUNC|TRUNCATED|MAC source = |$)"
+    r"(?:SRC=\S{1,39} DST=|ARP HTYPE=|ARP TRUNC|TRUNCATED|MAC source = |$))"
 )
 """Lines that begin with a user's text, as in the node's reader (a test compares them)."""
 

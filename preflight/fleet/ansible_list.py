@@ -230,7 +230,7 @@ def _refuse_settings(program: Path) -> None:
     try:
         answer = _run(str(program), "dump", "--format=json")
         settings = msgspec.json.decode(answer.stdout, type=list[dict[str, Any]])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(
             "as root preflight runs no ansible-inventory before it knows what Ansible loads, and "
             f"{program} does not say; see: ansible-config dump --format=json"

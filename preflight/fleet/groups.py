@@ -113,7 +113,7 @@ def _ask(text: str, own: Mapping[str, Sequence[str]] | None, *, may_be_empty: bo
         )
     try:
         return msgspec.json.decode(answer.stdout, type=_Resolution)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         reason = last_line(answer.stderr) or f"exit {answer.status}"
         raise UsageError(
             f"ClusterShell cannot resolve {shown} ({reason}): correct groups.conf until this "

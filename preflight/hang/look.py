@@ -193,7 +193,7 @@ def _send_missing_file(talk: PayloadSession, document: bytes) -> None:
     """Send the file that the node lacks, or the answer that there is none."""
     try:
         lacks = msgspec.json.decode(document, type=_Lacks)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"its request for a file is unreadable: {error}") from error
     for message in offer(lacks.machine):
         talk.send(message)

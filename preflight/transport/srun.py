@@ -283,7 +283,7 @@ class SrunStep:
             self.started |= self._names & {line[len(_HERE) :].decode("utf-8", "replace")}
         if not line.startswith(self._mark):
             return
-        with suppress(msgspec.DecodeError):
+        with suppress(msgspec.DecodeError, RecursionError):
             report = msgspec.json.decode(line[len(self._mark) :], type=_Trouble)
             self._explain({report.node: _no_way_back(report.trouble)})
 

@@ -263,7 +263,7 @@ def unstructured(line: str) -> list[str]:
         return [line]
     try:
         one = msgspec.json.decode(line[begin:], type=dict[str, object])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return [line]
     texts = [text for name in _MESSAGES if isinstance(text := one.get(name), str)]
     if not texts:
@@ -340,7 +340,7 @@ def _undockered(line: bytes) -> bytes:
     """The line in CRI's form."""
     try:
         one = _DOCKER_LINE.decode(line)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return line
     kind, log = "F" if one.log.endswith("\n") else "P", one.log.strip("\r\n").replace("\n", " ")
     return f"{one.time} {one.stream} {kind} {log}".encode("utf-8", "replace")

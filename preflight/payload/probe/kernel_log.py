@@ -47,7 +47,13 @@ _CHARS = 300
 # Lines of netfilter start with a rule's prefix: net/netfilter/nf_log_syslog.c,
 # net/bridge/netfilter/ebt_log.c. In the first three patterns a user chooses the whole rest.
 OF_A_USER = (
-    r"input: |oom-kill:|process '"
+    # Not a whole sentence of the kernel, which ends with the kernel's own words.
+    r"(?!MCE: Killing (?s:.{1,15}):\d+ due to hardware memory corruption fault at [\da-f]+$"
+    r"|(?:watchdog: )?BUG: soft lockup - CPU#\d+ stuck for \d+s! \[(?s:.{0,15}):\d+\]$"
+    r"|INFO: task (?s:.{0,15}):\d+ blocked for more than \d+ seconds\.$"
+    r"|BTRFS \w{1,9} \(device \S{1,40}\): \S{1,20} error at logical (?s:.*)\)$"
+    r"|EXT4-fs error \(device \S{1,40}\): (?s:.*), size=\d+ fake=\d$)"
+    r"(?:input: |oom-kill:|process '"
     r"|\[?(?s:.{0,15}?)(?:\[\d+\](?::| )| ?\(\d+\):? | invoked oom-killer: |/\d+(?:: |\] FS: )"
     r"|/\d+ (?:is |just |\[HC)|: (?:page allocation|vmalloc|vmap|attempt to access)"
     r"|: (?:calling unsupported |\d+ (?:output lines|callbacks) suppressed)"
@@ -56,7 +62,7 @@ OF_A_USER = (
     r"|XFS \([^)]{1,99}\): (?s:.{0,15}) should use fallocate; "
     r"|(?s:.{0,127}?)IN=\S{0,15} OUT=\S{0,15}(?: |$) ?"
     r"(?:(?:PHYS|MAC|V|TUN)\w{0,5}=\S{0,400}(?: |$)){0,9}"
-    r"(?:SRC=\S{1,39} DST=|ARP HTYPE=|ARP TRUNC|TRUNCATED|MAC source = |$)"
+    r"(?:SRC=\S{1,39} DST=|ARP HTYPE=|ARP TRUNC|TRUNCATED|MAC source = |$))"
 )
 _BDF = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _DRIVER = r"[\w-]{1,40} " + _BDF
@@ -70,6 +76,9 @@ _SHUT = (
     r"(?:Filesystem has been shut down|User initiated shutdown|xfs_do_force_shutdown"
     r"|.*Shutting down filesystem)"
 )
+
+_OOPS = r"Oops: .{0,200}?\b[0-9a-f]{4,16} \[#\d"
+"""With error code and number: a network device may be called Oops, but names have no blanks."""
 
 _KINDS: tuple[tuple[str, str], ...] = (
     # Lines after which earlier ones are obsolete: a driver was loaded, or a GPU recovered.
@@ -114,13 +123,14 @@ _KINDS: tuple[tuple[str, str], ...] = (
     ("edac", r"EDAC [^:]+: \d+ [CU]E (?:.{1,200} )?on \S.{0,200}? \(.*page:0x"),
     ("disk", r"(?:blk_update_request: )?(?:I/O|critical \w+) error, dev |Buffer I/O error on dev"),
     ("disk", r"nvme nvme\d+: (?:controller is down|Removing after|Device not ready)"),
+    ("fs", r"(?:EXT[234]|F2FS)-fs error \(device "),
     ("fs", _FS + r".*(?:error|[Rr]emounting|readonly|[Cc]orrupt)"),
     ("fs", r"XFS \([^)]+\): " + _SHUT),
     ("fs", r"nfs: server .* not responding"),
     ("oom", r"(?:Out of memory|Memory cgroup out of memory): Kill"),
     ("hang", r"INFO: task .* blocked for more than|(?:watchdog: )?BUG: soft lockup"),
     ("hang", r"rcu: INFO: \w+ (?:self-)?detected|(?:NMI )?[Ww]atchdog.*hard LOCKUP"),
-    ("hang", r"BUG: unable to handle|Oops: |general protection fault"),
+    ("hang", r"BUG: unable to handle|" + _OOPS + "|general protection fault"),
 )
 
 _ANY = re.compile(

@@ -53,6 +53,14 @@ def _sound(answer: Explanation) -> None:
         assert proof.text.isprintable()
 
 
+@pytest.mark.parametrize("head", ["", '{"log":"a\\n","stream":"stdout","time":"1","attrs":'])
+@pytest.mark.parametrize("end", ["", "1" + 1501 * "}"])
+def test_json_nested_without_end_hides_no_failure(tmp_path: Path, head: str, end: str) -> None:
+    """The decoder of JSON gives up at a thousand levels, in its own way."""
+    line = head + 1500 * '{"a":' + end + "\n"
+    assert explained(tmp_path, line + FAILED + line).category == "port_in_use"
+
+
 @pytest.mark.slow
 @given(
     st.lists(st.sampled_from(PIECES) | st.text(max_size=60), max_size=30),

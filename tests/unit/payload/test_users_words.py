@@ -15,6 +15,7 @@ from probe import kernel_log
 from preflight.captured.dmesg import OF_A_USER as PASTED
 from preflight.captured.dmesg import parse
 from preflight.checks.gpu.test_kernel_log import judge_xid
+from preflight.checks.host.test_host_log import events
 from preflight.checks.host.test_host_log import judge_hardware_errors as hardware
 from preflight.checks.net.test_nic_log import judge as nic
 from preflight.core.thresholds import SHIPPED
@@ -70,6 +71,42 @@ def judged(log: KernelLog) -> list[Verdict]:
     """By each check of the kernel log."""
     facts = replace(node(), kernel_log=log)
     return [judge(facts) for judge in JUDGES]
+
+
+WHOLE = (
+    "watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [{}:4711]",
+    "INFO: task {}:4711 blocked for more than 120 seconds.",
+    "MCE: Killing {}:4711 due to hardware memory corruption fault at 7f0c1a2b3c4d",
+    "BTRFS warning (device sdb): checksum error at logical 1, root 5, inode 1 (path: {})",
+    "BTRFS error (device sdb): i/o error at logical 12 on dev /dev/sdb, links 1 (path: a/{}/b)",
+    "EXT4-fs error (device sda1): ext4_readdir:2: path {}: bad entry: rec_len, size=4096 fake=0",
+)
+"""Whole sentences of the kernel with a name that a user chose."""
+
+
+@pytest.mark.parametrize("sentence", WHOLE)
+@given(comms)
+@example("IN= OUT=")
+@example("a/1: ")
+@example("a[1]: ")
+@example("a (1): ")
+def test_no_name_hides_the_sentence_in_which_it_stands(sentence: str, name: str) -> None:
+    """A hung task, a CPU that stood still, broken memory and a broken disk are reported."""
+    line = sentence.format(name.encode()[:15].decode("utf-8", "ignore"))
+    for log in (live(line), parse(f"[  100.000000] {escaped(line)}")):
+        broken = hardware(replace(node(), kernel_log=log), limit=SHIPPED).outcome is not Outcome.OK
+        assert broken or [event.times for event in events(log.lines)] == [1], line
+
+
+@pytest.mark.parametrize("event", ["renamed from veth1", "entered promiscuous mode", "Link is Up"])
+def test_a_network_device_called_oops_is_no_bug_of_the_kernel(event: str) -> None:
+    """The kernel's own line has an error code and the number of the bug."""
+    for log in (live(f"Oops: {event}"), parse(f"[  100.000000] Oops: {event}")):
+        assert not events(log.lines)
+    for words in ("0002", "Oops: 0000", "general protection fault, probably for 0xdead: 0000"):
+        line = f"Oops: {words} [#1] PREEMPT SMP NOPTI"
+        for log in (live(line), parse(f"[  100.000000] {line}")):
+            assert [one.kind for one in events(log.lines)] == ["oops"]
 
 
 @given(
