@@ -156,19 +156,21 @@ def _shape(one: Finding) -> tuple[str, ...]:
     return (first.check, kind, nameless(first.sentence), nameless(first.advice))
 
 
-def fold_reasons(reasons: Mapping[str, int], nodes: Collection[str]) -> dict[str, int]:
+def fold_reasons(
+    reasons: Mapping[str, Counter[str]], nodes: Collection[str]
+) -> dict[str, Counter[str]]:
     """Join sentences that differ only in the node they name, and in numbers; sum the counts."""
 
     def named(reason: str, name: str) -> str:
         own = _names(reason, nodes)
         return _WORD.sub(lambda word: name if word[0] in own else word[0], reason)
 
-    folded: dict[str, int] = {}
+    folded: dict[str, Counter[str]] = {}
     for alike in grouped((_numberless(named(one, _OWN)), one) for one in reasons).values():
         names = {name for one in alike for name in _names(one, nodes)}
         words = "e.g. " if len({named(one, _OWN) for one in alike}) > 1 else ""
         words += named(alike[0], fold(name for name in nodes if name in names))
-        folded[words] = sum(reasons[one] for one in alike)
+        folded[words] = sum((reasons[one] for one in alike), Counter[str]())
     return folded
 
 

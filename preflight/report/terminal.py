@@ -177,22 +177,29 @@ def _of_all(fleet: FleetRow, names: Sequence[str]) -> str:
 def _not_run(report: Report, width: int) -> list[str]:
     """Why verdicts were not reached: what was not judged must not look like a pass."""
     not_run = [verdict for verdict in report.verdicts if verdict.outcome is Outcome.NOT_RUN]
-    reasons = Counter(verdict.sentence for verdict in not_run)
-    stopped = {verdict.sentence for verdict in not_run if verdict.evidence.get("stopped") is True}
-    going_on = {one: number for one, number in reasons.items() if one not in stopped}
+    stopped: dict[str, Counter[str]] = {}
+    going_on: dict[str, Counter[str]] = {}
+    for verdict in not_run:
+        reasons = stopped if verdict.evidence.get("stopped") is True else going_on
+        subject = verdict.check.partition(".")[0]
+        reasons.setdefault(verdict.sentence, Counter())[subject] += 1
     nodes = dict.fromkeys(report.fleet.nodes)
     ranked = [
         one
-        for some in ({one: reasons[one] for one in stopped}, going_on)
-        for one in Counter(fold_reasons(some, nodes)).most_common()
+        for some in (stopped, going_on)
+        for one in sorted(fold_reasons(some, nodes).items(), key=lambda one: -one[1].total())
     ]
-    lines: list[str] = []
-    for reason, number in ranked[:_REASONS]:
-        lines += wrapped(f"{number} x {reason}", first="not run    ", indent=" " * 15, width=width)
-    if len(ranked) > _REASONS:
-        rest = sum(number for _, number in ranked[_REASONS:])
-        lines.append(f"not run    {rest} x for other reasons, all in report.json")
-    return lines
+    shown = [f"{checks.total()} x {reason}" for reason, checks in ranked[:_REASONS]]
+    if rest := ranked[_REASONS:]:
+        checks = sum((checks for _, checks in rest), Counter[str]())
+        of = ", ".join(f"{number} {subject}" for subject, number in checks.most_common())
+        why = "another reason" if len(rest) == 1 else f"{len(rest)} other reasons"
+        shown.append(f"{checks.total()} x for {why}, in report.json: {of}")
+    return [
+        line
+        for row in shown
+        for line in wrapped(row, first="not run    ", indent=" " * 15, width=width)
+    ]
 
 
 def count_words(counts: Mapping[str, int]) -> str:
