@@ -137,7 +137,10 @@ def test_a_folder_of_anything_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "many" / "slurm-1.out").write_text(LOG)
     done = _explain(tmp_path, "many")
     assert (done.returncode, done.stdout) == (4, "")
-    assert done.stderr.startswith("preflight: no log of a job in many: give log files, or")
+    assert done.stderr.startswith(
+        "preflight: no log of a job in many: give log files, as in many/*"
+    )
+    assert "which holds output.log, errors.log, stdout.log, stderr.log or attempt_0/" in done.stderr
     assert done.stderr.count("\n") == 1
     for run in "ab":
         (tmp_path / "many" / run / "attempt_0" / "0").mkdir(parents=True)

@@ -12,6 +12,7 @@ from preflight.core.text import whole
 from preflight.facts.boards import xid_info
 from preflight.hang.answer_text import Alternative
 from preflight.hang.call_waits import Wait
+from preflight.hang.diagnose.job_state import fold_ranks
 from preflight.hang.explain.symptom import Category, Symptom
 
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
 _MOST = 16
 _PROOFS = 6
+_LONGEST = 240
+"""Characters shown of a line."""
 _WORDS = {
     "rank2": "rank",
     "missing": "rank",
@@ -143,10 +146,10 @@ def culprits(same: Sequence[Hit], first: Hit) -> tuple[str, ...]:
 
 
 def rank_words(ranks: Collection[int], most: int = 8) -> str:
-    """`rank 3`, `ranks 0, 2, 5 ...`."""
-    shown = sorted(ranks)
-    words = ", ".join(map(str, shown[:most])) + (" ..." if len(shown) > most else "")
-    return f"rank{'s' * (len(shown) > 1)} {words}"
+    """`rank 3`, or the first ranges of many: `ranks 0-3,7 ...`."""
+    ranges = fold_ranks(ranks).split(",")
+    words = ",".join(ranges[:most]) + (" ..." if len(ranges) > most else "")
+    return f"rank{'s' * (len(ranks) > 1)} {words}"
 
 
 def names(speaker: Speaker) -> tuple[str, ...]:
@@ -185,7 +188,10 @@ def proofs(places: Iterable[Place]) -> tuple[Place, ...]:
     """The first few lines, each once, on one line each."""
     seen: dict[tuple[str, int], Place] = {}
     for place in places:
-        text = re.sub(r"\s+", " ", place.text).strip()[:240]
+        text = " ".join(place.text.split())
+        if len(text) > _LONGEST:
+            whole_words = text[: _LONGEST + 1].rpartition(" ")[0]
+            text = f"{whole_words or text[:_LONGEST]} ..."
         seen.setdefault((place.source, place.line), replace(place, text=text))
     return tuple(seen.values())[:_PROOFS]
 
@@ -196,7 +202,9 @@ def with_meanings(hit: Hit) -> dict[str, str]:
     if hit.speaker.words:
         fields.setdefault("speaker", hit.speaker.words)
     if rank := fields.get("rank"):
-        fields["rank_words"] = f"rank{'s' * (',' in rank)} {rank}"
+        ranks = rank.replace(" ", "").split(",")
+        plain = all(map(str.isdecimal, ranks))
+        fields["rank_words"] = rank_words({*map(int, ranks)}) if plain else f"rank {rank}"
     if tasks := tasks_of(fields.get("tasks", "")):
         fields["task_words"] = f"task{'s' * (len(tasks) > 1)} {', '.join(tasks)}"
     for field, meanings in hit.symptom.words.items():

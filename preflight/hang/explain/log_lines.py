@@ -63,7 +63,11 @@ def logs_of(
         found = {one: size for one, size in found.items() if one not in dumps}
         if not found and not any(path in one.parents for one in dumps):
             if empty is None or len(given) + len(dumps) == 1:
-                raise UsageError(f"no log of a job in {path}: {_WAYS_OUT}")
+                raise UsageError(
+                    f"no log of a job in {path}: give log files, as in {shlex.quote(str(path))}/*, "
+                    "or a folder from preflight watch or torchrun --log-dir, which holds "
+                    f"{', '.join(_OUTPUT)} or attempt_0/"
+                )
             empty.append(f"no log of a job in {path}")
         yield from [one for one, size in found.items() if size] or found
 

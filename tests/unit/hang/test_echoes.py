@@ -74,7 +74,7 @@ def test_an_exception_that_was_caught_ended_nobody(tmp_path: Path) -> None:
     log = RAISED.format(rank=1, line=9, code="log", what="ValueError: no such project")
     answer = explained(tmp_path, log + timed_out(0, 4) + timed_out(1, 4))
     assert answer.category == "unknown"
-    assert "ranks 0, 1 waited" in answer.sentence
+    assert "ranks 0-1 waited" in answer.sentence
     assert explained(tmp_path, log + timed_out(0, 4)).culprits == ("rank 1",)
 
 
@@ -84,7 +84,7 @@ def test_the_same_exception_on_all_ranks_names_them_all(tmp_path: Path) -> None:
     log = "".join(RAISED.format(rank=rank, line=4, code="load", what=what) for rank in (2, 0, 1))
     answer = explained(tmp_path, log)
     assert answer.culprits == ("rank 0", "rank 1", "rank 2")
-    assert answer.sentence.startswith("ranks 0, 1, 2 raised FileNotFoundError")
+    assert answer.sentence.startswith("ranks 0-2 raised FileNotFoundError")
 
 
 def test_torchruns_first_failure_is_the_first(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_all_ranks_that_a_line_names_are_named(tmp_path: Path) -> None:
         tmp_path, "RuntimeError: [Rank 0]: Ranks 2, 5 failed to pass monitoredBarrier in 9000 ms\n"
     )
     assert answer.culprits == ("rank 2", "rank 5")
-    assert answer.sentence == "ranks 2, 5 did not come to the barrier within 9000 ms"
+    assert answer.sentence == "ranks 2,5 did not come to the barrier within 9000 ms"
 
 
 @pytest.mark.parametrize(

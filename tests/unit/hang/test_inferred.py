@@ -173,9 +173,7 @@ def test_a_rank_that_did_not_come_had_died(tmp_path: Path) -> None:
         tmp_path, who + waited + END.format(2, "Killed") + END.format(0, "Aborted (core dumped)")
     )
     assert (answer.category, answer.culprits[0]) == ("other", "rank 2")
-    assert answer.consequences == (
-        "ranks 0, 1, 3: ALLREDUCE number 9 did not end within 600000 ms",
-    )
+    assert answer.consequences == ("ranks 0-1,3: ALLREDUCE number 9 did not end within 600000 ms",)
 
 
 def test_a_crash_is_the_rank_s_with_its_exit_code(tmp_path: Path) -> None:
