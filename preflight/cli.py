@@ -289,10 +289,13 @@ def _checks(check_id: str | None, *, as_json: bool) -> int:
     elif check_id is not None:
         print(for_terminal(_page(found[0]), columns()))  # noqa: T201
     else:
-        wide = max(len(one.check.id) for one in found)
+        wide, tiers = (
+            max(map(len, names))
+            for names in zip(*((one.check.id, one.check.tier) for one in found), strict=True)
+        )
         for one in found:
             check = one.check
-            start = f"{check.id:<{wide}}  {check.tier:<6}  {check.stage:<6}  "
+            start = f"{check.id:<{wide}}  {check.tier:<{tiers}}  {check.stage:<6}  "
             first, indent = one.about.splitlines()[0], " " * len(start)
             print(textwrap.fill(first, WIDTH, initial_indent=start, subsequent_indent=indent))  # noqa: T201
     return 0

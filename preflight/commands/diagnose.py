@@ -189,7 +189,7 @@ def add_options(diagnose: argparse.ArgumentParser) -> None:
     add("--job", metavar="ID", default="", help="the job, if several run: its run id, or "
         "MASTER_ADDR:MASTER_PORT")  # fmt: skip
     add("--look-s", metavar="N", type=decimal_number, default=USUAL_S, help="seconds between the "
-        "two looks (default: 3); more for a job with slow steps")  # fmt: skip
+        "two looks, 0.2 to 10 (default: 3); more for a job with slow steps")  # fmt: skip
     add_ras(diagnose)
     add_json(diagnose)
     add("--save", metavar="DIR", type=some_path, help="save the job's state in this folder")

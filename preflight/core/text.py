@@ -63,10 +63,16 @@ def wrapped(text: str, *, first: str, indent: str, width: int) -> list[str]:
     ) or [first.rstrip()]
 
 
+_LINK = re.compile(r"\[([^]]+)\]\([^)\s]+\.md(?:#[^)\s]*)?\)")
+
+
 def for_terminal(markdown: str, width: int) -> str:
-    """Wrap the paragraphs, lists and tables of a page; headings and code stay as they are."""
+    """Wrap the paragraphs, lists and tables of a page; headings and code stay as they are.
+
+    Of a link to another page, its text.
+    """
     blocks: list[str] = []
-    for block in markdown.split("\n\n"):
+    for block in _LINK.sub(r"\1", markdown).split("\n\n"):
         if blocks and blocks[-1].startswith("```") and not blocks[-1].endswith("```"):
             blocks[-1] += f"\n\n{block}"  # an empty line inside of code
         else:

@@ -153,10 +153,13 @@ def test_every_page_and_help_fits_the_terminal(tmp_path: Path) -> None:
     listed = within(tmp_path, "list-checks").out.splitlines()
     ids = [line.split()[0] for line in listed if not line.startswith(" ")]
     assert len(ids) > 70
+    columns = [re.split(r"(\S+ +\S+ +\S+ +)", line)[1] for line in listed if line[0] != " "]
+    assert len({len(one) for one in columns}) == 1
     for check in ids:
         page = within(tmp_path, "list-checks", check).out
         assert widest(page) <= 80, page
-        whole = page_of(check)
+        assert not re.search(r"\]\(\S*\.md", page), page
+        whole = re.sub(r"\[([^]]+)\]\(\S+?\.md\S*?\)", r"\1", page_of(check))
         words = {word for word in whole.split() if word.strip("|-")}
         assert len(words - {*page.split()}) <= 2 * whole.count("\n|"), check  # table heads
 
