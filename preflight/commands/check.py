@@ -77,13 +77,17 @@ def _say_interrupted() -> None:
 class _Start:
     """Says that Ctrl-C ended pytest before its session began: pytest itself says nothing then."""
 
-    _has_begun = False
-
-    def pytest_sessionstart(self) -> None:
-        self._has_begun = True
+    _is_interrupted = False
 
     def pytest_keyboard_interrupt(self) -> None:
-        if not self._has_begun:
+        self._is_interrupted = True
+
+    def pytest_sessionfinish(self) -> None:
+        """Only a session that has begun comes here, and its summary says it."""
+        self._is_interrupted = False
+
+    def pytest_unconfigure(self) -> None:
+        if self._is_interrupted:
             _say_interrupted()
 
 
