@@ -9,6 +9,7 @@ import pytest
 from tests.lab.hangs.asked import diagnose
 from tests.lab.hangs.kept import KeptJob
 from tests.lab.hangs.situations import situations
+from tests.lazy_torch import needs_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from tests.lab.cluster import Lab
     from tests.lab.hangs.situations import Situation
 
-pytest.importorskip("torch", reason="torchrun comes with torch")
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, needs_torch]
 
 _HERE = [one for one in situations(5, (1, 4, 6)) if not one.seldom]
 """Those that one launch serves; `make bench-full` has the others, ten times each."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lab.inside import until
+from tests.lazy_torch import needs_torch
 from tests.stories.conftest import clean_environment
 
 if TYPE_CHECKING:
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 
     from tests.lab.slurm import Slurm
 
-pytest.importorskip("torch", reason="the job is torch's")
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, needs_torch]
 
 JOB = """
 import os, pathlib, sys, time

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.lazy_torch import needs_torch
 from tests.stories.kubelet import Job
 from tests.unit.contrib import manifests
 
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
 
     from tests.lab.cluster import Lab
 
-pytest.importorskip("torch", reason="torchrun comes with torch")
-pytestmark = [pytest.mark.busy, pytest.mark.lab]
+pytestmark = [pytest.mark.busy, pytest.mark.lab, needs_torch]
 
 PODS, GPUS = 2, 2
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lab import wire
+from tests.lazy_torch import needs_torch
 from tests.stories.torchrun import (
     LOGIN,
     Agents,
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
     from tests.lab.host import Host
     from tests.stories.conftest import Told
 
-pytest.importorskip("torch", reason="torchrun comes with torch")
-pytestmark = pytest.mark.busy
+pytestmark = [pytest.mark.busy, needs_torch]
 
 NEVER = "--preflight-fail-fast=never"
 QUIET = "--preflight-checks=reach.answer,gpu.count,net.ports,fabric.allreduce"

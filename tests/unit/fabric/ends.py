@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
-
-torch: Any = pytest.importorskip("torch")
-
-from sweep import (  # noqa: E402
+from sweep import (
     clocks,
     counters,
     member,
@@ -20,6 +16,11 @@ from sweep import (  # noqa: E402
     transports,
     verify,
 )
+
+from tests.lazy_torch import torch
+
+if TYPE_CHECKING:
+    import pytest
 
 GO: dict[str, Any] = {
     "run": "r", "index": 0, "nodes": 2, "rails": 1, "backend": "gloo", "address": "a",
@@ -33,7 +34,10 @@ GO: dict[str, Any] = {
 class Partner:
     """Stands for a two-ended group whose other end does its part, but for one flipped bit."""
 
-    device = torch.device("cpu")
+    @property
+    def device(self) -> Any:
+        """The CPU."""
+        return torch.device("cpu")
 
     def __init__(self, flip_at: int | None = None) -> None:
         self.operations = 0

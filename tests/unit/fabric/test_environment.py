@@ -7,13 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sweep import plan, process_groups, transports
 
 from preflight.fleet.job_environment import OWN
 from tests.unit.fabric.ends import GO
-
-pytest.importorskip("torch")
-
-from sweep import plan, process_groups, transports
 
 
 class Nccl:

@@ -7,9 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 from sweep import plan
 
 from tests.unit.fabric.ends import Partner, climb

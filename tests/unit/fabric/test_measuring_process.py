@@ -9,14 +9,11 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import children
 import pytest
-
-torch: Any = pytest.importorskip("torch")
-
-import children  # noqa: E402
-import start  # noqa: E402
-from burn import crew  # noqa: E402
-from sweep import (  # noqa: E402
+import start
+from burn import crew
+from sweep import (
     clocks,
     counters,
     cuda,
@@ -28,11 +25,12 @@ from sweep import (  # noqa: E402
     transports,
 )
 
-from preflight.fabric.agent_events import (  # noqa: E402
+from preflight.fabric.agent_events import (
     PairSeen,
     decode_event,
 )
-from tests.unit.fabric.ends import GO  # noqa: E402
+from tests.lazy_torch import torch
+from tests.unit.fabric.ends import GO
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,15 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import children
 import pytest
-
-from tests.unit.fabric.nodes import wait_for
-
-torch: Any = pytest.importorskip("torch")
-
-import children  # noqa: E402
-import start  # noqa: E402
-from sweep import (  # noqa: E402
+import start
+from sweep import (
     clocks,
     cuda,
     main,
@@ -31,7 +26,9 @@ from sweep import (  # noqa: E402
     process_groups,
 )
 
-from tests.unit.fabric.ends import GO, Both  # noqa: E402
+from tests.lazy_torch import torch
+from tests.unit.fabric.ends import GO, Both
+from tests.unit.fabric.nodes import wait_for
 
 
 def test_a_rail_that_does_not_come_is_named_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
