@@ -6,6 +6,7 @@ Two tests that sweep here at once would meet in one node's lock.
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import signal
 import tempfile
@@ -28,6 +29,17 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN and "PYTEST_XDIST_WORKER" in os.environ:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the collector of garbage away from thousands of tests, now and as they run."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

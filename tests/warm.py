@@ -137,9 +137,16 @@ def _serve(asking: socket.socket) -> None:
     """Fork for each run that is asked for; only a forked run returns from here."""
     for name in IMPORTED:
         importlib.import_module(name)
-    from preflight.report.markup import template
+    import msgspec
 
-    template("page.html.j2")
+    from preflight.fleet.inventory_tables import FileTable
+    from preflight.report.markup import template
+    from preflight.run.measured import Measured
+
+    for name in ("page.html.j2", "fabric.html.j2"):
+        template(name)
+    for kind in (FileTable, Measured):
+        msgspec.json.Decoder(kind)  # reads the annotations of all kinds within
     for path in sorted((ROOT / "checks").glob("*/test_*.py")):
         importlib.import_module(f"{CHECKS}.{path.parent.name}.{path.stem}")
     _read_tables()
@@ -165,7 +172,7 @@ def _read_tables() -> None:
     """Have each cached table of the product read once, for all runs."""
     ours = [module for name, module in sys.modules.items() if name.startswith("preflight.")]
     for name, function in [one for module in ours for one in vars(module).items()]:
-        cached = hasattr(function, "cache_info") and not name.startswith("_")
+        cached = hasattr(function, "cache_info") and name != "_program"  # PATH decides it
         if cached and not inspect.signature(function).parameters:
             function()
 
