@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.coverage import PAGE, lacking, page, proofs, shipped
 
 
+@pytest.mark.slow
 def test_no_check_lacks_a_proof() -> None:
     """A check has a fault that it finds, a healthy subject, and a missing reading."""
     assert lacking(proofs()) == []

@@ -206,6 +206,7 @@ def test_what_hangs_silently_comes_first() -> None:
     assert "the NIC waits for ever" in verdict.sentence
 
 
+@pytest.mark.slow
 def test_thousands_of_unknown_names_cost_no_comparison_each() -> None:
     """What is not compared is reported: the budget holds, and nothing passes unread."""
     many = {f"NCCL_WISH_{number:05d}": "1" for number in range(MOST_COMPARED + 10)}

@@ -153,7 +153,8 @@ def test_a_reader_that_left_is_no_success(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [
     ("history", "--history", "{}"), ("read", "{}/a.log"), ("lint", "{}/a.py"), ("report", "{}"),
-    ("explain", "{}/a.log"), ("blame", "{}/sweep.json"), ("diagnose", "{}"), ("capture", "{}"),
+    ("explain", "{}/a.log"), ("blame", "{}/sweep.json"), ("diagnose", "{}"),
+    ("capture", "{}", "--tier=quick"),
 ])  # fmt: skip
 def test_no_name_of_a_file_drives_the_terminal(tmp_path: Path, words: tuple[str, ...]) -> None:
     """A folder may be called like an escape sequence: what a command prints holds none."""

@@ -6,6 +6,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -122,6 +123,7 @@ def test_a_burn_in_of_gpus_becomes_the_group_s_baselines() -> None:
     assert cpus.baselines == {}
 
 
+@pytest.mark.slow
 @given(st.text(max_size=40), st.text(max_size=40), st.integers(0, 16))
 def test_whatever_a_node_calls_its_gpus_the_text_is_toml(
     model: str, group: str, number: int

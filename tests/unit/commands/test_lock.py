@@ -67,6 +67,7 @@ def test_a_folder_of_no_use_is_refused(tmp_path: Path) -> None:
         locked(tmp_path).__enter__()
 
 
+@pytest.mark.slow
 def test_a_waves_screen_is_a_file_of_its_own(tmp_path: Path) -> None:
     """What bears its name already, perhaps another file by a hard link, is left as it is."""
     (tmp_path / "file").write_text("precious")

@@ -40,6 +40,7 @@ def _environ(name: str) -> dict[str, str]:
     return manifests.environ(manifests.read(name))
 
 
+@pytest.mark.slow
 @manifest
 def test_the_api_takes_it(name: str) -> None:
     """Every object is valid by the strict schema: no unknown field, no wrong type."""

@@ -11,6 +11,8 @@ from sweep import plan
 
 from tests.unit.fabric.ends import Partner, climb
 
+pytestmark = pytest.mark.slow  # torch is imported
+
 
 def test_right_data_is_measured() -> None:
     """Every size yields as many times as were agreed on, and gaps beside them."""
@@ -51,7 +53,6 @@ class Spiky(Partner):
         ({"pair_s": 0.1}, "time", 67),
     ],
 )
-@pytest.mark.slow
 def test_a_size_is_left_when_it_is_proven_bad_or_takes_too_long(
     changes: dict[str, Any], stopped: str, times: int
 ) -> None:
@@ -75,7 +76,6 @@ class Tardy(Partner):
 
 
 @pytest.mark.parametrize(("partner", "times"), [(Tardy, 67), (Spiky, 300)])
-@pytest.mark.slow
 def test_a_box_holds_what_fits_though_the_first_few_were_quick_and_spikes_cost_no_samples(
     partner: type[Partner], times: int
 ) -> None:

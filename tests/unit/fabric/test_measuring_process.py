@@ -365,6 +365,7 @@ def fake_torch(kind: type[Nccl]) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_torchs_watchdog_is_far_above_ours_whatever_the_job_has_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

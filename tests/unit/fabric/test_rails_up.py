@@ -120,6 +120,7 @@ def test_a_rail_that_rested_and_left_is_not_counted_twice() -> None:
     assert events == ["trouble", "done"]
 
 
+@pytest.mark.slow
 def test_who_misses_one_round_may_come_to_the_next_and_who_misses_two_is_struck() -> None:
     """Held up by a bad partner once: the others go on, and wait for it again in the next round."""
     store = torch.distributed.HashStore()
@@ -138,6 +139,7 @@ def test_who_misses_one_round_may_come_to_the_next_and_who_misses_two_is_struck(
     assert not late.arrive(4, 0.05)
 
 
+@pytest.mark.slow
 def test_no_rank_waits_for_a_member_that_is_known_to_be_lost() -> None:
     """Struck while others stand at the barrier, they go on, and so do all later rounds."""
     store = torch.distributed.HashStore()
@@ -157,6 +159,7 @@ def test_no_rank_waits_for_a_member_that_is_known_to_be_lost() -> None:
     assert not lost.arrive(2, 60.0)
 
 
+@pytest.mark.slow
 def test_no_rank_waits_for_a_rail_that_a_node_lacks() -> None:
     """Two nodes with two rails, one of which lacks its second: three members are all there are."""
     store = torch.distributed.HashStore()

@@ -16,6 +16,8 @@ from sweep import (
 from tests.lazy_torch import torch
 from tests.unit.fabric.ends import Both, Partner, climb
 
+pytestmark = pytest.mark.slow  # torch is imported
+
 
 @pytest.mark.parametrize(("flip_at", "seen"), [(1, 12), (12, 12), (40, 41), (41, 41)])
 def test_small_data_on_a_gpu_are_compared_after_the_last_operation(flip_at: int, seen: int) -> None:
@@ -146,7 +148,6 @@ def test_what_a_pair_that_broke_off_meant_to_use_is_reported(
     assert {(end["state"], end["net"]) for end in ends} == {("no_connect", "NET/Socket")}
 
 
-@pytest.mark.slow
 @pytest.mark.proves("fabric.intra_node", finds="a rail that returns wrong data")
 @pytest.mark.proves("fabric.intra_node", passes="three rails with right data")
 def test_three_rails_of_a_node_all_reduce_and_wrong_data_name_one(

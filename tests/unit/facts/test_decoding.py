@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 # Thread switches as often as can be: the crash needs two threads within microseconds.
 SCRIPT = """
 import sys, threading
@@ -31,6 +33,7 @@ for thread in threads:
 """
 
 
+@pytest.mark.slow
 def test_first_answers_that_come_at_once_crash_nothing() -> None:
     """The first documents of several kinds are decoded in 16 threads of a fresh process."""
     for _ in range(3):

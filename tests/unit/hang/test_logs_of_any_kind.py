@@ -115,6 +115,7 @@ STEPS = "".join(f"step {step} loss {step / 7:.5f}\n" for step in range(20_000))
 DEAD = "[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "harm",
     [
@@ -155,6 +156,7 @@ def test_several_gzips_in_one_file(tmp_path: Path, pad: bytes) -> None:
     assert found.hits[0].place.line == 20_001
 
 
+@pytest.mark.slow
 def test_a_gzip_that_swells(tmp_path: Path) -> None:
     """Of a few bytes come many: they are read in pieces, and to their end."""
     answer = explained(tmp_path, gzip.compress(b"\n" * 1_500_000 + DEAD.encode()))

@@ -78,6 +78,7 @@ def test_this_machine_alone_needs_no_fleet(rank: int) -> None:
     assert (one.rank, one.job) == (1, "a:7")
 
 
+@pytest.mark.slow
 def test_py_spy_goes_only_where_it_can_run() -> None:
     """A node of another architecture gets the reason why none comes."""
     (message,) = bundle.offer("pdp11")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,8 @@ from tests.unit.hang.logs import communicator, explained
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
+
+    from preflight.hang.explain.explanation import Explanation
 
     Prefix = Callable[[int, int, str], str]
     """The line of a rank at a second, with what stands before it."""
@@ -149,21 +152,30 @@ def _ranks(culprits: Iterable[str]) -> set[str]:
     return {one for one in culprits if one.startswith(("rank", "task", "gpu"))}
 
 
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Explanation]:
+    """Explain a log without any prefix, once."""
+    folder = tmp_path_factory.mktemp("bare")
+    return cache(lambda name: explained(folder, _written(_log(name), lambda _, __, text: text)))
+
+
+def _log(name: str) -> Iterable[tuple[int, str]]:
+    """Its lines, each with its rank; where all ranks speak, also ahead of the fault."""
+    warming = [(rank, "[rank0]: warming up") for rank in range(2)]
+    return [*warming * (name != "text of the data"), *LOGS[name]]
+
+
 @pytest.mark.parametrize("name", LOGS)
 @pytest.mark.parametrize("prefix", [*ONE_PROCESS, *(f"each: {one}" for one in MANY_PROCESSES)])
 def test_a_prefix_before_each_line_changes_no_answer(
-    tmp_path: Path, name: str, prefix: str
+    tmp_path: Path, bare: Callable[[str], Explanation], name: str, prefix: str
 ) -> None:
     """The same category, and the same rank, whichever processes' lines come between."""
     put = ONE_PROCESS.get(prefix) or MANY_PROCESSES[prefix.removeprefix("each: ")]
-    log = LOGS[name]
-    if name != "text of the data":
-        log = [(rank, "[rank0]: warming up") for rank in range(2)] + log
-    bare = explained(tmp_path, _written(log, lambda _, __, text: text))
-    answer = explained(tmp_path, _written(log, put))
-    assert (bare.category, bool(bare.confidence)) == (answer.category, bool(answer.confidence))
-    assert _ranks(bare.culprits) <= _ranks(answer.culprits)
-    assert (len(_ranks(bare.culprits)) or 1) >= len(_ranks(answer.culprits))
+    plain, answer = bare(name), explained(tmp_path, _written(_log(name), put))
+    assert (plain.category, bool(plain.confidence)) == (answer.category, bool(answer.confidence))
+    assert _ranks(plain.culprits) <= _ranks(answer.culprits)
+    assert (len(_ranks(plain.culprits)) or 1) >= len(_ranks(answer.culprits))
 
 
 @pytest.mark.parametrize("prefix", [one for one in MANY_PROCESSES if "stern" not in one])
@@ -178,6 +190,7 @@ def test_tracebacks_of_two_processes_come_apart_by_their_prefixes(
     assert "KeyError: 'labels' at /home/u/train.py:57 (load)" in answer.sentence
 
 
+@pytest.mark.slow
 def test_facts_of_many_ranks_hide_no_cause(tmp_path: Path) -> None:
     """Only so many hits are kept, and those of failures come after all ranks' first lines."""
     log = "".join(communicator(rank, 21_000, host=f"n{rank // 8}") for rank in range(21_000))

@@ -248,6 +248,7 @@ def test_a_word_that_changes_its_place_is_read_anew() -> None:
     assert flight_recorder.plain_values(data)[2:] == [one, one, "two", two, two]
 
 
+@pytest.mark.slow
 def test_few_entries_of_a_long_job_are_read_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A training loop makes the same calls: thousands of dumps of 2,000 take minutes otherwise."""
     job = Job(Layout(tp=2, pp=2, ep=1, dp=2), random.Random(0))  # noqa: S311  the same job

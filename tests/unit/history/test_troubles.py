@@ -128,6 +128,7 @@ def test_a_writer_that_is_killed_leaves_whole_nights(tmp_path: Path) -> None:
     assert _runs(place) == [f"{1:032x}", f"{3:032x}"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_the_nights_that_were_there(tmp_path: Path) -> None:
     """The night that did not fit is not remembered; no part of it is."""
     place = made(tmp_path)

@@ -55,6 +55,7 @@ def test_an_answer_of_any_length_waits_for_no_other() -> None:
     assert printed.dismiss(kill=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "line"),
     [
@@ -104,6 +105,7 @@ def test_one_that_writes_on_delays_no_other_beyond_the_deadline() -> None:
     assert talker.dismiss(kill=True)
 
 
+@pytest.mark.slow
 def test_every_section_is_reported_whose_deadline_passed_meanwhile(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

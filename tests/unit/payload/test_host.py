@@ -192,6 +192,7 @@ def test_the_file_systems_that_matter_are_chosen() -> None:
     assert [one["shared"] for one in chosen] == [False, False, False, True, True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 @pytest.mark.parametrize("user", [65534, 0])
 def test_a_mount_of_a_user_is_no_file_server(

@@ -46,6 +46,7 @@ def test_a_real_listener_is_in_the_table() -> None:
     assert [(one.state, one.uid) for one in mine] == [(procfs.LISTEN, os.geteuid())]
 
 
+@pytest.mark.slow
 def test_sockets_of_others_without_number_hide_no_connection_of_a_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

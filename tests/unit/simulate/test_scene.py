@@ -85,6 +85,7 @@ def test_a_fault_leaves_its_trace_on_its_own_part_alone(
             assert isclose(one.p50_us, healthy[place].p50_us, rel_tol=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [rdma(), recorded()], ids=["rdma", "recorded"])
 @given(seed=_SEEDS)
 @draws(4, phases=[Phase.generate])

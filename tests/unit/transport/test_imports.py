@@ -31,6 +31,7 @@ def test_an_unknown_transport_says_what_to_write(name: str, advice: str) -> None
         transport_for(name)
 
 
+@pytest.mark.slow
 def test_invoke_is_loaded_only_for_who_needs_it() -> None:
     """Not for a connection of ours; `Match exec` in a configuration that others read finds it."""
     program = (

@@ -85,6 +85,7 @@ def state_of(name: str, world: int, odd: int) -> JobState:
     return job(world, SITUATIONS[name](world, odd))
 
 
+@pytest.mark.slow
 @draws(50)
 @given(states, st.randoms(use_true_random=False))
 def test_the_order_of_nodes_and_ranks_means_nothing(

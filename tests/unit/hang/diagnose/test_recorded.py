@@ -131,6 +131,7 @@ def test_calls_that_nobody_shares_are_walked_once() -> None:
     assert steepness(counts) < 1.13, counts
 
 
+@pytest.mark.slow
 def test_one_node_does_not_keep_the_reader_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """What all dumps of a node take is bounded; those of other nodes are read as ever."""
     monkeypatch.setattr(all_wait, "Allowance", lambda: Allowance(steps=9_000), raising=False)

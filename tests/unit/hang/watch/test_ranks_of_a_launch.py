@@ -93,6 +93,7 @@ def test_a_launch_that_is_a_rank(python: str) -> None:
         assert ranks_of(launch, given) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a file system")
 def test_processes_that_never_get_through_execve_do_not_stop_the_watch(python: str) -> None:
     """Reading them hangs for ever, and the launch would get no signal any more."""

@@ -154,6 +154,7 @@ def test_the_devices_of_a_node_are_those_of_all_its_ranks() -> None:
     assert environ[""] == {"MASTER_PORT": "29500"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
