@@ -130,10 +130,10 @@ def test_a_value_after_a_blank_switches_no_settings(tmp_path: Path, theirs: str)
     fleet.write_text('[group.a]\nnodes = "a"\n')
     if theirs:
         (other / "pytest.ini").write_text(theirs)
-    words = (*_PYTEST, "--preflight", "--co", "-q", "--preflight-inventory")
+    words = ("-p", "no:cacheprovider", "--preflight", "--co", "-q", "--preflight-inventory")
 
-    def run(*argv: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(argv, cwd=mine, capture_output=True, text=True, check=False)
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return warm.run("pytest", words, cwd=mine, env=dict(os.environ), timeout=60)
 
     refused, near = run(*words, str(fleet)), run(*words, "site")
     assert (refused.returncode, refused.stdout) == (4, "")
@@ -141,11 +141,10 @@ def test_a_value_after_a_blank_switches_no_settings(tmp_path: Path, theirs: str)
     assert f"it uses {used}" in refused.stderr
     assert f"expected {mine / 'pytest.ini'}; type: pytest " in refused.stderr
     line = refused.stderr.partition("type: pytest ")[2].split()
-    assert run(*_PYTEST[:3], *line).returncode == 0
+    assert run(*line).returncode == 0
     assert "it uses" not in near.stderr  # below the folder with the ini file: nothing is switched
 
 
-_PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
 _CHECK = (str(Path(sys.executable).with_name("preflight")), "check", "--tier=prolog")
 
 
