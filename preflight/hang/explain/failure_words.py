@@ -90,6 +90,20 @@ _EXPLAINED = re.compile(
     r"|(?:may|might|can|could) (?:appear|happen|occur))\b)"
 )
 """Follows the words of a failure that a text explains."""
+_CODE = re.compile(
+    r"(?:\[[^\]\s]{1,40}\]:? ?)?(?:\s{0,8}\d{1,6}[:|]?(?=\s))?[+-]?\s{0,80}(?:\w{1,60} = )?"
+    r"(?:except [\w ,.()]{1,200}:$|(?:(?:raise|throw) [\w.:]{1,80}\(|(?:el)?if\b|assert\b"
+    r"|return(?= [a-z]?[\"'])|(?:[a-z_]\w{0,40}(?:\.|::)){0,4}(?:debug|info|warn(?:ing)?|error"
+    r"|exception|critical|fatal|log|[a-z]{0,3}print[a-z]?|exit|write|TORCH_CHECK)\()"
+    r"[^\"']{0,200}[\"'])"
+)
+"""Begins a line of a printed program, or of a change to one, that quotes a failure."""
+_OF_DUMP = re.compile(
+    r"(?:\[[^\]\s]{1,40}\]: ?)?(?:\s{1,80}(?:- )?|(?=[\"'][\w. -]{1,60}[\"']\s?:)).*[:\[,]\s*$"
+)
+"""Stands before a quotation that is a value of printed settings."""
+_OF_LOG = re.compile(r"[\"'](?:level\w{0,4}|severity|time|timestamp|ts|asctime)[\"']\s?:")
+"""In an object of a structured log, and in torchrun's report of an error."""
 _ITEM = re.compile(r"\s{0,20}- [\"']?[A-Za-z.: ]{0,24}")
 """Begins an item of a list."""
 _OPEN_QUOTE = re.compile(
@@ -107,7 +121,18 @@ def _is_supposed(text: str, begin: int, end: int) -> bool:
     item = _ITEM.match(text, first)
     if _OF_DATA.match(text) or _SETTING.match(before) or (item and begin <= item.end()):
         return True
+    if _CODE.match(text, first) or _is_dumped(text, before):
+        return True
     return _SUPPOSED.search(before) is not None or _EXPLAINED.match(text, end) is not None
+
+
+def _is_dumped(text: str, before: str) -> bool:
+    """Whether words of a failure are a value of settings that are printed as JSON or YAML."""
+    opened = _OPEN_QUOTE.search(before)
+    head = before[: opened.start("mark")] if opened else ""
+    nested = sum(map(head.count, "{[")) - sum(map(head.count, "]}")) > 1
+    is_value = _OF_DUMP.match(head) or (nested and head.rstrip()[-1] in ":[,")
+    return bool(is_value) and not _OF_LOG.search(text)
 
 
 def is_quoted(text: str, begin: int, end: int) -> bool:

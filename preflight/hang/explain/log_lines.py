@@ -270,9 +270,10 @@ def unstructured(line: str) -> list[str]:
     except (msgspec.DecodeError, RecursionError):
         return [line]
     texts = [text for name in _MESSAGES if isinstance(text := one.get(name), str)]
-    if not texts:
-        return [line]
     time, level = (next((str(one[name]) for name in some if name in one), "") for some in _HEADS)
+    is_setting = line[0] == " " and not (time or level)  # an object within others
+    if not texts or is_setting:
+        return [line]
     rank = one.get("rank")
     head = line[:begin] + f"{time} " * bool(time) + f"[rank{rank}]: " * isinstance(rank, int)
     lines = "\n".join(texts).splitlines() or [""]

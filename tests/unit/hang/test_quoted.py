@@ -49,6 +49,32 @@ STEPS = "".join(f"step {step} loss 2.5\n" for step in range(1, 9))
         f"INFO rule 3: {ECC} -> requeue",
         f"WARNING {FULL} may appear with long samples",
         f"did somebody get {FULL}, too?",
+        f'    "message": "{ECC}",',
+        f'"error": "{ECC}"',
+        f'    {{"name": "ecc", "message": "{ECC}", "channel": "#ml"}},',
+        f'    {{"name": "ecc", "message": "{ECC}"}}',
+        f'{{"lr": 0.1, "alerts": [{{"name": "ecc", "message": "{ECC}"}}]}}',
+        f'INFO config: {{"lr": 0.1, "on": {{"error": "{ECC}"}}}}',
+        f"config: {{'lr': 0.1, 'alerts': [{{'message': '{ECC}'}}]}}",
+        f'on_error: "{ECC}"',
+        f'    error: "{ECC}"',
+        f"    - event: '{ECC}'",
+        f'    raise RuntimeError("{ECC}")',
+        f'raise RuntimeError("{ECC}")',
+        f'    raise torch.cuda.OutOfMemoryError(f"{FULL} on {{rank}}") from error',
+        f'        logger.error("{ECC}")',
+        f'logging.critical(f"rank {{rank}}: {ECC}")',
+        f"+        print('{ECC}')",
+        f'-    raise RuntimeError("{ECC}")',
+        f'   12      raise RuntimeError("{ECC}")',
+        f'12:    sys.exit("{ECC}")',
+        f'    if "{ECC}" in str(error):',
+        "    except torch.OutOfMemoryError as error:",
+        f"    elif str(e).startswith('{ECC}'):",
+        f'assert free > 0, "{ECC}"',
+        f'    throw std::runtime_error("{ECC}");',
+        f'    TORCH_CHECK(free > 0, "{ECC}");',
+        f'  fprintf(stderr, "{ECC}\\n");',
     ],
 )
 def test_a_quoted_failure_is_no_cause(tmp_path: Path, quoted: str) -> None:
@@ -73,6 +99,14 @@ def test_a_quoted_failure_is_no_cause(tmp_path: Path, quoted: str) -> None:
         f"my_trainer: RuntimeError: {ECC}",
         f"gpu_node_3: {ECC}",
         f"#3 {ECC}",
+        f'{{"level": "error", "rank": 3, "detail": {{"message": "{ECC}"}}}}',
+        f'{{"message": {{"message": "RuntimeError: {ECC}", "extraInfo": {{"timestamp": "1"}}}}}}',
+        f'2026-10-05 10:00:00 ERROR step failed {{"error": "{ECC}"}}',
+        f'ERROR: raise of "rank 3" failed: {ECC}',
+        f"ExceptionGroup('ranks', [RuntimeError('{ECC}')])",
+        f'print_error: RuntimeError("{ECC}")',
+        f"    error: {ECC}",
+        f"    return code 1: {ECC}",
     ],
 )
 def test_a_failure_in_the_words_of_a_log_is_one(tmp_path: Path, line: str) -> None:
@@ -84,3 +118,18 @@ def test_a_log_within_comments_is_one(tmp_path: Path) -> None:
     """A person's notes, of which each line is a comment."""
     notes = f"# On node n4:\n#   RuntimeError: {ECC}\n"
     assert explained(tmp_path, notes).category == "gpu_hardware"
+
+
+def test_the_source_lines_of_a_traceback_belong_to_it(tmp_path: Path) -> None:
+    """What they quote is no failure of its own; the last line is."""
+    log = (
+        "[rank3]: Traceback (most recent call last):\n"
+        '[rank3]:   File "/a/train.py", line 7, in step\n'
+        f'[rank3]:     raise RuntimeError("{ECC}")\n'
+        "[rank3]: RuntimeError: {}\n"
+    )
+    answer = explained(tmp_path, log.format(ECC))
+    assert (answer.category, answer.culprits) == ("gpu_hardware", ("rank 3",))
+    other = explained(tmp_path, log.format("no batch is left"))
+    assert (other.category, other.culprits) == ("other", ("rank 3",))
+    assert "no batch is left at /a/train.py:7 (step)" in other.sentence
