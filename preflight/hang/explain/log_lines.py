@@ -388,8 +388,13 @@ def _whole(lines: list[bytes]) -> list[bytes]:
     if lengths.count(longest) < _SOME:
         return lines
     after = set(compress(range(1, len(lines)), map(longest.__eq__, lengths)))
-    rests = [number for number in after if not _BEGINS.match(lines[number])]
-    if len(after) < _SOME or 2 * len(rests) <= len(after):
+    rests = list[int]()
+    for checked, number in enumerate(after, 1):
+        if not _BEGINS.match(lines[number]):
+            rests.append(number)
+        if 2 * (checked - len(rests)) >= len(after):
+            return lines
+    if len(after) < _SOME:
         return lines
     others = [line for number, line in enumerate(lines[:_SAMPLE]) if number not in after]
     heads = Counter(map(_head, others))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _RANK = re.compile(r"\[rank ?(\d{1,6})\]:")
-_PRINTED_RANK = re.compile(r"\[RANK (\d{1,6})\] ")
+_PRINTED_RANK = re.compile(r"\[(?:RANK |rank=)(\d{1,6})(?:, world_size=\d{1,6})?\] ")
 _OWN_RANK = re.compile(r"\[(?:[^\]\[]{0,80}\b)?Rank (\d{1,6})\]")
 _NCCL = re.compile(r"(?:^|[\s>])([A-Za-z0-9][\w.-]{0,252}):(\d{1,8}):\d{1,8} \[\d+\] ")
 _IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
@@ -54,6 +54,10 @@ _UNKNOWN_LABEL = re.compile(r"^(?:[\w./-]{1,80}:? ){1,3}$")
 _HOST_LABEL = re.compile(r"^([A-Za-z][A-Za-z.-]{0,200}\d[\w.-]{0,50}): $")
 _OF_TASK = re.compile(rb" {0,5}\d{1,5}: ")
 """Begins a line behind srun's label."""
+_OF_MPI = re.compile(rb"[,@](\d{1,6})\]<std")
+_OF_RAY = re.compile(rb"\(\w{1,60} pid=\d{1,8}[^()]{0,80}\) ")
+_PLACED = re.compile(r"pid=(\d{1,8})\) world_rank=(\d{1,6})\b")
+"""In Ray's list of the processes that it started."""
 _BY_TORCHRUN = re.compile(
     r"torch/distributed/(?:run|elastic/(?!multiprocessing/errors))|\btorchrun\b"
     r"|\(local_rank: \d|\blocal_rank: \d{1,4} \(pid"
@@ -94,6 +98,9 @@ class Origins:
         self._of_largest: dict[str, set[int]] = {}
         """By label, ranks in the largest communicator."""
         self._by_torchrun = False
+        self._labelled = False
+        self.tasks: set[int] = set()
+        """The numbers in the labels of lines of the last attempt, which may be ranks."""
         self._left = _MOST
         """Lines that may still be read only because they may contradict srun's labels."""
 
@@ -103,6 +110,7 @@ class Origins:
         while True:
             if found := _PREFIX.match(rest):
                 one = found.groupdict()
+                self._labelled |= bool(one["task"] or one["mpi"])
                 if one["mpi"]:
                     one["task"] = f"mpirun {one['mpi']}"
                 labels += [one["task"] or one["label"] or one["unit"] or one["stream"]]
@@ -150,15 +158,29 @@ class Origins:
             self._lengths.add(len(label))
         return label
 
-    def may_contradict(self, line: bytes) -> bool:
-        """Read a line in which nothing else is, if it may show that srun's labels are no ranks."""
-        if not self._left or not _OF_TASK.match(line):
+    def may_show_rank(self, line: bytes) -> bool:
+        """Read a line in which nothing else is, if it may show whose a label of srun or Ray is."""
+        of_task = _OF_TASK.match(line) is not None or b"]<std" in line[:200]
+        self._labelled |= of_task
+        if not self._left or not (of_task or _OF_RAY.match(line)):
             return False
         text = line.decode("utf-8", "replace")
-        if found := _RANK.search(text) or _BY_TORCHRUN.search(text):
+        if placed := _PLACED.search(text):
+            self._pids.setdefault(int(placed[1]), set()).add(int(placed[2]))
+        found = placed or (_BY_TORCHRUN.search(text) if of_task else None)
+        if found or _RANK.search(text) or self.read(text).speaker.rank is not None:
             self._left -= 1
             self.read(text)
-        return found is not None
+            return True
+        return False
+
+    def note_tasks(self, text: bytes) -> None:
+        """Note the numbers in the labels of srun and mpirun, also of lines that are not read."""
+        if not self._labelled:
+            return
+        heads = {*_OF_MPI.findall(text)}
+        heads |= {line[:12].partition(b": ")[0] for line in text.split(b"\n")}
+        self.tasks.update(int(head) for head in heads if head.strip().isdigit())
 
     def reports(self, speaker: Speaker, rank: int | None) -> None:
         """A line behind a label has the number of a rank."""
@@ -212,10 +234,10 @@ class Origins:
             ranks = self._labels.get(speaker.label, set())
         if ranks:
             return next(iter(ranks)) if len(ranks) == 1 else None
-        return _task(speaker.label) if self._tasks_are_ranks else None
+        return _task(speaker.label) if self.tasks_are_ranks else None
 
     @cached_property
-    def _tasks_are_ranks(self) -> bool:
+    def tasks_are_ranks(self) -> bool:
         """Whether srun's or mpirun's labels are ranks: there are some, and no line contradicts."""
         of_labels = self._labels.items()
         tasks = [(_task(one), ranks | self._of_largest.get(one, set())) for one, ranks in of_labels]

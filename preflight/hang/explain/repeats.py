@@ -104,13 +104,13 @@ class Repeats:
 
     def skips(self, shape: Shape, line: bytes, order: int, *, idle: bool) -> bool:
         """Whether a line tells nothing new; `idle`: it is no part of what has begun."""
+        if idle and not shape.is_counted:
+            return False
         tells = shape.tells(line)
         if not idle:
             self._same = self._same + 1 if (shape, tells) == self._last else 0
             self._last = shape, tells
             return self._same > KEPT_EACH
-        if not shape.is_counted:
-            return False
         times = self.seen.get(tells, 0)
         if times < shape.most:
             self.seen[tells] = times + 1

@@ -215,9 +215,11 @@ class Scanner:
         for path in paths:
             self._file(path)
         found = self._found
+        found.wrote |= self._origins.tasks if self._origins.tasks_are_ranks else set()
         if found.failure is None and found.lines - self._tried[0] <= AT_END:
             found.failure = self._tried[1]
-        found.raised = self._summaries.named([self._of_rank(one) for one in found.raised])
+        raised = [replace(one, speaker=self._origins.settled(one.speaker)) for one in found.raised]
+        found.raised = self._summaries.named(raised)
         by_place = {
             (one.place.source, one.place.line): one.speaker
             for one in found.raised
@@ -253,7 +255,9 @@ class Scanner:
                 if is_step:
                     self._pace(file, line, order)
             begin = int(max(found.attempt(file.source))) - found.lines
-            file.note_writers(b"\n".join(lines[begin - 1 :]) if begin > 1 else text)
+            text = b"\n".join(lines[begin - 1 :]) if begin > 1 else text
+            file.note_writers(text)
+            self._origins.note_tasks(text)
             found.lines += len(lines)
         found.wrote |= file.wrote or file.named
         for each in (one for some in file.stories.values() for one in some):
@@ -343,17 +347,18 @@ class Scanner:
                 shape = Shape(looks, anchors)
         if shape is QUIET and _STEP.search(line.lower(), 0, LONGEST):
             shape = PACED
-        if shape in (QUIET, PACED) and self._origins.may_contradict(line):
+        if shape in (QUIET, PACED) and self._origins.may_show_rank(line):
             return shape
         self._shapes[looks] = shape
         return shape
 
     def _close(self, story: _Story, file: _File) -> None:
-        symptom, text = story.symptom, "\n".join(story.texts)
-        fields = symptom.fields(text)
-        if fields is None:
-            return
-        found, source = self._found, story.place.source
+        text = "\n".join(story.texts)
+        for fields in story.symptom.readings(text):
+            self._take(story, file, fields, text)
+
+    def _take(self, story: _Story, file: _File, fields: dict[str, str], text: str) -> None:
+        symptom, found, source = story.symptom, self._found, story.place.source
         found.counts[symptom.id] += 1
         speaker = story.line.speaker.joined(file.whose)
         if "world" in fields:
@@ -365,10 +370,8 @@ class Scanner:
         if "end" in fields:
             found.ended = story.order
         found.several |= "parallel" in fields
-        key = (
-            symptom.id,
-            (source, found.attempt(source), speaker, tuple(sorted(fields.items()))[:6]),
-        )
+        fact = tuple(sorted(fields.items()))[:6]
+        key = symptom.id, (source, found.attempt(source), speaker, fact)
         self._kept[key] += 1
         most = KEPT if symptom.role == "fact" else 2 * KEPT
         if self._kept[key] > KEPT_EACH or len(found.hits) >= most:
@@ -404,11 +407,11 @@ class Scanner:
             now.over = (own or self._time_of(now.line) or inf) + _PAUSE_S
             now.reported = story.order
 
-    @staticmethod
-    def _begin_attempt(file: _File, since: dict[str, Any], order: int) -> None:
+    def _begin_attempt(self, file: _File, since: dict[str, Any], order: int) -> None:
         """Note where another attempt begins: what it tells is new."""
         since[file.source] = order
         file.wrote.clear()
+        self._origins.tasks.clear()
         file.repeats.seen.clear()
 
     def _with_rank_of_gpu(self, fields: dict[str, str], speaker: Speaker) -> bool:
@@ -443,9 +446,6 @@ class Scanner:
             gpu = whole(fields.get("gpu", ""), 1 << 16)
             if gpu is not None:
                 self._origins.learn_gpu(speaker.node, rank - gpu)
-
-    def _of_rank(self, one: LoggedException) -> LoggedException:
-        return replace(one, speaker=self._origins.settled(one.speaker))
 
     def _with_rank(self, hit: Hit, raised: dict[tuple[str, int], Speaker]) -> Hit:
         """Add the rank to a hit that has only a process id, or is in torchrun's summary.

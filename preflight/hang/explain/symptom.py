@@ -172,6 +172,17 @@ class Symptom(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 return self._usable(fields)
         return None
 
+    def readings(self, text: str) -> list[dict[str, str]]:
+        """The fields, once for each Xid of a list in the text; none if it does not match."""
+        fields = self.fields(text)
+        if fields is None or self.reads != "xid" or "bus" in fields or self.file:
+            return [] if fields is None else [fields]
+        found = [one for each in _compiled(self.patterns) for one in each.finditer(text)]
+        found = [one for one in found if not is_quoted(text, *one.span())]
+        codes = [one["xid"] + (one.groupdict().get("more") or "") for one in found]
+        every = dict.fromkeys(re.findall(r"\b\d+", " ".join(codes)))
+        return [{**fields, "xid": code} for code in every]
+
     def is_begun_in(self, text: str) -> bool:
         """Whether one of its anchors is in a line."""
         return any(word in text for word in self.anchors)

@@ -651,6 +651,38 @@ def test_a_gpu_that_is_lost_comes_before_those_that_talked_to_it(tmp_path: Path)
     assert other.culprits == ("gpu 0000:3b:00", "node n1")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "gpu-monitor[12]: GPU health: Xid 31, 79 on GPU 3",
+        "Xid 79, 119 on GPU 3",
+        "healthd: Xid 43 and 79 for GPU 3",
+        "healthd: GPU 3 reports Xids 13, 31, 79",
+        "GPU1: Xid 31 x2 | GPU3: Xid 79 x1",
+        "GPU3 xid: [31, 79]",
+    ],
+)
+def test_the_gravest_of_several_xids_in_a_line_is_the_cause(tmp_path: Path, line: str) -> None:
+    """A daemon that watches the GPUs writes them in a list, in the order of time or of number."""
+    assert "Xid 79:" in explained(tmp_path, f"n1 {line}\n").sentence
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "GPU 3: Xid 31, 79 times in the last hour",
+        "GPU 3: Xid 31, 95 GPUs are fine",
+        "healthd: fatal Xids: 48, 74, 79",
+        "GPU 3: Xid 31 detected; look for Xid 79 in dmesg",
+        "healthd: watching for Xid 48, 74, 79 on GPU 3",
+        "GPU 3: Xid 31, 79% of the memory is in use",
+    ],
+)
+def test_a_number_beside_an_xid_is_none(tmp_path: Path, line: str) -> None:
+    """It counts something else, or the list is of what a daemon watches for."""
+    assert explained(tmp_path, f"n1 {line}\n").category != "gpu_hardware"
+
+
 @pytest.mark.parametrize("code", [94, 109, 119])
 def test_a_programs_xid_before_the_gpus_is_no_cause(tmp_path: Path, code: int) -> None:
     """A GPU that fails lets programs fail: what the driver logs of them comes first."""

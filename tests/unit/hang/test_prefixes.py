@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.hang.logs import communicator, explained
+from tests.unit.hang.logs import communicator, explained, timed_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -281,3 +281,50 @@ def test_mpirun_s_times_and_tags_are_no_words_of_the_program(tmp_path: Path, pre
     answer = explained(tmp_path, "".join(f"{prefix}{line}\n" for line in lines))
     assert "KeyError: 0 at /home/u/train.py:9 (f)" in answer.sentence
     assert answer.culprits == (("rank 3",) if "3]" in prefix else ())
+
+
+FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+RAY = "(RayTrainWorker pid={}, ip=10.0.0.{}) "
+
+
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        RAY.format(123, 7) + "[rank=3] setup\n",
+        RAY.format(123, 7) + "[rank=3, world_size=8] setup\n",
+        RAY.format(123, 7) + "[Rank 3] setup\n",
+        "(TrainController pid=9) - (node_id=ab, ip=10.0.0.7, pid=123) world_rank=3, local_rank=1\n",
+    ],
+)
+def test_a_rank_of_ray_is_known_by_its_process(tmp_path: Path, earlier: str) -> None:
+    """An earlier line has it, in which nothing failed; the same pid on two nodes shows none."""
+    failed = RAY.format(123, 7) + FULL
+    assert explained(tmp_path, earlier + failed).culprits == ("rank 3",)
+    other = RAY.format(124, 7) + FULL
+    assert explained(tmp_path, earlier + other).culprits == ()
+    two = earlier + earlier.replace("10.0.0.7", "10.0.0.8").replace("=3", "=4").replace(
+        " 3]", " 4]"
+    )
+    bare = "(RayTrainWorker pid=123) " + FULL
+    assert explained(tmp_path, two + bare).culprits == ()
+
+
+@pytest.mark.parametrize("label", ["{}: ", "[1,{}]<stdout>:", "[prterun-n1-77@1,{}]<stdout>: "])
+def test_a_rank_that_wrote_only_quiet_lines_is_missing(tmp_path: Path, label: str) -> None:
+    """The labels of srun and mpirun show which ranks wrote, unless a line shows otherwise."""
+    log = "".join(f"{label.format(rank)}epoch 1 is over\n" for rank in range(8))
+    log += "".join(label.format(rank) + timed_out(rank, 9) for rank in range(8) if rank != 5)
+    assert explained(tmp_path, log).culprits == ("rank 5",)
+    torchrun = label.format(0) + "torchrun --nnodes=8 train.py\n"
+    assert explained(tmp_path, torchrun + log).culprits == ()
+    none = log.replace(label.format(5) + "epoch 1 is over\n", "")
+    assert explained(tmp_path, none).culprits == ()
+
+
+def test_no_rank_is_missing_where_ray_left_lines_out(tmp_path: Path) -> None:
+    """It prints one of several lines that differ only in numbers, and counts the others."""
+    log = "".join(f"{RAY.format(rank, 7)}[rank{rank}]: epoch 1\n" for rank in range(8))
+    log += "".join(RAY.format(rank, 7) + timed_out(rank, 9) for rank in range(6))
+    assert explained(tmp_path, log).culprits == ("rank 6", "rank 7")
+    log += RAY.format(6, 7) + timed_out(6, 9).rstrip() + " [repeated 2x across cluster]\n"
+    assert explained(tmp_path, log).culprits == ()
