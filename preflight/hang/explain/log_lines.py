@@ -388,13 +388,8 @@ def _whole(lines: list[bytes]) -> list[bytes]:
     if lengths.count(longest) < _SOME:
         return lines
     after = set(compress(range(1, len(lines)), map(longest.__eq__, lengths)))
-    rests = list[int]()
-    for checked, number in enumerate(after, 1):
-        if not _BEGINS.match(lines[number]):
-            rests.append(number)
-        if 2 * (checked - len(rests)) >= len(after):
-            return lines
-    if len(after) < _SOME:
+    rests = _unknown_beginnings(lines, after)
+    if len(after) < _SOME or not rests:
         return lines
     others = [line for number, line in enumerate(lines[:_SAMPLE]) if number not in after]
     heads = Counter(map(_head, others))
@@ -406,6 +401,17 @@ def _whole(lines: list[bytes]) -> list[bytes]:
         lines[number - 1] += lines[number]
         lines[number] = b""
     return lines
+
+
+def _unknown_beginnings(lines: list[bytes], numbers: set[int]) -> list[int]:
+    """Those of these lines that begin as no known message; none if half of them do."""
+    rests = list[int]()
+    for checked, number in enumerate(numbers, 1):
+        if not _BEGINS.match(lines[number]):
+            rests.append(number)
+        if 2 * (checked - len(rests)) >= len(numbers):
+            return []
+    return rests
 
 
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
