@@ -265,9 +265,11 @@ def _missing(late: Sequence[Timeout], found: ScanResult) -> Verdict:
     # If no fewer ranks are missing than present, either may be at fault.
     size = of or len(job)
     whole = 0 < size < 2 * len(there) and len(there) >= _LEAST and first.group in ("", "0")
-    # Ray prints one of several lines that differ only in numbers.
-    whole &= not any("x across cluster]" in one.hit.place.text for one in same)
     missing = set(job) - there if whole else set()
+    # Ray prints one of several lines that differ only in numbers, and none after its driver's end.
+    by_ray = any("pid=" in one.hit.speaker.label for one in same)
+    if by_ray and (len(missing) > 1 or any("x across cluster]" in o.hit.place.text for o in same)):
+        missing, whole = set(), False
     words = f"{first.op} number {first.seq}"
     proofs = tuple(one.hit for one in same[:3])
     if of and whole and not missing:
