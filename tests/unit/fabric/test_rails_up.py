@@ -31,6 +31,7 @@ from tests.unit.fabric.ends import GO, Both
 from tests.unit.fabric.nodes import wait_for
 
 
+@pytest.mark.slow
 def test_a_rail_that_does_not_come_is_named_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """They wait as long as for a round, and say who was missing."""
     ends = Both(monkeypatch, barrier_s=0.3).measure_inside(0, 2)
@@ -172,6 +173,7 @@ def test_no_rank_waits_for_a_rail_that_a_node_lacks() -> None:
     assert not three[0].missed(0, 3)
 
 
+@pytest.mark.slow
 def test_the_rails_that_are_there_meet_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rail 1 of three is not there: the other two all-reduce, and keep their numbers."""
     ends = Both(monkeypatch, missing=[1], barrier_s=60).measure_inside(0, 2)
