@@ -417,15 +417,18 @@ def _content(path: Path) -> bytes:
     return content
 
 
+_UNKNOWN = (
+    f"unknown kind of text; for a job's log type: preflight explain FILE; this reads: {KINDS}"
+)
+
+
 def _lines(
     read: Mapping[str, Captured | None], entries: Sequence[Entry], code: int, width: int
 ) -> Iterator[str]:
     by_file = _by_file(entries)
     for name, one in read.items():
         yield printable(name)
-        what = (
-            (one.kind or one.damaged) if one else f"unknown kind of text; preflight reads: {KINDS}"
-        )
+        what = (one.kind or one.damaged) if one else _UNKNOWN
         yield from wrapped(printable(what), first=" " * 7, indent=" " * 7, width=width)
         for each in by_file.get((name,), ()):
             if (word := _QUIET.get(each.verdict.outcome)) is not None:
