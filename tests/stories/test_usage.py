@@ -293,7 +293,8 @@ check --launch=torchrun\x00--nnodes={}\x00--nproc-per-node=1\x00t.py"""
 
 
 @pytest.mark.parametrize(
-    ("words", "digit"), zip(re.split(r"[|\n]", _LINE), cycle(("\u0665", "\uff15", "5_0")))
+    ("words", "digit"),
+    [*zip(re.split(r"[|\n]", _LINE), cycle(("\u0665", "\uff15", "5_0")), strict=False)],
 )
 def test_a_number_has_the_digits_0_to_9(tmp_path: Path, words: str, digit: str) -> None:
     """Python also reads the digits of other alphabets, and 5_0."""
