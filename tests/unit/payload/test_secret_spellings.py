@@ -150,7 +150,7 @@ VALUES = (
     "Bearer {s}", "Basic {s}", "password {s}", "x --token {s}", "x --password={s}", "x_pwd:{s}",
     "DefaultEndpointsProtocol=https;AccountKey={s};x=1", "key={s}", "{n}==1,pw={s}",
     "redis://:{s}@h:6379/0", '{n}="a {s}"', "password='a {s}'", "x --api-key {s}",
-    "<password>{s}</password>", '{{\\"password\\":\\"{s}\\"}}', "u/{s}@h", "a,u/{s}@h/db", "token('{s}')",
+    "<password>{s}</password>", '{{\\"password\\":\\"{s}\\"}}', "u/{s}@h", "/u:{s}@h", "token('{s}')",
     "passwd => {s}", "password -> {s}", 'set_password("{s}")', "token[{s}]", "secret|{s}", "pw<{s}>",
 )  # fmt: skip
 TOKEN_VALUES = ("{s}", "a,{s}", "x={s}", "a:{s}", "a b {s} c", "'{s}'", "mlx5_0;{s}")
