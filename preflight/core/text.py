@@ -341,7 +341,7 @@ _ENCODED: Final = re.compile(r"(?<!\S)\S*%(?:3[AD]|40)\S*", re.IGNORECASE)
 """A word with an encoded : = or @."""
 _URL_LOGIN: Final = re.compile(
     r"(://)(?:[^/\s]*|[^\s:]*:\S*)@"
-    r"|(?<![^\s\"'=,;])/?[^\s:@/\"'=,;]+(?::(?!/)\S*|/[^\s:@/\"'=,;]+)@"
+    r"|(?<![^\s\"'=,;])(?:/?[^\s:@/\"'=,;]+:(?!/)\S*|[^\s:@/\"'=,;]+/[^\s:@/\"'=,;]+)@"
 )
 """Of a URL, user:password@host and Oracle's user/password@host."""
 _UP_TO_AT: Final = re.compile(r"(?<!\S)\S*@")

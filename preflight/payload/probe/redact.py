@@ -30,7 +30,7 @@ _TELLTALE = re.compile(
     r"|(?<![a-z])(?:psk|otp|sas|sig)(?![a-z]))"
 )
 """Names whose value is never shown, not even a number or a path."""
-_TELLTALE_INSIDE = re.compile(rf"{_TELLTALE.pattern}[\w.-]{{0,60}}[:%+;|~]")
+_TELLTALE_INSIDE = re.compile(rf"{_TELLTALE.pattern}[\w.-]{{0,60}}[:%+;|~\[]")
 """key:VALUE, and key%3dVALUE."""
 SECRET_VARIABLE = re.compile(
     r"(?i)TOKEN|SECRET|(?<!BY)PASS(?!IVE|THR)|CREDENTIAL|(?:_|API|ACCESS|PRIVATE)KEY(?:_|$)|JWT|AUTH"
