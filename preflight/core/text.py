@@ -63,7 +63,7 @@ def wrapped(text: str, *, first: str, indent: str, width: int) -> list[str]:
     ) or [first.rstrip()]
 
 
-_LINK = re.compile(r"\[([^]]+)\]\([^)\s]+\.md(?:#[^)\s]*)?\)")
+_LINK = re.compile(r"\[([^][]{1,200})\]\([^][)(\s]{1,200}\.md(?:#[^][)(\s]{1,200})?\)")
 
 
 def for_terminal(markdown: str, width: int) -> str:

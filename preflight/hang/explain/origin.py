@@ -180,7 +180,8 @@ class Origins:
             return
         heads = {*_OF_MPI.findall(text)}
         heads |= {line[:12].partition(b": ")[0] for line in text.split(b"\n")}
-        self.tasks.update(int(head) for head in heads if head.strip().isdigit())
+        numbers = {whole(head.decode("latin-1").strip()) for head in heads}
+        self.tasks |= {number for number in numbers if number is not None}
 
     def reports(self, speaker: Speaker, rank: int | None) -> None:
         """A line behind a label has the number of a rank."""
