@@ -12,7 +12,7 @@ from preflight.core.text import whole
 from preflight.facts.boards import xid_info
 from preflight.hang.answer_text import Alternative
 from preflight.hang.call_waits import Wait
-from preflight.hang.diagnose.job_state import fold_ranks
+from preflight.hang.diagnose.job_state import ranks
 from preflight.hang.explain.symptom import Category, Symptom
 
 if TYPE_CHECKING:
@@ -145,11 +145,10 @@ def culprits(same: Sequence[Hit], first: Hit) -> tuple[str, ...]:
     return tuple(named)[:_MOST]
 
 
-def rank_words(ranks: Collection[int], most: int = 8) -> str:
+def rank_words(some: Collection[int], most: int = 8) -> str:
     """`rank 3`, or the first ranges of many: `ranks 0-3,7 ...`."""
-    ranges = fold_ranks(ranks).split(",")
-    words = ",".join(ranges[:most]) + (" ..." if len(ranges) > most else "")
-    return f"rank{'s' * (len(ranks) > 1)} {words}"
+    ranges = ranks(some).split(",")
+    return ",".join(ranges[:most]) + (" ..." if len(ranges) > most else "")
 
 
 def names(speaker: Speaker) -> tuple[str, ...]:
@@ -202,9 +201,9 @@ def with_meanings(hit: Hit) -> dict[str, str]:
     if hit.speaker.words:
         fields.setdefault("speaker", hit.speaker.words)
     if rank := fields.get("rank"):
-        ranks = rank.replace(" ", "").split(",")
-        plain = all(map(str.isdecimal, ranks))
-        fields["rank_words"] = rank_words({*map(int, ranks)}) if plain else f"rank {rank}"
+        numbers = rank.replace(" ", "").split(",")
+        plain = all(map(str.isdecimal, numbers))
+        fields["rank_words"] = rank_words({*map(int, numbers)}) if plain else f"rank {rank}"
     if tasks := tasks_of(fields.get("tasks", "")):
         fields["task_words"] = f"task{'s' * (len(tasks) > 1)} {', '.join(tasks)}"
     for field, meanings in hit.symptom.words.items():
