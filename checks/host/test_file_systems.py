@@ -160,7 +160,9 @@ HUNG = "see whether its server answers; umount -f -l and mount it again, or rebo
 MOUNT = "mount it as the others have it (mount -a), and see why it was not at boot"
 
 
-def judge_mounts(facts: Facts, usual: Usual | None = None, *, limit: Thresholds) -> Verdict:
+def judge_mounts(  # noqa: PLR0911 (one outcome per cause)
+    facts: Facts, usual: Usual | None = None, *, limit: Thresholds
+) -> Verdict:
     """First a mount that does not answer, then one that the other nodes have and this one lacks."""
     found = shared(facts)
     if found is None:
@@ -171,6 +173,10 @@ def judge_mounts(facts: Facts, usual: Usual | None = None, *, limit: Thresholds)
     absent, problem = missing_mount(found, decided(usual))
     if absent:
         return fail(problem, advice=MOUNT, mount=absent)
+    starved = [one for one in found if one.state == "hidden" and not one.error]
+    if starved:
+        problem = f"{label(starved[0])} could not be read: this node left its reader no CPU"
+        return unknown(problem, advice="check again when the node is less busy")
     slow = [one for one in found if one.seconds > limit("mount_slow_s")]
     if slow:
         problem = f"{label(slow[0])} took {slow[0].seconds:.1f} s to report its size"

@@ -27,9 +27,6 @@ _SERVED = (
 )  # fmt: skip
 _LOCAL_FUSE = ("fuse.lxcfs", "fuse.portal", "fuse.gvfsd-fuse", "fuse.snapfuse", "fuse.overlayfs",
                "fuse.fuse-overlayfs", "fuse.squashfuse", "fuse.squashfuse_ll")  # fmt: skip
-_LESS_S = 0.5
-"""A child starts at most this much later than its deadline does."""
-
 _PASSING = ("/run/user/", "/var/lib/kubelet/", "/var/lib/docker/", "/var/lib/containers/",
             "/run/containerd/", "/snap/")  # fmt: skip
 """Mounts below these belong to one login or one container."""
@@ -47,15 +44,13 @@ _NOT_TRIED = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.ENOTDIR, *_HID
 class Readers:
     """The children that read a node's file systems, one each."""
 
-    def __init__(self, mounts: list[node_files.Mount], began: float) -> None:
-        self._until = began + DEADLINE_S
+    def __init__(self, mounts: list[node_files.Mount]) -> None:
         self._documents = choose(mounts, _paths())
         self._children = [guard.spawn(_look, one["mount"], one["paths"]) for one in self._documents]
 
     def finish(self, until: float, problems: list[str]) -> list[dict[str, Any]]:
-        """Return every `FileSystem`; one that did not answer is "hung"."""
-        until = min(until, self._until)
-        answered = [child.listen(until) for child in self._children]
+        """Return every `FileSystem`; one that let its reader wait `DEADLINE_S` is "hung"."""
+        answered = [child.listen(until, most_s=DEADLINE_S) for child in self._children]
         for child, done in zip(self._children, answered):  # noqa: B905 (Python 3.8)
             if not done:  # all first, so that their grace periods run in parallel
                 children.end(child.pid)
@@ -63,8 +58,9 @@ class Readers:
             if not child.dismiss(kill=not done):
                 problems.append(f"{one['mount']}: our reader {child.pid} cannot be killed")
             # A child that was cut short, or had no CPU, proves nothing about the file system.
-            state = "hung" if child.waiting.seconds > DEADLINE_S - _LESS_S else "hidden"
-            one.update(_result(child) if done else {"state": state, "seconds": DEADLINE_S})
+            waited_s = min(round(child.waiting.seconds, 3), DEADLINE_S)
+            state = "hung" if waited_s == DEADLINE_S else "hidden"
+            one.update(_result(child) if done else {"state": state, "seconds": waited_s})
         return self._documents
 
 

@@ -409,14 +409,13 @@ LOOK_S = 0.2
 class Machine:
     """Starts all readers at once; `finish` collects their results."""
 
-    def __init__(self, root: str, began: float, stuck: set[int]) -> None:
+    def __init__(self, root: str, stuck: set[int]) -> None:
         self._problems: list[str] = []
-        self._began = began
         self._files: file_systems.Readers | None = None
         self._asked = guard.spawn(read, root)
         self._of_processes = Patient(read_processes, (os.getpid(),), stuck)
         try:
-            self._files = file_systems.Readers(node_files.read(), began)
+            self._files = file_systems.Readers(node_files.read())
         except OSError as error:
             self._problems.append(f"file systems: {words(error)}")
 

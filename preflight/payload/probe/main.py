@@ -167,7 +167,7 @@ def run(
     names_asked = network.start(request.get("names") or [])
     towards = request.get("towards")
     source_asked = guard.spawn(network.source_address, str(towards)) if towards else None
-    machine = host.Machine(root, asked_at, stuck)
+    machine = host.Machine(root, stuck)
     facts.update(_driver(asked, driver_s, problems))
     asks_smi = facts["driver"]["state"] == "answered" and not request.get("spare")
     drawing = nvml.start() if asks_smi else None

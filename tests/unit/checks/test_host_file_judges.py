@@ -156,6 +156,16 @@ def test_a_server_that_does_not_answer(state: str, error: str, words: str) -> No
     assert verdict.sentence.startswith(words)
 
 
+@pytest.mark.proves("host.mounts", unknown="its reader had no CPU, so nothing is known of it")
+def test_a_server_whose_reader_had_no_cpu() -> None:
+    """It neither answered nor let its reader wait: it is not called slow, and not sound."""
+    starved = nfs(state="hidden", seconds=3.2, size_mib=None, free_mib=None)
+    verdict = judge_mounts(on(starved), limit=SHIPPED)
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert verdict.sentence.startswith("/data (nfs4, nas1:/export/data) could not be read: ")
+    assert verdict.advice
+
+
 @pytest.mark.proves("host.mounts", finds="a mount that only the other nodes have, or may write to")
 def test_a_mount_that_only_this_node_lacks() -> None:
     """Missing or read-only is a fault by the vote; automounted ones come with their use."""

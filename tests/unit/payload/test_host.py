@@ -125,11 +125,11 @@ def test_a_file_system_is_not_hung_because_its_reader_has_no_cpu(
     monkeypatch.setattr(file_systems, "_paths", lambda: list(looks))
     monkeypatch.setattr(guard, "clock", guard.Clock())
     guard.clock.bound(time.monotonic() + 30)
-    asked = file_systems.Readers(parse(MOUNTS), guard.clock.now())
+    asked = file_systems.Readers(parse(MOUNTS))
     time.sleep(0.2)
-    starved = threading.Thread(target=crowd, args=([asked._children[1].pid], 6))
+    starved = threading.Thread(target=crowd, args=([asked._children[1].pid], 7))
     starved.start()
-    states = {one["mount"]: one.get("state") for one in asked.finish(time.monotonic() + 30, [])}
+    states = {one["mount"]: one.get("state") for one in asked.finish(time.monotonic() + 6, [])}
     starved.join()
     assert (states["/"], states["/tmp"]) == ("hung", "hidden")
 
@@ -153,7 +153,7 @@ def test_no_server_is_slow_because_its_reader_has_no_cpu(monkeypatch: pytest.Mon
     monkeypatch.setattr(guard, "clock", guard.Clock())
     until = time.monotonic() + 30
     guard.clock.bound(until)
-    mounts = file_systems.Readers(parse(MOUNTS), guard.clock.now())
+    mounts = file_systems.Readers(parse(MOUNTS))
     names = network.start(["10.0.0.1"])
     pids = [child.pid for child in (*mounts._children, *(child for _, child in names))]
     time.sleep(0.2)
@@ -172,7 +172,7 @@ def test_a_file_server_without_limits_has_room(
     few = os.statvfs(tmp_path)
     endless = os.statvfs_result((*few[:3], 5, -1, 5, -1, -1, *few[8:]))
     monkeypatch.setattr(os, "statvfs", lambda _: endless)
-    reader = file_systems.Readers(node_files.read(), time.monotonic())
+    reader = file_systems.Readers(node_files.read())
     found = msgspec.convert(reader.finish(time.monotonic() + 30, []), tuple[FileSystem, ...])
     assert {(one.free_mib, one.inodes, one.inodes_free) for one in found} == {(2**53, 5, 2**53)}
 
@@ -203,7 +203,7 @@ def test_a_mount_of_a_user_is_no_file_server(
     with strangers_mount.mounted(tmp_path / "his", user):
         until = time.monotonic() + 9
         guard.clock.bound(until)
-        read = file_systems.Readers(node_files.read(), guard.clock.now()).finish(until, [])
+        read = file_systems.Readers(node_files.read()).finish(until, [])
         assert ("error" in [one["state"] for one in read if one["kind"] == "fuse.his"]) == (
             not user
         )
