@@ -101,16 +101,22 @@ def test_a_topology_file_puts_leaves_into_the_header(
     assert f"of 19, seed 3; 2 leaves by {tmp_path}/t.conf, none known of h20.invalid" in head
 
 
-@pytest.mark.busy
-def test_runs_add_up_to_all_pairs(here: Here) -> None:
-    """Three nodes, one round a run and a pair for whom it leaves out: in the end all are known."""
+@pytest.fixture
+def two_leaves(here: Here) -> Here:
+    """Three nodes of this machine, the third below another leaf."""
     leaves = here.inventory.read_text().replace('nodes = "n[1-3]"', 'nodes = "n[1-3]"\nleaf = "s0"')
     here.inventory.write_text(leaves.replace("[node.n3]", '[node.n3]\nleaf = "s1"'))
+    return here
+
+
+@pytest.mark.busy
+def test_runs_add_up_to_all_pairs(two_leaves: Here) -> None:
+    """Three nodes, one round a run and a pair for whom it leaves out: in the end all are known."""
     once = (_CHECK, "--preflight-sweep=1", "--preflight-history=../history",
             "--preflight-even-if-busy")  # fmt: skip
     told, reports = [], []
     for _ in range(3):
-        told.append(here.judge_all(*once))
+        told.append(two_leaves.judge_all(*once))
         reports.append(told[-1].report)
     seen = [report["coverage"] for report in reports]
     assert [report["exit"] for report in reports] == [0, 0, 0]
@@ -125,7 +131,12 @@ def test_runs_add_up_to_all_pairs(here: Here) -> None:
     assert seen[2]["leaf_pairs_known"] == seen[2]["leaf_pairs"] == 1
     assert seen[0]["topology"] == "the inventory"
     assert f"seed {seen[0]['seed']};" in told[0].out
-    everything = here.judge_all(
+
+
+@pytest.mark.busy
+def test_an_exhaustive_run_knows_all_pairs_at_once(two_leaves: Here) -> None:
+    """Also beside two workers of xdist; without a history, nothing earlier is counted."""
+    everything = two_leaves.judge_all(
         _CHECK, "--preflight-sweep=exhaustive", "--preflight-even-if-busy", "-n2"
     )
     assert "coverage all 3 pairs of nodes measured; 1 of 1 pairs" in " ".join(
