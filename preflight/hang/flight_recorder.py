@@ -1,367 +1,40 @@
 """Reads torch's flight recorder: which collectives one rank called, in which order.
 
 Only the recorder numbers the calls, which distinguishes ranks in different iterations of one line.
-
-Other users may be able to write the recorder's file. So no unpickler reads it: this module knows
-numbers, strings, lists and dictionaries, and refuses everything that needs a class or a function.
+Its file is a pickle of plain values, or JSON.
 """
 
 from __future__ import annotations
 
 import base64
-import re
-import struct
 import zlib
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.core.text import whole
+from preflight.hang.plain_pickle import (
+    MOST_BYTES,
+    Allowance,
+    RefusedError,
+    fits_64_bits,
+    plain_values,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from preflight.facts.job import Dump
 
-
-MOST_BYTES = 64 << 20
-MOST_STEPS = 6_000_000
-"""A buffer of 2,000 calls with 20 frames each takes some 700,000."""
-_WIDEST = 16
-"""Bytes of a number."""
-_KEY = 1024
-"""Characters of a key; the id of a communicator of NCCL, in hex, has 256."""
-_DIGITS = 21
-"""Characters of a number that is written as a text."""
-
-
-class Allowance(Struct):
-    """Limit for all dumps of one node: two of the largest size, or those of 16 ranks."""
-
-    bytes: int = 2 * MOST_BYTES
-    steps: int = 2 * MOST_STEPS
-
-
-_FLOAT = struct.Struct(">d")
-
-
-class RefusedError(ValueError):
-    """The data holds more than plain values; the message names the byte and the reason."""
-
-
-def plain_values(data: bytes, allowed: Allowance | None = None) -> Any:
-    """Read one pickled value of numbers, strings, lists, tuples and dictionaries.
-
-    RefusedError for anything else: classes, too much data, or a file that ends early.
-    """
-    allowed = allowed or Allowance()
-    if len(data) > MOST_BYTES:
-        raise RefusedError(f"it is larger than {MOST_BYTES >> 20} MiB")
-    machine = _Machine(data)
-    try:
-        return machine.run(min(MOST_STEPS, allowed.steps))
-    except (IndexError, KeyError) as error:
-        raise RefusedError(f"it is cut off or damaged at byte {machine.at}") from error
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        if isinstance(error, RefusedError):
-            raise
-        raise RefusedError(f"it makes no sense at byte {machine.at}") from error
-    finally:
-        allowed.steps -= machine.steps
-
-
-class _Machine:
-    """The part of pickle's virtual machine that makes only plain values."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.at = self.steps = 0
-        self.stack: list[Any] = []
-        self.below: list[list[Any]] = []
-        """The stacks below each mark."""
-        self.memo: dict[int, Any] = {}
-        self.usual: list[Any] = []
-        """The keys of the last dictionary: those of all entries are the same."""
-        self.shapes: dict[int, list[_Shape]] = {}
-        """Of the entries so far, by their length."""
-        self.end = 0
-        """The next place where an entry may end."""
-        self.numbers = 0
-        """Keys that are numbers: many can be drawn so that a dictionary searches long for each."""
-
-    def run(self, most: int) -> Any:  # noqa: C901, PLR0912, PLR0915  calls take twice as long
-        """Take the most frequent steps here: thousands of dumps have 150,000 steps each.
-
-        Of entries that differ only in their numbers, only the first one is read step by step.
-        """
-        data, end, memo, at, stack = self.data, len(self.data), self.memo, 0, self.stack
-        begun = 0, 0
-        while self.steps < most:
-            self.steps += 1
-            if at >= end:
-                self.at = at
-                raise RefusedError("it ends in the middle")
-            code = data[at]
-            at += 1
-            if code == _GET:
-                stack.append(memo[data[at]])
-                at += 1
-            elif code == _BYTE:
-                stack.append(data[at])
-                at += 1
-            elif code == _OPEN:
-                self.below.append(stack)
-                stack = []
-            elif code == _LIST:
-                stack.append([])
-            elif code == _EXTEND:
-                taken, stack = stack, self.below.pop()
-                if type(stack[-1]) is not list:
-                    raise RefusedError(f"byte {at - 1} puts something into what holds nothing")
-                stack[-1].extend(taken)
-            elif code == _SHORT:
-                if at + 2 > end:
-                    raise IndexError(at)
-                stack.append(data[at] | data[at + 1] << 8)
-                at += 2
-            elif code == _PUT:
-                self.stack = stack
-                self.keep(data[at])
-                at += 1
-            elif code == _NONE:
-                stack.append(None)
-            elif code == _TRUE:
-                stack.append(True)
-            elif code == _FALSE:
-                stack.append(False)
-            elif code == _DICT:
-                shape, numbers = self.alike(at)
-                begun = at, self.steps
-                if shape and self.steps + shape.steps <= most:
-                    stack.append(shape.read(numbers))
-                    at += shape.fields.size
-                    self.steps += shape.steps
-                else:
-                    stack.append({})
-                self.at = at
-            elif code == _STOP:
-                self.at, self.stack = at, stack
-                return self._only()
-            else:
-                step = _STEPS.get(code)
-                if step is None:
-                    fault = f"asks for more than plain values (code {bytes((code,))!r})"
-                    raise RefusedError(f"byte {at - 1} {fault}")
-                self.at, self.stack = at, stack
-                step(self)
-                at, stack = self.at, self.stack
-                if code == _ITEMS and begun[0]:
-                    self.learn(data[begun[0] : at], stack[-1], self.steps - begun[1])
-                    begun = 0, 0
-        self.at = at
-        raise RefusedError(f"it takes more than {most:,} steps")
-
-    def _only(self) -> Any:
-        if len(self.stack) != 1 or self.below:
-            raise RefusedError("it holds no single value")
-        return self.stack[0]
-
-    # -- bytes
-
-    def take(self, number: int) -> bytes:
-        """The next bytes; IndexError if there are fewer."""
-        begin, self.at = self.at, self.at + number
-        if number < 0 or self.at > len(self.data):
-            raise IndexError(number)
-        return self.data[begin : self.at]
-
-    def count(self, size: int) -> int:
-        """The next bytes as an unsigned number."""
-        return int.from_bytes(self.take(size), "little")
-
-    def word(self, size: int) -> None:
-        self.stack.append(self.take(size).decode("utf-8", "replace"))
-
-    # -- the stack
-
-    def since_mark(self) -> list[Any]:
-        """Pop everything after the last mark."""
-        taken, self.stack = self.stack, self.below.pop()
-        return taken
-
-    def top(self, kind: type) -> Any:
-        found = self.stack[-1]
-        if type(found) is not kind:
-            raise RefusedError(f"byte {self.at - 1} puts something into what holds nothing")
-        return found
-
-    def items(self) -> None:
-        items = self.since_mark()
-        keys = items[::2]
-        if keys != self.usual or self.numbers:
-            self.named(keys)
-            self.usual = keys
-        self.top(dict).update(zip(keys, items[1::2], strict=True))
-
-    def append(self) -> None:
-        item = self.stack.pop()
-        self.top(list).append(item)
-
-    def item(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        self.named([key])
-        self.top(dict)[key] = value
-
-    def named(self, keys: list[Any]) -> None:
-        """Refuse keys that are slow to hash (nested tuples), or easy to collide (long numbers).
-
-        Also texts that are so long that comparing two equal ones again and again is slow.
-        """
-        for key in keys:
-            if type(key) is str and len(key) <= _KEY:
-                continue
-            self.numbers += 1
-            if type(key) is not int or not _fits(key):
-                fault = "names something by neither a short word nor a number"
-                raise RefusedError(f"byte {self.at - 1} {fault}")
-            if self.numbers > _GROUPS:
-                raise RefusedError(f"it names over {_GROUPS} things by numbers")
-
-    def tuple_of(self, number: int) -> None:
-        if len(self.stack) < number:
-            raise IndexError(number)
-        taken = tuple(self.stack[len(self.stack) - number :])
-        if number:
-            del self.stack[-number:]
-        self.stack.append(taken)
-
-    def number(self, size: int) -> None:
-        if size > _WIDEST:
-            raise RefusedError(f"byte {self.at - 1}: a number of {size} bytes")
-        self.stack.append(int.from_bytes(self.take(size), "little", signed=True))
-
-    def keep(self, place: int) -> None:
-        if place in self.memo:
-            self.shapes.clear()
-        self.memo[place] = self.stack[-1]
-
-    def alike(self, at: int) -> tuple[_Shape | None, tuple[Any, ...]]:
-        """The shape of the entry that begins here, and the numbers in it."""
-        if at > self.end:  # of the entry, if none of its numbers has these bytes
-            found = self.data.find(b"u}(", at)
-            self.end = found if found >= 0 else 2 * len(self.data)
-        for shape in self.shapes.get(self.end - at, ()):
-            if self.data.startswith(shape.constants[0], at):
-                fields = shape.fields.unpack_from(self.data, at)
-                if fields[::2] == shape.constants:
-                    return shape, fields[1::2]
-                self.steps += 1
-        return None, ()
-
-    def learn(self, data: bytes, entry: dict[Any, Any], steps: int) -> None:
-        """Keep the bytes of an entry but for its numbers: the next one may have the same."""
-        alike = self.shapes.setdefault(len(data) - 1, [])
-        if len(data) > _LONGEST or len(alike) == _ALIKE or not _ENTRY(data):
-            return
-        items, names = _ITEM.findall(data), [*entry]
-        if 2 * len(names) != len(items) or not all(type(name) is str for name in names):
-            return
-        form, same, keys = "<", 1, []
-        for place, item in enumerate(items):
-            same += len(item)
-            if item[0] in _FORMATS:
-                kind, size = _FORMATS[item[0]]
-                form += f"{same - size}s{kind}"
-                same = 0
-                keys.append(names[place // 2])
-        fields = struct.Struct(f"{form}{same + 1}s")
-        reals = tuple(key for key in keys if type(entry[key]) is float)
-        alike.append(
-            _Shape(dict(entry), tuple(keys), reals, fields.unpack(data)[::2], fields, steps)
-        )
-
-    def dropped(self) -> None:
-        self.stack.pop()  # IndexError for a mark
-
-
-class _Shape(NamedTuple):
-    """What entries have in common that differ only in the numbers that stand directly in them."""
-
-    entry: dict[str, Any]
-    keys: tuple[str, ...]
-    """Of the numbers; `reals`: of those with a point."""
-    reals: tuple[str, ...]
-    constants: tuple[bytes, ...]
-    """The bytes before, between and after the numbers."""
-    fields: struct.Struct
-    """Constants and numbers in turn."""
-    steps: int
-
-    def read(self, numbers: tuple[Any, ...]) -> dict[str, Any]:
-        """The entry with these numbers."""
-        entry = self.entry.copy()
-        entry.update(zip(self.keys, numbers, strict=True))
-        for key in self.reals:
-            entry[key] = _FLOAT.unpack(entry[key])[0]
-        return entry
-
-
-def _fits(number: int) -> bool:
-    """Whether it fits 64 bits: any number of larger ones can share one hash."""
-    return abs(number) < 1 << 63
-
-
-_GET, _BYTE, _OPEN, _LIST, _EXTEND, _SHORT, _PUT, _NONE, _STOP = b"hK(]eMqN."
-_TRUE, _FALSE, _DICT, _ITEMS, _REAL = b"\x88\x89}uG"
-_FORMATS = {
-    _BYTE: ("B", 1), _SHORT: ("H", 2), ord("J"): ("i", 4), 0x8A: ("q", 8), _REAL: ("8s", 8),
-}  # fmt: skip
-_ALIKE, _LONGEST = 16, 4096
-"""Shapes of one length; bytes of a shape."""
-_KNOWN = rb"h.|j.{4}"
-_NUMBER = rb"K.|M..|J.{4}|\x8a\x08.{8}|G.{8}"
-_FLAT = rb"\](?:\((?:%b|%b)*+e)?" % (_KNOWN, _NUMBER)
-_ITEM = re.compile(
-    rb"(?:%b){2}\x86|%b|%b|[N\x88\x89]|\](?:\((?:%b|%b|%b)*+e)?"
-    % (_KNOWN, _KNOWN, _NUMBER, _KNOWN, _NUMBER, _FLAT),
-    re.DOTALL,
-)
-_ENTRY = re.compile(rb"\((?:%b)*+u" % _ITEM.pattern, re.DOTALL).fullmatch
-"""The items of a dictionary: texts that are known, numbers, and lists of these."""
-_STEPS: dict[int, Any] = {
-    0x80: lambda m: m.take(1),  # which version it is
-    0x95: lambda m: m.take(8),  # a frame, which holds only its length
-    ord("J"): lambda m: m.number(4),
-    0x8A: lambda m: m.number(m.count(1)),
-    0x8B: lambda m: m.number(int.from_bytes(m.take(4), "little", signed=True)),
-    ord("G"): lambda m: m.stack.append(_FLOAT.unpack(m.take(8))[0]),
-    ord("X"): lambda m: m.word(m.count(4)),
-    0x8C: lambda m: m.word(m.count(1)),
-    0x8D: lambda m: m.word(m.count(8)),
-    ord("}"): lambda m: m.stack.append({}),
-    ord(")"): lambda m: m.stack.append(()),
-    ord("a"): _Machine.append,
-    ord("s"): _Machine.item,
-    ord("u"): _Machine.items,
-    ord("t"): lambda m: m.stack.append(tuple(m.since_mark())),
-    0x85: lambda m: m.tuple_of(1),
-    0x86: lambda m: m.tuple_of(2),
-    0x87: lambda m: m.tuple_of(3),
-    ord("l"): lambda m: m.stack.append(m.since_mark()),
-    ord("r"): lambda m: m.keep(m.count(4)),
-    0x94: lambda m: m.keep(len(m.memo)),
-    ord("j"): lambda m: m.stack.append(m.memo[m.count(4)]),
-    ord("0"): _Machine.dropped,
-}
-
-
 T = TypeVar("T")
 
 MOST_CALLS = 4096
 """The newest calls; torch keeps 2,000 by default."""
+_DIGITS = 21
+"""Characters of a number that is written as a text."""
 _TENSORS, _DIMENSIONS, _FRAMES = 64, 16, 64
 _CHARS = 256
 _DONE = "completed"
@@ -710,7 +383,7 @@ def _number(value: Any) -> int | None:
     if isinstance(value, str) and len(value) <= _DIGITS:
         size = whole(value.removeprefix("-"), 2**64)
         value = -size if size is not None and value.startswith("-") else size
-    return value if isinstance(value, int) and _fits(value) else None
+    return value if isinstance(value, int) and fits_64_bits(value) else None
 
 
 def _text(value: Any) -> str:

@@ -22,7 +22,8 @@ from preflight.hang.diagnose.job_state import (
     ranks,
     verb,
 )
-from preflight.hang.flight_recorder import Allowance, Recording, open_dump
+from preflight.hang.flight_recorder import Recording, open_dump
+from preflight.hang.plain_pickle import Allowance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -28,7 +28,8 @@ from preflight.hang.diagnose.job_state import fold_ranks, ranks, verb
 from preflight.hang.diagnose.places import is_plumbing
 from preflight.hang.explain.explanation import Explanation
 from preflight.hang.explain.log_lines import blocks
-from preflight.hang.flight_recorder import MOST_BYTES, Recording, Unreadable, read
+from preflight.hang.flight_recorder import Recording, Unreadable, read
+from preflight.hang.plain_pickle import MOST_BYTES
 from preflight.hang.watch.evidence import files_of
 
 if TYPE_CHECKING:

@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preflight.facts.job import Dump
-from preflight.hang import flight_recorder
-from preflight.hang.flight_recorder import Allowance, Recording, Unreadable, open_dump, read
+from preflight.hang import flight_recorder, plain_pickle
+from preflight.hang.flight_recorder import Recording, Unreadable, open_dump, read
+from preflight.hang.plain_pickle import Allowance
 from tests.cases import draws
 from tests.simulate import torch_pickle
 from tests.simulate.parallel_job import Job, Layout
@@ -102,9 +103,9 @@ def test_whatever_asks_for_code_is_refused(attack: bytes) -> None:
 
 def test_bombs_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many steps, a memo far out, keys whose hash takes for ever, lists without an end."""
-    monkeypatch.setattr(flight_recorder, "MOST_STEPS", 10_000)
-    monkeypatch.setattr(flight_recorder, "MOST_BYTES", 2 << 20)
-    steps = b"\x80\x02" + b"N0" * (flight_recorder.MOST_STEPS // 2) + b"N."
+    monkeypatch.setattr(plain_pickle, "MOST_STEPS", 10_000)
+    monkeypatch.setattr(plain_pickle, "MOST_BYTES", 2 << 20)
+    steps = b"\x80\x02" + b"N0" * (plain_pickle.MOST_STEPS // 2) + b"N."
     doubled = b"\x80\x02)" + b"q\x00h\x00\x86" * 60
     bombs = {
         "steps": steps,
@@ -113,7 +114,7 @@ def test_bombs_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
         "no single value": b"\x80\x02" + b"(" * 1000 + b".",
         "a number of": b"\x80\x02\x8b" + struct.pack("<i", 1 << 20) + bytes(1 << 20) + b".",
         "cut off": b"\x80\x02X\xff\xff\xff\xffshort",
-        "larger than": bytes(flight_recorder.MOST_BYTES + 1),
+        "larger than": bytes(plain_pickle.MOST_BYTES + 1),
     }
     for words, bomb in bombs.items():
         recording = read(bomb)
@@ -229,10 +230,10 @@ def test_entries_of_the_same_bytes_are_read_at_once_and_as_ever(
     results = []
     for alike in (0, 16):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(flight_recorder, "_ALIKE", alike)
+            patch.setattr(plain_pickle, "_ALIKE", alike)
             try:
-                results.append(repr((flight_recorder.plain_values(data), read(data))))
-            except flight_recorder.RefusedError as error:
+                results.append(repr((plain_pickle.plain_values(data), read(data))))
+            except plain_pickle.RefusedError as error:
                 results.append(str(error))
     assert results[0] == results[1]
 
@@ -245,7 +246,7 @@ def test_a_word_that_changes_its_place_is_read_anew() -> None:
     later = word % (3, b"two", 1)
     data = b"\x80\x02](" + b"".join([*put, call, call, later, call, call]) + b"e."
     one, two = {"state": "one"}, {"state": "two"}
-    assert flight_recorder.plain_values(data)[2:] == [one, one, "two", two, two]
+    assert plain_pickle.plain_values(data)[2:] == [one, one, "two", two, two]
 
 
 @pytest.mark.slow
@@ -255,13 +256,13 @@ def test_few_entries_of_a_long_job_are_read_step_by_step(monkeypatch: pytest.Mon
     job.run()
     data = job.dump(1, entries=2000, timing=True, active=False, earlier=60, deep=20)
     learned: list[bytes] = []
-    learn = flight_recorder._Machine.learn
+    learn = plain_pickle._Machine.learn
 
     def counted(machine: Any, content: bytes, *more: Any) -> None:
         learned.append(content)
         learn(machine, content, *more)
 
-    monkeypatch.setattr(flight_recorder._Machine, "learn", counted)
+    monkeypatch.setattr(plain_pickle._Machine, "learn", counted)
     recording = read(data)
     assert isinstance(recording, Recording)
     assert len(recording.calls) > 1500

@@ -11,7 +11,7 @@ import pytest
 from preflight.facts.job import Dump
 from preflight.hang.diagnose import all_wait
 from preflight.hang.diagnose.diagnosis import diagnose
-from preflight.hang.flight_recorder import Allowance
+from preflight.hang.plain_pickle import Allowance
 from tests.patterns.growth import steepness, work
 from tests.unit.hang.diagnose.jobs import collective, job, standing
 from tests.unit.hang.recordings import dump, entry, pending
