@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SCRIPT = Path(__file__).with_name("train.py")
 HOSTS, PER_HOST, PORT = 4, 2, 29600
-"""Another port than the lab's jobs have: the kernel keeps an ended job's connections for a minute."""
+"""Not the port of the lab's jobs: the kernel keeps connections of an ended job for a minute."""
 _TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 _START_S, _GO_ON_S = 180, 90
 """Only so that a job that does not start or go on ends the test."""
