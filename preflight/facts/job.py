@@ -34,16 +34,12 @@ class Thread(Struct, frozen=True, forbid_unknown_fields=True):
     """Innermost first."""
     main: bool = False
     name: Line = ""
-    idle: bool | None = None
-    holds_gil: bool | None = None
 
 
 class Stacks(Struct, frozen=True, forbid_unknown_fields=True):
     """The stacks of a process."""
 
     threads: Annotated[tuple[Thread, ...], Meta(max_length=256)]
-    native: bool = False
-    """With frames of C and C++; the process was paused for some ms."""
     by: Line = ""
     """The reader: "py-spy 0.4.3 of this node", or "py-spy 0.4.3 that travelled" (sent there)."""
 
@@ -65,17 +61,12 @@ class Connection(Struct, frozen=True, forbid_unknown_fields=True):
     local: Line
     """address:port"""
     peer: Line
-    state: Line = "established"
     unacked: Count = 0
     """Bytes sent that the other end has not acknowledged, at the second look."""
-    waiting: Count = 0
-    """Bytes the other end has sent that this rank has not read."""
     resent: Count = 0
     """Segments sent again between the looks."""
     retries: Count = 0
     """Consecutive retransmissions of the oldest segment so far."""
-    probes: Count = 0
-    """Consecutive zero-window probes so far, to a peer that accepts no more data."""
     sent: Count = 0
     """Bytes between the looks that the other end has acknowledged."""
     received: Count = 0
@@ -89,10 +80,8 @@ class Connection(Struct, frozen=True, forbid_unknown_fields=True):
 class Dump(Struct, frozen=True, forbid_unknown_fields=True):
     """A flight recorder's file, unchanged: not trusted, never unpickled on the node."""
 
-    path: Line
     written_s: Seconds
     """Unix time."""
-    size: Count
     content: Annotated[str, Meta(max_length=8 << 20)] = ""
     """base64 of zlib; empty where it was too large or could not be read (`why`)."""
     why: Line = ""
@@ -119,27 +108,17 @@ class RankLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     restarts: Count | None = None
     master: Line = ""
     age_s: Seconds = 0.0
-    user: Line = ""
     uid: Whole | None = None
-    program: Line = ""
-    """Executable and script, no arguments."""
     state: State
     wait_channel: Line = ""
-    cpu_s: Share = 0.0
-    """CPU time used between the looks, all threads."""
     main_cpu_s: Share = 0.0
-    """Of the main thread alone."""
+    """CPU time that the main thread used between the looks."""
     look_s: Seconds
     """Time between the looks."""
     switches: Count = 0
     """Voluntary context switches between the looks."""
-    read_bytes: Count | None = None
-    """By read calls between the looks: files, pipes and sockets; None: not permitted."""
-    written_bytes: Count | None = None
-    memory_mib: Count = 0
     oom_kills: Count = 0
     """Of its memory cgroup, since that was created."""
-    children: Count = 0
     dead_children: Count = 0
     """Children that have ended and were not reaped: a killed data loader worker."""
     gpus: Annotated[tuple[Line, ...], Meta(max_length=64)] = ()
@@ -153,6 +132,7 @@ class RankLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     sightings: Annotated[tuple[Sighting, ...], Meta(max_length=64)] = ()
     """The most frequent first; empty where no samples were taken."""
     native: Stacks | None = None
+    """With frames of C and C++; the process was paused for some ms."""
     workers: Annotated[tuple[Worker, ...], Meta(max_length=64)] = ()
     """Some of its children at the second look: a rank may wait for its data loader."""
     no_stacks: Text = ""
@@ -170,10 +150,7 @@ class Launcher(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     pid: Pid
     job: Line = ""
     kind: Line = "torchrun"
-    ranks: Index | None = None
-    """How many processes it had to start here."""
     children: Annotated[tuple[Pid, ...], Meta(max_length=256)] = ()
-    stacks: Stacks | None = None
 
 
 class GpuLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -182,11 +159,8 @@ class GpuLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     index: Index
     uuid: Line
     busy_percent: Annotated[int, Meta(ge=0, le=100)] | None = None
-    power_w: Share | None = None
     clock_mhz: Count | None = None
-    clock_max_mhz: Count | None = None
     memory_used_mib: Count | None = None
-    memory_mib: Count | None = None
     throttled: Annotated[tuple[Line, ...], Meta(max_length=16)] = ()
     pids: Annotated[tuple[Pid, ...], Meta(max_length=256)] = ()
 
@@ -197,13 +171,10 @@ class PortLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: Line
     """`eth0`, or `mlx5_3/1`."""
     up: bool | None = None
-    sent: Count = 0
-    """Bytes."""
     received: Count = 0
+    """Bytes."""
     errors: dict[Annotated[str, Meta(max_length=64)], Count] = {}
     """Error counters that rose between the looks, by the kernel's name."""
-    lost_link: Count | None = None
-    """Times the link went down since its driver was loaded (carrier_down_count, link_downed)."""
 
 
 class NodeLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -214,8 +185,6 @@ class NodeLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     host: Line
     time_s: Seconds
     boot_s: Seconds
-    cores: Index = 1
-    load: Share = 0.0
     ranks: Annotated[tuple[RankLook, ...], Meta(max_length=512)] = ()
     launchers: Annotated[tuple[Launcher, ...], Meta(max_length=128)] = ()
     hidden: Count = 0
@@ -228,7 +197,6 @@ class NodeLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     ras_pid: Whole = 0
     """A process that this login may not read, if possible of the user who listens there."""
     problems: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
-    seconds: Seconds = 0.0
 
 
 class RasLook(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

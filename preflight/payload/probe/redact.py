@@ -100,11 +100,11 @@ def command(argv: list[bytes], *, whole: bool) -> str:
         first, *rest = words[0].split() or [CUT]
         words = [_program(first), *rest, *words[1:]]
     else:
-        words = program(words)
+        words = _program_and_script(words)
     return clean(" ".join(redact_words(words)), TEXT_LIMIT)
 
 
-def program(words: list[str]) -> list[str]:
+def _program_and_script(words: list[str]) -> list[str]:
     """Cut a command to its program, with the script or module where the program runs one."""
     if not words:
         return []

@@ -81,10 +81,6 @@ class StackReader:
         if missed and len(missed) < len(self._first):
             self._first.update(self._dump(missed, until))
 
-    def read_once(self, pids: Iterable[int], until: float) -> dict[int, Document | None]:
-        """Return the `Stacks` of processes that are read only once."""
-        return {pid: self._document(stack) for pid, stack in self._dump(pids, until).items()}
-
     def sample(self, ranks: list[Document], until: float) -> None:
         """Start to sample ranks, for the whole seconds that remain until `until`."""
         seconds = int(until - time.monotonic())
@@ -126,7 +122,7 @@ class StackReader:
         row["stacks"] = self._document(self._first.get(pid))
         row["later"] = self._document(self._later.get(pid))
         row["sightings"] = self._sampled.get(pid, [])
-        row["native"] = self._document(self._native.get(pid), native=True)
+        row["native"] = self._document(self._native.get(pid))
         row["workers"] = [
             {"pid": each, "stacks": stacks}
             for each in one["workers"]
@@ -153,10 +149,10 @@ class StackReader:
         began_s = time.clock_gettime(time.CLOCK_BOOTTIME) - looked_s
         return {pid: read[pid] for pid in read if found.get(str(pid), began_s) < began_s}
 
-    def _document(self, stack: Any, *, native: bool = False) -> Document | None:
+    def _document(self, stack: Any) -> Document | None:
         if not _read(stack) or self._spy is None:
             return None
-        return {"threads": stack, "native": native, "by": self._spy.by}
+        return {"threads": stack, "by": self._spy.by}
 
     def _why_none(self, one: Document, row: Document) -> str:
         if row["state"] in ("zombie", "gone"):
@@ -225,8 +221,7 @@ def run(request: Document, lines: Lines, emit: Emit) -> None:
         return
     look_s = max(0.1, float(request.get("look_s", LOOK_S)))
     sysfs = str(request.get("sysfs", "/sys"))
-    cores, load = min(65535, os.cpu_count() or 1), round(os.getloadavg()[0], 2)
-    document = {**identity(request["nonce"]), "cores": cores, "load": load}
+    document = identity(request["nonce"])
     log = kernel_log.Readers(
         str(request.get("kmsg", kernel_log.LOG)), request.get("kernel_log_since_s")
     )
@@ -242,12 +237,10 @@ def run(request: Document, lines: Lines, emit: Emit) -> None:
     services_asked = guard.spawn(ras_client.services, addresses, found["others"])
     stacks = StackReader(patience, own=bool(request.get("own_spy", True)))
     before = Instant(patience, ranks, sysfs)
-    pythons = [one for one in (*ranks, *launchers) if one["python"]]
-    stacks.prepare(pythons, lines, emit)
+    stacks.prepare([one for one in ranks if one["python"]], lines, emit)
     # The second look, and what follows it, have as much time as the first.
     first_until = patience.within(min(READ_S, (patience.left_s() - look_s) / 2))
     stacks.read(readable(ranks, before.alive), first_until)
-    of_launchers = stacks.read_once((one["pid"] for one in launchers if one["python"]), first_until)
     stacks.sample(ranks, before.at + look_s)
     patience.sleep_until(before.at + look_s)
     after = Instant(patience, ranks, sysfs)
@@ -267,13 +260,12 @@ def run(request: Document, lines: Lines, emit: Emit) -> None:
     stacks.close()
     document.update(
         ranks=rows,
-        launchers=[_launcher(one, of_launchers.get(one["pid"])) for one in launchers],
+        launchers=launchers,
         hidden=found["hidden"],
         ports=after.ports(before),
         log=log.finish(patience.within(kernel_log.PATIENCE_S), patience.problems),
     )
     document["problems"] = [clean(each, TEXT_LIMIT) for each in patience.problems[:64]]
-    document["seconds"] = round(time.monotonic() - began, 3)
     emit(document)
 
 
@@ -338,9 +330,3 @@ def _gpus(
     for one in ranks:
         one["gpus"] = [gpu["uuid"] for gpu in gpus or [] if one["pid"] in gpu["pids"]]
     return gpus
-
-
-def _launcher(one: Document, stacks: Document | None) -> Document:
-    names = ("pid", "job", "kind", "ranks", "children")
-    known = {name: one[name] for name in names if one.get(name) is not None}
-    return {**known, "stacks": stacks}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 
@@ -60,7 +59,6 @@ def groups(text: str) -> list[tuple[int, str]]:
 
 _STATES = {"R": "running", "S": "sleeping", "D": "disk", "T": "stopped", "t": "traced",
            "Z": "zombie", "X": "gone", "x": "gone"}  # fmt: skip
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def read(pids: dict[str, int], care: Care) -> dict[str, Document]:
@@ -83,19 +81,13 @@ def moment(pid: int, start: int) -> Document:
     if its is None or its.start != start:
         return {"state": "gone"}
     status = _numbers(f"/proc/{pid}/status")
-    io = _numbers(f"/proc/{pid}/io")
     below = [procfs.outline(child) for child in children.of(pid)]
     return {
         "state": _STATES.get(its.state, "sleeping"),
         "wait_channel": procfs.wchan(pid),
-        "cpu_s": its.cpu_s,
         "main_cpu_s": (procfs.look(pid, thread=pid) or its).cpu_s,
         "switches": status.get("voluntary_ctxt_switches", 0),
-        "read_bytes": io.get("rchar"),
-        "written_bytes": io.get("wchar"),
-        "memory_mib": its.pages * _PAGE >> 20,
         "oom_kills": oom_kills(pid),
-        "children": len(below),
         "dead_children": sum(one is not None and one.state == "Z" for one in below),
     }
 
@@ -109,7 +101,7 @@ def _numbers(path: str) -> dict[str, int]:
 
 MOST = 256
 _WORD = 4
-"""Bytes: port_xmit_data and port_rcv_data count words (InfiniBand Architecture, PortCounters)."""
+"""Bytes: port_rcv_data counts words (InfiniBand Architecture, PortCounters)."""
 
 
 def look(root: str) -> dict[str, Document]:
@@ -128,9 +120,7 @@ def _port(name: str, folder: str, counts: dict[str, int]) -> Document:
     return {
         "name": name,
         "up": "ACTIVE" in state if state else None,
-        "sent": _bytes(folder + "/counters/port_xmit_data"),
         "received": _bytes(folder + "/counters/port_rcv_data"),
-        "lost_link": counts.get("link_downed", counts.get("carrier_downs")),
         "errors": counts,
     }
 
@@ -150,10 +140,8 @@ def _change(before: Document, now: Document) -> Document:
     return {
         "name": now["name"],
         "up": now["up"],
-        "sent": min(2**53, max(0, now["sent"] - before["sent"])),
         "received": min(2**53, max(0, now["received"] - before["received"])),
         "errors": {name: value for name, value in grown.items() if value > 0},
-        "lost_link": now["lost_link"],
     }
 
 
@@ -161,10 +149,10 @@ READ_S = 3.0
 _GONE = "gone"
 _STATIC = (
     "pid", "parent", "job", "rank", "local_rank", "world_size", "local_world_size", "restarts",
-    "master", "age_s", "user", "uid", "program", "visible", "gpus", "inner_pid",
+    "master", "age_s", "uid", "visible", "gpus", "inner_pid",
 )  # fmt: skip
-_CURRENT = ("wait_channel", "memory_mib", "oom_kills", "children", "dead_children")
-_MOVED = ("cpu_s", "main_cpu_s", "switches", "read_bytes", "written_bytes")
+_CURRENT = ("wait_channel", "oom_kills", "dead_children")
+_MOVED = ("main_cpu_s", "switches")
 
 
 class Instant:
@@ -252,17 +240,13 @@ def _gpu(nvml: Nvml, index: int) -> Document | None:
     memory = nvml.ask_by_name("nvmlDeviceGetMemoryInfo", handle)
     rates = nvml.ask_by_name("nvmlDeviceGetUtilizationRates", handle)
     bits = nvml.ask_by_name(nvml.reasons_call(), handle)
-    milliwatts = nvml.ask_by_name("nvmlDeviceGetPowerUsage", handle)
     sm = nvml.lib.NVML_CLOCK_SM
     return {
         "index": index,
         "uuid": nvml.text(nvml.lib.nvmlDeviceGetUUID, handle),
         "busy_percent": rates.gpu if rates is not None and rates.gpu in range(101) else None,
-        "power_w": None if milliwatts is None else round(milliwatts / 1000, 1),
         "clock_mhz": nvml.ask_by_name("nvmlDeviceGetClockInfo", handle, sm),
-        "clock_max_mhz": nvml.ask_by_name("nvmlDeviceGetMaxClockInfo", handle, sm),
         "memory_used_mib": memory and memory.used // MIB,
-        "memory_mib": memory and memory.total // MIB,
         "throttled": [name for name in reasons(int(bits or 0)) if name != _IDLE],
         "pids": _pids(nvml, handle),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from probe import guard, procfs, redact
+from probe import guard, procfs
 from probe.node_files import clean
 from probe.procfs import Users
 
@@ -40,7 +40,6 @@ def describe(table: ProcessTable, pid: int, identity: Identity | None) -> Docume
     environ = table.environs.get(pid, {})
     uid = procfs.uid(pid)
     visible = environ.get(b"CUDA_VISIBLE_DEVICES")
-    words = [clean(word) for word in table.command(pid)[:64]]
     return {
         **{name: value for name, value in (identity or {}).items() if name != "kind"},
         "pid": pid,
@@ -51,7 +50,6 @@ def describe(table: ProcessTable, pid: int, identity: Identity | None) -> Docume
         "user": "?" if uid is None else clean(_users.name(uid)),
         "uid": uid,
         "inner_pid": procfs.inner_pid(pid),
-        "program": clean(" ".join(redact.redact_words(redact.program(words)))),
         "python": table.is_python(pid),
         "stuck": table.stuck(pid),
         "visible": None if visible is None else clean(visible),
@@ -117,18 +115,15 @@ def find_launchers(table: ProcessTable, ranks: list[Document]) -> list[Document]
     for rank in ranks:
         above, kind = starter(table, rank["pid"])
         if above is not None:
-            here = rank.get("local_world_size")
-            launcher = {"pid": above, "kind": kind, "job": rank.get("job", ""), "ranks": here}
-            found.setdefault(above, launcher)
+            found.setdefault(above, {"pid": above, "kind": kind, "job": rank.get("job", "")})
     for pid in table.tree.stats:
         kind = table.launcher(pid)
         if kind not in _KINDS or pid in found or table.ended(pid):
             continue
         if not set(table.tree.below(pid)) & found.keys():
-            found[pid] = {"pid": pid, "kind": kind, **process_table.job_options(table.command(pid))}
+            job = process_table.job_of_options(table.command(pid))
+            found[pid] = {"pid": pid, "kind": kind, "job": job}
     for pid, launcher in found.items():
-        launcher["python"] = table.is_python(pid)
-        launcher["bins"] = bins(table, pid)
         launcher["children"] = sorted(table.tree.of(pid))[:256]
     return list(found.values())
 

@@ -118,21 +118,17 @@ def kind(argv: Sequence[bytes]) -> str:
     return ""
 
 
-def job_options(argv: Sequence[bytes]) -> dict[str, Any]:
-    """Return `job` and `ranks` by a launcher's options, if it has no ranks now.
+def job_of_options(argv: Sequence[bytes]) -> str:
+    """Return the id of its job by a launcher's options, if it has no ranks now.
 
-    "" and None if not known: torchrun reads both from files and variables, too.
+    "" if not known: torchrun also reads it from files and variables.
     """
     given = _options(argv)
     run_id = given.get("rdzv-id", "")
     meets = given.get("rdzv-endpoint", "")
     if given.get("master-port"):
         meets = f"{given.get('master-addr', '')}:{given['master-port']}"
-    ranks = whole_number(given.get("nproc-per-node", ""))
-    return {
-        "job": clean(run_id if run_id not in ("", "none") else meets),
-        "ranks": ranks if ranks is not None and ranks <= _MOST else None,
-    }
+    return clean(run_id if run_id not in ("", "none") else meets)
 
 
 def _options(argv: Sequence[bytes]) -> dict[str, str]:

@@ -71,14 +71,11 @@ def _thread(one: dict[str, Any], pid: int, *, by_name: bool) -> dict[str, Any]:
     frames = one.get("frames")
     frames = frames if isinstance(frames, list) else []
     bounded = _within_bounds([_frame(each) for each in frames if isinstance(each, dict)])
-    active, holds = one.get("active"), one.get("owns_gil")
     name = _text(one.get("thread_name"))
     return {
         "frames": bounded,
         "main": name == "MainThread" if by_name else one.get("os_thread_id") == pid,
         "name": name,
-        "idle": not active if isinstance(active, bool) else None,
-        "holds_gil": holds if isinstance(holds, bool) else None,
     }
 
 

@@ -18,7 +18,7 @@ import zlib
 from contextlib import suppress
 
 from probe import node_files, procfs
-from probe.node_files import MOST, clean, words
+from probe.node_files import clean, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def read_files(wanted: list[Document], until: float, shares: int = 1) -> dict[st
     room = _TOGETHER // shares
     for one in in_turn(wanted, _size):
         if time.monotonic() >= until:
-            found[str(one["pid"])] = _document(one["paths"][0], why=_LATE)
+            found[str(one["pid"])] = _document(why=_LATE)
             continue
         seen = [_newest(one, path, until) for path in one["paths"]]
         dumps = [dump for dump in seen if dump]
@@ -118,18 +118,18 @@ def _dump(place: str, path: str, one: Document, until: float) -> Document | None
         file, status = node_files.open_regular(place, follow=False)
     except OSError as error:
         if error.errno == errno.EINVAL:
-            return _document(path, why=_NOT_THEIRS)
+            return _document(why=_NOT_THEIRS)
         absent = isinstance(error, (FileNotFoundError, NotADirectoryError, ProcessLookupError))
-        return None if absent or place != path else _document(path, why=words(error))
+        return None if absent or place != path else _document(why=words(error))
     try:
         if not stat.S_ISREG(status.st_mode) or status.st_uid != one["uid"]:
-            return _document(path, why=_NOT_THEIRS)
+            return _document(why=_NOT_THEIRS)
         if status.st_mtime + _AGE_SLACK_S < one["began_s"]:
             return None  # of an earlier job
         content, why = _content(file, status.st_size, until)
-        return _document(path, status.st_mtime, status.st_size, content, why)
+        return _document(status.st_mtime, content, why)
     except OSError as error:
-        return _document(path, why=words(error))
+        return _document(why=words(error))
     finally:
         os.close(file)
 
@@ -152,13 +152,10 @@ def _content(file: int, size: int, until: float) -> tuple[str, str]:
     return base64.b64encode(packed).decode("ascii"), ""
 
 
-def _document(
-    path: str, written_s: float = 0.0, size: int = 0, content: str = "", why: str = ""
-) -> Document:
-    """Return one `Dump` of the document. The user may set any size and time of his file."""
-    written_s, size = min(max(0.0, written_s), _LAST_S), min(size, MOST)
-    dump = {"path": clean(path), "written_s": written_s, "size": size, "content": content}
-    return {**dump, "why": clean(why)}
+def _document(written_s: float = 0.0, content: str = "", why: str = "") -> Document:
+    """Return one `Dump` of the document. The user may set any time of his file."""
+    written_s = min(max(0.0, written_s), _LAST_S)
+    return {"written_s": written_s, "content": content, "why": clean(why)}
 
 
 VARIABLE = b"TORCH_WORKER_SERVER_SOCKET"
@@ -184,7 +181,7 @@ def ask_servers(wanted: list[Document], until: float, shares: int = 1) -> dict[s
         if body and len(content) <= min(room, _PACKED):
             room -= len(content)
             now_s = round(time.time(), 3)
-            found[str(one["pid"])] = _document(one["socket"], now_s, len(body), content)
+            found[str(one["pid"])] = _document(now_s, content)
     return found
 
 

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     Wire = dict[str, Any]
 
-STATES = {1: "established", 2: "connecting", 3: "accepting", 4: "closing", 5: "closing",
-          8: "closed by peer", 9: "closing", 11: "closing"}  # fmt: skip
+STATES = (1, 2, 3, 4, 5, 8, 9, 11)
 """TCP states with a process at this end: TIME_WAIT and listeners are left out."""
 
 _SOCK_DIAG, _BY_FAMILY = 4, 20
@@ -29,8 +28,8 @@ _INFO = 2
 
 _ASK = struct.Struct("=BBBBI48x")
 _MESSAGE = struct.Struct("=BBBB2s2s16s16sI8xIIIII")
-_RETRANSMIT, _PROBE = 1, 4
-"""Timers: retransmission of the oldest segment, and probe of a closed window."""
+_RETRANSMIT = 1
+"""The timer for retransmission of the oldest segment."""
 
 MOST_SOCKETS = 500_000
 """Most sockets to read of each kind: any user can open more than can be read in time."""
@@ -86,7 +85,7 @@ def parse(body: bytes) -> Wire | None:
     family, state, timer, retries = fields[:4]
     sport, dport = (int.from_bytes(port, "big") for port in fields[4:6])
     source, target = fields[6:8]
-    unread, unacked, _, inode = fields[10:]
+    _, unacked, _, inode = fields[10:]
     if family not in (socket.AF_INET, socket.AF_INET6) or state not in STATES:
         return None
     size = 4 if family == socket.AF_INET else 16
@@ -95,19 +94,9 @@ def parse(body: bytes) -> Wire | None:
         "inode": inode,
         "local": _name(source[:size], sport),
         "peer": _name(target[:size], dport),
-        "state": STATES[state],
         "unacked": unacked,
-        "waiting": unread,
-        **_timed(timer, retries),
-        **_counted(info),
-    }
-
-
-def _timed(timer: int, retries: int) -> dict[str, int]:
-    """The number of tries is of retransmissions or of window probes, by the timer."""
-    return {
         "retries": retries if timer == _RETRANSMIT else 0,
-        "probes": retries if timer == _PROBE else 0,
+        **_counted(info),
     }
 
 
@@ -133,7 +122,7 @@ def _name(address: bytes, port: int) -> str:
 
 _GET_LINK = 18
 _BODY = struct.Struct("=BxHiII")
-_NAME, _LINK, _STATS, _DOWNS = 3, 18, 23, 48
+_NAME, _LINK, _STATS = 3, 18, 23
 _KIND = 1
 """IFLA_INFO_KIND: what the kernel made the interface as (veth, gre, tun); a NIC has none."""
 
@@ -170,7 +159,7 @@ def parse_interfaces(body: bytes) -> dict[str, Any] | None:
         return None
     flags = _BODY.unpack_from(body)[3]
     raw = attributes(body[_BODY.size :])
-    stats, downs = raw.get(_STATS, b""), raw.get(_DOWNS, b"")
+    stats = raw.get(_STATS, b"")
     if flags & _LOOPBACK or _NAME not in raw or len(stats) < _STATS_LEAST:
         return None
     counts = struct.unpack_from("=18Q", stats)
@@ -178,9 +167,7 @@ def parse_interfaces(body: bytes) -> dict[str, Any] | None:
         "name": safe_name(os.fsdecode(raw[_NAME].rstrip(b"\0"))),
         "up": bool(flags & _UP and flags & _LOWER_UP),
         "received": counts[2],
-        "sent": counts[3],
         "errors": {name: counts[at] for name, at in _ERRORS.items()},
-        "lost_link": struct.unpack_from("=I", downs)[0] if len(downs) >= 4 else None,  # noqa: PLR2004
     }
 
 
@@ -220,15 +207,15 @@ def parse_proc_tcp(text: str) -> list[Wire]:
 
 def _line_of_tcp(fields: list[str]) -> Wire:
     """Read a line; ValueError, OSError, LookupError or struct.error for any other."""
-    unacked, _, unread = fields[4].partition(":")
+    timer, retries = int(fields[5].partition(":")[0], 16), int(fields[6], 16)
+    if int(fields[3], 16) not in STATES:
+        raise LookupError(fields[3])
     return {
         "inode": int(fields[9]),
         "local": _address_of(fields[1]),
         "peer": _address_of(fields[2]),
-        "state": STATES[int(fields[3], 16)],
-        "unacked": int(unacked, 16),
-        "waiting": int(unread, 16),
-        **_timed(int(fields[5].partition(":")[0], 16), int(fields[6], 16)),
+        "unacked": int(fields[4].partition(":")[0], 16),
+        "retries": retries if timer == _RETRANSMIT else 0,
     }
 
 
@@ -324,8 +311,7 @@ def changes(before: list[Wire], after: list[Wire]) -> list[Wire]:
 
 
 def _change(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    document = {name: after[name] for name in ("local", "peer", "state", "unacked", "waiting")}
-    document.update(retries=after["retries"], probes=after["probes"])
+    document = {name: after[name] for name in ("local", "peer", "unacked", "retries")}
     document["served"] = after.get("served", False)
     for name in ("sent", "received", "resent"):
         if name in after:

@@ -314,12 +314,10 @@ def test_what_travelled_is_opened_within_bounds(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(flight_recorder, "MOST_BYTES", 2 << 20)
     bomb = base64.b64encode(zlib.compress(bytes((2 << 20) + 9), 9)).decode()
     for content, words in ((bomb, "larger than"), ("%%%", "damaged"), ("AAAA", "damaged")):
-        recording = open_dump(Dump(path="x", written_s=0.0, size=1, content=content), Allowance())
+        recording = open_dump(Dump(written_s=0.0, content=content), Allowance())
         assert isinstance(recording, Unreadable)
         assert words in recording.why
-    recording = open_dump(
-        Dump(path="x", written_s=0.0, size=1, why="it is of another user"), Allowance()
-    )
+    recording = open_dump(Dump(written_s=0.0, why="it is of another user"), Allowance())
     assert recording == Unreadable("it is of another user")
 
 
@@ -337,11 +335,9 @@ def test_what_many_entries_refer_to_is_read_once() -> None:
 def test_the_dumps_of_one_node_share_what_they_may_take() -> None:
     """Steps and unpacked bytes; once they are used up the next dump says so, and is not opened."""
     content = base64.b64encode(zlib.compress(document(entry(1), pending(2)))).decode()
-    whole = Dump(path="x", written_s=0.0, size=1, content=content)
+    whole = Dump(written_s=0.0, content=content)
     bomb = b"\x80\x02" + b"N0" * 300 + b"}X\x07\0\0\0entries]s."
-    spinning = Dump(
-        path="x", written_s=0.0, size=1, content=base64.b64encode(zlib.compress(bomb)).decode()
-    )
+    spinning = Dump(written_s=0.0, content=base64.b64encode(zlib.compress(bomb)).decode())
     for allowed, first in ((Allowance(steps=610), spinning), (Allowance(bytes=700), spinning)):
         assert isinstance(open_dump(first, allowed), Recording)
         assert isinstance(open_dump(spinning, allowed), Unreadable)

@@ -43,7 +43,7 @@ FRAMES = st.lists(st.dictionaries(SPY_KEYS, JSON, max_size=4), max_size=2)
 def test_py_spys_document_may_hold_anything(document: object) -> None:
     """Of any JSON only functions, files and lines are taken, printable and of bounded length."""
     for thread in pyspy.parse(json.dumps(document).encode(), 1) or []:
-        assert set(thread) == {"frames", "main", "name", "idle", "holds_gil"}
+        assert set(thread) == {"frames", "main", "name"}
         for frame in thread["frames"]:
             assert frame["function"].isprintable()
             assert frame["line"] >= 0
@@ -120,7 +120,7 @@ def test_environments_may_hold_anything(environ: dict[bytes, bytes]) -> None:
 def test_command_lines_may_hold_anything(argv: list[bytes]) -> None:
     """A command is some launcher's or it is not."""
     assert isinstance(process_table.kind(argv), str)
-    assert process_table.job_options(argv)["job"].isprintable()
+    assert process_table.job_of_options(argv).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_single_task_of_slurm_is_no_rank() -> None:
 
 
 def test_the_kernel_tells_of_a_connection_what_proc_tells() -> None:
-    """Both sources know our own connection, with the same bytes waiting at either end."""
+    """Both sources know our own connection."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         ours = socket.create_connection(server.getsockname())
         theirs, _ = server.accept()
@@ -194,7 +194,7 @@ def test_the_kernel_tells_of_a_connection_what_proc_tells() -> None:
             ]
             found = sockets.look([os.getpid()])
     for one in by_inode:
-        assert (one["local"], one["waiting"], one["state"]) == (name, 1000, "established")
+        assert (one["local"], one["unacked"], one["retries"]) == (name, 0, 0)
     assert by_inode[0]["received"] == 1000
     assert inode in [one["inode"] for one in found["wires"][str(os.getpid())]]
     assert found["problems"] == []
@@ -202,8 +202,8 @@ def test_the_kernel_tells_of_a_connection_what_proc_tells() -> None:
 
 def test_a_connection_counts_what_moved() -> None:
     """The difference of two looks; one that is new counts from its beginning."""
-    first = {"inode": 1, "local": "a:1", "peer": "b:2", "state": "established", "unacked": 0,
-             "waiting": 0, "retries": 0, "probes": 0, "sent": 10, "received": 5, "resent": 1,
+    first = {"inode": 1, "local": "a:1", "peer": "b:2", "unacked": 0,
+             "retries": 0, "sent": 10, "received": 5, "resent": 1,
              "quiet_ms": 40}  # fmt: skip
     later = {**first, "sent": 30, "resent": 4, "retries": 2, "quiet_ms": 3500}
     (moved,) = sockets.changes([first], [later])
@@ -218,16 +218,15 @@ def test_ports_count_what_moved(tmp_path: Path) -> None:
     port = tmp_path / "class" / "infiniband" / "mlx5_0" / "ports" / "1"
     (port / "counters").mkdir(parents=True)
     (port / "state").write_text("4: ACTIVE\n")
-    values = {"port_xmit_data": 100, "port_rcv_data": 50, "symbol_error": 7, "link_downed": 2}
+    values = {"port_rcv_data": 50, "symbol_error": 7, "link_downed": 2}
     for name, value in values.items():
         (port / "counters" / name).write_text(f"{value}\n")
     before = moments.look(str(tmp_path))
-    (port / "counters" / "port_xmit_data").write_text("350\n")
+    (port / "counters" / "port_rcv_data").write_text("300\n")
     (port / "counters" / "link_downed").write_text("3\n")
     (moved,) = moments.changes(before, moments.look(str(tmp_path)))
     assert (moved["name"], moved["up"]) == ("mlx5_0/1", True)
-    assert (moved["sent"], moved["received"]) == (1000, 0)
-    assert (moved["errors"], moved["lost_link"]) == ({"link_downed": 1}, 3)
+    assert (moved["received"], moved["errors"]) == (1000, {"link_downed": 1})
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,8 @@ BLIND: list[dict[str, Any]] = [
     {"connections": ()},
     {"dump": None},
     {"sightings": ()},
-    {"main_cpu_s": 0.0, "cpu_s": 0.0},
-    {"wait_channel": "", "memory_mib": 0},
+    {"main_cpu_s": 0.0},
+    {"wait_channel": ""},
 ]
 
 states = st.tuples(st.sampled_from(sorted(SITUATIONS)), st.sampled_from([2, 4, 8, 16, 32])).flatmap(
@@ -115,7 +115,7 @@ def test_the_number_of_a_rank_means_nothing(name: str) -> None:
 
 @draws(150)
 @given(states, st.lists(st.tuples(st.integers(0, 31), st.sampled_from(BLIND)), max_size=24))
-@example(("healthy", 2, 0), [(1, {"main_cpu_s": 0.0, "cpu_s": 0.0})])
+@example(("healthy", 2, 0), [(1, {"main_cpu_s": 0.0})])
 @pytest.mark.slow
 def test_less_sight_blames_nobody_else(
     case: tuple[str, int, int], blind: list[tuple[int, dict[str, Any]]]

@@ -66,7 +66,7 @@ def test_of_ranks_without_a_launcher_those_not_looked_for_are_not_gone() -> None
     alone = replace(job(2, one(1, state="absent")), narrowed=True)
     answer = diagnose(alone)
     assert (answer.category, answer.culprits) == ("unknown", ())
-    launchers = (Launcher(pid=7, kind="torchrun", job="j", ranks=2, children=(1000,)),)
+    launchers = (Launcher(pid=7, kind="torchrun", job="j", children=(1000,)),)
     (node,) = alone.nodes
     assert node.look is not None
     look = replace(node.look, launchers=launchers)

@@ -145,7 +145,7 @@ def test_an_installed_trainer_is_told_apart_by_its_own_lines() -> None:
 def test_native_functions_of_one_rank_speak_for_all_in_that_place() -> None:
     """`work.wait()` leaves no Python frame; C++ was read of rank 0 only."""
     waits = [Frame("pthread_cond_wait", "/lib/libc.so.6"), Frame("c10d::Work::wait", "/t/lib.so")]
-    native = Stacks(threads=(Thread(frames=(*waits, *at(28)), main=True),), native=True)
+    native = Stacks(threads=(Thread(frames=(*waits, *at(28)), main=True),))
 
     def where(rank: int) -> dict[str, Any]:
         if rank == 2:
