@@ -252,15 +252,8 @@ def read(text: str) -> Iterator[Captured]:
 
 
 def _captured(kind: str, found: tuple[Process, ...], text: str) -> Captured:
-    commands = {one.pid: one for one in found}
-    notable = tuple(
-        replace(
-            one,
-            parent_command=parent.command if (parent := commands.get(one.ppid)) else "",
-            parent_age_s=parent.age_s if parent else None,
-        )
-        for one in found
-    )
+    commands = {one.pid: one.command for one in found}
+    notable = tuple(replace(one, parent_command=commands.get(one.ppid, "")) for one in found)
     processes = Processes(seen=len(found), unreadable=0, notable=notable)
     damaged = "" if found else "it lists no readable process"
     if kind == "ps" and found and not has_parents(text) and not _holds_without_parents(processes):

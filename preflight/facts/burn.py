@@ -74,7 +74,6 @@ class Opened(_Event, frozen=True, kw_only=True, tag="opened"):
     name: Line
     bus_id: Line = ""
     numa: Whole | None = None
-    memory_mib: Count | None = None
 
 
 class Reading(_Event, frozen=True, kw_only=True, tag="reading"):
@@ -86,8 +85,6 @@ class Reading(_Event, frozen=True, kw_only=True, tag="reading"):
     to: Index | None = None
     side: Index | None = None
     name: _Name = ""
-    direct: bool | None = None
-    """Between two GPUs: whether they reach each other's memory directly, not through the host."""
     waited: _Share = 0.0
     """Share of the time in which the process was ready to run but had no CPU."""
     threads: Index | None = None
@@ -111,9 +108,7 @@ class Proof(_Event, frozen=True, kw_only=True, tag="proof"):
 class Look(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One reading of a GPU's clocks; None for each value that NVML did not report."""
 
-    at_s: Annotated[float, Meta(ge=0, le=1e6)]
     sm_mhz: Count | None = None
-    memory_mhz: Count | None = None
     celsius: Annotated[int, Meta(ge=-273, le=1000)] | None = None
     watts: Annotated[float, Meta(ge=0, le=1e6)] | None = None
     reasons: Annotated[tuple[_Name, ...], Meta(max_length=8)] | None = None

@@ -115,8 +115,7 @@ class Load(Struct, frozen=True, forbid_unknown_fields=True):
     one_minute: Annotated[float, Meta(ge=0)]
     """Load average, which includes processes that this login cannot see."""
     foreign_cpus: Annotated[float, Meta(ge=0)]
-    """CPUs that other visible processes used, over `looked_s`."""
-    looked_s: Seconds
+    """CPUs that other visible processes used, over some 0.2 s."""
     busiest: Annotated[tuple[Worker, ...], Meta(max_length=8)] = ()
 
 

@@ -117,7 +117,6 @@ class Gpu(Struct, frozen=True, forbid_unknown_fields=True):
     pci_path: tuple[Line, ...] | None = None
     """From PCI root complex to device, as in sysfs: ("pci0000:00", "0000:00:01.0", ...)."""
     numa: Whole | None = None
-    cpus: Line = ""
     health: GpuHealth | None = None
     """Its readings; None where they were not requested, or a captured text has none."""
     compute: Line | None = None
@@ -137,7 +136,6 @@ class GpuPair(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     b: Index
     ancestor: Literal["PIX", "PXB", "PHB", "NODE", "SYS", "unknown"]
     p2p_read: Line = "unknown"
-    p2p_write: Line = "unknown"
     p2p_nvlink: Line = "unknown"
     """"ok", or NVML's status in words ("chipset not supported", "disabled by regkey", ...)."""
 
@@ -182,12 +180,8 @@ class NicPort(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rank(Struct, frozen=True, forbid_unknown_fields=True):
-    """A process's place in a distributed job, from its environment."""
+    """Which distributed job a process is a rank of, from its environment."""
 
-    rank: Line = ""
-    local_rank: Line = ""
-    world_size: Line = ""
-    master_addr: Line = ""
     master_port: Line = ""
     elastic_run_id: Line = ""
     """TORCHELASTIC_RUN_ID, set by torchrun: a rank that outlived its agent still has it."""
@@ -205,7 +199,6 @@ class Process(Struct, frozen=True, forbid_unknown_fields=True):
     age_s: Seconds
     wchan: Line = ""
     parent_command: Text = ""
-    parent_age_s: Seconds | None = None
     stuck_s: Seconds | None = None
     """In D state in two samples this far apart; 0: in the only sample; else None."""
     rank: Rank | None = None
@@ -350,10 +343,6 @@ class Ports(Struct, frozen=True, forbid_unknown_fields=True):
     nonce: Line
     host: Line
     seconds: Seconds
-    ephemeral_low: Annotated[int, Meta(ge=0, le=65535)]
-    ephemeral_high: Annotated[int, Meta(ge=0, le=65535)]
-    listening: tuple[Index, ...] = ()
-    """The data ports on which this node listened."""
     master: MasterPort | None = None
     """Only from the master."""
     attempts: tuple[Attempt, ...] = ()

@@ -19,7 +19,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import start
-from probe import network, processes, procfs
+from probe import processes, procfs
 from probe.node_files import clean, words
 from probe.processes import Allowances, Care, Describer
 
@@ -379,16 +379,12 @@ def run(
             emit({"tried": len(tried)})
         finished = bool(message.get("finish"))
     stage.close()
-    low, high = network.port_range() or (0, 0)
     emit(
         {
             "wire": start.VERSION,
             "nonce": nonce,
             "host": clean(os.uname().nodename),
             "seconds": round(time.monotonic() - began, 3),
-            "ephemeral_low": low,
-            "ephemeral_high": high,
-            "listening": stage.data_ports,
             "master": stage.master,
             "attempts": attempts,
         }

@@ -111,7 +111,7 @@ def _ports(nodes: Sequence[str], rounds: Rounds) -> dict[str, Ports]:
         if name != master:
             attempts.append(Attempt(master, MASTER_PORT, "master", "ok", ms=0.4))
         own = MasterPort(MASTER_PORT, bound=True, free_again=True) if name == master else None
-        reports[name] = Ports(1, NONCE, name, 0.2, 32768, 60999, listening, own, tuple(attempts))
+        reports[name] = Ports(1, NONCE, name, 0.2, own, tuple(attempts))
     return reports
 
 

@@ -70,9 +70,8 @@ def _gpu(place: int, gpu: Gpu) -> Gpu:
         replace(link, remote=_SWITCHES[link.link % len(_SWITCHES)]) for link in gpu.links or ()
     )
     health = replace(gpu.health, lacks=_LACKS, retired_pages=None) if gpu.health else None
-    socket = "0-47,96-143" if gpu.numa == 0 else "48-95,144-191"
     uuid = f"GPU-{gpu.index}a7c{place:04x}{gpu.uuid[12:]}"
-    return replace(gpu, minor=gpu.index, uuid=uuid, links=ends, health=health, cpus=socket)
+    return replace(gpu, minor=gpu.index, uuid=uuid, links=ends, health=health)
 
 
 def _network(place: int, name: str, master: str) -> Network:

@@ -175,7 +175,7 @@ def measure_launch(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]:
     return [reading("launch_us", samples)]
 
 
-_SM_CLOCK, _MEMORY_CLOCK = 1, 2  # nvml.h: nvmlClockType_t
+_SM_CLOCK = 1  # nvml.h: nvmlClockType_t
 
 
 class Gauge:
@@ -185,16 +185,14 @@ class Gauge:
         address = bench.bus_id() if bench.kind == "cuda" else ""
         self._gpus = counters.Gpus().by_bus_id(address) if address else []
 
-    def look(self, at_s: float) -> dict[str, Any] | None:
-        """One reading, `at_s` seconds into the load; None without NVML."""
+    def look(self) -> dict[str, Any] | None:
+        """One reading; None without NVML."""
         if not self._gpus:
             return None
         (gpu,) = self._gpus
         milliwatts = gpu.ask("PowerUsage")
         return {
-            "at_s": round(at_s, 3),
             "sm_mhz": gpu.ask("ClockInfo", _SM_CLOCK),
-            "memory_mhz": gpu.ask("ClockInfo", _MEMORY_CLOCK),
             "celsius": gpu.ask("Temperature", 0),  # NVML_TEMPERATURE_GPU
             "watts": None if milliwatts is None else milliwatts / 1000,
             "reasons": gpu.throttled(),
@@ -219,7 +217,7 @@ def measure_sustained(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]
 
     gauge = Gauge(bench)
     rates: list[float] = []
-    looks, wrong, first = [gauge.look(0.0)], 0, ""
+    looks, wrong, first = [gauge.look()], 0, ""
     times = bench.times(work, how["window_s"])
     began = time.perf_counter()
     while time.perf_counter() - began < how["seconds"] and len(rates) < _MOST_WINDOWS:
@@ -228,7 +226,7 @@ def measure_sustained(bench: Bench, how: dict[str, Any]) -> list[dict[str, Any]]
         for _ in range(times):
             work()
         if bench.kind == "cuda":
-            looks.append(gauge.look(at - began))
+            looks.append(gauge.look())
         bench.sync()
         rates.append(times * 2 * n**3 / (time.perf_counter() - at) / 1e12)
         if not torch.equal(out, right):
@@ -286,7 +284,6 @@ def _open(bench: Bench, index: int, sides: Sides) -> dict[str, Any]:
     bench.sync()
     known = torch.cuda.get_device_properties(bench.device)
     found["name"] = clean(known.name)
-    found["memory_mib"] = known.total_memory >> 20
     found["bus_id"] = bench.bus_id()
     if found["bus_id"]:
         found["numa"] = node_files.numa("/sys/bus/pci/devices/" + found["bus_id"])

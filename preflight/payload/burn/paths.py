@@ -324,10 +324,9 @@ def _copy(torch: Any, kind: str, a: int, b: int, how: dict[str, Any]) -> list[di
     wanted = target.empty(words, torch.int32)
     verify.fill(torch, wanted, verify.key(6, a, b))
     wrong = int((other != wanted).sum().item())
-    direct = bool(torch.cuda.can_device_access_peer(a, b)) if kind == "cuda" else None
     first = f"{wrong} of {words} words are not what was sent" if wrong else ""
     right = integrity.proof("p2p", len(rates), wrong, first, size=f"{how['mib']} MiB")
-    found = reading("p2p_gbs", rates, device=a, to=b, direct=direct)
+    found = reading("p2p_gbs", rates, device=a, to=b)
     return [found, dict(right, device=a, to=b)]
 
 

@@ -251,7 +251,6 @@ def read_load(before: Look, run_pid: int, care: Care) -> dict[str, Any]:
         "cpus_allowed": len(os.sched_getaffinity(0)),
         "one_minute": float(lines("/proc/loadavg")[0].split()[0]),
         "foreign_cpus": round(sum(share for share, _ in shares), 2),
-        "looked_s": round(seconds, 3),
         "busiest": [_worker(pid, share, after) for share, pid in sorted(shares)[: -MOST - 1 : -1]],
     }
 

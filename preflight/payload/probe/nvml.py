@@ -6,7 +6,7 @@ import os
 import time
 
 from . import gpu_health, guard, node_files
-from .node_files import attempt, clean, clean_block
+from .node_files import clean, clean_block
 from .nvml_calls import NoDriver, Nvml, Reader, load
 from .nvml_calls import text as as_text
 
@@ -56,7 +56,6 @@ def read(nvml: Nvml, index: int, handle: Any, sysfs_root: str) -> dict[str, Any]
         "processes": _processes(nvml, handle),
         "pci_path": node_files.pci_path(device) if device else None,
         "numa": node_files.numa(device) if device else None,
-        "cpus": attempt(device + "/local_cpulist") if device else "",
         "health": health,
         "minor": minor,
     }
@@ -139,7 +138,7 @@ _P2P = {
 }
 """nvmlGpuP2PStatus_t."""
 
-_CAPS = {"p2p_read": 0, "p2p_write": 1, "p2p_nvlink": 2}
+_CAPS = {"p2p_read": 0, "p2p_nvlink": 2}
 """nvmlGpuP2PCapsIndex_t, as numbers: pynvml's NVML_P2P_CAPS_INDEX_READ is a tuple by mistake."""
 
 

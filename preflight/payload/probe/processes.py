@@ -23,14 +23,7 @@ if TYPE_CHECKING:
     _Each = TypeVar("_Each")
 
 
-_RANK = {
-    "rank": b"RANK",
-    "local_rank": b"LOCAL_RANK",
-    "world_size": b"WORLD_SIZE",
-    "master_addr": b"MASTER_ADDR",
-    "master_port": b"MASTER_PORT",
-    "elastic_run_id": b"TORCHELASTIC_RUN_ID",
-}
+_RANK = {"master_port": b"MASTER_PORT", "elastic_run_id": b"TORCHELASTIC_RUN_ID"}
 """The only variables of an environment whose values leave a node."""
 
 _DEEPEST = 64
@@ -119,7 +112,6 @@ class Describer:
         return {
             **_seen(stat, self.user(uid), self.command(stat, uid)),
             "parent_command": self.command(parent, procfs.uid(parent.pid)) if parent else "",
-            "parent_age_s": round(parent.age_s(), 3) if parent else None,
             "rank": its_rank,
             "job": procfs.job(stat.pid) or clean(variables.get(b"SLURM_JOB_ID", b"")),
             "ours": stat.pid in self._ours or bool(its_rank and stat.ppid == self._agent),
@@ -157,7 +149,7 @@ def bare(stat: Stat) -> str:
 
 
 def rank(environ: Mapping[bytes, bytes]) -> dict[str, str] | None:
-    """Return its place in a distributed job; None when its environment names none."""
+    """Return the distributed job that its environment names; None where it is no rank."""
     if not (
         b"LOCAL_RANK" in environ
         or b"TORCHELASTIC_RUN_ID" in environ

@@ -56,9 +56,7 @@ DIGEST = "00100f2530171e80"
 def opened(device: int, model: str = H100) -> Opened:
     """A GPU of the builders' node, as torch found it."""
     one = gpu(device)
-    return Opened(
-        device=device, name=model, bus_id=one.bus_id, numa=one.numa, memory_mib=one.memory_total_mib
-    )
+    return Opened(device=device, name=model, bus_id=one.bus_id, numa=one.numa)
 
 
 def series(value: float, samples: int = 9) -> tuple[float, ...]:
@@ -113,10 +111,10 @@ def proofs(device: int) -> tuple[Proof, ...]:
 
 def clocks(device: int, *reasons: str, mhz: int = 1755) -> Clocks:
     """Looks at a GPU before and during the load; `reasons` hold during all of it."""
-    before = Look(at_s=0, sm_mhz=1980, celsius=34, watts=120.0, reasons=())
+    before = Look(sm_mhz=1980, celsius=34, watts=120.0, reasons=())
     under = tuple(
-        Look(at_s=0.25 * n, sm_mhz=mhz, celsius=62, watts=690.0, reasons=("sw_power_cap", *reasons))
-        for n in range(1, 41)
+        Look(sm_mhz=mhz, celsius=62, watts=690.0, reasons=("sw_power_cap", *reasons))
+        for _ in range(40)
     )
     return Clocks(device=device, looks=(before, *under))
 

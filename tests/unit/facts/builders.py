@@ -145,7 +145,7 @@ def network(*interfaces: Interface, **changes: object) -> Network:
 def pairs(number: int = 8) -> tuple[GpuPair, ...]:
     """What NVML says of every two GPUs of a healthy node."""
     return tuple(
-        GpuPair(a, b, "NODE" if a // 4 == b // 4 else "SYS", "ok", "ok", "ok")
+        GpuPair(a, b, "NODE" if a // 4 == b // 4 else "SYS", "ok", "ok")
         for a in range(number)
         for b in range(a + 1, number)
     )
@@ -214,7 +214,6 @@ def process(pid: int = 4242, **changes: object) -> Process:
         command="python train.py",
         age_s=7200,
         parent_command="-bash",
-        parent_age_s=9000,
     )
     return replace(one, **changes)
 
@@ -226,7 +225,7 @@ def rank(pid: int = 4242, *, orphan: bool = False, **changes: object) -> Process
         pid,
         ppid=1 if orphan else 4000,
         parent_command=parent,
-        rank=Rank(rank="0", local_rank="0", master_port="29500", elastic_run_id="none"),
+        rank=Rank(master_port="29500", elastic_run_id="none"),
     )
     return replace(one, **changes)
 
@@ -260,8 +259,8 @@ def attempt(target: str, result: str = "ok", *, kind: str = "data", port: int = 
 
 
 def ports(*attempts: Attempt, master: MasterPort | None = None) -> Ports:
-    """One node's report of the port stage, with the kernel's default ephemeral range."""
-    return Ports(WIRE, "n", "h", 0.1, 32768, 60999, (40001,), master, attempts)
+    """One node's report of the port stage."""
+    return Ports(WIRE, "n", "h", 0.1, master, attempts)
 
 
 def nets(results: dict[tuple[str, str], str], names: str = "h1 h2 h3 h4") -> dict[str, Net]:

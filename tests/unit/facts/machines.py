@@ -66,7 +66,7 @@ def memory(**changes: object) -> Memory:
 
 def load(**changes: object) -> Load:
     """An idle node."""
-    return replace(Load(192, 0.4, 0.1, 0.2), **changes)
+    return replace(Load(192, 0.4, 0.1), **changes)
 
 
 def file_system(**changes: object) -> FileSystem:

@@ -41,7 +41,7 @@ def test_any_message_renews_the_lease() -> None:
         time.sleep(0.5)
         node.ask(renew=number)
     node.ask(finish=True)
-    assert b"ephemeral_low" in node.answer()
+    assert b"attempts" in node.answer()
     assert node.leave() == 0
 
 

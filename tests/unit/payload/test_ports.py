@@ -88,11 +88,9 @@ def test_nodes_reach_each_other_and_leave_the_ports_free(free_port: int) -> None
     theirs, ours = worker.finish(), master.finish()
     assert outcome(theirs) == ["ok"] * 3
     assert outcome(ours) == ["ok"] * 2
-    assert ours.listening == tuple(master.listening)
     assert ours.master is not None
     assert (ours.master.bound, ours.master.holder, ours.master.free_again) == (True, None, True)
     assert theirs.master is None
-    assert 0 < ours.ephemeral_low < ours.ephemeral_high
 
 
 def test_two_runs_at_once_wait_for_each_other(free_port: int) -> None:

@@ -86,7 +86,6 @@ def test_a_zombie_is_reported_with_its_parent(
     assert zombie is not None
     assert (zombie.state, zombie.command, zombie.ppid) == ("Z", "[true]", os.getpid())
     assert "python" in zombie.parent_command
-    assert zombie.parent_age_s is not None
 
 
 def test_a_zombie_that_is_reaped_in_a_moment_is_harmless(
@@ -296,9 +295,7 @@ def test_an_orphaned_rank_is_reported_with_its_place_and_port(tmp_path: Path) ->
         rank = of(facts_of(tmp_path), pid)
     assert rank is not None
     assert rank.rank is not None
-    assert (rank.rank.rank, rank.rank.local_rank, rank.rank.world_size) == ("3", "1", "16")
-    assert (rank.rank.master_addr, rank.rank.master_port) == ("h1", "29500")
-    assert rank.rank.elastic_run_id == "none"
+    assert (rank.rank.master_port, rank.rank.elastic_run_id) == ("29500", "none")
     assert rank.ppid != agent.pid
     assert rank.listens == (port,)
     assert not rank.ours
@@ -332,14 +329,14 @@ def test_secrets_of_environment_and_command_stay_on_the_node(
     """Tokens planted in both appear nowhere in the document; control characters neither."""
     secret = "Zx9kQ27vLm3Tp8RwYb4N"  # noqa: S105 (planted)
     argv = [sys.executable, "-c", "import time; time.sleep(60)", "--token", secret, "\x1b[31m\nred"]
-    rank = start(*argv, env={**os.environ, **RANK, "HF_TOKEN": secret, "RANK": "\x1b[2J1"})
+    rank = start(*argv, env={**os.environ, **RANK, "HF_TOKEN": secret, "MASTER_PORT": "\x1b[2J1"})
     process = of(facts_of(tmp_path), rank.pid)
     assert process is not None
     assert secret not in str(process)
     assert "--token ***" in process.command
     assert process.command.isprintable()
     assert process.rank is not None
-    assert process.rank.rank == "1"
+    assert process.rank.master_port == "1"
 
 
 @needs_root
