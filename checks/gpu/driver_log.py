@@ -259,11 +259,9 @@ _PID = r"pid=(\d+)"
 class Repeated(Struct, frozen=True):
     """One part of one GPU with exceptions at several times, each time only there."""
 
-    slot: str
     place: str
     """GPC 2, TPC 5."""
     bursts: int
-    last_s: float
 
 
 class _Burst(Struct):
@@ -290,7 +288,7 @@ def repeated(lines: Iterable[LogLine], limit: Thresholds) -> dict[str, Repeated]
         if len(there) < limit("same_tpc_bursts") or 2 * len(there) <= len(recent):
             continue
         if len(pids) != 1 or not all(each.pids for each in there):
-            found[slot] = Repeated(slot, place, len(there), there[-1].last_s)
+            found[slot] = Repeated(place, len(there))
     return found
 
 

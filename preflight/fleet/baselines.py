@@ -124,7 +124,6 @@ class Floor(Struct, frozen=True, kw_only=True):
     unit: str
     origin: str
     """Which number decides, ready for a sentence."""
-    decided_by: Literal["limit", "site", "platform"] = "platform"
     from_bytes: int = 0
     """It counts for messages of this size and larger."""
 
@@ -184,12 +183,12 @@ def _site(expected: Expected, measure: str) -> Floor | None:
     unit = UNITS[measure]
     if override := expected.limits.get(measure):
         origin = f"limit {measure} of {override.where}"
-        return Floor(value=override.value, unit=unit, origin=origin, decided_by="limit")
+        return Floor(value=override.value, unit=unit, origin=origin)
     if not (override := expected.baselines.get(measure)):
         return None
     share = baselines().site.most if measure in TIMES else baselines().site.share
     origin = f"{share:g} of the baseline {override.value:g} of {override.where}"
-    return Floor(value=override.value * share, unit=unit, origin=origin, decided_by="site")
+    return Floor(value=override.value * share, unit=unit, origin=origin)
 
 
 def rail_floor(expected: Expected) -> Floor | None:

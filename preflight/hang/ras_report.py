@@ -78,7 +78,6 @@ class RasReport(Struct, frozen=True, kw_only=True):
     """In the text form only those in which ranks differ or are missing."""
     absent: tuple[tuple[str, int, Absence], ...] = ()
     """(node's address, pid, why) of processes without an answer; in JSON they stand above."""
-    timeouts: int = 0
 
 
 class ReportError(Exception):
@@ -124,20 +123,15 @@ class _Communicator(Struct):
     missing_ranks: list[_Rank] = []
 
 
-class _Ras(Struct, frozen=True):
-    timeouts_count: Count = 0
-
-
 class _Report(Struct):
     nccl_version: Line
     communicators: list[_Communicator]
-    ras: _Ras = _Ras()
 
 
 _NO_COMMA = re.compile(rb'("nvml_dev": -?\d{1,9})\n( {10}"status")')
 """2.28.7 and 2.28.9 print a missing rank without this comma."""
 
-_IN_PROGRESS, _REMOTE = 7, 6
+_REMOTE = 6
 _ERRORS = {
     1: "Unhandled CUDA error", 2: "System error", 3: "Internal error", 4: "Invalid argument",
     5: "Invalid usage", 6: "Remote process error",
@@ -164,7 +158,6 @@ def _from_json(raw: bytes) -> RasReport:
             )
             for one in found.communicators
         ),
-        timeouts=found.ras.timeouts_count,
     )
 
 
@@ -209,7 +202,6 @@ _MANY = re.compile(
 _TOPIC = re.compile(r"  Communicator ranks have different (\w{1,32})")
 _PROCESS = re.compile(rf"  Process {_NUMBER} on node (\S{{1,64}}) managing GPU")
 _LIST = re.compile(r"  The (missing|unknown) ranks?: ([\d,]{1,1024})$")
-_TIMEOUTS = re.compile(rf"  Encountered {_NUMBER} communication timeout")
 _VERSION = re.compile(r"NCCL version (\d{1,4}(?:\.\d{1,4}){1,3})")
 _END = "Warnings"
 """The last heading: a report without it was cut off."""
@@ -302,7 +294,6 @@ def _from_text(raw: bytes) -> RasReport:
         version=version[1],
         communicators=tuple(one.communicator(dead) for one in reader.sections.values()),
         absent=tuple(reader.absent),
-        timeouts=reader.timeouts,
     )
 
 
@@ -312,7 +303,6 @@ class _TextReader:
     def __init__(self) -> None:
         self.sections: dict[str, _Section] = {}
         self.absent: list[tuple[str, int, Absence]] = []
-        self.timeouts = 0
         self._sizes: dict[int, int] = {}
         self._ranks = 0
         self._why: Absence = "unresponsive"
@@ -335,8 +325,6 @@ class _TextReader:
             self._sizes[int(group[1])] = int(group[4])
         elif process:
             self.absent.append((process[2], int(process[1]), self._why))
-        elif timeouts := _TIMEOUTS.match(line):
-            self.timeouts = int(timeouts[1])
         elif self._section is not None:
             self._read_in(self._section, line)
 

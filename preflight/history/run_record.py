@@ -54,7 +54,7 @@ class Machine(Struct, frozen=True, kw_only=True):
 
 
 class NightFinding(Struct, frozen=True, kw_only=True):
-    """One check and component that is not fine, and the number of its `verdicts`."""
+    """One check and component that is not fine."""
 
     check: str
     about: str
@@ -63,7 +63,6 @@ class NightFinding(Struct, frozen=True, kw_only=True):
     sentence: str
     nodes: tuple[str, ...] = ()
     """The nodes that it makes or may make not ready; its subject if there are none."""
-    verdicts: int = 1
     own: bool = True
     """Whether `about` is a node or a pair: another fleet with it has the same finding."""
 
@@ -101,8 +100,6 @@ class Night(Struct, frozen=True, kw_only=True):
     """Seconds since 1970, by the controller's clock."""
     seconds: float
     tier: str
-    preflight: str
-    """The version of preflight."""
     leaves: dict[str, str] = {}
     """Node name → its leaf switch, if known."""
     machines: tuple[Machine, ...]

@@ -1,4 +1,4 @@
-"""The tables of a history (schema 4), and one transaction at a time.
+"""The tables of a history (schema 5), and one transaction at a time.
 
 This module numbers the rows, not the database: a writer holds the only lock. What repeats
 (sentences, names of units) is stored once and referenced.
@@ -101,7 +101,6 @@ RUNS = Table(
     Column("started_s", Float, nullable=False, index=True),
     Column("seconds", Float, nullable=False),
     Column("tier", String(16), nullable=False),
-    Column("preflight", String(32), nullable=False),
     *(Column(name, Integer, nullable=False) for name in ("nodes", "ready", "not_ready")),
     Column("systemic", SmallInteger, nullable=False),
     *(Column(name, Integer) for name in PairCoverage.__struct_fields__),
@@ -174,7 +173,6 @@ VERDICTS = Table(
     Column("episode_id", ForeignKey("episodes.id"), nullable=False, index=True),
     Column("outcome", String(16), nullable=False),
     _text_id(),
-    Column("verdicts", Integer, nullable=False),
 )
 
 BLAMED = Table(
@@ -208,7 +206,7 @@ MEASURES = Table(
 )
 
 
-SCHEMA = 4
+SCHEMA = 5
 
 
 def has_tables(connection: Connection, place: Place) -> bool:

@@ -96,11 +96,7 @@ class EpisodeWriter:
                 continued.append({"episode": episode, "outcome": one.outcome, "text": text,
                                 "run": run})  # fmt: skip
             number = self._verdicts.add(
-                run_id=run,
-                episode_id=episode,
-                outcome=one.outcome,
-                text_id=text,
-                verdicts=one.verdicts,
+                run_id=run, episode_id=episode, outcome=one.outcome, text_id=text
             )
             blamed += [
                 {"node_id": nodes[name], "verdict_id": number}
@@ -418,7 +414,6 @@ class Writer:
             started_s=night.started_s,
             seconds=night.seconds,
             tier=night.tier,
-            preflight=night.preflight,
             nodes=len(states),
             ready=states.count("ready"),
             not_ready=bad,

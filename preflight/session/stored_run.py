@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from preflight import __version__
 from preflight.burn.units import FAR, FASTER_IS_LESS, conditions, units
 from preflight.check import FLEET
 from preflight.core.files import open_folder, reason_of
@@ -148,7 +147,6 @@ def night_of(run: Run, entries: Sequence[Entry], began_s: float, sweep: str = ""
         started_s=began_s,
         seconds=round(run.seconds, 3),
         tier=run.settings.tier,
-        preflight=__version__,
         leaves=run.fleet.leaves,
         machines=tuple(_machines(run, names, entries)),
         findings=tuple(found_in(entries, frozenset(names))),
@@ -206,7 +204,6 @@ def found_in(entries: Iterable[Entry], known: frozenset[str]) -> Iterable[NightF
             outcome=str(worst.verdict.outcome),
             sentence=worst.verdict.sentence,
             nodes=tuple(dict.fromkeys(nodes)),
-            verdicts=len(group),
             own=about in known or about.startswith("pair "),
         )
 
@@ -263,7 +260,6 @@ class HistorySession:
 
     place: Place
     nodes: tuple[str, ...]
-    leaves: Mapping[str, str]
     past: Past | None
     """None if it could not be read."""
     trouble: str = ""
@@ -314,8 +310,8 @@ def open_history(text: str, working: Path, fleet: Fleet, tier: Tier) -> HistoryS
     try:
         past = _past(place, nodes, fleet, tier)
     except Exception as error:  # noqa: BLE001  no error of preflight here may cost the run
-        return HistorySession(place, nodes, fleet.leaves, None, _reason(error))
-    return HistorySession(place, nodes, fleet.leaves, past)
+        return HistorySession(place, nodes, None, _reason(error))
+    return HistorySession(place, nodes, past)
 
 
 def _reason(error: Exception) -> str:

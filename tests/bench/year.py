@@ -180,7 +180,6 @@ class _Fleet:
                 outcome="fail",
                 sentence=f"GPU {place % _GPUS} reaches {600 + place % 40} TFLOPS, 651 expected",
                 nodes=(name,),
-                verdicts=9,
             )
             for place, name in enumerate(sorted(bad))
         ]
@@ -190,7 +189,6 @@ class _Fleet:
             started_s=1_700_000_000 + number * _NIGHT_S,
             seconds=3000.0,
             tier="deep",
-            preflight="0.1.0",
             machines=tuple(machines),
             findings=tuple(found),
             fine=dict.fromkeys(_CHECKS, well),

@@ -117,7 +117,7 @@ def test_a_burn_in_of_gpus_becomes_the_group_s_baselines() -> None:
     for measure, one in group.baselines.items():
         floor = gpu_floor(expectation, cast("Measure", measure))
         assert floor is not None
-        assert floor.decided_by == "site"
+        assert " of the baseline " in floor.origin
         assert (floor.value > one.value) == (measure == "launch")
     (cpus,) = learned_groups(node, known, None, {"h1": burned(kind="cpu", gpus=2)})
     assert cpus.baselines == {}

@@ -64,7 +64,6 @@ def night(number: int, *machines: Machine, **changes: object) -> Night:
         "started_s": FIRST_S + number * NIGHT_S,
         "seconds": 60.0,
         "tier": "deep",
-        "preflight": "0.1.0",
         "machines": machines,
         "folded": ",".join(sorted(one.name for one in machines)),
         **changes,

@@ -178,7 +178,7 @@ def test_whoever_may_not_write_can_still_read() -> None:
         folder.chmod(0o755)
 
 
-@pytest.mark.parametrize("schema", [3, 5])
+@pytest.mark.parametrize("schema", [4, 6])
 def test_a_history_of_another_schema_is_left_alone(tmp_path: Path, schema: int) -> None:
     """Another version of preflight wrote it; this one does not know what it means."""
     place = made(tmp_path)
@@ -188,7 +188,7 @@ def test_a_history_of_another_schema_is_left_alone(tmp_path: Path, schema: int) 
         other.commit()
     before = _file(place).read_bytes()
     for work in (lambda: _runs(place), lambda: kept(place, night(2, machine("h1")))):
-        with pytest.raises(HistoryError, match=f"schema {schema}, this preflight knows 4; use the"):
+        with pytest.raises(HistoryError, match=f"schema {schema}, this preflight knows 5; use the"):
             work()
     assert _file(place).read_bytes() == before
 
@@ -375,11 +375,11 @@ WITH RECURSIVE n(x) AS (SELECT 100 UNION ALL SELECT x + 1 FROM n WHERE x < 4000)
 _FINDINGS = """;
 INSERT INTO episodes SELECT x, check_id, about, fleet_id, outcome, text_id, first_run, last_run,
 times, closed_run FROM episodes, n WHERE id = 1;
-INSERT INTO verdicts SELECT x, run_id, x, outcome, text_id, verdicts FROM verdicts, n WHERE id = 1;
+INSERT INTO verdicts SELECT x, run_id, x, outcome, text_id FROM verdicts, n WHERE id = 1;
 INSERT INTO blamed SELECT 2, x FROM n"""
 _SHARED = {
     "the names of a fleet": """UPDATE fleets SET nodes = hex(zeroblob(500000));
-INSERT INTO runs SELECT x, nonce, fleet_id, started_s, seconds, tier, preflight, nodes, ready,
+INSERT INTO runs SELECT x, nonce, fleet_id, started_s, seconds, tier, nodes, ready,
 not_ready, systemic, NULL, NULL, NULL, NULL, NULL, NULL, sweep FROM runs, n WHERE id = 1""",
     "a sentence": f"UPDATE texts SET text = hex(zeroblob(500000)){_FINDINGS}",  # noqa: S608  our own
     "a GPU": """INSERT INTO gpus VALUES (1, hex(zeroblob(250)), hex(zeroblob(250)));
