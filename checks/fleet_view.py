@@ -12,7 +12,7 @@ from preflight.facts.node import Group
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from preflight.fabric.measure import Pair
+    from preflight.fabric.pair_summary import Pair
     from preflight.facts.node import Node
 
 

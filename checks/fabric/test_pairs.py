@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from preflight.check import Check
 from preflight.core.text import gbs, size, time_us
 from preflight.core.thresholds import Thresholds
-from preflight.fabric.measure import Pair
+from preflight.fabric.pair_summary import Pair
 from preflight.facts import Gpu, Node
 from preflight.facts.burn import Inside, OverNvlink
 from preflight.verdict import Conclude, Verdict, fail, flaky, not_run, ok, unknown

@@ -13,8 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from preflight.core.text import count
-from preflight.facts.boards import natural
+from preflight.core.text import count, natural
 from preflight.facts.model import Attempt
 from preflight.facts.node import Net
 

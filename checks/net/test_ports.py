@@ -17,10 +17,9 @@ from preflight.checks.net.port_blame import (
     master_without_report,
     own_trouble,
 )
-from preflight.core.text import count, whole
+from preflight.core.text import count, natural, whole
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Net, Node, Ports
-from preflight.facts.boards import natural
 from preflight.facts.gpu_users import kill_command, process
 from preflight.facts.model import MasterPort
 from preflight.facts.node_network import Network

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from msgspec import Struct
 
-from preflight.facts.boards import natural
+from preflight.core.text import natural
 from preflight.facts.model import Facts, Nic, NicPort, read_once
 from preflight.facts.node import most as majority
 from preflight.facts.node_network import Counter, Interface

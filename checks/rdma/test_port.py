@@ -30,10 +30,9 @@ from preflight.checks.rdma.ports import (
     rates,
 )
 from preflight.core.statistics import grouped
-from preflight.core.text import count
+from preflight.core.text import count, natural
 from preflight.core.thresholds import Thresholds
 from preflight.facts import Facts, Group, Majority, Nic, Node
-from preflight.facts.boards import natural
 from preflight.facts.node import decided
 from preflight.fleet.model import Expected
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown

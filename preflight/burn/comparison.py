@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from preflight.burn.units import (
-    Bound,
     Names,
     Population,
+    SpeedLimit,
     effect_of,
     floor,
     found_floor,
@@ -93,24 +93,24 @@ def _compare_class(
     return [(raw.node, _unit(raw, bound, usual, limit)) for raw, bound in rows]
 
 
-def _own_start(raw: Raw, limit: Thresholds) -> Bound | None:
+def _own_start(raw: Raw, limit: Thresholds) -> SpeedLimit | None:
     """The bound by its own first quarter: a load that slows down shows without peers."""
     samples = raw.reading.samples
     if raw.measure != "sustained_tflops" or len(samples) < _LEAST_WINDOWS:
         return None
     share = 1 - limit(f"{raw.kind}.droop")
-    return Bound(
+    return SpeedLimit(
         median(samples[: len(samples) // 4]) * share, f"{share:.2g} of its own first quarter"
     )
 
 
-def _bad(raw: Raw, bound: Bound | None) -> int:
+def _bad(raw: Raw, bound: SpeedLimit | None) -> int:
     if bound is None:
         return 0
     return sum(speed(raw.measure, value) < bound.speed for value in raw.values)
 
 
-def _unit(raw: Raw, bound: Bound | None, usual: float, limit: Thresholds) -> Unit:
+def _unit(raw: Raw, bound: SpeedLimit | None, usual: float, limit: Thresholds) -> Unit:
     bad = _bad(raw, bound)
     return Unit(
         name=raw.name,
@@ -129,7 +129,7 @@ def _unit(raw: Raw, bound: Bound | None, usual: float, limit: Thresholds) -> Uni
     )
 
 
-def _grade(raw: Raw, bound: Bound | None, bad: int, usual: float, limit: Thresholds) -> Held:
+def _grade(raw: Raw, bound: SpeedLimit | None, bad: int, usual: float, limit: Thresholds) -> Held:
     if bound is None:
         return "unheld"
     if raw.speed < bound.speed:

@@ -247,7 +247,7 @@ _BASELINE: Final[dict[Measure, Baseline]] = {
 }
 
 
-class Bound(NamedTuple):
+class SpeedLimit(NamedTuple):
     """A limit on a speed, and where it comes from."""
 
     speed: float
@@ -255,7 +255,7 @@ class Bound(NamedTuple):
     peers: float | None = None
 
 
-def floor(raw: Raw, expectation: Expected, limit: Thresholds) -> Bound | None:
+def floor(raw: Raw, expectation: Expected, limit: Thresholds) -> SpeedLimit | None:
     """The floor of one series that the inventory or its platform sets; None if there is none.
 
     A platform's numbers hold for a GPU's own NUMA node, and for GPUs joined by NVLink.
@@ -263,19 +263,19 @@ def floor(raw: Raw, expectation: Expected, limit: Thresholds) -> Bound | None:
     if raw.kind == "cpu":
         value = limit.get(f"cpu.floor_{raw.measure}")
         origin = "shipped floor for a CPU"
-        return None if value is None else Bound(speed(raw.measure, value), origin)
+        return None if value is None else SpeedLimit(speed(raw.measure, value), origin)
     measure = baseline_of(raw)
     found = None if measure is None else gpu_floor(expectation, measure)
-    return None if found is None else Bound(speed(raw.measure, found.value), found.origin)
+    return None if found is None else SpeedLimit(speed(raw.measure, found.value), found.origin)
 
 
-def found_floor(raw: Raw, expectation: Expected) -> Bound | None:
+def found_floor(raw: Raw, expectation: Expected) -> SpeedLimit | None:
     """The floor of the model that the driver names, if the inventory expects no model."""
     measure = baseline_of(raw)
     if measure is None or expectation.gpu_model is not None:
         return None
     found = found_gpu_floor(raw.model, measure)
-    return None if found is None else Bound(speed(raw.measure, found.value), found.origin)
+    return None if found is None else SpeedLimit(speed(raw.measure, found.value), found.origin)
 
 
 def baseline_of(raw: Raw) -> Baseline | None:
@@ -293,7 +293,9 @@ MOST_UNITS = 512
 """With more units than this, each other node counts as one number."""
 
 
-def among(others: Sequence[float], *, effect: float, scatter: float, where: str) -> Bound | None:
+def among(
+    others: Sequence[float], *, effect: float, scatter: float, where: str
+) -> SpeedLimit | None:
     """The bound below which a unit is slow compared with `others`; None where these are too few.
 
     Of an even number, the slower of the middle two counts: one unusually fast unit must not make
@@ -303,7 +305,7 @@ def among(others: Sequence[float], *, effect: float, scatter: float, where: str)
         return None
     middle = _lower_middle(sorted(others))
     share = _share(others, middle, effect, scatter)
-    return Bound(middle * share, f"{share:.2g} of the median of {len(others)} {where}", middle)
+    return SpeedLimit(middle * share, f"{share:.2g} of the median of {len(others)} {where}", middle)
 
 
 def _lower_middle(ordered: Sequence[float]) -> float:
@@ -316,7 +318,7 @@ def _share(values: Sequence[float], middle: float, effect: float, scatter: float
     return healthy_share(away, effect=effect, scatter=scatter)
 
 
-def strictest(bounds: Sequence[Bound | None]) -> Bound | None:
+def strictest(bounds: Sequence[SpeedLimit | None]) -> SpeedLimit | None:
     """The highest of the bounds; None if there are none."""
     return max((one for one in bounds if one is not None), default=None, key=lambda one: one.speed)
 
@@ -332,20 +334,20 @@ class Population:
         own_medians = ((name, median(own)) for name, own in self._of_nodes.items())
         self._typical = dict(own_medians if many else ())
         self._ordered = sorted(self._typical.values())
-        find: Callable[[str], Bound | None] = self._away_of_many if many else self._away_of_few
+        find: Callable[[str], SpeedLimit | None] = self._away_of_many if many else self._away_of_few
         self.away = cache(find)
         """The bound by the other nodes: a node whose units are all slow shows only here."""
 
-    def here(self, node: str, place: int) -> Bound | None:
+    def here(self, node: str, place: int) -> SpeedLimit | None:
         """The bound by the other units of the same node."""
         own = self._of_nodes[node]
         others = [*own[:place], *own[place + 1 :]]
         return self._among(others, "others here")
 
-    def _among(self, others: Sequence[float], where: str) -> Bound | None:
+    def _among(self, others: Sequence[float], where: str) -> SpeedLimit | None:
         return among(others, effect=self._effect, scatter=self._scatter, where=where)
 
-    def _away_of_few(self, node: str) -> Bound | None:
+    def _away_of_few(self, node: str) -> SpeedLimit | None:
         others = [own for name, own in self._of_nodes.items() if name != node]
         nodes = "another node" if len(others) == 1 else f"{len(others)} other nodes"
         values = [one for own in others for one in own]
@@ -356,13 +358,13 @@ class Population:
         middle = _lower_middle(self._ordered)
         return _share(self._ordered, middle, self._effect, self._scatter)
 
-    def _away_of_many(self, node: str) -> Bound:
+    def _away_of_many(self, node: str) -> SpeedLimit:
         """The bound by one number per node. The scatter of so many nodes is computed once."""
         rest, place = len(self._ordered) - 1, (len(self._ordered) - 2) // 2
         own = bisect_left(self._ordered, self._typical[node])
         middle = self._ordered[place + (own <= place)]
         origin = f"{self._healthy:.2g} of the median of {rest} other nodes"
-        return Bound(middle * self._healthy, origin, middle)
+        return SpeedLimit(middle * self._healthy, origin, middle)
 
 
 _UNSTEADY = frozenset({"p2p_gbs"})
@@ -389,7 +391,7 @@ def key_of(raw: Raw, burned: Burned, facts: Facts | None) -> str:
     return unit_key(raw.node, raw.measure, raw.name, under)
 
 
-def own_nights(raw: Raw, earlier: Sequence[float], limit: Thresholds) -> Bound | None:
+def own_nights(raw: Raw, earlier: Sequence[float], limit: Thresholds) -> SpeedLimit | None:
     """The bound by the unit's own earlier nights; None where these are too few.
 
     The speed must fall by the effect that counts against peers, and by six times its own scatter.
@@ -404,4 +406,4 @@ def own_nights(raw: Raw, earlier: Sequence[float], limit: Thresholds) -> Bound |
     if found is None:
         return None
     words = f"{found.share:.2g} of its median in {found.nights} earlier runs, no peers"
-    return Bound(found.least, words)
+    return SpeedLimit(found.least, words)

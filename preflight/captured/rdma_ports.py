@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from preflight.captured import Captured, captured, json_of, short_error
-from preflight.core.text import plain, whole
+from preflight.core.text import natural, plain, whole
 from preflight.facts.basics import device_name
-from preflight.facts.boards import natural
 from preflight.facts.model import Nic, NicPort
 from preflight.facts.node_network import Counter, Counters, Interface, Network
 

@@ -19,7 +19,7 @@ from preflight.core.command_line import EMPTY, FOUND, UNCLEAR, some_path
 from preflight.core.files import typed_path, write_asked
 from preflight.core.registry import Entry, shipped_checks
 from preflight.core.statistics import grouped
-from preflight.core.text import count, first_few, printable
+from preflight.core.text import count, first_few, natural, printable
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.errors import UsageError
 from preflight.fabric.judge import judge_sweep
@@ -29,7 +29,7 @@ from preflight.fabric.stored import UNTIMED, read_stored, rebuilt
 from preflight.fleet.inventory import read_inventory
 from preflight.fleet.leaf_switches import read_switches
 from preflight.fleet.model import Host
-from preflight.fleet.nodeset import fold, natural
+from preflight.fleet.nodeset import fold
 from preflight.report.document import BlameRow
 from preflight.report.fabric_grid import LocatedBlame, locate_blames
 from preflight.report.fabric_page import fabric_page
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from preflight.fabric.measure import Pair
     from preflight.fabric.observed import Observed
+    from preflight.fabric.pair_summary import Pair
     from preflight.fabric.samples import Sweep
     from preflight.fabric.stored import StoredSamples
     from preflight.facts.burn import Inside, OverNvlink

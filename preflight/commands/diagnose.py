@@ -35,9 +35,9 @@ from preflight.core.command_line import (
     whole_number,
 )
 from preflight.core.files import read_regular, reason_of, typed_path, write_atomically
-from preflight.core.text import plain_json, printable
+from preflight.core.text import natural, plain_json, printable
 from preflight.errors import UsageError
-from preflight.fleet.nodeset import fold, natural
+from preflight.fleet.nodeset import fold
 from preflight.hang.diagnose.diagnosis import diagnose, lines
 from preflight.hang.diagnose.job_state import JobState
 from preflight.hang.look import LookRequest, look, look_here

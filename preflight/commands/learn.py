@@ -28,7 +28,7 @@ from preflight.core.command_line import FINE, FOUND, INTERRUPTED, UNCLEAR, some_
 from preflight.core.files import parse_toml, read_regular, reason_of, typed_path, write_asked
 from preflight.core.text import count, printable
 from preflight.errors import UsageError
-from preflight.fabric.sane import refuse_absurd_sweep
+from preflight.fabric.impossible_samples import refuse_absurd_sweep
 from preflight.fleet.baselines import UNITS
 from preflight.fleet.inventory import inventory_of
 from preflight.fleet.model import Host

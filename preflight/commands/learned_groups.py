@@ -20,9 +20,9 @@ from preflight.checks.gpu.test_settings import is_workstation
 from preflight.core.statistics import grouped, median
 from preflight.core.text import count
 from preflight.core.thresholds import SHIPPED
-from preflight.fabric.measure import wire_from
 from preflight.fabric.node_allreduce import measure_inside
 from preflight.fabric.observed import summarise
+from preflight.fabric.pair_summary import wire_from
 from preflight.facts.boards import board, link_counts
 from preflight.fleet.model import Expected, Host
 from preflight.fleet.nodeset import fold

@@ -16,11 +16,12 @@ from preflight.commands.nightly.united import fabric_of_waves
 from preflight.core.command_line import some_path
 from preflight.core.files import read_regular, typed_path, write_asked
 from preflight.core.registry import draining
+from preflight.core.text import natural
 from preflight.errors import UsageError
 from preflight.fabric.stored import read_stored
 from preflight.facts.model import Facts, Ports
 from preflight.facts.node import Reach
-from preflight.fleet.nodeset import fold, natural
+from preflight.fleet.nodeset import fold
 from preflight.report.document import encode
 from preflight.report.events import reread
 from preflight.report.exports import MODE, junit, metrics, refuse_unread

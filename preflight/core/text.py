@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import re
 import unicodedata
+from functools import lru_cache
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -189,6 +190,19 @@ def whole(text: str, most: int = 10**18) -> int | None:
 
 
 _COUNT: Final = re.compile(r"[0-9]{1,20}")
+_DIGITS: Final = re.compile(r"([0-9]{1,18})")
+
+
+Natural = tuple[tuple[int, str], ...]
+
+
+@lru_cache(maxsize=4096)  # the same few names on every node
+def natural(name: str) -> Natural:
+    """Return a sort key that puts h2 before h10, and mlx5_2 before mlx5_10."""
+    numbers = ((whole(part), part) for part in _DIGITS.split(name))
+    return tuple((-1, part) if number is None else (number, "") for number, part in numbers)
+
+
 _ESCAPE: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 

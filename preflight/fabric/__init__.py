@@ -9,15 +9,15 @@ and `judge.judge_sweep` joins them pair by pair for a run and for `preflight bla
 
 All of these describe a `samples.Meeting`, one pair on one rail in one round: `PairSamples` as
 measured, `PairResult` and `Digest` condensed, `PairJudgement` compared with its peers,
-`measure.Pair` as its check sees it.
+`pair_summary.Pair` as its check sees it.
 
 The files in the order of a run:
 
 - plan: `schedule` numbers the rounds, `planner` chooses some, `sweep_plan` has sizes and deadlines
 - measure: `launch` runs a sweep; `agents` are its sessions, `agent_gathering` says who takes part,
   `roster` with which rails, `agent_events` are what they send, `collect` and `accounts` keep it
-- look at it: `samples` (every iteration) and `observed` (condensed), `stored` and `sane` read both
-  from files; `measure` and `compare` judge a pair by itself
+- look at it: `samples` (every iteration) and `observed` (condensed); `stored` reads both from files
+  that `impossible_samples` accepts; `pair_summary` and `compare` judge a pair by itself
 - blame: `decoding`, then `phrases`, `outright_blame`, `statistical_blame`, `socket_fallback`;
   `retest` says what is measured again, and what that decides
 - `node_allreduce` and `nvlink_domain` judge what is measured besides pairs over NICs

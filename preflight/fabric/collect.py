@@ -14,7 +14,7 @@ from preflight.core.text import span
 from preflight.fabric.accounts import Insides, PairAccounts, iterations
 from preflight.fabric.agent_events import DomainSeen, Lapsed, NcclLog, PairSeen, Trouble
 from preflight.fabric.agents import Gone
-from preflight.fabric.measure import NO_CULPRIT, Silence, Word, who_broke_off
+from preflight.fabric.pair_summary import NO_CULPRIT, Silence, Word, who_broke_off
 from preflight.fabric.samples import End, NcclLogText, PairSamples, TimeInterner
 from preflight.fabric.sweep_plan import LOGS_EACH
 from preflight.transport.payload_session import LEASE_S, RENEW_S

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from preflight.core.statistics import LeaveOut, grouped, median, nearest_rank
 from preflight.core.text import gbs, size
-from preflight.fabric.measure import Summary, bypass, lost_accounts, lost_words, wire_from
 from preflight.fabric.observed import failed_by_itself, summarise
+from preflight.fabric.pair_summary import Summary, bypass, lost_accounts, lost_words, wire_from
 from preflight.fabric.samples import Meeting, PairState
 from preflight.fleet.baselines import rail_floor
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from preflight.core.thresholds import Thresholds
-    from preflight.fabric.measure import SizeSummary
     from preflight.fabric.observed import Observed
+    from preflight.fabric.pair_summary import SizeSummary
     from preflight.fabric.samples import End, PairSamples, Sweep
     from preflight.fleet.model import Expected, Host
 
@@ -278,8 +278,8 @@ def compare(
     `observed`: the same sweep, condensed. `earlier`: what pairs reached in earlier runs, GB/s by
     `speed_key`.
     """
-    known = grouped((one.turn, one) for one in observed.digests)
-    summaries = [(pair, summarise(pair, known.get(pair.turn, ()))) for pair in sweep.pairs]
+    known = grouped((one.key, one) for one in observed.digests)
+    summaries = [(pair, summarise(pair, known.get(pair.key, ()))) for pair in sweep.pairs]
     measured = [(pair, summary) for pair, summary in summaries if summary.state == "measured"]
     backend = sweep.pairs[0].backend if sweep.pairs else ""
     limit = thresholds.of(backend)
@@ -295,7 +295,7 @@ def compare(
 
 
 def _seen(pair: PairSamples, summary: Summary, yardstick: Yardstick, sweep: Sweep) -> PairJudgement:
-    one = PairJudgement(*pair.turn, state=summary.state, summary=summary)
+    one = PairJudgement(*pair.key, state=summary.state, summary=summary)
     if summary.state != "measured" or not summary.sizes:
         if lost := lost_accounts(pair, sweep.troubles):
             one = replace(one, summary=replace(summary, error=lost_words(lost)))

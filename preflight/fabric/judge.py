@@ -15,22 +15,21 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from preflight.core.statistics import grouped
-from preflight.core.text import gbs
+from preflight.core.text import gbs, natural
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.compare import PairJudgement, compare
 from preflight.fabric.decoding import find
 from preflight.fabric.decoding.culprit import FAILURES
-from preflight.fabric.measure import Pair, wire_from
 from preflight.fabric.node_allreduce import judge_inside
 from preflight.fabric.nvlink_domain import judge_domains
 from preflight.fabric.observed import Observed, observe
 from preflight.fabric.outright_blame import blames
+from preflight.fabric.pair_summary import Pair, wire_from
 from preflight.fabric.phrases import Blame, components
 from preflight.fabric.retest import cleared_by_retests, doubts, without_doubts
 from preflight.fabric.schedule import Pairing, ordered
 from preflight.fabric.socket_fallback import fallback_blames
 from preflight.fabric.statistical_blame import statistical_blames, transient_paths
-from preflight.facts.boards import natural
 from preflight.facts.burn import Inside, OverNvlink
 from preflight.facts.gpu_users import BUSY_WORD
 from preflight.fleet.nodeset import fold

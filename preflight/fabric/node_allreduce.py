@@ -20,7 +20,8 @@ from preflight.core.statistics import grouped, healthy_share, median
 from preflight.core.text import gbs, size, time_us
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.compare import INDEPENDENT, Bound, latency_limit_us
-from preflight.fabric.measure import (
+from preflight.fabric.observed import STOOD_STILL
+from preflight.fabric.pair_summary import (
     LATENCY_BELOW,
     SizeSummary,
     shortest_us,
@@ -28,7 +29,6 @@ from preflight.fabric.measure import (
     wire_from,
     worst_state,
 )
-from preflight.fabric.observed import STOOD_STILL
 from preflight.fabric.phrases import OWN_CAUSES, advice_on
 from preflight.fabric.samples import PairState
 from preflight.facts.boards import nvlink_gbs
@@ -137,7 +137,7 @@ FEWEST = 2
 """Other nodes; fewer are not compared with."""
 
 
-class Peers(NamedTuple):
+class PeerNodes(NamedTuple):
     """The other nodes of the same group with as many rails."""
 
     nodes: tuple[NodeAllreduce, ...]
@@ -253,7 +253,7 @@ def judge_inside(
             own = measured[name]
             others = alike.get((host.group, own.rails), {})
             peers = tuple(other for other in others.values() if other is not own)
-            rule = Peers(peers, limit.of(own.backend))
+            rule = PeerNodes(peers, limit.of(own.backend))
             one = _judged(own, samples[name], rule, host, short=name in sweep.short)
         found[name] = replace(one, lacks=sweep.short.get(name, ""))
     return found
@@ -306,7 +306,7 @@ def _missing(name: str, samples: InsideSamples | None, sweep: Sweep) -> Inside |
 
 
 def _judged(
-    own: NodeAllreduce, samples: InsideSamples, peers: Peers, host: Host, *, short: bool
+    own: NodeAllreduce, samples: InsideSamples, peers: PeerNodes, host: Host, *, short: bool
 ) -> Inside:
     """Judge one node; a `short` one only by failures: limits are for nodes with all rails."""
     plain = Inside(state=own.state, rails=own.rails, backend=own.backend, peers=len(peers.nodes))
@@ -387,7 +387,7 @@ def _slow(own: NodeAllreduce, bound: Bound, beyond: int) -> str:
     return f"{reached} among its {own.rails} rails; {bound.words}"
 
 
-def _latent(own: NodeAllreduce, peers: Peers) -> str:
+def _latent(own: NodeAllreduce, peers: PeerNodes) -> str:
     least, usual_us = own.sizes[0], peers.latency_us(own)
     limit_us = latency_limit_us(peers.limit, usual_us)
     if least.size_bytes >= LATENCY_BELOW or limit_us is None or least.p50_us <= limit_us:
@@ -398,13 +398,13 @@ def _latent(own: NodeAllreduce, peers: Peers) -> str:
     )
 
 
-def _way(own: NodeAllreduce, peers: Peers) -> str:
+def _way(own: NodeAllreduce, peers: PeerNodes) -> str:
     """Say if its data went another way than its peers'."""
     usual = peers.way
     return f"; carried by {own.net}, at its peers by {usual}" if usual and own.net != usual else ""
 
 
-def _eventful(compared: Inside, own: NodeAllreduce, peers: Peers) -> Inside:
+def _eventful(compared: Inside, own: NodeAllreduce, peers: PeerNodes) -> Inside:
     """Compare its events with the worst peer's: all machines have some."""
     events, usual = own.events, peers.worst_events
     if usual is None or events.count < _LEAST_EVENTS:

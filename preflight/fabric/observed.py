@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from preflight.core.statistics import grouped, median, nearest_rank
-from preflight.fabric.measure import (
+from preflight.fabric.pair_summary import (
     SizeSummary,
     Summary,
     bypass,
@@ -156,7 +156,7 @@ def _digest(pair: PairSamples, first: Timing | None, second: Timing | None) -> D
     typical = median(ranked)
     cut = CUT_MEDIANS * typical
     return Digest(
-        *pair.turn,
+        *pair.key,
         size_bytes=mine.size_bytes,
         phase=mine.phase,
         operations=len(network),
@@ -330,7 +330,7 @@ def observe(sweep: Sweep) -> Observed:
 
 def _tried(pair: PairSamples, lost: tuple[str, ...]) -> PairResult:
     return PairResult(
-        *pair.turn,
+        *pair.key,
         state="not_run" if lost else joint_state(pair),
         stood_still=failed_by_itself(pair),
         lost=lost,

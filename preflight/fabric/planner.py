@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from preflight.core.statistics import grouped, median
 from preflight.core.text import first_few
-from preflight.fabric.measure import joint_state
+from preflight.fabric.pair_summary import joint_state
 from preflight.fabric.schedule import (
     Planned,
     Rounds,

@@ -119,6 +119,10 @@ class End(Struct, frozen=True):
     """The longest standstills, in order of time."""
 
 
+MeetingKey = tuple[str, str, int, int]
+"""a, b, rail, round."""
+
+
 class Meeting(Struct, frozen=True):
     """One pair of nodes on one rail in one round."""
 
@@ -138,7 +142,7 @@ class Meeting(Struct, frozen=True):
         return self.a, self.b, self.rail
 
     @property
-    def turn(self) -> tuple[str, str, int, int]:
+    def key(self) -> MeetingKey:
         """Nodes, rail and round, which identify it."""
         return self.a, self.b, self.rail, self.round
 

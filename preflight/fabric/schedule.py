@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from preflight.core.statistics import grouped
-from preflight.fabric.measure import joint_state
+from preflight.fabric.pair_summary import joint_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -303,7 +303,7 @@ def _match(
     return made
 
 
-Turn = Literal["scheduled", "repair", "retest"]
+RoundKind = Literal["scheduled", "repair", "retest"]
 """Why a pair was measured in that round."""
 
 
@@ -312,7 +312,7 @@ def pairs_of(rounds: Rounds) -> frozenset[Pairing]:
     return frozenset(pair for around in rounds for pair in around)
 
 
-def turn_of(pair: PairSamples, sweep: Sweep, scheduled: frozenset[Pairing]) -> Turn:
+def round_kind_of(pair: PairSamples, sweep: Sweep, scheduled: frozenset[Pairing]) -> RoundKind:
     """Return why a pair was measured: retests have later rounds, repairs were not scheduled."""
     if sweep.retested and pair.round >= sweep.retested:
         return "retest"
@@ -329,16 +329,16 @@ def unscheduled_pairs(sweep: Sweep, scheduled: Iterable[Pairing]) -> tuple[Pairi
         pair.nodes
         for pair in sweep.pairs
         if pair.nodes not in known
-        and (turn_of(pair, sweep, known) == "repair" or joint_state(pair) != "not_run")
+        and (round_kind_of(pair, sweep, known) == "repair" or joint_state(pair) != "not_run")
     )
     return tuple(dict.fromkeys(found))
 
 
-def count_by_turn(sweep: Sweep, scheduled: Iterable[Pairing]) -> dict[Turn, int]:
+def count_by_round_kind(sweep: Sweep, scheduled: Iterable[Pairing]) -> dict[RoundKind, int]:
     """Count the measured pairs by reason; a pair with two reasons counts for both."""
     known = frozenset(scheduled)
-    met: dict[Turn, set[Pairing]] = {"scheduled": set(), "repair": set(), "retest": set()}
+    met: dict[RoundKind, set[Pairing]] = {"scheduled": set(), "repair": set(), "retest": set()}
     for pair in sweep.pairs:
         if joint_state(pair) != "not_run":
-            met[turn_of(pair, sweep, known)].add(pair.nodes)
-    return {turn: len(pairs) for turn, pairs in met.items()}
+            met[round_kind_of(pair, sweep, known)].add(pair.nodes)
+    return {kind: len(pairs) for kind, pairs in met.items()}

@@ -73,7 +73,7 @@ def pair_transports(sweep: Sweep, hosts: Iterable[Host]) -> tuple[PairTransport,
         if pair.backend == "nccl" and pair.a in expected and pair.b in expected:
             a, b = (end.net if end is not None else "" for end in (pair.first, pair.second))
             fell = _fell(a, expected[pair.a], pair.rail), _fell(b, expected[pair.b], pair.rail)
-            found.append(PairTransport(*pair.turn, ways=(a, b), fell=fell))
+            found.append(PairTransport(*pair.key, ways=(a, b), fell=fell))
     return tuple(found)
 
 

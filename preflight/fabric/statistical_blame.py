@@ -354,11 +354,11 @@ def _far(one: PairJudgement) -> bool:
 
 def _starved(one: PairJudgement, observed: Observed) -> bool:
     """Whether an end waited for a CPU for as long as one of those operations took."""
-    where = one.turn
+    where = one.key
     took_ms = one.summary.sizes[-1].p50_us / 1e3
     return any(
         stood.what == "starved" and stood.most_ms >= took_ms
         for tried in observed.tried
-        if tried.turn == where
+        if tried.key == where
         for stood in (*tried.first.stood, *tried.second.stood)
     )

@@ -20,18 +20,16 @@ from msgspec import Raw, Struct
 
 from preflight.core.files import read_regular, unpacks_to
 from preflight.errors import UsageError
-from preflight.fabric.measure import lost_words
+from preflight.fabric.impossible_samples import refuse_absurd, refuse_absurd_sweep
 from preflight.fabric.observed import EndResult, Observed, PairResult, StallTotal, observe
+from preflight.fabric.pair_summary import lost_words
 from preflight.fabric.samples import End, Moved, PairSamples, Rung, Sweep
-from preflight.fabric.sane import refuse_absurd, refuse_absurd_sweep
 from preflight.fleet.inventory_tables import plainly
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from preflight.fabric.samples import PairState
-
-    Turn = tuple[str, str, int, int]
+    from preflight.fabric.samples import MeetingKey, PairState
 
 
 VERSION = 1
@@ -319,7 +317,7 @@ UNTIMED = "none of its times are stored"
 
 def rebuilt(observed: Observed) -> Sweep:
     """Return a sweep whose ends hold no times: it reverses `observe`, as far as possible."""
-    timed = {one.turn for one in observed.digests}
+    timed = {one.key for one in observed.digests}
     rungs: dict[int, int] = {}
     for one in observed.digests:
         if one.phase == "ladder":
@@ -336,7 +334,7 @@ def rebuilt(observed: Observed) -> Sweep:
     )
 
 
-def _pair(one: PairResult, timed: Collection[Turn], backend: str) -> PairSamples:
+def _pair(one: PairResult, timed: Collection[MeetingKey], backend: str) -> PairSamples:
     state, untimed = _came_to(one, timed)
     ends = [
         None
@@ -344,13 +342,13 @@ def _pair(one: PairResult, timed: Collection[Turn], backend: str) -> PairSamples
         else End(name, state, (), untimed or end.error, moved=end.moved, net=end.net)
         for name, end in ((one.a, one.first), (one.b, one.second))
     ]
-    return PairSamples(*one.turn, backend, *ends)
+    return PairSamples(*one.key, backend, *ends)
 
 
-def _came_to(one: PairResult, timed: Collection[Turn]) -> tuple[PairState, str]:
+def _came_to(one: PairResult, timed: Collection[MeetingKey]) -> tuple[PairState, str]:
     """Return its state, from the other end if an account is missing; and why it has no times."""
     if one.lost:
         return "measured", ""
-    if one.state in ("measured", "not_run") and one.turn not in timed:
+    if one.state in ("measured", "not_run") and one.key not in timed:
         return "not_run", UNTIMED
     return one.state, ""

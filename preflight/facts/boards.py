@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import re
 from datetime import date
-from functools import cache, lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
 from preflight.core.files import shipped_table
-from preflight.core.text import whole
+from preflight.core.text import natural, whole
 from preflight.facts.model import read_once
 from preflight.facts.node import DISTANCES, Distance, pci_distance
 
@@ -266,12 +266,6 @@ def numa_nodes(facts: Facts) -> tuple[int | None, ...] | None:
     """NUMA node of each GPU."""
     nodes = tuple(gpu.numa for gpu in facts.gpus or ())
     return nodes if any(node is not None for node in nodes) else None
-
-
-@lru_cache(maxsize=4096)  # the same few names on every node
-def natural(name: str) -> tuple[tuple[int, str], ...]:
-    """Sort key that puts mlx5_2 before mlx5_10."""
-    return tuple((int(digits or -1), text) for digits, text in re.findall(r"([0-9]+)|(\D+)", name))
 
 
 def _short(bus_id: str) -> str:

@@ -13,7 +13,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from preflight.core.text import whole
+from preflight.core.text import natural
 from preflight.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 _ZONE = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,14}")
 """Of fe80::1%eth0: an interface's name or number (RFC 4007), as Linux bounds names."""
 _NUMBER = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
-_DIGITS = re.compile(r"([0-9]{1,18})")
 _NUMBERS = re.compile(r"[0-9]+")
 _VARIES = re.compile(r"\[[^\][]*\]|[0-9]+")
 _OPERATION = re.compile(r"([,!&^]?)((?:\[[^\][]*\]|[^,!&^])+)")
@@ -126,12 +125,6 @@ def _folded(pattern: str, names: Iterable[str]) -> Iterator[str]:
         ]
     for one in vectors:
         yield pattern % tuple(f"[{part}]" if {",", "-"} & {*part} else part for part in one)
-
-
-def natural(name: str) -> list[tuple[int, str]]:
-    """Return a sort key that puts h2 before h10."""
-    numbers = ((whole(part), part) for part in _DIGITS.split(name))
-    return [(-1, part) if number is None else (number, "") for number, part in numbers]
 
 
 def split(text: str) -> list[str]:

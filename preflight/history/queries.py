@@ -239,7 +239,7 @@ def _as_trends(found: _Series) -> tuple[Trend, ...]:
 
 
 def _in_order(one: tuple[_Key, list[Point]]) -> tuple[object, ...]:
-    from preflight.fleet.nodeset import natural
+    from preflight.core.text import natural
 
     measure, under, unit = one[0]
     return measure, under, natural(unit)

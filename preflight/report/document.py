@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from preflight.check import Tier, is_check_id
 from preflight.core.text import plain_json
-from preflight.fabric.schedule import Turn
+from preflight.fabric.schedule import RoundKind
 from preflight.facts.basics import Count
 from preflight.fleet.nodeset import check_names
 from preflight.report.header import Overrides
@@ -95,7 +95,7 @@ class PairRow(Struct, frozen=True, kw_only=True):
     backend: str
     state: str
     sizes: tuple[SizeRow, ...]
-    turn: Turn = "scheduled"
+    turn: RoundKind = "scheduled"
     """Why it was measured: retests of suspects, repairs for partners of nodes that are down."""
     slow: str = ""
     """"bandwidth", "latency" or "reach", if the pair itself is slow."""

@@ -18,21 +18,21 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from preflight.core.statistics import LeaveOut, grouped, median
-from preflight.core.text import gbs, size, time_us
+from preflight.core.text import Natural, gbs, natural, size, time_us
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.decoding.rare_events import MEDIANS
 from preflight.fabric.decoding.sensitivity import heatmap_values
-from preflight.fabric.measure import busbw_gbs
+from preflight.fabric.pair_summary import busbw_gbs
 from preflight.fabric.samples import PairState
-from preflight.fleet.nodeset import natural
 from preflight.report.document import row_of
 from preflight.report.markup import STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from preflight.fabric.decoding.sensitivity import Events, Slower, Turn
+    from preflight.fabric.decoding.sensitivity import Events, Slower
     from preflight.fabric.observed import Digest, Observed
+    from preflight.fabric.samples import MeetingKey
     from preflight.report.document import BlameRow
 
 
@@ -55,7 +55,7 @@ class LocatedBlame(Struct, frozen=True, kw_only=True):
     """False for one of several possible components that the samples do not tell apart."""
 
 
-def blamed_turns(found: Iterable[LocatedBlame], observed: Observed) -> frozenset[Turn]:
+def blamed_meetings(found: Iterable[LocatedBlame], observed: Observed) -> frozenset[MeetingKey]:
     """Every pair, rail and round that goes through a blamed component."""
     nodes: set[tuple[str, int | None]] = set()
     paths: set[tuple[str, str, int | None]] = set()
@@ -128,30 +128,30 @@ _LEAST_PEERS = 3
 
 
 def compare_counts(
-    events: Mapping[Turn, Events],
+    events: Mapping[MeetingKey, Events],
     scatter: float,
-    blamed: Collection[Turn],
+    blamed: Collection[MeetingKey],
     *,
     late: bool = False,
-) -> dict[Turn, Comparison]:
+) -> dict[MeetingKey, Comparison]:
     """Compare each count of spikes, or of late starts, with the rate of all unblamed pairs.
 
     `scatter`: the variance of healthy pairs' counts, in units of Poisson's. Within it a pair
     counts as equal to its peers, unless it is in `blamed`.
     """
     sums = _Sums(events, blamed, late=late)
-    return {turn: _compared(turn, one, sums, scatter) for turn, one in events.items()}
+    return {key: _compared(key, one, sums, scatter) for key, one in events.items()}
 
 
 class _Sums:
     """Events and operations of the fabric, without blamed pairs where enough others are left."""
 
     def __init__(
-        self, events: Mapping[Turn, Events], blamed: Collection[Turn], *, late: bool
+        self, events: Mapping[MeetingKey, Events], blamed: Collection[MeetingKey], *, late: bool
     ) -> None:
         self.late = late
         self.blamed = blamed
-        healthy = [one for turn, one in events.items() if turn not in blamed]
+        healthy = [one for key, one in events.items() if key not in blamed]
         enough = len(healthy) > _LEAST_PEERS
         kept = healthy if enough else list(events.values())
         self._hits = sum(self.seen(one) for one in kept)
@@ -161,21 +161,21 @@ class _Sums:
     def seen(self, one: Events) -> int:
         return one.late if self.late else one.wire
 
-    def expected(self, turn: Turn, one: Events) -> float | None:
+    def expected(self, key: MeetingKey, one: Events) -> float | None:
         """The count expected by the others' rate; None if there are no others."""
-        mine = turn not in self._excluded
+        mine = key not in self._excluded
         tries = self._tries - (one.operations if mine else 0)
         hits = self._hits - (self.seen(one) if mine else 0)
         return one.operations * hits / tries if tries > 0 else None
 
 
-def _compared(turn: Turn, one: Events, sums: _Sums, scatter: float) -> Comparison:
-    seen, expected = sums.seen(one), sums.expected(turn, one)
+def _compared(key: MeetingKey, one: Events, sums: _Sums, scatter: float) -> Comparison:
+    seen, expected = sums.seen(one), sums.expected(key, one)
     if expected is None:
         return Comparison(seen, None, None, of=one.operations, longest_us=one.longest_us)
     ratio = (seen + _SEEN) / (expected + _SEEN)
     chance = _CHANCE * math.sqrt(scatter * (expected + _SEEN))
-    if turn not in sums.blamed and seen - expected <= chance:
+    if key not in sums.blamed and seen - expected <= chance:
         ratio = min(1.0, ratio)
     return Comparison(seen, expected, ratio, of=one.operations, longest_us=one.longest_us)
 
@@ -264,11 +264,11 @@ def cells(
 
     `found`: the blames. A pair without one is coloured only beyond the scatter of healthy pairs.
     """
-    by_turn = grouped(((one.a, one.b, one.rail, one.round), one) for one in observed.digests)
+    by_key = grouped(((one.a, one.b, one.rail, one.round), one) for one in observed.digests)
     many = len(observed.nodes) > MANY
-    large = {turn: max(_ladder(own), key=lambda d: d.size_bytes) for turn, own in by_turn.items()}
-    small = {turn: min(_ladder(own), key=lambda d: d.size_bytes) for turn, own in by_turn.items()}
-    seen, blamed = heatmap_values(observed, limits), blamed_turns(found, observed)
+    large = {key: max(_ladder(own), key=lambda d: d.size_bytes) for key, own in by_key.items()}
+    small = {key: min(_ladder(own), key=lambda d: d.size_bytes) for key, own in by_key.items()}
+    seen, blamed = heatmap_values(observed, limits), blamed_meetings(found, observed)
     wire = _times_slower(seen.wire, blamed, many=many)
     slow = _times_slower(seen.latency, blamed, many=many)
     usual = median([digest.size_bytes for digest in large.values()] or [0])
@@ -276,16 +276,16 @@ def cells(
     late = compare_counts(seen.events, seen.scatter, blamed, late=True)
     cells = []
     for tried in observed.tried:
-        turn = (tried.a, tried.b, tried.rail, tried.round)
+        key = tried.key
         cells.append(
             row_of(
                 Cell,
                 tried,
                 error=tried.error,
-                bandwidth=_speed(large.get(turn), wire.get(turn), usual),
-                latency=_time(small.get(turn), slow.get(turn)),
-                spikes=spikes.get(turn),
-                late=late.get(turn),
+                bandwidth=_speed(large.get(key), wire.get(key), usual),
+                latency=_time(small.get(key), slow.get(key)),
+                spikes=spikes.get(key),
+                late=late.get(key),
             )
         )
     return tuple(cells)
@@ -303,33 +303,35 @@ class _Times(Struct, frozen=True):
 
 
 def _times_slower(
-    slower: Slower, blamed: Collection[Turn], *, many: bool
-) -> dict[Turn, _Times | None]:
-    """The ratios by turn; None for a turn without peers."""
+    slower: Slower, blamed: Collection[MeetingKey], *, many: bool
+) -> dict[MeetingKey, _Times | None]:
+    """The ratios by key; None for a key without peers."""
     peers = _peers(list(slower.logs.items()), many=many)
-    found: dict[Turn, _Times | None] = dict.fromkeys(slower.logs)
-    for turn, log in slower.logs.items():
-        if (typical := peers(turn)) is None:
+    found: dict[MeetingKey, _Times | None] = dict.fromkeys(slower.logs)
+    for key, log in slower.logs.items():
+        if (typical := peers(key)) is None:
             continue
         more = log - typical
-        scattered = more <= slower.hot and turn not in blamed
-        found[turn] = _Times(math.exp(more), math.exp(min(more, 0.0) if scattered else more))
+        scattered = more <= slower.hot and key not in blamed
+        found[key] = _Times(math.exp(more), math.exp(min(more, 0.0) if scattered else more))
     return found
 
 
-def _peers(own: Sequence[tuple[Turn, float]], *, many: bool) -> Callable[[Turn], float | None]:
+def _peers(
+    own: Sequence[tuple[MeetingKey, float]], *, many: bool
+) -> Callable[[MeetingKey], float | None]:
     """A function: the median of the pairs that share no node, else of the pair's other rails."""
     if many:
         typical = median([value for _, value in own]) if own else None
         return lambda _turn: typical
-    others = LeaveOut([(value, turn[:2]) for turn, value in own])
-    apart = {pair: others.median(pair) for pair in dict.fromkeys(turn[:2] for turn, _ in own)}
+    others = LeaveOut([(value, key[:2]) for key, value in own])
+    apart = {pair: others.median(pair) for pair in dict.fromkeys(key[:2] for key, _ in own)}
 
-    def of(turn: Turn) -> float | None:
-        found = apart[turn[:2]]
+    def of(key: MeetingKey) -> float | None:
+        found = apart[key[:2]]
         if found is not None:
             return found
-        rails = [value for other, value in own if other[:2] == turn[:2] and other[2] != turn[2]]
+        rails = [value for other, value in own if other[:2] == key[:2] and other[2] != key[2]]
         return median(rails) if rails else None
 
     return of
@@ -395,7 +397,7 @@ class Grid(Struct, frozen=True, kw_only=True):
 def by_leaf(observed: Observed) -> tuple[str, ...]:
     """The nodes sorted by leaf switch, then by name; those without a leaf come last."""
 
-    def place(name: str) -> tuple[bool, list[tuple[int, str]], list[tuple[int, str]]]:
+    def place(name: str) -> tuple[bool, Natural, Natural]:
         leaf = observed.leaves.get(name, "")
         return not leaf, natural(leaf), natural(name)
 

@@ -27,8 +27,8 @@ from preflight.core.files import (
     write_atomically,
     write_typed,
 )
+from preflight.core.text import natural
 from preflight.errors import UsageError
-from preflight.fleet.nodeset import natural
 from preflight.report.document import encode
 from preflight.report.events import NAME as EVENTS
 from preflight.report.events import REPORT, Ended, Events, read_events

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from preflight.core.registry import page_of
 from preflight.core.statistics import grouped
-from preflight.fleet.nodeset import natural
+from preflight.core.text import natural
 from preflight.report.document import moment
 from preflight.report.fabric_page import sharpness
 from preflight.report.findings import COUNTED, Finding

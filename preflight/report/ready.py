@@ -11,7 +11,7 @@ from preflight.core.command_line import EMPTY, FINE, FOUND, INTERRUPTED, UNCLEAR
 from preflight.core.thresholds import SHIPPED, Thresholds
 from preflight.fabric.decoding.culprit import OF_A_NODE
 from preflight.fabric.decoding.sensitivity import sensitivity
-from preflight.fabric.schedule import turn_of
+from preflight.fabric.schedule import round_kind_of
 from preflight.fleet.nodeset import fold, two_of
 from preflight.report.document import (
     BlameRow,
@@ -233,7 +233,7 @@ def pair_rows(
             pair,
             one.summary,
             sizes=tuple(row_of(SizeRow, size) for size in one.summary.sizes),
-            turn=turn_of(pair, sweep, scheduled),
+            turn=round_kind_of(pair, sweep, scheduled),
             slow=one.slow or one.once,
             peers_gbs=one.bound.peers_gbs,
             limit_gbs=one.bound.gbs,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from preflight.core.registry import Registered, Registry
     from preflight.core.thresholds import Override
     from preflight.fabric.judge import Decoded
-    from preflight.fabric.measure import Pair
+    from preflight.fabric.pair_summary import Pair
     from preflight.facts.burn import Burn
     from preflight.facts.model import Ports
     from preflight.fleet.model import Fleet, Host, Waiver

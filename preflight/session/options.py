@@ -17,8 +17,8 @@ from preflight.core.files import read_regular, reason_of, typed_path
 from preflight.core.registry import Registry, load_folder, shipped_folder
 from preflight.core.text import count
 from preflight.errors import UsageError
+from preflight.fabric.impossible_samples import refuse_absurd_sweep
 from preflight.fabric.planner import plan
-from preflight.fabric.sane import refuse_absurd_sweep
 from preflight.fabric.schedule import default_rounds
 from preflight.fleet.inventory_tables import refuse_unknown
 from preflight.fleet.nodeset import fold

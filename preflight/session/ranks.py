@@ -20,7 +20,7 @@ from preflight.run.site_sections import modules
 from preflight.session.flags import usage_errors
 from preflight.session.site import ask_sections
 from preflight.transport.job_store import Decoder, Hello, JobStore, read_place
-from preflight.transport.job_store_hub import Hub
+from preflight.transport.job_store_hub import RankHub
 from preflight.transport.rank_follower import follow
 from preflight.transport.torchrun_ranks import TorchrunTransport, gather
 
@@ -124,7 +124,7 @@ class Leading:
         self._place = place
         self._config: pytest.Config
         self.crew: JobRanks | None = None
-        self.hub: Hub | None = None
+        self.hub: RankHub | None = None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, object, object]:
@@ -169,7 +169,7 @@ class Leading:
         self._config = config
         nonce = secrets.token_hex(16)
         listening, speaking = JobStore.open(self._place), JobStore.open(self._place)
-        self.hub = Hub(listening, speaking, nonce)
+        self.hub = RankHub(listening, speaking, nonce)
         self.hub.begin()
         speaking.write("hello", msgspec.json.encode(Hello(nonce, __version__)))
         self.crew = gather(self._place, speaking, Decoder(nonce), nonce, _say)

@@ -17,7 +17,7 @@ from preflight.core.files import open_folder, reason_of
 from preflight.core.statistics import grouped, median
 from preflight.core.text import size
 from preflight.errors import UsageError
-from preflight.fabric.measure import LATENCY_BELOW, wire_from
+from preflight.fabric.pair_summary import LATENCY_BELOW, wire_from
 from preflight.fabric.planner import after, coverage, pairs_tested
 from preflight.fleet.nodeset import fold
 from preflight.history import reading

@@ -20,7 +20,7 @@ from preflight.errors import UsageError
 from preflight.fabric.planner import coverage, pairs_tested, unread_words
 from preflight.fabric.retest import unsettled_words
 from preflight.fabric.samples import gc_paused
-from preflight.fabric.schedule import count_by_turn, pairs_of
+from preflight.fabric.schedule import count_by_round_kind, pairs_of
 from preflight.fabric.sweep_plan import measured_share
 from preflight.fleet.model import today
 from preflight.report.document import CoverageRow, Report, row_of
@@ -177,7 +177,7 @@ def _coverage(run: Run, names: Sequence[str], past: Past | None) -> CoverageRow 
     if measured.sweep is None or measured.planned is None:
         return None
     now = coverage(measured.planned, pairs_tested(measured.sweep), names, past)
-    turns = count_by_turn(measured.sweep, pairs_of(run.rounds))
+    turns = count_by_round_kind(measured.sweep, pairs_of(run.rounds))
     share = measured_share(measured.sweep)
     return row_of(
         CoverageRow,

@@ -27,7 +27,7 @@ _HOLE_S = 3.0
 """A rank may die after it took a place in the queue and before it wrote there."""
 
 
-class Hub:
+class RankHub:
     """Rank 0's connection to all other ranks. Thread-safe."""
 
     def __init__(self, listening: JobStore, speaking: JobStore, nonce: str) -> None:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from preflight.fleet.model import Host
     from preflight.transport.bundle import Beside
     from preflight.transport.job_store import Decoder, JobStore, Reply
-    from preflight.transport.job_store_hub import Hub
+    from preflight.transport.job_store_hub import RankHub
 
 ROLL_CALL_S = 10.0
 """Wait for a rank to answer; a good one needs milliseconds."""
@@ -56,7 +56,7 @@ class TorchrunTransport:
 
     name = "torchrun"
 
-    def __init__(self, job: JobRanks, hub: Hub, beside: Beside = ()) -> None:
+    def __init__(self, job: JobRanks, hub: RankHub, beside: Beside = ()) -> None:
         self._job = job
         self._hub = hub
         self._beside = beside
@@ -163,7 +163,7 @@ class OwnRank(_RankConnection):
 class OtherRank(_RankConnection):
     """Another rank, which starts entries by order."""
 
-    def __init__(self, words: str, hub: Hub, rank: int) -> None:
+    def __init__(self, words: str, hub: RankHub, rank: int) -> None:
         self._words, self._hub, self._rank = words, hub, rank
 
     def start_entry(self, entry: str, *, timeout_s: float, limit: int = OUTPUT_LIMIT) -> Remote:
@@ -174,7 +174,7 @@ class OtherRank(_RankConnection):
 class RankRemote(StreamRemote):
     """A child process of another rank; its input and output are notes in the store."""
 
-    def __init__(self, hub: Hub, rank: int, words: str, start: Start) -> None:
+    def __init__(self, hub: RankHub, rank: int, words: str, start: Start) -> None:
         super().__init__(start.timeout_s, start.limit)
         self._hub, self._rank, self._words = hub, rank, words
         self._replies: queue.SimpleQueue[Reply | str] = queue.SimpleQueue()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from preflight.fabric.measure import busbw_gbs
 from preflight.fabric.observed import summarise
+from preflight.fabric.pair_summary import busbw_gbs
 from preflight.fabric.samples import Rung
 from preflight.fabric.sweep_plan import MIB, SweepPlan
 from tests.bench.probing import connected, some

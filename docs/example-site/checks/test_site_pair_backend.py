@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from preflight.check import Check
-from preflight.fabric.measure import Pair
+from preflight.fabric.pair_summary import Pair
 from preflight.verdict import Conclude, Verdict, fail, not_run, ok, unknown
 
 CHECK = Check("site.pair_backend", stage="fabric", requires=("reach.answer",))

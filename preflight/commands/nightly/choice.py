@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from preflight.core.text import legible
+from preflight.core.text import legible, natural
 from preflight.errors import PreflightError, UsageError
 from preflight.fabric.schedule import circle
 from preflight.fleet.job_environment import for_slurm
-from preflight.fleet.nodeset import natural
 from preflight.fleet.sources import allocated_nodes
 from preflight.transport.slurm_allocation import NODES, parse_nodes, parse_reservation
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from preflight.fabric.decoding.rare_events import Rates
     from preflight.fabric.decoding.shifts import Shifts
     from preflight.fabric.observed import Digest, Observed
+    from preflight.fabric.samples import MeetingKey
 
     Endpoint = tuple[str, int]
 
@@ -278,10 +279,6 @@ def _shows(events: int, moments: int, mean: float) -> float:
     return 1.0 - math.fsum(map(math.exp, below))
 
 
-Turn = tuple[str, str, int, int]
-"""a, b, rail, round."""
-
-
 class Events(NamedTuple):
     """Events of one pair on one rail in one round; those on most rails count for each rail."""
 
@@ -293,16 +290,16 @@ class Events(NamedTuple):
 
 
 class Slower(NamedTuple):
-    """Log times by turn, and the excess from which one stands out of good pairs' scatter."""
+    """Log times by key, and the excess from which one stands out of good pairs' scatter."""
 
-    logs: dict[Turn, float]
+    logs: dict[MeetingKey, float]
     hot: float
 
 
 class HeatmapValues(NamedTuple):
     """All values that the heatmap shows as colours."""
 
-    events: dict[Turn, Events]
+    events: dict[MeetingKey, Events]
     scatter: float
     """Variance of good pairs' counts, in units of Poisson's law."""
     wire: Slower
@@ -312,22 +309,22 @@ class HeatmapValues(NamedTuple):
 def heatmap_values(observed: Observed, thresholds: Thresholds = SHIPPED) -> HeatmapValues:
     """Return each pair's values, by the same rules as blame."""
     met, limit = meetings(observed), thresholds.of(observed.backend)
-    turns = [(*place, number_of) for place, number_of in zip(met.places, met.rounds, strict=True)]
+    keys = [(*place, number_of) for place, number_of in zip(met.places, met.rounds, strict=True)]
     return HeatmapValues(
-        events=_events(met, turns, limit("spike_us")),
+        events=_events(met, keys, limit("spike_us")),
         scatter=limit("event_scatter"),
-        wire=_slower(turns, shifts_of(met, observed, "slow", limit)),
-        latency=_slower(turns, shifts_of(met, observed, "latency", limit)),
+        wire=_slower(keys, shifts_of(met, observed, "slow", limit)),
+        latency=_slower(keys, shifts_of(met, observed, "latency", limit)),
     )
 
 
-def _events(met: Meetings, turns: Sequence[Turn], least_us: float) -> dict[Turn, Events]:
+def _events(met: Meetings, keys: Sequence[MeetingKey], least_us: float) -> dict[MeetingKey, Events]:
     """Read each pair's events from the rows that `watch` wrote pair by pair, hosts likewise.
 
     Events on most of a pair's rails at once are in its last row.
     """
     wire, late, _ = watch(met, least_us)
-    found: dict[Turn, Events] = {}
+    found: dict[MeetingKey, Events] = {}
     first = 0
     for rows in met.together:
         width = len(rows) + (len(rows) > 1)
@@ -335,7 +332,7 @@ def _events(met: Meetings, turns: Sequence[Turn], least_us: float) -> dict[Turn,
             own = {at, width - 1}
             on_wire = [first + each for each in own]
             of_hosts = [2 * first + host * width + each for host in (0, 1) for each in own]
-            found[turns[row]] = Events(
+            found[keys[row]] = Events(
                 wire=sum(wire.events[each] for each in on_wire),
                 late=sum(late.events[each] for each in of_hosts),
                 operations=met.operations[row],
@@ -348,6 +345,6 @@ def _events(met: Meetings, turns: Sequence[Turn], least_us: float) -> dict[Turn,
     return found
 
 
-def _slower(turns: Sequence[Turn], model: Shifts) -> Slower:
+def _slower(keys: Sequence[MeetingKey], model: Shifts) -> Slower:
     rows = zip(model.timed.rows, model.timed.logs, strict=True)
-    return Slower({turns[row]: log for row, log in rows}, model.stands_out)
+    return Slower({keys[row]: log for row, log in rows}, model.stands_out)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from preflight.core.statistics import median
 from preflight.fabric.decoding.greedy_search import Model
-from preflight.fabric.measure import LATENCY_BELOW, wire_from
+from preflight.fabric.pair_summary import LATENCY_BELOW, wire_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -57,7 +57,7 @@ def measure(context: Context, alive: Alive) -> dict[str, Any]:
     return _among(context, all_own, account(context.rail, None, "measured"), alive)
 
 
-def measure_domain(context: Context, turn: plan.Turn, alive: Alive) -> dict[str, Any]:
+def measure_domain(context: Context, turn: plan.PairOfRound, alive: Alive) -> dict[str, Any]:
     """Measure the same rail of two nodes over NVLink; return this end's account; never raises.
 
     The partner may still be in its last round, or in `measure`; then it starts a new process, too.
@@ -214,7 +214,9 @@ def _send_account(
     return True
 
 
-def _take_turn(context: pair.Context, turn: plan.Turn, say: Callable[..., None]) -> dict[str, Any]:
+def _take_turn(
+    context: pair.Context, turn: plan.PairOfRound, say: Callable[..., None]
+) -> dict[str, Any]:
     if context.rendezvous.missed(turn.round, context.rail.partner(turn)):
         error = f"its partner did not come to round {turn.round + 1}"
         return account(context.rail, turn, "absent", error)

@@ -284,7 +284,7 @@ class Context:
             self.connected.pop().close()
 
 
-def measure(context: Context, turn: plan.Turn, alive: Alive) -> dict[str, Any]:
+def measure(context: Context, turn: plan.PairOfRound, alive: Alive) -> dict[str, Any]:
     """Measure one pair and return this end's account; a failure of the pair does not raise.
 
     `alive(phase, within_s)` reports the phase ("connect", "pair") to the supervisor, and the time
@@ -363,7 +363,7 @@ def climb_ladder(
     return ladder, {**found, "net": printable(context.transport.words())}
 
 
-def _agree(context: Context, turn: plan.Turn, name: str) -> None:
+def _agree(context: Context, turn: plan.PairOfRound, name: str) -> None:
     """Check that both ends follow the same plan; NotMeasured otherwise."""
     go = context.rail.go
     same = context.rendezvous.agree(name, turn.rank, plan.digest(go, turn), go.meet_s)
@@ -375,7 +375,7 @@ def _agree(context: Context, turn: plan.Turn, name: str) -> None:
         raise NotMeasured("absent", f"{partner} follows another plan than this node")
 
 
-def _ends(context: Context, turn: plan.Turn) -> verify.Ends:
+def _ends(context: Context, turn: plan.PairOfRound) -> verify.Ends:
     keys = [verify.key(context.rail.go.seed, turn.round, rank) for rank in (0, 1)]
     return verify.Ends(keys, turn.rank)
 
@@ -385,7 +385,9 @@ def connect_s(go: plan.Go) -> float:
     return go.meet_s + MARGIN_S + (go.op_s if go.backend == "nccl" else 0.0)
 
 
-def _look_into(context: Context, turn: plan.Turn, name: str, ladder: Ladder, alive: Alive) -> str:
+def _look_into(
+    context: Context, turn: plan.PairOfRound, name: str, ladder: Ladder, alive: Alive
+) -> str:
     """After wrong data: swap the roles and repeat; return what was wrong here, or "".
 
     One pair can only show whether wrong bits stay with an end or with a role, and whether the end

@@ -39,7 +39,7 @@ class StopRule:
 
 
 @dataclass(frozen=True)
-class Turn:
+class PairOfRound:
     """The pair of one round: ends a and b, our index, the partner's number."""
 
     round: int
@@ -67,7 +67,7 @@ class Go:
     store: tuple[str, int] | None
     """Host and port of the sweep's store; None: this node hosts it."""
     ladder: tuple[Rung, ...]
-    turns: tuple[Turn | None, ...]
+    turns: tuple[PairOfRound | None, ...]
     seed: int
     meet_s: float
     """Time limit for the two ends of a pair to connect."""
@@ -97,7 +97,7 @@ class Go:
     """After the last round, measure the all-reduce among this node's own rails."""
     inside_sizes: tuple[Rung, ...] = ()
     """Larger sizes after the ladder's, only among the rails of one node."""
-    domain: tuple[Turn | None, ...] = ()
+    domain: tuple[PairOfRound | None, ...] = ()
     """Last of all, pairs with nodes of the same NVLink domain."""
     missing: frozenset[int] = frozenset()
     """Members that do not exist: node number x `rails` + rail, of rails that a node lacks."""
@@ -144,13 +144,13 @@ class Rail:
         """The number of ranks if all nodes had all rails."""
         return self.go.nodes * self.go.rails
 
-    def turn(self, step: int) -> Turn | None:
+    def turn(self, step: int) -> PairOfRound | None:
         """Return the rail's pair of a step; None without one, or if the partner lacks it."""
         go = self.go
         turn = go.turns[step] if step < len(go.turns) else go.domain[step - go.domain_step]
         return None if turn is None or self.partner(turn) in go.missing else turn
 
-    def partner(self, turn: Turn) -> int:
+    def partner(self, turn: PairOfRound) -> int:
         """The member number of the same rail on the partner."""
         return turn.partner * self.go.rails + self.rail
 
@@ -188,8 +188,8 @@ def _rounds(order: dict[str, Any], first: int) -> dict[str, Any]:
     )
 
 
-def _turns(listed: Iterable[dict[str, Any] | None], first: int) -> tuple[Turn | None, ...]:
-    turns = tuple(None if turn is None else Turn(**turn) for turn in listed)
+def _turns(listed: Iterable[dict[str, Any] | None], first: int) -> tuple[PairOfRound | None, ...]:
+    turns = tuple(None if turn is None else PairOfRound(**turn) for turn in listed)
     if any(turn is not None and turn.round != place for place, turn in enumerate(turns, first)):
         raise ValueError("turns out of order")
     return turns
@@ -201,7 +201,7 @@ COMMON = (
 )  # fmt: skip
 
 
-def digest(go: Go, turn: Turn) -> str:
+def digest(go: Go, turn: PairOfRound) -> str:
     """The same at both ends of a pair, and at the controller (docs/internals/wire.md)."""
     numbers = (go.index, turn.partner)
     common: dict[str, Any] = {name: getattr(go, name) for name in COMMON}
@@ -244,7 +244,7 @@ def account_of(rail: Rail, step: int, state: str, error: str = "") -> dict[str, 
 
 
 def account(
-    rail: Rail, turn: Turn | None, state: str, error: str = "", *, domain: bool = False
+    rail: Rail, turn: PairOfRound | None, state: str, error: str = "", *, domain: bool = False
 ) -> dict[str, Any]:
     """Return the event for a pair (`domain`: over NVLink), or for the node's own all-reduce.
 

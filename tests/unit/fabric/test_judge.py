@@ -21,7 +21,7 @@ from tests.unit.fabric.synthetic import blame, end, hosts, sweep
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from preflight.fabric.measure import Pair
+    from preflight.fabric.pair_summary import Pair
     from preflight.fabric.samples import PairSamples, PairState
 
 

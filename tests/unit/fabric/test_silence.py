@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from preflight.fabric.measure import NO_CULPRIT, Word, who_broke_off
+from preflight.fabric.pair_summary import NO_CULPRIT, Word, who_broke_off
 
 NODES = ("h1", "h2", "h3", "h4")
 STORE = "DistStoreError: wait timeout after 20000ms, keys: /torch.rendezvous.preflight-ab12/rank_1"

@@ -12,7 +12,6 @@ import pytest
 from msgspec.structs import replace
 
 from preflight.commands.blame import SCHEMA, BlameDocument
-from preflight.fabric.measure import lost_words
 from preflight.fabric.observed import (
     Digest,
     EndResult,
@@ -22,6 +21,7 @@ from preflight.fabric.observed import (
     Standout,
     observe,
 )
+from preflight.fabric.pair_summary import lost_words
 from preflight.fabric.samples import (
     End,
     InsideSamples,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from preflight.core.thresholds import Override
-from preflight.fabric.measure import wire_from
+from preflight.fabric.pair_summary import wire_from
 from preflight.fleet.baselines import (
     LINKS,
     TIMES,

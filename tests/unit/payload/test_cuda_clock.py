@@ -77,7 +77,7 @@ def pair(
 
 
 def network_us(seen: Sequence[Seen]) -> list[float]:
-    """The shorter of both ends' times, as `preflight.fabric.measure` takes it."""
+    """The shorter of both ends' times, as `preflight.fabric.pair_summary` takes it."""
     return [min(both) for both in zip(*(end.times_us for end in seen), strict=True)]
 
 

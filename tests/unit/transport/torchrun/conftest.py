@@ -14,7 +14,7 @@ import pytest
 
 from preflight import __version__
 from preflight.transport.job_store import Decoder, Hello, JobStore, Place
-from preflight.transport.job_store_hub import Hub
+from preflight.transport.job_store_hub import RankHub
 from preflight.transport.torchrun_ranks import TorchrunTransport, gather
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Job:
     per_node: int = 1
     followers: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     progress: list[str] = field(default_factory=list)
-    hub: Hub = field(init=False)
+    hub: RankHub = field(init=False)
     crew: JobRanks = field(init=False)
 
     @property
@@ -84,7 +84,7 @@ class Job:
     def gather(self) -> TorchrunTransport:
         """Be rank 0: say hello, wait for the others, watch over them."""
         listening, speaking = JobStore.open(self.place(0)), JobStore.open(self.place(0))
-        self.hub = Hub(listening, speaking, NONCE)
+        self.hub = RankHub(listening, speaking, NONCE)
         self.hub.begin()
         speaking.write("hello", msgspec.json.encode(Hello(NONCE, __version__)))
         self.crew = gather(self.place(0), speaking, Decoder(NONCE), NONCE, self.progress.append)

@@ -170,7 +170,7 @@ def refuse_left_out(sweep: Sweep) -> None:
 _RAILS, _ROUNDS = 1024, 1 << 16
 
 
-class _Turns:
+class _Meetings:
     """The partners of each node: it has one per rail and round."""
 
     def __init__(self, nodes: Collection[str]) -> None:
@@ -202,13 +202,13 @@ def refuse_absurd_sweep(sweep: Sweep) -> None:
     """Refuse a long form that contradicts its own schedule; UsageError names the entry."""
     scheduled = _rounds(sweep)
     paired = {name for around in scheduled for pair in around for name in pair}
-    turns = _Turns(paired.union(sweep.left_out, sweep.troubles))
+    meetings = _Meetings(paired.union(sweep.left_out, sweep.troubles))
     backends = {pair.backend for pair in sweep.pairs}
     if len(backends) > 1:
         what = f"backends are mixed ({', '.join(sorted(backends))!a})"
         raise absurd("pairs", what, "store one sweep per file")
     refuse_ladder(sweep.ladder)
-    for where, pair in _taken("pairs", sweep.pairs, turns):
+    for where, pair in _taken("pairs", sweep.pairs, meetings):
         if pair.round >= len(scheduled) or frozenset(pair.nodes) not in scheduled[pair.round]:
             what = f"{pair.a}-{pair.b} is not in rounds[{pair.round}]"
             raise absurd(where, what, "correct the rounds: ranks disagree about them")
@@ -243,19 +243,19 @@ def _refuse_insides(sweep: Sweep, backends: Collection[str]) -> None:
 
 def _refuse_domains(sweep: Sweep) -> None:
     _refuse_names("domains", sweep.domains)
-    for where, pair in _taken("domain", sweep.domain, _Turns(sweep.domains)):
+    for where, pair in _taken("domain", sweep.domain, _Meetings(sweep.domains)):
         if sweep.domains[pair.a] != sweep.domains[pair.b]:
             raise absurd(where, "its nodes are of two domains", "correct domains")
 
 
 def _taken(
-    what: str, pairs: Sequence[PairSamples], turns: _Turns
+    what: str, pairs: Sequence[PairSamples], meetings: _Meetings
 ) -> Iterator[tuple[str, PairSamples]]:
-    """Yield each pair with its place; refuse its backend and turn before, and its ends after."""
+    """Yield each pair with its place; refuse its backend and key before, and its ends after."""
     for number, pair in enumerate(pairs):
         where = _where(what, number, pair)
         refuse_backend(where, pair.backend)
-        turns.take(where, pair)
+        meetings.take(where, pair)
         yield where, pair
         if pair.first is not None:
             refuse_end(f"{where}.first", pair.first, pair.a, pair.b)
@@ -290,10 +290,10 @@ def refuse_absurd(observed: Observed) -> None:
         refuse_backend("fabric", observed.backend)
     for what in ("nodes", "leaves", "silent"):
         _refuse_names(what, getattr(observed, what))
-    turns = _Turns(frozenset(observed.nodes))
+    meetings = _Meetings(frozenset(observed.nodes))
     for number, tried in enumerate(observed.tried):
         where = _where("tried", number, tried)
-        turns.take(where, tried)
+        meetings.take(where, tried)
         if tried.stood_still not in ("", tried.a, tried.b):
             what = f"stood_still is {tried.stood_still[:60]!a}"
             raise absurd(where, what, f"it is {tried.a}, {tried.b}, or empty")
@@ -304,9 +304,9 @@ def refuse_absurd(observed: Observed) -> None:
     kinds: set[tuple[object, ...]] = set()
     for number, digest in enumerate(observed.digests):
         where = _where("digests", number, digest)
-        if digest.turn not in turns.taken:
+        if digest.key not in meetings.taken:
             raise absurd(where, "its pair is not in tried", "add it there")
-        kind = (*digest.turn, digest.size_bytes, digest.phase)
+        kind = (*digest.key, digest.size_bytes, digest.phase)
         if kind in kinds:
             raise absurd(where, "this size of it stands twice", "leave one of them out")
         kinds.add(kind)

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from preflight.checks.fabric.test_pairs import judge_allreduce
 from preflight.fabric.judge import judge_sweep
-from preflight.fabric.measure import busbw_gbs, lost_accounts
 from preflight.fabric.observed import summarise
+from preflight.fabric.pair_summary import busbw_gbs, lost_accounts
 from preflight.fabric.samples import End, PairSamples, Timing
 from tests.unit.fabric.synthetic import hosts, sweep
 
