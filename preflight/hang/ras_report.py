@@ -74,6 +74,8 @@ class RasReport(Struct, frozen=True, kw_only=True):
     """What one question to one rank brought about the whole job."""
 
     version: str
+    number: int = 0
+    """Communicators of the job."""
     communicators: tuple[Communicator, ...] = ()
     """In the text form only those in which ranks differ or are missing."""
     absent: tuple[tuple[str, int, Absence], ...] = ()
@@ -149,6 +151,7 @@ def _from_json(raw: bytes) -> RasReport:
         raise ReportError(f"its report is no valid JSON of RAS: {why}") from error
     return RasReport(
         version=printable(found.nccl_version),
+        number=len(found.communicators),
         communicators=tuple(
             Communicator(
                 name=printable(f"{one.hash} {one.secondary_hash}"),
@@ -292,6 +295,7 @@ def _from_text(raw: bytes) -> RasReport:
     dead = {(host, pid) for host, pid, why in reader.absent if why == "dead"}
     return RasReport(
         version=version[1],
+        number=reader.number,
         communicators=tuple(one.communicator(dead) for one in reader.sections.values()),
         absent=tuple(reader.absent),
     )
@@ -303,6 +307,7 @@ class _TextReader:
     def __init__(self) -> None:
         self.sections: dict[str, _Section] = {}
         self.absent: list[tuple[str, int, Absence]] = []
+        self.number = 0
         self._sizes: dict[int, int] = {}
         self._ranks = 0
         self._why: Absence = "unresponsive"
@@ -323,6 +328,7 @@ class _TextReader:
                 self._section.topics.append(self._topic)
         elif group and not self.sections:
             self._sizes[int(group[1])] = int(group[4])
+            self.number += int(group[2])
         elif process:
             self.absent.append((process[2], int(process[1]), self._why))
         elif self._section is not None:

@@ -51,6 +51,8 @@ class Case(Struct, frozen=True, kw_only=True):
     """Of an answer that has one; empty: any."""
     must_name: bool = False
     """Where there are no `culprits`, one of `besides` must be named."""
+    nameless: bool = False
+    """No reader can name who is at fault: another fault leaves the same files."""
 
     @property
     def is_unseen(self) -> bool:
@@ -69,8 +71,9 @@ def ras(seeds: Iterable[int], build: Path) -> Iterator[Case]:
         # Nobody sees from outside which member of a communicator holds up its kernel.
         yield Case(
             kind="ras", seed=seed, fault=drawn.fault, folder=folder,
-            culprits=frozenset() if drawn.any_of else ranks,
+            culprits=frozenset() if drawn.any_of or drawn.nameless else ranks,
             besides=ranks if drawn.any_of else frozenset(),
+            must_name=drawn.any_of and not drawn.nameless, nameless=drawn.nameless,
         )  # fmt: skip
 
 

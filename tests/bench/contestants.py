@@ -78,7 +78,8 @@ def judge(case: Case, answer: Answer) -> Verdict:
     Of logs and RAS only ranks are compared: their labels name no nodes, ports and links.
     """
     if answer.failure or answer.confidence < UNSURE:
-        return "right" if "unknown" in case.categories and answer.category else "unclear"
+        nothing = case.nameless or ("unknown" in case.categories and answer.category)
+        return "right" if nothing and not answer.failure else "unclear"
     if case.categories and answer.category and answer.category not in case.categories:
         return "wrong"
     readings = answer.readings or (frozenset(),)
@@ -87,7 +88,7 @@ def judge(case: Case, answer: Answer) -> Verdict:
     fitting = [one for one in readings if case.culprits <= one <= case.culprits | case.besides]
     if not fitting:
         return "wrong" if any(readings) else "unclear"
-    complete = any(fitting) or "no_failure" in case.categories
+    complete = any(fitting) or "no_failure" in case.categories or case.nameless
     return "right" if complete or (answer.category and not case.must_name) else "unclear"
 
 

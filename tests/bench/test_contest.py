@@ -14,6 +14,7 @@ import pytest
 from tests.bench.contest import main
 from tests.bench.contest_cases import Case
 from tests.bench.contestants import Answer, judge
+from tests.lab.hangs.ras_jobs import draw
 from tests.simulate.parallel_job import draw_case
 
 RANK = frozenset({"rank 3"})
@@ -25,6 +26,7 @@ OF_LOG = Case(
     categories=("oom_one_rank",),
 )  # fmt: skip
 HEALTHY = Case(kind="log", seed=0, fault="", folder=Path(), categories=("no_failure",))
+OF_KERNEL = Case(kind="ras", seed=0, fault="kernel", folder=Path(), besides=BOTH, nameless=True)
 NO_CAUSE = Case(kind="log", seed=0, fault="", folder=Path(), categories=("unknown",))
 _RECORD = """
 import os, sys, torch, torch.distributed as dist
@@ -53,6 +55,10 @@ os._exit(0)
         (HEALTHY, Answer(readings=(NOBODY,), category="no_failure"), "right"),
         (HEALTHY, Answer(readings=(NOBODY,)), "right"),
         (HEALTHY, Answer(readings=(RANK,)), "wrong"),
+        (OF_KERNEL, Answer(readings=(RANK,), category="link", confidence=0.4), "right"),
+        (OF_KERNEL, Answer(), "right"),  # of any contestant
+        (OF_KERNEL, Answer(readings=(frozenset({"rank 5"}),)), "wrong"),
+        (OF_KERNEL, Answer(failure="exit 3"), "unclear"),
         (NO_CAUSE, Answer(readings=(NOBODY,), category="unknown", confidence=0), "right"),
         (NO_CAUSE, Answer(readings=(NOBODY,)), "unclear"),
     ],
@@ -60,6 +66,27 @@ os._exit(0)
 def test_an_answer_is_right_wrong_or_unclear(case: Case, answer: Answer, expected: str) -> None:
     """Whoever names an innocent rank, or another category, is wrong unless it says it is unsure."""
     assert judge(case, answer) == expected
+
+
+@pytest.mark.parametrize(
+    ("seed", "size", "fault", "nameless"),
+    [
+        (790082, 8, "kernel", True),  # the other tensor group may hang as well
+        (790038, 256, "kernel", True),  # the communicator of all ranks
+        (771036, 8, "kernel", False),  # the others wait for this one
+        (790031, 16, "cut", True),  # neither of the only two nodes is the one that is cut off
+        (771000, 32, "cut", False),
+        (771000, 16, "stop", False),
+    ],
+)
+def test_no_reader_can_name_what_the_files_do_not_show(
+    seed: int,
+    size: int,
+    fault: str,
+    nameless: bool,  # noqa: FBT001
+) -> None:
+    """The same files come from a fault of other ranks."""
+    assert draw(seed, sizes=(size,), faults=(fault,)).nameless is nameless
 
 
 @pytest.mark.slow

@@ -244,21 +244,29 @@ def _different(case: Case, groups: list[tuple[RankState, ...]]) -> Diagnosis:
     passing = any(one.kind == "p2p" for one in case.waiting)
     positions = "; ".join(describe(group) for group in groups[:4])
     both = complete and case.world == 2  # noqa: PLR2004  either may be the wrong one
-    blamed = few if clear else case.waiting if both else ()
-    sure = 0.85 if clear and len(few) == 1 else 0.65 if clear or both else 0.4
+    single = tuple(group[0] for group in groups if len(group) == 1)
+    alone = complete and len(single) == 1 and not both
+    blamed: tuple[RankState, ...] = ()
+    sure = 0.4
+    if clear and not passing:
+        blamed, sure = few, 0.85 if len(few) == 1 else 0.65
+    elif alone:  # a link that carries nothing, or a stage of a pipeline, keeps several
+        blamed, sure = single, 0.55
+    elif both and not passing:
+        blamed, sure = case.waiting, 0.65
     return Diagnosis(
         category="desync",
-        culprits=rank_names(blamed) if not passing else (),
+        culprits=rank_names(blamed),
         sentence=f"the ranks wait in different places: {positions}",
         advice="compare how they got there: a branch by rank, one batch more or less, an error "
         "that one rank caught; all must call the same collectives in the same order",
-        line=line_of(few) if clear else line_of(groups[0]),
+        line=line_of(blamed or groups[0]),
         evidence=tuple(
             f"rank {group[0].rank}: {' < '.join(group[0].place.calls[:5])}"
             for group in groups[:6]
             if group[0].place
         ),
-        confidence=0.4 if passing else sure,
+        confidence=sure,
         alternatives=(
             Alternative(
                 "link",
@@ -266,7 +274,7 @@ def _different(case: Case, groups: list[tuple[RankState, ...]]) -> Diagnosis:
                 0.4 if passing else 0.1,
             ),
         ),
-        next=lint_of(few if clear else groups[0]),
+        next=lint_of(blamed or groups[0]),
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from preflight.fleet.nodeset import fold
 from preflight.hang.answer_text import Alternative
 from preflight.hang.diagnose.job_ranks import moved
 from preflight.hang.diagnose.job_state import (
@@ -19,7 +20,14 @@ from preflight.hang.diagnose.job_state import (
     verb,
 )
 from preflight.hang.diagnose.odd_rank import advice_for
-from preflight.hang.diagnose.ras_view import causes_of, odd_order, skipped, view_of, waits_of
+from preflight.hang.diagnose.ras_view import (
+    causes_of,
+    in_one_place,
+    odd_order,
+    skipped,
+    view_of,
+    waits_of,
+)
 from preflight.hang.ras_report import REMOTE
 
 if TYPE_CHECKING:
@@ -55,6 +63,8 @@ def _missing(view: RasView) -> Diagnosis | None:
     category: Category = "dead_rank" if dead else "stopped_rank"
     cut_off = nodes and alive and len(states) == len(absent)
     who = view.names(absent)
+    if halves and cut_off:
+        return _between_halves(view, absent, nodes)
     does = "is dead or cut off" if dead else "does not answer"
     many = "are dead or cut off" if dead else "do not answer"
     words = f"{who} {verb(len(absent), does, many)}, by NCCL's RAS network"
@@ -73,6 +83,24 @@ def _missing(view: RasView) -> Diagnosis | None:
         evidence=(f"RAS: {ranks(absent)}: {'considered dead' if dead else 'no answer in time'}",),
         confidence=0.45 if halves else 0.75 if dead else 0.65,
         next="preflight explain LOG",
+    )
+
+
+def _between_halves(view: RasView, absent: Iterable[int], nodes: list[str]) -> Diagnosis:
+    """One half of the nodes does not reach the other, and nothing shows on which side that lies."""
+    rest = set(range(view.world)).difference(absent)
+    others = view.whole_nodes(rest)
+    pair = len(nodes) == len(others) == 1
+    return Diagnosis(
+        category="link",
+        culprits=(f"path {min(nodes + others)}-{max(nodes + others)}",) if pair else (),
+        sentence=f"{view.names(rest)} and {view.names(absent)} do not reach each other, by NCCL's "
+        "RAS network, while all of their processes live",
+        advice="measure the path between them, and look at the network interface that NCCL uses "
+        "at both ends (NCCL_SOCKET_IFNAME)",
+        evidence=(f"RAS: {ranks(absent)}: no answer to a rank of the other half",),
+        confidence=0.7,
+        next=f"preflight check --nodes={fold(nodes + others)}",
     )
 
 
@@ -133,11 +161,13 @@ def _left(view: RasView) -> Diagnosis | None:
 
 def _by_counts(view: RasView) -> Diagnosis | None:
     waits = waits_of(view)
+    if view.report.number and waits.alike:
+        return _none_is_late(view)
     apart = set(waits.apart)
     causes, candidates = (apart - apart, apart - apart) if apart else causes_of(view, waits)
     if not (apart or causes or candidates):
-        apart = skipped(view, waits) or odd_order(view, waits)
-    if len(apart) > 1 and apart in waits.equal:
+        apart = skipped(view, waits) or odd_order(view, waits) or in_one_place(view, waits)
+    if len(apart) > 1:
         in_others = [one.kind == "p2p" for one in view.states(apart)]
         return None if in_others and all(in_others) else _in_kernel(view, apart, waits)
     few = apart or causes
@@ -171,6 +201,26 @@ def _by_counts(view: RasView) -> Diagnosis | None:
         confidence=0.7 if apart or candidates or free - few else 0.8,
         alternatives=(Alternative("progresses", "RAS counts once: a slow job looks alike", 0.15),),
         next=lint_of(states) if states else "",
+    )
+
+
+def _none_is_late(view: RasView) -> Diagnosis | None:
+    """All ranks launched the same: the kernels of the last collective do not end, or it is slow."""
+    case, progress = view.case, "a step takes longer than this look: RAS counts once"
+    number = len(case.stuck) if case else 0
+    if case is None or number + len(view.busy) < view.world:
+        return None
+    seen = number == view.world
+    waits = f"all {count(number)} wait" if seen else f"all {count(len(view.busy), 'GPU')} work"
+    return Diagnosis(
+        category="link",
+        sentence=f"all {count(view.world)} launched the same collectives, by NCCL's RAS network, "
+        f"and {waits}: none is late, and the data of a collective does not get through",
+        advice="measure the links and GPUs between these ranks",
+        line=line_of(case.stuck) if seen else "",
+        confidence=0.55 if seen else 0.45,
+        alternatives=(Alternative("progresses", progress, 0.2 if seen else 0.4),),
+        next="preflight check --tier=standard",
     )
 
 
@@ -218,6 +268,8 @@ def _culprits(some: Iterable[int]) -> tuple[str, ...]:
 
 
 _SURE = 0.97
+_MORE = 0.2
+"""A desync must be this much surer than the counts, as by a flight recorder."""
 _AS_IT_IS = ("no_job", "progresses", "stopped_rank", "out_of_memory", "node_unreachable")
 
 
@@ -231,8 +283,12 @@ def fused(answer: Diagnosis, case: Case) -> Diagnosis:
     found = judge(view)
     if found is None:
         return _doubted(answer, view)
-    same = bool(found.culprits) and set(found.culprits) == set(answer.culprits)
-    surer = answer.confidence >= found.confidence and bool(answer.culprits)
+    named, by_counts = set(answer.culprits), set(found.culprits)
+    same = bool(by_counts) and by_counts == named
+    # A rank in another line is no culprit where the counts show another one.
+    apart = bool(by_counts) and not named & by_counts and answer.category == "desync"
+    most = found.confidence + _MORE * apart
+    surer = answer.confidence >= most and bool(named)
     if same or surer or answer.category in _AS_IT_IS:
         sure = min(_SURE, answer.confidence + 0.05 * same)
         evidence = (*answer.evidence, *found.evidence)
@@ -248,13 +304,13 @@ def fused(answer: Diagnosis, case: Case) -> Diagnosis:
 
 def _doubted(answer: Diagnosis, view: RasView) -> Diagnosis:
     """Add what was launched; a minority in another place is none if the counts differ."""
-    waits, number = waits_of(view), len(view.report.communicators)
+    waits, number = waits_of(view), view.report.number
     if waits.levels and answer.category == "desync" and len(answer.culprits) > 1:
         return replace(answer, culprits=(), line="", confidence=round(answer.confidence / 2, 2))
     if waits.behind:
         differ = waits.evidence({*waits.behind, *waits.ahead})
         return replace(answer, evidence=(*answer.evidence, *differ))
-    if not number:
+    if not (number and waits.alike):
         return answer
     same = f"RAS: all ranks launched the same collectives in {count(number, 'communicator')}: "
     same += "none of them is late"

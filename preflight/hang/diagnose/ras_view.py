@@ -32,6 +32,8 @@ Process = tuple[str, int, int]
 _MOST_BLIND = 2
 """Most causes to name by counts alone: more are ranks that wait for a cause that is not seen."""
 _PAIR = 2
+_ALL = "collective"
+"""Stands in place of a function's name in the text of NCCL 2.24."""
 _BUSY = 50
 """Percent: NCCL's kernel keeps the GPU of a rank that waits in a collective busy."""
 
@@ -149,6 +151,12 @@ class RasView:
         return full if len(full) < len(by_node) else []
 
     @cached_property
+    def busy(self) -> set[int]:
+        """Ranks whose GPU works."""
+        members = self.case.members if self.case else ()
+        return {one.rank for one in members if (one.busy_percent or 0) >= _BUSY}
+
+    @cached_property
     def gpu_rests(self) -> set[int]:
         """Ranks whose GPU or process is at rest, while most GPUs work."""
         known = {one.rank: one.busy_percent for one in self.case.members} if self.case else {}
@@ -207,6 +215,16 @@ class Waits:
     """Ranks of each communicator in which they differ, those with the fewest operations first."""
     proof: dict[str, str] = field(default_factory=dict)
 
+    together: bool = False
+    """Whether the counts are of all functions together."""
+    unread: bool = False
+    """Whether the text form does not show which of a communicator's ranks launched what."""
+
+    @property
+    def alike(self) -> bool:
+        """Whether all ranks launched the same in all communicators."""
+        return not (self.levels or self.ahead or self.unread)
+
     @property
     def free(self) -> set[int]:
         """Ranks for which others wait, and that wait for no other in any communicator."""
@@ -240,6 +258,8 @@ def waits_of(view: RasView) -> Waits:
             _compare(group.name, counts, waits, missing=bool(group.absent))
         elif any(counts.values()):
             waits.linked.append(set(counts))
+        waits.together |= any(_ALL in each for each in counts.values())
+        waits.unread |= any(not each for each in counts.values())
     if unnamed < -1:
         waits.linked.append(everyone | {-1})
     return waits
@@ -348,6 +368,24 @@ def skipped(view: RasView, waits: Waits) -> set[int]:
     most = max(lacks.values(), default=(0, 0))
     few = {rank for rank, one in lacks.items() if one == most}
     return few if len(few) == 1 and most[0] > 1 else set()
+
+
+def in_one_place(view: RasView, waits: Waits) -> set[int]:
+    """Ranks for which the others wait, if they all wait in one collective: its kernel hangs.
+
+    If all but one of them do, that one launched another call in place of it. The text form lists
+    no communicator in which all launched the same; where NCCL 2.24 counts all functions together,
+    a rank in the same place may have launched another one.
+    """
+    states = view.states(waits.free)
+    if view.case is None or len(states) < len(waits.free) or not all(one.waits for one in states):
+        return set()
+    spots = view.case.spots(tuple(one for one in states if one.kind != "p2p"))
+    sizes = [len(one) for one in spots]
+    if sizes[1:] == [1] and sizes[0] > 1:
+        return {spots[1][0].rank}
+    unlisted = not (waits.together or waits.equal)
+    return {one.rank for one in spots[0]} if unlisted and len(sizes) == 1 < sizes[0] else set()
 
 
 def odd_order(view: RasView, waits: Waits) -> set[int]:

@@ -39,6 +39,8 @@ class Drawn:
     """Ranks at fault; all members of the communicator whose kernel hangs."""
     any_of: bool
     """Whether any of them is right, or none: a kernel's hang lies between them."""
+    nameless: bool
+    """Whether no reader can name the ranks at fault, as docs/internals/contest.md explains."""
     line: bool
     """Whether the fault has a line of its own."""
     ras: Job
@@ -76,13 +78,46 @@ def draw(seed: int, *, sizes: tuple[int, ...] = SIZES, faults: tuple[str, ...] =
     if fault == "two":
         culprits = {one for one in culprits if _awaited(ranks, groups, one)}
     blind = dice.random() < 0.5
-    ras = _ras(fault, culprits, ranks, groups, dice)
-    state = _state(fault, culprits, ranks, world, blind=blind, gpus=dice.random() < 0.95)
+    before = dice.getstate()
+
+    def files(ranks: list[_Rank]) -> tuple[Job, Any]:
+        dice.setstate(before)
+        ras = _ras(fault, culprits, ranks, groups, dice)
+        has_gpus = dice.random() < 0.95
+        return ras, _state(fault, culprits, ranks, world, blind=blind, gpus=has_gpus)
+
+    ras, state = files(ranks)
+    nameless = fault == "cut" and 2 * len(culprits) == world
+    if fault == "kernel":
+        nameless = len(culprits) == world or any(
+            files(_hung(programs, groups, other)) == (ras, state)
+            for other in _others(groups, stuck)
+        )
     has_line = fault in ("stop", "two") and not blind
     return Drawn(
         seed=seed, fault=fault, world=world, blind=blind, culprits=frozenset(culprits),
-        any_of=fault == "kernel", line=has_line, ras=ras, state=state,
+        any_of=fault == "kernel", nameless=nameless, line=has_line, ras=ras, state=state,
     )  # fmt: skip
+
+
+_MOST_OTHERS = 8
+"""Communicators whose hang is compared: one with the same files is enough."""
+
+
+def _others(groups: dict[str, list[int]], stuck: str) -> list[str]:
+    """Some communicators that share no rank with this one, those of its kind and near it first."""
+    names = list(groups)
+    fit = [one for one in names if not set(groups[one]) & set(groups[stuck])]
+    place = names.index(stuck)
+    fit.sort(key=lambda one: (one[:2] != stuck[:2], abs(names.index(one) - place)))
+    return fit[:_MOST_OTHERS]
+
+
+def _hung(programs: list[list[Op]], groups: dict[str, list[int]], stuck: str) -> list[_Rank]:
+    """The same job, in which the kernel of this communicator hangs."""
+    ranks = [_Rank(program) for program in programs]
+    _run(ranks, groups, stuck)
+    return ranks
 
 
 def _layout(world: int, tensor: int, stages: int) -> dict[str, list[int]]:

@@ -282,6 +282,70 @@ def test_of_two_halves_that_do_not_reach_each_other_neither_is_named_for_sure() 
     assert diagnose(replace(ended, ras=ras)).confidence > 0.5
 
 
+@pytest.mark.parametrize("blind", [True, False])
+def test_a_cut_between_the_only_two_nodes_names_their_path(blind: bool) -> None:  # noqa: FBT001
+    """The answer comes from one of them, and shows nothing of the side on which the cut is."""
+    peers = [Peer(f"10.0.0.{1 + n // 8}", 1000 + n, n % 8, "late" if n > 7 else "yes")
+             for n in range(16)]  # fmt: skip
+    comm = Comm(1, list(range(16)), {n: {"AllReduce": 1} for n in range(16)})
+    waits = standing(collective("all_reduce", 41))
+    state = job(16, lambda _: {"no_stacks": "x"} if blind else waits)
+    answer = diagnose(replace(state, ras=packed(report(Job(peers, [comm]), is_json=True))))
+    assert answer.culprits == ("path gpu001-gpu002",)
+    assert answer.confidence == 0.7
+
+
+@pytest.mark.parametrize("version", ["2.24.3", "2.27.7", "2.30.7"])
+def test_a_collective_that_all_have_launched_does_not_end(version: str) -> None:
+    """No rank is late. A busy GPU alone is not enough: a slow step looks the same."""
+    counts = {n: {"AllReduce": 7} for n in range(8)}
+    peers = [Peer("10.0.0.1", 1000 + n, n) for n in range(8)]
+    ras = Job(peers, [Comm(1, list(range(8)), counts)], version)
+    ras_look = packed(report(ras, is_json=ras.number >= (2, 28)), is_json=ras.number >= (2, 28))
+    gpus = tuple(GpuLook(index=n, uuid=f"GPU-{n}", busy_percent=100) for n in range(8))
+    nodes = {"gpu001": {"gpus": gpus}}
+    stacks = standing(collective("all_reduce", 41))
+    seen = diagnose(replace(job(8, lambda n: {**stacks, "gpus": (f"GPU-{n}",)}, nodes=nodes),
+                            ras=ras_look))  # fmt: skip
+    assert (seen.category, seen.culprits, seen.confidence) == ("link", (), 0.55)
+    blind = diagnose(replace(job(8, lambda n: {"no_stacks": "x", "gpus": (f"GPU-{n}",)},
+                                 nodes=nodes), ras=ras_look))  # fmt: skip
+    assert (blind.category, blind.culprits, blind.confidence) == ("link", (), 0.45)
+    unseen = diagnose(replace(job(8, lambda _: {"no_stacks": "x"}), ras=ras_look))
+    assert unseen.category == "unknown"
+
+
+@pytest.mark.parametrize("seed", [771025, 771036, 771128, 771225])
+def test_a_kernel_that_hangs_is_named_though_the_text_lists_no_equal_ranks(seed: int) -> None:
+    """The ranks for which the others wait are in one place, in a collective."""
+    drawn = draw(seed, sizes=(8, 16), faults=("kernel",))
+    assert drawn.ras.version == "2.27.7"
+    assert score(drawn).named == drawn.culprits
+
+
+@pytest.mark.parametrize(("seed", "sizes"), [(771229, (8, 16)), (790036, (64,)), (771128, (8, 16))])
+def test_the_only_rank_in_a_place_of_its_own_is_named(seed: int, sizes: tuple[int, ...]) -> None:
+    """All wait, also in a send or receive: it launched another call than the others."""
+    drawn = draw(seed, sizes=sizes, faults=("skip",))
+    assert score(drawn).named == drawn.culprits
+
+
+@pytest.mark.parametrize("seed", [771253, 771314])
+def test_equal_ranks_behind_a_rank_that_skipped_a_call_are_not_named(seed: int) -> None:
+    """They are no communicator: one of its ranks launched more."""
+    assert score(draw(seed, sizes=(8, 16), faults=("skip",))).innocent == frozenset()
+
+
+def test_counts_are_stronger_than_a_line_of_its_own() -> None:
+    """Rank 3 stands in another line than the others, but rank 0 has launched less."""
+    counts = {n: {"AllReduce": 6 if n == 0 else 7} for n in range(8)}
+    peers = [Peer("10.0.0.1", 1000 + n, n) for n in range(8)]
+    ras = packed(report(Job(peers, [Comm(1, list(range(8)), counts)]), is_json=True))
+    state = job(8, lambda rank: standing(collective("all_reduce", 42 if rank == 3 else 41)))
+    assert diagnose(state).culprits == ("rank 3",)
+    assert diagnose(replace(state, ras=ras)).culprits == ("rank 0",)
+
+
 def test_the_only_rank_behind_is_named_though_the_text_lists_few() -> None:
     """No other rank is behind, so that it waits for none in a send or receive."""
     drawn = draw(31081, faults=("skip",))
