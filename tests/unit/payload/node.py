@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import io
 import json
 import os
 import shutil
 import subprocess
 import sys
-import zipfile
-from pathlib import Path
 from typing import Any
 
-import pynvml
 import pytest
 
-PAYLOAD = Path(__file__).parents[3] / "preflight" / "payload"
+from preflight.transport.bundle import bundle
+
 NONCE = "0123456789abcdef"
 PATIENCE_S = 60.0
 """So that a broken payload fails a test rather than hanging it."""
@@ -33,20 +29,6 @@ sys.path[:] = ["/proc/self/fd/%d" % fd] + [path for path in sys.path if path]
 import start
 start.main(sys.argv[2])
 """
-
-
-@functools.cache
-def packed() -> bytes:
-    """Return the zip that travels: the payload's folder and pynvml."""
-    sources = [
-        path for path in PAYLOAD.rglob("*.py") if "sweep" not in path.relative_to(PAYLOAD).parts
-    ]
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sources:
-            archive.write(path, str(path.relative_to(PAYLOAD)))
-        archive.write(pynvml.__file__, "pynvml.py")
-    return file.getvalue()
 
 
 def system_python() -> str:
@@ -69,8 +51,9 @@ class Remote:
         before: tuple[str, ...] = (),
         user: int | None = None,
     ) -> None:
+        packed = bundle(entry)
         self.process = subprocess.Popen(
-            [*before, python, "-I", "-c", BOOT, str(len(packed())), entry],
+            [*before, python, "-I", "-c", BOOT, str(len(packed)), entry],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -79,7 +62,7 @@ class Remote:
             group=user,
             extra_groups=None if user is None else [],
         )
-        self._write(packed())
+        self._write(packed)
 
     def ask(self, **message: Any) -> None:
         """Send one line of JSON."""

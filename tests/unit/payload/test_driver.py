@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 import pytest
 from probe import guard, main, nvml_calls
 
-from .node import PATIENCE_S, PAYLOAD, Remote
+from preflight.transport.bundle import PAYLOAD
+
+from .node import PATIENCE_S, Remote
 from .test_probe import probe
 
 if TYPE_CHECKING:

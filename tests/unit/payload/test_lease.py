@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from .node import NONCE, PAYLOAD, Remote
+from preflight.transport.bundle import PAYLOAD
+
+from .node import NONCE, Remote
 
 if str(PAYLOAD) not in sys.path:
     sys.path.append(str(PAYLOAD))  # its modules are imported as they are on a node
