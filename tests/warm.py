@@ -5,11 +5,13 @@ of a test process starts a server (`python -m tests.warm FD`). It imports, and t
 run: a process with its own folder, environment and streams, which runs the module as Python does.
 A run with `-n 2` forks two more before it begins, which xdist takes for its workers. There is a
 server for each locale; a run with other variables that decide how Python itself starts gets a
-Python of its own (`cold`).
+Python of its own (`cold`). `preflight` starts Python again, isolated, for root and in some verbs:
+that is only imitated here, and tests/stories/test_root.py has what the isolation holds off.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import inspect
@@ -22,16 +24,17 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import astuple, dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from _pytest.assertion.rewrite import AssertionRewritingHook
 from _pytest.config import default_plugins
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 ROOT = Path(__file__).parents[1]
 IMPORTED = (
@@ -49,6 +52,7 @@ CHECKS = "preflight.checks"
 _LOCALE = ("LANG", "LC_")
 _STARTS_PYTHON = ("PYTHON", "LD_", "OPENSSL_", "MALLOC_", "GLIBC_")
 """Beginnings of variables that Python or the loader reads before any module is imported."""
+_EXECVE = os.execve
 _LARGEST = 1 << 20
 _WORKERS = re.compile(r"(?:-n|--numprocesses)[ =]?(\d+)")
 
@@ -185,13 +189,54 @@ def _become(asked: _Asked, streams: Sequence[int]) -> None:
     os.chdir(asked.folder)
     os.environ.clear()
     os.environ.update(asked.variables)
+    vars(os)["execve"] = _exec
     tempfile.tempdir = None
     sys.path[0] = asked.folder
     sys.argv = [asked.module, *asked.words]
     if asked.module == "pytest" and (many := _WORKERS.search(" ".join(asked.words))):
         _Worker.fork(int(many[1]))
     sys.modules.pop(asked.module, None)  # else runpy warns that it is loaded already
-    runpy.run_module(asked.module, run_name="__main__", alter_sys=True)
+    _leave(lambda: runpy.run_module(asked.module, run_name="__main__", alter_sys=True))
+
+
+def _exec(path: str, words: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
+    """Become the isolated Python that `preflight.commands.start` asks for; exec another program."""
+    if list(words[:2]) != [sys.executable, "-I"]:
+        _EXECVE(path, list(words), variables)
+    os.environ.clear()
+    os.environ.update(variables)
+    del sys.path[0]
+    if words[2] == "-B":
+        sys.argv = ["-c", *words[5:]]
+        _leave(lambda: exec(words[4], {"__name__": "__main__"}))  # noqa: S102
+    sys.argv = list(words[3:])
+    sys.modules.pop(words[3], None)
+    _leave(lambda: runpy.run_module(words[3], run_name="__main__", alter_sys=True))
+
+
+def _leave(work: Callable[[], object]) -> NoReturn:
+    """Do the work and end as Python ends, but take nothing apart: that copies all that is shared.
+
+    Where its output cannot be written, Python ends it.
+    """
+    code: object = 0
+    try:
+        work()
+    except SystemExit as left:
+        code = left.code or 0
+    except Exception:  # noqa: BLE001  Python shows any
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    if not isinstance(code, int):
+        raise SystemExit(code)
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as Python does
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        raise SystemExit(code) from None
+    os._exit(code & 0xFF)
 
 
 class _Worker:
@@ -261,8 +306,8 @@ def _work(asking: socket.socket) -> None:
     os.environ.clear()
     os.environ.update(variables)
     sys.path[0], sys.argv = "", ["-c"]
-    exec(eval(sys.stdin.readline()), {"__name__": "__main__"})  # noqa: S102, S307  execnet's line
-    raise SystemExit
+    line = eval(sys.stdin.readline())  # noqa: S307  execnet's
+    _leave(lambda: exec(line, {"__name__": "__main__"}))  # noqa: S102
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from preflight.commands import EXIT_CODES
+from tests import warm
 
 PREFLIGHT = str(Path(sys.executable).with_name("preflight"))
 ONE = "--checks=host.load"
@@ -23,10 +24,7 @@ LONGEST_S = 120
 
 
 def _preflight(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [PREFLIGHT, *words], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True,
-        text=True, timeout=LONGEST_S, check=False,
-    )  # fmt: skip
+    return warm.run("preflight.cli", words, cwd=folder, env=os.environ, timeout=LONGEST_S)
 
 
 @pytest.mark.parametrize("verb", ["check", "explain"])

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.core.registry import page_of
-from tests import warm
 from tests.frozen.command import LONGEST_S, Told, environment, module, within
 
 if TYPE_CHECKING:
@@ -26,23 +25,15 @@ VERBS = (
     "blame", "capture", "check", "completion", "diagnose", "explain", "healthcheck", "history",
     "install-hook", "learn", "lint", "list-checks", "nightly", "prolog", "read", "report", "watch",
 )  # fmt: skip
-ISOLATED = {
-    "check": "preflight.commands.check",
-    "nightly": "preflight.commands.nightly.command",
-    "prolog": "preflight.hook.entry",
-    "healthcheck": "preflight.hook.entry",
-}
-"""Verbs that become another Python, and the module that it runs."""
+ISOLATED = ("check", "nightly", "prolog", "healthcheck")
+"""Verbs that become another Python."""
 
 
 def ran(folder: Path, verb: str, *words: str) -> Told:
-    """Run a verb with this process's Python, which is warm."""
+    """Run a verb with a Python that is warm."""
     if verb not in ISOLATED:
         return within(folder, verb, *words)
-    first = () if ISOLATED[verb].startswith("preflight.commands") else (verb,)
-    env = {**environment(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = warm.run(ISOLATED[verb], [*first, *words], cwd=folder, env=env, timeout=LONGEST_S)
-    return Told(done.returncode, done.stdout, done.stderr)
+    return module(folder, "preflight.cli", verb, *words)
 
 
 def widest(text: str) -> int:

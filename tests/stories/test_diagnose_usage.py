@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-import sys
 from typing import TYPE_CHECKING
+
+from tests import warm
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -13,10 +15,7 @@ if TYPE_CHECKING:
 
 def diagnose(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run the command as a user does."""
-    return subprocess.run(
-        [sys.executable, "-m", "preflight.cli", "diagnose", *words],
-        cwd=folder, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    return warm.run("preflight.cli", ["diagnose", *words], cwd=folder, env=os.environ, timeout=120)
 
 
 def test_what_was_seen_is_kept_and_judged_again(tmp_path: Path) -> None:

@@ -11,20 +11,26 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
+
 LOG = "RuntimeError: failed to bind to [::]:29511 (errno: 98 - Address already in use).\n"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "explain.md"
 
 
-def _explain(folder: Path, *words: str, given: str = "") -> subprocess.CompletedProcess[str]:
+def _explain(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return warm.run("preflight.cli", ["explain", *words], cwd=folder, env=os.environ, timeout=60)
+
+
+def _explain_piped(folder: Path, given: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "preflight.cli", "explain", *words],
+        [sys.executable, "-m", "preflight.cli", "explain", *words, "-"],
         cwd=folder, input=given, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
 
 def test_from_a_pipe(tmp_path: Path) -> None:
     """The cause, its proof and what to do; nothing on standard error."""
-    done = _explain(tmp_path, "-", given="step 1\n" + LOG)
+    done = _explain_piped(tmp_path, "step 1\n" + LOG)
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.startswith("port_in_use  (95% sure)\nwhat      port 29511 was in use")
     assert "proof     -:2: RuntimeError" in done.stdout
@@ -32,11 +38,11 @@ def test_from_a_pipe(tmp_path: Path) -> None:
 
 def test_a_log_without_any_failure_is_exit_0(tmp_path: Path) -> None:
     """It is said so, with what to do where the job hangs; an empty log is nothing to check."""
-    told = _explain(tmp_path, "-", given="epoch 1: loss 0.31\nepoch 2: loss 0.27\n")
+    told = _explain_piped(tmp_path, "epoch 1: loss 0.31\nepoch 2: loss 0.27\n")
     assert (told.returncode, told.stderr) == (0, "")
     assert "what      no line shows a failure" in told.stdout
     assert "preflight diagnose" in told.stdout
-    assert _explain(tmp_path, "-", given="").returncode == 5
+    assert _explain_piped(tmp_path, "").returncode == 5
 
 
 def test_as_json_and_unknown(tmp_path: Path) -> None:
@@ -69,11 +75,7 @@ def test_text_that_the_kernel_sends_is_no_file(tmp_path: Path, verb: str, text: 
     That to a pagemap had no end.
     """
     (tmp_path / "stderr.log").symlink_to(text)
-    done = subprocess.run(
-        [sys.executable, "-m", "preflight.cli", verb, "stderr.log"],
-        cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
-        check=False,
-    )  # fmt: skip
+    done = warm.run("preflight.cli", [verb, "stderr.log"], cwd=tmp_path, env=os.environ, timeout=60)
     (line,) = done.stderr.splitlines()
     assert (done.returncode, "stderr.log" in line) == (4, True), done
     assert os.access(text, os.R_OK) == ("the kernel generates its text" in line)
@@ -155,7 +157,7 @@ def test_the_symptom_on_the_page_works(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "quota.toml").write_text(block)
     log = "[rank3]: write failed: quota of project vision exceeded\n"
-    done = _explain(tmp_path, "--symptoms", "own", "-", given=log)
+    done = _explain_piped(tmp_path, log, "--symptoms", "own")
     assert done.returncode == 1
     assert "the quota of vision is used up" in done.stdout
     assert "who       project vision" in done.stdout

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from preflight.hook.hook_values import parse_config
+from tests import warm
 
 if TYPE_CHECKING:
     from tests.stories.hooked import Hooked
@@ -24,10 +25,8 @@ root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 def _install(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     places = (f"--slurm-dir={folder}/slurm", f"--config-dir={folder}/preflight")
-    return subprocess.run(
-        [PREFLIGHT, "install-hook", *places, *words], cwd=folder, capture_output=True, text=True,
-        timeout=300, check=False,
-    )  # fmt: skip
+    words = ("install-hook", *places, *words)
+    return warm.run("preflight.cli", words, cwd=folder, env=os.environ, timeout=300)
 
 
 def _actions(done: subprocess.CompletedProcess[str]) -> list[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests import warm
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,10 +33,13 @@ for step in range(100):
 
 
 def _lint(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "preflight.cli", "lint", *arguments],
-        cwd=folder, capture_output=True, text=True, check=False, env={"COLUMNS": "80"},
-    )  # fmt: skip
+    done = warm.run(
+        "preflight.cli",
+        ["lint", *arguments],
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "80"},
+        timeout=60,
+    )
     return done.returncode, done.stdout, done.stderr
 
 

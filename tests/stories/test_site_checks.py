@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import warm
 from tests.stories.here import UNFIT_N2
 
 if TYPE_CHECKING:
@@ -147,12 +147,6 @@ def test_the_list_of_checks_has_the_sites_own(here: Here) -> None:
 
 def _command(here: Here, *arguments: str) -> tuple[int, str, str]:
     """Run `preflight list-checks` in the site's folder."""
-    argv = [sys.executable, "-c", "from preflight.cli import main; raise SystemExit(main())"]
-    done = subprocess.run(
-        [*argv, "list-checks", *arguments],
-        cwd=here.folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ["list-checks", *arguments]
+    done = warm.run("preflight.cli", words, cwd=here.folder, env=os.environ, timeout=60)
     return done.returncode, done.stdout, done.stderr
